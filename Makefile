@@ -1,0 +1,3 @@
+.PHONY: test check bench torture
+test check bench torture:
+	@./hf $@ $(ARGS)

@@ -1,0 +1,126 @@
+"""What an operator's act makes of a job: the pure half of `Engine.amend`.
+
+An act on a waiting job takes its token away, so that a late worker cannot settle what a person
+changed. A leased job only ever gets a cancel request.
+"""
+
+from __future__ import annotations
+
+from typing import assert_never
+
+from msgspec.structs import replace
+
+from holdfast.core import limits
+from holdfast.core.lifecycle import Change, bury
+from holdfast.core.model import Event, EventKind, Job, JobFilter, Queue, State
+from holdfast.core.verdict import (
+    Amendment,
+    BuryWaiting,
+    Cancel,
+    Delete,
+    Edit,
+    Expedite,
+    Move,
+    Redrive,
+    Retime,
+)
+
+_FINISHED = (State.DONE, State.DEAD, State.CANCELLED)
+
+
+def amendable(amendment: Amendment, wanted: JobFilter) -> tuple[State, ...]:
+    """The states this act applies to, within those the filter asks for.
+
+    A redrive that names no state means dead letters: nobody re-runs what is done by accident.
+    """
+    allowed: tuple[State, ...]
+    match amendment:
+        case Cancel():
+            allowed = (State.WAITING, State.LEASED)
+        case Redrive():
+            allowed = _FINISHED if wanted.states is not None else (State.DEAD,)
+        case BuryWaiting() | Retime() | Expedite():
+            allowed = (State.WAITING,)
+        case Edit() | Move():
+            allowed = (State.WAITING, State.DEAD)
+        case Delete(force=force):
+            allowed = (State.WAITING, *_FINISHED, *((State.LEASED,) if force else ()))
+        case never:
+            assert_never(never)
+    if wanted.states is None:
+        return allowed
+    return tuple(state for state in allowed if state in wanted.states)
+
+
+def amend(job: Job, amendment: Amendment, queue: Queue, now: int) -> Change | None:
+    """The job after the act; None removes it. The caller has checked `amendable`."""
+    if job.state is State.LEASED and isinstance(amendment, Cancel):
+        asked = replace(job, cancel_requested=True, version=job.version + 1)
+        event = Event(
+            at=now,
+            kind=EventKind.CANCEL_REQUESTED,
+            attempt=job.attempt,
+            by=amendment.by,
+            text=amendment.text,
+        )
+        return Change(asked, event)
+    changed = replace(job, token=None, version=job.version + 1)
+    match amendment:
+        case Delete():
+            return None
+        case Cancel(by=by, text=text):
+            cancelled = replace(changed, state=State.CANCELLED, finished_at=now)
+            return Change(cancelled, _event(job, EventKind.CANCELLED, now, by, text))
+        case Redrive(by=by, delay_ms=delay_ms):
+            redriven = redrive(changed, now + delay_ms)
+            return Change(redriven, _event(job, EventKind.REDRIVEN, now, by), tail=True)
+        case BuryWaiting(by=by, reason=reason, failure=failure):
+            return bury(changed, queue, reason=reason, failure=failure, by=by, now=now)
+        case Edit(by=by):
+            text = ", ".join(sorted(_edits(amendment, now)))
+            edited = replace(changed, **_edits(amendment, now))
+            return Change(edited, _event(job, EventKind.EDITED, now, by, text))
+        case Move(queue=target, by=by):
+            moved = replace(changed, queue=target, origin=job.queue)
+            text = f"from {job.queue} to {target}"
+            return Change(moved, _event(job, EventKind.MOVED, now, by, text), tail=True)
+        case Retime(delay_ms=delay_ms, by=by):
+            retimed = replace(changed, due_at=now + delay_ms)
+            return Change(retimed, _event(job, EventKind.RETIMED, now, by), tail=True)
+        case Expedite(by=by):
+            sooner = replace(changed, due_at=min(job.due_at, now), priority=limits.PRIORITY_MAX)
+            return Change(sooner, _event(job, EventKind.EXPEDITED, now, by))
+        case never:
+            assert_never(never)
+
+
+def redrive(job: Job, due_at: int) -> Job:
+    """A finished job as it starts again; its history stays."""
+    return replace(
+        job,
+        state=State.WAITING,
+        attempt=0,
+        crashes=0,
+        releases=0,
+        due_at=due_at,
+        expires_at=None,
+        finished_at=None,
+        reason=None,
+        result=None,
+        cancel_requested=False,
+    )
+
+
+def _edits(edit: Edit, now: int) -> dict[str, object]:
+    fields: dict[str, object] = {
+        name: value
+        for name in ("payload", "content_type", "priority", "labels", "headers")
+        if (value := getattr(edit, name)) is not None
+    }
+    if edit.expires_ms is not None:
+        fields["expires_at"] = now + edit.expires_ms
+    return fields
+
+
+def _event(job: Job, kind: EventKind, now: int, by: str, text: str = "") -> Event:
+    return Event(at=now, kind=kind, attempt=job.attempt, by=by, text=text)

@@ -1,0 +1,54 @@
+"""How long a failed job waits: attempt number → delay. The random part is passed in."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from holdfast.core.limits import DELAY_MS_MAX
+from holdfast.errors import InvalidQueue
+
+Kind = Literal["exponential", "linear", "constant"]
+
+
+class Backoff(msgspec.Struct, frozen=True, kw_only=True):
+    """`first_ms` after the first attempt, then growing by `kind` up to `cap_ms`.
+
+    `jitter` is the share of the delay that is drawn at random: 1 spreads it over the whole delay,
+    0 makes it exact.
+    """
+
+    kind: Kind = "exponential"
+    first_ms: int = 2_000
+    factor: float = 2.0
+    cap_ms: int = 300_000
+    jitter: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.first_ms <= DELAY_MS_MAX:
+            raise InvalidQueue(f"backoff first_ms is {self.first_ms}; use 0 to {DELAY_MS_MAX}")
+        if not 0 <= self.cap_ms <= DELAY_MS_MAX:
+            raise InvalidQueue(f"backoff cap_ms is {self.cap_ms}; use 0 to {DELAY_MS_MAX}")
+        if not 1.0 <= self.factor <= 100.0:
+            raise InvalidQueue(f"backoff factor is {self.factor}; use 1 to 100")
+        if not 0.0 <= self.jitter <= 1.0:
+            raise InvalidQueue(f"backoff jitter is {self.jitter}; use 0 to 1")
+
+    def delay_ms(self, attempt: int, draw: float) -> int:
+        """The delay after `attempt` runs; `draw` is a random number in [0, 1)."""
+        assert attempt >= 1
+        assert 0.0 <= draw < 1.0
+        full = min(self._full_ms(attempt), self.cap_ms)
+        return round(full * (1.0 - self.jitter * draw))
+
+    def _full_ms(self, attempt: int) -> float:
+        match self.kind:
+            case "constant":
+                return self.first_ms
+            case "linear":
+                return self.first_ms * attempt
+            case "exponential":
+                # A float power overflows long after every cap was passed.
+                steps = min(attempt - 1, 100)
+                return min(self.first_ms * self.factor**steps, float(DELAY_MS_MAX))

@@ -1,0 +1,273 @@
+"""The reference engine. The others are checked against it; it is the one to read first.
+
+Every call is plain Python without an await in its middle, and so a transaction by itself.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+
+from msgspec.structs import replace
+
+from holdfast.core import amend as amending
+from holdfast.core import checks, lifecycle
+from holdfast.core.match import matches
+from holdfast.core.model import (
+    Job,
+    JobFilter,
+    Lease,
+    LeaseRequest,
+    NewJob,
+    Page,
+    Queue,
+    QueueView,
+    Receipt,
+    Record,
+    Renewal,
+    State,
+    Tally,
+    TallyBy,
+)
+from holdfast.core.verdict import Amendment, Cancel, Move, Outcome, Settlement
+from holdfast.engines.base import Expired, Overdue, Saved, Traits
+from holdfast.engines.clock import Clock, SystemClock
+from holdfast.engines.memory.store import Row, Store, brief
+from holdfast.engines.waiting import Bell, lease_patiently
+from holdfast.errors import EngineClosed, UnknownQueue
+
+_TRAITS = Traits(name="memory", durable=False, shared=False)
+_POLL_NET_MS = 1_000
+
+
+class MemoryEngine:
+    """See `Engine`."""
+
+    def __init__(self, *, clock: Clock | None = None) -> None:
+        self._clock = clock or SystemClock()
+        self._store = Store(self._clock)
+        self._records: dict[str, dict[str, Record]] = defaultdict(dict)
+        self._bell = Bell()
+        self._open = False
+
+    @property
+    def traits(self) -> Traits:
+        return _TRAITS
+
+    async def open(self) -> None:
+        self._open = True
+        self._store.queues.setdefault("default", Queue(name="default"))
+
+    async def close(self) -> None:
+        self._open = False
+        self._bell.ring()
+
+    async def declare(self, queue: Queue) -> None:
+        self._check_open()
+        checks.check_queue(queue)
+        if queue.dead_queue is not None and queue.dead_queue not in self._store.queues:
+            raise UnknownQueue(f"dead_queue {queue.dead_queue} does not exist: declare it first")
+        self._store.queues[queue.name] = queue
+        self._bell.ring()
+
+    async def drop(self, name: str) -> None:
+        self._check_open()
+        store = self._store
+        store.queues.pop(name, None)
+        for row in [row for row in store.rows.values() if row.job.queue == name]:
+            store.remove(row)
+        for held in [held for held in store.keys if held[0] == name]:
+            del store.keys[held]
+
+    async def queues(self, *, counts: bool = True) -> list[QueueView]:
+        self._check_open()
+        views = [QueueView(queue=queue) for _, queue in sorted(self._store.queues.items())]
+        return [self._counted(view) for view in views] if counts else views
+
+    async def enqueue(self, jobs: Sequence[NewJob]) -> list[Receipt]:
+        self._check_open()
+        checks.check_batch(len(jobs))
+        receipts = [self._store.enqueue(new) for new in jobs]
+        self._bell.ring()
+        return receipts
+
+    async def lease(self, request: LeaseRequest) -> list[Lease]:
+        self._check_open()
+        checks.check_request(request)
+        return await lease_patiently(
+            request, self._try_lease, self._bell, net_ms=_POLL_NET_MS, open_=lambda: self._open
+        )
+
+    async def renew(self, renewals: Sequence[Renewal]) -> list[Lease | None]:
+        self._check_open()
+        checks.check_renewals(renewals)
+        return [self._store.renew(renewal) for renewal in renewals]
+
+    async def settle(self, settlements: Sequence[Settlement]) -> list[Outcome]:
+        self._check_open()
+        checks.check_batch(len(settlements))
+        outcomes = [self._store.settle(settlement) for settlement in settlements]
+        self._bell.ring()
+        return outcomes
+
+    async def overdue(self, limit: int) -> Overdue:
+        self._check_open()
+        checks.check_page(limit)
+        now = self._clock.boot_ms()
+        leased = [row for row in self._store.rows.values() if row.job.state is State.LEASED]
+        leased.sort(key=lambda row: (row.deadline, row.job.seq))
+        lapsed = [row for row in leased if row.deadline <= now]
+        leases = tuple(
+            Lease(job=brief(row.job), token=row.job.token or 0, lease_ms=0)
+            for row in lapsed[:limit]
+        )
+        if len(lapsed) >= limit:
+            return Overdue(leases=leases, next_ms=0)
+        ahead = leased[len(lapsed) :]
+        return Overdue(leases=leases, next_ms=ahead[0].deadline - now if ahead else None)
+
+    async def expired(self, limit: int) -> Expired:
+        self._check_open()
+        checks.check_page(limit)
+        now = self._clock.wall_ms()
+        bounded = [
+            (row.job.expires_at, row.job.seq, row.job)
+            for row in self._store.rows.values()
+            if row.job.state is State.WAITING and row.job.expires_at is not None
+        ]
+        bounded.sort(key=lambda entry: entry[:2])
+        past = tuple(brief(job) for at, _, job in bounded if at <= now)
+        if len(past) >= limit:
+            return Expired(jobs=past[:limit], next_ms=0)
+        ahead = bounded[len(past) :]
+        return Expired(jobs=past, next_ms=ahead[0][0] - now if ahead else None)
+
+    async def finished(self, limit: int) -> list[Job]:
+        self._check_open()
+        checks.check_page(limit)
+        now = self._clock.wall_ms()
+        store = self._store
+        past = [row for row in store.rows.values() if self._past_retention(row.job, now)]
+        past.sort(key=lambda row: (row.job.finished_at or 0, row.job.seq))
+        for held, (id_, until) in list(store.keys.items()):
+            row = store.rows.get(id_)
+            if until <= now and (row is None or row.job.state.finished):
+                del store.keys[held]
+        return [_whole(row) for row in past[:limit]]
+
+    async def get(self, id: str) -> Job | None:
+        self._check_open()
+        row = self._store.rows.get(id)
+        return None if row is None else _whole(row)
+
+    async def find(self, wanted: JobFilter, *, limit: int, after: int | None = None) -> Page:
+        self._check_open()
+        checks.check_page(limit, after)
+        checks.check_filter(wanted)
+        now = self._clock.wall_ms()
+        newest = sorted(self._store.rows.values(), key=lambda row: -row.job.seq)
+        found = [
+            brief(row.job)
+            for row in newest
+            if (after is None or row.job.seq < after) and matches(wanted, row.job, now)
+        ]
+        page = tuple(found[:limit])
+        return Page(jobs=page, after=page[-1].seq if len(found) > limit else None)
+
+    async def tally(self, wanted: JobFilter, by: TallyBy, *, limit: int) -> list[Tally]:
+        self._check_open()
+        checks.check_page(limit)
+        checks.check_filter(wanted)
+        now = self._clock.wall_ms()
+        counter: Counter[str | None] = Counter()
+        for row in self._store.rows.values():
+            if matches(wanted, row.job, now):
+                value = getattr(row.job, by)
+                counter[None if value is None else str(value)] += 1
+        ranked = sorted(counter.items(), key=lambda item: (-item[1], item[0] or ""))
+        return [Tally(value=value, count=count) for value, count in ranked[:limit]]
+
+    async def amend(self, wanted: JobFilter, amendment: Amendment, *, limit: int) -> int:
+        self._check_open()
+        checks.check_page(limit)
+        checks.check_filter(wanted)
+        checks.check_amendment(amendment)
+        if isinstance(amendment, Move) and amendment.queue not in self._store.queues:
+            raise UnknownQueue(f"queue {amendment.queue} does not exist: declare it first")
+        states = amending.amendable(amendment, wanted)
+        now = self._clock.wall_ms()
+        oldest = sorted(self._store.rows.values(), key=lambda row: row.job.seq)
+        chosen = [
+            row
+            for row in oldest
+            if row.job.state in states
+            and matches(wanted, row.job, now)
+            and not (isinstance(amendment, Cancel) and row.job.cancel_requested)
+        ][:limit]
+        for row in chosen:
+            self._store.amend(row, amendment)
+        self._bell.ring()
+        return len(chosen)
+
+    async def load(self, kind: str, *, after: str | None = None, limit: int) -> list[Record]:
+        self._check_open()
+        checks.check_load(kind, after, limit)
+        # By bytes, as every store sorts them, not by code units.
+        records = sorted(self._records[kind].values(), key=lambda record: record.key.encode())
+        cut = b"" if after is None else after.encode()
+        return [record for record in records if record.key.encode() > cut][:limit]
+
+    async def save(self, records: Sequence[Record]) -> list[Saved]:
+        self._check_open()
+        checks.check_batch(len(records))
+        for record in records:
+            checks.check_record(record)
+        return [self._save(record) for record in records]
+
+    async def _try_lease(self, request: LeaseRequest) -> tuple[list[Lease], int | None]:
+        leases = self._store.take(request)
+        return leases, None if leases else self._store.next_due_ms(request)
+
+    def _counted(self, view: QueueView) -> QueueView:
+        now, boot = self._clock.wall_ms(), self._clock.boot_ms()
+        name = view.queue.name
+        rows = [row for row in self._store.rows.values() if row.job.queue == name]
+        states = Counter(row.job.state for row in rows)
+        due = [row.job.due_at for row in rows if lifecycle.is_ready(row.job, now)]
+        return replace(
+            view,
+            ready=len(due),
+            delayed=sum(row.job.state is State.WAITING and row.job.due_at > now for row in rows),
+            leased=states[State.LEASED],
+            overdue=sum(row.job.state is State.LEASED and row.deadline <= boot for row in rows),
+            done=states[State.DONE],
+            dead=states[State.DEAD],
+            cancelled=states[State.CANCELLED],
+            oldest_age_ms=now - min(due) if due else None,
+        )
+
+    def _past_retention(self, job: Job, now: int) -> bool:
+        if job.finished_at is None:
+            return False
+        return job.finished_at <= now - lifecycle.retention_ms(
+            self._store.queues[job.queue], job.state
+        )
+
+    def _save(self, record: Record) -> Saved:
+        kept = self._records[record.kind]
+        current = kept.get(record.key)
+        if (current.version if current else 0) != record.version:
+            return Saved.STALE
+        if record.value is None:
+            kept.pop(record.key, None)
+        else:
+            kept[record.key] = replace(record, version=record.version + 1)
+        return Saved.SAVED
+
+    def _check_open(self) -> None:
+        if not self._open:
+            raise EngineClosed("the memory engine is not open")
+
+
+def _whole(row: Row) -> Job:
+    return replace(row.job, events=tuple(row.events))

@@ -1,0 +1,140 @@
+"""Every exception Holdfast raises, with a stable `code` and, as docstring, its remedy.
+
+HoldfastError
+├── UsageError     InvalidJob · InvalidQueue · PayloadTooLarge · UnknownQueue · UnknownKind ·
+│                  QueueFull · NotAccepting · ConfigError · Unsupported
+├── LeaseLost      the race you must expect
+└── EngineError    EngineUnavailable · OutcomeUnknown · StorageFull · SchemaMismatch · EngineClosed
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class HoldfastError(Exception):
+    """Anything Holdfast raises on purpose; catch this to catch them all."""
+
+    code: ClassVar[str] = "error"
+
+
+class UsageError(HoldfastError):
+    """The call itself is wrong: change it, repeating it will not help."""
+
+    code = "usage"
+
+
+class InvalidJob(UsageError):
+    """A field of the job is out of bounds: the text names the field and the bound."""
+
+    code = "invalid_job"
+
+
+class InvalidQueue(UsageError):
+    """A queue's name or setting is out of bounds: the text names it and the bound."""
+
+    code = "invalid_queue"
+
+
+class PayloadTooLarge(UsageError):
+    """Store the data elsewhere and enqueue a reference to it."""
+
+    code = "payload_too_large"
+
+
+class UnknownQueue(UsageError):
+    """Declare the queue first, or correct its name."""
+
+    code = "unknown_queue"
+
+
+class UnknownKind(UsageError):
+    """The text lists the kinds that exist."""
+
+    code = "unknown_kind"
+
+
+class QueueFull(UsageError):
+    """The queue is at its maximum depth: try again when workers have caught up."""
+
+    code = "queue_full"
+
+
+class NotAccepting(UsageError):
+    """The queue was told to accept no new jobs: try again when it is opened."""
+
+    code = "not_accepting"
+
+
+class ConfigError(UsageError):
+    """A setting or URL cannot be understood: the text names it and shows a right one."""
+
+    code = "config"
+
+
+class Unsupported(UsageError):
+    """This engine cannot do that: choose another engine or leave the feature out."""
+
+    code = "unsupported"
+
+    def __init__(self, engine: str, feature: str) -> None:
+        super().__init__(
+            f"the {engine} engine does not offer {feature}; "
+            "see the engine table in the documentation for one that does"
+        )
+        self.engine = engine
+        self.feature = feature
+
+
+class LeaseLost(HoldfastError):
+    """The lease lapsed and the job went on without you: stop working on it."""
+
+    code = "lease_lost"
+
+
+class EngineError(HoldfastError):
+    """The store could not do it; nothing is wrong with the call."""
+
+    code = "engine"
+
+
+class EngineUnavailable(EngineError):
+    """Nothing was changed: try again later, with back-off."""
+
+    code = "unavailable"
+
+
+class OutcomeUnknown(EngineError):
+    """It may or may not have happened: repeat the call with the same ids and tokens, it is safe."""
+
+    code = "outcome_unknown"
+
+
+class StorageFull(EngineError):
+    """The disk is at its floor: free some space; jobs in hand can still be settled."""
+
+    code = "storage_full"
+
+
+class SchemaMismatch(EngineError):
+    """The store was written by another version: run the version the text names."""
+
+    code = "schema_mismatch"
+
+
+class EngineClosed(EngineError):
+    """The engine is closed, or belongs to the process this one was forked from: open a new one."""
+
+    code = "closed"
+
+
+BY_CODE: dict[str, type[HoldfastError]] = {}
+
+
+def _collect(root: type[HoldfastError]) -> None:
+    BY_CODE[root.code] = root
+    for child in root.__subclasses__():
+        _collect(child)
+
+
+_collect(HoldfastError)

@@ -1,0 +1,189 @@
+"""The script `./hf`: when it prepares, when it does not, and what a killed set-up leaves.
+
+A stand-in for uv writes down what it is asked, so nothing is downloaded and each test takes
+milliseconds.
+"""
+
+import ast
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.sources import ROOT
+
+UV = """\
+#!/bin/sh
+echo "$*" >> uv.log
+case "$*" in
+  venv*) mkdir -p .venv/bin; ln -s {python} .venv/bin/python ;;
+  "pip sync"*)
+    if [ -e hang ]; then rm hang; echo > hanging; read line < gate; fi
+    if [ -e broken ]; then echo "the index is gone"; exit 2; fi ;;
+  "pip install"*)
+    printf '#!/bin/sh\\necho "holdfast:" "$@"\\npwd\\n' > .venv/bin/holdfast
+    chmod +x .venv/bin/holdfast ;;
+esac
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Clone:
+    """A repository of its own with only what `./hf` needs."""
+
+    path: Path
+
+    def start(self, *arguments: str, cwd: Path | None = None) -> "subprocess.Popen[str]":
+        environment = {**os.environ, "UV": str(self.path / "uv")}
+        environment.pop("HF_INSTALLER", None)
+        return subprocess.Popen(
+            [sys.executable, self.path / "hf", *arguments],
+            cwd=cwd or self.path,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def run(self, *arguments: str, cwd: Path | None = None) -> tuple[int, str, str]:
+        process = self.start(*arguments, cwd=cwd)
+        output, errors = process.communicate(timeout=60)
+        return process.returncode, output, errors
+
+    def asked(self) -> list[str]:
+        """What uv was asked to do since the last time, `--version` aside."""
+        log = self.path / "uv.log"
+        lines = log.read_text().splitlines() if log.exists() else []
+        log.unlink(missing_ok=True)
+        verbs = [re.sub(r"(?<=\w) -.*", "", line) for line in lines]
+        return [verb for verb in verbs if not verb.startswith("-")]
+
+
+@pytest.fixture
+def clone(tmp_path: Path) -> Clone:
+    for name in ("hf", "pyproject.toml", "lock.txt"):
+        shutil.copy(ROOT / name, tmp_path / name)
+    uv = tmp_path / "uv"
+    uv.write_text(UV.format(python=sys.executable))
+    uv.chmod(0o755)
+    return Clone(tmp_path)
+
+
+def test_the_first_run_prepares_and_the_second_starts_at_once(clone: Clone) -> None:
+    status, output, errors = clone.run("jobs", "list", "--help")
+    assert (status, output.splitlines()[0]) == (0, "holdfast: jobs list --help")
+    assert "ready in" in errors
+    assert clone.asked() == ["venv", "pip sync", "pip install"]
+    status, output, errors = clone.run("jobs")
+    assert (status, output.splitlines()[0], errors) == (0, "holdfast: jobs", "")
+    assert clone.asked() == []
+
+
+def test_the_product_runs_where_the_caller_is(clone: Clone, tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    assert clone.run("jobs", cwd=elsewhere)[1].splitlines()[1] == str(elsewhere)
+
+
+@pytest.mark.parametrize("name", ["lock.txt", "pyproject.toml"])
+def test_a_changed_lock_is_installed_into_the_same_environment(clone: Clone, name: str) -> None:
+    clone.run("jobs")
+    clone.asked()
+    with (clone.path / name).open("a") as file:
+        file.write("# changed\n")
+    assert clone.run("jobs")[0] == 0
+    assert clone.asked() == ["pip sync", "pip install"]
+
+
+def test_a_failed_set_up_shows_why_and_is_not_trusted(clone: Clone) -> None:
+    (clone.path / "broken").touch()
+    status, output, errors = clone.run("jobs")
+    assert (status, output) == (1, "")
+    assert "the index is gone" in errors
+    assert errors.splitlines()[-1].startswith("hf: installing what lock.txt names failed.")
+    (clone.path / "broken").unlink()
+    clone.asked()
+    assert clone.run("jobs")[0] == 0
+    assert clone.asked() == ["venv", "pip sync", "pip install"]
+
+
+def test_a_killed_set_up_is_not_trusted_and_its_installer_is_waited_for(clone: Clone) -> None:
+    gate = clone.path / "gate"
+    os.mkfifo(gate)
+    (clone.path / "hang").touch()
+    first = clone.start("jobs")
+    await_path(clone.path / "hanging", first)
+    first.send_signal(signal.SIGKILL)
+    first.wait()
+    second = clone.start("jobs")
+    assert second.stderr is not None
+    # The installer of the first still writes to .venv: the second must not start beside it.
+    assert second.stderr.readline() == "hf: another ./hf is preparing; waiting for it\n"
+    assert clone.asked() == ["venv", "pip sync"]
+    gate.write_text("go on\n")
+    second.communicate(timeout=60)
+    first.communicate(timeout=60)
+    assert second.returncode == 0
+    assert clone.asked() == ["venv", "pip sync", "pip install"]
+
+
+def test_two_at_once_prepare_once(clone: Clone) -> None:
+    both = [clone.start("jobs"), clone.start("jobs")]
+    outputs = [process.communicate(timeout=60)[0] for process in both]
+    assert [output.splitlines()[0] for output in outputs] == ["holdfast: jobs"] * 2
+    assert clone.asked() == ["venv", "pip sync", "pip install"]
+
+
+def test_help_needs_no_environment(clone: Clone) -> None:
+    bare, asked = clone.run(), clone.run("--help")
+    assert bare == asked
+    for command in ("test", "check", "bench", "torture", "lock", "ANYTHING"):
+        assert re.search(rf"\b{command}\b", bare[1])
+    assert clone.asked() == []
+
+
+def test_an_old_python_gets_one_clear_line() -> None:
+    source = (ROOT / "hf").read_text()
+    ast.parse(source, feature_version=(3, 7))
+    disguise = f"import sys; sys.version_info = (3, 9, 2); exec({source!r})"
+    result = subprocess.run(
+        [sys.executable, "-c", disguise], capture_output=True, text=True, check=False
+    )
+    assert result.returncode == 1
+    assert re.fullmatch(r"hf: Holdfast needs Python 3\.11 .* is Python 3\.9\. .*\n", result.stderr)
+
+
+def test_only_the_standard_library_is_used() -> None:
+    for node in ast.walk(ast.parse((ROOT / "hf").read_text())):
+        if isinstance(node, ast.Import):
+            assert {alias.name for alias in node.names} <= sys.stdlib_module_names
+        if isinstance(node, ast.ImportFrom):
+            assert str(node.module).partition(".")[0] in sys.stdlib_module_names
+
+
+def test_the_lock_pins_every_dependency_by_hash_and_names_no_host() -> None:
+    text = (ROOT / "lock.txt").read_text()
+    assert "://" not in text
+    assert str(ROOT) not in text
+    pins = re.split(r"(?m)^(?=[a-z0-9])", text)[1:]
+    assert all(re.match(r"[a-z0-9.-]+(\[[a-z,]+\])?==\S+", pin) for pin in pins)
+    assert all("--hash=sha256:" in pin for pin in pins)
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    extras = project["project"]["optional-dependencies"].values()
+    wanted = [project["project"]["dependencies"], *extras, project["dependency-groups"]["dev"]]
+    names = {re.split(r"[\[<>=~;]", line)[0] for lines in wanted for line in lines}
+    assert names <= {re.split(r"[\[=]", pin)[0] for pin in pins}
+
+
+def await_path(path: Path, process: "subprocess.Popen[str]") -> None:
+    while not path.exists():
+        assert process.poll() is None, "it ended before it came so far"
+        time.sleep(0.005)
