@@ -12,19 +12,21 @@ ENGINES = ("memory", "sqlite", "postgres", "sqs", "rabbitmq", "remote")
 COMPOSITIONS = ("observed", "coalesced", "partitioned", "brokered")
 
 # Each part of the package, and the other parts it may import. The longest name that fits counts.
-FRONT = ("app", "config", "core", "engines.base", "errors", "events")
+FRONT = ("app", "config", "core", "durations", "engines.base", "errors", "events", "options")
 LAYERS: dict[str, tuple[str, ...]] = {
-    "": ("app", "blocking", "core", "engines.base", "errors", "events"),
+    "": ("app", "blocking", "core", "engines.base", "errors", "events", "upkeep"),
     "errors": (),
+    "durations": ("errors",),
+    "options": ("core", "durations", "errors"),
     "core": ("errors",),
     "events": ("core", "errors"),
     "config": ("core", "errors"),
     "engines": ("core", "engines", "errors"),
     **{f"engines.{name}": ("core", "engines.base", "errors", "events") for name in COMPOSITIONS},
     "worker": ("core", "engines.base", "errors", "events"),
-    "upkeep": ("core", "engines.base", "errors", "events"),
-    "app": ("config", "core", "engines", "errors", "events", "worker", "upkeep"),
-    "blocking": FRONT,
+    "upkeep": ("core", "durations", "engines.base", "errors", "events"),
+    "app": (*FRONT[1:], "engines", "worker", "upkeep"),
+    "blocking": (*FRONT, "upkeep"),
     "server": ("", *FRONT),
     "cli": ("", *FRONT, "blocking", "server", "fleet"),
     "fleet": FRONT,
@@ -44,7 +46,7 @@ PLACES: dict[str, tuple[str, ...]] = {
     "aio_pika": ("engines.rabbitmq",),
     "aiormq": ("engines.rabbitmq",),
     "cronsim": ("upkeep",),
-    "uuid_utils": ("engines", "app"),
+    "uuid_utils": ("engines", "options"),
     "cyclopts": ("cli",),
     "rich": ("cli",),
     "uvloop": ("cli", "worker"),

@@ -45,20 +45,41 @@ from holdfast.core.verdict import (
 from holdfast.errors import InvalidJob, InvalidQueue, PayloadTooLarge, UsageError
 
 _UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
+_JOB_ID = limits.JOB_ID.match
+_TASK_NAME = limits.TASK_NAME.match
+_QUEUE_NAME = limits.QUEUE_NAME.match
 _PLAIN = re.compile(r"[\x20-\x7e]{1,200}\Z")
 
 
 def check_job(job: NewJob, payload_max: int = limits.PAYLOAD_MAX) -> None:
-    """Raise InvalidJob or PayloadTooLarge unless every engine could store the job exactly."""
-    if not limits.JOB_ID.match(job.id):
+    """Raise InvalidJob or PayloadTooLarge unless every engine could store the job exactly.
+
+    Every job passes here, so what a plain one leaves at its default is not looked at twice.
+    """
+    if not _JOB_ID(job.id):
         raise InvalidJob(f"id {job.id[:80]!r} is not 1 to 128 of A-Z a-z 0-9 _ . : @ -")
-    if not limits.TASK_NAME.match(job.task):
+    if not _TASK_NAME(job.task):
         raise InvalidJob(f"task {job.task[:80]!r} is not 1 to 200 of A-Z a-z 0-9 _ . : / -")
-    check_queue_name(job.queue)
+    if not _QUEUE_NAME(job.queue):
+        check_queue_name(job.queue)
     if len(job.payload) > payload_max:
         raise PayloadTooLarge(
             f"the payload of job {job.id} is {len(job.payload)} bytes; the bound is {payload_max}"
         )
+    if job.priority or job.delay_ms or job.expires_ms is not None:
+        _check_numbers(job)
+    if job.key is not None or job.tenant is not None or job.group is not None:
+        _check_names(job)
+    if job.labels or job.headers or job.content_type != "application/json":
+        if not limits.CONTENT_TYPE.match(job.content_type):
+            raise InvalidJob(f"content_type {job.content_type[:80]!r} is not 1 to 127 of ASCII")
+        check_pairs("labels", job.labels)
+        check_pairs("headers", job.headers)
+    if job.overrides is not NO_OVERRIDES:
+        check_overrides(job.overrides)
+
+
+def _check_numbers(job: NewJob) -> None:
     if not limits.PRIORITY_MIN <= job.priority <= limits.PRIORITY_MAX:
         raise InvalidJob(
             f"priority {job.priority} is not {limits.PRIORITY_MIN} to {limits.PRIORITY_MAX}"
@@ -67,14 +88,6 @@ def check_job(job: NewJob, payload_max: int = limits.PAYLOAD_MAX) -> None:
         raise InvalidJob(f"delay_ms {job.delay_ms} is not 0 to {limits.DELAY_MS_MAX}")
     if not 0 <= (job.expires_ms or 0) <= limits.DELAY_MS_MAX:
         raise InvalidJob(f"expires_ms {job.expires_ms} is not 0 to {limits.DELAY_MS_MAX}")
-    if not limits.CONTENT_TYPE.match(job.content_type):
-        raise InvalidJob(f"content_type {job.content_type[:80]!r} is not 1 to 127 of ASCII")
-    _check_names(job)
-    if job.labels or job.headers:
-        check_pairs("labels", job.labels)
-        check_pairs("headers", job.headers)
-    if job.overrides is not NO_OVERRIDES:
-        check_overrides(job.overrides)
 
 
 def _check_names(job: NewJob) -> None:
@@ -300,9 +313,10 @@ def clean_text(text: str, most: int = limits.ERROR_TEXT_MAX) -> str:
     if _UNSTORABLE.search(text):
         text = _UNSTORABLE.sub("\ufffd", text)
     if len(text) > most:
-        text = (
-            f"{text[: most // 2]}\n… {len(text) - most} characters left out …\n{text[-most // 2 :]}"
-        )
+        # With the note in it no longer than allowed, so that cleaning again changes nothing.
+        half = (most - 64) // 2
+        left_out = len(text) - 2 * half
+        text = f"{text[:half]}\n… {left_out} characters left out …\n{text[-half:]}"
     return text
 
 

@@ -1,6 +1,8 @@
 """The nouns: Queue, NewJob, Job, Lease, Failure, Event, and what calls carry in and out.
 
-All are frozen values. Instants (`…_at`) and durations (`…_ms`) are integer milliseconds.
+All are frozen values. Instants (`…_at`) and durations (`…_ms`) are integer milliseconds. Those
+that are made by the thousand are left out of garbage collection (`gc=False`): they cannot be part
+of a cycle, and following them would cost more than making them.
 """
 
 from __future__ import annotations
@@ -129,7 +131,7 @@ class Queue(msgspec.Struct, frozen=True, kw_only=True):
     paused: bool = False
 
 
-class NewJob(msgspec.Struct, frozen=True, kw_only=True):
+class NewJob(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A job on its way in. The id is the producer's, so that a repeated enqueue adds nothing."""
 
     id: str
@@ -150,7 +152,7 @@ class NewJob(msgspec.Struct, frozen=True, kw_only=True):
     overrides: Overrides = NO_OVERRIDES
 
 
-class Job(msgspec.Struct, frozen=True, kw_only=True):
+class Job(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A job as the engine knows it.
 
     `events`, `output` and `result` are filled by `get` alone; `checkpoint` and `progress` by
@@ -197,7 +199,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         return tuple(event for event in self.events if event.failure is not None)
 
 
-class Lease(msgspec.Struct, frozen=True, kw_only=True):
+class Lease(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """The timed right to one job. `lease_ms` counts from when the engine answered."""
 
     job: Job
@@ -236,7 +238,7 @@ class Note(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     output: bytes | None = None
 
 
-class Renewal(msgspec.Struct, frozen=True, kw_only=True):
+class Renewal(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     lease: Lease
     lease_ms: int | None = None
     note: Note | None = None
@@ -248,7 +250,7 @@ class Status(StrEnum):
     REFUSED = "refused"
 
 
-class Receipt(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Receipt(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """The answer to one NewJob; `id` is the earlier job's when it is a duplicate by key."""
 
     id: str

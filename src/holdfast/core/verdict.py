@@ -10,7 +10,7 @@ import msgspec
 from holdfast.core.model import Failure, Lease, NewJob, Note, Reason
 
 
-class Complete(msgspec.Struct, frozen=True, tag="complete"):
+class Complete(msgspec.Struct, frozen=True, tag="complete", gc=False):
     """Done. The follow-up jobs `then` are enqueued in the same transaction."""
 
     result: bytes | None = None
@@ -47,7 +47,7 @@ class Forward(msgspec.Struct, frozen=True, tag="forward"):
 Verdict: TypeAlias = Complete | Retry | Bury | Release | Forward
 
 
-class Settlement(msgspec.Struct, frozen=True, kw_only=True):
+class Settlement(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     lease: Lease
     verdict: Verdict
     note: Note | None = None

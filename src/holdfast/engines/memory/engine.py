@@ -118,7 +118,7 @@ class MemoryEngine:
         leased.sort(key=lambda row: (row.deadline, row.job.seq))
         lapsed = [row for row in leased if row.deadline <= now]
         leases = tuple(
-            Lease(job=brief(row.job), token=row.job.token or 0, lease_ms=0)
+            Lease(job=brief(self._shown(row)), token=row.job.token or 0, lease_ms=0)
             for row in lapsed[:limit]
         )
         if len(lapsed) >= limit:
@@ -153,12 +153,12 @@ class MemoryEngine:
             row = store.rows.get(id_)
             if until <= now and (row is None or row.job.state.finished):
                 del store.keys[held]
-        return [_whole(row) for row in past[:limit]]
+        return [self._whole(row) for row in past[:limit]]
 
     async def get(self, id: str) -> Job | None:
         self._check_open()
         row = self._store.rows.get(id)
-        return None if row is None else _whole(row)
+        return None if row is None else self._whole(row)
 
     async def find(self, wanted: JobFilter, *, limit: int, after: int | None = None) -> Page:
         self._check_open()
@@ -167,7 +167,7 @@ class MemoryEngine:
         now = self._clock.wall_ms()
         newest = sorted(self._store.rows.values(), key=lambda row: -row.job.seq)
         found = [
-            brief(row.job)
+            brief(self._shown(row))
             for row in newest
             if (after is None or row.job.seq < after) and matches(wanted, row.job, now)
         ]
@@ -264,10 +264,16 @@ class MemoryEngine:
             kept[record.key] = replace(record, version=record.version + 1)
         return Saved.SAVED
 
+    def _whole(self, row: Row) -> Job:
+        return replace(self._shown(row), events=tuple(row.events))
+
+    def _shown(self, row: Row) -> Job:
+        """A deadline is on the boot clock; on the wall it is as far ahead as it is now."""
+        if row.job.deadline_at is None:
+            return row.job
+        ahead_ms = row.deadline - self._clock.boot_ms()
+        return replace(row.job, deadline_at=self._clock.wall_ms() + ahead_ms)
+
     def _check_open(self) -> None:
         if not self._open:
             raise EngineClosed("the memory engine is not open")
-
-
-def _whole(row: Row) -> Job:
-    return replace(row.job, events=tuple(row.events))

@@ -1,0 +1,92 @@
+"""`python -m bench`: which benchmarks, how large, and where the results go."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import dataclasses
+import datetime as dt
+import os
+import platform
+import sys
+import time
+from pathlib import Path
+
+from rich.console import Console
+
+from bench import engines
+from bench.report import Report, print_table, record, to_markdown, write_json
+from bench.stores import ENGINES
+
+PAGE = Path(__file__).resolve().parent.parent / "docs" / "benchmarks.md"
+BENCHES = {"engines": engines.run}
+
+
+def main(arguments: list[str]) -> int:
+    given = _parser().parse_args(arguments)
+    if unknown := set(given.names) - set(BENCHES):
+        sys.exit(f"hf bench: no benchmark is called {unknown.pop()!r}: {', '.join(BENCHES)}")
+    sizes = engines.QUICK if given.quick else engines.Sizes()
+    if given.repeats is not None:
+        sizes = dataclasses.replace(sizes, repeats=given.repeats)
+    options = engines.Options(
+        engines=ENGINES if given.engine == "all" else (given.engine,),
+        sizes=sizes,
+        sync_delay_ms=given.sync_delay_ms,
+    )
+    started = time.monotonic()
+
+    def tell(text: str) -> None:
+        print(f"{time.monotonic() - started:6.1f} s  {text}", file=sys.stderr, flush=True)
+
+    reports = [asyncio.run(BENCHES[name](options, tell)) for name in given.names or sorted(BENCHES)]
+    # A file or a pipe has no width of its own, and a broken line is hard to read.
+    console = Console(width=None if sys.stdout.isatty() else 120)
+    for report in reports:
+        print_table(report, console)
+        for result in report.missed:
+            console.print(f"missed: {result.engine}, {result.metric}", style="red")
+    console.print(f"measured in {time.monotonic() - started:.0f} s")
+    if given.json is not None:
+        write_json(given.json, reports)
+    if given.record:
+        for report in reports:
+            record(PAGE, report.bench, _dated(report, arguments))
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="hf bench", description="Measure Holdfast beside the raw ceiling of this machine."
+    )
+    parser.add_argument(
+        "names",
+        nargs="*",
+        metavar="NAME",
+        help=f"which benchmarks: {', '.join(sorted(BENCHES))}; all when none",
+    )
+    parser.add_argument("--engine", choices=[*ENGINES, "all"], default="all")
+    parser.add_argument("--quick", action="store_true", help="much smaller, to see that it runs")
+    parser.add_argument("--repeats", type=int, help="turns of raw and Holdfast (default 7)")
+    parser.add_argument(
+        "--sync-delay-ms",
+        type=float,
+        default=1.0,
+        metavar="MS",
+        help="measure also with every sync so much longer; 0 leaves it out",
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results there")
+    parser.add_argument("--record", action="store_true", help=f"write the table to {PAGE.name}")
+    return parser
+
+
+def _dated(report: Report, arguments: list[str]) -> str:
+    today = dt.datetime.now(dt.UTC).date().isoformat()
+    system = f"{platform.system()} {platform.machine()}, {os.cpu_count()} CPUs"
+    version = f"Python {platform.python_version()}, load {os.getloadavg()[2]:.1f} over 15 minutes"
+    command = "./hf bench " + " ".join(argument for argument in arguments if argument != "--record")
+    return f"{today}, {system}, {version}: `{command}`\n\n{to_markdown(report)}"
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,67 @@
+"""Many copies of one stored job, made inside the store: enqueueing millions would take minutes.
+
+It knows the engines' tables, so it needs a look when they change. Each copy has an id, a number
+and a place of its own; everything else is as the engine wrote it.
+"""
+
+from __future__ import annotations
+
+import apsw
+import asyncpg
+
+from bench.stores import Store
+
+CHUNK = 50_000
+
+
+async def clone(store: Store, id: str, count: int) -> None:
+    """`count - 1` copies, so that there are `count` in all."""
+    if store.engine == "sqlite":
+        _clone_sqlite(store.place, id, count - 1)
+    else:
+        await _clone_postgres(store.place, id, count - 1)
+
+
+def _clone_sqlite(path: str, id: str, count: int) -> None:
+    connection = apsw.Connection(path)
+    # Nothing is at stake yet: a benchmark that is cut off starts again from nothing.
+    connection.execute("PRAGMA synchronous = OFF; PRAGMA cache_size = -262144")
+    columns = [row[1] for row in connection.execute("PRAGMA table_info(hf_jobs)")]
+    new = {"seq": "?1 + n", "place": "?1 + n", "id": "printf('%s-%d', ?2, n)"}
+    copied = ", ".join(new.get(column, f"template.{column}") for column in columns)
+    for done in range(0, count, CHUNK):
+        last = connection.execute("SELECT number FROM hf_meta").get
+        values = (last - done, id, done + 1, min(done + CHUNK, count))
+        with connection:
+            connection.execute(
+                "WITH RECURSIVE numbers(n) AS"
+                " (SELECT ?3 UNION ALL SELECT n + 1 FROM numbers WHERE n < ?4)"
+                f" INSERT INTO hf_jobs({', '.join(columns)}) SELECT {copied}"
+                " FROM (SELECT * FROM hf_jobs WHERE id = ?2) AS template, numbers",
+                values,
+            )
+            connection.execute("UPDATE hf_meta SET number = (SELECT max(seq) FROM hf_jobs)")
+    connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    connection.close()
+
+
+async def _clone_postgres(dsn: str, id: str, count: int) -> None:
+    settings = {"search_path": "holdfast", "synchronous_commit": "off"}
+    connection = await asyncpg.connect(dsn, server_settings=settings)
+    rows = await connection.fetch(
+        "SELECT attname FROM pg_attribute WHERE attrelid = 'jobs'::regclass AND attnum > 0"
+        " AND NOT attisdropped AND attgenerated = '' ORDER BY attnum"
+    )
+    columns = [str(row[0]) for row in rows]
+    new = {"seq": "number", "place": "number", "id": "template.id || '-' || number"}
+    copied = ", ".join(new.get(column, f"template.{column}") for column in columns)
+    await connection.execute(
+        f"INSERT INTO jobs({', '.join(columns)}) SELECT {copied} FROM"
+        " (SELECT nextval('numbers') AS number FROM generate_series(1, $2::int) OFFSET 0) AS n,"
+        " (SELECT * FROM jobs WHERE id = $1) AS template",
+        id,
+        count,
+    )
+    # Otherwise autovacuum would do it in the middle of a measurement.
+    await connection.execute("VACUUM ANALYZE jobs")
+    await connection.close()

@@ -1,0 +1,222 @@
+"""The benchmark `engines`: SQLite and PostgreSQL beside raw SQL on the same machine.
+
+Its order of work and its goals; how each number is got is in the modules it calls.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from bench import backlog, together
+from bench.cycle import Shape, compare
+from bench.grounds import CONNECTIONS, Ground, ground, holdfast
+from bench.report import Report
+from bench.stores import ENGINES, EngineName, syncs_per_second
+
+RAW_GOAL = 0.5
+COALESCED_GOAL = 4.0
+MEMORY_MB_MAX = 150
+IDLE_PERCENT_MAX = 1
+COMMIT_WAIT_MS_MAX = 1_000
+
+Tell = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sizes:
+    """How much is measured. The goals are meant for the default."""
+
+    jobs: int = 20_000
+    jobs_single: int = 1_000
+    repeats: int = 7
+    small: int = 10_000
+    large: int = 1_000_000
+    samples: int = 30
+    callers: int = 100
+    jobs_coalesced: int = 8_000
+    writers: int = 32
+    writers_s: float = 5.0
+    wake_ups: int = 200
+    idle_s: float = 5.0
+    memory_s: float = 5.0
+
+
+QUICK = Sizes(
+    jobs=4_000,
+    jobs_single=200,
+    repeats=3,
+    small=5_000,
+    large=50_000,
+    samples=10,
+    jobs_coalesced=2_000,
+    writers=8,
+    writers_s=1.0,
+    wake_ups=40,
+    idle_s=1.0,
+    memory_s=1.0,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    engines: tuple[EngineName, ...] = ENGINES
+    sizes: Sizes = Sizes()
+    sync_delay_ms: float = 1.0
+
+
+async def run(options: Options, tell: Tell) -> Report:
+    """Everything in a temporary directory, which is gone afterwards."""
+    report = Report("engines")
+    with tempfile.TemporaryDirectory(prefix="holdfast-bench-") as name:
+        directory = Path(name)
+        tell("the disk")
+        report.section("The disk: 4 KB written and synced, one after the other")
+        syncs = syncs_per_second(directory, seconds=0.5)
+        report.rate("disk", "sync", syncs, unit="syncs/s")
+        for engine in options.engines:
+            await _Bench(engine, options, report, _about(engine, tell)).run(directory)
+    return report
+
+
+class _Bench:
+    """The measurements of one engine, in order of what they tell."""
+
+    def __init__(self, engine: EngineName, options: Options, report: Report, tell: Tell) -> None:
+        self._engine = engine
+        self._sizes = options.sizes
+        self._delay_ms = options.sync_delay_ms
+        self._report = report
+        self._tell = tell
+
+    async def run(self, directory: Path) -> None:
+        with ground(self._engine, directory, sync_delay_ms=0) as usual:
+            await self._throughput(usual, delay_ms=0)
+            await self._backlog(usual)
+            await self._together(usual)
+        if self._delay_ms > 0:
+            with ground(self._engine, directory, sync_delay_ms=self._delay_ms) as slow:
+                await self._throughput(slow, delay_ms=self._delay_ms)
+
+    async def _throughput(self, where: Ground, *, delay_ms: float) -> None:
+        sizes = self._sizes
+        callers = 1 if self._engine == "sqlite" else CONNECTIONS
+        who = "one process" if callers == 1 else f"{callers} connections"
+        sync = f", sync + {delay_ms:g} ms" if delay_ms else ""
+        self._report.section(
+            f"{self._engine}, {who}, full durability{sync}; the reference is raw SQL"
+        )
+        # A longer sync is most of a call of one job: fewer of them say as much.
+        singles = max(sizes.jobs_single // 5, 10) if delay_ms else sizes.jobs_single
+        raw, ours = await where.raw(), await holdfast(await where.store("holdfast"))
+        for jobs, batch, goal in ((sizes.jobs, 100, RAW_GOAL), (singles, 1, None)):
+            name = f"batch {batch}{sync}"
+            rates = await compare(
+                raw,
+                ours,
+                Shape(jobs=jobs, batch=batch, callers=callers),
+                repeats=sizes.repeats,
+                tell=_about(name, self._tell),
+            )
+            for phase, (value, reference) in rates.items():
+                self._report.rate(
+                    self._engine,
+                    f"{phase}, {name}",
+                    value,
+                    unit="jobs/s",
+                    reference=reference,
+                    goal=goal,
+                )
+        await raw.close()
+        await ours.close()
+
+    async def _backlog(self, where: Ground) -> None:
+        sizes = self._sizes
+        self._report.section(
+            f"{self._engine}, long queues; the reference is a store with {sizes.small:,} waiting"
+        )
+        small, large = await where.store("small"), await where.store("large")
+        self._tell(f"loading {sizes.small:,} jobs")
+        await backlog.load_small(small, sizes.small)
+        self._tell(f"loading 3 × {sizes.large:,} jobs")
+        await backlog.load_large(large, small=sizes.small, large=sizes.large)
+        self._tell("lease and settle on long queues")
+        times = await backlog.measure(small, large, samples=sizes.samples)
+        names = {
+            backlog.DEEP: f"{sizes.large:,} waiting + {sizes.large:,} finished",
+            backlog.LATER: f"{sizes.large:,} delayed of higher priority",
+        }
+        for queue, name in names.items():
+            for act in ("lease", "settle"):
+                reference = times[backlog.SMALL, act]
+                value = times[queue, act]
+                metric = f"{act} 100, {name}"
+                self._report.cost(self._engine, metric, value, unit="ms", reference=reference)
+        self._tell("memory with a long queue")
+        peak = await together.memory_mb(large, queue=backlog.DEEP, seconds=sizes.memory_s)
+        self._report.section(f"{self._engine}, what it uses; the reference is the bound")
+        metric = f"most memory, {2 * sizes.large:,} jobs waiting"
+        self._report.cost(self._engine, metric, peak, unit="MB", reference=MEMORY_MB_MAX, goal=1)
+
+    async def _together(self, where: Ground) -> None:
+        sizes, report, engine = self._sizes, self._report, self._engine
+        self._tell("an idle engine")
+        share = await together.idle_share(await where.store("idle"), seconds=sizes.idle_s)
+        report.cost(
+            engine,
+            "idle with a waiting lease",
+            share * 100,
+            unit="% of a core",
+            reference=IDLE_PERCENT_MAX,
+            goal=1,
+        )
+        if engine == "sqlite":
+            await self._writers(where)
+        self._tell("wake-ups between processes")
+        waits = await together.wake_ups(await where.store("wake_ups"), times=sizes.wake_ups)
+        report.section(f"{engine}, enqueue in one process until leased in another that waits")
+        for part in (50, 99):
+            value = together.percentile(waits, part / 100)
+            report.cost(engine, f"wake-up, p{part}", value, unit="ms")
+        if engine == "sqlite":
+            await self._coalesced(where)
+
+    async def _writers(self, where: Ground) -> None:
+        sizes, report, engine = self._sizes, self._report, self._engine
+        self._tell(f"{sizes.writers} processes that write")
+        store = await where.store("writers")
+        waits = await together.writers(store, processes=sizes.writers, seconds=sizes.writers_s)
+        report.section(f"{engine}, {sizes.writers} processes committing one job after the other")
+        report.rate(engine, "all writers together", len(waits) / sizes.writers_s, unit="commits/s")
+        for name, part, bound in (("p50", 0.5, None), ("p99.9", 0.999, 1), ("longest", 1.0, None)):
+            report.cost(
+                engine,
+                f"wait for a commit, {name}",
+                together.percentile(waits, part),
+                unit="ms",
+                reference=bound and COMMIT_WAIT_MS_MAX,
+                goal=bound,
+            )
+
+    async def _coalesced(self, where: Ground) -> None:
+        sizes, report, engine = self._sizes, self._report, self._engine
+        self._tell(f"{sizes.callers} callers at once")
+        report.section(
+            f"{engine}, {sizes.callers} callers of single jobs through coalesced;"
+            " the reference is one caller"
+        )
+        rates = await together.coalesced(
+            await where.store("coalesced"),
+            jobs=sizes.jobs_coalesced,
+            callers=sizes.callers,
+            repeats=max(sizes.repeats // 2, 1),
+        )
+        for phase, (many, one) in rates.items():
+            metric = f"{phase}, {sizes.callers} callers"
+            report.rate(engine, metric, many, unit="jobs/s", reference=one, goal=COALESCED_GOAL)
+
+
+def _about(name: str, tell: Tell) -> Tell:
+    return lambda text: tell(f"{name}: {text}")

@@ -1,0 +1,270 @@
+"""The same front door for blocking code: one event loop in one thread, any number of callers.
+
+Nothing is written twice: each method here is the one of `Holdfast`, waited for. It does not
+survive a fork; the child must make its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import concurrent.futures.thread
+import contextlib
+import functools
+import os
+import threading
+import weakref
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Concatenate, ParamSpec, Self, TypeVar
+
+from holdfast.app import Holdfast
+from holdfast.engines.base import Engine
+from holdfast.errors import EngineClosed, HoldfastError, UsageError
+from holdfast.upkeep import Schedules
+
+Given = ParamSpec("Given")
+Answer = TypeVar("Answer")
+_PAGE = 1_000
+
+# Closing an engine may need a thread pool, and pools are shut before `atexit` comes: the hook that
+# shuts them is the place, and the last to be added is the first to run.
+_at_exit: Callable[[Callable[[], None]], object] = getattr(
+    threading, "_register_atexit", atexit.register
+)
+
+
+def _waited(
+    method: Callable[Concatenate[Any, Given], Coroutine[Any, Any, Answer]],
+) -> Callable[Concatenate[_Facade, Given], Answer]:
+    """The async method as a blocking one, with the same parameters and the same answer."""
+
+    @functools.wraps(method)
+    def wait(self: _Facade, /, *args: Given.args, **more: Given.kwargs) -> Answer:
+        return self._loop_thread.run(method(self._target, *args, **more))
+
+    return wait
+
+
+def _walked(
+    method: Callable[Concatenate[Any, Given], AsyncIterator[Answer]],
+) -> Callable[Concatenate[_Facade, Given], Iterator[Answer]]:
+    """The async iterator as a blocking one, some pages ahead at most."""
+
+    @functools.wraps(method)
+    def walk(self: _Facade, /, *args: Given.args, **more: Given.kwargs) -> Iterator[Answer]:
+        rest = method(self._target, *args, **more)
+        while page := self._loop_thread.run(_take(rest)):
+            yield from page
+
+    return walk
+
+
+def _direct(
+    method: Callable[Concatenate[Any, Given], Answer],
+) -> Callable[Concatenate[_Facade, Given], Answer]:
+    """A method that needs no loop."""
+
+    @functools.wraps(method)
+    def call(self: _Facade, /, *args: Given.args, **more: Given.kwargs) -> Answer:
+        return method(self._target, *args, **more)
+
+    return call
+
+
+async def _take(rest: AsyncIterator[Answer]) -> list[Answer]:
+    page: list[Answer] = []
+    async for each in rest:
+        page.append(each)
+        if len(page) == _PAGE:
+            break
+    return page
+
+
+class _Facade:
+    def __init__(self, target: object, loop_thread: LoopThread) -> None:
+        self._target = target
+        self._loop_thread = loop_thread
+
+
+class BlockingSchedules(_Facade):
+    """See `Schedules`."""
+
+    add = _waited(Schedules.add)
+    edit = _waited(Schedules.edit)
+    pause = _waited(Schedules.pause)
+    resume = _waited(Schedules.resume)
+    remove = _waited(Schedules.remove)
+    run_now = _waited(Schedules.run_now)
+    get = _waited(Schedules.get)
+    all = _waited(Schedules.all)
+    preview = _direct(Schedules.preview)
+
+
+class BlockingHoldfast(_Facade):
+    """See `Holdfast`. Use it as `with BlockingHoldfast() as app`, or call `open` and `close`."""
+
+    def __init__(self, url: str | None = None, *, engine: Engine | None = None) -> None:
+        app = Holdfast(url, engine=engine)
+        super().__init__(app, LoopThread())
+        self._app = app
+        self.listeners = app.listeners
+        self.schedules = BlockingSchedules(app.schedules, self._loop_thread)
+
+    def open(self) -> None:
+        """Start the loop and open the engine. Idempotent."""
+        self._loop_thread.start(self._app.close)
+        self._loop_thread.run(self._app.open())
+
+    def close(self) -> None:
+        """Finish what was asked and end the loop. Idempotent; done at exit if forgotten."""
+        self._loop_thread.stop()
+
+    def __enter__(self) -> Self:
+        try:
+            self.open()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        error_type: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def run(self, coroutine: Coroutine[Any, Any, Answer]) -> Answer:
+        """Wait for any coroutine on this loop, where the engine lives."""
+        return self._loop_thread.run(coroutine)
+
+    def start_upkeep(self, *, archive: Path | str | None = None) -> None:
+        """Keep time in the background until `close`."""
+        self._loop_thread.keep(self._app.upkeep(archive=archive).run)
+
+    job = _direct(Holdfast.job)
+    enqueue = _waited(Holdfast.enqueue)
+    enqueue_many = _waited(Holdfast.enqueue_many)
+    lease = _waited(Holdfast.lease)
+    renew = _waited(Holdfast.renew)
+    renew_many = _waited(Holdfast.renew_many)
+    complete = _waited(Holdfast.complete)
+    fail = _waited(Holdfast.fail)
+    retry = _waited(Holdfast.retry)
+    bury = _waited(Holdfast.bury)
+    release = _waited(Holdfast.release)
+    forward = _waited(Holdfast.forward)
+    settle = _waited(Holdfast.settle)
+    get = _waited(Holdfast.get)
+    find = _waited(Holdfast.find)
+    jobs = _walked(Holdfast.jobs)
+    tally = _waited(Holdfast.tally)
+    amend = _waited(Holdfast.amend)
+    cancel = _waited(Holdfast.cancel)
+    redrive = _waited(Holdfast.redrive)
+    delete = _waited(Holdfast.delete)
+    queues = _waited(Holdfast.queues)
+    declare = _waited(Holdfast.declare)
+    drop = _waited(Holdfast.drop)
+    backup = _waited(Holdfast.backup)
+    within = _direct(Holdfast.within)
+
+
+class LoopThread:
+    """An event loop in a daemon thread of its own."""
+
+    def __init__(self) -> None:
+        self._guard = threading.Lock()
+        self._process = os.getpid()
+        self._thread: threading.Thread | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._stop: asyncio.Event | None = None
+        self._kept: list[asyncio.Task[None]] = []
+
+    def start(self, at_end: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """`at_end` runs last in the loop, whatever ends it."""
+        self._refuse_fork()
+        with self._guard:
+            if self._thread is not None:
+                return
+            ready = threading.Event()
+            self._thread = threading.Thread(
+                target=self._main, args=(ready, at_end), name="holdfast-loop", daemon=True
+            )
+            self._thread.start()
+            ready.wait()
+            _at_exit(functools.partial(_stop_at_exit, weakref.ref(self)))
+
+    def run(self, coroutine: Coroutine[Any, Any, Answer]) -> Answer:
+        """Wait for it; an interrupt, such as Ctrl-C, cancels it."""
+        try:
+            loop = self._usable_loop()
+        except HoldfastError:
+            coroutine.close()
+            raise
+        future = asyncio.run_coroutine_threadsafe(coroutine, loop)
+        try:
+            return future.result()
+        except concurrent.futures.CancelledError:
+            raise EngineClosed("this Holdfast was closed before the call was answered") from None
+        except BaseException:
+            future.cancel()
+            raise
+
+    def keep(self, service: Callable[[asyncio.Event], Coroutine[Any, Any, None]]) -> None:
+        """Run it in the background until the end."""
+
+        async def begin() -> None:
+            assert self._stop is not None
+            self._kept.append(asyncio.create_task(service(self._stop)))
+
+        self.run(begin())
+
+    def stop(self) -> None:
+        if os.getpid() != self._process:
+            return
+        with self._guard:
+            thread, loop, stop = self._thread, self._loop, self._stop
+            self._thread = None
+        if thread is None or loop is None or stop is None:
+            return
+        with contextlib.suppress(RuntimeError):
+            loop.call_soon_threadsafe(stop.set)
+        thread.join()
+
+    def _main(
+        self, ready: threading.Event, at_end: Callable[[], Coroutine[Any, Any, None]]
+    ) -> None:
+        async def live() -> None:
+            self._stop = asyncio.Event()
+            self._loop = asyncio.get_running_loop()
+            ready.set()
+            await self._stop.wait()
+            await asyncio.gather(*self._kept, return_exceptions=True)
+            self._kept.clear()
+            await at_end()
+
+        asyncio.run(live())
+
+    def _usable_loop(self) -> asyncio.AbstractEventLoop:
+        self._refuse_fork()
+        if self._thread is None or self._loop is None:
+            raise EngineClosed("this Holdfast is not open: call open() or use it in a with block")
+        if threading.current_thread() is self._thread:
+            raise UsageError("this is Holdfast's own loop: await the methods of Holdfast instead")
+        return self._loop
+
+    def _refuse_fork(self) -> None:
+        if os.getpid() != self._process:
+            raise EngineClosed(
+                "this Holdfast belongs to the process that this one was forked from: make a new one"
+            )
+
+
+def _stop_at_exit(kept: weakref.ref[LoopThread]) -> None:
+    loop_thread = kept()
+    if loop_thread is not None:
+        loop_thread.stop()

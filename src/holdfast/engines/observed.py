@@ -1,0 +1,164 @@
+"""Tells what went through an engine: each call's verb, time, answers by queue, and error.
+
+The engine itself stays silent. Telling comes after the call and never changes its result.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, defaultdict
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import TypeVar
+
+from holdfast.core.model import (
+    Job,
+    JobFilter,
+    Lease,
+    LeaseRequest,
+    NewJob,
+    Page,
+    Queue,
+    QueueView,
+    Receipt,
+    Record,
+    Renewal,
+    Tally,
+    TallyBy,
+)
+from holdfast.core.verdict import Amendment, Outcome, Settlement
+from holdfast.engines.base import Engine, Expired, Overdue, Saved, Traits
+from holdfast.errors import HoldfastError
+from holdfast.events import EngineCalled, Listeners, Tell
+
+Answer = TypeVar("Answer")
+Counted = Iterable[tuple[str, str]]
+"""(queue, outcome) of each answer."""
+
+
+class Observed:
+    """See `Engine`."""
+
+    def __init__(self, engine: Engine, tell: Tell) -> None:
+        self._engine = engine
+        self._tell = tell if isinstance(tell, Listeners) else Listeners(tell)
+
+    @property
+    def traits(self) -> Traits:
+        return self._engine.traits
+
+    async def open(self) -> None:
+        await self._observe("open", self._engine.open())
+
+    async def close(self) -> None:
+        await self._observe("close", self._engine.close())
+
+    async def declare(self, queue: Queue) -> None:
+        await self._observe(
+            "declare", self._engine.declare(queue), lambda _: [(queue.name, "declared")]
+        )
+
+    async def drop(self, name: str) -> None:
+        await self._observe("drop", self._engine.drop(name), lambda _: [(name, "dropped")])
+
+    async def queues(self, *, counts: bool = True) -> list[QueueView]:
+        return await self._observe("queues", self._engine.queues(counts=counts))
+
+    async def enqueue(self, jobs: Sequence[NewJob]) -> list[Receipt]:
+        def outcomes(receipts: list[Receipt]) -> Counted:
+            for job, receipt in zip(jobs, receipts, strict=True):
+                yield job.queue, receipt.code or receipt.status
+
+        return await self._observe("enqueue", self._engine.enqueue(jobs), outcomes)
+
+    async def lease(self, request: LeaseRequest) -> list[Lease]:
+        return await self._observe(
+            "lease",
+            self._engine.lease(request),
+            lambda leases: [(lease.job.queue, "leased") for lease in leases],
+        )
+
+    async def renew(self, renewals: Sequence[Renewal]) -> list[Lease | None]:
+        def outcomes(leases: list[Lease | None]) -> Counted:
+            for renewal, lease in zip(renewals, leases, strict=True):
+                yield renewal.lease.job.queue, "lost" if lease is None else "renewed"
+
+        return await self._observe("renew", self._engine.renew(renewals), outcomes)
+
+    async def settle(self, settlements: Sequence[Settlement]) -> list[Outcome]:
+        def outcomes(answers: list[Outcome]) -> Counted:
+            for settlement, answer in zip(settlements, answers, strict=True):
+                verdict = type(settlement.verdict).__name__.lower()
+                outcome = verdict if answer is Outcome.SETTLED else answer
+                yield settlement.lease.job.queue, outcome
+
+        return await self._observe("settle", self._engine.settle(settlements), outcomes)
+
+    async def overdue(self, limit: int) -> Overdue:
+        return await self._observe(
+            "overdue",
+            self._engine.overdue(limit),
+            lambda found: [(lease.job.queue, "overdue") for lease in found.leases],
+        )
+
+    async def expired(self, limit: int) -> Expired:
+        return await self._observe(
+            "expired",
+            self._engine.expired(limit),
+            lambda found: [(job.queue, "expired") for job in found.jobs],
+        )
+
+    async def finished(self, limit: int) -> list[Job]:
+        return await self._observe(
+            "finished",
+            self._engine.finished(limit),
+            lambda jobs: [(job.queue, job.state) for job in jobs],
+        )
+
+    async def get(self, id: str) -> Job | None:
+        return await self._observe("get", self._engine.get(id))
+
+    async def find(self, wanted: JobFilter, *, limit: int, after: int | None = None) -> Page:
+        return await self._observe("find", self._engine.find(wanted, limit=limit, after=after))
+
+    async def tally(self, wanted: JobFilter, by: TallyBy, *, limit: int) -> list[Tally]:
+        return await self._observe("tally", self._engine.tally(wanted, by, limit=limit))
+
+    async def amend(self, wanted: JobFilter, amendment: Amendment, *, limit: int) -> int:
+        act = type(amendment).__name__.lower()
+        return await self._observe(
+            "amend",
+            self._engine.amend(wanted, amendment, limit=limit),
+            lambda changed: [(wanted.queue or "", act)] * changed,
+        )
+
+    async def load(self, kind: str, *, after: str | None = None, limit: int) -> list[Record]:
+        return await self._observe("load", self._engine.load(kind, after=after, limit=limit))
+
+    async def save(self, records: Sequence[Record]) -> list[Saved]:
+        return await self._observe(
+            "save", self._engine.save(records), lambda answers: [("", each) for each in answers]
+        )
+
+    async def _observe(
+        self,
+        verb: str,
+        call: Awaitable[Answer],
+        outcomes: Callable[[Answer], Counted] = lambda _: (),
+    ) -> Answer:
+        start = time.perf_counter()
+        try:
+            answer = await call
+        except BaseException as error:
+            code = error.code if isinstance(error, HoldfastError) else type(error).__name__
+            self._tell(EngineCalled(verb=verb, duration_ms=_ms_since(start), error=code))
+            raise
+        duration_ms = _ms_since(start)
+        counts: dict[str, dict[str, int]] = defaultdict(Counter)
+        for queue, outcome in outcomes(answer):
+            counts[queue][str(outcome)] += 1
+        self._tell(EngineCalled(verb=verb, duration_ms=duration_ms, outcomes=dict(counts)))
+        return answer
+
+
+def _ms_since(start: float) -> float:
+    return (time.perf_counter() - start) * 1000

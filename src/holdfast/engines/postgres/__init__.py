@@ -1,0 +1,5 @@
+"""The engine for many machines: PostgreSQL through asyncpg."""
+
+from holdfast.engines.postgres.engine import PostgresEngine
+
+__all__ = ["PostgresEngine"]

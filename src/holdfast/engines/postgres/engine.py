@@ -1,0 +1,304 @@
+"""The PostgreSQL engine: checks what it is given, and holds the conversations of its neighbours.
+
+No SQL is here. The server's clock decides, unless a test gives its own.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from typing import Any
+
+from holdfast.core import checks, limits
+from holdfast.core.model import (
+    Job,
+    JobFilter,
+    Lease,
+    LeaseRequest,
+    NewJob,
+    Page,
+    Queue,
+    QueueView,
+    Receipt,
+    Record,
+    Renewal,
+    Tally,
+    TallyBy,
+)
+from holdfast.core.verdict import Amendment, Outcome, Settlement
+from holdfast.engines.base import Expired, Overdue, Saved, Traits
+from holdfast.engines.clock import Clock
+from holdfast.engines.postgres import (
+    amending,
+    enqueuing,
+    leasing,
+    looking,
+    queues,
+    records,
+    schemas,
+    settling,
+    upkeep,
+)
+from holdfast.engines.postgres.listen import Listener
+from holdfast.engines.postgres.pool import FAILURES, Connection, Pool
+from holdfast.engines.postgres.steps import Steps, Store, T
+from holdfast.engines.postgres.within import AsyncWithin, Home, Within, within
+from holdfast.engines.waiting import Bell, lease_patiently
+from holdfast.errors import (
+    ConfigError,
+    EngineClosed,
+    EngineError,
+    EngineUnavailable,
+    OutcomeUnknown,
+    SchemaMismatch,
+)
+
+_TRAITS = Traits(name="postgres", durable=True, shared=True, transactional=True)
+_NET_MS = (800, 1_200)
+_AMEND_ROUNDS_MAX = 20
+
+
+class PostgresEngine:
+    """See `Engine`. `pooled` keeps nothing in a session, for PgBouncer's transaction pooling."""
+
+    def __init__(
+        self,
+        dsn: str,
+        *,
+        namespace: str = "default",
+        schema: str = "holdfast",
+        connections: int = 4,
+        pooled: bool = False,
+        clock: Clock | None = None,
+    ) -> None:
+        if not limits.NAMESPACE.match(namespace):
+            raise ConfigError(f"namespace {namespace[:100]!r} is not 1 to 80 of A-Z a-z 0-9 _ . -")
+        if not schemas.SCHEMA_NAME.match(schema):
+            raise ConfigError(
+                f"schema {schema[:100]!r} is not 1 to 63 of a-z 0-9 _, no digit first"
+            )
+        if connections < 1:
+            raise ConfigError(f"connections {connections} is not 1 or more")
+        self._namespace = namespace
+        self._schema = schema
+        self._pooled = pooled
+        self._clock_ms = None if clock is None else clock.wall_ms
+        self._make_pool = partial(
+            Pool, dsn, schema=schema, size=connections, pooled=pooled, setup=self._recognise
+        )
+        self._bell = Bell()
+        self._identity: schemas.Identity | None = None
+        self._pool: Pool | None = None
+        self._listener: Listener | None = None
+
+    @property
+    def traits(self) -> Traits:
+        return _TRAITS
+
+    async def open(self) -> None:
+        if self._pool is not None:
+            return
+        pool = self._make_pool()
+        try:
+            self._identity = await self._prepare(pool)
+            self._pool = pool
+            await self._run(queues.declare_default)
+        except BaseException:
+            self._pool = None
+            await pool.close()
+            raise
+        self._listener = None if self._pooled else Listener(pool, self._bell)
+
+    async def close(self) -> None:
+        pool, self._pool = self._pool, None
+        listener, self._listener = self._listener, None
+        self._bell.ring()
+        if listener is not None:
+            await listener.stop()
+        if pool is not None:
+            await pool.close()
+
+    async def declare(self, queue: Queue) -> None:
+        checks.check_queue(queue)
+        await self._run(queues.declare, queue)
+        self._bell.ring()
+
+    async def drop(self, name: str) -> None:
+        if not limits.QUEUE_NAME.match(name):
+            return
+        number = await self._run(queues.take_name, name)
+        # Each batch is a transaction of its own; if it ends here the pruner goes on with it.
+        purged = number is not None
+        while purged:
+            purged = await self._run(queues.purge, number) > 0
+
+    async def queues(self, *, counts: bool = True) -> list[QueueView]:
+        if counts:
+            return await self._read(queues.count_queues)
+        return await self._read(queues.list_queues)
+
+    async def enqueue(self, jobs: Sequence[NewJob]) -> list[Receipt]:
+        checks.check_batch(len(jobs))
+        receipts = await self._run(enqueuing.enqueue, jobs)
+        self._bell.ring()
+        return receipts
+
+    async def lease(self, request: LeaseRequest) -> list[Lease]:
+        checks.check_request(request)
+        self._opened()
+        patience = _Patience(self._lease, self._linger)
+        leases = await lease_patiently(
+            request,
+            patience.attempt if request.wait_ms else self._lease,
+            self._bell,
+            net_ms=random.randint(*_NET_MS),
+            open_=lambda: self._pool is not None,
+        )
+        if not leases and patience.failure is not None and self._pool is not None:
+            raise patience.failure
+        return leases
+
+    async def renew(self, renewals: Sequence[Renewal]) -> list[Lease | None]:
+        checks.check_renewals(renewals)
+        return await self._run(leasing.renew, renewals)
+
+    async def settle(self, settlements: Sequence[Settlement]) -> list[Outcome]:
+        checks.check_batch(len(settlements))
+        outcomes = await self._run(settling.settle, settlements)
+        self._bell.ring()
+        return outcomes
+
+    async def overdue(self, limit: int) -> Overdue:
+        checks.check_page(limit)
+        return await self._read(upkeep.overdue, limit)
+
+    async def expired(self, limit: int) -> Expired:
+        checks.check_page(limit)
+        return await self._read(upkeep.expired, limit)
+
+    async def finished(self, limit: int) -> list[Job]:
+        checks.check_page(limit)
+        return await self._run(upkeep.finished, limit)
+
+    async def get(self, id: str) -> Job | None:
+        if not limits.JOB_ID.match(id):
+            self._opened()
+            return None
+        return await self._read(looking.get, id)
+
+    async def find(self, wanted: JobFilter, *, limit: int, after: int | None = None) -> Page:
+        checks.check_page(limit, after)
+        checks.check_filter(wanted)
+        return await self._read(partial(looking.find, limit=limit, after=after), wanted)
+
+    async def tally(self, wanted: JobFilter, by: TallyBy, *, limit: int) -> list[Tally]:
+        checks.check_page(limit)
+        checks.check_filter(wanted)
+        return await self._read(partial(looking.tally, limit=limit), wanted, by)
+
+    async def amend(self, wanted: JobFilter, amendment: Amendment, *, limit: int) -> int:
+        checks.check_page(limit)
+        checks.check_filter(wanted)
+        checks.check_amendment(amendment)
+        total = 0
+        # Jobs that somebody else changed between the look and the lock leave room for others.
+        for _ in range(_AMEND_ROUNDS_MAX):
+            talk = partial(amending.amend, limit=limit - total)
+            count, lost = await self._run(talk, wanted, amendment)
+            total += count
+            if not lost or total >= limit:
+                break
+        self._bell.ring()
+        return total
+
+    async def load(self, kind: str, *, after: str | None = None, limit: int) -> list[Record]:
+        checks.check_load(kind, after, limit)
+        return await self._read(partial(records.load, after=after, limit=limit), kind)
+
+    async def save(self, records_: Sequence[Record]) -> list[Saved]:
+        checks.check_batch(len(records_))
+        for record in records_:
+            checks.check_record(record)
+        return await self._run(records.save, records_)
+
+    def within(self, connection: Any) -> Within | AsyncWithin:
+        """Enqueue and settle in the transaction that `connection` is in: what is done there is
+        done when the caller commits, and never was if it rolls back."""
+        _, store = self._opened()
+        assert self._identity is not None
+        return within(connection, Home(self._identity, self._schema, store))
+
+    async def _run(self, talk: Callable[..., Steps[T]], *arguments: object) -> T:
+        pool, store = self._opened()
+        return await pool.run(lambda: talk(store, *arguments))
+
+    async def _read(self, talk: Callable[..., Steps[T]], *arguments: object) -> T:
+        pool, store = self._opened()
+        return await pool.run(lambda: talk(store, *arguments), writes=False)
+
+    def _opened(self) -> tuple[Pool, Store]:
+        if self._pool is None or self._identity is None:
+            raise EngineClosed("the PostgreSQL engine is not open")
+        return self._pool, Store(self._identity.ns, self._clock_ms)
+
+    async def _lease(self, request: LeaseRequest) -> tuple[list[Lease], int | None]:
+        return await self._run(leasing.lease, request), None
+
+    async def _linger(self, request: LeaseRequest) -> tuple[int | None, bool]:
+        """Before a wait: when the next job is due, and whether to look again at once."""
+        _, store = self._opened()
+        if self._listener is not None:
+            await self._listener.start(f"{self._schema[:40]}_{store.ns}")
+        return await self._run(partial(leasing.linger, listens=self._listener is not None), request)
+
+    async def _prepare(self, pool: Pool) -> schemas.Identity:
+        """Check the schema, and make or change it if it must be."""
+        try:
+            connection = await pool.dial()
+            try:
+                found = await schemas.identify(connection, self._schema, self._namespace)
+                if found is None:
+                    await schemas.migrate(connection, self._schema, self._namespace)
+                    found = await schemas.identify(connection, self._schema, self._namespace)
+            finally:
+                connection.terminate()
+        except FAILURES as error:
+            raise pool.explain(error) from error
+        assert found is not None
+        return found
+
+    async def _recognise(self, connection: Connection) -> None:
+        """A new connection must lead to the store that was opened."""
+        found = await schemas.identify(connection, self._schema, self._namespace)
+        if found != self._identity:
+            raise SchemaMismatch(
+                f"the schema {self._schema} is not the one that was opened: open the engine again"
+            )
+
+
+class _Patience:
+    """A waiting lease goes on waiting through an outage; what it met last is told at the end."""
+
+    def __init__(
+        self,
+        lease: Callable[[LeaseRequest], Awaitable[tuple[list[Lease], int | None]]],
+        linger: Callable[[LeaseRequest], Awaitable[tuple[int | None, bool]]],
+    ) -> None:
+        self._lease = lease
+        self._linger = linger
+        self.failure: EngineError | None = None
+
+    async def attempt(self, request: LeaseRequest) -> tuple[list[Lease], int | None]:
+        try:
+            leases, _ = await self._lease(request)
+            next_ms = None
+            if not leases:
+                next_ms, again = await self._linger(request)
+                if again:
+                    leases, _ = await self._lease(request)
+        except (EngineUnavailable, OutcomeUnknown, EngineClosed) as error:
+            self.failure = error
+            return [], None
+        self.failure = None
+        return leases, next_ms

@@ -1,0 +1,134 @@
+"""Leasing and renewing: one statement each, whose rows become leases in the order asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from holdfast.core import checks, limits
+from holdfast.core.model import Lease, LeaseRequest, Renewal
+from holdfast.engines.postgres.rows import held_job
+from holdfast.engines.postgres.steps import Ask, Row, Steps, Store
+
+_LEASE = """
+SELECT * FROM $schema.lease($1::int, $2::bigint, $3::text[], $4::int, $5::text, $6::bigint,
+                            $7::text[])
+"""
+_LEASE_IDS = _LEASE.replace("$schema.lease", "$schema.lease_ids")
+_LINGER = """
+SELECT next_ms, fresh
+FROM $schema.linger($1::int, $2::bigint, $3::text[], $4::text[], $5::boolean)
+"""
+_RENEW = """
+SELECT * FROM $schema.renew($1::int, $2::bigint, $3::text[], $4::bigint[], $5::bigint[],
+                            $6::float8[], $7::bytea[], $8::bytea[])
+"""
+_SEQ, _PLACE, _QUEUE, _RANK, _DUE, _LEASED, _DEADLINE, _TOKEN = 1, 2, 3, 7, 13, 15, 16, 17
+
+
+def can_exist(lease: Lease) -> bool:
+    """Could it be in the database at all? What could not must not be sent there either."""
+    return bool(limits.JOB_ID.match(lease.id)) and 0 <= lease.token < 2**63
+
+
+def lease(store: Store, request: LeaseRequest) -> Steps[list[Lease]]:
+    tasks = None
+    if request.tasks is not None:
+        tasks = [task for task in sorted(request.tasks) if limits.TASK_NAME.match(task)]
+    names = _names(request)
+    rows: Sequence[Row] = [(None,)]
+    # A row without an id: expired jobs were put aside and more may stand in front.
+    while rows and rows[0][0] is None:
+        values = (
+            store.ns, store.given_ms, names, request.limit,
+            request.worker or None, request.lease_ms, tasks,
+        )  # fmt: skip
+        rows = yield Ask(_LEASE_IDS if request.ids else _LEASE, values, alone=True)
+    return [_lease(row) for row in _in_order(request, rows)]
+
+
+def _names(request: LeaseRequest) -> list[str]:
+    if request.ids:
+        return [id_ for id_ in request.ids if limits.JOB_ID.match(id_)]
+    return [name for name in request.queues if limits.QUEUE_NAME.match(name)]
+
+
+def _in_order(request: LeaseRequest, rows: Sequence[Row]) -> Sequence[Row]:
+    if request.ids:
+        wanted = {id_: position for position, id_ in reversed(list(enumerate(request.ids)))}
+        return sorted(rows, key=lambda row: wanted[row[0]])
+    if len(request.queues) == 1:
+        return sorted(rows, key=lambda row: (row[_RANK], row[_DUE], row[_PLACE]))
+    line = {name: position for position, name in reversed(list(enumerate(request.queues)))}
+    return sorted(rows, key=lambda row: (line[row[_QUEUE]], row[_RANK], row[_DUE], row[_PLACE]))
+
+
+def _lease(row: Row) -> Lease:
+    return Lease(job=held_job(row), token=row[_TOKEN], lease_ms=row[_DEADLINE] - row[_LEASED])
+
+
+def linger(store: Store, request: LeaseRequest, *, listens: bool) -> Steps[tuple[int | None, bool]]:
+    """The time to the next due job, and whether nobody was known to wait until now."""
+    names = _names(request)
+    values = (
+        store.ns, store.given_ms, [] if request.ids else names, names if request.ids else [],
+        listens,
+    )  # fmt: skip
+    rows = yield Ask(_LINGER, values, alone=True)
+    next_ms, fresh = rows[0]
+    return next_ms, fresh
+
+
+def renew(store: Store, renewals: Sequence[Renewal]) -> Steps[list[Lease | None]]:
+    """One statement, unless a job is named twice: then as many as it is named."""
+    answers: list[Lease | None] = [None] * len(renewals)
+    left = [entry for entry in enumerate(renewals) if can_exist(entry[1].lease)]
+    is_single = len({renewal.lease.id for _, renewal in left}) == len(left)
+    while left:
+        now_, later = _first_of_each(left)
+        rows = yield Ask(_RENEW, _values(store, now_), alone=is_single)
+        by_id = {row[0]: row for row in rows}
+        for position, renewal in now_:
+            row = by_id.get(renewal.lease.id)
+            if row is not None:
+                lease_ms = _span(renewal)
+                answers[position] = Lease(job=held_job(row), token=row[_TOKEN], lease_ms=lease_ms)
+        left = later
+    return answers
+
+
+_Numbered = list[tuple[int, Renewal]]
+
+
+def _first_of_each(numbered: _Numbered) -> tuple[_Numbered, _Numbered]:
+    seen: set[str] = set()
+    first: _Numbered = []
+    later: _Numbered = []
+    for entry in numbered:
+        (later if entry[1].lease.id in seen else first).append(entry)
+        seen.add(entry[1].lease.id)
+    # Row locks in one order for everybody.
+    first.sort(key=lambda entry: (entry[1].lease.job.seq, entry[1].lease.id))
+    return first, later
+
+
+def _values(store: Store, numbered: _Numbered) -> tuple[Any, ...]:
+    renewals = [renewal for _, renewal in numbered]
+    notes = [renewal.note for renewal in renewals]
+    noted = any(note is not None for note in notes)
+    return (
+        store.ns, store.given_ms,
+        [renewal.lease.id for renewal in renewals],
+        [renewal.lease.token for renewal in renewals],
+        [_span(renewal) for renewal in renewals],
+        [note and note.progress for note in notes] if noted else [],
+        [note and note.checkpoint for note in notes] if noted else [],
+        [
+            None if note is None or note.output is None else checks.clip_output(note.output)
+            for note in notes
+        ] if noted else [],
+    )  # fmt: skip
+
+
+def _span(renewal: Renewal) -> int:
+    return renewal.lease.lease_ms if renewal.lease_ms is None else renewal.lease_ms

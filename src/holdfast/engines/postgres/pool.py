@@ -1,0 +1,254 @@
+"""Connections: made with back-off and jitter, lent one at a time, dropped when in doubt.
+
+Runs the conversations of `steps`, decides what a failure left behind, and repeats only what the
+server says it has undone. It knows no job.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import random
+import socket
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import asyncpg
+
+from holdfast.engines.postgres import faults
+from holdfast.engines.postgres.schemas import quoted
+from holdfast.engines.postgres.steps import Again, Ask, Steps, T
+from holdfast.errors import EngineClosed, EngineError, EngineUnavailable, HoldfastError
+
+CONNECT_S_MAX = 10.0
+COMMAND_S_MAX = 30.0
+CLOSE_S_MAX = 5.0
+TRIES_MAX = 6
+BACKOFF_S_FIRST, BACKOFF_S_MAX = 0.05, 1.0
+DEAD_PEER_MS_MAX = 15_000
+
+SESSION = {
+    "application_name": "holdfast",
+    # A plan that was kept since the table was small must not read it whole.
+    "enable_seqscan": "off",
+    "jit": "off",
+    "tcp_keepalives_idle": "10",
+    "tcp_keepalives_interval": "5",
+    "tcp_keepalives_count": "3",
+}
+BEGIN = "BEGIN; SET LOCAL idle_in_transaction_session_timeout = '30s'"
+"""A process that freezes in the middle must not hold its locks for ever."""
+
+FAILURES = (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError, OSError)
+"""What a library call may raise when the server or the way to it fails; timeouts are OSErrors."""
+
+
+class Connection(asyncpg.Connection):  # type: ignore[misc] # it ships no types
+    """Notices a peer that vanished without a word."""
+
+    def keep_alive(self) -> None:
+        peer = self._transport.get_extra_info("socket")
+        if peer is None or peer.family not in (socket.AF_INET, socket.AF_INET6):
+            return
+        peer.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for name, value in (
+            ("TCP_KEEPIDLE", 5),
+            ("TCP_KEEPINTVL", 3),
+            ("TCP_KEEPCNT", 3),
+            ("TCP_USER_TIMEOUT", DEAD_PEER_MS_MAX),
+        ):
+            if hasattr(socket, name):
+                peer.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+
+
+Setup = Callable[[Connection], Awaitable[None]]
+
+
+class Pool:
+    """At most `size` connections. `setup` checks each new one before it is used."""
+
+    def __init__(self, dsn: str, *, schema: str, size: int, pooled: bool, setup: Setup) -> None:
+        self.where = faults.mask(dsn)
+        self._dsn = dsn
+        self._schema = quoted(schema)
+        self._pooled = pooled
+        self._setup = setup
+        self._idle: list[Connection] = []
+        self._lent: set[Connection] = set()
+        self._size = size
+        self._slots = asyncio.Semaphore(size)
+        self._texts: dict[str, str] = {}
+        self._failures = 0
+        self._retry_at = 0.0
+        self._refusal = ""
+        self._pid = os.getpid()
+        self._open = True
+
+    def text(self, statement: str) -> str:
+        """The statement with the schema's name in it."""
+        text = self._texts.get(statement)
+        if text is None:
+            text = self._texts[statement] = statement.replace("$schema", self._schema)
+        return text
+
+    async def connect(self) -> Connection:
+        """A new connection, for the caller to close. After a failure the next try waits a while,
+        and whoever asks meanwhile is refused at once: a server that comes back is not stormed."""
+        if time.monotonic() < self._retry_at:
+            raise EngineUnavailable(self._refusal)
+        try:
+            connection = await self.dial()
+            try:
+                await self._setup(connection)
+            except BaseException:
+                connection.terminate()
+                raise
+        except FAILURES as error:
+            refused = self.explain(error)
+            self._back_off(refused)
+            raise refused from error
+        except EngineUnavailable as error:
+            self._back_off(error)
+            raise
+        self._failures = 0
+        return connection
+
+    async def dial(self) -> Connection:
+        """A connection as the library gives it, with its errors."""
+        connection: Connection = await asyncpg.connect(
+            self._dsn,
+            connection_class=Connection,
+            timeout=CONNECT_S_MAX,
+            command_timeout=COMMAND_S_MAX,
+            statement_cache_size=0 if self._pooled else 100,
+            server_settings=None if self._pooled else SESSION,
+        )
+        connection.keep_alive()
+        return connection
+
+    def _back_off(self, error: EngineError) -> None:
+        longest = min(BACKOFF_S_MAX, BACKOFF_S_FIRST * 2**self._failures)
+        self._failures = min(self._failures + 1, 20)
+        self._retry_at = time.monotonic() + random.uniform(longest / 2, longest)
+        self._refusal = str(error)
+
+    @contextlib.asynccontextmanager
+    async def lend(self) -> AsyncIterator[Connection]:
+        """A checked connection. Whoever leaves it in an unknown state has it closed."""
+        if self._pid != os.getpid():
+            raise EngineClosed("this engine belongs to the process that was forked: open a new one")
+        async with self._slots:
+            if not self._open:
+                raise EngineClosed("the PostgreSQL engine is not open")
+            while self._idle and self._idle[-1].is_closed():
+                self._idle.pop()
+            connection = self._idle.pop() if self._idle else await self.connect()
+            self._lent.add(connection)
+            try:
+                yield connection
+            except (HoldfastError, _Undone):
+                if not connection.is_closed() and connection.is_in_transaction():
+                    connection.terminate()
+                raise
+            except BaseException:
+                connection.terminate()
+                raise
+            finally:
+                self._lent.discard(connection)
+                self._take_back(connection)
+
+    def _take_back(self, connection: Connection) -> None:
+        if not self._open:
+            connection.terminate()
+        elif not connection.is_closed():
+            self._idle.append(connection)
+
+    def explain(self, error: BaseException, *, doubtful: bool = False) -> EngineError:
+        return faults.explain(error, doubtful=doubtful, where=self.where)
+
+    def forget(self) -> None:
+        """Close what is idle: the address leads to another server now."""
+        while self._idle:
+            self._idle.pop().terminate()
+
+    async def close(self) -> None:
+        """What is in flight may end: a lease that nobody hears of would hold its job up."""
+        self._open = False
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(CLOSE_S_MAX):
+                for _ in range(self._size):
+                    await self._slots.acquire()
+        for connection in (*self._lent, *self._idle):
+            connection.terminate()
+        self._idle.clear()
+
+    async def run(self, make: Callable[[], Steps[T]], *, writes: bool = True) -> T:
+        """Hold the conversation; repeat it while the server undid it, a bounded number of times."""
+        for tried in range(1, TRIES_MAX + 1):
+            try:
+                async with self.lend() as connection:
+                    return await self._converse(connection, make(), writes=writes)
+            except _Undone as undone:
+                last = undone
+                if tried < TRIES_MAX:
+                    await asyncio.sleep(random.uniform(0, 0.005 * 2**tried))
+        raise EngineUnavailable(
+            f"PostgreSQL at {self.where} undid it {TRIES_MAX} times over: {last}; "
+            "nothing was changed"
+        ) from last
+
+    async def _converse(self, connection: Connection, steps: Steps[T], *, writes: bool) -> T:
+        begun = doubtful = False
+        rows: list[Any] | None = None
+        try:
+            while True:
+                try:
+                    ask = next(steps) if rows is None else steps.send(rows)
+                except StopIteration as stop:
+                    if begun:
+                        doubtful = writes
+                        await connection.execute("COMMIT")
+                    result: T = stop.value
+                    return result
+                if not (ask.alone or begun):
+                    await connection.execute(BEGIN)
+                    begun = True
+                doubtful = writes and not begun
+                rows = await self._fetch(connection, ask)
+                doubtful = False
+        except Again as again:
+            await self._roll_back(connection)
+            raise _Undone("other calls were faster") from again
+        except HoldfastError:
+            await self._roll_back(connection)
+            raise
+        except FAILURES as error:
+            if faults.is_cut(error):
+                connection.terminate()
+            else:
+                await self._roll_back(connection)
+            raise self._judge(error, doubtful=doubtful, writes=writes) from error
+
+    async def _roll_back(self, connection: Connection) -> None:
+        """Failing at it changes nothing: a connection still in its transaction is closed."""
+        if not connection.is_closed() and connection.is_in_transaction():
+            with contextlib.suppress(*FAILURES):
+                await connection.execute("ROLLBACK")
+
+    async def _fetch(self, connection: Connection, ask: Ask) -> list[Any]:
+        rows: list[Any] = await connection.fetch(self.text(ask.statement), *ask.values)
+        return rows
+
+    def _judge(self, error: BaseException, *, doubtful: bool, writes: bool) -> Exception:
+        code = faults.sqlstate_of(error)
+        if code in faults.REPEATABLE or (faults.is_cut(error) and not writes):
+            return _Undone(str(error))
+        if code == faults.READ_ONLY:
+            self.forget()
+        return self.explain(error, doubtful=doubtful)
+
+
+class _Undone(Exception):
+    """Nothing of the conversation is left; it may be held again."""

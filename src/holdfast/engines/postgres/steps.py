@@ -1,0 +1,48 @@
+"""A call as a conversation with the database: it asks, is answered with rows, and returns.
+
+What is written so runs unchanged on the engine's own connections and on a caller's, blocking or
+not. Nothing here or in such a conversation does I/O.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from typing import Any, NamedTuple, TypeAlias, TypeVar
+
+Row: TypeAlias = Sequence[Any]
+T = TypeVar("T")
+
+
+class Ask(NamedTuple):
+    """One statement, with `$schema` for the schema's name and `$1` … for the values.
+
+    `alone`: it may commit by itself, because nothing written before or after depends on it.
+    """
+
+    statement: str
+    values: tuple[Any, ...] = ()
+    alone: bool = False
+
+
+Steps: TypeAlias = Generator[Ask, Sequence[Row], T]
+
+
+class Again(Exception):
+    """The world changed between two statements: roll back and begin anew."""
+
+
+class Store(NamedTuple):
+    """Where the jobs are: the number of the namespace, and a test's clock if there is one."""
+
+    ns: int
+    clock_ms: Callable[[], int] | None = None
+
+    @property
+    def given_ms(self) -> int | None:
+        """The instant to use; None lets the server read its own clock."""
+        return None if self.clock_ms is None else self.clock_ms()
+
+
+def only(rows: Sequence[Row]) -> Any:
+    """The single value of an answer."""
+    return rows[0][0]

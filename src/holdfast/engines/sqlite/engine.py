@@ -1,0 +1,323 @@
+"""SQLiteEngine: the Engine's calls, each handed to the writer's or the reader's thread.
+
+It holds no SQL and makes no decision: `store` owns the transactions, the other modules what is
+done in them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+import apsw
+
+from holdfast.core import checks, limits
+from holdfast.core.model import (
+    Job,
+    JobFilter,
+    Lease,
+    LeaseRequest,
+    NewJob,
+    Page,
+    Queue,
+    QueueView,
+    Receipt,
+    Record,
+    Renewal,
+    Tally,
+    TallyBy,
+)
+from holdfast.core.verdict import Amendment, Outcome, Release, Settlement
+from holdfast.engines.base import Expired, Overdue, Saved, Traits
+from holdfast.engines.clock import Clock, SystemClock
+from holdfast.engines.sqlite import amend, backup, enqueue, inspect, lease, queues, settle
+from holdfast.engines.sqlite import records as recording
+from holdfast.engines.sqlite.bell import Watch
+from holdfast.engines.sqlite.connection import Durability
+from holdfast.engines.sqlite.disk import FLOOR_BYTES, Disk
+from holdfast.engines.sqlite.files import Files
+from holdfast.engines.sqlite.store import Store
+from holdfast.engines.sqlite.threads import Turn, Worker
+from holdfast.engines.sqlite.unit import Unit
+from holdfast.engines.sqlite.within import Within
+from holdfast.engines.waiting import Bell, lease_patiently
+from holdfast.errors import ConfigError, EngineClosed, EngineError
+
+Result = TypeVar("Result")
+
+_TRAITS = Traits(name="sqlite", durable=True, shared=True, transactional=True)
+_POLL_NET_MS = 1_000
+
+
+class SQLiteEngine:
+    """See `Engine`. Opened and used from one event loop of one process."""
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        namespace: str = "default",
+        durability: Durability = "full",
+        clock: Clock | None = None,
+        vfs: str | None = None,
+        floor_bytes: int = FLOOR_BYTES,
+    ) -> None:
+        if not limits.NAMESPACE.match(namespace):
+            raise ConfigError(f"namespace {namespace[:80]!r} is not 1 to 80 of A-Z a-z 0-9 _ . -")
+        if durability not in ("full", "relaxed"):
+            raise ConfigError(f"durability {durability!r} is not full or relaxed")
+        self._namespace = namespace
+        self._clock = clock or SystemClock()
+        self._files = Files(path)
+        self._disk = Disk(self._files, floor_bytes)
+        self._store = Store(
+            self._files,
+            disk=self._disk,
+            clock=self._clock,
+            namespace=namespace,
+            durability=durability,
+            vfs=vfs,
+        )
+        self._bell = Bell()
+        self._opening = asyncio.Lock()
+        self._giving_back: set[asyncio.Task[None]] = set()
+        self._open = False
+        self._pid = os.getpid()
+
+    @property
+    def traits(self) -> Traits:
+        return _TRAITS
+
+    async def open(self) -> None:
+        async with self._opening:
+            if self._open:
+                self._check_open()
+                return
+            self._pid = os.getpid()
+            writer, reader = Worker("holdfast-sqlite-writer"), Worker("holdfast-sqlite-reader")
+            writer.start()
+            try:
+                await writer.call(self._open_store)
+            except BaseException:
+                writer.stop()
+                await asyncio.to_thread(writer.join)
+                self._store.close()
+                raise
+            reader.start()
+            self._writer, self._reader = writer, reader
+            self._watch = Watch(self._files.bell, self._bell.ring, self._data_version)
+            self._open = True
+        await self._finish_drops()
+
+    async def close(self) -> None:
+        async with self._opening:
+            if not self._open:
+                return
+            self._check_open()
+            self._open = False
+            self._bell.ring()
+            self._reader.stop()
+            self._writer.stop()
+            await asyncio.to_thread(self._wind_up)
+            self._watch.close()
+
+    async def declare(self, queue: Queue) -> None:
+        self._check_open()
+        checks.check_queue(queue)
+        await self._write(lambda unit: queues.declare(unit, queue))
+        self._bell.ring()
+
+    async def drop(self, name: str) -> None:
+        self._check_open()
+        await self._write(lambda unit: queues.begin_drop(unit, name))
+        await self._finish_drops()
+
+    async def queues(self, *, counts: bool = True) -> list[QueueView]:
+        self._check_open()
+        return await self._read(lambda unit: queues.views(unit, counts=counts))
+
+    async def enqueue(self, jobs: Sequence[NewJob]) -> list[Receipt]:
+        self._check_open()
+        checks.check_batch(len(jobs))
+        receipts = await self._write(lambda unit: enqueue.enqueue(unit, jobs), grows=True)
+        self._bell.ring()
+        return receipts
+
+    async def lease(self, request: LeaseRequest) -> list[Lease]:
+        self._check_open()
+        checks.check_request(request)
+        if request.wait_ms == 0:
+            return (await self._try_lease(request))[0]
+        with self._watch.listening():
+            return await lease_patiently(
+                request, self._try_lease, self._bell, net_ms=_POLL_NET_MS, open_=lambda: self._open
+            )
+
+    async def renew(self, renewals: Sequence[Renewal]) -> list[Lease | None]:
+        self._check_open()
+        checks.check_renewals(renewals)
+        return await self._write(lambda unit: lease.renew(unit, renewals), urgent=True)
+
+    async def settle(self, settlements: Sequence[Settlement]) -> list[Outcome]:
+        self._check_open()
+        checks.check_batch(len(settlements))
+        outcomes = await self._write(lambda unit: settle.settle(unit, settlements))
+        self._bell.ring()
+        return outcomes
+
+    async def overdue(self, limit: int) -> Overdue:
+        self._check_open()
+        checks.check_page(limit)
+        return await self._read(lambda unit: inspect.overdue(unit, limit))
+
+    async def expired(self, limit: int) -> Expired:
+        self._check_open()
+        checks.check_page(limit)
+        return await self._read(lambda unit: inspect.expired(unit, limit))
+
+    async def finished(self, limit: int) -> list[Job]:
+        self._check_open()
+        checks.check_page(limit)
+        jobs, keys = await self._read(
+            lambda unit: (inspect.finished(unit, limit), inspect.free_keys(unit))
+        )
+        if keys:
+            await self._write(lambda unit: inspect.drop_keys(unit, keys))
+        return jobs
+
+    async def get(self, id: str) -> Job | None:
+        self._check_open()
+        return await self._read(lambda unit: inspect.get(unit, id))
+
+    async def find(self, wanted: JobFilter, *, limit: int, after: int | None = None) -> Page:
+        self._check_open()
+        checks.check_page(limit, after)
+        checks.check_filter(wanted)
+        return await self._read(lambda unit: inspect.find(unit, wanted, limit, after))
+
+    async def tally(self, wanted: JobFilter, by: TallyBy, *, limit: int) -> list[Tally]:
+        self._check_open()
+        checks.check_page(limit)
+        checks.check_filter(wanted)
+        return await self._read(lambda unit: inspect.tally(unit, wanted, by, limit))
+
+    async def amend(self, wanted: JobFilter, amendment: Amendment, *, limit: int) -> int:
+        self._check_open()
+        checks.check_page(limit)
+        checks.check_filter(wanted)
+        checks.check_amendment(amendment)
+        changed = 0
+        after: int | None = 0
+        # Once, unless the table is long or another act was faster.
+        while after is not None and changed < limit:
+            look = partial(amend.candidates, wanted=wanted, amendment=amendment, after=after)
+            seqs, after = await self._read(partial(look, limit=limit - changed))
+            if seqs:
+                act = partial(amend.amend, seqs=seqs, wanted=wanted, amendment=amendment)
+                changed += await self._write(act)
+        self._bell.ring()
+        return changed
+
+    async def load(self, kind: str, *, after: str | None = None, limit: int) -> list[Record]:
+        self._check_open()
+        checks.check_load(kind, after, limit)
+        return await self._read(lambda unit: recording.load(unit, kind, after, limit))
+
+    async def save(self, records: Sequence[Record]) -> list[Saved]:
+        self._check_open()
+        checks.check_batch(len(records))
+        for record in records:
+            checks.check_record(record)
+        return await self._write(lambda unit: recording.save(unit, records))
+
+    async def backup(self, path: str | os.PathLike[str]) -> None:
+        """Copy the whole database, as it is now, to a new file that only its owner can read."""
+        self._check_open()
+        await asyncio.to_thread(backup.back_up, self._store, Path(path))
+
+    def within(self, connection: apsw.Connection) -> Within:
+        """Enqueue and settle in the caller's own transaction on the same file."""
+        self._check_open()
+        return Within(
+            connection,
+            files=self._files,
+            disk=self._disk,
+            clock=self._clock,
+            namespace=self._namespace,
+        )
+
+    async def trouble(self) -> list[str]:
+        """What a person should see to although everything still works; empty when all is well."""
+        self._check_open()
+        return await asyncio.to_thread(self._store.trouble)
+
+    async def _finish_drops(self) -> None:
+        while await self._read(queues.is_dropping):
+            await self._write(queues.go_on_dropping)
+
+    async def _try_lease(self, request: LeaseRequest) -> tuple[list[Lease], int | None]:
+        def work(turn: Turn) -> tuple[list[Lease], int | None]:
+            next_ms = self._store.peek(lambda unit: lease.look(unit, request))
+            if next_ms is not None and next_ms <= 0:
+                leases = self._store.write(lambda unit: lease.take(unit, request), turn)
+                if leases:
+                    return leases, None
+                next_ms = self._store.peek(lambda unit: lease.look(unit, request))
+            return [], next_ms
+
+        return await self._writer.call(work, orphan=self._release)
+
+    def _release(self, answer: tuple[list[Lease], int | None]) -> None:
+        """The caller was cancelled while its jobs were being leased: nobody else has them."""
+        leases, _ = answer
+        if leases and self._open:
+            verdict = Release(text="the caller was cancelled")
+            settlements = [Settlement(lease=one, verdict=verdict) for one in leases]
+            task = asyncio.get_running_loop().create_task(self._give_back(settlements))
+            self._giving_back.add(task)
+            task.add_done_callback(self._giving_back.discard)
+
+    async def _give_back(self, settlements: list[Settlement]) -> None:
+        with contextlib.suppress(EngineError):
+            await self.settle(settlements)
+
+    async def _write(
+        self, work: Callable[[Unit], Result], *, grows: bool = False, urgent: bool = False
+    ) -> Result:
+        def call(turn: Turn) -> Result:
+            return self._store.write(work, turn, grows=grows)
+
+        return await self._writer.call(call, urgent=urgent)
+
+    async def _read(self, work: Callable[[Unit], Result]) -> Result:
+        def call(turn: Turn) -> Result:
+            turn.take()
+            return self._store.read(work)
+
+        return await self._reader.call(call)
+
+    async def _data_version(self) -> int:
+        return await self._reader.call(lambda _: self._store.data_version())
+
+    def _open_store(self, turn: Turn) -> None:
+        turn.take()
+        self._store.open()
+
+    def _wind_up(self) -> None:
+        self._reader.join()
+        self._writer.join()
+        self._store.close()
+
+    def _check_open(self) -> None:
+        if os.getpid() != self._pid:
+            raise EngineClosed(
+                f"this engine was opened by process {self._pid}, and an SQLite connection does"
+                " not survive a fork: open a new engine in this process"
+            )
+        if not self._open:
+            raise EngineClosed("the SQLite engine is not open: call open() first")

@@ -1,0 +1,60 @@
+"""What SQLite and the file system raise, in the words of `holdfast.errors`. None escapes."""
+
+from __future__ import annotations
+
+import errno
+
+import apsw
+import msgspec
+
+from holdfast.errors import EngineError, EngineUnavailable, OutcomeUnknown, StorageFull
+
+_UNREADABLE = (UnicodeDecodeError, msgspec.MsgspecError)
+"""What a damaged row raises when it is read."""
+
+Trouble = (apsw.Error, OSError, *_UNREADABLE)
+"""A fault of the store; anything else is a mistake of ours and is left as it is."""
+
+_DAMAGED = (apsw.CorruptError, apsw.NotADBError, *_UNREADABLE)
+
+
+def is_full(error: BaseException) -> bool:
+    if isinstance(error, OSError):
+        return error.errno in (errno.ENOSPC, errno.EDQUOT)
+    return isinstance(error, apsw.FullError)
+
+
+def is_harmless(error: BaseException) -> bool:
+    """The connection is as good as before: it only had to wait too long, or found no room."""
+    return is_full(error) or isinstance(error, apsw.BusyError | apsw.LockedError)
+
+
+def before_commit(error: BaseException) -> EngineError:
+    """The transaction was not committed, so nothing was changed."""
+    if is_full(error):
+        return StorageFull(f"the disk is full ({error}): free some space; nothing was changed")
+    if isinstance(error, apsw.BusyError | apsw.LockedError):
+        return EngineUnavailable(
+            f"another program holds the database's write lock ({error}): end its transaction"
+        )
+    if isinstance(error, _DAMAGED):
+        return EngineUnavailable(
+            f"the database file is damaged ({error}): stop its users and restore a backup"
+        )
+    return EngineUnavailable(f"SQLite could not do it ({_name(error)}): nothing was changed")
+
+
+def at_commit(error: BaseException) -> EngineError:
+    """COMMIT failed. After an I/O error the change may still be found when the file is reopened."""
+    if is_harmless(error):
+        return before_commit(error)
+    return OutcomeUnknown(
+        f"SQLite could not say whether the change was made ({_name(error)}): repeat the call"
+    )
+
+
+def _name(error: BaseException) -> str:
+    code = getattr(error, "extendedresult", None)
+    known = apsw.mapping_extended_result_codes | apsw.mapping_result_codes
+    name = known.get(code, type(error).__name__) if code else type(error).__name__
+    return f"{name}: {error}"

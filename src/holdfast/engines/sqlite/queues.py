@@ -1,0 +1,163 @@
+"""Queues: declared, dropped in bounded transactions, and how they stand."""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from holdfast.core import limits
+from holdfast.core.model import Queue, QueueView
+from holdfast.engines.sqlite import rows
+from holdfast.engines.sqlite.catalog import Line, encode_queue
+from holdfast.engines.sqlite.unit import Unit
+from holdfast.errors import UnknownQueue
+
+DROP_BATCH = 2_000
+_MOST = limits.COUNT_EXACT_MAX
+
+
+def declare(unit: Unit, queue: Queue) -> None:
+    if queue.dead_queue is not None and queue.dead_queue not in unit.catalog.lines:
+        raise UnknownQueue(f"dead_queue {queue.dead_queue} does not exist: declare it first")
+    line = unit.catalog.lines.get(queue.name)
+    if line is None:
+        unit.run(
+            "INSERT INTO hf_queues(id, ns, name, settings) VALUES (?, ?, ?, ?)",
+            (unit.numbers(1), unit.namespace_id, queue.name, encode_queue(queue)),
+        )
+    else:
+        unit.run("UPDATE hf_queues SET settings = ? WHERE id = ?", (encode_queue(queue), line.id))
+    unit.bump_revision()
+    unit.rings = True
+
+
+def begin_drop(unit: Unit, name: str) -> None:
+    """From here on the queue is gone for everybody; what is left of it has no name."""
+    line = unit.catalog.lines.get(name)
+    if line is not None:
+        unit.run("UPDATE hf_queues SET name = NULL WHERE id = ?", (line.id,))
+        unit.bump_revision()
+
+
+def is_dropping(unit: Unit) -> bool:
+    """Did a queue leave something behind, perhaps in a process that was killed?"""
+    return bool(unit.run("SELECT 1 FROM hf_queues WHERE name IS NULL LIMIT 1").get)
+
+
+def go_on_dropping(unit: Unit) -> None:
+    """Remove some of what a nameless queue left."""
+    queue_id = unit.run("SELECT id FROM hf_queues WHERE name IS NULL LIMIT 1").get
+    if queue_id is None:
+        return
+    found = unit.run(
+        "SELECT seq, parts FROM ("
+        " SELECT seq, parts FROM hf_jobs INDEXED BY hf_ready"
+        "  WHERE queue = ?1 AND state = 0 AND holds = 0"
+        " UNION ALL SELECT seq, parts FROM hf_jobs INDEXED BY hf_ended"
+        "  WHERE queue = ?1 AND state >= 2"
+        " UNION ALL SELECT seq, parts FROM hf_jobs INDEXED BY hf_held"
+        "  WHERE queue = ?1 AND state = 0 AND holds <> 0"
+        " UNION ALL SELECT seq, parts FROM hf_jobs INDEXED BY hf_leased"
+        "  WHERE queue = ?1 AND state = 1"
+        ") LIMIT ?2",
+        (queue_id, DROP_BATCH),
+    ).fetchall()
+    for seq, parts in found:
+        rows.remove(unit, seq, parts)
+    if len(found) < DROP_BATCH:
+        unit.run("DELETE FROM hf_keys WHERE queue = ?", (queue_id,))
+        unit.run("DELETE FROM hf_queues WHERE id = ?", (queue_id,))
+
+
+def views(unit: Unit, *, counts: bool) -> list[QueueView]:
+    lines = [line for _, line in sorted(unit.catalog.lines.items())]
+    if not counts:
+        return [QueueView(queue=line.queue) for line in lines]
+    leased, held = _leased(unit), _held(unit)
+    return [
+        _counted(unit, line, leased.get(line.id, (0, 0)), held.get(line.id, (0, 0, None)))
+        for line in lines
+    ]
+
+
+def _counted(
+    unit: Unit, line: Line, leased: tuple[int, int], held: tuple[int, int, int | None]
+) -> QueueView:
+    ready, delayed, oldest_at = _waiting(unit, line, held)
+    done, dead, cancelled = (_ended(unit, line, code) for code in (2, 3, 4))
+    exact = {
+        "ready": ready,
+        "delayed": delayed,
+        "leased": leased[0],
+        "overdue": leased[1],
+        "done": done,
+        "dead": dead,
+        "cancelled": cancelled,
+    }
+    view = QueueView(
+        queue=line.queue,
+        oldest_age_ms=None if oldest_at is None else unit.now - oldest_at,
+        estimated=frozenset(name for name, count in exact.items() if count > _MOST),
+    )
+    return replace(view, **{name: min(count, _MOST) for name, count in exact.items()})
+
+
+def _waiting(
+    unit: Unit, line: Line, held: tuple[int, int, int | None]
+) -> tuple[int, int, int | None]:
+    """Ready, delayed and the oldest due instant, with two bounded walks per priority."""
+    ready, delayed, oldest_at = held
+    rank = -limits.PRIORITY_MAX - 1
+    while True:
+        rank = unit.run(
+            "SELECT rank FROM hf_jobs INDEXED BY hf_ready"
+            " WHERE queue = ? AND state = 0 AND holds = 0 AND rank > ? ORDER BY rank LIMIT 1",
+            (line.id, rank),
+        ).get
+        if rank is None:
+            return ready, delayed, oldest_at
+        count, due_at = unit.run(
+            "SELECT count(*), min(due_at) FROM (SELECT due_at FROM hf_jobs INDEXED BY hf_ready"
+            " WHERE queue = ?1 AND state = 0 AND holds = 0 AND rank = ?2 AND due_at <= ?3"
+            " AND (expires_at IS NULL OR expires_at > ?3) LIMIT ?4)",
+            (line.id, rank, unit.now, _MOST + 1),
+        ).fetchone()
+        ready += count
+        if due_at is not None and (oldest_at is None or due_at < oldest_at):
+            oldest_at = due_at
+        delayed += unit.run(
+            "SELECT count(*) FROM (SELECT 1 FROM hf_jobs INDEXED BY hf_ready"
+            " WHERE queue = ?1 AND state = 0 AND holds = 0 AND rank = ?2 AND due_at > ?3 LIMIT ?4)",
+            (line.id, rank, unit.now, _MOST + 1),
+        ).get
+
+
+def _ended(unit: Unit, line: Line, code: int) -> int:
+    count: int = unit.run(
+        "SELECT count(*) FROM (SELECT 1 FROM hf_jobs INDEXED BY hf_ended"
+        " WHERE queue = ? AND state = ? AND state >= 2 LIMIT ?)",
+        (line.id, code, _MOST + 1),
+    ).get
+    return count
+
+
+def _held(unit: Unit) -> dict[int, tuple[int, int, int | None]]:
+    """The same three by queue id, of jobs put aside as expired before the clock was set back."""
+    found = unit.run(
+        "SELECT queue, sum(due_at <= ?1 AND expires_at > ?1), sum(due_at > ?1),"
+        " min(due_at) FILTER (WHERE due_at <= ?1 AND expires_at > ?1) FROM ("
+        " SELECT queue, due_at, expires_at FROM hf_jobs INDEXED BY hf_held"
+        " WHERE ns = ?2 AND state = 0 AND holds <> 0 LIMIT ?3) GROUP BY queue",
+        (unit.now, unit.namespace_id, limits.SCAN_MAX),
+    ).fetchall()
+    return {queue_id: (ready, delayed, oldest) for queue_id, ready, delayed, oldest in found}
+
+
+def _leased(unit: Unit) -> dict[int, tuple[int, int]]:
+    """Leases and overdue ones by queue id, over a bounded number of leases."""
+    found = unit.run(
+        "SELECT queue, count(*), sum(deadline <= ?1) FROM ("
+        " SELECT queue, deadline FROM hf_jobs INDEXED BY hf_leased"
+        " WHERE ns = ?2 AND state = 1 LIMIT ?3) GROUP BY queue",
+        (unit.boot, unit.namespace_id, limits.SCAN_MAX),
+    ).fetchall()
+    return {queue_id: (leased, overdue) for queue_id, leased, overdue in found}

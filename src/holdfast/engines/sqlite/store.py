@@ -1,0 +1,334 @@
+"""The transactions: who may write when, what a fault does to the connections, checkpoints.
+
+Writers of all processes line up at a lock file of ours, which is fair, before they meet SQLite's
+own lock, which is not. Each method is called from the one thread that owns its connection.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+from collections.abc import Callable, Iterator
+from typing import TypeVar
+
+import apsw
+
+from holdfast.core.model import Queue
+from holdfast.engines.clock import Clock
+from holdfast.engines.sqlite import faults, schema
+from holdfast.engines.sqlite.catalog import Catalog, encode_queue
+from holdfast.engines.sqlite.connection import BUSY_MS, WAL_PAGES, Durability, connect
+from holdfast.engines.sqlite.disk import Disk
+from holdfast.engines.sqlite.files import Files, Identity
+from holdfast.engines.sqlite.threads import Turn
+from holdfast.engines.sqlite.unit import Unit
+from holdfast.errors import EngineError, EngineUnavailable, StorageFull
+
+Result = TypeVar("Result")
+
+WAL_ALARM_PAGES = 16 * WAL_PAGES
+"""A log this long means that a reader keeps checkpoints from ending."""
+
+
+class Desk:
+    """One connection and what it last read of the queues; made anew after a fault."""
+
+    def __init__(self, namespace: str) -> None:
+        self.catalog = Catalog(namespace)
+        self.connection: apsw.Connection | None = None
+        self.identity: Identity | None = None
+        self.generation = -1
+
+    def clear(self) -> None:
+        connection, self.connection = self.connection, None
+        self.catalog.distrust()
+        if connection is not None:
+            with contextlib.suppress(*faults.Trouble):
+                connection.close()
+
+
+class Store:
+    def __init__(
+        self,
+        files: Files,
+        *,
+        disk: Disk,
+        clock: Clock,
+        namespace: str,
+        durability: Durability,
+        vfs: str | None,
+    ) -> None:
+        self.files = files
+        self.disk = disk
+        self._clock = clock
+        self._namespace = namespace
+        self._durability = durability
+        self._vfs = vfs
+        self._writer = Desk(namespace)
+        self._reader = Desk(namespace)
+        self._lock = -1
+        self._bell = -1
+        self._boot_id = ""
+        self._generation = 0
+        self._checkpoint_at = WAL_PAGES
+        self.wal_pages = 0
+
+    def open(self) -> None:
+        try:
+            self.files.prepare()
+            self._lock = self.files.open_private(self.files.lock)
+            self._bell = self.files.open_private(self.files.bell)
+        except OSError as error:
+            raise faults.before_commit(error) from error
+        self._connect_writer(create=True)
+
+    def close(self) -> None:
+        self._reader.clear()
+        self._writer.clear()
+        for descriptor in (self._lock, self._bell):
+            if descriptor >= 0:
+                os.close(descriptor)
+        self._lock = self._bell = -1
+
+    def write(self, work: Callable[[Unit], Result], turn: Turn, *, grows: bool = False) -> Result:
+        """Run `work` in one transaction, unless its caller has left in the meantime.
+
+        What `grows` the store must leave the disk its floor, and never uses the ballast.
+        """
+        self._check_writer()
+        if grows:
+            self.disk.check_room()
+        with self._exclusively():
+            if not turn.take():
+                raise EngineUnavailable("the caller did not wait for its turn")
+            try:
+                result = self._transact(work)
+            except StorageFull:
+                if grows:
+                    raise
+                self._make_room()
+                result = self._transact(work)
+            self._checkpoint_if_due()
+            return result
+
+    def peek(self, look: Callable[[Unit], Result]) -> Result:
+        """Look from the writer's thread without the lock and without a transaction."""
+        connection = self._check_writer()
+        try:
+            return look(Unit(connection, self._writer.catalog, self._clock))
+        except faults.Trouble as error:
+            raise self._troubled(error) from error
+
+    def read(self, work: Callable[[Unit], Result]) -> Result:
+        """Run `work` on one snapshot, from the reader's thread."""
+        desk = self._reader
+        self._check_same(desk)
+        try:
+            if desk.connection is None:
+                desk.connection = self.connect_aside()
+                desk.identity = self.files.identity()
+            connection = desk.connection
+            connection.execute("BEGIN")
+            try:
+                return work(Unit(connection, desk.catalog, self._clock))
+            finally:
+                connection.execute("ROLLBACK")
+        except faults.Trouble as error:
+            raise self._troubled(error) from error
+
+    def data_version(self) -> int:
+        """Changes when anybody else commits; from the reader's thread."""
+        return self.read(lambda unit: int(unit.run("PRAGMA data_version").get))
+
+    def connect_aside(self) -> apsw.Connection:
+        """A connection of the caller's own, for something long."""
+        return connect(self.files, durability=self._durability, vfs=self._vfs)
+
+    def trouble(self) -> list[str]:
+        """What a person should know although everything still works."""
+        found = self.disk.trouble()
+        if self.wal_pages >= WAL_ALARM_PAGES:
+            found.append(
+                f"the log of {self.files.database} is {self.wal_pages} pages long, because"
+                " a reader has kept its transaction open: end it"
+            )
+        return found
+
+    def _check_writer(self) -> apsw.Connection:
+        self._check_same(self._writer)
+        return self._writer.connection or self._connect_writer(create=False)
+
+    def _check_same(self, desk: Desk) -> None:
+        if desk.generation != self._generation:
+            desk.clear()
+            desk.generation = self._generation
+        try:
+            found = self.files.identity() if desk.connection is None else desk.identity
+            self.files.check_same(found)
+        except EngineUnavailable:
+            self._drop()
+            raise
+
+    def _connect_writer(self, *, create: bool) -> apsw.Connection:
+        desk = self._writer
+        desk.generation = self._generation
+        try:
+            with self._exclusively():
+                connection = connect(
+                    self.files,
+                    durability=self._durability,
+                    vfs=self._vfs,
+                    create=create,
+                    writer=True,
+                )
+                desk.connection = connection
+                connection.set_wal_hook(self._note_wal)
+                desk.identity = self.files.identity()
+                # A log left behind may hold what a failed sync never brought to the disk though
+                # it can be read: only its copy into the database, synced, can be built upon.
+                self._checkpoint(connection, apsw.SQLITE_CHECKPOINT_TRUNCATE)
+                self._prepare(connection)
+        except BaseException as error:
+            desk.clear()
+            if isinstance(error, faults.Trouble):
+                raise faults.before_commit(error) from error
+            raise
+        return connection
+
+    def _prepare(self, connection: apsw.Connection) -> None:
+        with _immediate(connection):
+            schema.migrate(connection)
+            self._boot_id = self._clock.boot_id()
+            if connection.execute("SELECT boot FROM hf_meta").get != self._boot_id:
+                # The deadlines were on a clock that has started again: all of them have passed.
+                connection.execute("UPDATE hf_jobs SET deadline = 0 WHERE state = 1")
+                connection.execute("UPDATE hf_meta SET boot = ?", (self._boot_id,))
+            connection.execute(
+                "INSERT INTO hf_namespaces(name) VALUES (?) ON CONFLICT DO NOTHING",
+                (self._namespace,),
+            )
+            namespace_id = connection.execute(
+                "SELECT id FROM hf_namespaces WHERE name = ?", (self._namespace,)
+            ).get
+            known = connection.execute(
+                "SELECT 1 FROM hf_queues WHERE ns = ? AND name = 'default'", (namespace_id,)
+            ).get
+            if not known:
+                connection.execute(
+                    "UPDATE hf_meta SET number = number + 1, revision = revision + 1"
+                )
+                connection.execute(
+                    "INSERT INTO hf_queues(id, ns, name, settings)"
+                    " VALUES ((SELECT number FROM hf_meta), ?, 'default', ?)",
+                    (namespace_id, encode_queue(Queue(name="default"))),
+                )
+
+    def _transact(self, work: Callable[[Unit], Result]) -> Result:
+        desk = self._writer
+        connection = desk.connection
+        assert connection is not None
+        try:
+            connection.execute("BEGIN IMMEDIATE")
+            unit = Unit(connection, desk.catalog, self._clock)
+            self._check_boot(unit)
+            result = work(unit)
+            unit.finish()
+        except BaseException as error:
+            self._undo(connection)
+            if isinstance(error, faults.Trouble):
+                raise self._troubled(error) from error
+            raise
+        try:
+            connection.execute("COMMIT")
+        except faults.Trouble as error:
+            self._undo(connection)
+            raise self._troubled(error, at_commit=True) from error
+        if unit.rings:
+            # One byte is news enough for whoever watches the file.
+            with contextlib.suppress(OSError):
+                os.pwrite(self._bell, b"\n", 0)
+        return result
+
+    def _check_boot(self, unit: Unit) -> None:
+        """Two boot clocks on one file would end each other's leases early or never."""
+        if unit.boot_id != self._boot_id:
+            self._boot_id = self._clock.boot_id()
+            if unit.boot_id != self._boot_id:
+                raise EngineUnavailable(
+                    f"{self.files.database} is in use by a process in another time namespace:"
+                    " run all its users on one boot clock"
+                )
+
+    def _undo(self, connection: apsw.Connection) -> None:
+        self._writer.catalog.distrust()
+        try:
+            if connection.in_transaction:
+                connection.execute("ROLLBACK")
+        except faults.Trouble:
+            self._drop()
+
+    def _troubled(self, error: BaseException, *, at_commit: bool = False) -> EngineError:
+        if not faults.is_harmless(error):
+            self._drop()
+        return faults.at_commit(error) if at_commit else faults.before_commit(error)
+
+    def _drop(self) -> None:
+        """After a fault nothing that a connection holds can be believed: all are made anew."""
+        self._generation += 1
+
+    @contextlib.contextmanager
+    def _exclusively(self) -> Iterator[None]:
+        fcntl.flock(self._lock, fcntl.LOCK_EX)
+        try:
+            yield
+        finally:
+            fcntl.flock(self._lock, fcntl.LOCK_UN)
+
+    def _note_wal(self, _connection: apsw.Connection, _name: str, pages: int) -> int:
+        if pages < self.wal_pages:
+            self._checkpoint_at = WAL_PAGES
+        self.wal_pages = pages
+        return apsw.SQLITE_OK
+
+    def _checkpoint_if_due(self) -> None:
+        connection = self._writer.connection
+        if self.wal_pages < self._checkpoint_at or connection is None:
+            return
+        # If a reader keeps the log from starting again, not every commit pays for another go.
+        self._checkpoint_at = self.wal_pages + WAL_PAGES
+        try:
+            self._checkpoint(connection, apsw.SQLITE_CHECKPOINT_PASSIVE)
+        except faults.Trouble:
+            # The change is already safe in the log, and its caller is told so.
+            self._drop()
+
+    def _make_room(self) -> None:
+        self.disk.give_up_ballast()
+        connection = self._writer.connection
+        assert connection is not None
+        try:
+            self._checkpoint(connection, apsw.SQLITE_CHECKPOINT_TRUNCATE)
+        except faults.Trouble as error:
+            raise self._troubled(error) from error
+
+    def _checkpoint(self, connection: apsw.Connection, mode: int) -> None:
+        """As far as readers and the free space allow, without waiting for either."""
+        connection.set_busy_timeout(0)
+        try:
+            connection.wal_checkpoint(mode=mode)
+        except (apsw.BusyError, apsw.LockedError, apsw.FullError):
+            pass
+        finally:
+            connection.set_busy_timeout(BUSY_MS)
+
+
+@contextlib.contextmanager
+def _immediate(connection: apsw.Connection) -> Iterator[None]:
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+    except BaseException:
+        connection.execute("ROLLBACK")
+        raise
+    connection.execute("COMMIT")

@@ -1,0 +1,88 @@
+"""Everything that can happen in this process, by name, and who is told.
+
+What is about the whole fleet is read from the store, not from here. A listener that raises is
+logged and harms nobody: telling never changes what is told about.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import TypeAlias
+
+import msgspec
+
+_log = logging.getLogger("holdfast.events")
+
+
+class EngineCalled(msgspec.Struct, frozen=True, kw_only=True):
+    """One call of an engine ended.
+
+    `outcomes` counts its answers as queue → outcome → how many; the queue is "" where the call
+    is not about one. `error` is the stable code of what it raised instead, "" if nothing.
+    """
+
+    verb: str
+    duration_ms: float
+    outcomes: dict[str, dict[str, int]] = {}
+    error: str = ""
+
+
+class Reaped(msgspec.Struct, frozen=True, kw_only=True):
+    """The reaper ended so many lapsed leases and buried so many expired jobs."""
+
+    overdue: int
+    expired: int
+
+
+class Pruned(msgspec.Struct, frozen=True, kw_only=True):
+    """The pruner removed so many finished jobs."""
+
+    deleted: int
+    archived: int
+
+
+class Ticked(msgspec.Struct, frozen=True, kw_only=True):
+    """A schedule's tick was enqueued here ("new"), was already ("duplicate"), or was refused."""
+
+    schedule: str
+    tick_at: int
+    status: str
+    text: str = ""
+
+
+class Troubled(msgspec.Struct, frozen=True, kw_only=True):
+    """A service met an error; it goes on after `pause_ms`."""
+
+    service: str
+    error: str
+    text: str
+    pause_ms: int
+
+
+Happening: TypeAlias = EngineCalled | Reaped | Pruned | Ticked | Troubled
+Tell: TypeAlias = Callable[[Happening], None]
+
+
+class Listeners:
+    """Tells every listener, in the order in which they were added."""
+
+    def __init__(self, *listeners: Tell) -> None:
+        self._listeners = listeners
+
+    def add(self, listener: Tell) -> None:
+        self._listeners = (*self._listeners, listener)
+
+    def remove(self, listener: Tell) -> None:
+        self._listeners = tuple(each for each in self._listeners if each != listener)
+
+    def __call__(self, happening: Happening) -> None:
+        for listener in self._listeners:
+            try:
+                listener(happening)
+            except Exception:  # noqa: BLE001 (whatever it is, it is the listener's)
+                _log.exception("a listener failed on %s", type(happening).__name__)
+
+
+def tell_nobody(happening: Happening) -> None:
+    """Where nobody listens."""

@@ -1,0 +1,144 @@
+"""What a program says about a job or a queue, in its own words → what the core carries.
+
+Seconds and plain values go in; milliseconds and bytes come out. Whatever has a wrong type is
+refused here, by its name, before it can fail somewhere deep inside.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime
+from typing import Any, TypedDict, TypeVar
+
+import msgspec
+import uuid_utils
+from msgspec.structs import asdict, replace
+
+from holdfast.core import codec
+from holdfast.core.backoff import Backoff
+from holdfast.core.model import KeyPolicy, NewJob, Order, Overrides, Queue
+from holdfast.durations import Duration, to_ms
+from holdfast.errors import InvalidJob, InvalidQueue, UsageError
+
+
+class JobOptions(TypedDict, total=False):
+    """Everything a job can carry besides its task and payload; None is the same as left out."""
+
+    id: str | None
+    queue: str | None
+    content_type: str | None
+    priority: int | None
+    delay: Duration | None
+    run_at: datetime | None
+    expires: Duration | None
+    key: str | None
+    key_window: Duration | None
+    key_policy: KeyPolicy | None
+    tenant: str | None
+    group: str | None
+    labels: Mapping[str, str] | None
+    headers: Mapping[str, str] | None
+    lease: Duration | None
+    timeout: Duration | None
+    max_attempts: int | None
+    max_crashes: int | None
+    backoff: Backoff | None
+
+
+class QueueOptions(TypedDict, total=False):
+    """Everything a queue can be told."""
+
+    lease: Duration
+    timeout: Duration | None
+    max_attempts: int
+    max_crashes: int
+    backoff: Backoff
+    order: Order
+    retention: Duration
+    dead_retention: Duration
+    dead_queue: str | None
+    max_depth: int | None
+    payload_max: int
+    accepting: bool
+    paused: bool
+
+
+_OVERRIDES = ("lease_ms", "timeout_ms", "max_attempts", "max_crashes", "backoff")
+_JOB_DURATIONS = ("delay", "expires", "key_window", "lease", "timeout")
+_QUEUE_DURATIONS = ("lease", "timeout", "retention", "dead_retention")
+_RAW = (bytes, bytearray, memoryview)
+
+Checked = TypeVar("Checked", bound=msgspec.Struct)
+
+
+def new_id() -> str:
+    """Sorts by time of making."""
+    return str(uuid_utils.uuid7())
+
+
+def new_job(task: str, payload: Any, options: JobOptions) -> NewJob:
+    """A job ready to enqueue, with an id of its own unless one is given."""
+    given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
+    _refuse_unknown(given, JobOptions.__annotations__, InvalidJob, "a job")
+    if "run_at" in given:
+        if "delay" in given:
+            raise InvalidJob("a job has either a delay or a run_at, not both")
+        given["delay"] = _seconds_until(given.pop("run_at"))
+    _durations(given, _JOB_DURATIONS, InvalidJob)
+    if isinstance(payload, _RAW):
+        given["payload"] = bytes(payload)
+        given.setdefault("content_type", "application/octet-stream")
+    else:
+        given["payload"] = codec.encode(payload)
+    for name in ("labels", "headers"):
+        if isinstance(given.get(name), Mapping):
+            given[name] = dict(given[name])
+    overrides = {name: given.pop(name) for name in _OVERRIDES if name in given}
+    if overrides:
+        given["overrides"] = Overrides(**overrides)
+    return checked(NewJob(**{"id": new_id(), **given, "task": task}), InvalidJob)
+
+
+def changed_queue(queue: Queue, options: QueueOptions) -> Queue:
+    """The queue with the settings that are given; the others stay."""
+    given: dict[str, Any] = dict(options)
+    _refuse_unknown(given, QueueOptions.__annotations__, InvalidQueue, "a queue")
+    _durations(given, _QUEUE_DURATIONS, InvalidQueue)
+    return checked(replace(queue, **given), InvalidQueue)
+
+
+def checked(value: Checked, wrong: type[UsageError]) -> Checked:
+    """The value itself, when each of its fields has the type it should."""
+    try:
+        msgspec.convert(asdict(value), type(value), builtin_types=(bytes,))
+        overrides = getattr(value, "overrides", None)
+        if overrides is not None:
+            msgspec.convert(asdict(overrides), Overrides)
+    except (msgspec.ValidationError, TypeError) as error:
+        text, _, where = str(error).replace("`", "").partition(" - at $.")
+        raise wrong(f"{where or type(value).__name__}: {text}") from None
+    return value
+
+
+def _refuse_unknown(
+    given: Mapping[str, Any], known: Iterable[str], wrong: type[UsageError], what: str
+) -> None:
+    unknown = sorted(set(given).difference(known))
+    if unknown:
+        raise wrong(f"{what} has no {', '.join(unknown)}; it has {', '.join(sorted(known))}")
+
+
+def _durations(given: dict[str, Any], names: Iterable[str], wrong: type[UsageError]) -> None:
+    for name in names:
+        if name in given:
+            value = given.pop(name)
+            given[f"{name}_ms"] = None if value is None else to_ms(name, value, wrong)
+
+
+def _seconds_until(instant: object) -> float:
+    """By this machine's clock; what is past is due now."""
+    if not isinstance(instant, datetime):
+        raise InvalidJob(f"run_at is a {type(instant).__name__}, not a datetime")
+    if instant.tzinfo is None:
+        raise InvalidJob("run_at has no time zone: say which, such as datetime.now(UTC)")
+    return max(0.0, (instant - datetime.now(UTC)).total_seconds())

@@ -1,0 +1,61 @@
+"""The contract as one class: the fixture `twin`, and the tests of every theme."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from holdfast.testing.contract.amending import Amending
+from holdfast.testing.contract.concurrency import Concurrency
+from holdfast.testing.contract.declaring import Declaring
+from holdfast.testing.contract.durable import DurableContract
+from holdfast.testing.contract.enqueueing import Enqueueing
+from holdfast.testing.contract.follow_ups import FollowUps
+from holdfast.testing.contract.hostility import Hostility
+from holdfast.testing.contract.inspecting import Inspecting
+from holdfast.testing.contract.jumping import JumpContract
+from holdfast.testing.contract.keys import Keys
+from holdfast.testing.contract.leasing import Leasing
+from holdfast.testing.contract.reaping import Reaping
+from holdfast.testing.contract.records import Records
+from holdfast.testing.contract.renewing import Renewing
+from holdfast.testing.contract.settling import Settling
+from holdfast.testing.contract.sharing import SharedContract
+from holdfast.testing.contract.waiting import Waiting
+from holdfast.testing.harness import Harness
+from holdfast.testing.twin import Twin
+
+
+class EngineContract(
+    Declaring,
+    Enqueueing,
+    Keys,
+    Leasing,
+    Renewing,
+    Settling,
+    FollowUps,
+    Reaping,
+    Amending,
+    Inspecting,
+    Records,
+    Hostility,
+    Waiting,
+    Concurrency,
+):
+    """Its tests need a fixture `harness`; each ends with a comparison of the whole store."""
+
+    pytestmark = pytest.mark.anyio
+
+    @pytest.fixture
+    async def twin(self, harness: Harness) -> AsyncIterator[Twin]:
+        twin = await harness.twin()
+        yield twin
+        await twin.agree()
+
+    async def test_the_contracts_fit_the_traits(self, harness: Harness) -> None:
+        """What an engine says it can do is tested, and what is tested it says."""
+        traits = harness.engine.traits
+        assert isinstance(self, DurableContract) == traits.durable
+        assert isinstance(self, SharedContract) == traits.shared
+        assert isinstance(self, JumpContract) == harness.can_jump

@@ -1,0 +1,261 @@
+"""Random histories of any engine beside the reference: crashes, jumps, zombies, duplicates.
+
+    run_histories(lambda: Harness(lambda clock: MyEngine(..., clock=clock)), examples=100)
+
+Every answer is compared by `Twin`. A failure is shrunk to a short program and printed with the
+seed; give that back as `seed` to see it again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from contextlib import suppress
+from typing import Any, ClassVar, TypeVar
+
+from hypothesis import HealthCheck, settings
+from hypothesis import seed as seeded
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+from msgspec.structs import replace
+
+from holdfast.core import lifecycle
+from holdfast.core.model import (
+    JobFilter,
+    Lease,
+    LeaseRequest,
+    NewJob,
+    Note,
+    Queue,
+    Record,
+    Renewal,
+    TallyBy,
+)
+from holdfast.core.verdict import Amendment, Delete, Settlement, Verdict
+from holdfast.engines.base import Engine
+from holdfast.errors import UsageError
+from holdfast.testing import histories as made
+from holdfast.testing.harness import Harness
+from holdfast.testing.twin import TALLIED
+
+T = TypeVar("T")
+ENGINES_MAX = 3
+
+recent = st.integers(0, 9)
+"""Which lease, counted from the newest: small numbers are likely alive, the others stale."""
+
+
+def run_histories(
+    make: Callable[[], Harness], *, examples: int, steps: int = 50, seed: int | None = None
+) -> None:
+    """Raises with a note that names the seed when the engine and the reference differ."""
+    if seed is None:
+        seed = random.randrange(2**32)
+    machine: type[EngineMachine] = type("Machine", (EngineMachine,), {"make": staticmethod(make)})
+    try:
+        run_state_machine_as_test(
+            seeded(seed)(machine),
+            settings=settings(
+                max_examples=examples,
+                stateful_step_count=steps,
+                deadline=None,
+                print_blob=True,
+                report_multiple_bugs=False,
+                suppress_health_check=list(HealthCheck),
+            ),
+        )
+    except BaseException as error:
+        error.add_note(f"seed {seed}, {examples} examples of {steps} steps")
+        raise
+
+
+class EngineMachine(RuleBasedStateMachine):
+    """One engine in one example; `make` gives it a store of its own."""
+
+    make: ClassVar[Callable[[], Harness]]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.runner = asyncio.Runner()
+        self.leases: list[Lease] = []
+        self.harness = type(self).make()
+        self.run(self.harness.__aenter__())
+        self.twin = self.run(self.harness.twin())
+        for name in made.QUEUES:
+            self.run(self.twin.declare(Queue(name=name, lease_ms=30)))
+
+    def teardown(self) -> None:
+        try:
+            self.run(self.twin.agree())
+        finally:
+            self.run(self.harness.__aexit__(None, None, None))
+            self.runner.close()
+
+    def run(self, call: Coroutine[Any, Any, T]) -> T:
+        return self.runner.run(call)
+
+    def attempt(self, call: Awaitable[T]) -> None:
+        """A call that both may refuse: `Twin` has compared how."""
+
+        async def made_() -> None:
+            with suppress(UsageError):
+                await call
+
+        self.run(made_())
+
+    def look(self, ids: Sequence[str]) -> None:
+        for id_ in dict.fromkeys(ids):
+            self.run(self.twin.get(id_))
+
+    def leases_at(self, places: Sequence[int]) -> list[Lease]:
+        return [self.leases[-1 - place % len(self.leases)] for place in places]
+
+    @rule(jobs=st.lists(made.new_jobs, min_size=1, max_size=4))
+    def enqueue(self, jobs: list[NewJob]) -> None:
+        receipts = self.run(self.twin.enqueue(jobs))
+        self.look([receipt.id for receipt in receipts])
+
+    @rule(request=made.lease_requests)
+    def lease(self, request: LeaseRequest) -> None:
+        leases = self.run(self.twin.lease(request))
+        self.leases += leases
+        self.look([lease.id for lease in leases])
+
+    @precondition(lambda self: self.leases)
+    @rule(
+        given=st.lists(
+            st.tuples(recent, st.none() | made.lease_lengths_ms | st.just(0), made.notes),
+            min_size=1,
+            max_size=3,
+        )
+    )
+    def renew(self, given: list[tuple[int, int | None, Note | None]]) -> None:
+        leases = self.leases_at([place for place, _, _ in given])
+        self.run(
+            self.twin.renew(
+                [
+                    Renewal(lease=lease, lease_ms=lease_ms, note=note)
+                    for lease, (_, lease_ms, note) in zip(leases, given, strict=True)
+                ]
+            )
+        )
+        self.look([lease.id for lease in leases])
+
+    @precondition(lambda self: self.leases)
+    @rule(
+        given=st.lists(
+            st.tuples(recent, made.verdicts, made.notes, st.sampled_from((0, 0, 0, 0, 0, 1))),
+            min_size=1,
+            max_size=4,
+        )
+    )
+    def settle(self, given: list[tuple[int, Verdict, Note | None, int]]) -> None:
+        """Live, stale, late, repeated in one batch, and now and then with a wrong token."""
+        leases = self.leases_at([place for place, _, _, _ in given])
+        self.run(
+            self.twin.settle(
+                [
+                    Settlement(
+                        lease=replace(lease, token=lease.token + wrong), verdict=verdict, note=note
+                    )
+                    for lease, (_, verdict, note, wrong) in zip(leases, given, strict=True)
+                ]
+            )
+        )
+        self.look([lease.id for lease in leases])
+
+    @rule(limit=st.integers(1, 4))
+    def reap(self, limit: int) -> None:
+        queues = {view.queue.name: view.queue for view in self.run(self.twin.queues(counts=False))}
+        overdue = self.run(self.twin.overdue(limit))
+        settlements = [
+            Settlement(
+                lease=lease, verdict=lifecycle.after_overdue(queues[lease.job.queue], lease.job)
+            )
+            for lease in overdue.leases
+        ]
+        self.run(self.twin.settle(settlements))
+        self.look([lease.id for lease in overdue.leases])
+
+    @rule(limit=st.integers(1, 4))
+    def expire(self, limit: int) -> None:
+        for job in self.run(self.twin.expired(limit)).jobs:
+            wanted = JobFilter(ids=(job.id,), version=job.version, expired=True)
+            self.run(self.twin.amend(wanted, lifecycle.after_expiry(job)))
+            self.look([job.id])
+
+    @rule(limit=st.integers(1, 4))
+    def prune(self, limit: int) -> None:
+        for job in self.run(self.twin.finished(limit)):
+            wanted = JobFilter(ids=(job.id,), version=job.version)
+            self.run(self.twin.amend(wanted, Delete()))
+            self.look([job.id])
+
+    @rule(wanted=made.filters, act=made.amendments, limit=st.integers(1, 5))
+    def amend(self, wanted: JobFilter, act: Amendment, limit: int) -> None:
+        self.attempt(self.twin.amend(wanted, act, limit=limit))
+        self.run(self.twin.find(JobFilter()))
+
+    @rule(wanted=made.filters, limit=st.integers(1, 5), by=st.sampled_from(TALLIED))
+    def find(self, wanted: JobFilter, limit: int, by: TallyBy) -> None:
+        self.run(self.twin.find(wanted, limit=limit))
+        self.run(self.twin.tally(wanted, by))
+
+    @rule(queue=made.queues)
+    def declare(self, queue: Queue) -> None:
+        self.attempt(self.twin.declare(queue))
+
+    @rule(name=st.sampled_from(made.QUEUES), again=st.booleans())
+    def drop(self, name: str, again: bool) -> None:
+        self.run(self.twin.drop(name))
+        if again:
+            self.run(self.twin.declare(Queue(name=name, lease_ms=30)))
+
+    @rule(ms=st.sampled_from((1, 5, 10, 30, 100, 1_000)))
+    def advance(self, ms: int) -> None:
+        self.harness.clock.advance(ms)
+
+    @precondition(lambda self: self.harness.can_jump)
+    @rule(ms=st.sampled_from((-3_600_000, -100, 100, 3_600_000)))
+    def jump(self, ms: int) -> None:
+        self.harness.clock.jump(ms)
+
+    @precondition(lambda self: self.harness.engine.traits.durable)
+    @rule()
+    def restart(self) -> None:
+        self._use(self.run(self.harness.restart()))
+
+    @precondition(
+        lambda self: self.harness.engine.traits.durable and len(self.harness.engines) < ENGINES_MAX
+    )
+    @rule()
+    def crash(self) -> None:
+        """The old engine is left as it is; `switch` may come back to it, as a zombie does."""
+        self._use(self.run(self.harness.abandon()))
+
+    def _use(self, engine: Engine) -> None:
+        self.twin.engine = engine
+        # Opening makes the queue `default` where somebody dropped it.
+        self.run(self.twin.reference.open())
+
+    @precondition(lambda self: len(self.harness.engines) > 1)
+    @rule(which=st.integers(0, ENGINES_MAX - 1))
+    def switch(self, which: int) -> None:
+        engines = self.harness.engines
+        self.twin.engine = self.harness.engine = engines[which % len(engines)]
+
+    @rule(records=st.lists(made.records, max_size=3))
+    def save(self, records: list[Record]) -> None:
+        self.run(self.twin.save(records))
+        self.run(self.twin.load("setting", limit=2))
+        self.run(self.twin.load("worker", after="a"))
+
+    @rule()
+    def agree(self) -> None:
+        self.run(self.twin.agree())

@@ -1,0 +1,82 @@
+"""What one seed stands for: who takes part, which faults strike, which features are used.
+
+Each seed enables a random subset, so that a rare combination is as likely as a common one.
+"""
+
+from __future__ import annotations
+
+import random
+
+import msgspec
+
+from holdfast.core.backoff import Backoff
+from holdfast.core.model import Queue
+
+FAULTS = (
+    "crash",  # a player dies with all it has in hand, and another takes its place
+    "freeze",  # a player stands still past its leases, then goes on as if nothing had happened
+    "lost_reply",  # the call is carried out, and the caller never hears of it
+    "lost_call",  # the call never arrives, and the caller cannot know that
+    "refusal",  # the engine says that it is unavailable, so nothing happened
+    "delay",  # a call or its answer is under way for a long time
+    "duplicate",  # a call arrives twice, the second time much later
+    "jump",  # the wall clock is set forward or back
+    "restart",  # the engine is closed and opened again
+    "reboot",  # the same, and the machine's boot clock starts again
+)
+FEATURES = (
+    "delays",
+    "expiry",
+    "priorities",
+    "keys",
+    "replace",
+    "follow_ups",
+    "schedules",
+    "operator",
+    "dead_queue",
+    "pauses",
+    "renewals",
+    "forwards",
+    "depth",
+)
+LEASE_MS = 2_000
+SWEEP_MS = 500
+DRAIN_MS_MAX = 15 * 60_000
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    seed: int
+    steps: int
+    producers: int
+    workers: int
+    reapers: int
+    faults: frozenset[str]
+    features: frozenset[str]
+
+    @property
+    def queues(self) -> tuple[Queue, ...]:
+        quick = Backoff(kind="constant", first_ms=300, cap_ms=2_000, jitter=0.5)
+        grave = "grave" if "dead_queue" in self.features else None
+        depth = 12 if "depth" in self.features else None
+        return (
+            Queue(name="grave", lease_ms=LEASE_MS, max_attempts=2, backoff=quick),
+            Queue(name="plain", lease_ms=LEASE_MS, backoff=quick, max_depth=depth),
+            Queue(name="kept", lease_ms=LEASE_MS, backoff=quick, order="keep", max_attempts=3),
+            Queue(name="moved", lease_ms=LEASE_MS, backoff=quick, dead_queue=grave, max_attempts=2),
+        )
+
+
+def draw(seed: int, *, steps: int = 400, without: frozenset[str] = frozenset()) -> Plan:
+    """The plan of a seed; `without` takes away faults that an engine cannot be asked to bear."""
+    dice = random.Random(seed)
+    faults = {name for name in FAULTS if dice.random() < 0.4}
+    features = {name for name in FEATURES if dice.random() < 0.5}
+    return Plan(
+        seed=seed,
+        steps=steps,
+        producers=dice.randint(1, 3),
+        workers=dice.randint(1, 5),
+        reapers=dice.randint(1, 3),
+        faults=frozenset(faults - without),
+        features=frozenset(features),
+    )

@@ -1,0 +1,63 @@
+"""KEEP TIME: the reaper, the pruner and the scheduler, which run together or apart.
+
+No leader: any number of each may run, in any number of processes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from holdfast.engines.base import Engine
+from holdfast.events import Tell, tell_nobody
+from holdfast.upkeep.archive import Archive
+from holdfast.upkeep.pruner import Pruner
+from holdfast.upkeep.reaper import Reaper
+from holdfast.upkeep.schedule import Schedule
+from holdfast.upkeep.scheduler import Scheduler
+from holdfast.upkeep.schedules import Schedules
+from holdfast.upkeep.service import Service, keep
+
+__all__ = [
+    "Archive",
+    "Pruner",
+    "Reaper",
+    "Schedule",
+    "Scheduler",
+    "Schedules",
+    "Upkeep",
+    "wall_ms",
+]
+
+
+def wall_ms() -> int:
+    """This machine's wall clock."""
+    return time.time_ns() // 1_000_000
+
+
+class Upkeep:
+    """All three on one engine."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        *,
+        archive: Path | str | None = None,
+        tell: Tell = tell_nobody,
+        wall_ms: Callable[[], int] = wall_ms,
+    ) -> None:
+        kept = None if archive is None else Archive(archive)
+        self._tell = tell
+        self.services: tuple[Service, ...] = (
+            Reaper(engine, tell=tell),
+            Pruner(engine, archive=kept, tell=tell),
+            Scheduler(engine, wall_ms, tell=tell),
+        )
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Until `stop` is set; a step that has begun is finished."""
+        async with asyncio.TaskGroup() as group:
+            for service in self.services:
+                group.create_task(keep(service, stop, self._tell), name=service.name)

@@ -1,0 +1,75 @@
+"""Finished jobs past their retention → archived if asked → gone.
+
+Idempotent, in bounded batches. A job that was put back to work after it was read is not deleted:
+the engine compares its version in the same write.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Protocol
+
+from holdfast.core import limits
+from holdfast.core.model import Job, JobFilter, State
+from holdfast.core.verdict import Delete
+from holdfast.engines.base import Engine
+from holdfast.events import Pruned, Tell, tell_nobody
+
+_FINISHED = tuple(state for state in State if state.finished)
+
+
+class Keeper(Protocol):
+    """What an archive must do; see `Archive`."""
+
+    def write(self, jobs: Sequence[Job]) -> None: ...
+
+
+class Pruner:
+    name = "pruner"
+
+    def __init__(
+        self,
+        engine: Engine,
+        *,
+        archive: Keeper | None = None,
+        tell: Tell = tell_nobody,
+        net_ms: int = limits.MINUTE_MS,
+        batch: int = limits.PAGE_MAX,
+    ) -> None:
+        self.net_ms = net_ms
+        self._engine = engine
+        self._archive = archive
+        self._tell = tell
+        self._batch = batch
+
+    async def once(self) -> int | None:
+        """One batch; 0 when there may be more."""
+        jobs = await self._engine.finished(self._batch)
+        if not jobs:
+            return None
+        archived = 0
+        if self._archive is not None:
+            await asyncio.to_thread(self._archive.write, jobs)
+            archived = len(jobs)
+        deleted = await self._delete(jobs)
+        self._tell(Pruned(deleted=deleted, archived=archived))
+        return 0 if deleted and len(jobs) >= self._batch else None
+
+    async def _delete(self, jobs: Sequence[Job]) -> int:
+        # Jobs that went the same way have the same version, so the groups are few.
+        versions: dict[int, list[Job]] = defaultdict(list)
+        for job in jobs:
+            versions[job.version].append(job)
+        deleted = 0
+        for version, group in versions.items():
+            unchanged = JobFilter(
+                ids=tuple(job.id for job in group),
+                states=_FINISHED,
+                version=version,
+                # An id that was deleted and enqueued again since is another job.
+                created_before=max(job.created_at for job in group) + 1,
+            )
+            deleted += await self._engine.amend(unchanged, Delete(), limit=len(group))
+        return deleted

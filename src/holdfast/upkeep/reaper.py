@@ -1,0 +1,72 @@
+"""Overdue leases and expired jobs → verdicts → the engine, which has the last word.
+
+A worker that settles at the same moment and another reaper are races that the token and the
+state decide; the reaper has no way of its own to change a job.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+
+from holdfast.core import lifecycle, limits
+from holdfast.core.model import Job, JobFilter, Lease, State
+from holdfast.core.verdict import BuryWaiting, Outcome, Settlement
+from holdfast.engines.base import Engine
+from holdfast.events import Reaped, Tell, tell_nobody
+
+
+class Reaper:
+    """Wakes at the next deadline that the engine names; the net finds what came in between."""
+
+    name = "reaper"
+
+    def __init__(
+        self,
+        engine: Engine,
+        *,
+        tell: Tell = tell_nobody,
+        net_ms: int = 5 * limits.SECOND_MS,
+        batch: int = limits.BATCH_MAX,
+    ) -> None:
+        self.net_ms = net_ms
+        self._engine = engine
+        self._tell = tell
+        self._batch = batch
+
+    async def once(self) -> int | None:
+        """One batch of each; 0 when there is more."""
+        overdue = await self._engine.overdue(self._batch)
+        ended = await self._reap(overdue.leases) if overdue.leases else 0
+        expired = await self._engine.expired(self._batch)
+        buried = await self._bury(expired.jobs) if expired.jobs else 0
+        if ended or buried:
+            self._tell(Reaped(overdue=ended, expired=buried))
+        elif overdue.leases or expired.jobs:
+            # Others were faster with all of them. The net looks again, instead of a hot loop.
+            return None
+        ahead = [ms for ms in (overdue.next_ms, expired.next_ms) if ms is not None]
+        return min(ahead, default=None)
+
+    async def _reap(self, leases: Iterable[Lease]) -> int:
+        # Read after the leases, so that every queue they can be of is known.
+        views = await self._engine.queues(counts=False)
+        queues = {view.queue.name: view.queue for view in views}
+        settlements = [
+            Settlement(lease=lease, verdict=lifecycle.after_overdue(queue, lease.job))
+            for lease in leases
+            # A queue that is not there was dropped a moment ago, and its jobs with it.
+            if (queue := queues.get(lease.job.queue)) is not None
+        ]
+        outcomes = await self._engine.settle(settlements)
+        return outcomes.count(Outcome.SETTLED)
+
+    async def _bury(self, jobs: Iterable[Job]) -> int:
+        alike: dict[BuryWaiting, list[str]] = defaultdict(list)
+        for job in jobs:
+            alike[lifecycle.after_expiry(job)].append(job.id)
+        buried = 0
+        for amendment, ids in alike.items():
+            still = JobFilter(ids=tuple(ids), states=(State.WAITING,), expired=True)
+            buried += await self._engine.amend(still, amendment, limit=len(ids))
+        return buried

@@ -1,0 +1,53 @@
+"""The engine table of the README, printed from the engines' own traits.
+
+`python -m tests.docs.tables` writes it anew.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from holdfast.engines.base import Traits
+from holdfast.engines.memory import MemoryEngine
+from holdfast.engines.postgres import PostgresEngine
+from holdfast.engines.sqlite import SQLiteEngine
+
+README = Path(__file__).parents[2] / "README.md"
+_MARKED = re.compile(r"(<!-- engines -->\n).*?(<!-- /engines -->)", re.DOTALL)
+_ENGINES: dict[str, Traits] = {
+    "`memory:`": MemoryEngine().traits,
+    "`sqlite:///work.db`": SQLiteEngine("work.db").traits,
+    "`postgresql://host/db`": PostgresEngine("postgresql://host/db").traits,
+}
+_ROWS = {
+    "survives the process": "durable",
+    "shared by processes": "shared",
+    "priorities": "priority",
+    "once-only keys": "keys",
+    "renewal and fencing tokens": "fencing",
+    "enqueue and settle in your own transaction": "transactional",
+    "search, edit, redrive": "inspect",
+}
+
+
+def engine_table() -> str:
+    lines = [f"| | {' | '.join(_ENGINES)} |", f"|---|{'---|' * len(_ENGINES)}"]
+    for label, trait in _ROWS.items():
+        marks = ("yes" if getattr(traits, trait) else "no" for traits in _ENGINES.values())
+        lines.append(f"| {label} | {' | '.join(marks)} |")
+    largest = {traits.payload_max // 1024 for traits in _ENGINES.values()}
+    batches = {traits.batch_max for traits in _ENGINES.values()}
+    assert len(largest) == len(batches) == 1
+    lines.append("")
+    lines.append(f"Payloads up to {largest.pop():,} KiB, up to {batches.pop():,} jobs in one call.")
+    return "\n".join(lines) + "\n"
+
+
+def with_table(text: str) -> str:
+    assert _MARKED.search(text), "README.md has lost its <!-- engines --> marks"
+    return _MARKED.sub(lambda match: match[1] + engine_table() + match[2], text)
+
+
+if __name__ == "__main__":
+    README.write_text(with_table(README.read_text()))

@@ -1,0 +1,55 @@
+"""How each engine is put under test: one function that makes its harness, by name."""
+
+from collections.abc import Callable
+from pathlib import Path
+from uuid import uuid4
+
+from holdfast.engines.base import Engine
+from holdfast.engines.coalesced import Coalesced
+from holdfast.engines.memory import MemoryEngine
+from holdfast.engines.observed import Observed
+from holdfast.events import Happening
+from holdfast.testing.clock import ManualClock
+from holdfast.testing.harness import Harness
+
+Wrap = Callable[[Engine], Engine]
+
+
+def plain(engine: Engine) -> Engine:
+    return engine
+
+
+def observed(engine: Engine) -> Engine:
+    told: list[Happening] = []
+    return Observed(engine, told.append)
+
+
+def memory(wrap: Wrap = plain) -> Harness:
+    return Harness(lambda clock: wrap(MemoryEngine(clock=clock)))
+
+
+def sqlite(place: Path, wrap: Wrap = plain, *, namespace: str = "default") -> Harness:
+    """In `place`, or where that is a folder in a new file. Nothing here cuts the power: relaxed."""
+    from holdfast.engines.sqlite import SQLiteEngine
+
+    path = place / f"{uuid4().hex}.db" if place.is_dir() else place
+
+    def make(clock: ManualClock) -> Engine:
+        return wrap(SQLiteEngine(path, namespace=namespace, durability="relaxed", clock=clock))
+
+    return Harness(make)
+
+
+def postgres(dsn: str, wrap: Wrap = plain, *, connections: int = 4) -> Harness:
+    """Each in a namespace of its own. In tests it has one clock, the wall's: `can_jump` is off."""
+    from holdfast.engines.postgres import PostgresEngine
+
+    namespace = uuid4().hex
+
+    def make(clock: ManualClock) -> Engine:
+        return wrap(PostgresEngine(dsn, namespace=namespace, connections=connections, clock=clock))
+
+    return Harness(make, can_jump=False)
+
+
+coalesced: Wrap = Coalesced

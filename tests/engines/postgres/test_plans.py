@@ -1,0 +1,107 @@
+"""No more work per job in a large database than in a small one: counted in buffers, not in time.
+
+A line of 1,000,000 jobs that are not due yet, 1,000,000 that are and 1,000,000 finished ones are
+in front, beside and behind. Ready ones are added to each database afterwards in the same way.
+"""
+
+import json
+from collections import Counter
+from typing import Any
+from uuid import uuid4
+
+import pytest
+
+from holdfast.core.model import LeaseRequest, NewJob, Renewal
+from holdfast.core.verdict import Complete, Outcome, Retry, Settlement
+from holdfast.engines.postgres import PostgresEngine
+from holdfast.engines.postgres.steps import Ask
+
+SMALL, LARGE = 10_000, 1_000_000
+BATCH = 100
+# An index grows by a level or two between the two sizes, which is a buffer or two for each probe.
+GROWTH_MAX = 1.5
+
+LOAD = """
+INSERT INTO jobs (seq, place, due_at, created_at, finished_at, expires_at, ns, queue, rank, state,
+                  id, task, payload)
+SELECT number, number, $3, 1, CASE WHEN $4::int >= 2 THEN number END,
+       CASE WHEN $4::int < 2 AND number % 1000 = 0 THEN 9999999999999 END, 1, 1, $5::int, $4::int,
+       $2::text || number, 'work', '{}'
+FROM (SELECT nextval('numbers') AS number FROM generate_series(1, $1::int) OFFSET 0) n
+"""
+"""How many, a prefix of their ids, when due, their state, their rank."""
+FAR = 9_999_999_999_999
+
+
+async def load(look: Any, count: int, *, delayed: bool) -> None:
+    # Indexes are made again afterwards: that is much faster than growing them row by row.
+    indexes = await look.fetch("SELECT * FROM pg_indexes WHERE tablename = 'jobs'")
+    for index in indexes:
+        await look.execute(f"DROP INDEX {index['indexname']}")
+    if delayed:
+        # Over a hundred higher priorities, all of which must be passed by.
+        for rank in range(-100, 0):
+            await look.execute(LOAD, count // 100, f"delayed{rank}-", FAR, 0, rank)
+    else:
+        await look.execute(LOAD, count, "waiting-", 5, 0, 10)
+        await look.execute(LOAD, count, "done-", 5, 2, 0)
+    await look.execute("SET maintenance_work_mem = '256MB'")
+    for index in indexes:
+        await look.execute(index["indexdef"])
+    await look.execute("VACUUM ANALYZE jobs")
+
+
+class Meter:
+    """Runs each statement of an engine twice: first to be counted and undone, then in earnest."""
+
+    def __init__(self, engine: PostgresEngine) -> None:
+        self.pages: Counter[str] = Counter()
+        self._pool, _ = engine._opened()
+        self._fetch = self._pool._fetch
+        self._pool._fetch = self._measure  # type: ignore[method-assign]
+
+    async def _measure(self, connection: Any, ask: Ask) -> list[Any]:
+        explain = f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {ask.statement}"
+        begun = connection.is_in_transaction()
+        await connection.execute("SAVEPOINT meter" if begun else "BEGIN")
+        answer = await connection.fetchval(self._pool.text(explain), *ask.values)
+        await connection.execute("ROLLBACK TO meter" if begun else "ROLLBACK")
+        plan = json.loads(answer)[0]["Plan"]
+        name = " ".join(ask.statement.partition("(")[0].split())
+        self.pages[name] += plan["Shared Hit Blocks"] + plan["Shared Read Blocks"]
+        return await self._fetch(connection, ask)
+
+
+async def work(engine: PostgresEngine, rounds: int) -> Counter[str]:
+    """Pages looked at by statement, for so many batches enqueued, leased, renewed and settled."""
+    meter = Meter(engine)
+    for _ in range(rounds):
+        ids = [f"{uuid4().hex}-{n}" for n in range(BATCH)]
+        await engine.enqueue([NewJob(id=id_, task="work", priority=-5) for id_ in ids])
+        leases = await engine.lease(LeaseRequest(queues=("default",), limit=BATCH, worker="w"))
+        assert [lease.id for lease in leases] == ids
+        await engine.renew([Renewal(lease=lease) for lease in leases])
+        half = BATCH // 2
+        done = [Settlement(lease=lease, verdict=Complete()) for lease in leases[:half]]
+        late = [Settlement(lease=lease, verdict=Retry(2**40)) for lease in leases[half:]]
+        assert set(await engine.settle(done)) == {Outcome.SETTLED}
+        assert set(await engine.settle(late)) == {Outcome.SETTLED}
+        assert await engine.lease(LeaseRequest(ids=("waiting-none",))) == []
+    return meter.pages
+
+
+@pytest.mark.parametrize("delayed", [False, True], ids=["waiting-and-done", "delayed"])
+async def test_the_work_does_not_grow(pg_dsn: str, look: Any, delayed: bool) -> None:
+    counts = []
+    for more in (SMALL, LARGE - SMALL):
+        engine = PostgresEngine(pg_dsn, connections=1)
+        await engine.open()
+        await load(look, more, delayed=delayed)
+        await work(engine, 2)
+        counts.append(await work(engine, 3))
+        await engine.close()
+    small, large = counts
+    for statement, pages in large.items():
+        print(f"{statement}: {small[statement]} pages beside {SMALL:,}, {pages} beside {LARGE:,}")
+    assert {name for name in large if large[name] > small[name] * GROWTH_MAX} == set()
+    assert small["SELECT * FROM $schema.lease"] > BATCH, "nothing was measured"

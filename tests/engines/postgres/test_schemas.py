@@ -1,0 +1,123 @@
+"""The schema is made once, whoever comes first and whoever dies in the middle."""
+
+import asyncio
+from typing import Any
+
+import asyncpg
+import pytest
+
+from holdfast.engines.postgres import PostgresEngine, schemas
+from holdfast.errors import ConfigError, EngineUnavailable, SchemaMismatch
+from holdfast.testing.contract.making import jobs, lease_ids
+
+
+async def opened(dsn: str, **options: Any) -> PostgresEngine:
+    engine = PostgresEngine(dsn, **options)
+    await engine.open()
+    return engine
+
+
+def test_the_migrations_are_numbered_without_a_gap() -> None:
+    texts = schemas.migrations()
+    assert len(texts) >= 3
+    assert all("CREATE" in text for text in texts)
+
+
+async def test_many_open_an_empty_database_at_once(pg_dsn: str) -> None:
+    engines = await asyncio.gather(*(opened(pg_dsn, connections=1) for _ in range(8)))
+    await engines[0].enqueue(jobs("a"))
+    assert await lease_ids(engines[-1]) == ["a"]
+    for engine in engines:
+        await engine.close()
+
+
+async def test_killed_in_the_middle_it_left_nothing(
+    pg_dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = schemas.migrations()
+    for number in range(len(whole) + 1):
+        cut = [*whole[:number], "SELECT pg_terminate_backend(pg_backend_pid())"]
+        monkeypatch.setattr(schemas, "migrations", lambda cut=cut: cut)
+        with pytest.raises(EngineUnavailable):
+            await opened(pg_dsn)
+        connection = await asyncpg.connect(pg_dsn)
+        assert not await connection.fetchval("SELECT to_regnamespace('holdfast') IS NOT NULL")
+        await connection.close()
+    monkeypatch.setattr(schemas, "migrations", lambda: whole)
+    await (await opened(pg_dsn)).close()
+
+
+async def test_an_older_holdfast_refuses_politely(
+    pg_dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = schemas.migrations()
+    old = await opened(pg_dsn)
+    await old.enqueue(jobs("a"))
+    with monkeypatch.context() as newer:
+        newer.setattr(schemas, "migrations", lambda: [*known, "CREATE TABLE novelty ()"])
+        new = await opened(pg_dsn)
+        assert await lease_ids(new) == ["a"], "an upgrade keeps the jobs"
+        await new.close()
+    with pytest.raises(SchemaMismatch, match="version 4, this Holdfast knows up to 3: upgrade"):
+        await opened(pg_dsn)
+    # One that was open goes on until it needs a new connection.
+    pool, _ = old._opened()
+    pool.forget()
+    with pytest.raises(SchemaMismatch, match="upgrade"):
+        await old.enqueue(jobs("b"))
+    await old.close()
+
+
+async def test_schemas_and_namespaces_are_apart(pg_dsn: str) -> None:
+    places = [{}, {"namespace": "other"}, {"schema": "user"}, {"schema": "x" * 63}]
+    engines = [await opened(pg_dsn, **place) for place in places]
+    for position, engine in enumerate(engines):
+        await engine.enqueue(jobs("abcd"[position]))
+    for position, engine in enumerate(engines):
+        assert await lease_ids(engine) == ["abcd"[position]]
+        assert len(await engine.queues()) == 1
+        await engine.close()
+
+
+async def test_a_schema_that_exists_needs_no_rights_to_make_one(pg_dsn: str) -> None:
+    await (await opened(pg_dsn)).close()
+    admin = await asyncpg.connect(pg_dsn)
+    await admin.execute(
+        """
+        CREATE ROLE holdfast_plain LOGIN;
+        GRANT USAGE ON SCHEMA holdfast TO holdfast_plain;
+        GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA holdfast TO holdfast_plain;
+        GRANT USAGE ON ALL SEQUENCES IN SCHEMA holdfast TO holdfast_plain;
+        """
+    )
+    try:
+        engine = await opened(pg_dsn.replace("postgres@", "holdfast_plain@"))
+        await engine.enqueue(jobs("a"))
+        assert await lease_ids(engine) == ["a"]
+        await engine.close()
+    finally:
+        await admin.execute("DROP OWNED BY holdfast_plain; DROP ROLE holdfast_plain")
+        await admin.close()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"schema": 'a"b'}, {"schema": "A"}, {"schema": "x" * 64}, {"namespace": "a b"},
+     {"namespace": ""}, {"connections": 0}],
+)  # fmt: skip
+def test_names_out_of_bounds(options: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError):
+        PostgresEngine("postgresql://h/d", **options)
+
+
+async def test_another_encoding_is_refused(pg_server_dsn: str) -> None:
+    admin = await asyncpg.connect(pg_server_dsn)
+    await admin.execute(
+        "CREATE DATABASE holdfast_latin ENCODING 'LATIN1' TEMPLATE template0 LOCALE 'C'"
+    )
+    try:
+        with pytest.raises(ConfigError, match="LATIN1"):
+            await opened(pg_server_dsn.rpartition("/")[0] + "/holdfast_latin")
+    finally:
+        await admin.execute("DROP DATABASE holdfast_latin WITH (FORCE)")
+        await admin.close()

@@ -1,0 +1,122 @@
+"""Whoever waits hears of a job at once, from another engine or process; nobody else is told."""
+
+import asyncio
+import subprocess
+import sys
+from typing import Any
+
+from holdfast.core.model import JobFilter, LeaseRequest
+from holdfast.core.verdict import Redrive, Retry, Settlement
+from holdfast.engines.postgres import PostgresEngine, engine as engine_module
+from holdfast.testing.contract.making import a_job, a_queue, jobs, lease_one
+
+PATIENT = LeaseRequest(queues=("default",), wait_ms=60_000)
+
+
+async def test_notifications_only_while_somebody_waits(engine: PostgresEngine, look: Any) -> None:
+    heard: list[str] = []
+    await look.add_listener("holdfast_1", lambda *told: heard.append(told[-1]))
+    await engine.enqueue(jobs("ab"))
+    await engine.enqueue([a_job("c", key="k")])
+    await look.execute("SELECT 1")
+    assert heard == []
+    for _ in "abc":
+        await lease_one(engine)
+    waiting = asyncio.create_task(engine.lease(PATIENT))
+    while not engine._bell.awaited:
+        await asyncio.sleep(0.01)
+    await engine.enqueue([a_job(f"n{number}") for number in range(100)])
+    await waiting
+    await look.execute("SELECT 1")
+    assert len(heard) == 1, "one for the batch"
+
+
+async def test_another_engine_wakes(engine: PostgresEngine, pg_dsn: str, monkeypatch: Any) -> None:
+    # Without its net a wait ends by a notification or not at all.
+    monkeypatch.setattr(engine_module, "_NET_MS", (3_600_000, 3_600_000))
+    other = PostgresEngine(pg_dsn)
+    await other.open()
+    await other.declare(a_queue("q", paused=True))
+
+    async def woken(act: Any, queue: str = "default") -> str:
+        waiting = asyncio.create_task(engine.lease(LeaseRequest(queues=(queue,), wait_ms=60_000)))
+        while not engine._bell.awaited:
+            await asyncio.sleep(0.01)
+        await act()
+        (lease,) = await waiting
+        return lease.id
+
+    assert await woken(lambda: other.enqueue(jobs("a"))) == "a"
+    assert await woken(lambda: other.enqueue([a_job("b", delay_ms=50)])) == "b"
+    assert await woken(lambda: other.enqueue([a_job("c", key="k")])) == "c"
+    lease = (await other.find(JobFilter(ids=("a",)), limit=1)).jobs[0]
+    await other.amend(JobFilter(ids=("c",)), Redrive(), limit=1)
+    await other.enqueue([a_job("p", queue="q")])
+    assert await woken(lambda: other.declare(a_queue("q")), "q") == "p"
+    assert lease.token is not None
+    held = (await other.lease(LeaseRequest(ids=("a",)))) or None
+    assert held is None
+    await other.close()
+
+
+async def test_a_retry_elsewhere_wakes(
+    engine: PostgresEngine, pg_dsn: str, monkeypatch: Any
+) -> None:
+    monkeypatch.setattr(engine_module, "_NET_MS", (3_600_000, 3_600_000))
+    other = PostgresEngine(pg_dsn)
+    await other.open()
+    await other.enqueue(jobs("a"))
+    lease = await lease_one(other)
+    waiting = asyncio.create_task(engine.lease(PATIENT))
+    while not engine._bell.awaited:
+        await asyncio.sleep(0.01)
+    await other.settle([Settlement(lease=lease, verdict=Retry(20))])
+    assert [again.id for again in await waiting] == ["a"]
+    await other.close()
+
+
+ENQUEUE = """
+import asyncio, sys
+from holdfast.core.model import NewJob
+from holdfast.engines.postgres import PostgresEngine
+async def main():
+    engine = PostgresEngine(sys.argv[1])
+    await engine.open()
+    await engine.enqueue([NewJob(id="far", task="work")])
+    await engine.close()
+asyncio.run(main())
+"""
+
+
+async def test_another_process_wakes(engine: PostgresEngine, pg_dsn: str, monkeypatch: Any) -> None:
+    monkeypatch.setattr(engine_module, "_NET_MS", (3_600_000, 3_600_000))
+    waiting = asyncio.create_task(engine.lease(PATIENT))
+    while not engine._bell.awaited:
+        await asyncio.sleep(0.01)
+    command = [sys.executable, "-c", ENQUEUE, pg_dsn]
+    await asyncio.to_thread(subprocess.run, command, check=True)
+    assert [lease.id for lease in await waiting] == ["far"]
+
+
+async def test_the_listener_comes_back(engine: PostgresEngine, look: Any, monkeypatch: Any) -> None:
+    waiting = asyncio.create_task(engine.lease(PATIENT))
+    while not engine._bell.awaited:
+        await asyncio.sleep(0.01)
+    listening = "SELECT pid FROM pg_stat_activity WHERE query LIKE 'LISTEN%' AND pid <> $1"
+    (before,) = await look.fetch(listening, 0)
+    await look.execute("SELECT pg_terminate_backend($1)", before[0])
+    while not (after := await look.fetch(listening, before[0])):
+        await asyncio.sleep(0.01)
+    assert len(after) == 1
+    await engine.enqueue(jobs("a"))
+    assert [lease.id for lease in await waiting] == ["a"]
+
+
+async def test_the_happy_path_leaves_no_rows_but_the_job(engine: PostgresEngine, look: Any) -> None:
+    from holdfast.core.verdict import Complete
+
+    await engine.enqueue(jobs("abc"))
+    leases = await engine.lease(LeaseRequest(queues=("default",), limit=3))
+    await engine.settle([Settlement(lease=lease, verdict=Complete(b"1")) for lease in leases])
+    for table, count in (("jobs", 3), ("events", 0), ("notes", 0), ("keys", 0), ("records", 0)):
+        assert await look.fetchval(f"SELECT count(*) FROM {table}") == count

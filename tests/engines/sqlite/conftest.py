@@ -1,0 +1,37 @@
+"""Engines on a file of the test's own, closed in the end. Relaxed: nothing here cuts the power."""
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast.engines.sqlite import SQLiteEngine
+from holdfast.testing.clock import ManualClock
+
+OpenEngine = Callable[..., Awaitable[SQLiteEngine]]
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "jobs.db"
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+@pytest.fixture
+async def open_engine(path: Path, clock: ManualClock) -> AsyncIterator[OpenEngine]:
+    opened = []
+
+    async def open_one(**given: Any) -> SQLiteEngine:
+        engine = SQLiteEngine(path, **{"clock": clock, "durability": "relaxed", **given})
+        await engine.open()
+        opened.append(engine)
+        return engine
+
+    yield open_one
+    for engine in opened:
+        await engine.close()

@@ -1,0 +1,322 @@
+"""Group commit: who goes together, who is told what, and what becomes of a caller that left."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from holdfast.core.model import JobFilter, LeaseRequest, NewJob, Note, Renewal, State, Status
+from holdfast.core.verdict import Complete, Delete, Outcome, Settlement
+from holdfast.engines.coalesced import Coalesced
+from holdfast.engines.observed import Observed
+from holdfast.engines.url import open_engine
+from holdfast.errors import EngineUnavailable, UsageError
+from holdfast.events import EngineCalled, Happening
+from tests.engines.doubles import GatedEngine
+
+ONE = LeaseRequest(queues=("default",))
+
+
+@pytest.fixture
+async def inner() -> AsyncIterator[GatedEngine]:
+    engine = GatedEngine()
+    await engine.open()
+    yield engine
+    engine.gate.set()
+    await engine.close()
+
+
+def job(id: str) -> NewJob:
+    return NewJob(id=id, task="t")
+
+
+async def settle_down() -> None:
+    """Let every task that can run do so."""
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+async def hold_back(inner: GatedEngine, engine: Coalesced) -> asyncio.Task[object]:
+    """A first call is in flight and waits at the gate."""
+    inner.gate.clear()
+    inner.called.clear()
+    first = asyncio.create_task(engine.enqueue([job("first")]))
+    await inner.called.wait()
+    return first
+
+
+async def test_an_idle_engine_is_called_at_once(inner: GatedEngine) -> None:
+    engine = Coalesced(inner)
+    [receipt] = await engine.enqueue([job("a")])
+    assert (receipt.id, receipt.status) == ("a", Status.NEW)
+    assert inner.calls == [("enqueue", 1)]
+
+
+async def test_calls_that_wait_go_together_and_each_gets_its_own_answers(
+    inner: GatedEngine,
+) -> None:
+    engine = Coalesced(inner)
+    first = await hold_back(inner, engine)
+    others = [
+        asyncio.create_task(engine.enqueue([job(f"{n}-{i}") for i in range(n)])) for n in range(5)
+    ]
+    await settle_down()
+    inner.gate.set()
+    for n, other in enumerate(others):
+        assert [receipt.id for receipt in await other] == [f"{n}-{i}" for i in range(n)]
+    await first
+    assert inner.calls == [("enqueue", 1), ("enqueue", 0 + 1 + 2 + 3 + 4)]
+
+
+async def test_a_batch_is_never_divided(inner: GatedEngine) -> None:
+    engine = Coalesced(inner)
+    first = await hold_back(inner, engine)
+    others = [
+        asyncio.create_task(engine.enqueue([job(f"{n}-{i}") for i in range(99)])) for n in range(25)
+    ]
+    await settle_down()
+    inner.gate.set()
+    await asyncio.gather(first, *others)
+    assert inner.calls == [("enqueue", 1)] + [("enqueue", 990)] * 2 + [("enqueue", 495)]
+
+
+async def test_a_big_batch_does_not_wait_for_others(inner: GatedEngine) -> None:
+    engine = Coalesced(inner)
+    first = await hold_back(inner, engine)
+    big = asyncio.create_task(engine.enqueue([job(f"{i}") for i in range(100)]))
+    await settle_down()
+    assert inner.calls == [("enqueue", 1), ("enqueue", 100)]
+    inner.gate.set()
+    await asyncio.gather(first, big)
+
+
+async def test_an_outage_is_told_to_every_caller(inner: GatedEngine) -> None:
+    engine = Coalesced(inner)
+    first = await hold_back(inner, engine)
+    others = [asyncio.create_task(engine.enqueue([job(f"{n}")])) for n in range(3)]
+    await settle_down()
+    inner.errors = [EngineUnavailable("down"), EngineUnavailable("still down")]
+    inner.gate.set()
+    results = await asyncio.gather(first, *others, return_exceptions=True)
+    assert [str(result) for result in results] == ["down", *["still down"] * 3]
+    [receipt] = await engine.enqueue([job("later")])
+    assert receipt.status is Status.NEW
+
+
+async def test_a_wrong_call_is_told_only_to_its_own_caller(inner: GatedEngine) -> None:
+    engine = Coalesced(inner)
+    await engine.enqueue([job("a"), job("b")])
+    leases = await engine.lease(LeaseRequest(queues=("default",), limit=2))
+    inner.gate.clear()
+    inner.called.clear()
+    first = asyncio.create_task(engine.renew([]))
+    await inner.called.wait()
+    good = asyncio.create_task(engine.renew([Renewal(lease=leases[0])]))
+    bad = asyncio.create_task(engine.renew([Renewal(lease=leases[1], note=Note(progress=7.0))]))
+    await settle_down()
+    inner.gate.set()
+    with pytest.raises(UsageError, match="progress"):
+        await bad
+    [renewed] = await good
+    assert renewed is not None
+    assert renewed.id == leases[0].id
+    await first
+
+
+async def test_a_caller_that_leaves_before_its_turn_is_left_out(inner: GatedEngine) -> None:
+    engine = Coalesced(inner)
+    first = await hold_back(inner, engine)
+    leaver = asyncio.create_task(engine.enqueue([job("gone")]))
+    stayer = asyncio.create_task(engine.enqueue([job("stays")]))
+    await settle_down()
+    leaver.cancel()
+    inner.gate.set()
+    await asyncio.gather(first, stayer)
+    assert await engine.get("stays") is not None
+    assert await engine.get("gone") is None
+    with pytest.raises(asyncio.CancelledError):
+        await leaver
+
+
+async def test_a_caller_that_leaves_in_flight_does_not_break_the_others(
+    inner: GatedEngine,
+) -> None:
+    engine = Coalesced(inner)
+    first = await hold_back(inner, engine)
+    second = asyncio.create_task(engine.enqueue([job("second")]))
+    await settle_down()
+    first.cancel()
+    inner.gate.set()
+    [receipt] = await second
+    assert receipt.status is Status.NEW
+    assert await engine.get("first") is not None, "in flight already, so it happened"
+
+
+async def test_equal_lease_requests_share_in_their_order(inner: GatedEngine) -> None:
+    engine = Coalesced(inner)
+    await engine.enqueue([job(f"{i}") for i in range(6)])
+    inner.gate.clear()
+    inner.shuts = True
+    inner.called.clear()
+    inner.calls.clear()
+    first = asyncio.create_task(engine.lease(ONE))
+    await inner.called.wait()
+    two, three, four = (
+        asyncio.create_task(engine.lease(LeaseRequest(queues=("default",), limit=limit)))
+        for limit in (2, 3, 4)
+    )
+    await settle_down()
+    inner.gate.set()
+    assert [lease.id for lease in await first] == ["0"]
+    other = asyncio.create_task(engine.lease(LeaseRequest(queues=("default",), worker="else")))
+    await settle_down()
+    inner.gate.set()
+    assert [lease.id for lease in await two] == ["1", "2"]
+    assert [lease.id for lease in await three] == ["3", "4", "5"]
+    assert await four == []
+    assert inner.calls == [("lease", 1), ("lease", 2 + 3 + 4), ("lease", 1)]
+    inner.gate.set()
+    assert await other == []
+
+
+async def test_workers_are_not_taken_for_one_another(inner: GatedEngine) -> None:
+    engine = Coalesced(inner)
+    await engine.enqueue([job(f"{i}") for i in range(5)])
+    requests = [LeaseRequest(queues=("default",), worker=f"w{n}") for n in range(5)]
+    answers = await asyncio.gather(*(engine.lease(request) for request in requests))
+    assert [lease.job.worker for [lease] in answers] == [f"w{n}" for n in range(5)]
+
+
+async def test_a_waiting_lease_keeps_nobody_else_waiting(inner: GatedEngine) -> None:
+    engine = Coalesced(inner)
+    patient = asyncio.create_task(
+        engine.lease(LeaseRequest(queues=("default",), wait_ms=60_000, worker="w"))
+    )
+    await settle_down()
+    assert await engine.lease(LeaseRequest(queues=("default",), worker="w")) == []
+    await engine.enqueue([job("a")])
+    assert [lease.id for lease in await patient] == ["a"]
+
+
+async def test_what_was_leased_for_a_caller_that_left_is_released(inner: GatedEngine) -> None:
+    engine = Coalesced(inner)
+    await engine.enqueue([job("a")])
+    inner.gate.clear()
+    inner.called.clear()
+    leaver = asyncio.create_task(engine.lease(ONE))
+    await inner.called.wait()
+    leaver.cancel()
+    inner.gate.set()
+    with pytest.raises(asyncio.CancelledError):
+        await leaver
+    await settle_down()
+    back = await engine.get("a")
+    assert back is not None
+    assert (back.state, back.attempt) == (State.WAITING, 0)
+
+
+async def test_a_caller_cancelled_just_after_its_leases_came_loses_none(
+    inner: GatedEngine,
+) -> None:
+    engine = Coalesced(inner)
+    await engine.enqueue([job("a")])
+    inner.gate.clear()
+    inner.called.clear()
+    leaver = asyncio.create_task(engine.lease(ONE))
+    await inner.called.wait()
+    inner.gate.set()
+    while True:
+        # One step at a time, up to the step in which the lease is there and its caller not yet.
+        await asyncio.sleep(0)
+        leased = await engine.get("a")
+        assert leased is not None
+        if leased.state is State.LEASED:
+            break
+    assert not leaver.done()
+    leaver.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await leaver
+    await settle_down()
+    back = await engine.get("a")
+    assert back is not None
+    assert back.state is State.WAITING
+
+
+async def test_leases_of_a_caller_that_left_go_to_those_that_stayed(inner: GatedEngine) -> None:
+    engine = Coalesced(inner)
+    await engine.enqueue([job("a"), job("b")])
+    inner.gate.clear()
+    inner.shuts = True
+    inner.called.clear()
+    first = asyncio.create_task(engine.lease(ONE))
+    await inner.called.wait()
+    leaver, stayer = (asyncio.create_task(engine.lease(ONE)) for _ in range(2))
+    await settle_down()
+    inner.called.clear()
+    inner.gate.set()
+    assert [lease.id for lease in await first] == ["a"]
+    await inner.called.wait()
+    leaver.cancel()
+    inner.gate.set()
+    assert [lease.id for lease in await stayer] == ["b"]
+    with pytest.raises(asyncio.CancelledError):
+        await leaver
+
+
+async def test_settles_are_merged_and_answered_each(inner: GatedEngine) -> None:
+    engine = Coalesced(inner)
+    await engine.enqueue([job(f"{i}") for i in range(4)])
+    leases = await engine.lease(LeaseRequest(queues=("default",), limit=4))
+    done = [Settlement(lease=lease, verdict=Complete()) for lease in leases]
+    await inner.settle(done[2:3])
+    await inner.amend(JobFilter(ids=("3",)), Delete(force=True), limit=1)
+    inner.gate.clear()
+    inner.calls.clear()
+    calls = [asyncio.create_task(engine.settle([each])) for each in done]
+    await settle_down()
+    inner.gate.set()
+    answers = [outcome for [outcome] in await asyncio.gather(*calls)]
+    assert answers == [Outcome.SETTLED, Outcome.SETTLED, Outcome.SETTLED, Outcome.LOST]
+    assert inner.calls == [("settle", 4)]
+
+
+async def test_closing_answers_what_was_asked_before(inner: GatedEngine) -> None:
+    engine = Coalesced(inner)
+    first = await hold_back(inner, engine)
+    second = asyncio.create_task(engine.enqueue([job("second")]))
+    await settle_down()
+    closing = asyncio.create_task(engine.close())
+    await settle_down()
+    assert not closing.done()
+    inner.gate.set()
+    await closing
+    await asyncio.gather(first, second)
+    await engine.close()
+
+
+async def test_a_hundred_callers_share_a_file_in_a_few_transactions(tmp_path: Path) -> None:
+    transactions = 0
+
+    def tell(happening: Happening) -> None:
+        nonlocal transactions
+        transactions += isinstance(happening, EngineCalled) and happening.verb == "enqueue"
+
+    engine = Coalesced(Observed(open_engine(f"sqlite:///{tmp_path}/work.db"), tell))
+    await engine.open()
+
+    async def produce(caller: int) -> None:
+        for n in range(10):
+            [receipt] = await engine.enqueue([job(f"{caller}-{n}")])
+            assert receipt.status is Status.NEW
+
+    await asyncio.gather(*(produce(caller) for caller in range(100)))
+    await engine.close()
+    assert transactions <= 1_000 / 4
+
+
+async def test_nothing_is_kept_once_everything_is_answered(inner: GatedEngine) -> None:
+    engine = Coalesced(inner)
+    for n in range(10):
+        await engine.lease(LeaseRequest(queues=("default",), worker=f"w{n}"))
+    assert engine._leases == {}

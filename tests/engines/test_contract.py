@@ -1,0 +1,78 @@
+"""Every engine, and every composition of engines, under the one contract."""
+
+from collections import Counter
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from holdfast.testing.contract import (
+    DurableContract,
+    EngineContract,
+    Harness,
+    JumpContract,
+    SharedContract,
+)
+from holdfast.testing.contract.concurrency import Concurrency
+from tests.engines import harnesses
+
+
+class TestMemory(EngineContract, JumpContract):
+    @pytest.fixture
+    async def harness(self) -> AsyncIterator[Harness]:
+        async with harnesses.memory() as harness:
+            yield harness
+
+
+class TestObservedMemory(EngineContract, JumpContract):
+    @pytest.fixture
+    async def harness(self) -> AsyncIterator[Harness]:
+        async with harnesses.memory(harnesses.observed) as harness:
+            yield harness
+
+
+class TestCoalescedMemory(EngineContract, JumpContract):
+    @pytest.fixture
+    async def harness(self) -> AsyncIterator[Harness]:
+        async with harnesses.memory(harnesses.coalesced) as harness:
+            yield harness
+
+
+class TestSQLite(EngineContract, DurableContract, SharedContract, JumpContract):
+    @pytest.fixture
+    async def harness(self, tmp_path: Path) -> AsyncIterator[Harness]:
+        async with harnesses.sqlite(tmp_path) as harness:
+            yield harness
+
+
+class TestCoalescedSQLite(EngineContract, DurableContract, SharedContract, JumpContract):
+    @pytest.fixture
+    async def harness(self, tmp_path: Path) -> AsyncIterator[Harness]:
+        async with harnesses.sqlite(tmp_path, harnesses.coalesced) as harness:
+            yield harness
+
+
+class TestPostgres(EngineContract, DurableContract, SharedContract):
+    @pytest.fixture
+    async def harness(self, shared_pg_dsn: str) -> AsyncIterator[Harness]:
+        async with harnesses.postgres(shared_pg_dsn) as harness:
+            yield harness
+
+
+class TestCoalescedPostgres(Concurrency):
+    """Coalescing is proven above; here it meets several connections at once."""
+
+    @pytest.fixture
+    async def harness(self, shared_pg_dsn: str) -> AsyncIterator[Harness]:
+        async with harnesses.postgres(shared_pg_dsn, harnesses.coalesced) as harness:
+            yield harness
+
+
+def test_no_theme_hides_a_test_of_another() -> None:
+    names = Counter(
+        name
+        for base in TestSQLite.__mro__
+        for name in vars(base)
+        if name.startswith("test_") or name in ("twin", "harness")
+    )
+    assert [name for name, times in names.items() if times > 1] == []

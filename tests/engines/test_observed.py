@@ -1,0 +1,82 @@
+"""What is told about an engine's calls, and that telling harms nothing."""
+
+import logging
+
+import pytest
+
+from holdfast.core.model import JobFilter, LeaseRequest, NewJob, Record, Renewal
+from holdfast.core.verdict import Cancel, Complete, Settlement
+from holdfast.engines.memory import MemoryEngine
+from holdfast.engines.observed import Observed
+from holdfast.errors import EngineClosed
+from holdfast.events import EngineCalled, Happening, Listeners
+
+
+class Ear:
+    def __init__(self) -> None:
+        self.heard: list[EngineCalled] = []
+
+    def __call__(self, happening: Happening) -> None:
+        assert isinstance(happening, EngineCalled)
+        self.heard.append(happening)
+
+
+async def test_answers_are_counted_by_queue_and_outcome() -> None:
+    ear = Ear()
+    engine = Observed(MemoryEngine(), ear)
+    await engine.open()
+    jobs = [NewJob(id="a", task="t"), NewJob(id="b", task="t", queue="nowhere")]
+    receipts = await engine.enqueue([*jobs, jobs[0]])
+    assert [receipt.id for receipt in receipts] == ["a", "b", "a"]
+    [lease] = await engine.lease(LeaseRequest(queues=("default",)))
+    await engine.renew([Renewal(lease=lease)])
+    await engine.settle([Settlement(lease=lease, verdict=Complete())])
+    await engine.renew([Renewal(lease=lease)])
+    await engine.amend(JobFilter(), Cancel(), limit=10)
+    await engine.save([Record(kind="x", key="k", value=b"v")])
+    told = [(call.verb, call.outcomes) for call in ear.heard]
+    assert told == [
+        ("open", {}),
+        ("enqueue", {"default": {"new": 1, "duplicate": 1}, "nowhere": {"unknown_queue": 1}}),
+        ("lease", {"default": {"leased": 1}}),
+        ("renew", {"default": {"renewed": 1}}),
+        ("settle", {"default": {"complete": 1}}),
+        ("renew", {"default": {"lost": 1}}),
+        ("amend", {}),
+        ("save", {"": {"saved": 1}}),
+    ]
+    assert all(call.duration_ms >= 0 and not call.error for call in ear.heard)
+
+
+async def test_an_error_is_told_by_its_code_and_still_raised() -> None:
+    ear = Ear()
+    engine = Observed(MemoryEngine(), ear)
+    with pytest.raises(EngineClosed):
+        await engine.get("a")
+    assert [(call.verb, call.error) for call in ear.heard] == [("get", "closed")]
+
+
+async def test_a_failing_listener_harms_neither_the_call_nor_other_listeners(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    ear = Ear()
+
+    def deaf(happening: Happening) -> None:
+        raise RuntimeError("deaf")
+
+    engine = Observed(MemoryEngine(), Listeners(deaf, ear))
+    with caplog.at_level(logging.ERROR, logger="holdfast.events"):
+        await engine.open()
+        assert await engine.get("a") is None
+    assert [call.verb for call in ear.heard] == ["open", "get"]
+    assert "a listener failed on EngineCalled" in caplog.text
+
+
+def test_a_listener_can_leave() -> None:
+    ear = Ear()
+    listeners = Listeners(ear)
+    listeners.remove(ear)
+    listeners(EngineCalled(verb="get", duration_ms=0))
+    listeners.add(ear)
+    listeners(EngineCalled(verb="find", duration_ms=0))
+    assert [call.verb for call in ear.heard] == ["find"]

@@ -1,0 +1,98 @@
+"""A history told by hand, step by step, 100 ms apart, for the tests of the checker."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from holdfast.core.model import Queue
+from holdfast.testing.checker import Findings, check
+from holdfast.testing.history import Entry, Line
+from holdfast.testing.history.lines import asked
+
+STEP_NS = 100_000_000
+LEASE_MS = 1_000
+
+
+class Story:
+    def __init__(self) -> None:
+        self.lines: list[Line] = []
+        self.now_ns = 0
+        self.process = "p"
+        self._calls = 0
+        dead = Queue(name="grave")
+        for queue in (dead, Queue(name="q"), Queue(name="moved", dead_queue="grave")):
+            self.call("declare", facts=asked("declare", queue)["facts"])
+
+    def call(self, op: str, *, answer: str = "ok", count: int | None = None, **said: Any) -> None:
+        """An inv line and its answer one step later; `answer` none leaves the call open."""
+        answered = said.pop("answered", ())
+        self._calls += 1
+        self._line("inv", op, **said)
+        if answer != "none":
+            self._line(answer, op, jobs=answered, count=count)
+
+    def enqueue(self, id_: str = "a", status: str = "new", answer: str = "ok", **said: Any) -> None:
+        said = {"queue": "q", "digest": f"payload of {id_}", **said}
+        holder = said.pop("holder", id_)
+        entry = Entry(id=id_, **said)
+        answered = (Entry(id=holder, answer=status),) if answer == "ok" else ()
+        self.call("enqueue", jobs=(entry,), answered=answered, answer=answer)
+
+    def enqueue_slowly(self, id_: str, **said: Any) -> Callable[[], None]:
+        """Only asked for; what comes back answers it."""
+        said = {"queue": "q", "digest": f"payload of {id_}", **said}
+        self.call("enqueue", jobs=(Entry(id=id_, **said),), answer="none")
+        call = self._calls
+
+        def answer() -> None:
+            self._calls, latest = call, self._calls
+            self._line("ok", "enqueue", jobs=(Entry(id=id_, answer="new"),))
+            self._calls = latest
+
+        return answer
+
+    def lease(self, token: int, attempt: int = 1, id_: str = "a", **said: Any) -> None:
+        said = {"queue": "q", "lease_ms": LEASE_MS, "digest": f"payload of {id_}", **said}
+        granted = Entry(id=id_, token=token, attempt=attempt, **said)
+        self.call("lease", queues=("q",), answered=(granted,))
+
+    def settle(
+        self, token: int, verdict: str, outcome: str = "settled", attempt: int = 1, **said: Any
+    ) -> None:
+        answer = said.pop("answer", "ok")
+        said = {"id": "a", "queue": "q", **said}
+        entry = Entry(token=token, attempt=attempt, verdict=verdict, **said)
+        answered = (Entry(id=entry.id, answer=outcome),) if answer == "ok" else ()
+        self.call("settle", jobs=(entry,), answered=answered, answer=answer)
+
+    def renew(self, token: int, outcome: str = "renewed") -> None:
+        entry = Entry(id="a", token=token, attempt=1, lease_ms=LEASE_MS)
+        self.call("renew", jobs=(entry,), answered=(Entry(id="a", answer=outcome),))
+
+    def overdue(self, token: int) -> None:
+        self.call("overdue", answered=(Entry(id="a", token=token, attempt=1, lease_ms=0),))
+
+    def amend(self, verdict: str, count: int = 1, **said: Any) -> None:
+        self.call("amend", jobs=(Entry(id="a", verdict=verdict, **said),), count=count)
+
+    def keep(self, state: str = "done", id_: str = "a", **said: Any) -> None:
+        said = {"digest": f"payload of {id_}", "queue": "q", **said}
+        self._line("note", "dump", jobs=(Entry(id=id_, state=state, **said),))
+
+    def note(self, op: str, **facts: Any) -> None:
+        self._line("note", op, facts=facts)
+
+    def rest(self, ms: int) -> None:
+        self.now_ns += ms * 1_000_000
+
+    def check(self) -> Findings:
+        self.note("drained")
+        self.note("dumped")
+        return check(self.lines)
+
+    def _line(self, phase: Any, op: str, **said: Any) -> None:
+        self.now_ns += STEP_NS
+        call = 0 if phase == "note" else self._calls
+        line = Line(process=self.process, at_ns=self.now_ns, phase=phase, op=op, call=call, **said)
+        self.lines.append(line)

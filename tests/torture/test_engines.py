@@ -1,0 +1,121 @@
+"""kill -9 on the real engines, at the size that every test run can bear.
+
+It runs as a program of its own, because it forks. Any size: ./hf torture engines --help
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from random import SystemRandom
+
+import pytest
+
+from tests.sources import ROOT
+
+PATIENCE_S = 30
+
+
+@pytest.mark.torture
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    ("engine", "server_kills"), [("sqlite", 0), ("postgres", 4)], ids=["sqlite", "postgres"]
+)
+def test_nothing_is_lost_resurrected_or_settled_stale(
+    engine: str, server_kills: int, tmp_path: Path
+) -> None:
+    given = os.environ.get("HOLDFAST_SEED")
+    seed = SystemRandom().randrange(1_000_000) if given is None else int(given)
+    figures = tmp_path / "figures.json"
+    options = ["--processes", "6", "--kills", "50", "--freezes", "8", "--seconds", "20"]
+    result = run(
+        "torture", "engines", "--engine", engine, *options, "--server-kills", str(server_kills),
+        "--seed", str(seed), "--json", str(figures),
+    )  # fmt: skip
+    print(result.stdout)
+    assert result.returncode == 0, result.stdout + result.stderr
+    [found] = json.loads(figures.read_text())
+    assert (found["lost"], found["resurrected"], found["stale_settles"]) == (0, 0, 0)
+    assert found["violations"] == 0
+    assert found["kills"] >= 50
+    assert found["server_kills"] == server_kills
+    assert found["operations"] > found["kills"]
+
+
+@pytest.mark.torture
+def test_an_engine_that_loses_jobs_is_found_out(tmp_path: Path) -> None:
+    result = run("tests.torture.spoilt", str(tmp_path))
+    assert result.returncode == 0, result.stderr
+    assert "I1" in result.stdout.split(), result.stdout
+
+
+@pytest.mark.torture
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_no_process_is_left_behind(number: signal.Signals, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "torture", "engines", "--engine", "sqlite", "--seconds", "60"]
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    storm = subprocess.Popen(
+        command,
+        cwd=ROOT,
+        env=environment,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    try:
+        wait_until(lambda: len(list(tmp_path.glob("*/histories/p*.jsonl"))) >= 8)
+        storm.send_signal(number)
+        storm.wait(PATIENCE_S)
+        wait_until(lambda: not is_group_alive(storm.pid))
+    finally:
+        if is_group_alive(storm.pid):
+            os.killpg(storm.pid, signal.SIGKILL)
+        storm.wait()
+
+
+def test_a_history_can_be_checked_afterwards(tmp_path: Path) -> None:
+    (tmp_path / "p.jsonl").write_text(
+        '{"process":"p","at_ns":1,"phase":"inv","op":"enqueue","call":1,"jobs":[{"id":"a"}]}\n'
+        '{"process":"p","at_ns":2,"phase":"ok","op":"enqueue","call":1,'
+        '"jobs":[{"id":"a","answer":"new"}]}\n'
+        '{"process":"p","at_ns":3,"phase":"note","op":"dumped"}\n'
+    )
+    result = run("torture", "check", str(tmp_path))
+    assert result.returncode == 1
+    assert "I1 (no job is lost) job a" in result.stdout
+
+
+@pytest.mark.parametrize(
+    "name", ["engines", "simulate", "machine", "power", "writers", "check", "all"]
+)
+def test_every_command_explains_itself(name: str) -> None:
+    assert name in run("torture", "--help").stdout
+    result = run("torture", name, "--help")
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.startswith(f"usage: hf torture {name}")
+
+
+def run(module: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", module, *arguments]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+
+
+def is_group_alive(group: int) -> bool:
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < deadline, "it did not come about"
+        time.sleep(0.02)

@@ -1,0 +1,198 @@
+"""Finished jobs go after their retention: archived first, and never one that lives again."""
+
+import fcntl
+import os
+import stat
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from holdfast.core.codec import decode_job
+from holdfast.core.model import Job, JobFilter, LeaseRequest, NewJob, Queue, State
+from holdfast.core.verdict import Bury, Complete, Redrive, Settlement
+from holdfast.engines.base import Engine
+from holdfast.engines.memory import MemoryEngine
+from holdfast.events import Pruned
+from holdfast.testing.clock import ManualClock
+from holdfast.upkeep import Archive, Pruner
+from tests.upkeep.doubles import Ear
+
+DAY = 24 * 3_600_000
+
+
+async def finish(engine: Engine, *ids: str, dead: bool = False) -> None:
+    await engine.enqueue([NewJob(id=id_, task="t", payload=b"\xff\x00") for id_ in ids])
+    leases = await engine.lease(LeaseRequest(ids=ids, limit=len(ids)))
+    verdict = Bury() if dead else Complete(b"[1]")
+    await engine.settle([Settlement(lease=lease, verdict=verdict) for lease in leases])
+
+
+def archived(path: Path) -> list[Job]:
+    return [decode_job(line) for line in path.read_bytes().splitlines()]
+
+
+async def test_jobs_go_after_their_own_retention(engine: Engine, clock: ManualClock) -> None:
+    pruner = Pruner(engine)
+    await finish(engine, "done")
+    await finish(engine, "dead", dead=True)
+    await engine.enqueue([NewJob(id="waiting", task="t")])
+    clock.advance(7 * DAY - 1)
+    await pruner.once()
+    assert await engine.get("done") is not None
+    clock.advance(1)
+    await pruner.once()
+    assert await engine.get("done") is None
+    assert await engine.get("dead") is not None
+    clock.advance(7 * DAY)
+    await pruner.once()
+    assert await engine.get("dead") is None
+    assert await engine.get("waiting") is not None
+
+
+async def test_the_whole_job_is_archived_before_it_goes(
+    engine: Engine, clock: ManualClock, tmp_path: Path
+) -> None:
+    path = tmp_path / "jobs.jsonl"
+    await finish(engine, "a", "b")
+    await finish(engine, "c", dead=True)
+    whole = [await engine.get(id_) for id_ in "abc"]
+    clock.advance(30 * DAY)
+    ear = Ear()
+    old = os.umask(0)
+    try:
+        assert await Pruner(engine, archive=Archive(path), tell=ear).once() is None
+    finally:
+        os.umask(old)
+    assert archived(path) == whole
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert ear.heard == [Pruned(deleted=3, archived=3)]
+
+
+async def test_nothing_goes_when_the_archive_fails(
+    engine: Engine, clock: ManualClock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "jobs.jsonl"
+    await finish(engine, "a", "b")
+    clock.advance(30 * DAY)
+
+    def fail(file: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    pruner = Pruner(engine, archive=Archive(path))
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", fail)
+        with pytest.raises(OSError, match="No space"):
+            await pruner.once()
+    assert await engine.get("a") is not None
+    await pruner.once()
+    assert await engine.get("a") is None
+    assert [job.id for job in archived(path)][-2:] == ["a", "b"]
+
+
+async def test_a_torn_line_spoils_no_other(tmp_path: Path) -> None:
+    path = tmp_path / "jobs.jsonl"
+    job = Job(id="a", task="t", queue="default")
+    archive = Archive(path)
+    archive.write([job])
+    with path.open("ab") as file:
+        file.write(b'{"id": "torn')
+    archive.write([job])
+    lines = path.read_bytes().split(b"\n")
+    assert [decode_job(lines[0]), decode_job(lines[2])] == [job, job]
+    assert lines[1] == b'{"id": "torn'
+
+
+async def test_everything_is_written_even_a_little_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "jobs.jsonl"
+    real = os.write
+    monkeypatch.setattr(os, "write", lambda file, data: real(file, data[:7]))
+    jobs = [Job(id=f"{i}", task="t", queue="default") for i in range(3)]
+    Archive(path).write(jobs)
+    assert archived(path) == jobs
+
+
+async def test_lines_are_synced_before_the_jobs_go(
+    clock: ManualClock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps: list[str] = []
+    real_write, real_sync = os.write, os.fsync
+
+    def write(file: int, data: bytes) -> int:
+        steps.append("write")
+        return real_write(file, data)
+
+    def sync(file: int) -> None:
+        steps.append("sync folder" if stat.S_ISDIR(os.fstat(file).st_mode) else "sync file")
+        real_sync(file)
+
+    class Watched(MemoryEngine):
+        async def amend(self, *args: object, **more: object) -> int:
+            steps.append("delete")
+            return await super().amend(*args, **more)  # type: ignore[arg-type]
+
+    engine = Watched(clock=clock)
+    await engine.open()
+    await finish(engine, "a")
+    clock.advance(30 * DAY)
+    monkeypatch.setattr(os, "write", write)
+    monkeypatch.setattr(os, "fsync", sync)
+    await Pruner(engine, archive=Archive(tmp_path / "jobs.jsonl")).once()
+    assert steps == ["write", "sync file", "sync folder", "delete"]
+
+
+@pytest.mark.parametrize("finished_again", [False, True])
+async def test_a_job_put_back_to_work_in_between_stays(
+    engine: Engine, clock: ManualClock, finished_again: bool
+) -> None:
+    await engine.declare(Queue(name="default", retention_ms=0, dead_retention_ms=0))
+    await finish(engine, "a", "b", dead=True)
+    steps: list[str] = []
+
+    class Meddling:
+        def write(self, jobs: Sequence[Job]) -> None:
+            steps.extend(job.id for job in jobs)
+
+    pruner = Pruner(engine, archive=Meddling())
+    jobs = await engine.finished(10)
+    assert await engine.amend(JobFilter(ids=("a",)), Redrive(), limit=1) == 1
+    if finished_again:
+        leases = await engine.lease(LeaseRequest(ids=("a",)))
+        await engine.settle([Settlement(lease=lease, verdict=Complete()) for lease in leases])
+    assert await pruner._delete(jobs) == 1
+    job = await engine.get("a")
+    assert job is not None
+    assert job.state is (State.DONE if finished_again else State.WAITING)
+    assert await engine.get("b") is None
+
+
+async def test_full_batches_go_on_at_once(engine: Engine, clock: ManualClock) -> None:
+    await finish(engine, *[f"{i}" for i in range(25)])
+    clock.advance(30 * DAY)
+    ear = Ear()
+    pruner = Pruner(engine, tell=ear, batch=10)
+    assert [await pruner.once() for _ in range(4)] == [0, 0, None, None]
+    assert [each.deleted for each in ear.heard if isinstance(each, Pruned)] == [10, 10, 5]
+
+
+def test_the_lines_of_two_pruners_do_not_mix(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "jobs.jsonl"
+    real = os.write
+    kept_out: list[bool] = []
+
+    def write(file: int, data: bytes) -> int:
+        with path.open("ab") as other:
+            try:
+                fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                kept_out.append(False)
+            except BlockingIOError:
+                kept_out.append(True)
+        return real(file, data)
+
+    monkeypatch.setattr(os, "write", write)
+    Archive(path).write([Job(id="a", task="t", queue="default")])
+    assert kept_out == [True]

@@ -1,0 +1,179 @@
+"""Work of a dead worker comes back, expired jobs die, and every race is decided by the engine."""
+
+from holdfast.core.model import JobFilter, LeaseRequest, NewJob, Overrides, Queue, Reason, State
+from holdfast.core.verdict import Cancel, Complete, Edit, Outcome, Settlement
+from holdfast.engines.base import Engine, Overdue
+from holdfast.engines.memory import MemoryEngine
+from holdfast.events import Reaped
+from holdfast.testing.clock import ManualClock
+from holdfast.upkeep import Reaper
+from tests.upkeep.doubles import Ear
+
+SECOND = 1_000
+
+
+async def state_of(engine: Engine, id: str) -> State:
+    job = await engine.get(id)
+    assert job is not None
+    return job.state
+
+
+async def test_a_lapsed_lease_comes_back_and_says_why(engine: Engine, clock: ManualClock) -> None:
+    ear = Ear()
+    reaper = Reaper(engine, tell=ear)
+    await engine.enqueue([NewJob(id="a", task="t")])
+    await engine.lease(LeaseRequest(queues=("default",), worker="w1"))
+    clock.advance(29 * SECOND)
+    assert await reaper.once() == SECOND, "the next deadline sets the timer"
+    assert await state_of(engine, "a") is State.LEASED
+    clock.advance(SECOND)
+    assert await reaper.once() is None
+    job = await engine.get("a")
+    assert job is not None
+    assert (job.state, job.attempt) == (State.WAITING, 1)
+    [failure] = job.failures
+    assert failure.failure is not None
+    assert "w1 let its lease lapse in attempt 1" in failure.failure.message
+    assert ear.heard == [Reaped(overdue=1, expired=0)]
+
+
+async def test_the_last_attempt_is_buried(engine: Engine, clock: ManualClock) -> None:
+    once = Overrides(max_attempts=1)
+    await engine.enqueue([NewJob(id="a", task="t", overrides=once)])
+    await engine.lease(LeaseRequest(queues=("default",)))
+    clock.advance(30 * SECOND)
+    await Reaper(engine).once()
+    job = await engine.get("a")
+    assert job is not None
+    assert (job.state, job.reason) == (State.DEAD, Reason.ATTEMPTS)
+
+
+async def test_a_cancel_request_ends_with_the_lease(engine: Engine, clock: ManualClock) -> None:
+    await engine.enqueue([NewJob(id="a", task="t")])
+    await engine.lease(LeaseRequest(queues=("default",)))
+    await engine.amend(JobFilter(ids=("a",)), Cancel(by="me"), limit=1)
+    clock.advance(30 * SECOND)
+    await Reaper(engine).once()
+    assert await state_of(engine, "a") is State.CANCELLED
+
+
+async def test_expired_jobs_are_buried_whatever_their_attempts(
+    engine: Engine, clock: ManualClock
+) -> None:
+    ear = Ear()
+    reaper = Reaper(engine, tell=ear)
+    await engine.enqueue(
+        [NewJob(id=f"{i}", task="t", expires_ms=60 * SECOND) for i in range(5)]
+        + [NewJob(id="lasting", task="t")]
+    )
+    await engine.lease(LeaseRequest(queues=("default",), limit=2, lease_ms=SECOND))
+    clock.advance(SECOND)
+    assert await reaper.once() == 59 * SECOND
+    clock.advance(59 * SECOND)
+    assert await reaper.once() is None
+    for id_ in "01234":
+        job = await engine.get(id_)
+        assert job is not None
+        assert (job.state, job.reason) == (State.DEAD, Reason.EXPIRED)
+    assert await state_of(engine, "lasting") is State.WAITING
+    assert ear.heard == [Reaped(overdue=2, expired=0), Reaped(overdue=0, expired=5)]
+
+
+async def test_an_expiry_that_was_put_off_in_between_is_respected(clock: ManualClock) -> None:
+    class Meddling(MemoryEngine):
+        async def amend(self, wanted: JobFilter, *rest: object, **more: object) -> int:
+            if wanted.expired:
+                put_off = Edit(expires_ms=60 * SECOND)
+                await super().amend(JobFilter(ids=("a",)), put_off, limit=1)
+            return await super().amend(wanted, *rest, **more)  # type: ignore[arg-type]
+
+    engine = Meddling(clock=clock)
+    await engine.open()
+    await engine.enqueue([NewJob(id="a", task="t", expires_ms=SECOND)])
+    clock.advance(SECOND)
+    assert await Reaper(engine).once() is None, "no hot loop when there was nothing to win"
+    assert await state_of(engine, "a") is State.WAITING
+
+
+async def test_a_worker_that_settles_in_between_wins(clock: ManualClock) -> None:
+    class Late(MemoryEngine):
+        async def overdue(self, limit: int) -> Overdue:
+            found = await super().overdue(limit)
+            for lease in found.leases:
+                await super().settle([Settlement(lease=lease, verdict=Complete(b"1"))])
+            return found
+
+    engine = Late(clock=clock)
+    await engine.open()
+    await engine.enqueue([NewJob(id="a", task="t")])
+    await engine.lease(LeaseRequest(queues=("default",)))
+    clock.advance(30 * SECOND)
+    assert await Reaper(engine, batch=1).once() is None, "no hot loop over a full page either"
+    job = await engine.get("a")
+    assert job is not None
+    assert (job.state, job.result) == (State.DONE, b"1")
+
+
+async def test_a_late_settle_wins_until_the_job_is_leased_anew(
+    engine: Engine, clock: ManualClock
+) -> None:
+    await engine.enqueue([NewJob(id="a", task="t"), NewJob(id="b", task="t")])
+    leases = await engine.lease(LeaseRequest(queues=("default",), limit=2))
+    clock.advance(30 * SECOND)
+    await Reaper(engine).once()
+    again = await engine.lease(LeaseRequest(ids=(leases[1].id,)))
+    assert len(again) == 1
+    late = [Settlement(lease=lease, verdict=Complete()) for lease in leases]
+    assert await engine.settle(late) == [Outcome.SETTLED, Outcome.LOST]
+
+
+async def test_a_queue_that_vanished_takes_its_jobs_along(clock: ManualClock) -> None:
+    class Vanishing(MemoryEngine):
+        async def overdue(self, limit: int) -> Overdue:
+            found = await super().overdue(limit)
+            await self.drop("gone")
+            return found
+
+    engine = Vanishing(clock=clock)
+    await engine.open()
+    await engine.declare(Queue(name="gone"))
+    await engine.enqueue([NewJob(id="a", task="t", queue="gone"), NewJob(id="b", task="t")])
+    await engine.lease(LeaseRequest(queues=("gone", "default"), limit=2))
+    clock.advance(30 * SECOND)
+    await Reaper(engine).once()
+    assert await engine.get("a") is None
+    assert await state_of(engine, "b") is State.WAITING
+
+
+async def test_full_batches_are_paged_past(engine: Engine, clock: ManualClock) -> None:
+    count = 250
+    jobs = [NewJob(id=f"{i}", task="t", expires_ms=90 * SECOND) for i in range(2 * count)]
+    await engine.enqueue(jobs)
+    await engine.lease(LeaseRequest(queues=("default",), limit=count))
+    ear = Ear()
+    reaper = Reaper(engine, tell=ear, batch=100)
+    clock.advance(30 * SECOND)
+    steps = 1
+    while (next_ms := await reaper.once()) == 0:
+        steps += 1
+    assert (steps, next_ms) == (3, 60 * SECOND)
+    clock.advance(60 * SECOND)
+    while await reaper.once() == 0:
+        pass
+    told = [happening for happening in ear.heard if isinstance(happening, Reaped)]
+    assert sum(happening.overdue for happening in told) == count
+    assert sum(happening.expired for happening in told) == 2 * count
+
+
+async def test_two_reapers_charge_a_job_once(engine: Engine, clock: ManualClock) -> None:
+    await engine.enqueue([NewJob(id=f"{i}", task="t") for i in range(50)])
+    await engine.lease(LeaseRequest(queues=("default",), limit=50))
+    clock.advance(30 * SECOND)
+    first, second = Reaper(engine), Reaper(engine)
+    page = (await engine.overdue(100)).leases
+    assert await first._reap(page) == 50
+    await second._reap(page)
+    for i in range(50):
+        job = await engine.get(f"{i}")
+        assert job is not None
+        assert (job.state, job.attempt, len(job.failures)) == (State.WAITING, 1, 1)

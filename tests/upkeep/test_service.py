@@ -1,0 +1,142 @@
+"""The shared start/stop shape: outages are survived, a stop is heard, a closed engine ends it."""
+
+import asyncio
+import logging
+
+import pytest
+
+from holdfast.core.model import LeaseRequest, NewJob, State
+from holdfast.errors import EngineClosed, EngineUnavailable, OutcomeUnknown
+from holdfast.events import Reaped, Troubled
+from holdfast.testing.clock import ManualClock
+from holdfast.upkeep import Reaper, Upkeep, service
+from holdfast.upkeep.service import keep
+from tests.upkeep.doubles import Ear, FaultyEngine
+
+
+class Counting:
+    """A service that answers what it is given and stops when there is nothing left."""
+
+    name = "counting"
+    net_ms = 60_000
+
+    def __init__(self, answers: list[int | Exception | None], stop: asyncio.Event) -> None:
+        self.answers = answers
+        self.stop = stop
+
+    async def once(self) -> int | None:
+        answer = self.answers.pop(0)
+        if not self.answers:
+            self.stop.set()
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+
+async def test_outages_are_survived_and_told() -> None:
+    stop, ear = asyncio.Event(), Ear()
+    troubles: list[int | Exception | None] = [
+        EngineUnavailable("down"),
+        OutcomeUnknown("who knows"),
+        OSError("disk"),
+        0,
+        0,
+        None,
+    ]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(service, "_PAUSE_MS_FIRST", 1)
+        await asyncio.wait_for(keep(Counting(troubles, stop), stop, ear), 60)
+    told = [(each.error, each.text) for each in ear.heard if isinstance(each, Troubled)]
+    assert told == [("unavailable", "down"), ("outcome_unknown", "who knows"), ("OSError", "disk")]
+
+
+def test_pauses_grow_to_a_bound() -> None:
+    stop, ear = asyncio.Event(), Ear()
+    counting = Counting([], stop)
+    logging.getLogger("holdfast.upkeep").disabled = True
+    try:
+        pauses = [service._trouble(counting, OSError("x"), n, ear) for n in range(1, 100)]
+    finally:
+        logging.getLogger("holdfast.upkeep").disabled = False
+    assert pauses[0] <= 200
+    assert 15_000 <= pauses[-1] <= 30_000
+
+
+def test_the_net_bounds_every_sleep_and_a_timer_is_never_early() -> None:
+    for _ in range(200):
+        assert service._pause_ms(0, 5_000) == 0
+        assert 4_000 <= service._pause_ms(None, 5_000) <= 5_000
+        assert 4_000 <= service._pause_ms(10**12, 5_000) <= 5_000
+        assert 1_000 < service._pause_ms(1_000, 5_000) <= 1_051
+
+
+async def test_a_stop_is_heard_in_the_middle_of_a_sleep() -> None:
+    stop = asyncio.Event()
+    asleep = asyncio.Event()
+
+    class Sleeper(Counting):
+        async def once(self) -> int | None:
+            asleep.set()
+            return None
+
+    task = asyncio.create_task(keep(Sleeper([], stop), stop, Ear()))
+    await asleep.wait()
+    stop.set()
+    await asyncio.wait_for(task, 60)
+
+
+async def test_a_closed_engine_ends_the_service_with_the_reason() -> None:
+    stop = asyncio.Event()
+    with pytest.raises(EngineClosed):
+        await keep(Counting([EngineClosed("closed"), 0], stop), stop, Ear())
+
+
+async def test_the_reaper_goes_on_after_an_unknown_outcome(clock: ManualClock) -> None:
+    engine = FaultyEngine(clock)
+    await engine.open()
+    await engine.enqueue([NewJob(id="a", task="t")])
+    await engine.lease(LeaseRequest(queues=("default",)))
+    clock.advance(30_000)
+    engine.before = {"overdue": [EngineUnavailable("down")]}
+    engine.after = {"settle": [OutcomeUnknown("lost the answer")]}
+    stop = asyncio.Event()
+    again = asyncio.Event()
+    ear = Ear()
+
+    class Watched(Reaper):
+        async def once(self) -> int | None:
+            next_ms = await super().once()
+            again.set()
+            return next_ms
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(service, "_PAUSE_MS_FIRST", 1)
+        task = asyncio.create_task(keep(Watched(engine), stop, ear))
+        await asyncio.wait_for(again.wait(), 60)
+    stop.set()
+    await task
+    job = await engine.get("a")
+    assert job is not None
+    assert (job.state, len(job.failures)) == (State.WAITING, 1)
+    assert [type(each) for each in ear.heard] == [Troubled, Troubled]
+
+
+async def test_upkeep_runs_all_three_until_told_to_stop(clock: ManualClock) -> None:
+    engine = FaultyEngine(clock)
+    await engine.open()
+    await engine.enqueue([NewJob(id="a", task="t")])
+    await engine.lease(LeaseRequest(queues=("default",)))
+    clock.advance(30_000)
+    reaped = asyncio.Event()
+
+    def tell(happening: object) -> None:
+        if isinstance(happening, Reaped):
+            reaped.set()
+
+    upkeep = Upkeep(engine, tell=tell, wall_ms=clock.wall_ms)
+    assert [each.name for each in upkeep.services] == ["reaper", "pruner", "scheduler"]
+    stop = asyncio.Event()
+    task = asyncio.create_task(upkeep.run(stop))
+    await asyncio.wait_for(reaped.wait(), 60)
+    stop.set()
+    await asyncio.wait_for(task, 60)

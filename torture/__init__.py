@@ -1,0 +1,1 @@
+"""The crash tests at any size: what `./hf torture` runs."""

@@ -1,0 +1,33 @@
+"""Every crash test, one after the other, each at `--scale` times its usual size."""
+
+from __future__ import annotations
+
+import argparse
+from random import SystemRandom
+
+from torture import engines, machine, power, simulate, writers
+
+
+def main(argv: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="hf torture all", description=__doc__)
+    parser.add_argument("--scale", type=float, default=1.0)
+    parser.add_argument("--seed", type=int, default=SystemRandom().randrange(1_000_000))
+    parser.add_argument("--record", action="store_true", help="add the figures to docs/torture.md")
+    given = parser.parse_args(argv)
+
+    def sized(number: int) -> str:
+        return str(max(1, round(number * given.scale)))
+
+    seed = ["--seed", str(given.seed)]
+    record = ["--record"] if given.record else []
+    statuses = [
+        engines.main(["--kills", sized(300), "--seconds", sized(60), *seed, *record]),
+        simulate.main(["--engine", "memory", "--seeds", sized(1_000), *seed, *record]),
+        simulate.main(["--engine", "sqlite", "--seeds", sized(200), *seed, *record]),
+        simulate.main(["--engine", "postgres", "--seeds", sized(50), *seed, *record]),
+        machine.main(["--engine", "sqlite", "--examples", sized(500), *seed, *record]),
+        machine.main(["--engine", "postgres", "--examples", sized(100), *seed, *record]),
+        power.main(["--cuts", sized(300), *seed, *record]),
+        writers.main(record),
+    ]
+    return max(statuses)

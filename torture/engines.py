@@ -1,0 +1,103 @@
+"""kill -9: processes enqueue, lease, renew and settle on one store while they, and PostgreSQL
+itself, are killed and frozen at random. Then the store heals, drains, and its history is checked:
+nothing lost, nothing resurrected, no stale settle."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import tempfile
+import time
+from pathlib import Path
+from random import SystemRandom
+from typing import Any
+
+from holdfast.testing.checker import Findings
+from torture import results
+from torture.stores import ENGINES, store
+from torture.storm import Storm, Weather
+
+
+def main(argv: list[str]) -> int:
+    given = _parser().parse_args(argv)
+    names = ENGINES if given.engine == "both" else (given.engine,)
+    outcomes = [_torture(name, given) for name in names]
+    if given.json:
+        given.json.write_text(json.dumps([outcome for outcome, _ in outcomes], indent=2) + "\n")
+    if given.record:
+        for outcome, _ in outcomes:
+            results.record("kill -9", outcome)
+    return 0 if all(clean for _, clean in outcomes) else 1
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="hf torture engines", description=__doc__)
+    parser.add_argument("--engine", choices=(*ENGINES, "both"), default="both")
+    parser.add_argument("--processes", type=int, default=8)
+    parser.add_argument("--kills", type=int, default=300, help="of processes")
+    parser.add_argument("--freezes", type=int, help="past their leases; default: a tenth of kills")
+    parser.add_argument("--server-kills", type=int, help="default: a tenth of kills")
+    parser.add_argument("--seconds", type=float, default=60.0, help="how long the storm lasts")
+    parser.add_argument("--seed", type=int, default=SystemRandom().randrange(1_000_000))
+    parser.add_argument("--keep", type=Path, metavar="DIR", help="keep the histories there")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there")
+    parser.add_argument("--record", action="store_true", help="add the figures to docs/torture.md")
+    return parser
+
+
+def _torture(name: str, given: argparse.Namespace) -> tuple[dict[str, Any], bool]:
+    weather = Weather(
+        processes=given.processes,
+        kills=given.kills,
+        seconds=given.seconds,
+        seed=given.seed,
+        freezes=given.kills // 10 if given.freezes is None else given.freezes,
+        server_kills=given.kills // 10 if given.server_kills is None else given.server_kills,
+    )
+    replay = (
+        f"./hf torture engines --engine {name} --processes {weather.processes} "
+        f"--kills {weather.kills} --freezes {weather.freezes} "
+        f"--server-kills {weather.server_kills} --seconds {weather.seconds:g} "
+        f"--seed {weather.seed}"
+    )
+    print(f"{name}: {replay}", flush=True)
+    started = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="holdfast-torture-") as home:
+        histories = Path(home, "histories")
+        histories.mkdir()
+        with store(name, Path(home)) as chosen:
+            findings = Storm(chosen, weather, histories).run()
+        if given.keep or not findings.clean:
+            kept = given.keep or Path(tempfile.mkdtemp(prefix="holdfast-histories-"))
+            shutil.copytree(histories, kept / name, dirs_exist_ok=True)
+            print(f"histories: {kept / name} (./hf torture check {kept / name})")
+    _show(findings)
+    return _figures(name, weather, findings, time.monotonic() - started), findings.clean
+
+
+def _show(findings: Findings) -> None:
+    print(findings, flush=True)
+    for violation in findings.violations[:5]:
+        print(violation)
+
+
+def _figures(name: str, weather: Weather, findings: Findings, took_s: float) -> dict[str, Any]:
+    return {
+        "engine": name,
+        "seed": weather.seed,
+        "processes": weather.processes,
+        "seconds": round(took_s, 1),
+        "kills": findings.kills,
+        "server_kills": findings.server_kills,
+        "freezes": findings.freezes,
+        "jobs": findings.jobs,
+        "operations": findings.operations,
+        "unknown": findings.unknown,
+        "lost": findings.lost,
+        "resurrected": findings.resurrected,
+        "stale_settles": findings.stale_settles,
+        "violations": len(findings.violations),
+        "recovery_ms_p50": findings.recovery_ms_p50,
+        "recovery_ms_p99": findings.recovery_ms_p99,
+    }

@@ -1,0 +1,61 @@
+"""The table of results in docs/torture.md: one row per run, newest first under its heading."""
+
+from __future__ import annotations
+
+import datetime as dt
+import os
+import platform
+from pathlib import Path
+from typing import Any
+
+PAGE = Path(__file__).resolve().parent.parent / "docs" / "torture.md"
+COLUMNS = {
+    "kill -9": (
+        "engine", "processes", "seconds", "kills", "server_kills", "freezes", "jobs",
+        "operations", "lost", "resurrected", "stale_settles", "violations",
+        "recovery_ms_p50", "recovery_ms_p99", "seed",
+    ),
+    "simulation": (
+        "engine", "seeds", "steps", "seconds", "calls", "operations", "violations", "seed",
+    ),
+    "state machine": ("engine", "examples", "steps", "seconds", "violations", "seed"),
+    "power cuts": (
+        "durability", "cuts", "in_checkpoints", "while_opening", "seconds", "answered_calls",
+        "cuts_with_losses", "damaged_files", "seed",
+    ),
+    "writers": (
+        "processes", "commits", "wait_ms_p50", "wait_ms_p99", "wait_ms_p99.9", "wait_ms_worst",
+        "least_by_one", "most_by_one",
+    ),
+}  # fmt: skip
+
+
+def record(heading: str, outcome: dict[str, Any]) -> None:
+    """Put the figures of one run at the top of the table of its sort."""
+    columns = COLUMNS[heading]
+    values = [_cell(name, outcome.get(name)) for name in columns]
+    row = "| " + " | ".join([_when(), _where(), *values]) + " |"
+    text = PAGE.read_text()
+    marker = f"<!-- {heading} -->\n"
+    assert marker in text, f"{PAGE} has no place for {heading}: {marker!r} is missing"
+    head = "| " + " | ".join(["date", "machine", *(c.replace("_", " ") for c in columns)]) + " |\n"
+    rule = "|" + "---|" * (len(columns) + 2) + "\n"
+    before, _, after = text.partition(marker)
+    rows = after.removeprefix(head).removeprefix(rule)
+    PAGE.write_text(before + marker + head + rule + row + "\n" + rows)
+
+
+def _cell(name: str, value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.0f}"
+    if isinstance(value, int) and name != "seed":
+        return f"{value:,}"
+    return "-" if value is None else str(value)
+
+
+def _when() -> str:
+    return dt.datetime.now(dt.UTC).date().isoformat()
+
+
+def _where() -> str:
+    return f"{os.cpu_count()} cores, {platform.system()}, Python {platform.python_version()}"
