@@ -51,7 +51,7 @@ def main(arguments: list[str]) -> int:
         write_json(given.json, reports)
     if given.record:
         for report in reports:
-            record(PAGE, report.bench, _dated(report, arguments))
+            record(PAGE, report.bench, _dated(report, given))
     return 0
 
 
@@ -80,11 +80,11 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _dated(report: Report, arguments: list[str]) -> str:
+def _dated(report: Report, given: argparse.Namespace) -> str:
     today = dt.datetime.now(dt.UTC).date().isoformat()
     system = f"{platform.system()} {platform.machine()}, {os.cpu_count()} CPUs"
     version = f"Python {platform.python_version()}, load {os.getloadavg()[2]:.1f} over 15 minutes"
-    command = "./hf bench " + " ".join(argument for argument in arguments if argument != "--record")
+    command = f"./hf bench {report.bench}{' --quick' if given.quick else ''}"
     return f"{today}, {system}, {version}: `{command}`\n\n{to_markdown(report)}"
 
 

@@ -187,7 +187,9 @@ class _Bench:
         sizes, report, engine = self._sizes, self._report, self._engine
         self._tell(f"{sizes.writers} processes that write")
         store = await where.store("writers")
-        waits = await together.writers(store, processes=sizes.writers, seconds=sizes.writers_s)
+        waits, stall = await together.writers(
+            store, processes=sizes.writers, seconds=sizes.writers_s
+        )
         report.section(f"{engine}, {sizes.writers} processes committing one job after the other")
         report.rate(engine, "all writers together", len(waits) / sizes.writers_s, unit="commits/s")
         for name, part, bound in (("p50", 0.5, None), ("p99.9", 0.999, 1), ("longest", 1.0, None)):
@@ -199,6 +201,7 @@ class _Bench:
                 reference=bound and COMMIT_WAIT_MS_MAX,
                 goal=bound,
             )
+        report.cost(engine, "longest time without a commit by anybody", stall, unit="ms")
 
     async def _coalesced(self, where: Ground) -> None:
         sizes, report, engine = self._sizes, self._report, self._engine

@@ -57,7 +57,9 @@ async def child(role: str, store: Store, **arguments: object) -> AsyncIterator[C
     )
     try:
         yield Child(process)
+        # It has said its last and ends by itself; killing it just then would confuse asyncio.
+        await asyncio.wait_for(process.wait(), STOP_S_MAX)
     finally:
         if process.returncode is None:
             process.kill()
-        await asyncio.wait_for(process.wait(), STOP_S_MAX)
+            await process.wait()

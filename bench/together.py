@@ -8,6 +8,7 @@ import statistics
 import time
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
+from itertools import pairwise
 
 from bench.cycle import Shape, measure
 from bench.processes import child
@@ -33,8 +34,9 @@ async def coalesced(
     return {phase: [statistics.median(side) for side in pair] for phase, pair in rates.items()}
 
 
-async def writers(store: Store, *, processes: int, seconds: float) -> list[float]:
-    """How long each of many processes waited for each of its commits, in ms, shortest first."""
+async def writers(store: Store, *, processes: int, seconds: float) -> tuple[list[float], float]:
+    """How long each of many processes waited for each of its commits, in ms, shortest first; and
+    the longest time in which none of them committed, which is the machine's doing."""
     async with opened(store):
         pass
     async with AsyncExitStack() as stack:
@@ -48,8 +50,10 @@ async def writers(store: Store, *, processes: int, seconds: float) -> list[float
             await one.read()
         for one in children:
             one.tell()
-        waits = [wait for one in children for wait in await one.read()]
-    return sorted(wait / 1000 for wait in waits)
+        calls = [call for one in children for call in await one.read()]
+    ends = sorted(done for _, done in calls)
+    stall = max((later - earlier for earlier, later in pairwise(ends)), default=0)
+    return sorted((done - started) / 1000 for started, done in calls), stall / 1000
 
 
 async def wake_ups(store: Store, *, times: int) -> list[float]:

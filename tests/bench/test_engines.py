@@ -42,6 +42,7 @@ USE = {
 }
 ALONE = {
     "all writers together",
+    "longest time without a commit by anybody",
     *(f"wait for a commit, {part}" for part in ("p50", "p99.9", "longest")),
     *(f"{phase}, 10 callers" for phase in ("enqueue", "lease", "settle", "cycle")),
 }

@@ -36,18 +36,18 @@ def explore(name: str, make: Callable[[], Harness], examples: int) -> None:
 
 def test_memory() -> None:
     """The reference beside itself: the machine, not the engine, is what could fail here."""
-    explore("memory", harnesses.memory, 30)
+    explore("memory", harnesses.memory, 50)
 
 
 def test_sqlite(tmp_path: Path) -> None:
-    explore("sqlite", lambda: harnesses.sqlite(tmp_path), 60)
+    explore("sqlite", lambda: harnesses.sqlite(tmp_path), 70)
 
 
 def test_coalesced_sqlite(tmp_path: Path) -> None:
     make = harnesses.sqlite
-    explore("coalesced_sqlite", lambda: make(tmp_path, harnesses.coalesced), 30)
+    explore("coalesced_sqlite", lambda: make(tmp_path, harnesses.coalesced), 35)
 
 
 def test_postgres(shared_pg_dsn: str) -> None:
     make = harnesses.postgres
-    explore("postgres", lambda: make(shared_pg_dsn, connections=1), 40)
+    explore("postgres", lambda: make(shared_pg_dsn, connections=1), 60)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,6 +25,11 @@ class Common:
 
 
 COMMON = Common()
+
+
+def program() -> str:
+    """What a person types to run this: `./hf` in a clone, else `holdfast`."""
+    return printable(os.environ.get("HOLDFAST_COMMAND") or "holdfast", one_line=True)
 
 
 def print_json(value: Any) -> None:

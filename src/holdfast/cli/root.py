@@ -11,8 +11,8 @@ from typing import Any
 from cyclopts import App, CycloptsError
 
 from holdfast import __version__
-from holdfast.cli.output import PrintableFormatter, printable
-from holdfast.errors import HoldfastError, UsageError
+from holdfast.cli.output import PrintableFormatter, printable, program
+from holdfast.errors import HoldfastError, UnknownQueue, UsageError
 
 _PLAIN: dict[str, Any] = {"help_format": "plaintext", "help_formatter": "plain"}
 _EVERYWHERE = ("--url", "--json")
@@ -82,6 +82,8 @@ def dispatch(arguments: list[str]) -> int:
         )
     except CycloptsError as error:
         return _fail(" ".join(str(error).split()), 2)
+    except UnknownQueue as error:
+        return _fail(f"{error}, with {program()} queue create NAME", 2)
     except UsageError as error:
         return _fail(str(error), 2)
     except HoldfastError as error:

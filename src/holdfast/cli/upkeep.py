@@ -12,15 +12,15 @@ from cyclopts import Parameter
 
 from holdfast import __version__
 from holdfast.app import Holdfast
-from holdfast.cli.output import COMMON, Common, print_json, printable
+from holdfast.cli.output import COMMON, Common, print_json, printable, program
 from holdfast.durations import show_at
 from holdfast.events import EngineCalled, Happening, Pruned, Reaped, Ticked, Troubled
 
 _TRY_NEXT = """\
 the reaper, the pruner and the scheduler are running; Ctrl-C stops them
 in another terminal:
-  holdfast enqueue --task hello --payload '{"to": "world"}'
-  holdfast status"""
+  {program} enqueue --task hello --payload '{{"to": "world"}}'
+  {program} status"""
 
 
 def up(
@@ -53,7 +53,7 @@ async def _up(common: Common, archive: Path | None) -> None:
             app.listeners.add(_print_as_json)
         else:
             print(f"holdfast {__version__} on {printable(app.place, one_line=True)}")
-            print(_TRY_NEXT, flush=True)
+            print(_TRY_NEXT.format(program=program()), flush=True)
             app.listeners.add(_print)
         await app.upkeep(archive=archive).run(stop)
     if not common.json:

@@ -156,7 +156,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A job as the engine knows it.
 
     `events`, `output` and `result` are filled by `get` alone; `checkpoint` and `progress` by
-    `get` and by `lease`. `seq` is the engine's number of arrival, `version` grows at every change.
+    `get` and by `lease`. `seq` is the engine's number of arrival, `version` grows at every change
+    but a renewal.
     """
 
     id: str

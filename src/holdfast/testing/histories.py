@@ -1,13 +1,18 @@
-"""What random histories are made of: Hypothesis strategies for every argument of an engine.
+"""What random histories are made of: strategies for every argument of an engine.
 
-The world is small on purpose: few ids, keys and queues, so that they meet.
+The world is small on purpose: few ids, keys and queues, so that they meet. Each argument is one of
+some hundred prepared values, the plainest first: one draw each keeps histories long, and shrinking
+leads to plain ones. `hostile` has what is only bad; here most is good, or little would happen.
 """
 
 from __future__ import annotations
 
-from typing import Any
+import random
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from holdfast.core.backoff import Backoff
 from holdfast.core.model import (
@@ -42,150 +47,193 @@ from holdfast.core.verdict import (
 )
 from holdfast.testing import hostile
 
-IDS = tuple(f"j{number}" for number in range(14))
+IDS = tuple(f"j{number}" for number in range(100))
+"""Given out in this order, so that each history begins with `j0`."""
 QUEUES = ("default", "q", "grave")
 TASKS = ("x", "y")
-WORKERS = ("w1", "w2", "")
+LEASE_LENGTHS_MS = (30, 10, 100)
+SHORT_MS = (0, 0, 0, 1, 5, 20, 60)
 
-ids = st.sampled_from(IDS)
-queue_names = st.sampled_from((*QUEUES, "nowhere"))
-short_ms = st.sampled_from((0, 0, 1, 5, 20, 60))
-priorities = st.sampled_from((0, 0, 0, 1, -1, 100))
-lease_lengths_ms = st.sampled_from((10, 30, 100))
-pairs = st.dictionaries(st.sampled_from("lm"), st.sampled_from(("1", "2")), max_size=2)
+_PAYLOADS = tuple(data for data in hostile.PAYLOADS if len(data) < 1_000)
+_PATCHES = (b"{}", b'{"a":1}', b'{"a":null,"b":{"c":2}}', b'{"b":{"d":"\\u00e9"}}', b"[1]")
+_TEXTS = (*hostile.STORABLE_TEXTS, *hostile.UNSTORABLE_TEXTS)
+T = TypeVar("T")
 
-failures = st.builds(
-    Failure,
-    kind=st.sampled_from(FailureKind),
-    type=st.sampled_from(("", "ValueError")),
-    message=hostile.any_texts,
-    exit_code=st.none() | st.integers(-1, 255),
+
+class _Dice(random.Random):
+    def mostly(self, usual: T, *others: T) -> T:
+        return self.choice(others) if self.random() < 0.07 else usual
+
+    def pairs(self) -> dict[str, str]:
+        return {name: self.choice("12") for name in "lm" if self.random() < 0.4}
+
+    def failure(self) -> Failure | None:
+        kind, text = self.choice(tuple(FailureKind)), self.choice(_TEXTS)
+        return self.choice((None, Failure(kind=kind, type="E", message=text, exit_code=1)))
+
+    def queue_name(self) -> str:
+        return self.mostly(self.choice(QUEUES), "nowhere")
+
+
+def _prepared(count: int, make: Callable[[_Dice], T]) -> tuple[T, ...]:
+    dice = _Dice(count)
+    return tuple(make(dice) for _ in range(count))
+
+
+def _new_job(dice: _Dice) -> NewJob:
+    overrides = Overrides(
+        lease_ms=dice.choice((None, *LEASE_LENGTHS_MS)),
+        max_attempts=dice.choice((None, 0, 1)),
+        backoff=dice.choice((None, Backoff(first_ms=5, jitter=0.0))),
+    )
+    return NewJob(
+        id="-",
+        task=dice.choice(TASKS),
+        queue=dice.queue_name(),
+        payload=dice.mostly(dice.choice(_PATCHES), *_PAYLOADS),
+        priority=dice.mostly(dice.choice((0, 0, 1, -1, 100)), 101),
+        delay_ms=dice.choice(SHORT_MS),
+        expires_ms=dice.choice((None, None, None, None, None, dice.choice(SHORT_MS))),
+        key=dice.choice((None, None, "k1", "k2")),
+        key_window_ms=dice.choice((0, 20, 1_000)),
+        key_policy=dice.choice(("keep", "replace", "merge")),
+        tenant=dice.choice((None, "t1", "t2")),
+        group=dice.choice((None, "g")),
+        labels=dice.pairs(),
+        headers=dice.pairs(),
+        overrides=dice.mostly(Overrides(), overrides),
+    )
+
+
+def _queue(dice: _Dice) -> Queue:
+    return Queue(
+        name=dice.choice(QUEUES),
+        lease_ms=dice.choice(LEASE_LENGTHS_MS),
+        max_attempts=dice.choice((0, 1, 2, 3)),
+        order=dice.choice(("tail", "keep")),
+        retention_ms=dice.choice((10_000, 0, 20)),
+        dead_retention_ms=dice.choice((10_000, 0, 50)),
+        dead_queue=dice.choice((None, None, "grave", "q", "nowhere")),
+        max_depth=dice.mostly(None, 1, 3, 6),
+        payload_max=dice.mostly(1_000, 10),
+        accepting=dice.mostly(True, False),
+        paused=dice.mostly(False, True),
+    )
+
+
+def _lease_request(dice: _Dice) -> LeaseRequest:
+    names = tuple(dice.queue_name() for _ in range(dice.choice((1, 2, 3))))
+    by_id = dice.random() < 0.15
+    return LeaseRequest(
+        queues=() if by_id else names,
+        ids=tuple(dice.choices(IDS[:20], k=4)) if by_id else (),
+        limit=dice.choice((1, 2, 5)),
+        worker=dice.choice(("w1", "w2", "")),
+        lease_ms=dice.choice((None, *LEASE_LENGTHS_MS)),
+        tasks=dice.mostly(None, frozenset({"x"}), frozenset({"x", "y"}), frozenset()),
+    )
+
+
+def _note(dice: _Dice) -> Note | None:
+    return Note(
+        progress=dice.choice((None, 0.0, 0.5, 1.0)),
+        checkpoint=dice.choice((None, dice.choice(_PAYLOADS))),
+        output=dice.choice((None, dice.choice(_PAYLOADS))),
+    )
+
+
+def _verdict(dice: _Dice) -> Verdict:
+    delay_ms = dice.choice(SHORT_MS)
+    result = dice.choice((None, dice.choice(_PAYLOADS)))
+    follow_ups = tuple(replace(_new_job(dice), id=dice.choice(IDS[::5])) for _ in range(2))
+    verdicts: tuple[Verdict, ...] = (
+        Complete(result),
+        Complete(result, follow_ups),
+        Retry(dice.mostly(delay_ms, -1), dice.failure()),
+        Bury(dice.choice(tuple(Reason)), dice.failure()),
+        Release(dice.choice(_TEXTS), delay_ms),
+        Forward(dice.queue_name()),
+    )
+    return dice.choice(verdicts)
+
+
+def _amendment(dice: _Dice) -> Amendment:
+    by, delay_ms = dice.choice(("", "ann")), dice.choice(SHORT_MS)
+    edit = Edit(
+        by=by,
+        payload=dice.choice((None, dice.choice(_PAYLOADS))),
+        priority=dice.choice((None, 0, 1, -100)),
+        expires_ms=dice.choice((None, *SHORT_MS)),
+        labels=dice.choice((None, dice.pairs())),
+        headers=dice.choice((None, dice.pairs())),
+    )
+    acts: tuple[Amendment, ...] = (
+        Cancel(by=by, text=dice.choice(_TEXTS)),
+        Redrive(by=by, delay_ms=delay_ms),
+        BuryWaiting(by=by, reason=dice.choice(tuple(Reason)), failure=dice.failure()),
+        edit,
+        Move(by=by, queue=dice.queue_name()),
+        Retime(by=by, delay_ms=delay_ms),
+        Expedite(by=by),
+        Delete(force=dice.choice((False, True))),
+    )
+    return dice.choice(acts)
+
+
+def _filter(dice: _Dice) -> JobFilter:
+    """Few fields, or nothing would match."""
+    fields: dict[str, Any] = {
+        "ids": tuple(dice.choices(IDS[:20], k=5)),
+        "queue": dice.queue_name(),
+        "states": tuple(dice.sample(tuple(State), k=dice.choice((1, 3, 5)))),
+        "task": dice.choice(TASKS),
+        "tenant": dice.choice(("t1", "t2")),
+        "group": "g",
+        "key": dice.choice(("k1", "k2")),
+        "worker": dice.choice(("w1", "w2")),
+        "reason": dice.choice(tuple(Reason)),
+        "labels": dice.pairs(),
+        "search": dice.choice(("j1", "x", "k", "%", "t2")),
+        "finished_before_ms": dice.choice(SHORT_MS),
+        "expired": dice.choice((True, False)),
+        "version": dice.choice((1, 2, 3, 4)),
+    }
+    names = dice.sample(tuple(fields), k=dice.choice((0, 1, 1, 2)))
+    return JobFilter(**{name: fields[name] for name in names})
+
+
+def _record(dice: _Dice) -> Record:
+    return Record(
+        kind=dice.choice(("setting", "worker")),
+        key=dice.choice(("a", "B", "é")),
+        value=dice.mostly(dice.choice(_PAYLOADS), None),
+        version=dice.choice((0, 0, 1, 2, 3)),
+    )
+
+
+def _one_of(plain: tuple[T, ...], prepared: tuple[T, ...]) -> st.SearchStrategy[T]:
+    """As often plain as not, because it is the plain ones that meet."""
+    return st.sampled_from(plain) | st.integers(0, len(prepared) - 1).map(prepared.__getitem__)
+
+
+_PLAIN_JOBS = tuple(
+    NewJob(id="-", task=task, queue=queue, payload=b"{}") for queue in QUEUES[:2] for task in TASKS
 )
-
-overrides = st.builds(
-    Overrides,
-    lease_ms=st.none() | lease_lengths_ms,
-    max_attempts=st.none() | st.integers(0, 2),
-    backoff=st.none() | st.just(Backoff(first_ms=5, jitter=0.0)),
+_PLAIN_QUEUES = (
+    Queue(name="default", lease_ms=30),
+    Queue(name="q", lease_ms=30, dead_queue="grave"),
+    Queue(name="default", lease_ms=30, order="keep"),
 )
+_PLAIN_VERDICTS: tuple[Verdict, ...] = (Retry(), Release(), Complete(), Bury(), Retry(5))
 
-new_jobs = st.builds(
-    NewJob,
-    id=ids,
-    task=st.sampled_from(TASKS),
-    queue=st.sampled_from(QUEUES) | queue_names,
-    payload=hostile.json_payloads | hostile.small_payloads,
-    priority=priorities | st.just(101),
-    delay_ms=short_ms,
-    expires_ms=st.none() | st.none() | short_ms,
-    key=st.none() | st.sampled_from(("k1", "k2")),
-    key_window_ms=st.sampled_from((0, 20, 1_000)),
-    key_policy=st.sampled_from(("keep", "replace", "merge")),
-    tenant=st.none() | st.sampled_from(("t1", "t2")),
-    group=st.none() | st.just("g"),
-    labels=pairs,
-    headers=pairs,
-    overrides=st.just(Overrides()) | overrides,
+# Without an id: most are new, some are known already.
+job_shapes = _one_of(_PLAIN_JOBS, _prepared(300, _new_job))
+queues = _one_of(_PLAIN_QUEUES, _prepared(100, _queue))
+lease_requests = _one_of(
+    (LeaseRequest(queues=QUEUES, limit=5, worker="w1"),), _prepared(100, _lease_request)
 )
-
-queues = st.builds(
-    Queue,
-    name=st.sampled_from(QUEUES),
-    lease_ms=lease_lengths_ms,
-    max_attempts=st.integers(0, 3),
-    order=st.sampled_from(("tail", "keep")),
-    retention_ms=st.sampled_from((0, 20, 10_000)),
-    dead_retention_ms=st.sampled_from((0, 50, 10_000)),
-    dead_queue=st.none() | st.sampled_from((*QUEUES, "nowhere")),
-    max_depth=st.none() | st.none() | st.integers(1, 6),
-    payload_max=st.sampled_from((1_000, 1_000, 10)),
-    accepting=st.sampled_from((True, True, True, False)),
-    paused=st.sampled_from((False, False, False, True)),
-)
-
-_asked = {
-    "limit": st.integers(1, 5),
-    "worker": st.sampled_from(WORKERS),
-    "lease_ms": st.none() | lease_lengths_ms,
-    "tasks": st.none() | st.none() | st.frozensets(st.sampled_from(TASKS)),
-}
-lease_requests = st.builds(
-    LeaseRequest,
-    queues=st.lists(queue_names, min_size=1, max_size=3).map(tuple),
-    **_asked,
-) | st.builds(
-    LeaseRequest,
-    ids=st.lists(ids, min_size=1, max_size=4).map(tuple),
-    **_asked,
-)
-
-notes = st.none() | st.builds(
-    Note,
-    progress=st.none() | st.sampled_from((0.0, 0.5, 1.0)),
-    checkpoint=st.none() | hostile.small_payloads,
-    output=st.none() | hostile.small_payloads,
-)
-
-verdicts: st.SearchStrategy[Verdict] = st.one_of(
-    st.builds(
-        Complete,
-        result=st.none() | hostile.small_payloads,
-        then=st.just(()) | st.lists(new_jobs, max_size=2).map(tuple),
-    ),
-    st.builds(Retry, delay_ms=short_ms | st.just(-1), failure=st.none() | failures),
-    st.builds(Bury, reason=st.sampled_from(Reason), failure=st.none() | failures),
-    st.builds(Release, text=hostile.any_texts, delay_ms=short_ms),
-    st.builds(Forward, queue=queue_names),
-)
-
-_by = st.sampled_from(("", "ann"))
-amendments: st.SearchStrategy[Amendment] = st.one_of(
-    st.builds(Cancel, by=_by, text=hostile.any_texts),
-    st.builds(Redrive, by=_by, delay_ms=short_ms),
-    st.builds(BuryWaiting, by=_by, reason=st.sampled_from(Reason), failure=st.none() | failures),
-    st.builds(
-        Edit,
-        by=_by,
-        payload=st.none() | hostile.small_payloads,
-        priority=st.none() | priorities,
-        expires_ms=st.none() | short_ms,
-        labels=st.none() | pairs,
-        headers=st.none() | pairs,
-    ),
-    st.builds(Move, by=_by, queue=queue_names),
-    st.builds(Retime, by=_by, delay_ms=short_ms),
-    st.builds(Expedite, by=_by),
-    st.builds(Delete, force=st.booleans()),
-)
-
-
-def _filter(fields: dict[str, Any]) -> JobFilter:
-    return JobFilter(**fields)
-
-
-filters: st.SearchStrategy[JobFilter] = st.fixed_dictionaries(
-    {},
-    optional={
-        "ids": st.lists(ids, max_size=5).map(tuple),
-        "queue": queue_names,
-        "states": st.lists(st.sampled_from(State), max_size=3).map(tuple),
-        "task": st.sampled_from(TASKS),
-        "tenant": st.sampled_from(("t1", "t2")),
-        "key": st.sampled_from(("k1", "k2")),
-        "worker": st.sampled_from(("w1", "w2")),
-        "reason": st.sampled_from(Reason),
-        "labels": pairs,
-        "search": st.sampled_from(("j1", "x", "k", "%", "t2")),
-        "finished_before_ms": short_ms,
-        "expired": st.booleans(),
-        "version": st.integers(1, 5),
-    },
-).map(_filter)
-
-records = st.builds(
-    Record,
-    kind=st.sampled_from(("setting", "worker")),
-    key=st.sampled_from(("a", "B", "é")),
-    value=st.none() | hostile.small_payloads,
-    version=st.integers(0, 3),
-)
+notes = _one_of((None,), _prepared(30, _note))
+verdicts = _one_of(_PLAIN_VERDICTS, _prepared(200, _verdict))
+amendments = _one_of((Cancel(), Redrive()), _prepared(200, _amendment))
+filters = _one_of((JobFilter(),), _prepared(200, _filter))
+records = _one_of((Record(kind="setting", key="a", value=b"1"),), _prepared(60, _record))

@@ -19,6 +19,7 @@ from hypothesis import seed as seeded
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
+    initialize,
     precondition,
     rule,
     run_state_machine_as_test,
@@ -38,7 +39,6 @@ from holdfast.core.model import (
     TallyBy,
 )
 from holdfast.core.verdict import Amendment, Delete, Settlement, Verdict
-from holdfast.engines.base import Engine
 from holdfast.errors import UsageError
 from holdfast.testing import histories as made
 from holdfast.testing.harness import Harness
@@ -47,8 +47,11 @@ from holdfast.testing.twin import TALLIED
 T = TypeVar("T")
 ENGINES_MAX = 3
 
-recent = st.integers(0, 9)
+recent = st.sampled_from((0, 0, 0, 1, 1, 2, 3, 4, 5, 7, 9))
 """Which lease, counted from the newest: small numbers are likely alive, the others stale."""
+
+known = st.sampled_from((None, None, None, None, 0, 3, 10))
+"""Which id: a new one, or one given before, counted from the newest."""
 
 
 def run_histories(
@@ -84,6 +87,7 @@ class EngineMachine(RuleBasedStateMachine):
         super().__init__()
         self.runner = asyncio.Runner()
         self.leases: list[Lease] = []
+        self.given: list[str] = []
         self.harness = type(self).make()
         self.run(self.harness.__aenter__())
         self.twin = self.run(self.harness.twin())
@@ -109,6 +113,13 @@ class EngineMachine(RuleBasedStateMachine):
 
         self.run(made_())
 
+    def next_id(self, place: int | None) -> str:
+        """A new one, or a known one counted from the newest."""
+        if place is None or not self.given:
+            self.given.append(made.IDS[len(self.given) % len(made.IDS)])
+            return self.given[-1]
+        return self.given[-1 - place % len(self.given)]
+
     def look(self, ids: Sequence[str]) -> None:
         for id_ in dict.fromkeys(ids):
             self.run(self.twin.get(id_))
@@ -116,8 +127,13 @@ class EngineMachine(RuleBasedStateMachine):
     def leases_at(self, places: Sequence[int]) -> list[Lease]:
         return [self.leases[-1 - place % len(self.leases)] for place in places]
 
-    @rule(jobs=st.lists(made.new_jobs, min_size=1, max_size=4))
-    def enqueue(self, jobs: list[NewJob]) -> None:
+    @initialize(shapes=st.lists(made.job_shapes, min_size=4, max_size=8))
+    def start(self, shapes: list[NewJob]) -> None:
+        self.enqueue([(None, shape) for shape in shapes])
+
+    @rule(given=st.lists(st.tuples(known, made.job_shapes), min_size=1, max_size=5))
+    def enqueue(self, given: list[tuple[int | None, NewJob]]) -> None:
+        jobs = [replace(shape, id=self.next_id(place)) for place, shape in given]
         receipts = self.run(self.twin.enqueue(jobs))
         self.look([receipt.id for receipt in receipts])
 
@@ -127,10 +143,14 @@ class EngineMachine(RuleBasedStateMachine):
         self.leases += leases
         self.look([lease.id for lease in leases])
 
+    @rule(limit=st.integers(1, 5))
+    def lease_from_all(self, limit: int) -> None:
+        self.lease(LeaseRequest(queues=made.QUEUES, limit=limit, worker="w1"))
+
     @precondition(lambda self: self.leases)
     @rule(
         given=st.lists(
-            st.tuples(recent, st.none() | made.lease_lengths_ms | st.just(0), made.notes),
+            st.tuples(recent, st.sampled_from((None, *made.LEASE_LENGTHS_MS, 0)), made.notes),
             min_size=1,
             max_size=3,
         )
@@ -150,7 +170,7 @@ class EngineMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.leases)
     @rule(
         given=st.lists(
-            st.tuples(recent, made.verdicts, made.notes, st.sampled_from((0, 0, 0, 0, 0, 1))),
+            st.tuples(recent, made.verdicts, made.notes, st.sampled_from((0,) * 9 + (1,))),
             min_size=1,
             max_size=4,
         )
@@ -170,6 +190,13 @@ class EngineMachine(RuleBasedStateMachine):
         )
         self.look([lease.id for lease in leases])
 
+    @rule(verdicts=st.lists(made.verdicts, min_size=1, max_size=3))
+    def work(self, verdicts: list[Verdict]) -> None:
+        """As many leases as verdicts, each ended at once."""
+        self.lease_from_all(len(verdicts))
+        if self.leases:
+            self.settle([(place, verdict, None, 0) for place, verdict in enumerate(verdicts)])
+
     @rule(limit=st.integers(1, 4))
     def reap(self, limit: int) -> None:
         queues = {view.queue.name: view.queue for view in self.run(self.twin.queues(counts=False))}
@@ -184,14 +211,11 @@ class EngineMachine(RuleBasedStateMachine):
         self.look([lease.id for lease in overdue.leases])
 
     @rule(limit=st.integers(1, 4))
-    def expire(self, limit: int) -> None:
+    def expire_and_prune(self, limit: int) -> None:
         for job in self.run(self.twin.expired(limit)).jobs:
             wanted = JobFilter(ids=(job.id,), version=job.version, expired=True)
             self.run(self.twin.amend(wanted, lifecycle.after_expiry(job)))
             self.look([job.id])
-
-    @rule(limit=st.integers(1, 4))
-    def prune(self, limit: int) -> None:
         for job in self.run(self.twin.finished(limit)):
             wanted = JobFilter(ids=(job.id,), version=job.version)
             self.run(self.twin.amend(wanted, Delete()))
@@ -202,60 +226,50 @@ class EngineMachine(RuleBasedStateMachine):
         self.attempt(self.twin.amend(wanted, act, limit=limit))
         self.run(self.twin.find(JobFilter()))
 
-    @rule(wanted=made.filters, limit=st.integers(1, 5), by=st.sampled_from(TALLIED))
-    def find(self, wanted: JobFilter, limit: int, by: TallyBy) -> None:
+    @rule(
+        wanted=made.filters,
+        limit=st.integers(1, 5),
+        by=st.sampled_from(TALLIED),
+        records=st.lists(made.records, max_size=3),
+    )
+    def look_around(
+        self, wanted: JobFilter, limit: int, by: TallyBy, records: list[Record]
+    ) -> None:
         self.run(self.twin.find(wanted, limit=limit))
         self.run(self.twin.tally(wanted, by))
+        self.run(self.twin.save(records))
+        self.run(self.twin.load("setting", limit=2))
+        self.run(self.twin.load("worker", after="a"))
+        self.run(self.twin.queues())
 
-    @rule(queue=made.queues)
-    def declare(self, queue: Queue) -> None:
-        self.attempt(self.twin.declare(queue))
-
-    @rule(name=st.sampled_from(made.QUEUES), again=st.booleans())
-    def drop(self, name: str, again: bool) -> None:
-        self.run(self.twin.drop(name))
-        if again:
-            self.run(self.twin.declare(Queue(name=name, lease_ms=30)))
+    @rule(queue=made.queues, how=st.sampled_from((*("declare",) * 8, "drop", "anew")))
+    def declare(self, queue: Queue, how: str) -> None:
+        if how in ("drop", "anew"):
+            self.run(self.twin.drop(queue.name))
+        if how in ("declare", "anew"):
+            self.attempt(self.twin.declare(queue))
 
     @rule(ms=st.sampled_from((1, 5, 10, 30, 100, 1_000)))
     def advance(self, ms: int) -> None:
         self.harness.clock.advance(ms)
 
     @precondition(lambda self: self.harness.can_jump)
-    @rule(ms=st.sampled_from((-3_600_000, -100, 100, 3_600_000)))
-    def jump(self, ms: int) -> None:
+    @rule(ms=st.sampled_from((100, -100, 3_600_000, -3_600_000)), back=st.booleans())
+    def jump(self, ms: int, back: bool) -> None:
         self.harness.clock.jump(ms)
+        if back:
+            self.lease_from_all(2)
+            self.harness.clock.jump(-ms)
 
     @precondition(lambda self: self.harness.engine.traits.durable)
-    @rule()
-    def restart(self) -> None:
-        self._use(self.run(self.harness.restart()))
-
-    @precondition(
-        lambda self: self.harness.engine.traits.durable and len(self.harness.engines) < ENGINES_MAX
-    )
-    @rule()
-    def crash(self) -> None:
-        """The old engine is left as it is; `switch` may come back to it, as a zombie does."""
-        self._use(self.run(self.harness.abandon()))
-
-    def _use(self, engine: Engine) -> None:
-        self.twin.engine = engine
-        # Opening makes the queue `default` where somebody dropped it.
-        self.run(self.twin.reference.open())
-
-    @precondition(lambda self: len(self.harness.engines) > 1)
-    @rule(which=st.integers(0, ENGINES_MAX - 1))
-    def switch(self, which: int) -> None:
+    @rule(how=st.sampled_from(("restart", "crash", "switch")), which=st.integers(0, 2))
+    def change_process(self, how: str, which: int) -> None:
+        """After a crash the old engine is left open; a switch may come back to it, a zombie."""
         engines = self.harness.engines
-        self.twin.engine = self.harness.engine = engines[which % len(engines)]
-
-    @rule(records=st.lists(made.records, max_size=3))
-    def save(self, records: list[Record]) -> None:
-        self.run(self.twin.save(records))
-        self.run(self.twin.load("setting", limit=2))
-        self.run(self.twin.load("worker", after="a"))
-
-    @rule()
-    def agree(self) -> None:
-        self.run(self.twin.agree())
+        if how == "switch" or (how == "crash" and len(engines) >= ENGINES_MAX):
+            self.harness.engine = engines[which % len(engines)]
+        else:
+            self.run(self.harness.restart() if how == "restart" else self.harness.abandon())
+            # Opening makes the queue `default` where somebody dropped it.
+            self.run(self.twin.reference.open())
+        self.twin.engine = self.harness.engine

@@ -16,6 +16,7 @@ class Proxy:
         self._target = (parts.hostname or "127.0.0.1", parts.port or 5432)
         self._parts = parts
         self._writers: set[asyncio.StreamWriter] = set()
+        self._handlers: set[asyncio.Task[None]] = set()
         self._replies_left: int | None = None
         self._silent = False
         self._server: asyncio.Server | None = None
@@ -44,16 +45,20 @@ class Proxy:
             writer.transport.abort()
 
     async def start(self) -> None:
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
 
     async def stop(self) -> None:
         assert self._server is not None
         self._server.close()
         self.cut()
         # Its handlers end with their connections.
-        while self._writers:
-            await asyncio.sleep(0)
+        await asyncio.gather(*self._handlers)
         await self._server.wait_closed()
+
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        handler = asyncio.create_task(self._serve(reader, writer))
+        self._handlers.add(handler)
+        handler.add_done_callback(self._handlers.discard)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         far_reader, far_writer = await asyncio.open_connection(*self._target)

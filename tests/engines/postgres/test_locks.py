@@ -9,6 +9,7 @@ import pytest
 
 from holdfast.core.model import Job, JobFilter, LeaseRequest, Note, Renewal, State, Status
 from holdfast.core.verdict import (
+    Amendment,
     Bury,
     Cancel,
     Complete,
@@ -81,7 +82,13 @@ async def _settle_reversed(engine: PostgresEngine, ids: list[str], dice: random.
 
 
 async def _amend(engine: PostgresEngine, ids: list[str], dice: random.Random) -> None:
-    acts = [Cancel(), Redrive(), Edit(payload=b"{}"), Retime(delay_ms=0), Expedite()]
+    acts: list[Amendment] = [
+        Cancel(),
+        Redrive(),
+        Edit(payload=b"{}"),
+        Retime(delay_ms=0),
+        Expedite(),
+    ]
     for _ in range(ROUNDS):
         act = dice.choice(acts)
         states = (State.DEAD, State.CANCELLED, State.DONE) if isinstance(act, Redrive) else None

@@ -9,10 +9,11 @@ from collections import Counter
 from typing import Any
 from uuid import uuid4
 
+import msgspec
 import pytest
 
-from holdfast.core.model import LeaseRequest, NewJob, Renewal
-from holdfast.core.verdict import Complete, Outcome, Retry, Settlement
+from holdfast.core.model import JobFilter, LeaseRequest, NewJob, Renewal
+from holdfast.core.verdict import Cancel, Complete, Outcome, Retry, Settlement
 from holdfast.engines.postgres import PostgresEngine
 from holdfast.engines.postgres.steps import Ask
 
@@ -60,6 +61,9 @@ class Meter:
         self._fetch = self._pool._fetch
         self._pool._fetch = self._measure  # type: ignore[method-assign]
 
+    def remove(self) -> None:
+        self._pool._fetch = self._fetch  # type: ignore[method-assign]
+
     async def _measure(self, connection: Any, ask: Ask) -> list[Any]:
         explain = f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {ask.statement}"
         begun = connection.is_in_transaction()
@@ -87,6 +91,14 @@ async def work(engine: PostgresEngine, rounds: int) -> Counter[str]:
         assert set(await engine.settle(done)) == {Outcome.SETTLED}
         assert set(await engine.settle(late)) == {Outcome.SETTLED}
         assert await engine.lease(LeaseRequest(ids=("waiting-none",))) == []
+        assert (await engine.enqueue([NewJob(id=ids[0], task="work")]))[0].status == "duplicate"
+        keyed = NewJob(id=uuid4().hex, task="work", key=uuid4().hex, delay_ms=2**40)
+        await engine.enqueue([keyed, msgspec.structs.replace(keyed, id="other")])
+        await engine.amend(JobFilter(ids=(keyed.id,)), Cancel(), limit=1)
+        await engine.overdue(10)
+        await engine.expired(10)
+        assert await engine.get(keyed.id) is not None
+    meter.remove()
     return meter.pages
 
 
@@ -105,3 +117,19 @@ async def test_the_work_does_not_grow(pg_dsn: str, look: Any, delayed: bool) -> 
         print(f"{statement}: {small[statement]} pages beside {SMALL:,}, {pages} beside {LARGE:,}")
     assert {name for name in large if large[name] > small[name] * GROWTH_MAX} == set()
     assert small["SELECT * FROM $schema.lease"] > BATCH, "nothing was measured"
+
+
+async def test_plans_made_when_the_table_was_empty(pg_dsn: str, look: Any) -> None:
+    """Nobody tells the planner that the table has grown; the connections keep their plans."""
+    engine = PostgresEngine(pg_dsn, connections=1)
+    await engine.open()
+    await look.execute("ALTER TABLE jobs SET (autovacuum_enabled = off)")
+    for _ in range(4):
+        small = await work(engine, 2)
+    await look.execute(LOAD, 30_000, "waiting-", 5, 0, 10)
+    await look.execute(LOAD, 30_000, "done-", 5, 2, 0)
+    large = await work(engine, 2)
+    await engine.close()
+    for statement, pages in large.items():
+        print(f"{statement}: {small[statement]} pages before, {pages} after")
+    assert {name for name in large if large[name] > small[name] * 2 + 50} == set()

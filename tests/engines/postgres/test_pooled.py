@@ -4,6 +4,7 @@ The simulated pooler gives every statement outside a transaction, and every tran
 that was just emptied.
 """
 
+import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -18,7 +19,16 @@ from holdfast.core.model import (
     State,
     Status,
 )
-from holdfast.core.verdict import Cancel, Complete, Delete, Outcome, Redrive, Retry, Settlement
+from holdfast.core.verdict import (
+    Cancel,
+    Complete,
+    Delete,
+    Outcome,
+    Redrive,
+    Retry,
+    Settlement,
+    Verdict,
+)
 from holdfast.engines.base import Saved
 from holdfast.engines.postgres import PostgresEngine
 from holdfast.engines.postgres.steps import Ask
@@ -55,7 +65,13 @@ async def test_every_call(pooled: PostgresEngine) -> None:
     assert [lease.id for lease in leases] == ["a", "b", "c", "d", "e"]
     note = Note(progress=0.5, checkpoint=b"c", output=b"o")
     assert all(await pooled.renew([Renewal(lease=lease, note=note) for lease in leases]))
-    verdicts = [Complete(then=(a_job("f"),)), Retry(), Complete(), Complete(), Complete()]
+    verdicts: list[Verdict] = [
+        Complete(then=(a_job("f"),)),
+        Retry(),
+        Complete(),
+        Complete(),
+        Complete(),
+    ]
     settlements = [
         Settlement(lease=lease, verdict=verdict)
         for lease, verdict in zip(leases, verdicts, strict=True)
@@ -84,8 +100,6 @@ async def test_every_call(pooled: PostgresEngine) -> None:
 
 async def test_who_waits_polls(pooled: PostgresEngine, pg_dsn: str) -> None:
     """Another engine's job is found without any notification."""
-    import asyncio
-
     waiting = asyncio.create_task(pooled.lease(LeaseRequest(queues=("default",), wait_ms=60_000)))
     other = PostgresEngine(pg_dsn, pooled=True)
     await other.open()

@@ -14,7 +14,7 @@ import sqlalchemy.ext.asyncio
 import sqlalchemy.orm
 
 from holdfast.core.model import LeaseRequest, Note, Receipt, State, Status
-from holdfast.core.verdict import Complete, Forward, Outcome, Retry, Settlement
+from holdfast.core.verdict import Complete, Forward, Outcome, Retry, Settlement, Verdict
 from holdfast.engines.postgres import PostgresEngine
 from holdfast.errors import UsageError
 from holdfast.testing.contract.making import a_job, a_queue, jobs, lease_ids, lease_one
@@ -210,7 +210,11 @@ async def test_what_is_committed_is_done(engine: PostgresEngine, pg_dsn: str, ca
         receipts: list[Receipt] = await answered(within.enqueue(given))
         statuses = [receipt.status for receipt in receipts]
         assert statuses == [Status.NEW, Status.NEW, Status.REFUSED, Status.DUPLICATE]
-        verdicts = [Complete(b"\x00", then=(a_job("then"),)), Retry(0), Forward("nowhere")]
+        verdicts: list[Verdict] = [
+            Complete(b"\x00", then=(a_job("then"),)),
+            Retry(0),
+            Forward("nowhere"),
+        ]
         outcomes = await answered(
             within.settle(
                 [

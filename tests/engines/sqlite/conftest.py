@@ -1,5 +1,6 @@
 """Engines on a file of the test's own, closed in the end. Relaxed: nothing here cuts the power."""
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -35,3 +36,9 @@ async def open_engine(path: Path, clock: ManualClock) -> AsyncIterator[OpenEngin
     yield open_one
     for engine in opened:
         await engine.close()
+
+
+async def until_awaited(engine: SQLiteEngine) -> None:
+    """Return when a lease of this engine sleeps and only a ring can wake it."""
+    while not engine._bell.awaited:  # noqa: ASYNC110 - the bell has nobody else to tell
+        await asyncio.sleep(0)

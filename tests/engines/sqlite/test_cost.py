@@ -199,13 +199,13 @@ async def test_a_large_payload_is_written_once(open_engine: OpenEngine, size: in
     engine = await open_engine()
     payload = bytes(size)
     await engine.enqueue([NewJob(id="large", task="t", payload=payload)])
-    before = engine._store.wal_pages
+    before = engine._store.log.pages
     (lease,) = await engine.lease(LeaseRequest(queues=("default",)))
     assert lease.job.payload == payload
     result = bytes(reversed(payload))
     assert await engine.settle([Settlement(lease=lease, verdict=Retry())]) == [Outcome.SETTLED]
     (lease,) = await engine.lease(LeaseRequest(queues=("default",)))
-    assert engine._store.wal_pages - before < 40
+    assert engine._store.log.pages - before < 40
     done = Settlement(lease=lease, verdict=Complete(result))
     assert await engine.settle([done]) == [Outcome.SETTLED]
     job = await engine.get("large")

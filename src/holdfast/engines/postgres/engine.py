@@ -35,10 +35,12 @@ from holdfast.engines.postgres import (
     leasing,
     looking,
     queues,
-    records,
     schemas,
     settling,
     upkeep,
+)
+from holdfast.engines.postgres import (
+    records as recording,
 )
 from holdfast.engines.postgres.listen import Listener
 from holdfast.engines.postgres.pool import FAILURES, Connection, Pool
@@ -214,13 +216,13 @@ class PostgresEngine:
 
     async def load(self, kind: str, *, after: str | None = None, limit: int) -> list[Record]:
         checks.check_load(kind, after, limit)
-        return await self._read(partial(records.load, after=after, limit=limit), kind)
+        return await self._read(partial(recording.load, after=after, limit=limit), kind)
 
-    async def save(self, records_: Sequence[Record]) -> list[Saved]:
-        checks.check_batch(len(records_))
-        for record in records_:
+    async def save(self, records: Sequence[Record]) -> list[Saved]:
+        checks.check_batch(len(records))
+        for record in records:
             checks.check_record(record)
-        return await self._run(records.save, records_)
+        return await self._run(recording.save, records)
 
     def within(self, connection: Any) -> Within | AsyncWithin:
         """Enqueue and settle in the transaction that `connection` is in: what is done there is

@@ -54,9 +54,9 @@ def enqueue(store: Store, jobs: Sequence[NewJob]) -> Steps[list[Receipt]]:
             [refs[job.queue] for job in jobs] if len(names) > 1 else [],
             ids, tasks, payloads, ranks, delays, expiries, *rest,
         )  # fmt: skip
-        added = only((yield Ask(_PUT_PLAIN, values, alone=True)))
-        if added is not None:
-            return _plain_receipts(ids, added)
+        known = only((yield Ask(_PUT_PLAIN, values, alone=True)))
+        if known is not None:
+            return _plain_receipts(ids, known)
     return (yield from _enqueue_carefully(store, jobs))
 
 
@@ -73,11 +73,11 @@ def _is_plain(jobs: Sequence[NewJob]) -> bool:
     return True
 
 
-def _plain_receipts(ids: Sequence[str], added: Sequence[str]) -> list[Receipt]:
-    if len(added) == len(ids):
+def _plain_receipts(ids: Sequence[str], known: Sequence[str]) -> list[Receipt]:
+    if not known:
         return [Receipt(id=id_, status=Status.NEW) for id_ in ids]
-    new = set(added)
-    return [Receipt(id=id_, status=Status.NEW if id_ in new else Status.DUPLICATE) for id_ in ids]
+    old = set(known)
+    return [Receipt(id=id_, status=Status.DUPLICATE if id_ in old else Status.NEW) for id_ in ids]
 
 
 def _enqueue_carefully(store: Store, jobs: Sequence[NewJob]) -> Steps[list[Receipt]]:

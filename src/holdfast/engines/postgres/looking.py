@@ -18,7 +18,7 @@ _GET = f"""
 SELECT {WHOLE} FROM $schema.jobs j
 JOIN $schema.queues q ON q.number = j.queue AND q.name IS NOT NULL
 LEFT JOIN $schema.notes n ON n.job = j.seq
-WHERE j.ns = $1::int AND j.id = $2::text
+WHERE j.id = $2::text AND j.ns + 0 = $1::int
 """
 
 

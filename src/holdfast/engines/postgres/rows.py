@@ -40,6 +40,10 @@ WHOLE = f"""{_START} j.payload, {_MIDDLE} n.progress, n.checkpoint, {_END}, n.ou
 """Everything; `n` is the job's note."""
 
 
+UNREAD = b"left in the database"
+"""Stands for a payload that was not read, and is known by its identity."""
+
+
 class Extra(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What few jobs set, kept in one column."""
 
@@ -84,8 +88,8 @@ def whole_job(row: Row) -> Job:
     job = _job(row[:27], STATES[row[27]], row[28])
     return msgspec.structs.replace(
         job,
-        output=_bytes(row[30]),
-        result=_bytes(row[31]),
+        output=row[30],
+        result=row[31],
         events=tuple(_EVENT.decode(body) for body in row[32]),
     )
 
@@ -114,18 +118,14 @@ def _job(row: Row, state: State, finished_at: int | None) -> Job:
             "overrides": extra.overrides or NO_OVERRIDES,
         }
     return Job(
-        id=id_, seq=seq, queue=queue, task=task, payload=_bytes(payload) or b"", state=state,
-        priority=-rank, version=version, attempt=attempt, crashes=crashes, releases=releases,
+        id=id_, seq=seq, queue=queue, task=task, state=state, priority=-rank,
+        payload=UNREAD if payload is None else payload, version=version, attempt=attempt,
+        crashes=crashes, releases=releases,
         created_at=created_at, due_at=due_at, expires_at=expires_at, leased_at=leased_at,
         deadline_at=deadline_at, finished_at=finished_at, token=token, worker=worker,
         cancel_requested=cancel, reason=reason and Reason(reason), key=key, tenant=tenant,
-        group=group, origin=origin, progress=progress, checkpoint=_bytes(checkpoint), **more,
+        group=group, origin=origin, progress=progress, checkpoint=checkpoint, **more,
     )  # fmt: skip
-
-
-def _bytes(value: bytes | memoryview | None) -> bytes | None:
-    """Some drivers give a view of a bytea, which is not what a Job holds."""
-    return bytes(value) if isinstance(value, memoryview) else value
 
 
 def columns(rows: Iterable[Sequence[Any]], width: int) -> tuple[list[Any], ...]:

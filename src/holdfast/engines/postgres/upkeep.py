@@ -20,8 +20,8 @@ SELECT {BRIEF} FROM (
 ORDER BY j.deadline_at, j.seq
 """
 _NEXT_DEADLINE = """
-SELECT min(deadline_at) FROM $schema.jobs
-WHERE ns = $1::int AND state = 1 AND deadline_at > $2::bigint
+SELECT deadline_at FROM $schema.jobs
+WHERE ns = $1::int AND state = 1 AND deadline_at > $2::bigint ORDER BY deadline_at, seq LIMIT 1
 """
 _EXPIRED = f"""
 SELECT {BRIEF} FROM (
@@ -32,8 +32,8 @@ SELECT {BRIEF} FROM (
 ORDER BY j.expires_at, j.seq
 """
 _NEXT_EXPIRY = """
-SELECT min(expires_at) FROM $schema.jobs
-WHERE ns = $1::int AND state = 0 AND expires_at > $2::bigint
+SELECT expires_at FROM $schema.jobs
+WHERE ns = $1::int AND state = 0 AND expires_at > $2::bigint ORDER BY expires_at, seq LIMIT 1
 """
 _FINISHED = f"""
 SELECT {WHOLE} FROM (
@@ -56,7 +56,8 @@ _FREE_KEYS = """
 DELETE FROM $schema.keys WHERE (queue, key) IN (
     SELECT k.queue, k.key FROM $schema.keys k
     WHERE k.ns = $1::int AND k.until_at <= $2::bigint AND NOT EXISTS (
-        SELECT FROM $schema.jobs j WHERE j.ns = $1::int AND j.id = k.id AND j.state < 2
+        SELECT FROM $schema.jobs j
+        WHERE j.id = k.id AND j.ns + 0 = $1::int AND j.state < 2
     )
     ORDER BY k.until_at LIMIT $3::bigint FOR UPDATE SKIP LOCKED
 )
@@ -75,8 +76,8 @@ def overdue(store: Store, limit: int) -> Steps[Overdue]:
     leases = tuple(Lease(job=job, token=job.token or 0, lease_ms=0) for job in jobs)
     if len(leases) >= limit:
         return Overdue(leases=leases, next_ms=0)
-    next_at = only((yield Ask(_NEXT_DEADLINE, (store.ns, now), alone=True)))
-    return Overdue(leases=leases, next_ms=None if next_at is None else next_at - now)
+    ahead = yield Ask(_NEXT_DEADLINE, (store.ns, now), alone=True)
+    return Overdue(leases=leases, next_ms=only(ahead) - now if ahead else None)
 
 
 def expired(store: Store, limit: int) -> Steps[Expired]:
@@ -85,8 +86,8 @@ def expired(store: Store, limit: int) -> Steps[Expired]:
     jobs = tuple(brief_job(row) for row in rows)
     if len(jobs) >= limit:
         return Expired(jobs=jobs, next_ms=0)
-    next_at = only((yield Ask(_NEXT_EXPIRY, (store.ns, now), alone=True)))
-    return Expired(jobs=jobs, next_ms=None if next_at is None else next_at - now)
+    ahead = yield Ask(_NEXT_EXPIRY, (store.ns, now), alone=True)
+    return Expired(jobs=jobs, next_ms=only(ahead) - now if ahead else None)
 
 
 def finished(store: Store, limit: int) -> Steps[list[Job]]:

@@ -94,8 +94,7 @@ def put(store: Store, now: int, added: dict[int, NewJob], lines: Lines) -> Steps
         [refs[job.queue] for job in jobs] if len(names) > 1 else [], list(added),
         *job_columns(jobs),
     )  # fmt: skip
-    ids = only((yield Ask(_PUT, values)))
-    if len(ids) != len(jobs):
+    if only((yield Ask(_PUT, values))):
         raise Again
 
 

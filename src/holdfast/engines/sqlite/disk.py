@@ -14,7 +14,7 @@ from holdfast.engines.sqlite.files import Files
 from holdfast.errors import StorageFull
 
 FLOOR_BYTES = 64 * 1024 * 1024
-BALLAST_BYTES = 8 * 1024 * 1024
+BALLAST_BYTES = 4 * 1024 * 1024
 _LOOK_S = 1.0
 
 

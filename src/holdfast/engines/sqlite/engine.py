@@ -35,7 +35,16 @@ from holdfast.core.model import (
 from holdfast.core.verdict import Amendment, Outcome, Release, Settlement
 from holdfast.engines.base import Expired, Overdue, Saved, Traits
 from holdfast.engines.clock import Clock, SystemClock
-from holdfast.engines.sqlite import amend, backup, enqueue, inspect, lease, queues, settle
+from holdfast.engines.sqlite import (
+    amend,
+    backup,
+    enqueue,
+    inspect,
+    lease,
+    queues,
+    renew,
+    settle,
+)
 from holdfast.engines.sqlite import records as recording
 from holdfast.engines.sqlite.bell import Watch
 from holdfast.engines.sqlite.connection import Durability
@@ -102,11 +111,11 @@ class SQLiteEngine:
             writer, reader = Worker("holdfast-sqlite-writer"), Worker("holdfast-sqlite-reader")
             writer.start()
             try:
-                await writer.call(self._open_store)
+                await writer.call(self._store.open)
             except BaseException:
                 writer.stop()
-                await asyncio.to_thread(writer.join)
-                self._store.close()
+                if await asyncio.to_thread(writer.join):
+                    self._store.close()
                 raise
             reader.start()
             self._writer, self._reader = writer, reader
@@ -161,7 +170,7 @@ class SQLiteEngine:
     async def renew(self, renewals: Sequence[Renewal]) -> list[Lease | None]:
         self._check_open()
         checks.check_renewals(renewals)
-        return await self._write(lambda unit: lease.renew(unit, renewals), urgent=True)
+        return await self._write(lambda unit: renew.renew(unit, renewals), urgent=True)
 
     async def settle(self, settlements: Sequence[Settlement]) -> list[Outcome]:
         self._check_open()
@@ -304,14 +313,10 @@ class SQLiteEngine:
     async def _data_version(self) -> int:
         return await self._reader.call(lambda _: self._store.data_version())
 
-    def _open_store(self, turn: Turn) -> None:
-        turn.take()
-        self._store.open()
-
     def _wind_up(self) -> None:
-        self._reader.join()
-        self._writer.join()
-        self._store.close()
+        # A thread that hangs in a call still uses its connection, and nobody else ever will.
+        if self._reader.join() and self._writer.join():
+            self._store.close()
 
     def _check_open(self) -> None:
         if os.getpid() != self._pid:

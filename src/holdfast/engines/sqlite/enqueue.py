@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import repeat
 
 from msgspec.structs import replace
 
@@ -14,40 +15,35 @@ from holdfast.engines.sqlite.schema import PART_PAYLOAD
 from holdfast.engines.sqlite.unit import Unit
 from holdfast.errors import NotAccepting, QueueFull, UnknownQueue, UsageError
 
-_INSERT = """
+_COLUMNS = """
 INSERT INTO hf_jobs(seq, ns, queue, rank, due_at, place, expires_at, parts, created_at, lease_ms,
-  id, task, key, tenant, grp, extra, payload)
-VALUES (?1, ?2, ?3, ?4, ?5, ?1, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16)
-ON CONFLICT(id, ns) DO NOTHING
+  id, task, key, tenant, grp, extra, payload) VALUES
 """
+_ROW = "(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+_KNOWN = " ON CONFLICT(id, ns) DO NOTHING"
+_WIDTH = _ROW.count("?")
+_CHUNK = 25
+_INSERT = _COLUMNS + _ROW + _KNOWN
+_INSERT_CHUNK = _COLUMNS + ", ".join([_ROW] * _CHUNK) + _KNOWN  # sql: the same row many times
 
 
 def enqueue(unit: Unit, jobs: Sequence[NewJob]) -> list[Receipt]:
-    lines = unit.catalog.lines
-    receipts: list[Receipt | None] = [None] * len(jobs)
-    welcome: list[tuple[int, NewJob, Line]] = []
-    simple = True
-    for index, new in enumerate(jobs):
-        try:
-            line = lines.get(new.queue)
-            checks.check_job(new, line.queue.payload_max if line else limits.PAYLOAD_MAX)
-            if line is None:
-                raise UnknownQueue(f"queue {new.queue} does not exist: declare it first")
-        except UsageError as error:
-            receipts[index] = _refused(new, error)
-            continue
-        welcome.append((index, new, line))
-        simple = simple and new.key is None and _is_open(line.queue)
-    if simple:
-        for (index, new, _), known in zip(welcome, _insert_many(unit, welcome), strict=True):
-            status = Status.DUPLICATE if known else Status.NEW
-            receipts[index] = Receipt(id=new.id, status=status)
-    else:
-        depths: dict[int, int] = {}
-        for index, new, line in welcome:
-            receipts[index] = _enqueue_one(unit, new, line, depths)
     unit.rings = True
-    return [receipt for receipt in receipts if receipt is not None]
+    lines = unit.catalog.lines
+    if all(map(_is_simple, jobs, repeat(lines))):
+        return _enqueue_many(unit, jobs)
+    depths: dict[int, int] = {}
+    receipts = []
+    for new in jobs:
+        line = lines.get(new.queue)
+        try:
+            _check(new, line)
+        except UsageError as error:
+            receipts.append(_refused(new, error))
+        else:
+            assert line is not None
+            receipts.append(_enqueue_one(unit, new, line, depths))
+    return receipts
 
 
 def follow_up(unit: Unit, jobs: Sequence[NewJob]) -> None:
@@ -57,34 +53,67 @@ def follow_up(unit: Unit, jobs: Sequence[NewJob]) -> None:
             _admit(unit, new, unit.catalog.lines[new.queue])
 
 
-def _is_open(queue: Queue) -> bool:
-    return queue.accepting and queue.max_depth is None
+def _is_simple(new: NewJob, lines: dict[str, Line]) -> bool:
+    """Nothing but its id decides whether it comes in."""
+    line = lines.get(new.queue)
+    return new.key is None and (
+        line is None or (line.queue.accepting and line.queue.max_depth is None)
+    )
+
+
+def _check(new: NewJob, line: Line | None) -> None:
+    checks.check_job(new, line.queue.payload_max if line else limits.PAYLOAD_MAX)
+    if line is None:
+        raise UnknownQueue(f"queue {new.queue} does not exist: declare it first")
 
 
 def _refused(new: NewJob, error: UsageError) -> Receipt:
     return Receipt(id=new.id, status=Status.REFUSED, code=error.code, text=str(error))
 
 
-def _insert_many(unit: Unit, welcome: list[tuple[int, NewJob, Line]]) -> list[bool]:
-    """Whether each was known before."""
-    count = len(welcome)
-    if count == 0:
-        return []
-    first = unit.numbers(count)
-    before = unit.connection.total_changes()
-    unit.connection.executemany(
-        _INSERT,
-        [_values(unit, first + at, new, line) for at, (_, new, line) in enumerate(welcome)],
-    )
-    if unit.connection.total_changes() - before == count:
-        added = set(range(first, first + count))
-    else:
+def _enqueue_many(unit: Unit, jobs: Sequence[NewJob]) -> list[Receipt]:
+    """All in few statements; a number that is missing afterwards was refused or known."""
+    lines = unit.catalog.lines
+    first = unit.numbers(len(jobs))
+    values: list[object] = []
+    large: list[tuple[int, bytes]] = []
+    refused: dict[int, Receipt] = {}
+    for seq, new in enumerate(jobs, start=first):
+        line = lines.get(new.queue)
+        try:
+            _check(new, line)
+        except UsageError as error:
+            refused[seq] = _refused(new, error)
+            continue
+        assert line is not None
+        values += _values(unit, seq, new, line)
+        if len(new.payload) > rows.INLINE_MAX:
+            large.append((seq, new.payload))
+    known: set[int] = set()
+    if _insert(unit, values) != len(jobs):
         found = unit.run("SELECT seq FROM hf_jobs WHERE seq >= ?", (first,)).fetchall()
-        added = {seq for (seq,) in found}
-    for at, (_, new, _line) in enumerate(welcome):
-        if len(new.payload) > rows.INLINE_MAX and first + at in added:
-            _keep_outside(unit, first + at, new.payload)
-    return [first + at not in added for at in range(count)]
+        known = set(range(first, first + len(jobs))) - {seq for (seq,) in found}
+    for seq, payload in large:
+        if seq not in known:
+            _keep_outside(unit, seq, payload)
+    if not known:
+        return [Receipt(id=new.id, status=Status.NEW) for new in jobs]
+    return [
+        refused.get(seq)
+        or Receipt(id=new.id, status=Status.DUPLICATE if seq in known else Status.NEW)
+        for seq, new in enumerate(jobs, start=first)
+    ]
+
+
+def _insert(unit: Unit, values: list[object]) -> int:
+    """Many rows a statement, the rest one by one; how many were new."""
+    before = unit.connection.total_changes()
+    end = len(values) - len(values) % (_CHUNK * _WIDTH)
+    for start in range(0, end, _CHUNK * _WIDTH):
+        unit.run(_INSERT_CHUNK, values[start : start + _CHUNK * _WIDTH])
+    for start in range(end, len(values), _WIDTH):
+        unit.run(_INSERT, values[start : start + _WIDTH])
+    return unit.connection.total_changes() - before
 
 
 def _values(unit: Unit, seq: int, new: NewJob, line: Line) -> tuple[object, ...]:
@@ -103,6 +132,7 @@ def _values(unit: Unit, seq: int, new: NewJob, line: Line) -> tuple[object, ...]
         line.id,
         -new.priority,
         now + new.delay_ms,
+        seq,
         None if new.expires_ms is None else now + new.expires_ms,
         0 if inline else PART_PAYLOAD,
         now,

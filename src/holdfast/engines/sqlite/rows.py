@@ -98,7 +98,7 @@ def job_of(unit: Unit, row: Row, *, payload: bytes | None = None) -> Job | None:
         token=row[12],
         worker=row[19],
         cancel_requested=row[17] != 0,
-        reason=reason_of(row),
+        reason=reason_of(row[20]),
         key=row[23],
         tenant=row[24],
         group=row[25],
@@ -109,12 +109,12 @@ def job_of(unit: Unit, row: Row, *, payload: bytes | None = None) -> Job | None:
     )
 
 
-def in_hand(unit: Unit, row: Row, job: Job) -> Job:
+def in_hand(unit: Unit, seq: int, parts: int, job: Job) -> Job:
     """With the progress and the checkpoint that a run goes on from."""
-    if not row[PARTS] & PART_NOTES:
+    if not parts & PART_NOTES:
         return job
     progress, checkpoint = unit.run(
-        "SELECT progress, checkpoint FROM hf_notes WHERE seq = ?", (row[SEQ],)
+        "SELECT progress, checkpoint FROM hf_notes WHERE seq = ?", (seq,)
     ).fetchone()
     return msgspec.structs.replace(job, progress=progress, checkpoint=checkpoint)
 
@@ -166,8 +166,8 @@ def decode_extra(data: bytes) -> Extra:
     return _EXTRA.decode(data)
 
 
-def reason_of(row: Row) -> Reason | None:
-    return None if row[20] is None else Reason(row[20])
+def reason_of(stored: str | None) -> Reason | None:
+    return None if stored is None else Reason(stored)
 
 
 _KEEP = """

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import apsw
 
+from holdfast.core.model import Queue
+from holdfast.engines.sqlite.catalog import encode_queue
 from holdfast.errors import SchemaMismatch
 
 PART_PAYLOAD, PART_NOTES, PART_EVENTS, PART_RESULT = 1, 2, 4, 8
@@ -103,6 +105,25 @@ CREATE TABLE hf_records(
 
 MIGRATIONS: tuple[str, ...] = (_MIGRATION_1,)
 """Number n brings a store of schema n - 1 to schema n. Never edited once released."""
+
+
+def prepare(connection: apsw.Connection, namespace: str, boot_id: str) -> None:
+    """Inside a write transaction: everything that a writer expects to find."""
+    migrate(connection)
+    run = connection.execute
+    if run("SELECT boot FROM hf_meta").get != boot_id:
+        # The deadlines were on a clock that has started again: all of them have passed.
+        run("UPDATE hf_jobs SET deadline = 0 WHERE state = 1")
+        run("UPDATE hf_meta SET boot = ?", (boot_id,))
+    run("INSERT INTO hf_namespaces(name) VALUES (?) ON CONFLICT DO NOTHING", (namespace,))
+    namespace_id = run("SELECT id FROM hf_namespaces WHERE name = ?", (namespace,)).get
+    if not run("SELECT 1 FROM hf_queues WHERE ns = ? AND name = 'default'", (namespace_id,)).get:
+        run("UPDATE hf_meta SET number = number + 1, revision = revision + 1")
+        run(
+            "INSERT INTO hf_queues(id, ns, name, settings)"
+            " VALUES ((SELECT number FROM hf_meta), ?, 'default', ?)",
+            (namespace_id, encode_queue(Queue(name="default"))),
+        )
 
 
 def migrate(connection: apsw.Connection) -> None:

@@ -1,4 +1,4 @@
-"""The transactions: who may write when, what a fault does to the connections, checkpoints.
+"""The transactions: who may write when, and what a fault does to the connections.
 
 Writers of all processes line up at a lock file of ours, which is fair, before they meet SQLite's
 own lock, which is not. Each method is called from the one thread that owns its connection.
@@ -14,21 +14,18 @@ from typing import TypeVar
 
 import apsw
 
-from holdfast.core.model import Queue
 from holdfast.engines.clock import Clock
 from holdfast.engines.sqlite import faults, schema
-from holdfast.engines.sqlite.catalog import Catalog, encode_queue
-from holdfast.engines.sqlite.connection import BUSY_MS, WAL_PAGES, Durability, connect
+from holdfast.engines.sqlite.catalog import Catalog
+from holdfast.engines.sqlite.connection import Durability, connect
 from holdfast.engines.sqlite.disk import Disk
 from holdfast.engines.sqlite.files import Files, Identity
+from holdfast.engines.sqlite.log import Log
 from holdfast.engines.sqlite.threads import Turn
 from holdfast.engines.sqlite.unit import Unit
 from holdfast.errors import EngineError, EngineUnavailable, StorageFull
 
 Result = TypeVar("Result")
-
-WAL_ALARM_PAGES = 16 * WAL_PAGES
-"""A log this long means that a reader keeps checkpoints from ending."""
 
 
 class Desk:
@@ -71,17 +68,17 @@ class Store:
         self._bell = -1
         self._boot_id = ""
         self._generation = 0
-        self._checkpoint_at = WAL_PAGES
-        self.wal_pages = 0
+        self.log = Log()
 
-    def open(self) -> None:
+    def open(self, turn: Turn) -> None:
+        """Create or check the files; it may be withdrawn until the lock is obtained."""
         try:
             self.files.prepare()
             self._lock = self.files.open_private(self.files.lock)
             self._bell = self.files.open_private(self.files.bell)
         except OSError as error:
             raise faults.before_commit(error) from error
-        self._connect_writer(create=True)
+        self._connect_writer(turn)
 
     def close(self) -> None:
         self._reader.clear()
@@ -96,12 +93,11 @@ class Store:
 
         What `grows` the store must leave the disk its floor, and never uses the ballast.
         """
-        self._check_writer()
+        connection = self._check_writer()
         if grows:
-            self.disk.check_room()
+            self._check_room()
         with self._exclusively():
-            if not turn.take():
-                raise EngineUnavailable("the caller did not wait for its turn")
+            _begin(turn)
             try:
                 result = self._transact(work)
             except StorageFull:
@@ -109,7 +105,11 @@ class Store:
                     raise
                 self._make_room()
                 result = self._transact(work)
-            self._checkpoint_if_due()
+            try:
+                self.log.checkpoint_if_due(connection)
+            except faults.Trouble:
+                # The change is already safe in the log, and its caller is told so.
+                self._drop()
             return result
 
     def peek(self, look: Callable[[Unit], Result]) -> Result:
@@ -148,16 +148,16 @@ class Store:
     def trouble(self) -> list[str]:
         """What a person should know although everything still works."""
         found = self.disk.trouble()
-        if self.wal_pages >= WAL_ALARM_PAGES:
+        if self.log.is_long:
             found.append(
-                f"the log of {self.files.database} is {self.wal_pages} pages long, because"
+                f"the log of {self.files.database} is {self.log.pages} pages long, because"
                 " a reader has kept its transaction open: end it"
             )
         return found
 
     def _check_writer(self) -> apsw.Connection:
         self._check_same(self._writer)
-        return self._writer.connection or self._connect_writer(create=False)
+        return self._writer.connection or self._connect_writer()
 
     def _check_same(self, desk: Desk) -> None:
         if desk.generation != self._generation:
@@ -166,63 +166,48 @@ class Store:
         try:
             found = self.files.identity() if desk.connection is None else desk.identity
             self.files.check_same(found)
+        except OSError as error:
+            raise faults.before_commit(error) from error
         except EngineUnavailable:
             self._drop()
             raise
 
-    def _connect_writer(self, *, create: bool) -> apsw.Connection:
+    def _check_room(self) -> None:
+        try:
+            self.disk.check_room()
+        except OSError as error:
+            raise faults.before_commit(error) from error
+
+    def _connect_writer(self, opening: Turn | None = None) -> apsw.Connection:
+        """Only opening creates a file: one that is gone later was deleted."""
         desk = self._writer
         desk.generation = self._generation
         try:
             with self._exclusively():
+                if opening is not None:
+                    _begin(opening)
                 connection = connect(
                     self.files,
                     durability=self._durability,
                     vfs=self._vfs,
-                    create=create,
+                    create=opening is not None,
                     writer=True,
                 )
                 desk.connection = connection
-                connection.set_wal_hook(self._note_wal)
                 desk.identity = self.files.identity()
                 # A log left behind may hold what a failed sync never brought to the disk though
                 # it can be read: only its copy into the database, synced, can be built upon.
-                self._checkpoint(connection, apsw.SQLITE_CHECKPOINT_TRUNCATE)
-                self._prepare(connection)
+                self.log = Log(connection)
+                self.log.shorten(connection)
+                self._boot_id = self._clock.boot_id()
+                with _immediate(connection):
+                    schema.prepare(connection, self._namespace, self._boot_id)
         except BaseException as error:
             desk.clear()
             if isinstance(error, faults.Trouble):
                 raise faults.before_commit(error) from error
             raise
         return connection
-
-    def _prepare(self, connection: apsw.Connection) -> None:
-        with _immediate(connection):
-            schema.migrate(connection)
-            self._boot_id = self._clock.boot_id()
-            if connection.execute("SELECT boot FROM hf_meta").get != self._boot_id:
-                # The deadlines were on a clock that has started again: all of them have passed.
-                connection.execute("UPDATE hf_jobs SET deadline = 0 WHERE state = 1")
-                connection.execute("UPDATE hf_meta SET boot = ?", (self._boot_id,))
-            connection.execute(
-                "INSERT INTO hf_namespaces(name) VALUES (?) ON CONFLICT DO NOTHING",
-                (self._namespace,),
-            )
-            namespace_id = connection.execute(
-                "SELECT id FROM hf_namespaces WHERE name = ?", (self._namespace,)
-            ).get
-            known = connection.execute(
-                "SELECT 1 FROM hf_queues WHERE ns = ? AND name = 'default'", (namespace_id,)
-            ).get
-            if not known:
-                connection.execute(
-                    "UPDATE hf_meta SET number = number + 1, revision = revision + 1"
-                )
-                connection.execute(
-                    "INSERT INTO hf_queues(id, ns, name, settings)"
-                    " VALUES ((SELECT number FROM hf_meta), ?, 'default', ?)",
-                    (namespace_id, encode_queue(Queue(name="default"))),
-                )
 
     def _transact(self, work: Callable[[Unit], Result]) -> Result:
         desk = self._writer
@@ -279,48 +264,28 @@ class Store:
 
     @contextlib.contextmanager
     def _exclusively(self) -> Iterator[None]:
-        fcntl.flock(self._lock, fcntl.LOCK_EX)
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX)
+        except OSError as error:
+            raise faults.before_commit(error) from error
         try:
             yield
         finally:
             fcntl.flock(self._lock, fcntl.LOCK_UN)
-
-    def _note_wal(self, _connection: apsw.Connection, _name: str, pages: int) -> int:
-        if pages < self.wal_pages:
-            self._checkpoint_at = WAL_PAGES
-        self.wal_pages = pages
-        return apsw.SQLITE_OK
-
-    def _checkpoint_if_due(self) -> None:
-        connection = self._writer.connection
-        if self.wal_pages < self._checkpoint_at or connection is None:
-            return
-        # If a reader keeps the log from starting again, not every commit pays for another go.
-        self._checkpoint_at = self.wal_pages + WAL_PAGES
-        try:
-            self._checkpoint(connection, apsw.SQLITE_CHECKPOINT_PASSIVE)
-        except faults.Trouble:
-            # The change is already safe in the log, and its caller is told so.
-            self._drop()
 
     def _make_room(self) -> None:
         self.disk.give_up_ballast()
         connection = self._writer.connection
         assert connection is not None
         try:
-            self._checkpoint(connection, apsw.SQLITE_CHECKPOINT_TRUNCATE)
+            self.log.shorten(connection)
         except faults.Trouble as error:
             raise self._troubled(error) from error
 
-    def _checkpoint(self, connection: apsw.Connection, mode: int) -> None:
-        """As far as readers and the free space allow, without waiting for either."""
-        connection.set_busy_timeout(0)
-        try:
-            connection.wal_checkpoint(mode=mode)
-        except (apsw.BusyError, apsw.LockedError, apsw.FullError):
-            pass
-        finally:
-            connection.set_busy_timeout(BUSY_MS)
+
+def _begin(turn: Turn) -> None:
+    if not turn.take():
+        raise EngineUnavailable("the caller did not wait for its turn")
 
 
 @contextlib.contextmanager

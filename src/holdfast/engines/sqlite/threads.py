@@ -80,9 +80,10 @@ class Worker:
         self._stopping = True
         self._signals.put(False)
 
-    def join(self) -> None:
-        """Block until the thread is gone."""
-        self._thread.join()
+    def join(self) -> bool:
+        """Block until the thread is gone; False when it does not come back from a lock."""
+        self._thread.join(PATIENCE_S)
+        return not self._thread.is_alive()
 
     def _run(self) -> None:
         while self._signals.get():

@@ -56,11 +56,11 @@ class Within:
 
     def _run(self, work: Callable[[Unit], Result]) -> Result:
         connection = self._connection
-        if not connection.in_transaction:
-            raise UsageError(
-                "no transaction is open on the connection: BEGIN IMMEDIATE first, COMMIT after"
-            )
         try:
+            if not connection.in_transaction:
+                raise UsageError(
+                    "no transaction is open on the connection: BEGIN IMMEDIATE first, COMMIT after"
+                )
             with _all_or_nothing(connection):
                 # Never kept: what was read may be rolled back by the caller.
                 self._catalog.distrust()
@@ -92,8 +92,12 @@ def _check(connection: object, files: Files) -> None:
             f"within() takes an apsw.Connection, not {kind}: two SQLite libraries on one file in"
             " one process lose commits, because either one's close drops the other's locks"
         )
-    if not connection.filename or os.path.realpath(connection.filename) != str(files.database):
+    try:
+        filename = connection.filename
+    except apsw.ConnectionClosedError:
+        raise UsageError("the connection is closed: open one to the engine's file") from None
+    if not filename or os.path.realpath(filename) != str(files.database):
         raise UsageError(
-            f"the connection is to {connection.filename or 'no file'}, the engine's file is"
+            f"the connection is to {filename or 'no file'}, the engine's file is"
             f" {files.database}: open it with apsw.Connection({str(files.database)!r})"
         )

@@ -72,7 +72,6 @@ CREATE TABLE jobs (
     payload      bytea NOT NULL,
     result       bytea
 ) WITH (
-    fillfactor = 85,
     autovacuum_vacuum_threshold = 5000,
     autovacuum_vacuum_scale_factor = 0.01,
     autovacuum_analyze_threshold = 5000,
@@ -80,7 +79,7 @@ CREATE TABLE jobs (
     autovacuum_vacuum_cost_delay = 1
 );
 
-CREATE UNIQUE INDEX jobs_id ON jobs (ns, id);
+CREATE UNIQUE INDEX jobs_id ON jobs (id, ns);
 CREATE UNIQUE INDEX jobs_seq ON jobs (ns, seq);
 CREATE INDEX jobs_ready ON jobs (queue, rank, due_at, place) WHERE state = 0 AND holds = 0;
 CREATE INDEX jobs_aside ON jobs (queue, due_at) WHERE state = 0 AND holds <> 0;

@@ -3,6 +3,7 @@
 -- Lists of jobs are therefore looked up one by one, by a LATERAL that cannot be turned round; this
 -- also fixes the order in which their rows are locked, which is that of seq for everybody. What is
 -- locked by one statement is changed by the next, whose snapshot sees it as it was locked.
+-- An id is looked up with `ns + 0` and `state + 0`: only the index of the ids can answer then.
 
 -- The instant that a test gives, or the server's own.
 CREATE FUNCTION now_ms(given bigint) RETURNS bigint LANGUAGE sql AS $$
@@ -18,7 +19,7 @@ BEGIN
     END IF;
 END $$;
 
--- Adds jobs whose admission is decided; returns the ids that were not known before.
+-- Adds jobs whose admission is decided; returns the ids that were known before.
 -- An empty array stands for a column of defaults; refs are positions in queue_numbers.
 -- Known ids are rare: looking for them only after an insert failed makes all others faster.
 CREATE FUNCTION put(
@@ -28,7 +29,7 @@ CREATE FUNCTION put(
 ) RETURNS text[] LANGUAGE plpgsql
 SET search_path FROM CURRENT SET plan_cache_mode = force_generic_plan SET jit = off AS $$
 DECLARE
-    added text[] := ids;
+    known_ text[] := '{}';
 BEGIN
     BEGIN
         INSERT INTO jobs (seq, place, due_at, created_at, expires_at, lease_ms, ns, queue, rank,
@@ -57,13 +58,14 @@ BEGIN
                      AS u(ref, given, id, task, payload, rank, delay, expiry, key, tenant, grp,
                           lease_ms, extra)
             ) n
-            ON CONFLICT (ns, id) DO NOTHING
+            ON CONFLICT (id, ns) DO NOTHING
             RETURNING id
         )
-        SELECT coalesce(array_agg(fresh.id), '{}') INTO added FROM fresh;
+        SELECT coalesce(array_agg(w.id), '{}') INTO known_ FROM unnest(ids) AS w(id)
+        WHERE w.id NOT IN (SELECT fresh.id FROM fresh);
     END;
     PERFORM wake(ns_);
-    RETURN added;
+    RETURN known_;
 END $$;
 
 -- Adds jobs without keys if every queue takes them as they come; NULL when it must be looked into.
@@ -206,7 +208,8 @@ BEGIN
         FROM unnest(ids) WITH ORDINALITY AS w(id, o)
         CROSS JOIN LATERAL (
             SELECT c.ctid FROM jobs c
-            WHERE c.ns = ns_ AND c.id = w.id AND c.state = 0 AND c.holds = 0 AND c.due_at <= now_
+            WHERE c.id = w.id AND c.ns + 0 = ns_ AND c.state + 0 = 0 AND c.holds = 0
+              AND c.due_at <= now_
               AND (c.expires_at IS NULL OR c.expires_at > now_)
               AND (tasks IS NULL OR c.task = ANY (tasks))
               AND EXISTS (
@@ -266,7 +269,7 @@ BEGIN
     END LOOP;
     IF cardinality(ids) > 0 THEN
         SELECT min(j.due_at) INTO due FROM jobs j
-        WHERE j.ns = ns_ AND j.id = ANY (ids) AND j.state = 0 AND j.due_at > now_;
+        WHERE j.id = ANY (ids) AND j.ns + 0 = ns_ AND j.state + 0 = 0 AND j.due_at > now_;
         soonest := least(soonest, due);
     END IF;
     next_ms := soonest - now_;
@@ -290,7 +293,7 @@ BEGIN
     FROM unnest(ids, tokens_) WITH ORDINALITY AS w(id, token, o)
     CROSS JOIN LATERAL (
         SELECT c.ctid, c.seq FROM jobs c
-        WHERE c.ns = ns_ AND c.id = w.id AND c.token = w.token AND c.state = 1
+        WHERE c.id = w.id AND c.ns + 0 = ns_ AND c.token = w.token AND c.state + 0 = 1
           AND c.deadline_at > now_
         FOR NO KEY UPDATE
     ) x;
@@ -319,7 +322,10 @@ BEGIN
         CASE WHEN j.noted THEN (SELECT n.checkpoint FROM notes n WHERE n.job = j.seq) END;
 END $$;
 
--- Completes jobs under their tokens, leased or waiting; returns the ids of those that were.
+-- Completes jobs under their tokens, leased or waiting. Returns the ids of those that are done
+-- under their token, now or since an earlier call; NULL when all were completed just now.
+-- A row that another call changed since the statement began is passed over, and met again by the
+-- next round, whose snapshot sees what that call left.
 CREATE FUNCTION complete(
     ns_ int, given bigint, ids text[], tokens_ bigint[], results bytea[]
 ) RETURNS text[] LANGUAGE plpgsql
@@ -327,23 +333,39 @@ SET search_path FROM CURRENT SET plan_cache_mode = force_generic_plan SET jit = 
 SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$
 DECLARE
     now_ bigint := now_ms(given);
-    places tid[];
-    winners int[];
+    count_ int;
 BEGIN
-    SELECT array_agg(x.ctid), array_agg(w.o::int) INTO places, winners
-    FROM unnest(ids, tokens_) WITH ORDINALITY AS w(id, token, o)
-    CROSS JOIN LATERAL (
-        SELECT c.ctid FROM jobs c
-        WHERE c.ns = ns_ AND c.id = w.id AND c.token = w.token AND c.state < 2
-        FOR NO KEY UPDATE
-    ) x;
-    UPDATE jobs j SET
-        state = 2, holds = 0, finished_at = now_, deadline_at = NULL, version = j.version + 1,
-        result = results[u.o]
-    FROM unnest(places, winners) AS u(place, o)
-    WHERE j.ctid = u.place;
-    IF cardinality(winners) = cardinality(ids) THEN
-        RETURN ids;
-    END IF;
-    RETURN ARRAY(SELECT ids[u.o] FROM unnest(winners) AS u(o));
+    FOR _ IN 1..10 LOOP
+        UPDATE jobs j SET
+            state = 2, holds = 0, finished_at = now_, deadline_at = NULL,
+            version = j.version + 1, result = u.result
+        FROM unnest(ids, tokens_, results) AS u(id, token, result)
+        CROSS JOIN LATERAL (
+            SELECT c.ctid FROM jobs c
+            WHERE c.id = u.id AND c.ns + 0 = ns_ AND c.token = u.token AND c.state + 0 < 2
+            OFFSET 0
+        ) x
+        WHERE j.ctid = x.ctid;
+        GET DIAGNOSTICS count_ = ROW_COUNT;
+        IF count_ = cardinality(ids) THEN
+            RETURN NULL;
+        END IF;
+        PERFORM FROM unnest(ids, tokens_) AS u(id, token)
+        CROSS JOIN LATERAL (
+            SELECT FROM jobs c
+            WHERE c.id = u.id AND c.ns + 0 = ns_ AND c.token = u.token AND c.state + 0 < 2
+            OFFSET 0
+        ) x;
+        IF NOT FOUND THEN
+            RETURN ARRAY(
+                SELECT u.id FROM unnest(ids, tokens_) AS u(id, token)
+                CROSS JOIN LATERAL (
+                    SELECT FROM jobs c
+                    WHERE c.id = u.id AND c.ns + 0 = ns_ AND c.token = u.token AND c.state + 0 = 2
+                    OFFSET 0
+                ) x
+            );
+        END IF;
+    END LOOP;
+    RAISE serialization_failure USING MESSAGE = 'the jobs are being changed too fast';
 END $$;

@@ -15,7 +15,7 @@ SET search_path FROM CURRENT SET plan_cache_mode = force_generic_plan SET jit = 
 SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$
 BEGIN
     RETURN QUERY
-    SELECT j.id, j.seq, j.place, q.name, j.task, CASE WHEN whole THEN j.payload ELSE '' END,
+    SELECT j.id, j.seq, j.place, q.name, j.task, CASE WHEN whole THEN j.payload END,
            j.extra, j.rank, j.version, j.attempt, j.crashes, j.releases, j.created_at, j.due_at,
            j.expires_at, j.leased_at, j.deadline_at, j.token, j.worker, j.cancel, j.reason, j.key,
            j.tenant, j.grp, j.origin, NULL::float8, NULL::bytea, j.state, j.finished_at, j.noted
@@ -36,7 +36,7 @@ BEGIN
         SELECT DISTINCT x.seq
         FROM unnest(ids) AS w(id)
         CROSS JOIN LATERAL (
-            SELECT c.seq FROM jobs c WHERE c.ns = ns_ AND c.id = w.id OFFSET 0
+            SELECT c.seq FROM jobs c WHERE c.id = w.id AND c.ns + 0 = ns_ OFFSET 0
         ) x
         ORDER BY x.seq
     ), whole);
@@ -49,7 +49,7 @@ SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS
 BEGIN
     RETURN QUERY
     SELECT w.id FROM unnest(ids) AS w(id)
-    CROSS JOIN LATERAL (SELECT FROM jobs c WHERE c.ns = ns_ AND c.id = w.id OFFSET 0) x;
+    CROSS JOIN LATERAL (SELECT FROM jobs c WHERE c.id = w.id AND c.ns + 0 = ns_ OFFSET 0) x;
 END $$;
 
 -- Writes jobs back if they are as they were read. place or payload NULL leaves it as it is.

@@ -1,0 +1,52 @@
+"""The write-ahead log: how long it is, and when it is copied into the database.
+
+SQLite never checkpoints by itself here, because that would happen outside the lock of ours.
+"""
+
+from __future__ import annotations
+
+import apsw
+
+from holdfast.engines.sqlite.connection import BUSY_MS, WAL_PAGES
+
+WAL_ALARM_PAGES = 16 * WAL_PAGES
+"""A log this long means that a reader keeps checkpoints from ending."""
+
+
+class Log:
+    def __init__(self, connection: apsw.Connection | None = None) -> None:
+        self.pages = 0
+        self._due_at = WAL_PAGES
+        if connection is not None:
+            connection.set_wal_hook(self._note)
+
+    @property
+    def is_long(self) -> bool:
+        return self.pages >= WAL_ALARM_PAGES
+
+    def checkpoint_if_due(self, connection: apsw.Connection) -> None:
+        if self.pages >= self._due_at:
+            # If a reader keeps the log from starting again, not every commit pays for a new go.
+            self._due_at = self.pages + WAL_PAGES
+            _checkpoint(connection, apsw.SQLITE_CHECKPOINT_PASSIVE)
+
+    def shorten(self, connection: apsw.Connection) -> None:
+        """Copy all of it and give its space back, unless somebody reads from it."""
+        _checkpoint(connection, apsw.SQLITE_CHECKPOINT_TRUNCATE)
+
+    def _note(self, _connection: apsw.Connection, _name: str, pages: int) -> int:
+        if pages < self.pages:
+            self._due_at = WAL_PAGES
+        self.pages = pages
+        return apsw.SQLITE_OK
+
+
+def _checkpoint(connection: apsw.Connection, mode: int) -> None:
+    """As far as readers and the free space allow, without waiting for either."""
+    connection.set_busy_timeout(0)
+    try:
+        connection.wal_checkpoint(mode=mode)
+    except (apsw.BusyError, apsw.LockedError, apsw.FullError):
+        pass
+    finally:
+        connection.set_busy_timeout(BUSY_MS)

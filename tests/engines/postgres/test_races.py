@@ -1,0 +1,102 @@
+"""Two calls for one row at the same instant, each held open until the other waits for it."""
+
+import asyncio
+from typing import Any
+
+from holdfast.core.model import JobFilter, LeaseRequest, Renewal, State
+from holdfast.core.verdict import Complete, Edit, Outcome, Retry, Settlement
+from holdfast.engines.postgres import PostgresEngine
+from holdfast.testing.contract.making import a_job, a_queue, jobs, lease_ids, lease_one
+from tests.engines.postgres.until import until
+
+
+async def until_blocked(look: Any) -> None:
+    waiting = (
+        "SELECT count(*) FROM pg_stat_activity"
+        " WHERE datname = current_database() AND wait_event_type = 'Lock'"
+    )
+    await until(lambda: look.fetchval(waiting))
+
+
+async def test_a_completion_waits_for_a_renewal_and_wins(engine: PostgresEngine, look: Any) -> None:
+    """The row moves while the completion waits for it: it must be found where it went."""
+    await engine.enqueue(jobs("abc"))
+    leases = await engine.lease(LeaseRequest(queues=("default",), limit=3))
+    async with look.transaction():
+        await look.execute("UPDATE jobs SET deadline_at = deadline_at + 1 WHERE id = 'b'")
+        settlements = [Settlement(lease=lease, verdict=Complete(b"1")) for lease in leases]
+        settling = asyncio.create_task(engine.settle(settlements))
+        await until_blocked(look)
+    assert await settling == [Outcome.SETTLED] * 3
+    assert [job.state for id_ in "abc" if (job := await engine.get(id_))] == [State.DONE] * 3
+
+
+async def test_a_completion_that_waited_for_its_own_repeat(
+    engine: PostgresEngine, look: Any
+) -> None:
+    await engine.enqueue(jobs("ab"))
+    leases = await engine.lease(LeaseRequest(queues=("default",), limit=2))
+    async with look.transaction():
+        await look.execute("UPDATE jobs SET state = 2, finished_at = 1 WHERE id = 'a'")
+        await look.execute("UPDATE jobs SET token = 1 WHERE id = 'b'")
+        settlements = [Settlement(lease=lease, verdict=Complete()) for lease in leases]
+        settling = asyncio.create_task(engine.settle(settlements))
+        await until_blocked(look)
+    assert await settling == [Outcome.SETTLED, Outcome.LOST]
+
+
+async def test_a_renewal_that_waited_for_the_reaper_is_lost(
+    engine: PostgresEngine, look: Any
+) -> None:
+    await engine.enqueue(jobs("a"))
+    lease = await lease_one(engine)
+    async with look.transaction():
+        await look.execute("UPDATE jobs SET state = 0, deadline_at = NULL WHERE id = 'a'")
+        renewing = asyncio.create_task(engine.renew([Renewal(lease=lease)]))
+        await until_blocked(look)
+    assert await renewing == [None]
+
+
+async def test_an_edit_that_waited_changes_what_it_finds(engine: PostgresEngine, look: Any) -> None:
+    await engine.enqueue(jobs("ab"))
+    async with look.transaction():
+        await look.execute("UPDATE jobs SET attempt = 7, version = 9 WHERE id = 'a'")
+        editing = asyncio.create_task(
+            engine.amend(JobFilter(ids=("a", "b")), Edit(payload=b""), limit=2)
+        )
+        await until_blocked(look)
+    assert await editing == 2
+    job = await engine.get("a")
+    assert job is not None
+    assert (job.attempt, job.version, job.payload) == (7, 10, b"")
+
+
+async def test_a_leaser_passes_over_what_is_locked(engine: PostgresEngine, look: Any) -> None:
+    await engine.enqueue(jobs("abc"))
+    async with look.transaction():
+        await look.execute("SELECT FROM jobs WHERE id = 'b' FOR UPDATE")
+        assert await lease_ids(engine) == ["a", "c"]
+    assert await lease_ids(engine) == ["b"]
+
+
+async def test_a_dropped_queue_goes_in_steps(engine: PostgresEngine, look: Any) -> None:
+    """A job that somebody is at work on stays for the pruner; readers see none of it."""
+    await engine.declare(a_queue("q"))
+    for start in range(0, 2_500, 500):
+        await engine.enqueue(
+            [a_job(f"j{n}", queue="q", key=f"k{n}") for n in range(start, start + 500)]
+        )
+    (lease,) = await engine.lease(LeaseRequest(queues=("q",)))
+    await engine.settle([Settlement(lease=lease, verdict=Retry())])
+    async with look.transaction():
+        await look.execute("SELECT FROM jobs WHERE id = 'j7' FOR UPDATE")
+        await engine.drop("q")
+        assert await look.fetchval("SELECT count(*) FROM jobs") == 1
+    assert await engine.get("j7") is None
+    assert (await engine.find(JobFilter(), limit=10)).jobs == ()
+    await engine.finished(10)
+    for table in ("jobs", "events", "keys"):
+        assert await look.fetchval(f"SELECT count(*) FROM {table}") == 0
+    await engine.declare(a_queue("q"))
+    await engine.enqueue([a_job("j7", queue="q", key="k7")])
+    assert [lease.id for lease in await engine.lease(LeaseRequest(queues=("q",)))] == ["j7"]

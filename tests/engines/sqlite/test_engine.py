@@ -1,0 +1,235 @@
+"""What only this engine does: threads, cancelled calls, drops, long tables, backups, alarms."""
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import apsw
+import pytest
+
+from holdfast.core import limits
+from holdfast.core.model import JobFilter, LeaseRequest, NewJob, Queue, State
+from holdfast.core.verdict import Cancel, Complete, Delete, Settlement
+from holdfast.engines.sqlite import SQLiteEngine, log, queues
+from holdfast.engines.sqlite.unit import Unit
+from holdfast.errors import ConfigError, EngineClosed, EngineUnavailable
+from holdfast.testing.clock import ManualClock
+from tests.engines.sqlite.conftest import OpenEngine, until_awaited
+
+REQUEST = LeaseRequest(queues=("default",), limit=10)
+
+
+@pytest.fixture
+async def engine(open_engine: OpenEngine) -> SQLiteEngine:
+    return await open_engine()
+
+
+async def test_jobs_leased_for_a_cancelled_caller_are_given_back(
+    engine: SQLiteEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await engine.enqueue([NewJob(id="a", task="t")])
+    begun, go_on = asyncio.Event(), asyncio.Event()
+    loop = asyncio.get_running_loop()
+    transact = engine._store._transact
+
+    def slowly(work: Callable[[Unit], Any]) -> Any:
+        answer = transact(work)
+        loop.call_soon_threadsafe(begun.set)
+        asyncio.run_coroutine_threadsafe(go_on.wait(), loop).result()
+        return answer
+
+    monkeypatch.setattr(engine._store, "_transact", slowly)
+    caller = asyncio.create_task(engine.lease(REQUEST))
+    await begun.wait()
+    caller.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await caller
+    monkeypatch.undo()
+    go_on.set()
+    await engine.get("a")
+    (lease,) = await engine.lease(REQUEST) or await engine.lease(
+        LeaseRequest(queues=("default",), wait_ms=60_000)
+    )
+    assert (lease.id, lease.job.attempt, lease.job.releases) == ("a", 1, 1)
+
+
+async def test_a_call_cancelled_before_its_turn_does_nothing(engine: SQLiteEngine) -> None:
+    go_on = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def wait(_: Unit) -> None:
+        asyncio.run_coroutine_threadsafe(go_on.wait(), loop).result()
+
+    first = asyncio.create_task(engine._write(wait))
+    second = asyncio.create_task(engine.enqueue([NewJob(id="a", task="t")]))
+    await asyncio.sleep(0)
+    second.cancel()
+    go_on.set()
+    await first
+    with pytest.raises(asyncio.CancelledError):
+        await second
+    await engine.enqueue([NewJob(id="b", task="t")])
+    assert await engine.get("a") is None
+
+
+async def test_close_wakes_a_waiting_lease(engine: SQLiteEngine) -> None:
+    waiting = asyncio.create_task(
+        engine.lease(LeaseRequest(queues=("default",), wait_ms=3_600_000))
+    )
+    await until_awaited(engine)
+    await engine.close()
+    assert await waiting == []
+    with pytest.raises(EngineClosed, match="open"):
+        await engine.lease(REQUEST)
+
+
+async def test_closed_and_opened_again(engine: SQLiteEngine) -> None:
+    await engine.enqueue([NewJob(id="a", task="t")])
+    await engine.close()
+    await engine.close()
+    await engine.open()
+    await engine.open()
+    assert [lease.id for lease in await engine.lease(REQUEST)] == ["a"]
+
+
+async def test_a_drop_that_was_cut_short_is_finished_at_the_next_open(
+    engine: SQLiteEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(queues, "DROP_BATCH", 3)
+    await engine.declare(Queue(name="gone"))
+    jobs = [
+        NewJob(id=f"job-{n}", task="t", queue="gone", key=f"k{n}", payload=bytes(n * 700))
+        for n in range(10)
+    ]
+    await engine.enqueue(jobs)
+    leases = await engine.lease(LeaseRequest(queues=("gone",), limit=4))
+    await engine.settle([Settlement(lease=leases[0], verdict=Complete(bytes(5_000)))])
+    await engine._write(lambda unit: queues.begin_drop(unit, "gone"))
+    assert await engine.get("job-5") is None
+    assert (await engine.find(JobFilter(), limit=10)).jobs == ()
+    outcomes = await engine.settle([Settlement(lease=leases[1], verdict=Complete(bytes(5_000)))])
+    assert [str(outcome) for outcome in outcomes] == ["lost"]
+    await engine.close()
+    await engine.open()
+    tables = ("jobs", "keys", "payloads", "results")
+    left = await engine._read(
+        lambda unit: [unit.run(f"SELECT count(*) FROM hf_{table}").get for table in tables]
+    )
+    assert left == [0, 0, 0, 0]
+
+
+async def test_a_deleted_job_leaves_nothing_behind(engine: SQLiteEngine) -> None:
+    await engine.enqueue([NewJob(id="a", task="t", payload=bytes(5_000))])
+    (lease,) = await engine.lease(REQUEST)
+    await engine.settle([Settlement(lease=lease, verdict=Complete(bytes(5_000)))])
+    assert await engine.amend(JobFilter(), Delete(), limit=10) == 1
+    tables = ("jobs", "payloads", "results", "notes", "events")
+    left = await engine._read(
+        lambda unit: [unit.run(f"SELECT count(*) FROM hf_{table}").get for table in tables]
+    )
+    assert left == [0] * 5
+
+
+async def test_a_long_table_is_walked_page_by_page(
+    engine: SQLiteEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await engine.enqueue([NewJob(id=f"job-{n:03d}", task=f"t{n % 40}") for n in range(200)])
+    monkeypatch.setattr(limits, "SCAN_MAX", 30)
+    found: list[str] = []
+    pages, after = 0, None
+    while True:
+        page = await engine.find(JobFilter(task="t7"), limit=10, after=after)
+        found += [job.id for job in page.jobs]
+        pages, after = pages + 1, page.after
+        if after is None:
+            break
+    assert found == [f"job-{n:03d}" for n in (167, 127, 87, 47, 7)]
+    assert pages == 7
+    # An act has no cursor, so it walks on by itself.
+    assert await engine.amend(JobFilter(task="t7"), Cancel(), limit=3) == 3
+    cancelled = await engine.find(JobFilter(states=(State.CANCELLED,)), limit=10)
+    assert [job.id for job in cancelled.jobs] == ["job-087", "job-047", "job-007"]
+
+
+async def test_counts_beyond_the_exact_are_marked(
+    engine: SQLiteEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(queues, "_MOST", 5)
+    await engine.enqueue([NewJob(id=f"now-{n}", task="t", priority=n % 3) for n in range(8)])
+    await engine.enqueue([NewJob(id=f"later-{n}", task="t", delay_ms=9) for n in range(5)])
+    (view,) = await engine.queues()
+    assert (view.ready, view.delayed, view.estimated) == (5, 5, frozenset({"ready"}))
+
+
+async def test_a_backup_is_one_instant_and_overwrites_nothing(
+    engine: SQLiteEngine, tmp_path: Path, clock: ManualClock
+) -> None:
+    for n in range(50):
+        await engine.enqueue([NewJob(id=f"before-{n}", task="t", payload=bytes(5_000))])
+    copying = asyncio.create_task(engine.backup(tmp_path / "copy.db"))
+    number = 0
+    while not copying.done():
+        jobs = [NewJob(id=f"{side}-{number}", task="t") for side in ("left", "right")]
+        await engine.enqueue(jobs)
+        number += 1
+    await copying
+    copy = SQLiteEngine(tmp_path / "copy.db", clock=clock)
+    await copy.open()
+    assert await copy.get("before-49") is not None
+    for n in range(number):
+        pair = [await copy.get(f"{side}-{n}") is not None for side in ("left", "right")]
+        assert len(set(pair)) == 1
+    await copy.close()
+    with pytest.raises(ConfigError, match="overwrites nothing"):
+        await engine.backup(tmp_path / "copy.db")
+
+
+async def test_a_reader_that_stays_is_told_of(
+    engine: SQLiteEngine, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert await engine.trouble() != [], "there is no ballast before the first job"
+    await engine.enqueue([NewJob(id="a", task="t")])
+    assert await engine.trouble() == []
+    monkeypatch.setattr(log, "WAL_PAGES", 4)
+    monkeypatch.setattr(log, "WAL_ALARM_PAGES", 20)
+    await engine.close()
+    await engine.open()
+    reader = apsw.Connection(str(path))
+    reader.execute("BEGIN; SELECT * FROM hf_jobs")
+    for n in range(12):
+        await engine.enqueue([NewJob(id=f"job-{n}", task="t", payload=bytes(9_000))])
+    (text,) = await engine.trouble()
+    assert "reader" in text
+    reader.close()
+    for n in range(12, 16):
+        await engine.enqueue([NewJob(id=f"job-{n}", task="t", payload=bytes(9_000))])
+    assert await engine.trouble() == []
+
+
+async def test_another_boot_clock_on_the_same_file_is_refused(
+    engine: SQLiteEngine, open_engine: OpenEngine
+) -> None:
+    elsewhere = ManualClock()
+    elsewhere.reboot()
+    other = await open_engine(clock=elsewhere)
+    with pytest.raises(EngineUnavailable, match="time namespace"):
+        await engine.enqueue([NewJob(id="a", task="t")])
+    await other.enqueue([NewJob(id="b", task="t")])
+    await engine.close()
+    await engine.open()
+    await engine.enqueue([NewJob(id="a", task="t")])
+
+
+async def test_namespaces_share_a_file_and_nothing_else(open_engine: OpenEngine) -> None:
+    one, other = await open_engine(), await open_engine(namespace="other")
+    for engine in (one, other):
+        await engine.enqueue([NewJob(id="same", task="t", key="same")])
+    await one.declare(Queue(name="mine"))
+    assert [view.queue.name for view in await other.queues()] == ["default"]
+    (lease,) = await one.lease(REQUEST)
+    outcomes = await other.settle([Settlement(lease=lease, verdict=Complete())])
+    assert [str(outcome) for outcome in outcomes] == ["lost"]
+    job = await other.get("same")
+    assert job is not None
+    assert job.state is State.WAITING

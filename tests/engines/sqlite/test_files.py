@@ -1,0 +1,114 @@
+"""Where the files lie, who may read them, and what is refused."""
+
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from holdfast.core.model import NewJob
+from holdfast.engines.sqlite import SQLiteEngine
+from holdfast.errors import ConfigError, EngineUnavailable
+from holdfast.testing.clock import ManualClock
+from tests.engines.sqlite.conftest import OpenEngine
+
+
+async def test_nobody_else_can_read_anything_whatever_the_umask(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        engine = SQLiteEngine(tmp_path / "new" / "deep" / "jobs.db")
+        await engine.open()
+        await engine.enqueue([NewJob(id="one", task="t")])
+        await engine.backup(tmp_path / "copy.db")
+        modes = {
+            file.name: stat.S_IMODE(file.stat().st_mode)
+            for file in (tmp_path / "new" / "deep").iterdir()
+        }
+        await engine.close()
+    finally:
+        os.umask(before)
+    endings = ("", "-wal", "-shm", "-lock", "-bell", "-ballast")
+    assert modes == {f"jobs.db{ending}": 0o600 for ending in endings}
+    for folder in (tmp_path / "new", tmp_path / "new" / "deep"):
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert stat.S_IMODE((tmp_path / "copy.db").stat().st_mode) == 0o600
+
+
+async def test_a_mode_given_on_purpose_is_kept(open_engine: OpenEngine, path: Path) -> None:
+    engine = await open_engine()
+    await engine.close()
+    path.chmod(0o660)
+    await engine.open()
+    await engine.enqueue([NewJob(id="one", task="t")])
+    assert stat.S_IMODE(path.stat().st_mode) == 0o660
+
+
+async def test_a_link_is_followed_and_all_its_files_lie_beside_the_target(
+    tmp_path: Path, clock: ManualClock, open_engine: OpenEngine, path: Path
+) -> None:
+    engine = await open_engine()
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "link.db").symlink_to(path)
+    other = SQLiteEngine(elsewhere / "link.db", clock=clock)
+    await other.open()
+    await other.enqueue([NewJob(id="one", task="t")])
+    assert await engine.get("one") is not None
+    assert [file.name for file in elsewhere.iterdir()] == ["link.db"]
+    await other.close()
+
+
+async def test_a_second_name_is_refused(
+    tmp_path: Path, open_engine: OpenEngine, path: Path
+) -> None:
+    engine = await open_engine()
+    await engine.close()
+    (tmp_path / "second.db").hardlink_to(path)
+    with pytest.raises(ConfigError, match="hard link"):
+        await SQLiteEngine(tmp_path / "second.db").open()
+
+
+async def test_a_directory_where_anybody_may_replace_files_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "open").mkdir()
+    (tmp_path / "open").chmod(0o777)
+    with pytest.raises(ConfigError, match="chmod o-w"):
+        await SQLiteEngine(tmp_path / "open" / "jobs.db").open()
+    (tmp_path / "open").chmod(0o1777)
+    engine = SQLiteEngine(tmp_path / "open" / "jobs.db")
+    await engine.open()
+    await engine.close()
+
+
+async def test_our_own_files_are_never_opened_through_a_link(tmp_path: Path, path: Path) -> None:
+    victim = tmp_path / "victim"
+    victim.write_text("precious")
+    (tmp_path / "jobs.db-lock").symlink_to(victim)
+    with pytest.raises(EngineUnavailable):
+        await SQLiteEngine(path).open()
+    assert victim.read_text() == "precious"
+
+
+@pytest.mark.parametrize("bad", ["", ":memory:", "file:jobs.db", "a\0b"])
+def test_what_is_no_path_of_a_file_is_refused(bad: str) -> None:
+    with pytest.raises(ConfigError):
+        SQLiteEngine(bad)
+
+
+async def test_a_file_that_is_no_database_is_refused_and_kept(path: Path) -> None:
+    path.write_text("My diary. " * 1_000)
+    with pytest.raises(EngineUnavailable):
+        await SQLiteEngine(path).open()
+    assert path.read_text().startswith("My diary.")
+
+
+async def test_odd_characters_in_the_path(tmp_path: Path, clock: ManualClock) -> None:
+    path = tmp_path / "a b?c#d%41é" / "jobs?mode=memory.db"
+    engine = SQLiteEngine(path, clock=clock)
+    await engine.open()
+    await engine.enqueue([NewJob(id="one", task="t")])
+    await engine.close()
+    assert path.stat().st_size > 0
+    again = SQLiteEngine(path, clock=clock)
+    await again.open()
+    assert await again.get("one") is not None
+    await again.close()
