@@ -45,14 +45,14 @@ class Sizes:
 
 
 QUICK = Sizes(
-    jobs=4_000,
-    jobs_single=200,
+    jobs=2_000,
+    jobs_single=100,
     repeats=3,
     small=5_000,
-    large=50_000,
+    large=20_000,
     samples=10,
-    jobs_coalesced=2_000,
-    writers=8,
+    jobs_coalesced=1_000,
+    writers=4,
     writers_s=1.0,
     wake_ups=40,
     idle_s=1.0,

@@ -51,6 +51,8 @@ async def writers(store: Store, *, processes: int, seconds: float) -> tuple[list
         for one in children:
             one.tell()
         calls = [call for one in children for call in await one.read()]
+        for one in children:
+            one.tell()
     ends = sorted(done for _, done in calls)
     stall = max((later - earlier for earlier, later in pairwise(ends)), default=0)
     return sorted((done - started) / 1000 for started, done in calls), stall / 1000

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Iterable, Sequence
 from itertools import islice
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, Unpack
+from typing import Any, Self, Unpack, get_args
 
 from holdfast.core import checks, codec, lifecycle, limits
 from holdfast.core.model import (
@@ -66,9 +66,15 @@ from holdfast.options import (
     QueueOptions,
     changed_queue,
     checked,
+    checked_all,
+    checked_filter,
+    expected,
     new_job,
 )
 from holdfast.upkeep import Schedules, Upkeep, wall_ms
+
+_PAGE = 100
+"""Jobs are read with their payloads, so that a thousand could be a gigabyte."""
 
 
 class Holdfast:
@@ -81,7 +87,7 @@ class Holdfast:
     def __init__(self, url: str | None = None, *, engine: Engine | None = None) -> None:
         if url is not None and engine is not None:
             raise UsageError("give Holdfast a url or an engine, not both")
-        url = default_url() if url is None else url
+        url = default_url() if url is None else expected("url", url, str)
         self._store = engine or open_engine(url)
         self.place = self._store.traits.name if engine else redacted(url)
         self.listeners = Listeners()
@@ -146,13 +152,17 @@ class Holdfast:
         """
         if isinstance(tasks, str):
             raise UsageError(f"tasks is the text {tasks[:80]!r}: give a list of names")
+        try:
+            wanted = None if tasks is None else frozenset(tasks)
+        except TypeError:
+            raise UsageError(f"tasks is a {type(tasks).__name__}: give a list of names") from None
         request = LeaseRequest(
             queues=queues or ("default",),
             limit=limit,
             worker=worker,
             wait_ms=to_ms("wait", wait, UsageError),
             lease_ms=None if lease is None else to_ms("lease", lease, UsageError),
-            tasks=None if tasks is None else frozenset(tasks),
+            tasks=wanted,
         )
         return await self.engine.lease(checked(request, UsageError))
 
@@ -164,6 +174,7 @@ class Holdfast:
         Look at `cancel_requested` of the lease that comes back.
         """
         lease_ms = None if lease_for is None else to_ms("lease_for", lease_for, UsageError)
+        expected("lease", lease, Lease)
         [renewed] = await self.renew_many([Renewal(lease=lease, lease_ms=lease_ms, note=note)])
         if renewed is None:
             raise _lost(lease)
@@ -171,19 +182,20 @@ class Holdfast:
 
     async def renew_many(self, renewals: Sequence[Renewal]) -> list[Lease | None]:
         """None for each lease that is lost."""
-        return await self.engine.renew(renewals)
+        return await self.engine.renew(checked_all("renewal", renewals, Renewal))
 
     async def complete(
         self, lease: Lease, result: Any = None, *, then: Iterable[NewJob] = ()
     ) -> None:
         """Done. The follow-up jobs go in together with it, or not at all."""
         raw = result is None or isinstance(result, bytes)
-        follow_ups = tuple(checked(new, InvalidJob) for new in then)
-        await self._end(lease, Complete(result if raw else codec.encode(result), follow_ups))
+        follow_ups = checked_all("follow-up job", then, NewJob, InvalidJob)
+        done = Complete(result if raw else codec.encode(result), tuple(follow_ups))
+        await self._end(lease, done)
 
     async def fail(self, lease: Lease, error: BaseException | str) -> None:
         """The attempt failed: the queue's policy decides between another one and a dead letter."""
-        queue = await self._queue(lease.job.queue)
+        queue = await self._queue(expected("lease", lease, Lease).job.queue)
         verdict = lifecycle.after_failure(queue, lease.job, _failure(error), random.random())
         await self._end(lease, verdict)
 
@@ -208,21 +220,21 @@ class Holdfast:
 
     async def settle(self, settlements: Sequence[Settlement]) -> list[Outcome]:
         """End many leases in one transaction, with an answer for each."""
-        return await self.engine.settle(settlements)
+        return await self.engine.settle(checked_all("settlement", settlements, Settlement))
 
     async def get(self, id: str) -> Job | None:
         """The whole job, with its timeline rows, output and result."""
-        return await self.engine.get(id)
+        return await self.engine.get(expected("id", id, str))
 
     async def find(self, wanted: JobFilter, *, limit: int = 100, after: int | None = None) -> Page:
         """One page, newest first; go on with its `after` while that is not None."""
-        return await self.engine.find(wanted, limit=limit, after=after)
+        return await self.engine.find(checked_filter(wanted), limit=limit, after=after)
 
     async def jobs(self, wanted: JobFilter | None = None) -> AsyncIterator[Job]:
         """Every matching job, newest first, read in pages."""
         after: int | None = None
         while True:
-            page = await self.find(wanted or JobFilter(), limit=limits.PAGE_MAX, after=after)
+            page = await self.find(wanted or JobFilter(), limit=_PAGE, after=after)
             for job in page.jobs:
                 yield job
             after = page.after
@@ -233,13 +245,16 @@ class Holdfast:
         self, wanted: JobFilter, by: TallyBy, *, limit: int = limits.PAGE_MAX
     ) -> list[Tally]:
         """How many by value, most first."""
-        return await self.engine.tally(wanted, by, limit=limit)
+        if by not in get_args(TallyBy):
+            raise UsageError(f"by {by!r} is not one of {', '.join(get_args(TallyBy))}")
+        return await self.engine.tally(checked_filter(wanted), by, limit=limit)
 
     async def amend(
         self, wanted: JobFilter, amendment: Amendment, *, limit: int = limits.BATCH_MAX
     ) -> int:
         """Act on at most `limit` matching jobs, oldest first; how many were changed."""
-        return await self.engine.amend(wanted, amendment, limit=limit)
+        act = checked(expected("amendment", amendment, Amendment), UsageError)
+        return await self.engine.amend(checked_filter(wanted), act, limit=limit)
 
     async def cancel(self, *ids: str, by: str = "", text: str = "") -> int:
         """Waiting jobs are cancelled; running ones are asked to stop at their next renewal."""
@@ -260,8 +275,8 @@ class Holdfast:
 
     async def declare(self, name: str, **options: Unpack[QueueOptions]) -> Queue:
         """Create the queue, or change the settings that are given and keep the others."""
-        views = await self.queues(counts=False)
-        known = next((view.queue for view in views if view.queue.name == name), None)
+        queues = {view.queue.name: view.queue for view in await self.queues(counts=False)}
+        known = queues.get(expected("name", name, str))
         queue = changed_queue(known or Queue(name=name), options)
         if queue != known:
             await self.engine.declare(queue)
@@ -269,14 +284,14 @@ class Holdfast:
 
     async def drop(self, name: str) -> None:
         """Remove the queue and its jobs, revoking their leases."""
-        await self.engine.drop(name)
+        await self.engine.drop(expected("name", name, str))
 
     async def backup(self, path: Path | str) -> None:
         """A consistent copy while work goes on, for engines that are a file."""
         backup = getattr(self._store, "backup", None)
         if backup is None:
             raise Unsupported(self._store.traits.name, "backup by Holdfast")
-        await backup(path)
+        await backup(expected("path", path, Path | str))
 
     def within(self, connection: Any) -> Any:
         """`enqueue` and `settle` inside the caller's own transaction, which the caller commits."""
@@ -290,6 +305,7 @@ class Holdfast:
 
         Some process must run them, else lapsed leases do not come back. Any number may.
         """
+        expected("archive", archive, Path | str | None)
         return Upkeep(self.engine, archive=archive, tell=self.listeners)
 
     async def _enqueue_batch(self, batch: list[NewJob]) -> list[Receipt]:
@@ -309,10 +325,9 @@ class Holdfast:
         return [refused[at] if at in refused else next(answers) for at in range(len(batch))]
 
     async def _end(self, lease: Lease, verdict: Verdict) -> None:
-        if not isinstance(lease, Lease):
-            raise UsageError(f"a {type(lease).__name__} is no lease: pass what lease() returned")
-        settlement = Settlement(lease=lease, verdict=checked(verdict, UsageError))
-        [outcome] = await self.engine.settle([settlement])
+        expected("lease", lease, Lease)
+        settlement = Settlement(lease=lease, verdict=verdict)
+        [outcome] = await self.settle([settlement])
         if outcome is Outcome.LOST:
             raise _lost(lease)
         if outcome is Outcome.REFUSED:
@@ -343,8 +358,9 @@ def _lost(lease: Lease) -> LeaseLost:
 
 
 def _failure(error: BaseException | str) -> Failure:
-    if not isinstance(error, BaseException):
+    if isinstance(error, str):
         return Failure(message=error)
+    expected("error", error, BaseException | str)
     # Copes with exceptions that cannot even say what they are.
     told = traceback.TracebackException.from_exception(error)
     return Failure(type=type(error).__qualname__, message=str(told), trace="".join(told.format()))

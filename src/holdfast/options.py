@@ -8,15 +8,23 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
-from typing import Any, TypedDict, TypeVar
+from typing import Any, TypedDict, TypeVar, get_args
 
 import msgspec
 import uuid_utils
-from msgspec.structs import asdict, replace
+from msgspec.structs import asdict, astuple, replace
 
 from holdfast.core import codec
 from holdfast.core.backoff import Backoff
-from holdfast.core.model import KeyPolicy, NewJob, Order, Overrides, Queue
+from holdfast.core.model import (
+    NO_OVERRIDES,
+    JobFilter,
+    KeyPolicy,
+    NewJob,
+    Order,
+    Overrides,
+    Queue,
+)
 from holdfast.durations import Duration, to_ms
 from holdfast.errors import InvalidJob, InvalidQueue, UsageError
 
@@ -67,6 +75,7 @@ _OVERRIDES = ("lease_ms", "timeout_ms", "max_attempts", "max_crashes", "backoff"
 _JOB_DURATIONS = ("delay", "expires", "key_window", "lease", "timeout")
 _QUEUE_DURATIONS = ("lease", "timeout", "retention", "dead_retention")
 _RAW = (bytes, bytearray, memoryview)
+_NESTED = (msgspec.Struct, tuple)
 
 Checked = TypeVar("Checked", bound=msgspec.Struct)
 
@@ -108,16 +117,49 @@ def changed_queue(queue: Queue, options: QueueOptions) -> Queue:
 
 
 def checked(value: Checked, wrong: type[UsageError]) -> Checked:
-    """The value itself, when each of its fields has the type it should."""
+    """The value, when each of its fields has the type it should, however deep it lies."""
     try:
-        msgspec.convert(asdict(value), type(value), builtin_types=(bytes,))
-        overrides = getattr(value, "overrides", None)
-        if overrides is not None:
-            msgspec.convert(asdict(overrides), Overrides)
+        read = msgspec.convert(asdict(value), type(value), builtin_types=(bytes,))
     except (msgspec.ValidationError, TypeError) as error:
         text, _, where = str(error).replace("`", "").partition(" - at $.")
         raise wrong(f"{where or type(value).__name__}: {text}") from None
-    return value
+    for name, field in zip(read.__struct_fields__, astuple(read), strict=True):
+        if not isinstance(field, _NESTED) or field is NO_OVERRIDES:
+            continue
+        if isinstance(field, msgspec.Struct):
+            # A value that is there already is not looked into, and a dict would lose what is
+            # misspelt in it.
+            checked(expected(name, getattr(value, name), type(field), wrong), wrong)
+        else:
+            for each in field:
+                if isinstance(each, msgspec.Struct):
+                    checked(each, wrong)
+    return read
+
+
+def checked_filter(wanted: JobFilter) -> JobFilter:
+    given: JobFilter = expected("wanted", wanted, JobFilter)
+    return checked(given, UsageError)
+
+
+def checked_all(
+    name: str,
+    values: Iterable[Checked],
+    kind: type[Checked],
+    wrong: type[UsageError] = UsageError,
+) -> list[Checked]:
+    """Looked at before they join other callers' in one transaction."""
+    if not isinstance(values, Iterable):
+        raise wrong(f"a {type(values).__name__} is no list of a {kind.__name__} each")
+    return [checked(expected(name, each, kind, wrong), wrong) for each in values]
+
+
+def expected(name: str, value: Any, kind: Any, wrong: type[UsageError] = UsageError) -> Any:
+    """The value itself, when it is of that class, or of one of that union."""
+    if isinstance(value, kind):
+        return value
+    wanted = " or ".join(each.__name__ for each in get_args(kind) or (kind,))
+    raise wrong(f"{name} is a {type(value).__name__}: give a {wanted}")
 
 
 def _refuse_unknown(

@@ -16,7 +16,13 @@ import pytest
 from holdfast import BlockingHoldfast, Holdfast
 from holdfast.core.model import State
 from holdfast.engines.memory import MemoryEngine
-from holdfast.errors import EngineClosed, LeaseLost, UnknownQueue, UsageError
+from holdfast.errors import (
+    EngineClosed,
+    EngineUnavailable,
+    LeaseLost,
+    UnknownQueue,
+    UsageError,
+)
 from holdfast.events import Happening, Reaped
 from holdfast.upkeep import Schedule, Schedules
 
@@ -217,6 +223,35 @@ assert app.get("child") is None and app.get("parent") is not None
 print("fine")
 """
 
+FORK_IN_A_CALL = """
+import os, signal, sys, threading, warnings
+from holdfast import BlockingHoldfast
+from holdfast.errors import EngineClosed
+warnings.simplefilter("ignore")
+app = BlockingHoldfast(sys.argv[1])
+app.open()
+held, leave = threading.Event(), threading.Event()
+def hold():
+    with app._loop_thread._guard:
+        held.set()
+        leave.wait()
+threading.Thread(target=hold).start()
+held.wait()
+child = os.fork()
+if child == 0:
+    signal.alarm(30)
+    try:
+        app.enqueue("t")
+    except EngineClosed:
+        app.close()
+        os._exit(7)
+leave.set()
+_, status = os.waitpid(child, 0)
+assert os.waitstatus_to_exitcode(status) == 7, status
+app.close()
+print("fine")
+"""
+
 FORGOTTEN = """
 import sys
 from holdfast import BlockingHoldfast
@@ -228,7 +263,9 @@ app.listeners.add(lambda happening: getattr(happening, "verb", "") == "close" an
 """
 
 
-@pytest.mark.parametrize(("code", "says"), [(FORK, "fine"), (FORGOTTEN, "closed")])
+@pytest.mark.parametrize(
+    ("code", "says"), [(FORK, "fine"), (FORK_IN_A_CALL, "fine"), (FORGOTTEN, "closed")]
+)
 def test_forks_are_refused_and_exits_are_clean(code: str, says: str, tmp_path: Path) -> None:
     ran = subprocess.run(
         [sys.executable, "-c", code, f"sqlite:///{tmp_path}/work.db"],
@@ -238,3 +275,86 @@ def test_forks_are_refused_and_exits_are_clean(code: str, says: str, tmp_path: P
         check=False,
     )
     assert (ran.returncode, ran.stdout.strip(), ran.stderr) == (0, says, "")
+
+
+NO_FILES = """
+import resource, warnings
+from holdfast import BlockingHoldfast
+from holdfast.errors import EngineUnavailable
+warnings.simplefilter("ignore")
+app = BlockingHoldfast("memory:")
+files = []
+resource.setrlimit(resource.RLIMIT_NOFILE, (64, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+try:
+    while True:
+        files.append(open("/dev/null"))
+except OSError:
+    pass
+try:
+    app.open()
+except EngineUnavailable as error:
+    assert "Too many open files" in str(error), error
+for file in files:
+    file.close()
+with app:
+    print(app.enqueue("t").status)
+"""
+
+
+def test_a_loop_that_cannot_start_is_an_error_and_no_hang() -> None:
+    ran = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", NO_FILES],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (ran.returncode, ran.stdout.strip()) == (0, "new"), ran.stderr
+
+
+def test_a_failing_end_is_raised_by_close() -> None:
+    class Stuck(MemoryEngine):
+        async def close(self) -> None:
+            raise EngineUnavailable("cannot be closed")
+
+    app = BlockingHoldfast(engine=Stuck())
+    app.open()
+    with pytest.raises(EngineUnavailable, match="cannot be closed"):
+        app.close()
+    app.close()
+
+
+def test_an_interrupt_before_the_wait_has_begun_gives_the_call_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    real = asyncio.run_coroutine_threadsafe
+
+    def interrupted(*args: Any) -> Any:
+        real(*args)
+        raise KeyboardInterrupt
+
+    with BlockingHoldfast("memory:") as app:
+        monkeypatch.setattr(asyncio, "run_coroutine_threadsafe", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            app.lease(wait="10m")
+        monkeypatch.undo()
+        app.enqueue("t", id="a")
+        [lease] = app.lease()
+        assert lease.id == "a", "the call that was given up did not take it"
+
+
+def test_a_signal_handler_may_close_in_the_middle_of_a_call(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    real = asyncio.run_coroutine_threadsafe
+    app = BlockingHoldfast("memory:")
+    app.open()
+
+    def closing(*args: Any) -> Any:
+        monkeypatch.undo()
+        app.close()
+        return real(*args)
+
+    monkeypatch.setattr(asyncio, "run_coroutine_threadsafe", closing)
+    with pytest.raises(EngineClosed, match="closed"):
+        app.enqueue("t")

@@ -131,6 +131,9 @@ def test_the_url_comes_from_the_environment(cli: Cli, monkeypatch: pytest.Monkey
     monkeypatch.setenv("HOLDFAST_URL", "sqlite:///env.db")
     assert cli("status").code == 0
     assert Path("env.db").exists()
+    monkeypatch.setenv("HOLDFAST_URL", "")
+    assert cli("status").code == 0
+    assert Path("holdfast.db").exists(), "empty is the same as not there"
 
 
 @pytest.mark.parametrize(
@@ -214,10 +217,24 @@ def test_log_lines_are_printable_too() -> None:
     assert all(char.isprintable() for char in PrintableFormatter("%(message)s").format(record))
 
 
-def test_a_reader_that_leaves_early_is_no_trouble(tmp_path: Path) -> None:
-    script = (
-        f"cd {tmp_path} && {sys.executable} -c 'from holdfast.cli import main; main()' "
-        "queue list --json | true"
+@pytest.mark.parametrize("line", [["queue", "list"], ["status", "--json"], ["--help"]])
+def test_a_reader_that_leaves_early_is_no_trouble(line: list[str], tmp_path: Path) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    assert _written(line, writer, tmp_path) == (1, "")
+
+
+def test_an_output_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
+    full = os.open("/dev/full", os.O_WRONLY)
+    code, errors = _written(["--help"], full, tmp_path)
+    assert (code, errors.count("\n")) == (1, 1)
+    assert "No space left" in errors
+
+
+def _written(line: list[str], output: int, folder: Path) -> tuple[int, str]:
+    command = [sys.executable, "-c", "from holdfast.cli import main; main()", *line]
+    ran = subprocess.run(
+        command, stdout=output, stderr=subprocess.PIPE, text=True, cwd=folder, check=False
     )
-    ran = subprocess.run(["sh", "-c", script], capture_output=True, text=True, check=False)
-    assert "Traceback" not in ran.stderr
+    os.close(output)
+    return ran.returncode, ran.stderr

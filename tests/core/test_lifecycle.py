@@ -287,9 +287,7 @@ def test_what_is_not_waiting_or_not_due_cannot_be_leased(job: Job) -> None:
 
 
 def test_replacing_takes_over_everything_but_identity_and_history() -> None:
-    old = replace(
-        JOB, state=State.WAITING, created_at=5, key="k", version=4, origin="o", leased_at=6
-    )
+    old = replace(JOB, state=State.WAITING, created_at=5, key="k", version=4, leased_at=6)
     new = NewJob(
         id="b", task="u", queue="q", payload=b"2", priority=3, delay_ms=9, expires_ms=20, key="k"
     )
@@ -308,7 +306,6 @@ def test_replacing_takes_over_everything_but_identity_and_history() -> None:
         leased_at=6,
         worker="w",
         key="k",
-        origin="o",
     )
     assert change.tail
     assert change.event is not None
@@ -320,3 +317,15 @@ def test_merging_changes_the_payload_alone() -> None:
     change = lifecycle.merge_waiting(old, b"m", NOW)
     assert change.job == replace(old, payload=b"m", token=None, version=5)
     assert not change.tail
+
+
+def test_a_job_that_was_moved_on_is_out_of_reach_of_its_key() -> None:
+    moved = replace(JOB, origin="elsewhere")
+    assert lifecycle.replace_waiting(moved, NewJob(id="new", task="t"), NOW) == (moved, None, False)
+    assert lifecycle.merge_waiting(moved, b"{}", NOW) == (moved, None, False)
+
+
+def test_the_crash_that_buries_is_counted_too() -> None:
+    leased = replace(JOB, crashes=1, attempt=2)
+    verdict = lifecycle.after_failure(QUEUE, leased, CRASH, 0.5)
+    assert lifecycle.apply(leased, verdict, QUEUE, NOW).job.crashes == 2

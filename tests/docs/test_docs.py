@@ -14,7 +14,12 @@ import pytest
 from tests.docs.tables import README, with_table
 
 ROOT = README.parent
-PAGES = [README, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted(ROOT.glob("docs/**/*.md"))]
+PAGES = [
+    README,
+    ROOT / "CONTRIBUTING.md",
+    ROOT / "CHANGELOG.md",
+    *sorted(ROOT.glob("docs/**/*.md")),
+]
 _BLOCK = re.compile(r"```(\w+)\n(.*?)```", re.DOTALL)
 _LINK = re.compile(r"\]\((?!https?:|#)([^)#]+)")
 _LONG_RUNNING = ("up", "test", "check", "bench", "torture", "lock")

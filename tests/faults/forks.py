@@ -18,6 +18,7 @@ import apsw
 from holdfast.core.model import LeaseRequest, NewJob
 from holdfast.core.verdict import Complete, Outcome, Settlement
 from holdfast.engines.sqlite import SQLiteEngine
+from holdfast.engines.sqlite.unit import Unit
 from holdfast.errors import EngineClosed
 from holdfast.testing.vfs import FaultyDisk
 
@@ -57,6 +58,30 @@ async def _child(engine: SQLiteEngine) -> None:
         except EngineClosed:
             continue
         raise AssertionError(f"the child was answered: {answer}")
+
+
+def kill_a_parent_in_a_transaction(path: Path) -> None:
+    """A child that was forked off in it, and lives on, does not keep the lock from the others."""
+    told, tell = os.pipe()
+
+    def fork_and_die(_: Unit) -> None:
+        child = os.fork()
+        if child == 0:
+            signal.pause()
+        os.write(tell, f"{child}\n".encode())
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    async def hold() -> None:
+        engine = SQLiteEngine(path)
+        await engine.open()
+        await engine._write(fork_and_die)
+
+    assert in_child(lambda: asyncio.run(hold())) == signal.SIGKILL
+    orphan = int(os.read(told, 100))
+    try:
+        asyncio.run(_use(path))
+    finally:
+        os.kill(orphan, signal.SIGKILL)
 
 
 def kill_while_opening(path: Path) -> None:
@@ -113,7 +138,10 @@ def in_child(work: Callable[[], None]) -> int:
     return os.waitpid(child, 0)[1]
 
 
-SCENES = {scene.__name__: scene for scene in (fork_with_an_open_engine, kill_while_opening)}
+SCENES = {
+    scene.__name__: scene
+    for scene in (fork_with_an_open_engine, kill_a_parent_in_a_transaction, kill_while_opening)
+}
 
 if __name__ == "__main__":
     SCENES[sys.argv[1]](Path(sys.argv[2]))

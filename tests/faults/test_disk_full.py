@@ -83,6 +83,31 @@ async def test_a_small_disk_that_is_really_full(
     assert job.state is State.DONE
 
 
+async def test_opening_and_settling_on_a_disk_that_is_full(
+    small_disk: Path, fill_up: Callable[[int], None], open_engine: OpenEngine
+) -> None:
+    engine = await open_engine(small_disk / "jobs.db")
+    leases = await lease_many(engine)
+    await engine.close()
+    fill_up(0)
+    engine = await open_engine(small_disk / "jobs.db")
+    await finish(engine, leases)
+
+
+async def test_a_batch_that_would_fill_the_disk_is_not_begun(
+    open_engine: OpenEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = await open_engine()
+    free_bytes = engine_disk.FLOOR_BYTES + 10 * MEGABYTE
+    monkeypatch.setattr(engine_disk.Disk, "free_bytes", lambda _: free_bytes)
+    batch = [NewJob(id=f"job-{n}", task="noop", payload=bytes(MEGABYTE)) for n in range(6)]
+    before = engine._store.log.pages
+    with pytest.raises(StorageFull, match="floor"):
+        await engine.enqueue(batch)
+    assert engine._store.log.pages == before
+    await engine.enqueue(batch[:4])
+
+
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of its own. Where mounting is not permitted, the tests above say the same with

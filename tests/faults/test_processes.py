@@ -21,6 +21,10 @@ def test_a_forked_engine_is_refused_and_the_file_stays_intact(tmp_path: Path) ->
     connection.close()
 
 
+def test_a_child_of_a_killed_process_holds_nobody_up(tmp_path: Path) -> None:
+    play("tests.faults.forks", "kill_a_parent_in_a_transaction", str(tmp_path / "jobs.db"))
+
+
 @pytest.mark.torture
 def test_a_kill_at_any_point_of_a_migration(tmp_path: Path) -> None:
     print(play("tests.faults.forks", "kill_while_opening", str(tmp_path)))

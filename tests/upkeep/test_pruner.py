@@ -196,3 +196,31 @@ def test_the_lines_of_two_pruners_do_not_mix(
     monkeypatch.setattr(os, "write", write)
     Archive(path).write([Job(id="a", task="t", queue="default")])
     assert kept_out == [True]
+
+
+async def test_big_jobs_are_read_a_few_at_a_time(clock: ManualClock) -> None:
+    asked: list[int] = []
+
+    class Counted(MemoryEngine):
+        async def finished(self, limit: int) -> list[Job]:
+            asked.append(limit)
+            return await super().finished(limit)
+
+    engine = Counted(clock=clock)
+    await engine.open()
+    await engine.declare(Queue(name="default", retention_ms=0))
+    pruner = Pruner(engine)
+    for number in range(5):
+        await finish(engine, *(f"small-{number}-{at}" for at in range(100)))
+    while await pruner.once() == 0:
+        pass
+    assert asked == [16, 32, 64, 128, 200, 200], "small ones in growing batches"
+    big = b"x" * 1024 * 1024
+    await engine.enqueue([NewJob(id=f"big-{at}", task="t", payload=big) for at in range(250)])
+    leases = await engine.lease(LeaseRequest(queues=("default",), limit=250))
+    await engine.settle([Settlement(lease=lease, verdict=Complete()) for lease in leases])
+    asked.clear()
+    while await pruner.once() == 0:
+        pass
+    assert asked[:2] == [200, 16], "about 16 MiB at a time"
+    assert (await engine.find(JobFilter(), limit=1)).jobs == ()

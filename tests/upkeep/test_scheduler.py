@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from holdfast.core import limits
 from holdfast.core.model import (
     JobFilter,
     LeaseRequest,
@@ -20,7 +21,7 @@ from holdfast.core.verdict import Complete, Settlement
 from holdfast.durations import show_at
 from holdfast.engines.base import Engine
 from holdfast.engines.url import open_engine
-from holdfast.errors import ConfigError, EngineUnavailable, OutcomeUnknown
+from holdfast.errors import ConfigError, EngineUnavailable, InvalidJob, OutcomeUnknown
 from holdfast.events import Ticked
 from holdfast.testing.clock import ManualClock
 from holdfast.upkeep import Pruner, Schedule, Scheduler, Schedules
@@ -174,6 +175,21 @@ async def test_a_clock_that_was_far_ahead_does_not_stop_a_schedule_for_ever(
     assert len(await ids(engine)) == 2
 
 
+async def test_a_clock_that_was_some_hours_ahead_silences_nothing_for_hours(
+    engine: Engine, clock: ManualClock
+) -> None:
+    await Schedules(engine, clock.wall_ms).add(minutely())
+    scheduler = Scheduler(engine, clock.wall_ms)
+    clock.jump(3 * HOUR)
+    await scheduler.once()
+    clock.jump(-3 * HOUR)
+    await scheduler.once()
+    for _ in range(3):
+        clock.advance(MINUTE)
+        await scheduler.once()
+    assert len(await ids(engine)) == 4
+
+
 @pytest.mark.parametrize(("missed", "want"), [("skip", 0), ("once", 1), ("all", 3)])
 async def test_what_was_missed_while_nobody_ran(
     engine: Engine, clock: ManualClock, missed: Any, want: int
@@ -324,6 +340,15 @@ async def test_an_edit_and_a_tick_do_not_overwrite_each_other(clock: ManualClock
     kept = await schedules.get("s")
     assert kept is not None
     assert (kept.missed, kept.last_tick) == ("all", clock.wall_ms())
+
+
+async def test_a_tick_that_would_be_refused_is_refused_at_once(
+    engine: Engine, clock: ManualClock
+) -> None:
+    headers = {f"h{number}": "" for number in range(limits.PAIRS_MAX - 1)}
+    job = NewJob(id="-", task="t", headers=headers)
+    with pytest.raises(InvalidJob, match="65 headers"):
+        await Schedules(engine, clock.wall_ms).add(minutely(job=job))
 
 
 async def test_names_that_are_close_are_told_apart(engine: Engine, clock: ManualClock) -> None:

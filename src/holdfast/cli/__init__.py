@@ -5,6 +5,7 @@ Exit codes: 0 done · 1 the engine could not · 2 the command line is wrong · 1
 
 from __future__ import annotations
 
+import os
 import sys
 
 from holdfast.cli.pages import page
@@ -12,7 +13,17 @@ from holdfast.cli.pages import page
 
 def main() -> None:
     """The entry point of the command."""
-    sys.exit(run(sys.argv[1:]))
+    try:
+        code = run(sys.argv[1:])
+        print(end="", flush=True)
+    except OSError as error:
+        # Whoever read the output has seen enough, or it cannot be written: nothing may be
+        # flushed there again at the end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if not isinstance(error, BrokenPipeError):
+            print(f"holdfast: {error}", file=sys.stderr)
+        code = 1
+    sys.exit(code)
 
 
 def run(arguments: list[str]) -> int:

@@ -70,6 +70,9 @@ def dispatch(arguments: list[str]) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):
         # A terminal that cannot show a character gets it written out.
         sys.stdout.reconfigure(errors="backslashreplace")
+    if not os.environ.get("HOLDFAST_URL"):
+        # Empty is the same as not there, as it is for the library.
+        os.environ.pop("HOLDFAST_URL", None)
     handler = logging.StreamHandler()
     handler.setFormatter(PrintableFormatter("holdfast: %(message)s"))
     logging.basicConfig(handlers=[handler], level=logging.WARNING)
@@ -90,10 +93,6 @@ def dispatch(arguments: list[str]) -> int:
         return _fail(str(error), 1)
     except KeyboardInterrupt:
         return 130
-    except BrokenPipeError:
-        # Whoever read the output has seen enough; nothing may be flushed into the closed pipe.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
     return 0
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, get_args
 
 import msgspec
 
@@ -26,14 +26,18 @@ class Backoff(msgspec.Struct, frozen=True, kw_only=True):
     jitter: float = 1.0
 
     def __post_init__(self) -> None:
-        if not 0 <= self.first_ms <= DELAY_MS_MAX:
-            raise InvalidQueue(f"backoff first_ms is {self.first_ms}; use 0 to {DELAY_MS_MAX}")
-        if not 0 <= self.cap_ms <= DELAY_MS_MAX:
-            raise InvalidQueue(f"backoff cap_ms is {self.cap_ms}; use 0 to {DELAY_MS_MAX}")
-        if not 1.0 <= self.factor <= 100.0:
-            raise InvalidQueue(f"backoff factor is {self.factor}; use 1 to 100")
-        if not 0.0 <= self.jitter <= 1.0:
-            raise InvalidQueue(f"backoff jitter is {self.jitter}; use 0 to 1")
+        # Types too: what a store cannot read back would make the whole of it unreadable.
+        if self.kind not in get_args(Kind):
+            raise InvalidQueue(f"backoff kind is {self.kind!r}; use {', '.join(get_args(Kind))}")
+        for name, value, low, high, kinds in (
+            ("first_ms", self.first_ms, 0, DELAY_MS_MAX, (int,)),
+            ("cap_ms", self.cap_ms, 0, DELAY_MS_MAX, (int,)),
+            ("factor", self.factor, 1, 100, (int, float)),
+            ("jitter", self.jitter, 0, 1, (int, float)),
+        ):
+            if type(value) not in kinds or not low <= value <= high:
+                what = "a whole number " if kinds == (int,) else ""
+                raise InvalidQueue(f"backoff {name} is {value!r}; use {what}{low} to {high}")
 
     def delay_ms(self, attempt: int, draw: float) -> int:
         """The delay after `attempt` runs; `draw` is a random number in [0, 1)."""

@@ -12,6 +12,7 @@ from typing import assert_never
 from msgspec.structs import replace
 
 from holdfast.core import limits
+from holdfast.core.backoff import Backoff
 from holdfast.core.model import (
     NO_OVERRIDES,
     Event,
@@ -119,6 +120,7 @@ def check_queue(queue: Queue) -> None:
     _within("dead_retention_ms", queue.dead_retention_ms, 0, limits.RETENTION_MS_MAX)
     _within("max_depth", queue.max_depth, 1, 2**53)
     _within("payload_max", queue.payload_max, 1, limits.PAYLOAD_MAX)
+    _check_backoff(queue.backoff)
     if queue.order not in ("tail", "keep"):
         raise InvalidQueue(f"order {queue.order!r} is not tail or keep")
     if queue.dead_queue is not None:
@@ -133,8 +135,15 @@ def check_overrides(overrides: Overrides) -> None:
         _within("timeout_ms", overrides.timeout_ms, 1, limits.DELAY_MS_MAX)
         _within("max_attempts", overrides.max_attempts, 0, limits.ATTEMPTS_MAX)
         _within("max_crashes", overrides.max_crashes, 1, limits.ATTEMPTS_MAX)
+        if overrides.backoff is not None:
+            _check_backoff(overrides.backoff)
     except InvalidQueue as error:
         raise InvalidJob(str(error)) from None
+
+
+def _check_backoff(backoff: object) -> None:
+    if not isinstance(backoff, Backoff):
+        raise InvalidQueue(f"backoff is a {type(backoff).__name__}, not a Backoff")
 
 
 def check_request(request: LeaseRequest) -> None:
@@ -182,10 +191,12 @@ def check_filter(wanted: JobFilter) -> None:
 
 
 def check_page(limit: int, after: int | None = None) -> None:
-    if not 1 <= limit <= limits.PAGE_MAX:
-        raise UsageError(f"limit {limit} is not 1 to {limits.PAGE_MAX}")
-    if after is not None and not 0 <= after < 2**63:
-        raise UsageError(f"after {after} is no cursor of this engine")
+    given: object = limit
+    if not isinstance(given, int) or not 1 <= limit <= limits.PAGE_MAX:
+        raise UsageError(f"limit {limit!r} is not 1 to {limits.PAGE_MAX}")
+    cursor: object = after
+    if after is not None and not (isinstance(cursor, int) and 0 <= after < 2**63):
+        raise UsageError(f"after {after!r} is no cursor of this engine")
 
 
 def check_note(note: Note) -> None:
@@ -201,8 +212,8 @@ def check_renewals(renewals: Sequence[Renewal]) -> None:
     """The whole batch is refused before anything is written: a note is the caller's own."""
     check_batch(len(renewals))
     for renewal in renewals:
-        lease_ms = renewal.lease_ms
-        if lease_ms is not None and not 0 <= lease_ms <= limits.LEASE_MS_MAX:
+        lease_ms = renewal.lease.lease_ms if renewal.lease_ms is None else renewal.lease_ms
+        if not 0 <= lease_ms <= limits.LEASE_MS_MAX:
             raise UsageError(f"lease_ms {lease_ms} is not 0 to {limits.LEASE_MS_MAX}")
         if renewal.note is not None:
             check_note(renewal.note)

@@ -1,4 +1,7 @@
-"""Payload ↔ bytes and Job ↔ JSON. What JSON cannot keep exactly is refused."""
+"""Payload ↔ bytes and Job ↔ JSON. What JSON has no way to write is refused.
+
+As everywhere in JSON, a tuple is read back as a list and the keys of an object as text.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +44,10 @@ def decode(data: bytes) -> Any:
 
 def merge_patch(target: bytes, patch: bytes) -> bytes:
     """RFC 7396: what `patch` says, laid over `target`."""
-    return encode(_merged(decode(target) if target else {}, decode(patch)))
+    try:
+        return encode(_merged(decode(target) if target else {}, decode(patch)))
+    except RecursionError:
+        raise InvalidJob("the merged value is nested too deeply") from None
 
 
 def _merged(target: Any, patch: Any) -> Any:

@@ -141,19 +141,27 @@ def admit(new: NewJob, seq: int, now: int) -> Job:
 
 
 def replace_waiting(job: Job, new: NewJob, now: int) -> Change:
-    """A waiting job takes over what a later one under the same key says; its id stays."""
+    """A waiting job takes over what a later one under the same key says; its id stays.
+
+    One that was moved on to another queue, such as a dead letter, is left as it is.
+    """
+    if job.origin is not None:
+        return Change(job)
     fresh = admit(new, job.seq, now)
     replaced = replace(
         fresh, id=job.id, created_at=job.created_at, attempt=job.attempt, crashes=job.crashes,
         releases=job.releases, version=job.version + 1, leased_at=job.leased_at,
-        worker=job.worker, origin=job.origin, reason=job.reason,
+        worker=job.worker,
     )  # fmt: skip
     event = Event(at=now, kind=EventKind.REPLACED, attempt=job.attempt, text="by its key")
     return Change(replaced, event, tail=True)
 
 
 def merge_waiting(job: Job, payload: bytes, now: int) -> Change:
-    """A waiting job with the payload that merging made; everything else stays."""
+    """A waiting job with the payload that merging made; everything else stays. One that was
+    moved on to another queue, such as a dead letter, is left as it is."""
+    if job.origin is not None:
+        return Change(job)
     merged = replace(job, payload=payload, token=None, version=job.version + 1)
     event = Event(at=now, kind=EventKind.REPLACED, attempt=job.attempt, text="merged by its key")
     return Change(merged, event)
@@ -208,24 +216,29 @@ def apply(job: Job, verdict: Verdict, queue: Queue, now: int) -> Change:
         case Complete(result=result):
             return Change(replace(ended, state=State.DONE, finished_at=now, result=result))
         case Bury(reason=reason, failure=failure):
-            return bury(ended, queue, reason=reason, failure=failure, by=job.worker or "", now=now)
+            buried = replace(ended, crashes=job.crashes + _is_crash(failure))
+            return bury(buried, queue, reason=reason, failure=failure, by=job.worker or "", now=now)
         case Retry() | Release() | Forward() if job.cancel_requested:
             failure = verdict.failure if isinstance(verdict, Retry) else None
             event = _event(job, EventKind.CANCELLED, now, failure=failure)
             return Change(replace(ended, state=State.CANCELLED, finished_at=now), event)
         case Retry(delay_ms=delay_ms, failure=failure):
-            crash = failure is not None and failure.kind is FailureKind.CRASH
-            again = replace(ended, crashes=job.crashes + crash)
+            again = replace(ended, crashes=job.crashes + _is_crash(failure))
             event = _event(job, EventKind.RETRIED, now, failure=failure)
             return _wait(again, queue, delay_ms, now, event)
         case Release(text=text, delay_ms=delay_ms):
             given_back = job.attempt > 0 and job.releases < limits.RELEASES_MAX
             again = replace(ended, attempt=job.attempt - given_back, releases=job.releases + 1)
+            if not given_back and exhausted(queue, job):
+                failure = Failure(message=f"released {again.releases} times, at last: {text}")
+                by = job.worker or ""
+                return bury(again, queue, reason=Reason.ATTEMPTS, failure=failure, by=by, now=now)
             event = _event(job, EventKind.RELEASED, now, text=text)
             return _wait(again, queue, delay_ms, now, event)
         case Forward(queue=target):
             event = _event(job, EventKind.FORWARDED, now, text=f"from {job.queue} to {target}")
-            return Change(_afresh(ended, now, queue=target), event, tail=True)
+            afresh = replace(_afresh(ended, now, queue=target), reason=None)
+            return Change(afresh, event, tail=True)
         case never:
             assert_never(never)
 
@@ -233,8 +246,11 @@ def apply(job: Job, verdict: Verdict, queue: Queue, now: int) -> Change:
 def bury(
     job: Job, queue: Queue, *, reason: Reason, failure: Failure | None, by: str, now: int
 ) -> Change:
-    """A dead letter in its place, or a new start in the queue's dead_queue."""
-    target = queue.dead_queue
+    """A dead letter in its place, or a new start in the queue's dead_queue.
+
+    A job that came as a dead letter already stays: dead queues may lead in a circle.
+    """
+    target = queue.dead_queue if job.reason is None else None
     text = f"{reason}: moved from {job.queue} to {target}" if target else str(reason)
     event = Event(
         at=now, kind=EventKind.BURIED, attempt=job.attempt, by=by, text=text, failure=failure
@@ -244,6 +260,10 @@ def bury(
         return Change(dead, event)
     moved = replace(_afresh(job, now, queue=target), expires_at=None, reason=reason)
     return Change(moved, event, tail=True)
+
+
+def _is_crash(failure: Failure | None) -> bool:
+    return failure is not None and failure.kind is FailureKind.CRASH
 
 
 def _afresh(job: Job, now: int, *, queue: str) -> Job:

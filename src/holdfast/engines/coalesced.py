@@ -181,7 +181,7 @@ class _Line(Generic[Ask, Answer]):
     async def ask(self, asks: Sequence[Ask]) -> list[Answer]:
         call = _Call[Ask, Answer](asks)
         self._waiting.append(call)
-        if self._pump is None:
+        if self._pump is None or self._pump.done():
             # A task of its own, so that no caller's cancellation can break the others' call.
             self._pump = asyncio.create_task(self._run())
         try:
@@ -194,7 +194,7 @@ class _Line(Generic[Ask, Answer]):
             raise
 
     async def drain(self) -> None:
-        while self._pump is not None:
+        while self._pump is not None and not self._pump.done():
             await asyncio.wait([self._pump])
 
     async def _run(self) -> None:

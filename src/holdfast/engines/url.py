@@ -61,7 +61,10 @@ def redacted(url: str) -> str:
         parts = urlsplit(url)
     except ValueError:
         return f"{scheme}:…"
-    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
+    if parts.fragment or "@" in parts.query:
+        # A password that is not percent-encoded: nobody can say where it ends.
+        return f"{scheme}:…"
+    return f"{parts.scheme}://{(parts.netloc + parts.path).rpartition('@')[2]}"
 
 
 def _memory(rest: str, clock: Clock | None) -> Engine:

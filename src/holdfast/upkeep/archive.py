@@ -23,7 +23,6 @@ class Archive:
 
     def write(self, jobs: Sequence[Job]) -> None:
         """Append and sync; blocking. Raises OSError when the lines may not all be on disk."""
-        lines = b"".join(encode_job(job) + b"\n" for job in jobs)
         flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
         file = os.open(self.path, flags, 0o600)
         try:
@@ -31,8 +30,9 @@ class Archive:
             fcntl.flock(file, fcntl.LOCK_EX)
             size = os.fstat(file).st_size
             if size and os.pread(file, 1, size - 1) != b"\n":
-                lines = b"\n" + lines
-            _write_all(file, lines)
+                _write_all(file, b"\n")
+            for job in jobs:
+                _write_all(file, encode_job(job) + b"\n")
             os.fsync(file)
             self._sync_folder()
         finally:

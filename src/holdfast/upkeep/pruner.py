@@ -18,6 +18,8 @@ from holdfast.engines.base import Engine
 from holdfast.events import Pruned, Tell, tell_nobody
 
 _FINISHED = tuple(state for state in State if state.finished)
+_BATCH_FIRST = 16
+_BYTES_AIM = 16 * 1024 * 1024
 
 
 class Keeper(Protocol):
@@ -36,26 +38,40 @@ class Pruner:
         archive: Keeper | None = None,
         tell: Tell = tell_nobody,
         net_ms: int = limits.MINUTE_MS,
-        batch: int = limits.PAGE_MAX,
+        batch: int = 200,
     ) -> None:
         self.net_ms = net_ms
         self._engine = engine
         self._archive = archive
         self._tell = tell
-        self._batch = batch
+        self._batch_max = batch
+        self._batch = min(batch, _BATCH_FIRST)
 
     async def once(self) -> int | None:
         """One batch; 0 when there may be more."""
-        jobs = await self._engine.finished(self._batch)
+        batch = self._batch
+        jobs = await self._engine.finished(batch)
         if not jobs:
             return None
+        self._batch = self._next_batch(batch, jobs)
         archived = 0
         if self._archive is not None:
             await asyncio.to_thread(self._archive.write, jobs)
             archived = len(jobs)
         deleted = await self._delete(jobs)
         self._tell(Pruned(deleted=deleted, archived=archived))
-        return 0 if deleted and len(jobs) >= self._batch else None
+        return 0 if deleted and len(jobs) >= batch else None
+
+    def _next_batch(self, batch: int, jobs: Sequence[Job]) -> int:
+        """A thousand whole jobs may be gigabytes: as many as will be about so many bytes."""
+        size = sum(
+            len(part or b"")
+            for job in jobs
+            for part in (job.payload, job.result, job.output, job.checkpoint)
+        )
+        if size > _BYTES_AIM:
+            return max(1, batch * _BYTES_AIM // size)
+        return min(self._batch_max, batch * 2)
 
     async def _delete(self, jobs: Sequence[Job]) -> int:
         # Jobs that went the same way have the same version, so the groups are few.

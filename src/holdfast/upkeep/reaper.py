@@ -27,7 +27,7 @@ class Reaper:
         *,
         tell: Tell = tell_nobody,
         net_ms: int = 5 * limits.SECOND_MS,
-        batch: int = limits.BATCH_MAX,
+        batch: int = 100,
     ) -> None:
         self.net_ms = net_ms
         self._engine = engine

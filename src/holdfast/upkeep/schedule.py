@@ -15,6 +15,7 @@ from zoneinfo import ZoneInfo
 
 import msgspec
 from cronsim import CronSim, CronSimError
+from msgspec.structs import replace
 
 from holdfast.core import checks, limits
 from holdfast.core.model import NewJob
@@ -29,6 +30,9 @@ ALIASES = {
     "@monthly": "0 0 1 * *",
     "@yearly": "0 0 1 1 *",
 }
+
+HEADERS = {"schedule": "x" * 80, "tick": "x" * 24}
+"""What a tick's job carries besides its own, at its longest."""
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MILLISECOND = timedelta(milliseconds=1)
@@ -80,7 +84,7 @@ def check_schedule(schedule: Schedule) -> None:
     ):
         if value is not None and not low <= value <= high:
             raise ConfigError(f"{field} {value} of schedule {name} is not {low} to {high}")
-    checks.check_job(schedule.job)
+    checks.check_job(replace(schedule.job, headers={**schedule.job.headers, **HEADERS}))
     if next_tick(schedule, schedule.passed_at) is None:
         raise ConfigError(f"the cron rule {schedule.cron!r} of schedule {name} never fires")
 

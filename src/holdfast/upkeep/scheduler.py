@@ -27,8 +27,9 @@ _log = logging.getLogger("holdfast.upkeep")
 KEY_WINDOW_MS = 7 * limits.DAY_MS
 """How long a tick stays once-only after it was enqueued, whatever became of its job."""
 
-_AHEAD_MS_MAX = limits.DAY_MS
-"""A note further in the future than this was made by a wrong clock and is set back."""
+_AHEAD_MS_MAX = 15 * limits.MINUTE_MS
+"""A note further in the future than this was made by a wrong clock and is set back: until then
+nothing ticks. Less would make schedulers whose clocks differ a little undo each other's notes."""
 
 
 class Scheduler:

@@ -33,6 +33,7 @@ class Schedules:
 
     async def add(self, schedule: Schedule) -> None:
         """Its first tick is the first one after now."""
+        _schedule(schedule)
         fresh = _checked(replace(schedule, passed_at=self._wall_ms(), last_tick=None))
         if await self._save(fresh, version=0) is Saved.STALE:
             raise ConfigError(f"schedule {schedule.name} exists already: edit or remove it")
@@ -87,6 +88,7 @@ class Schedules:
 
     def preview(self, schedule: Schedule, count: int = 5, after: int | None = None) -> list[int]:
         """The instants of the next ticks."""
+        _schedule(schedule)
         ticks: list[int] = []
         last = self._wall_ms() if after is None else after
         while len(ticks) < min(count, _PREVIEW_MAX):
@@ -111,6 +113,9 @@ class Schedules:
         return (await self._engine.save([encode(schedule, version)]))[0]
 
     async def _record(self, name: str) -> Record | None:
+        given: object = name
+        if not isinstance(given, str) or not limits.QUEUE_NAME.match(given):
+            return None
         # Everything but its last character sorts before a name, and little lies between.
         async for record in self._records(after=name[:-1] or None):
             if record.key == name:
@@ -165,8 +170,13 @@ def _checked(schedule: Schedule) -> Schedule:
     return read
 
 
+def _schedule(schedule: object) -> None:
+    if not isinstance(schedule, Schedule):
+        raise ConfigError(f"a {type(schedule).__name__} is no schedule: give a Schedule")
+
+
 def _missing(name: str) -> ConfigError:
-    return ConfigError(f"schedule {name[:100]!r} does not exist")
+    return ConfigError(f"schedule {str(name)[:100]!r} does not exist")
 
 
 def _busy(name: str) -> EngineUnavailable:

@@ -16,6 +16,7 @@ class Proxy:
         self._target = (parts.hostname or "127.0.0.1", parts.port or 5432)
         self._parts = parts
         self._writers: set[asyncio.StreamWriter] = set()
+        self._clients: set[asyncio.StreamWriter] = set()
         self._handlers: set[asyncio.Task[None]] = set()
         self._replies_left: int | None = None
         self._silent = False
@@ -39,6 +40,11 @@ class Proxy:
     def fall_silent(self) -> None:
         """Connections stay up and nothing comes through: a peer that vanished."""
         self._silent = True
+
+    def say(self, data: bytes) -> None:
+        """To every client, as if the server had said it of itself."""
+        for writer in self._clients:
+            writer.write(data)
 
     def cut(self) -> None:
         for writer in self._writers:
@@ -64,6 +70,7 @@ class Proxy:
         far_reader, far_writer = await asyncio.open_connection(*self._target)
         pair = {writer, far_writer}
         self._writers |= pair
+        self._clients.add(writer)
         try:
             with contextlib.suppress(ConnectionError):
                 async with asyncio.TaskGroup() as group:
@@ -75,6 +82,7 @@ class Proxy:
             for one in pair:
                 one.transport.abort()
             self._writers -= pair
+            self._clients.discard(writer)
 
     async def _forward(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, replies: bool

@@ -3,19 +3,16 @@
 import asyncio
 from typing import Any
 
-from holdfast.core.model import JobFilter, LeaseRequest, Renewal, State
+import asyncpg
+import pytest
+
+from holdfast.core import limits
+from holdfast.core.model import JobFilter, LeaseRequest, Renewal, State, Status
 from holdfast.core.verdict import Complete, Edit, Outcome, Retry, Settlement
 from holdfast.engines.postgres import PostgresEngine
+from holdfast.testing.clock import ManualClock
 from holdfast.testing.contract.making import a_job, a_queue, jobs, lease_ids, lease_one
-from tests.engines.postgres.until import until
-
-
-async def until_blocked(look: Any) -> None:
-    waiting = (
-        "SELECT count(*) FROM pg_stat_activity"
-        " WHERE datname = current_database() AND wait_event_type = 'Lock'"
-    )
-    await until(lambda: look.fetchval(waiting))
+from tests.engines.postgres.until import until, until_blocked
 
 
 async def test_a_completion_waits_for_a_renewal_and_wins(engine: PostgresEngine, look: Any) -> None:
@@ -55,6 +52,21 @@ async def test_a_renewal_that_waited_for_the_reaper_is_lost(
         renewing = asyncio.create_task(engine.renew([Renewal(lease=lease)]))
         await until_blocked(look)
     assert await renewing == [None]
+
+
+async def test_a_renewal_that_waited_past_its_deadline_is_lost(
+    engine: PostgresEngine, look: Any
+) -> None:
+    await engine.enqueue(jobs("a"))
+    lease = await lease_one(engine, lease_ms=1_000)
+    async with look.transaction():
+        await look.execute("SELECT FROM jobs WHERE id = 'a' FOR UPDATE")
+        renewing = asyncio.create_task(engine.renew([Renewal(lease=lease, lease_ms=60_000)]))
+        await until_blocked(look)
+        lapsed = "SELECT deadline_at <= now_ms(NULL) FROM jobs WHERE id = 'a'"
+        await until(lambda: look.fetchval(lapsed))
+    assert await renewing == [None]
+    assert [overdue.id for overdue in (await engine.overdue(10)).leases] == ["a"]
 
 
 async def test_an_edit_that_waited_changes_what_it_finds(engine: PostgresEngine, look: Any) -> None:
@@ -100,3 +112,63 @@ async def test_a_dropped_queue_goes_in_steps(engine: PostgresEngine, look: Any) 
     await engine.declare(a_queue("q"))
     await engine.enqueue([a_job("j7", queue="q", key="k7")])
     assert [lease.id for lease in await engine.lease(LeaseRequest(queues=("q",)))] == ["j7"]
+
+
+@pytest.mark.parametrize("key", [None, "k"])
+async def test_what_a_dropped_queue_left_behind_takes_no_id(
+    engine: PostgresEngine, look: Any, key: str | None
+) -> None:
+    """A producer that is told "duplicate" relies on a job that somebody can lease."""
+    await engine.declare(a_queue("q"))
+    await engine.enqueue([a_job("a", queue="q"), a_job("b", queue="q")])
+    async with look.transaction():
+        await look.execute("SELECT FROM jobs FOR UPDATE")
+        await engine.drop("q")
+    assert await look.fetchval("SELECT count(*) FROM jobs") == 2
+    receipts = await engine.enqueue([a_job("a", key=key), a_job("c")])
+    assert [receipt.status for receipt in receipts] == [Status.NEW] * 2
+    assert await lease_ids(engine) == ["a", "c"]
+
+
+async def test_keys_that_are_held_do_not_stand_in_front(pg_dsn: str, look: Any) -> None:
+    """A call frees a bounded number, and goes on where the one before it ended."""
+    clock = ManualClock()
+    engine = PostgresEngine(pg_dsn, clock=clock)
+    await engine.open()
+    for start in (0, 1_000):
+        await engine.enqueue([a_job(f"j{n}", key=f"k{n}") for n in range(start, start + 1_000)])
+    await engine.enqueue([a_job("z", key="free", priority=1)])
+    lease = await lease_one(engine)
+    await engine.settle([Settlement(lease=lease, verdict=Complete())])
+    clock.advance(limits.KEY_WINDOW_MS)
+    await look.execute("UPDATE keys SET look_at = look_at - 1 WHERE key <> 'free'")
+    left = []
+    for _ in range(3):
+        await engine.finished(1)
+        left.append(await look.fetchval("SELECT count(*) FROM keys WHERE key = 'free'"))
+    assert left == [1, 1, 0]
+    assert await look.fetchval("SELECT count(*) FROM keys") == 2_000
+    await engine.close()
+
+
+async def test_the_isolation_that_others_chose_does_not_matter(pg_dsn: str, look: Any) -> None:
+    """A bounded queue is counted after the wait for the one who fills it."""
+    database = await look.fetchval("SELECT quote_ident(current_database())")
+    await look.execute(
+        f"ALTER DATABASE {database} SET default_transaction_isolation = 'repeatable read'"
+    )
+    engine = PostgresEngine(pg_dsn)
+    await engine.open()
+    await engine.declare(a_queue(max_depth=1))
+    other = PostgresEngine(pg_dsn)
+    await other.open()
+    connection = await asyncpg.connect(pg_dsn)
+    within: Any = engine.within(connection)
+    async with connection.transaction(isolation="read_committed"):
+        await within.enqueue(jobs("a"))
+        enqueuing = asyncio.create_task(other.enqueue(jobs("b")))
+        await until_blocked(look)
+    assert [receipt.code for receipt in await enqueuing] == ["queue_full"]
+    await connection.close()
+    await other.close()
+    await engine.close()

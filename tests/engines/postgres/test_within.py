@@ -16,9 +16,10 @@ import sqlalchemy.orm
 from holdfast.core.model import LeaseRequest, Note, Receipt, State, Status
 from holdfast.core.verdict import Complete, Forward, Outcome, Retry, Settlement, Verdict
 from holdfast.engines.postgres import PostgresEngine
-from holdfast.errors import UsageError
+from holdfast.errors import EngineUnavailable, UsageError
 from holdfast.testing.contract.making import a_job, a_queue, jobs, lease_ids, lease_one
 from tests import services
+from tests.engines.postgres.until import until_blocked
 
 End = Callable[[bool], Awaitable[None]]
 """Commits what was done on the connection, or rolls it back."""
@@ -270,6 +271,44 @@ async def test_no_transaction_is_refused(engine: PostgresEngine, pg_dsn: str) ->
         with pytest.raises(UsageError, match="in no transaction"):
             within.enqueue(jobs("a"))
     assert await engine.get("a") is None
+
+
+async def test_a_transaction_that_is_over_is_noticed(engine: PostgresEngine, pg_dsn: str) -> None:
+    """What would be half done if the process ended now must not be begun."""
+    connection = await asyncpg.connect(pg_dsn)
+    within: Any = engine.within(connection)
+    async with connection.transaction():
+        await within.enqueue(jobs("a"))
+        await within.enqueue(jobs("b"))
+    with pytest.raises(UsageError, match="in no transaction"):
+        await within.enqueue([a_job("c", key="k")])
+    async with connection.transaction():
+        await within.enqueue(jobs("d"))
+    await connection.close()
+    assert await lease_ids(engine) == ["a", "b", "d"]
+
+
+async def test_nothing_of_a_lost_race_can_be_committed(
+    engine: PostgresEngine, pg_dsn: str, look: Any
+) -> None:
+    """Another call adds the id after it was looked for: all of the batch must go, its key too."""
+    connection = await asyncpg.connect(pg_dsn)
+    within: Any = engine.within(connection)
+    await connection.execute("BEGIN")
+    async with look.transaction():
+        await look.execute(
+            "SELECT put_plain(1, NULL, '{default}', 9, '{}', '{b}', '{work}', '{x}', '{}', '{}',"
+            " '{}', '{}', '{}', '{}', '{}')"
+        )
+        enqueuing = asyncio.create_task(within.enqueue([a_job("a", key="k"), a_job("b")]))
+        await until_blocked(look)
+    with pytest.raises(EngineUnavailable, match="repeat the transaction"):
+        await enqueuing
+    await connection.execute("COMMIT")
+    await connection.close()
+    assert await engine.get("a") is None
+    assert await look.fetchval("SELECT count(*) FROM keys") == 0
+    assert await lease_ids(engine) == ["b"]
 
 
 async def test_another_database_is_refused(engine: PostgresEngine, pg_server_dsn: str) -> None:

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from holdfast.engines.postgres import PostgresEngine
 
@@ -16,6 +16,15 @@ async def until(look: Callable[[], Awaitable[T]]) -> T:
         if found:
             return found
         await asyncio.sleep(0.005)
+
+
+async def until_blocked(look: Any) -> None:
+    """Somebody waits for a lock in this database."""
+    waiting = (
+        "SELECT count(*) FROM pg_stat_activity"
+        " WHERE datname = current_database() AND wait_event_type = 'Lock'"
+    )
+    await until(lambda: look.fetchval(waiting))
 
 
 async def until_waiting(engine: PostgresEngine) -> None:

@@ -9,11 +9,19 @@ import apsw
 import pytest
 
 from holdfast.core import limits
-from holdfast.core.model import JobFilter, LeaseRequest, NewJob, Queue, State
-from holdfast.core.verdict import Cancel, Complete, Delete, Settlement
+from holdfast.core.model import (
+    JobFilter,
+    LeaseRequest,
+    NewJob,
+    Queue,
+    Renewal,
+    State,
+    Status,
+)
+from holdfast.core.verdict import Cancel, Complete, Delete, Outcome, Retry, Settlement
 from holdfast.engines.sqlite import SQLiteEngine, log, queues
 from holdfast.engines.sqlite.unit import Unit
-from holdfast.errors import ConfigError, EngineClosed, EngineUnavailable
+from holdfast.errors import ConfigError, EngineClosed
 from holdfast.testing.clock import ManualClock
 from tests.engines.sqlite.conftest import OpenEngine, until_awaited
 
@@ -119,6 +127,32 @@ async def test_a_drop_that_was_cut_short_is_finished_at_the_next_open(
     assert left == [0, 0, 0, 0]
 
 
+async def test_a_queue_that_is_being_dropped_is_gone_for_everybody(engine: SQLiteEngine) -> None:
+    await engine.declare(Queue(name="gone"))
+    await engine.enqueue([NewJob(id=f"job-{n}", task="t", queue="gone") for n in range(3)])
+    leases = await engine.lease(LeaseRequest(queues=("gone",), limit=2))
+    assert await engine.get("job-0") is not None
+    await engine._write(lambda unit: queues.begin_drop(unit, "gone"))
+    # A queue of the same name is another one, and takes over nothing.
+    await engine.declare(Queue(name="gone"))
+    assert await engine.get("job-0") is None
+    assert await engine.tally(JobFilter(), "queue", limit=5) == []
+    settlements = [
+        Settlement(lease=leases[0], verdict=Complete()),
+        Settlement(lease=leases[1], verdict=Retry()),
+    ]
+    assert await engine.settle(settlements[:1]) == [Outcome.LOST]
+    assert await engine.settle(settlements) == [Outcome.LOST] * 2
+    assert await engine.renew([Renewal(lease=lease) for lease in leases]) == [None, None]
+    assert await engine.lease(LeaseRequest(queues=("gone",))) == []
+    # What is left of a job does not keep a new one out, nor does it go with the old ones.
+    (receipt,) = await engine.enqueue([NewJob(id="job-2", task="t", queue="gone")])
+    assert receipt.status is Status.NEW
+    assert await engine.finished(10) == []
+    assert not await engine._read(queues.is_dropping)
+    assert [job.id for job in (await engine.find(JobFilter(), limit=10)).jobs] == ["job-2"]
+
+
 async def test_a_deleted_job_leaves_nothing_behind(engine: SQLiteEngine) -> None:
     await engine.enqueue([NewJob(id="a", task="t", payload=bytes(5_000))])
     (lease,) = await engine.lease(REQUEST)
@@ -205,20 +239,6 @@ async def test_a_reader_that_stays_is_told_of(
     for n in range(12, 16):
         await engine.enqueue([NewJob(id=f"job-{n}", task="t", payload=bytes(9_000))])
     assert await engine.trouble() == []
-
-
-async def test_another_boot_clock_on_the_same_file_is_refused(
-    engine: SQLiteEngine, open_engine: OpenEngine
-) -> None:
-    elsewhere = ManualClock()
-    elsewhere.reboot()
-    other = await open_engine(clock=elsewhere)
-    with pytest.raises(EngineUnavailable, match="time namespace"):
-        await engine.enqueue([NewJob(id="a", task="t")])
-    await other.enqueue([NewJob(id="b", task="t")])
-    await engine.close()
-    await engine.open()
-    await engine.enqueue([NewJob(id="a", task="t")])
 
 
 async def test_namespaces_share_a_file_and_nothing_else(open_engine: OpenEngine) -> None:

@@ -88,6 +88,69 @@ async def test_our_own_files_are_never_opened_through_a_link(tmp_path: Path, pat
     assert victim.read_text() == "precious"
 
 
+async def test_the_ballast_is_never_given_up_through_a_link(
+    tmp_path: Path, open_engine: OpenEngine
+) -> None:
+    victim = tmp_path / "victim"
+    victim.write_text("precious")
+    (tmp_path / "jobs.db-ballast").symlink_to(victim)
+    engine = await open_engine()
+    await engine.enqueue([NewJob(id="one", task="t")])
+    engine._disk.give_up_ballast()
+    assert victim.read_text() == "precious"
+    assert any("ballast" in text for text in await engine.trouble())
+
+
+async def test_a_lock_file_that_lay_there_opens_the_database_to_nobody(
+    open_engine: OpenEngine, path: Path
+) -> None:
+    lock = path.with_name("jobs.db-lock")
+    lock.touch()
+    lock.chmod(0o666)
+    await open_engine()
+    for file in (lock, path, path.with_name("jobs.db-wal")):
+        assert not file.stat().st_mode & stat.S_IRWXO
+
+
+async def test_a_database_that_anybody_may_read_is_told_of(
+    open_engine: OpenEngine, path: Path
+) -> None:
+    engine = await open_engine()
+    await engine.enqueue([NewJob(id="one", task="t")])
+    assert await engine.trouble() == []
+    path.chmod(0o644)
+    (text,) = await engine.trouble()
+    assert "chmod o-rwx" in text
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
+@pytest.mark.parametrize("ending", ["", "-lock", "-bell"])
+async def test_a_strangers_file_in_an_open_directory_is_refused(
+    tmp_path: Path, ending: str
+) -> None:
+    (tmp_path / "open").mkdir()
+    (tmp_path / "open").chmod(0o1777)
+    planted = tmp_path / "open" / f"jobs.db{ending}"
+    planted.touch()
+    os.chown(planted, 12345, 12345)
+    with pytest.raises(ConfigError, match="12345"):
+        await SQLiteEngine(tmp_path / "open" / "jobs.db").open()
+
+
+async def test_a_name_that_is_not_utf8_is_refused() -> None:
+    with pytest.raises(ConfigError, match="UTF-8"):
+        SQLiteEngine(os.fsdecode(b"jobs-\xff.db"))
+
+
+async def test_no_name_of_a_backup_has_a_second_meaning(
+    tmp_path: Path, open_engine: OpenEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = await open_engine()
+    monkeypatch.chdir(tmp_path)
+    await engine.backup(":memory:")
+    assert (tmp_path / ":memory:").stat().st_size > 0
+
+
 @pytest.mark.parametrize("bad", ["", ":memory:", "file:jobs.db", "a\0b"])
 def test_what_is_no_path_of_a_file_is_refused(bad: str) -> None:
     with pytest.raises(ConfigError):

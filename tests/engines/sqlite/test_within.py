@@ -4,6 +4,7 @@ import asyncio
 import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import apsw
 import pytest
@@ -11,7 +12,7 @@ import pytest
 from holdfast.core.model import LeaseRequest, NewJob, State, Status
 from holdfast.core.verdict import Complete, Outcome, Settlement
 from holdfast.engines.sqlite import SQLiteEngine
-from holdfast.errors import EngineUnavailable, UsageError
+from holdfast.errors import EngineUnavailable, StorageFull, UsageError
 from tests.engines.sqlite.conftest import OpenEngine, until_awaited
 
 
@@ -136,3 +137,41 @@ async def test_a_transaction_left_open_makes_writers_wait_and_then_say_so(
     own.execute("ROLLBACK")
     (receipt,) = await engine.enqueue([NewJob(id="a", task="t")])
     assert receipt.status is Status.NEW
+
+
+async def test_a_program_may_like_its_rows_otherwise(
+    engine: SQLiteEngine, own: apsw.Connection
+) -> None:
+    def shape(cursor: apsw.Cursor, row: tuple[Any, ...]) -> Any:
+        return dict(zip((name for name, *_ in cursor.description), row, strict=True))
+
+    own.row_trace = shape
+    own.execute("BEGIN IMMEDIATE")
+    (receipt,) = engine.within(own).enqueue([NewJob(id="a", task="t")])
+    assert receipt.status is Status.NEW
+    own.execute("COMMIT")
+    assert own.row_trace is shape
+
+
+async def test_a_full_disk_is_called_one_though_all_was_rolled_back(
+    engine: SQLiteEngine, own: apsw.Connection
+) -> None:
+    own.pragma("cache_size", 10)
+    own.pragma("max_page_count", own.pragma("page_count") + 50)
+    own.execute("BEGIN IMMEDIATE")
+    own.execute("INSERT INTO orders VALUES ('a')")
+    with pytest.raises(StorageFull):
+        engine.within(own).enqueue(
+            [NewJob(id=f"job-{n}", task="t", payload=bytes(50_000)) for n in range(50)]
+        )
+    assert not own.in_transaction
+    assert await engine.get("job-0") is None
+
+
+async def test_a_connection_closed_in_the_meantime(
+    engine: SQLiteEngine, own: apsw.Connection
+) -> None:
+    within = engine.within(own)
+    own.close()
+    with pytest.raises(UsageError, match="closed"):
+        within.enqueue([NewJob(id="a", task="t")])

@@ -5,6 +5,7 @@ No SQL is here. The server's clock decides, unless a test gives its own.
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
@@ -90,6 +91,7 @@ class PostgresEngine:
             Pool, dsn, schema=schema, size=connections, pooled=pooled, setup=self._recognise
         )
         self._bell = Bell()
+        self._opening = asyncio.Lock()
         self._identity: schemas.Identity | None = None
         self._pool: Pool | None = None
         self._listener: Listener | None = None
@@ -99,18 +101,9 @@ class PostgresEngine:
         return _TRAITS
 
     async def open(self) -> None:
-        if self._pool is not None:
-            return
-        pool = self._make_pool()
-        try:
-            self._identity = await self._prepare(pool)
-            self._pool = pool
-            await self._run(queues.declare_default)
-        except BaseException:
-            self._pool = None
-            await pool.close()
-            raise
-        self._listener = None if self._pooled else Listener(pool, self._bell)
+        async with self._opening:
+            if self._pool is None:
+                await self._open()
 
     async def close(self) -> None:
         pool, self._pool = self._pool, None
@@ -230,6 +223,18 @@ class PostgresEngine:
         _, store = self._opened()
         assert self._identity is not None
         return within(connection, Home(self._identity, self._schema, store))
+
+    async def _open(self) -> None:
+        pool = self._make_pool()
+        try:
+            self._identity = await self._prepare(pool)
+            self._pool = pool
+            await self._run(queues.declare_default)
+        except BaseException:
+            self._pool = None
+            await pool.close()
+            raise
+        self._listener = None if self._pooled else Listener(pool, self._bell)
 
     async def _run(self, talk: Callable[..., Steps[T]], *arguments: object) -> T:
         pool, store = self._opened()

@@ -15,7 +15,7 @@ from holdfast.core.model import Job, NewJob, Queue, Receipt, State, Status
 from holdfast.engines.postgres import write
 from holdfast.engines.postgres.queues import Lines, read_lines
 from holdfast.engines.postgres.rows import brief_job, columns
-from holdfast.engines.postgres.steps import Ask, Steps, Store, only
+from holdfast.engines.postgres.steps import STATEMENT_BYTES_MAX, Ask, Steps, Store, only
 from holdfast.engines.postgres.write import Kept
 from holdfast.errors import NotAccepting, QueueFull, UnknownQueue, UsageError
 
@@ -63,14 +63,16 @@ def enqueue(store: Store, jobs: Sequence[NewJob]) -> Steps[list[Receipt]]:
 def _is_plain(jobs: Sequence[NewJob]) -> bool:
     if not jobs or len({job.id for job in jobs}) < len(jobs):
         return False
+    total = 0
     try:
         for job in jobs:
             if job.key is not None:
                 return False
             checks.check_job(job)
+            total += len(job.payload)
     except UsageError:
         return False
-    return True
+    return total <= STATEMENT_BYTES_MAX
 
 
 def _plain_receipts(ids: Sequence[str], known: Sequence[str]) -> list[Receipt]:

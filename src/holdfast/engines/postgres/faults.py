@@ -9,6 +9,8 @@ import re
 from typing import Any
 from urllib.parse import urlsplit
 
+import asyncpg
+
 from holdfast.errors import (
     EngineError,
     EngineUnavailable,
@@ -20,6 +22,7 @@ from holdfast.errors import (
 REPEATABLE = frozenset({"40001", "40P01"})
 """Serialization failure and deadlock: the transaction is gone and may simply be run again."""
 
+ENDED_BETWEEN = "the server ended the connection between two statements"
 READ_ONLY = "25006"
 _DISK_FULL = "53100"
 _SCHEMA = frozenset({"3F000", "42P01", "42883", "42703"})
@@ -48,10 +51,20 @@ def is_cut(error: BaseException) -> bool:
     return code is None or code.startswith(_CUT)
 
 
+def is_unsent(error: BaseException) -> bool:
+    """Did the library refuse to send the statement? A server that ends an idle connection says so
+    first, and until the connection is seen to close the library knows no more than that."""
+    return isinstance(error, asyncpg.InternalClientError) and str(error).startswith(
+        "cannot switch to state"
+    )
+
+
 def explain(error: BaseException, *, doubtful: bool, where: str) -> EngineError:
     """The error to raise. `doubtful`: something that may commit by itself was in flight."""
     code = sqlstate_of(error)
     said = " ".join(str(error).split()) or type(error).__name__
+    if is_unsent(error):
+        said = ENDED_BETWEEN
     text = f"PostgreSQL at {where}: {said}" + (f" ({code})" if code else "")
     if code == _DISK_FULL:
         return StorageFull(text)

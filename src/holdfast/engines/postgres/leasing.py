@@ -8,7 +8,7 @@ from typing import Any
 from holdfast.core import checks, limits
 from holdfast.core.model import Lease, LeaseRequest, Renewal
 from holdfast.engines.postgres.rows import held_job
-from holdfast.engines.postgres.steps import Ask, Row, Steps, Store
+from holdfast.engines.postgres.steps import STATEMENT_BYTES_MAX, Ask, Row, Steps, Store
 
 _LEASE = """
 SELECT * FROM $schema.lease($1::int, $2::bigint, $3::text[], $4::int, $5::text, $6::bigint,
@@ -49,7 +49,7 @@ def lease(store: Store, request: LeaseRequest) -> Steps[list[Lease]]:
 
 def _names(request: LeaseRequest) -> list[str]:
     if request.ids:
-        return [id_ for id_ in request.ids if limits.JOB_ID.match(id_)]
+        return [id_ for id_ in dict.fromkeys(request.ids) if limits.JOB_ID.match(id_)]
     return [name for name in request.queues if limits.QUEUE_NAME.match(name)]
 
 
@@ -80,12 +80,15 @@ def linger(store: Store, request: LeaseRequest, *, listens: bool) -> Steps[tuple
 
 
 def renew(store: Store, renewals: Sequence[Renewal]) -> Steps[list[Lease | None]]:
-    """One statement, unless a job is named twice: then as many as it is named."""
+    """One statement, unless a job is named twice or the notes are large: then one transaction."""
     answers: list[Lease | None] = [None] * len(renewals)
     left = [entry for entry in enumerate(renewals) if can_exist(entry[1].lease)]
-    is_single = len({renewal.lease.id for _, renewal in left}) == len(left)
+    # Row locks in one order for everybody.
+    left.sort(key=lambda entry: (entry[1].lease.job.seq, entry[1].lease.id))
+    is_single = True
     while left:
-        now_, later = _first_of_each(left)
+        now_, later = _one_statement(left)
+        is_single = is_single and not later
         rows = yield Ask(_RENEW, _values(store, now_), alone=is_single)
         by_id = {row[0]: row for row in rows}
         for position, renewal in now_:
@@ -100,16 +103,24 @@ def renew(store: Store, renewals: Sequence[Renewal]) -> Steps[list[Lease | None]
 _Numbered = list[tuple[int, Renewal]]
 
 
-def _first_of_each(numbered: _Numbered) -> tuple[_Numbered, _Numbered]:
+def _one_statement(numbered: _Numbered) -> tuple[_Numbered, _Numbered]:
+    """The first renewal of each job, as far as their notes go together; and the rest."""
     seen: set[str] = set()
+    total = 0
     first: _Numbered = []
     later: _Numbered = []
     for entry in numbered:
-        (later if entry[1].lease.id in seen else first).append(entry)
-        seen.add(entry[1].lease.id)
-    # Row locks in one order for everybody.
-    first.sort(key=lambda entry: (entry[1].lease.job.seq, entry[1].lease.id))
+        _, renewal = entry
+        total += _note_bytes(renewal)
+        is_too_large = bool(first) and total > STATEMENT_BYTES_MAX
+        (later if renewal.lease.id in seen or is_too_large else first).append(entry)
+        seen.add(renewal.lease.id)
     return first, later
+
+
+def _note_bytes(renewal: Renewal) -> int:
+    note = renewal.note
+    return 0 if note is None else len(note.checkpoint or b"") + len(note.output or b"")
 
 
 def _values(store: Store, numbered: _Numbered) -> tuple[Any, ...]:

@@ -20,10 +20,17 @@ import asyncpg
 from holdfast.engines.postgres import faults
 from holdfast.engines.postgres.schemas import quoted
 from holdfast.engines.postgres.steps import Again, Ask, Steps, T
-from holdfast.errors import EngineClosed, EngineError, EngineUnavailable, HoldfastError
+from holdfast.errors import (
+    ConfigError,
+    EngineClosed,
+    EngineError,
+    EngineUnavailable,
+    HoldfastError,
+)
 
 CONNECT_S_MAX = 10.0
 COMMAND_S_MAX = 30.0
+SLOT_S_MAX = 30.0
 CLOSE_S_MAX = 5.0
 TRIES_MAX = 6
 BACKOFF_S_FIRST, BACKOFF_S_MAX = 0.05, 1.0
@@ -31,6 +38,8 @@ DEAD_PEER_MS_MAX = 15_000
 
 SESSION = {
     "application_name": "holdfast",
+    # Each statement must see what those before it waited for.
+    "default_transaction_isolation": "read committed",
     # A plan that was kept since the table was small must not read it whole.
     "enable_seqscan": "off",
     "jit": "off",
@@ -38,7 +47,9 @@ SESSION = {
     "tcp_keepalives_interval": "5",
     "tcp_keepalives_count": "3",
 }
-BEGIN = "BEGIN; SET LOCAL idle_in_transaction_session_timeout = '30s'"
+BEGIN = """
+BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL idle_in_transaction_session_timeout = '30s'
+"""
 """A process that freezes in the middle must not hold its locks for ever."""
 
 FAILURES = (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError, OSError)
@@ -117,14 +128,23 @@ class Pool:
 
     async def dial(self) -> Connection:
         """A connection as the library gives it, with its errors."""
-        connection: Connection = await asyncpg.connect(
-            self._dsn,
-            connection_class=Connection,
-            timeout=CONNECT_S_MAX,
-            command_timeout=COMMAND_S_MAX,
-            statement_cache_size=0 if self._pooled else 100,
-            server_settings=None if self._pooled else SESSION,
-        )
+        try:
+            connection: Connection = await asyncpg.connect(
+                self._dsn,
+                connection_class=Connection,
+                timeout=CONNECT_S_MAX,
+                command_timeout=COMMAND_S_MAX,
+                statement_cache_size=0 if self._pooled else 100,
+                server_settings=None if self._pooled else SESSION,
+            )
+        except asyncpg.ClientConfigurationError as error:
+            raise ConfigError(f"the address of PostgreSQL cannot be used: {error}") from error
+        except (ValueError, OverflowError):
+            # What could not be read may be a part of the password, and is not to be shown.
+            raise ConfigError(
+                "the address of PostgreSQL cannot be read: its port must be 0 to 65535, and a "
+                "password with one of / # ? @ : % must have them percent-encoded"
+            ) from None
         connection.keep_alive()
         return connection
 
@@ -139,9 +159,7 @@ class Pool:
         """A checked connection. Whoever leaves it in an unknown state has it closed."""
         if self._pid != os.getpid():
             raise EngineClosed("this engine belongs to the process that was forked: open a new one")
-        async with self._slots:
-            if not self._open:
-                raise EngineClosed("the PostgreSQL engine is not open")
+        async with self._slot():
             while self._idle and self._idle[-1].is_closed():
                 self._idle.pop()
             connection = self._idle.pop() if self._idle else await self.connect()
@@ -158,6 +176,24 @@ class Pool:
             finally:
                 self._lent.discard(connection)
                 self._take_back(connection)
+
+    @contextlib.asynccontextmanager
+    async def _slot(self) -> AsyncIterator[None]:
+        """The right to one of the connections, in the order of asking, for a bounded wait."""
+        try:
+            async with asyncio.timeout(SLOT_S_MAX):
+                await self._slots.acquire()
+        except TimeoutError as error:
+            raise EngineUnavailable(
+                f"all {self._size} connections to PostgreSQL at {self.where} were busy for "
+                f"{SLOT_S_MAX:.0f} s; nothing was changed: open the engine with more connections"
+            ) from error
+        try:
+            if not self._open:
+                raise EngineClosed("the PostgreSQL engine is not open")
+            yield
+        finally:
+            self._slots.release()
 
     def _take_back(self, connection: Connection) -> None:
         if not self._open:
@@ -176,13 +212,18 @@ class Pool:
     async def close(self) -> None:
         """What is in flight may end: a lease that nobody hears of would hold its job up."""
         self._open = False
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(CLOSE_S_MAX):
-                for _ in range(self._size):
-                    await self._slots.acquire()
-        for connection in (*self._lent, *self._idle):
-            connection.terminate()
-        self._idle.clear()
+        try:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(CLOSE_S_MAX):
+                    for _ in range(self._size):
+                        await self._slots.acquire()
+        finally:
+            for connection in (*self._lent, *self._idle):
+                connection.terminate()
+            self._idle.clear()
+            # Whoever is about to try again must not wait for a slot, but learn that it is over.
+            for _ in range(self._size):
+                self._slots.release()
 
     async def run(self, make: Callable[[], Steps[T]], *, writes: bool = True) -> T:
         """Hold the conversation; repeat it while the server undid it, a bounded number of times."""
@@ -243,6 +284,10 @@ class Pool:
 
     def _judge(self, error: BaseException, *, doubtful: bool, writes: bool) -> Exception:
         code = faults.sqlstate_of(error)
+        if faults.is_unsent(error):
+            # The others have heard the same, or will before their next statement.
+            self.forget()
+            return _Undone(faults.ENDED_BETWEEN)
         if code in faults.REPEATABLE or (faults.is_cut(error) and not writes):
             return _Undone(str(error))
         if code == faults.READ_ONLY:

@@ -14,7 +14,7 @@ from holdfast.engines.postgres.enqueuing import Picture
 from holdfast.engines.postgres.leasing import can_exist
 from holdfast.engines.postgres.queues import Lines, read_lines
 from holdfast.engines.postgres.rows import brief_job, columns
-from holdfast.engines.postgres.steps import Ask, Steps, Store, only
+from holdfast.engines.postgres.steps import STATEMENT_BYTES_MAX, Ask, Steps, Store, only, portions
 from holdfast.engines.postgres.write import Kept
 from holdfast.errors import UsageError
 
@@ -27,7 +27,11 @@ _NOTE = "SELECT $schema.note($1::bigint[], $2::float8[], $3::bytea[], $4::bytea[
 
 def settle(store: Store, settlements: Sequence[Settlement]) -> Steps[list[Outcome]]:
     ids = {settlement.lease.id for settlement in settlements}
-    if len(ids) == len(settlements) and all(map(_is_plain, settlements)):
+    if (
+        len(ids) == len(settlements)
+        and all(map(_is_plain, settlements))
+        and sum(map(_result_bytes, settlements)) <= STATEMENT_BYTES_MAX
+    ):
         return (yield from _complete(store, settlements))
     return (yield from _settle_carefully(store, settlements))
 
@@ -41,6 +45,11 @@ def _is_plain(settlement: Settlement) -> bool:
         and can_exist(settlement.lease)
         and _is_within_bounds(settlement)
     )
+
+
+def _result_bytes(settlement: Settlement) -> int:
+    verdict = settlement.verdict
+    return len(verdict.result or b"") if isinstance(verdict, Complete) else 0
 
 
 def _complete(store: Store, settlements: Sequence[Settlement]) -> Steps[list[Outcome]]:
@@ -75,8 +84,9 @@ def _settle_carefully(store: Store, settlements: Sequence[Settlement]) -> Steps[
             kept[settlement.lease.id] = _apply(current, settlement, picture)
             _take_note(notes, current.before.seq, settlement.note)
     yield from write.rewrite(store, kept.values(), lines)
-    if notes:
-        yield Ask(_NOTE, columns(((seq, *_parts(note)) for seq, note in notes.items()), 4))
+    rows = ((seq, note.progress, note.checkpoint, note.output) for seq, note in notes.items())
+    for portion in portions(rows, lambda row: len(row[2] or b"") + len(row[3] or b"")):
+        yield Ask(_NOTE, columns(portion, 4))
     yield from enqueuing.keep(store, picture)
     return outcomes
 
@@ -146,7 +156,3 @@ def _take_note(notes: dict[int, Note], seq: int, note: Note | None) -> None:
         checkpoint=earlier.checkpoint if note.checkpoint is None else note.checkpoint,
         output=earlier.output if note.output is None else checks.clip_output(note.output),
     )
-
-
-def _parts(note: Note) -> tuple[float | None, bytes | None, bytes | None]:
-    return note.progress, note.checkpoint, note.output

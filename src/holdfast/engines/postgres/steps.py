@@ -6,11 +6,14 @@ not. Nothing here or in such a conversation does I/O.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 Row: TypeAlias = Sequence[Any]
 T = TypeVar("T")
+
+STATEMENT_BYTES_MAX = 8 * 1024 * 1024
+"""What is sent with one statement: the server keeps several copies of it in memory."""
 
 
 class Ask(NamedTuple):
@@ -41,6 +44,21 @@ class Store(NamedTuple):
     def given_ms(self) -> int | None:
         """The instant to use; None lets the server read its own clock."""
         return None if self.clock_ms is None else self.clock_ms()
+
+
+def portions(items: Iterable[T], bytes_of: Callable[[T], int]) -> Iterator[list[T]]:
+    """The items in order, in lists that one statement each can carry."""
+    portion: list[T] = []
+    total = 0
+    for item in items:
+        size = bytes_of(item)
+        if portion and total + size > STATEMENT_BYTES_MAX:
+            yield portion
+            portion, total = [], 0
+        portion.append(item)
+        total += size
+    if portion:
+        yield portion
 
 
 def only(rows: Sequence[Row]) -> Any:

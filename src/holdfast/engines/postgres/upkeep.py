@@ -52,16 +52,7 @@ JOIN $schema.queues q ON q.number = j.queue
 LEFT JOIN $schema.notes n ON n.job = j.seq
 ORDER BY f.finished_at, f.seq
 """
-_FREE_KEYS = """
-DELETE FROM $schema.keys WHERE (queue, key) IN (
-    SELECT k.queue, k.key FROM $schema.keys k
-    WHERE k.ns = $1::int AND k.until_at <= $2::bigint AND NOT EXISTS (
-        SELECT FROM $schema.jobs j
-        WHERE j.id = k.id AND j.ns + 0 = $1::int AND j.state < 2
-    )
-    ORDER BY k.until_at LIMIT $3::bigint FOR UPDATE SKIP LOCKED
-)
-"""
+_FREE_KEYS = "SELECT $schema.free_keys($1::int, $2::bigint, $3::int)"
 _DROPPED = "SELECT number FROM $schema.queues WHERE ns = $1::int AND name IS NULL"
 _FORGET = """
 DELETE FROM $schema.queues

@@ -105,22 +105,24 @@ def within(connection: Any, home: Home) -> Within | AsyncWithin:
 
 
 class _Talk:
-    """What both have in common: the first call also looks where the connection leads."""
+    """What both have in common: each call looks whether the transaction is open, and the first
+    one in it also where the connection leads."""
 
     def __init__(self, home: Home) -> None:
         self._home = home
-        self._is_checked = False
+        self._begun: object = None
 
     def text(self, ask: Ask) -> str:
         return ask.statement.replace("$schema", quoted(self._home.schema))
 
     def begin(self, talk: Callable[..., Steps[T]], *arguments: object) -> Steps[T]:
-        if not self._is_checked:
-            yield from self._check()
+        yield from self._check()
         return (yield from talk(self._home.store, *arguments))
 
     def _check(self) -> Steps[None]:
         ((exists, begun),) = yield Ask(_EXISTS)
+        if begun == self._begun:
+            return
         if not exists:
             raise UsageError(
                 f"the connection leads to a database without the schema {self._home.schema}: "
@@ -137,12 +139,16 @@ class _Talk:
             raise UsageError(
                 "the connection is in no transaction: begin one first, and commit it afterwards"
             )
-        self._is_checked = True
+        self._begun = begun
 
 
 def _explained(error: Exception) -> Exception:
-    if isinstance(error, Again):
-        return EngineUnavailable("other calls were faster: roll back, and repeat the transaction")
-    if isinstance(error, HoldfastError) or faults.sqlstate_of(error) is None:
+    code = faults.sqlstate_of(error)
+    if isinstance(error, Again) or code in faults.REPEATABLE:
+        return EngineUnavailable(
+            "other calls were faster: roll back, and repeat the transaction"
+            + (f" ({code})" if code else "")
+        )
+    if isinstance(error, HoldfastError) or code is None:
         return error
     return faults.explain(error, doubtful=False, where="the caller's connection")

@@ -10,7 +10,7 @@ from holdfast.core.lifecycle import Change
 from holdfast.core.model import Event, Job, NewJob
 from holdfast.engines.postgres.queues import Lines
 from holdfast.engines.postgres.rows import CODES, columns, encode, extra_of
-from holdfast.engines.postgres.steps import Again, Ask, Steps, Store, only
+from holdfast.engines.postgres.steps import Again, Ask, Steps, Store, only, portions
 
 _PUT = """
 SELECT $schema.put($1::int, $2::bigint, $3::int[], $4::int[], $5::bigint[], $6::text[],
@@ -84,32 +84,34 @@ def _unless_plain(column: list[Any], plain: object) -> list[Any]:
 
 def put(store: Store, now: int, added: dict[int, NewJob], lines: Lines) -> Steps[None]:
     """Add jobs, by their numbers, whose admission is decided."""
-    if not added:
-        return
-    jobs = list(added.values())
-    names = sorted({job.queue for job in jobs})
-    refs = {name: position for position, name in enumerate(names, 1)}
-    values = (
-        store.ns, now, [lines.number(name) for name in names],
-        [refs[job.queue] for job in jobs] if len(names) > 1 else [], list(added),
-        *job_columns(jobs),
-    )  # fmt: skip
-    if only((yield Ask(_PUT, values))):
-        raise Again
+    for portion in portions(added.items(), lambda entry: len(entry[1].payload)):
+        jobs = [job for _, job in portion]
+        names = sorted({job.queue for job in jobs})
+        refs = {name: position for position, name in enumerate(names, 1)}
+        values = (
+            store.ns, now, [lines.number(name) for name in names],
+            [refs[job.queue] for job in jobs] if len(names) > 1 else [],
+            [number for number, _ in portion], *job_columns(jobs),
+        )  # fmt: skip
+        yield Ask(_PUT, values)
 
 
 def rewrite(store: Store, kept: Iterable[Kept], lines: Lines) -> Steps[None]:
     """Write changed jobs back, each on the version that was read, and their timeline rows."""
     written = [one for one in kept if one.after is not one.before]
-    if not written:
-        return
-    values = columns((_row(one, lines) for one in written), _WIDTH)
-    count = only((yield Ask(_REWRITE, (store.ns, *values))))
-    if count != len(written):
-        raise Again
+    for portion in portions(written, _bytes_written):
+        values = columns((_row(one, lines) for one in portion), _WIDTH)
+        count = only((yield Ask(_REWRITE, (store.ns, *values))))
+        if count != len(portion):
+            raise Again
     told = [(one.before.seq, encode(event)) for one in written for event in one.events]
-    if told:
-        yield Ask(_EVENTS, columns(told, 2))
+    for events in portions(told, lambda row: len(row[1])):
+        yield Ask(_EVENTS, columns(events, 2))
+
+
+def _bytes_written(kept: Kept) -> int:
+    payload = b"" if kept.after.payload is kept.before.payload else kept.after.payload
+    return len(payload) + len(kept.after.result or b"")
 
 
 def _row(kept: Kept, lines: Lines) -> tuple[Any, ...]:

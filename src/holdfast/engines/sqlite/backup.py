@@ -16,6 +16,7 @@ _STEP_PAGES = 4_096
 
 def back_up(store: Store, path: Path) -> None:
     """Blocks; from any thread. The copy is on the disk when this returns."""
+    path = Path(os.path.abspath(path))  # noqa: PTH100 - as it is, so that no name means more
     try:
         # Made here first, so that it is nobody else's and never was readable by others.
         os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600))

@@ -1,7 +1,7 @@
 """The queues of one namespace as one connection last read them.
 
 `hf_meta.revision` grows at every change of a queue, so a look at one number says whether the
-copy is still true. A queue's id is never used again, so its name may be kept for ever.
+copy is still true. A queue without a name is being dropped, and its jobs are as good as gone.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ class Catalog:
         self.namespace_id = 0
         self.lines: dict[str, Line] = {}
         self.names: dict[int, str] = {}
+        self.is_dropping = False
 
     def refresh(self, connection: apsw.Connection, revision: int) -> None:
         """Read the queues again if they are of another revision."""
@@ -41,24 +42,16 @@ class Catalog:
             "SELECT id FROM hf_namespaces WHERE name = ?", (self._namespace,)
         ).get
         rows: Any = connection.execute(
-            "SELECT id, settings FROM hf_queues WHERE ns = ? AND name IS NOT NULL",
-            (self.namespace_id,),
+            "SELECT id, name, settings FROM hf_queues WHERE ns = ?", (self.namespace_id,)
         ).fetchall()
-        lines = [Line(id_, decode_queue(settings)) for id_, settings in rows]
+        lines = [Line(id_, decode_queue(settings)) for id_, name, settings in rows if name]
         self.lines = {line.queue.name: line for line in lines}
-        self.names.update((line.id, line.queue.name) for line in lines)
+        self.names = {line.id: line.queue.name for line in lines}
+        self.is_dropping = len(lines) < len(rows)
 
     def distrust(self) -> None:
         """What was read may have been rolled back."""
         self._revision = -1
-
-    def name_of(self, connection: apsw.Connection, queue_id: int) -> str | None:
-        """None for a queue that is being dropped."""
-        name = self.names.get(queue_id)
-        if name is None:
-            self.reload(connection)
-            name = self.names.get(queue_id)
-        return name
 
 
 def encode_queue(queue: Queue) -> bytes:

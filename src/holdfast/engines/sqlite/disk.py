@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import contextlib
 import os
+import stat
 import time
 
 from holdfast.engines.sqlite.files import Files
-from holdfast.errors import StorageFull
+from holdfast.errors import ConfigError, StorageFull
 
 FLOOR_BYTES = 64 * 1024 * 1024
 BALLAST_BYTES = 4 * 1024 * 1024
+_EXHAUSTED_BYTES = 1024 * 1024
 _LOOK_S = 1.0
 
 
@@ -28,10 +30,14 @@ class Disk:
         answer = os.statvfs(self._files.database.parent)
         return answer.f_bavail * answer.f_frsize
 
-    def check_room(self) -> None:
+    def is_exhausted(self) -> bool:
+        return self.free_bytes() < _EXHAUSTED_BYTES
+
+    def check_room(self, grows_bytes: int) -> None:
         """Raise StorageFull when an enqueue would use up what settling needs."""
         free_bytes = self.free_bytes()
-        if free_bytes < self._floor_bytes:
+        # A payload is written to the log, and later copied from there into the database.
+        if free_bytes - 2 * grows_bytes < self._floor_bytes:
             raise StorageFull(
                 f"{free_bytes} bytes are free beside {self._files.database}, the floor is "
                 f"{self._floor_bytes}: free some space; jobs in hand can still be settled"
@@ -51,15 +57,20 @@ class Disk:
         """Free the space that was kept back; False if there was none."""
         if not self._has_ballast():
             return False
-        with contextlib.suppress(FileNotFoundError):
-            os.truncate(self._files.ballast, 0)
+        # Never through a link: it would cut off whatever that leads to.
+        descriptor = os.open(self._files.ballast, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        try:
+            os.ftruncate(descriptor, 0)
+        finally:
+            os.close(descriptor)
         return True
 
     def _has_ballast(self) -> bool:
         try:
-            return self._files.ballast.stat().st_size > 0
+            status = self._files.ballast.lstat()
         except FileNotFoundError:
             return False
+        return stat.S_ISREG(status.st_mode) and status.st_size > 0
 
     def _restore(self) -> None:
         # Another process may have given it up; a look now and then is enough.
@@ -73,5 +84,7 @@ class Disk:
                     os.posix_fallocate(descriptor, 0, BALLAST_BYTES)
             finally:
                 os.close(descriptor)
-        except OSError:
-            self.give_up_ballast()
+        except (OSError, ConfigError):
+            # An allocation that failed half-way holds on to the last of the space.
+            with contextlib.suppress(OSError):
+                self.give_up_ballast()

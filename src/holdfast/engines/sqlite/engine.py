@@ -50,6 +50,7 @@ from holdfast.engines.sqlite.bell import Watch
 from holdfast.engines.sqlite.connection import Durability
 from holdfast.engines.sqlite.disk import FLOOR_BYTES, Disk
 from holdfast.engines.sqlite.files import Files
+from holdfast.engines.sqlite.scout import Sight
 from holdfast.engines.sqlite.store import Store
 from holdfast.engines.sqlite.threads import Turn, Worker
 from holdfast.engines.sqlite.unit import Unit
@@ -61,6 +62,8 @@ Result = TypeVar("Result")
 
 _TRAITS = Traits(name="sqlite", durable=True, shared=True, transactional=True)
 _POLL_NET_MS = 1_000
+_TRIES_MAX = 10
+_FAREWELL_S = 1.0
 
 
 class SQLiteEngine:
@@ -84,7 +87,8 @@ class SQLiteEngine:
         self._clock = clock or SystemClock()
         self._files = Files(path)
         self._disk = Disk(self._files, floor_bytes)
-        self._store = Store(
+        self._new_store = partial(
+            Store,
             self._files,
             disk=self._disk,
             clock=self._clock,
@@ -109,31 +113,36 @@ class SQLiteEngine:
                 return
             self._pid = os.getpid()
             writer, reader = Worker("holdfast-sqlite-writer"), Worker("holdfast-sqlite-reader")
+            # A store of its own each time: a thread that still hangs in a lock keeps the last one.
+            store = self._new_store()
             writer.start()
             try:
-                await writer.call(self._store.open)
+                await writer.call(store.open)
             except BaseException:
-                writer.stop()
-                if await asyncio.to_thread(writer.join):
-                    self._store.close()
+                writer.stop(store.close)
+                await asyncio.to_thread(writer.join, _FAREWELL_S)
                 raise
             reader.start()
-            self._writer, self._reader = writer, reader
+            self._store, self._writer, self._reader = store, writer, reader
             self._watch = Watch(self._files.bell, self._bell.ring, self._data_version)
             self._open = True
-        await self._finish_drops()
+        # What cannot be removed now harms nobody, and the pruner comes by again.
+        with contextlib.suppress(EngineError):
+            await self._finish_drops()
 
     async def close(self) -> None:
         async with self._opening:
             if not self._open:
                 return
             self._check_open()
+            if self._giving_back:
+                await asyncio.wait(self._giving_back)
             self._open = False
             self._bell.ring()
-            self._reader.stop()
-            self._writer.stop()
-            await asyncio.to_thread(self._wind_up)
             self._watch.close()
+            self._reader.stop()
+            self._writer.stop(partial(_wind_up, self._reader, self._store))
+            await asyncio.to_thread(self._writer.join)
 
     async def declare(self, queue: Queue) -> None:
         self._check_open()
@@ -153,7 +162,9 @@ class SQLiteEngine:
     async def enqueue(self, jobs: Sequence[NewJob]) -> list[Receipt]:
         self._check_open()
         checks.check_batch(len(jobs))
-        receipts = await self._write(lambda unit: enqueue.enqueue(unit, jobs), grows=True)
+        grows_bytes = sum([len(job.payload) for job in jobs])
+        work = partial(enqueue.enqueue, jobs=jobs)
+        receipts = await self._write(work, grows_bytes=grows_bytes)
         self._bell.ring()
         return receipts
 
@@ -197,6 +208,7 @@ class SQLiteEngine:
         )
         if keys:
             await self._write(lambda unit: inspect.drop_keys(unit, keys))
+        await self._finish_drops()
         return jobs
 
     async def get(self, id: str) -> Job | None:
@@ -270,18 +282,38 @@ class SQLiteEngine:
             await self._write(queues.go_on_dropping)
 
     async def _try_lease(self, request: LeaseRequest) -> tuple[list[Lease], int | None]:
-        def work(turn: Turn) -> tuple[list[Lease], int | None]:
-            next_ms = self._store.peek(lambda unit: lease.look(unit, request))
-            if next_ms is not None and next_ms <= 0:
-                leases = self._store.write(lambda unit: lease.take(unit, request), turn)
-                if leases:
-                    return leases, None
-                next_ms = self._store.peek(lambda unit: lease.look(unit, request))
-            return [], next_ms
+        seen: Sight | None = None
+        next_ms: int | None = None
+        # Again only if another process was faster, or if much was found to be expired.
+        for _ in range(_TRIES_MAX):
+            take = partial(self._look_and_take, request, seen)
+            answer = await self._writer.call(take, orphan=self._release)
+            if answer[0]:
+                return answer[0], None
+            seen = answer[1]
+            next_ms = seen.next_ms
+            while seen.go_on is not None:
+                # The writer's thread is free for others meanwhile, above all for renewals.
+                seen = await self._read(partial(lease.look, request=request, after=seen.go_on))
+                next_ms = min(
+                    (ms for ms in (next_ms, seen.next_ms) if ms is not None), default=None
+                )
+            if next_ms != 0:
+                break
+        return [], next_ms
 
-        return await self._writer.call(work, orphan=self._release)
+    def _look_and_take(
+        self, request: LeaseRequest, seen: Sight | None, turn: Turn
+    ) -> tuple[list[Lease], Sight]:
+        look = partial(lease.look, request=request)
+        sight = self._store.peek(look) if seen is None else seen
+        if sight.next_ms != 0:
+            return [], sight
+        take = partial(lease.take, request=request, spot=sight.spot)
+        leases = self._store.write(take, turn)
+        return leases, sight if leases else self._store.peek(look)
 
-    def _release(self, answer: tuple[list[Lease], int | None]) -> None:
+    def _release(self, answer: tuple[list[Lease], Sight]) -> None:
         """The caller was cancelled while its jobs were being leased: nobody else has them."""
         leases, _ = answer
         if leases and self._open:
@@ -296,27 +328,25 @@ class SQLiteEngine:
             await self.settle(settlements)
 
     async def _write(
-        self, work: Callable[[Unit], Result], *, grows: bool = False, urgent: bool = False
+        self,
+        work: Callable[[Unit], Result],
+        *,
+        grows_bytes: int | None = None,
+        urgent: bool = False,
     ) -> Result:
         def call(turn: Turn) -> Result:
-            return self._store.write(work, turn, grows=grows)
+            return self._store.write(work, turn, grows_bytes=grows_bytes)
 
         return await self._writer.call(call, urgent=urgent)
 
     async def _read(self, work: Callable[[Unit], Result]) -> Result:
         def call(turn: Turn) -> Result:
-            turn.take()
-            return self._store.read(work)
+            return self._store.read(work, turn)
 
         return await self._reader.call(call)
 
     async def _data_version(self) -> int:
-        return await self._reader.call(lambda _: self._store.data_version())
-
-    def _wind_up(self) -> None:
-        # A thread that hangs in a call still uses its connection, and nobody else ever will.
-        if self._reader.join() and self._writer.join():
-            self._store.close()
+        return await self._read(lambda unit: int(unit.run("PRAGMA data_version").get))
 
     def _check_open(self) -> None:
         if os.getpid() != self._pid:
@@ -326,3 +356,9 @@ class SQLiteEngine:
             )
         if not self._open:
             raise EngineClosed("the SQLite engine is not open: call open() first")
+
+
+def _wind_up(reader: Worker, store: Store) -> None:
+    """The last act of the writer's thread. A reader that hangs keeps what it still uses."""
+    if reader.join():
+        store.close()

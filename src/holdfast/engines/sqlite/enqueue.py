@@ -30,7 +30,7 @@ _INSERT_CHUNK = _COLUMNS + ", ".join([_ROW] * _CHUNK) + _KNOWN  # sql: the same 
 def enqueue(unit: Unit, jobs: Sequence[NewJob]) -> list[Receipt]:
     unit.rings = True
     lines = unit.catalog.lines
-    if all(map(_is_simple, jobs, repeat(lines))):
+    if not unit.catalog.is_dropping and all(map(_is_simple, jobs, repeat(lines))):
         return _enqueue_many(unit, jobs)
     depths: dict[int, int] = {}
     receipts = []
@@ -49,7 +49,7 @@ def enqueue(unit: Unit, jobs: Sequence[NewJob]) -> list[Receipt]:
 def follow_up(unit: Unit, jobs: Sequence[NewJob]) -> None:
     """Jobs that a completed one brings along: a known id or a held key is passed over."""
     for new in jobs:
-        if rows.fetch(unit, new.id) is None and _holder(unit, new) is None:
+        if not _is_known(unit, new.id) and _holder(unit, new) is None:
             _admit(unit, new, unit.catalog.lines[new.queue])
 
 
@@ -154,7 +154,7 @@ def _keep_outside(unit: Unit, seq: int, payload: bytes) -> None:
 def _enqueue_one(unit: Unit, new: NewJob, line: Line, depths: dict[int, int]) -> Receipt:
     queue = line.queue
     try:
-        if rows.fetch(unit, new.id) is not None:
+        if _is_known(unit, new.id):
             return Receipt(id=new.id, status=Status.DUPLICATE)
         holder = _holder(unit, new)
         if holder is not None:
@@ -172,6 +172,15 @@ def _enqueue_one(unit: Unit, new: NewJob, line: Line, depths: dict[int, int]) ->
         return _refused(new, error)
     _admit(unit, new, line)
     return Receipt(id=new.id, status=Status.NEW)
+
+
+def _is_known(unit: Unit, id: str) -> bool:
+    row = rows.fetch(unit, id)
+    if row is not None and row[rows.QUEUE] not in unit.catalog.names:
+        # Left behind by a queue that is being dropped: it must not keep a new job out.
+        rows.remove(unit, row[rows.SEQ], row[rows.PARTS])
+        return False
+    return row is not None
 
 
 def _admit(unit: Unit, new: NewJob, line: Line) -> None:

@@ -45,6 +45,10 @@ class Files:
         given = os.fspath(path)
         if not given or "\0" in given or given.startswith((":memory:", "file:")):
             raise ConfigError(f"{given!r} is not the path of a file: give one, as in work.db")
+        try:
+            os.path.realpath(given).encode()
+        except UnicodeEncodeError:
+            raise ConfigError(f"{given!r} is not UTF-8, as SQLite demands: rename it") from None
         self.database = Path(os.path.realpath(given))
         self.lock = self._beside("-lock")
         self.bell = self._beside("-bell")
@@ -56,11 +60,14 @@ class Files:
         _make_private(directory)
         if self.database.is_dir():
             raise ConfigError(f"{self.database} is a directory: give the path of a file")
-        if self.database.exists() and self.database.stat().st_nlink > 1:
-            raise ConfigError(
-                f"{self.database} has a second name (hard link), under which another program"
-                " would miss what is in the log: remove one of the two"
-            )
+        if self.database.exists():
+            status = self.database.stat()
+            self._check_owner(self.database, status)
+            if status.st_nlink > 1:
+                raise ConfigError(
+                    f"{self.database} has a second name (hard link), under which another program"
+                    " would miss what is in the log: remove one of the two"
+                )
         network = NETWORK_FILE_SYSTEMS.get(file_system_number(directory))
         if network is not None:
             raise ConfigError(
@@ -74,8 +81,25 @@ class Files:
             )
 
     def open_private(self, path: Path) -> int:
-        """A file of our own beside the database, 0600, never through a link."""
-        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        """A file of our own beside the database, 0600, never through a link.
+
+        A new database takes over the lock file's mode, so what was laid here before is checked.
+        """
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        try:
+            status = os.fstat(descriptor)
+            self._check_owner(path, status)
+            if status.st_mode & stat.S_IRWXO:
+                os.fchmod(descriptor, stat.S_IMODE(status.st_mode) & ~stat.S_IRWXO)
+        except BaseException:
+            os.close(descriptor)
+            raise
+        return descriptor
+
+    def trouble(self) -> list[str]:
+        if self.database.stat().st_mode & stat.S_IRWXO:
+            return [f"anybody may open {self.database}: take the right away, chmod o-rwx"]
+        return []
 
     def identity(self) -> Identity | None:
         """What the path leads to now; None when there is nothing."""
@@ -93,6 +117,17 @@ class Files:
         if found != identity:
             raise EngineUnavailable(
                 f"{self.database} was replaced while in use: it is opened anew at the next call"
+            )
+
+    def _check_owner(self, path: Path, status: os.stat_result) -> None:
+        """In a directory such as /tmp a stranger may have laid the file here before us."""
+        if not stat.S_ISREG(status.st_mode):
+            raise ConfigError(f"{path} is no regular file: give the path of one")
+        anybody = self.database.parent.stat().st_mode & stat.S_IWOTH
+        if anybody and status.st_uid not in (os.geteuid(), 0):
+            raise ConfigError(
+                f"{path} belongs to user {status.st_uid}, in a directory that anybody may write"
+                " to: use a directory of your own"
             )
 
     def _beside(self, ending: str) -> Path:

@@ -74,6 +74,8 @@ def tally(unit: Unit, wanted: JobFilter, by: TallyBy, limit: int) -> list[Tally]
     ).fetchall()
     counts: Counter[str | None] = Counter()
     for value, count in found:
+        if by == "queue" and value not in unit.catalog.names:
+            continue
         counts[_tally_value(unit, by, value)] += count
     ranked = sorted(counts.items(), key=lambda pair: (-pair[1], pair[0] or ""))
     return [Tally(value=value, count=count) for value, count in ranked[:limit]]
@@ -81,7 +83,7 @@ def tally(unit: Unit, wanted: JobFilter, by: TallyBy, limit: int) -> list[Tally]
 
 def _tally_value(unit: Unit, by: TallyBy, value: Any) -> Any:
     if by == "queue":
-        return unit.catalog.name_of(unit.connection, value)
+        return unit.catalog.names[value]
     return str(STATES[value]) if by == "state" else value
 
 

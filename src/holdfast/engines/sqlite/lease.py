@@ -7,28 +7,35 @@ put out of the hot index, to wait for the reaper, so that nobody meets them twic
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import dropwhile
 
 from holdfast.core import limits
 from holdfast.core.model import Job, Lease, LeaseRequest, State
-from holdfast.engines.sqlite import rows
+from holdfast.engines.sqlite import rows, scout
 from holdfast.engines.sqlite.catalog import Line
 from holdfast.engines.sqlite.rows import Row
+from holdfast.engines.sqlite.scout import Sight, Spot
 from holdfast.engines.sqlite.unit import Unit
 from holdfast.engines.tokens import make_token
 
 HOLD_MAX = 20_000
 """So many expired jobs are put aside in one call at most; then it answers with what it has."""
 
+PASS_MAX = 1_000
+"""So many jobs of other tasks are passed over under the lock; a look without it has no bound."""
+
 _RANK_FIRST = -limits.PRIORITY_MAX - 1
-# What a lease does not overwrite. In both statements the rank and the due time are at 3 and 4.
+# What a lease does not overwrite.
 _FIELDS = (
     "seq, queue, parts, rank, due_at, expires_at, attempt, crashes, releases, version,"
     " created_at, cancel, lease_ms, reason, id, task, key, tenant, grp, extra, payload"
 )
 _QUEUE, _RANK, _DUE_AT, _EXPIRES_AT, _TASK = 1, 3, 4, 5, 15
-_ORDER = "queue = ? AND state = 0 AND holds = 0 AND rank > ? ORDER BY rank, due_at, place"
-_TAKE = f"SELECT {_FIELDS} FROM hf_jobs INDEXED BY hf_ready WHERE {_ORDER}"
-_LOOK = f"SELECT task, seq, queue, rank, due_at FROM hf_jobs INDEXED BY hf_ready WHERE {_ORDER}"
+_READY = "FROM hf_jobs INDEXED BY hf_ready WHERE queue = ? AND state = 0 AND holds = 0"
+_ORDER = "ORDER BY rank, due_at, place"
+_TAKE = f"SELECT {_FIELDS} {_READY} AND rank > ? {_ORDER}"
+_TAKE_FROM = f"SELECT {_FIELDS} {_READY} AND (rank, due_at, place) >= (?, ?, ?) {_ORDER}"
+_LOOK = f"SELECT rank, due_at {_READY} AND rank > ? {_ORDER} LIMIT 1"
 _BY_ID = f"SELECT {_FIELDS} FROM hf_jobs WHERE id = ? AND ns = ? AND state = 0"
 _WRITE = """
 UPDATE hf_jobs SET state = 1, holds = 0, attempt = attempt + 1, version = version + 1, token = ?,
@@ -37,24 +44,25 @@ WHERE seq IN (SELECT value FROM json_each(?)) AND state = 0
 """
 
 
-def look(unit: Unit, request: LeaseRequest) -> int | None:
-    """The time until something may be leased: 0 is now, None is not in sight. Only reads."""
+def look(unit: Unit, request: LeaseRequest, after: Spot | None = None) -> Sight:
+    """Is anything to be leased, and when? Only reads. A long look goes on `after` the last one."""
     if request.ids:
-        return _look_by_id(unit, request)
-    line_up = _LineUp(unit)
-    for line in _lines(unit, request):
-        for passed, row in enumerate(line_up.due(_LOOK, line)):
-            if request.tasks is None or row[0] in request.tasks:
-                return 0
-            if passed >= limits.SCAN_MAX:
-                break
-    if _astray(unit):
-        return 0
-    return None if line_up.next_at is None else line_up.next_at - unit.now
+        return Sight(_look_by_id(unit, request))
+    lines = _lines(unit, request)
+    if request.tasks is None:
+        sight = _look_for_any(unit, lines)
+    else:
+        sight = scout.look_for(unit, [line.id for line in lines], request.tasks, after)
+    if sight.next_ms != 0 and sight.go_on is None and _astray(unit):
+        return Sight(0)
+    return sight
 
 
-def take(unit: Unit, request: LeaseRequest) -> list[Lease]:
-    """Lease what is due, best first; the attempt is counted in the same write."""
+def take(unit: Unit, request: LeaseRequest, spot: Spot | None = None) -> list[Lease]:
+    """Lease what is due, best first; the attempt is counted in the same write.
+
+    Before `spot` there was nothing for this request when it was looked for.
+    """
     _bring_back(unit)
     hand = _Hand(unit, request)
     if request.ids:
@@ -63,33 +71,45 @@ def take(unit: Unit, request: LeaseRequest) -> list[Lease]:
             if len(hand.leases) >= request.limit:
                 break
         return hand.leases
-    for line in _lines(unit, request):
-        hand.take(_takeable(unit, line, request, len(hand.leases)), line)
-        if len(hand.leases) >= request.limit:
+    lines = _lines(unit, request)
+    if spot is not None:
+        queue_id = spot.queue_id
+        lines = dropwhile(lambda line: line.id != queue_id, lines)
+    for line in lines:
+        hand.take(hand.choose(line, spot), line)
+        spot = None
+        if hand.is_full:
             break
     return hand.leases
 
 
-class _LineUp:
-    """Walks a queue's due jobs in order, and remembers the earliest of those not yet due."""
+def _look_for_any(unit: Unit, lines: Iterator[Line]) -> Sight:
+    next_at = None
+    for line in lines:
+        first = unit.run(_LOOK, (line.id, _RANK_FIRST)).fetchone()
+        while first is not None:
+            rank, due_at = first
+            if due_at <= unit.now:
+                return Sight(0)
+            # All behind it at this priority are later still: on to the next priority.
+            next_at = due_at if next_at is None else min(next_at, due_at)
+            first = unit.run(_LOOK, (line.id, rank)).fetchone()
+    return Sight(None if next_at is None else next_at - unit.now)
 
-    def __init__(self, unit: Unit) -> None:
-        self._unit = unit
-        self.next_at: int | None = None
 
-    def due(self, statement: str, line: Line) -> Iterator[Row]:
-        unit, now, rank = self._unit, self._unit.now, _RANK_FIRST
-        while True:
-            for row in unit.run(statement, (line.id, rank)):
-                if row[4] > now:
-                    # All behind it at this priority are later still: on to the next priority.
-                    rank = row[_RANK]
-                    if self.next_at is None or row[_DUE_AT] < self.next_at:
-                        self.next_at = row[_DUE_AT]
-                    break
-                yield row
-            else:
-                return
+def _due(unit: Unit, line: Line, spot: Spot | None) -> Iterator[Row]:
+    """A queue's due jobs in their order, from the spot on if there is one."""
+    start = (line.id, _RANK_FIRST)
+    found = unit.run(_TAKE, start) if spot is None else unit.run(_TAKE_FROM, spot)
+    while True:
+        for row in found:
+            if row[4] > unit.now:
+                rank = row[3]
+                break
+            yield row
+        else:
+            return
+        found = unit.run(_TAKE, (line.id, rank))
 
 
 def _lines(unit: Unit, request: LeaseRequest) -> Iterator[Line]:
@@ -97,33 +117,6 @@ def _lines(unit: Unit, request: LeaseRequest) -> Iterator[Line]:
         line = unit.catalog.lines.get(name)
         if line is not None and not line.queue.paused:
             yield line
-
-
-def _takeable(unit: Unit, line: Line, request: LeaseRequest, have: int) -> list[Row]:
-    now, tasks, want = unit.now, request.tasks, request.limit - have
-    found: list[Row] = []
-    expired: list[int] = []
-    passed = 0
-    for row in _LineUp(unit).due(_TAKE, line):
-        if row[5] is not None and row[5] <= now:
-            expired.append(row[0])
-            if len(expired) >= HOLD_MAX:
-                break
-        elif tasks is not None and row[15] not in tasks:
-            passed += 1
-            if passed >= limits.SCAN_MAX:
-                break
-        else:
-            found.append(row)
-            if len(found) >= want:
-                break
-    if expired:
-        unit.run(
-            "UPDATE hf_jobs SET holds = 1"
-            " WHERE seq IN (SELECT value FROM json_each(?)) AND state = 0 AND holds = 0",
-            (str(expired),),
-        )
-    return found
 
 
 def _takeable_by_id(unit: Unit, request: LeaseRequest) -> Iterator[tuple[Row, Line]]:
@@ -159,7 +152,7 @@ def _may_go(unit: Unit, row: Row, request: LeaseRequest) -> bool:
 
 def _line_of(unit: Unit, row: Row) -> Line | None:
     """The job's queue, unless it is paused or gone."""
-    name = unit.catalog.name_of(unit.connection, row[_QUEUE])
+    name = unit.catalog.names.get(row[_QUEUE])
     line = None if name is None else unit.catalog.lines.get(name)
     return None if line is None or line.queue.paused else line
 
@@ -172,7 +165,39 @@ class _Hand:
         self._request = request
         self._worker = request.worker or None
         self._token = 0
+        self._passed = 0
         self.leases: list[Lease] = []
+
+    @property
+    def is_full(self) -> bool:
+        return len(self.leases) >= self._request.limit or self._passed >= PASS_MAX
+
+    def choose(self, line: Line, spot: Spot | None) -> list[Row]:
+        """The best that are due; those past their expiry are put aside on the way."""
+        now, tasks = self._unit.now, self._request.tasks
+        want = self._request.limit - len(self.leases)
+        found: list[Row] = []
+        expired: list[int] = []
+        for row in _due(self._unit, line, spot):
+            if row[5] is not None and row[5] <= now:
+                expired.append(row[0])
+                if len(expired) >= HOLD_MAX:
+                    break
+            elif tasks is not None and row[15] not in tasks:
+                self._passed += 1
+                if self._passed >= PASS_MAX:
+                    break
+            else:
+                found.append(row)
+                if len(found) >= want:
+                    break
+        if expired:
+            self._unit.run(
+                "UPDATE hf_jobs SET holds = 1"
+                " WHERE seq IN (SELECT value FROM json_each(?)) AND state = 0 AND holds = 0",
+                (str(expired),),
+            )
+        return found
 
     def take(self, found: list[Row], line: Line) -> None:
         if not found:

@@ -12,11 +12,15 @@ from holdfast.engines.sqlite.connection import BUSY_MS, WAL_PAGES
 WAL_ALARM_PAGES = 16 * WAL_PAGES
 """A log this long means that a reader keeps checkpoints from ending."""
 
+INSIST_MS = 200
+"""So long writers wait for readers to leave the log, when it has become twice as long."""
+
 
 class Log:
     def __init__(self, connection: apsw.Connection | None = None) -> None:
         self.pages = 0
         self._due_at = WAL_PAGES
+        self._insist_at = 2 * WAL_PAGES
         if connection is not None:
             connection.set_wal_hook(self._note)
 
@@ -28,7 +32,13 @@ class Log:
         if self.pages >= self._due_at:
             # If a reader keeps the log from starting again, not every commit pays for a new go.
             self._due_at = self.pages + WAL_PAGES
-            _checkpoint(connection, apsw.SQLITE_CHECKPOINT_PASSIVE)
+            if self.pages < self._insist_at:
+                _checkpoint(connection, apsw.SQLITE_CHECKPOINT_PASSIVE)
+            else:
+                # Short readers that overlap would hold it up together for ever. Who begins to
+                # read while we wait reads the database alone, so one reader's time is enough.
+                self._insist_at = 2 * self.pages
+                _checkpoint(connection, apsw.SQLITE_CHECKPOINT_RESTART, wait_ms=INSIST_MS)
 
     def shorten(self, connection: apsw.Connection) -> None:
         """Copy all of it and give its space back, unless somebody reads from it."""
@@ -37,13 +47,14 @@ class Log:
     def _note(self, _connection: apsw.Connection, _name: str, pages: int) -> int:
         if pages < self.pages:
             self._due_at = WAL_PAGES
+            self._insist_at = 2 * WAL_PAGES
         self.pages = pages
         return apsw.SQLITE_OK
 
 
-def _checkpoint(connection: apsw.Connection, mode: int) -> None:
-    """As far as readers and the free space allow, without waiting for either."""
-    connection.set_busy_timeout(0)
+def _checkpoint(connection: apsw.Connection, mode: int, wait_ms: int = 0) -> None:
+    """As far as readers and the free space allow."""
+    connection.set_busy_timeout(wait_ms)
     try:
         connection.wal_checkpoint(mode=mode)
     except (apsw.BusyError, apsw.LockedError, apsw.FullError):

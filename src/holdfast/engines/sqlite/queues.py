@@ -66,6 +66,7 @@ def go_on_dropping(unit: Unit) -> None:
     if len(found) < DROP_BATCH:
         unit.run("DELETE FROM hf_keys WHERE queue = ?", (queue_id,))
         unit.run("DELETE FROM hf_queues WHERE id = ?", (queue_id,))
+        unit.bump_revision()
 
 
 def views(unit: Unit, *, counts: bool) -> list[QueueView]:

@@ -68,7 +68,7 @@ def fetch(unit: Unit, id: str) -> Row | None:
 
 def job_of(unit: Unit, row: Row, *, payload: bytes | None = None) -> Job | None:
     """The brief view. None when its queue is being dropped: the job is as good as gone."""
-    name = unit.catalog.names.get(row[1]) or unit.catalog.name_of(unit.connection, row[1])
+    name = unit.catalog.names.get(row[1])
     if name is None:
         return None
     extra = NO_EXTRA if row[26] is None else decode_extra(row[26])

@@ -6,11 +6,13 @@ tables in the same file so as to enqueue and settle in its own transactions.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import apsw
 
 from holdfast.core.model import Queue
 from holdfast.engines.sqlite.catalog import encode_queue
-from holdfast.errors import SchemaMismatch
+from holdfast.errors import EngineUnavailable, SchemaMismatch
 
 PART_PAYLOAD, PART_NOTES, PART_EVENTS, PART_RESULT = 1, 2, 4, 8
 """Bits of `hf_jobs.parts`: which rows a job has beside its own."""
@@ -107,11 +109,19 @@ MIGRATIONS: tuple[str, ...] = (_MIGRATION_1,)
 """Number n brings a store of schema n - 1 to schema n. Never edited once released."""
 
 
-def prepare(connection: apsw.Connection, namespace: str, boot_id: str) -> None:
+def prepare(
+    connection: apsw.Connection, namespace: str, boot_id: str, is_alone: Callable[[], bool]
+) -> None:
     """Inside a write transaction: everything that a writer expects to find."""
     migrate(connection)
     run = connection.execute
-    if run("SELECT boot FROM hf_meta").get != boot_id:
+    known = run("SELECT boot FROM hf_meta").get
+    if known != boot_id:
+        if known and not is_alone():
+            raise EngineUnavailable(
+                f"{connection.filename} is in use by a process in another time namespace:"
+                " run all its users on one boot clock"
+            )
         # The deadlines were on a clock that has started again: all of them have passed.
         run("UPDATE hf_jobs SET deadline = 0 WHERE state = 1")
         run("UPDATE hf_meta SET boot = ?", (boot_id,))
@@ -130,13 +140,17 @@ def migrate(connection: apsw.Connection) -> None:
     """Inside a write transaction: bring the store to the newest schema."""
     found = stored_schema(connection)
     if found > len(MIGRATIONS):
-        raise SchemaMismatch(
-            f"{connection.filename} has schema {found}, this version knows up to "
-            f"{len(MIGRATIONS)}: run the newer version of Holdfast that wrote it"
-        )
+        raise mismatch(connection, found)
     for number, migration in enumerate(MIGRATIONS[found:], start=found + 1):
         connection.execute(migration)
         connection.execute("UPDATE hf_meta SET schema = ?", (number,))
+
+
+def mismatch(connection: apsw.Connection, found: int) -> SchemaMismatch:
+    return SchemaMismatch(
+        f"{connection.filename} has schema {found}, this version knows up to "
+        f"{len(MIGRATIONS)}: run the newer version of Holdfast that wrote it"
+    )
 
 
 def stored_schema(connection: apsw.Connection) -> int:

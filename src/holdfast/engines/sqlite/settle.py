@@ -22,7 +22,8 @@ WHERE seq = ? AND token = ? AND state = 1 AND id = ? AND ns = ?
 
 
 def settle(unit: Unit, settlements: Sequence[Settlement]) -> list[Outcome]:
-    if all(map(_is_plain, settlements)) and _complete_all(unit, settlements):
+    plain = not unit.catalog.is_dropping and all(map(_is_plain, settlements))
+    if plain and _complete_all(unit, settlements):
         return [Outcome.SETTLED] * len(settlements)
     # Those that were just completed are met again here, and a repeat is answered the same.
     unit.rings = True

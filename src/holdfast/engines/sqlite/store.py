@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import weakref
 from collections.abc import Callable, Iterator
 from typing import TypeVar
 
@@ -26,6 +27,8 @@ from holdfast.engines.sqlite.unit import Unit
 from holdfast.errors import EngineError, EngineUnavailable, StorageFull
 
 Result = TypeVar("Result")
+
+_open_stores: weakref.WeakSet[Store] = weakref.WeakSet()
 
 
 class Desk:
@@ -76,6 +79,7 @@ class Store:
             self.files.prepare()
             self._lock = self.files.open_private(self.files.lock)
             self._bell = self.files.open_private(self.files.bell)
+            _open_stores.add(self)
         except OSError as error:
             raise faults.before_commit(error) from error
         self._connect_writer(turn)
@@ -83,27 +87,37 @@ class Store:
     def close(self) -> None:
         self._reader.clear()
         self._writer.clear()
+        self.let_go()
+
+    def let_go(self) -> None:
+        """Of our own locks. A forked child must: what it inherited outlives a killed parent."""
+        _open_stores.discard(self)
         for descriptor in (self._lock, self._bell):
             if descriptor >= 0:
                 os.close(descriptor)
         self._lock = self._bell = -1
 
-    def write(self, work: Callable[[Unit], Result], turn: Turn, *, grows: bool = False) -> Result:
+    def write(
+        self, work: Callable[[Unit], Result], turn: Turn, *, grows_bytes: int | None = None
+    ) -> Result:
         """Run `work` in one transaction, unless its caller has left in the meantime.
 
-        What `grows` the store must leave the disk its floor, and never uses the ballast.
+        What grows the store must leave the disk its floor, and never uses the ballast.
         """
         connection = self._check_writer()
-        if grows:
-            self._check_room()
+        if grows_bytes is not None:
+            self._check_room(grows_bytes)
         with self._exclusively():
             _begin(turn)
             try:
                 result = self._transact(work)
             except StorageFull:
-                if grows:
+                if grows_bytes is None:
+                    self.disk.give_up_ballast()
+                # A log that took up the last of the space gives it back.
+                self._shorten(connection)
+                if grows_bytes is not None:
                     raise
-                self._make_room()
                 result = self._transact(work)
             try:
                 self.log.checkpoint_if_due(connection)
@@ -120,14 +134,16 @@ class Store:
         except faults.Trouble as error:
             raise self._troubled(error) from error
 
-    def read(self, work: Callable[[Unit], Result]) -> Result:
+    def read(self, work: Callable[[Unit], Result], turn: Turn) -> Result:
         """Run `work` on one snapshot, from the reader's thread."""
+        _begin(turn)
         desk = self._reader
         self._check_same(desk)
         try:
             if desk.connection is None:
-                desk.connection = self.connect_aside()
+                # First: of a file that is replaced in between, the next call finds out.
                 desk.identity = self.files.identity()
+                desk.connection = self.connect_aside()
             connection = desk.connection
             connection.execute("BEGIN")
             try:
@@ -137,17 +153,13 @@ class Store:
         except faults.Trouble as error:
             raise self._troubled(error) from error
 
-    def data_version(self) -> int:
-        """Changes when anybody else commits; from the reader's thread."""
-        return self.read(lambda unit: int(unit.run("PRAGMA data_version").get))
-
     def connect_aside(self) -> apsw.Connection:
         """A connection of the caller's own, for something long."""
         return connect(self.files, durability=self._durability, vfs=self._vfs)
 
     def trouble(self) -> list[str]:
         """What a person should know although everything still works."""
-        found = self.disk.trouble()
+        found = self.files.trouble() + self.disk.trouble()
         if self.log.is_long:
             found.append(
                 f"the log of {self.files.database} is {self.log.pages} pages long, because"
@@ -172,9 +184,9 @@ class Store:
             self._drop()
             raise
 
-    def _check_room(self) -> None:
+    def _check_room(self, grows_bytes: int) -> None:
         try:
-            self.disk.check_room()
+            self.disk.check_room(grows_bytes)
         except OSError as error:
             raise faults.before_commit(error) from error
 
@@ -186,28 +198,51 @@ class Store:
             with self._exclusively():
                 if opening is not None:
                     _begin(opening)
-                connection = connect(
-                    self.files,
-                    durability=self._durability,
-                    vfs=self._vfs,
-                    create=opening is not None,
-                    writer=True,
-                )
-                desk.connection = connection
-                desk.identity = self.files.identity()
-                # A log left behind may hold what a failed sync never brought to the disk though
-                # it can be read: only its copy into the database, synced, can be built upon.
-                self.log = Log(connection)
-                self.log.shorten(connection)
-                self._boot_id = self._clock.boot_id()
-                with _immediate(connection):
-                    schema.prepare(connection, self._namespace, self._boot_id)
+                    # Held while this store is open, so that others can tell: see `_is_alone`.
+                    fcntl.flock(self._bell, fcntl.LOCK_SH)
+                try:
+                    connection = self._prepare_writer(create=opening is not None)
+                except faults.Trouble:
+                    # Even to open takes some space, for what SQLite shares between processes;
+                    # without any, it calls that an I/O error.
+                    if not (self.disk.is_exhausted() and self.disk.give_up_ballast()):
+                        raise
+                    desk.clear()
+                    connection = self._prepare_writer(create=opening is not None)
         except BaseException as error:
             desk.clear()
             if isinstance(error, faults.Trouble):
                 raise faults.before_commit(error) from error
             raise
         return connection
+
+    def _prepare_writer(self, *, create: bool) -> apsw.Connection:
+        desk = self._writer
+        desk.identity = self.files.identity()
+        connection = connect(
+            self.files, durability=self._durability, vfs=self._vfs, create=create, writer=True
+        )
+        desk.connection = connection
+        if desk.identity is None:
+            desk.identity = self.files.identity()
+        # A log left behind may hold what a failed sync never brought to the disk though
+        # it can be read: only its copy into the database, synced, can be built upon.
+        self.log = Log(connection)
+        self.log.shorten(connection)
+        self._boot_id = self._clock.boot_id()
+        with _immediate(connection):
+            schema.prepare(connection, self._namespace, self._boot_id, self._is_alone)
+        return connection
+
+    def _is_alone(self) -> bool:
+        """Has nobody else this store open? Asked under the lock, where no other asks or opens."""
+        try:
+            fcntl.flock(self._bell, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        finally:
+            fcntl.flock(self._bell, fcntl.LOCK_SH)
+        return True
 
     def _transact(self, work: Callable[[Unit], Result]) -> Result:
         desk = self._writer
@@ -273,10 +308,7 @@ class Store:
         finally:
             fcntl.flock(self._lock, fcntl.LOCK_UN)
 
-    def _make_room(self) -> None:
-        self.disk.give_up_ballast()
-        connection = self._writer.connection
-        assert connection is not None
+    def _shorten(self, connection: apsw.Connection) -> None:
         try:
             self.log.shorten(connection)
         except faults.Trouble as error:
@@ -294,6 +326,16 @@ def _immediate(connection: apsw.Connection) -> Iterator[None]:
     try:
         yield
     except BaseException:
-        connection.execute("ROLLBACK")
+        # Some faults have rolled back already.
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
         raise
     connection.execute("COMMIT")
+
+
+def _let_all_go() -> None:
+    for store in list(_open_stores):
+        store.let_go()
+
+
+os.register_at_fork(after_in_child=_let_all_go)

@@ -42,6 +42,7 @@ class Worker:
         # One entry for each call, which may have been overtaken, and False for the end.
         self._signals: queue.SimpleQueue[bool] = queue.SimpleQueue()
         self._stopping = False
+        self._last: Callable[[], None] | None = None
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def start(self) -> None:
@@ -56,7 +57,7 @@ class Worker:
     ) -> Result:
         """Run `work` in the thread. It takes its turn when it can no longer be withdrawn.
 
-        `orphan` is told a result whose caller was cancelled while the work was being done.
+        `orphan` is told a result whose caller was cancelled and so never sees it.
         """
         if self._stopping:
             raise EngineClosed("the engine is closed: open it again")
@@ -70,31 +71,45 @@ class Worker:
         timer = loop.call_later(PATIENCE_S, _give_up, turn, future)
         try:
             return await future
+        except asyncio.CancelledError:
+            # The answer may be there already, if only its caller has not yet run again.
+            answered = future.done() and not future.cancelled() and future.exception() is None
+            if answered and orphan is not None:
+                orphan(future.result())
+            raise
         finally:
             timer.cancel()
             if not future.done() or future.cancelled():
                 turn.take()
 
-    def stop(self) -> None:
-        """Take no more calls, and end when those that wait are done; from the loop's thread."""
+    def stop(self, last: Callable[[], None] | None = None) -> None:
+        """Take no more calls; do those that wait, then `last`, however long a lock takes."""
         self._stopping = True
+        self._last = last
         self._signals.put(False)
 
-    def join(self) -> bool:
+    def join(self, patience_s: float | None = None) -> bool:
         """Block until the thread is gone; False when it does not come back from a lock."""
-        self._thread.join(PATIENCE_S)
+        self._thread.join(PATIENCE_S if patience_s is None else patience_s)
         return not self._thread.is_alive()
 
     def _run(self) -> None:
         while self._signals.get():
-            work, turn, future, orphan = self._calls.popleft()
-            try:
-                result, error = work(turn), None
-            except BaseException as raised:  # noqa: BLE001 - it is the caller's to see
-                result, error = None, raised
-            # A loop that is closed has nobody left who waits.
-            with contextlib.suppress(RuntimeError):
-                future.get_loop().call_soon_threadsafe(_resolve, future, result, error, orphan)
+            _do(*self._calls.popleft())
+        if self._last is not None:
+            self._last()
+
+
+def _do(
+    work: Work, turn: Turn, future: asyncio.Future[Any], orphan: Callable[[Any], None] | None
+) -> None:
+    try:
+        result, error = work(turn), None
+    except BaseException as raised:  # noqa: BLE001 - it is the caller's to see
+        result, error = None, raised
+    # A loop that is closed has nobody left who waits.
+    with contextlib.suppress(RuntimeError):
+        future.get_loop().call_soon_threadsafe(_resolve, future, result, error, orphan)
 
 
 def _give_up(turn: Turn, future: asyncio.Future[Any]) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import apsw
 
 from holdfast.engines.clock import Clock
+from holdfast.engines.sqlite import schema
 from holdfast.engines.sqlite.catalog import Catalog
 
 
@@ -30,10 +31,13 @@ class Unit:
     def __init__(self, connection: apsw.Connection, catalog: Catalog, clock: Clock) -> None:
         # Rows come back as plain tuples; what is in them, the schema says.
         self.run: Callable[..., Any] = connection.execute
-        meta = self.run("SELECT revision, boot, number FROM hf_meta").fetchone()
+        meta = self.run("SELECT schema, revision, boot, number FROM hf_meta").fetchone()
         if meta is None:
             raise apsw.CorruptError("hf_meta has no row")
-        revision, self.boot_id, number = meta
+        found, revision, self.boot_id, number = meta
+        if found != len(schema.MIGRATIONS):
+            # A newer version has migrated it while we had it open.
+            raise schema.mismatch(connection, found)
         catalog.refresh(connection, revision)
         self._used: int = number
         self._last: int = number

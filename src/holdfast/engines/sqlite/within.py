@@ -47,8 +47,13 @@ class Within:
 
     def enqueue(self, jobs: Sequence[NewJob]) -> list[Receipt]:
         checks.check_batch(len(jobs))
-        self._disk.check_room()
-        return self._run(lambda unit: enqueue.enqueue(unit, jobs))
+        grows_bytes = sum(len(job.payload) for job in jobs)
+
+        def work(unit: Unit) -> list[Receipt]:
+            self._disk.check_room(grows_bytes)
+            return enqueue.enqueue(unit, jobs)
+
+        return self._run(work)
 
     def settle(self, settlements: Sequence[Settlement]) -> list[Outcome]:
         checks.check_batch(len(settlements))
@@ -68,6 +73,8 @@ class Within:
                 result = work(unit)
                 unit.finish()
                 return result
+        except apsw.ConnectionClosedError:
+            raise UsageError("the connection is closed: open one to the engine's file") from None
         except faults.Trouble as error:
             raise faults.before_commit(error) from error
 
@@ -75,14 +82,21 @@ class Within:
 @contextmanager
 def _all_or_nothing(connection: apsw.Connection) -> Iterator[None]:
     """A call that fails half-way leaves nothing behind in a transaction that goes on."""
-    connection.execute("SAVEPOINT holdfast")
+    # Rows must come as they are stored, however the program likes its own.
+    shape, connection.row_trace = connection.row_trace, None
     try:
-        yield
-    except BaseException:
-        connection.execute("ROLLBACK TO holdfast")
+        connection.execute("SAVEPOINT holdfast")
+        try:
+            yield
+        except BaseException:
+            # A full disk, for one, has rolled back the program's whole transaction already.
+            if connection.in_transaction:
+                connection.execute("ROLLBACK TO holdfast")
+                connection.execute("RELEASE holdfast")
+            raise
         connection.execute("RELEASE holdfast")
-        raise
-    connection.execute("RELEASE holdfast")
+    finally:
+        connection.row_trace = shape
 
 
 def _check(connection: object, files: Files) -> None:

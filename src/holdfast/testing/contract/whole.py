@@ -11,6 +11,7 @@ from holdfast.testing.contract.concurrency import Concurrency
 from holdfast.testing.contract.declaring import Declaring
 from holdfast.testing.contract.durable import DurableContract
 from holdfast.testing.contract.enqueueing import Enqueueing
+from holdfast.testing.contract.fencing import Fencing
 from holdfast.testing.contract.follow_ups import FollowUps
 from holdfast.testing.contract.hostility import Hostility
 from holdfast.testing.contract.inspecting import Inspecting
@@ -34,6 +35,7 @@ class EngineContract(
     Leasing,
     Renewing,
     Settling,
+    Fencing,
     FollowUps,
     Reaping,
     Amending,

@@ -97,9 +97,11 @@ CREATE TABLE keys (
     key       text COLLATE "C" NOT NULL,
     id        text COLLATE "C" NOT NULL,
     until_at  bigint NOT NULL,
+    -- When the pruner looks at it: first when its window is over, then from time to time.
+    look_at   bigint NOT NULL,
     PRIMARY KEY (queue, key)
 );
-CREATE INDEX keys_until ON keys (ns, until_at);
+CREATE INDEX keys_look ON keys (ns, look_at);
 
 CREATE TABLE notes (
     job         bigint PRIMARY KEY,

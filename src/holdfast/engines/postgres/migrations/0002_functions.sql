@@ -19,7 +19,8 @@ BEGIN
     END IF;
 END $$;
 
--- Adds jobs whose admission is decided; returns the ids that were known before.
+-- Adds jobs whose admission is decided; returns the ids that were known before. With seqs nobody
+-- knew them a moment ago: then it must be decided anew, and all is undone.
 -- An empty array stands for a column of defaults; refs are positions in queue_numbers.
 -- Known ids are rare: looking for them only after an insert failed makes all others faster.
 CREATE FUNCTION put(
@@ -45,6 +46,7 @@ BEGIN
                       lease_ms, extra)
         ) n;
     EXCEPTION WHEN unique_violation THEN
+        PERFORM free_ids(ns_, ids);
         WITH fresh AS (
             INSERT INTO jobs (seq, place, due_at, created_at, expires_at, lease_ms, ns, queue,
                               rank, id, task, key, tenant, grp, extra, payload)
@@ -63,6 +65,9 @@ BEGIN
         )
         SELECT coalesce(array_agg(w.id), '{}') INTO known_ FROM unnest(ids) AS w(id)
         WHERE w.id NOT IN (SELECT fresh.id FROM fresh);
+        IF cardinality(seqs) > 0 AND cardinality(known_) > 0 THEN
+            RAISE serialization_failure USING MESSAGE = 'another call added the same ids';
+        END IF;
     END;
     PERFORM wake(ns_);
     RETURN known_;
@@ -123,8 +128,8 @@ CREATE TYPE held AS (
 );
 
 -- Leases due jobs of the queues named, in their order. Priorities are walked by index probes, so
--- that jobs which are not due cost nothing however many they are. A row without an id says that
--- expired jobs were put aside and more may be in the way: ask again.
+-- that jobs which are not due cost nothing however many they are. A single row without an id says
+-- that expired jobs were put aside and more may be in the way: ask again.
 CREATE FUNCTION lease(
     ns_ int, given bigint, names text[], most int, worker_ text, span bigint, tasks text[]
 ) RETURNS SETOF held LANGUAGE plpgsql
@@ -149,7 +154,9 @@ BEGIN
         WHERE j.queue = line.number AND j.state = 0 AND j.holds = 0 AND j.expires_at <= now_
         ORDER BY j.expires_at LIMIT 1;
         IF FOUND AND set_aside(line.number, now_) THEN
-            RETURN NEXT NULL::held;
+            IF need = most THEN
+                RETURN NEXT NULL::held;
+            END IF;
             RETURN;
         END IF;
         level := -32768;
@@ -275,7 +282,8 @@ BEGIN
     next_ms := soonest - now_;
 END $$;
 
--- Pushes the deadlines of leases that hold, and keeps their notes.
+-- Pushes the deadlines of leases that hold, and keeps their notes. Whether they hold is asked when
+-- their rows are locked: a lease may lapse while its renewal waits for another call.
 CREATE FUNCTION renew(
     ns_ int, given bigint, ids text[], tokens_ bigint[], spans bigint[],
     progresses float8[], checkpoints bytea[], outputs bytea[]
@@ -283,20 +291,27 @@ CREATE FUNCTION renew(
 SET search_path FROM CURRENT SET plan_cache_mode = force_generic_plan SET jit = off
 SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$
 DECLARE
-    now_ bigint := now_ms(given);
+    now_ bigint;
     places tid[];
     seqs bigint[];
+    deadlines bigint[];
     winners int[];
 BEGIN
-    SELECT array_agg(x.ctid), array_agg(x.seq), array_agg(w.o::int)
-    INTO places, seqs, winners
+    SELECT array_agg(x.ctid), array_agg(x.seq), array_agg(x.deadline_at), array_agg(w.o::int)
+    INTO places, seqs, deadlines, winners
     FROM unnest(ids, tokens_) WITH ORDINALITY AS w(id, token, o)
     CROSS JOIN LATERAL (
-        SELECT c.ctid, c.seq FROM jobs c
+        SELECT c.ctid, c.seq, c.deadline_at FROM jobs c
         WHERE c.id = w.id AND c.ns + 0 = ns_ AND c.token = w.token AND c.state + 0 = 1
-          AND c.deadline_at > now_
         FOR NO KEY UPDATE
     ) x;
+    now_ := now_ms(given);
+    IF now_ >= ANY (deadlines) THEN
+        SELECT array_agg(u.place), array_agg(u.seq), array_agg(u.o)
+        INTO places, seqs, winners
+        FROM unnest(places, seqs, deadlines, winners) AS u(place, seq, deadline_at, o)
+        WHERE u.deadline_at > now_;
+    END IF;
     IF cardinality(progresses) > 0 THEN
         INSERT INTO notes (job, progress, checkpoint, output)
         SELECT u.seq, progresses[u.o], checkpoints[u.o], outputs[u.o]
@@ -325,7 +340,8 @@ END $$;
 -- Completes jobs under their tokens, leased or waiting. Returns the ids of those that are done
 -- under their token, now or since an earlier call; NULL when all were completed just now.
 -- A row that another call changed since the statement began is passed over, and met again by the
--- next round, whose snapshot sees what that call left.
+-- next round, whose snapshot sees what that call left. Token and state are asked of `j` as well:
+-- older servers do not pass such a row over, but write to it if what is asked of `j` still holds.
 CREATE FUNCTION complete(
     ns_ int, given bigint, ids text[], tokens_ bigint[], results bytea[]
 ) RETURNS text[] LANGUAGE plpgsql
@@ -345,7 +361,7 @@ BEGIN
             WHERE c.id = u.id AND c.ns + 0 = ns_ AND c.token = u.token AND c.state + 0 < 2
             OFFSET 0
         ) x
-        WHERE j.ctid = x.ctid;
+        WHERE j.ctid = x.ctid AND j.token = u.token AND j.state + 0 < 2;
         GET DIAGNOSTICS count_ = ROW_COUNT;
         IF count_ = cardinality(ids) THEN
             RETURN NULL;

@@ -49,7 +49,12 @@ SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS
 BEGIN
     RETURN QUERY
     SELECT w.id FROM unnest(ids) AS w(id)
-    CROSS JOIN LATERAL (SELECT FROM jobs c WHERE c.id = w.id AND c.ns + 0 = ns_ OFFSET 0) x;
+    CROSS JOIN LATERAL (
+        SELECT FROM jobs c
+        WHERE c.id = w.id AND c.ns + 0 = ns_
+          AND (SELECT q.name FROM queues q WHERE q.number = c.queue) IS NOT NULL
+        OFFSET 0
+    ) x;
 END $$;
 
 -- Writes jobs back if they are as they were read. place or payload NULL leaves it as it is.
@@ -119,14 +124,32 @@ BEGIN
     RETURN count_;
 END $$;
 
+-- Removes those of the jobs named that a dropped queue left behind: nobody can see them, so that
+-- their ids are free.
+CREATE FUNCTION free_ids(ns_ int, ids text[]) RETURNS void LANGUAGE plpgsql
+SET search_path FROM CURRENT SET plan_cache_mode = force_generic_plan SET jit = off
+SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$
+BEGIN
+    PERFORM remove(ns_, ARRAY(
+        SELECT x.seq FROM unnest(ids) AS w(id)
+        CROSS JOIN LATERAL (
+            SELECT c.seq FROM jobs c
+            WHERE c.id = w.id AND c.ns + 0 = ns_
+              AND (SELECT q.name FROM queues q WHERE q.number = c.queue) IS NULL
+            FOR UPDATE
+        ) x
+    ));
+END $$;
+
 -- Takes hold of once-only keys, in one order for everybody; returns who holds each.
 -- `fresh` says that nobody did: the row is the caller's, to be kept or removed.
 CREATE FUNCTION hold_keys(
     ns_ int, queue_numbers int[], keys_ text[], ids text[], untils bigint[]
 ) RETURNS TABLE (queue_ int, key_ text, id_ text, until_ bigint, fresh boolean) LANGUAGE sql
 SET search_path FROM CURRENT AS $$
-    INSERT INTO keys AS k (ns, queue, key, id, until_at)
-    SELECT ns_, u.* FROM unnest(queue_numbers, keys_, ids, untils) AS u(queue, key, id, until_at)
+    INSERT INTO keys AS k (ns, queue, key, id, until_at, look_at)
+    SELECT ns_, u.*, u.until_at
+    FROM unnest(queue_numbers, keys_, ids, untils) AS u(queue, key, id, until_at)
     ORDER BY u.queue, u.key COLLATE "C"
     ON CONFLICT (queue, key) DO UPDATE SET id = k.id
     RETURNING queue, key, id, until_at, xmax = 0
@@ -138,7 +161,7 @@ RETURNS void LANGUAGE plpgsql
 SET search_path FROM CURRENT SET plan_cache_mode = force_generic_plan SET jit = off
 SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$
 BEGIN
-    UPDATE keys k SET id = u.id, until_at = u.until_at
+    UPDATE keys k SET id = u.id, until_at = u.until_at, look_at = u.until_at
     FROM unnest(queue_numbers, keys_, ids, untils) AS u(queue, key, id, until_at)
     CROSS JOIN LATERAL (
         SELECT c.ctid FROM keys c WHERE c.queue = u.queue AND c.key = u.key OFFSET 0
@@ -151,6 +174,26 @@ BEGIN
         ) x
         WHERE u.id IS NULL
     ));
+END $$;
+
+-- Lets go of at most `most` keys whose window is over and whose job is finished. They are locked
+-- first: whoever takes such a key for a new job has either not begun or is seen by the DELETE.
+-- Those that are still held are not looked at again for a while, so that many of them do not stand
+-- in front of the others.
+CREATE FUNCTION free_keys(ns_ int, now_ bigint, most int) RETURNS void LANGUAGE plpgsql
+SET search_path FROM CURRENT SET plan_cache_mode = force_generic_plan SET jit = off
+SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$
+DECLARE
+    places tid[] := ARRAY(
+        SELECT k.ctid FROM keys k WHERE k.ns = ns_ AND k.look_at <= now_
+        ORDER BY k.look_at LIMIT most FOR UPDATE SKIP LOCKED
+    );
+BEGIN
+    DELETE FROM keys k
+    WHERE k.ctid = ANY (places) AND k.until_at <= now_ AND NOT EXISTS (
+        SELECT FROM jobs j WHERE j.id = k.id AND j.ns + 0 = ns_ AND j.state + 0 < 2
+    );
+    UPDATE keys k SET look_at = now_ + 600000 WHERE k.ctid = ANY (places);
 END $$;
 
 -- Each record is written only on the version that was read; in one order for everybody.

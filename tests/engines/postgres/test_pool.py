@@ -1,0 +1,137 @@
+"""Connections that end while nobody uses them, callers that give up, and a pool that is busy."""
+
+import asyncio
+import contextlib
+import struct
+import traceback
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from holdfast.core.model import State, Status
+from holdfast.core.verdict import Complete, Outcome, Settlement
+from holdfast.engines.postgres import PostgresEngine, pool
+from holdfast.errors import ConfigError, EngineClosed, EngineUnavailable
+from holdfast.testing.contract.making import a_job, jobs, lease_one
+from tests.engines.postgres.proxy import Proxy, proxied
+from tests.engines.postgres.until import until, until_blocked
+
+
+@pytest.fixture
+async def proxy(pg_dsn: str) -> AsyncIterator[Proxy]:
+    async with proxied(pg_dsn) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+async def narrow_engine(pg_dsn: str) -> AsyncIterator[PostgresEngine]:
+    engine = PostgresEngine(pg_dsn, connections=1)
+    await engine.open()
+    yield engine
+    await engine.close()
+
+
+def _message(kind: bytes, body: bytes) -> bytes:
+    return kind + struct.pack("!I", len(body) + 4) + body
+
+
+# The second is for the test, which sees by it that the first has been read.
+FAREWELL = _message(
+    b"E", b"SFATAL\0VFATAL\0C57P01\0Mterminating connection due to administrator command\0\0"
+) + _message(b"S", b"farewell\0said\0")
+
+
+@pytest.mark.parametrize("key", [None, "k"])
+async def test_a_connection_that_was_told_to_end_is_not_used(proxy: Proxy, key: str | None) -> None:
+    """The server's words arrive before the connection is seen to close."""
+    engine = PostgresEngine(proxy.dsn, connections=3)
+    await engine.open()
+    await asyncio.gather(*(engine.queues() for _ in range(9)))
+    idle = list(engine._opened()[0]._idle)
+    proxy.say(FAREWELL)
+
+    async def heard() -> bool:
+        return all(hasattr(connection.get_settings(), "farewell") for connection in idle)
+
+    await until(heard)
+    assert not any(connection.is_closed() for connection in idle)
+    (receipt,) = await engine.enqueue([a_job("a", key=key)])
+    assert receipt.status is Status.NEW
+    assert all(connection.is_closed() for connection in idle)
+    await engine.close()
+
+
+async def test_a_call_that_is_given_up_leaves_the_pool_as_it_was(
+    narrow_engine: PostgresEngine, look: Any
+) -> None:
+    await narrow_engine.enqueue(jobs("a"))
+    lease = await lease_one(narrow_engine)
+    settlements = [Settlement(lease=lease, verdict=Complete())]
+    async with look.transaction():
+        await look.execute("SELECT FROM jobs WHERE id = 'a' FOR UPDATE")
+        settling = asyncio.create_task(narrow_engine.settle(settlements))
+        await until_blocked(look)
+        settling.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await settling
+        job = await narrow_engine.get("a")
+        assert job is not None
+        assert job.state is State.LEASED
+    assert await narrow_engine.settle(settlements) == [Outcome.SETTLED]
+
+
+async def test_a_busy_pool_is_waited_for_so_long(
+    narrow_engine: PostgresEngine, look: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await narrow_engine.enqueue(jobs("a"))
+    lease = await lease_one(narrow_engine)
+    monkeypatch.setattr(pool, "SLOT_S_MAX", 0.05)
+    async with look.transaction():
+        await look.execute("SELECT FROM jobs WHERE id = 'a' FOR UPDATE")
+        settling = asyncio.create_task(
+            narrow_engine.settle([Settlement(lease=lease, verdict=Complete())])
+        )
+        await until_blocked(look)
+        with pytest.raises(EngineUnavailable, match=r"all 1 connections .* nothing was changed"):
+            await narrow_engine.get("a")
+    assert await settling == [Outcome.SETTLED]
+
+
+async def test_who_would_try_again_after_the_close_is_told(engine: PostgresEngine) -> None:
+    """Between two tries a call holds no connection, and must not wait for one for ever."""
+    late, _ = engine._opened()
+    await engine.close()
+    with pytest.raises(EngineClosed):
+        async with asyncio.timeout(5), late.lend():
+            pytest.fail("lent by a closed pool")
+
+
+@pytest.mark.parametrize(
+    "rest",
+    ["u:hunter2#x@127.0.0.1:9/d", "u:hunter2/x@127.0.0.1:9/d", "u:hunter2@127.0.0.1:99999/d",
+     "[::1/d", "u:hunter2@127.0.0.1:9/d?sslmode=bogus"],
+)  # fmt: skip
+async def test_an_address_that_cannot_be_read_is_not_repeated(rest: str) -> None:
+    with pytest.raises(ConfigError, match="address of PostgreSQL") as caught:
+        await PostgresEngine(f"postgresql://{rest}").open()
+    assert "hunter" not in "".join(
+        traceback.format_exception(caught.value.__cause__ or caught.value)
+    )
+
+
+async def test_opening_twice_at_once_opens_one_pool(
+    pg_dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = []
+
+    class Counted(pool.Pool):
+        def __init__(self, *args: Any, **more: Any) -> None:
+            made.append(self)
+            super().__init__(*args, **more)
+
+    monkeypatch.setattr("holdfast.engines.postgres.engine.Pool", Counted)
+    engine = PostgresEngine(pg_dsn)
+    await asyncio.gather(engine.open(), engine.open())
+    assert len(made) == 1
+    await engine.close()

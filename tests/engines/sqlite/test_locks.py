@@ -1,0 +1,182 @@
+"""Locks that do not come, callers that leave, and boot clocks that differ."""
+
+import asyncio
+import fcntl
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import apsw
+import pytest
+
+from holdfast.core.model import LeaseRequest, NewJob
+from holdfast.core.verdict import Complete, Outcome, Settlement
+from holdfast.engines.sqlite import SQLiteEngine, log, threads
+from holdfast.errors import EngineUnavailable, SchemaMismatch
+from holdfast.testing.clock import ManualClock
+from tests.engines.sqlite.conftest import OpenEngine
+
+REQUEST = LeaseRequest(queues=("default",), limit=10)
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """As by a process that was stopped inside a transaction."""
+    descriptor = os.open(f"{path}-lock", os.O_RDWR)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+async def test_opening_is_tried_again_after_a_lock_that_did_not_come(
+    path: Path, clock: ManualClock, monkeypatch: pytest.MonkeyPatch, open_engine: OpenEngine
+) -> None:
+    other = await open_engine()
+    engine = SQLiteEngine(path, clock=clock)
+    with locked(path), monkeypatch.context() as patch:
+        patch.setattr(threads, "PATIENCE_S", 0.01)
+        for _ in range(2):
+            with pytest.raises(EngineUnavailable, match="nothing was changed"):
+                await engine.open()
+    await engine.open()
+    await engine.enqueue([NewJob(id="a", task="t")])
+    await other.enqueue([NewJob(id="b", task="t")])
+    await engine.close()
+    left = [one.name for one in threading.enumerate() if "sqlite" in one.name]
+    assert sorted(left) == ["holdfast-sqlite-reader", "holdfast-sqlite-writer"], "the other's two"
+
+
+async def test_closing_while_a_call_hangs_in_a_lock(
+    path: Path, monkeypatch: pytest.MonkeyPatch, open_engine: OpenEngine
+) -> None:
+    engine = await open_engine()
+    with locked(path), monkeypatch.context() as patch:
+        patch.setattr(threads, "PATIENCE_S", 0.05)
+        with pytest.raises(EngineUnavailable, match="nothing was changed"):
+            await engine.enqueue([NewJob(id="a", task="t")])
+        await engine.close()
+        hanging = engine._writer._thread
+        assert hanging.is_alive()
+    await asyncio.to_thread(hanging.join)
+    await engine.open()
+    await engine.enqueue([NewJob(id="b", task="t")])
+    assert await engine.get("a") is None
+
+
+async def test_jobs_leased_for_a_caller_who_leaves_with_the_answer_there(
+    monkeypatch: pytest.MonkeyPatch, open_engine: OpenEngine
+) -> None:
+    engine = await open_engine()
+    await engine.enqueue([NewJob(id="a", task="t")])
+    resolve = threads._resolve
+
+    def resolve_and_cancel(*given: Any) -> None:
+        resolve(*given)
+        caller.cancel()
+
+    monkeypatch.setattr(threads, "_resolve", resolve_and_cancel)
+    caller = asyncio.create_task(engine.lease(REQUEST))
+    with pytest.raises(asyncio.CancelledError):
+        await caller
+    monkeypatch.undo()
+    await asyncio.wait(engine._giving_back)
+    (lease,) = await engine.lease(REQUEST)
+    assert (lease.id, lease.job.attempt, lease.job.releases) == ("a", 1, 1)
+
+
+async def test_what_a_caller_left_is_given_back_before_the_end(
+    monkeypatch: pytest.MonkeyPatch, open_engine: OpenEngine
+) -> None:
+    engine = await open_engine()
+    await engine.enqueue([NewJob(id="a", task="t")])
+    leases = await engine.lease(REQUEST)
+    engine._release((leases, None))  # type: ignore[arg-type]
+    await engine.close()
+    await engine.open()
+    assert [lease.id for lease in await engine.lease(REQUEST)] == ["a"]
+
+
+async def test_another_boot_clock_is_refused_while_anybody_uses_the_file(
+    clock: ManualClock, open_engine: OpenEngine
+) -> None:
+    engine = await open_engine()
+    await engine.enqueue([NewJob(id="a", task="t")])
+    (lease,) = await engine.lease(REQUEST)
+    elsewhere = ManualClock()
+    elsewhere.reboot()
+    with pytest.raises(EngineUnavailable, match="time namespace"):
+        await open_engine(clock=elsewhere)
+    # No lease has ended by it, and all goes on as before.
+    assert (await engine.overdue(10)).leases == ()
+    assert await engine.settle([Settlement(lease=lease, verdict=Complete())]) == [Outcome.SETTLED]
+    await engine.close()
+    other = await open_engine(clock=elsewhere)
+    await other.enqueue([NewJob(id="b", task="t")])
+    with pytest.raises(EngineUnavailable, match="time namespace"):
+        await engine.open()
+
+
+async def test_a_boot_clock_that_differs_all_the_same_is_refused(
+    clock: ManualClock, open_engine: OpenEngine, path: Path
+) -> None:
+    engine = await open_engine()
+    own = apsw.Connection(str(path))
+    own.execute("UPDATE hf_meta SET boot = 'another'")
+    own.close()
+    with pytest.raises(EngineUnavailable, match="time namespace"):
+        await engine.enqueue([NewJob(id="a", task="t")])
+
+
+async def test_a_newer_version_may_migrate_under_an_open_engine(
+    open_engine: OpenEngine, path: Path
+) -> None:
+    engine = await open_engine()
+    newer = apsw.Connection(str(path))
+    newer.execute("UPDATE hf_meta SET schema = 99")
+    for call in (engine.enqueue([NewJob(id="a", task="t")]), engine.get("a")):
+        with pytest.raises(SchemaMismatch, match="99"):
+            await call
+    newer.execute("BEGIN IMMEDIATE")
+    with pytest.raises(SchemaMismatch, match="99"):
+        engine.within(newer).enqueue([NewJob(id="a", task="t")])
+    assert newer.execute("SELECT count(*) FROM hf_jobs").get == 0
+    newer.close()
+
+
+async def test_readers_that_overlap_do_not_make_the_log_grow(
+    path: Path, monkeypatch: pytest.MonkeyPatch, open_engine: OpenEngine
+) -> None:
+    monkeypatch.setattr(log, "WAL_PAGES", 40)
+    monkeypatch.setattr(log, "INSIST_MS", 60_000)
+    engine = await open_engine()
+    readers = [apsw.Connection(str(path)) for _ in range(2)]
+
+    def begin(reader: apsw.Connection) -> None:
+        if reader.in_transaction:
+            reader.execute("COMMIT")
+        reader.execute("BEGIN; SELECT * FROM hf_jobs LIMIT 1")
+
+    ended = asyncio.Event()
+
+    async def read_in_turn() -> None:
+        # One begins before the other ends, so there is never a moment without a reader.
+        while not ended.is_set():
+            for reader in readers:
+                begin(reader)
+                await asyncio.sleep(0.001)
+
+    reading = asyncio.create_task(read_in_turn())
+    peak = 0
+    for n in range(60):
+        await engine.enqueue([NewJob(id=f"job-{n}", task="t", payload=bytes(40_000))])
+        peak = max(peak, engine._store.log.pages)
+    ended.set()
+    await reading
+    for reader in readers:
+        reader.close()
+    assert peak < 200, "600 pages were written"
