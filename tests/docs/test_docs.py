@@ -26,7 +26,7 @@ _LONG_RUNNING = ("up", "test", "check", "bench", "torture", "lock")
 
 
 def blocks(language: str) -> list[object]:
-    found = []
+    found: list[object] = []
     for page in PAGES:
         for number, match in enumerate(_BLOCK.finditer(page.read_text())):
             if match[1] == language:

@@ -198,7 +198,9 @@ def judge(job: Job | None, token: int, verdict: Verdict) -> Outcome | None:
         case State.DONE:
             return Outcome.SETTLED if isinstance(verdict, Complete) else Outcome.LOST
         case State.DEAD:
-            return Outcome.SETTLED if isinstance(verdict, Bury) else Outcome.LOST
+            # A release too many buries the job.
+            last = isinstance(verdict, Release) and job.releases > limits.RELEASES_MAX
+            return Outcome.SETTLED if last or isinstance(verdict, Bury) else Outcome.LOST
         case State.CANCELLED:
             repeat = isinstance(verdict, Retry | Release | Forward)
             return Outcome.SETTLED if repeat else Outcome.LOST

@@ -46,16 +46,16 @@ class Store(NamedTuple):
         return None if self.clock_ms is None else self.clock_ms()
 
 
-def portions(items: Iterable[T], bytes_of: Callable[[T], int]) -> Iterator[list[T]]:
-    """The items in order, in lists that one statement each can carry."""
+def portions(whole: Iterable[T], bytes_of: Callable[[T], int]) -> Iterator[list[T]]:
+    """All of it in order, in lists that one statement each can carry."""
     portion: list[T] = []
     total = 0
-    for item in items:
-        size = bytes_of(item)
+    for part in whole:
+        size = bytes_of(part)
         if portion and total + size > STATEMENT_BYTES_MAX:
             yield portion
             portion, total = [], 0
-        portion.append(item)
+        portion.append(part)
         total += size
     if portion:
         yield portion

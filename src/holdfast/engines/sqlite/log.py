@@ -5,6 +5,8 @@ SQLite never checkpoints by itself here, because that would happen outside the l
 
 from __future__ import annotations
 
+import time
+
 import apsw
 
 from holdfast.engines.sqlite.connection import BUSY_MS, WAL_PAGES
@@ -12,6 +14,7 @@ from holdfast.engines.sqlite.connection import BUSY_MS, WAL_PAGES
 WAL_ALARM_PAGES = 16 * WAL_PAGES
 """A log this long means that a reader keeps checkpoints from ending."""
 
+_GO_MS = 5
 INSIST_MS = 200
 """So long writers wait for readers to leave the log, when it has become twice as long."""
 
@@ -38,7 +41,7 @@ class Log:
                 # Short readers that overlap would hold it up together for ever. Who begins to
                 # read while we wait reads the database alone, so one reader's time is enough.
                 self._insist_at = 2 * self.pages
-                _checkpoint(connection, apsw.SQLITE_CHECKPOINT_RESTART, wait_ms=INSIST_MS)
+                _insist(connection)
 
     def shorten(self, connection: apsw.Connection) -> None:
         """Copy all of it and give its space back, unless somebody reads from it."""
@@ -52,12 +55,25 @@ class Log:
         return apsw.SQLITE_OK
 
 
-def _checkpoint(connection: apsw.Connection, mode: int, wait_ms: int = 0) -> None:
-    """As far as readers and the free space allow."""
+def _insist(connection: apsw.Connection) -> None:
+    # Many short goes: in one long one SQLite waits for the slot of a reader who has left, and
+    # which those who came after it have taken over.
+    end = time.monotonic() + INSIST_MS / 1000
+    while not _checkpoint(connection, apsw.SQLITE_CHECKPOINT_RESTART, wait_ms=_GO_MS):
+        if time.monotonic() >= end:
+            break
+
+
+def _checkpoint(connection: apsw.Connection, mode: int, wait_ms: int = 0) -> bool:
+    """As far as readers and the free space allow; False if a reader was in the way."""
     connection.set_busy_timeout(wait_ms)
     try:
         connection.wal_checkpoint(mode=mode)
-    except (apsw.BusyError, apsw.LockedError, apsw.FullError):
-        pass
+    except (apsw.BusyError, apsw.LockedError):
+        return False
+    except apsw.FullError:
+        return True
+    else:
+        return True
     finally:
         connection.set_busy_timeout(BUSY_MS)

@@ -63,8 +63,14 @@ def go_on_dropping(unit: Unit) -> None:
     ).fetchall()
     for seq, parts in found:
         rows.remove(unit, seq, parts)
-    if len(found) < DROP_BATCH:
-        unit.run("DELETE FROM hf_keys WHERE queue = ?", (queue_id,))
+    if len(found) == DROP_BATCH:
+        return
+    unit.run(
+        "DELETE FROM hf_keys WHERE queue = ?1"
+        " AND key IN (SELECT key FROM hf_keys WHERE queue = ?1 LIMIT ?2)",
+        (queue_id, DROP_BATCH),
+    )
+    if unit.changes() < DROP_BATCH:
         unit.run("DELETE FROM hf_queues WHERE id = ?", (queue_id,))
         unit.bump_revision()
 

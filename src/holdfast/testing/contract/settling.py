@@ -129,7 +129,9 @@ class Settling:
         await twin.declare(a_queue(max_attempts=1))
         await twin.enqueue(jobs("a"))
         for _ in range(limits.RELEASES_MAX + 1):
-            await settle(twin, await lease_one(twin), Release("busy"))
+            lease = await lease_one(twin)
+            assert await settle(twin, lease, Release("busy")) is Outcome.SETTLED
+        assert await settle(twin, lease, Release("busy")) is Outcome.SETTLED
         job = await twin.the("a")
         assert (job.state, job.reason, job.attempt) == (State.DEAD, Reason.ATTEMPTS, 1)
 
