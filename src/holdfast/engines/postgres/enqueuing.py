@@ -192,6 +192,8 @@ class Picture:
         self.depth: Counter[str] = Counter()
         self.added: dict[int, NewJob] = {}
         self._fresh: set[str] = set()
+        # Jobs that this very transaction ends: they hold their key no longer than its window.
+        self.ended: set[str] = set()
 
     def enqueue(self, new: NewJob) -> Receipt | None:
         """None: it is about to change a job that must be written first."""
@@ -238,7 +240,8 @@ class Picture:
         if held is None:
             return None
         kept = self.holders.get(held.id)
-        unfinished = held.id in self._fresh or (kept is not None and not kept.after.state.finished)
+        stored = kept is not None and not kept.after.state.finished and held.id not in self.ended
+        unfinished = stored or held.id in self._fresh
         return held.id if unfinished or held.until > self.now else None
 
     def _meet(self, holder: str, new: NewJob, payload_max: int) -> None:

@@ -141,6 +141,8 @@ def _apply(kept: Kept, settlement: Settlement, picture: Picture) -> Kept:
     job = kept.after
     change = lifecycle.apply(job, settlement.verdict, picture.lines.policy(job), picture.now)
     after = write.changed(kept, change, picture.numbers)
+    if change.job.state.finished:
+        picture.ended.add(job.id)
     for new in _then(settlement):
         picture.follow_up(new)
     return after._replace(noted=kept.noted or settlement.note is not None)

@@ -59,6 +59,17 @@ class FollowUps:
         assert await twin.get("x") is None
         assert await twin.the("a") == before
 
+    async def test_a_job_hands_its_key_on_when_it_completes(self, twin: Twin) -> None:
+        lease = await leased(twin, key="k", key_window_ms=0)
+        after = a_job("x", key="k", key_window_ms=0)
+        assert await settle(twin, lease, Complete(then=(after,))) is Outcome.SETTLED
+        assert (await twin.the("x")).key == "k"
+
+    async def test_a_key_within_its_window_is_not_handed_on(self, twin: Twin) -> None:
+        lease = await leased(twin, key="k", key_window_ms=50)
+        assert await settle(twin, lease, Complete(then=(a_job("x", key="k"),))) is Outcome.SETTLED
+        assert await twin.get("x") is None
+
     async def test_known_ids_and_held_keys_are_skipped(self, twin: Twin) -> None:
         await twin.enqueue([a_job("a"), a_job("old", key="k", payload=b"1")])
         lease = await lease_one(twin)
