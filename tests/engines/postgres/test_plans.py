@@ -19,8 +19,10 @@ from holdfast.engines.postgres.steps import Ask
 
 SMALL, LARGE = 10_000, 1_000_000
 BATCH = 100
-# An index grows by a level or two between the two sizes, which is a buffer or two for each probe.
+# An index grows by a level or two between the two sizes, which is a buffer or two for each probe;
+# and now and then an insert splits full pages, which only shows where a statement does little.
 GROWTH_MAX = 1.5
+SPLITS_MAX = 40
 
 LOAD = """
 INSERT INTO jobs (seq, place, due_at, created_at, finished_at, expires_at, ns, queue, rank, state,
@@ -115,7 +117,8 @@ async def test_the_work_does_not_grow(pg_dsn: str, look: Any, delayed: bool) -> 
     small, large = counts
     for statement, pages in large.items():
         print(f"{statement}: {small[statement]} pages beside {SMALL:,}, {pages} beside {LARGE:,}")
-    assert {name for name in large if large[name] > small[name] * GROWTH_MAX} == set()
+    grown = {name for name in large if large[name] > small[name] * GROWTH_MAX + SPLITS_MAX}
+    assert grown == set()
     assert small["SELECT * FROM $schema.lease"] > BATCH, "nothing was measured"
 
 
