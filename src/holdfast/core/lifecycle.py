@@ -151,7 +151,7 @@ def replace_waiting(job: Job, new: NewJob, now: int) -> Change:
     replaced = replace(
         fresh, id=job.id, created_at=job.created_at, attempt=job.attempt, crashes=job.crashes,
         releases=job.releases, version=job.version + 1, leased_at=job.leased_at,
-        worker=job.worker,
+        worker=job.worker, progress=job.progress, checkpoint=job.checkpoint, output=job.output,
     )  # fmt: skip
     event = Event(at=now, kind=EventKind.REPLACED, attempt=job.attempt, text="by its key")
     return Change(replaced, event, tail=True)

@@ -81,9 +81,11 @@ def _stints(life: Life, history: History) -> Iterator[tuple[tuple[str, int], Sti
     if len(births) != 1 or not births[0].won or not grants:
         return
     birth = births[0]
-    priority, expires = birth.asked.priority or 0, birth.asked.expires_ms is not None
+    priority = birth.asked.priority or 0
+    # A job whose key an enqueuer is looking at may be locked for a moment, and is passed over.
+    passable = birth.asked.expires_ms is not None or birth.asked.key is not None
     if not birth.asked.delay_ms and len(grants[0].leased) == 1:
-        yield _stint(life, birth, grants[0], priority=priority, expires=expires)
+        yield _stint(life, birth, grants[0], priority=priority, passable=passable)
     for before, after in pairwise(grants):
         queue = history.queues.get(after.queue)
         if len(before.effective) != 1 or queue is None or len(after.leased) != 1:
@@ -91,11 +93,11 @@ def _stints(life: Life, history: History) -> Iterator[tuple[tuple[str, int], Sti
         settle = before.effective[0]
         again = settle.verdict in ("retry", "release") and not settle.asked.delay_ms
         if settle.won and again and queue.order == "tail":
-            yield _stint(life, settle, after, priority=priority, expires=expires)
+            yield _stint(life, settle, after, priority=priority, passable=passable)
 
 
 def _stint(
-    life: Life, into_line: Act, grant: Grant, *, priority: int, expires: bool
+    life: Life, into_line: Act, grant: Grant, *, priority: int, passable: bool
 ) -> tuple[tuple[str, int], Stint]:
     leased = grant.leased[0]
     stint = Stint(
@@ -104,7 +106,7 @@ def _stint(
         into_line.end_ns,
         leased,
         overtakes=leased.asked.state != "selective",
-        may_be_overtaken=not expires,
+        may_be_overtaken=not passable,
     )
     return (grant.queue, priority), stint
 
