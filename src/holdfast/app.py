@@ -14,7 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, Unpack, get_args
 
-from holdfast.core import checks, codec, lifecycle, limits
+from holdfast.core import admission, checks, codec, lifecycle, limits
 from holdfast.core.model import (
     Failure,
     Job,
@@ -317,9 +317,7 @@ class Holdfast:
             try:
                 checked(new, InvalidJob)
             except InvalidJob as error:
-                refused[at] = Receipt(
-                    id=str(new.id), status=Status.REFUSED, code=error.code, text=str(error)
-                )
+                refused[at] = admission.refused(str(new.id), error)
         good = [new for at, new in enumerate(batch) if at not in refused]
         answers = iter(await self.engine.enqueue(good)) if good else iter(())
         return [refused[at] if at in refused else next(answers) for at in range(len(batch))]

@@ -141,7 +141,8 @@ def admit(new: NewJob, seq: int, now: int) -> Job:
 
 
 def replace_waiting(job: Job, new: NewJob, now: int) -> Change:
-    """A waiting job takes over what a later one under the same key says; its id stays.
+    """A waiting job takes over what a later one under the same key says; its id stays, and so does
+    what its runs left behind.
 
     One that was moved on to another queue, such as a dead letter, is left as it is.
     """

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
+from holdfast.core import admission, checks, lifecycle
 from holdfast.core import amend as amending
-from holdfast.core import checks, lifecycle
 from holdfast.core.match import matches
 from holdfast.core.model import (
     Job,
@@ -34,7 +34,7 @@ from holdfast.engines.base import Expired, Overdue, Saved, Traits
 from holdfast.engines.clock import Clock, SystemClock
 from holdfast.engines.memory.store import Row, Store, brief
 from holdfast.engines.waiting import Bell, lease_patiently
-from holdfast.errors import EngineClosed, UnknownQueue
+from holdfast.errors import EngineClosed
 
 _TRAITS = Traits(name="memory", durable=False, shared=False)
 _POLL_NET_MS = 1_000
@@ -65,8 +65,7 @@ class MemoryEngine:
     async def declare(self, queue: Queue) -> None:
         self._check_open()
         checks.check_queue(queue)
-        if queue.dead_queue is not None and queue.dead_queue not in self._store.queues:
-            raise UnknownQueue(f"dead_queue {queue.dead_queue} does not exist: declare it first")
+        admission.check_dead_queue(queue, self._store.queues)
         self._store.queues[queue.name] = queue
         self._bell.ring()
 
@@ -193,7 +192,7 @@ class MemoryEngine:
         checks.check_filter(wanted)
         checks.check_amendment(amendment)
         if isinstance(amendment, Move) and amendment.queue not in self._store.queues:
-            raise UnknownQueue(f"queue {amendment.queue} does not exist: declare it first")
+            raise admission.unknown(amendment.queue)
         states = amending.amendable(amendment, wanted)
         now = self._clock.wall_ms()
         oldest = sorted(self._store.rows.values(), key=lambda row: row.job.seq)

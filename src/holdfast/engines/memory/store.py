@@ -13,8 +13,8 @@ from collections.abc import Iterator
 
 from msgspec.structs import replace
 
+from holdfast.core import admission, checks, codec, lifecycle, limits
 from holdfast.core import amend as amending
-from holdfast.core import checks, codec, lifecycle, limits
 from holdfast.core.model import (
     Event,
     Job,
@@ -28,10 +28,10 @@ from holdfast.core.model import (
     State,
     Status,
 )
-from holdfast.core.verdict import Amendment, Complete, Forward, Outcome, Settlement
+from holdfast.core.verdict import Amendment, Complete, Outcome, Settlement
 from holdfast.engines.clock import Clock
 from holdfast.engines.tokens import make_token
-from holdfast.errors import NotAccepting, QueueFull, UnknownQueue, UsageError
+from holdfast.errors import UsageError
 
 
 class Row:
@@ -61,19 +61,16 @@ class Store:
         try:
             checks.check_job(new, queue.payload_max if queue else limits.PAYLOAD_MAX)
             if queue is None:
-                raise UnknownQueue(f"queue {new.queue} does not exist: declare it first")
+                raise admission.unknown(new.queue)
             if new.id in self.rows:
                 return Receipt(id=new.id, status=Status.DUPLICATE)
             holder = self._holder(new)
             if holder is not None:
                 self._meet(self.rows.get(holder), new, queue)
                 return Receipt(id=holder, status=Status.DUPLICATE)
-            if not queue.accepting:
-                raise NotAccepting(f"queue {queue.name} accepts no new jobs at present")
-            if queue.max_depth is not None and self._waiting[queue.name] >= queue.max_depth:
-                raise QueueFull(f"queue {queue.name} holds its most, {queue.max_depth} jobs")
+            admission.check_room(queue, self._waiting[queue.name])
         except UsageError as error:
-            return Receipt(id=new.id, status=Status.REFUSED, code=error.code, text=str(error))
+            return admission.refused(new.id, error)
         self.admit(new)
         return Receipt(id=new.id, status=Status.NEW)
 
@@ -125,7 +122,7 @@ class Store:
         answer = lifecycle.judge(row.job if row else None, lease.token, verdict)
         if answer is not None or row is None:
             return answer or Outcome.LOST
-        if not self._welcome(settlement):
+        if not admission.is_welcome(settlement, self.queues):
             return Outcome.REFUSED
         job = noted(row.job, settlement.note)
         self.keep(row, lifecycle.apply(job, verdict, self.policy(job), self.clock.wall_ms()))
@@ -161,11 +158,7 @@ class Store:
         del self.rows[row.job.id]
 
     def policy(self, job: Job) -> Queue:
-        """The job's queue as `lifecycle` wants it: a dead_queue that is gone does not count."""
-        queue = self.queues[job.queue]
-        if queue.dead_queue is not None and queue.dead_queue not in self.queues:
-            return replace(queue, dead_queue=None)
-        return queue
+        return admission.policy(self.queues[job.queue], self.queues)
 
     def next_due_ms(self, request: LeaseRequest) -> int | None:
         """The time to the next job that only waits for the clock."""
@@ -204,20 +197,6 @@ class Store:
             merged = replace(new, payload=payload)
             checks.check_job(merged, queue.payload_max)
             self.keep(row, lifecycle.merge_waiting(row.job, payload, now))
-
-    def _welcome(self, settlement: Settlement) -> bool:
-        """Within bounds. Follow-up jobs pass a full or closed queue, but not an unknown one."""
-        try:
-            checks.check_settlement(settlement)
-        except UsageError:
-            return False
-        match settlement.verdict:
-            case Forward(queue=queue):
-                return queue in self.queues
-            case Complete(then=then):
-                return all(new.queue in self.queues for new in then)
-            case _:
-                return True
 
     def _line_up(self, row: Row) -> None:
         job = row.job

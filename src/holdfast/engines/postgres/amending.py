@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+from holdfast.core import admission
 from holdfast.core import amend as amending
 from holdfast.core.match import matches
 from holdfast.core.model import JobFilter
@@ -24,7 +25,6 @@ from holdfast.engines.postgres.queues import read_lines
 from holdfast.engines.postgres.rows import brief_job
 from holdfast.engines.postgres.steps import Again, Ask, Steps, Store
 from holdfast.engines.postgres.write import Kept
-from holdfast.errors import UnknownQueue
 
 
 def _choose(source: str) -> str:
@@ -55,7 +55,7 @@ def amend(store: Store, wanted: JobFilter, amendment: Amendment, *, limit: int) 
     if isinstance(amendment, Move):
         lines = yield from read_lines(store, [amendment.queue])
         if amendment.queue not in lines:
-            raise UnknownQueue(f"queue {amendment.queue} does not exist: declare it first")
+            raise admission.unknown(amendment.queue)
     states = amending.amendable(amendment, wanted)
     if not states:
         return Amended(0)

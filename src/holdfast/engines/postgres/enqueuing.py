@@ -10,14 +10,14 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from holdfast.core import checks, codec, lifecycle, limits
+from holdfast.core import admission, checks, codec, lifecycle, limits
 from holdfast.core.model import Job, NewJob, Queue, Receipt, State, Status
 from holdfast.engines.postgres import write
 from holdfast.engines.postgres.queues import Lines, read_lines
 from holdfast.engines.postgres.rows import brief_job, columns
 from holdfast.engines.postgres.steps import STATEMENT_BYTES_MAX, Ask, Steps, Store, only
 from holdfast.engines.postgres.write import Kept
-from holdfast.errors import NotAccepting, QueueFull, UnknownQueue, UsageError
+from holdfast.errors import UsageError
 
 _PUT_PLAIN = """
 SELECT $schema.put_plain($1::int, $2::bigint, $3::text[], $4::int, $5::int[], $6::text[],
@@ -201,7 +201,7 @@ class Picture:
         try:
             checks.check_job(new, queue.payload_max if queue else limits.PAYLOAD_MAX)
             if queue is None:
-                raise UnknownQueue(f"queue {new.queue} does not exist: declare it first")
+                raise admission.unknown(new.queue)
             if new.id in self.known:
                 return Receipt(id=new.id, status=Status.DUPLICATE)
             holder = self._holder(new)
@@ -210,12 +210,9 @@ class Picture:
             if holder is not None:
                 self._meet(holder, new, queue.payload_max)
                 return Receipt(id=holder, status=Status.DUPLICATE)
-            if not queue.accepting:
-                raise NotAccepting(f"queue {queue.name} accepts no new jobs at present")
-            if queue.max_depth is not None and self.depth[queue.name] >= queue.max_depth:
-                raise QueueFull(f"queue {queue.name} holds its most, {queue.max_depth} jobs")
+            admission.check_room(queue, self.depth[queue.name])
         except UsageError as error:
-            return Receipt(id=new.id, status=Status.REFUSED, code=error.code, text=str(error))
+            return admission.refused(new.id, error)
         self._admit(new)
         return Receipt(id=new.id, status=Status.NEW)
 

@@ -5,13 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from msgspec.structs import replace
-
-from holdfast.core import limits
+from holdfast.core import admission, limits
 from holdfast.core.model import Job, Queue, QueueView
 from holdfast.engines.postgres.rows import encode, queue_of
 from holdfast.engines.postgres.steps import Ask, Row, Steps, Store, only
-from holdfast.errors import UnknownQueue
 
 PURGE_BATCH = 1_000
 
@@ -52,7 +49,7 @@ class Lines:
     def __init__(self, rows: Iterable[Row]) -> None:
         self._by_name = {row[0]: Line(row[1], queue_of(row[2])) for row in rows}
 
-    def __contains__(self, name: str) -> bool:
+    def __contains__(self, name: object) -> bool:
         return name in self._by_name
 
     def add(self, more: Lines) -> None:
@@ -66,11 +63,7 @@ class Lines:
         return None if line is None else line.queue
 
     def policy(self, job: Job) -> Queue:
-        """The job's queue as `lifecycle` wants it: a dead_queue that is gone does not count."""
-        queue = self._by_name[job.queue].queue
-        if queue.dead_queue is not None and queue.dead_queue not in self._by_name:
-            return replace(queue, dead_queue=None)
-        return queue
+        return admission.policy(self._by_name[job.queue].queue, self)
 
     @property
     def dead_queues(self) -> set[str]:
@@ -90,8 +83,7 @@ def read_lines(store: Store, names: Iterable[str]) -> Steps[Lines]:
 def declare(store: Store, queue: Queue) -> Steps[None]:
     if queue.dead_queue is not None:
         found = yield Ask(_READ, (store.ns, [queue.dead_queue]))
-        if not found:
-            raise UnknownQueue(f"dead_queue {queue.dead_queue} does not exist: declare it first")
+        admission.check_dead_queue(queue, Lines(found))
     yield Ask(_DECLARE, _values(store, queue))
     yield Ask(_WAKE, (store.ns,))
 

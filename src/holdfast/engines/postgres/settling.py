@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from holdfast.core import checks, lifecycle, limits
+from holdfast.core import admission, checks, lifecycle, limits
 from holdfast.core.model import NewJob, Note
 from holdfast.core.verdict import Complete, Forward, Outcome, Settlement
 from holdfast.engines.postgres import enqueuing, write
@@ -128,13 +128,7 @@ def _judge(kept: Kept | None, settlement: Settlement, lines: Lines) -> Outcome |
     answer = lifecycle.judge(kept.after if kept else None, lease.token, verdict)
     if answer is not None:
         return answer
-    if not _is_within_bounds(settlement):
-        return Outcome.REFUSED
-    # Follow-up jobs pass a full or closed queue, but not an unknown one.
-    named = {new.queue for new in _then(settlement)}
-    if isinstance(verdict, Forward):
-        named.add(verdict.queue)
-    return None if all(name in lines for name in named) else Outcome.REFUSED
+    return None if admission.is_welcome(settlement, lines) else Outcome.REFUSED
 
 
 def _apply(kept: Kept, settlement: Settlement, picture: Picture) -> Kept:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
+from holdfast.core import admission
 from holdfast.core import amend as amending
 from holdfast.core.match import matches
 from holdfast.core.model import JobFilter
@@ -12,7 +13,6 @@ from holdfast.engines.sqlite import rows
 from holdfast.engines.sqlite.search import oldest_span, search_for
 from holdfast.engines.sqlite.settle import policy
 from holdfast.engines.sqlite.unit import Unit
-from holdfast.errors import UnknownQueue
 
 
 def candidates(
@@ -62,4 +62,4 @@ def amend(unit: Unit, seqs: list[int], wanted: JobFilter, amendment: Amendment) 
 
 def _check_target(unit: Unit, amendment: Amendment) -> None:
     if isinstance(amendment, Move) and amendment.queue not in unit.catalog.lines:
-        raise UnknownQueue(f"queue {amendment.queue} does not exist: declare it first")
+        raise admission.unknown(amendment.queue)

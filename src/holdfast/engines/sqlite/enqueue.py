@@ -7,13 +7,13 @@ from itertools import repeat
 
 from msgspec.structs import replace
 
-from holdfast.core import checks, codec, lifecycle, limits
+from holdfast.core import admission, checks, codec, lifecycle, limits
 from holdfast.core.model import NO_OVERRIDES, NewJob, Queue, Receipt, Status
 from holdfast.engines.sqlite import rows
 from holdfast.engines.sqlite.catalog import Line
 from holdfast.engines.sqlite.schema import PART_PAYLOAD
 from holdfast.engines.sqlite.unit import Unit
-from holdfast.errors import NotAccepting, QueueFull, UnknownQueue, UsageError
+from holdfast.errors import UsageError
 
 _COLUMNS = """
 INSERT INTO hf_jobs(seq, ns, queue, rank, due_at, place, expires_at, parts, created_at, lease_ms,
@@ -39,7 +39,7 @@ def enqueue(unit: Unit, jobs: Sequence[NewJob]) -> list[Receipt]:
         try:
             _check(new, line)
         except UsageError as error:
-            receipts.append(_refused(new, error))
+            receipts.append(admission.refused(new.id, error))
         else:
             assert line is not None
             receipts.append(_enqueue_one(unit, new, line, depths))
@@ -64,11 +64,7 @@ def _is_simple(new: NewJob, lines: dict[str, Line]) -> bool:
 def _check(new: NewJob, line: Line | None) -> None:
     checks.check_job(new, line.queue.payload_max if line else limits.PAYLOAD_MAX)
     if line is None:
-        raise UnknownQueue(f"queue {new.queue} does not exist: declare it first")
-
-
-def _refused(new: NewJob, error: UsageError) -> Receipt:
-    return Receipt(id=new.id, status=Status.REFUSED, code=error.code, text=str(error))
+        raise admission.unknown(new.queue)
 
 
 def _enqueue_many(unit: Unit, jobs: Sequence[NewJob]) -> list[Receipt]:
@@ -83,7 +79,7 @@ def _enqueue_many(unit: Unit, jobs: Sequence[NewJob]) -> list[Receipt]:
         try:
             _check(new, line)
         except UsageError as error:
-            refused[seq] = _refused(new, error)
+            refused[seq] = admission.refused(new.id, error)
             continue
         assert line is not None
         values += _values(unit, seq, new, line)
@@ -160,16 +156,13 @@ def _enqueue_one(unit: Unit, new: NewJob, line: Line, depths: dict[int, int]) ->
         if holder is not None:
             _meet(unit, holder, new, queue)
             return Receipt(id=holder, status=Status.DUPLICATE)
-        if not queue.accepting:
-            raise NotAccepting(f"queue {queue.name} accepts no new jobs at present")
-        if queue.max_depth is not None:
-            if line.id not in depths:
-                depths[line.id] = _depth(unit, line, queue.max_depth)
-            if depths[line.id] >= queue.max_depth:
-                raise QueueFull(f"queue {queue.name} holds its most, {queue.max_depth} jobs")
-            depths[line.id] += 1
+        if queue.max_depth is not None and line.id not in depths:
+            depths[line.id] = _depth(unit, line, queue.max_depth)
+        waiting = depths.get(line.id, 0)
+        admission.check_room(queue, waiting)
+        depths[line.id] = waiting + 1
     except UsageError as error:
-        return _refused(new, error)
+        return admission.refused(new.id, error)
     _admit(unit, new, line)
     return Receipt(id=new.id, status=Status.NEW)
 

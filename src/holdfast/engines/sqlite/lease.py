@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import dropwhile
 
-from holdfast.core import limits
 from holdfast.core.model import Job, Lease, LeaseRequest, State
 from holdfast.engines.sqlite import rows, scout
 from holdfast.engines.sqlite.catalog import Line
 from holdfast.engines.sqlite.rows import Row
+from holdfast.engines.sqlite.schema import RANK_FIRST, READY
 from holdfast.engines.sqlite.scout import Sight, Spot
 from holdfast.engines.sqlite.unit import Unit
 from holdfast.engines.tokens import make_token
@@ -24,18 +24,16 @@ HOLD_MAX = 20_000
 PASS_MAX = 1_000
 """So many jobs of other tasks are passed over under the lock; a look without it has no bound."""
 
-_RANK_FIRST = -limits.PRIORITY_MAX - 1
 # What a lease does not overwrite.
 _FIELDS = (
     "seq, queue, parts, rank, due_at, expires_at, attempt, crashes, releases, version,"
     " created_at, cancel, lease_ms, reason, id, task, key, tenant, grp, extra, payload"
 )
 _QUEUE, _RANK, _DUE_AT, _EXPIRES_AT, _TASK = 1, 3, 4, 5, 15
-_READY = "FROM hf_jobs INDEXED BY hf_ready WHERE queue = ? AND state = 0 AND holds = 0"
 _ORDER = "ORDER BY rank, due_at, place"
-_TAKE = f"SELECT {_FIELDS} {_READY} AND rank > ? {_ORDER}"
-_TAKE_FROM = f"SELECT {_FIELDS} {_READY} AND (rank, due_at, place) >= (?, ?, ?) {_ORDER}"
-_LOOK = f"SELECT rank, due_at {_READY} AND rank > ? {_ORDER} LIMIT 1"
+_TAKE = f"SELECT {_FIELDS} {READY} AND rank > ? {_ORDER}"
+_TAKE_FROM = f"SELECT {_FIELDS} {READY} AND (rank, due_at, place) >= (?, ?, ?) {_ORDER}"
+_LOOK = f"SELECT rank, due_at {READY} AND rank > ? {_ORDER} LIMIT 1"
 _BY_ID = f"SELECT {_FIELDS} FROM hf_jobs WHERE id = ? AND ns = ? AND state = 0"
 _WRITE = """
 UPDATE hf_jobs SET state = 1, holds = 0, attempt = attempt + 1, version = version + 1, token = ?,
@@ -86,7 +84,7 @@ def take(unit: Unit, request: LeaseRequest, spot: Spot | None = None) -> list[Le
 def _look_for_any(unit: Unit, lines: Iterator[Line]) -> Sight:
     next_at = None
     for line in lines:
-        first = unit.run(_LOOK, (line.id, _RANK_FIRST)).fetchone()
+        first = unit.run(_LOOK, (line.id, RANK_FIRST)).fetchone()
         while first is not None:
             rank, due_at = first
             if due_at <= unit.now:
@@ -99,7 +97,7 @@ def _look_for_any(unit: Unit, lines: Iterator[Line]) -> Sight:
 
 def _due(unit: Unit, line: Line, spot: Spot | None) -> Iterator[Row]:
     """A queue's due jobs in their order, from the spot on if there is one."""
-    start = (line.id, _RANK_FIRST)
+    start = (line.id, RANK_FIRST)
     found = unit.run(_TAKE, start) if spot is None else unit.run(_TAKE_FROM, spot)
     while True:
         for row in found:

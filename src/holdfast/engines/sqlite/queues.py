@@ -4,20 +4,19 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from holdfast.core import limits
+from holdfast.core import admission, limits
 from holdfast.core.model import Queue, QueueView
 from holdfast.engines.sqlite import rows
 from holdfast.engines.sqlite.catalog import Line, encode_queue
+from holdfast.engines.sqlite.schema import RANK_FIRST
 from holdfast.engines.sqlite.unit import Unit
-from holdfast.errors import UnknownQueue
 
 DROP_BATCH = 2_000
 _MOST = limits.COUNT_EXACT_MAX
 
 
 def declare(unit: Unit, queue: Queue) -> None:
-    if queue.dead_queue is not None and queue.dead_queue not in unit.catalog.lines:
-        raise UnknownQueue(f"dead_queue {queue.dead_queue} does not exist: declare it first")
+    admission.check_dead_queue(queue, unit.catalog.lines)
     line = unit.catalog.lines.get(queue.name)
     if line is None:
         unit.run(
@@ -113,7 +112,7 @@ def _waiting(
 ) -> tuple[int, int, int | None]:
     """Ready, delayed and the oldest due instant, with two bounded walks per priority."""
     ready, delayed, oldest_at = held
-    rank = -limits.PRIORITY_MAX - 1
+    rank = RANK_FIRST
     while True:
         rank = unit.run(
             "SELECT rank FROM hf_jobs INDEXED BY hf_ready"

@@ -10,9 +10,14 @@ from collections.abc import Callable
 
 import apsw
 
+from holdfast.core import limits
 from holdfast.core.model import Queue
 from holdfast.engines.sqlite.catalog import encode_queue
 from holdfast.errors import EngineUnavailable, SchemaMismatch
+
+READY = "FROM hf_jobs INDEXED BY hf_ready WHERE queue = ? AND state = 0 AND holds = 0"
+RANK_FIRST = -limits.PRIORITY_MAX - 1
+"""The waiting jobs of a queue without those put aside, and a rank before all of theirs."""
 
 PART_PAYLOAD, PART_NOTES, PART_EVENTS, PART_RESULT = 1, 2, 4, 8
 """Bits of `hf_jobs.parts`: which rows a job has beside its own."""

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from holdfast.core import limits
+from holdfast.engines.sqlite.schema import RANK_FIRST, READY
 from holdfast.engines.sqlite.unit import Unit
 
 STEP_MAX = 20_000
@@ -36,10 +36,9 @@ class Sight(NamedTuple):
     """Behind this job nothing was looked at yet."""
 
 
-_READY = "FROM hf_jobs INDEXED BY hf_ready WHERE queue = ? AND state = 0 AND holds = 0"
-_FIRST = f"SELECT rank, due_at, place, task {_READY} AND rank > ? ORDER BY rank, due_at, place"
+_FIRST = f"SELECT rank, due_at, place, task {READY} AND rank > ? ORDER BY rank, due_at, place"
 _BEHIND = (
-    f"{_READY} AND rank = ? AND (due_at, place) > (?, ?) AND due_at <= ? ORDER BY due_at, place"
+    f"{READY} AND rank = ? AND (due_at, place) > (?, ?) AND due_at <= ? ORDER BY due_at, place"
 )
 _MATCH = (
     f"SELECT due_at, place FROM (SELECT due_at, place, task {_BEHIND} LIMIT ?)"
@@ -47,8 +46,7 @@ _MATCH = (
 )
 _COUNT = f"SELECT count(*) FROM (SELECT 1 {_BEHIND} LIMIT ?)"
 _NTH = f"SELECT due_at, place {_BEHIND} LIMIT 1 OFFSET ? - 1"
-_LATER = f"SELECT due_at {_READY} AND rank = ? AND due_at > ? ORDER BY due_at LIMIT 1"
-_RANK_FIRST = -limits.PRIORITY_MAX - 1
+_LATER = f"SELECT due_at {READY} AND rank = ? AND due_at > ? ORDER BY due_at LIMIT 1"
 
 
 def look_for(
@@ -80,7 +78,7 @@ class _Step:
 
     def walk(self, queue_id: int, on: Spot | None) -> Sight | None:
         """None at the queue's end."""
-        unit, rank = self._unit, _RANK_FIRST
+        unit, rank = self._unit, RANK_FIRST
         while True:
             if on is None:
                 first = unit.run(_FIRST, (queue_id, rank)).fetchone()

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from msgspec.structs import replace
-
-from holdfast.core import checks, lifecycle
+from holdfast.core import admission, lifecycle
 from holdfast.core.model import Job, Queue
-from holdfast.core.verdict import Complete, Forward, Outcome, Settlement
+from holdfast.core.verdict import Complete, Outcome, Settlement
 from holdfast.engines.sqlite import rows
 from holdfast.engines.sqlite.enqueue import follow_up
 from holdfast.engines.sqlite.unit import Unit
-from holdfast.errors import UsageError
 
 # The lease's seq finds the row at once; the id and the token say that it is the right one.
 _COMPLETE = """
@@ -31,13 +28,11 @@ def settle(unit: Unit, settlements: Sequence[Settlement]) -> list[Outcome]:
 
 
 def policy(unit: Unit, job: Job) -> Queue | None:
-    """The job's queue as `lifecycle` wants it: a dead_queue that is gone does not count."""
+    """What applies to the job; None when its queue is gone."""
     line = unit.catalog.lines.get(job.queue)
     if line is None:
         return None
-    if line.queue.dead_queue is not None and line.queue.dead_queue not in unit.catalog.lines:
-        return replace(line.queue, dead_queue=None)
-    return line.queue
+    return admission.policy(line.queue, unit.catalog.lines)
 
 
 def _is_plain(settlement: Settlement) -> bool:
@@ -76,25 +71,10 @@ def _settle(unit: Unit, settlement: Settlement) -> Outcome:
     queue = policy(unit, job)
     if queue is None:
         return Outcome.LOST
-    if not _is_welcome(unit, settlement):
+    if not admission.is_welcome(settlement, unit.catalog.lines):
         return Outcome.REFUSED
     change = lifecycle.apply(job, verdict, queue, unit.now)
     rows.keep(unit, row, job, change, settlement.note)
     if isinstance(verdict, Complete):
         follow_up(unit, verdict.then)
     return Outcome.SETTLED
-
-
-def _is_welcome(unit: Unit, settlement: Settlement) -> bool:
-    """Within bounds. Follow-up jobs pass a full or closed queue, but not an unknown one."""
-    try:
-        checks.check_settlement(settlement)
-    except UsageError:
-        return False
-    match settlement.verdict:
-        case Forward(queue=queue):
-            return queue in unit.catalog.lines
-        case Complete(then=then):
-            return all(new.queue in unit.catalog.lines for new in then)
-        case _:
-            return True
