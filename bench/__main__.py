@@ -4,42 +4,38 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import dataclasses
 import datetime as dt
 import os
 import platform
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
-from bench import engines
+from bench import drain, engines
 from bench.report import Report, print_table, record, to_markdown, write_json
 from bench.stores import ENGINES
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "benchmarks.md"
-BENCHES = {"engines": engines.run}
+BENCHES: dict[str, Any] = {"drain": drain.run, "engines": engines.run}
 
 
 def main(arguments: list[str]) -> int:
     given = _parser().parse_args(arguments)
     if unknown := set(given.names) - set(BENCHES):
         sys.exit(f"hf bench: no benchmark is called {unknown.pop()!r}: {', '.join(BENCHES)}")
-    sizes = engines.QUICK if given.quick else engines.Sizes()
-    if given.repeats is not None:
-        sizes = dataclasses.replace(sizes, repeats=given.repeats)
-    options = engines.Options(
-        engines=ENGINES if given.engine == "all" else (given.engine,),
-        sizes=sizes,
-        sync_delay_ms=given.sync_delay_ms,
-    )
     started = time.monotonic()
 
     def tell(text: str) -> None:
         print(f"{time.monotonic() - started:6.1f} s  {text}", file=sys.stderr, flush=True)
 
-    reports = [asyncio.run(BENCHES[name](options, tell)) for name in given.names or sorted(BENCHES)]
+    reports: list[Report] = [
+        asyncio.run(BENCHES[name](_options(name, given), tell))
+        for name in given.names or sorted(BENCHES)
+    ]
     # A file or a pipe has no width of its own, and a broken line is hard to read.
     console = Console(width=None if sys.stdout.isatty() else 120)
     for report in reports:
@@ -55,9 +51,23 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
+def _options(name: str, given: argparse.Namespace) -> engines.Options | drain.Options:
+    chosen = ENGINES if given.engine == "all" else (given.engine,)
+    sizes = {key: value for key in ("jobs", "repeats") if (value := getattr(given, key))}
+    if name == "drain":
+        base = drain.QUICK if given.quick else drain.Sizes()
+        return drain.Options(engines=chosen, sizes=replace(base, **sizes), peers=given.peers)
+    return engines.Options(
+        engines=chosen,
+        sizes=replace(engines.QUICK if given.quick else engines.Sizes(), **sizes),
+        sync_delay_ms=given.sync_delay_ms,
+    )
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="hf bench", description="Measure Holdfast beside the raw ceiling of this machine."
+        prog="hf bench",
+        description="Measure Holdfast beside the raw ceiling of this machine, and its peers.",
     )
     parser.add_argument(
         "names",
@@ -67,7 +77,11 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--engine", choices=[*ENGINES, "all"], default="all")
     parser.add_argument("--quick", action="store_true", help="much smaller, to see that it runs")
-    parser.add_argument("--repeats", type=int, help="turns of raw and Holdfast (default 7)")
+    parser.add_argument("--repeats", type=int, help="turns (7 of the engines, 3 of a drain)")
+    parser.add_argument("--jobs", type=int, help="jobs in a turn (20,000; of a drain 50,000)")
+    parser.add_argument(
+        "--no-peers", dest="peers", action="store_false", help="drain: Holdfast alone"
+    )
     parser.add_argument(
         "--sync-delay-ms",
         type=float,

@@ -46,10 +46,12 @@ class Section:
 
 @dataclass(slots=True)
 class Report:
-    """What one benchmark found out about the engines it was asked for."""
+    """What one benchmark found out about the engines it was asked for. A note says in one line what
+    could not be measured, and why."""
 
     bench: str
     sections: list[Section] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
 
     @property
     def results(self) -> list[Result]:
@@ -134,6 +136,8 @@ def print_table(report: Report, console: Console) -> None:
             ]
             table.add_row(*_cells(result), Text(mark, style=style))
         console.print(table)
+    for note in report.notes:
+        console.print(note, style="yellow", markup=False, highlight=False)
 
 
 def to_markdown(report: Report) -> str:
@@ -144,6 +148,7 @@ def to_markdown(report: Report) -> str:
         lines += ["|---|---|--:|--:|--:|--:|"]
         lines += ["| " + " | ".join(_cells(result)) + " |" for result in section.results]
         lines += [""]
+    lines += [f"- {note}" for note in report.notes]
     return "\n".join(lines)
 
 

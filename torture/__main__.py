@@ -7,12 +7,14 @@ import sys
 
 NAMES = {
     "engines": "kill -9 and freeze processes, and the server, while they work on one store",
+    "workers": "kill -9 and freeze workers, their children and their commands while they run jobs",
+    "poison": "jobs that raise, hang and crash beside good ones",
     "simulate": "seeded simulation: crashes, lost replies, zombies, clock jumps in virtual time",
     "machine": "the Hypothesis state machine against the reference engine",
     "power": "power cuts under the SQLite engine",
     "writers": "many processes that write to one SQLite file",
     "check": "check the recorded histories in a directory",
-    "all": "engines, simulate, machine and power, one after the other",
+    "all": "all but check, one after the other",
 }
 HELP = "usage: ./hf torture NAME [OPTIONS]      (./hf torture NAME --help for its options)\n\n"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from random import SystemRandom
 
-from torture import engines, machine, power, simulate, writers
+from torture import engines, machine, poison, power, simulate, workers, writers
 
 
 def main(argv: list[str]) -> int:
@@ -22,6 +22,8 @@ def main(argv: list[str]) -> int:
     record = ["--record"] if given.record else []
     statuses = [
         engines.main(["--kills", sized(300), "--seconds", sized(60), *seed, *record]),
+        workers.main(["--kills", sized(300), *seed, *record]),
+        poison.main(["--jobs", sized(10_000), *seed, *record]),
         simulate.main(["--engine", "memory", "--seeds", sized(1_000), *seed, *record]),
         simulate.main(["--engine", "sqlite", "--seeds", sized(200), *seed, *record]),
         simulate.main(["--engine", "postgres", "--seeds", sized(50), *seed, *record]),

@@ -15,6 +15,16 @@ COLUMNS = {
         "operations", "lost", "resurrected", "stale_settles", "violations",
         "recovery_ms_p50", "recovery_ms_p99", "seed",
     ),
+    "workers": (
+        "engine", "workers", "seconds", "kills", "of_children", "of_commands", "of_supervisors",
+        "of_launchers", "freezes", "jobs", "dead", "runs", "reruns", "lost_leases",
+        "violations", "recovery_ms_p50", "recovery_ms_p99", "seed",
+    ),
+    "poison": (
+        "engine", "workers", "seconds", "poison", "good", "good_ms_p50_alone",
+        "good_ms_p99_alone", "good_ms_p50", "good_ms_p99", "supervisor_mb_early",
+        "supervisor_mb_late", "violations", "seed",
+    ),
     "simulation": (
         "engine", "seeds", "steps", "seconds", "calls", "operations", "violations", "seed",
     ),

@@ -10,8 +10,12 @@ if TYPE_CHECKING:
     from holdfast.blocking import BlockingHoldfast
     from holdfast.core.backoff import Backoff
     from holdfast.core.model import Job, JobFilter, Lease, NewJob, Note, Queue, Receipt, State
-    from holdfast.errors import HoldfastError, LeaseLost
+    from holdfast.errors import HoldfastError, JobCancelled, JobFailed, LeaseLost
+    from holdfast.handles import JobHandle
+    from holdfast.outcomes import Bury, Cancelled, Release, Retry
+    from holdfast.tasks import Task
     from holdfast.upkeep import Schedule
+    from holdfast.worker.context import Context
 
 __version__ = "0.1.0"
 
@@ -19,35 +23,53 @@ __version__ = "0.1.0"
 _HOMES = {
     "Backoff": "core.backoff",
     "BlockingHoldfast": "blocking",
+    "Bury": "outcomes",
+    "Cancelled": "outcomes",
+    "Context": "worker.context",
     "Holdfast": "app",
     "HoldfastError": "errors",
     "Job": "core.model",
+    "JobCancelled": "errors",
+    "JobFailed": "errors",
     "JobFilter": "core.model",
+    "JobHandle": "handles",
     "Lease": "core.model",
     "LeaseLost": "errors",
     "NewJob": "core.model",
     "Note": "core.model",
     "Queue": "core.model",
     "Receipt": "core.model",
+    "Release": "outcomes",
+    "Retry": "outcomes",
     "Schedule": "upkeep",
     "State": "core.model",
+    "Task": "tasks",
 }
 
 __all__ = [
     "Backoff",
     "BlockingHoldfast",
+    "Bury",
+    "Cancelled",
+    "Context",
     "Holdfast",
     "HoldfastError",
     "Job",
+    "JobCancelled",
+    "JobFailed",
     "JobFilter",
+    "JobHandle",
     "Lease",
     "LeaseLost",
     "NewJob",
     "Note",
     "Queue",
     "Receipt",
+    "Release",
+    "Retry",
     "Schedule",
     "State",
+    "Task",
     "__version__",
 ]
 

@@ -6,46 +6,34 @@ into exceptions. It decides nothing about jobs: that is `core`'s, and the engine
 
 from __future__ import annotations
 
-import random
-import traceback
-from collections.abc import AsyncIterator, Iterable, Sequence
+import inspect
+import os
+import threading
+import weakref
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from itertools import islice
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, Unpack, get_args
+from typing import Any, Protocol, Self, TypeVar, Unpack, cast, get_args, overload
 
-from holdfast.core import admission, checks, codec, lifecycle, limits
+from holdfast.core import admission, limits
 from holdfast.core.model import (
-    Failure,
     Job,
     JobFilter,
-    Lease,
-    LeaseRequest,
     NewJob,
-    Note,
     Page,
     Queue,
     QueueView,
-    Reason,
     Receipt,
-    Renewal,
     Status,
     Tally,
     TallyBy,
 )
 from holdfast.core.verdict import (
     Amendment,
-    Bury,
     Cancel,
-    Complete,
     Delete,
-    Forward,
-    Outcome,
     Redrive,
-    Release,
-    Retry,
-    Settlement,
-    Verdict,
 )
 from holdfast.durations import Duration, to_ms
 from holdfast.engines.base import Engine
@@ -54,53 +42,94 @@ from holdfast.engines.observed import Observed
 from holdfast.engines.url import default_url, open_engine, redacted
 from holdfast.errors import (
     BY_CODE,
+    EngineClosed,
     InvalidJob,
-    LeaseLost,
-    UnknownQueue,
     Unsupported,
     UsageError,
 )
 from holdfast.events import Listeners
+from holdfast.home import Home, closing_unstarted
+from holdfast.leasing import Leasing
 from holdfast.options import (
     JobOptions,
     QueueOptions,
     changed_queue,
     checked,
-    checked_all,
     checked_filter,
     expected,
     new_job,
 )
+from holdfast.tasks import Task, TaskOptions
 from holdfast.upkeep import Schedules, Upkeep, wall_ms
+from holdfast.worker.handlers import Handler
+from holdfast.worker.registry import Workers
+
+Answer = TypeVar("Answer")
+
+ALIVE: weakref.WeakSet[Holdfast] = weakref.WeakSet()
+"""Every application of this process: what a test mode is for when it is not told."""
+
+_rehousing = [threading.Lock()]
+# A thread that is not in a forked child may have held it.
+os.register_at_fork(after_in_child=lambda: _rehousing.__setitem__(0, threading.Lock()))
 
 _PAGE = 100
 """Jobs are read with their payloads, so that a thousand could be a gigabyte."""
 
 
-class Holdfast:
+class Holdfast(Leasing):
     """`url` names the engine: HOLDFAST_URL by default, else a file in the current folder.
 
-    Use it as `async with Holdfast() as app`, or call `open` and `close`. `listeners` hears of
-    every call and of what upkeep does; `place` says where the jobs are, without secrets.
+    Making one touches nothing. Its tasks open the engine when they are first enqueued, on a loop
+    in a thread of its own; `async with Holdfast() as app`, or `open` and `close`, do it on the
+    program's loop. `listeners` hears of every call and of what upkeep does; `place` says where the
+    jobs are, without secrets.
     """
 
     def __init__(self, url: str | None = None, *, engine: Engine | None = None) -> None:
         if url is not None and engine is not None:
             raise UsageError("give Holdfast a url or an engine, not both")
         url = default_url() if url is None else expected("url", url, str)
-        self._store = engine or open_engine(url)
-        self.place = self._store.traits.name if engine else redacted(url)
+        self.url = None if engine else url
+        """It may hold a password; `place` does not."""
+        store = engine or open_engine(url)
+        self.place = store.traits.name if engine else redacted(url)
+        self.url = url
         self.listeners = Listeners()
-        self.engine: Engine = Coalesced(Observed(self._store, self.listeners))
-        self.schedules = Schedules(self.engine, wall_ms)
+        self.tasks: dict[str, Task[Any]] = {}
+        self._home = self._housed(store)
+        ALIVE.add(self)
+
+    @property
+    def home(self) -> Home:
+        """Where the engine is open; another one in a process that was forked."""
+        if self._home.inherited:
+            with _rehousing[0]:
+                if self._home.inherited:
+                    # Never let go of: the parent still uses what could be closed with it.
+                    self._inherited = self._home
+                    self._home = self._housed(self._reopened())
+        return self._home
+
+    @home.setter
+    def home(self, home: Home) -> None:
+        self._home = home
+
+    @property
+    def engine(self) -> Engine:
+        return self.home.engine
+
+    @property
+    def schedules(self) -> Schedules:
+        return Schedules(self.engine, wall_ms)
 
     async def open(self) -> None:
         """Create or check the store. Idempotent; the queue `default` exists afterwards."""
-        await self.engine.open()
+        await self.home.open()
 
     async def close(self) -> None:
         """Finish what was asked, then let go of everything. Idempotent."""
-        await self.engine.close()
+        await self.home.close()
 
     async def __aenter__(self) -> Self:
         await self.open()
@@ -113,6 +142,53 @@ class Holdfast:
         trace: TracebackType | None,
     ) -> None:
         await self.close()
+
+    @overload
+    def task(self, function: Callable[..., Coroutine[Any, Any, Answer]], /) -> Task[Answer]: ...
+
+    @overload
+    def task(self, function: Callable[..., Answer], /) -> Task[Answer]: ...
+
+    @overload
+    def task(self, /, **options: Unpack[TaskOptions]) -> Decorator: ...
+
+    def task(self, function: Any = None, /, **options: Any) -> Any:
+        """Make a task of a function: `@app.task`, or `@app.task(queue="mail", …)`."""
+        given = cast("TaskOptions", options)
+        if function is None:
+            return lambda decorated: self._add_task(decorated, given)
+        return self._add_task(function, given)
+
+    @property
+    def handlers(self) -> dict[str, Handler]:
+        """What a worker must know of the tasks, by their names."""
+        return {name: task.handler for name, task in self.tasks.items()}
+
+    @property
+    def workers(self) -> Workers:
+        """The workers on this store, and orders to them."""
+        return Workers(self.engine)
+
+    def run_worker(self, /, *, count: int = 1, **options: Any) -> int:
+        """Run workers for these tasks until they are told to stop; their exit code.
+
+        It takes over the signals of the process, and so belongs in the main thread of a program
+        of its own. The options are those of `WorkerOptions`; without `queues` it serves those
+        that the tasks name.
+        """
+        from holdfast.starting import start_workers
+
+        return start_workers(self, count, options)
+
+    def run(self, coroutine: Coroutine[Any, Any, Answer], *, instead: str = "it") -> Answer:
+        """Wait for a coroutine of this Holdfast, blocking: `app.run(app.queues())`."""
+        with closing_unstarted(coroutine) as make:
+            return self.home.run(make, instead)
+
+    async def arun(self, coroutine: Coroutine[Any, Any, Answer]) -> Answer:
+        """Await it where the engine is open, from any event loop."""
+        with closing_unstarted(coroutine) as make:
+            return await self.home.arun(make)
 
     def job(self, task: str, payload: Any = None, **options: Unpack[JobOptions]) -> NewJob:
         """A job for `enqueue_many`, for `complete(then=…)` or for `within`."""
@@ -135,92 +211,6 @@ class Holdfast:
         while batch := list(islice(rest, limits.BATCH_MAX)):
             receipts += await self._enqueue_batch(batch)
         return receipts
-
-    async def lease(
-        self,
-        *queues: str,
-        limit: int = 1,
-        wait: Duration = 0,
-        lease: Duration | None = None,
-        tasks: Iterable[str] | None = None,
-        worker: str = "",
-    ) -> list[Lease]:
-        """Up to `limit` due jobs of the queues, in that order; waits for the first if asked to.
-
-        Without a queue it is `default`. `lease` is the time until the deadline, else the job's or
-        the queue's own; renew before it is over.
-        """
-        if isinstance(tasks, str):
-            raise UsageError(f"tasks is the text {tasks[:80]!r}: give a list of names")
-        try:
-            wanted = None if tasks is None else frozenset(tasks)
-        except TypeError:
-            raise UsageError(f"tasks is a {type(tasks).__name__}: give a list of names") from None
-        request = LeaseRequest(
-            queues=queues or ("default",),
-            limit=limit,
-            worker=worker,
-            wait_ms=to_ms("wait", wait, UsageError),
-            lease_ms=None if lease is None else to_ms("lease", lease, UsageError),
-            tasks=wanted,
-        )
-        return await self.engine.lease(checked(request, UsageError))
-
-    async def renew(
-        self, lease: Lease, *, lease_for: Duration | None = None, note: Note | None = None
-    ) -> Lease:
-        """Push the deadline, and keep what the note says. LeaseLost: stop working on the job.
-
-        Look at `cancel_requested` of the lease that comes back.
-        """
-        lease_ms = None if lease_for is None else to_ms("lease_for", lease_for, UsageError)
-        expected("lease", lease, Lease)
-        [renewed] = await self.renew_many([Renewal(lease=lease, lease_ms=lease_ms, note=note)])
-        if renewed is None:
-            raise _lost(lease)
-        return renewed
-
-    async def renew_many(self, renewals: Sequence[Renewal]) -> list[Lease | None]:
-        """None for each lease that is lost."""
-        return await self.engine.renew(checked_all("renewal", renewals, Renewal))
-
-    async def complete(
-        self, lease: Lease, result: Any = None, *, then: Iterable[NewJob] = ()
-    ) -> None:
-        """Done. The follow-up jobs go in together with it, or not at all."""
-        raw = result is None or isinstance(result, bytes)
-        follow_ups = checked_all("follow-up job", then, NewJob, InvalidJob)
-        done = Complete(result if raw else codec.encode(result), tuple(follow_ups))
-        await self._end(lease, done)
-
-    async def fail(self, lease: Lease, error: BaseException | str) -> None:
-        """The attempt failed: the queue's policy decides between another one and a dead letter."""
-        queue = await self._queue(expected("lease", lease, Lease).job.queue)
-        verdict = lifecycle.after_failure(queue, lease.job, _failure(error), random.random())
-        await self._end(lease, verdict)
-
-    async def retry(
-        self, lease: Lease, *, delay: Duration = 0, error: BaseException | str | None = None
-    ) -> None:
-        """Run it again, whatever the queue's policy says."""
-        failure = None if error is None else _failure(error)
-        await self._end(lease, Retry(to_ms("delay", delay, UsageError), failure))
-
-    async def bury(self, lease: Lease, error: BaseException | str = "") -> None:
-        """It cannot be done: a dead letter."""
-        await self._end(lease, Bury(Reason.EXPLICIT, _failure(error)))
-
-    async def release(self, lease: Lease, text: str = "", *, delay: Duration = 0) -> None:
-        """Not now, through no fault of the job: the attempt is given back."""
-        await self._end(lease, Release(text, to_ms("delay", delay, UsageError)))
-
-    async def forward(self, lease: Lease, queue: str) -> None:
-        """Hand the job on to another queue, where it starts afresh."""
-        await self._end(lease, Forward(queue))
-
-    async def settle(self, settlements: Sequence[Settlement]) -> list[Outcome]:
-        """End many leases in one transaction, with an answer for each."""
-        return await self.engine.settle(checked_all("settlement", settlements, Settlement))
 
     async def get(self, id: str) -> Job | None:
         """The whole job, with its timeline rows, output and result."""
@@ -288,16 +278,16 @@ class Holdfast:
 
     async def backup(self, path: Path | str) -> None:
         """A consistent copy while work goes on, for engines that are a file."""
-        backup = getattr(self._store, "backup", None)
+        backup = getattr(self.home.store, "backup", None)
         if backup is None:
-            raise Unsupported(self._store.traits.name, "backup by Holdfast")
+            raise Unsupported(self.home.store.traits.name, "backup by Holdfast")
         await backup(expected("path", path, Path | str))
 
     def within(self, connection: Any) -> Any:
         """`enqueue` and `settle` inside the caller's own transaction, which the caller commits."""
-        within = getattr(self._store, "within", None)
+        within = getattr(self.home.store, "within", None)
         if within is None:
-            raise Unsupported(self._store.traits.name, "enqueue within a transaction")
+            raise Unsupported(self.home.store.traits.name, "enqueue within a transaction")
         return within(connection)
 
     def upkeep(self, *, archive: Path | str | None = None) -> Upkeep:
@@ -307,6 +297,31 @@ class Holdfast:
         """
         expected("archive", archive, Path | str | None)
         return Upkeep(self.engine, archive=archive, tell=self.listeners)
+
+    def _add_task(self, function: Callable[..., Any], options: TaskOptions) -> Task[Any]:
+        if not callable(function):
+            raise UsageError(f"a {type(function).__name__} is no function to make a task of")
+        if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+            raise UsageError(f"{function.__qualname__} is a generator: a task must return")
+        task: Task[Any] = Task(self, function, options)
+        if task.name in self.tasks:
+            raise UsageError(f"there is a task {task.name} already: give one of them a name=")
+        self.tasks[task.name] = task
+        return task
+
+    def _housed(self, store: Engine) -> Home:
+        return Home(store, Coalesced(Observed(store, self.listeners)))
+
+    def _reopened(self) -> Engine:
+        """What was opened before a fork stays with the parent."""
+        store = self._home.store
+        if self.url is not None and store.traits.shared:
+            return open_engine(self.url)
+        if self._home.used:
+            raise EngineClosed(
+                "this Holdfast belongs to the process that this one was forked from: make a new one"
+            )
+        return store
 
     async def _enqueue_batch(self, batch: list[NewJob]) -> list[Receipt]:
         """A job of wrong types is refused like any other bad one, beside its neighbours."""
@@ -322,24 +337,15 @@ class Holdfast:
         answers = iter(await self.engine.enqueue(good)) if good else iter(())
         return [refused[at] if at in refused else next(answers) for at in range(len(batch))]
 
-    async def _end(self, lease: Lease, verdict: Verdict) -> None:
-        expected("lease", lease, Lease)
-        settlement = Settlement(lease=lease, verdict=verdict)
-        [outcome] = await self.settle([settlement])
-        if outcome is Outcome.LOST:
-            raise _lost(lease)
-        if outcome is Outcome.REFUSED:
-            checks.check_settlement(settlement)
-            raise UnknownQueue(
-                f"the verdict on job {lease.id} names a queue that does not exist: declare it "
-                "first; the lease goes on"
-            )
 
-    async def _queue(self, name: str) -> Queue:
-        for view in await self.queues(counts=False):
-            if view.queue.name == name:
-                return view.queue
-        raise UnknownQueue(f"queue {name} does not exist any more, and its jobs went with it")
+class Decorator(Protocol):
+    """What `app.task(…)` gives back."""
+
+    @overload
+    def __call__(self, function: Callable[..., Coroutine[Any, Any, Answer]], /) -> Task[Answer]: ...
+
+    @overload
+    def __call__(self, function: Callable[..., Answer], /) -> Task[Answer]: ...
 
 
 def accepted(receipt: Receipt) -> Receipt:
@@ -349,16 +355,3 @@ def accepted(receipt: Receipt) -> Receipt:
     error = BY_CODE.get(receipt.code, UsageError)
     # The only error that is not made from its text.
     raise (UsageError if error is Unsupported else error)(receipt.text)
-
-
-def _lost(lease: Lease) -> LeaseLost:
-    return LeaseLost(f"the lease on job {lease.id} is lost: the job goes on without you")
-
-
-def _failure(error: BaseException | str) -> Failure:
-    if isinstance(error, str):
-        return Failure(message=error)
-    expected("error", error, BaseException | str)
-    # Copes with exceptions that cannot even say what they are.
-    told = traceback.TracebackException.from_exception(error)
-    return Failure(type=type(error).__qualname__, message=str(told), trace="".join(told.format()))

@@ -4,12 +4,13 @@ HoldfastError
 ├── UsageError     InvalidJob · InvalidQueue · PayloadTooLarge · UnknownQueue · UnknownKind ·
 │                  QueueFull · NotAccepting · ConfigError · Unsupported
 ├── LeaseLost      the race you must expect
+├── NoResult       JobFailed · JobCancelled · JobGone · ResultTimeout
 └── EngineError    EngineUnavailable · OutcomeUnknown · StorageFull · SchemaMismatch · EngineClosed
 """
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 
 class HoldfastError(Exception):
@@ -90,6 +91,40 @@ class LeaseLost(HoldfastError):
     """The lease lapsed and the job went on without you: stop working on it."""
 
     code = "lease_lost"
+
+
+class NoResult(HoldfastError):
+    """The job has no result: the text says why, and `job` is the job as it was found, if it was."""
+
+    code = "no_result"
+
+    def __init__(self, text: str, job: Any = None) -> None:
+        super().__init__(text)
+        self.job = job
+
+
+class JobFailed(NoResult):
+    """The job is a dead letter: see its reason and last failure; redrive it when that is mended."""
+
+    code = "job_failed"
+
+
+class JobCancelled(NoResult):
+    """Somebody cancelled the job, or it cancelled itself: enqueue it again if it is wanted."""
+
+    code = "job_cancelled"
+
+
+class JobGone(NoResult):
+    """The job was deleted or is past its queue's retention: keep jobs longer to read results."""
+
+    code = "job_gone"
+
+
+class ResultTimeout(NoResult, TimeoutError):
+    """The job is not over yet, and goes on: wait longer, or look again later."""
+
+    code = "result_timeout"
 
 
 class EngineError(HoldfastError):

@@ -14,6 +14,7 @@ import msgspec
 import uuid_utils
 from msgspec.structs import asdict, astuple, replace
 
+from holdfast.backoffs import to_backoff
 from holdfast.core import codec
 from holdfast.core.backoff import Backoff
 from holdfast.core.model import (
@@ -25,12 +26,16 @@ from holdfast.core.model import (
     Overrides,
     Queue,
 )
+from holdfast.core.workers import ADDRESSED_EXPIRES_MS, worker_queue
 from holdfast.durations import Duration, to_ms
 from holdfast.errors import InvalidJob, InvalidQueue, UsageError
 
 
 class JobOptions(TypedDict, total=False):
-    """Everything a job can carry besides its task and payload; None is the same as left out."""
+    """Everything a job can carry besides its task and payload; None is the same as left out.
+
+    `to` is the name of the worker that shall run it, which has a queue of its own.
+    """
 
     id: str | None
     queue: str | None
@@ -50,7 +55,8 @@ class JobOptions(TypedDict, total=False):
     timeout: Duration | None
     max_attempts: int | None
     max_crashes: int | None
-    backoff: Backoff | None
+    backoff: Backoff | str | None
+    to: str | None
 
 
 class QueueOptions(TypedDict, total=False):
@@ -60,7 +66,7 @@ class QueueOptions(TypedDict, total=False):
     timeout: Duration | None
     max_attempts: int
     max_crashes: int
-    backoff: Backoff
+    backoff: Backoff | str
     order: Order
     retention: Duration
     dead_retention: Duration
@@ -94,6 +100,9 @@ def new_job(task: str, payload: Any, options: JobOptions) -> NewJob:
             raise InvalidJob("a job has either a delay or a run_at, not both")
         given["delay"] = _seconds_until(given.pop("run_at"))
     _durations(given, _JOB_DURATIONS, InvalidJob)
+    _address(given)
+    if "backoff" in given:
+        given["backoff"] = to_backoff("backoff", given["backoff"], InvalidJob)
     if isinstance(payload, _RAW):
         given["payload"] = bytes(payload)
         given.setdefault("content_type", "application/octet-stream")
@@ -113,6 +122,8 @@ def changed_queue(queue: Queue, options: QueueOptions) -> Queue:
     given: dict[str, Any] = dict(options)
     _refuse_unknown(given, QueueOptions.__annotations__, InvalidQueue, "a queue")
     _durations(given, _QUEUE_DURATIONS, InvalidQueue)
+    if "backoff" in given:
+        given["backoff"] = to_backoff("backoff", given["backoff"], InvalidQueue)
     return checked(replace(queue, **given), InvalidQueue)
 
 
@@ -175,6 +186,16 @@ def _durations(given: dict[str, Any], names: Iterable[str], wrong: type[UsageErr
         if name in given:
             value = given.pop(name)
             given[f"{name}_ms"] = None if value is None else to_ms(name, value, wrong)
+
+
+def _address(given: dict[str, Any]) -> None:
+    """A job for one worker waits in that worker's queue, and not for ever."""
+    if "to" not in given:
+        return
+    if "queue" in given:
+        raise InvalidJob("a job is either to one worker or in a queue: give to or queue, not both")
+    given["queue"] = worker_queue(expected("to", given.pop("to"), str, InvalidJob))
+    given.setdefault("expires_ms", ADDRESSED_EXPIRES_MS)
 
 
 def _seconds_until(instant: object) -> float:

@@ -25,6 +25,7 @@ from holdfast.errors import (
 )
 from holdfast.events import Happening, Reaped
 from holdfast.upkeep import Schedule, Schedules
+from holdfast.worker.registry import Workers
 
 
 def test_one_job_from_end_to_end(url: str) -> None:
@@ -44,15 +45,26 @@ def test_one_job_from_end_to_end(url: str) -> None:
         assert [view.queue.name for view in app.queues()] == ["default", "other"]
         app.schedules.add(Schedule(name="s", job=app.job("t"), cron="@daily"))
         assert [each.name for each in app.schedules.all()] == ["s"]
+        assert app.workers.all() == []
+
+        @app.task(queue="other")
+        def note(text: str) -> None: ...
+
+        assert note.enqueue("a").id == app.lease("other")[0].id
+        assert list(app.handlers) == [note.name]
 
 
 @pytest.mark.parametrize(
     ("blocking", "original"),
-    [(BlockingHoldfast, Holdfast), (type(BlockingHoldfast("memory:").schedules), Schedules)],
+    [
+        (BlockingHoldfast, Holdfast),
+        (type(BlockingHoldfast("memory:").schedules), Schedules),
+        (type(BlockingHoldfast("memory:").workers), Workers),
+    ],
 )
 def test_nothing_is_missing(blocking: type, original: type) -> None:
     # Upkeep runs in the background here, so it is started instead.
-    instead = {"upkeep": "start_upkeep"}
+    instead = {"upkeep": "start_upkeep", "arun": "run"}
     for name, _ in inspect.getmembers(original, inspect.isfunction):
         if not name.startswith("_"):
             assert hasattr(blocking, instead.get(name, name)), name

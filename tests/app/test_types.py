@@ -47,7 +47,7 @@ for _ in range(100_000):
         ("t", None, {"labels": {1: "a"}}, "labels"),
         ("t", None, {"labels": "a=b"}, "labels: Expected object, got str"),
         ("t", None, {"max_attempts": "4"}, "max_attempts: Expected int"),
-        ("t", None, {"backoff": "2s"}, "backoff: Expected"),
+        ("t", None, {"backoff": "2s"}, "backoff '2s' is no backoff"),
         ("t", None, {"backoff": {"first": 1}}, "backoff is a dict: give a Backoff"),
         ("t", None, {"key_policy": "maybe"}, "key_policy"),
         ("t", None, {"colour": "red"}, "a job has no colour; it has backoff, content_type"),

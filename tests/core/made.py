@@ -39,6 +39,9 @@ def jobs(*states: State) -> st.SearchStrategy[Job]:
         token=st.none() | st.integers(1, 9),
         worker=st.none() | st.just("w"),
         cancel_requested=st.booleans(),
+        alone=st.booleans(),
+        progress=st.none() | st.just(0.5),
+        checkpoint=st.none() | st.just(b"c"),
         overrides=overrides,
         key=st.none() | st.just("k"),
     )

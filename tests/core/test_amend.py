@@ -70,6 +70,9 @@ def test_what_every_act_has_in_common(queue: Queue, job: Job, act: Amendment) ->
         assert change.job.token is None
         assert change.job.state is not State.LEASED
     assert change.job.payload == job.payload or isinstance(act, Edit)
+    assert change.forgets == (isinstance(act, Edit) and act.payload is not None)
+    resumed = (None, None) if change.forgets else (job.progress, job.checkpoint)
+    assert (change.job.progress, change.job.checkpoint) == resumed
 
 
 @given(jobs(State.DONE, State.DEAD, State.CANCELLED), st.integers(0, 9))
@@ -81,6 +84,7 @@ def test_a_redriven_job_starts_again_with_its_history(job: Job, delay_ms: int) -
     assert (again.attempt, again.crashes, again.releases) == (0, 0, 0)
     assert (again.expires_at, again.finished_at, again.reason, again.result) == (None,) * 4
     assert not again.cancel_requested
+    assert not again.alone
     assert (again.created_at, again.payload, again.key) == (job.created_at, job.payload, job.key)
 
 

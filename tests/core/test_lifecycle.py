@@ -107,6 +107,41 @@ def test_an_expired_job_is_buried_by_the_reaper() -> None:
     assert "2 attempts" in act.failure.message
 
 
+@pytest.mark.parametrize(
+    ("fields", "text"),
+    [
+        ({"expires_at": NOW + 300_000}, "worker ann did not take it within its TTL of 5m"),
+        ({"expires_at": NOW + 90_499}, "worker ann did not take it within its TTL of 90s"),
+        ({"expires_at": NOW + 250}, "worker ann did not take it within its TTL of 250ms"),
+        (
+            {"expires_at": NOW + 5_000, "attempt": 2},
+            "worker ann did not finish it in 2 attempts within its TTL of 5s",
+        ),
+        ({"expires_at": NOW - 5}, "worker ann did not take it within its TTL of 0ms"),
+    ],
+)
+def test_expiry_of_an_addressed_job_names_the_worker(fields: dict[str, int], text: str) -> None:
+    job = replace(JOB, **{"queue": "worker.ann", "attempt": 0, "created_at": NOW} | fields)
+    act = lifecycle.after_expiry(job)
+    assert act.failure is not None
+    assert act.failure.message == text
+
+
+def test_jobs_that_expire_alike_can_be_buried_by_one_act() -> None:
+    jobs_ = [
+        replace(JOB, id=f"j{n}", seq=n, queue="worker.ann", created_at=NOW + n, expires_at=NOW + at)
+        for n in range(9)
+        for at in (300_000, 300_000 + n)
+    ]
+    assert len(set(map(lifecycle.after_expiry, jobs_))) == 1
+
+
+def test_a_queue_that_names_no_worker_addresses_nobody() -> None:
+    act = lifecycle.after_expiry(replace(JOB, queue="worker.", expires_at=NOW))
+    assert act.failure is not None
+    assert act.failure.message.startswith("not started before its expiry")
+
+
 def test_on_delivery_what_is_used_up_or_expired_does_not_run() -> None:
     fresh = replace(JOB, attempt=3, leased_at=NOW, expires_at=NOW + 1)
     assert lifecycle.on_delivery(QUEUE, fresh, NOW + 5) is None
@@ -235,6 +270,16 @@ def test_a_release_gives_the_attempt_back_only_so_often(job: Job) -> None:
     free = job.releases < limits.RELEASES_MAX and job.attempt > 0
     assert after.attempt == job.attempt - free >= 0
     assert after.releases == job.releases + 1
+    assert after.alone == job.alone
+    assert lifecycle.apply(job, Release(alone=True), QUEUE, NOW).job.alone
+
+
+@pytest.mark.parametrize(
+    ("alone", "crashes", "runs_alone"),
+    [(False, 0, False), (True, 0, True), (False, 1, True)],
+)
+def test_who_runs_alone(alone: bool, crashes: int, runs_alone: bool) -> None:
+    assert replace(JOB, alone=alone, crashes=crashes).runs_alone is runs_alone
 
 
 def test_only_a_crash_counts_as_one() -> None:
@@ -287,7 +332,18 @@ def test_what_is_not_waiting_or_not_due_cannot_be_leased(job: Job) -> None:
 
 
 def test_replacing_takes_over_everything_but_identity_and_history() -> None:
-    old = replace(JOB, state=State.WAITING, created_at=5, key="k", version=4, leased_at=6)
+    old = replace(
+        JOB,
+        state=State.WAITING,
+        created_at=5,
+        key="k",
+        version=4,
+        leased_at=6,
+        alone=True,
+        progress=0.5,
+        checkpoint=b"c",
+        output=b"o",
+    )
     new = NewJob(
         id="b", task="u", queue="q", payload=b"2", priority=3, delay_ms=9, expires_ms=20, key="k"
     )
@@ -305,24 +361,30 @@ def test_replacing_takes_over_everything_but_identity_and_history() -> None:
         expires_at=NOW + 20,
         leased_at=6,
         worker="w",
+        alone=True,
         key="k",
+        output=b"o",
     )
     assert change.tail
+    assert change.forgets
     assert change.event is not None
     assert change.event.kind is EventKind.REPLACED
 
 
 def test_merging_changes_the_payload_alone() -> None:
-    old = replace(JOB, state=State.WAITING, version=4)
-    change = lifecycle.merge_waiting(old, b"m", NOW)
+    old = replace(JOB, state=State.WAITING, version=4, alone=True, output=b"o")
+    noted = replace(old, progress=0.5, checkpoint=b"c")
+    change = lifecycle.merge_waiting(noted, b"m", NOW)
     assert change.job == replace(old, payload=b"m", token=None, version=5)
+    assert change.forgets
     assert not change.tail
 
 
 def test_a_job_that_was_moved_on_is_out_of_reach_of_its_key() -> None:
     moved = replace(JOB, origin="elsewhere")
-    assert lifecycle.replace_waiting(moved, NewJob(id="new", task="t"), NOW) == (moved, None, False)
-    assert lifecycle.merge_waiting(moved, b"{}", NOW) == (moved, None, False)
+    new = NewJob(id="new", task="t")
+    assert lifecycle.replace_waiting(moved, new, NOW) == lifecycle.Change(moved)
+    assert lifecycle.merge_waiting(moved, b"{}", NOW) == lifecycle.Change(moved)
 
 
 def test_the_crash_that_buries_is_counted_too() -> None:

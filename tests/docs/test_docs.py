@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -22,7 +24,7 @@ PAGES = [
 ]
 _BLOCK = re.compile(r"```(\w+)\n(.*?)```", re.DOTALL)
 _LINK = re.compile(r"\]\((?!https?:|#)([^)#]+)")
-_LONG_RUNNING = ("up", "test", "check", "bench", "torture", "lock")
+_LONG_RUNNING = ("up", "demo", "top", "test", "check", "bench", "torture", "lock")
 
 
 def blocks(language: str) -> list[object]:
@@ -50,24 +52,69 @@ def test_python_shown_runs(source: str, tmp_path: Path) -> None:
     assert run.returncode == 0, run.stdout + run.stderr
 
 
-@pytest.mark.parametrize("source", blocks("console"))
-def test_commands_shown_run(source: str, tmp_path: Path) -> None:
-    environment = {**os.environ, "HOLDFAST_URL": "sqlite:///holdfast.db"}
-    for line in source.splitlines():
-        words = shlex.split(line, comments=True)
-        if not words or words[1] in _LONG_RUNNING:
-            continue
-        assert words[0] == "./hf", f"only ./hf commands are shown: {line}"
-        run = subprocess.run(
-            [str(Path(sys.executable).with_name("holdfast")), *words[1:]],
-            cwd=tmp_path,
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
-        assert run.returncode == 0, f"{line}\n{run.stdout}{run.stderr}"
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_commands_shown_run(page: Path, tmp_path: Path) -> None:
+    """One after the other in one folder, with workers there if the page starts them."""
+    shown = [step for match in _BLOCK.finditer(page.read_text()) for step in steps(match)]
+    environment = {**os.environ, "HOLDFAST_URL": "sqlite:///holdfast.db", "COLUMNS": "200"}
+    environment.pop("HOLDFAST_COMMAND", None)
+    program = str(Path(sys.executable).with_name("holdfast"))
+    with contextlib.ExitStack() as stack:
+        if any(words[:2] == ["./hf", "up"] for words, _ in shown):
+            stack.enter_context(running_workers(program, tmp_path, environment))
+        for words, expected in shown:
+            assert words[0] == "./hf", f"only ./hf commands are shown: {words}"
+            if words[1] in _LONG_RUNNING:
+                continue
+            run = subprocess.run(
+                [program, *words[1:]],
+                cwd=tmp_path,
+                env=environment,
+                capture_output=True,
+                text=True,
+                timeout=60,
+                check=False,
+            )
+            assert run.returncode == 0, f"{words}\n{run.stdout}{run.stderr}"
+            assert looks_like(run.stdout, expected), f"{words} printed:\n{run.stdout}"
+
+
+def steps(block: re.Match[str]) -> list[tuple[list[str], list[str]]]:
+    """Each command of a block and the lines shown below it; `$ ` marks commands in a transcript."""
+    if block[1] != "console":
+        return []
+    found: list[tuple[list[str], list[str]]] = []
+    transcript = block[2].startswith("$ ")
+    for line in block[2].splitlines():
+        if not transcript or line.startswith("$ "):
+            words = shlex.split(line.removeprefix("$ "), comments=True)
+            if words:
+                found.append((words, []))
+        else:
+            found[-1][1].append(line)
+    return found
+
+
+def looks_like(printed: str, expected: list[str]) -> bool:
+    """As shown, whatever stands for `…`; spaces do not count."""
+    shapes = (map(re.escape, line.split()) for line in expected)
+    pattern = r"\s*".join(r"\s*".join(shape).replace("…", r"[^\n]*") for shape in shapes)
+    return not expected or re.search(pattern, printed) is not None
+
+
+@contextlib.contextmanager
+def running_workers(program: str, folder: Path, environment: dict[str, str]) -> Iterator[None]:
+    with subprocess.Popen(
+        [program, "up"], cwd=folder, env=environment, stdout=subprocess.PIPE, text=True
+    ) as up:
+        assert up.stdout is not None
+        try:
+            while "running:" not in (line := up.stdout.readline()):
+                assert line, "the workers did not start"
+            yield
+        finally:
+            up.terminate()
+            up.wait()
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))

@@ -92,7 +92,8 @@ def test_a_history_can_be_checked_afterwards(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["engines", "simulate", "machine", "power", "writers", "check", "all"]
+    "name",
+    ["engines", "workers", "poison", "simulate", "machine", "power", "writers", "check", "all"],
 )
 def test_every_command_explains_itself(name: str) -> None:
     assert name in run("torture", "--help").stdout

@@ -3,7 +3,6 @@
 import fcntl
 import os
 import stat
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -16,6 +15,7 @@ from holdfast.engines.memory import MemoryEngine
 from holdfast.events import Pruned
 from holdfast.testing.clock import ManualClock
 from holdfast.upkeep import Archive, Pruner
+from holdfast.upkeep.pruner import delete_unchanged
 from tests.upkeep.doubles import Ear
 
 DAY = 24 * 3_600_000
@@ -149,19 +149,12 @@ async def test_a_job_put_back_to_work_in_between_stays(
 ) -> None:
     await engine.declare(Queue(name="default", retention_ms=0, dead_retention_ms=0))
     await finish(engine, "a", "b", dead=True)
-    steps: list[str] = []
-
-    class Meddling:
-        def write(self, jobs: Sequence[Job]) -> None:
-            steps.extend(job.id for job in jobs)
-
-    pruner = Pruner(engine, archive=Meddling())
     jobs = await engine.finished(10)
     assert await engine.amend(JobFilter(ids=("a",)), Redrive(), limit=1) == 1
     if finished_again:
         leases = await engine.lease(LeaseRequest(ids=("a",)))
         await engine.settle([Settlement(lease=lease, verdict=Complete()) for lease in leases])
-    assert await pruner._delete(jobs) == 1
+    assert await delete_unchanged(engine, jobs) == 1
     job = await engine.get("a")
     assert job is not None
     assert job.state is (State.DONE if finished_again else State.WAITING)

@@ -1,160 +1,205 @@
-"""`holdfast enqueue` and `holdfast job show`."""
+"""`holdfast list`, `holdfast job list`, `job show`, `job explain` and `job timeline`."""
 
 from __future__ import annotations
 
 import asyncio
-import json
-from dataclasses import dataclass
+from collections.abc import Iterable
 from typing import Annotated, Any
 
 from cyclopts import Parameter
+from msgspec.structs import asdict
 
 from holdfast.app import Holdfast
-from holdfast.cli.output import COMMON, Common, print_json, printable
-from holdfast.core import codec, lifecycle
-from holdfast.core.model import Job, Queue, Receipt
-from holdfast.core.timeline import timeline
+from holdfast.checkup import examine
+from holdfast.cli.exits import NotFound
+from holdfast.cli.filters import WHICH, Which
+from holdfast.cli.output import COMMON, Common, print_json, print_table, say, show_age
+from holdfast.cli.pages import program
+from holdfast.cli.running import running
+from holdfast.cli.views import COMMAND, command_of, event_view, job_view, text_of, value_of
+from holdfast.core.explain import Cause
+from holdfast.core.model import Job, JobFilter, Queue, State
+from holdfast.core.text import printable
+from holdfast.core.timeline import timeline as told
 from holdfast.durations import show_at
-from holdfast.errors import InvalidJob, UsageError
-from holdfast.options import JobOptions
+from holdfast.errors import UsageError
+from holdfast.explaining import explain_job
+from holdfast.upkeep import wall_ms
+
+States = Annotated[
+    list[State] | None, Parameter(help="In this state; may be repeated.", negative=())
+]
+Id = Annotated[str, Parameter(help="The id of the job.")]
+Limit = Annotated[int | None, Parameter(help="At most so many; 100, or 1000 with --json.")]
+After = Annotated[int | None, Parameter(help="Go on where the last list ended.")]
+_PAGE = 100
+_PAGES_MAX = 20
+_AT_ONCE = 50
+_HIDDEN = ("failures", "output", "trace")
 
 
-@Parameter(name="*")
-@dataclass(frozen=True, slots=True)
-class NewJobFlags:
-    """What the command line can say about a job."""
-
-    queue: Annotated[str, Parameter(help="The queue to put it in.")] = "default"
-    id: Annotated[str | None, Parameter(help="An id of your own; a known one adds nothing.")] = None
-    priority: Annotated[int | None, Parameter(help="-100 to 100, higher first.")] = None
-    delay: Annotated[str | None, Parameter(help="Not before so long from now: 10m.")] = None
-    expires: Annotated[str | None, Parameter(help="Dead if not started by then: 1h.")] = None
-    key: Annotated[str | None, Parameter(help="Once-only: a key still held adds nothing.")] = None
-    tenant: Annotated[str | None, Parameter(help="Whose it is.")] = None
-    max_attempts: Annotated[int | None, Parameter(help="Runs in all; 0 is unlimited.")] = None
-
-    def options(self) -> JobOptions:
-        return {
-            "queue": self.queue,
-            "id": self.id,
-            "priority": self.priority,
-            "delay": self.delay,
-            "expires": self.expires,
-            "key": self.key,
-            "tenant": self.tenant,
-            "max_attempts": self.max_attempts,
-        }
-
-
-_FLAGS = NewJobFlags()
-
-
-def enqueue(
+async def list_all(
     *,
-    task: Annotated[str, Parameter(help="The name of the code that does it.")],
-    payload: Annotated[str, Parameter(help="JSON.")] = "null",
-    flags: NewJobFlags = _FLAGS,
+    state: States = None,
+    which: Which = WHICH,
+    limit: Limit = None,
+    after: After = None,
     common: Common = COMMON,
 ) -> None:
-    """Put a job in a queue."""
-    try:
-        value = json.loads(payload)
-    except (ValueError, RecursionError) as error:
-        raise InvalidJob(f"the payload is not JSON: {error}") from None
-    receipt = asyncio.run(_enqueue(common, task, value, flags))
-    if common.json:
-        print_json({"id": receipt.id, "status": receipt.status})
-    else:
-        there = "" if receipt.status == "new" else " (it was there already)"
-        print(f"{printable(receipt.id, one_line=True)}{there}")
+    """List jobs, newest first."""
+    async with running(common) as app:
+        wanted = which.wanted(tuple(state) if state else None)
+        jobs, rest = await some(app, wanted, limit_of(limit, common), after)
+        if common.json:
+            print_json(await views_of(app, jobs))
+    if not common.json:
+        print_jobs(jobs)
+    if rest is not None:
+        say(f"there may be more: --after {rest}")
 
 
-def show(id: str, /, *, common: Common = COMMON) -> None:
+async def show(id: Id, /, *, common: Common = COMMON) -> None:
     """Show one job and what happened to it."""
-    job, queue = asyncio.run(_read(common, id))
-    view = as_json(job, queue)
+    async with running(common) as app:
+        job, queue = await read(app, id)
+    view = job_view(job, queue)
     if common.json:
         print_json(view)
         return
     for name, value in view.items():
-        if value is not None and name not in ("failures", "output"):
-            print(f"{name:13} {printable(_text(value), one_line=True)}")
+        if value not in (None, {}, False) and name not in _HIDDEN:
+            print(f"{name:13} {printable(text_of(value), one_line=True)}")
     print("timeline")
-    for event in timeline(job):
-        told = [event.text, event.failure.message if event.failure else ""]
-        text = ": ".join(filter(None, told))
-        by = f" by {event.by}" if event.by else ""
-        print(printable(f"  {show_at(event.at)} {event.kind}{by} {text}".rstrip(), one_line=True))
+    _print_timeline(job)
     if job.output:
         print("output")
         print(printable(job.output.decode(errors="replace")))
 
 
-async def _enqueue(common: Common, task: str, value: Any, flags: NewJobFlags) -> Receipt:
-    async with Holdfast(common.url) as app:
-        return await app.enqueue(task, value, **flags.options())
+async def timeline(id: Id, /, *, common: Common = COMMON) -> None:
+    """Show what happened to a job, oldest first."""
+    async with running(common) as app:
+        job, _ = await read(app, id)
+    if common.json:
+        print_json([event_view(event) for event in told(job)])
+    else:
+        _print_timeline(job)
 
 
-async def _read(common: Common, id: str) -> tuple[Job, Queue]:
-    async with Holdfast(common.url) as app:
-        job = await app.get(id)
-        if job is None:
-            raise UsageError(f"no job has the id {id[:128]!r}")
-        views = await app.queues(counts=False)
-        known = (view.queue for view in views if view.queue.name == job.queue)
-        return job, next(known, Queue(name=job.queue))
+async def explain(id: Id, /, *, common: Common = COMMON) -> None:
+    """Say why a job is not running, and what would change it."""
+    async with running(common) as app:
+        job, _ = await read(app, id)
+        now = (await examine(app.home.store)).now
+        causes = await explain_job(app.engine, job, now)
+    if common.json:
+        reasons = [{**asdict(cause), "at": _shown(cause.at)} for cause in causes]
+        print_json({"id": job.id, "state": str(job.state), "reasons": reasons})
+        return
+    print(f"{job.id} is {job.state}")
+    for number, cause in enumerate(causes, 1):
+        print(printable(f"{number}. {cause.text}{_when(cause, now)}", one_line=True))
+        if cause.remedy:
+            print(printable(f"   {cause.remedy}{_how(cause)}", one_line=True))
 
 
-def as_json(job: Job, queue: Queue) -> dict[str, Any]:
-    """The fields that scripts may rely on."""
-    last = job.failures[-1].failure if job.failures else None
-    ran = job.leased_at is not None and job.finished_at is not None
-    return {
-        "id": job.id,
-        "queue": job.queue,
-        "task": job.task,
-        "state": str(job.state),
-        "attempts": job.attempt,
-        "max_attempts": lifecycle.attempts_max(queue, job),
-        "priority": job.priority,
-        "created_at": show_at(job.created_at),
-        "due_at": show_at(job.due_at),
-        "expires_at": None if job.expires_at is None else show_at(job.expires_at),
-        "finished_at": None if job.finished_at is None else show_at(job.finished_at),
-        "worker": job.worker,
-        "payload": _value(job.payload, job.content_type),
-        "result": None if job.result is None else _value(job.result, codec.JSON),
-        "error": None if last is None else last.message,
-        "reason": None if job.reason is None else str(job.reason),
-        "exit_code": None if last is None else last.exit_code,
-        "output": None if job.output is None else job.output.decode(errors="replace"),
-        "duration_ms": (job.finished_at or 0) - (job.leased_at or 0) if ran else None,
-        "failures": [
-            {
-                "at": show_at(event.at),
-                "attempt": event.attempt,
-                "worker": event.by,
-                "kind": str(event.failure.kind),
-                "error": event.failure.message,
-            }
-            for event in job.failures
-            if event.failure is not None
-        ],
-    }
+async def read(app: Holdfast, id: str) -> tuple[Job, Queue | None]:
+    """The whole job and the queue it is in."""
+    job = await app.get(id)
+    if job is None:
+        raise NotFound(f"no job has the id {id[:128]!r}: see {program()} job list")
+    return job, (await queues_of(app)).get(job.queue)
 
 
-def _value(data: bytes, content_type: str) -> Any:
-    """JSON as what it says; other bytes as text, or as so many bytes."""
-    if content_type == codec.JSON:
-        try:
-            return codec.decode(data)
-        except InvalidJob:
-            pass
-    try:
-        return data.decode()
-    except UnicodeDecodeError:
-        return f"{len(data)} bytes"
+async def queues_of(app: Holdfast) -> dict[str, Queue]:
+    return {view.queue.name: view.queue for view in await app.queues(counts=False)}
 
 
-def _text(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+async def views_of(app: Holdfast, jobs: Iterable[Job]) -> list[dict[str, Any]]:
+    """Whole jobs, as `show` has them: a list alone knows nothing of output and failures."""
+    ids = [job.id for job in jobs]
+    queues = await queues_of(app)
+    views = []
+    for start in range(0, len(ids), _AT_ONCE):
+        whole = await asyncio.gather(*(app.get(each) for each in ids[start : start + _AT_ONCE]))
+        # One that is gone since was deleted just now.
+        views += [job_view(job, queues.get(job.queue)) for job in whole if job is not None]
+    return views
+
+
+def print_jobs(jobs: Iterable[Job]) -> None:
+    now = wall_ms()
+    rows = [
+        (
+            job.id,
+            job.queue,
+            doing(job),
+            _state(job, now),
+            job.attempt,
+            job.priority,
+            f"{show_age(max(now - job.created_at, 0))} ago",
+            job.worker or "",
+        )
+        for job in jobs
+    ]
+    columns = ("id", "queue", "task", "state", "attempt", "priority", "enqueued", "worker")
+    print_table(columns, rows)
+
+
+def doing(job: Job) -> str:
+    """The task, or what a command job runs."""
+    payload = value_of(job.payload, job.content_type) if job.task == COMMAND else None
+    line = command_of(payload) or job.task
+    return line if len(line) <= 60 else f"{line[:59]}…"
+
+
+def limit_of(limit: int | None, common: Common) -> int:
+    """People read less than scripts do."""
+    if limit is not None and limit < 1:
+        raise UsageError(f"limit {limit} is below 1")
+    return limit or (1000 if common.json else 100)
+
+
+async def some(
+    app: Holdfast, wanted: JobFilter, limit: int, after: int | None
+) -> tuple[list[Job], int | None]:
+    """Up to `limit` jobs, and where to go on. The walk is bounded: what fits may be far away."""
+    jobs: list[Job] = []
+    for _ in range(_PAGES_MAX + limit // _PAGE):
+        page = await app.find(wanted, limit=min(limit - len(jobs), _PAGE), after=after)
+        jobs += page.jobs
+        after = page.after
+        if after is None or len(jobs) >= limit:
+            break
+    return jobs, after
+
+
+def _print_timeline(job: Job) -> None:
+    for event in told(job):
+        said = [event.text, event.failure.message if event.failure else ""]
+        text = ": ".join(filter(None, said))
+        by = f" by {event.by}" if event.by else ""
+        attempt = f" (attempt {event.attempt})" if event.attempt else ""
+        line = f"  {show_at(event.at)} {event.kind}{attempt}{by} {text}"
+        print(printable(line.rstrip(), one_line=True))
+
+
+def _state(job: Job, now: int) -> str:
+    if job.state is State.WAITING and job.due_at > now:
+        return f"waiting, due in {show_age(job.due_at - now)}"
+    return f"{job.state} ({job.reason})" if job.reason else str(job.state)
+
+
+def _when(cause: Cause, now: int) -> str:
+    if cause.at is None:
+        return ""
+    apart = show_age(abs(cause.at - now))
+    return f" [{show_at(cause.at)}, {f'in {apart}' if cause.at > now else f'{apart} ago'}]"
+
+
+def _how(cause: Cause) -> str:
+    return f": {program()} {cause.command}" if cause.command else ""
+
+
+def _shown(at: int | None) -> str | None:
+    return None if at is None else show_at(at)

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import json
-import logging
-import os
-import unicodedata
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-_UNSEEN = ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp")
+from holdfast.core.text import printable
+
+_WIDTH_MAX = 10_000
 
 
 @Parameter(name="*")
@@ -20,16 +20,16 @@ _UNSEEN = ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp")
 class Common:
     """What every command takes."""
 
-    url: Annotated[str | None, Parameter(help="Where the jobs are.", env_var="HOLDFAST_URL")] = None
+    url: Annotated[str | None, Parameter(help="Where the jobs are.")] = None
     json: Annotated[bool, Parameter(help="Print JSON alone.", negative=())] = False
 
 
 COMMON = Common()
 
 
-def program() -> str:
-    """What a person types to run this: `./hf` in a clone, else `holdfast`."""
-    return printable(os.environ.get("HOLDFAST_COMMAND") or "holdfast", one_line=True)
+def say(text: str) -> None:
+    """A line for a person, beside what was asked for."""
+    print(printable(text, one_line=True), file=sys.stderr, flush=True)
 
 
 def print_json(value: Any) -> None:
@@ -38,7 +38,7 @@ def print_json(value: Any) -> None:
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-    """Numbers to the right."""
+    """Numbers to the right; as wide as it must be where no terminal bounds it."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -52,24 +52,21 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
     for row in rows:
         # As Text, because a plain string would be read as markup.
         table.add_row(*(Text(printable(str(value), one_line=True)) for value in row))
-    Console(highlight=False).print(table)
+    width = None if sys.stdout.isatty() else _WIDTH_MAX
+    Console(highlight=False, width=width).print(table)
 
 
-def printable(text: str, *, one_line: bool = False) -> str:
-    """Hostile text with everything that is not seen written out, such as \\x1b."""
-    kept = "" if one_line else "\n\t"
-    return "".join(
-        char if char in kept or unicodedata.category(char) not in _UNSEEN else _escaped(char)
-        for char in text
-    )
-
-
-class PrintableFormatter(logging.Formatter):
-    """Log lines for a terminal."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        return printable(super().format(record))
-
-
-def _escaped(char: str) -> str:
-    return char.encode("unicode_escape", "surrogatepass").decode("ascii")
+def show_age(ms: int | None) -> str:
+    """How long, to two units at most: 840ms, 12.5s, 3m 20s, 5h 7m, 12d 3h."""
+    if ms is None:
+        return ""
+    if ms < 1_000:
+        return f"{max(ms, 0)}ms"
+    if ms < 60_000:
+        return f"{ms / 1000:.1f}s"
+    minutes, seconds = divmod(ms // 1000, 60)
+    hours, minutes = divmod(minutes, 60)
+    days, hours = divmod(hours, 24)
+    if days:
+        return f"{days}d {hours}h"
+    return f"{hours}h {minutes}m" if hours else f"{minutes}m {seconds}s"

@@ -1,118 +1,182 @@
-"""`holdfast status`, `holdfast queue create` and `holdfast queue list`."""
+"""`holdfast queue list`, `show`, `create`, `update`, `pause` and `resume`."""
 
 from __future__ import annotations
 
-import asyncio
+from dataclasses import dataclass, fields
 from typing import Annotated, Any, Literal
 
-import msgspec
 from cyclopts import Parameter
 
 from holdfast.app import Holdfast
+from holdfast.backoffs import show_backoff
+from holdfast.cli.exits import NotFound
 from holdfast.cli.output import COMMON, Common, print_json, print_table
+from holdfast.cli.pages import program
+from holdfast.cli.person import person
+from holdfast.cli.running import running
+from holdfast.cli.status import count_of, print_counts, queue_state
+from holdfast.cli.views import counts_view, settings_view, text_of
 from holdfast.core.model import Queue, QueueView
+from holdfast.core.text import printable
 from holdfast.durations import show_ms
-from holdfast.errors import InvalidQueue
+from holdfast.errors import InvalidQueue, UsageError
+from holdfast.explaining import Pause, save_pause
 from holdfast.options import QueueOptions
+from holdfast.upkeep import wall_ms
 
-_COUNTS = ("ready", "delayed", "blocked", "leased", "overdue", "done", "dead")
+Name = Annotated[str, Parameter(help="The name of the queue.")]
+NONE = "none"
+"""What a setting is told that a queue may be without."""
 
 
-def status(*, common: Common = COMMON) -> None:
-    """Show every queue and how it stands."""
-    views = asyncio.run(_views(common, counts=True))
+@Parameter(name="*")
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Everything a queue can be told; what is left out stays as it is."""
+
+    lease: Annotated[str | None, Parameter(help="How long a lease lasts: 30s.")] = None
+    timeout: Annotated[str | None, Parameter(help="How long one run may take, or none.")] = None
+    max_attempts: Annotated[int | None, Parameter(help="Runs in all; 0 is unlimited.")] = None
+    max_crashes: Annotated[int | None, Parameter(help="Deaths of its process.")] = None
+    backoff: Annotated[
+        str | None, Parameter(help="How long a failed job waits: exponential(2s, max=10m).")
+    ] = None
+    order: Annotated[
+        Literal["tail", "keep"] | None, Parameter(help="Where a retried job goes in the line.")
+    ] = None
+    retention: Annotated[str | None, Parameter(help="How long done jobs are kept: 7d.")] = None
+    dead_retention: Annotated[str | None, Parameter(help="How long dead letters are kept.")] = None
+    dead_queue: Annotated[str | None, Parameter(help="Where dead letters move to, or none.")] = None
+    max_depth: Annotated[
+        str | None, Parameter(help="Refuse more waiting jobs than this, or none.")
+    ] = None
+    payload_max: Annotated[int | None, Parameter(help="Bytes of a payload at most.")] = None
+    accepting: Annotated[bool | None, Parameter(help="Does it take new jobs?")] = None
+
+    def options(self) -> QueueOptions:
+        given: dict[str, Any] = {
+            field.name: value
+            for field in fields(self)
+            if (value := getattr(self, field.name)) is not None
+        }
+        for name in ("timeout", "dead_queue", "max_depth"):
+            if given.get(name) == NONE:
+                given[name] = None
+        if given.get("max_depth") is not None:
+            given["max_depth"] = _whole("max-depth", given["max_depth"])
+        options: QueueOptions = {**given}  # type: ignore[typeddict-item]
+        return options
+
+
+_SETTINGS = Settings()
+
+
+async def create(name: Name, /, *, settings: Settings = _SETTINGS, common: Common = COMMON) -> None:
+    """Create a queue."""
+    options = settings.options()
+    async with running(common) as app:
+        if any(view.queue.name == name for view in await app.queues(counts=False)):
+            raise InvalidQueue(
+                f"queue {name} exists already: change it with {program()} queue update {name}"
+            )
+        queue = await app.declare(name, **options)
+    _tell(queue, "created queue", common)
+
+
+async def update(name: Name, /, *, settings: Settings = _SETTINGS, common: Common = COMMON) -> None:
+    """Change settings of a queue; those that are not given stay."""
+    options = settings.options()
+    if not options:
+        raise UsageError("nothing to change: give --lease, --max-attempts, …")
+    await _change(name, options, "changed queue", common)
+
+
+async def pause(
+    name: Name,
+    /,
+    *,
+    text: Annotated[str, Parameter(help="Why, for those who wonder.")] = "",
+    common: Common = COMMON,
+) -> None:
+    """Let no job of a queue start, until it is resumed; those that run go on."""
+    queue = await _change(name, {"paused": True}, "paused queue", common)
+    async with running(common) as app:
+        pause_ = Pause(by=person(), text=text[:1000], at=wall_ms())
+        await save_pause(app.engine, queue.name, pause_)
+
+
+async def resume(name: Name, /, *, common: Common = COMMON) -> None:
+    """Let the jobs of a queue start again."""
+    queue = await _change(name, {"paused": False}, "resumed queue", common)
+    async with running(common) as app:
+        await save_pause(app.engine, queue.name, None)
+
+
+async def show(name: Name, /, *, common: Common = COMMON) -> None:
+    """Show one queue: its settings and how it stands."""
+    async with running(common) as app:
+        view = await one(app, name, counts=True)
     if common.json:
-        print_json({"queues": [_counted(view) for view in views]})
+        print_json({**settings_view(view.queue), **counts_view(view)})
+        return
+    settings = {**settings_view(view.queue), "backoff": show_backoff(view.queue.backoff)}
+    for setting, value in settings.items():
+        shown = show_ms(value) if setting.endswith("_ms") and value is not None else value
+        if shown is not None:
+            print(f"{setting.removesuffix('_ms'):15} {printable(text_of(shown), one_line=True)}")
+    print()
+    print_counts([view])
+
+
+async def list_all(*, common: Common = COMMON) -> None:
+    """List the queues: their settings and how they stand."""
+    async with running(common) as app:
+        views = await app.queues()
+    if common.json:
+        print_json([{**settings_view(view.queue), **counts_view(view)} for view in views])
         return
     rows = [
         (
-            view.queue.name + (" (paused)" if view.queue.paused else ""),
-            *(_count(view, name) for name in _COUNTS),
-            "" if view.oldest_age_ms is None else f"{view.oldest_age_ms / 1000:.1f}s",
+            view.queue.name,
+            count_of(view, "ready"),
+            count_of(view, "leased"),
+            count_of(view, "dead"),
+            show_ms(view.queue.lease_ms),
+            view.queue.max_attempts,
+            show_ms(view.queue.retention_ms),
+            view.queue.order,
+            view.queue.dead_queue or "",
+            queue_state(view) or "open",
         )
         for view in views
     ]
-    print_table(("queue", *_COUNTS, "oldest"), rows)
+    columns = ("queue", "ready", "leased", "dead", "lease", "max attempts", "retention", "order")
+    print_table((*columns, "dead queue", "state"), rows)
 
 
-def create(
-    name: str,
-    /,
-    *,
-    lease: Annotated[str, Parameter(help="How long a lease lasts: 30s.")] = "30s",
-    max_attempts: Annotated[int, Parameter(help="Runs in all; 0 is unlimited.")] = 4,
-    dead_queue: Annotated[str | None, Parameter(help="Where dead letters move to.")] = None,
-    max_depth: Annotated[int | None, Parameter(help="Refuse more waiting jobs than this.")] = None,
-    order: Annotated[
-        Literal["tail", "keep"], Parameter(help="Where a retried job goes in the line.")
-    ] = "tail",
-    common: Common = COMMON,
-) -> None:
-    """Create a queue."""
-    options: QueueOptions = {
-        "lease": lease,
-        "max_attempts": max_attempts,
-        "dead_queue": dead_queue,
-        "max_depth": max_depth,
-        "order": order,
-    }
-    queue = asyncio.run(_create(common, name, options))
+async def one(app: Holdfast, name: str, *, counts: bool = False) -> QueueView:
+    for view in await app.queues(counts=counts):
+        if view.queue.name == name:
+            return view
+    raise NotFound(f"queue {name[:80]!r} does not exist: see {program()} queue list")
+
+
+async def _change(name: str, options: QueueOptions, done: str, common: Common) -> Queue:
+    async with running(common) as app:
+        await one(app, name)
+        queue = await app.declare(name, **options)
+    _tell(queue, done, common)
+    return queue
+
+
+def _tell(queue: Queue, done: str, common: Common) -> None:
     if common.json:
-        print_json(msgspec.to_builtins(queue))
+        print_json(settings_view(queue))
     else:
-        print(f"created queue {queue.name}")
+        print(f"{done} {queue.name}")
 
 
-def show_all(*, common: Common = COMMON) -> None:
-    """List the queues and their settings."""
-    queues = [view.queue for view in asyncio.run(_views(common, counts=False))]
-    if common.json:
-        print_json([msgspec.to_builtins(queue) for queue in queues])
-        return
-    columns = ("queue", "lease", "max attempts", "retention", "order", "dead queue", "state")
-    rows = [
-        (
-            queue.name,
-            show_ms(queue.lease_ms),
-            queue.max_attempts,
-            show_ms(queue.retention_ms),
-            queue.order,
-            queue.dead_queue or "",
-            _state(queue),
-        )
-        for queue in queues
-    ]
-    print_table(columns, rows)
-
-
-async def _views(common: Common, *, counts: bool) -> list[QueueView]:
-    async with Holdfast(common.url) as app:
-        return await app.queues(counts=counts)
-
-
-async def _create(common: Common, name: str, options: QueueOptions) -> Queue:
-    async with Holdfast(common.url) as app:
-        if any(view.queue.name == name for view in await app.queues(counts=False)):
-            raise InvalidQueue(f"queue {name} exists already")
-        return await app.declare(name, **options)
-
-
-def _counted(view: QueueView) -> dict[str, Any]:
-    return {
-        "name": view.queue.name,
-        **{name: getattr(view, name) for name in (*_COUNTS, "cancelled")},
-        "oldest_age_ms": view.oldest_age_ms,
-        "paused": view.queue.paused,
-        "accepting": view.queue.accepting,
-        "estimated": sorted(view.estimated),
-    }
-
-
-def _count(view: QueueView, name: str) -> int | str:
-    count: int = getattr(view, name)
-    return f"{count}+" if name in view.estimated else count
-
-
-def _state(queue: Queue) -> str:
-    closed = "" if queue.accepting else "closed"
-    return ", ".join(filter(None, ["paused" if queue.paused else "", closed])) or "open"
+def _whole(name: str, text: str) -> int:
+    if not text.isascii() or not text.isdigit():
+        raise UsageError(f"{name} {text[:40]!r} is neither a number nor {NONE}")
+    return int(text)

@@ -12,7 +12,9 @@ from cyclopts import Parameter
 
 from holdfast import __version__
 from holdfast.app import Holdfast
-from holdfast.cli.output import COMMON, Common, print_json, printable, program
+from holdfast.cli.output import COMMON, Common, print_json
+from holdfast.cli.pages import program
+from holdfast.core.text import printable
 from holdfast.durations import show_at
 from holdfast.events import EngineCalled, Happening, Pruned, Reaped, Ticked, Troubled
 

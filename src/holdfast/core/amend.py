@@ -77,9 +77,12 @@ def amend(job: Job, amendment: Amendment, queue: Queue, now: int) -> Change | No
         case BuryWaiting(by=by, reason=reason, failure=failure):
             return bury(changed, queue, reason=reason, failure=failure, by=by, now=now)
         case Edit(by=by):
-            text = ", ".join(sorted(_edits(amendment, now)))
-            edited = replace(changed, **_edits(amendment, now))
-            return Change(edited, _event(job, EventKind.EDITED, now, by, text))
+            fields = _edits(amendment, now)
+            edited = replace(changed, **fields)
+            event = _event(job, EventKind.EDITED, now, by, ", ".join(sorted(fields)))
+            if amendment.payload is None:
+                return Change(edited, event)
+            return Change(replace(edited, progress=None, checkpoint=None), event, forgets=True)
         case Move(queue=target, by=by):
             moved = replace(changed, queue=target, origin=job.queue)
             text = f"from {job.queue} to {target}"
@@ -108,6 +111,7 @@ def redrive(job: Job, due_at: int) -> Job:
         reason=None,
         result=None,
         cancel_requested=False,
+        alone=False,
     )
 
 

@@ -32,14 +32,20 @@ from holdfast.core.verdict import (
     Retry,
     Verdict,
 )
+from holdfast.core.workers import addressee
+from holdfast.durations import show_ms
 
 
 class Change(NamedTuple):
-    """The next job, its timeline row if it is worth one, and whether it goes to the tail."""
+    """The next job, its timeline row if it is worth one, and whether it goes to the tail.
+
+    `forgets`: its progress and its checkpoint are gone, being of another payload.
+    """
 
     job: Job
     event: Event | None = None
     tail: bool = False
+    forgets: bool = False
 
 
 def after_success(result: bytes | None, then: tuple[NewJob, ...] = ()) -> Verdict:
@@ -70,12 +76,21 @@ def after_overdue(queue: Queue, job: Job) -> Verdict:
 
 
 def after_expiry(job: Job) -> BuryWaiting:
-    """A job waited past its expiry."""
-    failure = Failure(
-        kind=FailureKind.EXPIRED,
-        message=f"not started before its expiry, after {job.attempt} attempts",
-    )
+    """A job waited past its expiry. Jobs alike get equal acts, so that one call buries them all."""
+    worker = addressee(job.queue)
+    if worker:
+        did = f"finish it in {job.attempt} attempts" if job.attempt else "take it"
+        message = f"worker {worker} did not {did} within its TTL of {_ttl(job)}"
+    else:
+        message = f"not started before its expiry, after {job.attempt} attempts"
+    failure = Failure(kind=FailureKind.EXPIRED, message=message)
     return BuryWaiting(by="reaper", reason=Reason.EXPIRED, failure=failure)
+
+
+def _ttl(job: Job) -> str:
+    """In whole seconds, or no two jobs whose expiry was edited would be alike."""
+    ttl_ms = max(0, (job.expires_at or 0) - job.created_at)
+    return show_ms(ttl_ms if ttl_ms < limits.SECOND_MS else round(ttl_ms, -3))
 
 
 def on_delivery(queue: Queue, job: Job, now: int) -> Verdict | None:
@@ -141,8 +156,8 @@ def admit(new: NewJob, seq: int, now: int) -> Job:
 
 
 def replace_waiting(job: Job, new: NewJob, now: int) -> Change:
-    """A waiting job takes over what a later one under the same key says; its id stays, and so does
-    what its runs left behind.
+    """A waiting job takes over what a later one under the same key says; its id and its counts
+    stay, and the output of its runs, but not what they could have gone on from.
 
     One that was moved on to another queue, such as a dead letter, is left as it is.
     """
@@ -152,20 +167,27 @@ def replace_waiting(job: Job, new: NewJob, now: int) -> Change:
     replaced = replace(
         fresh, id=job.id, created_at=job.created_at, attempt=job.attempt, crashes=job.crashes,
         releases=job.releases, version=job.version + 1, leased_at=job.leased_at,
-        worker=job.worker, progress=job.progress, checkpoint=job.checkpoint, output=job.output,
+        worker=job.worker, alone=job.alone, output=job.output,
     )  # fmt: skip
     event = Event(at=now, kind=EventKind.REPLACED, attempt=job.attempt, text="by its key")
-    return Change(replaced, event, tail=True)
+    return Change(replaced, event, tail=True, forgets=True)
 
 
 def merge_waiting(job: Job, payload: bytes, now: int) -> Change:
-    """A waiting job with the payload that merging made; everything else stays. One that was
-    moved on to another queue, such as a dead letter, is left as it is."""
+    """A waiting job with the payload that merging made; all stays but what a run could have gone
+    on from. One that was moved on to another queue, such as a dead letter, is left as it is."""
     if job.origin is not None:
         return Change(job)
-    merged = replace(job, payload=payload, token=None, version=job.version + 1)
+    merged = replace(
+        job,
+        payload=payload,
+        progress=None,
+        checkpoint=None,
+        token=None,
+        version=job.version + 1,
+    )
     event = Event(at=now, kind=EventKind.REPLACED, attempt=job.attempt, text="merged by its key")
-    return Change(merged, event)
+    return Change(merged, event, forgets=True)
 
 
 def lease(job: Job, *, token: int, worker: str, now: int, lease_ms: int) -> Job:
@@ -229,9 +251,10 @@ def apply(job: Job, verdict: Verdict, queue: Queue, now: int) -> Change:
             again = replace(ended, crashes=job.crashes + _is_crash(failure))
             event = _event(job, EventKind.RETRIED, now, failure=failure)
             return _wait(again, queue, delay_ms, now, event)
-        case Release(text=text, delay_ms=delay_ms):
+        case Release(text=text, delay_ms=delay_ms, alone=alone):
             given_back = job.attempt > 0 and job.releases < limits.RELEASES_MAX
-            again = replace(ended, attempt=job.attempt - given_back, releases=job.releases + 1)
+            attempt, releases = job.attempt - given_back, job.releases + 1
+            again = replace(ended, attempt=attempt, releases=releases, alone=job.alone or alone)
             if not given_back and exhausted(queue, job):
                 failure = Failure(message=f"released {again.releases} times, at last: {text}")
                 by = job.worker or ""
@@ -282,6 +305,7 @@ def _afresh(job: Job, now: int, *, queue: str) -> Job:
         token=None,
         due_at=now,
         cancel_requested=False,
+        alone=False,
     )
 
 

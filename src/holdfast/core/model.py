@@ -157,7 +157,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     `events`, `output` and `result` are filled by `get` alone; `checkpoint` and `progress` by
     `get` and by `lease`. `seq` is the engine's number of arrival, `version` grows at every change
-    but a renewal.
+    but a renewal. `alone` says that a run of it shared a process that died.
     """
 
     id: str
@@ -181,6 +181,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     token: int | None = None
     worker: str | None = None
     cancel_requested: bool = False
+    alone: bool = False
     reason: Reason | None = None
     key: str | None = None
     tenant: str | None = None
@@ -198,6 +199,11 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     @property
     def failures(self) -> tuple[Event, ...]:
         return tuple(event for event in self.events if event.failure is not None)
+
+    @property
+    def runs_alone(self) -> bool:
+        """Its next run gets a process of its own, so that a death there has one possible cause."""
+        return self.alone or self.crashes > 0
 
 
 class Lease(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -320,10 +326,12 @@ class Tally(msgspec.Struct, frozen=True, kw_only=True):
 class Record(msgspec.Struct, frozen=True, kw_only=True):
     """A small versioned value beside the jobs. Version 0 means "not there yet"; value None deletes.
 
-    `save` succeeds only on the version that was read; what it stores has version + 1.
+    `save` succeeds only on the version that was read; what it stores has version + 1. `age_ms` is
+    filled by `load`: the time since it was saved, by the engine's own clock and never negative.
     """
 
     kind: str
     key: str
     value: bytes | None
     version: int = 0
+    age_ms: int = 0

@@ -32,10 +32,12 @@ class Bury(msgspec.Struct, frozen=True, tag="bury"):
 
 
 class Release(msgspec.Struct, frozen=True, tag="release"):
-    """Not now, through no fault of the job: the attempt is given back."""
+    """Not now, through no fault of the job: the attempt is given back. With `alone` its next
+    attempts run in a process of their own, because this one shared a process that died."""
 
     text: str = ""
     delay_ms: int = 0
+    alone: bool = False
 
 
 class Forward(msgspec.Struct, frozen=True, tag="forward"):
@@ -86,7 +88,8 @@ class BuryWaiting(msgspec.Struct, frozen=True, kw_only=True, tag="bury"):
 
 
 class Edit(msgspec.Struct, frozen=True, kw_only=True, tag="edit"):
-    """Change a waiting or dead job; None leaves a field as it is."""
+    """Change a waiting or dead job; None leaves a field as it is. A new payload forgets the
+    progress and the checkpoint that runs of the old one left."""
 
     by: str = ""
     payload: bytes | None = None

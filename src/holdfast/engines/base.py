@@ -66,6 +66,17 @@ class Expired(msgspec.Struct, frozen=True, kw_only=True):
     next_ms: int | None = None
 
 
+class Examination(msgspec.Struct, frozen=True, kw_only=True):
+    """What an engine that can `examine` itself finds: its clock, what it runs on, the room that is
+    left on its disk, what a person should see to, and what is damaged if it was asked to look."""
+
+    now: int
+    versions: dict[str, str] = {}
+    free_bytes: int | None = None
+    trouble: tuple[str, ...] = ()
+    damage: tuple[str, ...] | None = None
+
+
 class Saved(StrEnum):
     SAVED = "saved"
     STALE = "stale"
@@ -127,10 +138,10 @@ class Engine(Protocol):
         """The only way a lease ends."""
 
     async def overdue(self, limit: int) -> Overdue:
-        """What the reaper must look at."""
+        """What the reaper must look at; without payloads, which it has no use for."""
 
     async def expired(self, limit: int) -> Expired:
-        """What the reaper must bury."""
+        """What the reaper must bury; without payloads too."""
 
     async def finished(self, limit: int) -> list[Job]:
         """Whole jobs past their queue's retention, by (finished_at, seq): archived by the pruner,

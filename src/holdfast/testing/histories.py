@@ -151,7 +151,7 @@ def _verdict(dice: _Dice) -> Verdict:
         Complete(result, follow_ups),
         Retry(dice.mostly(delay_ms, -1), dice.failure()),
         Bury(dice.choice(tuple(Reason)), dice.failure()),
-        Release(dice.choice(_TEXTS), delay_ms),
+        Release(dice.choice(_TEXTS), delay_ms, dice.choice((False, True))),
         Forward(dice.queue_name()),
     )
     return dice.choice(verdicts)

@@ -58,7 +58,7 @@ class Pruner:
         if self._archive is not None:
             await asyncio.to_thread(self._archive.write, jobs)
             archived = len(jobs)
-        deleted = await self._delete(jobs)
+        deleted = await delete_unchanged(self._engine, jobs)
         self._tell(Pruned(deleted=deleted, archived=archived))
         return 0 if deleted and len(jobs) >= batch else None
 
@@ -73,19 +73,21 @@ class Pruner:
             return max(1, batch * _BYTES_AIM // size)
         return min(self._batch_max, batch * 2)
 
-    async def _delete(self, jobs: Sequence[Job]) -> int:
-        # Jobs that went the same way have the same version, so the groups are few.
-        versions: dict[int, list[Job]] = defaultdict(list)
-        for job in jobs:
-            versions[job.version].append(job)
-        deleted = 0
-        for version, group in versions.items():
-            unchanged = JobFilter(
-                ids=tuple(job.id for job in group),
-                states=_FINISHED,
-                version=version,
-                # An id that was deleted and enqueued again since is another job.
-                created_before=max(job.created_at for job in group) + 1,
-            )
-            deleted += await self._engine.amend(unchanged, Delete(), limit=len(group))
-        return deleted
+
+async def delete_unchanged(engine: Engine, jobs: Sequence[Job]) -> int:
+    """Remove finished jobs that are still as they were read; how many."""
+    # Jobs that went the same way have the same version, so the groups are few.
+    versions: dict[int, list[Job]] = defaultdict(list)
+    for job in jobs:
+        versions[job.version].append(job)
+    deleted = 0
+    for version, group in versions.items():
+        unchanged = JobFilter(
+            ids=tuple(job.id for job in group),
+            states=_FINISHED,
+            version=version,
+            # An id that was deleted and enqueued again since is another job.
+            created_before=max(job.created_at for job in group) + 1,
+        )
+        deleted += await engine.amend(unchanged, Delete(), limit=len(group))
+    return deleted

@@ -6,9 +6,12 @@ from typing import Any
 import asyncpg
 import pytest
 
+from holdfast.core import limits
+from holdfast.core.model import Record
+from holdfast.core.verdict import Outcome, Release
 from holdfast.engines.postgres import PostgresEngine, schemas
 from holdfast.errors import ConfigError, EngineUnavailable, SchemaMismatch
-from holdfast.testing.contract.making import jobs, lease_ids
+from holdfast.testing.contract.making import from_default, jobs, lease_ids, lease_one, settle
 
 
 async def opened(dsn: str, **options: Any) -> PostgresEngine:
@@ -58,7 +61,9 @@ async def test_an_older_holdfast_refuses_politely(
         new = await opened(pg_dsn)
         assert await lease_ids(new) == ["a"], "an upgrade keeps the jobs"
         await new.close()
-    with pytest.raises(SchemaMismatch, match="version 4, this Holdfast knows up to 3: upgrade"):
+    newest = len(known)
+    told = f"version {newest + 1}, this Holdfast knows up to {newest}: upgrade"
+    with pytest.raises(SchemaMismatch, match=told):
         await opened(pg_dsn)
     # One that was open goes on until it needs a new connection.
     pool, _ = old._opened()
@@ -66,6 +71,38 @@ async def test_an_older_holdfast_refuses_politely(
     with pytest.raises(SchemaMismatch, match="upgrade"):
         await old.enqueue(jobs("b"))
     await old.close()
+
+
+async def test_a_store_of_the_third_schema_is_brought_up_with_all_that_is_in_it(
+    pg_dsn: str, look: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save = "SELECT save(1, '{setting}', $1::text[], $2::bigint[], '{v}')"
+    with monkeypatch.context() as older:
+        whole = schemas.migrations()
+        older.setattr(schemas, "migrations", lambda: whole[:3])
+        engine = await opened(pg_dsn)
+        await engine.enqueue(jobs("ab", payload=b"p"))
+        assert await settle(engine, await lease_one(engine), Release("not now")) is Outcome.SETTLED
+        before = [await engine.get(id_) for id_ in "ab"]
+        assert await look.fetchval(save, ["k"], [0]) == [True]
+        await engine.close()
+    engine = await opened(pg_dsn)
+    assert [await engine.get(id_) for id_ in "ab"] == before
+    [record] = await engine.load("setting", limit=9)
+    assert record == Record(kind="setting", key="k", value=b"v", version=1, age_ms=record.age_ms)
+    assert 0 <= record.age_ms < limits.HOUR_MS, "it counts from the upgrade"
+    # One that was open at the upgrade goes on saving as it did.
+    assert await look.fetchval(save, ["k"], [1]) == [True]
+    assert await look.fetchval(save, ["other"], [0]) == [True]
+    versions = {each.key: each.version for each in await engine.load("setting", limit=9)}
+    assert versions == {"k": 2, "other": 1}
+    leases = await engine.lease(from_default(9))
+    assert [lease.id for lease in leases] == ["b", "a"]
+    for lease in leases:
+        assert await settle(engine, lease, Release(alone=True)) is Outcome.SETTLED
+    now = [await engine.get(id_) for id_ in "ab"]
+    assert [(job.alone, job.releases) for job in now if job] == [(True, 2), (True, 1)]
+    await engine.close()
 
 
 async def test_schemas_and_namespaces_are_apart(pg_dsn: str) -> None:

@@ -6,7 +6,10 @@ from pathlib import Path
 import apsw
 import pytest
 
-from holdfast.core.model import NewJob
+from holdfast.core import limits
+from holdfast.core.model import LeaseRequest, NewJob, Record
+from holdfast.core.verdict import Outcome, Release, Settlement
+from holdfast.engines.base import Saved
 from holdfast.engines.sqlite import SQLiteEngine, schema
 from holdfast.errors import EngineUnavailable, SchemaMismatch
 from holdfast.testing.clock import ManualClock
@@ -58,6 +61,43 @@ async def test_a_migration_keeps_the_jobs(
     assert await engine._read(lambda unit: schema.stored_schema(unit.connection)) == len(
         schema.MIGRATIONS
     )
+
+
+async def test_a_store_of_the_first_schema_is_brought_up_with_all_that_is_in_it(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as older:
+        older.setattr(schema, "MIGRATIONS", schema.MIGRATIONS[:1])
+        engine = SQLiteEngine(path)
+        await engine.open()
+        await engine.enqueue([NewJob(id=id_, task="t", payload=b"p" * 2_000) for id_ in "ab"])
+        [lease] = await engine.lease(LeaseRequest(queues=("default",)))
+        await engine.settle([Settlement(lease=lease, verdict=Release("not now"))])
+        before = [await engine.get(id_) for id_ in "ab"]
+        await engine.close()
+        connection = apsw.Connection(str(path))
+        connection.execute(
+            "INSERT INTO hf_records(ns, kind, key, version, value)"
+            " VALUES (1, 'setting', 'k', 3, x'76')"
+        )
+        connection.close()
+    engine = SQLiteEngine(path)
+    await engine.open()
+    assert [await engine.get(id_) for id_ in "ab"] == before
+    [record] = await engine.load("setting", limit=9)
+    assert record == Record(kind="setting", key="k", value=b"v", version=3, age_ms=record.age_ms)
+    assert 0 <= record.age_ms < limits.HOUR_MS, "it counts from the upgrade"
+    assert await engine.save([record]) == [Saved.SAVED]
+    leases = await engine.lease(LeaseRequest(queues=("default",), limit=9))
+    assert [lease.id for lease in leases] == ["b", "a"]
+    alone = [Settlement(lease=lease, verdict=Release(alone=True)) for lease in leases]
+    assert await engine.settle(alone) == [Outcome.SETTLED] * 2
+    jobs = [await engine.get(id_) for id_ in "ab"]
+    assert [(job.alone, job.releases, job.payload) for job in jobs if job] == [
+        (True, 2, b"p" * 2_000),
+        (True, 1, b"p" * 2_000),
+    ]
+    await engine.close()
 
 
 async def test_many_that_open_a_new_file_at_once(path: Path, clock: ManualClock) -> None:

@@ -30,9 +30,9 @@ from holdfast.core.model import (
     TallyBy,
 )
 from holdfast.core.verdict import Amendment, Cancel, Move, Outcome, Settlement
-from holdfast.engines.base import Expired, Overdue, Saved, Traits
+from holdfast.engines.base import Examination, Expired, Overdue, Saved, Traits
 from holdfast.engines.clock import Clock, SystemClock
-from holdfast.engines.memory.store import Row, Store, brief
+from holdfast.engines.memory.store import Row, Store, bare, brief
 from holdfast.engines.waiting import Bell, lease_patiently
 from holdfast.errors import EngineClosed
 
@@ -46,7 +46,8 @@ class MemoryEngine:
     def __init__(self, *, clock: Clock | None = None) -> None:
         self._clock = clock or SystemClock()
         self._store = Store(self._clock)
-        self._records: dict[str, dict[str, Record]] = defaultdict(dict)
+        self._records: dict[str, dict[str, tuple[Record, int]]] = defaultdict(dict)
+        """By kind and key: each with the instant at which it was saved."""
         self._bell = Bell()
         self._open = False
 
@@ -117,7 +118,7 @@ class MemoryEngine:
         leased.sort(key=lambda row: (row.deadline, row.job.seq))
         lapsed = [row for row in leased if row.deadline <= now]
         leases = tuple(
-            Lease(job=brief(self._shown(row)), token=row.job.token or 0, lease_ms=0)
+            Lease(job=bare(self._shown(row)), token=row.job.token or 0, lease_ms=0)
             for row in lapsed[:limit]
         )
         if len(lapsed) >= limit:
@@ -135,7 +136,7 @@ class MemoryEngine:
             if row.job.state is State.WAITING and row.job.expires_at is not None
         ]
         bounded.sort(key=lambda entry: entry[:2])
-        past = tuple(brief(job) for at, _, job in bounded if at <= now)
+        past = tuple(bare(job) for at, _, job in bounded if at <= now)
         if len(past) >= limit:
             return Expired(jobs=past[:limit], next_ms=0)
         ahead = bounded[len(past) :]
@@ -208,13 +209,22 @@ class MemoryEngine:
         self._bell.ring()
         return len(chosen)
 
+    async def examine(self, *, deep: bool = False) -> Examination:
+        """There is nothing to look at but the clock."""
+        return Examination(now=self._clock.wall_ms())
+
     async def load(self, kind: str, *, after: str | None = None, limit: int) -> list[Record]:
         self._check_open()
         checks.check_load(kind, after, limit)
         # By bytes, as every store sorts them, not by code units.
-        records = sorted(self._records[kind].values(), key=lambda record: record.key.encode())
+        kept = sorted(self._records[kind].values(), key=lambda each: each[0].key.encode())
         cut = b"" if after is None else after.encode()
-        return [record for record in records if record.key.encode() > cut][:limit]
+        now = self._clock.wall_ms()
+        return [
+            replace(record, age_ms=max(0, now - saved_at))
+            for record, saved_at in kept
+            if record.key.encode() > cut
+        ][:limit]
 
     async def save(self, records: Sequence[Record]) -> list[Saved]:
         self._check_open()
@@ -255,12 +265,13 @@ class MemoryEngine:
     def _save(self, record: Record) -> Saved:
         kept = self._records[record.kind]
         current = kept.get(record.key)
-        if (current.version if current else 0) != record.version:
+        if (current[0].version if current else 0) != record.version:
             return Saved.STALE
         if record.value is None:
             kept.pop(record.key, None)
         else:
-            kept[record.key] = replace(record, version=record.version + 1)
+            saved = replace(record, version=record.version + 1)
+            kept[record.key] = (saved, self._clock.wall_ms())
         return Saved.SAVED
 
     def _whole(self, row: Row) -> Job:

@@ -266,3 +266,8 @@ def in_hand(job: Job) -> Job:
 def brief(job: Job) -> Job:
     """What a list carries."""
     return replace(job, output=None, result=None, checkpoint=None, progress=None)
+
+
+def bare(job: Job) -> Job:
+    """What the reaper decides on."""
+    return replace(brief(job), payload=b"")

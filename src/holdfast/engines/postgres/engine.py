@@ -28,7 +28,7 @@ from holdfast.core.model import (
     TallyBy,
 )
 from holdfast.core.verdict import Amendment, Outcome, Settlement
-from holdfast.engines.base import Expired, Overdue, Saved, Traits
+from holdfast.engines.base import Examination, Expired, Overdue, Saved, Traits
 from holdfast.engines.clock import Clock
 from holdfast.engines.postgres import (
     amending,
@@ -216,6 +216,10 @@ class PostgresEngine:
         for record in records:
             checks.check_record(record)
         return await self._run(recording.save, records)
+
+    async def examine(self, *, deep: bool = False) -> Examination:
+        """What there is to say about the server, which looks after its own files."""
+        return await self._read(upkeep.examine)
 
     def within(self, connection: Any) -> Within | AsyncWithin:
         """Enqueue and settle in the transaction that `connection` is in: what is done there is

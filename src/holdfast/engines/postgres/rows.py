@@ -35,10 +35,16 @@ _END = """
 BRIEF = f"{_START} j.payload, {_MIDDLE} NULL::float8, NULL::bytea, {_END}"
 """What a list carries."""
 
+BARE = f"{_START} ''::bytea, {_MIDDLE} NULL::float8, NULL::bytea, {_END}"
+"""What a decision about its end needs: no payload."""
+
 WHOLE = f"""{_START} j.payload, {_MIDDLE} n.progress, n.checkpoint, {_END}, n.output, j.result,
     ARRAY(SELECT e.body FROM $schema.events e WHERE e.job = j.seq ORDER BY e.number)"""
 """Everything; `n` is the job's note."""
 
+
+ALONE = 1 << 30
+"""The bit of the column `releases` that says `Job.alone`: one more column would cost every job."""
 
 UNREAD = b"left in the database"
 """Stands for a payload that was not read, and is known by its identity."""
@@ -109,9 +115,12 @@ def _job(row: Row, state: State, finished_at: int | None) -> Job:
         tenant, group, origin, progress, checkpoint,
     ) = row  # fmt: skip
     more: dict[str, Any] = {}
+    if releases >= ALONE:
+        releases -= ALONE
+        more["alone"] = True
     if extra_json is not None:
         extra = _EXTRA.decode(extra_json)
-        more = {
+        more |= {
             "content_type": extra.content_type,
             "labels": extra.labels,
             "headers": extra.headers,

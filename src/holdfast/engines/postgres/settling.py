@@ -43,7 +43,7 @@ def _is_plain(settlement: Settlement) -> bool:
         and not verdict.then
         and settlement.note is None
         and can_exist(settlement.lease)
-        and _is_within_bounds(settlement)
+        and (verdict.result is None or _is_within_bounds(settlement))
     )
 
 

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from holdfast.core.model import Job, Lease
-from holdfast.engines.base import Expired, Overdue
+from holdfast.engines.base import Examination, Expired, Overdue
 from holdfast.engines.postgres.queues import purge
-from holdfast.engines.postgres.rows import BRIEF, WHOLE, brief_job, whole_job
+from holdfast.engines.postgres.rows import BARE, WHOLE, brief_job, whole_job
 from holdfast.engines.postgres.steps import Ask, Steps, Store, only
 
 KEYS_BATCH = 1_000
 
 _NOW = "SELECT $schema.now_ms($1::bigint)"
+_EXAMINE = """
+SELECT $schema.now_ms($1::bigint), current_setting('server_version'),
+    current_setting('synchronous_commit'), current_setting('fsync')
+"""
 _OVERDUE = f"""
-SELECT {BRIEF} FROM (
+SELECT {BARE} FROM (
     SELECT * FROM $schema.jobs j
     WHERE j.ns = $1::int AND j.state = 1 AND j.deadline_at <= $2::bigint
     ORDER BY j.deadline_at, j.seq LIMIT $3::bigint
@@ -24,7 +28,7 @@ SELECT deadline_at FROM $schema.jobs
 WHERE ns = $1::int AND state = 1 AND deadline_at > $2::bigint ORDER BY deadline_at, seq LIMIT 1
 """
 _EXPIRED = f"""
-SELECT {BRIEF} FROM (
+SELECT {BARE} FROM (
     SELECT * FROM $schema.jobs j
     WHERE j.ns = $1::int AND j.state = 0 AND j.expires_at <= $2::bigint
     ORDER BY j.expires_at, j.seq LIMIT $3::bigint
@@ -92,3 +96,14 @@ def finished(store: Store, limit: int) -> Steps[list[Job]]:
             # it is not.
             yield Ask(_FORGET, (number,), alone=True)
     return [whole_job(row) for row in rows]
+
+
+def examine(store: Store) -> Steps[Examination]:
+    """The server's clock, its version, and whether it keeps what it promised."""
+    [[now, version, commit, sync]] = yield Ask(_EXAMINE, (store.given_ms,))
+    trouble = []
+    if sync != "on":
+        trouble.append("the server runs with fsync off: a crash of its machine loses jobs")
+    if commit == "off":
+        trouble.append("synchronous_commit is off: a crash of the server loses the last jobs")
+    return Examination(now=now, versions={"PostgreSQL": version}, trouble=tuple(trouble))

@@ -9,7 +9,7 @@ from holdfast.core import checks
 from holdfast.core.lifecycle import Change
 from holdfast.core.model import Event, Job, NewJob
 from holdfast.engines.postgres.queues import Lines
-from holdfast.engines.postgres.rows import CODES, columns, encode, extra_of
+from holdfast.engines.postgres.rows import ALONE, CODES, columns, encode, extra_of
 from holdfast.engines.postgres.steps import Again, Ask, Steps, Store, only, portions
 
 _PUT = """
@@ -32,6 +32,9 @@ _WIDTH = 26
 _EVENTS = """
 INSERT INTO $schema.events (job, body) SELECT * FROM unnest($1::bigint[], $2::bytea[])
 """
+_FORGET = """
+UPDATE $schema.notes SET progress = NULL, checkpoint = NULL WHERE job = ANY ($1::bigint[])
+"""
 
 
 class Kept(NamedTuple):
@@ -42,6 +45,7 @@ class Kept(NamedTuple):
     noted: bool
     place: int | None = None
     events: tuple[Event, ...] = ()
+    forgets: bool = False
 
 
 def changed(kept: Kept, change: Change, numbers: Iterator[int]) -> Kept:
@@ -51,6 +55,7 @@ def changed(kept: Kept, change: Change, numbers: Iterator[int]) -> Kept:
         after=change.job,
         place=next(numbers) if change.tail else kept.place,
         events=kept.events + event,
+        forgets=kept.forgets or change.forgets,
     )
 
 
@@ -104,6 +109,9 @@ def rewrite(store: Store, kept: Iterable[Kept], lines: Lines) -> Steps[None]:
         count = only((yield Ask(_REWRITE, (store.ns, *values))))
         if count != len(portion):
             raise Again
+    forgetful = [one.before.seq for one in written if one.forgets and one.noted]
+    if forgetful:
+        yield Ask(_FORGET, (forgetful,))
     told = [(one.before.seq, encode(event)) for one in written for event in one.events]
     for events in portions(told, lambda row: len(row[1])):
         yield Ask(_EVENTS, columns(events, 2))
@@ -118,8 +126,9 @@ def _row(kept: Kept, lines: Lines) -> tuple[Any, ...]:
     before, job = kept.before, kept.after
     return (
         before.seq, before.version, lines.number(job.queue), CODES[job.state], -job.priority,
-        job.due_at, kept.place, job.expires_at, job.version, job.attempt, job.crashes, job.releases,
-        job.token, job.deadline_at, job.finished_at, job.overrides.lease_ms, job.cancel_requested,
-        kept.noted, job.task, job.tenant, job.group, job.origin, job.reason and str(job.reason),
-        extra_of(job), None if job.payload is before.payload else job.payload, job.result,
+        job.due_at, kept.place, job.expires_at, job.version, job.attempt, job.crashes,
+        job.releases | ALONE * job.alone, job.token, job.deadline_at, job.finished_at,
+        job.overrides.lease_ms, job.cancel_requested, kept.noted, job.task, job.tenant, job.group,
+        job.origin, job.reason and str(job.reason), extra_of(job),
+        None if job.payload is before.payload else job.payload, job.result,
     )  # fmt: skip

@@ -33,12 +33,13 @@ from holdfast.core.model import (
     TallyBy,
 )
 from holdfast.core.verdict import Amendment, Outcome, Release, Settlement
-from holdfast.engines.base import Expired, Overdue, Saved, Traits
+from holdfast.engines.base import Examination, Expired, Overdue, Saved, Traits
 from holdfast.engines.clock import Clock, SystemClock
 from holdfast.engines.sqlite import (
     amend,
     backup,
     enqueue,
+    examine,
     inspect,
     lease,
     queues,
@@ -276,6 +277,12 @@ class SQLiteEngine:
         """What a person should see to although everything still works; empty when all is well."""
         self._check_open()
         return await asyncio.to_thread(self._store.trouble)
+
+    async def examine(self, *, deep: bool = False) -> Examination:
+        """Everything there is to say about the file; `deep` reads all of it."""
+        self._check_open()
+        now = self._clock.wall_ms()
+        return await asyncio.to_thread(examine.examine, self._store, now, deep=deep)
 
     async def _finish_drops(self) -> None:
         while await self._read(queues.is_dropping):

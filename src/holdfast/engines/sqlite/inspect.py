@@ -91,7 +91,7 @@ def overdue(unit: Unit, limit: int) -> Overdue:
     found = unit.run(_OVERDUE, (unit.namespace_id, unit.boot, limit)).fetchall()
     leases = []
     for row in found:
-        job = rows.job_of(unit, row)
+        job = rows.job_of(unit, row, payload=b"")
         if job is not None:
             leases.append(Lease(job=job, token=job.token or 0, lease_ms=0))
     if len(found) >= limit:
@@ -106,7 +106,7 @@ def overdue(unit: Unit, limit: int) -> Overdue:
 
 def expired(unit: Unit, limit: int) -> Expired:
     found = unit.run(_EXPIRED, (unit.namespace_id, unit.now, limit)).fetchall()
-    jobs = tuple(job for row in found if (job := rows.job_of(unit, row)) is not None)
+    jobs = tuple(job for row in found if (job := rows.job_of(unit, row, payload=b"")) is not None)
     if len(found) >= limit:
         return Expired(jobs=jobs, next_ms=0)
     next_at = unit.run(

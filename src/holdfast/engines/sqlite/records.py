@@ -11,12 +11,13 @@ from holdfast.engines.sqlite.unit import Unit
 
 def load(unit: Unit, kind: str, after: str | None, limit: int) -> list[Record]:
     found = unit.run(
-        "SELECT key, version, value FROM hf_records"
+        "SELECT key, version, value, saved_at FROM hf_records"
         " WHERE ns = ? AND kind = ? AND key > ? ORDER BY key LIMIT ?",
         (unit.namespace_id, kind, after or "", limit),
     ).fetchall()
     return [
-        Record(kind=kind, key=key, value=value, version=version) for key, version, value in found
+        Record(kind=kind, key=key, value=value, version=version, age_ms=max(0, unit.now - saved_at))
+        for key, version, value, saved_at in found
     ]
 
 
@@ -37,14 +38,14 @@ def _save(unit: Unit, record: Record) -> Saved:
         )
     elif record.version == 0:
         unit.run(
-            "INSERT INTO hf_records(ns, kind, key, version, value) VALUES (?, ?, ?, 1, ?)"
-            " ON CONFLICT DO NOTHING",
-            (*name, record.value),
+            "INSERT INTO hf_records(ns, kind, key, version, value, saved_at)"
+            " VALUES (?, ?, ?, 1, ?, ?) ON CONFLICT DO NOTHING",
+            (*name, record.value, unit.now),
         )
     else:
         unit.run(
-            "UPDATE hf_records SET version = version + 1, value = ?"
+            "UPDATE hf_records SET version = version + 1, value = ?, saved_at = ?"
             " WHERE ns = ? AND kind = ? AND key = ? AND version = ?",
-            (record.value, *name, record.version),
+            (record.value, unit.now, *name, record.version),
         )
     return Saved.SAVED if unit.changes() == 1 else Saved.STALE

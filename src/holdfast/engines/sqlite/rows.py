@@ -19,7 +19,13 @@ from holdfast.core.model import (
     Reason,
     State,
 )
-from holdfast.engines.sqlite.schema import PART_EVENTS, PART_NOTES, PART_PAYLOAD, PART_RESULT
+from holdfast.engines.sqlite.schema import (
+    PART_ALONE,
+    PART_EVENTS,
+    PART_NOTES,
+    PART_PAYLOAD,
+    PART_RESULT,
+)
 from holdfast.engines.sqlite.unit import Unit
 
 INLINE_MAX = 1024
@@ -98,6 +104,7 @@ def job_of(unit: Unit, row: Row, *, payload: bytes | None = None) -> Job | None:
         token=row[12],
         worker=row[19],
         cancel_requested=row[17] != 0,
+        alone=row[7] & PART_ALONE != 0,
         reason=reason_of(row[20]),
         key=row[23],
         tenant=row[24],
@@ -110,7 +117,10 @@ def job_of(unit: Unit, row: Row, *, payload: bytes | None = None) -> Job | None:
 
 
 def in_hand(unit: Unit, seq: int, parts: int, job: Job) -> Job:
-    """With the progress and the checkpoint that a run goes on from."""
+    """With what its next run must know: the progress and the checkpoint to go on from, and whether
+    to run alone."""
+    if parts & PART_ALONE:
+        job = msgspec.structs.replace(job, alone=True)
     if not parts & PART_NOTES:
         return job
     progress, checkpoint = unit.run(
@@ -184,7 +194,11 @@ def keep(unit: Unit, row: Row, before: Job, change: Change, note: Note | None = 
     """Write what `lifecycle` or `amend` decided, guarded by what it was decided on."""
     job = change.job
     place = unit.numbers(1) if change.tail and job.state is State.WAITING else row[PLACE]
-    seq, parts = row[SEQ], row[PARTS]
+    seq, parts = row[SEQ], row[PARTS] & ~PART_ALONE
+    if job.alone:
+        parts |= PART_ALONE
+    if change.forgets and parts & PART_NOTES:
+        unit.run("UPDATE hf_notes SET progress = NULL, checkpoint = NULL WHERE seq = ?", (seq,))
     payload = row[PAYLOAD]
     if job.payload is not before.payload:
         payload, parts = _keep_payload(unit, seq, job.payload, parts)

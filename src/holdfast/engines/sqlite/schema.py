@@ -22,6 +22,9 @@ RANK_FIRST = -limits.PRIORITY_MAX - 1
 PART_PAYLOAD, PART_NOTES, PART_EVENTS, PART_RESULT = 1, 2, 4, 8
 """Bits of `hf_jobs.parts`: which rows a job has beside its own."""
 
+PART_ALONE = 16
+"""The bit beside them that says `Job.alone`."""
+
 # The hot columns stand first, because SQLite decodes a row from its beginning. `rank` is the
 # negated priority, `deadline` is on the boot clock, and `holds` keeps a waiting job out of
 # `hf_ready`; a payload or result too large to be rewritten with its row lives beside it.
@@ -110,7 +113,13 @@ CREATE TABLE hf_records(
 ) STRICT, WITHOUT ROWID;
 """
 
-MIGRATIONS: tuple[str, ...] = (_MIGRATION_1,)
+# Nobody knows when the records that are there were saved: their age counts from now.
+_MIGRATION_2 = """
+ALTER TABLE hf_records ADD COLUMN saved_at INTEGER NOT NULL DEFAULT 0;
+UPDATE hf_records SET saved_at = CAST(unixepoch('subsec') * 1000 AS INTEGER);
+"""
+
+MIGRATIONS: tuple[str, ...] = (_MIGRATION_1, _MIGRATION_2)
 """Number n brings a store of schema n - 1 to schema n. Never edited once released."""
 
 

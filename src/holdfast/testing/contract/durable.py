@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from holdfast.core.model import JobFilter, Note, Record, Renewal, State
-from holdfast.core.verdict import Bury, Cancel, Complete, Outcome, Retry
+from holdfast.core.verdict import Bury, Cancel, Complete, Outcome, Release, Retry
 from holdfast.engines.base import Saved
 from holdfast.testing.contract.making import (
     CRASH,
@@ -34,12 +34,15 @@ class DurableContract:
         await twin.renew([Renewal(lease=leases[4], note=Note(progress=0.5, checkpoint=b"c"))])
         await settle(twin, leases[0], Complete(b"r", (a_job("next"),)))
         await settle(twin, leases[1], Retry(10, CRASH))
+        await settle(twin, leases[3], Release(alone=True))
         await settle(twin, leases[2], Bury(failure=ERROR))
         await twin.amend(JobFilter(ids=("d", "f")), Cancel(by="ann"))
         await twin.save([Record(kind="setting", key="s", value=b"\x00")])
         twin.engine = await harness.restart()
         await twin.agree()
-        assert (await twin.load("setting"))[0].version == 1
+        harness.clock.advance(5)
+        kept = (await twin.load("setting"))[0]
+        assert (kept.version, kept.age_ms) == (1, 5)
         assert (await twin.enqueue([a_job("other", key="k")]))[0].id == "keyed"
         assert (await twin.renew([Renewal(lease=leases[4])]))[0] is not None
 

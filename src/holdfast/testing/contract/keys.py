@@ -6,14 +6,13 @@ import json
 
 import pytest
 
-from holdfast.core.model import EventKind, JobFilter, KeyPolicy, Note, Receipt, Renewal, Status
-from holdfast.core.verdict import Complete, Delete, Move, Outcome, Retry
+from holdfast.core.model import EventKind, JobFilter, KeyPolicy, Receipt, Status
+from holdfast.core.verdict import Complete, Delete, Move, Outcome
 from holdfast.testing.contract.making import (
     a_job,
     a_queue,
     lease_ids,
     lease_one,
-    leased,
     reap,
     settle,
 )
@@ -191,12 +190,3 @@ class Keys:
     async def _reap(self, harness: Harness, twin: Twin) -> None:
         harness.clock.advance(30_000)
         assert await reap(twin) == [Outcome.SETTLED]
-
-    async def test_what_replaces_a_job_keeps_its_notes(self, twin: Twin) -> None:
-        lease = await leased(twin, key="k")
-        note = Note(progress=0.5, checkpoint=b"here", output=b"so far")
-        await twin.renew([Renewal(lease=lease, note=note)])
-        await settle(twin, lease, Retry())
-        await twin.enqueue([a_job("b", key="k", key_policy="replace", payload=b"2")])
-        job = await twin.the("a")
-        assert (job.payload, job.progress, job.checkpoint) == (b"2", 0.5, b"here")

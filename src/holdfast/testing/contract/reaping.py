@@ -7,14 +7,13 @@ from msgspec.structs import replace
 
 from holdfast.core import lifecycle, limits
 from holdfast.core.model import EventKind, FailureKind, JobFilter, Note, Reason, Renewal, State
-from holdfast.core.verdict import Bury, Cancel, Complete, Delete, Edit, Outcome, Settlement
+from holdfast.core.verdict import Bury, Cancel, Complete, Delete, Outcome, Settlement
 from holdfast.errors import UsageError
 from holdfast.testing.contract.making import (
     ERROR,
     a_job,
     a_queue,
     jobs,
-    lease_ids,
     lease_one,
     leased,
     reap,
@@ -113,79 +112,21 @@ class Reaping:
         assert await settle(twin, lapsed, Bury(Reason.ATTEMPTS)) is Outcome.LOST
         assert (await twin.the("a")).token == fresh.token
 
-    async def test_law_09_expired_jobs_come_by_expiry_then_arrival(
-        self, harness: Harness, twin: Twin
+    @pytest.mark.parametrize("size", [10, 100_000])
+    async def test_what_the_reaper_reads_has_no_payload(
+        self, harness: Harness, twin: Twin, size: int
     ) -> None:
-        assert (await twin.expired()).next_ms is None
-        expiries = {"a": 20, "b": 10, "c": 20, "d": 5, "e": 30}
-        await twin.enqueue([a_job(id_, expires_ms=at) for id_, at in expiries.items()])
-        await twin.enqueue([a_job("never"), a_job("delayed", delay_ms=99, expires_ms=7)])
-        assert (await twin.expired()).next_ms == 5
-        harness.clock.advance(20)
-        expired = await twin.expired()
-        assert [job.id for job in expired.jobs] == ["d", "delayed", "b", "a", "c"]
-        assert expired.next_ms == 10
-        expired = await twin.expired(limit=2)
-        assert [job.id for job in expired.jobs] == ["d", "delayed"]
-        assert expired.next_ms == 0
-        assert (await twin.expired(limit=5)).next_ms == 0
-        assert (await twin.expired(limit=6)).next_ms == 10
-
-    async def test_expired_jobs_are_buried_by_the_reapers_amendment(
-        self, harness: Harness, twin: Twin
-    ) -> None:
-        await twin.enqueue([a_job("a", expires_ms=5), a_job("b", expires_ms=50)])
-        harness.clock.advance(5)
-        await lease_ids(twin)
-        (job,) = (await twin.expired()).jobs
-        wanted = JobFilter(ids=(job.id,), version=job.version, expired=True)
-        assert await twin.amend(wanted, lifecycle.after_expiry(job)) == 1
-        buried = await twin.the("a")
-        assert (buried.state, buried.reason) == (State.DEAD, Reason.EXPIRED)
-        assert (buried.finished_at, buried.attempt) == (harness.clock.wall_ms(), 0)
-        assert buried.events[0].by == "reaper"
-        assert await twin.amend(wanted, lifecycle.after_expiry(job)) == 0
-
-    async def test_an_expired_job_that_was_met_and_given_more_time_runs(
-        self, harness: Harness, twin: Twin
-    ) -> None:
-        await twin.enqueue([a_job("a", expires_ms=5), a_job("b")])
-        harness.clock.advance(5)
-        assert await lease_ids(twin) == ["b"]
-        assert await twin.amend(JobFilter(ids=("a",)), Edit(expires_ms=10)) == 1
-        assert await lease_ids(twin) == ["a"]
-
-    async def test_an_expired_job_that_a_lease_met_is_counted_as_before(
-        self, harness: Harness, twin: Twin
-    ) -> None:
-        await twin.enqueue([a_job("a", expires_ms=5), a_job("b", expires_ms=5, delay_ms=20)])
-        harness.clock.advance(5)
-        for _ in range(2):
-            assert await lease_ids(twin) == []
-            (view,) = await twin.queues()
-            assert (view.ready, view.delayed) == (0, 1)
-        harness.clock.advance(15)
-        (view,) = await twin.queues()
-        assert (view.ready, view.delayed) == (0, 0)
-
-    async def test_law_12_expiry_does_not_end_a_valid_lease(
-        self, harness: Harness, twin: Twin
-    ) -> None:
-        lease = await leased(twin, expires_ms=5)
-        harness.clock.advance(6)
-        assert (await twin.expired()).jobs == ()
-        assert (await twin.renew([Renewal(lease=lease)]))[0] is not None
-        assert await twin.amend(JobFilter(expired=True), Delete()) == 0
-        assert await settle(twin, lease, Complete()) is Outcome.SETTLED
-
-    async def test_what_expired_while_leased_is_not_leased_again(
-        self, harness: Harness, twin: Twin
-    ) -> None:
-        await leased(twin, expires_ms=5)
+        payload = b"x" * size
+        lease = await leased(twin, payload=payload)
+        await twin.enqueue([a_job("b", payload=payload, expires_ms=5)])
         harness.clock.advance(30_000)
+        (lapsed,) = (await twin.overdue()).leases
+        (expired,) = (await twin.expired()).jobs
+        assert (lapsed.job.payload, expired.payload) == (b"", b"")
         await reap(twin)
-        assert await lease_ids(twin) == []
-        assert [job.id for job in (await twin.expired()).jobs] == ["a"]
+        await twin.amend(JobFilter(ids=("b",)), lifecycle.after_expiry(expired))
+        assert (await twin.the("a")).payload == (await twin.the("b")).payload == payload
+        assert (await lease_one(twin)).job.payload == lease.job.payload == payload
 
     async def test_finished_jobs_past_retention_come_whole_and_in_order(
         self, harness: Harness, twin: Twin

@@ -10,6 +10,7 @@ from holdfast.core.model import Record
 from holdfast.engines.base import Saved
 from holdfast.errors import UsageError
 from holdfast.testing import hostile
+from holdfast.testing.harness import Harness
 from holdfast.testing.twin import Twin
 
 _BAD_NAMES = ("", "A", "a b", "x" * 41, "\x00", "\ud800", "'; DROP")
@@ -59,6 +60,19 @@ class Records:
         ]
         assert [kept.version for kept in await twin.load("setting")] == [2, 1]
         assert await twin.save([]) == []
+
+    async def test_a_record_is_as_old_as_its_last_save(self, harness: Harness, twin: Twin) -> None:
+        await twin.save([record(), record("b")])
+        harness.clock.advance(70)
+        assert [kept.age_ms for kept in await twin.load("setting")] == [70, 70]
+        stale = replace(record(value=b"2", version=9), age_ms=5)
+        assert await twin.save([stale]) == [Saved.STALE]
+        assert await twin.save([replace(stale, version=1)]) == [Saved.SAVED]
+        assert [kept.age_ms for kept in await twin.load("setting")] == [0, 70]
+        harness.clock.advance(3)
+        assert [kept.age_ms for kept in await twin.load("setting")] == [3, 73]
+        harness.clock.jump(-50)
+        assert [kept.age_ms for kept in await twin.load("setting")] == [0, 23]
 
     async def test_each_kind_is_by_itself(self, twin: Twin) -> None:
         other = replace(record(), kind="worker", value=b"w")

@@ -11,6 +11,7 @@ from holdfast.testing.contract.concurrency import Concurrency
 from holdfast.testing.contract.declaring import Declaring
 from holdfast.testing.contract.durable import DurableContract
 from holdfast.testing.contract.enqueueing import Enqueueing
+from holdfast.testing.contract.expiring import Expiring
 from holdfast.testing.contract.fencing import Fencing
 from holdfast.testing.contract.follow_ups import FollowUps
 from holdfast.testing.contract.hostility import Hostility
@@ -21,6 +22,7 @@ from holdfast.testing.contract.leasing import Leasing
 from holdfast.testing.contract.reaping import Reaping
 from holdfast.testing.contract.records import Records
 from holdfast.testing.contract.renewing import Renewing
+from holdfast.testing.contract.resuming import Resuming
 from holdfast.testing.contract.settling import Settling
 from holdfast.testing.contract.sharing import SharedContract
 from holdfast.testing.contract.waiting import Waiting
@@ -37,7 +39,9 @@ class EngineContract(
     Settling,
     Fencing,
     FollowUps,
+    Resuming,
     Reaping,
+    Expiring,
     Amending,
     Inspecting,
     Records,

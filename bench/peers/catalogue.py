@@ -1,0 +1,162 @@
+"""Who takes part, with which settings, and what a job in its store survives.
+
+Settings are the peer's own recommendation for speed where it has one; where it leaves them open,
+those that measured best on two cores. `docs/benchmarks.md` says where each is from.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from bench.stores import EngineName
+
+Runs = Literal["holdfast", "python", "node"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contestant:
+    """`unfinished` asks its store how many jobs are waiting or in hand. `jobs_max` bounds the jobs
+    of one so slow that a run would not end, or that slows down with more of them; one that does
+    not keep up with single jobs is not asked how late it starts them. `goal` is how many times as
+    fast as this Holdfast means to be."""
+
+    name: str
+    engine: EngineName
+    runs: Runs
+    program: str
+    durability: str
+    unfinished: str
+    settings: dict[str, Any] = field(default_factory=dict)
+    processes: int = 1
+    jobs_max: int = 1_000_000
+    keeps_up: bool = True
+    goal: float | None = None
+
+
+RUN = ["run", "bench.peers.tasks:app"]
+_OURS: dict[EngineName, str] = {
+    "sqlite": "SELECT count(*) FROM hf_jobs WHERE state IN (0, 1)",
+    "postgres": "SELECT count(*) FROM holdfast.jobs WHERE state IN (0, 1)",
+}
+_LITE = "SELECT count(*) FROM Queue WHERE status IN (0, 1)"
+_HUEY = "SELECT count(*) FROM task"
+_BOSS = "SELECT count(*) FROM pgboss.job WHERE state < 'completed'"
+_COMMIT = "commit synced"
+
+HOLDFAST: tuple[Contestant, ...] = tuple(
+    Contestant(
+        name=name,
+        engine=engine,
+        runs="holdfast",
+        program="holdfast",
+        durability=_COMMIT,
+        unfinished=unfinished,
+        settings={"words": RUN, "processes": processes},
+    )
+    for engine, unfinished in _OURS.items()
+    for name, processes in (("holdfast", None), ("holdfast, --processes 0", 0))
+)
+
+PEERS: tuple[Contestant, ...] = (
+    Contestant(
+        name="huey, fsync, 1 thread",
+        engine="sqlite",
+        runs="python",
+        program="huey",
+        durability="synced, lost when taken",
+        unfinished=_HUEY,
+        settings={"fsync": True, "worker_type": "thread", "workers": 1},
+        jobs_max=10_000,
+        goal=5.0,
+    ),
+    Contestant(
+        name="huey, no fsync, 1 thread",
+        engine="sqlite",
+        runs="python",
+        program="huey",
+        durability="not synced, lost when taken",
+        unfinished=_HUEY,
+        settings={"fsync": False, "worker_type": "thread", "workers": 1},
+    ),
+    Contestant(
+        name="litequeue, 1,000 waiting",
+        engine="sqlite",
+        runs="python",
+        program="litequeue",
+        durability="WAL NORMAL: synced now and then",
+        unfinished=_LITE,
+        jobs_max=1_000,
+        goal=3.0,
+    ),
+    Contestant(
+        name="litequeue, 5,000 waiting",
+        engine="sqlite",
+        runs="python",
+        program="litequeue",
+        durability="WAL NORMAL: synced now and then",
+        unfinished=_LITE,
+        jobs_max=5_000,
+    ),
+    Contestant(
+        name="pgqueuer, batch 100",
+        engine="postgres",
+        runs="python",
+        program="pgqueuer",
+        durability=_COMMIT,
+        unfinished="SELECT count(*) FROM pgqueuer",
+        settings={"managers": 1, "batch": 100},
+        goal=1.5,
+    ),
+    Contestant(
+        name="procrastinate, 20 at once",
+        engine="postgres",
+        runs="python",
+        program="procrastinate",
+        durability=_COMMIT,
+        unfinished="SELECT count(*) FROM procrastinate_jobs WHERE status IN ('todo', 'doing')",
+        settings={"concurrency": 20, "delete": "successful"},
+        jobs_max=2_000,
+    ),
+    Contestant(
+        name="graphile-worker, local queue 500",
+        engine="postgres",
+        runs="node",
+        program="graphile",
+        durability=_COMMIT,
+        unfinished="SELECT count(*) FROM graphile_worker._private_jobs",
+        settings={"concurrency": 24, "local": 500},
+    ),
+    Contestant(
+        name="graphile-worker, local queue 4,000",
+        engine="postgres",
+        runs="node",
+        program="graphile",
+        durability=_COMMIT,
+        unfinished="SELECT count(*) FROM graphile_worker._private_jobs",
+        settings={"concurrency": 24, "local": 4_000},
+    ),
+    Contestant(
+        name="pg-boss, 4 × 2,000",
+        engine="postgres",
+        runs="node",
+        program="pgboss",
+        durability=_COMMIT,
+        unfinished=_BOSS,
+        settings={
+            "notify": True,
+            "work": {"localConcurrency": 4, "batchSize": 2_000, "burstWhenBatchFull": True},
+        },
+    ),
+    Contestant(
+        name="pg-boss, its defaults",
+        engine="postgres",
+        runs="node",
+        program="pgboss",
+        durability=_COMMIT,
+        unfinished=_BOSS,
+        settings={"notify": False, "work": {}},
+        jobs_max=5,
+        keeps_up=False,
+    ),
+)

@@ -1,0 +1,69 @@
+"""Holdfast itself, under the same roles as its peers: its own task API, and its own worker as the
+command line starts it. Settings: the `words` that start it; `processes`, None for the default.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+from bench.peers import program
+from bench.peers.program import Arguments
+from bench.peers.tally import payload, stamped
+from holdfast import Holdfast
+from holdfast.worker import processes
+
+COMMAND = str(Path(sys.executable).with_name("holdfast"))
+
+
+def prepare(arguments: Arguments) -> None:
+    async def act() -> None:
+        async with Holdfast(arguments.place):
+            pass
+
+    asyncio.run(act())
+
+
+def enqueue(arguments: Arguments) -> float:
+    os.environ["HOLDFAST_URL"] = arguments.place
+    from bench.peers.tasks import app, noop
+
+    async def act() -> float:
+        async with app:
+            text = payload()
+            started = time.perf_counter()
+            for size in program.batches(arguments.jobs):
+                await noop.aenqueue_many([(text,)] * size)
+            return time.perf_counter() - started
+
+    return asyncio.run(act())
+
+
+def work(arguments: Arguments) -> None:
+    """Becomes the command, so that what ends this process ends the worker, and ends it too when
+    the benchmark is killed."""
+    processes.die_with_parent(os.getppid(), signal.SIGTERM)
+    count = arguments.settings["processes"]
+    options = [] if count is None else ["--processes", str(count)]
+    words = arguments.settings["words"]
+    os.execv(COMMAND, [COMMAND, "worker", *words, "--url", arguments.place, *options])
+
+
+def trickle(arguments: Arguments) -> None:
+    os.environ["HOLDFAST_URL"] = arguments.place
+    from bench.peers.tasks import app, late
+
+    async def act() -> None:
+        async with app:
+            async for _ in program.asteadily(arguments):
+                await late.aenqueue(stamped())
+
+    asyncio.run(act())
+
+
+if __name__ == "__main__":
+    program.main(prepare=prepare, enqueue=enqueue, work=work, trickle=trickle)

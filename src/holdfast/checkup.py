@@ -1,0 +1,197 @@
+"""Is all well? Looks at the store, its clock, its queues, its workers and its upkeep.
+
+It changes nothing. Every finding that is not ok says what helps.
+"""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Iterator, Sequence
+from typing import Literal
+
+import msgspec
+
+from holdfast.core.explain import ABSENT_MS, serves
+from holdfast.core.model import QueueView
+from holdfast.core.workers import Health, addressee
+from holdfast.durations import show_at
+from holdfast.engines.base import Engine, Examination
+from holdfast.upkeep import Schedules, wall_ms
+from holdfast.upkeep.schedule import Schedule, next_tick
+from holdfast.worker.registry import Workers, WorkerView
+
+FREE_BYTES_MIN = 1024**3
+SKEW_MS_MAX = 5_000
+LATE_MS_MAX = 30_000
+"""Upkeep wakes every few seconds: what is later than this, nobody sees to."""
+_TICK_LATE_MS_MAX = 120_000
+
+Level = Literal["ok", "warn", "fail"]
+
+
+class Finding(msgspec.Struct, frozen=True, kw_only=True):
+    """`command` is what a person could type after the name of the program, "" if nothing."""
+
+    level: Level
+    name: str
+    text: str
+    remedy: str = ""
+    command: str = ""
+
+
+async def examine(store: Engine, *, deep: bool = False) -> Examination:
+    """What the store says of itself; one that cannot is asked for nothing."""
+    able = getattr(store, "examine", None)
+    if able is None:
+        return Examination(now=wall_ms())
+    found: Examination = await able(deep=deep)
+    return found
+
+
+async def check(store: Engine, *, deep: bool = False) -> list[Finding]:
+    """Everything, in the order in which one would look. The engine is open: its schema fits."""
+    before = wall_ms()
+    examination = await examine(store, deep=deep)
+    skew_ms = examination.now - before
+    took_ms = 0 if deep else wall_ms() - before
+    views = await store.queues()
+    workers = await Workers(store).all()
+    schedules = await Schedules(store, wall_ms).all()
+    return [
+        *_about_store(store.traits.name, examination, deep=deep),
+        _clock(skew_ms, took_ms),
+        *await _upkeep(store, examination.now, schedules),
+        *_workers(workers),
+        *_queues(views, workers),
+    ]
+
+
+def _about_store(name: str, found: Examination, *, deep: bool) -> Iterator[Finding]:
+    yield Finding(level="ok", name="python", text=f"Python {platform.python_version()}")
+    versions = ", ".join(f"{what} {version}" for what, version in found.versions.items())
+    yield Finding(level="ok", name="store", text=f"{name} opens, and its schema fits; {versions}")
+    for text in found.trouble:
+        what, _, remedy = text.partition(": ")
+        yield Finding(level="warn", name="store", text=what, remedy=remedy)
+    if found.free_bytes is not None:
+        short = found.free_bytes < FREE_BYTES_MIN
+        yield Finding(
+            level="warn" if short else "ok",
+            name="disk",
+            text=f"{found.free_bytes / 1024**3:.1f} GiB free",
+            remedy="free some space: on a full disk no job comes in" if short else "",
+        )
+    if found.damage:
+        for text in found.damage:
+            yield Finding(
+                level="fail",
+                name="integrity",
+                text=text,
+                remedy="stop all workers, keep a copy of the file, and restore a backup",
+            )
+    elif deep:
+        looked = "no damage found" if found.damage is not None else "the store looks after itself"
+        yield Finding(level="ok", name="integrity", text=looked)
+
+
+def _clock(skew_ms: int, took_ms: int) -> Finding:
+    apart_ms = max(abs(skew_ms) - took_ms, 0)
+    if apart_ms <= SKEW_MS_MAX:
+        return Finding(
+            level="ok", name="clock", text="this machine's clock agrees with the store's"
+        )
+    return Finding(
+        level="warn",
+        name="clock",
+        text=f"this machine's clock and the store's are {apart_ms / 1000:.1f} s apart",
+        remedy="let both be set by NTP: due times and schedules go by them",
+    )
+
+
+async def _upkeep(store: Engine, now: int, schedules: Sequence[Schedule]) -> list[Finding]:
+    """Upkeep leaves no trace when it has nothing to do: what it left undone is what is seen."""
+    overdue = (await store.overdue(1)).leases
+    expired = (await store.expired(1)).jobs
+    undone = []
+    if overdue and now - (overdue[0].job.deadline_at or now) > LATE_MS_MAX:
+        at = show_at(overdue[0].job.deadline_at or now)
+        undone.append(f"the lease of job {overdue[0].id} lapsed at {at}, and nobody ended it")
+    if expired and now - (expired[0].expires_at or now) > LATE_MS_MAX:
+        at = show_at(expired[0].expires_at or now)
+        undone.append(f"job {expired[0].id} expired at {at}, and nobody buried it")
+    for schedule in schedules:
+        tick = None if schedule.paused else next_tick(schedule, schedule.passed_at)
+        if tick is not None and wall_ms() - tick > _TICK_LATE_MS_MAX:
+            undone.append(f"schedule {schedule.name} did not tick at {show_at(tick)}")
+    if not undone:
+        return [Finding(level="ok", name="upkeep", text="nothing is left undone")]
+    remedy = "run upkeep: workers do, unless they were told not to"
+    return [
+        Finding(level="fail", name="upkeep", text=text, remedy=remedy, command="up")
+        for text in undone
+    ]
+
+
+def _workers(workers: Sequence[WorkerView]) -> Iterator[Finding]:
+    for view in workers:
+        if view.health is Health.HEALTHY:
+            continue
+        yield Finding(
+            level="warn",
+            name="worker",
+            text=f"worker {view.name} is {view.health}: {view.why}",
+            remedy="start it again" if view.age_ms > ABSENT_MS else "look at its jobs and its log",
+            command=f"job list --worker {view.name}",
+        )
+    healthy = sum(view.health is Health.HEALTHY for view in workers)
+    if healthy:
+        yield Finding(level="ok", name="worker", text=f"{healthy} healthy")
+    elif not workers:
+        yield Finding(
+            level="warn",
+            name="worker",
+            text="no worker was ever here",
+            remedy="start one",
+            command="worker start",
+        )
+
+
+def _queues(views: Sequence[QueueView], workers: Sequence[WorkerView]) -> Iterator[Finding]:
+    present = [view.record for view in workers if view.age_ms <= ABSENT_MS]
+    names = {view.queue.name for view in views}
+    well = True
+    for view in views:
+        for finding in _queue(
+            view, names, [each for each in present if serves(each, view.queue.name)]
+        ):
+            well = False
+            yield finding
+    if well:
+        yield Finding(level="ok", name="queue", text="every queue has what it needs")
+
+
+def _queue(view: QueueView, names: set[str], serving: Sequence[object]) -> Iterator[Finding]:
+    queue = view.queue
+    waiting = view.ready + view.delayed
+    ready = f"{view.ready}{'+' if 'ready' in view.estimated else ''} jobs are ready"
+
+    def warn(text: str, remedy: str, command: str) -> Finding:
+        return Finding(level="warn", name="queue", text=text, remedy=remedy, command=command)
+
+    if view.ready and not serving:
+        name = addressee(queue.name)
+        start = f"--queues {queue.name}" if name is None else f"--name {name}"
+        text = f"{ready} in queue {queue.name}, and no worker serves it"
+        yield warn(text, "start a worker for it", f"worker start {start}")
+    if view.ready and queue.paused:
+        text = f"{ready} in queue {queue.name}, which is paused"
+        yield warn(text, "let it go on", f"queue resume {queue.name}")
+    if not queue.accepting:
+        text = f"queue {queue.name} accepts no new job"
+        yield warn(text, "open it", f"queue update {queue.name} --accepting")
+    if queue.max_depth is not None and waiting >= queue.max_depth:
+        text = f"queue {queue.name} is full: {waiting} of {queue.max_depth} jobs wait"
+        yield warn(text, "start more workers", f"worker start --queues {queue.name}")
+    if queue.dead_queue is not None and queue.dead_queue not in names:
+        text = f"the dead queue {queue.dead_queue} of queue {queue.name} does not exist"
+        yield warn(text, "create it", f"queue create {queue.dead_queue}")

@@ -1,0 +1,187 @@
+"""`holdfast dlq list`, `show`, `retry`, `purge` and `export`: the dead letters."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, Any, TextIO
+
+from cyclopts import Parameter
+from msgspec.structs import replace
+
+from holdfast.app import Holdfast
+from holdfast.cli import acts, jobs
+from holdfast.cli.bulk import act_on_all, batches, count
+from holdfast.cli.exits import NotFound
+from holdfast.cli.filters import WHICH, Which, is_narrow
+from holdfast.cli.guards import All, DryRun, Yes, sure
+from holdfast.cli.output import COMMON, Common, print_json, print_table, say, show_age
+from holdfast.cli.pages import program
+from holdfast.cli.person import person
+from holdfast.cli.running import progress, running
+from holdfast.core.model import JobFilter, State
+from holdfast.core.verdict import Amendment, Delete, Redrive
+from holdfast.durations import to_ms
+from holdfast.errors import UsageError
+from holdfast.upkeep import wall_ms
+
+_DEAD = (State.DEAD,)
+_RETRY = ("retry", "retrying", "retried")
+_PURGE = ("purge", "purging", "purged")
+
+Ids = Annotated[list[str] | None, Parameter(help="The ids of the jobs.", negative=())]
+
+
+async def list_all(
+    *,
+    which: Which = WHICH,
+    limit: jobs.Limit = None,
+    after: jobs.After = None,
+    common: Common = COMMON,
+) -> None:
+    """List dead letters, newest first, with what went wrong."""
+    async with running(common) as app:
+        found, rest = await jobs.some(app, which.wanted(_DEAD), jobs.limit_of(limit, common), after)
+        views = await jobs.views_of(app, found)
+        died = {job.id: job.finished_at or 0 for job in found}
+        doing = {job.id: jobs.doing(job) for job in found}
+    if common.json:
+        print_json(views)
+    else:
+        now = wall_ms()
+        rows = [
+            (
+                view["id"],
+                view["queue"],
+                doing[view["id"]],
+                view["reason"],
+                view["attempts"],
+                f"{show_age(now - died[view['id']])} ago",
+                (view["error"] or "")[:120],
+            )
+            for view in views
+        ]
+        print_table(("id", "queue", "task", "reason", "attempts", "died", "error"), rows)
+    if rest is not None:
+        say(f"there may be more: --after {rest}")
+
+
+async def show(id: jobs.Id, /, *, common: Common = COMMON) -> None:
+    """Show one dead letter and what happened to it."""
+    async with running(common) as app:
+        job, _ = await jobs.read(app, id)
+    if job.state is not State.DEAD:
+        raise NotFound(f"job {id} is {job.state}, no dead letter: see {program()} job show {id}")
+    await jobs.show(id, common=common)
+
+
+async def retry(
+    ids: Ids = None,
+    /,
+    *,
+    which: Which = WHICH,
+    all: All = False,
+    delay: Annotated[str, Parameter(help="Not before so long from now.")] = "0s",
+    dry_run: DryRun = False,
+    common: Common = COMMON,
+) -> int | None:
+    """Put dead letters back to work: those named, those that fit, or all."""
+    wanted = _wanted(ids, which, all=all)
+    act = Redrive(by=person(), delay_ms=to_ms("delay", delay, UsageError))
+    if ids and not dry_run:
+        return await acts.on_each(ids, act, _DEAD, done="retried", common=common)
+    await _bulk(wanted, act, _RETRY, dry_run=dry_run, yes=True, common=common)
+    return None
+
+
+async def purge(
+    ids: Ids = None,
+    /,
+    *,
+    which: Which = WHICH,
+    all: All = False,
+    dry_run: DryRun = False,
+    yes: Yes = False,
+    common: Common = COMMON,
+) -> None:
+    """Delete dead letters for good: those named, those that fit, or all."""
+    wanted = _wanted(ids, which, all=all)
+    await _bulk(wanted, Delete(), _PURGE, dry_run=dry_run, yes=yes, common=common)
+
+
+async def export(
+    file: Annotated[str, Parameter(help="A new file, or - for the standard output.")] = "-",
+    /,
+    *,
+    which: Which = WHICH,
+    common: Common = COMMON,
+) -> None:
+    """Write dead letters as lines of JSON, one each, as `job show --json` has them."""
+    async with running(common) as app:
+        if file == "-":
+            await _export(app, which.wanted(_DEAD), sys.stdout)
+            return
+        with _new(file) as out:
+            written = await _export(app, which.wanted(_DEAD), out)
+            out.flush()
+            os.fsync(out.fileno())
+    if common.json:
+        print_json({"file": file, "exported": written})
+    else:
+        say(f"{written} dead letters written to {file}")
+
+
+def _wanted(ids: list[str] | None, which: Which, *, all: bool) -> JobFilter:
+    """One way of saying which, and exactly one: nobody means all of them by accident."""
+    wanted = which.wanted(_DEAD)
+    ways = (bool(ids), is_narrow(wanted), all)
+    if sum(ways) != 1:
+        said = "say only one of these" if sum(ways) else "say which"
+        raise UsageError(f"{said}: ids, a filter such as --queue or --reason, or --all")
+    return replace(wanted, ids=tuple(ids)) if ids else wanted
+
+
+async def _bulk(
+    wanted: JobFilter,
+    act: Amendment,
+    words: tuple[str, str, str],
+    *,
+    dry_run: bool,
+    yes: bool,
+    common: Common,
+) -> None:
+    verb, doing, done = words
+    async with running(common) as app:
+        found = await count(app, wanted)
+        changed = 0
+        if not dry_run and found.number:
+            sure(f"{verb.capitalize()} {found}?", yes=yes)
+            changed = await act_on_all(app, wanted, act, doing)
+    if common.json:
+        print_json({"found": found.number, "more": found.more, done: changed})
+    else:
+        print(f"would {verb} {found}" if dry_run else f"{done} {changed}")
+
+
+async def _export(app: Holdfast, wanted: JobFilter, out: TextIO) -> int:
+    written = 0
+    with progress("exporting") as advance:
+        async for found in batches(app, wanted):
+            views: list[dict[str, Any]] = await jobs.views_of(app, found)
+            out.writelines(f"{json.dumps(view)}\n" for view in views)
+            written += len(views)
+            advance(len(views))
+    return written
+
+
+def _new(file: str) -> TextIO:
+    try:
+        # Payloads and errors are for those who may read the queue.
+        number = os.open(Path(file), os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600)
+    except FileExistsError:
+        raise UsageError(f"{file} exists: an export overwrites nothing, give a new path") from None
+    except OSError as error:
+        raise UsageError(f"{file} cannot be written: {error.strerror}") from None
+    return os.fdopen(number, "w", encoding="ascii")

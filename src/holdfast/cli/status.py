@@ -1,0 +1,78 @@
+"""`holdfast status`: every queue and every worker, and how they stand."""
+
+from __future__ import annotations
+
+from holdfast.cli.output import COMMON, Common, print_json, print_table, say, show_age
+from holdfast.cli.pages import program
+from holdfast.cli.running import running
+from holdfast.cli.views import COUNTS, counts_view, worker_view
+from holdfast.core.model import QueueView
+from holdfast.worker.registry import Workers, WorkerView
+
+
+async def status(*, common: Common = COMMON) -> None:
+    """Show every queue and every worker, and how they stand."""
+    async with running(common) as app:
+        views = await app.queues()
+        workers = await Workers(app.engine).all()
+    if common.json:
+        print_json(
+            {
+                "queues": [counts_view(view) for view in views],
+                "workers": [worker_view(each) for each in workers],
+            }
+        )
+        return
+    print_counts(views)
+    print()
+    if workers:
+        print_workers(workers)
+    else:
+        say(f"no worker was ever here: start one with {program()} worker start")
+
+
+def print_counts(views: list[QueueView]) -> None:
+    rows = [
+        (
+            view.queue.name + queue_state(view, " ({})"),
+            *(count_of(view, name) for name in COUNTS),
+            show_age(view.oldest_age_ms),
+        )
+        for view in views
+    ]
+    print_table(("queue", *COUNTS, "oldest"), rows)
+
+
+def print_workers(workers: list[WorkerView]) -> None:
+    rows = []
+    for each in workers:
+        view = worker_view(each)
+        marks = [mark for mark in ("cordoned", "stopping") if view[mark]]
+        rows.append(
+            (
+                view["name"],
+                ", ".join([view["health"], *marks]),
+                f"{view['running']}/{view['capacity']}",
+                view["done"],
+                view["failed"],
+                " ".join(view["queues"]),
+                f"{view['host']}:{view['pid']}",
+                f"{show_age(each.age_ms)} ago",
+                view["why"],
+            )
+        )
+    columns = ("worker", "health", "running", "done", "failed", "queues", "where", "heard", "why")
+    print_table(columns, rows)
+
+
+def count_of(view: QueueView, name: str) -> int | str:
+    """With a plus where it is at least so many."""
+    count: int = getattr(view, name)
+    return f"{count}+" if name in view.estimated else count
+
+
+def queue_state(view: QueueView, shape: str = "{}") -> str:
+    """What keeps jobs from coming in or going out; "" when nothing does."""
+    told = ["paused"] if view.queue.paused else []
+    told += [] if view.queue.accepting else ["closed"]
+    return shape.format(", ".join(told)) if told else ""

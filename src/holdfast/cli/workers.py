@@ -1,0 +1,247 @@
+"""`holdfast up` and `holdfast worker …`: start workers, see them, and ask things of them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+from msgspec.structs import replace
+
+from holdfast import __version__
+from holdfast.cli.exits import Exit, NotFound
+from holdfast.cli.guards import All
+from holdfast.cli.output import COMMON, Common, print_json, say
+from holdfast.cli.pages import program
+from holdfast.cli.person import person
+from holdfast.cli.running import running
+from holdfast.cli.status import print_workers
+from holdfast.cli.views import worker_view
+from holdfast.config import Settings, queue_weights, settings
+from holdfast.core.text import printable
+from holdfast.durations import to_ms
+from holdfast.errors import ConfigError, UsageError
+from holdfast.worker import launcher
+from holdfast.worker.options import INHERITED, WorkerOptions, default_processes
+from holdfast.worker.registry import Workers
+
+_TRY_NEXT = """\
+running: {workers}; Ctrl-C drains and stops them
+in another terminal:
+  {program} enqueue --wait -- echo hello
+  {program} status"""
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, slots=True)
+class WorkerFlags:
+    """How a worker is to be."""
+
+    queues: Annotated[
+        str | None, Parameter(help="Queues by weight: mail:10,default. The default is default.")
+    ] = None
+    name: Annotated[
+        str | None, Parameter(help="A name that stays; with --count, NAME-1, NAME-2, …")
+    ] = None
+    processes: Annotated[
+        int | None,
+        Parameter(
+            help="Child processes for Python tasks; one a core. 0 runs them in the worker itself, "
+            "where one that holds the interpreter lets leases lapse."
+        ),
+    ] = None
+    concurrency: Annotated[int | None, Parameter(help="Jobs at once in each of them; 16.")] = None
+    prefetch: Annotated[int | None, Parameter(help="Jobs leased ahead, at most; 1000.")] = None
+    grace: Annotated[
+        str | None, Parameter(help="How long a stop waits for what is running; 30s.")
+    ] = None
+    label: Annotated[
+        list[str] | None, Parameter(help="KEY=VALUE; may be given several times.", negative=())
+    ] = None
+    shell: Annotated[
+        bool | None,
+        Parameter(help="Run a command that is one text by the shell; on for a local file alone."),
+    ] = None
+    commands: Annotated[bool, Parameter(help="Run command jobs at all.")] = True
+    env: Annotated[
+        list[str] | None,
+        Parameter(help="One more variable that commands see of the environment.", negative=()),
+    ] = None
+    cwd: Annotated[Path | None, Parameter(help="Where commands run; here.")] = None
+    output_max: Annotated[int | None, Parameter(help="Bytes of output kept of a job.")] = None
+    upkeep: Annotated[bool, Parameter(help="Also bring lapsed leases back, and so on.")] = True
+    archive: Annotated[
+        Path | None, Parameter(help="Keep finished jobs in this file before they are deleted.")
+    ] = None
+
+    def options(self, url: str, stored: Settings, target: str | None) -> WorkerOptions:
+        def first(flag: int | None, name: str, default: int) -> int:
+            if flag is not None:
+                return flag
+            said = stored.value(name)
+            return default if said is None else int(said)
+
+        grace_ms = None if self.grace is None else to_ms("grace", self.grace, UsageError)
+        shell = self.shell if self.shell is not None else stored.value("worker-shell")
+        weights = queue_weights(self.queues) if self.queues else stored.value("worker-queues")
+        return WorkerOptions(
+            url=url,
+            name=self.name,
+            queues=weights or {},
+            target=target,
+            commands=self.commands,
+            processes=first(self.processes, "worker-processes", default_processes()),
+            concurrency=first(self.concurrency, "worker-concurrency", 16),
+            prefetch=first(self.prefetch, "worker-prefetch", 1000),
+            grace_ms=first(grace_ms, "worker-grace", 30_000),
+            labels=dict(_pair(each) for each in self.label or []),
+            shell=shell,
+            environment=(*INHERITED, *(self.env or [])),
+            cwd=None if self.cwd is None else str(self.cwd.absolute()),
+            output_max=first(self.output_max, "worker-output-max", 64 * 1024),
+            upkeep=self.upkeep,
+            archive=None if self.archive is None else str(self.archive.absolute()),
+        )
+
+
+_FLAGS = WorkerFlags()
+Names = Annotated[list[str] | None, Parameter(help="The workers' names.", negative=())]
+Count = Annotated[int, Parameter(help="How many workers, each a process of its own.")]
+Target = Annotated[
+    str | None, Parameter(help="Your application too: module:app or path/to/file.py:app.")
+]
+
+
+def up(
+    *, count: Count = 2, app: Target = None, flags: WorkerFlags = _FLAGS, common: Common = COMMON
+) -> int:
+    """Start workers and upkeep on one file, and say what to try next."""
+    workers, place = asyncio.run(_prepare(common, flags, app, count))
+    if not common.json:
+        print(f"holdfast {__version__} on {printable(place, one_line=True)}")
+
+    def started(names: list[str]) -> None:
+        if common.json:
+            print_json({"event": "started", "workers": names})
+        else:
+            print(_TRY_NEXT.format(workers=", ".join(sorted(names)), program=program()), flush=True)
+
+    code = launcher.run(workers, started=started)
+    if not common.json and code == 0:
+        print("stopped", flush=True)
+    return code
+
+
+def start(
+    *, count: Count = 1, app: Target = None, flags: WorkerFlags = _FLAGS, common: Common = COMMON
+) -> int:
+    """Start workers here, in the foreground."""
+    workers, place = asyncio.run(_prepare(common, flags, app, count))
+
+    def started(names: list[str]) -> None:
+        say(f"running on {place}: {', '.join(sorted(names))}; Ctrl-C drains, twice stops")
+
+    return launcher.run(workers, started=started)
+
+
+def run(
+    app: Annotated[str, Parameter(help="module:app or path/to/file.py:app.")],
+    /,
+    *,
+    count: Count = 1,
+    flags: WorkerFlags = _FLAGS,
+    common: Common = COMMON,
+) -> int:
+    """Start workers for the tasks of your application."""
+    return start(count=count, app=app, flags=flags, common=common)
+
+
+async def show_all(*, common: Common = COMMON) -> None:
+    """List the workers and how well they are."""
+    async with running(common) as app:
+        workers = await Workers(app.engine).all()
+    if common.json:
+        print_json([worker_view(each) for each in workers])
+    elif workers:
+        print_workers(workers)
+    else:
+        say(f"no worker was ever here: start one with {program()} worker start")
+
+
+async def stop(names: Names = None, /, *, all: All = False, common: Common = COMMON) -> int:
+    """Ask workers to release what they have and end at once."""
+    return await _order(common, names, all, "stopping", Workers.stop)
+
+
+async def drain(names: Names = None, /, *, all: All = False, common: Common = COMMON) -> int:
+    """Ask workers to finish what they have, lease nothing more and end."""
+    return await _order(common, names, all, "draining", Workers.drain)
+
+
+async def cordon(names: Names = None, /, *, all: All = False, common: Common = COMMON) -> int:
+    """Let workers lease nothing more, over restarts too; what runs goes on."""
+    return await _order(common, names, all, "cordoned", Workers.cordon)
+
+
+async def uncordon(names: Names = None, /, *, all: All = False, common: Common = COMMON) -> int:
+    """Let workers lease again."""
+    return await _order(common, names, all, "uncordoned", Workers.uncordon)
+
+
+async def _prepare(
+    common: Common, flags: WorkerFlags, target: str | None, count: int
+) -> tuple[list[WorkerOptions], str]:
+    if not 1 <= count <= 256:
+        raise UsageError(f"--count {count} is not 1 to 256")
+    async with running(common) as app:
+        if not app.engine.traits.shared:
+            raise ConfigError(
+                f"workers are processes of their own and cannot share {app.place}: use a file"
+            )
+        options = flags.options(app.url or "", await settings(app.engine), target)
+        known = {view.queue.name for view in await app.queues(counts=False)}
+        missing = sorted(set(options.queues) - known)
+        if missing:
+            raise NotFound(
+                f"there is no queue {', '.join(missing)}; make it with {program()} queue create"
+            )
+    if count == 1 or options.name is None:
+        return [options] * count, app.place
+    return [replace(options, name=f"{options.name}-{n + 1}") for n in range(count)], app.place
+
+
+async def _order(
+    common: Common,
+    names: list[str] | None,
+    every: bool,
+    done: str,
+    act: Callable[..., Awaitable[None]],
+) -> int:
+    if bool(names) == every:
+        raise UsageError("name the workers, or say --all for all of them")
+    async with running(common) as app:
+        workers = Workers(app.engine)
+        there = [each.name for each in await workers.all()]
+        wanted = there if every else list(dict.fromkeys(names or []))
+        missing = [name for name in wanted if name not in there]
+        asked = [name for name in wanted if name in there]
+        for name in asked:
+            await act(workers, name, by=person())
+    if common.json:
+        print_json({"workers": asked, "missing": missing})
+    else:
+        for name in asked:
+            print(f"{printable(name, one_line=True)}: {done}")
+    if missing:
+        raise NotFound(f"no worker is called {', '.join(missing)}; see {program()} worker list")
+    return Exit.DONE
+
+
+def _pair(text: str) -> tuple[str, str]:
+    key, equals, value = text.partition("=")
+    if not equals or not key:
+        raise UsageError(f"the label {text[:80]!r} is not KEY=VALUE")
+    return key, value

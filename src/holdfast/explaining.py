@@ -1,0 +1,99 @@
+"""Reads what `core.explain` must know of a job from the engine, in bounded calls."""
+
+from __future__ import annotations
+
+import msgspec
+
+from holdfast.core.explain import Cause, Facts, Seen, explain
+from holdfast.core.model import Job, JobFilter, Record, State
+from holdfast.engines.base import Engine, Saved
+from holdfast.worker.registry import Workers, load_all
+
+PAUSE_KIND = "pause"
+"""Who paused a queue, under its name. It only tells: what counts is the queue's own setting."""
+
+_PAGE = 100
+_PAGES_MAX = 10
+
+
+class Pause(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """By whom a queue was paused, when, and why."""
+
+    by: str = ""
+    text: str = ""
+    at: int | None = None
+
+
+async def explain_job(engine: Engine, job: Job, now: int) -> list[Cause]:
+    """Why the job, as `get` read it, is not running. `now` is the engine's clock."""
+    views = await engine.queues(counts=False)
+    queue = next((view.queue for view in views if view.queue.name == job.queue), None)
+    waiting = job.state is State.WAITING
+    ahead, more = await _ahead(engine, job) if waiting else (0, False)
+    pause = await load_pause(engine, job.queue) if queue and queue.paused else Pause()
+    facts = Facts(
+        job=job,
+        queue=queue,
+        now=now,
+        workers=() if job.state.finished else await _seen(engine),
+        ahead=ahead,
+        ahead_more=more,
+        paused_by=": ".join(filter(None, [pause.by, pause.text])),
+        paused_at=pause.at,
+    )
+    return explain(facts)
+
+
+async def load_pause(engine: Engine, queue: str) -> Pause:
+    """What is known of the pause of a queue; nothing when nobody left a word."""
+    record = await _pause_record(engine, queue)
+    try:
+        return msgspec.json.decode(record.value or b"", type=Pause)
+    except msgspec.DecodeError:
+        return Pause()
+
+
+async def save_pause(engine: Engine, queue: str, pause: Pause | None) -> None:
+    """Leave word who paused the queue, or take it back. Two at once: either may win."""
+    for _ in range(3):
+        old = await _pause_record(engine, queue)
+        value = None if pause is None else msgspec.json.encode(pause)
+        if old.value is None and value is None:
+            return
+        new = msgspec.structs.replace(old, value=value)
+        if (await engine.save([new]))[0] is Saved.SAVED:
+            return
+
+
+async def _pause_record(engine: Engine, queue: str) -> Record:
+    found = (record for record in await load_all(engine, PAUSE_KIND) if record.key == queue)
+    return next(found, Record(kind=PAUSE_KIND, key=queue, value=None))
+
+
+async def _seen(engine: Engine) -> tuple[Seen, ...]:
+    views = await Workers(engine).all()
+    return tuple(Seen(record=view.record, age_ms=view.age_ms) for view in views)
+
+
+async def _ahead(engine: Engine, job: Job) -> tuple[int, bool]:
+    """How many waiting jobs of its queue are leased before this one, and whether there may be
+    more: those that came earlier and those that came later are looked at apart, because either
+    may be millions."""
+    line = JobFilter(queue=job.queue, states=(State.WAITING,))
+    earlier = msgspec.structs.replace(line, created_before=job.created_at + 1)
+    later = msgspec.structs.replace(line, created_from=job.created_at + 1)
+    ahead, more = 0, False
+    for wanted in (earlier, later):
+        after: int | None = None
+        for _ in range(_PAGES_MAX):
+            page = await engine.find(wanted, limit=_PAGE, after=after)
+            ahead += sum(_place(other) < _place(job) for other in page.jobs)
+            after = page.after
+            if after is None:
+                break
+        more = more or after is not None
+    return ahead, more
+
+
+def _place(job: Job) -> tuple[int, int, int]:
+    return (-job.priority, job.due_at, job.seq)

@@ -1,0 +1,155 @@
+"""What is done with jobs in hand: lease, renew, and the verdicts that end a lease.
+
+Workers speak to the engine in batches by themselves; this is for programs that lease jobs on
+their own.
+"""
+
+from __future__ import annotations
+
+import random
+import traceback
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from holdfast.core import checks, codec, lifecycle
+from holdfast.core.model import Failure, Lease, LeaseRequest, NewJob, Note, Queue, Reason, Renewal
+from holdfast.core.verdict import (
+    Bury,
+    Complete,
+    Forward,
+    Outcome,
+    Release,
+    Retry,
+    Settlement,
+    Verdict,
+)
+from holdfast.durations import Duration, to_ms
+from holdfast.engines.base import Engine
+from holdfast.errors import InvalidJob, LeaseLost, UnknownQueue, UsageError
+from holdfast.options import checked, checked_all, expected
+
+
+class Leasing:
+    """Those verbs, of an application."""
+
+    @property
+    def engine(self) -> Engine:
+        raise NotImplementedError
+
+    async def lease(
+        self,
+        *queues: str,
+        limit: int = 1,
+        wait: Duration = 0,
+        lease: Duration | None = None,
+        tasks: Iterable[str] | None = None,
+        worker: str = "",
+    ) -> list[Lease]:
+        """Up to `limit` due jobs of the queues, in that order; waits for the first if asked to.
+
+        Without a queue it is `default`. `lease` is the time until the deadline, else the job's or
+        the queue's own; renew before it is over.
+        """
+        if isinstance(tasks, str):
+            raise UsageError(f"tasks is the text {tasks[:80]!r}: give a list of names")
+        try:
+            wanted = None if tasks is None else frozenset(tasks)
+        except TypeError:
+            raise UsageError(f"tasks is a {type(tasks).__name__}: give a list of names") from None
+        request = LeaseRequest(
+            queues=queues or ("default",),
+            limit=limit,
+            worker=worker,
+            wait_ms=to_ms("wait", wait, UsageError),
+            lease_ms=None if lease is None else to_ms("lease", lease, UsageError),
+            tasks=wanted,
+        )
+        return await self.engine.lease(checked(request, UsageError))
+
+    async def renew(
+        self, lease: Lease, *, lease_for: Duration | None = None, note: Note | None = None
+    ) -> Lease:
+        """Push the deadline, and keep what the note says. LeaseLost: stop working on the job.
+
+        Look at `cancel_requested` of the lease that comes back.
+        """
+        lease_ms = None if lease_for is None else to_ms("lease_for", lease_for, UsageError)
+        expected("lease", lease, Lease)
+        [renewed] = await self.renew_many([Renewal(lease=lease, lease_ms=lease_ms, note=note)])
+        if renewed is None:
+            raise _lost(lease)
+        return renewed
+
+    async def renew_many(self, renewals: Sequence[Renewal]) -> list[Lease | None]:
+        """None for each lease that is lost."""
+        return await self.engine.renew(checked_all("renewal", renewals, Renewal))
+
+    async def complete(
+        self, lease: Lease, result: Any = None, *, then: Iterable[NewJob] = ()
+    ) -> None:
+        """Done. The follow-up jobs go in together with it, or not at all."""
+        raw = result is None or isinstance(result, bytes)
+        follow_ups = checked_all("follow-up job", then, NewJob, InvalidJob)
+        done = Complete(result if raw else codec.encode(result), tuple(follow_ups))
+        await self._end(lease, done)
+
+    async def fail(self, lease: Lease, error: BaseException | str) -> None:
+        """The attempt failed: the queue's policy decides between another one and a dead letter."""
+        queue = await self._queue(expected("lease", lease, Lease).job.queue)
+        verdict = lifecycle.after_failure(queue, lease.job, _failure(error), random.random())
+        await self._end(lease, verdict)
+
+    async def retry(
+        self, lease: Lease, *, delay: Duration = 0, error: BaseException | str | None = None
+    ) -> None:
+        """Run it again, whatever the queue's policy says."""
+        failure = None if error is None else _failure(error)
+        await self._end(lease, Retry(to_ms("delay", delay, UsageError), failure))
+
+    async def bury(self, lease: Lease, error: BaseException | str = "") -> None:
+        """It cannot be done: a dead letter."""
+        await self._end(lease, Bury(Reason.EXPLICIT, _failure(error)))
+
+    async def release(self, lease: Lease, text: str = "", *, delay: Duration = 0) -> None:
+        """Not now, through no fault of the job: the attempt is given back."""
+        await self._end(lease, Release(text, to_ms("delay", delay, UsageError)))
+
+    async def forward(self, lease: Lease, queue: str) -> None:
+        """Hand the job on to another queue, where it starts afresh."""
+        await self._end(lease, Forward(queue))
+
+    async def settle(self, settlements: Sequence[Settlement]) -> list[Outcome]:
+        """End many leases in one transaction, with an answer for each."""
+        return await self.engine.settle(checked_all("settlement", settlements, Settlement))
+
+    async def _end(self, lease: Lease, verdict: Verdict) -> None:
+        expected("lease", lease, Lease)
+        settlement = Settlement(lease=lease, verdict=verdict)
+        [outcome] = await self.settle([settlement])
+        if outcome is Outcome.LOST:
+            raise _lost(lease)
+        if outcome is Outcome.REFUSED:
+            checks.check_settlement(settlement)
+            raise UnknownQueue(
+                f"the verdict on job {lease.id} names a queue that does not exist: declare it "
+                "first; the lease goes on"
+            )
+
+    async def _queue(self, name: str) -> Queue:
+        for view in await self.engine.queues(counts=False):
+            if view.queue.name == name:
+                return view.queue
+        raise UnknownQueue(f"queue {name} does not exist any more, and its jobs went with it")
+
+
+def _lost(lease: Lease) -> LeaseLost:
+    return LeaseLost(f"the lease on job {lease.id} is lost: the job goes on without you")
+
+
+def _failure(error: BaseException | str) -> Failure:
+    if isinstance(error, str):
+        return Failure(message=error)
+    expected("error", error, BaseException | str)
+    # Copes with exceptions that cannot even say what they are.
+    told = traceback.TracebackException.from_exception(error)
+    return Failure(type=type(error).__qualname__, message=str(told), trace="".join(told.format()))

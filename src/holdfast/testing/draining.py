@@ -1,0 +1,216 @@
+"""Runs what is due through the real lifecycle, one call after the other, in the test's own thread.
+
+Handlers run as a worker's child would run them, and their endings become the same verdicts; only
+timeouts of blocking handlers and deaths of processes do not happen here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import logging
+import random
+import threading
+from collections import Counter
+from collections.abc import Generator
+from dataclasses import dataclass, fields
+from typing import TypeAlias
+
+from msgspec.structs import replace
+
+from holdfast.core import lifecycle
+from holdfast.core.model import JobFilter, Lease, LeaseRequest, Note, Queue, State
+from holdfast.core.verdict import Cancel, Outcome, Settlement
+from holdfast.errors import UsageError
+from holdfast.testing.stage import Stage
+from holdfast.worker.attempt import Attempt
+from holdfast.worker.handlers import Handler
+from holdfast.worker.verdicts import after_refusal, note_of, verdict_on
+from holdfast.worker.wire import AskedCancel, Ending, Given
+
+WORKER = "test"
+_ATTEMPTS_MAX, _ATTEMPTS_OF_ONE_MAX = 100_000, 100
+_PAGE = 1_000
+
+_log = logging.getLogger("holdfast.testing")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drained:
+    """How many attempts there were, and what each came to."""
+
+    attempts: int = 0
+    done: int = 0
+    retried: int = 0
+    released: int = 0
+    dead: int = 0
+    cancelled: int = 0
+
+    def __add__(self, other: Drained) -> Drained:
+        return Drained(
+            **{
+                each.name: getattr(self, each.name) + getattr(other, each.name)
+                for each in fields(self)
+            }
+        )
+
+
+Steps: TypeAlias = Generator[Attempt, "tuple[Ending, ...]", Drained]
+"""Gives each attempt that is to be run, and takes its endings."""
+
+
+def drain(stage: Stage, *, jump: bool = False) -> Drained:
+    steps = _steps(stage, jump=jump)
+    try:
+        attempt = next(steps)
+        while True:
+            attempt = steps.send(_run(attempt))
+    except StopIteration as stop:
+        drained: Drained = stop.value
+        return drained
+
+
+async def adrain(stage: Stage, *, jump: bool = False) -> Drained:
+    """The same on the running loop, where async handlers share what the test has opened."""
+    steps = _steps(stage, jump=jump)
+    try:
+        attempt = next(steps)
+        while True:
+            is_async = attempt.handler.is_async
+            attempt = steps.send(await attempt.run_async() if is_async else attempt.run())
+    except StopIteration as stop:
+        drained: Drained = stop.value
+        return drained
+
+
+def _steps(stage: Stage, *, jump: bool) -> Steps:
+    counts: Counter[str] = Counter()
+    of_one: Counter[str] = Counter()
+    while True:
+        _expire(stage)
+        leases = _lease(stage)
+        if not leases:
+            if jump and _jump(stage):
+                continue
+            return Drained(**counts)
+        handler = stage.app.tasks[leases[0].job.task].handler
+        attempt = _attempt(stage, handler, leases)
+        endings = yield attempt
+        notes = _notes(attempt, len(leases))
+        for lease, ending, note in zip(leases, endings, notes, strict=True):
+            counts["attempts"] += 1
+            counts[_settle(stage, lease, ending, note)] += 1
+            of_one[lease.id] += 1
+        if of_one[leases[0].id] > _ATTEMPTS_OF_ONE_MAX or counts["attempts"] > _ATTEMPTS_MAX:
+            raise UsageError(
+                f"still not at rest after {counts['attempts']} attempts: job {leases[0].id} of "
+                f"{handler.name} is retried for ever, or each enqueues the next"
+            )
+
+
+def _lease(stage: Stage) -> list[Lease]:
+    tasks = stage.app.tasks
+    queues = tuple(_queues(stage))
+    if not tasks:
+        return []
+    one = LeaseRequest(queues=queues, tasks=frozenset(tasks), worker=WORKER)
+    leases = stage.ask(stage.engine.lease(one))
+    if leases and (batch := tasks[leases[0].job.task].batch) > 1:
+        alike = replace(
+            one,
+            queues=(leases[0].job.queue,),
+            tasks=frozenset({leases[0].job.task}),
+            limit=batch - 1,
+        )
+        leases += stage.ask(stage.engine.lease(alike))
+    return leases
+
+
+def _expire(stage: Stage) -> None:
+    """As the reaper does. Leases are not reaped: nobody dies here, but time may pass in a run."""
+    for job in stage.ask(stage.engine.expired(_PAGE)).jobs:
+        wanted = JobFilter(ids=(job.id,), expired=True)
+        stage.ask(stage.engine.amend(wanted, lifecycle.after_expiry(job), limit=1))
+
+
+def _jump(stage: Stage) -> bool:
+    """To when the next job of a known task is due; False when there is none."""
+    wanted = JobFilter(states=(State.WAITING,))
+    page = stage.ask(stage.engine.find(wanted, limit=_PAGE))
+    ahead = [job.due_at for job in page.jobs if job.task in stage.app.tasks]
+    if not ahead:
+        return False
+    stage.clock.advance(max(0, min(ahead) - stage.clock.wall_ms()))
+    return True
+
+
+def _attempt(stage: Stage, handler: Handler, leases: list[Lease]) -> Attempt:
+    queues = _queues(stage)
+    items = []
+    for lease in leases:
+        job = lease.job
+        item = Given(
+            job.id, job.queue, job.payload, job.content_type, job.attempt, lease.token,
+            job.created_at, lifecycle.exhausted(queues[job.queue], job), job.checkpoint,
+            job.key, job.tenant, job.labels, job.headers,
+        )  # fmt: skip
+        items.append(item)
+    first = leases[0].job
+    timeout_ms = first.overrides.timeout_ms or queues[first.queue].timeout_ms
+    return Attempt(handler, tuple(items), timeout_ms=timeout_ms)
+
+
+def _notes(attempt: Attempt, count: int) -> list[Note]:
+    notes = [Note()] * count
+    for told in attempt.told():
+        notes[told.index] = Note(progress=told.progress, checkpoint=told.checkpoint)
+    return notes
+
+
+def _settle(stage: Stage, lease: Lease, ending: Ending, note: Note) -> str:
+    """What became of the attempt, by the name of its count."""
+    engine = stage.engine
+    queue = _queues(stage)[lease.job.queue]
+    verdict = verdict_on(ending, queue, lease.job, random.random())
+    if isinstance(ending, AskedCancel):
+        act = Cancel(by=WORKER, text=ending.text)
+        stage.ask(engine.amend(JobFilter(ids=(lease.id,)), act, limit=1))
+    failure = getattr(ending, "failure", None)
+    if failure is not None:
+        _log.warning("job %s of %s failed: %s", lease.id, lease.job.task, failure.trace or failure)
+    output = note_of(ending)
+    whole = note if output is None else replace(note, output=output.output)
+    settlement = Settlement(lease=lease, verdict=verdict, note=whole)
+    [outcome] = stage.ask(engine.settle([settlement]))
+    if outcome is Outcome.REFUSED:
+        again = after_refusal(queue, lease.job, "the verdict was not accepted", random.random())
+        stage.ask(engine.settle([Settlement(lease=lease, verdict=again)]))
+    job = stage.ask(engine.get(lease.id))
+    if job is None or job.state.finished:
+        return "done" if job is None else str(job.state)
+    return "released" if job.attempt < lease.job.attempt else "retried"
+
+
+def _queues(stage: Stage) -> dict[str, Queue]:
+    views = stage.ask(stage.engine.queues(counts=False))
+    return {view.queue.name: view.queue for view in views}
+
+
+def _run(attempt: Attempt) -> tuple[Ending, ...]:
+    """In this thread, unless a coroutine must run while an event loop runs here already."""
+    if not attempt.handler.is_async:
+        return attempt.run()
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(attempt.run_async())
+    endings: list[tuple[Ending, ...]] = []
+    context = contextvars.copy_context()
+
+    def beside() -> None:
+        endings.append(context.run(asyncio.run, attempt.run_async()))
+
+    thread = threading.Thread(target=beside, name="holdfast-test")
+    thread.start()
+    thread.join()
+    return endings[0]

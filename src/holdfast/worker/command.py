@@ -1,0 +1,223 @@
+"""A command job's payload → what to start, and what came of it → an ending.
+
+A list is an argument vector and never meets a shell. One string is for a shell, and only where
+the worker allows that.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from holdfast.core import codec
+from holdfast.core.model import Failure, FailureKind
+from holdfast.worker.failures import plain_failure
+from holdfast.worker.output import Output
+from holdfast.worker.wire import AskedRelease, ChildSetup, Ending, Given, Raised, Returned
+
+_SCARCE = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE)
+_SCARCE_DELAY_MS = 1_000
+_SIGNALS = tuple(signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP})
+"""A command starts with each of them at its default, whatever this process ignores."""
+
+
+class CommandPayload(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    command: str | list[str]
+    cwd: str | None = None
+    env: dict[str, str] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    arguments: list[str]
+    cwd: str | None
+    environment: dict[str, str]
+
+
+class Refusal(Exception):
+    """The command was not started, and this is how its job ends."""
+
+    def __init__(self, ending: Ending) -> None:
+        super().__init__()
+        self.ending = ending
+
+
+def plan(job: Given, setup: ChildSetup) -> Plan:
+    try:
+        payload = msgspec.json.decode(job.payload, type=CommandPayload)
+    except (msgspec.DecodeError, RecursionError, ValueError) as error:
+        raise _fatal(
+            "InvalidCommand",
+            f"the payload is no command: {error}; it should be"
+            ' {"command": ["program", "argument"]}, with "cwd" and "env" if need be',
+        ) from None
+    if isinstance(payload.command, str):
+        arguments = _by_shell(payload.command, setup)
+    else:
+        arguments = payload.command
+    if not arguments:
+        raise _fatal("InvalidCommand", "the command is an empty list: name a program")
+    return Plan(arguments, _folder(payload.cwd, setup.cwd), _environment(job, payload.env, setup))
+
+
+def marker(job: Given) -> tuple[bytes, bytes]:
+    """What tells the processes of this attempt from all others: see `plan`."""
+    return job.id.encode(), str(job.token).encode()
+
+
+def start(what: Plan, stdin: int, sink: int) -> int:
+    """Its process id, which is that of its session and group too; raises Refusal with the ending
+    of a job that cannot start. All other descriptors close by themselves in the new process."""
+    with _inside(what.cwd):
+        try:
+            program = _find(what)
+            return os.posix_spawn(
+                program,
+                what.arguments,
+                what.environment,
+                file_actions=(
+                    (os.POSIX_SPAWN_DUP2, stdin, 0),
+                    (os.POSIX_SPAWN_DUP2, sink, 1),
+                    (os.POSIX_SPAWN_DUP2, sink, 2),
+                ),
+                setsid=True,
+                setsigmask=(),
+                setsigdef=_SIGNALS,
+            )
+        except OSError as error:
+            raise Refusal(_unstarted(error, what)) from None
+        except ValueError as error:
+            # A NUL in an argument, a "=" in the name of a variable, a lone surrogate.
+            raise _fatal("InvalidCommand", f"the command cannot be started: {error}") from None
+
+
+def scarce(error: OSError) -> Refusal:
+    """The machine has no room for one more process now, through no fault of the job."""
+    text = f"the machine could not start it: {error.strerror}"
+    return Refusal(AskedRelease(text, _SCARCE_DELAY_MS))
+
+
+def ending(status: int, output: Output, duration_ms: int) -> Ending:
+    """Of a command that ended by itself, with an exit code, or below zero with a signal."""
+    if status == 0:
+        return Returned(codec.encode({"exit_code": 0, "duration_ms": duration_ms}))
+    if status < 0:
+        name = _signal_name(-status)
+        return Raised(Failure(type=name, message=f"killed by {name}", signal=-status))
+    line = output.last_line()
+    text = f"exit code {status}" + (f": {line}" if line else "")
+    return Raised(Failure(type="ExitCode", message=text, exit_code=status))
+
+
+def timed_out(timeout_ms: int) -> Ending:
+    text = f"it ran longer than its timeout of {timeout_ms / 1000:g} s"
+    return Raised(Failure(kind=FailureKind.TIMEOUT, type="AttemptTimeout", message=text))
+
+
+@contextmanager
+def _inside(folder: str | None) -> Iterator[None]:
+    """This process has one thread, so that it may go there itself for a moment."""
+    if folder is None:
+        yield
+        return
+    try:
+        home = os.open(".", os.O_PATH | os.O_DIRECTORY)
+    except OSError as error:
+        raise scarce(error) from None
+    try:
+        try:
+            os.chdir(folder)
+        except OSError as error:
+            text = f"the folder {folder!r} cannot be entered: {error.strerror}"
+            raise Refusal(Raised(plain_failure("FolderError", text))) from None
+        except ValueError as error:
+            raise _fatal("InvalidCommand", f"the folder {folder!r}: {error}") from None
+        yield
+    finally:
+        os.fchdir(home)
+        os.close(home)
+
+
+def _find(what: Plan) -> str:
+    """Where the program is, by the PATH that it is going to see."""
+    program = what.arguments[0]
+    if "/" in program:
+        return program
+    for folder in what.environment.get("PATH", os.defpath).split(":"):
+        path = f"{folder or '.'}/{program}"
+        if os.access(path, os.X_OK) and not os.path.isdir(path):  # noqa: PTH112 (much faster)
+            return path
+    raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), program)
+
+
+def _by_shell(command: str, setup: ChildSetup) -> list[str]:
+    if not setup.shell:
+        why = setup.shell_off or "this worker's configuration does not allow shells"
+        raise _fatal(
+            "ShellRefused",
+            f"one string would need a shell, and {why};"
+            ' give the command as a list, such as ["echo", "hello"]',
+        )
+    return ["/bin/sh", "-c", command]
+
+
+def _folder(asked: str | None, default: str | None) -> str | None:
+    if asked is None:
+        return default
+    return str(Path(default or ".") / asked)
+
+
+def _environment(job: Given, own: dict[str, str], setup: ChildSetup) -> dict[str, str]:
+    inherited = {name: os.environ[name] for name in setup.environment if name in os.environ}
+    return {
+        **inherited,
+        **own,
+        "HOLDFAST_JOB_ID": job.id,
+        "HOLDFAST_ATTEMPT": str(job.attempt),
+        "HOLDFAST_TOKEN": str(job.token),
+        "HOLDFAST_QUEUE": job.queue,
+        "HOLDFAST_WORKER": setup.worker,
+        "HOLDFAST_WORKER_ID": setup.worker_id,
+    }
+
+
+def _unstarted(error: OSError, what: Plan) -> Ending:
+    program = what.arguments[0]
+    if error.errno in _SCARCE:
+        return scarce(error).ending
+    if error.errno == errno.E2BIG:
+        text = "the arguments and the environment are too long for the system: use a file"
+        return Raised(plain_failure("InvalidCommand", text), fatal=True)
+    if error.errno == errno.ENOENT:
+        text = f"command not found: {program!r}"
+        if "/" in program and Path(program).exists():
+            text = f"{program!r} names an interpreter in its first line that does not exist"
+        return _not_run("CommandNotFound", text, 127)
+    if error.errno == errno.ENOEXEC:
+        text = f"{program!r} is no program, and has no first line that names an interpreter"
+        return _not_run("NotExecutable", text, 126)
+    text = f"{program!r} cannot be run: {error.strerror}"
+    return _not_run("NotExecutable", text, 126)
+
+
+def _not_run(type_name: str, text: str, exit_code: int) -> Ending:
+    failure = plain_failure(type_name, text)
+    return Raised(msgspec.structs.replace(failure, exit_code=exit_code))
+
+
+def _fatal(type_name: str, text: str) -> Refusal:
+    return Refusal(Raised(plain_failure(type_name, text), fatal=True))
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

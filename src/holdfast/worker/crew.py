@@ -1,0 +1,376 @@
+"""The children of one worker: who gets which call, and what becomes of a dead child's calls.
+
+It holds no lease and settles nothing: it tells the supervisor how each job ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable
+from time import monotonic
+from typing import Protocol
+
+from msgspec.structs import replace
+
+from holdfast.core import lifecycle
+from holdfast.core.model import Failure, Note, Queue
+from holdfast.worker import processes
+from holdfast.worker.calls import COMMAND, Placed, Seat, call_of
+from holdfast.worker.deaths import after_death, find_guilty
+from holdfast.worker.hand import Held, Kind
+from holdfast.worker.lines import Lines
+from holdfast.worker.link import Link, Listener
+from holdfast.worker.wire import (
+    AskedCancel,
+    AskedRelease,
+    Back,
+    Broken,
+    Cancel,
+    ChildSetup,
+    Down,
+    Ended,
+    Ending,
+    Finish,
+    Ready,
+    Recall,
+    TaskInfo,
+    Told,
+    Up,
+)
+
+_log = logging.getLogger("holdfast.worker")
+
+TICK_S = 0.1
+_LOST_S = 0.5
+"""A lost call may end by itself for so long; then its child is killed."""
+_SOLO_IDLE_S = 10.0
+_RESPAWN_S_FIRST, _RESPAWN_S_MAX = 0.1, 10.0
+
+
+class Ears(Protocol):
+    """Who hears what becomes of the jobs."""
+
+    def ended(self, held: Held, ending: Ending) -> None: ...
+
+    def crashed(self, held: Held, failure: Failure, *, alone: bool) -> None: ...
+
+    def noted(self, held: Held, note: Note) -> None: ...
+
+    def learned(self, tasks: dict[str, TaskInfo]) -> None: ...
+
+    def broken(self, failure: Failure) -> None: ...
+
+
+class Crew:
+    """`setup` is for the children that run Python, and `commands` for the one that runs
+    commands; either may be None."""
+
+    def __init__(
+        self,
+        ears: Ears,
+        queue_of: Callable[[str], Queue],
+        *,
+        python: ChildSetup | None,
+        processes: int,
+        commands: ChildSetup | None,
+        make: Callable[[ChildSetup, Listener, bool], Link] = Link,
+    ) -> None:
+        self.tasks: dict[str, TaskInfo] = {}
+        self.broken: Failure | None = None
+        self._ears = ears
+        self._queue_of = queue_of
+        self._python = python
+        self._processes = processes
+        self._commands = commands
+        self._make = make
+        self._seats: dict[Link, Seat] = {}
+        self._lines = Lines(self._batch_of)
+        self._number = 0
+        self._respawn_s = _RESPAWN_S_FIRST
+        self._solo_at = 0.0
+        self._starting: set[asyncio.Task[None]] = set()
+        self._solos_coming = 0
+        self._closing = False
+
+    @property
+    def capacity(self) -> int:
+        """How many calls can run at once, beside those that run alone."""
+        return self.capacity_of("python") + self.capacity_of("command")
+
+    def capacity_of(self, kind: Kind) -> int:
+        match kind:
+            case "python":
+                return self._processes * self._python.slots if self._python else 0
+            case "solo":
+                return self._processes if self._python and self._make is Link else 0
+            case "command":
+                return self._commands.slots if self._commands else 0
+
+    def kind_of(self, info: TaskInfo, *, alone: bool = False) -> Kind:
+        """Without child processes nothing can run alone."""
+        if info.name == COMMAND:
+            return "command"
+        return "solo" if (alone or info.isolated) and self._make is Link else "python"
+
+    def running(self) -> int:
+        """Calls that have started, by what the children wrote on their boards."""
+        return sum(len(seat.link.board.running()) for seat in self._living())
+
+    async def start(self, worker: str) -> None:
+        """The children are told what their worker is called."""
+        if self._commands is not None:
+            self._commands = replace(self._commands, worker=worker)
+            await self._spawn(self._commands)
+        if self._python is not None:
+            self._python = replace(self._python, worker=worker)
+            for _ in range(self._processes):
+                await self._spawn(self._python)
+
+    def give(self, taken: Iterable[Held]) -> None:
+        """Newly leased jobs."""
+        for held in taken:
+            self._lines.add(held)
+        self.dispatch()
+
+    def dispatch(self) -> None:
+        """Hand out what can be, one frame for each child."""
+        if self._closing:
+            return
+        for kind in self._lines.waiting():
+            seats = [seat for seat in self._living() if _kind(seat.link) == kind]
+            if kind == "solo" and not any(seat.room > 0 for seat in seats):
+                self._want_solo(seats)
+            words: dict[Seat, list[Down]] = {}
+            while (seat := max(seats, key=lambda one: one.room, default=None)) is not None:
+                if seat.room <= 0 or not (held := self._lines.take(kind)):
+                    break
+                # Several in a row, so that the search for the emptiest is not done for each.
+                words.setdefault(seat, []).append(self._place(seat, held))
+                for _ in range(seat.room // 2):
+                    if not (held := self._lines.take(kind)):
+                        break
+                    words[seat].append(self._place(seat, held))
+            for seat, said in words.items():
+                seat.link.say(said)
+
+    def cancel(self, held: Held, *, lost: bool = False) -> None:
+        """Stop this job, if it runs; one that has not started and is lost is just left."""
+        if lost and self._lines.remove(held):
+            return
+        for seat in self._living():
+            placed = seat.calls.get(held.call)
+            if placed is not None and held in placed.held:
+                placed.cancelled = True
+                if lost:
+                    placed.lost_at = monotonic()
+                seat.link.say([Cancel(placed.number, lost)])
+
+    def tick(self) -> None:
+        """Timeouts, lost calls that do not end, idle solo children."""
+        now = monotonic()
+        for seat in list(self._living()):
+            seat.measure(TICK_S)
+            if not seat.link.killable:
+                continue
+            guilty = find_guilty(seat)
+            lingering = [
+                placed.number
+                for placed in seat.calls.values()
+                if placed.lost_at is not None and now - placed.lost_at > _LOST_S
+            ]
+            if guilty:
+                seat.guilty.update(guilty)
+                self._end(seat, "a job beside it ran past its timeout")
+            elif lingering:
+                self._end(seat, "a job beside it had lost its lease and would not end")
+            elif seat.link.solo and not seat.calls and now - seat.idle_since > _SOLO_IDLE_S:
+                seat.finishing = True
+                seat.link.say([Finish()])
+        self.dispatch()
+
+    def close(self) -> list[Held]:
+        """Start nothing more; the jobs that wait here. Children give back theirs as they answer."""
+        self._closing = True
+        for seat in self._living():
+            seat.link.say([Recall()])
+        return self._lines.clear()
+
+    def withdraw(self, held: Held) -> bool:
+        """Take back a job that waits here; False when it is not here any more."""
+        return self._lines.remove(held)
+
+    def shed(self, kind: Kind, most: int) -> list[Held]:
+        """Give up what waits here beyond so many, the latest first."""
+        return self._lines.shed(kind, most)
+
+    async def stop(self, why: str) -> None:
+        """Kill every child and wait until each one's end has been told."""
+        self._closing = True
+        for task in list(self._starting):
+            task.cancel()
+        seats = list(self._seats.values())
+        for seat in seats:
+            self._end(seat, why)
+        for seat in seats:
+            await seat.link.dead()
+
+    def heard(self, link: Link, words: list[Up]) -> None:
+        seat = self._seats[link]
+        for word in words:
+            match word:
+                case Ended(number=number, endings=endings):
+                    placed = seat.take_back(number)
+                    if placed is not None:
+                        if link.solo:
+                            self._lines.culprits.discard(placed.held[0].job.task)
+                        for held, ending in zip(placed.held, endings, strict=True):
+                            self._ears.ended(held, _own_ending(placed, held, ending))
+                case Told(number=number, index=index):
+                    told = seat.calls.get(number)
+                    if told is not None:
+                        note = Note(
+                            progress=word.progress, checkpoint=word.checkpoint, output=word.output
+                        )
+                        self._ears.noted(told.held[index], note)
+                case Back(numbers=numbers):
+                    self._back(seat, numbers)
+                case Ready(tasks=tasks):
+                    self._ready(seat, tasks)
+                case Broken(failure=failure):
+                    self.broken = failure
+                    self._ears.broken(failure)
+        self.dispatch()
+
+    def died(self, link: Link) -> None:
+        seat = self._seats.pop(link)
+        if link.solo:
+            self._lines.culprits.update(placed.held[0].job.task for placed in seat.calls.values())
+        if self._make is Link:
+            # Without children for Python, a handler's own processes are this one's children.
+            processes.sweep_strangers([each.pid for each in self._seats])
+        unstarted = after_death(seat, self._ears)
+        for placed in reversed(unstarted):
+            self._put_back(placed)
+        if not self._closing:
+            self._replace(seat)
+        self.dispatch()
+
+    def _batch_of(self, task: str) -> int:
+        info = self.tasks.get(task)
+        return info.batch if info else 1
+
+    def _place(self, seat: Seat, held: list[Held]) -> Down:
+        self._number += 1
+        job = held[0].lease.job
+        info = self.tasks.get(job.task)
+        queues = [self._queue_of(each.lease.job.queue) for each in held]
+        limits_ms = [
+            limit
+            for each, queue in zip(held, queues, strict=True)
+            if (limit := each.lease.job.overrides.timeout_ms or queue.timeout_ms) is not None
+        ]
+        gentle = seat.link.setup.target is None or (info is not None and info.gentle)
+        placed = Placed(self._number, held, min(limits_ms, default=None), gentle)
+        for each in held:
+            each.call = placed.number
+        seat.place(placed)
+        last = [
+            lifecycle.exhausted(queue, each.lease.job)
+            for each, queue in zip(held, queues, strict=True)
+        ]
+        return call_of(placed, job.task, last)
+
+    def _back(self, seat: Seat, numbers: Iterable[int]) -> None:
+        for number in sorted(numbers, reverse=True):
+            placed = seat.take_back(number)
+            if placed is not None:
+                self._put_back(placed)
+
+    def _put_back(self, placed: Placed) -> None:
+        """It has not started: another child may have it."""
+        for held in reversed(placed.held):
+            held.call = 0
+            if self._closing or held.lost:
+                self._ears.ended(held, AskedRelease("the worker is stopping"))
+            else:
+                self._lines.put_back(held)
+
+    def _ready(self, seat: Seat, tasks: Iterable[TaskInfo]) -> None:
+        seat.ready = True
+        self.broken = None
+        self._respawn_s = _RESPAWN_S_FIRST
+        known = {info.name: info for info in tasks}
+        if any(self.tasks.get(name) != info for name, info in known.items()):
+            self.tasks = {**self.tasks, **known}
+            self._ears.learned(self.tasks)
+
+    def _living(self) -> list[Seat]:
+        return [seat for seat in self._seats.values() if seat.link.status is None]
+
+    def _end(self, seat: Seat, why: str) -> None:
+        if not seat.ending:
+            seat.ending = why
+            seat.link.kill()
+
+    def _want_solo(self, seats: list[Seat]) -> None:
+        """One for each job that waits, but no more than there are other children."""
+        if self._python is None:
+            return
+        coming = sum(not seat.ready for seat in seats) + self._solos_coming
+        missing = min(
+            self._lines.count("solo") - coming,
+            max(1, self._processes) - len(seats) - self._solos_coming,
+        )
+        after_s = max(0.0, self._solo_at - monotonic())
+        for _ in range(missing):
+            self._later(replace(self._python, slots=1), solo=True, after_s=after_s)
+
+    def _replace(self, seat: Seat) -> None:
+        """At once; one that died before it was ready, ever more slowly. Those that run a job alone
+        are made when they are wanted."""
+        delay_s = 0.0
+        if not seat.ready:
+            delay_s = self._respawn_s
+            self._respawn_s = min(self._respawn_s * 2, _RESPAWN_S_MAX)
+        if seat.link.solo:
+            self._solo_at = monotonic() + delay_s
+        else:
+            self._later(seat.link.setup, solo=False, after_s=delay_s)
+
+    def _later(self, setup: ChildSetup, *, solo: bool, after_s: float) -> None:
+        async def begin() -> None:
+            try:
+                await asyncio.sleep(after_s)
+            finally:
+                self._solos_coming -= solo
+            await self._spawn(setup, solo=solo)
+
+        self._solos_coming += solo
+        task = asyncio.create_task(begin())
+        self._starting.add(task)
+        task.add_done_callback(self._starting.discard)
+
+    async def _spawn(self, setup: ChildSetup, *, solo: bool = False) -> None:
+        link = self._make(setup, self, solo)
+        seat = self._seats[link] = Seat(link)
+        try:
+            await link.start()
+        except OSError as error:
+            _log.error("a child process cannot be started: %s", error)
+            del self._seats[link]
+            link.board.close()
+            self._replace(seat)
+
+
+def _kind(link: Link) -> Kind:
+    if link.setup.target is None:
+        return "command"
+    return "solo" if link.solo else "python"
+
+
+def _own_ending(placed: Placed, held: Held, ending: Ending) -> Ending:
+    """Who was stopped only because another job of its batch was, has not been cancelled."""
+    if placed.cancelled and isinstance(ending, AskedCancel) and not held.cancel_told:
+        return AskedRelease("another job of its batch was stopped", output=ending.output)
+    return ending

@@ -1,0 +1,115 @@
+"""Everything a worker has in hand: each leased job until its verdict is settled.
+
+A job is first held (leased, not yet given to a child), then in a call, then judged; it is renewed
+all the while and leaves only when the engine has answered for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Literal, TypeAlias
+
+from msgspec.structs import replace
+
+from holdfast.core.model import Job, Lease, Note
+from holdfast.core.verdict import Verdict
+
+Kind: TypeAlias = Literal["python", "solo", "command"]
+KINDS: tuple[Kind, ...] = ("python", "solo", "command")
+"""What a job runs in: a child with others, a child alone, or a process of its own."""
+
+
+class Held:
+    """One leased job. `call` is the number of the call it is in, 0 before."""
+
+    __slots__ = (
+        "call",
+        "cancel_told",
+        "kind",
+        "lease",
+        "leased_at",
+        "lost",
+        "note",
+        "renewed_at",
+        "verdict",
+    )
+
+    def __init__(self, lease: Lease, now: float, kind: Kind) -> None:
+        self.lease = lease
+        self.kind = kind
+        self.leased_at = now
+        self.renewed_at = now
+        self.call = 0
+        self.lost = False
+        self.cancel_told = False
+        self.note: Note | None = None
+        self.verdict: Verdict | None = None
+
+    @property
+    def job(self) -> Job:
+        return self.lease.job
+
+    def renew_at(self) -> float:
+        """At a third of the lease, so that two renewals may fail."""
+        return self.renewed_at + self.lease.lease_ms / 3000
+
+    def add_note(self, note: Note) -> None:
+        """What was said later wins; what was not said again stays."""
+        known = self.note
+        if known is None:
+            self.note = note
+            return
+        later = {
+            name: value
+            for name in ("progress", "checkpoint", "output")
+            if (value := getattr(note, name)) is not None
+        }
+        self.note = replace(known, **later)
+
+
+class Hand:
+    """By token, which is unique: a job that was lost may come back while its first run ends."""
+
+    def __init__(self) -> None:
+        self._held: dict[tuple[str, int], Held] = {}
+        self.unjudged: dict[Kind, int] = dict.fromkeys(KINDS, 0)
+        """Jobs that run or wait to run: neither judged nor lost."""
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    @property
+    def unjudged_all(self) -> int:
+        return sum(self.unjudged.values())
+
+    def take(
+        self, leases: Iterable[Lease], now: float, kind_of: Callable[[Job], Kind]
+    ) -> list[Held]:
+        taken = [Held(lease, now, kind_of(lease.job)) for lease in leases]
+        for held in taken:
+            self._held[held.lease.job.id, held.lease.token] = held
+            self.unjudged[held.kind] += 1
+        return taken
+
+    def judge(self, held: Held, verdict: Verdict) -> bool:
+        """The first verdict stands, unless the job is lost."""
+        if held.lost or held.verdict is not None:
+            return False
+        held.verdict = verdict
+        self.unjudged[held.kind] -= 1
+        return True
+
+    def lose(self, held: Held) -> None:
+        """Its lease is gone. It stays in hand until its run has ended."""
+        if not held.lost and held.verdict is None:
+            self.unjudged[held.kind] -= 1
+        held.lost = True
+
+    def drop(self, held: Held) -> None:
+        self._held.pop((held.lease.job.id, held.lease.token), None)
+
+    def all(self) -> list[Held]:
+        return list(self._held.values())
+
+    def knows(self, held: Held) -> bool:
+        return (held.lease.job.id, held.lease.token) in self._held

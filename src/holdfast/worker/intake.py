@@ -1,0 +1,143 @@
+"""Free slots → leases: never more than there is room for now, plus what is soon worked off.
+
+How many are leased ahead follows from how fast jobs end here: next to none for long ones, so that
+no worker hoards what another could run, hundreds for those that take no time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable, Mapping
+from time import monotonic
+
+from holdfast.core import limits
+from holdfast.core.model import Lease, LeaseRequest
+from holdfast.engines.base import Engine
+from holdfast.errors import EngineClosed, EngineError
+
+_log = logging.getLogger("holdfast.worker")
+
+_WAIT_MS = 5 * limits.SECOND_MS
+_PAUSE_S_FIRST, _PAUSE_S_MAX = 0.1, 5.0
+
+
+class Intake:
+    """`room` says how many jobs may come, 0 while none may; `taken` gets them."""
+
+    def __init__(
+        self, engine: Engine, room: Callable[[], int], taken: Callable[[list[Lease]], None]
+    ) -> None:
+        self._engine = engine
+        self._room = room
+        self._taken = taken
+        self._worker = ""
+        self._queues: dict[str, int] = {}
+        self._changed = asyncio.Event()
+        self._interrupted = asyncio.Event()
+        self.tasks: frozenset[str] = frozenset()
+        self.leased_at = monotonic()
+        """When the engine last gave a job, or was last not asked because there was no room."""
+
+    def ask(self, worker: str, queues: Mapping[str, int], tasks: frozenset[str]) -> None:
+        """From now on for these."""
+        if (worker, dict(queues), tasks) != (self._worker, self._queues, self.tasks):
+            self._worker, self._queues, self.tasks = worker, dict(queues), tasks
+            self.interrupt()
+
+    def look(self) -> None:
+        """Something changed that may have made room."""
+        self._changed.set()
+
+    def interrupt(self) -> None:
+        """What is being waited for is no longer what is wanted."""
+        self._interrupted.set()
+        self._changed.set()
+
+    async def run(self) -> None:
+        """Until cancelled: what an abandoned call leased goes back by itself."""
+        pause = _PAUSE_S_FIRST
+        while True:
+            self._interrupted.clear()
+            room = self._room()
+            if room <= 0 or not self.tasks:
+                self.leased_at = monotonic()
+                self._changed.clear()
+                await self._sleep(1.0)
+                continue
+            try:
+                leases = await self._lease(min(room, limits.BATCH_MAX))
+            except EngineClosed:
+                raise
+            except EngineError as error:
+                _log.warning("nothing can be leased, again in %.1f s: %s", pause, error)
+                await asyncio.sleep(pause * random.uniform(0.5, 1.0))
+                pause = min(pause * 2, _PAUSE_S_MAX)
+                continue
+            pause = _PAUSE_S_FIRST
+            if leases:
+                self.leased_at = monotonic()
+                self._taken(leases)
+
+    async def _lease(self, limit: int) -> list[Lease]:
+        """What comes in time; nothing when interrupted."""
+        request = LeaseRequest(
+            queues=self._order(),
+            limit=limit,
+            worker=self._worker,
+            wait_ms=_WAIT_MS,
+            tasks=self.tasks,
+        )
+        leasing = asyncio.ensure_future(self._engine.lease(request))
+        interrupted = asyncio.ensure_future(self._interrupted.wait())
+        try:
+            await asyncio.wait((leasing, interrupted), return_when=asyncio.FIRST_COMPLETED)
+            if leasing.done():
+                return leasing.result()
+            leasing.cancel()
+            await asyncio.wait((leasing,))
+            return [] if leasing.cancelled() else leasing.result()
+        except asyncio.CancelledError:
+            if not leasing.cancel() and leasing.exception() is None:
+                # It came in the last moment: whoever ends this will release it.
+                self._taken(leasing.result())
+            raise
+        finally:
+            interrupted.cancel()
+
+    async def _sleep(self, seconds: float) -> None:
+        try:
+            async with asyncio.timeout(seconds):
+                await self._changed.wait()
+        except TimeoutError:
+            pass
+
+    def _order(self) -> tuple[str, ...]:
+        """Heavier queues come first more often; each comes first sometimes."""
+        if len(self._queues) == 1:
+            return tuple(self._queues)
+        drawn = {name: random.random() ** (1 / weight) for name, weight in self._queues.items()}
+        return tuple(sorted(drawn, key=drawn.__getitem__, reverse=True))
+
+
+class Pace:
+    """How many jobs end here in a second, lately, and so how many to lease ahead."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._ended = 0
+        self._rate = 0.0
+        self._at = monotonic()
+
+    def ended(self, count: int = 1) -> None:
+        self._ended += count
+
+    def measure(self) -> None:
+        now = monotonic()
+        seconds = max(now - self._at, 0.001)
+        rate, self._ended, self._at = self._ended / seconds, 0, now
+        self._rate += (rate - self._rate) * 0.4
+
+    def ahead(self) -> int:
+        return min(self._most, int(self._rate * 0.1))

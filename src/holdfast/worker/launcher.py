@@ -1,0 +1,181 @@
+"""Starts workers as processes of their own, starts them again, and leaves nothing behind.
+
+It holds no engine and runs nobody's code, so there is nothing for it to die of. What a dead
+supervisor leaves becomes this process's child, as the system is told at the start, and is killed.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from types import FrameType
+
+import msgspec
+
+from holdfast.worker import processes
+from holdfast.worker.options import WorkerOptions
+
+_log = logging.getLogger("holdfast.worker")
+
+_PAUSE_S_FIRST, _PAUSE_S_MAX = 0.2, 10.0
+_STEADY_S = 30.0
+_EXIT_USAGE = 2
+
+
+class Post:
+    """One worker's place, and the process that fills it."""
+
+    def __init__(self, options: WorkerOptions) -> None:
+        self.options = options
+        self.process: subprocess.Popen[bytes] | None = None
+        self.pause_s = _PAUSE_S_FIRST
+        self.start_at = 0.0
+        self.started_at = 0.0
+        self.over = False
+        self.told = 0
+        """Signals that this process got."""
+        self.name = ""
+        self.ready = -1
+
+    def start(self) -> None:
+        """Its name comes through a pipe when it is ready for work."""
+        self.started_at = time.monotonic()
+        self.told = 0
+        self.ready, theirs = os.pipe()
+        os.set_blocking(self.ready, False)
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "holdfast.worker.main"],
+            stdin=subprocess.PIPE,
+            pass_fds=(theirs,),
+            env={**os.environ, "HOLDFAST_READY": str(theirs)},
+            start_new_session=True,
+        )
+        os.close(theirs)
+        assert self.process.stdin is not None
+        with suppress(BrokenPipeError):
+            self.process.stdin.write(msgspec.json.encode(self.options) + b"\n")
+            self.process.stdin.flush()
+
+    def tell(self, times: int) -> None:
+        """Pass on what was heard, also what came while the process was being started."""
+        if self.process is not None and self.told < times:
+            self.told += 1
+            self.process.send_signal(signal.SIGTERM)
+
+    def hear(self) -> None:
+        """Read its name, if it has come; nothing more comes after it."""
+        with suppress(BlockingIOError):
+            name = os.read(self.ready, 1024).decode()
+            self.name = name or self.name
+            os.close(self.ready)
+            self.ready = -1
+
+
+def run(
+    workers: Sequence[WorkerOptions], *, started: Callable[[list[str]], None] | None = None
+) -> int:
+    """Until every worker has ended. The first SIGTERM or SIGINT drains them, the second stops
+    them at once. The exit code is 0, or that of a worker that could not even start.
+
+    For a process that has no other children: whatever becomes its child is killed.
+    """
+    processes.become_subreaper()
+    before = processes.children(os.getpid())
+    posts = [Post(options) for options in workers]
+    wake_read, wake_write = os.pipe()
+    os.set_blocking(wake_write, False)
+    signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
+    asked = 0
+
+    def hear(_number: int, _frame: FrameType | None) -> None:
+        nonlocal asked
+        asked += 1
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, hear)
+    signal.signal(signal.SIGCHLD, lambda _number, _frame: None)
+    code = 0
+    while not all(post.over for post in posts):
+        for post in posts:
+            code = max(code, _tend(post, stopping=asked > 0))
+            post.tell(asked)
+        if code == _EXIT_USAGE and not asked:
+            asked = 1
+            continue
+        if started is not None and all(post.name for post in posts):
+            started([post.name for post in posts])
+            started = None
+        # What a dead supervisor left behind is ours now.
+        processes.sweep_strangers([*before, *(post.process.pid for post in posts if post.process)])
+        unheard = {post.ready: post for post in posts if post.ready >= 0}
+        readable, _, _ = select.select([wake_read, *unheard], [], [], 0.5)
+        for descriptor in readable:
+            if descriptor == wake_read:
+                os.read(wake_read, 4096)
+            else:
+                unheard[descriptor].hear()
+    while processes.sweep_strangers(before):
+        time.sleep(0.01)
+    return code
+
+
+def _tend(post: Post, *, stopping: bool) -> int:
+    """Start, or start again, what should run; the exit code that must be passed on."""
+    if post.over:
+        return 0
+    if post.process is None:
+        if stopping:
+            post.over = True
+        elif time.monotonic() >= post.start_at:
+            post.start()
+        return 0
+    status = post.process.poll()
+    if status is None:
+        return 0
+    assert post.process.stdin is not None
+    with suppress(BrokenPipeError):
+        post.process.stdin.close()
+    post.process = None
+    if status in (0, _EXIT_USAGE) or stopping:
+        post.over = True
+        return status if status in (0, _EXIT_USAGE) else 0
+    if time.monotonic() - post.started_at > _STEADY_S:
+        post.pause_s = _PAUSE_S_FIRST
+    how = f"signal {-status}" if status < 0 else f"exit code {status}"
+    _log.warning("a worker ended by %s; it starts again in %.1f s", how, post.pause_s)
+    post.start_at = time.monotonic() + post.pause_s
+    post.pause_s = min(post.pause_s * 2, _PAUSE_S_MAX)
+    return 0
+
+
+def main() -> None:
+    """For `launch`: the options as one line on the standard input."""
+    processes.die_with_parent(os.getppid(), signal.SIGTERM)
+    sys.exit(run(msgspec.json.decode(sys.stdin.buffer.readline(), type=list[WorkerOptions])))
+
+
+def launch(workers: Sequence[WorkerOptions]) -> int:
+    """`run` in a process of its own, for programs that have other children."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "holdfast.worker.launcher"], stdin=subprocess.PIPE
+    )
+    assert process.stdin is not None
+    process.stdin.write(msgspec.json.encode(list(workers)) + b"\n")
+    process.stdin.close()
+    while True:
+        try:
+            return process.wait()
+        except KeyboardInterrupt:
+            # The terminal told the launcher as well; it ends when its workers have.
+            continue
+
+
+if __name__ == "__main__":
+    main()

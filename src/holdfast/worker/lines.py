@@ -1,0 +1,100 @@
+"""Leased jobs that wait for a child: those for Python, those to run alone, and commands."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from itertools import chain
+
+from holdfast.worker.hand import KINDS, Held, Kind
+
+
+class Lines:
+    """First come, first served in each. `batch_of` says how many jobs of a task go together.
+
+    `culprits` are tasks that ended the process they had for themselves. Of those who must run
+    alone most only stood beside such a one: every second turn is theirs, so that they need not
+    wait until all the others have died.
+    """
+
+    def __init__(self, batch_of: Callable[[str], int]) -> None:
+        self.culprits: set[str] = set()
+        self._batch_of = batch_of
+        self._innocent_next = True
+        self._lines: dict[Kind, deque[Held]] = {kind: deque() for kind in KINDS}
+
+    def __len__(self) -> int:
+        return sum(map(len, self._lines.values()))
+
+    def add(self, held: Held) -> None:
+        self._lines[held.kind].append(held)
+
+    def put_back(self, held: Held) -> None:
+        """To the front: it waited before."""
+        self._lines[held.kind].appendleft(held)
+
+    def waiting(self) -> list[Kind]:
+        return [kind for kind, line in self._lines.items() if line]
+
+    def count(self, kind: Kind) -> int:
+        return len(self._lines[kind])
+
+    def take(self, kind: Kind) -> list[Held]:
+        """The jobs of the next call; none when nothing waits."""
+        if kind == "solo":
+            return self._take_alone()
+        line = self._lines[kind]
+        while line:
+            first = line.popleft()
+            if first.lost:
+                continue
+            most = self._batch_of(first.lease.job.task)
+            if most == 1:
+                return [first]
+            return [first, *_take_alike(line, first.lease.job.task, most - 1)]
+        return []
+
+    def remove(self, held: Held) -> bool:
+        """False when it does not wait here."""
+        try:
+            self._lines[held.kind].remove(held)
+        except ValueError:
+            return False
+        return True
+
+    def clear(self) -> list[Held]:
+        everything = list(chain.from_iterable(self._lines.values()))
+        for line in self._lines.values():
+            line.clear()
+        return everything
+
+    def shed(self, kind: Kind, most: int) -> list[Held]:
+        """The latest, beyond so many."""
+        line = self._lines[kind]
+        return [line.pop() for _ in range(len(line) - most)]
+
+    def _take_alone(self) -> list[Held]:
+        line = self._lines["solo"]
+        innocent = (held for held in line if held.job.task not in self.culprits)
+        first = next(innocent, None) if self._innocent_next else None
+        self._innocent_next = not self._innocent_next
+        if first is not None:
+            line.remove(first)
+            line.appendleft(first)
+        while line:
+            first = line.popleft()
+            if not first.lost:
+                return [first]
+        return []
+
+
+def _take_alike(line: deque[Held], task: str, most: int) -> list[Held]:
+    """In one pass: those of the task that come first; the others keep their order."""
+    alike: list[Held] = []
+    others: list[Held] = []
+    while line and len(alike) < most:
+        held = line.popleft()
+        if not held.lost:
+            (alike if held.lease.job.task == task else others).append(held)
+    line.extendleft(reversed(others))
+    return alike

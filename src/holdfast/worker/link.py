@@ -1,0 +1,197 @@
+"""One child process as its supervisor sees it: started, spoken to, watched, killed.
+
+It knows nothing of jobs and leases, only of calls by number. A child's death is seen at once,
+through its pidfd, and told once everything it managed to say has been read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+from contextlib import suppress
+from typing import Protocol
+
+import msgspec
+
+from holdfast.core.text import printable
+from holdfast.worker.board import Board
+from holdfast.worker.wire import ChildSetup, Down, Frames, Up, frame, words_up
+
+_TAIL_MAX = 4096
+_HUNG_UP_S = 3.0
+_LAST_WORDS_S = 0.5
+"""How long a dead child's socket may stay open in what it forked, before it is left."""
+
+
+class Listener(Protocol):
+    """Who is told about a child."""
+
+    def heard(self, link: Link, words: list[Up]) -> None: ...
+
+    def died(self, link: Link) -> None: ...
+
+
+class Link(asyncio.Protocol):
+    """`status` is the exit status as `subprocess` gives it, None while the child lives."""
+
+    killable = True
+
+    def __init__(self, setup: ChildSetup, listener: Listener, solo: bool) -> None:
+        self.setup = setup
+        self.solo = solo
+        self.board = Board.make(setup.slots)
+        self.status: int | None = None
+        self.tail = b""
+        self._listener = listener
+        self._frames = Frames()
+        self._transport: asyncio.Transport | None = None
+        self._unsent: list[Down] = []
+        self._closed = asyncio.Event()
+        self._told = asyncio.Event()
+        self._waiting: asyncio.Task[None] | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._pidfd = -1
+        self._output = -1
+        self._hung_up = False
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid if self._process else 0
+
+    async def start(self) -> None:
+        loop = asyncio.get_running_loop()
+        ours, theirs = socket.socketpair()
+        output, theirs_output = os.pipe()
+        environment = dict(os.environ)
+        environment["HOLDFAST_CHILD_SOCKET"] = str(theirs.fileno())
+        environment["HOLDFAST_CHILD_BOARD"] = str(self.board.descriptor)
+        environment["HOLDFAST_CHILD_SETUP"] = msgspec.json.encode(self.setup).decode()
+        environment["HOLDFAST_WORKER_ID"] = self.setup.worker_id
+        environment["PYTHONUNBUFFERED"] = "1"
+        if self.setup.target is None:
+            # Commands need not know where the jobs are, nor how to get in; a handler that
+            # enqueues does.
+            environment.pop("HOLDFAST_URL", None)
+        try:
+            with theirs, os.fdopen(theirs_output, "wb") as sink:
+                # From this thread, because a child dies with the thread that started it.
+                self._process = subprocess.Popen(  # noqa: ASYNC220 (it takes a millisecond)
+                    [sys.executable, "-m", "holdfast.worker.child"],
+                    pass_fds=(theirs.fileno(), self.board.descriptor),
+                    stdin=subprocess.DEVNULL,
+                    stdout=sink,
+                    stderr=sink,
+                    env=environment,
+                    start_new_session=True,
+                )
+        except OSError:
+            ours.close()
+            os.close(output)
+            raise
+        os.set_blocking(output, False)
+        self._output = output
+        loop.add_reader(output, self._read_output)
+        self._pidfd = os.pidfd_open(self._process.pid)
+        loop.add_reader(self._pidfd, self._see_death)
+        await loop.create_connection(lambda: self, sock=ours)
+
+    def say(self, words: list[Down]) -> None:
+        """Nothing is heard any more by a child that has died; its death is told anyway."""
+        if self._transport is None:
+            self._unsent += words
+        elif not self._transport.is_closing():
+            self._transport.write(frame(words))
+
+    def kill(self) -> None:
+        """The death is told as any other. One that runs commands is hung up on first: it then ends
+        them and itself, while killed outright it would leave them for this process to find, which
+        may be killed before it does."""
+        transport = self._transport
+        if self.setup.target is None and transport is not None and not self._hung_up:
+            self._hung_up = True
+            transport.write_eof()
+            asyncio.get_running_loop().call_later(_HUNG_UP_S, self._kill_outright)
+        else:
+            self._kill_outright()
+
+    def _kill_outright(self) -> None:
+        """The whole group."""
+        if self._process is not None and self._waiting is None:
+            with suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            with suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+
+    async def dead(self) -> None:
+        """When its death has been told."""
+        await self._told.wait()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        unsent, self._unsent = self._unsent, []
+        if unsent:
+            self.say(unsent)
+
+    def data_received(self, data: bytes) -> None:
+        for body in self._frames.feed(data):
+            self._listener.heard(self, words_up(body))
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._closed.set()
+        if self.status is None and self._waiting is None and not self._hung_up:
+            # It hung up without dying: it is of no more use.
+            self.kill()
+
+    def _read_output(self) -> None:
+        try:
+            data = os.read(self._output, 65536)
+        except BlockingIOError:
+            return
+        if not data:
+            asyncio.get_running_loop().remove_reader(self._output)
+            return
+        self.tail = (self.tail + data)[-_TAIL_MAX:]
+        _pass_on(printable(data.decode(errors="replace")).encode())
+
+    def _see_death(self) -> None:
+        asyncio.get_running_loop().remove_reader(self._pidfd)
+        assert self._process is not None
+        # What it forked may go on in its group, and holds the socket open.
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        status = self._process.wait()
+        self._waiting = asyncio.create_task(self._bury(status))
+
+    async def _bury(self, status: int) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_LAST_WORDS_S):
+                await self._closed.wait()
+        if self._transport is not None:
+            self._transport.abort()
+        loop = asyncio.get_running_loop()
+        self._read_output()
+        loop.remove_reader(self._output)
+        os.close(self._output)
+        os.close(self._pidfd)
+        self.status = status
+        self._listener.died(self)
+        self.board.close()
+        self._told.set()
+
+
+def _pass_on(data: bytes) -> None:
+    """To this process's own standard error, as far as somebody reads it: whoever waits for a
+    terminal that was stopped lets leases lapse."""
+    ready = select.poll()
+    ready.register(2, select.POLLOUT)
+    for at in range(0, len(data), select.PIPE_BUF):
+        if not ready.poll(0):
+            return
+        with suppress(OSError):
+            os.write(2, data[at : at + select.PIPE_BUF])

@@ -1,0 +1,70 @@
+"""`--processes 0`: handlers run in the supervisor itself, spoken to as if they were a child.
+
+There is nothing to kill here. A handler that holds the interpreter holds up the renewals too, and
+one that blocks a thread past its timeout goes on: that is what child processes are for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from holdfast.worker.link import Link, Listener
+from holdfast.worker.runner import Runner
+from holdfast.worker.target import load_target
+from holdfast.worker.wire import ChildSetup, Down, Ready, TaskInfo, Up
+
+_LAST_WORDS_S = 1.0
+
+
+class LocalLink(Link):
+    """See `Link`; `kill` cancels what can be cancelled, at the worker's end alone."""
+
+    killable = False
+
+    def __init__(self, setup: ChildSetup, listener: Listener, solo: bool) -> None:
+        super().__init__(setup, listener, solo)
+        self._runner: Runner | None = None
+        self._burial: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """The application is imported here: what it raises ends the worker."""
+        assert self.setup.target is not None
+        handlers = load_target(self.setup.target).handlers
+        self._runner = Runner(self.setup, handlers, self.board, self._hear)
+        infos = (
+            TaskInfo(each.name, each.batch, each.isolated, each.is_async, each.queue)
+            for each in handlers.values()
+        )
+        self._hear([Ready(tuple(infos))])
+
+    def say(self, words: list[Down]) -> None:
+        if self._runner is not None:
+            asyncio.get_running_loop().call_soon(self._runner.take, words)
+
+    def kill(self) -> None:
+        if self._burial is None:
+            self._burial = asyncio.create_task(self._end())
+
+    async def dead(self) -> None:
+        self.kill()
+        assert self._burial is not None
+        await asyncio.shield(self._burial)
+
+    def _hear(self, words: list[Up]) -> None:
+        asyncio.get_running_loop().call_soon(self._listener.heard, self, words)
+
+    async def _end(self) -> None:
+        if self._runner is not None:
+            self._runner.stop()
+            await asyncio.sleep(0)
+        waited = 0.0
+        while self.board.running() and waited < _LAST_WORDS_S:
+            await asyncio.sleep(0.01)
+            waited += 0.01
+        self.status = 0
+        self._listener.died(self)
+
+
+def make_link(setup: ChildSetup, listener: Listener, solo: bool) -> Link:
+    """For a worker without child processes for Python: commands keep theirs."""
+    return (Link if setup.target is None else LocalLink)(setup, listener, solo)

@@ -1,0 +1,153 @@
+"""Processes as the kernel knows them: who is whose child, who must die with whom.
+
+A worker's processes are subreapers: what a command leaves behind becomes their child, and is
+found here. Linux alone; nothing here knows of jobs.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+from collections.abc import Collection, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+_PROC = Path("/proc")
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+
+
+def die_with_parent(parent: int, number: int = signal.SIGKILL) -> None:
+    """Ask the kernel for this signal when the thread that started this process ends.
+
+    Raises ProcessLookupError if the parent is gone already: then no signal would ever come.
+    """
+    _prctl(_PR_SET_PDEATHSIG, number)
+    if os.getppid() != parent:
+        raise ProcessLookupError(f"the parent process {parent} is gone")
+
+
+def become_subreaper() -> None:
+    """Orphans among the descendants become children of this process, not of the first one."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def children(pid: int) -> list[int]:
+    """The direct children, zombies too. One that starts or ends meanwhile may be missed, and all
+    are when this process has no descriptor left to look with: look again later."""
+    found: list[int] = []
+    with suppress(OSError):
+        # Without pathlib: this is asked after each command.
+        for task in os.listdir(f"/proc/{pid}/task"):  # noqa: PTH208
+            with suppress(OSError), open(f"/proc/{pid}/task/{task}/children", "rb", 0) as file:  # noqa: PTH123
+                found += map(int, file.read().split())
+    return found
+
+
+def descendants(pid: int) -> list[int]:
+    """Children, their children, and so on; parents before their children."""
+    found = children(pid)
+    for each in found:
+        found += [child for child in children(each) if child not in found]
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Stat:
+    state: str
+    parent: int
+    group: int
+    session: int
+
+
+def stat(pid: int) -> Stat | None:
+    """What the kernel says of a process; None if it is gone."""
+    try:
+        text = (_PROC / str(pid) / "stat").read_bytes()
+    except OSError:
+        return None
+    # The name stands in brackets and may itself contain any of them.
+    state, parent, group, session = text[text.rindex(b")") + 2 :].split(maxsplit=4)[:4]
+    return Stat(state.decode(), int(parent), int(group), int(session))
+
+
+def environment(pid: int) -> dict[bytes, bytes]:
+    """What the process was started with; empty if that cannot be read."""
+    try:
+        data = (_PROC / str(pid) / "environ").read_bytes()
+    except OSError:
+        return {}
+    pairs = (entry.partition(b"=") for entry in data.split(b"\0") if entry)
+    return {name: value for name, _, value in pairs}
+
+
+def marked(marker: dict[bytes, bytes]) -> Iterator[int]:
+    """Every process on the machine that was started with all of these in its environment."""
+    for entry in _PROC.iterdir():
+        if entry.name.isdigit() and int(entry.name) != os.getpid():
+            has = environment(int(entry.name))
+            if all(has.get(name) == value for name, value in marker.items()):
+                yield int(entry.name)
+
+
+def kill_marked(marker: dict[bytes, bytes]) -> int:
+    """Kill what bears this in its environment; how many there were."""
+    found = list(marked(marker))
+    for pid in found:
+        kill(pid)
+    return len(found)
+
+
+def kill(pid: int, number: int = signal.SIGKILL) -> None:
+    """To a process that may be gone."""
+    with suppress(ProcessLookupError, PermissionError):
+        os.kill(pid, number)
+
+
+def kill_group(group: int, number: int = signal.SIGKILL) -> None:
+    """To a process group that may be gone."""
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(group, number)
+
+
+def kill_descendants(pid: int) -> int:
+    """Kill all that this process started; how many there were."""
+    found = descendants(pid)
+    for each in found:
+        kill(each)
+    return len(found)
+
+
+def sweep_strangers(known: Collection[int]) -> int:
+    """Kill the orphans that this subreaper inherited, and what they started; bury the dead ones.
+
+    `known` are its own children, which are left alone. How many were still there: sweep again
+    until none are, because the children of the killed come to this process next.
+    """
+    living = 0
+    for pid in children(os.getpid()):
+        if pid in known:
+            continue
+        if bury(pid):
+            continue
+        living += 1
+        for each in (pid, *descendants(pid)):
+            kill(each)
+    return living
+
+
+def bury(pid: int) -> bool:
+    """Take a dead child's status, so that it is not kept; False while it lives."""
+    try:
+        return os.waitpid(pid, os.WNOHANG)[0] == pid
+    except ChildProcessError:
+        return True
+
+
+def _prctl(option: int, value: int) -> None:
+    library = ctypes.CDLL(None, use_errno=True)
+    if library.prctl(option, ctypes.c_ulong(value), 0, 0, 0) != 0:
+        error = ctypes.get_errno()
+        raise OSError(error, os.strerror(error))

@@ -1,0 +1,145 @@
+"""A worker's own entry in the registry: its stable name, its heartbeat, the orders to it.
+
+The name belongs to whoever wrote the record last, under a guard of its version; a worker that
+slept through its time finds the name taken and goes on under another.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+import socket
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from holdfast.core import limits
+from holdfast.core.model import Queue, Record
+from holdfast.core.workers import (
+    KIND,
+    ORDER_KIND,
+    UNHEALTHY_AGE_MS,
+    Order,
+    WorkerRecord,
+    worker_queue,
+)
+from holdfast.engines.base import Engine, Saved
+from holdfast.errors import UsageError
+from holdfast.worker.registry import decode, encode, load_all
+
+_FORGET_MS = limits.DAY_MS
+
+
+class Registration:
+    """`told` gives the facts for each heartbeat; the name is filled in here."""
+
+    def __init__(self, engine: Engine, told: Callable[[], WorkerRecord]) -> None:
+        self._engine = engine
+        self._told = told
+        self._version = 0
+        self.name = ""
+        self.before = ""
+        """The id of the start that had this name before, on this host."""
+
+    async def enter(self, wanted: str | None) -> str:
+        """Take the wanted name, or the first free one after this host's."""
+        host = re.sub(r"[^A-Za-z0-9_.-]", "-", socket.gethostname())[:60] or "worker"
+        names = [wanted] if wanted else (f"{host}-{number}" for number in itertools.count(1))
+        if wanted and not limits.QUEUE_NAME.fullmatch(worker_queue(wanted)):
+            raise UsageError(
+                f"{wanted[:80]!r} is no name for a worker: use at most 73 of A-Z a-z 0-9 _ . -"
+            )
+        for name in names:
+            known = await self._find(name)
+            if known is not None and not _is_gone(known):
+                if wanted:
+                    raise UsageError(
+                        f"a worker called {name} is running already; stop it first, or choose"
+                        " another name"
+                    )
+                continue
+            self.name, self._version = name, known.version if known else 0
+            self.before = _earlier_id(known)
+            if await self._save():
+                break
+        await self._own_queue()
+        return self.name
+
+    async def heartbeat(self) -> None:
+        """If the name was taken over, this worker goes on under another."""
+        if not await self._save():
+            await self.enter(None)
+
+    async def order(self) -> Order:
+        for record in await load_all(self._engine, ORDER_KIND):
+            if record.key == self.name:
+                return decode(record.value, Order) or Order()
+        return Order()
+
+    async def leave(self) -> None:
+        """A worker that ends well leaves nothing to be found dead."""
+        await self._engine.save(
+            [Record(kind=KIND, key=self.name, value=None, version=self._version)]
+        )
+
+    async def tidy(self) -> None:
+        """Entries of workers that have been gone for a day."""
+        old = [one for one in await load_all(self._engine, KIND) if one.age_ms > _FORGET_MS]
+        if old:
+            await self._engine.save([replace(one, value=None) for one in old[: limits.BATCH_MAX]])
+
+    async def _save(self) -> bool:
+        facts = encode(replace(self._told(), name=self.name))
+        record = Record(kind=KIND, key=self.name, value=facts, version=self._version)
+        if await self._engine.save([record]) == [Saved.SAVED]:
+            self._version += 1
+            return True
+        # An answer may have been lost on its way: then what is there is our own.
+        known = await self._find(self.name)
+        theirs = decode(known.value, WorkerRecord) if known else None
+        if known is None or theirs is None or theirs.id != self._told().id:
+            return False
+        self._version = known.version
+        return True
+
+    async def _find(self, name: str) -> Record | None:
+        return next((one for one in await load_all(self._engine, KIND) if one.key == name), None)
+
+    async def _own_queue(self) -> None:
+        own = worker_queue(self.name)
+        views = await self._engine.queues(counts=False)
+        if all(view.queue.name != own for view in views):
+            await self._engine.declare(Queue(name=own))
+
+
+def _earlier_id(record: Record | None) -> str:
+    known = decode(record.value, WorkerRecord) if record else None
+    return known.id if known is not None and known.host == socket.gethostname() else ""
+
+
+def _is_gone(record: Record) -> bool:
+    """By the age of its heartbeat, or, on this very host, because its process is not there."""
+    if record.age_ms > UNHEALTHY_AGE_MS:
+        return True
+    known = decode(record.value, WorkerRecord)
+    if known is None:
+        return True
+    if known.host != socket.gethostname():
+        return False
+    age_s = _process_age_s(known.pid)
+    # A number can be another's by now: in a container that starts again they all are.
+    began_at = time.time_ns() // 1_000_000 - round((age_s or 0) * 1000)
+    return age_s is None or began_at > known.started_at + limits.SECOND_MS
+
+
+def _process_age_s(pid: int) -> float | None:
+    """How long ago the process with this number was started; None if there is none."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_bytes()
+    except OSError:
+        return None
+    ticks = int(text[text.rindex(b")") + 2 :].split()[19])
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")

@@ -1,0 +1,330 @@
+"""One worker: start → work → drain → stop. It joins the parts and decides nothing about jobs.
+
+It owns the engine. Its children own nothing: killed at any instant, they leave only calls that
+the supervisor knows of; killed itself, it leaves leases that come back by themselves.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import random
+import socket
+import time
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from time import monotonic
+from typing import Any
+
+from msgspec.structs import replace
+
+from holdfast.core.model import Failure, Job, Lease, Note, Queue
+from holdfast.core.verdict import Complete, Release, Retry
+from holdfast.core.workers import TASKS_SHOWN, Order, WorkerRecord, health, worker_queue
+from holdfast.engines.base import Engine
+from holdfast.errors import ConfigError, EngineClosed, EngineError
+from holdfast.worker import processes
+from holdfast.worker.calls import COMMAND
+from holdfast.worker.crew import TICK_S, Crew
+from holdfast.worker.fortune import Fortune
+from holdfast.worker.hand import Hand, Held, Kind
+from holdfast.worker.intakes import Intakes
+from holdfast.worker.options import WorkerOptions
+from holdfast.worker.registration import Registration
+from holdfast.worker.renewer import Renewer
+from holdfast.worker.settler import Settler
+from holdfast.worker.verdicts import after_death, note_of, verdict_on
+from holdfast.worker.watch import STALL_MS, find_stall
+from holdfast.worker.wire import AskedCancel, AskedRetry, Ending, Raised, TaskInfo
+
+_log = logging.getLogger("holdfast.worker")
+
+_ORDERS_S = 1.0
+_QUEUES_S = 5.0
+_LAST_SETTLE_S = 10.0
+
+
+class Supervisor:
+    """`crew` makes the children, given who shall hear of them and how to find a queue."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        options: WorkerOptions,
+        id: str,
+        crew: Callable[[Supervisor, Callable[[str], Queue]], Crew],
+    ) -> None:
+        self.id = id
+        self.tell_ready: Callable[[str], None] = lambda _name: None
+        self._engine = engine
+        self._options = options
+        self._queues: dict[str, Queue] = {}
+        self._hand = Hand()
+        self._fortune = Fortune()
+        self._crew = crew(self, self._queue_of)
+        self._intakes = Intakes(engine, options, self._hand, self._crew, self._take)
+        self._registration = Registration(engine, self._facts)
+        self._renewer = Renewer(engine, self._hand, self._lose, self._cancel)
+        self._started_at = time.time_ns() // 1_000_000
+        self._order = Order()
+        self._blocked = ""
+        self._fatal: ConfigError | None = None
+        self._changed = asyncio.Event()
+        self._learned = asyncio.Event()
+        self._draining = asyncio.Event()
+        self._ending = asyncio.Event()
+        self._ends_at: float | None = None
+        self._settler: Settler
+
+    @property
+    def name(self) -> str:
+        return self._registration.name
+
+    async def run(self, stop: Callable[[Supervisor], None] | None = None) -> None:
+        """Until it has drained or been stopped. `stop` gets this, to ask for its end."""
+        name = await self._registration.enter(self._options.name)
+        if self._registration.before:
+            # What an earlier start of this worker may have left running on this host.
+            processes.kill_marked({b"HOLDFAST_WORKER_ID": self._registration.before.encode()})
+        await self._load_queues()
+        # Before anything is leased: it may have been cordoned in an earlier life.
+        await self._read_order()
+        self._settler = Settler(self._engine, self._hand, self._queue_of, self._left, name)
+        if stop is not None:
+            stop(self)
+        async with asyncio.TaskGroup() as group:
+            loops = [
+                group.create_task(loop)
+                for loop in (
+                    self._settler.run(),
+                    self._renewer.run(),
+                    self._tick(),
+                    self._every(_ORDERS_S, self._read_order),
+                    self._every(_QUEUES_S, self._load_queues, self._learned),
+                    self._every(self._options.heartbeat_ms / 1000, self._beat, self._changed),
+                )
+            ]
+            intake = group.create_task(self._intakes.run(), name="intake")
+            await self._crew.start(name)
+            await self._draining.wait()
+            intake.cancel()
+            await asyncio.wait([intake])
+            await self._finish()
+            for loop in loops:
+                loop.cancel()
+        with suppress(EngineError):
+            await self._registration.leave()
+        if self._fatal is not None:
+            raise self._fatal
+
+    def drain(self, *, for_ever: bool = False) -> None:
+        """Lease nothing more, finish what runs within the grace period, then end."""
+        if not for_ever:
+            self._ends_at = monotonic() + self._options.grace_ms / 1000
+        self._draining.set()
+
+    def stop(self) -> None:
+        """Release what runs, and end at once."""
+        self._draining.set()
+        self._ending.set()
+
+    def ended(self, held: Held, ending: Ending) -> None:
+        """A job came to this. Heard from the crew."""
+        if held.lost:
+            self._hand.drop(held)
+            self._left()
+            return
+        job = held.job
+        verdict = verdict_on(ending, self._queue_of(job.queue), job, random.random())
+        note = note_of(ending)
+        if note is not None:
+            held.add_note(note)
+        self._intakes.ended(held.kind)
+        if isinstance(verdict, Complete):
+            self._fortune.succeeded(job.task)
+        elif isinstance(ending, Raised | AskedRetry):
+            self._fortune.failed_at(job.task)
+        self._settler.judge(held, verdict, cancels=isinstance(ending, AskedCancel))
+
+    def crashed(self, held: Held, failure: Failure, *, alone: bool) -> None:
+        """A child died under this job."""
+        if held.lost:
+            self._hand.drop(held)
+            return
+        queue = self._queue_of(held.job.queue)
+        verdict = after_death(queue, held.job, failure, random.random(), alone=alone)
+        self._fortune.failed += 1
+        self._settler.judge(held, verdict)
+
+    def noted(self, held: Held, note: Note) -> None:
+        held.add_note(note)
+
+    def learned(self, tasks: dict[str, TaskInfo]) -> None:
+        self._intakes.learn(self.name, tasks)
+        self._learned.set()
+        self._changed.set()
+        if self._options.target is None or set(tasks) - {COMMAND}:
+            self.tell_ready(self.name)
+
+    def broken(self, failure: Failure) -> None:
+        """The application cannot be imported. One that never could is a mistake to be told; one
+        that could before is being changed, and is tried again."""
+        if self._options.target and set(self._crew.tasks) <= {COMMAND}:
+            self._fatal = ConfigError(
+                f"{self._options.target} cannot be imported: {failure.type}: {failure.message}"
+            )
+            self.stop()
+
+    def _take(self, leases: list[Lease]) -> None:
+        self._crew.give(self._hand.take(leases, monotonic(), self._kind_of))
+
+    def _kind_of(self, job: Job) -> Kind:
+        info = self._crew.tasks.get(job.task) or TaskInfo(job.task)
+        return self._crew.kind_of(info, alone=job.runs_alone)
+
+    def _left(self) -> None:
+        self._intakes.look()
+
+    def _lose(self, held: Held) -> None:
+        _log.warning("the lease on job %s is lost: its run is ended", held.job.id)
+        self._crew.cancel(held, lost=True)
+        if held.call == 0:
+            self._hand.drop(held)
+
+    def _cancel(self, held: Held) -> None:
+        if held.call:
+            self._crew.cancel(held)
+        elif self._crew.withdraw(held):
+            self._settler.judge(held, Retry(0))
+
+    def _queue_of(self, name: str) -> Queue:
+        """One that is not known yet is asked for soon; until then the defaults do."""
+        return self._queues.get(name) or Queue(name=name)
+
+    async def _finish(self) -> None:
+        """Drain for the grace period, then release the rest; verdicts get a while to be settled."""
+        for held in self._crew.close():
+            self._settler.judge(held, Release("the worker is stopping"))
+        self._changed.set()
+        while self._hand.unjudged_all and not self._ending.is_set():
+            if self._ends_at is not None and monotonic() >= self._ends_at:
+                break
+            with suppress(TimeoutError):
+                async with asyncio.timeout(0.05):
+                    await self._ending.wait()
+        await self._crew.stop("the worker stopped before it ended")
+        try:
+            async with asyncio.timeout(_LAST_SETTLE_S):
+                await self._settler.drain()
+        except TimeoutError:
+            _log.error("%d verdicts could not be settled and are lost", self._settler.backlog)
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(TICK_S)
+            self._intakes.measure()
+            self._crew.tick()
+            self._shed()
+            self._fortune.rest()
+            self._look_at_itself()
+
+    def _look_at_itself(self) -> None:
+        """How well it is, and so what it may lease."""
+        # Not by what blocks it: whoever leased nothing because of that would never be well.
+        state, _ = health(replace(self._facts(), blocked=""), 0)
+        closed = self._order.cordoned or self._draining.is_set()
+        self._intakes.set(closed=closed, health=state)
+
+    def _shed(self) -> None:
+        """Give back what was leased ahead when jobs ended faster. Not what must run alone: that
+        comes with the others, would come again at once, and has only so many releases."""
+        kinds: tuple[Kind, ...] = ("python", "command")
+        for kind in kinds:
+            most = 2 * self._intakes.ahead(kind) + self._crew.capacity_of(kind)
+            for held in self._crew.shed(kind, most):
+                self._settler.judge(held, Release("leased ahead by a worker now busy"))
+
+    async def _beat(self) -> None:
+        self._blocked = await self._find_stall()
+        await self._registration.heartbeat()
+        if self._crew.tasks:
+            # Under another name, if somebody had to take this one.
+            self._intakes.learn(self.name, self._crew.tasks)
+        if random.random() < 0.05:
+            await self._registration.tidy()
+
+    async def _find_stall(self) -> str:
+        if self._crew.broken is not None:
+            return f"its application cannot be started: {self._crew.broken.message}"
+        if self._intakes.idle_s() * 1000 < STALL_MS:
+            return ""
+        queues = {worker_queue(self.name), *self._intakes.queues(self._crew.tasks)}
+        return await find_stall(self._engine, queues, self._crew.tasks)
+
+    async def _read_order(self) -> None:
+        before, self._order = self._order, await self._registration.order()
+        if self._order.ending and self._order.ending_id == self.id:
+            _log.info("asked to %s by %s", self._order.ending, self._order.by or "somebody")
+            if self._order.ending == "drain":
+                self.drain(for_ever=True)
+            else:
+                self.stop()
+        if self._order.renew != before.renew:
+            self._renewer.at_once()
+        if self._order.cordoned != before.cordoned:
+            self._changed.set()
+        self._look_at_itself()
+
+    async def _load_queues(self) -> None:
+        """Those that its tasks name are made, so that their jobs and follow-ups have a place."""
+        views = await self._engine.queues(counts=False)
+        self._queues = {view.queue.name: view.queue for view in views}
+        named = {info.queue for info in self._crew.tasks.values()} | {*self._options.queues}
+        for name in sorted(named - set(self._queues)):
+            self._queues[name] = Queue(name=name)
+            await self._engine.declare(self._queues[name])
+
+    def _facts(self) -> WorkerRecord:
+        running = self._crew.running()
+        return WorkerRecord(
+            name=self._registration.name,
+            id=self.id,
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            started_at=self._started_at,
+            version=self._options.version,
+            queues=self._intakes.queues(self._crew.tasks),
+            tasks=tuple(sorted(self._crew.tasks)[:TASKS_SHOWN]),
+            labels=self._options.labels,
+            capacity=self._crew.capacity,
+            running=running,
+            prefetched=max(0, self._hand.unjudged_all - running),
+            done=self._fortune.done,
+            failed=self._fortune.failed,
+            consecutive_failures=self._fortune.consecutive_failures,
+            failure_rate=round(self._fortune.failure_rate, 3),
+            blocked=self._blocked,
+            cordoned=self._order.cordoned,
+            stopping=self._draining.is_set(),
+        )
+
+    async def _every(
+        self,
+        seconds: float,
+        act: Callable[[], Coroutine[Any, Any, None]],
+        sooner: asyncio.Event | None = None,
+    ) -> None:
+        """Again and again; an engine out of reach is tried again at the next turn."""
+        sooner = sooner or asyncio.Event()
+        while True:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(seconds):
+                    await sooner.wait()
+            sooner.clear()
+            try:
+                await act()
+            except EngineClosed:
+                raise
+            except EngineError as error:
+                _log.warning("%s", error)

@@ -1,0 +1,51 @@
+"""The words of this program, for a shell."""
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.cli.program import Cli, run_program
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_a_script_names_every_command(cli: Cli, shell: str) -> None:
+    ran = cli("completion", shell)
+    assert ran.code == 0
+    for word in ("enqueue", "queue", "max-attempts", "config"):
+        assert word in ran.out
+    assert f"holdfast completion {shell} > " in ran.err
+    if path := shutil.which(shell):
+        checked = subprocess.run([path, "-n"], input=ran.out, text=True, check=False)
+        assert checked.returncode == 0
+
+
+def test_a_script_as_json(cli: Cli) -> None:
+    view = cli("completion", "fish", "--json").json
+    assert (view["shell"], view["program"]) == ("fish", "holdfast")
+    assert "enqueue" in view["script"]
+
+
+def test_a_shell_that_is_not_known(cli: Cli) -> None:
+    assert cli("completion", "csh").code == 2
+
+
+ASK = """
+source ./script
+COMP_WORDS=({words} "") COMP_CWORD={at}
+COMP_LINE="{words} " COMP_POINT=${{#COMP_LINE}}
+$(complete -p {program} | sed 's/.*-F \\([^ ]*\\).*/\\1/')
+printf '%s\\n' "${{COMPREPLY[@]}}"
+"""
+
+
+@pytest.mark.parametrize("program", ["holdfast", "queuectl"])
+def test_bash_completes(program: str, tmp_path: Path) -> None:
+    script = run_program(tmp_path, "completion", "bash", name=program).out
+    (tmp_path / "script").write_text(script)
+    asked = ASK.format(words=f"{program} queue", at=2, program=program)
+    ran = subprocess.run(
+        ["bash", "-c", asked], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert {"create", "list"} <= set(ran.stdout.split()), ran

@@ -1,0 +1,139 @@
+"""`dlq …`: dead letters are seen, put back to work, let go and written out."""
+
+import json
+import stat
+from pathlib import Path
+
+import pytest
+
+from holdfast.core.model import Reason
+from tests.cli import making
+from tests.cli.program import Cli
+
+
+@pytest.fixture
+def letters(cli: Cli) -> Cli:
+    """Three dead letters among others."""
+    cli("queue", "create", "mail")
+    making.dead("a", Reason.ATTEMPTS, "no route", task="send", queue="mail", tenant="acme")
+    making.dead("b", Reason.CRASHED, "killed by SIGSEGV")
+    making.dead("c", Reason.EXPLICIT, "useless")
+    making.done("done")
+    making.enqueue("wait")
+    return cli
+
+
+def dead(cli: Cli, *flags: str) -> str:
+    return "".join(job["id"] for job in cli("dlq", "list", *flags, "--json").json)
+
+
+def test_list_shows_what_went_wrong(letters: Cli) -> None:
+    text = letters("dlq", "list").out
+    for part in ("no route", "killed by SIGSEGV", "crashed", "explicit"):
+        assert part in text
+    assert "done" not in text
+    listed = letters("dlq", "list", "--json").json
+    assert [job["error"] for job in listed] == ["useless", "killed by SIGSEGV", "no route"]
+    assert listed[0] == letters("job", "show", "c", "--json").json
+    assert "--after" in letters("dlq", "list", "--limit", "1").err
+
+
+def test_show_is_for_dead_letters(letters: Cli) -> None:
+    assert letters("dlq", "show", "a", "--json").json["reason"] == "attempts"
+    ran = letters("dlq", "show", "wait")
+    assert ran.code == 3
+    assert "is waiting, no dead letter" in ran.err
+
+
+@pytest.mark.parametrize(
+    ("flags", "meant"),
+    [
+        (["--queue", "mail"], "a"),
+        (["--task", "send"], "a"),
+        (["--tenant", "acme"], "a"),
+        (["--reason", "crashed"], "b"),
+        (["--since", "1h"], "abc"),
+        (["--since", "2999-01-01T00:00Z"], ""),
+        (["--search", "acme"], "a"),
+        (["--all"], "abc"),
+        (["a", "c"], "ac"),
+    ],
+)
+@pytest.mark.parametrize("verb", ["retry", "purge"])
+def test_one_some_or_all(letters: Cli, verb: str, flags: list[str], meant: str) -> None:
+    dry = letters("dlq", verb, *flags, "--dry-run", "--json").json
+    assert dry["found"] == len(meant)
+    assert dead(letters) == "cba", "a dry run changes nothing"
+    yes = ["--yes"] if verb == "purge" else []
+    ran = letters("dlq", verb, *flags, *yes)
+    assert ran.code == 0
+    assert dead(letters) == "".join(sorted(set("abc") - set(meant), reverse=True))
+    left = {job["id"]: job["state"] for job in letters("list", "--json").json}
+    assert left["done"] == "done"
+    assert {left.get(id_) for id_ in meant} <= ({"waiting"} if verb == "retry" else {None})
+
+
+def test_a_purge_asks_first(letters: Cli) -> None:
+    ran = letters("dlq", "purge", "--all")
+    assert (ran.code, ran.out) == (2, "")
+    assert "Purge 3 jobs?" in ran.err
+    assert dead(letters) == "cba"
+
+
+def test_many_are_done_in_batches(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("holdfast.cli.bulk.batches.__defaults__", (2,))
+    for number in range(5):
+        making.dead(f"j{number}")
+    assert cli("dlq", "retry", "--all", "--json").json == {"found": 5, "more": False, "retried": 5}
+    assert cli("dlq", "retry", "--all").out == "retried 0\n"
+
+
+def test_a_count_ends_somewhere(letters: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("holdfast.core.limits.SCAN_MAX", 3)
+    assert letters("dlq", "retry", "--all", "--dry-run").out == "would retry at least 3 jobs\n"
+
+
+def test_a_retry_may_be_delayed(letters: Cli) -> None:
+    assert letters("dlq", "retry", "--all", "--delay", "1h").out == "retried 3\n"
+    assert letters("status", "--json").json["queues"][0]["delayed"] == 2
+
+
+def test_export_writes_a_line_of_json_each(letters: Cli, tmp_path: Path) -> None:
+    lines = [json.loads(line) for line in letters("dlq", "export").out.splitlines()]
+    assert lines == letters("dlq", "list", "--json").json
+    ran = letters("dlq", "export", "dead.jsonl", "--queue", "mail", "--json")
+    assert ran.json == {"file": "dead.jsonl", "exported": 1}
+    file = tmp_path / "dead.jsonl"
+    assert [json.loads(line)["id"] for line in file.read_text().splitlines()] == ["a"]
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    again = letters("dlq", "export", "dead.jsonl")
+    assert again.code == 2
+    assert "exists" in again.err
+
+
+@pytest.mark.parametrize(
+    ("line", "code", "says"),
+    [
+        (["retry"], 2, "say which"),
+        (["purge"], 2, "say which"),
+        (["purge", "--yes"], 2, "say which"),
+        (["retry", "--all", "--queue", "mail"], 2, "only one"),
+        (["retry", "a", "--all"], 2, "only one"),
+        (["retry", "no"], 3, "no job has the id no"),
+        (["retry", "--all", "--delay", "x"], 2, "delay 'x'"),
+        (["show", "no"], 3, "'no'"),
+        (["export", "/nowhere/x"], 2, "/nowhere/x cannot be written"),
+        (["list", "--reason", "bored"], 2, "bored"),
+    ],
+)
+def test_an_error_changes_nothing(letters: Cli, line: list[str], code: int, says: str) -> None:
+    ran = letters("dlq", *line)
+    assert (ran.code, ran.out, ran.err.count("\n")) == (code, "", 1)
+    assert says in ran.err
+    assert dead(letters) == "cba"
+
+
+def test_only_dead_letters_are_retried_by_name(letters: Cli) -> None:
+    ran = letters("dlq", "retry", "done", "a")
+    assert (ran.code, ran.out) == (1, "a retried\n")
+    assert "done was not retried: it is done, and must be dead" in ran.err

@@ -1,0 +1,148 @@
+"""`doctor`: each thing that could be wrong is found, told with what helps, and counted."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast import checkup
+from holdfast.app import Holdfast
+from holdfast.core.model import NewJob, Queue
+from holdfast.engines.base import Engine, Examination
+from holdfast.engines.memory import MemoryEngine
+from holdfast.testing.clock import ManualClock
+from holdfast.upkeep import Schedule, wall_ms
+from tests.cli import making
+from tests.cli.program import Cli, run_program
+
+
+def levels(findings: list[dict[str, Any]]) -> dict[str, set[str]]:
+    told: dict[str, set[str]] = {}
+    for finding in findings:
+        told.setdefault(finding["name"], set()).add(finding["level"])
+    return told
+
+
+def test_all_is_well(cli: Cli) -> None:
+    making.enqueue()
+    making.worker("w")
+    told = cli("doctor", "--deep", "--json").json
+    assert told["ok"] is True
+    names = ["python", "store", "disk", "integrity", "clock", "upkeep", "worker", "queue"]
+    assert levels(told["findings"]) == {name: {"ok"} for name in names}
+    text = cli("doctor").out
+    assert "SQLite 3." in text
+    assert "integrity" not in text
+
+
+def test_what_is_not_well_has_a_remedy_and_warnings_are_no_failure(cli: Cli) -> None:
+    cli("queue", "create", "mail", "--max-depth", "1")
+    cli("queue", "create", "old", "--no-accepting")
+    making.enqueue(queue="mail")
+    cli("queue", "pause", "mail")
+    making.worker("w", blocked="it has room and leases nothing")
+    ran = cli("doctor")
+    assert ran.code == 0
+    for part in (
+        "worker w is unhealthy: it has room and leases nothing",
+        "no worker serves it",
+        "start a worker for it: holdfast worker start --queues mail",
+        "which is paused",
+        "queue old accepts no new job",
+        "queue mail is full: 1 of 1",
+    ):
+        assert part in ran.out
+    told = cli("doctor", "--json").json
+    assert all(finding["remedy"] for finding in told["findings"] if finding["level"] != "ok")
+
+
+def test_a_store_that_does_not_open_is_a_finding(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "holdfast.db").write_bytes(b"no database" * 1000)
+    ran = cli("doctor")
+    assert ran.code == 1
+    assert ran.out.startswith("fail  store")
+    assert (ran.out.count("\n"), ran.err) == (1, "")
+
+
+def test_damage_is_found_by_a_deep_look(tmp_path: Path) -> None:
+    assert run_program(tmp_path, "enqueue", "--task", "t", "--id", "the-job-to-find").code == 0
+    assert run_program(tmp_path, "doctor", "--deep").code == 0
+    file = tmp_path / "holdfast.db"
+    # It is in the table and in an index; only one of them is changed.
+    assert file.read_bytes().count(b"the-job-to-find") == 2
+    file.write_bytes(file.read_bytes().replace(b"the-job-to-find", b"the-job-to-hide", 1))
+    assert run_program(tmp_path, "doctor").code == 0
+    ran = run_program(tmp_path, "doctor", "--deep")
+    assert ran.code == 1, ran
+    assert "fail  integrity" in ran.out
+    assert "restore a backup" in ran.out
+
+
+async def found(engine: Engine, name: str) -> list[checkup.Finding]:
+    return [finding for finding in await checkup.check(engine) if finding.name == name]
+
+
+async def test_what_upkeep_left_undone() -> None:
+    clock = ManualClock(wall_ms())
+    engine = MemoryEngine(clock=clock)
+    async with Holdfast(engine=engine) as app:
+        await app.enqueue("t", id="a")
+        await app.lease(lease="1s", worker="w")
+        await app.enqueue("t", id="b", expires="1s")
+        clock.advance(1_000 + checkup.LATE_MS_MAX)
+        assert [each.level for each in await found(engine, "upkeep")] == ["ok"], "only just late"
+        clock.advance(1)
+        lapsed, expired = await found(engine, "upkeep")
+        assert "the lease of job a lapsed" in lapsed.text
+        assert "job b expired" in expired.text
+        assert {each.level for each in (lapsed, expired)} == {"fail"}
+        assert lapsed.command == "up"
+
+
+async def test_a_schedule_that_nobody_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = MemoryEngine()
+    async with Holdfast(engine=engine) as app:
+        job = NewJob(id="j", task="t")
+        await app.schedules.add(Schedule(name="s", job=job, every_ms=1_000))
+        await app.schedules.add(Schedule(name="off", job=job, every_ms=1_000))
+        await app.schedules.pause("off")
+        assert [each.level for each in await found(engine, "upkeep")] == ["ok"]
+        monkeypatch.setattr(checkup, "wall_ms", lambda: wall_ms() + 200_000)
+        [late] = await found(engine, "upkeep")
+        assert "schedule s did not tick" in late.text
+
+
+@pytest.mark.parametrize("apart_ms", [60_000, -60_000])
+async def test_clocks_that_are_apart(apart_ms: int) -> None:
+    engine = MemoryEngine(clock=ManualClock(wall_ms() + apart_ms))
+    async with Holdfast(engine=engine):
+        [clock] = await found(engine, "clock")
+        assert clock.level == "warn"
+        assert clock.text.endswith(" s apart")
+
+
+async def test_a_dead_queue_that_is_gone() -> None:
+    engine = MemoryEngine()
+    async with Holdfast(engine=engine):
+        await engine.declare(Queue(name="grave"))
+        await engine.declare(Queue(name="mail", dead_queue="grave"))
+        await engine.drop("grave")
+        [missing] = await found(engine, "queue")
+        assert missing.text == "the dead queue grave of queue mail does not exist"
+        assert missing.command == "queue create grave"
+
+
+async def test_a_store_that_is_short_of_room_and_in_trouble(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    engine = MemoryEngine()
+
+    async def examine(*, deep: bool) -> Examination:
+        return Examination(now=wall_ms(), free_bytes=10, trouble=("it creaks: oil it",))
+
+    monkeypatch.setattr(engine, "examine", examine)
+    async with Holdfast(engine=engine):
+        _, creaks = await found(engine, "store")
+        assert (creaks.level, creaks.text, creaks.remedy) == ("warn", "it creaks", "oil it")
+        [disk] = await found(engine, "disk")
+        assert disk.level == "warn"

@@ -1,0 +1,272 @@
+"""`list`, `job list`, `job show`, `job explain`, `job timeline` and `job logs`."""
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from holdfast.cli.logs import grown
+from holdfast.core.model import Failure, JobFilter
+from holdfast.core.verdict import Complete, Expedite, Retry
+from tests.cli import making
+from tests.cli.program import Cli, command, environment, run_program
+
+FIELDS = """id queue task state attempts max_attempts priority created_at due_at finished_at
+    worker result error reason exit_code output duration_ms failures""".split()
+HOSTILE = "\x1b[31m\x07\r\x9b2J\u202e\u2028[bold]red[/bold]"
+
+
+def test_every_state_is_shown_with_the_fields_that_scripts_rely_on(cli: Cli) -> None:
+    making.done("done", {"exit_code": 0, "duration_ms": 5}, b"hello\n", task="command")
+    making.dead("dead")
+    making.enqueue("gone")
+    assert cli("job", "cancel", "gone").code == 0
+    making.enqueue("run")
+    making.lease()
+    making.enqueue("wait", priority=3)
+    shown = {each: cli("--json", "job", "show", each).json for each in STATES}
+    for id_, state in STATES.items():
+        assert set(FIELDS) <= set(shown[id_])
+        assert (shown[id_]["id"], shown[id_]["state"]) == (id_, state)
+    done = shown["done"]
+    assert (done["exit_code"], done["output"], done["attempts"]) == (0, "hello\n", 1)
+    assert done["result"] == {"exit_code": 0, "duration_ms": 5}
+    assert done["duration_ms"] >= 0
+    dead = shown["dead"]
+    assert (dead["exit_code"], dead["error"], dead["reason"]) == (3, "boom", "attempts")
+    [failure] = dead["failures"]
+    assert (failure["type"], failure["worker"], failure["attempt"]) == ("ValueError", "w", 1)
+    assert (shown["wait"]["finished_at"], shown["wait"]["priority"]) == (None, 3)
+    assert shown["run"]["worker"] == "w"
+    listed = cli("--json", "list").json
+    assert {job["id"]: job for job in listed} == shown
+    assert [job["id"] for job in listed] == ["wait", "run", "gone", "dead", "done"]
+
+
+STATES = {"done": "done", "dead": "dead", "gone": "cancelled", "run": "leased", "wait": "waiting"}
+
+
+def test_the_error_of_a_job_is_of_its_last_run(cli: Cli) -> None:
+    making.retried("j", delay_ms=0, text="no route")
+    assert cli("job", "show", "j", "--json").json["error"] == "no route"
+    making.settle(making.lease(), Complete())
+    shown = cli("job", "show", "j", "--json").json
+    assert (shown["state"], shown["error"], shown["exit_code"]) == ("done", None, None)
+    assert [failure["error"] for failure in shown["failures"]] == ["no route"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "ids"),
+    [
+        ([], "edcba"),
+        (["--state", "dead"], "b"),
+        (["--state", "dead", "--state", "waiting"], "edcb"),
+        (["--queue", "mail"], "c"),
+        (["--task", "send"], "d"),
+        (["--tenant", "acme"], "e"),
+        (["--search", "acm"], "e"),
+        (["--since", "1h"], "edcba"),
+        (["--since", "2999-01-01T00:00Z"], ""),
+        (["--before", "2020-01-01T00:00:00+01:00"], ""),
+        (["--worker", "w"], "ba"),
+        (["--reason", "attempts"], "b"),
+        (["--label", "a=1"], "e"),
+        (["--label", "a=2"], ""),
+        (["--state", "waiting", "--queue", "default", "--task", "t"], "e"),
+    ],
+)
+def test_lists_can_be_narrowed(cli: Cli, flags: list[str], ids: str) -> None:
+    cli("queue", "create", "mail")
+    making.done("a")
+    making.dead("b")
+    making.enqueue("c", queue="mail")
+    making.enqueue("d", task="send")
+    making.enqueue("e", tenant="acme", labels={"a": "1"})
+    assert [job["id"] for job in cli("job", "list", *flags, "--json").json] == list(ids)
+    table = cli("list", *flags).out.splitlines()[1:]
+    assert [line.split()[0] for line in table] == list(ids)
+
+
+def test_a_long_list_is_read_in_parts(cli: Cli) -> None:
+    for id_ in "abcde":
+        making.enqueue(id_)
+    ran = cli("list", "--limit", "2")
+    assert [line.split()[0] for line in ran.out.splitlines()[1:]] == ["e", "d"]
+    after = ran.err.strip().partition("--after ")[2]
+    rest = cli("list", "--limit", "9", "--after", after, "--json").json
+    assert [job["id"] for job in rest] == ["c", "b", "a"]
+
+
+def test_the_list_says_what_a_command_runs_and_when_a_job_is_due(cli: Cli) -> None:
+    cli("enqueue", "--delay", "1h", "--", "echo", "a b")
+    line = cli("list").out.splitlines()[1]
+    assert "echo 'a b'" in line
+    assert "due in 59m" in line
+
+
+def test_a_job_for_people(cli: Cli) -> None:
+    making.retried("j", text="no route")
+    expedite = Expedite()
+    making.with_app(lambda app: app.amend(JobFilter(ids=("j",)), expedite))
+    making.note(making.lease(), b"one\ntwo")
+    text = cli("job", "show", "j").out
+    for part in ("id            j", "attempts      2", "retried (attempt 1) by w no route", "one"):
+        assert part in text
+    lines = cli("job", "timeline", "j").out.splitlines()
+    assert [line.split()[1] for line in lines] == ["enqueued", "retried", "expedited", "leased"]
+    events = cli("job", "timeline", "j", "--json").json
+    assert [event["event"] for event in events] == ["enqueued", "retried", "expedited", "leased"]
+    assert events[1]["error"] == "no route"
+
+
+def test_no_control_byte_of_a_job_reaches_the_terminal(cli: Cli) -> None:
+    making.enqueue("e", payload={HOSTILE: HOSTILE}, tenant="x\u202e")
+    taken = making.lease(worker="w\u202e")
+    making.note(taken, HOSTILE.encode())
+    making.settle(taken, Retry(60_000, Failure(message=HOSTILE)))
+    lines = [
+        ["job", "show", "e"],
+        ["job", "timeline", "e"],
+        ["job", "explain", "e"],
+        ["job", "logs", "e"],
+        ["list"],
+        ["job", "show", HOSTILE],
+        ["job", "cancel", HOSTILE],
+        ["queue", "show", HOSTILE],
+    ]
+    for line in lines + [[*line, "--json"] for line in lines]:
+        ran = cli(*line)
+        assert ran.out or ran.err
+        for char in (ran.out + ran.err).replace("\n", ""):
+            assert char.isprintable(), (line, char)
+
+
+def test_explain_tells_all_causes_and_what_helps(cli: Cli) -> None:
+    making.retried("j", text="no route")
+    making.enqueue("k")
+    cli("queue", "pause", "default", "--text", "moving house")
+    told = cli("job", "explain", "j", "--json").json
+    assert told["state"] == "waiting"
+    assert [reason["code"] for reason in told["reasons"]] == [
+        "retry_backoff",
+        "queue_paused",
+        "queue_unserved",
+        "jobs_ahead",
+    ]
+    text = cli("job", "explain", "j").out
+    assert "attempt 1 of 4 failed (no route)" in text
+    assert ": moving house [" in text
+    assert "holdfast queue resume default" in text
+    cli("queue", "resume", "default")
+    making.worker("w")
+    assert [reason["code"] for reason in cli("job", "explain", "k", "--json").json["reasons"]] == [
+        "ready"
+    ]
+
+
+def test_explain_counts_what_is_leased_first(cli: Cli) -> None:
+    making.worker("w")
+    making.enqueue("low", priority=-1)
+    making.enqueue("early")
+    making.enqueue("j")
+    making.enqueue("late")
+    making.enqueue("high", priority=9)
+    [reason] = cli("job", "explain", "j", "--json").json["reasons"]
+    assert reason["text"].startswith("2 waiting jobs")
+    [reason] = cli("job", "explain", "high", "--json").json["reasons"]
+    assert reason["code"] == "ready"
+
+
+def test_explain_looks_at_no_more_than_it_must(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("holdfast.explaining._PAGE", 2)
+    monkeypatch.setattr("holdfast.explaining._PAGES_MAX", 2)
+    making.worker("w")
+    for number in range(7):
+        making.enqueue(f"j{number}")
+    [reason] = cli("job", "explain", "j6", "--json").json["reasons"]
+    assert reason["text"].startswith("at least 3 waiting jobs")
+
+
+def test_logs(cli: Cli) -> None:
+    making.enqueue("j")
+    assert cli("job", "logs", "j").err == "j has printed nothing\n"
+    making.note(making.lease(), b"one\ntwo")
+    assert cli("job", "logs", "j") == (0, "one\ntwo\n", "")
+    assert cli("job", "logs", "j", "--json").json == {
+        "id": "j",
+        "state": "leased",
+        "output": "one\ntwo",
+    }
+
+
+def test_logs_are_followed_until_the_job_ends(cli: Cli, tmp_path: Path) -> None:
+    making.enqueue("j")
+    taken = making.lease()
+    making.note(taken, "é".encode()[:1])
+    with subprocess.Popen(
+        command("job", "logs", "-f", "j"),
+        cwd=tmp_path,
+        env=environment(PYTHONUNBUFFERED="1"),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        making.note(taken, "é one\n".encode())
+        assert process.stdout.readline() == "é one\n"
+        making.note(taken, "é one\ntwo\n".encode())
+        assert process.stdout.readline() == "two\n"
+        making.settle(taken, Complete())
+        assert (process.stdout.read(), process.stderr.read()) == ("", "j is done\n")
+    assert process.returncode == 0
+    ran = cli("--json", "job", "logs", "j", "--follow")
+    assert [json.loads(line) for line in ran.out.splitlines()] == [
+        {"output": "é one\ntwo\n"},
+        {"id": "j", "state": "done"},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("seen", "output", "fresh"),
+    [
+        (b"", b"ab", b"ab"),
+        (b"ab", b"ab", b""),
+        (b"ab", b"abc", b"c"),
+        (b"ab", b"x", b"x"),
+        (b"a" + b"x" * 300, b"head" + b"x" * 300 + b"new", b"new"),
+        (b"y" * 300, b"head" + b"x" * 300, b"head" + b"x" * 300),
+    ],
+)
+def test_only_what_is_new_is_printed(seen: bytes, output: bytes, fresh: bytes) -> None:
+    assert grown(seen, output) == fresh
+
+
+@pytest.mark.parametrize(
+    ("line", "code", "says"),
+    [
+        (["job", "show", "no"], 3, "no job has the id 'no'"),
+        (["job", "explain", "no"], 3, "'no'"),
+        (["job", "timeline", "no"], 3, "'no'"),
+        (["job", "logs", "no", "-f"], 3, "'no'"),
+        (["list", "--state", "sleeping"], 2, "sleeping"),
+        (["list", "--since", "soon"], 2, "since 'soon'"),
+        (["list", "--since", "2026-01-01"], 2, "no time zone"),
+        (["list", "--since", "2026-1-x"], 2, "is no time"),
+        (["list", "--label", "a"], 2, "label 'a' is not name=value"),
+        (["list", "--limit", "0"], 2, "limit"),
+        (["list", "--reason", "nothing"], 2, "reason"),
+    ],
+)
+def test_an_error_names_the_value(cli: Cli, line: list[str], code: int, says: str) -> None:
+    ran = cli(*line)
+    assert (ran.code, ran.out, ran.err.count("\n")) == (code, "", 1)
+    assert says in ran.err
+
+
+def test_as_a_program(tmp_path: Path) -> None:
+    assert run_program(tmp_path, "enqueue", '{"id":"j1","command":"sleep 2"}').code == 0
+    shown = run_program(tmp_path, "--json", "job", "show", "j1", name="queuectl").json
+    assert (shown["id"], shown["task"], shown["state"]) == ("j1", "command", "waiting")
+    assert run_program(tmp_path, "job", "show", "j2").code == 3

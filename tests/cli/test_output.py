@@ -1,0 +1,111 @@
+"""What reaches the terminal, and what is asked there."""
+
+import io
+import logging
+import os
+import pty
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from holdfast.cli import guards, running
+from holdfast.cli.exits import Declined
+from holdfast.cli.output import print_table, show_age
+from holdfast.core.text import printable
+from holdfast.errors import UsageError
+from holdfast.logs import PrintableFormatter
+from tests.cli.program import command, environment
+
+HOSTILE = "\x1b[31m\x07\r\x9b2J\u202e\u2028\x00[bold]red[/bold]"
+
+
+def test_what_is_not_seen_is_written_out() -> None:
+    assert printable("a\x1b[0m\nb\tc\r\ud800é漢") == "a\\x1b[0m\nb\tc\\r\\ud800é漢"
+    assert printable("a\nb", one_line=True) == "a\\nb"
+
+
+def test_log_lines_are_printable_too() -> None:
+    record = logging.LogRecord("holdfast", logging.WARNING, "", 0, "odd %s", (HOSTILE,), None)
+    assert all(char.isprintable() for char in PrintableFormatter("%(message)s").format(record))
+
+
+def test_a_table_keeps_hostile_text_and_wide_rows(capsys: pytest.CaptureFixture[str]) -> None:
+    print_table(("id", "n"), [("x" * 300, 5), (HOSTILE, 70)])
+    out = capsys.readouterr().out
+    assert "x" * 300 in out, "not folded where no terminal bounds it"
+    assert "[bold]red[/bold]" in out
+    assert all(char.isprintable() for char in out.replace("\n", ""))
+
+
+@pytest.mark.parametrize(
+    ("ms", "text"),
+    [
+        (None, ""),
+        (-5, "0ms"),
+        (840, "840ms"),
+        (12_500, "12.5s"),
+        (200_000, "3m 20s"),
+        (18_420_000, "5h 7m"),
+        (12 * 86_400_000 + 3 * 3_600_000, "12d 3h"),
+    ],
+)
+def test_ages(ms: int | None, text: str) -> None:
+    assert show_age(ms) == text
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("answer", ["y\n", "YES\n"])
+def test_a_person_who_is_sure(
+    answer: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.stdin", Terminal(answer))
+    guards.sure("Delete \x1b all?", yes=False)
+    assert capsys.readouterr() == ("", "Delete \\x1b all? [y/N] ")
+
+
+@pytest.mark.parametrize("answer", ["n\n", "\n", "", "yesterday\n"])
+def test_a_person_who_is_not(answer: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", Terminal(answer))
+    with pytest.raises(Declined):
+        guards.sure("Delete all?", yes=False)
+
+
+def test_nobody_is_asked_where_nobody_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO("y\n"))
+    with pytest.raises(UsageError, match="--yes"):
+        guards.sure("Delete all?", yes=False)
+    guards.sure("Delete all?", yes=True)
+
+
+def test_no_bar_without_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    with running.progress("counting", 3) as advance:
+        advance(3)
+    assert capsys.readouterr() == ("", "")
+
+
+def test_a_bar_at_a_terminal_and_only_the_answer_on_stdout(tmp_path: Path) -> None:
+    main, terminal = pty.openpty()
+    with subprocess.Popen(
+        command("enqueue", "-"),
+        cwd=tmp_path,
+        env=environment(TERM="xterm", COLUMNS="80"),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=terminal,
+    ) as process:
+        os.close(terminal)
+        out, _ = process.communicate(b'{"task": "t"}\n' * 3000)
+    seen = b""
+    try:
+        while part := os.read(main, 65536):
+            seen += part
+    except OSError:
+        pass  # The other end is closed, which is how a terminal ends.
+    os.close(main)
+    assert out.startswith(b"3,000 jobs enqueued")
+    assert b"enqueuing" in seen

@@ -1,0 +1,298 @@
+"""What all commands share: where flags stand, their variables, help, names, errors, codes."""
+
+import os
+import re
+import subprocess
+import sys
+import typing
+from collections.abc import Iterator
+from pathlib import Path
+from types import UnionType
+from typing import Any
+
+import pytest
+from cyclopts import App, Argument
+
+from holdfast import __version__
+from holdfast.cli import exits, pages, root
+from holdfast.cli.exits import Exit
+from holdfast.cli.pages import page
+from holdfast.cli.variables import EVERYWHERE, variable
+from holdfast.errors import BY_CODE, EngineUnavailable, InvalidJob, UnknownQueue
+from tests.cli.program import Cli, command, environment, run_program
+
+DOCS = Path(__file__).parents[2] / "docs" / "cli.md"
+
+
+def test_the_kept_pages_are_what_the_parser_prints(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HOLDFAST_URL", raising=False)
+    printed = root.helps()
+    assert len(printed) == 1 + len(root.GROUPS) + len(root.COMMANDS)
+    names = {"-".join(["holdfast", *words]): text for words, text in printed.items()}
+    kept = {path.stem: path.read_text() for path in pages.FOLDER.glob("*.txt")}
+    assert kept == names, "python -c 'from holdfast.cli import pages; pages.write()'"
+
+
+def test_no_help_loads_the_parser() -> None:
+    commands = [words.split() for words, _, _ in root.COMMANDS]
+    lines = [[], *([group] for group in root.GROUPS), *commands]
+    code = (
+        f"import sys; from holdfast.cli import run; [run([*line, '--help']) for line in {lines}];"
+        "run(['queue', 'create', '-h']); run([]); run(['--version']);"
+        "heavy = {'cyclopts', 'rich', 'msgspec', 'asyncio', 'apsw', 'logging', 'json'};"
+        "loaded = heavy & set(sys.modules); sys.exit(str(loaded) if loaded else 0)"
+    )
+    ran = subprocess.run(
+        [sys.executable, "-c", code],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (ran.returncode, ran.stderr) == (0, "")
+    pages_of_all = [page(line) or "" for line in lines]
+    last = [page(["queue", "create"]), page([]), f"holdfast {__version__}\n"]
+    assert ran.stdout == "".join([*pages_of_all, *filter(None, last)])
+
+
+@pytest.mark.parametrize(
+    ("line", "command_asked"),
+    [
+        (["-h"], []),
+        (["--json", "--help"], []),
+        (["enqueue", "--task", "x", "-h"], ["enqueue"]),
+        (["job", "show", "some-id", "--help", "--url", "x"], ["job", "show"]),
+        (["--json", "queue", "create", "--help"], ["queue", "create"]),
+        (["queue", "--help"], ["queue"]),
+        (["enqueue", "--", "echo", "--help"], None),
+        (["queue", "nonsense", "--help"], None),
+        (["nonsense", "--help"], None),
+        (["../../pages", "--help"], None),
+        (["status"], None),
+    ],
+)
+def test_which_help_is_asked_for(line: list[str], command_asked: list[str] | None) -> None:
+    wanted = None if command_asked is None else page(command_asked)
+    assert pages.asked(line) == wanted
+    assert wanted is not None or command_asked is None
+
+
+@pytest.mark.parametrize("words", [words for words, _, _ in root.COMMANDS])
+def test_every_command_has_help_and_takes_what_all_take(cli: Cli, words: str) -> None:
+    ran = cli(*words.split(), "--help")
+    assert (ran.code, ran.err) == (0, "")
+    assert ran.out.startswith(f"Usage: holdfast {words} ")
+    assert re.search(r"(?m)^  --url ", ran.out)
+    assert re.search(r"(?m)^  --json ", ran.out)
+    prefix = "_".join(["HOLDFAST", *words.split()]).upper()
+    assert f"Every flag has a variable too: {prefix}_ and" in ran.out
+    assert max(map(len, ran.out.splitlines())) <= 80
+
+
+def test_what_all_take_stands_before_inside_or_after_the_name(cli: Cli) -> None:
+    for line in (
+        ["--url", "sqlite:///other.db", "--json", "queue", "list"],
+        ["--json", "--url=sqlite:///other.db", "queue", "list"],
+        ["queue", "--json", "--url", "sqlite:///other.db", "list"],
+        ["queue", "list", "--json", "--url", "sqlite:///other.db"],
+    ):
+        assert isinstance(cli(*line).json, list)
+    assert Path("other.db").exists()
+    assert not Path("holdfast.db").exists()
+
+
+@pytest.mark.parametrize(
+    ("line", "moved"),
+    [
+        (["--json", "run", "--", "a", "--json"], ["run", "--json", "--", "a", "--json"]),
+        (["job", "--url", "x", "show", "1"], ["job", "show", "1", "--url", "x"]),
+        (["--url=x", "status"], ["status", "--url=x"]),
+        (["status", "--json", "more"], ["status", "--json", "more"]),
+        (["--json"], ["--json"]),
+        (["--url"], ["--url"]),
+        (["--", "--json"], ["--", "--json"]),
+    ],
+)
+def test_what_is_moved_behind_the_command(line: list[str], moved: list[str]) -> None:
+    assert root.common_last(line) == moved
+
+
+def test_the_url_comes_from_the_environment(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOLDFAST_URL", "sqlite:///env.db")
+    assert cli("status").code == 0
+    assert Path("env.db").exists()
+    assert cli("status", "--url", "sqlite:///flag.db").code == 0
+    assert Path("flag.db").exists(), "a flag wins over its variable"
+    monkeypatch.setenv("HOLDFAST_URL", "")
+    assert cli("status").code == 0
+    assert Path("holdfast.db").exists(), "empty is the same as not there"
+
+
+def _leaves() -> Iterator[tuple[tuple[str, ...], App]]:
+    app = root.build()
+    for words, _, _ in root.COMMANDS:
+        path = tuple(words.split())
+        yield path, app[path[0]] if len(path) == 1 else app[path[0]][path[1]]
+
+
+def _kinds(hint: Any) -> list[Any]:
+    if typing.get_origin(hint) in (typing.Union, UnionType):
+        return [kind for each in typing.get_args(hint) for kind in _kinds(each)]
+    return [hint]
+
+
+def _sample(argument: Argument) -> str:
+    """A text that is right for the argument, and never its default."""
+    choices = argument.get_choices()
+    if choices:
+        return next(each for each in choices if each != str(argument.field_info.default))
+    for kind in _kinds(argument.hint):
+        if kind is type(None):
+            continue
+        if kind is bool:
+            return "no" if argument.field_info.default is True else "yes"
+        if kind in (int, float):
+            return "7"
+        return "a=1"
+    raise AssertionError(argument.hint)
+
+
+def _arguments(app: App) -> list[Argument]:
+    return [each for each in app.assemble_argument_collection() if each.parse and not each.children]
+
+
+@pytest.mark.parametrize("words", [words for words, _, _ in root.COMMANDS])
+def test_every_flag_has_its_variable(words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Parsed with the variable it is not as without it, and just as with the flag."""
+    for there in os.environ:
+        if there.startswith("HOLDFAST_"):
+            monkeypatch.delenv(there)
+    path = tuple(words.split())
+    app = root.build()
+    arguments = _arguments(dict(_leaves())[path])
+    needed = [each for each in arguments if each.required]
+    for wanted in arguments:
+        if not wanted.name.startswith("-"):
+            continue
+        others = [word for each in needed if each is not wanted for word in _words(each)]
+        by_flag = _parsed(app, [*path, *others, *_words(wanted)])
+        assert wanted.required or _parsed(app, [*path, *others]) != by_flag
+        with monkeypatch.context() as patched:
+            patched.setenv(variable(path, wanted.name), _sample(wanted))
+            assert _parsed(app, [*path, *others]) == by_flag, wanted.name
+
+
+def _words(argument: Argument) -> list[str]:
+    """The argument on a command line, with the value of its sample."""
+    text = _sample(argument)
+    if not argument.name.startswith("-"):
+        return [text]
+    if bool in _kinds(argument.hint):
+        return [argument.name if text == "yes" else f"--no-{argument.name.lstrip('-')}"]
+    return [argument.name, text]
+
+
+def _parsed(app: App, line: list[str]) -> Any:
+    command_, bound, _ = app.parse_args(line, exit_on_error=False, print_error=False)
+    return command_, bound.arguments
+
+
+def test_the_names_of_variables() -> None:
+    assert variable(("enqueue",), "--max-attempts") == "HOLDFAST_ENQUEUE_MAX_ATTEMPTS"
+    assert variable(("queue", "create"), "--lease") == "HOLDFAST_QUEUE_CREATE_LEASE"
+    assert [variable(("status",), flag) for flag in EVERYWHERE] == ["HOLDFAST_URL", "HOLDFAST_JSON"]
+    names = [
+        variable(path, argument.name)
+        for path, app in _leaves()
+        for argument in _arguments(app)
+        if argument.name.startswith("-") and argument.name not in EVERYWHERE
+    ]
+    twice = {name for name in names if names.count(name) > 1}
+    assert not twice, "two flags with one variable"
+
+
+def test_several_values_in_one_variable(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOLDFAST_ENQUEUE_LABELS", "a=1,b=2")
+    id_ = cli("enqueue", "--task", "t", "--json").json["id"]
+    assert cli("job", "show", id_, "--json").json["labels"] == {"a": "1", "b": "2"}
+
+
+def test_both_names_are_the_same_program(tmp_path: Path) -> None:
+    assert run_program(tmp_path, "--help", name="queuectl").out.startswith("Usage: queuectl ")
+    ran = run_program(tmp_path, "queue", "create", "--help", name="/usr/bin/queuectl")
+    assert ran.out.startswith("Usage: queuectl queue create ")
+    ran = run_program(tmp_path, "--json", "job", "show", "1", "--help", name="queuectl")
+    assert ran.out.startswith("Usage: queuectl job show ")
+    assert run_program(tmp_path, "nonsense", name="queuectl").err.startswith("queuectl: unknown")
+    ran = run_program(tmp_path, "job", "show", "x", HOLDFAST_COMMAND="./hf")
+    assert ran.err.startswith("./hf: no job has the id 'x'")
+    assert run_program(tmp_path, "--version", name="queuectl").out == f"holdfast {__version__}\n"
+    assert run_program(tmp_path, "--help", name="-c").out.startswith("Usage: holdfast ")
+
+
+@pytest.mark.parametrize(
+    ("line", "code", "says"),
+    [
+        (["nonsense"], 2, "unknown command 'nonsense': there are"),
+        (["enqueu"], 2, "did you mean enqueue?"),
+        (["queue", "lst"], 2, "unknown command 'lst': did you mean list?"),
+        (["queue", "--json"], 2, "a command is missing"),
+        (["--json"], 2, "a command is missing"),
+        (["--url"], 2, "a command is missing"),
+        (["nonsense", "--help"], 2, "nonsense"),
+        (["../pages", "--help"], 2, "pages"),
+        (["status", "--colour", "red"], 2, "--colour"),
+        (["job", "show", "nothing"], 3, "no job has the id 'nothing'"),
+        (["queue", "create", "a/b"], 2, "queue name 'a/b'"),
+        (["status", "--url", "mysql://u:hunter2@h/d"], 2, "no engine for the URL scheme 'mysql'"),
+        (["status", "--url", "postgresql://u:hunter2@127.0.0.1:1/d"], 1, ""),
+        (["backup", "x.db", "--url", "memory:"], 2, "memory engine does not offer backup"),
+    ],
+)
+def test_an_error_is_one_line_and_a_code(cli: Cli, line: list[str], code: int, says: str) -> None:
+    for json in ([], ["--json"]):
+        ran = cli(*json, *line)
+        assert (ran.code, ran.out) == (code, ""), ran
+        assert re.fullmatch(r"holdfast: .* \([a-z_]+\)\n", ran.err), ran.err
+        assert says in ran.err
+        assert "hunter2" not in ran.err
+
+
+def test_exit_codes_are_those_of_the_documentation() -> None:
+    assert exits.exit_for(exits.NotFound("x")) is Exit.NOT_FOUND
+    assert exits.exit_for(UnknownQueue("x")) is Exit.NOT_FOUND
+    assert exits.exit_for(InvalidJob("x")) is Exit.USAGE
+    assert exits.exit_for(EngineUnavailable("x")) is Exit.FAILED
+    assert exits.exit_for(exits.Declined("x")) is Exit.FAILED
+    told = [int(code) for code in re.findall(r"(?m)^\| (\d+) \|", DOCS.read_text())]
+    assert told == [int(code) for code in Exit]
+    codes = set(re.findall(r"(?m)^\| `([a-z_]+)` \|", DOCS.read_text()))
+    assert codes >= {*BY_CODE, exits.NotFound.code, exits.Declined.code}
+
+
+@pytest.mark.parametrize("line", [["queue", "list"], ["status", "--json"], ["--help"]])
+def test_a_reader_that_leaves_early_is_no_trouble(line: list[str], tmp_path: Path) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    assert _written(line, writer, tmp_path) == (1, "")
+
+
+def test_an_output_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
+    full = os.open("/dev/full", os.O_WRONLY)
+    code, errors = _written(["--help"], full, tmp_path)
+    assert (code, errors.count("\n")) == (1, 1)
+    assert "No space left" in errors
+
+
+def _written(line: list[str], output: int, folder: Path) -> tuple[int, str]:
+    ran = subprocess.run(
+        command(*line),
+        stdout=output,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=folder,
+        env=environment(),
+        check=False,
+    )
+    os.close(output)
+    return ran.returncode, ran.stderr

@@ -1,0 +1,278 @@
+"""The test modes: inline, manual and fake, from blocking and from async tests."""
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast import (
+    Bury,
+    Cancelled,
+    Context,
+    Holdfast,
+    JobCancelled,
+    JobFailed,
+    JobHandle,
+    Release,
+    Retry,
+    Task,
+)
+from holdfast.core.model import Reason, State
+from holdfast.errors import InvalidJob, ResultTimeout, UsageError
+from holdfast.testing import fake, inline, manual
+from holdfast.testing.draining import Drained
+
+
+class Shop:
+    """An application with tasks of every kind, and what they did."""
+
+    def __init__(self, url: str) -> None:
+        self.app = app = Holdfast(url)
+        self.seen: list[Any] = []
+        self.threads: set[int] = set()
+
+        @app.task(queue="mail", max_attempts=3, backoff="constant(1m, jitter=0)")
+        def send(to: str, *, ctx: Context) -> int:
+            self.seen.append((to, ctx.attempt, ctx.last))
+            self.threads.add(threading.get_ident())
+            match to:
+                case "broken":
+                    raise ValueError("no such address")
+                case "flaky" if ctx.attempt < 3:
+                    raise ConnectionError
+                case "later" if ctx.attempt < 2:
+                    raise Retry(after="5m")
+                case "bury":
+                    raise Bury("it cannot be")
+                case "release" if len(self.seen) < 3:
+                    raise Release("not now", after="1m")
+                case "cancel":
+                    raise Cancelled("not wanted")
+                case "then":
+                    ctx.then(receipt.job("of then"))
+                case _:
+                    pass
+            ctx.log("sent")
+            return len(to)
+
+        @app.task(queue="receipts")
+        async def receipt(text: str) -> str:
+            await asyncio.sleep(0)
+            self.seen.append(text)
+            return text.upper()
+
+        @app.task
+        def outer(text: str) -> str:
+            return receipt.enqueue(text).result()
+
+        @app.task
+        async def async_outer(text: str) -> str:
+            handle = await receipt.aenqueue(text)
+            return await handle.aresult()
+
+        @app.task(batch=3)
+        def index(numbers: list[int], contexts: list[Context]) -> list[int]:
+            self.seen.append(numbers)
+            assert len(numbers) == len(contexts)
+            return [number * 2 for number in numbers]
+
+        self.send: Task[int] = send
+        self.receipt: Task[str] = receipt
+        self.outer: Task[str] = outer
+        self.async_outer: Task[str] = async_outer
+        self.index: Task[Any] = index
+
+
+@pytest.fixture
+def shop(tmp_path: Path) -> Iterator[Shop]:
+    yield Shop(f"sqlite:///{tmp_path}/never.db")
+    assert not list(tmp_path.glob("never*")), "the real store was never opened"
+
+
+def test_inline_runs_at_once_with_all_attempts(shop: Shop) -> None:
+    with inline(shop.app) as mode:
+        assert shop.send.enqueue("a@b.c").result() == 5
+        assert shop.send.using(delay="1d").enqueue("late").result() == 4
+        assert shop.send.enqueue("flaky").result() == 5
+        assert shop.seen[2:] == [("flaky", 1, False), ("flaky", 2, False), ("flaky", 3, True)]
+        broken = shop.send.enqueue("broken")
+        with pytest.raises(JobFailed, match=r"dead \(attempts\): ValueError: no such address"):
+            broken.result()
+        with pytest.raises(JobFailed, match=r"dead \(explicit\)"):
+            shop.send.enqueue("bury").result()
+        with pytest.raises(JobCancelled):
+            shop.send.enqueue("cancel").result()
+        with pytest.raises(InvalidJob, match="to: Expected str"):
+            shop.send.enqueue(7)
+        assert [job.state for job in mode.jobs][:3] == [State.DONE] * 3
+    assert shop.threads == {threading.get_ident()}
+
+
+def test_inline_runs_follow_ups_and_what_handlers_enqueue(shop: Shop) -> None:
+    with inline(shop.app):
+        shop.send.enqueue("then")
+        assert shop.seen[-1] == "of then"
+        assert shop.outer.enqueue("a").result() == "A"
+        assert shop.async_outer.enqueue("b").result() == "B"
+        handles = shop.index.enqueue_many([(1,), (2,), (3,), (4,)])
+        assert [handle.result() for handle in handles] == [2, 4, 6, 8]
+        assert shop.seen[-2:] == [[1, 2, 3], [4]]
+
+
+async def test_inline_in_an_async_test(shop: Shop) -> None:
+    with inline(shop.app):
+        handle = await shop.async_outer.aenqueue("a")
+        assert await handle.aresult() == "A"
+        # Blocking calls work too, even for an async handler.
+        assert shop.receipt.enqueue("b").result() == "B"
+        assert shop.outer.enqueue("c").result() == "C"
+        async with shop.app:
+            assert (await (await shop.outer.aenqueue("d")).aresult()) == "D"
+        assert await (await shop.send.aenqueue("flaky")).aresult() == 5
+
+
+def test_manual_runs_nothing_until_drained(shop: Shop) -> None:
+    with manual(shop.app) as mode:
+        handle = shop.send.enqueue("flaky")
+        assert shop.seen == []
+        with pytest.raises(ResultTimeout, match=r"call drain\(\)"):
+            handle.result()
+        assert mode.drain() == Drained(attempts=1, retried=1)
+        assert mode.drain() == Drained()
+        mode.advance("59s")
+        assert mode.drain() == Drained()
+        mode.advance("1s")
+        assert mode.drain() == Drained(attempts=1, retried=1)
+        mode.advance("1m")
+        assert mode.drain() == Drained(attempts=1, done=1)
+        assert handle.result() == 5
+        job = handle.job()
+        assert job is not None
+        assert (job.attempt, job.output, len(job.failures)) == (3, b"sent\n", 2)
+
+
+def test_manual_goes_through_the_whole_lifecycle(shop: Shop) -> None:
+    with manual(shop.app) as mode:
+        shop.send.enqueue("then")
+        assert mode.drain() == Drained(attempts=2, done=2)
+        shop.seen.clear()
+        shop.send.enqueue("release")
+        assert mode.drain() == Drained(attempts=1, released=1)
+        mode.advance("1m")
+        mode.drain()
+        mode.advance("1m")
+        assert mode.drain() == Drained(attempts=1, done=1)
+        assert [attempt for _, attempt, _ in shop.seen] == [1, 1, 1], "a release is not charged"
+        late = shop.send.enqueue("later")
+        assert mode.drain() == Drained(attempts=1, retried=1)
+        mode.advance("299s")
+        assert mode.drain() == Drained()
+        mode.advance("1s")
+        assert mode.drain() == Drained(attempts=1, done=1)
+        assert late.result() == 5
+        shop.send.enqueue("cancel")
+        shop.send.enqueue("bury")
+        assert mode.drain() == Drained(attempts=2, cancelled=1, dead=1)
+
+
+def test_manual_expires_what_was_not_run_in_time(shop: Shop) -> None:
+    with manual(shop.app) as mode:
+        handle = shop.send.using(to="alpha").enqueue("a")
+        mode.advance("5m")
+        assert mode.drain() == Drained()
+        job = handle.job()
+        assert job is not None
+        assert (job.state, job.reason) == (State.DEAD, Reason.EXPIRED)
+
+
+async def test_manual_in_an_async_test(shop: Shop) -> None:
+    with manual(shop.app) as mode:
+        await shop.receipt.aenqueue("a")
+        shop.receipt.enqueue("b")
+        await shop.app.enqueue(shop.receipt.name, {"text": "c"})
+        await shop.app.enqueue("unknown", {"text": "d"})
+        assert (await mode.adrain()).done == 3
+        shop.receipt.enqueue("e")
+        assert mode.drain().done == 1
+        assert shop.seen == ["c", "a", "b", "e"], "by name it went to the default queue"
+        assert [job.state for job in mode.jobs if job.task == "unknown"] == [State.WAITING]
+
+
+def test_a_payload_that_does_not_fit_is_dead_and_said_so(shop: Shop) -> None:
+    with manual(shop.app) as mode:
+        shop.app.run(shop.app.enqueue(shop.send.name, {"too": "x"}))
+        assert mode.drain() == Drained(attempts=1, dead=1)
+        [job] = mode.jobs
+        handle: JobHandle[int] = shop.send.handle(job.id)
+        with pytest.raises(JobFailed, match="does not fit"):
+            handle.result()
+
+
+def test_what_never_comes_to_rest_is_an_error_and_no_hang(shop: Shop) -> None:
+    with inline(shop.app), pytest.raises(UsageError, match="still not at rest"):
+        shop.send.using(max_attempts=0).enqueue("broken")
+
+
+def test_fake_only_looks(shop: Shop) -> None:
+    with fake(shop.app) as mode:
+        shop.send.enqueue("a")
+        shop.send.using(tenant="acme").enqueue(to="a")
+        shop.receipt.enqueue("b")
+        assert shop.seen == []
+        assert len(mode.jobs) == 3
+        mode.assert_enqueued(shop.send)
+        assert [job.tenant for job in mode.assert_enqueued(shop.send, "a", times=2)] == [
+            None,
+            "acme",
+        ]
+        mode.assert_enqueued(shop.receipt.name, times=1)
+        mode.assert_enqueued(shop.index, times=0)
+        mode.refute_enqueued(shop.send, "b")
+        mode.refute_enqueued(shop.index)
+        with pytest.raises(AssertionError, match=r"send\('b'\) was enqueued 0 times, not at least"):
+            mode.assert_enqueued(shop.send, "b")
+        with pytest.raises(AssertionError, match=r"enqueued 2 times, not 1 times; .*send .*\"to\""):
+            mode.assert_enqueued(shop.send, to="a", times=1)
+        with pytest.raises(AssertionError, match=r"send\(to='a'\) was enqueued 2 times"):
+            mode.refute_enqueued(shop.send, to="a")
+        with pytest.raises(UsageError, match="give the task itself"):
+            mode.assert_enqueued(shop.send.name, "a")
+
+
+def test_within_a_transaction_they_are_there_at_once(shop: Shop) -> None:
+    with fake(shop.app) as mode:
+        shop.send.within(object()).enqueue("a")
+        mode.assert_enqueued(shop.send, "a", times=1)
+    with inline(shop.app):
+        assert shop.send.within(object()).enqueue("abc").result() == 3
+
+
+async def test_a_lease_waits_for_nothing(shop: Shop) -> None:
+    with manual(shop.app):
+        assert await shop.app.lease(wait="10m") == []
+
+
+def test_without_an_application_it_is_for_all_there_are(shop: Shop, tmp_path: Path) -> None:
+    other = Shop(f"sqlite:///{tmp_path}/never-other.db")
+    with fake() as mode:
+        shop.send.enqueue("a")
+        other.send.enqueue("b")
+        mode.assert_enqueued(shop.send, times=2)
+    wrong: Any = "app"
+    with pytest.raises(UsageError, match="a str is no Holdfast"):
+        fake(wrong)
+
+
+def test_modes_can_be_nested_and_end(shop: Shop) -> None:
+    before = shop.app.home
+    with fake(shop.app) as outside:
+        with inline(shop.app):
+            assert shop.send.enqueue("a").result() == 1
+        shop.send.enqueue("b")
+        outside.assert_enqueued(shop.send, times=1)
+    with pytest.raises(KeyError), manual(shop.app):
+        raise KeyError
+    assert shop.app.home is before

@@ -1,0 +1,50 @@
+"""What runs in a child is read from outside, also after its death."""
+
+import os
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from holdfast.worker.board import Board
+
+
+@pytest.fixture
+def board() -> Iterator[Board]:
+    board = Board.make(3)
+    yield board
+    board.close()
+
+
+def test_an_empty_board(board: Board) -> None:
+    assert (board.started, board.running()) == (0, {})
+
+
+def test_calls_come_and_go(board: Board) -> None:
+    before = time.monotonic_ns()
+    board.start(0, 5)
+    board.start(2, 6)
+    running = board.running()
+    assert list(running) == [5, 6]
+    assert before <= running[5] <= running[6] <= time.monotonic_ns()
+    board.end(0)
+    assert (list(board.running()), board.started) == ([6], 6)
+    board.start(0, 7)
+    board.end(2)
+    assert (list(board.running()), board.started) == ([7], 7)
+
+
+def test_what_has_started_only_grows(board: Board) -> None:
+    board.start(0, 9)
+    board.start(1, 4)
+    assert board.started == 9
+
+
+def test_it_outlives_whoever_wrote_it(board: Board) -> None:
+    pid = os.fork()
+    if not pid:
+        theirs = Board(os.dup(board.descriptor), board.slots)
+        theirs.start(1, 42)
+        os._exit(0)
+    os.waitpid(pid, 0)
+    assert (list(board.running()), board.started) == ([42], 42)

@@ -1,0 +1,97 @@
+"""The launcher: workers start again when they die, not when they never could, and names come."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from holdfast.worker.launcher import Post
+from tests.worker.running import Place, until
+
+
+async def test_a_mistake_in_the_options_ends_it(place: Place) -> None:
+    """Also beside workers that could run: what fails at once would fail again."""
+    launcher = place.start(
+        "holdfast.worker.launcher",
+        [place.options(name="w"), place.options(name="x", target="missing:app")],
+    )
+    await until(lambda: launcher.poll() is not None, "the launcher to end")
+    assert launcher.returncode == 2
+    assert "missing:app cannot be imported" in place.stderr()
+    await place.nobody_left()
+
+
+async def test_a_name_twice(place: Place) -> None:
+    await place.worker(name="w")
+    launcher = place.start("holdfast.worker.launcher", [place.options(name="w")])
+    await until(lambda: launcher.poll() is not None, "the launcher to end")
+    assert launcher.returncode == 2
+    assert "a worker called w is running already" in place.stderr()
+
+
+async def test_an_engine_out_of_reach_is_tried_again(place: Place) -> None:
+    options = place.options(name="w")
+    nowhere = type(options)(url="postgresql://nobody@127.0.0.1:9/none", name="w")
+    launcher = place.start("holdfast.worker.launcher", [nowhere])
+    await until(lambda: place.stderr().count("starts again in") > 1, "two tries")
+    assert launcher.poll() is None
+    launcher.terminate()
+    await until(lambda: launcher.poll() is not None)
+    assert launcher.returncode == 0
+
+
+async def test_a_worker_that_dies_starts_again_under_its_name(place: Place) -> None:
+    launcher = await place.launcher(place.options(name="w"))
+    ids = set()
+    for _ in range(2):
+        (view,) = await place.workers()
+        ids.add(view.record.id)
+        os.kill(view.record.pid, signal.SIGKILL)
+
+        async def another() -> bool:
+            views = await place.workers()
+            return any(view.record.id not in ids for view in views)
+
+        await until(another, "its next start")
+    await place.enqueue("note", "a", to="w")
+    (job,) = await place.finished("a")
+    assert (job.worker, launcher.poll()) == ("w", None)
+
+
+def test_a_signal_that_came_while_a_process_was_started() -> None:
+    """It is passed on afterwards, and each one once."""
+    post = Post.__new__(Post)
+    post.told = 0
+    post.process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    post.tell(0)
+    assert post.told == 0
+    post.tell(1)
+    assert post.process.wait() == -signal.SIGTERM
+    post.tell(1)
+    post.tell(2)
+    assert post.told == 2
+
+
+@pytest.mark.parametrize("count", [1, 2])
+async def test_the_names_are_told_when_all_are_ready(place: Place, count: int) -> None:
+    code = (
+        "import sys, msgspec; from holdfast.worker.launcher import run;"
+        "from holdfast.worker.options import WorkerOptions as O;"
+        "given = msgspec.json.decode(sys.stdin.buffer.readline(), type=list[O]);"
+        "run(given, started=lambda names: open('names', 'w').write(' '.join(names)))"
+    )
+    path = place.folder / "with_names.py"
+    path.write_text(code)
+    environment_path = os.environ.get("PYTHONPATH", "")
+    os.environ["PYTHONPATH"] = f"{place.folder}:{environment_path}"
+    try:
+        names = [f"w-{number}" for number in range(count)]
+        place.start("with_names", [place.options(name=name) for name in names])
+        told = place.folder / "names"
+        await until(lambda: told.exists() and told.read_text(), "their names")
+        assert Path(told).read_text().split() == names
+    finally:
+        os.environ["PYTHONPATH"] = environment_path

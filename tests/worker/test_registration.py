@@ -1,0 +1,192 @@
+"""A worker's name: taken, kept by heartbeats, lost to another, left; and its own queue."""
+
+import os
+import socket
+import subprocess
+import time
+
+import pytest
+from msgspec.structs import replace
+
+from holdfast.core.model import Record
+from holdfast.core.workers import KIND, ORDER_KIND, Order, WorkerRecord, worker_queue
+from holdfast.engines.base import Saved
+from holdfast.errors import OutcomeUnknown, UsageError
+from holdfast.testing.clock import ManualClock
+from holdfast.worker.registration import Registration
+from holdfast.worker.registry import encode, load_all
+from tests.worker.doubles import TroubledEngine
+
+HOST = socket.gethostname()
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+@pytest.fixture
+async def engine(clock: ManualClock) -> TroubledEngine:
+    engine = TroubledEngine(clock)
+    await engine.open()
+    return engine
+
+
+def facts(id: str = "1", **more: object) -> WorkerRecord:
+    fixed = {"name": "", "id": id, "host": HOST, "pid": os.getpid()}
+    now = {"started_at": time.time_ns() // 1_000_000}
+    return WorkerRecord(**fixed | now | more)  # type: ignore[arg-type]
+
+
+def registration(engine: TroubledEngine, id: str = "1", **more: object) -> Registration:
+    told = facts(id, **more)
+    return Registration(engine, lambda: told)
+
+
+async def names(engine: TroubledEngine) -> list[str]:
+    return [record.key for record in await load_all(engine, KIND)]
+
+
+async def test_a_name_and_a_queue_of_its_own(engine: TroubledEngine) -> None:
+    mine = registration(engine)
+    assert await mine.enter("mail-1") == mine.name == "mail-1"
+    assert await names(engine) == ["mail-1"]
+    assert worker_queue("mail-1") in {view.queue.name for view in await engine.queues()}
+    await mine.leave()
+    assert await names(engine) == []
+
+
+async def test_workers_without_names_are_numbered(engine: TroubledEngine) -> None:
+    entered = [await registration(engine, str(number)).enter(None) for number in range(3)]
+    stem = entered[0].removesuffix("1")
+    assert entered == [f"{stem}{number}" for number in (1, 2, 3)]
+
+
+async def test_the_first_free_number_is_taken(engine: TroubledEngine) -> None:
+    registrations = [registration(engine, str(number)) for number in range(3)]
+    entered = [await each.enter(None) for each in registrations]
+    await registrations[1].leave()
+    assert await registration(engine, "9").enter(None) == entered[1]
+
+
+async def test_a_name_that_is_in_use_is_refused(engine: TroubledEngine) -> None:
+    await registration(engine, "1", host="elsewhere").enter("w")
+    with pytest.raises(UsageError, match="a worker called w is running already"):
+        await registration(engine, "2").enter("w")
+
+
+@pytest.mark.parametrize("name", ["", "a b", "x" * 200, "ä", "a/b"])
+async def test_what_is_no_name(engine: TroubledEngine, name: str) -> None:
+    if name:
+        with pytest.raises(UsageError, match="is no name for a worker"):
+            await registration(engine).enter(name)
+    else:
+        assert await registration(engine).enter(name)
+
+
+async def test_an_old_record_is_taken_over(engine: TroubledEngine, clock: ManualClock) -> None:
+    await registration(engine, "1", host="elsewhere").enter("w")
+    clock.advance(60_000)
+    with pytest.raises(UsageError):
+        await registration(engine, "2").enter("w")
+    clock.advance(1)
+    mine = registration(engine, "2")
+    assert (await mine.enter("w"), mine.before) == ("w", "")
+
+
+async def test_a_dead_process_of_this_host_is_gone_at_once(engine: TroubledEngine) -> None:
+    process = subprocess.Popen(["true"])
+    process.wait()
+    await registration(engine, "1", pid=process.pid).enter("w")
+    mine = registration(engine, "2")
+    assert (await mine.enter("w"), mine.before) == ("w", "1")
+
+
+async def test_another_process_under_the_old_number_is_not_the_worker(
+    engine: TroubledEngine,
+) -> None:
+    """As in a container that is started again, where the numbers are the same each time."""
+    long_ago = time.time_ns() // 1_000_000 - 3_600_000 * 24 * 365
+    await registration(engine, "1", started_at=long_ago).enter("w")
+    mine = registration(engine, "2")
+    assert (await mine.enter("w"), mine.before) == ("w", "1")
+
+
+async def test_heartbeats_renew_the_record(engine: TroubledEngine, clock: ManualClock) -> None:
+    mine = registration(engine)
+    await mine.enter("w")
+    for _ in range(3):
+        clock.advance(10_000)
+        await mine.heartbeat()
+    (record,) = await load_all(engine, KIND)
+    assert (record.age_ms, record.version, mine.name) == (0, 4, "w")
+
+
+async def test_a_lost_answer_to_a_heartbeat(engine: TroubledEngine) -> None:
+    """It was written, but nobody said so: the record is still this worker's."""
+    mine = registration(engine)
+    await mine.enter("w")
+    save = engine.save
+
+    async def mute(records: list[Record]) -> list[Saved]:
+        await save(records)
+        raise OutcomeUnknown("the answer was lost")
+
+    engine.save = mute  # type: ignore[method-assign, assignment]
+    with pytest.raises(OutcomeUnknown):
+        await mine.heartbeat()
+    engine.save = save  # type: ignore[method-assign]
+    await mine.heartbeat()
+    await mine.heartbeat()
+    assert (mine.name, await names(engine)) == ("w", ["w"])
+
+
+async def test_whoever_lost_its_name_takes_another(engine: TroubledEngine) -> None:
+    mine = registration(engine, "1")
+    await mine.enter("w")
+    (record,) = await load_all(engine, KIND)
+    await engine.save([replace(record, value=encode(facts("2", name="w", host="elsewhere")))])
+    await mine.heartbeat()
+    assert mine.name != "w"
+    assert set(await names(engine)) == {"w", mine.name}
+    await mine.leave()
+    assert await names(engine) == ["w"]
+
+
+async def test_a_name_of_which_the_record_was_deleted(engine: TroubledEngine) -> None:
+    mine = registration(engine)
+    await mine.enter("w")
+    (record,) = await load_all(engine, KIND)
+    await engine.save([replace(record, value=None)])
+    await mine.heartbeat()
+    assert mine.name in await names(engine)
+
+
+async def test_a_late_leave_takes_nothing_from_the_next(engine: TroubledEngine) -> None:
+    mine = registration(engine, "1")
+    await mine.enter("w")
+    (record,) = await load_all(engine, KIND)
+    await engine.save([replace(record, value=encode(facts("2", name="w")))])
+    await mine.leave()
+    assert await names(engine) == ["w"]
+
+
+async def test_orders_to_this_name(engine: TroubledEngine) -> None:
+    mine = registration(engine)
+    await mine.enter("w")
+    assert await mine.order() == Order()
+    order = Order(cordoned=True, by="me")
+    for name in ("v", "w"):
+        await engine.save([Record(kind=ORDER_KIND, key=name, value=encode(order))])
+    assert await mine.order() == order
+
+
+async def test_workers_gone_for_a_day_are_tidied_away(
+    engine: TroubledEngine, clock: ManualClock
+) -> None:
+    await registration(engine, "1", host="elsewhere").enter("old")
+    clock.advance(86_400_001)
+    mine = registration(engine, "2")
+    await mine.enter("new")
+    await mine.tidy()
+    assert await names(engine) == ["new"]

@@ -1,0 +1,280 @@
+"""One worker with doubles for children, on an engine in memory: health, outages, its end."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from holdfast.core.model import Failure, JobFilter, NewJob, Overrides, Queue, State
+from holdfast.core.workers import KIND, Health, WorkerRecord, worker_queue
+from holdfast.errors import ConfigError, EngineUnavailable, StorageFull
+from holdfast.worker import crew as crew_module
+from holdfast.worker import processes, renewer, settler, supervisor, watch
+from holdfast.worker.crew import Crew
+from holdfast.worker.options import WorkerOptions
+from holdfast.worker.registry import Workers, encode
+from holdfast.worker.supervisor import Supervisor
+from holdfast.worker.wire import Broken, Call, ChildSetup, Ended, Raised, Returned, TaskInfo
+from tests.worker.doubles import FakeLink, TroubledEngine
+from tests.worker.running import until
+
+ERROR = Failure(type="ValueError", message="no")
+TASKS = tuple(TaskInfo(name) for name in ("work", "other"))
+
+
+class Story:
+    """A supervisor that runs, and its one child."""
+
+    def __init__(self, engine: TroubledEngine, **options: Any) -> None:
+        self.engine = engine
+        self.links: list[FakeLink] = []
+        given = {"url": "memory:", "target": "a:app", "heartbeat_ms": 10, "prefetch": 0}
+        self.options = WorkerOptions(**{**given, **options})
+        self.supervisor = Supervisor(engine, self.options, "id-1", self._crew)
+
+    def _crew(self, ears: Supervisor, queue_of: Callable[[str], Queue]) -> Crew:
+        setup = ChildSetup(worker="", worker_id="id-1", slots=4, target="a:app")
+        return Crew(ears, queue_of, python=setup, processes=1, commands=None, make=self._make)
+
+    def _make(self, *given: Any) -> FakeLink:
+        self.links.append(FakeLink(*given))
+        return self.links[-1]
+
+    @property
+    def link(self) -> FakeLink:
+        return self.links[-1]
+
+    @property
+    def open_calls(self) -> list[Call]:
+        (seat,) = self.supervisor._crew._seats.values()
+        return [call for call in self.link.calls if call.number in seat.calls]
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        task = asyncio.create_task(self.supervisor.run())
+        await until(lambda: task.done() or self.links)
+        if not task.done():
+            self.link.ready(*TASKS)
+        yield
+        self.supervisor.stop()
+        await task
+
+    async def enqueue(self, *ids: str, **fields: Any) -> None:
+        await self.engine.enqueue([NewJob(**{"id": id_, "task": "work", **fields}) for id_ in ids])
+
+    async def calls(self, count: int) -> list[Call]:
+        await until(lambda: len(self.open_calls) == count, f"{count} calls")
+        return self.open_calls
+
+    def end(self, *calls: Call, failed: bool = False) -> None:
+        ending = Raised(ERROR) if failed else Returned()
+        self.link.speak(*(Ended(call.number, (ending,)) for call in calls))
+
+    async def view(self) -> Any:
+        return await Workers(self.engine).get(self.supervisor.name)
+
+
+@pytest.fixture
+async def engine() -> TroubledEngine:
+    engine = TroubledEngine()
+    await engine.open()
+    return engine
+
+
+@pytest.fixture(autouse=True)
+def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervisor, "TICK_S", 0.005)
+    monkeypatch.setattr(supervisor, "_ORDERS_S", 0.01)
+    monkeypatch.setattr(settler, "_PAUSE_S_MAX", 0.01)
+    monkeypatch.setattr(renewer, "_PAUSE_S", 0.01)
+    monkeypatch.setattr(crew_module, "_RESPAWN_S_FIRST", 0.001)
+    monkeypatch.setattr(processes, "sweep_strangers", lambda _known: 0)
+    monkeypatch.setattr(processes, "kill_marked", lambda _marker: 0)
+
+
+async def test_jobs_run_and_their_verdicts_are_settled(engine: TroubledEngine) -> None:
+    story = Story(engine, name="w")
+    await story.enqueue(*"abcdef")
+    async with story.running():
+        story.end(*await story.calls(4))
+        story.end(*await story.calls(2))
+        await until(lambda: len(story.supervisor._hand) == 0)
+        view = await story.view()
+        assert (view.name, view.health, view.record.capacity) == ("w", Health.HEALTHY, 4)
+    page = await engine.find(JobFilter(states=(State.DONE,)), limit=10)
+    assert len(page.jobs) == 6
+    assert await Workers(engine).all() == []
+
+
+async def test_a_degraded_worker_leases_half_its_room(engine: TroubledEngine) -> None:
+    story = Story(engine)
+    await story.enqueue(
+        *(f"j{number}" for number in range(30)), overrides=Overrides(max_attempts=100)
+    )
+    async with story.running():
+        (first, *others) = await story.calls(4)
+        story.end(first, failed=True)
+        story.end(others[0], failed=True)
+        story.end(others[1], failed=True)
+        # Three failures in a row: of three free slots, two may be taken.
+        await until(lambda: story.supervisor._intakes._health is Health.DEGRADED)
+        story.supervisor._intakes.look()
+        assert story.supervisor._intakes.room("python") <= 2
+        story.end(*story.open_calls)
+        await until(lambda: story.supervisor._intakes._health is Health.HEALTHY)
+        await story.calls(4)
+
+
+async def test_an_unhealthy_worker_leases_nothing_and_recovers(
+    engine: TroubledEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    story = Story(engine)
+    async with story.running():
+        fortune = story.supervisor._fortune
+        for task in ("work", "other") * 10:
+            fortune.failed_at(task)
+        await until(lambda: story.supervisor._intakes._health is Health.UNHEALTHY)
+        await story.enqueue("a")
+
+        async def red() -> bool:
+            return (await story.view()).health is Health.UNHEALTHY
+
+        await until(red, "the registry to say so")
+        assert story.link.calls == []
+        fortune._failed_at -= 60.0
+        story.end(*await story.calls(1))
+        await until(lambda: story.supervisor._intakes._health is Health.HEALTHY)
+
+
+async def test_room_and_work_and_nothing_leased_is_red_until_something_is(
+    engine: TroubledEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The intake is wedged, as by an engine that never answers; being red must not keep it so."""
+    monkeypatch.setattr(watch, "STALL_MS", 20)
+    monkeypatch.setattr(supervisor, "STALL_MS", 20)
+    story = Story(engine)
+    gate = asyncio.Event()
+    lease = engine.lease
+
+    async def wedged(request: Any) -> Any:
+        await gate.wait()
+        return await lease(request)
+
+    engine.lease = wedged  # type: ignore[method-assign]
+    await story.enqueue("a")
+    async with story.running():
+
+        async def red() -> str:
+            view = await story.view()
+            return view.why if view and view.health is Health.UNHEALTHY else ""
+
+        why = await until(red, "it to be red")
+        assert why == "room is free, work waits in default and nothing is leased"
+        gate.set()
+        story.end(*await story.calls(1))
+
+        async def well() -> bool:
+            return (await story.view()).health is Health.HEALTHY
+
+        await until(well, "it to be well again")
+
+
+@pytest.mark.parametrize("error", [EngineUnavailable, StorageFull])
+async def test_verdicts_are_kept_through_an_outage_and_its_end(
+    engine: TroubledEngine, error: type[Exception]
+) -> None:
+    """Nothing can be written, the worker is told to stop, and then something can be."""
+    story = Story(engine, name="w")
+    await story.enqueue(*"abc")
+    task = asyncio.create_task(story.supervisor.run())
+    await until(lambda: story.links)
+    story.link.ready(*TASKS)
+    calls = await story.calls(3)
+    for verb in ("settle", "renew", "lease", "save"):
+        engine.for_ever[verb] = error("down")
+    story.end(calls[0], calls[1])
+    await until(lambda: engine.asked.get("settle", 0) > 2, "some tries")
+    assert len(story.supervisor._hand) == 3
+    story.supervisor.stop()
+    await until(lambda: story.link.killed)
+    tries = engine.asked["settle"]
+    await until(lambda: engine.asked["settle"] > tries + 1, "more tries")
+    assert not task.done()
+    engine.for_ever.clear()
+    await task
+    states = [job.state for id_ in "abc" if (job := await engine.get(id_))]
+    assert states == [State.DONE, State.DONE, State.WAITING]
+    released = await engine.get("c")
+    assert released is not None
+    assert released.attempt == 0
+
+
+async def test_a_worker_whose_name_was_taken_serves_another_queue(engine: TroubledEngine) -> None:
+    """It slept for longer than its record was good; jobs for that name are the other's now."""
+    story = Story(engine, name="w")
+    async with story.running():
+        await until(lambda: story.supervisor.name == "w")
+        mine = next(record for record in await engine.load(KIND, limit=9) if record.key == "w")
+        theirs = WorkerRecord(name="w", id="id-2", host="elsewhere", pid=1, started_at=0)
+        taken = replace(mine, value=encode(theirs))
+        while (await engine.save([taken])) != ["saved"]:
+            (mine,) = (one for one in await engine.load(KIND, limit=9) if one.key == "w")
+            taken = replace(mine, value=encode(theirs))
+        await until(lambda: story.supervisor.name != "w", "another name")
+        await story.enqueue("theirs", queue=worker_queue("w"))
+        await until(lambda: story.supervisor._intakes._intakes["python"]._worker != "w")
+        await story.enqueue("mine", queue=worker_queue(story.supervisor.name))
+        (call,) = await story.calls(1)
+        assert [given.id for given in call.jobs] == ["mine"]
+        story.end(call)
+    left = await engine.get("theirs")
+    assert left is not None
+    assert (left.state, left.attempt) == (State.WAITING, 0)
+
+
+async def test_an_application_that_never_could_be_imported(engine: TroubledEngine) -> None:
+    story = Story(engine)
+    task = asyncio.create_task(story.supervisor.run())
+    await until(lambda: story.links)
+    story.link.speak(Broken(Failure(type="ImportError", message="no module")))
+    with pytest.raises(ConfigError, match="a:app cannot be imported: ImportError: no module"):
+        await task
+    assert await Workers(engine).all() == []
+
+
+async def test_an_application_that_is_being_changed(engine: TroubledEngine) -> None:
+    story = Story(engine)
+    async with story.running():
+        await until(lambda: story.supervisor._crew.tasks)
+        first = story.link
+        first.die(1)
+        await until(lambda: story.link is not first, "another child")
+        story.link.speak(Broken(Failure(type="SyntaxError", message="half a line")))
+
+        async def red() -> str:
+            view = await story.view()
+            return view.why if view.health is Health.UNHEALTHY else ""
+
+        assert "half a line" in await until(red)
+        broken = story.link
+        broken.die(0)
+        await until(lambda: story.link is not broken, "another try")
+        story.link.ready(*TASKS)
+        await story.enqueue("a")
+        story.end(*await story.calls(1))
+
+
+async def test_a_lost_job_leaves_the_hand(engine: TroubledEngine) -> None:
+    story = Story(engine)
+    await story.enqueue(*"abcdef")
+    async with story.running():
+        await story.calls(4)
+        story.link.run(story.link.calls[0].number)
+        for held in story.supervisor._hand.all():
+            story.supervisor._hand.lose(held)
+            story.supervisor._lose(held)
+        story.link.die()
+        await until(lambda: not any(held.lost for held in story.supervisor._hand.all()))
