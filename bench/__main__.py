@@ -7,6 +7,7 @@ import asyncio
 import datetime as dt
 import os
 import platform
+import signal
 import sys
 import time
 from dataclasses import replace
@@ -27,6 +28,8 @@ def main(arguments: list[str]) -> int:
     given = _parser().parse_args(arguments)
     if unknown := set(given.names) - set(BENCHES):
         sys.exit(f"hf bench: no benchmark is called {unknown.pop()!r}: {', '.join(BENCHES)}")
+    # Ended from outside, it still ends what it started and removes what it wrote.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     started = time.monotonic()
 
     def tell(text: str) -> None:

@@ -21,8 +21,15 @@ from holdfast.worker.wire import ChildSetup
 from torture.worker_runs import HOME
 
 ROOT = Path(__file__).resolve().parent.parent
-GROWN_S = 2.5
 _STOP_S_MAX = 60.0
+_PROGRAM = """
+import signal, sys
+from holdfast.worker import processes
+processes.die_with_parent(int(sys.argv.pop(1)), signal.SIGTERM)
+from holdfast.cli import main
+sys.exit(main())
+"""
+"""`holdfast`, which drains and ends when the test does, whatever ends that."""
 _SETTLE_S_MAX = 5.0
 
 
@@ -78,10 +85,6 @@ class Fleet:
                     tree.command.extend(processes.children(child))
         return tree
 
-    def grown(self, pids: list[int]) -> list[int]:
-        """Those that had the time to start, and so have something to lose."""
-        return [pid for pid in pids if _age_s(pid) >= GROWN_S]
-
     def bury(self) -> None:
         """The dead that came here; the living are left, for `survivors` to find."""
         for pid in processes.children(os.getpid()):
@@ -92,6 +95,7 @@ class Fleet:
         """When no job runs any more, ask the workers to end; what is wrong with that. Nobody may
         be left: neither beside workers that go on, nor when they have ended."""
         wrong = [f"a process was left beside the workers: {each}" for each in self._settled()]
+        wrong += self.breakdowns()
         assert self._launcher is not None
         self._launcher.send_signal(signal.SIGTERM)
         try:
@@ -101,6 +105,11 @@ class Fleet:
         except subprocess.TimeoutExpired:
             wrong.append(f"the workers did not end within {_STOP_S_MAX:.0f} s of being asked to")
         return wrong + [f"a process was left behind: {each}" for each in self.survivors()]
+
+    def breakdowns(self) -> list[str]:
+        """Workers that ended by themselves: a blow ends them by a signal."""
+        said = self.log.read_text(errors="replace").splitlines() if self.log.exists() else []
+        return [f"by itself {line}" for line in said if "worker ended by exit code" in line]
 
     def survivors(self) -> list[str]:
         """Every process of this test that lives, by its command line."""
@@ -141,9 +150,8 @@ class Fleet:
                 self._launcher.wait(5)
 
     def _popen(self, environment: dict[str, str], log: IO[bytes]) -> subprocess.Popen[bytes]:
-        program = str(Path(sys.executable).with_name("holdfast"))
         return subprocess.Popen(
-            [program, *self._arguments],
+            [sys.executable, "-c", _PROGRAM, str(os.getpid()), *self._arguments],
             cwd=self._home,
             env=environment,
             stdin=subprocess.DEVNULL,
@@ -168,6 +176,11 @@ def _role(pid: int) -> str:
         return ""
     target = msgspec.json.decode(setup, type=ChildSetup).target
     return "command_child" if target is None else "child"
+
+
+def grown(pids: list[int], age_s: float) -> list[int]:
+    """Those that had the time to start, and so have something to lose."""
+    return [pid for pid in pids if _age_s(pid) >= age_s]
 
 
 def _age_s(pid: int) -> float:

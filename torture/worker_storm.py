@@ -24,16 +24,20 @@ from holdfast import Holdfast
 from holdfast.core.model import Job, NewJob, Queue, Status
 from holdfast.worker import processes
 from torture import worker_runs
-from torture.worker_fleet import Fleet, Tree
+from torture.worker_fleet import Fleet, Tree, grown
 from torture.worker_judge import Blow, Findings, judge
 
-QUEUE = Queue(name="default", lease_ms=2_000, max_attempts=8, max_crashes=4)
+QUEUE = Queue(name="default", lease_ms=2_000, max_attempts=12, max_crashes=6)
 SECONDS_MIN, SECONDS_MAX = 0.1, 5.0
 DRAIN_S_MAX = 60.0
 _KINDS = {"command": 30, "sync": 25, "async": 20, "cpu": 15, "isolated": 10}
 _ROLES = {"child": 45, "command_child": 12, "command": 20, "supervisor": 20, "launcher": 3}
 _READY_MIN = 6
 _STALL_S = 0.5
+_GROWN_S = 2.5
+_APART_S = 1.5
+"""Between the death of a launcher and any other. Who kills it together with a supervisor and the
+process of its commands leaves nobody to end these, until a worker of that name starts again."""
 _EARLY = 0.1
 """So many of the blows may hit a process that is still starting; more would let none ever work."""
 
@@ -59,6 +63,7 @@ class Storm:
         self._accepted: list[str] = []
         self._blows: list[Blow] = []
         self._frozen: dict[int, tuple[float, Blow]] = {}
+        self._struck_at = {"launcher": 0.0}
         self.counts: Counter[str] = Counter()
 
     def _arguments(self) -> list[str]:
@@ -78,7 +83,9 @@ class Storm:
             try:
                 with _stalls(self._blows):
                     self._fleet.start()
+                    thawing = asyncio.create_task(self._keep_thawing())
                     await self._rage(app)
+                    thawing.cancel()
                     self._thaw(everybody=True)
                     self._keep_launcher()
                     store = await self._drain(app)
@@ -119,8 +126,13 @@ class Storm:
             assert time.monotonic() < deadline, f"no job ran: {self._fleet.log.read_text()[-2000:]}"
             await asyncio.sleep(0.05)
 
+    async def _keep_thawing(self) -> None:
+        """Beside all else, which may be waiting for a lock that a frozen process holds."""
+        while True:
+            self._thaw()
+            await asyncio.sleep(0.05)
+
     async def _turn(self, app: Holdfast) -> None:
-        self._thaw()
         self._keep_launcher()
         self._fleet.bury()
         await self._feed(app)
@@ -154,12 +166,17 @@ class Storm:
 
     def _strike(self, blow: str, *, early: bool) -> bool:
         """False when there is nobody to be hit now."""
+        now = time.monotonic()
+        if now < self._struck_at["launcher"] + _APART_S:
+            return False
+        if blow == "launcher" and now < max(self._struck_at.values()) + _APART_S:
+            return False
         tree = self._fleet.tree()
         if blow == "freeze":
             return self._freeze(tree)
         victims: list[int] = getattr(tree, blow)
         if blow != "command" and not early:
-            victims = self._fleet.grown(victims)
+            victims = grown(victims, _GROWN_S * self._weather.scale)
         if not victims:
             return False
         victim = self._dice.choice(victims)
@@ -170,6 +187,7 @@ class Storm:
         except ProcessLookupError:
             return False
         self._blows.append(Blow("kill", blow, at_ns, pids))
+        self._struck_at[blow] = now
         self.counts[blow] += 1
         self.counts["kills"] += 1
         return True
@@ -177,7 +195,8 @@ class Storm:
     def _freeze(self, tree: Tree) -> bool:
         """A supervisor's lapses its leases; a child's must change nothing at all."""
         role = "supervisor" if self._dice.random() < 0.7 else "child"
-        victims = [pid for pid in self._fleet.grown(getattr(tree, role)) if pid not in self._frozen]
+        old_enough = grown(getattr(tree, role), _GROWN_S * self._weather.scale)
+        victims = [pid for pid in old_enough if pid not in self._frozen]
         if not victims:
             return False
         victim = self._dice.choice(victims)

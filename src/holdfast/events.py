@@ -76,6 +76,10 @@ class Listeners:
     def remove(self, listener: Tell) -> None:
         self._listeners = tuple(each for each in self._listeners if each != listener)
 
+    def __bool__(self) -> bool:
+        """Whether anybody listens: what nobody hears need not be counted."""
+        return bool(self._listeners)
+
     def __call__(self, happening: Happening) -> None:
         for listener in self._listeners:
             try:

@@ -17,6 +17,9 @@ from bench.peers.run import Drain
 from bench.report import Report
 from bench.stores import EngineName
 
+# Each starts a dozen workers and waits for their graceful ends.
+pytestmark = pytest.mark.timeout(600)
+
 TINY = Sizes(jobs=40, repeats=1, delays=5, idle_s=0.1, commands=5, lines=20)
 NAMES = ("holdfast", "holdfast, --processes 0")
 METRICS = {

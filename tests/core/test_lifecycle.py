@@ -1,5 +1,7 @@
 """All policy, as examples of each rule and as properties that hold for every job."""
 
+from functools import partial
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -34,6 +36,7 @@ QUEUE = Queue(name="q", max_attempts=3, max_crashes=2, backoff=Backoff(first_ms=
 JOB = Job(id="a", task="t", queue="q", state=State.LEASED, token=7, attempt=1, worker="w")
 ERROR = Failure(message="no")
 CRASH = Failure(kind=FailureKind.CRASH)
+OVERDUE = Failure(kind=FailureKind.OVERDUE)
 
 
 def test_success_completes() -> None:
@@ -206,10 +209,24 @@ TABLE: dict[State, dict[type, Outcome | None]] = {
 @pytest.mark.parametrize("verdict", [Complete(), Retry(), Bury(), Release(), Forward("q")], ids=str)
 def test_who_may_end_a_lease(state: State, verdict: Verdict) -> None:
     job = replace(JOB, state=state)
-    assert lifecycle.judge(job, 7, verdict) is TABLE[state][type(verdict)]
-    assert lifecycle.judge(job, 8, verdict) is Outcome.LOST
-    assert lifecycle.judge(replace(job, token=None), 7, verdict) is Outcome.LOST
-    assert lifecycle.judge(None, 7, verdict) is Outcome.LOST
+    for lapsed in (False, True):
+        judge = partial(lifecycle.judge, lapsed=lapsed)
+        assert judge(job, 7, verdict) is TABLE[state][type(verdict)]
+        assert judge(job, 8, verdict) is Outcome.LOST
+        assert judge(replace(job, token=None), 7, verdict) is Outcome.LOST
+        assert judge(None, 7, verdict) is Outcome.LOST
+
+
+@pytest.mark.parametrize("state", State)
+@pytest.mark.parametrize("lapsed", [False, True])
+@pytest.mark.parametrize("verdict", [Retry(0, OVERDUE), Bury(Reason.ATTEMPTS, OVERDUE)], ids=str)
+def test_the_reaper_ends_only_what_is_still_lapsed(
+    state: State, lapsed: bool, verdict: Retry | Bury
+) -> None:
+    expected = TABLE[state][type(verdict)]
+    if expected is None and not (state is State.LEASED and lapsed):
+        expected = Outcome.LOST
+    assert lifecycle.judge(replace(JOB, state=state), 7, verdict, lapsed=lapsed) is expected
 
 
 @given(queues, leased_jobs, verdicts)
@@ -218,7 +235,8 @@ def test_settled_once_a_repeat_changes_nothing_and_nobody_else_wins(
 ) -> None:
     leased = replace(job, token=7)
     after = lifecycle.apply(leased, verdict, queue, NOW).job
-    again = lifecycle.judge(after, 7, verdict)
+    judge = partial(lifecycle.judge, lapsed=True)
+    again = judge(after, 7, verdict)
     if after.token is None:
         # A new life in another queue: the old lease reaches it no more.
         assert after.queue != "q" or isinstance(verdict, Forward)
@@ -227,7 +245,7 @@ def test_settled_once_a_repeat_changes_nothing_and_nobody_else_wins(
         assert again is Outcome.SETTLED
     if after.state.finished:
         others: list[Verdict] = [Complete(), Retry(), Bury(), Release(), Forward("q")]
-        assert None not in [lifecycle.judge(after, 7, other) for other in others]
+        assert None not in [judge(after, 7, other) for other in others]
 
 
 @given(queues, leased_jobs, verdicts)

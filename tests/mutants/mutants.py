@@ -11,8 +11,8 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from holdfast.core.lifecycle import is_reaped
 from holdfast.core.model import (
-    FailureKind,
     Job,
     JobFilter,
     Lease,
@@ -37,14 +37,17 @@ from holdfast.core.verdict import (
 from holdfast.engines.base import Engine, Overdue
 from holdfast.testing.clock import ManualClock
 
-Judge = Callable[[Job | None, int, Verdict], Outcome | None]
+Judge = Callable[..., Outcome | None]
 
 
 def settle_without_token(judge: Judge) -> Judge:
     """The engine asks whether a verdict fits the job, but not whose lease it is."""
 
-    def judge_by_id(job: Job | None, token: int, verdict: Verdict) -> Outcome | None:
-        return judge(job, token if job is None or job.token is None else job.token, verdict)
+    def judge_by_id(
+        job: Job | None, token: int, verdict: Verdict, *, lapsed: bool
+    ) -> Outcome | None:
+        held = token if job is None or job.token is None else job.token
+        return judge(job, held, verdict, lapsed=lapsed)
 
     return judge_by_id
 
@@ -52,10 +55,12 @@ def settle_without_token(judge: Judge) -> Judge:
 def reaper_without_guard(judge: Judge) -> Judge:
     """The reaper's verdict is applied to whatever has become of the job since it looked."""
 
-    def judge_workers(job: Job | None, token: int, verdict: Verdict) -> Outcome | None:
+    def judge_workers(
+        job: Job | None, token: int, verdict: Verdict, *, lapsed: bool
+    ) -> Outcome | None:
         if job is not None and is_reaped(verdict):
             return None
-        return judge(job, token, verdict)
+        return judge(job, token, verdict, lapsed=lapsed)
 
     return judge_workers
 
@@ -253,8 +258,3 @@ def as_new(job: Job) -> NewJob:
         priority=job.priority,
         overrides=job.overrides,
     )
-
-
-def is_reaped(verdict: Verdict) -> bool:
-    failure = getattr(verdict, "failure", None)
-    return failure is not None and failure.kind is FailureKind.OVERDUE

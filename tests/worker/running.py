@@ -48,7 +48,7 @@ async def until(look: Callable[[], Any], what: str = "it") -> Any:
         if found:
             return found
         assert monotonic() < deadline, f"waited {_PATIENCE_S:.0f} s in vain for {what}"
-        await asyncio.sleep(0.02)
+        await asyncio.sleep(0.05)
 
 
 class Entry(NamedTuple):

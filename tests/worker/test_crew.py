@@ -266,13 +266,30 @@ async def test_a_lost_job_that_never_started_is_forgotten(stage: Stage) -> None:
 
 async def test_jobs_that_run_alone_get_a_child_of_their_own(stage: Stage) -> None:
     (link,) = await stage.start()
-    stage.give("ab", kind="solo")
+    stage.give("a", kind="solo")
     solo = await stage.newest(2)
     assert (solo.solo, solo.setup.slots, link.calls) == (True, 1, [])
     solo.ready()
     assert ids_of(solo) == ["a"]
     solo.speak(Ended(solo.calls[0].number, (Returned(),)))
+    stage.give("b", kind="solo")
     assert ids_of(solo) == ["a", "b"]
+
+
+async def test_one_solo_child_is_kept_from_culprits(stage: Stage) -> None:
+    await stage.start()
+    stage.crew._lines.culprits.add("bane")
+    stage.give("AB", task="bane", kind="solo")
+    stage.give("ab", kind="solo")
+    await stage.newest(3)
+    solos = [link for link in stage.crew._seats if isinstance(link, FakeLink) and link.solo]
+    for solo in solos:
+        solo.ready()
+    assert [ids_of(solo) for solo in solos] == [["A"], ["a"]]
+    solos[1].speak(Ended(solos[1].calls[0].number, (Returned(),)))
+    assert [ids_of(solo) for solo in solos] == [["A"], ["a", "b"]]
+    solos[1].speak(Ended(solos[1].calls[1].number, (Returned(),)))
+    assert [ids_of(solo) for solo in solos] == [["A"], ["a", "b", "B"]]
 
 
 async def test_an_idle_solo_child_is_let_go(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:

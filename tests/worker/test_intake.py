@@ -8,15 +8,16 @@ from contextlib import asynccontextmanager, suppress
 
 import pytest
 
-from holdfast.core.model import Lease, LeaseRequest, NewJob
+from holdfast.core.model import Job, Lease, LeaseRequest, NewJob
+from holdfast.core.verdict import Complete
 from holdfast.core.workers import Health
 from holdfast.errors import EngineClosed, EngineUnavailable, StorageFull
 from holdfast.worker import intake as module
 from holdfast.worker.crew import Crew
-from holdfast.worker.hand import Hand
+from holdfast.worker.hand import Hand, Held
 from holdfast.worker.intake import Intake, Pace
-from holdfast.worker.intakes import Intakes
 from holdfast.worker.options import WorkerOptions
+from holdfast.worker.rooms import Rooms
 from holdfast.worker.wire import ChildSetup, TaskInfo
 from tests.worker.doubles import TroubledEngine
 from tests.worker.running import until
@@ -30,8 +31,9 @@ class Story:
         self.engine = engine
         self.room = 0
         self.taken: list[str] = []
-        self.intake = Intake(engine, lambda: self.room, self._take)
-        self.intake.ask("w", {"default": 1}, frozenset({"work"}))
+        self.tasks = frozenset({"work"})
+        self.intake = Intake(engine, lambda: (self.room, self.tasks), self._take)
+        self.intake.serve("w", {"default": 1})
 
     def _take(self, leases: list[Lease]) -> None:
         assert len(leases) <= self.room
@@ -91,7 +93,8 @@ async def test_only_known_tasks(story: Story) -> None:
         await until(lambda: story.taken)
         assert story.taken == ["b"]
         # A task that is learned later counts at once, though a request was waiting.
-        story.intake.ask("w", {"default": 1}, frozenset({"work", "other"}))
+        story.tasks = frozenset({"work", "other"})
+        story.intake.interrupt()
         await until(lambda: len(story.taken) == 2)
     assert story.taken == ["b", "a"]
 
@@ -154,7 +157,7 @@ async def test_a_closed_engine_ends_it(story: Story) -> None:
 
 
 async def test_heavier_queues_come_first_more_often(story: Story) -> None:
-    story.intake.ask("w", {"heavy": 9, "light": 1}, frozenset({"work"}))
+    story.intake.serve("w", {"heavy": 9, "light": 1})
     first = Counter(story.intake._order()[0] for _ in range(2_000))
     assert set(story.intake._order()) == {"heavy", "light"}
     assert first["heavy"] > 3 * first["light"] > 0
@@ -177,7 +180,7 @@ def test_the_pace_follows_what_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     assert pace.ahead() == 0
 
 
-def make_intakes(engine: TroubledEngine, hand: Hand, *, commands: bool = True) -> Intakes:
+def make_rooms(engine: TroubledEngine, hand: Hand, *, commands: bool = True) -> Rooms:
     setup = ChildSetup(worker="w", worker_id="1", slots=4)
     crew = Crew(
         Listening(),
@@ -187,31 +190,75 @@ def make_intakes(engine: TroubledEngine, hand: Hand, *, commands: bool = True) -
         commands=setup if commands else None,
     )
     options = WorkerOptions(url="memory:", prefetch=100)
-    return Intakes(engine, options, hand, crew, lambda _leases: None)
+    return Rooms(engine, options, hand, crew, lambda _leases: None)
 
 
 async def test_each_kind_has_its_own_room(story: Story) -> None:
     hand = Hand()
-    intakes = make_intakes(story.engine, hand)
-    assert [intakes.room(kind) for kind in ("python", "solo", "command")] == [8, 2, 4]
+    rooms = make_rooms(story.engine, hand)
+    assert [rooms.room(kind) for kind in ("python", "solo", "command")] == [8, 2, 4]
     hand.unjudged["python"] = 8
-    assert [intakes.room(kind) for kind in ("python", "solo", "command")] == [0, 2, 4]
+    assert [rooms.room(kind) for kind in ("python", "solo", "command")] == [0, 2, 4]
     hand.unjudged["python"] = 11
-    assert intakes.room("python") == 0
+    assert rooms.room("python") == 0
 
 
 async def test_room_by_health(story: Story) -> None:
-    intakes = make_intakes(story.engine, Hand())
-    rooms = {}
+    rooms = make_rooms(story.engine, Hand())
+    by_health = {}
     for state in Health:
-        intakes.set(closed=False, health=state)
-        rooms[state] = intakes.room("python")
-    assert rooms == {Health.HEALTHY: 8, Health.DEGRADED: 4, Health.UNHEALTHY: 0}
-    intakes.set(closed=True, health=Health.HEALTHY)
-    assert intakes.room("python") == 0
+        rooms.set(closed=False, health=state)
+        by_health[state] = rooms.room("python")
+    assert by_health == {Health.HEALTHY: 8, Health.DEGRADED: 4, Health.UNHEALTHY: 0}
+    rooms.set(closed=True, health=Health.HEALTHY)
+    assert rooms.room("python") == 0
 
 
 async def test_a_batch_task_makes_room_for_a_batch(story: Story) -> None:
-    intakes = make_intakes(story.engine, Hand())
-    intakes.learn("w", {"many": TaskInfo("many", batch=10)})
-    assert (intakes.room("python"), intakes.room("command")) == (17, 4)
+    rooms = make_rooms(story.engine, Hand())
+    rooms.learn("w", {"many": TaskInfo("many", batch=10)})
+    assert (rooms.room("python"), rooms.room("command")) == (17, 4)
+
+
+async def test_all_kinds_with_room_are_asked_for_in_one_call(story: Story) -> None:
+    hand = Hand()
+    rooms = make_rooms(story.engine, hand)
+    rooms.learn("w", {"work": TaskInfo("work"), "command": TaskInfo("command")})
+    assert rooms.wanted() == (8, frozenset({"work", "command"}))
+    hand.unjudged["python"] = 8
+    assert rooms.wanted() == (4, frozenset({"command"}))
+    hand.unjudged["command"] = 4
+    assert rooms.wanted() == (0, frozenset())
+
+
+async def test_the_kind_with_the_least_room_bounds_the_call_by_its_share(story: Story) -> None:
+    taken: list[Held] = []
+    rooms = make_rooms(story.engine, Hand())
+    rooms._taken = taken.extend
+    rooms.learn("w", {"work": TaskInfo("work"), "command": TaskInfo("command")})
+    for _ in range(200):
+        rooms.ended("python")
+    rooms._paces["python"]._rate = 10_000.0
+    plain, _ = rooms.wanted()
+    assert plain == 108
+    mixed = [Job(id=f"j{n}", task=("command", "work")[n % 2], queue="default") for n in range(2)]
+    for _ in range(20):
+        rooms._take([Lease(job=job, token=1, lease_ms=1000) for job in mixed])
+        for held in taken:
+            rooms._hand.judge(held, Complete())
+            rooms._hand.drop(held)
+    limit, _ = rooms.wanted()
+    assert limit == 8
+
+
+async def test_a_kind_that_was_left_out_is_asked_for_as_soon_as_it_has_room(story: Story) -> None:
+    hand = Hand()
+    rooms = make_rooms(story.engine, hand)
+    rooms.learn("w", {"work": TaskInfo("work"), "command": TaskInfo("command")})
+    rooms.intake._interrupted.clear()
+    hand.unjudged["python"] = 8
+    rooms.wanted()
+    rooms.ended("command")
+    assert not rooms.intake._interrupted.is_set()
+    rooms.ended("python")
+    assert rooms.intake._interrupted.is_set()

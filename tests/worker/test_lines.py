@@ -81,14 +81,15 @@ def test_the_latest_are_shed() -> None:
     assert (ids(mine.take("python")), len(mine)) == ("a", 2)
 
 
-def test_who_only_stood_beside_a_culprit_gets_every_second_turn() -> None:
-    mine = lines(*(held(id_, "bane" if id_.isupper() else "work", "solo") for id_ in "ABCab"))
+def test_alone_one_can_ask_for_a_culprit_or_for_another() -> None:
+    mine = lines(*(held(id_, "bane" if id_.isupper() else "work", "solo") for id_ in "ABab"))
     mine.culprits.add("bane")
-    assert "".join(ids(mine.take("solo")) for _ in range(6)) == "aAbBC"
+    taken = [ids(mine.take_alone(culprit=culprit)) for culprit in (False, True, False, False, True)]
+    assert taken == ["a", "A", "b", "B", ""]
 
 
 def test_a_lost_job_takes_nobodys_turn_alone() -> None:
     waiting = [held(id_, kind="solo") for id_ in "abc"]
     mine = lines(*waiting)
     waiting[0].lost = waiting[1].lost = True
-    assert [ids(mine.take("solo")) for _ in range(2)] == ["c", ""]
+    assert [ids(mine.take_alone(culprit=False)) for _ in range(2)] == ["c", ""]

@@ -13,7 +13,7 @@ from holdfast.core.workers import KIND, ORDER_KIND, Order, WorkerRecord, worker_
 from holdfast.engines.base import Saved
 from holdfast.errors import OutcomeUnknown, UsageError
 from holdfast.testing.clock import ManualClock
-from holdfast.worker.registration import Registration
+from holdfast.worker.registration import Registration, start_ticks
 from holdfast.worker.registry import encode, load_all
 from tests.worker.doubles import TroubledEngine
 
@@ -106,10 +106,33 @@ async def test_another_process_under_the_old_number_is_not_the_worker(
     engine: TroubledEngine,
 ) -> None:
     """As in a container that is started again, where the numbers are the same each time."""
-    long_ago = time.time_ns() // 1_000_000 - 3_600_000 * 24 * 365
-    await registration(engine, "1", started_at=long_ago).enter("w")
-    mine = registration(engine, "2")
+    ticks = start_ticks(os.getpid())
+    assert ticks is not None
+    await registration(engine, "1", start_ticks=ticks - 1).enter("w")
+    mine = registration(engine, "2", start_ticks=ticks)
     assert (await mine.enter("w"), mine.before) == ("w", "1")
+    with pytest.raises(UsageError):
+        await registration(engine, "3").enter("w")
+
+
+async def test_a_process_that_nobody_buried_is_gone(engine: TroubledEngine) -> None:
+    process = subprocess.Popen(["true"])
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+    await registration(engine, "1", pid=process.pid).enter("w")
+    assert await registration(engine, "2").enter("w") == "w"
+    process.wait()
+
+
+async def test_whose_processes_may_have_been_left_here(engine: TroubledEngine) -> None:
+    process = subprocess.Popen(["true"])
+    process.wait()
+    await registration(engine, "dead", pid=process.pid).enter("a")
+    await registration(engine, "alive").enter("b")
+    await registration(engine, "far", pid=process.pid, host="elsewhere").enter("c")
+    await registration(engine, "named", pid=process.pid).enter("w")
+    mine = registration(engine, "mine")
+    await mine.enter("w")
+    assert await mine.dead_here() == ["named", "dead"]
 
 
 async def test_heartbeats_renew_the_record(engine: TroubledEngine, clock: ManualClock) -> None:

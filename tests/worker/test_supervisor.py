@@ -109,6 +109,23 @@ async def test_jobs_run_and_their_verdicts_are_settled(engine: TroubledEngine) -
     assert await Workers(engine).all() == []
 
 
+async def test_never_more_in_hand_than_slots_and_prefetch(engine: TroubledEngine) -> None:
+    """However fast jobs end, of which the pace wants many more ahead."""
+    story = Story(engine, prefetch=5)
+    ids = [f"j{number}" for number in range(300)]
+    await story.enqueue(*ids)
+    hand = story.supervisor._hand
+    most = 0
+    async with story.running():
+        while sum(map(len, engine.settled)) < 300:
+            most = max(most, hand.unjudged_all)
+            story.end(*story.open_calls)
+            await asyncio.sleep(0.001)
+    assert 4 < most <= 4 + 5
+    page = await engine.find(JobFilter(states=(State.DONE,)), limit=1000)
+    assert len(page.jobs) == 300
+
+
 async def test_a_degraded_worker_leases_half_its_room(engine: TroubledEngine) -> None:
     story = Story(engine)
     await story.enqueue(
@@ -120,11 +137,11 @@ async def test_a_degraded_worker_leases_half_its_room(engine: TroubledEngine) ->
         story.end(others[0], failed=True)
         story.end(others[1], failed=True)
         # Three failures in a row: of three free slots, two may be taken.
-        await until(lambda: story.supervisor._intakes._health is Health.DEGRADED)
-        story.supervisor._intakes.look()
-        assert story.supervisor._intakes.room("python") <= 2
+        await until(lambda: story.supervisor._rooms._health is Health.DEGRADED)
+        story.supervisor._rooms.intake.look()
+        assert story.supervisor._rooms.room("python") <= 2
         story.end(*story.open_calls)
-        await until(lambda: story.supervisor._intakes._health is Health.HEALTHY)
+        await until(lambda: story.supervisor._rooms._health is Health.HEALTHY)
         await story.calls(4)
 
 
@@ -136,7 +153,7 @@ async def test_an_unhealthy_worker_leases_nothing_and_recovers(
         fortune = story.supervisor._fortune
         for task in ("work", "other") * 10:
             fortune.failed_at(task)
-        await until(lambda: story.supervisor._intakes._health is Health.UNHEALTHY)
+        await until(lambda: story.supervisor._rooms._health is Health.UNHEALTHY)
         await story.enqueue("a")
 
         async def red() -> bool:
@@ -146,7 +163,7 @@ async def test_an_unhealthy_worker_leases_nothing_and_recovers(
         assert story.link.calls == []
         fortune._failed_at -= 60.0
         story.end(*await story.calls(1))
-        await until(lambda: story.supervisor._intakes._health is Health.HEALTHY)
+        await until(lambda: story.supervisor._rooms._health is Health.HEALTHY)
 
 
 async def test_room_and_work_and_nothing_leased_is_red_until_something_is(
@@ -173,6 +190,9 @@ async def test_room_and_work_and_nothing_leased_is_red_until_something_is(
 
         why = await until(red, "it to be red")
         assert why == "room is free, work waits in default and nothing is leased"
+        beats = engine.asked["save"]
+        await until(lambda: engine.asked["save"] > beats + 3, "some heartbeats")
+        assert await red() == why
         gate.set()
         story.end(*await story.calls(1))
 
@@ -225,7 +245,7 @@ async def test_a_worker_whose_name_was_taken_serves_another_queue(engine: Troubl
             taken = replace(mine, value=encode(theirs))
         await until(lambda: story.supervisor.name != "w", "another name")
         await story.enqueue("theirs", queue=worker_queue("w"))
-        await until(lambda: story.supervisor._intakes._intakes["python"]._worker != "w")
+        await until(lambda: story.supervisor._rooms.intake._worker != "w")
         await story.enqueue("mine", queue=worker_queue(story.supervisor.name))
         (call,) = await story.calls(1)
         assert [given.id for given in call.jobs] == ["mine"]

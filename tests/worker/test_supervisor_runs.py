@@ -131,6 +131,22 @@ async def test_long_jobs_of_one_kind_do_not_keep_out_another(place: Place) -> No
     place.go()
 
 
+async def test_without_child_processes(place: Place) -> None:
+    """Handlers run in the supervisor itself; commands keep their own child."""
+    process = await place.worker(processes=0, commands=True)
+    await place.enqueue("note", "a")
+    await place.enqueue("hold_async", "b")
+    await place.enqueue("command", "c", payload={"command": ["true"]})
+    started = await place.started("a", "b")
+    assert {entry.pid for entry in started} == {process.pid}
+    (done, command) = await place.finished("a", "c")
+    assert (done.state, command.state) == (State.DONE, State.DONE)
+    process.terminate()
+    place.go()
+    await until(lambda: process.poll() is not None, "its end")
+    assert (process.returncode, (await place.job("b")).state) == (0, State.DONE)
+
+
 async def test_on_postgresql(pg_place: Place) -> None:
     """A run, a crash, a retry, a cancel and a drain on the other engine."""
     place = pg_place

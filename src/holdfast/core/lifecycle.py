@@ -206,18 +206,23 @@ def lease(job: Job, *, token: int, worker: str, now: int, lease_ms: int) -> Job:
     )
 
 
-def judge(job: Job | None, token: int, verdict: Verdict) -> Outcome | None:
+def judge(job: Job | None, token: int, verdict: Verdict, *, lapsed: bool) -> Outcome | None:
     """May `verdict` end the lease `token`? None: apply it; else the answer to give.
 
-    A late settle still wins while the job waits under its token; a repeat is harmless.
+    A late settle still wins while the job waits under its token; a repeat is harmless. The
+    verdict on a lapsed lease must find it lapsed still: `lapsed` is whether its deadline is past.
     """
     if job is None or job.token != token:
         return Outcome.LOST
     match job.state:
         case State.LEASED:
-            return None
+            # A renewal may have been on its way when the reaper looked.
+            return Outcome.LOST if is_reaped(verdict) and not lapsed else None
+        case State.WAITING if isinstance(verdict, Retry | Release):
+            return Outcome.SETTLED
         case State.WAITING:
-            return Outcome.SETTLED if isinstance(verdict, Retry | Release) else None
+            # Its worker was faster with a release, which gave back what this was decided on.
+            return Outcome.LOST if is_reaped(verdict) else None
         case State.DONE:
             return Outcome.SETTLED if isinstance(verdict, Complete) else Outcome.LOST
         case State.DEAD:
@@ -229,6 +234,12 @@ def judge(job: Job | None, token: int, verdict: Verdict) -> Outcome | None:
             return Outcome.SETTLED if repeat else Outcome.LOST
         case never:
             assert_never(never)
+
+
+def is_reaped(verdict: Verdict) -> bool:
+    """Is it about a lease that lapsed?"""
+    failure = verdict.failure if isinstance(verdict, Retry | Bury) else None
+    return failure is not None and failure.kind is FailureKind.OVERDUE
 
 
 def apply(job: Job, verdict: Verdict, queue: Queue, now: int) -> Change:

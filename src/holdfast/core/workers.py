@@ -40,6 +40,8 @@ class WorkerRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     host: str
     pid: int
     started_at: int
+    start_ticks: int = 0
+    """When its process was started, by its kernel: with the pid it is the name of that process."""
     version: str = ""
     queues: dict[str, int] = {}
     tasks: tuple[str, ...] = ()

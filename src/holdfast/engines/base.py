@@ -98,8 +98,9 @@ class Engine(Protocol):
     9. Every list has a stated order.
     10. Every call is bounded.
     11. No policy, and no clock but its own.
-    12. A valid lease is never ended by expiry, by max_attempts or by an operator, who can only
-        ask; except by `drop` and by a forced delete, which revoke it.
+    12. A valid lease is never ended by expiry, by max_attempts, by a reaper that looked too early
+        or by an operator, who can only ask; except by `drop` and by a forced delete, which
+        revoke it.
     13. An outcome that is not known is reported as OutcomeUnknown, and repeating the call with
         the same id, key or token is safe.
     14. A move to a dead queue is one transaction.

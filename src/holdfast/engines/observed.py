@@ -153,6 +153,8 @@ class Observed:
             self._tell(EngineCalled(verb=verb, duration_ms=_ms_since(start), error=code))
             raise
         duration_ms = _ms_since(start)
+        if not self._tell:
+            return answer
         counts: dict[str, dict[str, int]] = {}
         # Thousands are counted alike before anything is done with them one by one.
         for (queue, outcome), count in Counter(outcomes(answer)).items():

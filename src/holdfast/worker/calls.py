@@ -6,10 +6,12 @@ works off in some milliseconds, so that neither waits for the other.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from time import monotonic
 
 from holdfast.core import limits
-from holdfast.core.model import Failure, Job
+from holdfast.core.lifecycle import exhausted
+from holdfast.core.model import Failure, Queue
 from holdfast.worker.hand import Held
 from holdfast.worker.link import Link
 from holdfast.worker.wire import Call, Given
@@ -23,10 +25,10 @@ class Placed:
 
     __slots__ = ("cancelled", "gentle", "held", "lost_at", "number", "timeout_ms")
 
-    def __init__(self, number: int, held: list[Held], timeout_ms: int | None, gentle: bool) -> None:
+    def __init__(self, number: int, held: list[Held], gentle: bool) -> None:
         self.number = number
         self.held = held
-        self.timeout_ms = timeout_ms
+        self.timeout_ms: int | None = None
         self.gentle = gentle
         self.cancelled = False
         self.lost_at: float | None = None
@@ -48,6 +50,7 @@ class Seat:
         self.started_at = monotonic()
         self._ended = 0
         self._rate = 0.0
+        self._started = 0
 
     @property
     def room(self) -> int:
@@ -56,9 +59,6 @@ class Seat:
             return 0
         ahead = 0 if self.link.solo else min(int(self._rate * _AHEAD_S), _AHEAD_MAX)
         return self.slots + ahead - len(self.calls)
-
-    def place(self, placed: Placed) -> None:
-        self.calls[placed.number] = placed
 
     def take_back(self, number: int) -> Placed | None:
         """The call is over, or was given back."""
@@ -74,31 +74,40 @@ class Seat:
         rate, self._ended = self._ended / seconds, 0
         self._rate += (rate - self._rate) * 0.5
 
-
-def call_of(placed: Placed, task: str, last: list[bool]) -> Call:
-    jobs = tuple(
-        _given(held.lease.job, held.lease.token, final)
-        for held, final in zip(placed.held, last, strict=True)
-    )
-    return Call(placed.number, task, jobs, placed.timeout_ms)
+    def is_held_up(self) -> bool:
+        """Called at every tick: calls wait in the child, and none has started since the last."""
+        before, self._started = self._started, self.link.board.started
+        return len(self.calls) > self.slots and before == self._started
 
 
-def _given(job: Job, token: int, last: bool) -> Given:
-    return Given(
-        job.id,
-        job.queue,
-        job.payload,
-        job.content_type,
-        job.attempt,
-        token,
-        job.created_at,
-        last,
-        job.checkpoint,
-        job.key,
-        job.tenant,
-        job.labels,
-        job.headers,
-    )
+def call_of(placed: Placed, queue_of: Callable[[str], Queue]) -> Call:
+    """The call as its child gets it; the shortest timeout of its jobs is the call's."""
+    given: list[Given] = []
+    for held in placed.held:
+        held.call = placed.number
+        job = held.lease.job
+        queue = queue_of(job.queue)
+        timeout_ms = job.overrides.timeout_ms or queue.timeout_ms
+        if timeout_ms is not None:
+            placed.timeout_ms = min(timeout_ms, placed.timeout_ms or timeout_ms)
+        given.append(
+            Given(
+                job.id,
+                job.queue,
+                job.payload,
+                job.content_type,
+                job.attempt,
+                held.lease.token,
+                job.created_at,
+                exhausted(queue, job),
+                job.checkpoint,
+                job.key,
+                job.tenant,
+                job.labels,
+                job.headers,
+            )
+        )
+    return Call(placed.number, placed.held[0].lease.job.task, tuple(given), placed.timeout_ms)
 
 
 COMMAND = "command"

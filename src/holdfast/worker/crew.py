@@ -13,7 +13,6 @@ from typing import Protocol
 
 from msgspec.structs import replace
 
-from holdfast.core import lifecycle
 from holdfast.core.model import Failure, Note, Queue
 from holdfast.worker import processes
 from holdfast.worker.calls import COMMAND, Placed, Seat, call_of
@@ -91,6 +90,8 @@ class Crew:
         self._solo_at = 0.0
         self._starting: set[asyncio.Task[None]] = set()
         self._solos_coming = 0
+        # Two at least: one for culprits, and one for those who only stood beside them.
+        self._solos_max = max(2, processes)
         self._closing = False
 
     @property
@@ -103,7 +104,7 @@ class Crew:
             case "python":
                 return self._processes * self._python.slots if self._python else 0
             case "solo":
-                return self._processes if self._python and self._make is Link else 0
+                return self._solos_max if self._python and self._make is Link else 0
             case "command":
                 return self._commands.slots if self._commands else 0
 
@@ -143,16 +144,29 @@ class Crew:
                 self._want_solo(seats)
             words: dict[Seat, list[Down]] = {}
             while (seat := max(seats, key=lambda one: one.room, default=None)) is not None:
-                if seat.room <= 0 or not (held := self._lines.take(kind)):
+                if seat.room <= 0 or not (held := self._take(kind)):
                     break
                 # Several in a row, so that the search for the emptiest is not done for each.
                 words.setdefault(seat, []).append(self._place(seat, held))
                 for _ in range(seat.room // 2):
-                    if not (held := self._lines.take(kind)):
+                    if not (held := self._take(kind)):
                         break
                     words[seat].append(self._place(seat, held))
             for seat, said in words.items():
                 seat.link.say(said)
+
+    def _take(self, kind: Kind) -> list[Held]:
+        """Culprits end the process they get, and the next has to be started first. One process is
+        kept from them, or the others would wait until all culprits are dead."""
+        if kind != "solo":
+            return self._lines.take(kind)
+        culprits = sum(
+            placed.held[0].job.task in self._lines.culprits
+            for seat in self._living()
+            if seat.link.solo
+            for placed in seat.calls.values()
+        )
+        return self._lines.take_alone(culprit=culprits < self._solos_max - 1)
 
     def cancel(self, held: Held, *, lost: bool = False) -> None:
         """Stop this job, if it runs; one that has not started and is lost is just left."""
@@ -187,7 +201,16 @@ class Crew:
             elif seat.link.solo and not seat.calls and now - seat.idle_since > _SOLO_IDLE_S:
                 seat.finishing = True
                 seat.link.say([Finish()])
+        self._level()
         self.dispatch()
+
+    def _level(self) -> None:
+        """What waits in a child that is held up goes to another that is not."""
+        held_up = [seat for seat in self._living() if seat.is_held_up()]
+        for seat in held_up:
+            others = (one for one in self._living() if _kind(one.link) == _kind(seat.link))
+            if any(one.room > 0 and len(one.calls) < one.slots for one in others):
+                seat.link.say([Recall()])
 
     def close(self) -> list[Held]:
         """Start nothing more; the jobs that wait here. Children give back theirs as they answer."""
@@ -262,24 +285,11 @@ class Crew:
 
     def _place(self, seat: Seat, held: list[Held]) -> Down:
         self._number += 1
-        job = held[0].lease.job
-        info = self.tasks.get(job.task)
-        queues = [self._queue_of(each.lease.job.queue) for each in held]
-        limits_ms = [
-            limit
-            for each, queue in zip(held, queues, strict=True)
-            if (limit := each.lease.job.overrides.timeout_ms or queue.timeout_ms) is not None
-        ]
+        info = self.tasks.get(held[0].lease.job.task)
         gentle = seat.link.setup.target is None or (info is not None and info.gentle)
-        placed = Placed(self._number, held, min(limits_ms, default=None), gentle)
-        for each in held:
-            each.call = placed.number
-        seat.place(placed)
-        last = [
-            lifecycle.exhausted(queue, each.lease.job)
-            for each, queue in zip(held, queues, strict=True)
-        ]
-        return call_of(placed, job.task, last)
+        placed = Placed(self._number, held, gentle)
+        seat.calls[placed.number] = placed
+        return call_of(placed, self._queue_of)
 
     def _back(self, seat: Seat, numbers: Iterable[int]) -> None:
         for number in sorted(numbers, reverse=True):
@@ -314,13 +324,13 @@ class Crew:
             seat.link.kill()
 
     def _want_solo(self, seats: list[Seat]) -> None:
-        """One for each job that waits, but no more than there are other children."""
+        """One for each job that waits, up to the bound."""
         if self._python is None:
             return
         coming = sum(not seat.ready for seat in seats) + self._solos_coming
         missing = min(
             self._lines.count("solo") - coming,
-            max(1, self._processes) - len(seats) - self._solos_coming,
+            self._solos_max - len(seats) - self._solos_coming,
         )
         after_s = max(0.0, self._solo_at - monotonic())
         for _ in range(missing):

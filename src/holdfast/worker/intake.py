@@ -24,27 +24,29 @@ _PAUSE_S_FIRST, _PAUSE_S_MAX = 0.1, 5.0
 
 
 class Intake:
-    """`room` says how many jobs may come, 0 while none may; `taken` gets them."""
+    """`wanted` says how many jobs may come, 0 while none may, and of which tasks; `taken` gets
+    them."""
 
     def __init__(
-        self, engine: Engine, room: Callable[[], int], taken: Callable[[list[Lease]], None]
+        self,
+        engine: Engine,
+        wanted: Callable[[], tuple[int, frozenset[str]]],
+        taken: Callable[[list[Lease]], None],
     ) -> None:
         self._engine = engine
-        self._room = room
+        self._wanted = wanted
         self._taken = taken
         self._worker = ""
         self._queues: dict[str, int] = {}
         self._changed = asyncio.Event()
         self._interrupted = asyncio.Event()
-        self.tasks: frozenset[str] = frozenset()
         self.leased_at = monotonic()
         """When the engine last gave a job, or was last not asked because there was no room."""
 
-    def ask(self, worker: str, queues: Mapping[str, int], tasks: frozenset[str]) -> None:
-        """From now on for these."""
-        if (worker, dict(queues), tasks) != (self._worker, self._queues, self.tasks):
-            self._worker, self._queues, self.tasks = worker, dict(queues), tasks
-            self.interrupt()
+    def serve(self, worker: str, queues: Mapping[str, int]) -> None:
+        """From now on under this name, for these queues by weight."""
+        self._worker, self._queues = worker, dict(queues)
+        self.interrupt()
 
     def look(self) -> None:
         """Something changed that may have made room."""
@@ -60,14 +62,14 @@ class Intake:
         pause = _PAUSE_S_FIRST
         while True:
             self._interrupted.clear()
-            room = self._room()
-            if room <= 0 or not self.tasks:
+            limit, tasks = self._wanted()
+            if limit <= 0 or not self._queues:
                 self.leased_at = monotonic()
                 self._changed.clear()
                 await self._sleep(1.0)
                 continue
             try:
-                leases = await self._lease(min(room, limits.BATCH_MAX))
+                leases = await self._lease(limit, tasks)
             except EngineClosed:
                 raise
             except EngineError as error:
@@ -80,14 +82,14 @@ class Intake:
                 self.leased_at = monotonic()
                 self._taken(leases)
 
-    async def _lease(self, limit: int) -> list[Lease]:
+    async def _lease(self, limit: int, tasks: frozenset[str]) -> list[Lease]:
         """What comes in time; nothing when interrupted."""
         request = LeaseRequest(
             queues=self._order(),
             limit=limit,
             worker=self._worker,
             wait_ms=_WAIT_MS,
-            tasks=self.tasks,
+            tasks=tasks,
         )
         leasing = asyncio.ensure_future(self._engine.lease(request))
         interrupted = asyncio.ensure_future(self._interrupted.wait())

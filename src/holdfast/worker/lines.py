@@ -13,14 +13,12 @@ class Lines:
     """First come, first served in each. `batch_of` says how many jobs of a task go together.
 
     `culprits` are tasks that ended the process they had for themselves. Of those who must run
-    alone most only stood beside such a one: every second turn is theirs, so that they need not
-    wait until all the others have died.
+    alone most only stood beside such a one.
     """
 
     def __init__(self, batch_of: Callable[[str], int]) -> None:
         self.culprits: set[str] = set()
         self._batch_of = batch_of
-        self._innocent_next = True
         self._lines: dict[Kind, deque[Held]] = {kind: deque() for kind in KINDS}
 
     def __len__(self) -> int:
@@ -41,18 +39,25 @@ class Lines:
 
     def take(self, kind: Kind) -> list[Held]:
         """The jobs of the next call; none when nothing waits."""
-        if kind == "solo":
-            return self._take_alone()
         line = self._lines[kind]
         while line:
             first = line.popleft()
             if first.lost:
                 continue
             most = self._batch_of(first.lease.job.task)
-            if most == 1:
+            if most == 1 or kind == "solo":
                 return [first]
             return [first, *_take_alike(line, first.lease.job.task, most - 1)]
         return []
+
+    def take_alone(self, *, culprit: bool) -> list[Held]:
+        """The first culprit, or the first of the others; of the other sort if there is none."""
+        line = self._lines["solo"]
+        for at, held in enumerate(line):
+            if not held.lost and (held.job.task in self.culprits) == culprit:
+                del line[at]
+                return [held]
+        return self.take("solo")
 
     def remove(self, held: Held) -> bool:
         """False when it does not wait here."""
@@ -72,20 +77,6 @@ class Lines:
         """The latest, beyond so many."""
         line = self._lines[kind]
         return [line.pop() for _ in range(len(line) - most)]
-
-    def _take_alone(self) -> list[Held]:
-        line = self._lines["solo"]
-        innocent = (held for held in line if held.job.task not in self.culprits)
-        first = next(innocent, None) if self._innocent_next else None
-        self._innocent_next = not self._innocent_next
-        if first is not None:
-            line.remove(first)
-            line.appendleft(first)
-        while line:
-            first = line.popleft()
-            if not first.lost:
-                return [first]
-        return []
 
 
 def _take_alike(line: deque[Held], task: str, most: int) -> list[Held]:

@@ -14,7 +14,7 @@ import socket
 import subprocess
 import sys
 from contextlib import suppress
-from typing import Protocol
+from typing import Protocol, cast
 
 import msgspec
 
@@ -101,10 +101,11 @@ class Link(asyncio.Protocol):
         await loop.create_connection(lambda: self, sock=ours)
 
     def say(self, words: list[Down]) -> None:
-        """Nothing is heard any more by a child that has died; its death is told anyway."""
+        """Nothing is heard any more by a child that has died, or was hung up on; its death is told
+        anyway."""
         if self._transport is None:
             self._unsent += words
-        elif not self._transport.is_closing():
+        elif not self._hung_up and not self._transport.is_closing():
             self._transport.write(frame(words))
 
     def kill(self) -> None:
@@ -132,8 +133,8 @@ class Link(asyncio.Protocol):
         await self._told.wait()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        # Not every loop's transports are of that class.
+        self._transport = cast("asyncio.Transport", transport)
         unsent, self._unsent = self._unsent, []
         if unsent:
             self.say(unsent)

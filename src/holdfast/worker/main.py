@@ -11,8 +11,9 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
+from typing import Any
 from urllib.parse import urlsplit
 
 import msgspec
@@ -46,12 +47,21 @@ def main() -> None:
     # What its handlers enqueue goes where the worker leases.
     os.environ["HOLDFAST_URL"] = options.url
     try:
-        asyncio.run(supervise(options))
+        loop_run()(supervise(options))
     except* HoldfastError as group:
         for error in _leaves(group):
             _log.error("%s", error)
         usage = not any(isinstance(error, EngineError) for error in _leaves(group))
         sys.exit(EXIT_USAGE if usage else 1)
+
+
+def loop_run() -> Callable[[Coroutine[Any, Any, None]], None]:
+    """The faster loop where it is installed; children and commands are never started by it."""
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.run
+    return uvloop.run
 
 
 async def supervise(options: WorkerOptions) -> None:

@@ -10,7 +10,6 @@ import itertools
 import os
 import re
 import socket
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -91,6 +90,14 @@ class Registration:
         if old:
             await self._engine.save([replace(one, value=None) for one in old[: limits.BATCH_MAX]])
 
+    async def dead_here(self) -> list[str]:
+        """The ids of earlier starts on this host whose processes are gone, and perhaps not all that
+        they had started."""
+        records = (decode(one.value, WorkerRecord) for one in await load_all(self._engine, KIND))
+        host = socket.gethostname()
+        dead = [one.id for one in records if one is not None and one.host == host and _is_dead(one)]
+        return [self.before, *dead] if self.before else dead
+
     async def _save(self) -> bool:
         facts = encode(replace(self._told(), name=self.name))
         record = Record(kind=KIND, key=self.name, value=facts, version=self._version)
@@ -129,17 +136,26 @@ def _is_gone(record: Record) -> bool:
         return True
     if known.host != socket.gethostname():
         return False
-    age_s = _process_age_s(known.pid)
-    # A number can be another's by now: in a container that starts again they all are.
-    began_at = time.time_ns() // 1_000_000 - round((age_s or 0) * 1000)
-    return age_s is None or began_at > known.started_at + limits.SECOND_MS
+    return _is_dead(known)
 
 
-def _process_age_s(pid: int) -> float | None:
-    """How long ago the process with this number was started; None if there is none."""
+def _is_dead(known: WorkerRecord) -> bool:
+    """A number can be another's by now: in a container that starts again they all are."""
+    try:
+        os.kill(known.pid, 0)
+    except ProcessLookupError:
+        return True
+    except PermissionError:
+        return False
+    ticks = start_ticks(known.pid)
+    return ticks is None or known.start_ticks not in (0, ticks)
+
+
+def start_ticks(pid: int) -> int | None:
+    """When the process with this number was started; None if there is none that lives."""
     try:
         text = Path(f"/proc/{pid}/stat").read_bytes()
     except OSError:
         return None
-    ticks = int(text[text.rindex(b")") + 2 :].split()[19])
-    return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
+    state, *fields = text[text.rindex(b")") + 2 :].split()
+    return None if state == b"Z" else int(fields[18])

@@ -19,7 +19,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from holdfast.core.model import Failure, Job, Lease, Note, Queue
+from holdfast.core.model import Failure, Note, Queue
 from holdfast.core.verdict import Complete, Release, Retry
 from holdfast.core.workers import TASKS_SHOWN, Order, WorkerRecord, health, worker_queue
 from holdfast.engines.base import Engine
@@ -29,10 +29,10 @@ from holdfast.worker.calls import COMMAND
 from holdfast.worker.crew import TICK_S, Crew
 from holdfast.worker.fortune import Fortune
 from holdfast.worker.hand import Hand, Held, Kind
-from holdfast.worker.intakes import Intakes
 from holdfast.worker.options import WorkerOptions
-from holdfast.worker.registration import Registration
+from holdfast.worker.registration import Registration, start_ticks
 from holdfast.worker.renewer import Renewer
+from holdfast.worker.rooms import Rooms
 from holdfast.worker.settler import Settler
 from holdfast.worker.verdicts import after_death, note_of, verdict_on
 from holdfast.worker.watch import STALL_MS, find_stall
@@ -63,10 +63,11 @@ class Supervisor:
         self._hand = Hand()
         self._fortune = Fortune()
         self._crew = crew(self, self._queue_of)
-        self._intakes = Intakes(engine, options, self._hand, self._crew, self._take)
+        self._rooms = Rooms(engine, options, self._hand, self._crew, self._crew.give)
         self._registration = Registration(engine, self._facts)
         self._renewer = Renewer(engine, self._hand, self._lose, self._cancel)
         self._started_at = time.time_ns() // 1_000_000
+        self._start_ticks = start_ticks(os.getpid()) or 0
         self._order = Order()
         self._blocked = ""
         self._fatal: ConfigError | None = None
@@ -84,9 +85,9 @@ class Supervisor:
     async def run(self, stop: Callable[[Supervisor], None] | None = None) -> None:
         """Until it has drained or been stopped. `stop` gets this, to ask for its end."""
         name = await self._registration.enter(self._options.name)
-        if self._registration.before:
-            # What an earlier start of this worker may have left running on this host.
-            processes.kill_marked({b"HOLDFAST_WORKER_ID": self._registration.before.encode()})
+        for dead in await self._registration.dead_here():
+            # What an earlier start may have left running, when its launcher died with it.
+            processes.kill_marked({b"HOLDFAST_WORKER_ID": dead.encode()})
         await self._load_queues()
         # Before anything is leased: it may have been cordoned in an earlier life.
         await self._read_order()
@@ -105,7 +106,7 @@ class Supervisor:
                     self._every(self._options.heartbeat_ms / 1000, self._beat, self._changed),
                 )
             ]
-            intake = group.create_task(self._intakes.run(), name="intake")
+            intake = group.create_task(self._rooms.intake.run(), name="intake")
             await self._crew.start(name)
             await self._draining.wait()
             intake.cancel()
@@ -140,7 +141,7 @@ class Supervisor:
         note = note_of(ending)
         if note is not None:
             held.add_note(note)
-        self._intakes.ended(held.kind)
+        self._rooms.ended(held.kind)
         if isinstance(verdict, Complete):
             self._fortune.succeeded(job.task)
         elif isinstance(ending, Raised | AskedRetry):
@@ -161,7 +162,7 @@ class Supervisor:
         held.add_note(note)
 
     def learned(self, tasks: dict[str, TaskInfo]) -> None:
-        self._intakes.learn(self.name, tasks)
+        self._rooms.learn(self.name, tasks)
         self._learned.set()
         self._changed.set()
         if self._options.target is None or set(tasks) - {COMMAND}:
@@ -176,15 +177,8 @@ class Supervisor:
             )
             self.stop()
 
-    def _take(self, leases: list[Lease]) -> None:
-        self._crew.give(self._hand.take(leases, monotonic(), self._kind_of))
-
-    def _kind_of(self, job: Job) -> Kind:
-        info = self._crew.tasks.get(job.task) or TaskInfo(job.task)
-        return self._crew.kind_of(info, alone=job.runs_alone)
-
     def _left(self) -> None:
-        self._intakes.look()
+        self._rooms.intake.look()
 
     def _lose(self, held: Held) -> None:
         _log.warning("the lease on job %s is lost: its run is ended", held.job.id)
@@ -223,7 +217,7 @@ class Supervisor:
     async def _tick(self) -> None:
         while True:
             await asyncio.sleep(TICK_S)
-            self._intakes.measure()
+            self._rooms.measure()
             self._crew.tick()
             self._shed()
             self._fortune.rest()
@@ -234,14 +228,14 @@ class Supervisor:
         # Not by what blocks it: whoever leased nothing because of that would never be well.
         state, _ = health(replace(self._facts(), blocked=""), 0)
         closed = self._order.cordoned or self._draining.is_set()
-        self._intakes.set(closed=closed, health=state)
+        self._rooms.set(closed=closed, health=state)
 
     def _shed(self) -> None:
         """Give back what was leased ahead when jobs ended faster. Not what must run alone: that
         comes with the others, would come again at once, and has only so many releases."""
         kinds: tuple[Kind, ...] = ("python", "command")
         for kind in kinds:
-            most = 2 * self._intakes.ahead(kind) + self._crew.capacity_of(kind)
+            most = 2 * self._rooms.ahead(kind) + self._crew.capacity_of(kind)
             for held in self._crew.shed(kind, most):
                 self._settler.judge(held, Release("leased ahead by a worker now busy"))
 
@@ -250,16 +244,16 @@ class Supervisor:
         await self._registration.heartbeat()
         if self._crew.tasks:
             # Under another name, if somebody had to take this one.
-            self._intakes.learn(self.name, self._crew.tasks)
+            self._rooms.learn(self.name, self._crew.tasks)
         if random.random() < 0.05:
             await self._registration.tidy()
 
     async def _find_stall(self) -> str:
         if self._crew.broken is not None:
             return f"its application cannot be started: {self._crew.broken.message}"
-        if self._intakes.idle_s() * 1000 < STALL_MS:
+        if self._rooms.idle_s() * 1000 < STALL_MS:
             return ""
-        queues = {worker_queue(self.name), *self._intakes.queues(self._crew.tasks)}
+        queues = {worker_queue(self.name), *self._rooms.queues(self._crew.tasks)}
         return await find_stall(self._engine, queues, self._crew.tasks)
 
     async def _read_order(self) -> None:
@@ -293,8 +287,9 @@ class Supervisor:
             host=socket.gethostname(),
             pid=os.getpid(),
             started_at=self._started_at,
+            start_ticks=self._start_ticks,
             version=self._options.version,
-            queues=self._intakes.queues(self._crew.tasks),
+            queues=self._rooms.queues(self._crew.tasks),
             tasks=tuple(sorted(self._crew.tasks)[:TASKS_SHOWN]),
             labels=self._options.labels,
             capacity=self._crew.capacity,

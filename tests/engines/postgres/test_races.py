@@ -6,12 +6,20 @@ from typing import Any
 import asyncpg
 import pytest
 
-from holdfast.core import limits
+from holdfast.core import lifecycle, limits
 from holdfast.core.model import JobFilter, LeaseRequest, Renewal, State, Status
 from holdfast.core.verdict import Complete, Edit, Outcome, Retry, Settlement
 from holdfast.engines.postgres import PostgresEngine
 from holdfast.testing.clock import ManualClock
-from holdfast.testing.contract.making import a_job, a_queue, jobs, lease_ids, lease_one
+from holdfast.testing.contract.making import (
+    a_job,
+    a_queue,
+    from_default,
+    jobs,
+    lease_ids,
+    lease_one,
+    settle,
+)
 from tests.engines.postgres.until import until, until_blocked
 
 
@@ -171,4 +179,49 @@ async def test_the_isolation_that_others_chose_does_not_matter(pg_dsn: str, look
     assert [receipt.code for receipt in await enqueuing] == ["queue_full"]
     await connection.close()
     await other.close()
+    await engine.close()
+
+
+@pytest.mark.parametrize("wait_ms", [0, 60_000])
+async def test_jobs_leased_for_a_cancelled_caller_are_given_back(
+    engine: PostgresEngine, look: Any, wait_ms: int
+) -> None:
+    await engine.enqueue(jobs("ab"))
+    async with look.transaction():
+        await look.execute("LOCK TABLE queues")
+        caller = asyncio.create_task(engine.lease(from_default(9, wait_ms=wait_ms)))
+        await until_blocked(look)
+        caller.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await caller
+        closing = asyncio.create_task(engine.close())
+        await asyncio.sleep(0)
+        assert not closing.done(), "it waits for what is under way"
+    await closing
+    await engine.open()
+    for id_ in "ab":
+        job = await engine.get(id_)
+        assert job is not None
+        assert (job.state, job.attempt, job.releases) == (State.WAITING, 0, 1)
+
+
+async def test_a_renewal_on_its_way_is_not_overlooked_by_the_reaper(pg_dsn: str, look: Any) -> None:
+    clock = ManualClock()
+    engine = PostgresEngine(pg_dsn, clock=clock)
+    await engine.open()
+    await engine.enqueue([a_job("a")])
+    lease = await lease_one(engine)
+    clock.advance(lease.lease_ms - 1)
+    async with look.transaction():
+        renewed = await look.fetch(
+            "SELECT * FROM renew(1, $1, $2, $3, $4, '{}', '{}', '{}')",
+            clock.wall_ms(), ["a"], [lease.token], [lease.lease_ms],
+        )  # fmt: skip
+        assert len(renewed) == 1
+        clock.advance(1)
+        (lapsed,) = (await engine.overdue(9)).leases
+    verdict = lifecycle.after_overdue(a_queue(), lapsed.job)
+    assert await settle(engine, lapsed, verdict) is Outcome.LOST
+    clock.advance(lease.lease_ms - 2)
+    assert await settle(engine, lease, Complete(b"r")) is Outcome.SETTLED
     await engine.close()

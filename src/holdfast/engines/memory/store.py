@@ -119,7 +119,8 @@ class Store:
     def settle(self, settlement: Settlement) -> Outcome:
         lease, verdict = settlement.lease, settlement.verdict
         row = self.rows.get(lease.id)
-        answer = lifecycle.judge(row.job if row else None, lease.token, verdict)
+        lapsed = row is not None and row.deadline <= self.clock.boot_ms()
+        answer = lifecycle.judge(row.job if row else None, lease.token, verdict, lapsed=lapsed)
         if answer is not None or row is None:
             return answer or Outcome.LOST
         if not admission.is_welcome(settlement, self.queues):

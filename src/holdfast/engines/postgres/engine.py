@@ -6,6 +6,7 @@ No SQL is here. The server's clock decides, unless a test gives its own.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
@@ -27,7 +28,7 @@ from holdfast.core.model import (
     Tally,
     TallyBy,
 )
-from holdfast.core.verdict import Amendment, Outcome, Settlement
+from holdfast.core.verdict import Amendment, Outcome, Release, Settlement
 from holdfast.engines.base import Examination, Expired, Overdue, Saved, Traits
 from holdfast.engines.clock import Clock
 from holdfast.engines.postgres import (
@@ -44,10 +45,10 @@ from holdfast.engines.postgres import (
     records as recording,
 )
 from holdfast.engines.postgres.listen import Listener
-from holdfast.engines.postgres.pool import FAILURES, Connection, Pool
+from holdfast.engines.postgres.pool import CLOSE_S_MAX, FAILURES, Connection, Pool
 from holdfast.engines.postgres.steps import Steps, Store, T
 from holdfast.engines.postgres.within import AsyncWithin, Home, Within, within
-from holdfast.engines.waiting import Bell, lease_patiently
+from holdfast.engines.waiting import Bell, lease_patiently, may_make_due
 from holdfast.errors import (
     ConfigError,
     EngineClosed,
@@ -95,6 +96,7 @@ class PostgresEngine:
         self._identity: schemas.Identity | None = None
         self._pool: Pool | None = None
         self._listener: Listener | None = None
+        self._giving_back: set[asyncio.Task[None]] = set()
 
     @property
     def traits(self) -> Traits:
@@ -106,6 +108,8 @@ class PostgresEngine:
                 await self._open()
 
     async def close(self) -> None:
+        if self._giving_back:
+            await asyncio.wait(self._giving_back, timeout=CLOSE_S_MAX)
         pool, self._pool = self._pool, None
         listener, self._listener = self._listener, None
         self._bell.ring()
@@ -161,7 +165,8 @@ class PostgresEngine:
     async def settle(self, settlements: Sequence[Settlement]) -> list[Outcome]:
         checks.check_batch(len(settlements))
         outcomes = await self._run(settling.settle, settlements)
-        self._bell.ring()
+        if may_make_due(settlements):
+            self._bell.ring()
         return outcomes
 
     async def overdue(self, limit: int) -> Overdue:
@@ -254,7 +259,22 @@ class PostgresEngine:
         return self._pool, Store(self._identity.ns, self._clock_ms)
 
     async def _lease(self, request: LeaseRequest) -> tuple[list[Lease], int | None]:
-        return await self._run(leasing.lease, request), None
+        """Once it is under way nothing stops it: what nobody would have is given back."""
+        under_way = asyncio.create_task(self._run(leasing.lease, request))
+        try:
+            return await asyncio.shield(under_way), None
+        except asyncio.CancelledError:
+            task = asyncio.create_task(self._give_back(under_way))
+            self._giving_back.add(task)
+            task.add_done_callback(self._giving_back.discard)
+            raise
+
+    async def _give_back(self, under_way: asyncio.Task[list[Lease]]) -> None:
+        verdict = Release(text="the caller was cancelled")
+        with contextlib.suppress(EngineError):
+            leases = await under_way
+            if leases:
+                await self.settle([Settlement(lease=one, verdict=verdict) for one in leases])
 
     async def _linger(self, request: LeaseRequest) -> tuple[int | None, bool]:
         """Before a wait: when the next job is due, and whether to look again at once."""

@@ -78,7 +78,7 @@ def _settle_carefully(store: Store, settlements: Sequence[Settlement]) -> Steps[
     outcomes, notes = [], dict[int, Note]()
     for settlement in settlements:
         current = kept.get(settlement.lease.id) if can_exist(settlement.lease) else None
-        outcome = _judge(current, settlement, lines)
+        outcome = _judge(current, settlement, picture)
         outcomes.append(outcome or Outcome.SETTLED)
         if outcome is None and current is not None:
             kept[settlement.lease.id] = _apply(current, settlement, picture)
@@ -123,12 +123,16 @@ def _is_within_bounds(settlement: Settlement) -> bool:
     return True
 
 
-def _judge(kept: Kept | None, settlement: Settlement, lines: Lines) -> Outcome | None:
+def _judge(kept: Kept | None, settlement: Settlement, picture: Picture) -> Outcome | None:
     lease, verdict = settlement.lease, settlement.verdict
-    answer = lifecycle.judge(kept.after if kept else None, lease.token, verdict)
+    job = kept.after if kept else None
+    deadline_at = job.deadline_at if job else None
+    # The instant was read before the row was locked: a renewal since then is never overlooked.
+    lapsed = deadline_at is not None and deadline_at <= picture.now
+    answer = lifecycle.judge(job, lease.token, verdict, lapsed=lapsed)
     if answer is not None:
         return answer
-    return None if admission.is_welcome(settlement, lines) else Outcome.REFUSED
+    return None if admission.is_welcome(settlement, picture.lines) else Outcome.REFUSED
 
 
 def _apply(kept: Kept, settlement: Settlement, picture: Picture) -> Kept:

@@ -56,7 +56,7 @@ from holdfast.engines.sqlite.store import Store
 from holdfast.engines.sqlite.threads import Turn, Worker
 from holdfast.engines.sqlite.unit import Unit
 from holdfast.engines.sqlite.within import Within
-from holdfast.engines.waiting import Bell, lease_patiently
+from holdfast.engines.waiting import Bell, lease_patiently, may_make_due
 from holdfast.errors import ConfigError, EngineClosed, EngineError
 
 Result = TypeVar("Result")
@@ -188,7 +188,8 @@ class SQLiteEngine:
         self._check_open()
         checks.check_batch(len(settlements))
         outcomes = await self._write(lambda unit: settle.settle(unit, settlements))
-        self._bell.ring()
+        if may_make_due(settlements):
+            self._bell.ring()
         return outcomes
 
     async def overdue(self, limit: int) -> Overdue:

@@ -37,7 +37,7 @@ COLUMNS = (
     " reason, id, task, key, tenant, grp, extra, payload"
 )
 SEQ, QUEUE, STATE, RANK, DUE_AT, PLACE, EXPIRES_AT, PARTS = range(8)
-TOKEN, ID, TASK, PAYLOAD = 12, 21, 22, 27
+TOKEN, DEADLINE, ID, TASK, PAYLOAD = 12, 13, 21, 22, 27
 
 BY_ID = f"SELECT {COLUMNS} FROM hf_jobs WHERE id = ? AND ns = ?"
 BY_SEQ = f"SELECT {COLUMNS} FROM hf_jobs WHERE seq = ?"

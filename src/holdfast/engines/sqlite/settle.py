@@ -65,7 +65,9 @@ def _settle(unit: Unit, settlement: Settlement) -> Outcome:
     row = rows.fetch(unit, lease.id)
     # No verdict looks at the payload, so a large one is not read for it.
     job = None if row is None else rows.job_of(unit, row, payload=b"")
-    answer = lifecycle.judge(job, lease.token, verdict)
+    deadline = None if row is None else row[rows.DEADLINE]
+    lapsed = deadline is not None and deadline <= unit.boot
+    answer = lifecycle.judge(job, lease.token, verdict, lapsed=lapsed)
     if answer is not None or row is None or job is None:
         return answer or Outcome.LOST
     queue = policy(unit, job)

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from holdfast.core import lifecycle, limits
 from holdfast.core.model import EventKind, FailureKind, JobFilter, Note, Reason, Renewal, State
-from holdfast.core.verdict import Bury, Cancel, Complete, Delete, Outcome, Settlement
+from holdfast.core.verdict import Bury, Cancel, Complete, Delete, Outcome, Release, Settlement
 from holdfast.errors import UsageError
 from holdfast.testing.contract.making import (
     ERROR,
@@ -100,6 +100,49 @@ class Reaping:
         assert await settle(twin, lease, Complete(b"made it")) is Outcome.SETTLED
         assert await settle(twin, lapsed, verdict) is Outcome.LOST
         assert (await twin.the("a")).result == b"made it"
+
+    async def test_law_12_the_reaper_ends_no_lease_that_was_renewed_since_it_looked(
+        self, harness: Harness, twin: Twin
+    ) -> None:
+        lease = await leased(twin)
+        late = lifecycle.after_overdue(a_queue(), lease.job)
+        last = lifecycle.after_overdue(a_queue(max_attempts=1), lease.job)
+        for verdict in (late, last):
+            assert await settle(twin, lease, verdict) is Outcome.LOST
+        assert (await twin.the("a")).state is State.LEASED
+        harness.clock.advance(lease.lease_ms - 1)
+        assert (await twin.renew([Renewal(lease=lease)]))[0] is not None
+        harness.clock.advance(lease.lease_ms - 1)
+        assert await settle(twin, lease, last) is Outcome.LOST
+        harness.clock.advance(1)
+        assert await settle(twin, lease, late) is Outcome.SETTLED
+
+    async def test_law_06_an_attempt_given_back_in_time_is_not_held_against_the_job(
+        self, harness: Harness, twin: Twin
+    ) -> None:
+        await twin.declare(a_queue("default", max_attempts=1))
+        lease = await leased(twin)
+        harness.clock.advance(lease.lease_ms)
+        (lapsed,) = (await twin.overdue()).leases
+        last = lifecycle.after_overdue(a_queue(max_attempts=1), lapsed.job)
+        assert await settle(twin, lease, Release("stopping")) is Outcome.SETTLED
+        assert await settle(twin, lapsed, last) is Outcome.LOST
+        job = await twin.the("a")
+        assert (job.state, job.attempt) == (State.WAITING, 0)
+        assert (await lease_one(twin)).job.attempt == 1
+
+    async def test_a_repeat_of_the_reapers_verdict_is_harmless(
+        self, harness: Harness, twin: Twin
+    ) -> None:
+        for queue in (a_queue("default"), a_queue("default", max_attempts=1)):
+            await twin.declare(queue)
+            await twin.amend(JobFilter(), Delete())
+            lease = await leased(twin)
+            harness.clock.advance(lease.lease_ms)
+            verdict = lifecycle.after_overdue(queue, lease.job)
+            for _ in range(2):
+                assert await settle(twin, lease, verdict) is Outcome.SETTLED
+                assert len((await twin.the("a")).events) == 1
 
     async def test_a_reaper_with_a_stale_read_changes_nothing(
         self, harness: Harness, twin: Twin

@@ -1,0 +1,122 @@
+"""How much room there is for each kind of job, and so what the intake asks for.
+
+All kinds that have room are asked for in one call: looking for one kind alone may lead past any
+number of the others. A kind that is full is left out, so it never keeps out another.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from time import monotonic
+
+from holdfast.core import limits
+from holdfast.core.model import Job, Lease
+from holdfast.core.workers import Health, room, worker_queue
+from holdfast.engines.base import Engine
+from holdfast.worker.crew import Crew
+from holdfast.worker.hand import KINDS, Hand, Held, Kind
+from holdfast.worker.intake import Intake, Pace
+from holdfast.worker.options import WorkerOptions
+from holdfast.worker.wire import TaskInfo
+
+_HAND_MAX = 4_000
+_ALONE_MAX = 256
+"""Jobs that must run alone come with the others; so many may wait before no others are taken."""
+_SHARE_MIN = 0.02
+
+
+class Rooms:
+    """`taken` gets what was leased. Closed, nothing is."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        options: WorkerOptions,
+        hand: Hand,
+        crew: Crew,
+        taken: Callable[[list[Held]], None],
+    ) -> None:
+        self.intake = Intake(engine, self.wanted, self._take)
+        self._options = options
+        self._hand = hand
+        self._crew = crew
+        self._taken = taken
+        self._paces = {kind: Pace(options.prefetch) for kind in KINDS}
+        self._shares = dict.fromkeys(KINDS, 0.0)
+        self._tasks: dict[Kind, frozenset[str]] = dict.fromkeys(KINDS, frozenset())
+        self._left_out: set[Kind] = set()
+        self._batch_max = 1
+        self._closed = False
+        self._health = Health.HEALTHY
+
+    def learn(self, worker: str, tasks: Mapping[str, TaskInfo]) -> None:
+        """What may be leased, and from where: the queues asked for, or those the tasks name."""
+        self._batch_max = max((info.batch for info in tasks.values()), default=1)
+        for kind in KINDS:
+            of_kind = (name for name, info in tasks.items() if self._crew.kind_of(info) == kind)
+            self._tasks[kind] = frozenset(of_kind)
+        self.intake.serve(worker, {worker_queue(worker): 1, **self.queues(tasks)})
+
+    def queues(self, tasks: Mapping[str, TaskInfo]) -> dict[str, int]:
+        named = {info.queue: 1 for info in tasks.values()}
+        return self._options.queues or {"default": 1, **named}
+
+    def set(self, *, closed: bool, health: Health) -> None:
+        """Whatever is being waited for was asked for under other conditions."""
+        if (closed, health) != (self._closed, self._health):
+            self._closed, self._health = closed, health
+            self.intake.interrupt()
+
+    def ended(self, kind: Kind) -> None:
+        """A job of this kind ended, and made room."""
+        self._paces[kind].ended()
+        if kind in self._left_out:
+            self.intake.interrupt()
+        else:
+            self.intake.look()
+
+    def measure(self) -> None:
+        for pace in self._paces.values():
+            pace.measure()
+
+    def wanted(self) -> tuple[int, frozenset[str]]:
+        """How many at most, of which tasks. As many as will, by the shares of late, not overfill
+        the kind with the least room."""
+        rooms = {kind: self.room(kind) for kind in KINDS if self._tasks[kind]}
+        open_ = {kind: free for kind, free in rooms.items() if free > 0}
+        self._left_out = set(rooms) - set(open_)
+        if not open_:
+            return 0, frozenset()
+        likely = (free / max(self._shares[kind], _SHARE_MIN) for kind, free in open_.items())
+        limit = max(1, min(int(min(likely)), max(open_.values()), limits.BATCH_MAX))
+        return limit, frozenset().union(*(self._tasks[kind] for kind in open_))
+
+    def room(self, kind: Kind) -> int:
+        """Free slots and what is leased ahead; less when not well, nothing when closed."""
+        if self._closed:
+            return 0
+        free = self._crew.capacity_of(kind) + self.ahead(kind) - self._hand.unjudged[kind]
+        free = min(free, _HAND_MAX - len(self._hand))
+        if kind == "python":
+            free = min(free, _ALONE_MAX - self._hand.unjudged["solo"])
+        return room(max(0, free), self._health)
+
+    def ahead(self, kind: Kind) -> int:
+        """A batch task wants a whole batch at once."""
+        return max(self._paces[kind].ahead(), self._batch_max - 1 if kind == "python" else 0)
+
+    def idle_s(self) -> float:
+        """How long nothing has been leased although there was room."""
+        return monotonic() - self.intake.leased_at
+
+    def _take(self, leases: list[Lease]) -> None:
+        taken = self._hand.take(leases, monotonic(), self._kind_of)
+        kinds = Counter(held.kind for held in taken)
+        for kind, share in self._shares.items():
+            self._shares[kind] = share + (kinds[kind] / len(taken) - share) * 0.3
+        self._taken(taken)
+
+    def _kind_of(self, job: Job) -> Kind:
+        info = self._crew.tasks.get(job.task) or TaskInfo(job.task)
+        return self._crew.kind_of(info, alone=job.runs_alone)
