@@ -32,13 +32,16 @@ class Story:
         self.room = 0
         self.taken: list[str] = []
         self.tasks = frozenset({"work"})
-        self.intake = Intake(engine, lambda: (self.room, self.tasks), self._take)
+        self.intake = Intake(engine, lambda: (self.room, self.tasks), self._take, self._give)
         self.intake.serve("w", {"default": 1})
 
-    def _take(self, leases: list[Lease]) -> None:
+    def _take(self, leases: list[Lease]) -> list[Held]:
         assert len(leases) <= self.room
         self.room -= len(leases)
-        self.taken += [lease.id for lease in leases]
+        return [Held(lease, 0.0, "python") for lease in leases]
+
+    def _give(self, taken: list[Held]) -> None:
+        self.taken += [held.job.id for held in taken]
 
     def free(self, room: int) -> None:
         self.room = room
@@ -232,9 +235,7 @@ async def test_all_kinds_with_room_are_asked_for_in_one_call(story: Story) -> No
 
 
 async def test_the_kind_with_the_least_room_bounds_the_call_by_its_share(story: Story) -> None:
-    taken: list[Held] = []
     rooms = make_rooms(story.engine, Hand())
-    rooms._taken = taken.extend
     rooms.learn("w", {"work": TaskInfo("work"), "command": TaskInfo("command")})
     for _ in range(200):
         rooms.ended("python")
@@ -243,8 +244,7 @@ async def test_the_kind_with_the_least_room_bounds_the_call_by_its_share(story: 
     assert plain == 108
     mixed = [Job(id=f"j{n}", task=("command", "work")[n % 2], queue="default") for n in range(2)]
     for _ in range(20):
-        rooms._take([Lease(job=job, token=1, lease_ms=1000) for job in mixed])
-        for held in taken:
+        for held in rooms._take([Lease(job=job, token=1, lease_ms=1000) for job in mixed]):
             rooms._hand.judge(held, Complete())
             rooms._hand.drop(held)
     limit, _ = rooms.wanted()

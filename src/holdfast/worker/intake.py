@@ -16,6 +16,7 @@ from holdfast.core import limits
 from holdfast.core.model import Lease, LeaseRequest
 from holdfast.engines.base import Engine
 from holdfast.errors import EngineClosed, EngineError
+from holdfast.worker.hand import Held
 
 _log = logging.getLogger("holdfast.worker")
 
@@ -24,18 +25,21 @@ _PAUSE_S_FIRST, _PAUSE_S_MAX = 0.1, 5.0
 
 
 class Intake:
-    """`wanted` says how many jobs may come, 0 while none may, and of which tasks; `taken` gets
-    them."""
+    """`wanted` says how many jobs may come, 0 while none may, and of which tasks; `taken` counts
+    what came, and `given` gets it, while the next is already on its way."""
 
     def __init__(
         self,
         engine: Engine,
         wanted: Callable[[], tuple[int, frozenset[str]]],
-        taken: Callable[[list[Lease]], None],
+        taken: Callable[[list[Lease]], list[Held]],
+        given: Callable[[list[Held]], None],
     ) -> None:
         self._engine = engine
         self._wanted = wanted
         self._taken = taken
+        self._given = given
+        self._in_arms: list[Held] = []
         self._worker = ""
         self._queues: dict[str, int] = {}
         self._changed = asyncio.Event()
@@ -64,6 +68,7 @@ class Intake:
             self._interrupted.clear()
             limit, tasks = self._wanted()
             if limit <= 0 or not self._queues:
+                self._give()
                 self.leased_at = monotonic()
                 self._changed.clear()
                 await self._sleep(1.0)
@@ -80,7 +85,7 @@ class Intake:
             pause = _PAUSE_S_FIRST
             if leases:
                 self.leased_at = monotonic()
-                self._taken(leases)
+                self._in_arms = self._taken(leases)
 
     async def _lease(self, limit: int, tasks: frozenset[str]) -> list[Lease]:
         """What comes in time; nothing when interrupted."""
@@ -94,6 +99,9 @@ class Intake:
         leasing = asyncio.ensure_future(self._engine.lease(request))
         interrupted = asyncio.ensure_future(self._interrupted.wait())
         try:
+            # The question is out; what came before is handed on meanwhile.
+            await asyncio.sleep(0)
+            self._give()
             await asyncio.wait((leasing, interrupted), return_when=asyncio.FIRST_COMPLETED)
             if leasing.done():
                 return leasing.result()
@@ -101,12 +109,18 @@ class Intake:
             await asyncio.wait((leasing,))
             return [] if leasing.cancelled() else leasing.result()
         except asyncio.CancelledError:
+            self._give()
             if not leasing.cancel() and leasing.exception() is None:
                 # It came in the last moment: whoever ends this will release it.
-                self._taken(leasing.result())
+                self._given(self._taken(leasing.result()))
             raise
         finally:
             interrupted.cancel()
+
+    def _give(self) -> None:
+        in_arms, self._in_arms = self._in_arms, []
+        if in_arms:
+            self._given(in_arms)
 
     async def _sleep(self, seconds: float) -> None:
         try:

@@ -37,11 +37,10 @@ class Rooms:
         crew: Crew,
         taken: Callable[[list[Held]], None],
     ) -> None:
-        self.intake = Intake(engine, self.wanted, self._take)
+        self.intake = Intake(engine, self.wanted, self._take, taken)
         self._options = options
         self._hand = hand
         self._crew = crew
-        self._taken = taken
         self._paces = {kind: Pace(options.prefetch) for kind in KINDS}
         self._shares = dict.fromkeys(KINDS, 0.0)
         self._tasks: dict[Kind, frozenset[str]] = dict.fromkeys(KINDS, frozenset())
@@ -98,8 +97,8 @@ class Rooms:
             return 0
         free = self._crew.capacity_of(kind) + self.ahead(kind) - self._hand.unjudged[kind]
         free = min(free, _HAND_MAX - len(self._hand))
-        if kind == "python":
-            free = min(free, _ALONE_MAX - self._hand.unjudged["solo"])
+        if kind == "python" and self._hand.unjudged["solo"] >= _ALONE_MAX:
+            free = 0
         return room(max(0, free), self._health)
 
     def ahead(self, kind: Kind) -> int:
@@ -110,12 +109,12 @@ class Rooms:
         """How long nothing has been leased although there was room."""
         return monotonic() - self.intake.leased_at
 
-    def _take(self, leases: list[Lease]) -> None:
+    def _take(self, leases: list[Lease]) -> list[Held]:
         taken = self._hand.take(leases, monotonic(), self._kind_of)
         kinds = Counter(held.kind for held in taken)
         for kind, share in self._shares.items():
             self._shares[kind] = share + (kinds[kind] / len(taken) - share) * 0.3
-        self._taken(taken)
+        return taken
 
     def _kind_of(self, job: Job) -> Kind:
         info = self._crew.tasks.get(job.task) or TaskInfo(job.task)
