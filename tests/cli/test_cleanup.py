@@ -64,9 +64,9 @@ def test_the_archive_has_whole_jobs(finished: Cli, tmp_path: Path) -> None:
 
 
 def test_nothing_is_deleted_that_could_not_be_archived(finished: Cli) -> None:
-    ran = finished("cleanup", "--days", "0", "--archive", "/nowhere/old.jsonl")
+    ran = finished("cleanup", "--days", "0", "--archive", "/proc/nowhere/old.jsonl")
     assert (ran.code, ran.out) == (1, "")
-    assert "/nowhere/old.jsonl cannot be written" in ran.err
+    assert "/proc/nowhere/old.jsonl cannot be written" in ran.err
     assert left(finished) == ["wait", "dead", "done"]
 
 

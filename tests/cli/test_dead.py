@@ -122,7 +122,7 @@ def test_export_writes_a_line_of_json_each(letters: Cli, tmp_path: Path) -> None
         (["retry", "no"], 3, "no job has the id no"),
         (["retry", "--all", "--delay", "x"], 2, "delay 'x'"),
         (["show", "no"], 3, "'no'"),
-        (["export", "/nowhere/x"], 2, "/nowhere/x cannot be written"),
+        (["export", "/proc/nowhere/x"], 2, "/proc/nowhere/x cannot be written"),
         (["list", "--reason", "bored"], 2, "bored"),
     ],
 )

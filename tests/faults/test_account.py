@@ -55,7 +55,8 @@ async def test_another_payload_is_found(engine: MemoryEngine, account: Account) 
     changed = Edit(payload=b"another")
     assert await engine.amend(JobFilter(states=(State.WAITING,)), changed, limit=1) == 1
     await account.check(engine, may_have_happened=True)
-    assert len(account.faults) == 1
+    # What its runs left behind is gone with the payload they were about.
+    assert any(fault.endswith("another payload") for fault in account.faults)
 
 
 class HalfDone(MemoryEngine):
