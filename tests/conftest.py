@@ -1,11 +1,15 @@
-"""What every test may ask for: the event loop, and PostgreSQL. It holds no policy of its own."""
+"""What every test may ask for: the event loop, PostgreSQL, a small disk. No policy of its own."""
 
 import contextlib
-from collections.abc import Iterator
+import os
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
 
+from holdfast.engines.sqlite.disk import FLOOR_BYTES
 from holdfast.testing.services import ServiceUnavailable
 from tests import services
 
@@ -38,3 +42,32 @@ def pg_dsn(pg_server_dsn: str) -> Iterator[str]:
     """An empty database of this test's own."""
     with services.fresh_database(pg_server_dsn) as dsn:
         yield dsn
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of its own. Where mounting is not permitted, other tests say the same with the
+    room and the free space injected."""
+    home = tmp_path / "small"
+    home.mkdir()
+    size = 2 * FLOOR_BYTES
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(home)]
+    mounted = subprocess.run(mount, capture_output=True, text=True, check=False)
+    if mounted.returncode != 0:
+        pytest.skip(f"no file system can be mounted here: {mounted.stderr.strip()}")
+    yield home
+    subprocess.run(["umount", "--lazy", str(home)], check=True)
+
+
+@pytest.fixture
+def fill_up(small_disk: Path) -> Callable[[int], None]:
+    def fill(left: int) -> None:
+        free = os.statvfs(small_disk)
+        size = free.f_bavail * free.f_frsize - left
+        # Others may write at the same time: then it is full a little sooner.
+        filler = (small_disk / "filler").open("ab", buffering=0)
+        with filler, contextlib.suppress(OSError):
+            filler.write(bytes(max(size, 0)))
+        assert os.statvfs(small_disk).f_bavail * free.f_frsize <= left + FLOOR_BYTES // 8
+
+    return fill

@@ -169,6 +169,9 @@ def _role(pid: int) -> str:
     line = _command_line(pid)
     if "holdfast.worker.main" in line:
         return "supervisor"
+    if "holdfast.worker.template" in line:
+        # Its children have its command line; to kill it must harm nobody either.
+        return "child"
     if "holdfast.worker.child" not in line:
         return ""
     setup = processes.environment(pid).get(b"HOLDFAST_CHILD_SETUP")

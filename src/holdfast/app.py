@@ -94,7 +94,6 @@ class Holdfast(Leasing):
         """It may hold a password; `place` does not."""
         store = engine or open_engine(url)
         self.place = store.traits.name if engine else redacted(url)
-        self.url = url
         self.listeners = Listeners()
         self.tasks: dict[str, Task[Any]] = {}
         self._home = self._housed(store)

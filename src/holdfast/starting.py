@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from holdfast.errors import UsageError
-from holdfast.worker.options import WorkerOptions
+from holdfast.worker.options import WorkerOptions, numbered
 
 if TYPE_CHECKING:
     from holdfast.app import Holdfast
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 def start_workers(app: Holdfast, count: int, options: dict[str, Any]) -> int:
     from holdfast.worker.launcher import run
 
-    return run([worker_options(app, options)] * count)
+    return run(numbered(worker_options(app, options), count))
 
 
 def worker_options(app: Holdfast, options: dict[str, Any]) -> WorkerOptions:

@@ -6,12 +6,12 @@ A queue that some task names is declared by the first job that finds it missing;
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, Unpack, cast
 
 from msgspec.structs import replace
 
-from holdfast.core import checks
+from holdfast.core import checks, limits
 from holdfast.core.model import NewJob, Receipt, Status
 from holdfast.errors import InvalidJob, UnknownQueue, Unsupported, UsageError
 from holdfast.handles import JobHandle
@@ -90,35 +90,47 @@ class Using(Generic[Answer]):
             else:
                 kind = type(given).__name__
                 raise InvalidJob(f"call {at} is a {kind}: give a tuple or dict of arguments")
+        if len(jobs) > 1 and self._options.get("id") is not None:
+            raise InvalidJob(f"id {jobs[0].id} would be that of {len(jobs)} jobs: leave it out")
         return jobs
 
     def _put(self, jobs: list[NewJob]) -> list[JobHandle[Answer]]:
         app = self._task.app
-        receipts: Any
         if self._connection is None:
             receipts = app.run(_enqueue(app, jobs), instead="task.aenqueue(…)")
         else:
             app.run(_nothing(), instead="task.within(connection).aenqueue(…)")
-            receipts = app.within(self._connection).enqueue(jobs)
-        if inspect.iscoroutine(receipts):
-            receipts.close()
-            raise UsageError("this connection is async: await task.within(connection).aenqueue(…)")
+            receipts = []
+            for answer in self._enqueue_within(jobs):
+                if inspect.iscoroutine(answer):
+                    answer.close()
+                    raise UsageError(
+                        "this connection is async: await task.within(connection).aenqueue(…)"
+                    )
+                receipts += answer
         handles = self._handles(receipts)
         app.home.enqueued(receipts)
         return handles
 
     async def _aput(self, jobs: list[NewJob]) -> list[JobHandle[Answer]]:
         app = self._task.app
-        receipts: Any
         if self._connection is None:
             receipts = await app.arun(_enqueue(app, jobs))
         else:
             await app.arun(_nothing())
-            receipts = app.within(self._connection).enqueue(jobs)
-            receipts = await receipts if inspect.isawaitable(receipts) else receipts
+            receipts = []
+            for answer in self._enqueue_within(jobs):
+                receipts += await answer if inspect.isawaitable(answer) else answer
         handles = self._handles(receipts)
         await app.home.aenqueued(receipts)
         return handles
+
+    def _enqueue_within(self, jobs: list[NewJob]) -> Iterator[Any]:
+        """Receipts, or what is to be awaited for them, batch by batch: the caller's transaction
+        makes them one."""
+        within = self._task.app.within(self._connection)
+        for at in range(0, len(jobs), limits.BATCH_MAX):
+            yield within.enqueue(jobs[at : at + limits.BATCH_MAX])
 
     def _handles(self, receipts: list[Receipt]) -> list[JobHandle[Answer]]:
         from holdfast.app import accepted

@@ -12,8 +12,10 @@ from typing import Any
 import pytest
 
 from holdfast import BlockingHoldfast, Holdfast, JobFilter
+from holdfast.engines.url import open_engine
 from holdfast.errors import UsageError
 from holdfast.starting import target_of, worker_options
+from holdfast.worker.options import numbered
 
 named = Holdfast("sqlite:///never.db")
 blocking = BlockingHoldfast("sqlite:///never.db")
@@ -35,14 +37,41 @@ def test_options_are_those_of_a_worker() -> None:
     assert (options.url, options.target) == ("sqlite:///never.db", f"{__name__}:named")
     assert (options.processes, options.queues) == (3, {"mail": 2})
     wrong: Any
-    for wrong in ({"processes": "3"}, {"colour": "red"}):
+    for wrong in (
+        {"processes": "3"},
+        {"colour": "red"},
+        {"processes": -1},
+        {"concurrency": 0},
+        {"prefetch": -1},
+        {"grace_ms": -1},
+        {"heartbeat_ms": 0},
+        {"queues": {"mail": 0}},
+    ):
         with pytest.raises(UsageError, match="run_worker: "):
             worker_options(named, wrong)
+
+
+def test_several_workers_of_one_name_are_numbered() -> None:
+    options = worker_options(named, {"name": "mail"})
+    assert [each.name for each in numbered(options, 2)] == ["mail-1", "mail-2"]
+    assert numbered(options, 1) == [options]
+    plain = worker_options(named, {})
+    assert numbered(plain, 2) == [plain, plain]
+    with pytest.raises(UsageError, match="0 workers: start 1 to 256"):
+        numbered(options, 0)
 
 
 def test_jobs_in_memory_are_out_of_a_worker_s_reach() -> None:
     with pytest.raises(UsageError, match="finds the jobs by the URL"):
         worker_options(Holdfast("memory:"), {})
+
+
+def test_an_engine_that_was_given_has_no_url_that_a_worker_could_use() -> None:
+    """Else the worker would work off whatever the default URL names."""
+    app = Holdfast(engine=open_engine("sqlite:///never.db"))
+    assert app.url is None
+    with pytest.raises(UsageError, match="finds the jobs by the URL"):
+        worker_options(app, {})
 
 
 SCRIPT = """

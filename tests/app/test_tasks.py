@@ -271,6 +271,9 @@ def test_nothing_is_enqueued_when_one_of_many_is_wrong() -> None:
     for wrong, says in wrongs:
         with pytest.raises(InvalidJob, match=says):
             send.enqueue_many(wrong)
+    # Under one id there is one job: the second would be taken for a repeat of the first.
+    with pytest.raises(InvalidJob, match="id j1 would be that of 2 jobs"):
+        send.using(id="j1").enqueue_many([("a",), ("b",)])
     assert app.run(app.find(JobFilter())).jobs == ()
     asyncio.run(app.close())
 
@@ -331,6 +334,11 @@ async def test_enqueued_within_the_caller_s_transaction(tmp_path: Any) -> None:
             connection.execute(end)
             job = await handle.ajob()
             assert (job is not None) == (end == "COMMIT")
+        with connection:
+            many = await send.within(connection).aenqueue_many([("a",)] * 1_001)
+            many += await asyncio.to_thread(send.within(connection).enqueue_many, [("b",)] * 1_001)
+        assert len({handle.id for handle in many}) == 2_002
+        assert await many[-1].ajob() is not None
         connection.close()
     with pytest.raises(UsageError, match=r"takes an apsw\.Connection, not builtins\.object"):
         await send.within(object()).aenqueue("x")

@@ -80,6 +80,13 @@ def test_a_purge_asks_first(letters: Cli) -> None:
     assert dead(letters) == "cba"
 
 
+def test_a_purge_of_what_is_not_there_is_told(letters: Cli) -> None:
+    ran = letters("dlq", "purge", "a", "nothing", "--yes")
+    assert (ran.code, ran.out) == (3, "a purged\n")
+    assert "no job has the id nothing" in ran.err
+    assert dead(letters) == "cb"
+
+
 def test_many_are_done_in_batches(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("holdfast.cli.bulk.batches.__defaults__", (2,))
     for number in range(5):

@@ -109,3 +109,16 @@ def test_a_bar_at_a_terminal_and_only_the_answer_on_stdout(tmp_path: Path) -> No
     os.close(main)
     assert out.startswith(b"3,000 jobs enqueued")
     assert b"enqueuing" in seen
+
+
+def test_a_narrow_terminal_gets_names_that_are_whole(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "40")
+    name, text = "a" * 36, "some words that are long"
+    print_table(("id", "text", "number"), [(name, text, 12345678)])
+    lines = capsys.readouterr().out.splitlines()
+    assert [line[:36].strip() for line in lines[1:]] == [name, "", ""]
+    assert [line[38:50].strip() for line in lines[1:]] == ["some words", "that are", "long"]
+    assert lines[1].endswith(" 12345678")

@@ -218,3 +218,10 @@ def test_an_error_names_the_value(cli: Cli, line: list[str], code: int, says: st
     ran = cli("queue", *line)
     assert (ran.code, ran.out, ran.err.count("\n")) == (code, "", 1)
     assert says in ran.err
+
+
+def test_a_closed_queue_says_how_it_is_opened(cli: Cli) -> None:
+    assert cli("queue", "create", "q", "--no-accepting").code == 0
+    ran = cli("enqueue", "--queue", "q", "--task", "t")
+    assert "queue update NAME --accepting" in ran.err
+    assert "accepts no new job yet" in cli("queue", "resume", "q").err

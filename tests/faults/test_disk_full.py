@@ -1,8 +1,6 @@
 """A full disk: no job comes in, those in hand still go out, and it passes by itself."""
 
-import os
-import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -106,32 +104,6 @@ async def test_a_batch_that_would_fill_the_disk_is_not_begun(
         await engine.enqueue(batch)
     assert engine._store.log.pages == before
     await engine.enqueue(batch[:4])
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of its own. Where mounting is not permitted, the tests above say the same with
-    the room and the free space injected."""
-    home = tmp_path / "small"
-    home.mkdir()
-    size = engine_disk.FLOOR_BYTES + 64 * MEGABYTE
-    mount = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(home)]
-    mounted = subprocess.run(mount, capture_output=True, text=True, check=False)
-    if mounted.returncode != 0:
-        pytest.skip(f"no file system can be mounted here: {mounted.stderr.strip()}")
-    yield home
-    subprocess.run(["umount", "--lazy", str(home)], check=True)
-
-
-@pytest.fixture
-def fill_up(small_disk: Path) -> Callable[[int], None]:
-    def fill(left: int) -> None:
-        free = os.statvfs(small_disk)
-        size = free.f_bavail * free.f_frsize - left
-        with (small_disk / "filler").open("ab") as filler:
-            filler.write(bytes(max(size, 0)))
-
-    return fill
 
 
 async def lease_many(engine: SQLiteEngine) -> list[Lease]:

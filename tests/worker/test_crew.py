@@ -5,9 +5,10 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from holdfast.core.model import Failure, Note, Overrides
+from holdfast.core.model import Failure, FailureKind, Note, Overrides
 from holdfast.worker import crew as module
 from holdfast.worker import processes
+from holdfast.worker.nursery import Template
 from holdfast.worker.wire import (
     AskedCancel,
     AskedRelease,
@@ -15,6 +16,7 @@ from holdfast.worker.wire import (
     Broken,
     Cancel,
     Ended,
+    Ending,
     Finish,
     Raised,
     Recall,
@@ -276,20 +278,69 @@ async def test_jobs_that_run_alone_get_a_child_of_their_own(stage: Stage) -> Non
     assert ids_of(solo) == ["a", "b"]
 
 
-async def test_one_solo_child_is_kept_from_culprits(stage: Stage) -> None:
+async def test_culprits_come_last_and_one_solo_child_is_kept_from_them(stage: Stage) -> None:
     await stage.start()
     stage.crew._lines.culprits.add("bane")
-    stage.give("AB", task="bane", kind="solo")
-    stage.give("ab", kind="solo")
-    await stage.newest(3)
+    stage.give("ABC", task="bane", kind="solo")
+    stage.give("abc", kind="solo")
+    await stage.newest(4)
     solos = [link for link in stage.crew._seats if isinstance(link, FakeLink) and link.solo]
     for solo in solos:
         solo.ready()
-    assert [ids_of(solo) for solo in solos] == [["A"], ["a"]]
+    assert [ids_of(solo) for solo in solos] == [["A"], ["a"], ["b"]]
     solos[1].speak(Ended(solos[1].calls[0].number, (Returned(),)))
-    assert [ids_of(solo) for solo in solos] == [["A"], ["a", "b"]]
+    assert [ids_of(solo) for solo in solos] == [["A"], ["a", "c"], ["b"]]
     solos[1].speak(Ended(solos[1].calls[1].number, (Returned(),)))
-    assert [ids_of(solo) for solo in solos] == [["A"], ["a", "b", "B"]]
+    solos[2].speak(Ended(solos[2].calls[0].number, (Returned(),)))
+    assert [ids_of(solo) for solo in solos] == [["A"], ["a", "c", "B"], ["b"]]
+    stage.give("d", kind="solo")
+    assert [ids_of(solo) for solo in solos] == [["A"], ["a", "c", "B"], ["b", "d"]]
+
+
+async def test_who_dies_alone_or_runs_out_of_time_is_a_culprit(stage: Stage) -> None:
+    await stage.start()
+    timeout = Raised(Failure(kind=FailureKind.TIMEOUT))
+    endings: list[tuple[Ending, set[str]]] = [
+        *((timeout, {"work"}), (Returned(), set()), (timeout, {"work"})),
+        (Raised(Failure(kind=FailureKind.ERROR)), set()),
+    ]
+    for id_, (ending, culprits) in zip("abcd", endings, strict=True):
+        stage.give(id_, kind="solo")
+        solo = await stage.newest(2)
+        if not solo.calls:
+            solo.ready()
+        solo.speak(Ended(solo.calls[-1].number, (ending,)))
+        assert stage.crew._lines.culprits == culprits
+    stage.give("e", kind="solo")
+    solo.run(solo.calls[-1].number)
+    solo.die()
+    assert stage.crew._lines.culprits == {"work"}
+
+
+async def test_isolated_tasks_do_not_get_the_many_that_a_template_allows(stage: Stage) -> None:
+    (link,) = await stage.start()
+    stage.crew._alone_max = 7
+    assert stage.crew._solos_max == 8
+    link.ready(TaskInfo("heavy", isolated=True))
+    assert stage.crew._solos_max == 3
+
+
+async def test_nobody_is_swept_away_while_a_child_is_being_born(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its supervisor has it as a child before it knows its number."""
+    swept: list[list[int]] = []
+    monkeypatch.setattr(processes, "sweep_strangers", swept.append)
+    (link,) = await stage.start()
+    template = stage.crew._template = Template(link.setup)
+    template.busy = True
+    link.die()
+    stage.crew.tick()
+    assert swept == []
+    template.busy = False
+    stage.crew.tick()
+    stage.crew.tick()
+    assert len(swept) == 1
 
 
 async def test_an_idle_solo_child_is_let_go(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,11 +2,13 @@
 
 import pytest
 
-from holdfast.core.model import FailureKind
-from holdfast.worker.calls import Seat
-from holdfast.worker.deaths import _failure
+from holdfast.core.model import Failure, FailureKind, Job, Lease
+from holdfast.worker.calls import Placed, Seat
+from holdfast.worker.deaths import _failure, after_death
+from holdfast.worker.hand import Held
+from holdfast.worker.wire import AskedRelease, Raised
 from tests.worker.doubles import FakeLink
-from tests.worker.staging import SETUP
+from tests.worker.staging import SETUP, Listening
 
 
 @pytest.mark.parametrize(
@@ -29,3 +31,24 @@ async def test_the_failure_of_a_dead_child(
     assert (failure.kind, failure.type, failure.message) == (FailureKind.CRASH, type, text)
     assert (failure.signal, failure.exit_code) == (signal, exit_code)
     assert failure.trace == "last � words"
+
+
+async def test_whoever_stands_beside_timeouts_too_often_runs_alone() -> None:
+    """Or one that takes long would be begun again and again, until it is charged for it."""
+    link = FakeLink(SETUP, None, False)  # type: ignore[arg-type]
+    seat, ears = Seat(link), Listening()
+    for number, (id_, releases) in enumerate([("hangs", 9), ("new", 0), ("often", 5)], 1):
+        job = Job(id=id_, task="work", queue="default", releases=releases)
+        held = Held(Lease(job=job, token=1, lease_ms=1000), 0.0, "python")
+        seat.calls[number] = Placed(number, [held], gentle=False)
+    late = Failure(kind=FailureKind.TIMEOUT)
+    seat.guilty, seat.ending = {1: late}, "a job beside it ran past its timeout"
+    link.status = -9
+    link.board.running = lambda: dict.fromkeys(seat.calls, 0)  # type: ignore[method-assign]
+    assert after_death(seat, ears) == []
+    link.board.close()
+    assert ears.endings == {
+        "hangs": Raised(late),
+        "new": AskedRelease(seat.ending),
+        "often": AskedRelease(seat.ending, alone=True),
+    }

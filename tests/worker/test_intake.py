@@ -139,6 +139,21 @@ async def test_what_came_in_the_last_moment_is_taken(story: Story) -> None:
     assert story.taken == ["a", "b"]
 
 
+async def test_nothing_may_come_in_the_last_moment_too(story: Story) -> None:
+    """An empty answer that crosses the cancel must not break the worker's end."""
+    rooms = make_rooms(story.engine, Hand())
+    rooms.learn("w", {"work": TaskInfo("work")})
+    task = asyncio.create_task(rooms.intake.run())
+
+    async def answering(request: LeaseRequest) -> list[Lease]:
+        task.cancel()
+        return []
+
+    story.engine.lease = answering  # type: ignore[method-assign]
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
 @pytest.mark.parametrize("error", [EngineUnavailable, StorageFull])
 async def test_an_outage_is_waited_out(
     story: Story, monkeypatch: pytest.MonkeyPatch, error: type[Exception]

@@ -4,11 +4,14 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from holdfast.worker.launcher import Post
+from holdfast.worker.launcher import _tend as tend
+from holdfast.worker.options import WorkerOptions
 from tests.worker.running import Place, until
 
 
@@ -22,6 +25,34 @@ async def test_a_mistake_in_the_options_ends_it(place: Place) -> None:
     assert launcher.returncode == 2
     assert "missing:app cannot be imported" in place.stderr()
     await place.nobody_left()
+
+
+@pytest.mark.parametrize("processes", [0, 1])
+async def test_an_application_that_cannot_be_imported_ends_it(place: Place, processes: int) -> None:
+    (place.folder / "broken.py").write_text("raise RuntimeError('half written')")
+    options = place.options(target="broken:app", processes=processes)
+    launcher = place.start("holdfast.worker.launcher", [options])
+    await until(lambda: launcher.poll() is not None, "the launcher to end")
+    assert launcher.returncode == 2
+    assert "broken:app cannot be imported: RuntimeError: half written" in place.stderr()
+
+
+def test_a_machine_that_can_start_nothing_now_is_asked_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The launcher must outlive it: its other workers end with it."""
+    post = Post(WorkerOptions(url="memory:"))
+    descriptors = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
+
+    def refuse(*_args: object, **_named: object) -> None:
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(subprocess, "Popen", refuse)
+        assert tend(post, stopping=False) == 0
+    assert (post.process, post.ready, post.over) == (None, -1, False)
+    assert post.start_at > time.monotonic()
+    assert len(os.listdir("/proc/self/fd")) == descriptors  # noqa: PTH208
 
 
 async def test_a_name_twice(place: Place) -> None:

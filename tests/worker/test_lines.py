@@ -88,6 +88,14 @@ def test_alone_one_can_ask_for_a_culprit_or_for_another() -> None:
     assert taken == ["a", "A", "b", "B", ""]
 
 
+def test_an_innocent_can_be_asked_for() -> None:
+    mine = lines(*(held(id_, "bane" if id_.isupper() else "work", "solo") for id_ in "ABa"))
+    mine.judge("bane", culprit=True)
+    assert [ids(mine.take_innocent()) for _ in range(2)] == ["a", ""]
+    mine.judge("bane", culprit=False)
+    assert ids(mine.take_innocent()) == "A"
+
+
 def test_a_lost_job_takes_nobodys_turn_alone() -> None:
     waiting = [held(id_, kind="solo") for id_ in "abc"]
     mine = lines(*waiting)

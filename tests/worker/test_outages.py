@@ -2,14 +2,14 @@
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from holdfast.app import Holdfast
 from holdfast.core.model import Job, State
-from holdfast.errors import EngineError
+from holdfast.errors import EngineError, StorageFull
 from holdfast.testing.services import PrivatePostgres
 from holdfast.worker import link
 from tests.worker.running import Place, until
@@ -71,6 +71,34 @@ async def test_postgresql_goes_away_and_comes_back(
     await place.enqueue("note", "after")
     (after,) = await persist(place, "after")
     assert after.state is State.DONE
+
+
+async def test_a_disk_that_is_full(
+    small_disk: Path, fill_up: Callable[[int], None], tmp_path: Path
+) -> None:
+    """What runs when the room ends is settled once, and others come when there is room again."""
+    url = f"sqlite:///{small_disk}/work.db"
+    async with Holdfast(url) as app:
+        place = Place(tmp_path, url, app)
+        try:
+            process = await place.worker(concurrency=8)
+            await place.enqueue("hold", *"abc")
+            await place.enqueue("hold_then_fail", "d", max_attempts=1)
+            await place.started(*"abcd")
+            fill_up(0)
+            with pytest.raises(StorageFull):
+                await place.enqueue("note", "refused")
+            place.go()
+            await until(lambda: len(place.journal("end")) == 4, "the runs to end")
+            (small_disk / "filler").unlink()
+            jobs = await persist(place, *"abcd")
+            assert [job.state for job in jobs] == [*[State.DONE] * 3, State.DEAD]
+            assert {job.attempt for job in jobs} == {1}
+            assert (len(place.journal("start")), process.poll()) == (4, None)
+            await place.enqueue("note", "after")
+            await persist(place, "after")
+        finally:
+            await place.end()
 
 
 async def test_a_terminal_that_was_stopped_does_not_stop_the_worker() -> None:

@@ -4,6 +4,7 @@ import os
 import socket
 import subprocess
 import time
+from collections.abc import Sequence
 
 import pytest
 from msgspec.structs import replace
@@ -14,7 +15,7 @@ from holdfast.engines.base import Saved
 from holdfast.errors import OutcomeUnknown, UsageError
 from holdfast.testing.clock import ManualClock
 from holdfast.worker.registration import Registration, start_ticks
-from holdfast.worker.registry import encode, load_all
+from holdfast.worker.registry import Workers, encode, load_all
 from tests.worker.doubles import TroubledEngine
 
 HOST = socket.gethostname()
@@ -82,6 +83,20 @@ async def test_what_is_no_name(engine: TroubledEngine, name: str) -> None:
             await registration(engine).enter(name)
     else:
         assert await registration(engine).enter(name)
+
+
+async def test_two_that_take_a_name_at_the_same_moment(engine: TroubledEngine) -> None:
+    """The one that comes second must not go on under the name of the first."""
+    save = engine.save
+
+    async def overtaken(records: Sequence[Record]) -> list[Saved]:
+        engine.save = save  # type: ignore[method-assign]
+        await registration(engine, "1").enter("w")
+        return await save(records)
+
+    engine.save = overtaken  # type: ignore[method-assign]
+    with pytest.raises(UsageError, match="a worker called w is running already"):
+        await registration(engine, "2").enter("w")
 
 
 async def test_an_old_record_is_taken_over(engine: TroubledEngine, clock: ManualClock) -> None:
@@ -185,6 +200,15 @@ async def test_a_name_of_which_the_record_was_deleted(engine: TroubledEngine) ->
     assert mine.name in await names(engine)
 
 
+async def test_leaving_after_a_heartbeat_whose_answer_never_came(engine: TroubledEngine) -> None:
+    mine = registration(engine)
+    await mine.enter("w")
+    (record,) = await load_all(engine, KIND)
+    assert await engine.save([record]) == [Saved.SAVED]
+    await mine.leave()
+    assert await names(engine) == []
+
+
 async def test_a_late_leave_takes_nothing_from_the_next(engine: TroubledEngine) -> None:
     mine = registration(engine, "1")
     await mine.enter("w")
@@ -213,3 +237,20 @@ async def test_workers_gone_for_a_day_are_tidied_away(
     await mine.enter("new")
     await mine.tidy()
     assert await names(engine) == ["new"]
+
+
+async def test_old_orders_to_nobody_are_tidied_away_but_no_cordon(
+    engine: TroubledEngine, clock: ManualClock
+) -> None:
+    """Names may be new with every start; a cordon waits for its worker to come back."""
+    workers = Workers(engine)
+    for name in ("gone", "cordoned", "new"):
+        await workers.nudge(name)
+    await registration(engine, "1", host="elsewhere").enter("cordoned")
+    await workers.cordon("cordoned")
+    clock.advance(86_400_001)
+    await workers.nudge("late")
+    mine = registration(engine, "2")
+    await mine.enter("new")
+    await mine.tidy()
+    assert sorted(await workers.orders()) == ["cordoned", "late", "new"]

@@ -179,6 +179,18 @@ async def test_what_was_dropped_meanwhile_is_not_told(story: Story) -> None:
     assert (story.lost, held.lost) == ([], False)
 
 
+@pytest.mark.usefixtures("hurried")
+async def test_a_wish_to_cancel_outlasts_an_outage(story: Story) -> None:
+    (held,) = await in_hand(story.engine, story.hand, "a")
+    await story.engine.amend(JobFilter(ids=("a",)), Cancel(by="me"), limit=1)
+    story.engine.trouble["renew"] = [EngineUnavailable("down")]
+    story.renewer.at_once()
+    with pytest.raises(EngineUnavailable):
+        await story.renewer._turn()
+    await story.renewer._turn()
+    assert story.cancelled == [held]
+
+
 @pytest.mark.parametrize("error", [EngineUnavailable, OutcomeUnknown, StorageFull])
 @pytest.mark.usefixtures("hurried")
 async def test_an_outage_is_waited_out(story: Story, error: type[Exception]) -> None:

@@ -1,7 +1,7 @@
 """Verdicts are settled in batches, kept through outages, and what is refused hurts nobody else."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 
 import pytest
@@ -70,6 +70,27 @@ async def test_what_gathers_is_settled_together(story: Story) -> None:
     assert (len(story.hand), story.left, story.settler.backlog) == (0, 1, 0)
 
 
+async def test_the_backlog_counts_what_is_under_way(story: Story) -> None:
+    """It is what is lost if the worker ends now."""
+    (held,) = await in_hand(story.engine, story.hand, "a")
+    asked, go = asyncio.Event(), asyncio.Event()
+    settle = story.engine.settle
+
+    async def slow(settlements: Sequence[Settlement]) -> list[Outcome]:
+        asked.set()
+        await go.wait()
+        return await settle(settlements)
+
+    story.engine.settle = slow  # type: ignore[method-assign]
+    async with story.running():
+        story.settler.judge(held, Complete())
+        await asked.wait()
+        assert story.settler.backlog == 1
+        go.set()
+        await story.settler.drain()
+    assert story.settler.backlog == 0
+
+
 async def test_batches_are_bounded(story: Story) -> None:
     ids = [f"j{number}" for number in range(limits.BATCH_MAX)]
     for held in await in_hand(story.engine, story.hand, *ids):
@@ -91,6 +112,7 @@ async def test_verdicts_outlast_an_outage(
     async with story.running():
         story.settler.judge(first, Complete(b"1"))
         await until(lambda: story.engine.asked.get("settle", 0) > 3)
+        assert story.settler.backlog == 1
         (second,) = await in_hand(story.engine, story.hand, "b")
         story.settler.judge(second, Complete(b"2"))
         assert len(story.hand) == 2

@@ -287,6 +287,35 @@ async def test_an_application_that_is_being_changed(engine: TroubledEngine) -> N
         story.end(*await story.calls(1))
 
 
+async def test_an_application_that_cannot_start_keeps_no_jobs_from_others(
+    engine: TroubledEngine,
+) -> None:
+    """They would be renewed for as long as it is broken, and run nowhere."""
+    story = Story(engine)
+    async with story.running():
+        await until(lambda: story.supervisor._crew.tasks)
+        first = story.link
+        first.die(1)
+        await until(lambda: story.link is not first, "another child")
+        await story.enqueue(*"ab")
+        await until(lambda: len(story.supervisor._hand) == 2, "them to be leased")
+        broken = story.link
+        broken.speak(Broken(Failure(type="SyntaxError", message="half a line")))
+        await until(lambda: len(story.supervisor._hand) == 0, "them to be released")
+        asked = len(engine.requests)
+        await story.enqueue("c")
+        await until(lambda: story.supervisor._rooms.wanted()[0] == 0)
+        for id_ in "abc":
+            job = await engine.get(id_)
+            assert job is not None
+            assert (job.state, job.attempt) == (State.WAITING, 0)
+        assert len(engine.requests) <= asked + 1
+        broken.die(0)
+        await until(lambda: story.link is not broken, "another try")
+        story.link.ready(*TASKS)
+        story.end(*await story.calls(3))
+
+
 async def test_a_lost_job_leaves_the_hand(engine: TroubledEngine) -> None:
     story = Story(engine)
     await story.enqueue(*"abcdef")
@@ -298,3 +327,99 @@ async def test_a_lost_job_leaves_the_hand(engine: TroubledEngine) -> None:
             story.supervisor._lose(held)
         story.link.die()
         await until(lambda: not any(held.lost for held in story.supervisor._hand.all()))
+
+
+@pytest.mark.parametrize("how", ["crashed", "lost", "cancelled"])
+async def test_whoever_leaves_the_hand_makes_room_for_its_kind(
+    engine: TroubledEngine, how: str
+) -> None:
+    """That kind was left out of what is being waited for, since it was full."""
+    story = Story(engine)
+    await story.enqueue("a")
+    async with story.running():
+        await story.calls(1)
+        (held,) = story.supervisor._hand.all()
+        rooms = story.supervisor._rooms
+        rooms._left_out = {"python"}
+        rooms.intake._interrupted.clear()
+        match how:
+            case "crashed":
+                story.supervisor.crashed(held, ERROR, alone=True)
+            case "lost":
+                story.supervisor._hand.lose(held)
+                story.supervisor._lose(held)
+            case _:
+                held.call = 0
+                story.supervisor._crew._lines.add(held)
+                story.supervisor._cancel(held)
+        assert rooms.intake._interrupted.is_set()
+
+
+async def test_a_wish_to_cancel_that_finds_the_job_nowhere_is_told_again(
+    engine: TroubledEngine,
+) -> None:
+    """It is leased, and not yet in any line."""
+    story = Story(engine)
+    await story.enqueue("a")
+    async with story.running():
+        await story.calls(1)
+        (held,) = story.supervisor._hand.all()
+        call, held.call, held.cancel_told = held.call, 0, True
+        story.supervisor._cancel(held)
+        assert not held.cancel_told
+        held.call = call
+
+
+async def test_an_order_is_obeyed_and_told_once(
+    engine: TroubledEngine, caplog: pytest.LogCaptureFixture
+) -> None:
+    story = Story(engine, name="w")
+    await story.enqueue("a")
+    with caplog.at_level("INFO", "holdfast.worker"):
+        async with story.running():
+            calls = await story.calls(1)
+            await Workers(engine).drain("w", by="ada")
+            await until(story.supervisor._draining.is_set)
+            for _ in range(3):
+                await story.supervisor._read_order()
+            story.end(*calls)
+    told = [record for record in caplog.records if "asked to drain by ada" in record.getMessage()]
+    assert len(told) == 1
+
+
+@pytest.mark.parametrize("for_ever", [True, False])
+async def test_verdicts_wait_for_the_store_as_long_as_a_drain_may_take(
+    engine: TroubledEngine, monkeypatch: pytest.MonkeyPatch, for_ever: bool
+) -> None:
+    monkeypatch.setattr(supervisor, "_LAST_SETTLE_S", 0.0)
+    story = Story(engine, name="w", grace_ms=60_000)
+    await story.enqueue("a")
+    task = asyncio.create_task(story.supervisor.run())
+    await until(lambda: story.links)
+    story.link.ready(*TASKS)
+    calls = await story.calls(1)
+    engine.for_ever["settle"] = EngineUnavailable("down")
+    story.supervisor.drain(for_ever=for_ever)
+    story.end(*calls)
+    await until(lambda: story.link.killed)
+    tries = engine.asked["settle"]
+    await until(lambda: task.done() or engine.asked["settle"] > tries + 2, "more tries")
+    assert not task.done()
+    del engine.for_ever["settle"]
+    await task
+    job = await engine.get("a")
+    assert job is not None
+    assert job.state is State.DONE
+
+
+async def test_a_stop_gives_up_on_a_store_that_stays_away(
+    engine: TroubledEngine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(supervisor, "_LAST_SETTLE_S", 0.0)
+    story = Story(engine, name="w")
+    await story.enqueue("a")
+    async with story.running():
+        calls = await story.calls(1)
+        engine.for_ever["settle"] = EngineUnavailable("down")
+        story.end(*calls)
+    assert "1 verdicts could not be settled and are lost" in caplog.text

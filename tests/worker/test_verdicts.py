@@ -41,6 +41,7 @@ def a_job(**fields: object) -> Job:
         (AskedRetry(ERROR, 2 * limits.DELAY_MS_MAX), Retry(limits.DELAY_MS_MAX, ERROR)),
         (AskedBury(ERROR), Bury(Reason.EXPLICIT, ERROR)),
         (AskedRelease("later", 5), Release("later", 5)),
+        (AskedRelease("beside", alone=True), Release("beside", alone=True)),
         (AskedRelease("late", 2 * limits.DELAY_MS_MAX), Release("late", limits.DELAY_MS_MAX)),
         (AskedCancel("enough"), Release("enough")),
     ],

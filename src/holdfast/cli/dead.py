@@ -64,6 +64,8 @@ async def list_all(
             for view in views
         ]
         print_table(("id", "queue", "task", "reason", "attempts", "died", "error"), rows)
+        if not rows:
+            say("no dead letter fits")
     if rest is not None:
         say(f"there may be more: --after {rest}")
 
@@ -105,10 +107,15 @@ async def purge(
     dry_run: DryRun = False,
     yes: Yes = False,
     common: Common = COMMON,
-) -> None:
+) -> int | None:
     """Delete dead letters for good: those named, those that fit, or all."""
     wanted = _wanted(ids, which, all=all)
+    if ids and not dry_run:
+        some = "1 dead letter" if len(ids) == 1 else f"{len(ids)} dead letters"
+        sure(f"Purge {some}?", yes=yes)
+        return await acts.on_each(ids, Delete(), _DEAD, done="purged", common=common)
     await _bulk(wanted, Delete(), _PURGE, dry_run=dry_run, yes=yes, common=common)
+    return None
 
 
 async def export(

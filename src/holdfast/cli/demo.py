@@ -64,7 +64,7 @@ async def demo(
     else:
         done = sum(queue["done"] for queue in told["queues"])
         dead = sum(queue["dead"] for queue in told["queues"])
-        say(f"{done} jobs done, {dead} dead letters; that was the demo")
+        say(f"that was the demo; jobs done: {done}, dead letters: {dead}")
     return 0
 
 

@@ -4,29 +4,29 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import difflib
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated
 
 import msgspec
 from cyclopts import Parameter
 
-from holdfast.app import Holdfast, accepted
+from holdfast.app import accepted
 from holdfast.cli import feeding, newjob
 from holdfast.cli.exits import Exit, NotFound
 from holdfast.cli.guards import DryRun
 from holdfast.cli.jobflags import Flags
-from holdfast.cli.jobs import read
-from holdfast.cli.logs import follow_output
 from holdfast.cli.output import COMMON, Common, print_json, say
+from holdfast.cli.pages import program
 from holdfast.cli.running import progress, running
-from holdfast.cli.views import job_view
+from holdfast.cli.waiting import wait_for
 from holdfast.config import settings
 from holdfast.core import checks
-from holdfast.core.model import Job, NewJob, Receipt, State, Status
+from holdfast.core.model import NewJob, Receipt, Status
 from holdfast.core.text import printable
 from holdfast.durations import to_ms
 from holdfast.errors import EngineError, OutcomeUnknown, UnknownQueue, UsageError
@@ -78,13 +78,16 @@ async def enqueue(
 
       holdfast enqueue '{"id": "j1", "command": "sleep 2", "timeout": "3s"}'
       holdfast enqueue --wait -- echo hello
-      holdfast enqueue --task send --payload '{"to": "a@b.c"}' --delay 10m
+      holdfast enqueue --task mail:send --payload '{"to": "a@b.c"}' --delay 10m
       generate | holdfast enqueue - --queue mail
     """
     base = flags.line()
     many = words == ("-",) or ways.file is not None
     if not many:
-        return await _one(_line(words), base, ways, common)
+        line = _line(words)
+        if words[:1] == ("--",) and (base.task is not None or base.command is not None):
+            raise UsageError("--task, --command or a command after --: a job is only one of them")
+        return await _one(line, base, ways, common)
     if ways.file is not None and words:
         raise UsageError("jobs come from --file or from the command line, not both")
     if base.id is not None or ways.wait:
@@ -102,12 +105,19 @@ def _line(words: tuple[str, ...]) -> newjob.Line:
         case (text,) if text.lstrip().startswith("{"):
             return newjob.read(text)
         case (word, *_) if word.startswith("-") and word != "-":
-            raise UsageError(f"unknown option {word[:80]!r}")
+            close = difflib.get_close_matches(word, _options(), 1)
+            remedy = f"did you mean {close[0]}?" if close else f"see {program()} enqueue --help"
+            raise UsageError(f"unknown option {word[:80]!r}: {remedy}")
         case _:
             raise UsageError(
                 f'{words[0][:80]!r} is no job: give JSON, such as \'{{"command": "sleep 2"}}\', '
                 "or put -- before a command"
             )
+
+
+def _options() -> list[str]:
+    names = [field.name for shape in (Flags, Ways) for field in fields(shape)]
+    return [f"--{name.replace('_', '-')}" for name in names]
 
 
 async def _one(line: newjob.Line, flags: newjob.Line, ways: Ways, common: Common) -> Exit:
@@ -126,11 +136,13 @@ async def _one(line: newjob.Line, flags: newjob.Line, ways: Ways, common: Common
         except UnknownQueue:
             if line.to is None:
                 raise
-            raise NotFound(f"no worker of the name {line.to[:80]!r} was ever here") from None
+            raise NotFound(
+                f"no worker of the name {line.to[:80]!r} was ever here: see {program()} worker list"
+            ) from None
         if not ways.wait:
             _print_receipt(receipt, job, common)
             return Exit.DONE
-        return await _wait(app, receipt.id, wait_ms, common)
+        return await wait_for(app, receipt.id, wait_ms, common)
 
 
 def _print_receipt(receipt: Receipt, job: NewJob, common: Common, *, dry_run: bool = False) -> None:
@@ -145,33 +157,6 @@ def _print_receipt(receipt: Receipt, job: NewJob, common: Common, *, dry_run: bo
     elif receipt.status is not Status.NEW:
         there = " (it was there already)" if receipt.id == job.id else " (it holds the key)"
     print(f"{printable(receipt.id, one_line=True)}{there}")
-
-
-async def _wait(app: Holdfast, id: str, wait_ms: int | None, common: Common) -> Exit:
-    def write(text: str) -> None:
-        if not common.json:
-            print(printable(text), end="", flush=True)
-
-    try:
-        async with asyncio.timeout(None if wait_ms is None else wait_ms / 1000):
-            ended = await follow_output(app, id, write)
-    except TimeoutError:
-        say(f"{id} has not ended yet; it goes on")
-        return Exit.WAITING
-    except asyncio.CancelledError:
-        say(f"{id} goes on")
-        raise
-    if common.json:
-        print_json(job_view(*await read(app, id)))
-    elif ended.state is not State.DONE:
-        say(_ending(ended))
-    return Exit.DONE if ended.state is State.DONE else Exit.UNDONE
-
-
-def _ending(job: Job) -> str:
-    failure = job.failures[-1].failure if job.failures else None
-    reason = f" ({job.reason})" if job.reason else ""
-    return f"{job.id} is {job.state}{reason}" + (f": {failure.message}" if failure else "")
 
 
 async def _many(file: int, flags: newjob.Line, ways: Ways, common: Common) -> Exit:

@@ -23,7 +23,7 @@ def _flag(help: str, *names: str) -> Parameter:
 class Flags:
     """What the command line can say about a job; each is a key of its JSON too."""
 
-    task: Annotated[str | None, _flag("The name of the code that does it.")] = None
+    task: Annotated[str | None, _flag("The name of the code that does it: mail:send.")] = None
     payload: Annotated[str | None, _flag("What the task gets, as JSON.")] = None
     command: Annotated[str | None, _flag("A command for the shell, instead of a task.")] = None
     cwd: Annotated[str | None, _flag("The folder that the command runs in.")] = None

@@ -36,6 +36,7 @@ _PAGE = 100
 _PAGES_MAX = 20
 _AT_ONCE = 50
 _HIDDEN = ("failures", "output", "trace")
+_ALSO_ZERO = ("attempts", "exit_code")
 
 
 async def list_all(
@@ -54,6 +55,8 @@ async def list_all(
             print_json(await views_of(app, jobs))
     if not common.json:
         print_jobs(jobs)
+        if not jobs:
+            say("no job fits")
     if rest is not None:
         say(f"there may be more: --after {rest}")
 
@@ -67,13 +70,13 @@ async def show(id: Id, /, *, common: Common = COMMON) -> None:
         print_json(view)
         return
     for name, value in view.items():
-        if value not in (None, {}, False) and name not in _HIDDEN:
-            print(f"{name:13} {printable(text_of(value), one_line=True)}")
+        if name not in _HIDDEN and (value not in (None, {}, False) or name in _ALSO_ZERO):
+            print(f"{name:16}  {printable(text_of(value), one_line=True)}")
     print("timeline")
     _print_timeline(job)
     if job.output:
         print("output")
-        print(printable(job.output.decode(errors="replace")))
+        print(printable(job.output.decode(errors="replace").removesuffix("\n")))
 
 
 async def timeline(id: Id, /, *, common: Common = COMMON) -> None:
@@ -180,8 +183,8 @@ def _print_timeline(job: Job) -> None:
         text = ": ".join(filter(None, said))
         by = f" by {event.by}" if event.by else ""
         attempt = f" (attempt {event.attempt})" if event.attempt else ""
-        line = f"  {show_at(event.at)} {event.kind}{attempt}{by} {text}"
-        print(printable(line.rstrip(), one_line=True))
+        line = f"  {show_at(event.at)} {event.kind}{attempt}{by}" + (f": {text}" if text else "")
+        print(printable(line, one_line=True))
 
 
 def _state(job: Job, now: int) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import codecs
+import sys
 from collections.abc import Callable
 from typing import Annotated
 
@@ -16,7 +17,7 @@ from holdfast.cli.running import running
 from holdfast.core.model import Job
 from holdfast.core.text import printable
 
-_LOOK_S = 0.25
+_LOOK_S_FIRST, _LOOK_S_MAX = 0.02, 0.25
 _SEAM_BYTES = 256
 
 
@@ -35,8 +36,9 @@ async def logs(
         if common.json:
             print_json({"output": text})
         else:
-            print(printable(text), end="", flush=True)
+            shown.write(text)
 
+    shown = Shown()
     async with running(common) as app:
         if follow:
             job = await follow_output(app, id, write)
@@ -44,6 +46,7 @@ async def logs(
             if common.json:
                 print_json({"id": job.id, "state": str(job.state)})
             else:
+                shown.end()
                 say(said)
             return
         job, _ = await read(app, id)
@@ -56,6 +59,23 @@ async def logs(
         say(f"{job.id} has printed nothing")
 
 
+class Shown:
+    """Output on its way to a person, who reads what is said of the job below it."""
+
+    def __init__(self) -> None:
+        self._midline = False
+
+    def write(self, text: str) -> None:
+        print(printable(text), end="", flush=True)
+        self._midline = not text.endswith("\n")
+
+    def end(self) -> None:
+        """At a terminal the next line is a new one; what a program reads stays as it is."""
+        if self._midline and sys.stdout.isatty():
+            print(flush=True)
+        self._midline = False
+
+
 async def follow_output(app: Holdfast, id: str, write: Callable[[str], None]) -> Job:
     """Write what the job prints as it comes; the job when it has ended.
 
@@ -64,6 +84,7 @@ async def follow_output(app: Holdfast, id: str, write: Callable[[str], None]) ->
     """
     decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
     seen = b""
+    pause_s = _LOOK_S_FIRST
     while True:
         job, _ = await read(app, id)
         output = job.output or b""
@@ -76,7 +97,9 @@ async def follow_output(app: Holdfast, id: str, write: Callable[[str], None]) ->
             if rest:
                 write(rest)
             return job
-        await asyncio.sleep(_LOOK_S)
+        await asyncio.sleep(pause_s)
+        # Most jobs are over at once; one that is not may take long.
+        pause_s = min(pause_s * 1.5, _LOOK_S_MAX)
 
 
 def grown(seen: bytes, output: bytes) -> bytes:

@@ -5,6 +5,7 @@ What a job says of itself wins over the flags, which are for all lines; both win
 
 from __future__ import annotations
 
+import difflib
 import functools
 from collections.abc import Mapping
 from datetime import datetime
@@ -174,7 +175,7 @@ def _content(line: Line) -> tuple[str, bytes]:
         except UnicodeError:
             raise InvalidJob("the command is not UTF-8") from None
     if line.task is None:
-        raise InvalidJob('it has neither a "command" nor a "task"')
+        raise InvalidJob('it has neither a "command" nor a "task": give one, or -- and a command')
     if line.cwd is not None or line.env is not None:
         raise InvalidJob("cwd and env are for commands: a task has a payload")
     if isinstance(line.payload, msgspec.UnsetType):
@@ -194,7 +195,10 @@ def _content(line: Line) -> tuple[str, bytes]:
 def _said(text: str) -> str:
     told, _, where = text.replace("`", "").partition(" - at $")
     if "unknown field" in told:
-        return f"{told.replace('Object contains', 'it has an')}; a job has {', '.join(FIELDS)}"
+        wrong = told.rpartition(" ")[2]
+        close = difflib.get_close_matches(wrong, FIELDS, 1)
+        remedy = f"did you mean {close[0]}?" if close else f"a job has {', '.join(FIELDS)}"
+        return f"{told.replace('Object contains', 'it has an')}; {remedy}"
     return f"{where.lstrip('.') or 'it'}: {told}"
 
 

@@ -13,6 +13,7 @@ from cyclopts import Parameter
 from holdfast.core.text import printable
 
 _WIDTH_MAX = 10_000
+_NARROW = 12
 
 
 @Parameter(name="*")
@@ -20,7 +21,7 @@ _WIDTH_MAX = 10_000
 class Common:
     """What every command takes."""
 
-    url: Annotated[str | None, Parameter(help="Where the jobs are.")] = None
+    url: Annotated[str | None, Parameter(help="Where the jobs are: sqlite:///work.db.")] = None
     json: Annotated[bool, Parameter(help="Print JSON alone.", negative=())] = False
 
 
@@ -38,22 +39,37 @@ def print_json(value: Any) -> None:
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-    """Numbers to the right; as wide as it must be where no terminal bounds it."""
+    """Numbers to the right; as wide as it must be, also where the terminal is narrower: cells of
+    two letters a line help nobody."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
+    # As Text, because a plain string would be read as markup.
+    cells = [[Text(printable(str(value), one_line=True)) for value in row] for row in rows]
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
+    needed = 0
     for at, column in enumerate(columns):
         numeric = bool(rows) and all(isinstance(row[at], int) for row in rows)
+        # The first names the row: whoever copies it wants it whole.
+        whole = numeric or at == 0
+        widest = max([len(column), *(row[at].cell_len for row in cells)])
+        narrowest = widest if whole else min(widest, _NARROW)
+        needed += narrowest + 2
         table.add_column(
-            column, justify="right" if numeric else "left", overflow="fold", no_wrap=numeric
+            column,
+            justify="right" if numeric else "left",
+            overflow="fold",
+            no_wrap=whole,
+            min_width=narrowest,
         )
-    for row in rows:
-        # As Text, because a plain string would be read as markup.
-        table.add_row(*(Text(printable(str(value), one_line=True)) for value in row))
-    width = None if sys.stdout.isatty() else _WIDTH_MAX
-    Console(highlight=False, width=width).print(table)
+    for row in cells:
+        table.add_row(*row)
+    console = Console(highlight=False)
+    console.width = max(console.width, needed) if sys.stdout.isatty() else _WIDTH_MAX
+    with console.capture() as drawn:
+        console.print(table)
+    print("\n".join(line.rstrip() for line in drawn.get().splitlines()))
 
 
 def show_age(ms: int | None) -> str:

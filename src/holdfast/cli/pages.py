@@ -26,16 +26,20 @@ def program() -> str:
 
 
 def asked(arguments: Sequence[str]) -> str | None:
-    """The help that --help asks for, wherever it stands before `--`."""
+    """The help that --help asks for, wherever it stands before `--`, or a group's name alone."""
     end = arguments.index("--") if "--" in arguments else len(arguments)
     line = [word for word in arguments[:end] if word != "--json"]
     if "--help" not in line and "-h" not in line:
-        return None
+        return page(line) if line == list(arguments) and _is_group(line) else None
     flags = [at for at, word in enumerate(line) if word.startswith("-")]
     words = line[: flags[0]]
-    if len(words) < 2 or not any(FOLDER.glob(f"{NAME}-{words[0]}-*.txt")):
+    if len(words) < 2 or not _is_group(words[:1]):
         return page(words[:1])
     return page(words[:2])
+
+
+def _is_group(words: Sequence[str]) -> bool:
+    return len(words) == 1 and words[0].isalpha() and any(FOLDER.glob(f"{NAME}-{words[0]}-*.txt"))
 
 
 def page(command: Sequence[str]) -> str | None:

@@ -10,11 +10,11 @@ from cyclopts import Parameter
 from holdfast.app import Holdfast
 from holdfast.backoffs import show_backoff
 from holdfast.cli.exits import NotFound
-from holdfast.cli.output import COMMON, Common, print_json, print_table
+from holdfast.cli.output import COMMON, Common, print_json, print_table, say
 from holdfast.cli.pages import program
 from holdfast.cli.person import person
 from holdfast.cli.running import running
-from holdfast.cli.status import count_of, print_counts, queue_state
+from holdfast.cli.status import count_of, print_counts, queue_state, shown
 from holdfast.cli.views import counts_view, settings_view, text_of
 from holdfast.core.model import Queue, QueueView
 from holdfast.core.text import printable
@@ -110,6 +110,8 @@ async def resume(name: Name, /, *, common: Common = COMMON) -> None:
     queue = await _change(name, {"paused": False}, "resumed queue", common)
     async with running(common) as app:
         await save_pause(app.engine, queue.name, None)
+    if not queue.accepting:
+        say(f"it accepts no new job yet: {program()} queue update {queue.name} --accepting")
 
 
 async def show(name: Name, /, *, common: Common = COMMON) -> None:
@@ -148,7 +150,7 @@ async def list_all(*, common: Common = COMMON) -> None:
             view.queue.dead_queue or "",
             queue_state(view) or "open",
         )
-        for view in views
+        for view in shown(views)
     ]
     columns = ("queue", "ready", "leased", "dead", "lease", "max attempts", "retention", "order")
     print_table((*columns, "dead queue", "state"), rows)

@@ -18,7 +18,7 @@ from holdfast.cli.helping import TwoColumns, variables_told
 from holdfast.cli.pages import NAME, program
 from holdfast.cli.variables import EVERYWHERE, Variables
 from holdfast.core.text import printable
-from holdfast.errors import HoldfastError, UnknownQueue, UsageError
+from holdfast.errors import HoldfastError, NotAccepting, UnknownQueue, UsageError
 from holdfast.logs import log_to_stderr
 
 GROUPS: dict[str, str] = {
@@ -51,7 +51,7 @@ COMMANDS: tuple[tuple[str, str, str], ...] = (
     ("config set", "config:set_", "Store a setting."),
     ("config unset", "config:unset", "Forget a stored setting."),
     ("config list", "config:show_all", "Show every setting and where its value is from."),
-    ("backup", "upkeep:backup", "Copy the queue file while work goes on."),
+    ("backup", "backup:backup", "Copy the queue file while work goes on."),
     ("list", "jobs:list_all", "List jobs, newest first."),
     ("job list", "jobs:list_all", "List jobs, newest first."),
     ("job show", "jobs:show", "Show one job and what happened to it."),
@@ -161,9 +161,12 @@ def dispatch(arguments: list[str]) -> int:
             result_action="return_value",
         )
     except CycloptsError as error:
-        return _fail(" ".join(str(error).split()), UsageError.code, Exit.USAGE)
+        return _fail(_reworded(" ".join(str(error).split())), UsageError.code, Exit.USAGE)
     except UnknownQueue as error:
         text = f"{error}, with {program()} queue create NAME"
+        return _fail(text, error.code, exit_for(error))
+    except NotAccepting as error:
+        text = f"{error}: open it with {program()} queue update NAME --accepting"
         return _fail(text, error.code, exit_for(error))
     except HoldfastError as error:
         return _fail(str(error), error.code, exit_for(error))
@@ -192,6 +195,12 @@ def common_last(arguments: list[str]) -> list[str]:
 
 def refuse_unknown(arguments: list[str]) -> None:
     """A word that is no command, before every command is imported to find the likeliest."""
+    if arguments[:1] and arguments[0].startswith("--") and len(arguments[0]) > 2:
+        flag = arguments[0].partition("=")[0]
+        if flag not in (*EVERYWHERE, "--help", "--version"):
+            raise UsageError(
+                f"unknown option {flag[:80]!r}: the flags of a command stand behind it"
+            )
     given = [word for word in arguments[:2] if not word.startswith("-")]
     depth = 2 if given[:1] and given[0] in GROUPS else 1
     names = {tuple(words.split()[:depth]) for words, _, _ in COMMANDS}
@@ -213,6 +222,17 @@ def command_kept(arguments: list[str]) -> list[str]:
         return arguments
     end = arguments.index("--")
     return [*arguments[:end], "--", *arguments[end:]]
+
+
+def _reworded(text: str) -> str:
+    """What the parser says, in this program's words."""
+    many = re.fullmatch(r"Unused Tokens: \[(.*)\]\.", text)
+    if many:
+        return f"too many arguments: {many[1]}"
+    missing = re.fullmatch(r'Command "(.*)" parameter (.*) requires an argument\.', text)
+    if missing:
+        return f"{missing[2]} is missing a value: see {program()} {missing[1]} --help"
+    return text
 
 
 def _fail(text: str, code: str, exit_code: Exit) -> int:

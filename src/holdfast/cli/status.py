@@ -5,7 +5,7 @@ from __future__ import annotations
 from holdfast.cli.output import COMMON, Common, print_json, print_table, say, show_age
 from holdfast.cli.pages import program
 from holdfast.cli.running import running
-from holdfast.cli.views import COUNTS, counts_view, worker_view
+from holdfast.cli.views import COUNTS, counts_view, worker_view, worth_showing
 from holdfast.core.model import QueueView
 from holdfast.worker.registry import Workers, WorkerView
 
@@ -23,12 +23,17 @@ async def status(*, common: Common = COMMON) -> None:
             }
         )
         return
-    print_counts(views)
+    print_counts(shown(views))
     print()
     if workers:
         print_workers(workers)
     else:
-        say(f"no worker was ever here: start one with {program()} worker start")
+        say(f"there is no worker: start one with {program()} worker start")
+
+
+def shown(views: list[QueueView]) -> list[QueueView]:
+    """Those that a person wants to see; scripts get all of them."""
+    return [view for view in views if worth_showing(counts_view(view))]
 
 
 def print_counts(views: list[QueueView]) -> None:

@@ -6,14 +6,21 @@ import asyncio
 import signal
 import sys
 from contextlib import suppress
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
 from holdfast.app import Holdfast
 from holdfast.cli.output import COMMON, Common, print_json, show_age
 from holdfast.cli.running import running
-from holdfast.cli.views import COUNTS, command_of, counts_view, value_of, worker_view
+from holdfast.cli.views import (
+    COUNTS,
+    command_of,
+    counts_view,
+    value_of,
+    worker_view,
+    worth_showing,
+)
 from holdfast.core.model import Job, JobFilter, State
 from holdfast.core.text import printable
 from holdfast.durations import to_ms
@@ -24,6 +31,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 _JOBS = 15
+_NUMBERS = (*COUNTS, "failed", "attempt", "progress")
 
 
 async def top(
@@ -64,16 +72,18 @@ async def snapshot(app: Holdfast) -> dict[str, Any]:
 async def live(
     app: Holdfast, stop: asyncio.Event, *, interval_s: float, once: bool = False
 ) -> None:
-    """Draw it again and again, on the terminal's other screen."""
+    """Draw it again and again, on the terminal's other screen; elsewhere once, at the end."""
     from rich.console import Console
     from rich.live import Live
 
     console = Console(highlight=False)
-    if once:
+    if once or not console.is_terminal:
+        if not once:
+            await stop.wait()
         console.print(_picture(await snapshot(app), app.place))
         return
     first = _picture(await snapshot(app), app.place)
-    with Live(first, console=console, screen=console.is_terminal, auto_refresh=False) as screen:
+    with Live(first, console=console, screen=True, auto_refresh=False) as screen:
         while not stop.is_set():
             screen.update(_picture(await snapshot(app), app.place), refresh=True)
             await _pause(stop, interval_s)
@@ -106,14 +116,15 @@ def _picture(told: dict[str, Any], place: str) -> RenderableType:
     def table(*columns: str) -> Table:
         made = Table(box=None, padding=(0, 2, 0, 0), header_style="bold", expand=False)
         for column in columns:
-            made.add_column(column, no_wrap=True, overflow="ellipsis")
+            side: Literal["left", "right"] = "right" if column in _NUMBERS else "left"
+            made.add_column(column, no_wrap=True, overflow="ellipsis", justify=side)
         return made
 
     def add(to: Table, *values: object, style: str = "") -> None:
         to.add_row(*(Text(printable(str(value), one_line=True)) for value in values), style=style)
 
     queues = table("queue", *COUNTS, "oldest")
-    for queue in told["queues"]:
+    for queue in filter(worth_showing, told["queues"]):
         counts = (f"{queue[name]:,}" for name in COUNTS)
         add(queues, queue["name"], *counts, show_age(queue["oldest_age_ms"]))
     workers = table("worker", "health", "running", "done", "failed", "heartbeat")

@@ -10,6 +10,7 @@ import msgspec
 
 from holdfast.core import codec, lifecycle
 from holdfast.core.model import Event, Failure, Job, Queue, QueueView, State
+from holdfast.core.workers import QUEUE_PREFIX
 from holdfast.durations import show_at
 from holdfast.errors import InvalidJob
 from holdfast.worker.registry import WorkerView
@@ -18,6 +19,7 @@ COMMAND = "command"
 """The task that runs a command line; its result says how that ended."""
 
 COUNTS = ("ready", "delayed", "blocked", "leased", "overdue", "done", "dead")
+_HELD = (*COUNTS, "cancelled")
 
 
 def job_view(job: Job, queue: Queue | None) -> dict[str, Any]:
@@ -87,12 +89,19 @@ def counts_view(view: QueueView) -> dict[str, Any]:
     """How a queue stands."""
     return {
         "name": view.queue.name,
-        **{name: getattr(view, name) for name in (*COUNTS, "cancelled")},
+        **{name: getattr(view, name) for name in _HELD},
         "oldest_age_ms": view.oldest_age_ms,
         "paused": view.queue.paused,
         "accepting": view.queue.accepting,
         "estimated": sorted(view.estimated),
     }
+
+
+def worth_showing(counts: Mapping[str, Any]) -> bool:
+    """Of a queue as `counts_view` has it: one of a worker's own says nothing while it is empty."""
+    own = counts["name"].startswith(QUEUE_PREFIX)
+    stopped = counts["paused"] or not counts["accepting"]
+    return not own or stopped or any(counts[name] for name in _HELD)
 
 
 def settings_view(queue: Queue) -> dict[str, Any]:

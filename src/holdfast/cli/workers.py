@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
-from msgspec.structs import replace
 
 from holdfast import __version__
 from holdfast.cli.exits import Exit, NotFound
@@ -20,19 +19,20 @@ from holdfast.cli.person import person
 from holdfast.cli.running import running
 from holdfast.cli.status import print_workers
 from holdfast.cli.views import worker_view
-from holdfast.config import Settings, queue_weights, settings
+from holdfast.config import SETTINGS, Settings, queue_weights, settings
 from holdfast.core.text import printable
 from holdfast.durations import to_ms
 from holdfast.errors import ConfigError, UsageError
 from holdfast.worker import launcher
-from holdfast.worker.options import INHERITED, WorkerOptions, default_processes
+from holdfast.worker.options import INHERITED, WorkerOptions, default_processes, numbered
 from holdfast.worker.registry import Workers
 
 _TRY_NEXT = """\
 running: {workers}; Ctrl-C drains and stops them
 in another terminal:
   {program} enqueue --wait -- echo hello
-  {program} status"""
+  {program} status
+  {program} top"""
 
 
 @Parameter(name="*")
@@ -80,6 +80,10 @@ class WorkerFlags:
     def options(self, url: str, stored: Settings, target: str | None) -> WorkerOptions:
         def first(flag: int | None, name: str, default: int) -> int:
             if flag is not None:
+                low, high = SETTINGS[name].low, SETTINGS[name].high
+                if not low <= flag <= high:
+                    shown = f"--{name.removeprefix('worker-')} {flag}"
+                    raise UsageError(f"{shown} is not {low:.0f} to {high:.0f}")
                 return flag
             said = stored.value(name)
             return default if said is None else int(said)
@@ -129,7 +133,7 @@ def up(
         else:
             print(_TRY_NEXT.format(workers=", ".join(sorted(names)), program=program()), flush=True)
 
-    code = launcher.run(workers, started=started)
+    code = launcher.run(workers, started=started, asked=_tell_ending)
     if not common.json and code == 0:
         print("stopped", flush=True)
     return code
@@ -144,7 +148,7 @@ def start(
     def started(names: list[str]) -> None:
         say(f"running on {place}: {', '.join(sorted(names))}; Ctrl-C drains, twice stops")
 
-    return launcher.run(workers, started=started)
+    return launcher.run(workers, started=started, asked=_tell_ending)
 
 
 def run(
@@ -168,7 +172,7 @@ async def show_all(*, common: Common = COMMON) -> None:
     elif workers:
         print_workers(workers)
     else:
-        say(f"no worker was ever here: start one with {program()} worker start")
+        say(f"there is no worker: start one with {program()} worker start")
 
 
 async def stop(names: Names = None, /, *, all: All = False, common: Common = COMMON) -> int:
@@ -191,6 +195,13 @@ async def uncordon(names: Names = None, /, *, all: All = False, common: Common =
     return await _order(common, names, all, "uncordoned", Workers.uncordon)
 
 
+def _tell_ending(times: int) -> None:
+    if times == 1:
+        say("draining: what runs may finish; Ctrl-C again stops at once")
+    elif times == 2:
+        say("stopping: what runs is released")
+
+
 async def _prepare(
     common: Common, flags: WorkerFlags, target: str | None, count: int
 ) -> tuple[list[WorkerOptions], str]:
@@ -208,9 +219,7 @@ async def _prepare(
             raise NotFound(
                 f"there is no queue {', '.join(missing)}; make it with {program()} queue create"
             )
-    if count == 1 or options.name is None:
-        return [options] * count, app.place
-    return [replace(options, name=f"{options.name}-{n + 1}") for n in range(count)], app.place
+    return numbered(options, count), app.place
 
 
 async def _order(

@@ -1,7 +1,7 @@
 """The process that runs jobs: `python -m holdfast.worker.child`, started by a supervisor.
 
-It gets its socket, board and setup from the environment, takes calls and answers with endings.
-It knows no engine and no lease, and it ends with its supervisor.
+It gets its socket, board and setup from the environment, or is forked with them. It takes calls
+and answers with endings, knows no engine and no lease, and ends with its supervisor.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import NoReturn
 
@@ -48,7 +48,20 @@ def main() -> None:
     descriptor = int(os.environ.pop("HOLDFAST_CHILD_SOCKET"))
     board_descriptor = int(os.environ.pop("HOLDFAST_CHILD_BOARD"))
     setup = msgspec.json.decode(os.environ.pop("HOLDFAST_CHILD_SETUP"), type=ChildSetup)
-    _end_with(parent, setup)
+    end_with(parent, setup)
+    target = setup.target or ""
+    serve(setup, descriptor, board_descriptor, parent=parent, load=lambda: load_handlers(target))
+
+
+def serve(
+    setup: ChildSetup,
+    descriptor: int,
+    board_descriptor: int,
+    *,
+    parent: int,
+    load: Callable[[], Mapping[str, Handler]],
+) -> None:
+    """Until the supervisor, whose process id is `parent`, wants no more."""
     # What a handler or a command starts must not hold them open.
     os.set_inheritable(descriptor, False)
     os.set_inheritable(board_descriptor, False)
@@ -59,17 +72,23 @@ def main() -> None:
         asyncio.run(_run_commands(setup, board, connection, parent))
         end_at_once()
     try:
-        handlers = load_target(setup.target).handlers
+        handlers = load()
     except BaseException as error:  # noqa: BLE001 (an application may even exit on import)
         connection.sendall(frame([Broken(failure_of(error))]))
         return
-    # What was imported stays: looking through it again at every collection would be in vain.
-    gc.collect()
-    gc.freeze()
     asyncio.run(_run_handlers(setup, handlers, board, connection))
 
 
-def _end_with(parent: int, setup: ChildSetup) -> None:
+def load_handlers(target: str) -> Mapping[str, Handler]:
+    """What was imported stays: looking through it again at every collection would be in vain, and
+    would make a forked child copy all of it."""
+    handlers = load_target(target).handlers
+    gc.collect()
+    gc.freeze()
+    return handlers
+
+
+def end_with(parent: int, setup: ChildSetup) -> None:
     """End with the supervisor, and only with it: signals to the whole service are its to judge."""
     faulthandler.enable(all_threads=False)
     for number in _SPARED:

@@ -9,7 +9,6 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable
 from time import monotonic
-from typing import Protocol
 
 from msgspec.structs import replace
 
@@ -17,11 +16,13 @@ from holdfast.core.model import Failure, Note, Queue
 from holdfast.worker import processes
 from holdfast.worker.calls import COMMAND, Placed, Seat, call_of
 from holdfast.worker.deaths import after_death, find_guilty
+from holdfast.worker.ears import Ears
+from holdfast.worker.endings import is_timeout, own_ending
 from holdfast.worker.hand import Held, Kind
 from holdfast.worker.lines import Lines
 from holdfast.worker.link import Link, Listener
+from holdfast.worker.nursery import Template
 from holdfast.worker.wire import (
-    AskedCancel,
     AskedRelease,
     Back,
     Broken,
@@ -29,7 +30,6 @@ from holdfast.worker.wire import (
     ChildSetup,
     Down,
     Ended,
-    Ending,
     Finish,
     Ready,
     Recall,
@@ -44,21 +44,8 @@ TICK_S = 0.1
 _LOST_S = 0.5
 """A lost call may end by itself for so long; then its child is killed."""
 _SOLO_IDLE_S = 10.0
+_FORKED_SOLOS = 7
 _RESPAWN_S_FIRST, _RESPAWN_S_MAX = 0.1, 10.0
-
-
-class Ears(Protocol):
-    """Who hears what becomes of the jobs."""
-
-    def ended(self, held: Held, ending: Ending) -> None: ...
-
-    def crashed(self, held: Held, failure: Failure, *, alone: bool) -> None: ...
-
-    def noted(self, held: Held, note: Note) -> None: ...
-
-    def learned(self, tasks: dict[str, TaskInfo]) -> None: ...
-
-    def broken(self, failure: Failure) -> None: ...
 
 
 class Crew:
@@ -74,6 +61,7 @@ class Crew:
         processes: int,
         commands: ChildSetup | None,
         make: Callable[[ChildSetup, Listener, bool], Link] = Link,
+        template: Template | None = None,
     ) -> None:
         self.tasks: dict[str, TaskInfo] = {}
         self.broken: Failure | None = None
@@ -83,6 +71,8 @@ class Crew:
         self._processes = processes
         self._commands = commands
         self._make = make
+        self._template = template
+        self._sweep_due = False
         self._seats: dict[Link, Seat] = {}
         self._lines = Lines(self._batch_of)
         self._number = 0
@@ -90,8 +80,8 @@ class Crew:
         self._solo_at = 0.0
         self._starting: set[asyncio.Task[None]] = set()
         self._solos_coming = 0
-        # Two at least: one for culprits, and one for those who only stood beside them.
-        self._solos_max = max(2, processes)
+        self._isolated_max = max(2, processes)
+        self._alone_max = max(processes, _FORKED_SOLOS if template else self._isolated_max)
         self._closing = False
 
     @property
@@ -104,7 +94,7 @@ class Crew:
             case "python":
                 return self._processes * self._python.slots if self._python else 0
             case "solo":
-                return self._solos_max if self._python and self._make is Link else 0
+                return self._isolated_max if self._python and self._make is Link else 0
             case "command":
                 return self._commands.slots if self._commands else 0
 
@@ -113,6 +103,12 @@ class Crew:
         if info.name == COMMAND:
             return "command"
         return "solo" if (alone or info.isolated) and self._make is Link else "python"
+
+    @property
+    def _solos_max(self) -> int:
+        """One more than culprits may have. Isolated tasks may be heavy: few of them at once."""
+        isolated = any(info.isolated for info in self.tasks.values())
+        return 1 + (self._isolated_max if isolated else self._alone_max)
 
     def running(self) -> int:
         """Calls that have started, by what the children wrote on their boards."""
@@ -126,7 +122,11 @@ class Crew:
         if self._python is not None:
             self._python = replace(self._python, worker=worker)
             for _ in range(self._processes):
-                await self._spawn(self._python)
+                if self._template is None:
+                    await self._spawn(self._python)
+                else:
+                    # It imports the application first, however long that takes.
+                    self._later(self._python, solo=False, after_s=0.0)
 
     def give(self, taken: Iterable[Held]) -> None:
         """Newly leased jobs."""
@@ -139,7 +139,7 @@ class Crew:
         if self._closing:
             return
         for kind in self._lines.waiting():
-            seats = [seat for seat in self._living() if _kind(seat.link) == kind]
+            seats = [seat for seat in self._living() if seat.link.kind == kind]
             if kind == "solo" and not any(seat.room > 0 for seat in seats):
                 self._want_solo(seats)
             words: dict[Seat, list[Down]] = {}
@@ -156,8 +156,8 @@ class Crew:
                 seat.link.say(said)
 
     def _take(self, kind: Kind) -> list[Held]:
-        """Culprits end the process they get, and the next has to be started first. One process is
-        kept from them, or the others would wait until all culprits are dead."""
+        """Culprits hold their process for long, or end it. The others go first, as soon as one
+        culprit has its turn, and one process is kept for them."""
         if kind != "solo":
             return self._lines.take(kind)
         culprits = sum(
@@ -166,7 +166,9 @@ class Crew:
             if seat.link.solo
             for placed in seat.calls.values()
         )
-        return self._lines.take_alone(culprit=culprits < self._solos_max - 1)
+        if culprits >= self._solos_max - 1:
+            return self._lines.take_innocent()
+        return self._lines.take_alone(culprit=culprits == 0)
 
     def cancel(self, held: Held, *, lost: bool = False) -> None:
         """Stop this job, if it runs; one that has not started and is lost is just left."""
@@ -201,6 +203,8 @@ class Crew:
             elif seat.link.solo and not seat.calls and now - seat.idle_since > _SOLO_IDLE_S:
                 seat.finishing = True
                 seat.link.say([Finish()])
+        if self._sweep_due:
+            self._sweep()
         self._level()
         self.dispatch()
 
@@ -208,7 +212,7 @@ class Crew:
         """What waits in a child that is held up goes to another that is not."""
         held_up = [seat for seat in self._living() if seat.is_held_up()]
         for seat in held_up:
-            others = (one for one in self._living() if _kind(one.link) == _kind(seat.link))
+            others = (one for one in self._living() if one.link.kind == seat.link.kind)
             if any(one.room > 0 and len(one.calls) < one.slots for one in others):
                 seat.link.say([Recall()])
 
@@ -230,13 +234,18 @@ class Crew:
     async def stop(self, why: str) -> None:
         """Kill every child and wait until each one's end has been told."""
         self._closing = True
-        for task in list(self._starting):
+        starting = list(self._starting)
+        for task in starting:
             task.cancel()
+        await asyncio.gather(*starting, return_exceptions=True)
         seats = list(self._seats.values())
         for seat in seats:
             self._end(seat, why)
         for seat in seats:
             await seat.link.dead()
+        if self._template is not None:
+            self._template.end()
+            self._sweep()
 
     def heard(self, link: Link, words: list[Up]) -> None:
         seat = self._seats[link]
@@ -246,9 +255,10 @@ class Crew:
                     placed = seat.take_back(number)
                     if placed is not None:
                         if link.solo:
-                            self._lines.culprits.discard(placed.held[0].job.task)
+                            timed_out = any(map(is_timeout, endings))
+                            self._lines.judge(placed.held[0].job.task, culprit=timed_out)
                         for held, ending in zip(placed.held, endings, strict=True):
-                            self._ears.ended(held, _own_ending(placed, held, ending))
+                            self._ears.ended(held, own_ending(placed, held, ending))
                 case Told(number=number, index=index):
                     told = seat.calls.get(number)
                     if told is not None:
@@ -268,16 +278,23 @@ class Crew:
     def died(self, link: Link) -> None:
         seat = self._seats.pop(link)
         if link.solo:
-            self._lines.culprits.update(placed.held[0].job.task for placed in seat.calls.values())
-        if self._make is Link:
-            # Without children for Python, a handler's own processes are this one's children.
-            processes.sweep_strangers([each.pid for each in self._seats])
+            for placed in seat.calls.values():
+                self._lines.judge(placed.held[0].job.task, culprit=True)
+        self._sweep()
         unstarted = after_death(seat, self._ears)
         for placed in reversed(unstarted):
             self._put_back(placed)
         if not self._closing:
             self._replace(seat)
         self.dispatch()
+
+    def _sweep(self) -> None:
+        """Kill what dead children left; later, while one is being born that nobody knows yet."""
+        self._sweep_due = self._template is not None and self._template.busy
+        # Without children for Python, a handler's own processes are this one's children.
+        if self._make is Link and not self._sweep_due:
+            own = [each.pid for each in self._seats]
+            processes.sweep_strangers([*own, self._template.pid] if self._template else own)
 
     def _batch_of(self, task: str) -> int:
         info = self.tasks.get(task)
@@ -363,24 +380,21 @@ class Crew:
 
     async def _spawn(self, setup: ChildSetup, *, solo: bool = False) -> None:
         link = self._make(setup, self, solo)
+        if setup.target is not None:
+            link.template = self._template
         seat = self._seats[link] = Seat(link)
         try:
             await link.start()
         except OSError as error:
             _log.error("a child process cannot be started: %s", error)
-            del self._seats[link]
-            link.board.close()
+            self._forget(link)
             self._replace(seat)
+        except asyncio.CancelledError:
+            if not link.pid:
+                self._forget(link)
+            raise
 
-
-def _kind(link: Link) -> Kind:
-    if link.setup.target is None:
-        return "command"
-    return "solo" if link.solo else "python"
-
-
-def _own_ending(placed: Placed, held: Held, ending: Ending) -> Ending:
-    """Who was stopped only because another job of its batch was, has not been cancelled."""
-    if placed.cancelled and isinstance(ending, AskedCancel) and not held.cancel_told:
-        return AskedRelease("another job of its batch was stopped", output=ending.output)
-    return ending
+    def _forget(self, link: Link) -> None:
+        """It never lived."""
+        del self._seats[link]
+        link.board.close()

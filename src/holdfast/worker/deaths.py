@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import signal
 from time import monotonic_ns
-from typing import TYPE_CHECKING
 
 from holdfast.core.model import Failure, FailureKind
 from holdfast.worker.calls import GENTLE_MS, Placed, Seat
+from holdfast.worker.ears import Ears
 from holdfast.worker.wire import AskedRelease, Raised
 
-if TYPE_CHECKING:
-    from holdfast.worker.crew import Ears
+_RELEASES_BESIDE = 5
 
 
 def find_guilty(seat: Seat) -> dict[int, Failure]:
@@ -62,7 +61,7 @@ def after_death(seat: Seat, ears: Ears) -> list[Placed]:
 def _judge(seat: Seat, suspects: list[Placed], ears: Ears) -> None:
     if seat.ending:
         for placed in suspects:
-            _release(placed, ears, seat.ending)
+            _release(placed, ears, seat.ending, beside_timeout=bool(seat.guilty))
         return
     failure = _failure(seat)
     if seat.link.setup.target is None:
@@ -75,9 +74,12 @@ def _judge(seat: Seat, suspects: list[Placed], ears: Ears) -> None:
         ears.crashed(held, failure, alone=len(jobs) == 1)
 
 
-def _release(placed: Placed, ears: Ears, why: str) -> None:
+def _release(placed: Placed, ears: Ears, why: str, *, beside_timeout: bool = False) -> None:
+    """Whoever takes long and stands beside those that hang would be begun again and again, until
+    its releases are used up and it is charged: at last it runs alone."""
     for held in placed.held:
-        ears.ended(held, AskedRelease(why))
+        alone = beside_timeout and held.job.releases >= _RELEASES_BESIDE
+        ears.ended(held, AskedRelease(why, alone=alone))
 
 
 def _failure(seat: Seat) -> Failure:

@@ -110,7 +110,7 @@ class Intake:
             return [] if leasing.cancelled() else leasing.result()
         except asyncio.CancelledError:
             self._give()
-            if not leasing.cancel() and leasing.exception() is None:
+            if not leasing.cancel() and leasing.exception() is None and leasing.result():
                 # It came in the last moment: whoever ends this will release it.
                 self._given(self._taken(leasing.result()))
             raise

@@ -48,20 +48,32 @@ class Post:
         """Its name comes through a pipe when it is ready for work."""
         self.started_at = time.monotonic()
         self.told = 0
-        self.ready, theirs = os.pipe()
-        os.set_blocking(self.ready, False)
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "holdfast.worker.main"],
-            stdin=subprocess.PIPE,
-            pass_fds=(theirs,),
-            env={**os.environ, "HOLDFAST_READY": str(theirs)},
-            start_new_session=True,
-        )
-        os.close(theirs)
+        ready, theirs = os.pipe()
+        try:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "holdfast.worker.main"],
+                stdin=subprocess.PIPE,
+                pass_fds=(theirs,),
+                env={**os.environ, "HOLDFAST_READY": str(theirs)},
+                start_new_session=True,
+            )
+        except OSError:
+            os.close(ready)
+            raise
+        finally:
+            os.close(theirs)
+        os.set_blocking(ready, False)
+        self.ready = ready
         assert self.process.stdin is not None
         with suppress(BrokenPipeError):
             self.process.stdin.write(msgspec.json.encode(self.options) + b"\n")
             self.process.stdin.flush()
+
+    def put_off(self, why: str) -> None:
+        """Until a while from now, each time longer."""
+        _log.warning("%s; it starts again in %.1f s", why, self.pause_s)
+        self.start_at = time.monotonic() + self.pause_s
+        self.pause_s = min(self.pause_s * 2, _PAUSE_S_MAX)
 
     def tell(self, times: int) -> None:
         """Pass on what was heard, also what came while the process was being started."""
@@ -79,10 +91,14 @@ class Post:
 
 
 def run(
-    workers: Sequence[WorkerOptions], *, started: Callable[[list[str]], None] | None = None
+    workers: Sequence[WorkerOptions],
+    *,
+    started: Callable[[list[str]], None] | None = None,
+    asked: Callable[[int], None] | None = None,
 ) -> int:
     """Until every worker has ended. The first SIGTERM or SIGINT drains them, the second stops
-    them at once. The exit code is 0, or that of a worker that could not even start.
+    them at once; `asked` hears which it was. The exit code is 0, or that of a worker that could
+    not even start.
 
     For a process that has no other children: whatever becomes its child is killed.
     """
@@ -92,11 +108,11 @@ def run(
     wake_read, wake_write = os.pipe()
     os.set_blocking(wake_write, False)
     signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
-    asked = 0
+    signals, told = 0, 0
 
     def hear(_number: int, _frame: FrameType | None) -> None:
-        nonlocal asked
-        asked += 1
+        nonlocal signals
+        signals += 1
 
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, hear)
@@ -104,10 +120,10 @@ def run(
     code = 0
     while not all(post.over for post in posts):
         for post in posts:
-            code = max(code, _tend(post, stopping=asked > 0))
-            post.tell(asked)
-        if code == _EXIT_USAGE and not asked:
-            asked = 1
+            code = max(code, _tend(post, stopping=signals > 0))
+            post.tell(signals)
+        if code == _EXIT_USAGE and not signals:
+            signals = told = 1
             continue
         if started is not None and all(post.name for post in posts):
             started([post.name for post in posts])
@@ -115,6 +131,9 @@ def run(
         # What a dead supervisor left behind is ours now.
         processes.sweep_strangers([*before, *(post.process.pid for post in posts if post.process)])
         unheard = {post.ready: post for post in posts if post.ready >= 0}
+        if asked is not None and signals > told:
+            told += 1
+            asked(told)
         readable, _, _ = select.select([wake_read, *unheard], [], [], 0.5)
         for descriptor in readable:
             if descriptor == wake_read:
@@ -134,7 +153,10 @@ def _tend(post: Post, *, stopping: bool) -> int:
         if stopping:
             post.over = True
         elif time.monotonic() >= post.start_at:
-            post.start()
+            try:
+                post.start()
+            except OSError as error:
+                post.put_off(f"a worker could not be started: {error}")
         return 0
     status = post.process.poll()
     if status is None:
@@ -149,32 +171,14 @@ def _tend(post: Post, *, stopping: bool) -> int:
     if time.monotonic() - post.started_at > _STEADY_S:
         post.pause_s = _PAUSE_S_FIRST
     how = f"signal {-status}" if status < 0 else f"exit code {status}"
-    _log.warning("a worker ended by %s; it starts again in %.1f s", how, post.pause_s)
-    post.start_at = time.monotonic() + post.pause_s
-    post.pause_s = min(post.pause_s * 2, _PAUSE_S_MAX)
+    post.put_off(f"a worker ended by {how}")
     return 0
 
 
 def main() -> None:
-    """For `launch`: the options as one line on the standard input."""
+    """In a process of its own: the options come as one line on the standard input."""
     processes.die_with_parent(os.getppid(), signal.SIGTERM)
     sys.exit(run(msgspec.json.decode(sys.stdin.buffer.readline(), type=list[WorkerOptions])))
-
-
-def launch(workers: Sequence[WorkerOptions]) -> int:
-    """`run` in a process of its own, for programs that have other children."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "holdfast.worker.launcher"], stdin=subprocess.PIPE
-    )
-    assert process.stdin is not None
-    process.stdin.write(msgspec.json.encode(list(workers)) + b"\n")
-    process.stdin.close()
-    while True:
-        try:
-            return process.wait()
-        except KeyboardInterrupt:
-            # The terminal told the launcher as well; it ends when its workers have.
-            continue
 
 
 if __name__ == "__main__":

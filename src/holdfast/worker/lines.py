@@ -12,8 +12,8 @@ from holdfast.worker.hand import KINDS, Held, Kind
 class Lines:
     """First come, first served in each. `batch_of` says how many jobs of a task go together.
 
-    `culprits` are tasks that ended the process they had for themselves. Of those who must run
-    alone most only stood beside such a one.
+    `culprits` are tasks that lately ended the process they had for themselves, or held it until
+    their time was over. Of those who must run alone most only stood beside such a one.
     """
 
     def __init__(self, batch_of: Callable[[str], int]) -> None:
@@ -50,14 +50,28 @@ class Lines:
             return [first, *_take_alike(line, first.lease.job.task, most - 1)]
         return []
 
+    def judge(self, task: str, *, culprit: bool) -> None:
+        """How it went with the last one of the task that ran alone."""
+        if culprit:
+            self.culprits.add(task)
+        else:
+            self.culprits.discard(task)
+
     def take_alone(self, *, culprit: bool) -> list[Held]:
         """The first culprit, or the first of the others; of the other sort if there is none."""
+        return self._take_first(culprit) or self.take("solo")
+
+    def take_innocent(self) -> list[Held]:
+        """The first that is no culprit."""
+        return self._take_first(culprit=False)
+
+    def _take_first(self, culprit: bool) -> list[Held]:
         line = self._lines["solo"]
         for at, held in enumerate(line):
             if not held.lost and (held.job.task in self.culprits) == culprit:
                 del line[at]
                 return [held]
-        return self.take("solo")
+        return []
 
     def remove(self, held: Held) -> bool:
         """False when it does not wait here."""

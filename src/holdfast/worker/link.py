@@ -11,15 +11,13 @@ import os
 import select
 import signal
 import socket
-import subprocess
-import sys
 from contextlib import suppress
 from typing import Protocol, cast
 
-import msgspec
-
 from holdfast.core.text import printable
 from holdfast.worker.board import Board
+from holdfast.worker.hand import Kind
+from holdfast.worker.nursery import Ends, Process, Template, execute
 from holdfast.worker.wire import ChildSetup, Down, Frames, Up, frame, words_up
 
 _TAIL_MAX = 4096
@@ -40,6 +38,8 @@ class Link(asyncio.Protocol):
     """`status` is the exit status as `subprocess` gives it, None while the child lives."""
 
     killable = True
+    template: Template | None = None
+    """What it is forked from, if it is."""
 
     def __init__(self, setup: ChildSetup, listener: Listener, solo: bool) -> None:
         self.setup = setup
@@ -54,7 +54,7 @@ class Link(asyncio.Protocol):
         self._closed = asyncio.Event()
         self._told = asyncio.Event()
         self._waiting: asyncio.Task[None] | None = None
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: Process | None = None
         self._pidfd = -1
         self._output = -1
         self._hung_up = False
@@ -63,33 +63,25 @@ class Link(asyncio.Protocol):
     def pid(self) -> int:
         return self._process.pid if self._process else 0
 
+    @property
+    def kind(self) -> Kind:
+        """Of the jobs it is for."""
+        if self.setup.target is None:
+            return "command"
+        return "solo" if self.solo else "python"
+
     async def start(self) -> None:
         loop = asyncio.get_running_loop()
         ours, theirs = socket.socketpair()
         output, theirs_output = os.pipe()
-        environment = dict(os.environ)
-        environment["HOLDFAST_CHILD_SOCKET"] = str(theirs.fileno())
-        environment["HOLDFAST_CHILD_BOARD"] = str(self.board.descriptor)
-        environment["HOLDFAST_CHILD_SETUP"] = msgspec.json.encode(self.setup).decode()
-        environment["HOLDFAST_WORKER_ID"] = self.setup.worker_id
-        environment["PYTHONUNBUFFERED"] = "1"
-        if self.setup.target is None:
-            # Commands need not know where the jobs are, nor how to get in; a handler that
-            # enqueues does.
-            environment.pop("HOLDFAST_URL", None)
         try:
             with theirs, os.fdopen(theirs_output, "wb") as sink:
-                # From this thread, because a child dies with the thread that started it.
-                self._process = subprocess.Popen(  # noqa: ASYNC220 (it takes a millisecond)
-                    [sys.executable, "-m", "holdfast.worker.child"],
-                    pass_fds=(theirs.fileno(), self.board.descriptor),
-                    stdin=subprocess.DEVNULL,
-                    stdout=sink,
-                    stderr=sink,
-                    env=environment,
-                    start_new_session=True,
-                )
-        except OSError:
+                ends = Ends(theirs.fileno(), self.board.descriptor, sink.fileno())
+                if self.template is not None:
+                    self._process = await self.template.fork(self.setup, ends)
+                if self._process is None:
+                    self._process = execute(self.setup, ends)
+        except BaseException:
             ours.close()
             os.close(output)
             raise

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import asyncio
 
+from holdfast.worker.failures import failure_of
 from holdfast.worker.link import Link, Listener
 from holdfast.worker.runner import Runner
 from holdfast.worker.target import load_target
-from holdfast.worker.wire import ChildSetup, Down, Ready, TaskInfo, Up
+from holdfast.worker.wire import Broken, ChildSetup, Down, Ready, TaskInfo, Up
 
 _LAST_WORDS_S = 1.0
 
@@ -27,15 +28,18 @@ class LocalLink(Link):
         self._burial: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """The application is imported here: what it raises ends the worker."""
+        """The application is imported here, and told about as a child would."""
         assert self.setup.target is not None
-        handlers = load_target(self.setup.target).handlers
+        try:
+            handlers = load_target(self.setup.target).handlers
+        except BaseException as error:  # noqa: BLE001 (an application may even exit on import)
+            return self._hear([Broken(failure_of(error))])
         self._runner = Runner(self.setup, handlers, self.board, self._hear)
         infos = (
             TaskInfo(each.name, each.batch, each.isolated, each.is_async, each.queue)
             for each in handlers.values()
         )
-        self._hear([Ready(tuple(infos))])
+        return self._hear([Ready(tuple(infos))])
 
     def say(self, words: list[Down]) -> None:
         if self._runner is not None:

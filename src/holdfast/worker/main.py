@@ -26,8 +26,10 @@ from holdfast.errors import EngineError, HoldfastError
 from holdfast.logs import log_to_stderr
 from holdfast.worker import processes
 from holdfast.worker.crew import Crew
+from holdfast.worker.ears import Ears
 from holdfast.worker.link import Link
 from holdfast.worker.local import make_link
+from holdfast.worker.nursery import Template
 from holdfast.worker.options import WorkerOptions
 from holdfast.worker.supervisor import Supervisor
 from holdfast.worker.wire import ChildSetup
@@ -83,7 +85,7 @@ async def supervise(options: WorkerOptions) -> None:
 
 
 def make_crew(
-    options: WorkerOptions, worker_id: str, ears: Supervisor, queue_of: Callable[[str], Queue]
+    options: WorkerOptions, worker_id: str, ears: Ears, queue_of: Callable[[str], Queue]
 ) -> Crew:
     shell, why_not = may_use_shell(options)
     common = ChildSetup(
@@ -104,7 +106,13 @@ def make_crew(
         processes=max(1, options.processes),
         commands=common if options.commands else None,
         make=make_link if options.processes == 0 else Link,
+        template=Template(python) if python and options.processes and _may_fork() else None,
     )
+
+
+def _may_fork() -> bool:
+    """For applications that must be imported in each process anew."""
+    return os.environ.get("HOLDFAST_TEMPLATE") != "0"
 
 
 def may_use_shell(options: WorkerOptions) -> tuple[bool, str]:

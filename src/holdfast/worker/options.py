@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import os
+from typing import Annotated
 
 import msgspec
+from msgspec.structs import replace
+
+from holdfast.errors import UsageError
 
 INHERITED = ("PATH", "HOME", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "TMPDIR", "USER", "LOGNAME")
 """What a command sees of the worker's environment, beside what its job adds."""
+_WORKERS_MAX = 256
 
 
 def default_processes() -> int:
@@ -25,19 +30,30 @@ class WorkerOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     url: str
     name: str | None = None
-    queues: dict[str, int] = {}
+    queues: dict[str, Annotated[int, msgspec.Meta(ge=1)]] = {}
     target: str | None = None
     commands: bool = True
-    processes: int = msgspec.field(default_factory=default_processes)
-    concurrency: int = 16
-    prefetch: int = 1000
-    grace_ms: int = 30_000
+    processes: Annotated[int, msgspec.Meta(ge=0, le=256)] = msgspec.field(
+        default_factory=default_processes
+    )
+    concurrency: Annotated[int, msgspec.Meta(ge=1, le=10_000)] = 16
+    prefetch: Annotated[int, msgspec.Meta(ge=0)] = 1000
+    grace_ms: Annotated[int, msgspec.Meta(ge=0)] = 30_000
     labels: dict[str, str] = {}
     shell: bool | None = None
     environment: tuple[str, ...] = INHERITED
     cwd: str | None = None
-    output_max: int = 64 * 1024
+    output_max: Annotated[int, msgspec.Meta(ge=1024)] = 64 * 1024
     upkeep: bool = True
     archive: str | None = None
-    heartbeat_ms: int = 10_000
+    heartbeat_ms: Annotated[int, msgspec.Meta(ge=1)] = 10_000
     version: str = ""
+
+
+def numbered(options: WorkerOptions, count: int) -> list[WorkerOptions]:
+    """So many workers of one sort: each with a name of its own, if they have one."""
+    if not 1 <= count <= _WORKERS_MAX:
+        raise UsageError(f"{count} workers: start 1 to {_WORKERS_MAX}")
+    if count == 1 or options.name is None:
+        return [options] * count
+    return [replace(options, name=f"{options.name}-{n + 1}") for n in range(count)]

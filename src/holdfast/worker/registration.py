@@ -54,18 +54,15 @@ class Registration:
         for name in names:
             known = await self._find(name)
             if known is not None and not _is_gone(known):
-                if wanted:
-                    raise UsageError(
-                        f"a worker called {name} is running already; stop it first, or choose"
-                        " another name"
-                    )
                 continue
             self.name, self._version = name, known.version if known else 0
             self.before = _earlier_id(known)
             if await self._save():
-                break
-        await self._own_queue()
-        return self.name
+                await self._own_queue()
+                return name
+        raise UsageError(
+            f"a worker called {wanted} is running already; stop it first, or choose another name"
+        )
 
     async def heartbeat(self) -> None:
         """If the name was taken over, this worker goes on under another."""
@@ -80,13 +77,18 @@ class Registration:
 
     async def leave(self) -> None:
         """A worker that ends well leaves nothing to be found dead."""
-        await self._engine.save(
-            [Record(kind=KIND, key=self.name, value=None, version=self._version)]
-        )
+        await self._write(None)
 
     async def tidy(self) -> None:
-        """Entries of workers that have been gone for a day."""
-        old = [one for one in await load_all(self._engine, KIND) if one.age_ms > _FORGET_MS]
+        """Entries of workers that have been gone for a day, and orders that nobody will read. A
+        cordon is kept: it waits for its worker to come back."""
+        workers = await load_all(self._engine, KIND)
+        old = [one for one in workers if one.age_ms > _FORGET_MS]
+        present = {one.key for one in workers if one.age_ms <= _FORGET_MS}
+        for one in await load_all(self._engine, ORDER_KIND):
+            known = decode(one.value, Order)
+            if one.age_ms > _FORGET_MS and one.key not in present:
+                old += [] if known is not None and known.cordoned else [one]
         if old:
             await self._engine.save([replace(one, value=None) for one in old[: limits.BATCH_MAX]])
 
@@ -99,8 +101,10 @@ class Registration:
         return [self.before, *dead] if self.before else dead
 
     async def _save(self) -> bool:
-        facts = encode(replace(self._told(), name=self.name))
-        record = Record(kind=KIND, key=self.name, value=facts, version=self._version)
+        return await self._write(encode(replace(self._told(), name=self.name)))
+
+    async def _write(self, value: bytes | None) -> bool:
+        record = Record(kind=KIND, key=self.name, value=value, version=self._version)
         if await self._engine.save([record]) == [Saved.SAVED]:
             self._version += 1
             return True
@@ -109,8 +113,10 @@ class Registration:
         theirs = decode(known.value, WorkerRecord) if known else None
         if known is None or theirs is None or theirs.id != self._told().id:
             return False
-        self._version = known.version
-        return True
+        again = replace(record, version=known.version)
+        saved = await self._engine.save([again]) == [Saved.SAVED]
+        self._version = known.version + saved
+        return saved
 
     async def _find(self, name: str) -> Record | None:
         return next((one for one in await load_all(self._engine, KIND) if one.key == name), None)

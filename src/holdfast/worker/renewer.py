@@ -70,8 +70,12 @@ class Renewer:
             told = noted and now >= held.renewed_at + _NOTES_S
             if everything or told or now >= held.renew_at():
                 due.append(held)
-        for at in range(0, len(due), limits.BATCH_MAX):
-            await self._renew(due[at : at + limits.BATCH_MAX])
+        try:
+            for at in range(0, len(due), limits.BATCH_MAX):
+                await self._renew(due[at : at + limits.BATCH_MAX])
+        except EngineError:
+            self._at_once = self._at_once or everything
+            raise
         return min(max(shortest_ms / 12_000, _TICK_S_MIN), _TICK_S_MAX)
 
     async def _renew(self, due: list[Held]) -> None:

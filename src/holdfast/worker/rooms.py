@@ -48,6 +48,7 @@ class Rooms:
         self._batch_max = 1
         self._closed = False
         self._health = Health.HEALTHY
+        self._broken = False
 
     def learn(self, worker: str, tasks: Mapping[str, TaskInfo]) -> None:
         """What may be leased, and from where: the queues asked for, or those the tasks name."""
@@ -61,15 +62,20 @@ class Rooms:
         named = {info.queue: 1 for info in tasks.values()}
         return self._options.queues or {"default": 1, **named}
 
-    def set(self, *, closed: bool, health: Health) -> None:
-        """Whatever is being waited for was asked for under other conditions."""
-        if (closed, health) != (self._closed, self._health):
-            self._closed, self._health = closed, health
+    def set(self, *, closed: bool, health: Health, broken: bool = False) -> None:
+        """Whatever is being waited for was asked for under other conditions. `broken` is about the
+        application: commands need none."""
+        if (closed, health, broken) != (self._closed, self._health, self._broken):
+            self._closed, self._health, self._broken = closed, health, broken
             self.intake.interrupt()
 
     def ended(self, kind: Kind) -> None:
         """A job of this kind ended, and made room."""
         self._paces[kind].ended()
+        self.freed(kind)
+
+    def freed(self, kind: Kind) -> None:
+        """One of this kind is not in hand any more, however it left."""
         if kind in self._left_out:
             self.intake.interrupt()
         else:
@@ -93,7 +99,7 @@ class Rooms:
 
     def room(self, kind: Kind) -> int:
         """Free slots and what is leased ahead; less when not well, nothing when closed."""
-        if self._closed:
+        if self._closed or (self._broken and kind != "command"):
             return 0
         free = self._crew.capacity_of(kind) + self.ahead(kind) - self._hand.unjudged[kind]
         free = min(free, _HAND_MAX - len(self._hand))

@@ -25,6 +25,8 @@ from holdfast.worker.wire import (
     Up,
 )
 
+_UNKNOWN_DELAY_MS = 5_000
+"""Another process may know it; this one would use up all its releases at once."""
 _LOOK_S = 0.001
 _SHORT_S = 0.0002
 """A thread that ends calls faster than this is left to work alone: several would only take the
@@ -68,7 +70,8 @@ class Runner(Hands):
     def _take_call(self, call: Call) -> None:
         handler = self._handlers.get(call.task)
         if handler is None:
-            unknown = AskedRelease(f"this process does not know task {call.task}")
+            text = f"this process does not know task {call.task}"
+            unknown = AskedRelease(text, _UNKNOWN_DELAY_MS)
             self._words.append(Ended(call.number, (unknown,) * len(call.jobs)))
             return
         attempt = Attempt(

@@ -50,7 +50,7 @@ class Settler:
 
     @property
     def backlog(self) -> int:
-        return len(self._pending)
+        return len(self._pending) + self._under_way
 
     def judge(self, held: Held, verdict: Verdict, *, cancels: bool = False) -> None:
         """From now on the verdict stands; only the engine can say that it came too late."""
@@ -78,45 +78,44 @@ class Settler:
             except EngineClosed:
                 raise
             except EngineError as error:
-                self._pending.extendleft(reversed(batch))
+                self._under_way = 0
+                # Of a batch that was settled one by one, some may have their answer.
+                self._pending.extendleft(filter(self._hand.knows, reversed(batch)))
                 _log.warning("%d verdicts are kept for %.1f s: %s", len(batch), pause, error)
                 await asyncio.sleep(pause * random.uniform(0.5, 1.0))
                 pause = min(pause * 2, _PAUSE_S_MAX)
 
     async def drain(self) -> None:
         """When everything that was judged has left the hand."""
-        while self._pending or self._under_way:
+        while self.backlog:
             self._answered.clear()
             await self._answered.wait()
 
     async def _settle(self, batch: list[Held]) -> None:
-        live = [held for held in batch if not held.lost]
-        if not live:
-            return self._leave(batch)
-        for held in live:
+        for held in batch:
             if held.job.id in self._cancels:
                 await self._cancel(held)
-        settlements = [_settlement(held) for held in live]
+        settlements = [_settlement(held) for held in batch]
         try:
             outcomes = await self._engine.settle(settlements)
         except EngineError:
             raise
         except HoldfastError as error:
             # The batch itself was refused: one by one, so that only the guilty one suffers.
-            if len(live) > 1:
-                for held in live:
+            if len(batch) > 1:
+                for held in batch:
                     await self._settle([held])
-                return self._leave([held for held in batch if held.lost])
-            _log.error("the verdict on job %s was refused: %s", live[0].job.id, error)
+                return
+            _log.error("the verdict on job %s was refused: %s", batch[0].job.id, error)
             outcomes = [Outcome.REFUSED]
-        over = [held for held in batch if held.lost]
-        for held, settlement, outcome in zip(live, settlements, outcomes, strict=True):
+        over: list[Held] = []
+        for held, settlement, outcome in zip(batch, settlements, outcomes, strict=True):
             if outcome is Outcome.REFUSED:
                 self._refuse(held, settlement)
                 continue
             self.lost += outcome is Outcome.LOST
             over.append(held)
-        return self._leave(over)
+        self._leave(over)
 
     async def _cancel(self, held: Held) -> None:
         """Only in this very lease: a handler that is late must not stop the next one's run."""

@@ -157,6 +157,7 @@ class Supervisor:
         verdict = after_death(queue, held.job, failure, random.random(), alone=alone)
         self._fortune.failed += 1
         self._settler.judge(held, verdict)
+        self._rooms.ended(held.kind)
 
     def noted(self, held: Held, note: Note) -> None:
         held.add_note(note)
@@ -170,12 +171,13 @@ class Supervisor:
 
     def broken(self, failure: Failure) -> None:
         """The application cannot be imported. One that never could is a mistake to be told; one
-        that could before is being changed, and is tried again."""
+        that could before is being changed, and is tried again: others may have its jobs."""
         if self._options.target and set(self._crew.tasks) <= {COMMAND}:
             self._fatal = ConfigError(
                 f"{self._options.target} cannot be imported: {failure.type}: {failure.message}"
             )
             self.stop()
+        self._look_at_itself()
 
     def _left(self) -> None:
         self._rooms.intake.look()
@@ -185,34 +187,49 @@ class Supervisor:
         self._crew.cancel(held, lost=True)
         if held.call == 0:
             self._hand.drop(held)
+        self._rooms.freed(held.kind)
 
     def _cancel(self, held: Held) -> None:
         if held.call:
             self._crew.cancel(held)
         elif self._crew.withdraw(held):
             self._settler.judge(held, Retry(0))
+            self._rooms.freed(held.kind)
+        else:
+            # On its way to a line: the next renewal brings the wish again.
+            held.cancel_told = False
 
     def _queue_of(self, name: str) -> Queue:
         """One that is not known yet is asked for soon; until then the defaults do."""
         return self._queues.get(name) or Queue(name=name)
 
     async def _finish(self) -> None:
-        """Drain for the grace period, then release the rest; verdicts get a while to be settled."""
+        """Drain for the grace period, then release the rest; what was judged is settled."""
         for held in self._crew.close():
             self._settler.judge(held, Release("the worker is stopping"))
         self._changed.set()
-        while self._hand.unjudged_all and not self._ending.is_set():
-            if self._ends_at is not None and monotonic() >= self._ends_at:
-                break
+        while self._hand.unjudged_all and not self._is_over():
             with suppress(TimeoutError):
                 async with asyncio.timeout(0.05):
                     await self._ending.wait()
         await self._crew.stop("the worker stopped before it ended")
-        try:
-            async with asyncio.timeout(_LAST_SETTLE_S):
-                await self._settler.drain()
-        except TimeoutError:
-            _log.error("%d verdicts could not be settled and are lost", self._settler.backlog)
+        await self._settle_last()
+
+    async def _settle_last(self) -> None:
+        """As long as the drain may take, however long the store is away; a while in any case."""
+        at_least = monotonic() + _LAST_SETTLE_S
+        while self._settler.backlog:
+            if self._is_over() and monotonic() >= at_least:
+                _log.error("%d verdicts could not be settled and are lost", self._settler.backlog)
+                return
+            with suppress(TimeoutError):
+                async with asyncio.timeout(0.05):
+                    await self._settler.drain()
+
+    def _is_over(self) -> bool:
+        """The time that the end may take."""
+        late = self._ends_at is not None and monotonic() >= self._ends_at
+        return late or self._ending.is_set()
 
     async def _tick(self) -> None:
         while True:
@@ -228,11 +245,15 @@ class Supervisor:
         # Not by what blocks it: whoever leased nothing because of that would never be well.
         state, _ = health(replace(self._facts(), blocked=""), 0)
         closed = self._order.cordoned or self._draining.is_set()
-        self._rooms.set(closed=closed, health=state)
+        self._rooms.set(closed=closed, health=state, broken=self._crew.broken is not None)
 
     def _shed(self) -> None:
         """Give back what was leased ahead when jobs ended faster. Not what must run alone: that
-        comes with the others, would come again at once, and has only so many releases."""
+        comes with the others, would come again at once, and has only so many releases. Without an
+        application nothing comes again, and others may have what cannot start here."""
+        if self._crew.broken is not None:
+            for held in (*self._crew.shed("python", 0), *self._crew.shed("solo", 0)):
+                self._settler.judge(held, Release("the application of its worker cannot start"))
         kinds: tuple[Kind, ...] = ("python", "command")
         for kind in kinds:
             most = 2 * self._rooms.ahead(kind) + self._crew.capacity_of(kind)
@@ -258,7 +279,8 @@ class Supervisor:
 
     async def _read_order(self) -> None:
         before, self._order = self._order, await self._registration.order()
-        if self._order.ending and self._order.ending_id == self.id:
+        told = (before.ending, before.ending_id) == (self._order.ending, self._order.ending_id)
+        if self._order.ending and self._order.ending_id == self.id and not told:
             _log.info("asked to %s by %s", self._order.ending, self._order.by or "somebody")
             if self._order.ending == "drain":
                 self.drain(for_ever=True)

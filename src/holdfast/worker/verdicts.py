@@ -38,8 +38,8 @@ def verdict_on(ending: Ending, queue: Queue, job: Job, draw: float) -> Verdict:
             return decided
         case AskedBury(failure=failure):
             return Bury(Reason.EXPLICIT, failure)
-        case AskedRelease(text=text, delay_ms=delay_ms):
-            return Release(text, min(delay_ms, limits.DELAY_MS_MAX))
+        case AskedRelease(text=text, delay_ms=delay_ms, alone=alone):
+            return Release(text, min(delay_ms, limits.DELAY_MS_MAX), alone)
         case AskedCancel(text=text):
             # The settler asks for the cancel first, so that this release ends as cancelled.
             return Release(text)

@@ -93,9 +93,12 @@ class AskedBury(msgspec.Struct, frozen=True, array_like=True, tag="bury"):
 
 
 class AskedRelease(msgspec.Struct, frozen=True, array_like=True, tag="release"):
+    """With `alone` its next attempt gets a process of its own."""
+
     text: str = ""
     delay_ms: int = 0
     output: bytes | None = None
+    alone: bool = False
 
 
 class AskedCancel(msgspec.Struct, frozen=True, array_like=True, tag="cancelled"):

@@ -1,0 +1,145 @@
+"""`holdfast up` as a person uses it: started, asked for a hello, told to end."""
+
+import json
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.program import command, environment, run_program
+
+_PATIENCE_S = 60
+
+
+@contextmanager
+def program(folder: Path, *line: str) -> Iterator["subprocess.Popen[str]"]:
+    """A command that goes on until it is told to end."""
+    started = subprocess.Popen(
+        command(*line),
+        cwd=folder,
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        with started:
+            try:
+                yield started
+            finally:
+                # Its workers end with it.
+                started.kill()
+    finally:
+        started.wait()
+
+
+def last_line(process: "subprocess.Popen[str]", start: str) -> str:
+    """Read up to the line that begins so."""
+    assert process.stdout is not None
+    for line in process.stdout:
+        if line.strip().startswith(start):
+            return line
+    raise AssertionError(process.communicate())
+
+
+def users_of(folder: Path) -> list[int]:
+    """Processes that have a file of the folder open, or work in it."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit() or int(entry.name) == os.getpid():
+            continue
+        try:
+            places = [entry / "cwd", *(entry / "fd").iterdir()]
+            if any(str(place.readlink()).startswith(str(folder)) for place in places):
+                found.append(int(entry.name))
+        except OSError:
+            # It ended while it was looked at, or is somebody else's.
+            continue
+    return found
+
+
+def test_up_says_hello_and_leaves_nothing_running(tmp_path: Path) -> None:
+    with program(tmp_path, "up") as up:
+        last_line(up, "holdfast top")
+        assert users_of(tmp_path), "or this test would see nothing of what is left"
+        hello = run_program(tmp_path, "enqueue", "--wait", "--", "echo", "hello")
+        assert hello == (0, "hello\n", "")
+        status = run_program(tmp_path, "status", "--json").json
+        assert len(status["workers"]) == 2
+        assert [queue["done"] for queue in status["queues"] if queue["name"] == "default"] == [1]
+        up.send_signal(signal.SIGTERM)
+        out, err = up.communicate(timeout=_PATIENCE_S)
+    assert (up.returncode, out) == (0, "stopped\n")
+    assert err.startswith("draining: ")
+    assert users_of(tmp_path) == []
+
+
+def test_a_wait_shows_output_and_tells_how_it_ended(tmp_path: Path) -> None:
+    script = r"printf '\033[31mred'; printf '\007' >&2; exit 7"
+    with program(tmp_path, "up", "--count", "1", "--json") as up:
+        assert json.loads(last_line(up, "{"))["event"] == "started"
+        ran = run_program(
+            tmp_path, "enqueue", "--wait", "--max-attempts", "1", "--", "sh", "-c", script
+        )
+        assert ran.code == 4
+        assert "is dead (attempts): exit code 7" in ran.err
+        for text in (ran.out, ran.err):
+            assert "\\x1b[31mred" in text
+            assert "\x1b" not in text
+            assert "\x07" not in text
+        up.send_signal(signal.SIGINT)
+        assert up.wait(_PATIENCE_S) == 0
+
+
+def test_a_second_up_on_the_same_file_adds_workers(tmp_path: Path) -> None:
+    with program(tmp_path, "up", "--count", "1") as first:
+        last_line(first, "holdfast top")
+        with program(tmp_path, "up", "--count", "1") as second:
+            last_line(second, "holdfast top")
+            workers = run_program(tmp_path, "worker", "list", "--json").json
+            assert len({worker["name"] for worker in workers}) == 2
+            ran = run_program(tmp_path, "worker", "stop", "--all")
+            assert ran.code == 0
+            for process in (first, second):
+                process.communicate(timeout=_PATIENCE_S)
+                assert process.returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("line", "code", "says"),
+    [
+        (["--queues", "nowhere"], 3, "no queue nowhere"),
+        (["--count", "0"], 2, "--count 0 is not 1 to 256"),
+        (["--name", "a b"], 2, "is no name for a worker"),
+        (["--app", "nothing.py:app"], 2, "no file 'nothing.py'"),
+        (["--url", "memory:"], 2, "use a file"),
+    ],
+)
+def test_what_cannot_start_says_why(tmp_path: Path, line: list[str], code: int, says: str) -> None:
+    ran = run_program(tmp_path, "up", *line)
+    assert ran.code == code
+    assert says in ran.err
+    assert "draining" not in ran.err
+
+
+def test_a_wait_for_what_nobody_runs_says_why(tmp_path: Path) -> None:
+    ran = run_program(tmp_path, "enqueue", "--wait", "--wait-timeout", "6s", "--", "true")
+    assert (ran.code, ran.out) == (5, "")
+    first, last = ran.err.splitlines()
+    assert first.startswith("still waiting: no worker serves queue default")
+    assert "job explain" in first
+    assert last.endswith("has not ended yet; it goes on")
+
+
+def test_a_short_demo_ends_with_what_it_did(tmp_path: Path) -> None:
+    told: dict[str, Any] = run_program(
+        tmp_path, "demo", "--for", "4s", "--workers", "1", "--json"
+    ).json
+    assert sum(queue["done"] for queue in told["queues"]) > 0
+    assert users_of(tmp_path) == []
+    assert list(tmp_path.iterdir()) == [], "without --url it works on a file of its own"
