@@ -7,7 +7,7 @@ import pytest
 
 from holdfast.core.model import Failure, FailureKind, Note, Overrides
 from holdfast.worker import crew as module
-from holdfast.worker import processes
+from holdfast.worker import deaths, processes
 from holdfast.worker.nursery import Template
 from holdfast.worker.wire import (
     AskedCancel,
@@ -213,7 +213,7 @@ async def test_a_lost_run_is_told_and_then_killed(
     assert link.said[-1] == Cancel(lost.call, True)
     stage.crew.tick()
     assert not link.killed
-    monkeypatch.setattr(module, "_LOST_S", 0.0)
+    monkeypatch.setattr(deaths, "_LOST_S", 0.0)
     stage.crew.tick()
     await link.dead()
     assert isinstance(stage.ears.endings["b"], AskedRelease)
@@ -222,7 +222,7 @@ async def test_a_lost_run_is_told_and_then_killed(
 async def test_a_lost_job_of_a_batch_ends_the_run(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "_LOST_S", 0.0)
+    monkeypatch.setattr(deaths, "_LOST_S", 0.0)
     (link,) = await stage.start()
     (lost, *_) = stage.give("abc", "many")
     link.run(link.calls[0].number)

@@ -18,6 +18,8 @@ from holdfast.worker.wire import Call, Given
 
 _AHEAD_S = 0.02
 _AHEAD_MAX = 512
+UNSTARTED_S = 15.0
+"""A job that was leased and has not started for so long goes back: somebody else may be free."""
 
 
 class Placed:
@@ -51,6 +53,7 @@ class Seat:
         self._ended = 0
         self._rate = 0.0
         self._started = 0
+        self._held_up_at = monotonic()
 
     @property
     def room(self) -> int:
@@ -74,10 +77,25 @@ class Seat:
         rate, self._ended = self._ended / seconds, 0
         self._rate += (rate - self._rate) * 0.5
 
-    def is_held_up(self) -> bool:
-        """Called at every tick: calls wait in the child, and none has started since the last."""
+    def held_up_s(self, now: float) -> float:
+        """Called at every tick: how long calls have waited in the child while none started."""
         before, self._started = self._started, self.link.board.started
-        return len(self.calls) > self.slots and before == self._started
+        if len(self.calls) <= self.slots or before != self._started:
+            self._held_up_at = now
+        return now - self._held_up_at
+
+
+def to_recall(seats: list[Seat], now: float) -> list[Seat]:
+    """Children that are held up, while another like them is not; or for so long that another
+    worker should have what waits in them."""
+    recalled: list[Seat] = []
+    for seat in seats:
+        held_up_s = seat.held_up_s(now)
+        others = (one for one in seats if one.link.kind == seat.link.kind)
+        free = any(one.room > 0 and len(one.calls) < one.slots for one in others)
+        if held_up_s > UNSTARTED_S or (held_up_s > 0 and free):
+            recalled.append(seat)
+    return recalled
 
 
 def call_of(placed: Placed, queue_of: Callable[[str], Queue]) -> Call:

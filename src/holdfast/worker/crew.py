@@ -14,8 +14,8 @@ from msgspec.structs import replace
 
 from holdfast.core.model import Failure, Note, Queue
 from holdfast.worker import processes
-from holdfast.worker.calls import COMMAND, Placed, Seat, call_of
-from holdfast.worker.deaths import after_death, find_guilty
+from holdfast.worker.calls import COMMAND, UNSTARTED_S, Placed, Seat, call_of, to_recall
+from holdfast.worker.deaths import after_death, why_end
 from holdfast.worker.ears import Ears
 from holdfast.worker.endings import is_timeout, own_ending
 from holdfast.worker.hand import Held, Kind
@@ -23,6 +23,7 @@ from holdfast.worker.lines import Lines
 from holdfast.worker.link import Link, Listener
 from holdfast.worker.nursery import Template
 from holdfast.worker.wire import (
+    AskedCancel,
     AskedRelease,
     Back,
     Broken,
@@ -41,8 +42,6 @@ from holdfast.worker.wire import (
 _log = logging.getLogger("holdfast.worker")
 
 TICK_S = 0.1
-_LOST_S = 0.5
-"""A lost call may end by itself for so long; then its child is killed."""
 _SOLO_IDLE_S = 10.0
 _FORKED_SOLOS = 7
 _RESPAWN_S_FIRST, _RESPAWN_S_MAX = 0.1, 10.0
@@ -83,6 +82,7 @@ class Crew:
         self._isolated_max = max(2, processes)
         self._alone_max = max(processes, _FORKED_SOLOS if template else self._isolated_max)
         self._closing = False
+        self._ready_at = monotonic()
 
     @property
     def capacity(self) -> int:
@@ -183,38 +183,31 @@ class Crew:
                 seat.link.say([Cancel(placed.number, lost)])
 
     def tick(self) -> None:
-        """Timeouts, lost calls that do not end, idle solo children."""
+        """Timeouts, lost calls that do not end, idle solo children, jobs that do not start."""
         now = monotonic()
         for seat in list(self._living()):
             seat.measure(TICK_S)
-            if not seat.link.killable:
-                continue
-            guilty = find_guilty(seat)
-            lingering = [
-                placed.number
-                for placed in seat.calls.values()
-                if placed.lost_at is not None and now - placed.lost_at > _LOST_S
-            ]
-            if guilty:
-                seat.guilty.update(guilty)
-                self._end(seat, "a job beside it ran past its timeout")
-            elif lingering:
-                self._end(seat, "a job beside it had lost its lease and would not end")
+            if why := why_end(seat, now):
+                self._end(seat, why)
             elif seat.link.solo and not seat.calls and now - seat.idle_since > _SOLO_IDLE_S:
                 seat.finishing = True
                 seat.link.say([Finish()])
         if self._sweep_due:
             self._sweep()
-        self._level()
+        if any(seat.ready for seat in self._living() if seat.link.setup.target is not None):
+            self._ready_at = now
+        for seat in to_recall(self._living(), now):
+            seat.link.say([Recall()])
         self.dispatch()
 
-    def _level(self) -> None:
-        """What waits in a child that is held up goes to another that is not."""
-        held_up = [seat for seat in self._living() if seat.is_held_up()]
-        for seat in held_up:
-            others = (one for one in self._living() if one.link.kind == seat.link.kind)
-            if any(one.room > 0 and len(one.calls) < one.slots for one in others):
-                seat.link.say([Recall()])
+    @property
+    def unready_s(self) -> float:
+        """How long no child could run Python, though some should."""
+        return monotonic() - self._ready_at if self._python else 0.0
+
+    def give_up_unstarted(self) -> list[Held]:
+        """What has waited here for so long that another worker should have it."""
+        return self._lines.take_old(monotonic() - UNSTARTED_S)
 
     def close(self) -> list[Held]:
         """Start nothing more; the jobs that wait here. Children give back theirs as they answer."""
@@ -310,26 +303,33 @@ class Crew:
 
     def _back(self, seat: Seat, numbers: Iterable[int]) -> None:
         for number in sorted(numbers, reverse=True):
-            placed = seat.take_back(number)
-            if placed is not None:
+            if (placed := seat.take_back(number)) is not None:
                 self._put_back(placed)
 
     def _put_back(self, placed: Placed) -> None:
         """It has not started: another child may have it."""
         for held in reversed(placed.held):
             held.call = 0
-            if self._closing or held.lost:
+            if held.cancel_told:
+                self._ears.ended(held, AskedCancel("it was cancelled before it started"))
+            elif self._closing or held.lost:
                 self._ears.ended(held, AskedRelease("the worker is stopping"))
             else:
                 self._lines.put_back(held)
 
     def _ready(self, seat: Seat, tasks: Iterable[TaskInfo]) -> None:
+        """The newest child knows best which tasks there are, of its own sort."""
         seat.ready = True
-        self.broken = None
         self._respawn_s = _RESPAWN_S_FIRST
         known = {info.name: info for info in tasks}
-        if any(self.tasks.get(name) != info for name, info in known.items()):
-            self.tasks = {**self.tasks, **known}
+        if seat.link.setup.target is not None:
+            self.broken = None
+            self._ready_at = monotonic()
+            known |= {name: info for name, info in self.tasks.items() if name == COMMAND}
+        else:
+            known = {**self.tasks, **known}
+        if known != self.tasks:
+            self.tasks = known
             self._ears.learned(self.tasks)
 
     def _living(self) -> list[Seat]:

@@ -13,6 +13,24 @@ from holdfast.worker.wire import AskedRelease, Raised
 _RELEASES_BESIDE = 5
 
 
+_LOST_S = 0.5
+"""A lost call may end by itself for so long; then its child is killed."""
+
+
+def why_end(seat: Seat, now: float) -> str:
+    """Why this child must be killed, as its innocent jobs are told; "" when it need not be."""
+    if not seat.link.killable:
+        return ""
+    guilty = find_guilty(seat)
+    if guilty:
+        seat.guilty.update(guilty)
+        return "a job beside it ran past its timeout"
+    lost = (placed.lost_at for placed in seat.calls.values() if placed.lost_at is not None)
+    if any(now - lost_at > _LOST_S for lost_at in lost):
+        return "a job beside it had lost its lease and would not end"
+    return ""
+
+
 def find_guilty(seat: Seat) -> dict[int, Failure]:
     """Calls that run past their timeout, beyond what the child could have ended by itself."""
     if not any(placed.timeout_ms is not None for placed in seat.calls.values()):

@@ -47,10 +47,11 @@ class Intake:
         self.leased_at = monotonic()
         """When the engine last gave a job, or was last not asked because there was no room."""
 
-    def serve(self, worker: str, queues: Mapping[str, int]) -> None:
-        """From now on under this name, for these queues by weight."""
+    def serve(self, worker: str, queues: Mapping[str, int]) -> bool:
+        """From now on under this name, for these queues by weight. Whether that is anything new."""
+        before = (self._worker, self._queues)
         self._worker, self._queues = worker, dict(queues)
-        self.interrupt()
+        return before != (self._worker, self._queues)
 
     def look(self) -> None:
         """Something changed that may have made room."""

@@ -87,6 +87,16 @@ class Lines:
             line.clear()
         return everything
 
+    def take_old(self, before: float) -> list[Held]:
+        """Those leased before then. Not what must run alone: it would come again at once, and has
+        only so many releases."""
+        old: list[Held] = []
+        for line in (self._lines["python"], self._lines["command"]):
+            # They stand in the order in which they came.
+            while line and line[0].leased_at < before:
+                old.append(line.popleft())
+        return old
+
     def shed(self, kind: Kind, most: int) -> list[Held]:
         """The latest, beyond so many."""
         line = self._lines[kind]

@@ -53,20 +53,24 @@ class Rooms:
     def learn(self, worker: str, tasks: Mapping[str, TaskInfo]) -> None:
         """What may be leased, and from where: the queues asked for, or those the tasks name."""
         self._batch_max = max((info.batch for info in tasks.values()), default=1)
+        before = dict(self._tasks)
         for kind in KINDS:
             of_kind = (name for name, info in tasks.items() if self._crew.kind_of(info) == kind)
             self._tasks[kind] = frozenset(of_kind)
-        self.intake.serve(worker, {worker_queue(worker): 1, **self.queues(tasks)})
+        served = {worker_queue(worker): 1, **self.queues(tasks)}
+        if self.intake.serve(worker, served) or before != self._tasks:
+            self.intake.interrupt()
 
     def queues(self, tasks: Mapping[str, TaskInfo]) -> dict[str, int]:
         named = {info.queue: 1 for info in tasks.values()}
         return self._options.queues or {"default": 1, **named}
 
     def set(self, *, closed: bool, health: Health, broken: bool = False) -> None:
-        """Whatever is being waited for was asked for under other conditions. `broken` is about the
-        application: commands need none."""
-        if (closed, health, broken) != (self._closed, self._health, self._broken):
-            self._closed, self._health, self._broken = closed, health, broken
+        """`broken` is about the application: commands need none. What is being waited for is given
+        up only when all or nothing changed, because what it just leased would be released."""
+        before = (self._closed, self._broken, self._health is Health.UNHEALTHY)
+        self._closed, self._health, self._broken = closed, health, broken
+        if before != (closed, broken, health is Health.UNHEALTHY):
             self.intake.interrupt()
 
     def ended(self, kind: Kind) -> None:

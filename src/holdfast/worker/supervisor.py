@@ -42,6 +42,8 @@ _log = logging.getLogger("holdfast.worker")
 
 _ORDERS_S = 1.0
 _QUEUES_S = 5.0
+_UNREADY_S = 5.0
+"""A worker that could not run Python for so long lets others have what it leased."""
 _LAST_SETTLE_S = 10.0
 
 
@@ -245,13 +247,14 @@ class Supervisor:
         # Not by what blocks it: whoever leased nothing because of that would never be well.
         state, _ = health(replace(self._facts(), blocked=""), 0)
         closed = self._order.cordoned or self._draining.is_set()
-        self._rooms.set(closed=closed, health=state, broken=self._crew.broken is not None)
+        broken = self._crew.broken is not None or self._crew.unready_s > _UNREADY_S
+        self._rooms.set(closed=closed, health=state, broken=broken)
 
     def _shed(self) -> None:
         """Give back what was leased ahead when jobs ended faster. Not what must run alone: that
         comes with the others, would come again at once, and has only so many releases. Without an
         application nothing comes again, and others may have what cannot start here."""
-        if self._crew.broken is not None:
+        if self._crew.unready_s > _UNREADY_S:
             for held in (*self._crew.shed("python", 0), *self._crew.shed("solo", 0)):
                 self._settler.judge(held, Release("the application of its worker cannot start"))
         kinds: tuple[Kind, ...] = ("python", "command")
@@ -259,6 +262,8 @@ class Supervisor:
             most = 2 * self._rooms.ahead(kind) + self._crew.capacity_of(kind)
             for held in self._crew.shed(kind, most):
                 self._settler.judge(held, Release("leased ahead by a worker now busy"))
+        for held in self._crew.give_up_unstarted():
+            self._settler.judge(held, Release("its worker took it and did not come to start it"))
 
     async def _beat(self) -> None:
         self._blocked = await self._find_stall()
