@@ -1,5 +1,6 @@
 """A crew whose children are doubles, and what it tells."""
 
+from time import monotonic
 from typing import Any
 
 from holdfast.core.model import Failure, Job, Lease, Note, Queue
@@ -68,10 +69,10 @@ class Stage:
         self, ids: str, task: str = "work", kind: Kind = "python", **fields: Any
     ) -> list[Held]:
         leases = [
-            Lease(job=Job(id=id_, task=task, queue="default", **fields), token=1, lease_ms=1000)
+            Lease(job=Job(id=id_, task=task, queue="default", **fields), token=1, lease_ms=60_000)
             for id_ in ids
         ]
-        helds = self.hand.take(leases, 0.0, lambda _job: kind)
+        helds = self.hand.take(leases, monotonic(), lambda _job: kind)
         self.crew.give(helds)
         return helds
 

@@ -1,5 +1,7 @@
 """Leased jobs that wait for a child: in order, batches together, the lost ones left out."""
 
+from time import monotonic
+
 from holdfast.core.model import Job, Lease
 from holdfast.worker.hand import Held, Kind
 from holdfast.worker.lines import Lines
@@ -9,7 +11,7 @@ BATCHES = {"many": 3}
 
 def held(id: str, task: str = "work", kind: Kind = "python") -> Held:
     job = Job(id=id, task=task, queue="default")
-    return Held(Lease(job=job, token=1, lease_ms=1000), 0.0, kind)
+    return Held(Lease(job=job, token=1, lease_ms=60_000), monotonic(), kind)
 
 
 def lines(*waiting: Held) -> Lines:

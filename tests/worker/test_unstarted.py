@@ -1,13 +1,12 @@
 """Jobs that were leased and do not start, and what the newest child says; children are doubles."""
 
 from collections.abc import AsyncIterator
-from time import monotonic
 
 import pytest
 
 from holdfast.worker import calls, processes
 from holdfast.worker import crew as module
-from holdfast.worker.wire import AskedCancel, Back, Recall, TaskInfo
+from holdfast.worker.wire import AskedCancel, Back, Ended, Recall, Returned, TaskInfo
 from tests.worker.doubles import FakeLink
 from tests.worker.staging import Stage
 
@@ -42,14 +41,14 @@ async def test_what_does_not_start_comes_back_and_is_given_up(
     assert link.said[-1] == Recall()
     seat._rate = 0.0
     link.speak(Back((helds[2].call,)))
+    helds[2].leased_at -= 60
     assert stage.crew.give_up_unstarted() == [helds[2]]
     assert stage.crew.give_up_unstarted() == []
 
 
 async def test_a_fresh_job_is_not_given_up(stage: Stage) -> None:
     await stage.start()
-    helds = stage.give("abc")
-    helds[2].leased_at = monotonic()
+    stage.give("abc")
     assert stage.crew.give_up_unstarted() == []
 
 
@@ -86,3 +85,18 @@ async def test_how_long_no_child_could_run_python(stage: Stage) -> None:
     assert stage.crew.unready_s >= 60
     (await stage.newest(1)).ready(TaskInfo("work"))
     assert stage.crew.unready_s < 60
+
+
+async def test_a_job_whose_lease_lapsed_here_waits_until_it_is_known_to_be_ours(
+    stage: Stage,
+) -> None:
+    """The worker was frozen: somebody else may run it by now."""
+    (link,) = await stage.start()
+    (running, other, frozen) = stage.give("abc")
+    frozen.renewed_at -= 120
+    link.speak(*(Ended(call.number, (Returned(),)) for call in link.calls))
+    assert len(link.calls) == 2
+    frozen.renewed_at += 120
+    stage.crew.tick()
+    assert [given.id for given in link.calls[-1].jobs] == ["c"]
+    assert {running.job.id, other.job.id} == set(stage.ears.endings)

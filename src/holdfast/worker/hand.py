@@ -53,6 +53,10 @@ class Held:
         """At a third of the lease, so that two renewals may fail."""
         return self.renewed_at + self.lease.lease_ms / 3000
 
+    def has_lapsed(self, now: float) -> bool:
+        """By this machine's clock, and unless it was renewed: somebody else may have the job."""
+        return now >= self.renewed_at + self.lease.lease_ms / 1000
+
     def add_note(self, note: Note) -> None:
         """What was said later wins; what was not said again stays."""
         known = self.note

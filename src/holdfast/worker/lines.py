@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from itertools import chain
+from time import monotonic
 
 from holdfast.worker.hand import KINDS, Held, Kind
 
@@ -38,12 +39,13 @@ class Lines:
         return len(self._lines[kind])
 
     def take(self, kind: Kind) -> list[Held]:
-        """The jobs of the next call; none when nothing waits."""
+        """The jobs of the next call; none when nothing waits. A worker that was frozen must hear
+        first whether the job is still its own."""
         line = self._lines[kind]
-        while line:
+        while line and line[0].lost:
+            line.popleft()
+        if line and not line[0].has_lapsed(monotonic()):
             first = line.popleft()
-            if first.lost:
-                continue
             most = self._batch_of(first.lease.job.task)
             if most == 1 or kind == "solo":
                 return [first]
@@ -68,7 +70,8 @@ class Lines:
     def _take_first(self, culprit: bool) -> list[Held]:
         line = self._lines["solo"]
         for at, held in enumerate(line):
-            if not held.lost and (held.job.task in self.culprits) == culprit:
+            ours = not held.lost and not held.has_lapsed(monotonic())
+            if ours and (held.job.task in self.culprits) == culprit:
                 del line[at]
                 return [held]
         return []
