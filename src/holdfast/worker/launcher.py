@@ -24,8 +24,8 @@ from holdfast.worker.options import WorkerOptions
 
 _log = logging.getLogger("holdfast.worker")
 
-_PAUSE_S_FIRST, _PAUSE_S_MAX = 0.2, 10.0
-_STEADY_S = 30.0
+_PAUSE_S_FIRST, _PAUSE_S_MAX = 0.2, 5.0
+_STEADY_S = 5.0
 _EXIT_USAGE = 2
 
 
