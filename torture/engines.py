@@ -5,7 +5,6 @@ nothing lost, nothing resurrected, no stale settle."""
 from __future__ import annotations
 
 import argparse
-import json
 import shutil
 import tempfile
 import time
@@ -23,12 +22,7 @@ def main(argv: list[str]) -> int:
     given = _parser().parse_args(argv)
     names = ENGINES if given.engine == "both" else (given.engine,)
     outcomes = [_torture(name, given) for name in names]
-    if given.json:
-        given.json.write_text(json.dumps([outcome for outcome, _ in outcomes], indent=2) + "\n")
-    if given.record:
-        for outcome, _ in outcomes:
-            results.record("kill -9", outcome)
-    return 0 if all(clean for _, clean in outcomes) else 1
+    return results.conclude("kill -9", outcomes, given)
 
 
 def _parser() -> argparse.ArgumentParser:

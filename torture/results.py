@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import datetime as dt
+import json
 import os
 import platform
+from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +55,16 @@ def record(heading: str, outcome: dict[str, Any]) -> None:
     before, _, after = text.partition(marker)
     rows = after.removeprefix(head).removeprefix(rule)
     PAGE.write_text(before + marker + head + rule + row + "\n" + rows)
+
+
+def conclude(kind: str, outcomes: list[tuple[dict[str, Any], bool]], given: Namespace) -> int:
+    """Write the figures of one run per engine where they were asked for; the exit code."""
+    if given.json:
+        given.json.write_text(json.dumps([outcome for outcome, _ in outcomes], indent=2) + "\n")
+    if given.record:
+        for outcome, _ in outcomes:
+            record(kind, outcome)
+    return 0 if all(clean for _, clean in outcomes) else 1
 
 
 def _cell(name: str, value: Any) -> str:

@@ -24,12 +24,7 @@ def main(argv: list[str]) -> int:
     given = _parser().parse_args(argv)
     names = ENGINES if given.engine == "both" else (given.engine,)
     outcomes = [_torture(name, given) for name in names]
-    if given.json:
-        given.json.write_text(json.dumps([outcome for outcome, _ in outcomes], indent=2) + "\n")
-    if given.record:
-        for outcome, _ in outcomes:
-            results.record("workers", outcome)
-    return 0 if all(clean for _, clean in outcomes) else 1
+    return results.conclude("workers", outcomes, given)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -6,7 +6,10 @@ from pathlib import Path
 import pytest
 
 from holdfast.app import Holdfast
+from holdfast.worker import crew, processes
+from tests.worker.doubles import FakeLink
 from tests.worker.running import Place
+from tests.worker.staging import Stage
 
 
 @pytest.fixture
@@ -24,3 +27,18 @@ async def pg_place(tmp_path: Path, pg_dsn: str) -> AsyncIterator[Place]:
         place = Place(tmp_path, pg_dsn, app)
         yield place
         await place.end()
+
+
+@pytest.fixture
+def crew_doubles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Doubles count as processes, and nobody looks for those that strangers left here."""
+    monkeypatch.setattr(crew, "Link", FakeLink)
+    monkeypatch.setattr(processes, "sweep_strangers", lambda _known: 0)
+    monkeypatch.setattr(crew, "_RESPAWN_S_FIRST", 0.001)
+
+
+@pytest.fixture
+async def stage(crew_doubles: None) -> AsyncIterator[Stage]:
+    made = Stage()
+    yield made
+    await made.crew.stop("the test is over")

@@ -10,8 +10,8 @@ import subprocess
 import sys
 import uuid
 from collections import Counter
-from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from time import monotonic
 from typing import Any, NamedTuple, TypeVar, overload
@@ -28,6 +28,17 @@ T = TypeVar("T")
 
 TARGET = f"{Path(__file__).with_name('application.py')}:app"
 _PATIENCE_S = 60.0
+
+
+@asynccontextmanager
+async def alongside(loop: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
+    """It runs beside the test, must not end by itself, and is cancelled at the end."""
+    task = asyncio.create_task(loop)
+    yield
+    assert not task.done()
+    task.cancel()
+    with suppress(asyncio.CancelledError):
+        await task
 
 
 @overload

@@ -1,7 +1,6 @@
 """Who gets which call, and what becomes of the calls of a dead child; children are doubles."""
 
 import asyncio
-from collections.abc import AsyncIterator
 
 import pytest
 
@@ -28,20 +27,7 @@ from tests.worker.doubles import FakeLink
 from tests.worker.running import until
 from tests.worker.staging import Stage, ids_of
 
-
-@pytest.fixture(autouse=True)
-def doubles(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Doubles count as processes, and nobody looks for those that strangers left here."""
-    monkeypatch.setattr(module, "Link", FakeLink)
-    monkeypatch.setattr(processes, "sweep_strangers", lambda _known: 0)
-    monkeypatch.setattr(module, "_RESPAWN_S_FIRST", 0.001)
-
-
-@pytest.fixture
-async def stage() -> AsyncIterator[Stage]:
-    made = Stage()
-    yield made
-    await made.crew.stop("the test is over")
+pytestmark = pytest.mark.usefixtures("crew_doubles")
 
 
 async def test_nothing_is_given_to_a_child_that_is_not_ready(stage: Stage) -> None:

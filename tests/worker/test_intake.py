@@ -4,7 +4,7 @@ it, and nothing that was leased at the last moment is left lying."""
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 
 import pytest
 
@@ -20,7 +20,7 @@ from holdfast.worker.options import WorkerOptions
 from holdfast.worker.rooms import Rooms
 from holdfast.worker.wire import ChildSetup, TaskInfo
 from tests.worker.doubles import TroubledEngine
-from tests.worker.running import until
+from tests.worker.running import alongside, until
 from tests.worker.staging import Listening
 
 
@@ -49,12 +49,8 @@ class Story:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        task = asyncio.create_task(self.intake.run())
-        yield
-        assert not task.done()
-        task.cancel()
-        with suppress(asyncio.CancelledError):
-            await task
+        async with alongside(self.intake.run()):
+            yield
 
 
 @pytest.fixture

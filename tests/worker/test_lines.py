@@ -103,3 +103,13 @@ def test_a_lost_job_takes_nobodys_turn_alone() -> None:
     mine = lines(*waiting)
     waiting[0].lost = waiting[1].lost = True
     assert [ids(mine.take_alone(culprit=False)) for _ in range(2)] == ["c", ""]
+
+
+def test_a_job_whose_lease_lapsed_here_joins_no_batch() -> None:
+    waiting = [held(id_, task="many") for id_ in "abc"]
+    mine = lines(*waiting)
+    waiting[1].renewed_at -= 120
+    assert ids(mine.take("python")) == "ac"
+    assert ids(mine.take("python")) == ""
+    waiting[1].renewed_at += 120
+    assert ids(mine.take("python")) == "b"

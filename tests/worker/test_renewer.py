@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 
 import pytest
 
@@ -15,7 +15,7 @@ from holdfast.worker import renewer as module
 from holdfast.worker.hand import Hand, Held
 from holdfast.worker.renewer import Renewer
 from tests.worker.doubles import TroubledEngine, in_hand
-from tests.worker.running import until
+from tests.worker.running import alongside, until
 
 
 class Story:
@@ -30,12 +30,8 @@ class Story:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        task = asyncio.create_task(self.renewer.run())
-        yield
-        assert not task.done()
-        task.cancel()
-        with suppress(asyncio.CancelledError):
-            await task
+        async with alongside(self.renewer.run()):
+            yield
 
 
 @pytest.fixture

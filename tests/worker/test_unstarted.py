@@ -1,28 +1,12 @@
 """Jobs that were leased and do not start, and what the newest child says; children are doubles."""
 
-from collections.abc import AsyncIterator
-
 import pytest
 
-from holdfast.worker import calls, processes
-from holdfast.worker import crew as module
+from holdfast.worker import calls
 from holdfast.worker.wire import AskedCancel, Back, Ended, Recall, Returned, TaskInfo
-from tests.worker.doubles import FakeLink
 from tests.worker.staging import Stage
 
-
-@pytest.fixture(autouse=True)
-def doubles(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "Link", FakeLink)
-    monkeypatch.setattr(processes, "sweep_strangers", lambda _known: 0)
-    monkeypatch.setattr(module, "_RESPAWN_S_FIRST", 0.001)
-
-
-@pytest.fixture
-async def stage() -> AsyncIterator[Stage]:
-    made = Stage()
-    yield made
-    await made.crew.stop("the test is over")
+pytestmark = pytest.mark.usefixtures("crew_doubles")
 
 
 async def test_what_does_not_start_comes_back_and_is_given_up(

@@ -109,6 +109,11 @@ def attempts_max(queue: Queue, job: Job) -> int:
     return queue.max_attempts if own is None else own
 
 
+def timeout_ms(queue: Queue, job: Job) -> int | None:
+    """How long one attempt may run; None is as long as it likes."""
+    return job.overrides.timeout_ms or queue.timeout_ms
+
+
 def crashes_max(queue: Queue, job: Job) -> int:
     return job.overrides.max_crashes or queue.max_crashes
 

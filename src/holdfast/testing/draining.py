@@ -14,6 +14,7 @@ import threading
 from collections import Counter
 from collections.abc import Generator
 from dataclasses import dataclass, fields
+from functools import reduce
 from typing import TypeAlias
 
 from msgspec.structs import replace
@@ -24,9 +25,10 @@ from holdfast.core.verdict import Cancel, Outcome, Settlement
 from holdfast.errors import UsageError
 from holdfast.testing.stage import Stage
 from holdfast.worker.attempt import Attempt
+from holdfast.worker.calls import given_of, shorter
 from holdfast.worker.handlers import Handler
 from holdfast.worker.verdicts import after_refusal, note_of, verdict_on
-from holdfast.worker.wire import AskedCancel, Ending, Given
+from holdfast.worker.wire import AskedCancel, Ending
 
 WORKER = "test"
 _ATTEMPTS_MAX, _ATTEMPTS_OF_ONE_MAX = 100_000, 100
@@ -146,18 +148,9 @@ def _jump(stage: Stage) -> bool:
 
 def _attempt(stage: Stage, handler: Handler, leases: list[Lease]) -> Attempt:
     queues = _queues(stage)
-    items = []
-    for lease in leases:
-        job = lease.job
-        item = Given(
-            job.id, job.queue, job.payload, job.content_type, job.attempt, lease.token,
-            job.created_at, lifecycle.exhausted(queues[job.queue], job), job.checkpoint,
-            job.key, job.tenant, job.labels, job.headers,
-        )  # fmt: skip
-        items.append(item)
-    first = leases[0].job
-    timeout_ms = first.overrides.timeout_ms or queues[first.queue].timeout_ms
-    return Attempt(handler, tuple(items), timeout_ms=timeout_ms)
+    given = tuple(given_of(lease, queues[lease.job.queue]) for lease in leases)
+    limits_ms = (lifecycle.timeout_ms(queues[lease.job.queue], lease.job) for lease in leases)
+    return Attempt(handler, given, timeout_ms=reduce(shorter, limits_ms))
 
 
 def _notes(attempt: Attempt, count: int) -> list[Note]:

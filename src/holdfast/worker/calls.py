@@ -10,8 +10,8 @@ from collections.abc import Callable
 from time import monotonic
 
 from holdfast.core import limits
-from holdfast.core.lifecycle import exhausted
-from holdfast.core.model import Failure, Queue
+from holdfast.core.lifecycle import exhausted, timeout_ms
+from holdfast.core.model import Failure, Lease, Queue
 from holdfast.worker.hand import Held
 from holdfast.worker.link import Link
 from holdfast.worker.wire import Call, Given
@@ -49,7 +49,6 @@ class Seat:
         self.ending = ""
         """Why it was killed, when it was not by itself."""
         self.idle_since = monotonic()
-        self.started_at = monotonic()
         self._ended = 0
         self._rate = 0.0
         self._started = 0
@@ -105,27 +104,36 @@ def call_of(placed: Placed, queue_of: Callable[[str], Queue]) -> Call:
         held.call = placed.number
         job = held.lease.job
         queue = queue_of(job.queue)
-        timeout_ms = job.overrides.timeout_ms or queue.timeout_ms
-        if timeout_ms is not None:
-            placed.timeout_ms = min(timeout_ms, placed.timeout_ms or timeout_ms)
-        given.append(
-            Given(
-                job.id,
-                job.queue,
-                job.payload,
-                job.content_type,
-                job.attempt,
-                held.lease.token,
-                job.created_at,
-                exhausted(queue, job),
-                job.checkpoint,
-                job.key,
-                job.tenant,
-                job.labels,
-                job.headers,
-            )
-        )
+        placed.timeout_ms = shorter(placed.timeout_ms, timeout_ms(queue, job))
+        given.append(given_of(held.lease, queue))
     return Call(placed.number, placed.held[0].lease.job.task, tuple(given), placed.timeout_ms)
+
+
+def given_of(lease: Lease, queue: Queue) -> Given:
+    """A leased job as far as its handler may see it."""
+    job = lease.job
+    return Given(
+        job.id,
+        job.queue,
+        job.payload,
+        job.content_type,
+        job.attempt,
+        lease.token,
+        job.created_at,
+        exhausted(queue, job),
+        job.checkpoint,
+        job.key,
+        job.tenant,
+        job.labels,
+        job.headers,
+    )
+
+
+def shorter(one_ms: int | None, other_ms: int | None) -> int | None:
+    """Of two timeouts, either of which may not be there."""
+    if one_ms is None or other_ms is None:
+        return one_ms or other_ms
+    return min(one_ms, other_ms)
 
 
 COMMAND = "command"

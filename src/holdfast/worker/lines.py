@@ -110,9 +110,11 @@ def _take_alike(line: deque[Held], task: str, most: int) -> list[Held]:
     """In one pass: those of the task that come first; the others keep their order."""
     alike: list[Held] = []
     others: list[Held] = []
+    now = monotonic()
     while line and len(alike) < most:
         held = line.popleft()
         if not held.lost:
-            (alike if held.lease.job.task == task else others).append(held)
+            fits = held.lease.job.task == task and not held.has_lapsed(now)
+            (alike if fits else others).append(held)
     line.extendleft(reversed(others))
     return alike
