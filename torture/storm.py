@@ -159,8 +159,11 @@ class Storm:
 
     def _fork(self, name: str, main: Callable[[], Coroutine[Any, Any, bool]]) -> int:
         parent = os.getpid()
+        # An interrupt inside the hooks that run around a fork would be swallowed there.
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         pid = os.fork()
         if pid:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
             return pid
         status = 1
         try:
