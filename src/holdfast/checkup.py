@@ -11,8 +11,9 @@ from typing import Literal
 
 import msgspec
 
-from holdfast.core.explain import ABSENT_MS, serves
-from holdfast.core.model import QueueView
+from holdfast.core.explain import ABSENT_MS, Seen, serves, startable
+from holdfast.core.model import JobFilter, QueueView, State
+from holdfast.core.text import counted
 from holdfast.core.workers import Health, addressee
 from holdfast.durations import show_at
 from holdfast.engines.base import Engine, Examination
@@ -25,6 +26,7 @@ SKEW_MS_MAX = 5_000
 LATE_MS_MAX = 30_000
 """Upkeep wakes every few seconds: what is later than this, nobody sees to."""
 _TICK_LATE_MS_MAX = 120_000
+_TASKS_MAX = 100
 
 Level = Literal["ok", "warn", "fail"]
 
@@ -63,6 +65,7 @@ async def check(store: Engine, *, deep: bool = False) -> list[Finding]:
         *await _upkeep(store, examination.now, schedules),
         *_workers(workers),
         *_queues(views, workers),
+        *await _tasks(store, views, workers),
     ]
 
 
@@ -170,10 +173,35 @@ def _queues(views: Sequence[QueueView], workers: Sequence[WorkerView]) -> Iterat
         yield Finding(level="ok", name="queue", text="every queue has what it needs")
 
 
+async def _tasks(
+    store: Engine, views: Sequence[QueueView], workers: Sequence[WorkerView]
+) -> list[Finding]:
+    """What waits for a worker that knows it, although there are others."""
+    seen = [Seen(record=view.record, age_ms=view.age_ms) for view in workers]
+    found = []
+    for name in (view.queue.name for view in views if view.ready):
+        wanted = JobFilter(queue=name, states=(State.WAITING,))
+        for tally in await store.tally(wanted, "task", limit=_TASKS_MAX):
+            if tally.value is not None and not startable(tally.value, name, seen):
+                waiting = counted(tally.count, "job")
+                wait = "waits" if tally.count == 1 else "wait"
+                text = f"{waiting} of task {tally.value} {wait} in queue {name}, and no worker"
+                finding = Finding(
+                    level="warn",
+                    name="task",
+                    text=f"{text} of it knows the task",
+                    remedy="start a worker with the application that has the task",
+                    command=f"worker run MODULE:APP --queues {name}",
+                )
+                found.append(finding)
+    return found
+
+
 def _queue(view: QueueView, names: set[str], serving: Sequence[object]) -> Iterator[Finding]:
     queue = view.queue
     waiting = view.ready + view.delayed
-    ready = f"{view.ready}{'+' if 'ready' in view.estimated else ''} jobs are ready"
+    least = "at least " if "ready" in view.estimated else ""
+    ready = f"{least}{counted(view.ready, 'job')} {'is' if view.ready == 1 else 'are'} ready"
 
     def warn(text: str, remedy: str, command: str) -> Finding:
         return Finding(level="warn", name="queue", text=text, remedy=remedy, command=command)
@@ -190,7 +218,7 @@ def _queue(view: QueueView, names: set[str], serving: Sequence[object]) -> Itera
         text = f"queue {queue.name} accepts no new job"
         yield warn(text, "open it", f"queue update {queue.name} --accepting")
     if queue.max_depth is not None and waiting >= queue.max_depth:
-        text = f"queue {queue.name} is full: {waiting} of {queue.max_depth} jobs wait"
+        text = f"queue {queue.name} is full: it holds {counted(waiting, 'waiting job')}"
         yield warn(text, "start more workers", f"worker start --queues {queue.name}")
     if queue.dead_queue is not None and queue.dead_queue not in names:
         text = f"the dead queue {queue.dead_queue} of queue {queue.name} does not exist"

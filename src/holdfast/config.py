@@ -6,6 +6,7 @@ flag of the command line. What nobody said has a default, or is left to the queu
 
 from __future__ import annotations
 
+import difflib
 import os
 import re
 from collections.abc import Mapping
@@ -67,7 +68,8 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
         pattern = r"\d{1,9}" if self.type == "number" else r"\d{1,9}(\.\d{1,6})?"
         if not re.fullmatch(pattern, given, re.ASCII):
             what = "a whole number" if self.type == "number" else "a number"
-            raise ConfigError(f"{self.name} {given[:40]!r} is not {what}")
+            bounds = f"{self.low:g} to {self.high:.0f}"
+            raise ConfigError(f"{self.name} {given[:40]!r} is not {what}, {bounds}")
         return int(given) if self.type == "number" else float(given)
 
 
@@ -177,7 +179,9 @@ class Settings:
 def known(name: str) -> Setting:
     setting = SETTINGS.get(name.replace("_", "-"))
     if setting is None:
-        raise ConfigError(f"there is no setting {name[:80]!r}; there are {', '.join(SETTINGS)}")
+        close = difflib.get_close_matches(name.replace("_", "-"), SETTINGS, 1)
+        remedy = f"did you mean {close[0]}?" if close else f"there are {', '.join(SETTINGS)}"
+        raise ConfigError(f"there is no setting {name[:80]!r}: {remedy}")
     return setting
 
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import msgspec
 
-from holdfast.core.explain import Cause, Facts, Seen, explain
+from holdfast.core.explain import Cause, Facts, Seen, explain, startable
+from holdfast.core.lifecycle import is_expired
 from holdfast.core.model import Job, JobFilter, Record, State
 from holdfast.engines.base import Engine, Saved
 from holdfast.worker.registry import Workers, load_all
@@ -28,14 +31,15 @@ async def explain_job(engine: Engine, job: Job, now: int) -> list[Cause]:
     """Why the job, as `get` read it, is not running. `now` is the engine's clock."""
     views = await engine.queues(counts=False)
     queue = next((view.queue for view in views if view.queue.name == job.queue), None)
+    workers = () if job.state.finished else await _seen(engine)
     waiting = job.state is State.WAITING
-    ahead, more = await _ahead(engine, job) if waiting else (0, False)
+    ahead, more = await _ahead(engine, job, now, workers) if waiting else (0, False)
     pause = await load_pause(engine, job.queue) if queue and queue.paused else Pause()
     facts = Facts(
         job=job,
         queue=queue,
         now=now,
-        workers=() if job.state.finished else await _seen(engine),
+        workers=workers,
         ahead=ahead,
         ahead_more=more,
         paused_by=": ".join(filter(None, [pause.by, pause.text])),
@@ -75,10 +79,21 @@ async def _seen(engine: Engine) -> tuple[Seen, ...]:
     return tuple(Seen(record=view.record, age_ms=view.age_ms) for view in views)
 
 
-async def _ahead(engine: Engine, job: Job) -> tuple[int, bool]:
+async def _ahead(engine: Engine, job: Job, now: int, workers: tuple[Seen, ...]) -> tuple[int, bool]:
     """How many waiting jobs of its queue are leased before this one, and whether there may be
     more: those that came earlier and those that came later are looked at apart, because either
-    may be millions."""
+    may be millions. One that expired, that is due after this one, or that no worker here can run
+    is in nobody's way."""
+
+    def comes_first(other: Job) -> bool:
+        return (
+            _place(other) < _place(job)
+            and other.due_at <= max(now, job.due_at)
+            and not is_expired(other, now)
+            and (other.task == job.task or knows(other.task))
+        )
+
+    knows = cache(lambda task: startable(task, job.queue, workers))
     line = JobFilter(queue=job.queue, states=(State.WAITING,))
     earlier = msgspec.structs.replace(line, created_before=job.created_at + 1)
     later = msgspec.structs.replace(line, created_from=job.created_at + 1)
@@ -87,7 +102,7 @@ async def _ahead(engine: Engine, job: Job) -> tuple[int, bool]:
         after: int | None = None
         for _ in range(_PAGES_MAX):
             page = await engine.find(wanted, limit=_PAGE, after=after)
-            ahead += sum(_place(other) < _place(job) for other in page.jobs)
+            ahead += sum(map(comes_first, page.jobs))
             after = page.after
             if after is None:
                 break

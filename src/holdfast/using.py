@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, Unpack, cast
 from msgspec.structs import replace
 
 from holdfast.core import checks, limits
-from holdfast.core.model import NewJob, Receipt, Status
+from holdfast.core.model import NewJob, Queue, Receipt, Status
 from holdfast.errors import InvalidJob, UnknownQueue, Unsupported, UsageError
 from holdfast.handles import JobHandle
 from holdfast.options import JobOptions, new_id, new_job
@@ -160,7 +160,7 @@ async def _enqueue(app: Holdfast, jobs: list[NewJob]) -> list[Receipt]:
         if receipt.code == UnknownQueue.code and jobs[at].queue in named
     ]
     for queue in sorted({jobs[at].queue for at in again}):
-        await app.declare(queue)
+        await app.engine.declare(Queue(name=queue), only_new=True)
     answers = await app.enqueue_many(jobs[at] for at in again)
     for at, receipt in zip(again, answers, strict=True):
         receipts[at] = receipt

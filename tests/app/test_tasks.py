@@ -1,6 +1,7 @@
 """Tasks: made by a decorator, called here, enqueued to run elsewhere."""
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any
 
 import apsw
@@ -8,7 +9,7 @@ import psycopg
 import pytest
 
 from holdfast import Backoff, Context, Holdfast, JobFilter, JobHandle, Task
-from holdfast.core.model import KeyPolicy, Overrides
+from holdfast.core.model import KeyPolicy, NewJob, Overrides, Queue, QueueView, Receipt
 from holdfast.errors import (
     InvalidJob,
     InvalidQueue,
@@ -320,6 +321,29 @@ def test_what_is_not_there_yet_is_refused() -> None:
         send.using(key="k", key_policy=policy)
     keep: KeyPolicy = "keep"
     assert send.using(key="k", key_policy=keep).job("a").key == "k"
+
+
+async def test_a_queue_that_was_made_meanwhile_is_left_as_it_is() -> None:
+    async with Holdfast("memory:") as app:
+        made = Queue(name="mail", max_attempts=9)
+        enqueue = app.engine.enqueue
+
+        async def too_early(jobs: Sequence[NewJob]) -> list[Receipt]:
+            app.engine.enqueue = enqueue  # type: ignore[method-assign]
+            receipts = await enqueue(jobs)
+            await app.engine.declare(made)
+            return receipts
+
+        app.engine.enqueue = too_early  # type: ignore[method-assign]
+        looked = app.engine.queues
+        before = await looked(counts=False)
+
+        async def as_before(*, counts: bool = True) -> list[QueueView]:
+            return before
+
+        app.engine.queues = as_before  # type: ignore[method-assign]
+        await make(app).aenqueue("a@b.c")
+        assert made in [view.queue for view in await looked(counts=False)]
 
 
 async def test_enqueued_within_the_caller_s_transaction(tmp_path: Any) -> None:

@@ -22,6 +22,11 @@ def with_app(work: Callable[[Holdfast], Awaitable[T]]) -> T:
     return asyncio.run(main())
 
 
+def begin() -> None:
+    """A store with nothing in it."""
+    with_app(lambda app: app.queues())
+
+
 def enqueue(id: str = "j", task: str = "t", payload: Any = None, **options: Any) -> None:
     with_app(lambda app: app.enqueue(task, payload, id=id, **options))
 

@@ -1,6 +1,8 @@
 """`cleanup`: only what is finished and old goes, and never before it is in the archive."""
 
+import io
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -21,12 +23,17 @@ def finished(cli: Cli) -> Cli:
     return cli
 
 
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
 def left(cli: Cli) -> list[str]:
     return [job["id"] for job in cli("list", "--json").json]
 
 
 def test_what_is_younger_stays(finished: Cli) -> None:
-    assert finished("cleanup", "--days", "1").out == "deleted 0\n"
+    assert finished("cleanup", "--days", "1").out == "deleted 0 jobs\n"
     assert left(finished) == ["wait", "dead", "done"]
 
 
@@ -53,9 +60,29 @@ def test_some_or_all(finished: Cli, flags: list[str], stay: list[str]) -> None:
     assert left(finished) == stay
 
 
+@pytest.mark.parametrize("answer", ["y\n", "n\n"])
+def test_a_person_is_asked(finished: Cli, monkeypatch: pytest.MonkeyPatch, answer: str) -> None:
+    monkeypatch.setattr(sys, "stdin", Terminal(answer))
+    ran = finished("cleanup", "--days", "0")
+    assert ran.err.startswith("Delete 2 jobs for good? [y/N] ")
+    agreed = answer == "y\n"
+    assert (ran.code, ran.out) == ((0, "deleted 2 jobs\n") if agreed else (1, ""))
+    assert left(finished) == (["wait"] if agreed else ["wait", "dead", "done"])
+
+
+@pytest.mark.parametrize("flags", [["--yes"], ["--archive", "old.jsonl"]])
+def test_nobody_is_asked_who_said_yes_or_keeps_them(
+    finished: Cli, monkeypatch: pytest.MonkeyPatch, flags: list[str]
+) -> None:
+    monkeypatch.setattr(sys, "stdin", Terminal(""))
+    ran = finished("cleanup", "--days", "0", *flags)
+    assert (ran.code, ran.err) == (0, "")
+    assert left(finished) == ["wait"]
+
+
 def test_the_archive_has_whole_jobs(finished: Cli, tmp_path: Path) -> None:
     ran = finished("cleanup", "--days", "0", "--archive", "old.jsonl")
-    assert ran.out == "deleted 2, 2 kept in old.jsonl\n"
+    assert ran.out == "deleted 2 jobs, 2 kept in old.jsonl\n"
     lines = (tmp_path / "old.jsonl").read_bytes().splitlines()
     jobs = {job.id: job for job in map(decode_job, lines)}
     assert jobs["done"].output == b"said"

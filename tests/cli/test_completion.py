@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.cli import root
 from tests.cli.program import Cli, run_program
 
 
@@ -19,6 +20,21 @@ def test_a_script_names_every_command(cli: Cli, shell: str) -> None:
     if path := shutil.which(shell):
         checked = subprocess.run([path, "-n"], input=ran.out, text=True, check=False)
         assert checked.returncode == 0
+
+
+def test_a_zsh_script_completes_when_it_is_loaded_and_when_it_is_read(cli: Cli) -> None:
+    script = cli("completion", "zsh").out
+    assert script.startswith("#compdef holdfast\n")
+    assert '_cyclopts_holdfast "$@"' in script
+    assert "compdef _cyclopts_holdfast holdfast" in script
+
+
+@pytest.mark.parametrize(
+    ("shell", "flag"), [("bash", '"--url" '), ("zsh", "--url["), ("fish", "' -l url ")]
+)
+def test_what_all_take_is_offered_before_every_name(cli: Cli, shell: str, flag: str) -> None:
+    script = cli("completion", shell).out
+    assert script.count(flag) == len(root.COMMANDS) + len(root.GROUPS) + 1
 
 
 def test_a_script_as_json(cli: Cli) -> None:

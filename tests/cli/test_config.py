@@ -17,6 +17,7 @@ from holdfast.core.model import Overrides, Record
 from holdfast.engines.base import Engine, Saved
 from holdfast.engines.memory import MemoryEngine
 from holdfast.errors import ConfigError, EngineUnavailable
+from tests.cli import making
 from tests.cli.program import Cli
 from tests.cli.test_enqueue import job_of
 
@@ -25,8 +26,12 @@ SAMPLES = {"number": "2", "share": "1", "duration": "5s", "switch": "no", "queue
 
 
 def test_the_path_of_a_setting(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    making.begin()
     assert cli("config", "get", "max-retries").out == "3\n"
-    assert cli("config", "set", "max-retries", "7").out == "max-retries is 7\n"
+    assert (
+        cli("config", "set", "max-retries", "7").out
+        == "max-retries is 7 for jobs enqueued from now on\n"
+    )
     assert cli("config", "get", "max_retries").out == "7\n"
     assert cli("config", "get", "max-retries", "--json").json == {
         "name": "max-retries",
@@ -37,11 +42,15 @@ def test_the_path_of_a_setting(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> Non
         "used_by": "enqueue",
         "does": "Runs of a job after its first one.",
     }
-    assert cli("config", "get", "max-retries", "--url", "sqlite:///other.db").out == "3\n"
+    other = ("--url", "sqlite:///other.db")
+    assert cli("queue", "create", "q", *other).code == 0
+    assert cli("config", "get", "max-retries", *other).out == "3\n"
     monkeypatch.setenv("HOLDFAST_MAX_RETRIES", "1")
     ran = cli("config", "set", "max-retries", "8")
-    assert ran.out == "max-retries is 1\n"
-    assert ran.err == "the variable HOLDFAST_MAX_RETRIES wins over what is stored\n"
+    assert ran.out == "max-retries is 8 for jobs enqueued from now on\n"
+    assert ran.err == (
+        "here the variable HOLDFAST_MAX_RETRIES wins over what is stored, and says 1\n"
+    )
     listed = {each["name"]: each for each in cli("config", "list", "--json").json}
     assert list(listed) == list(SETTINGS)
     assert listed["max-retries"]["source"] == "environment"
@@ -56,10 +65,12 @@ def test_the_path_of_a_setting(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> Non
 @pytest.mark.parametrize(
     ("line", "code", "says"),
     [
-        (["get", "colour"], Exit.NOT_FOUND, "no setting 'colour'; there are max-retries,"),
+        (["get", "colour"], Exit.NOT_FOUND, "no setting 'colour': there are max-retries,"),
         (["set", "colour", "red"], Exit.NOT_FOUND, "no setting 'colour'"),
         (["set", "max-retries", "many"], Exit.USAGE, "max-retries 'many' is not a whole number"),
         (["set", "max-retries", "1.5"], Exit.USAGE, "whole number"),
+        (["set", "max-retries", "-1"], Exit.USAGE, "is not a whole number, 0 to 999999"),
+        (["set", "max-retrys", "1"], Exit.NOT_FOUND, "did you mean max-retries?"),
         (["set", "lease", "1ms"], Exit.USAGE, "lease '1ms' is not 10ms to 1w"),
         (["set", "job-timeout", "soon"], Exit.USAGE, "job-timeout 'soon' is no duration"),
         (["set", "backoff-base", "0.5"], Exit.USAGE, "backoff-base '0.5' is not 1 to 100"),

@@ -92,7 +92,7 @@ def test_many_are_done_in_batches(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> 
     for number in range(5):
         making.dead(f"j{number}")
     assert cli("dlq", "retry", "--all", "--json").json == {"found": 5, "more": False, "retried": 5}
-    assert cli("dlq", "retry", "--all").out == "retried 0\n"
+    assert cli("dlq", "retry", "--all").out == "retried 0 jobs\n"
 
 
 def test_a_count_ends_somewhere(letters: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -101,7 +101,7 @@ def test_a_count_ends_somewhere(letters: Cli, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_retry_may_be_delayed(letters: Cli) -> None:
-    assert letters("dlq", "retry", "--all", "--delay", "1h").out == "retried 3\n"
+    assert letters("dlq", "retry", "--all", "--delay", "1h").out == "retried 3 jobs\n"
     assert letters("status", "--json").json["queues"][0]["delayed"] == 2
 
 

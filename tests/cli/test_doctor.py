@@ -49,14 +49,25 @@ def test_what_is_not_well_has_a_remedy_and_warnings_are_no_failure(cli: Cli) -> 
         "start a worker for it: holdfast worker start --queues mail",
         "which is paused",
         "queue old accepts no new job",
-        "queue mail is full: 1 of 1",
+        "queue mail is full: it holds 1 waiting job",
     ):
         assert part in ran.out
     told = cli("doctor", "--json").json
     assert all(finding["remedy"] for finding in told["findings"] if finding["level"] != "ok")
 
 
+def test_a_task_that_no_worker_knows(cli: Cli) -> None:
+    making.worker("w", tasks=("known",))
+    making.enqueue("a", task="known")
+    making.enqueue("b", task="unknown")
+    findings = cli("doctor", "--json").json["findings"]
+    [found] = [finding for finding in findings if finding["level"] == "warn"]
+    assert found["text"].startswith("1 job of task unknown waits in queue default, and no worker")
+    assert found["remedy"]
+
+
 def test_a_store_that_does_not_open_is_a_finding(cli: Cli, tmp_path: Path) -> None:
+    making.begin()
     (tmp_path / "holdfast.db").write_bytes(b"no database" * 1000)
     ran = cli("doctor")
     assert ran.code == 1

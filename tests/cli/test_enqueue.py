@@ -16,6 +16,7 @@ from holdfast.cli.exits import Exit
 from holdfast.core.backoff import Backoff
 from holdfast.core.model import Failure, Job, Lease, Note, Overrides, Reason, Renewal
 from holdfast.core.verdict import Bury, Complete, Settlement
+from tests.cli import making
 from tests.cli.program import Cli, command, environment, run_program
 
 HOSTILE = "\x1b[31m\x07\r\x9b2J\u202e\u2028[bold]red[/bold]"
@@ -205,6 +206,7 @@ def test_a_held_key_says_whose(cli: Cli) -> None:
 def test_what_is_wrong_is_said_and_nothing_goes_in(
     cli: Cli, line: list[str], code: int, says: str
 ) -> None:
+    making.begin()
     ran = cli("enqueue", *line)
     assert (ran.code, ran.out, ran.err.count("\n")) == (code, "", 1), ran
     assert says in ran.err

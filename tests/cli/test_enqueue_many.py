@@ -228,7 +228,7 @@ async def test_a_slow_pipe_is_not_waited_for_and_an_interrupt_tells(tmp_path: Pa
 @pytest.mark.parametrize(
     ("error", "code", "says"),
     [
-        (EngineUnavailable("gone"), "unavailable", "settled, 0 new jobs are in (unavailable)"),
+        (EngineUnavailable("gone"), "unavailable", "settled, 0 new jobs went in (unavailable)"),
         (OutcomeUnknown("torn"), "outcome_unknown", "repeat those only if each has an id or a key"),
     ],
 )

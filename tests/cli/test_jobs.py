@@ -170,6 +170,21 @@ def test_explain_tells_all_causes_and_what_helps(cli: Cli) -> None:
     ]
 
 
+def test_explain_counts_only_what_can_be_started_first(cli: Cli) -> None:
+    making.worker("w", tasks=("t",))
+    making.enqueue("unknown", task="nobody-knows")
+    making.enqueue("expired", expires="1ms")
+    making.enqueue("later", priority=9, delay="1h")
+    making.enqueue("early")
+    making.enqueue("j")
+    [reason] = cli("job", "explain", "j", "--json").json["reasons"]
+    assert reason["text"].startswith("1 waiting job of its queue must be started first")
+    making.enqueue("typo", task="tt")
+    reasons = cli("job", "explain", "typo", "--json").json["reasons"]
+    assert [reason["code"] for reason in reasons] == ["task_unknown", "jobs_ahead"]
+    assert reasons[1]["text"].startswith("2 waiting jobs")
+
+
 def test_explain_counts_what_is_leased_first(cli: Cli) -> None:
     making.worker("w")
     making.enqueue("low", priority=-1)
@@ -265,6 +280,7 @@ def test_only_what_is_new_is_printed(seen: bytes, output: bytes, fresh: bytes) -
     ],
 )
 def test_an_error_names_the_value(cli: Cli, line: list[str], code: int, says: str) -> None:
+    making.begin()
     ran = cli(*line)
     assert (ran.code, ran.out, ran.err.count("\n")) == (code, "", 1)
     assert says in ran.err

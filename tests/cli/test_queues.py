@@ -56,6 +56,7 @@ def test_status_has_queues_and_workers(cli: Cli) -> None:
 
 
 def test_status_without_workers_says_how_to_start_one(cli: Cli) -> None:
+    making.begin()
     assert "worker start" in cli("status").err
     assert cli("status", "--json").json["workers"] == []
 
@@ -108,6 +109,7 @@ def test_what_a_queue_may_be_without_is_taken_away(cli: Cli) -> None:
 
 
 def test_pause_and_resume(cli: Cli) -> None:
+    making.begin()
     assert cli("queue", "pause", "default").out == "paused queue default\n"
     assert queue("default").paused
     assert "(paused)" in cli("status").out
@@ -143,7 +145,7 @@ def test_drain_may_give_up_or_not_wait(cli: Cli) -> None:
     making.enqueue("j")
     ran = cli("queue", "drain", "default", "--timeout", "0s")
     assert ran.code == 5
-    assert "1 are left" in ran.out
+    assert "1 job is left" in ran.out
     ran = cli("queue", "drain", "default", "--no-wait", "--json")
     assert ran.json == {"queue": "default", "accepting": False, "left": 1}
     cli("queue", "pause", "default")
@@ -157,12 +159,15 @@ def test_clear_deletes_what_waits_after_it_was_asked(cli: Cli) -> None:
     making.lease()
     for number in range(3):
         making.enqueue(f"w{number}")
-    assert cli("queue", "clear", "default", "--dry-run").out == "would delete 3 jobs\n"
+    assert (
+        cli("queue", "clear", "default", "--dry-run").out
+        == "would delete 3 jobs of queue default\n"
+    )
     ran = cli("queue", "clear", "default")
     assert (ran.code, ran.out) == (2, "")
     assert "--yes" in ran.err
     assert len(cli("list", "--json").json) == 6
-    assert cli("queue", "clear", "default", "--yes").out == "deleted 3 of queue default\n"
+    assert cli("queue", "clear", "default", "--yes").out == "deleted 3 jobs of queue default\n"
     left = [job["id"] for job in cli("list", "--json").json]
     assert left == ["run", "dead", "done"]
     assert cli("queue", "clear", "default", "--state", "leased", "--yes").code == 2
@@ -190,7 +195,7 @@ def test_delete_asks_only_when_there_are_jobs(cli: Cli) -> None:
     }
     assert cli("queue", "delete", "mail").code == 2
     assert queue().name == "mail"
-    assert cli("queue", "delete", "mail", "--yes").out == "deleted queue mail and its 1 jobs\n"
+    assert cli("queue", "delete", "mail", "--yes").out == "deleted queue mail and its 1 job\n"
     assert cli("queue", "show", "mail").code == 3
 
 
@@ -215,9 +220,18 @@ def test_delete_asks_only_when_there_are_jobs(cli: Cli) -> None:
     ],
 )
 def test_an_error_names_the_value(cli: Cli, line: list[str], code: int, says: str) -> None:
+    making.begin()
     ran = cli("queue", *line)
     assert (ran.code, ran.out, ran.err.count("\n")) == (code, "", 1)
     assert says in ran.err
+
+
+def test_a_queue_that_is_not_there_says_how_it_is_made(cli: Cli) -> None:
+    ran = cli("enqueue", "--queue", "mail", "--task", "t")
+    assert ran.err == (
+        "holdfast: queue mail does not exist: create it with holdfast queue create mail"
+        " (unknown_queue)\n"
+    )
 
 
 def test_a_closed_queue_says_how_it_is_opened(cli: Cli) -> None:

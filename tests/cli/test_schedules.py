@@ -17,6 +17,12 @@ def schedule(name: str = "s") -> Schedule:
     return found
 
 
+def test_none_says_how_to_add_one(cli: Cli) -> None:
+    making.begin()
+    ran = cli("schedule", "list")
+    assert (ran.out, ran.err) == ("", "there is no schedule: add one with holdfast schedule add\n")
+
+
 def test_a_command_is_kept_word_for_word(cli: Cli) -> None:
     ran = cli("schedule", "add", "s", *DAILY, "--", "ls", "-l", "--json", "a b; rm")
     assert ran.out.startswith("added schedule s; next tick ")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli import making
-from tests.cli.program import Cli, command, environment
+from tests.cli.program import Cli, command, environment, run_program
 
 EVIL = "\x1b]0;owned\x07\x9b31m"
 
@@ -34,6 +34,7 @@ def test_top_once_for_scripts(cli: Cli) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_top_for_scripts_is_a_line_each_time_until_a_signal(tmp_path: Path, number: int) -> None:
+    assert run_program(tmp_path, "queue", "create", "q").code == 0
     line = command("top", "--json", "--interval", "100ms")
     with subprocess.Popen(
         line, cwd=tmp_path, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE

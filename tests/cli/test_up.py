@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -118,12 +119,14 @@ def test_a_second_up_on_the_same_file_adds_workers(tmp_path: Path) -> None:
         (["--name", "a b"], 2, "is no name for a worker"),
         (["--app", "nothing.py:app"], 2, "no file 'nothing.py'"),
         (["--url", "memory:"], 2, "use a file"),
+        (["--cwd", "nowhere"], 2, "--cwd nowhere is no folder"),
     ],
 )
 def test_what_cannot_start_says_why(tmp_path: Path, line: list[str], code: int, says: str) -> None:
     ran = run_program(tmp_path, "up", *line)
     assert ran.code == code
     assert says in ran.err
+    assert re.search(r" \([a-z_]+\)\n$", ran.err), ran.err
     assert "draining" not in ran.err
 
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.core.explain import ABSENT_MS, Cause, Facts, Seen, explain
+from holdfast.core.explain import ABSENT_MS, Cause, Facts, Seen, explain, startable
 from holdfast.core.model import (
     Event,
     EventKind,
@@ -146,6 +146,23 @@ def test_a_record_that_is_full_may_leave_a_task_out() -> None:
     assert codes(job(), worker(tasks=first)) == ["ready"]
     assert codes(job(task="a"), worker(tasks=first)) == ["task_unknown"]
     assert codes(job(), worker(tasks=first[1:])) == ["task_unknown"]
+
+
+def test_the_likely_name_of_a_task_is_told() -> None:
+    knowing = worker(tasks=("command", "mail:send", "mail:sweep"))
+    [cause] = causes(job(task="mail:sned"), knowing)
+    assert "knows the task mail:sned (did you mean mail:send?); there is" in cause.text
+    assert cause.remedy.startswith("enqueue it under that name, or start")
+    [cause] = causes(job(task="report"), knowing)
+    assert "did you mean" not in cause.text
+
+
+def test_what_can_be_started_where() -> None:
+    assert startable("t", "q", [])
+    assert startable("t", "q", [worker(tasks=(), age_ms=ABSENT_MS + 1)])
+    assert startable("t", "q", [worker(tasks=(), queues={"other": 1})])
+    assert startable("t", "q", [worker("a", tasks=()), worker("b", tasks=("t",))])
+    assert not startable("t", "q", [worker(tasks=("other",))])
 
 
 def test_workers_that_are_hindered_alike_are_told_together() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.app import Holdfast
-from holdfast.worker import crew, processes
+from holdfast.worker import births, crew, processes
 from tests.worker.doubles import FakeLink
 from tests.worker.running import Place
 from tests.worker.staging import Stage
@@ -34,7 +34,7 @@ def crew_doubles(monkeypatch: pytest.MonkeyPatch) -> None:
     """Doubles count as processes, and nobody looks for those that strangers left here."""
     monkeypatch.setattr(crew, "Link", FakeLink)
     monkeypatch.setattr(processes, "sweep_strangers", lambda _known: 0)
-    monkeypatch.setattr(crew, "_RESPAWN_S_FIRST", 0.001)
+    monkeypatch.setattr(births, "_PAUSE_S_FIRST", 0.001)
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ that are nothing but a board and a list of what they were told.
 
 import asyncio
 from collections.abc import Sequence
-from time import monotonic
 from typing import Any
 
 from holdfast.core.model import Lease, LeaseRequest, NewJob, Record, Renewal
@@ -13,6 +12,7 @@ from holdfast.engines.base import Saved
 from holdfast.engines.clock import Clock
 from holdfast.engines.memory import MemoryEngine
 from holdfast.worker.board import Board
+from holdfast.worker.clock import boot_s
 from holdfast.worker.hand import Hand, Held, Kind
 from holdfast.worker.link import Link, Listener
 from holdfast.worker.wire import Call, ChildSetup, Down, Ready, TaskInfo, Up
@@ -65,7 +65,7 @@ async def in_hand(
     leases = await engine.lease(request)
     assert len(leases) == len(ids)
     by_id = {lease.id: lease for lease in leases}
-    return hand.take([by_id[id_] for id_ in ids], monotonic(), lambda _job: kind)
+    return hand.take([by_id[id_] for id_ in ids], boot_s(), lambda _job: kind)
 
 
 class FakeLink(Link):

@@ -1,9 +1,9 @@
 """A crew whose children are doubles, and what it tells."""
 
-from time import monotonic
 from typing import Any
 
 from holdfast.core.model import Failure, Job, Lease, Note, Queue
+from holdfast.worker.clock import boot_s
 from holdfast.worker.crew import Crew
 from holdfast.worker.hand import Hand, Held, Kind
 from holdfast.worker.wire import ChildSetup, Ending, TaskInfo
@@ -72,7 +72,7 @@ class Stage:
             Lease(job=Job(id=id_, task=task, queue="default", **fields), token=1, lease_ms=60_000)
             for id_ in ids
         ]
-        helds = self.hand.take(leases, monotonic(), lambda _job: kind)
+        helds = self.hand.take(leases, boot_s(), lambda _job: kind)
         self.crew.give(helds)
         return helds
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from holdfast.worker.board import Board
+from holdfast.worker.clock import boot_ns
 
 
 @pytest.fixture
@@ -38,6 +39,17 @@ def test_what_has_started_only_grows(board: Board) -> None:
     board.start(0, 9)
     board.start(1, 4)
     assert board.started == 9
+
+
+def test_calls_may_begin_until_the_instant_the_supervisor_wrote(board: Board) -> None:
+    assert board.may_begin()
+    theirs = Board(os.dup(board.descriptor), board.slots)
+    board.until_ns = boot_ns() + 3_600_000_000_000
+    assert theirs.may_begin()
+    board.until_ns = boot_ns()
+    assert not theirs.may_begin()
+    assert (board.started, board.running()) == (0, {})
+    theirs.close()
 
 
 def test_it_outlives_whoever_wrote_it(board: Board) -> None:

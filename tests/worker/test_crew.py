@@ -18,6 +18,7 @@ from holdfast.worker.wire import (
     Ending,
     Finish,
     Raised,
+    Ready,
     Recall,
     Returned,
     TaskInfo,
@@ -304,11 +305,17 @@ async def test_who_dies_alone_or_runs_out_of_time_is_a_culprit(stage: Stage) -> 
 
 
 async def test_isolated_tasks_do_not_get_the_many_that_a_template_allows(stage: Stage) -> None:
-    (link,) = await stage.start()
+    await stage.start(TaskInfo("heavy", isolated=True), TaskInfo("work"))
     stage.crew._alone_max = 7
-    assert stage.crew._solos_max == 8
-    link.ready(TaskInfo("heavy", isolated=True))
-    assert stage.crew._solos_max == 3
+    stage.give("ABCDE", task="heavy", kind="solo")
+    stage.give("abcde", kind="solo")
+    await stage.newest(9)
+    solos = [link for link in stage.crew._seats if isinstance(link, FakeLink) and link.solo]
+    for solo in solos:
+        solo.speak(Ready((TaskInfo("heavy", isolated=True), TaskInfo("work"))))
+    assert sorted(id_ for solo in solos for id_ in ids_of(solo)) == sorted("ABCabcde")
+    solos[0].speak(Ended(solos[0].calls[0].number, (Returned(),)))
+    assert ids_of(solos[0]) == ["A", "D"]
 
 
 async def test_nobody_is_swept_away_while_a_child_is_being_born(
@@ -385,11 +392,3 @@ async def test_no_process_to_be_had(stage: Stage, monkeypatch: pytest.MonkeyPatc
     link.ready()
     stage.give("a")
     assert ids_of(link) == ["a"]
-
-
-async def test_a_withdrawn_job_is_not_given(stage: Stage) -> None:
-    (link,) = await stage.start()
-    helds = stage.give("abc")
-    assert (stage.crew.withdraw(helds[2]), stage.crew.withdraw(helds[0])) == (True, False)
-    link.speak(Ended(link.calls[0].number, (Returned(),)))
-    assert ids_of(link) == ["a", "b"]

@@ -66,6 +66,13 @@ def test_renewed_at_a_third_of_the_lease() -> None:
     assert held.renew_at() == pytest.approx(106.0)
 
 
+def test_the_last_part_of_a_lease_is_left_for_the_way_to_the_first_step() -> None:
+    (short,) = take(Hand(), a_lease(lease_ms=1_000))
+    (long,) = take(Hand(), a_lease(lease_ms=30_000))
+    assert short.begin_before() == pytest.approx(100.9)
+    assert long.begin_before() == pytest.approx(129.8)
+
+
 def test_later_notes_add_to_earlier_ones() -> None:
     (held,) = take(Hand(), a_lease())
     held.add_note(Note(progress=0.5, output=b"one"))

@@ -8,11 +8,12 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from holdfast.core.model import Job, Lease, LeaseRequest, NewJob
+from holdfast.core.model import Job, Lease, LeaseRequest, NewJob, Queue
 from holdfast.core.verdict import Complete
 from holdfast.core.workers import Health
 from holdfast.errors import EngineClosed, EngineUnavailable, StorageFull
 from holdfast.worker import intake as module
+from holdfast.worker.clock import boot_s
 from holdfast.worker.crew import Crew
 from holdfast.worker.hand import Hand, Held
 from holdfast.worker.intake import Intake, Pace
@@ -31,14 +32,16 @@ class Story:
         self.engine = engine
         self.room = 0
         self.taken: list[str] = []
+        self.asked: list[float] = []
         self.tasks = frozenset({"work"})
         self.intake = Intake(engine, lambda: (self.room, self.tasks), self._take, self._give)
         self.intake.serve("w", {"default": 1})
 
-    def _take(self, leases: list[Lease]) -> list[Held]:
+    def _take(self, leases: list[Lease], asked: float) -> list[Held]:
         assert len(leases) <= self.room
         self.room -= len(leases)
-        return [Held(lease, 0.0, "python") for lease in leases]
+        self.asked.append(asked)
+        return [Held(lease, asked, "python") for lease in leases]
 
     def _give(self, taken: list[Held]) -> None:
         self.taken += [held.job.id for held in taken]
@@ -73,6 +76,26 @@ async def test_no_more_than_there_is_room_for(story: Story) -> None:
         await until(lambda: len(story.taken) == 5)
     assert story.taken == list("abcde")
     assert [request.limit for request in story.engine.requests] == [2, 3]
+
+
+async def test_a_lease_counts_from_when_it_was_asked_for(story: Story) -> None:
+    """The worker may be frozen between the store's answer and its own reading of it."""
+    async with story.running():
+        story.free(1)
+        await until(lambda: story.engine.requests)
+        before_the_job = boot_s()
+        await enqueue(story.engine, "a")
+        await until(lambda: story.taken)
+    assert story.asked[0] <= before_the_job
+
+
+async def test_nobody_waits_for_longer_than_a_part_of_a_lease(story: Story) -> None:
+    await story.engine.declare(Queue(name="default", lease_ms=1_500))
+    await enqueue(story.engine, "a")
+    async with story.running():
+        story.free(2)
+        await until(lambda: len(story.engine.requests) > 1)
+    assert [request.wait_ms for request in story.engine.requests[:2]] == [5_000, 500]
 
 
 async def test_without_room_nothing_is_asked(story: Story) -> None:
@@ -255,7 +278,7 @@ async def test_the_kind_with_the_least_room_bounds_the_call_by_its_share(story: 
     assert plain == 108
     mixed = [Job(id=f"j{n}", task=("command", "work")[n % 2], queue="default") for n in range(2)]
     for _ in range(20):
-        for held in rooms._take([Lease(job=job, token=1, lease_ms=1000) for job in mixed]):
+        for held in rooms._take([Lease(job=job, token=1, lease_ms=1000) for job in mixed], 0.0):
             rooms._hand.judge(held, Complete())
             rooms._hand.drop(held)
     limit, _ = rooms.wanted()

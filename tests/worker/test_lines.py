@@ -1,8 +1,7 @@
 """Leased jobs that wait for a child: in order, batches together, the lost ones left out."""
 
-from time import monotonic
-
 from holdfast.core.model import Job, Lease
+from holdfast.worker.clock import boot_s
 from holdfast.worker.hand import Held, Kind
 from holdfast.worker.lines import Lines
 
@@ -11,7 +10,7 @@ BATCHES = {"many": 3}
 
 def held(id: str, task: str = "work", kind: Kind = "python") -> Held:
     job = Job(id=id, task=task, queue="default")
-    return Held(Lease(job=job, token=1, lease_ms=60_000), monotonic(), kind)
+    return Held(Lease(job=job, token=1, lease_ms=60_000), boot_s(), kind)
 
 
 def lines(*waiting: Held) -> Lines:

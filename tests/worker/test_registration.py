@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import pytest
 from msgspec.structs import replace
 
-from holdfast.core.model import Record
+from holdfast.core.model import Queue, QueueView, Record
 from holdfast.core.workers import KIND, ORDER_KIND, Order, WorkerRecord, worker_queue
 from holdfast.engines.base import Saved
 from holdfast.errors import OutcomeUnknown, UsageError
@@ -55,6 +55,20 @@ async def test_a_name_and_a_queue_of_its_own(engine: TroubledEngine) -> None:
     assert worker_queue("mail-1") in {view.queue.name for view in await engine.queues()}
     await mine.leave()
     assert await names(engine) == []
+
+
+async def test_its_queue_is_left_as_an_operator_made_it(engine: TroubledEngine) -> None:
+    """Also when that happened after it was looked for."""
+    made = Queue(name=worker_queue("mail-1"), paused=True)
+    looked = engine.queues
+
+    async def too_early(*, counts: bool = True) -> list[QueueView]:
+        return [view for view in await looked(counts=counts) if view.queue != made]
+
+    await engine.declare(made)
+    engine.queues = too_early  # type: ignore[method-assign]
+    await registration(engine).enter("mail-1")
+    assert made in [view.queue for view in await looked()]
 
 
 async def test_workers_without_names_are_numbered(engine: TroubledEngine) -> None:

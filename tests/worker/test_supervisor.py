@@ -6,11 +6,10 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from holdfast.core.model import Failure, JobFilter, Overrides, State
+from holdfast.core.model import Failure, JobFilter, Overrides, Queue, QueueView, State
 from holdfast.core.workers import KIND, Health, WorkerRecord, worker_queue
 from holdfast.errors import ConfigError, EngineUnavailable, StorageFull
-from holdfast.worker import crew as crew_module
-from holdfast.worker import processes, renewer, settler, supervisor, watch
+from holdfast.worker import births, processes, renewer, settler, supervisor, watch
 from holdfast.worker.registry import Workers, encode
 from holdfast.worker.wire import Broken
 from tests.worker.doubles import TroubledEngine
@@ -31,7 +30,7 @@ def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(supervisor, "_ORDERS_S", 0.01)
     monkeypatch.setattr(settler, "_PAUSE_S_MAX", 0.01)
     monkeypatch.setattr(renewer, "_PAUSE_S", 0.01)
-    monkeypatch.setattr(crew_module, "_RESPAWN_S_FIRST", 0.001)
+    monkeypatch.setattr(births, "_PAUSE_S_FIRST", 0.001)
     monkeypatch.setattr(processes, "sweep_strangers", lambda _known: 0)
     monkeypatch.setattr(processes, "kill_marked", lambda _marker: 0)
 
@@ -48,6 +47,24 @@ async def test_jobs_run_and_their_verdicts_are_settled(engine: TroubledEngine) -
     page = await engine.find(JobFilter(states=(State.DONE,)), limit=10)
     assert len(page.jobs) == 6
     assert await Workers(engine).all() == []
+
+
+async def test_a_queue_that_an_operator_made_meanwhile_is_left_as_it_is(
+    engine: TroubledEngine,
+) -> None:
+    made = Queue(name="mail", paused=True, max_attempts=9)
+    looked = engine.queues
+
+    async def too_early(*, counts: bool = True) -> list[QueueView]:
+        found = await looked(counts=counts)
+        await engine.declare(made, only_new=True)
+        return found
+
+    engine.queues = too_early  # type: ignore[method-assign]
+    story = Story(engine, queues={"mail": 1})
+    async with story.running():
+        assert story.supervisor._queue_of("mail") == made
+    assert made in [view.queue for view in await looked()]
 
 
 async def test_never_more_in_hand_than_slots_and_prefetch(engine: TroubledEngine) -> None:
@@ -363,4 +380,4 @@ async def test_a_stop_gives_up_on_a_store_that_stays_away(
         calls = await story.calls(1)
         engine.for_ever["settle"] = EngineUnavailable("down")
         story.end(*calls)
-    assert "1 verdicts could not be settled and are lost" in caplog.text
+    assert "1 verdict could not be settled and got lost" in caplog.text

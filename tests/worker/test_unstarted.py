@@ -4,7 +4,7 @@ import pytest
 
 from holdfast.worker import calls
 from holdfast.worker.wire import AskedCancel, Back, Ended, Recall, Returned, TaskInfo
-from tests.worker.staging import Stage
+from tests.worker.staging import Stage, ids_of
 
 pytestmark = pytest.mark.usefixtures("crew_doubles")
 
@@ -84,3 +84,11 @@ async def test_a_job_whose_lease_lapsed_here_waits_until_it_is_known_to_be_ours(
     stage.crew.tick()
     assert [given.id for given in link.calls[-1].jobs] == ["c"]
     assert {running.job.id, other.job.id} == set(stage.ears.endings)
+
+
+async def test_a_withdrawn_job_is_not_given(stage: Stage) -> None:
+    (link,) = await stage.start()
+    helds = stage.give("abc")
+    assert (stage.crew.withdraw(helds[2]), stage.crew.withdraw(helds[0])) == (True, False)
+    link.speak(Ended(link.calls[0].number, (Returned(),)))
+    assert ids_of(link) == ["a", "b"]

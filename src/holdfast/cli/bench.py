@@ -11,6 +11,7 @@ from cyclopts import Parameter
 from holdfast.app import Holdfast
 from holdfast.cli.output import COMMON, Common, print_json, print_table, say
 from holdfast.cli.running import progress, running
+from holdfast.core.text import counted
 from holdfast.core.verdict import Complete, Outcome, Settlement
 from holdfast.errors import EngineError, UsageError
 from holdfast.options import new_id
@@ -28,7 +29,7 @@ async def bench(
     """Measure enqueue, lease and settle here. Uses a queue of its own and drops it afterwards."""
     if not 1 <= batch <= 1_000 or not batch <= jobs <= 1_000_000:
         raise UsageError("--batch is 1 to 1000, and --jobs from that to 1000000")
-    async with running(common) as app:
+    async with running(common, create=True) as app:
         queue = f"bench-{new_id()[-12:]}"
         await app.declare(queue, retention=0)
         try:
@@ -39,7 +40,7 @@ async def bench(
     if common.json:
         print_json({"place": place, "jobs": jobs, "batch": batch, "results": told})
         return
-    say(f"{jobs:,} jobs of {len(_PAYLOAD)} bytes, {batch} in a call, on {place}")
+    say(f"{counted(jobs, 'job')} of {len(_PAYLOAD)} bytes, {batch} in a call, on {place}")
     rows = [
         (name, f"{value:,.0f}" if value >= 10 else f"{value:.2f}") for name, value in told.items()
     ]

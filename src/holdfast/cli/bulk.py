@@ -15,6 +15,7 @@ from holdfast.app import Holdfast
 from holdfast.cli.running import progress
 from holdfast.core import limits
 from holdfast.core.model import Job, JobFilter
+from holdfast.core.text import counted
 from holdfast.core.verdict import Amendment
 
 BATCH = 200
@@ -29,7 +30,7 @@ class Count(NamedTuple):
 
     def __str__(self) -> str:
         least = "at least " if self.more else ""
-        return f"{least}{self.number} job{'' if self.number == 1 else 's'}"
+        return f"{least}{counted(self.number, 'job')}"
 
 
 async def batches(

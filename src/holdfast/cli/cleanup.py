@@ -10,12 +10,13 @@ from cyclopts import Parameter
 
 from holdfast.app import Holdfast
 from holdfast.cli.bulk import batches, count
-from holdfast.cli.guards import DryRun
+from holdfast.cli.guards import DryRun, Yes, can_ask, sure
 from holdfast.cli.jobs import States
 from holdfast.cli.output import COMMON, Common, print_json
 from holdfast.cli.running import progress, running
 from holdfast.core import limits
 from holdfast.core.model import JobFilter, State
+from holdfast.core.text import counted
 from holdfast.errors import StorageFull, UsageError
 from holdfast.upkeep import Archive
 from holdfast.upkeep.pruner import delete_unchanged
@@ -33,9 +34,10 @@ async def cleanup(
     state: States = None,
     queue: Annotated[str | None, Parameter(help="Of this queue alone.")] = None,
     dry_run: DryRun = False,
+    yes: Yes = False,
     common: Common = COMMON,
 ) -> None:
-    """Delete finished jobs that are old."""
+    """Delete finished jobs that are old. A terminal is asked first, unless they are archived."""
     states = tuple(state) if state else _FINISHED
     if not set(states) <= set(_FINISHED):
         raise UsageError("only finished jobs are cleaned up: done, dead or cancelled")
@@ -50,12 +52,17 @@ async def cleanup(
             else:
                 print(f"would delete {found}")
             return
+        # A timetable has nobody to ask: there, --days says what is meant.
+        if archive is None and not yes and can_ask():
+            found = await count(app, old)
+            if found.number:
+                sure(f"Delete {found} for good?", yes=yes)
         deleted, archived = await _delete(app, old, None if archive is None else Archive(archive))
     if common.json:
         print_json({"deleted": deleted, "archived": archived})
     else:
-        kept = f", {archived} kept in {archive}" if archive else ""
-        print(f"deleted {deleted}{kept}")
+        kept = f", {archived:,} kept in {archive}" if archive else ""
+        print(f"deleted {counted(deleted, 'job')}{kept}")
 
 
 async def _delete(app: Holdfast, old: JobFilter, archive: Archive | None) -> tuple[int, int]:
@@ -72,7 +79,7 @@ async def _delete(app: Holdfast, old: JobFilter, archive: Archive | None) -> tup
                 except OSError as error:
                     raise StorageFull(
                         f"{archive.path} cannot be written ({error.strerror}): "
-                        f"{deleted} were deleted before, no other job is"
+                        f"{counted(deleted, 'job')} deleted before, and no other"
                     ) from error
                 archived += len(jobs)
             deleted += await delete_unchanged(app.engine, jobs)

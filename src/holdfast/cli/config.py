@@ -59,17 +59,24 @@ async def show_all(*, common: Common = COMMON) -> None:
 
 
 async def _change(setting: Setting, value: str | None, common: Common) -> None:
-    async with running(common) as app:
+    async with running(common, create=value is not None) as app:
         await store(app.engine, setting.name, value)
         held = await settings(app.engine)
     if common.json:
         print_json(_view(setting, held))
     else:
-        now = held.shown(setting.name)
-        text = f"{setting.name} is {now.text or 'not set'}"
-        print(printable(text + (" by default" if now.source == "default" else ""), one_line=True))
+        print(printable(_told(setting, value), one_line=True))
     if held.shown(setting.name).source == "environment":
-        say(f"the variable {setting.variable} wins over what is stored")
+        now = held.shown(setting.name).text
+        say(f"here the variable {setting.variable} wins over what is stored, and says {now}")
+
+
+def _told(setting: Setting, value: str | None) -> str:
+    if value is not None:
+        whom = "jobs enqueued" if setting.feeds == "enqueue" else "workers started"
+        return f"{setting.name} is {value.strip()} for {whom} from now on"
+    default = f"{setting.default} by default" if setting.default else "not set"
+    return f"{setting.name} is {default}"
 
 
 def _known(name: str) -> Setting:

@@ -22,6 +22,7 @@ from holdfast.cli.pages import program
 from holdfast.cli.person import person
 from holdfast.cli.running import progress, running
 from holdfast.core.model import JobFilter, State
+from holdfast.core.text import counted
 from holdfast.core.verdict import Amendment, Delete, Redrive
 from holdfast.durations import to_ms
 from holdfast.errors import UsageError
@@ -137,7 +138,7 @@ async def export(
     if common.json:
         print_json({"file": file, "exported": written})
     else:
-        say(f"{written} dead letters written to {file}")
+        say(f"{counted(written, 'dead letter')} written to {file}")
 
 
 def _wanted(ids: list[str] | None, which: Which, *, all: bool) -> JobFilter:
@@ -169,7 +170,7 @@ async def _bulk(
     if common.json:
         print_json({"found": found.number, "more": found.more, done: changed})
     else:
-        print(f"would {verb} {found}" if dry_run else f"{done} {changed}")
+        print(f"would {verb} {found}" if dry_run else f"{done} {counted(changed, 'job')}")
 
 
 async def _export(app: Holdfast, wanted: JobFilter, out: TextIO) -> int:

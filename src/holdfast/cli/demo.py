@@ -11,6 +11,7 @@ import sys
 import tempfile
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,8 +20,9 @@ from cyclopts import Parameter
 
 from holdfast.app import Holdfast
 from holdfast.cli.output import COMMON, Common, print_json, say
+from holdfast.cli.running import running
 from holdfast.cli.top import live, snapshot
-from holdfast.core.model import NewJob
+from holdfast.core.model import NewJob, Queue
 from holdfast.durations import to_ms
 from holdfast.errors import UsageError
 from holdfast.worker.options import WorkerOptions
@@ -42,9 +44,9 @@ async def demo(
         raise UsageError("--rate is up to 1000 and --workers 1 to 16")
     with tempfile.TemporaryDirectory(prefix="holdfast-demo-") as folder:
         url = common.url or f"sqlite:///{Path(folder) / 'demo.db'}"
-        async with Holdfast(url) as app:
+        async with running(replace(common, url=url), create=True) as app:
             for queue in _QUEUES:
-                await app.declare(queue)
+                await app.engine.declare(Queue(name=queue), only_new=True)
             options = WorkerOptions(  # noqa: S604 (the demo's own commands)
                 url=app.url or url,
                 queues={"mail": 2, "media": 1, "shop": 3, "default": 1},

@@ -18,6 +18,7 @@ from holdfast.cli.pages import program
 from holdfast.cli.queues import Name, one
 from holdfast.cli.running import running
 from holdfast.core.model import JobFilter, QueueView, State
+from holdfast.core.text import counted
 from holdfast.core.verdict import Delete
 from holdfast.durations import to_ms
 from holdfast.errors import UsageError
@@ -47,7 +48,8 @@ async def drain(
     if common.json:
         print_json({"queue": name, "accepting": False, "left": left})
     elif left:
-        print(f"queue {name} accepts no new job; {left} are left")
+        there = "is" if left == 1 else "are"
+        print(f"queue {name} accepts no new job; {counted(left, 'job')} {there} left")
     else:
         print(f"queue {name} is empty, and accepts no new job")
     if not common.json:
@@ -82,7 +84,8 @@ async def clear(
     if common.json:
         print_json({"queue": name, "found": found.number, "more": found.more, "deleted": deleted})
     else:
-        print(f"would delete {found}" if dry_run else f"deleted {deleted} of queue {name}")
+        done = f"would delete {found}" if dry_run else f"deleted {counted(deleted, 'job')}"
+        print(f"{done} of queue {name}")
 
 
 async def delete(
@@ -99,13 +102,15 @@ async def delete(
         held = _held(view)
         if not dry_run:
             if held:
-                sure(f"Delete queue {name} with its {held} jobs for good?", yes=yes)
+                sure(f"Delete queue {name} with its {counted(held, 'job')} for good?", yes=yes)
             await app.drop(name)
             await save_pause(app.engine, name, None)
     if common.json:
         print_json({"queue": name, "jobs": held, "deleted": not dry_run})
     else:
-        print(f"{'would delete' if dry_run else 'deleted'} queue {name} and its {held} jobs")
+        done = "would delete" if dry_run else "deleted"
+        jobs = f" and its {counted(held, 'job')}" if held else ""
+        print(f"{done} queue {name}{jobs}")
 
 
 async def _empty(app: Holdfast, name: str, wait_ms_max: int | None) -> int:

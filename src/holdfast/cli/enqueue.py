@@ -27,7 +27,7 @@ from holdfast.cli.waiting import wait_for
 from holdfast.config import settings
 from holdfast.core import checks
 from holdfast.core.model import NewJob, Receipt, Status
-from holdfast.core.text import printable
+from holdfast.core.text import counted, printable
 from holdfast.durations import to_ms
 from holdfast.errors import EngineError, OutcomeUnknown, UnknownQueue, UsageError
 
@@ -124,7 +124,7 @@ async def _one(line: newjob.Line, flags: newjob.Line, ways: Ways, common: Common
     wait_ms = (
         None if ways.wait_timeout is None else to_ms("wait_timeout", ways.wait_timeout, UsageError)
     )
-    async with running(common) as app:
+    async with running(common, create=True) as app:
         job = newjob.make(line, newjob.base_of(flags, await settings(app.engine)))
         if ways.dry_run:
             checks.check_job(job)
@@ -168,7 +168,7 @@ async def _many(file: int, flags: newjob.Line, ways: Ways, common: Common) -> Ex
         say(f"line {fault.line}: {fault.text} ({fault.code})")
 
     started = time.monotonic()
-    async with running(common) as app:
+    async with running(common, create=True) as app:
         base = newjob.base_of(flags, await settings(app.engine))
         with progress("enqueuing") as advance:
             send = _only_checked if ways.dry_run else app.engine.enqueue
@@ -187,7 +187,7 @@ async def _many(file: int, flags: newjob.Line, ways: Ways, common: Common) -> Ex
 
 
 def _certain(fed: feeding.Fed) -> str:
-    return f"the lines up to {fed.settled} are settled, {fed.new} new jobs are in"
+    return f"the lines up to {fed.settled} are settled, {counted(fed.new, 'new job')} went in"
 
 
 async def _only_checked(jobs: Sequence[NewJob]) -> list[Receipt]:
@@ -212,7 +212,8 @@ def _print_fed(
         return
     rate = f"{fed.new / max(seconds, 0.001):,.0f}/s"
     what = "would be enqueued" if ways.dry_run else f"enqueued in {seconds:.1f} s ({rate})"
-    print(f"{fed.new:,} jobs {what}, {fed.duplicate:,} there already, {fed.refused:,} refused")
+    new = counted(fed.new, "job")
+    print(f"{new} {what}, {fed.duplicate:,} there already, {fed.refused:,} refused")
 
 
 @contextlib.contextmanager

@@ -24,8 +24,13 @@ def sure(question: str, *, yes: bool) -> None:
     """
     if yes:
         return
-    if not (sys.stdin and sys.stdin.isatty()):
+    if not can_ask():
         raise UsageError(f"{question} Nobody can be asked here: say --yes if you are sure")
     print(f"{printable(question, one_line=True)} [y/N] ", end="", file=sys.stderr, flush=True)
     if sys.stdin.readline().strip().lower() not in ("y", "yes"):
         raise Declined("nothing was changed")
+
+
+def can_ask() -> bool:
+    """Is there a person at the terminal?"""
+    return bool(sys.stdin and sys.stdin.isatty())

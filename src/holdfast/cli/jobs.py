@@ -70,7 +70,8 @@ async def show(id: Id, /, *, common: Common = COMMON) -> None:
         print_json(view)
         return
     for name, value in view.items():
-        if name not in _HIDDEN and (value not in (None, {}, False) or name in _ALSO_ZERO):
+        told = value not in ({}, False) or name in _ALSO_ZERO
+        if name not in _HIDDEN and value is not None and told:
             print(f"{name:16}  {printable(text_of(value), one_line=True)}")
     print("timeline")
     _print_timeline(job)

@@ -21,7 +21,7 @@ from holdfast.core.text import printable
 from holdfast.durations import show_ms
 from holdfast.errors import InvalidQueue, UsageError
 from holdfast.explaining import Pause, save_pause
-from holdfast.options import QueueOptions
+from holdfast.options import QueueOptions, changed_queue
 from holdfast.upkeep import wall_ms
 
 Name = Annotated[str, Parameter(help="The name of the queue.")]
@@ -73,13 +73,12 @@ _SETTINGS = Settings()
 
 async def create(name: Name, /, *, settings: Settings = _SETTINGS, common: Common = COMMON) -> None:
     """Create a queue."""
-    options = settings.options()
-    async with running(common) as app:
-        if any(view.queue.name == name for view in await app.queues(counts=False)):
+    queue = changed_queue(Queue(name=name), settings.options())
+    async with running(common, create=True) as app:
+        if not await app.engine.declare(queue, only_new=True):
             raise InvalidQueue(
                 f"queue {name} exists already: change it with {program()} queue update {name}"
             )
-        queue = await app.declare(name, **options)
     _tell(queue, "created queue", common)
 
 

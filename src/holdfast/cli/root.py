@@ -163,8 +163,7 @@ def dispatch(arguments: list[str]) -> int:
     except CycloptsError as error:
         return _fail(_reworded(" ".join(str(error).split())), UsageError.code, Exit.USAGE)
     except UnknownQueue as error:
-        text = f"{error}, with {program()} queue create NAME"
-        return _fail(text, error.code, exit_for(error))
+        return _fail(_creatable(str(error)), error.code, exit_for(error))
     except NotAccepting as error:
         text = f"{error}: open it with {program()} queue update NAME --accepting"
         return _fail(text, error.code, exit_for(error))
@@ -224,6 +223,12 @@ def command_kept(arguments: list[str]) -> list[str]:
     return [*arguments[:end], "--", *arguments[end:]]
 
 
+def _creatable(text: str) -> str:
+    """A queue is declared in Python, and created here."""
+    create = rf"\1: create it with {program()} queue create \2"
+    return re.sub(r"(queue (\S+) does not exist): declare it first$", create, text)
+
+
 def _reworded(text: str) -> str:
     """What the parser says, in this program's words."""
     many = re.fullmatch(r"Unused Tokens: \[(.*)\]\.", text)
@@ -231,7 +236,7 @@ def _reworded(text: str) -> str:
         return f"too many arguments: {many[1]}"
     missing = re.fullmatch(r'Command "(.*)" parameter (.*) requires an argument\.', text)
     if missing:
-        return f"{missing[2]} is missing a value: see {program()} {missing[1]} --help"
+        return f"{missing[2]} is missing: see {program()} {missing[1]} --help"
     return text
 
 

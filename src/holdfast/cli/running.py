@@ -2,18 +2,31 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 
 from holdfast.app import Holdfast
+from holdfast.cli.exits import NotFound
 from holdfast.cli.output import Common
+from holdfast.cli.pages import program
+from holdfast.errors import ConfigError
 
 
 @asynccontextmanager
-async def running(common: Common) -> AsyncIterator[Holdfast]:
-    """The application that the command line names, open."""
-    async with Holdfast(common.url) as app:
+async def running(common: Common, *, create: bool = False) -> AsyncIterator[Holdfast]:
+    """The application that the command line names, open. Only a command that puts something in
+    creates a store, and none a folder: whoever mistyped the name is told, and nothing is left."""
+    app = Holdfast(common.url)
+    look = getattr(app.home.store, "missing", None)
+    missing = await asyncio.to_thread(look, creating=create) if look is not None else ""
+    if missing and create:
+        raise ConfigError(f"{missing}: make it first, or correct the URL")
+    if missing:
+        begin = f"begin with {program()} up or {program()} enqueue"
+        raise NotFound(f"{missing}: {begin}, or say with --url where the jobs are")
+    async with app:
         yield app
 
 

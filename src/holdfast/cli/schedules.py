@@ -8,7 +8,7 @@ from cyclopts import Parameter
 
 from holdfast.app import Holdfast, accepted
 from holdfast.cli.exits import NotFound
-from holdfast.cli.output import COMMON, Common, print_json, print_table
+from holdfast.cli.output import COMMON, Common, print_json, print_table, say
 from holdfast.cli.pages import program
 from holdfast.cli.running import running
 from holdfast.cli.views import COMMAND, command_of, value_of
@@ -40,7 +40,10 @@ async def list_all(*, common: Common = COMMON) -> None:
         )
         for schedule in schedules
     ]
-    print_table(("schedule", "rule", "zone", "queue", "job", "last", "next"), rows)
+    if rows:
+        print_table(("schedule", "rule", "zone", "queue", "job", "last", "next"), rows)
+    else:
+        say(f"there is no schedule: add one with {program()} schedule add")
 
 
 async def remove(name: Name, /, *, common: Common = COMMON) -> None:

@@ -80,7 +80,7 @@ async def add(
     if not {"cron", "every_ms"} & set(fields):
         raise UsageError("say when: --cron or --every")
     line = _line(flags, command)
-    async with running(common) as app:
+    async with running(common, create=True) as app:
         job = newjob.make(line, newjob.base_of(newjob.Line(), await settings(app.engine)))
         schedule = Schedule(name=name, job=job, **fields)
         await _check_queue(app, job)

@@ -10,6 +10,7 @@ import msgspec
 
 from holdfast.core import codec, lifecycle
 from holdfast.core.model import Event, Failure, Job, Queue, QueueView, State
+from holdfast.core.text import counted
 from holdfast.core.workers import QUEUE_PREFIX
 from holdfast.durations import show_at
 from holdfast.errors import InvalidJob
@@ -132,7 +133,7 @@ def value_of(data: bytes, content_type: str) -> Any:
     try:
         return data.decode()
     except UnicodeDecodeError:
-        return f"{len(data)} bytes"
+        return counted(len(data), "byte")
 
 
 def text_of(value: Any) -> str:

@@ -207,17 +207,20 @@ async def _prepare(
 ) -> tuple[list[WorkerOptions], str]:
     if not 1 <= count <= 256:
         raise UsageError(f"--count {count} is not 1 to 256")
-    async with running(common) as app:
+    if flags.cwd is not None and not flags.cwd.is_dir():
+        raise UsageError(f"--cwd {flags.cwd} is no folder: commands could not be run there")
+    async with running(common, create=True) as app:
         if not app.engine.traits.shared:
             raise ConfigError(
-                f"workers are processes of their own and cannot share {app.place}: use a file"
+                f"workers are processes of their own, and {app.place} is within one: use a file"
             )
         options = flags.options(app.url or "", await settings(app.engine), target)
         known = {view.queue.name for view in await app.queues(counts=False)}
         missing = sorted(set(options.queues) - known)
         if missing:
             raise NotFound(
-                f"there is no queue {', '.join(missing)}; make it with {program()} queue create"
+                f"there is no queue {', '.join(missing)}: make it with {program()} queue create "
+                f"{missing[0]}"
             )
     return numbered(options, count), app.place
 
@@ -244,6 +247,8 @@ async def _order(
     else:
         for name in asked:
             print(f"{printable(name, one_line=True)}: {done}")
+        if every and not asked:
+            say("there is no worker")
     if missing:
         raise NotFound(f"no worker is called {', '.join(missing)}; see {program()} worker list")
     return Exit.DONE

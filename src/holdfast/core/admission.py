@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from holdfast.core import checks
 from holdfast.core.model import Queue, Receipt, Status
+from holdfast.core.text import counted
 from holdfast.core.verdict import Complete, Forward, Settlement
 from holdfast.errors import NotAccepting, QueueFull, UnknownQueue, UsageError
 
@@ -26,7 +27,7 @@ def check_room(queue: Queue, waiting: int) -> None:
     if not queue.accepting:
         raise NotAccepting(f"queue {queue.name} accepts no new jobs at present")
     if queue.max_depth is not None and waiting >= queue.max_depth:
-        raise QueueFull(f"queue {queue.name} holds its most, {queue.max_depth} jobs")
+        raise QueueFull(f"queue {queue.name} holds its most, {counted(queue.max_depth, 'job')}")
 
 
 def check_dead_queue(queue: Queue, queues: Container[str]) -> None:

@@ -6,13 +6,15 @@ so that each reader can show it in a way of its own.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import difflib
+from collections.abc import Iterable, Iterator
 from typing import assert_never
 
 import msgspec
 
 from holdfast.core import lifecycle
 from holdfast.core.model import Event, EventKind, Job, Queue, Reason, State
+from holdfast.core.text import counted
 from holdfast.core.workers import (
     HEARTBEAT_MS,
     TASKS_SHOWN,
@@ -36,8 +38,9 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Facts(msgspec.Struct, frozen=True, kw_only=True):
-    """What there is to know. `ahead` waiting jobs of the queue come first; with `ahead_more` at
-    least so many. `paused_by` and `paused_at` say who paused the queue, where that is known."""
+    """What there is to know. `ahead` jobs of the queue that can be started come first; with
+    `ahead_more` at least so many. `paused_by` and `paused_at` say who paused the queue, where
+    that is known."""
 
     job: Job
     queue: Queue | None
@@ -77,21 +80,30 @@ def serves(record: WorkerRecord, queue: str) -> bool:
     return queue in record.queues or addressee(queue) == record.name
 
 
+def startable(task: str, queue: str, workers: Iterable[Seen]) -> bool:
+    """Would jobs of this task be started here? While nobody serves the queue, nobody knows."""
+    serving = [seen for seen in workers if _is_present(seen) and serves(seen.record, queue)]
+    return not serving or any(_knows(seen.record, task) for seen in serving)
+
+
 def _waiting(facts: Facts) -> Iterator[Cause]:
     causes = [*_of_the_job(facts), *_of_the_queue(facts), *_of_the_workers(facts)]
     yield from causes
     if facts.ahead and not lifecycle.is_expired(facts.job, facts.now):
         least = "at least " if facts.ahead_more else ""
-        jobs = "job" if facts.ahead == 1 else "jobs"
         yield Cause(
             code="jobs_ahead",
-            text=f"{least}{facts.ahead} waiting {jobs} of its queue must be started first: of a "
-            "higher priority, or due earlier",
+            text=f"{least}{counted(facts.ahead, 'waiting job')} of its queue must be started "
+            "first: of a higher priority, or due earlier",
             remedy="put it in front of them, or start more workers",
             command=f"job expedite {facts.job.id}",
         )
     elif not causes:
         yield Cause(code="ready", text="nothing is in its way: a worker should start it at once")
+
+
+def _is_present(seen: Seen) -> bool:
+    return seen.age_ms <= ABSENT_MS
 
 
 def _of_the_job(facts: Facts) -> Iterator[Cause]:
@@ -150,23 +162,31 @@ def _of_the_queue(facts: Facts) -> Iterator[Cause]:
 def _of_the_workers(facts: Facts) -> Iterator[Cause]:
     """Only when no worker could take the job: one with room is enough."""
     job = facts.job
-    present = [seen for seen in facts.workers if seen.age_ms <= ABSENT_MS]
+    present = [seen for seen in facts.workers if _is_present(seen)]
     serving = [seen for seen in present if serves(seen.record, job.queue)]
     if not serving:
         yield _unserved(facts, present)
         return
     knowing = [seen for seen in serving if _knows(seen.record, job.task)]
     if not knowing:
-        yield Cause(
-            code="task_unknown",
-            text=f"no worker of queue {job.queue} knows the task {job.task}; {_there(serving)}",
-            remedy="start a worker with the application that has the task",
-            command=f"worker run MODULE:APP --queues {job.queue}",
-        )
+        yield _unknown(job, serving)
         return
     hindered = [(seen, _hindrance(seen)) for seen in knowing]
     if all(why for _, why in hindered):
         yield from _hindered(hindered, job.queue)
+
+
+def _unknown(job: Job, serving: list[Seen]) -> Cause:
+    names = {task for seen in serving for task in seen.record.tasks}
+    close = difflib.get_close_matches(job.task, sorted(names), 1)
+    meant = f" (did you mean {close[0]}?)" if close else ""
+    anew = "enqueue it under that name, or " if close else ""
+    return Cause(
+        code="task_unknown",
+        text=f"no worker of queue {job.queue} knows the task {job.task}{meant}; {_there(serving)}",
+        remedy=f"{anew}start a worker with the application that has the task",
+        command=f"worker run MODULE:APP --queues {job.queue}",
+    )
 
 
 def _knows(record: WorkerRecord, task: str) -> bool:
@@ -306,4 +326,4 @@ def _names(workers: list[Seen]) -> str:
     names = [seen.record.name for seen in workers[:NAMES_MAX]]
     rest = len(workers) - len(names)
     shown = ", ".join(names) + (f" and {rest} more" if rest else "")
-    return f"worker{'s' if len(workers) > 1 else ''} {shown}"
+    return f"{'worker' if len(workers) == 1 else 'workers'} {shown}"

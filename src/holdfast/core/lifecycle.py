@@ -22,6 +22,7 @@ from holdfast.core.model import (
     Reason,
     State,
 )
+from holdfast.core.text import counted
 from holdfast.core.verdict import (
     Bury,
     BuryWaiting,
@@ -79,10 +80,10 @@ def after_expiry(job: Job) -> BuryWaiting:
     """A job waited past its expiry. Jobs alike get equal acts, so that one call buries them all."""
     worker = addressee(job.queue)
     if worker:
-        did = f"finish it in {job.attempt} attempts" if job.attempt else "take it"
+        did = f"finish it in {counted(job.attempt, 'attempt')}" if job.attempt else "take it"
         message = f"worker {worker} did not {did} within its TTL of {_ttl(job)}"
     else:
-        message = f"not started before its expiry, after {job.attempt} attempts"
+        message = f"not started before its expiry, after {counted(job.attempt, 'attempt')}"
     failure = Failure(kind=FailureKind.EXPIRED, message=message)
     return BuryWaiting(by="reaper", reason=Reason.EXPIRED, failure=failure)
 
@@ -272,7 +273,8 @@ def apply(job: Job, verdict: Verdict, queue: Queue, now: int) -> Change:
             attempt, releases = job.attempt - given_back, job.releases + 1
             again = replace(ended, attempt=attempt, releases=releases, alone=job.alone or alone)
             if not given_back and exhausted(queue, job):
-                failure = Failure(message=f"released {again.releases} times, at last: {text}")
+                often = counted(again.releases, "time")
+                failure = Failure(message=f"released {often}, at last: {text}")
                 by = job.worker or ""
                 return bury(again, queue, reason=Reason.ATTEMPTS, failure=failure, by=by, now=now)
             event = _event(job, EventKind.RELEASED, now, text=text)

@@ -115,8 +115,9 @@ class Engine(Protocol):
     async def close(self) -> None:
         """Let go of everything; waiting leases return empty. Idempotent."""
 
-    async def declare(self, queue: Queue) -> None:
-        """Create a queue or replace its settings."""
+    async def declare(self, queue: Queue, *, only_new: bool = False) -> bool:
+        """Create a queue or replace its settings; with `only_new` one that is there stays as it
+        is. Whether it was written."""
 
     async def drop(self, name: str) -> None:
         """Remove a queue and its jobs, revoking their leases. Unknown names are no error."""

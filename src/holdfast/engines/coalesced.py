@@ -75,8 +75,8 @@ class Coalesced:
         await self._settles.drain()
         await self._engine.close()
 
-    async def declare(self, queue: Queue) -> None:
-        await self._engine.declare(queue)
+    async def declare(self, queue: Queue, *, only_new: bool = False) -> bool:
+        return await self._engine.declare(queue, only_new=only_new)
 
     async def drop(self, name: str) -> None:
         await self._engine.drop(name)

@@ -52,9 +52,11 @@ class Observed:
     async def close(self) -> None:
         await self._observe("close", self._engine.close())
 
-    async def declare(self, queue: Queue) -> None:
-        await self._observe(
-            "declare", self._engine.declare(queue), lambda _: [(queue.name, "declared")]
+    async def declare(self, queue: Queue, *, only_new: bool = False) -> bool:
+        return await self._observe(
+            "declare",
+            self._engine.declare(queue, only_new=only_new),
+            lambda written: [(queue.name, "declared" if written else "known")],
         )
 
     async def drop(self, name: str) -> None:

@@ -242,12 +242,12 @@ class EngineMachine(RuleBasedStateMachine):
         self.run(self.twin.load("worker", after="a"))
         self.run(self.twin.queues())
 
-    @rule(queue=made.queues, how=st.sampled_from((*("declare",) * 8, "drop", "anew")))
+    @rule(queue=made.queues, how=st.sampled_from((*("declare",) * 8, "if new", "drop", "anew")))
     def declare(self, queue: Queue, how: str) -> None:
         if how in ("drop", "anew"):
             self.run(self.twin.drop(queue.name))
-        if how in ("declare", "anew"):
-            self.attempt(self.twin.declare(queue))
+        if how != "drop":
+            self.attempt(self.twin.declare(queue, only_new=how == "if new"))
 
     @rule(ms=st.sampled_from((1, 5, 10, 30, 100, 1_000)))
     def advance(self, ms: int) -> None:

@@ -53,8 +53,8 @@ class StagedEngine(MemoryEngine):
         return await super().settle(settlements)
 
     async def _declare_missing(self, jobs: Sequence[NewJob]) -> None:
-        for name in {job.queue for job in jobs}.difference(self._store.queues):
-            await self.declare(Queue(name=name))
+        for name in {job.queue for job in jobs}:
+            await self.declare(Queue(name=name), only_new=True)
 
     def within(self, connection: object) -> StagedWithin:
         return StagedWithin(self)

@@ -44,8 +44,10 @@ class Twin:
         self._pairs: dict[tuple[str, int], int] = {}
         self._numbers: dict[tuple[str, int], int] = {}
 
-    async def declare(self, queue: Queue) -> None:
-        await self._both(lambda engine: engine.declare(queue))
+    async def declare(self, queue: Queue, *, only_new: bool = False) -> bool:
+        mine, theirs = await self._both(lambda engine: engine.declare(queue, only_new=only_new))
+        assert mine is theirs
+        return mine
 
     async def drop(self, name: str) -> None:
         await self._both(lambda engine: engine.drop(name))

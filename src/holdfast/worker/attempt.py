@@ -14,6 +14,7 @@ from typing import Any, TypeGuard
 from holdfast.core import limits
 from holdfast.core.checks import clean_text
 from holdfast.core.model import Failure, FailureKind
+from holdfast.core.text import counted
 from holdfast.errors import UsageError
 from holdfast.outcomes import Bury, Cancelled, Outcome, Release, Retry
 from holdfast.worker.context import OUTPUT_MAX, Context, Standing
@@ -224,10 +225,11 @@ def _each(handler: Handler, value: Any, count: int) -> Sequence[Any]:
         return [value] * count
     if isinstance(value, list | tuple) and len(value) == count:
         return value
-    what = f"{len(value)} results" if isinstance(value, list | tuple) else type(value).__name__
+    many = isinstance(value, list | tuple)
+    what = counted(len(value), "result") if many else type(value).__name__
     return [
         Bury(
-            f"batch task {handler.name} returned {what} for {count} jobs:"
+            f"batch task {handler.name} returned {what} for {counted(count, 'job')}:"
             " return None, or a list with one for each"
         )
     ] * count

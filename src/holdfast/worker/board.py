@@ -1,7 +1,9 @@
-"""Which call runs in which slot of a child: shared memory that outlives the child.
+"""Which call runs in which slot of a child, and until when others may begin: shared memory.
 
-The child writes it without a word over the socket, so starting a call costs nothing; the
-supervisor reads it to keep timeouts, and to know what a dead child was doing when it died.
+The child writes what runs without a word over the socket, so starting a call costs nothing; the
+supervisor reads it to keep timeouts, and to know what a dead child was doing when it died. The
+supervisor in turn writes until when the leases behind the child's calls hold. Frozen, it cannot
+take that back, and need not: the instant passes.
 """
 
 from __future__ import annotations
@@ -10,8 +12,13 @@ import mmap
 import os
 import time
 
-_HEAD = 1  # the highest number of a call that was ever started
+from holdfast.worker.clock import boot_ns
+
+_STARTED = 0  # the highest number of a call that was ever started
+_UNTIL = 1  # when calls must have begun, by the boot clock
+_HEAD = 2
 _CELLS = 2  # the call's number, 0 when the slot is free; and when it started
+ALWAYS_NS = 2**63 - 1
 
 
 class Board:
@@ -27,12 +34,27 @@ class Board:
     def make(cls, slots: int) -> Board:
         descriptor = os.memfd_create("holdfast-board", os.MFD_CLOEXEC)
         os.ftruncate(descriptor, _size(slots))
-        return cls(descriptor, slots)
+        board = cls(descriptor, slots)
+        board.until_ns = ALWAYS_NS
+        return board
+
+    @property
+    def until_ns(self) -> int:
+        """The supervisor's word: whatever the child was given may begin before this, by
+        `boot_ns`."""
+        return self._cells[_UNTIL]
+
+    @until_ns.setter
+    def until_ns(self, instant: int) -> None:
+        self._cells[_UNTIL] = instant
+
+    def may_begin(self) -> bool:
+        return boot_ns() < self._cells[_UNTIL]
 
     def start(self, slot: int, number: int) -> None:
         """The time first: whoever sees the number must see when it started."""
         cells = self._cells
-        cells[0] = max(cells[0], number)
+        cells[_STARTED] = max(cells[_STARTED], number)
         cells[_HEAD + slot * _CELLS + 1] = time.monotonic_ns()
         cells[_HEAD + slot * _CELLS] = number
 
@@ -42,7 +64,7 @@ class Board:
     @property
     def started(self) -> int:
         """Calls start in the order of their numbers: those above this have not."""
-        return self._cells[0]
+        return self._cells[_STARTED]
 
     def running(self) -> dict[int, int]:
         """Call number → the `monotonic_ns` at which it started."""

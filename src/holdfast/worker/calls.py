@@ -12,6 +12,7 @@ from time import monotonic
 from holdfast.core import limits
 from holdfast.core.lifecycle import exhausted, timeout_ms
 from holdfast.core.model import Failure, Lease, Queue
+from holdfast.worker.board import ALWAYS_NS
 from holdfast.worker.hand import Held
 from holdfast.worker.link import Link
 from holdfast.worker.wire import Call, Given
@@ -34,6 +35,9 @@ class Placed:
         self.gentle = gentle
         self.cancelled = False
         self.lost_at: float | None = None
+
+    def begin_before_ns(self) -> int:
+        return int(min(held.begin_before() for held in self.held) * 1e9)
 
 
 class Seat:
@@ -61,6 +65,26 @@ class Seat:
             return 0
         ahead = 0 if self.link.solo else min(int(self._rate * _AHEAD_S), _AHEAD_MAX)
         return self.slots + ahead - len(self.calls)
+
+    def add(self, placed: Placed) -> None:
+        """Before the child hears of it: the board must not promise more than its lease."""
+        self.calls[placed.number] = placed
+        board = self.link.board
+        board.until_ns = min(board.until_ns, placed.begin_before_ns())
+
+    def vouch(self) -> None:
+        """Called at every tick, and whenever leases were renewed: the child may begin calls as
+        long as all that it could begin are ours. A lost one counts until the child has let go of
+        it; what runs has begun."""
+        running = self.link.board.running()
+        self.link.board.until_ns = min(
+            (
+                placed.begin_before_ns()
+                for number, placed in self.calls.items()
+                if number not in running
+            ),
+            default=ALWAYS_NS,
+        )
 
     def take_back(self, number: int) -> Placed | None:
         """The call is over, or was given back."""

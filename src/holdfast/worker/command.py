@@ -16,7 +16,6 @@ from pathlib import Path
 
 import msgspec
 
-from holdfast.core import codec
 from holdfast.core.model import Failure, FailureKind
 from holdfast.worker.failures import plain_failure
 from holdfast.worker.output import Output
@@ -49,7 +48,12 @@ class Refusal(Exception):
         self.ending = ending
 
 
-def plan(job: Given, setup: ChildSetup) -> Plan:
+def inherited(setup: ChildSetup) -> dict[str, str]:
+    """What every command sees of this process's own environment."""
+    return {name: os.environ[name] for name in setup.environment if name in os.environ}
+
+
+def plan(job: Given, setup: ChildSetup, inherited: dict[str, str]) -> Plan:
     try:
         payload = msgspec.json.decode(job.payload, type=CommandPayload)
     except (msgspec.DecodeError, RecursionError, ValueError) as error:
@@ -64,38 +68,22 @@ def plan(job: Given, setup: ChildSetup) -> Plan:
         arguments = payload.command
     if not arguments:
         raise _fatal("InvalidCommand", "the command is an empty list: name a program")
-    return Plan(arguments, _folder(payload.cwd, setup.cwd), _environment(job, payload.env, setup))
+    environment = {**inherited, **payload.env, **_marks(job, setup)}
+    return Plan(arguments, _folder(payload.cwd, setup.cwd), environment)
 
 
 def marker(job: Given) -> tuple[bytes, bytes]:
-    """What tells the processes of this attempt from all others: see `plan`."""
+    """What tells the processes of this attempt from all others: see `_marks`."""
     return job.id.encode(), str(job.token).encode()
 
 
 def start(what: Plan, stdin: int, sink: int) -> int:
     """Its process id, which is that of its session and group too; raises Refusal with the ending
     of a job that cannot start. All other descriptors close by themselves in the new process."""
+    if what.cwd is None:
+        return _spawn(what, stdin, sink)
     with _inside(what.cwd):
-        try:
-            program = _find(what)
-            return os.posix_spawn(
-                program,
-                what.arguments,
-                what.environment,
-                file_actions=(
-                    (os.POSIX_SPAWN_DUP2, stdin, 0),
-                    (os.POSIX_SPAWN_DUP2, sink, 1),
-                    (os.POSIX_SPAWN_DUP2, sink, 2),
-                ),
-                setsid=True,
-                setsigmask=(),
-                setsigdef=_SIGNALS,
-            )
-        except OSError as error:
-            raise Refusal(_unstarted(error, what)) from None
-        except ValueError as error:
-            # A NUL in an argument, a "=" in the name of a variable, a lone surrogate.
-            raise _fatal("InvalidCommand", f"the command cannot be started: {error}") from None
+        return _spawn(what, stdin, sink)
 
 
 def scarce(error: OSError) -> Refusal:
@@ -107,7 +95,7 @@ def scarce(error: OSError) -> Refusal:
 def ending(status: int, output: Output, duration_ms: int) -> Ending:
     """Of a command that ended by itself, with an exit code, or below zero with a signal."""
     if status == 0:
-        return Returned(codec.encode({"exit_code": 0, "duration_ms": duration_ms}))
+        return Returned(msgspec.json.encode({"exit_code": 0, "duration_ms": duration_ms}))
     if status < 0:
         name = _signal_name(-status)
         return Raised(Failure(type=name, message=f"killed by {name}", signal=-status))
@@ -121,12 +109,31 @@ def timed_out(timeout_ms: int) -> Ending:
     return Raised(Failure(kind=FailureKind.TIMEOUT, type="AttemptTimeout", message=text))
 
 
+def _spawn(what: Plan, stdin: int, sink: int) -> int:
+    try:
+        return os.posix_spawn(
+            _find(what),
+            what.arguments,
+            what.environment,
+            file_actions=(
+                (os.POSIX_SPAWN_DUP2, stdin, 0),
+                (os.POSIX_SPAWN_DUP2, sink, 1),
+                (os.POSIX_SPAWN_DUP2, sink, 2),
+            ),
+            setsid=True,
+            setsigmask=(),
+            setsigdef=_SIGNALS,
+        )
+    except OSError as error:
+        raise Refusal(_unstarted(error, what)) from None
+    except ValueError as error:
+        # A NUL in an argument, a "=" in the name of a variable, a lone surrogate.
+        raise _fatal("InvalidCommand", f"the command cannot be started: {error}") from None
+
+
 @contextmanager
-def _inside(folder: str | None) -> Iterator[None]:
+def _inside(folder: str) -> Iterator[None]:
     """This process has one thread, so that it may go there itself for a moment."""
-    if folder is None:
-        yield
-        return
     try:
         home = os.open(".", os.O_PATH | os.O_DIRECTORY)
     except OSError as error:
@@ -174,11 +181,8 @@ def _folder(asked: str | None, default: str | None) -> str | None:
     return str(Path(default or ".") / asked)
 
 
-def _environment(job: Given, own: dict[str, str], setup: ChildSetup) -> dict[str, str]:
-    inherited = {name: os.environ[name] for name in setup.environment if name in os.environ}
+def _marks(job: Given, setup: ChildSetup) -> dict[str, str]:
     return {
-        **inherited,
-        **own,
         "HOLDFAST_JOB_ID": job.id,
         "HOLDFAST_ATTEMPT": str(job.attempt),
         "HOLDFAST_TOKEN": str(job.token),

@@ -14,7 +14,9 @@ from msgspec.structs import replace
 
 from holdfast.core.model import Failure, Note, Queue
 from holdfast.worker import processes
+from holdfast.worker.births import Births
 from holdfast.worker.calls import COMMAND, UNSTARTED_S, Placed, Seat, call_of, to_recall
+from holdfast.worker.clock import boot_s
 from holdfast.worker.deaths import after_death, why_end
 from holdfast.worker.ears import Ears
 from holdfast.worker.endings import is_timeout, own_ending
@@ -44,7 +46,6 @@ _log = logging.getLogger("holdfast.worker")
 TICK_S = 0.1
 _SOLO_IDLE_S = 10.0
 _FORKED_SOLOS = 7
-_RESPAWN_S_FIRST, _RESPAWN_S_MAX = 0.1, 10.0
 
 
 class Crew:
@@ -75,10 +76,8 @@ class Crew:
         self._seats: dict[Link, Seat] = {}
         self._lines = Lines(self._batch_of)
         self._number = 0
-        self._respawn_s = _RESPAWN_S_FIRST
+        self._births = Births(self._spawn)
         self._solo_at = 0.0
-        self._starting: set[asyncio.Task[None]] = set()
-        self._solos_coming = 0
         self._isolated_max = max(2, processes)
         self._alone_max = max(processes, _FORKED_SOLOS if template else self._isolated_max)
         self._closing = False
@@ -106,9 +105,8 @@ class Crew:
 
     @property
     def _solos_max(self) -> int:
-        """One more than culprits may have. Isolated tasks may be heavy: few of them at once."""
-        isolated = any(info.isolated for info in self.tasks.values())
-        return 1 + (self._isolated_max if isolated else self._alone_max)
+        """One more than culprits may have."""
+        return 1 + self._alone_max
 
     def running(self) -> int:
         """Calls that have started, by what the children wrote on their boards."""
@@ -118,15 +116,15 @@ class Crew:
         """The children are told what their worker is called."""
         if self._commands is not None:
             self._commands = replace(self._commands, worker=worker)
-            await self._spawn(self._commands)
+            await self._spawn(self._commands, solo=False)
         if self._python is not None:
             self._python = replace(self._python, worker=worker)
             for _ in range(self._processes):
                 if self._template is None:
-                    await self._spawn(self._python)
+                    await self._spawn(self._python, solo=False)
                 else:
                     # It imports the application first, however long that takes.
-                    self._later(self._python, solo=False, after_s=0.0)
+                    self._births.later(self._python, solo=False, after_s=0.0)
 
     def give(self, taken: Iterable[Held]) -> None:
         """Newly leased jobs."""
@@ -141,6 +139,7 @@ class Crew:
         for kind in self._lines.waiting():
             seats = [seat for seat in self._living() if seat.link.kind == kind]
             if kind == "solo" and not any(seat.room > 0 for seat in seats):
+                self._bar()
                 self._want_solo(seats)
             words: dict[Seat, list[Down]] = {}
             while (seat := max(seats, key=lambda one: one.room, default=None)) is not None:
@@ -160,15 +159,22 @@ class Crew:
         culprit has its turn, and one process is kept for them."""
         if kind != "solo":
             return self._lines.take(kind)
-        culprits = sum(
-            placed.held[0].job.task in self._lines.culprits
-            for seat in self._living()
-            if seat.link.solo
-            for placed in seat.calls.values()
-        )
+        self._bar()
+        culprits = sum(task in self._lines.culprits for task in self._tasks_alone())
         if culprits >= self._solos_max - 1:
             return self._lines.take_innocent()
         return self._lines.take_alone(culprit=culprits == 0)
+
+    def _bar(self) -> None:
+        """Isolated tasks may be heavy: few of them at once, however many processes there are."""
+        isolated = frozenset(name for name, info in self.tasks.items() if info.isolated)
+        count = sum(task in isolated for task in self._tasks_alone())
+        self._lines.barred = isolated if count > self._isolated_max else frozenset()
+
+    def _tasks_alone(self) -> list[str]:
+        """Of the calls that have a process for themselves."""
+        solos = (seat for seat in self._living() if seat.link.solo)
+        return [placed.held[0].job.task for seat in solos for placed in seat.calls.values()]
 
     def cancel(self, held: Held, *, lost: bool = False) -> None:
         """Stop this job, if it runs; one that has not started and is lost is just left."""
@@ -185,6 +191,7 @@ class Crew:
     def tick(self) -> None:
         """Timeouts, lost calls that do not end, idle solo children, jobs that do not start."""
         now = monotonic()
+        self.vouch()
         for seat in list(self._living()):
             seat.measure(TICK_S)
             if why := why_end(seat, now):
@@ -200,6 +207,11 @@ class Crew:
             seat.link.say([Recall()])
         self.dispatch()
 
+    def vouch(self) -> None:
+        """Tell the children until when what they hold may begin: leases were renewed."""
+        for seat in self._living():
+            seat.vouch()
+
     @property
     def unready_s(self) -> float:
         """How long no child could run Python, though some should."""
@@ -207,7 +219,7 @@ class Crew:
 
     def give_up_unstarted(self) -> list[Held]:
         """What has waited here for so long that another worker should have it."""
-        return self._lines.take_old(monotonic() - UNSTARTED_S)
+        return self._lines.take_old(boot_s() - UNSTARTED_S)
 
     def close(self) -> list[Held]:
         """Start nothing more; the jobs that wait here. Children give back theirs as they answer."""
@@ -227,10 +239,7 @@ class Crew:
     async def stop(self, why: str) -> None:
         """Kill every child and wait until each one's end has been told."""
         self._closing = True
-        starting = list(self._starting)
-        for task in starting:
-            task.cancel()
-        await asyncio.gather(*starting, return_exceptions=True)
+        await self._births.stop()
         seats = list(self._seats.values())
         for seat in seats:
             self._end(seat, why)
@@ -298,7 +307,7 @@ class Crew:
         info = self.tasks.get(held[0].lease.job.task)
         gentle = seat.link.setup.target is None or (info is not None and info.gentle)
         placed = Placed(self._number, held, gentle)
-        seat.calls[placed.number] = placed
+        seat.add(placed)
         return call_of(placed, self._queue_of)
 
     def _back(self, seat: Seat, numbers: Iterable[int]) -> None:
@@ -320,7 +329,7 @@ class Crew:
     def _ready(self, seat: Seat, tasks: Iterable[TaskInfo]) -> None:
         """The newest child knows best which tasks there are, of its own sort."""
         seat.ready = True
-        self._respawn_s = _RESPAWN_S_FIRST
+        self._births.succeeded()
         known = {info.name: info for info in tasks}
         if seat.link.setup.target is not None:
             self.broken = None
@@ -344,41 +353,25 @@ class Crew:
         """One for each job that waits, up to the bound."""
         if self._python is None:
             return
-        coming = sum(not seat.ready for seat in seats) + self._solos_coming
+        coming = sum(not seat.ready for seat in seats) + self._births.solos
         missing = min(
-            self._lines.count("solo") - coming,
-            self._solos_max - len(seats) - self._solos_coming,
+            self._lines.count_alone() - coming,
+            self._solos_max - len(seats) - self._births.solos,
         )
         after_s = max(0.0, self._solo_at - monotonic())
         for _ in range(missing):
-            self._later(replace(self._python, slots=1), solo=True, after_s=after_s)
+            self._births.later(replace(self._python, slots=1), solo=True, after_s=after_s)
 
     def _replace(self, seat: Seat) -> None:
         """At once; one that died before it was ready, ever more slowly. Those that run a job alone
         are made when they are wanted."""
-        delay_s = 0.0
-        if not seat.ready:
-            delay_s = self._respawn_s
-            self._respawn_s = min(self._respawn_s * 2, _RESPAWN_S_MAX)
+        delay_s = 0.0 if seat.ready else self._births.failed()
         if seat.link.solo:
             self._solo_at = monotonic() + delay_s
         else:
-            self._later(seat.link.setup, solo=False, after_s=delay_s)
+            self._births.later(seat.link.setup, solo=False, after_s=delay_s)
 
-    def _later(self, setup: ChildSetup, *, solo: bool, after_s: float) -> None:
-        async def begin() -> None:
-            try:
-                await asyncio.sleep(after_s)
-            finally:
-                self._solos_coming -= solo
-            await self._spawn(setup, solo=solo)
-
-        self._solos_coming += solo
-        task = asyncio.create_task(begin())
-        self._starting.add(task)
-        task.add_done_callback(self._starting.discard)
-
-    async def _spawn(self, setup: ChildSetup, *, solo: bool = False) -> None:
+    async def _spawn(self, setup: ChildSetup, solo: bool) -> None:
         link = self._make(setup, self, solo)
         if setup.target is not None:
             link.template = self._template

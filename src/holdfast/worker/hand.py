@@ -13,14 +13,18 @@ from msgspec.structs import replace
 
 from holdfast.core.model import Job, Lease, Note
 from holdfast.core.verdict import Verdict
+from holdfast.worker.clock import boot_s
 
 Kind: TypeAlias = Literal["python", "solo", "command"]
 KINDS: tuple[Kind, ...] = ("python", "solo", "command")
 """What a job runs in: a child with others, a child alone, or a process of its own."""
+_WAY_S_MAX = 0.2
 
 
 class Held:
-    """One leased job. `call` is the number of the call it is in, 0 before."""
+    """One leased job. `call` is the number of the call it is in, 0 before. Its instants are of the
+    boot clock; `renewed_at` is when the store was asked for the lease it has now, not when the
+    answer was read: that may have been long after."""
 
     __slots__ = (
         "call",
@@ -34,11 +38,11 @@ class Held:
         "verdict",
     )
 
-    def __init__(self, lease: Lease, now: float, kind: Kind) -> None:
+    def __init__(self, lease: Lease, asked: float, kind: Kind) -> None:
         self.lease = lease
         self.kind = kind
-        self.leased_at = now
-        self.renewed_at = now
+        self.leased_at = boot_s()
+        self.renewed_at = asked
         self.call = 0
         self.lost = False
         self.cancel_told = False
@@ -53,9 +57,11 @@ class Held:
         """At a third of the lease, so that two renewals may fail."""
         return self.renewed_at + self.lease.lease_ms / 3000
 
-    def has_lapsed(self, now: float) -> bool:
-        """By this machine's clock, and unless it was renewed: somebody else may have the job."""
-        return now >= self.renewed_at + self.lease.lease_ms / 1000
+    def begin_before(self) -> float:
+        """Unless it is renewed, somebody else may have the job soon after this. The last part of a
+        lease is left for the way to a handler's first step."""
+        lease_s = self.lease.lease_ms / 1000
+        return self.renewed_at + lease_s - min(lease_s / 10, _WAY_S_MAX)
 
     def add_note(self, note: Note) -> None:
         """What was said later wins; what was not said again stays."""
@@ -87,9 +93,9 @@ class Hand:
         return sum(self.unjudged.values())
 
     def take(
-        self, leases: Iterable[Lease], now: float, kind_of: Callable[[Job], Kind]
+        self, leases: Iterable[Lease], asked: float, kind_of: Callable[[Job], Kind]
     ) -> list[Held]:
-        taken = [Held(lease, now, kind_of(lease.job)) for lease in leases]
+        taken = [Held(lease, asked, kind_of(lease.job)) for lease in leases]
         for held in taken:
             self._held[held.lease.job.id, held.lease.token] = held
             self.unjudged[held.kind] += 1

@@ -14,6 +14,8 @@ from holdfast.worker.board import Board
 from holdfast.worker.telling import Teller
 from holdfast.worker.wire import Back, Call, Cancel, ChildSetup, Down, Finish, Recall, Up
 
+_WORD_S = 0.005
+
 
 class Hands(ABC):
     """Made in the loop it works in. `finished` is called when a `Finish` came and nothing is left
@@ -33,6 +35,7 @@ class Hands(ABC):
         self._finished = finished
         self._finishing = False
         self._flushing = False
+        self._held_up = False
         self._words: list[Up] = []
         self._teller = Teller(self._loop, self._say)
 
@@ -73,6 +76,20 @@ class Hands(ABC):
     @abstractmethod
     def _is_idle(self) -> bool:
         """Nothing is in hand."""
+
+    def _may_begin(self) -> bool:
+        """Not when a lease may have lapsed since the supervisor last spoke. It was frozen, or the
+        store is out of reach; what waits is looked at again until it knows more."""
+        if self._board.may_begin():
+            return True
+        if not self._held_up:
+            self._held_up = True
+            self._loop.call_later(_WORD_S, self._look_again)
+        return False
+
+    def _look_again(self) -> None:
+        self._held_up = False
+        self._dispatch()
 
     def _say(self, word: Up) -> None:
         self._words.append(word)

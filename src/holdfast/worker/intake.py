@@ -16,23 +16,24 @@ from holdfast.core import limits
 from holdfast.core.model import Lease, LeaseRequest
 from holdfast.engines.base import Engine
 from holdfast.errors import EngineClosed, EngineError
+from holdfast.worker.clock import boot_s
 from holdfast.worker.hand import Held
 
 _log = logging.getLogger("holdfast.worker")
 
-_WAIT_MS = 5 * limits.SECOND_MS
+_WAIT_MS_MIN, _WAIT_MS = 100, 5 * limits.SECOND_MS
 _PAUSE_S_FIRST, _PAUSE_S_MAX = 0.1, 5.0
 
 
 class Intake:
     """`wanted` says how many jobs may come, 0 while none may, and of which tasks; `taken` counts
-    what came, and `given` gets it, while the next is already on its way."""
+    what came and hears when it was asked for; `given` gets it, while the next is on its way."""
 
     def __init__(
         self,
         engine: Engine,
         wanted: Callable[[], tuple[int, frozenset[str]]],
-        taken: Callable[[list[Lease]], list[Held]],
+        taken: Callable[[list[Lease], float], list[Held]],
         given: Callable[[list[Held]], None],
     ) -> None:
         self._engine = engine
@@ -40,6 +41,8 @@ class Intake:
         self._taken = taken
         self._given = given
         self._in_arms: list[Held] = []
+        self._asked = 0.0
+        self._wait_ms = _WAIT_MS
         self._worker = ""
         self._queues: dict[str, int] = {}
         self._changed = asyncio.Event()
@@ -86,7 +89,10 @@ class Intake:
             pause = _PAUSE_S_FIRST
             if leases:
                 self.leased_at = monotonic()
-                self._in_arms = self._taken(leases)
+                self._in_arms = self._taken(leases, self._asked)
+                # What comes at the end of a wait longer than its lease must be renewed first.
+                shortest_ms = min(lease.lease_ms for lease in leases)
+                self._wait_ms = max(_WAIT_MS_MIN, min(_WAIT_MS, shortest_ms // 3))
 
     async def _lease(self, limit: int, tasks: frozenset[str]) -> list[Lease]:
         """What comes in time; nothing when interrupted."""
@@ -94,9 +100,10 @@ class Intake:
             queues=self._order(),
             limit=limit,
             worker=self._worker,
-            wait_ms=_WAIT_MS,
+            wait_ms=self._wait_ms,
             tasks=tasks,
         )
+        self._asked = boot_s()
         leasing = asyncio.ensure_future(self._engine.lease(request))
         interrupted = asyncio.ensure_future(self._interrupted.wait())
         try:
@@ -113,7 +120,7 @@ class Intake:
             self._give()
             if not leasing.cancel() and leasing.exception() is None and leasing.result():
                 # It came in the last moment: whoever ends this will release it.
-                self._given(self._taken(leasing.result()))
+                self._given(self._taken(leasing.result(), self._asked))
             raise
         finally:
             interrupted.cancel()

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from itertools import chain
-from time import monotonic
 
+from holdfast.worker.clock import boot_s
 from holdfast.worker.hand import KINDS, Held, Kind
 
 
@@ -14,11 +14,13 @@ class Lines:
     """First come, first served in each. `batch_of` says how many jobs of a task go together.
 
     `culprits` are tasks that lately ended the process they had for themselves, or held it until
-    their time was over. Of those who must run alone most only stood beside such a one.
+    their time was over. Of those who must run alone most only stood beside such a one. `barred`
+    are tasks of which enough run alone now.
     """
 
     def __init__(self, batch_of: Callable[[str], int]) -> None:
         self.culprits: set[str] = set()
+        self.barred: frozenset[str] = frozenset()
         self._batch_of = batch_of
         self._lines: dict[Kind, deque[Held]] = {kind: deque() for kind in KINDS}
 
@@ -35,16 +37,13 @@ class Lines:
     def waiting(self) -> list[Kind]:
         return [kind for kind, line in self._lines.items() if line]
 
-    def count(self, kind: Kind) -> int:
-        return len(self._lines[kind])
-
     def take(self, kind: Kind) -> list[Held]:
         """The jobs of the next call; none when nothing waits. A worker that was frozen must hear
         first whether the job is still its own."""
         line = self._lines[kind]
         while line and line[0].lost:
             line.popleft()
-        if line and not line[0].has_lapsed(monotonic()):
+        if line and boot_s() < line[0].begin_before():
             first = line.popleft()
             most = self._batch_of(first.lease.job.task)
             if most == 1 or kind == "solo":
@@ -61,17 +60,23 @@ class Lines:
 
     def take_alone(self, *, culprit: bool) -> list[Held]:
         """The first culprit, or the first of the others; of the other sort if there is none."""
-        return self._take_first(culprit) or self.take("solo")
+        return self._take_first(culprit) or self._take_first(not culprit)
 
     def take_innocent(self) -> list[Held]:
         """The first that is no culprit."""
         return self._take_first(culprit=False)
 
+    def count_alone(self) -> int:
+        """Those that could be taken now, if there were a process."""
+        return sum(held.job.task not in self.barred for held in self._lines["solo"])
+
     def _take_first(self, culprit: bool) -> list[Held]:
         line = self._lines["solo"]
+        now = boot_s()
         for at, held in enumerate(line):
-            ours = not held.lost and not held.has_lapsed(monotonic())
-            if ours and (held.job.task in self.culprits) == culprit:
+            ours = not held.lost and now < held.begin_before()
+            task = held.job.task
+            if ours and task not in self.barred and (task in self.culprits) == culprit:
                 del line[at]
                 return [held]
         return []
@@ -110,11 +115,11 @@ def _take_alike(line: deque[Held], task: str, most: int) -> list[Held]:
     """In one pass: those of the task that come first; the others keep their order."""
     alike: list[Held] = []
     others: list[Held] = []
-    now = monotonic()
+    now = boot_s()
     while line and len(alike) < most:
         held = line.popleft()
         if not held.lost:
-            fits = held.lease.job.task == task and not held.has_lapsed(now)
+            fits = held.lease.job.task == task and now < held.begin_before()
             (alike if fits else others).append(held)
     line.extendleft(reversed(others))
     return alike

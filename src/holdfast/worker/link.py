@@ -132,8 +132,10 @@ class Link(asyncio.Protocol):
             self.say(unsent)
 
     def data_received(self, data: bytes) -> None:
-        for body in self._frames.feed(data):
-            self._listener.heard(self, words_up(body))
+        # All that came at once: after each hearing the child is given more, in a frame of its own.
+        words = [word for body in self._frames.feed(data) for word in words_up(body)]
+        if words:
+            self._listener.heard(self, words)
 
     def connection_lost(self, error: Exception | None) -> None:
         self._closed.set()

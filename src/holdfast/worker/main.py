@@ -7,6 +7,7 @@ pipe stays open: when it closes, the launcher is gone and so must this be.
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import os
 import signal
@@ -38,12 +39,17 @@ _log = logging.getLogger("holdfast.worker")
 
 EXIT_USAGE = 2
 """The launcher does not start again what would fail again."""
+_GARBAGE_MIN = 20_000
 
 
 def main() -> None:
     log_to_stderr("holdfast", logging.INFO)
     logging.getLogger("asyncio").setLevel(logging.ERROR)
     processes.become_subreaper()
+    # Jobs come by the thousand, live for a moment and are in no cycle: look less often, and never
+    # again at what was imported.
+    gc.freeze()
+    gc.set_threshold(_GARBAGE_MIN, 20, 20)
     line = sys.stdin.buffer.readline()
     options = msgspec.json.decode(line, type=WorkerOptions)
     # What its handlers enqueue goes where the worker leases.
@@ -52,7 +58,7 @@ def main() -> None:
         loop_run()(supervise(options))
     except* HoldfastError as group:
         for error in _leaves(group):
-            _log.error("%s", error)
+            _log.error("%s (%s)", error, error.code)
         usage = not any(isinstance(error, EngineError) for error in _leaves(group))
         sys.exit(EXIT_USAGE if usage else 1)
 
@@ -164,8 +170,8 @@ def _listen(supervisor: Supervisor) -> None:
     loop.add_reader(0, look)
 
 
-def _leaves(group: BaseExceptionGroup[BaseException]) -> list[BaseException]:
-    leaves: list[BaseException] = []
+def _leaves(group: BaseExceptionGroup[HoldfastError]) -> list[HoldfastError]:
+    leaves: list[HoldfastError] = []
     for error in group.exceptions:
         leaves += _leaves(error) if isinstance(error, BaseExceptionGroup) else [error]
     return leaves

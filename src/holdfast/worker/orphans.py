@@ -10,8 +10,9 @@ import os
 from collections.abc import Collection
 
 from holdfast.worker import processes
-from holdfast.worker.command import marker
 from holdfast.worker.running import Running
+
+_LIST_BYTES = 65_536
 
 
 class Orphans:
@@ -20,6 +21,7 @@ class Orphans:
         self._owners: dict[int, frozenset[Running]] = {}
         self._by_session: dict[int, Running] = {}
         self._by_marker: dict[tuple[bytes, bytes], Running] = {}
+        self._children = _Children()
 
     def __len__(self) -> int:
         return len(self._owners)
@@ -27,13 +29,13 @@ class Orphans:
     def watch(self, running: Running) -> None:
         """From when it has started; until `leave`, when nothing of it is left."""
         self._by_session[running.pid] = running
-        self._by_marker[marker(running.job)] = running
+        self._by_marker[running.marker] = running
 
     def leave(self, running: Running) -> None:
         if self._by_session.get(running.pid) is running:
             del self._by_session[running.pid]
-        if self._by_marker.get(marker(running.job)) is running:
-            del self._by_marker[marker(running.job)]
+        if self._by_marker.get(running.marker) is running:
+            del self._by_marker[running.marker]
 
     def of(self, running: Running) -> list[int]:
         """Those that keep its job from ending: its own, and such that are nobody else's."""
@@ -50,7 +52,7 @@ class Orphans:
     def sweep(self, leaders: Collection[int]) -> bool:
         """Find new ones among the children of this process, and kill those whose time is over:
         whether there were any of these."""
-        for pid in processes.children(os.getpid()):
+        for pid in self._children.read():
             if pid not in leaders and pid not in self._owners:
                 self._owners[pid] = self._find_owners(pid)
         doomed = [
@@ -71,3 +73,18 @@ class Orphans:
             owner = self._by_marker.get(mark)
             return frozenset(() if owner is None else (owner,))
         return frozenset(self._by_session.values())
+
+
+class _Children:
+    """The kernel's list of this process's children, kept open: it is read after each command. Here
+    runs one thread, which has them all."""
+
+    def __init__(self) -> None:
+        pid = os.getpid()
+        self._file = os.open(f"/proc/{pid}/task/{pid}/children", os.O_RDONLY)
+
+    def read(self) -> list[int]:
+        text = b""
+        while part := os.pread(self._file, _LIST_BYTES, len(text)):
+            text += part
+        return [int(pid) for pid in text.split()]

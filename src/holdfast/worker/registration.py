@@ -122,10 +122,7 @@ class Registration:
         return next((one for one in await load_all(self._engine, KIND) if one.key == name), None)
 
     async def _own_queue(self) -> None:
-        own = worker_queue(self.name)
-        views = await self._engine.queues(counts=False)
-        if all(view.queue.name != own for view in views):
-            await self._engine.declare(Queue(name=own))
+        await self._engine.declare(Queue(name=worker_queue(self.name)), only_new=True)
 
 
 def _earlier_id(record: Record | None) -> str:

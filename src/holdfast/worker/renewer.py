@@ -9,12 +9,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from time import monotonic
 
 from holdfast.core import limits
 from holdfast.core.model import Renewal
 from holdfast.engines.base import Engine
 from holdfast.errors import EngineClosed, EngineError
+from holdfast.worker.clock import boot_s
 from holdfast.worker.hand import Hand, Held
 
 _log = logging.getLogger("holdfast.worker")
@@ -26,7 +26,7 @@ _PAUSE_S = 0.25
 
 
 class Renewer:
-    """`lost` and `cancelled` are told of each job once."""
+    """`lost` and `cancelled` are told of each job once, `renewed` of each answer."""
 
     def __init__(
         self,
@@ -34,11 +34,13 @@ class Renewer:
         hand: Hand,
         lost: Callable[[Held], None],
         cancelled: Callable[[Held], None],
+        renewed: Callable[[], None] = lambda: None,
     ) -> None:
         self._engine = engine
         self._hand = hand
         self._lost = lost
         self._cancelled = cancelled
+        self._renewed = renewed
         self._at_once = False
 
     def at_once(self) -> None:
@@ -58,7 +60,7 @@ class Renewer:
             await asyncio.sleep(tick)
 
     async def _turn(self) -> float:
-        now = monotonic()
+        now = boot_s()
         everything, self._at_once = self._at_once, False
         due: list[Held] = []
         shortest_ms = 10_000
@@ -79,7 +81,7 @@ class Renewer:
         return min(max(shortest_ms / 12_000, _TICK_S_MIN), _TICK_S_MAX)
 
     async def _renew(self, due: list[Held]) -> None:
-        asked = monotonic()
+        asked = boot_s()
         notes = [None if held.verdict is not None else held.note for held in due]
         renewals = [
             Renewal(lease=held.lease, note=note) for held, note in zip(due, notes, strict=True)
@@ -101,3 +103,4 @@ class Renewer:
             if lease.cancel_requested and not held.cancel_told:
                 held.cancel_told = True
                 self._cancelled(held)
+        self._renewed()

@@ -119,8 +119,8 @@ class Rooms:
         """How long nothing has been leased although there was room."""
         return monotonic() - self.intake.leased_at
 
-    def _take(self, leases: list[Lease]) -> list[Held]:
-        taken = self._hand.take(leases, monotonic(), self._kind_of)
+    def _take(self, leases: list[Lease], asked: float) -> list[Held]:
+        taken = self._hand.take(leases, asked, self._kind_of)
         kinds = Counter(held.kind for held in taken)
         for kind, share in self._shares.items():
             self._shares[kind] = share + (kinds[kind] / len(taken) - share) * 0.3

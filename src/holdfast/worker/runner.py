@@ -113,6 +113,8 @@ class Runner(Hands):
         already, unless it turns out to be slow."""
         with self._lock:
             waiting, free = self._waiting, self._free
+            if waiting and not self._may_begin():
+                return
             while waiting and free:
                 if waiting[0].handler.is_async:
                     self._start_task(waiting.popleft(), free.pop())
@@ -129,13 +131,26 @@ class Runner(Hands):
         slow = (self._count - count) * _SHORT_S < self._loop.time() - since
         self._dispatch(widen=slow)
 
+    def _begins(self, attempt: Attempt, slot: int) -> bool:
+        """Asked at the very first step, which may come long after `_dispatch` if another handler
+        holds the interpreter. If it must not begin, it is back in line, in its place."""
+        if attempt.cancelled or self._board.may_begin():
+            self._board.start(slot, attempt.number)
+            return True
+        with self._lock:
+            before = sum(other.number < attempt.number for other in self._waiting)
+            self._waiting.insert(before, attempt)
+            self._free.append(slot)
+        return False
+
     def _start_task(self, attempt: Attempt, slot: int) -> None:
-        self._board.start(slot, attempt.number)
         task = self._loop.create_task(self._run_task(attempt, slot))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
     async def _run_task(self, attempt: Attempt, slot: int) -> None:
+        if not self._begins(attempt, slot):
+            return self._wake()
         try:
             endings = await attempt.run_async()
         except BaseException as error:  # noqa: BLE001 (the slot must come back)
@@ -143,10 +158,9 @@ class Runner(Hands):
         self._board.end(slot)
         self._ended.append((attempt, endings))
         self._free.append(slot)
-        self._wake()
+        return self._wake()
 
     def _start_thread(self, attempt: Attempt, slot: int) -> None:
-        self._board.start(slot, attempt.number)
         self._busy += 1
         lane = self._idle.pop() if self._idle else Lane(self._work)
         lane.give((attempt, slot))
@@ -155,6 +169,11 @@ class Runner(Hands):
         """In a thread: this call, and then those behind it until another kind is next."""
         attempt, slot = given
         board = self._board
+        if not self._begins(attempt, slot):
+            with self._lock:
+                self._idle.append(lane)
+                self._busy -= 1
+            return self._wake_from_thread()
         while True:
             endings = lane.run(attempt)
             board.end(slot)
@@ -162,7 +181,7 @@ class Runner(Hands):
             with self._lock:
                 self._count += 1
                 waiting = self._waiting
-                if waiting and not waiting[0].handler.is_async:
+                if waiting and not waiting[0].handler.is_async and board.may_begin():
                     attempt = waiting.popleft()
                     board.start(slot, attempt.number)
                 else:
@@ -171,7 +190,7 @@ class Runner(Hands):
                     self._busy -= 1
                     break
             self._wake_from_thread()
-        self._wake_from_thread()
+        return self._wake_from_thread()
 
     def _wake_from_thread(self) -> None:
         if not self._waking:

@@ -21,6 +21,7 @@ class Running:
         "_started_at",
         "call",
         "job",
+        "marker",
         "mercy",
         "output",
         "pid",
@@ -35,6 +36,7 @@ class Running:
         self.call = call
         self.slot = slot
         self.job = call.jobs[0]
+        self.marker = command.marker(self.job)
         self.pid = 0
         self.pipe = -1
         self.output = Output(output_max)

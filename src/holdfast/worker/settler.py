@@ -14,6 +14,7 @@ from collections.abc import Callable
 
 from holdfast.core import checks, limits
 from holdfast.core.model import JobFilter, Queue
+from holdfast.core.text import counted
 from holdfast.core.verdict import Cancel, Outcome, Settlement, Verdict
 from holdfast.engines.base import Engine
 from holdfast.errors import EngineClosed, EngineError, HoldfastError
@@ -81,7 +82,8 @@ class Settler:
                 self._under_way = 0
                 # Of a batch that was settled one by one, some may have their answer.
                 self._pending.extendleft(filter(self._hand.knows, reversed(batch)))
-                _log.warning("%d verdicts are kept for %.1f s: %s", len(batch), pause, error)
+                kept = counted(len(batch), "verdict")
+                _log.warning("%s kept for %.1f s: %s", kept, pause, error)
                 await asyncio.sleep(pause * random.uniform(0.5, 1.0))
                 pause = min(pause * 2, _PAUSE_S_MAX)
 
@@ -92,7 +94,7 @@ class Settler:
             await self._answered.wait()
 
     async def _settle(self, batch: list[Held]) -> None:
-        for held in batch:
+        for held in batch if self._cancels else ():
             if held.job.id in self._cancels:
                 await self._cancel(held)
         settlements = [_settlement(held) for held in batch]
@@ -105,9 +107,12 @@ class Settler:
             if len(batch) > 1:
                 for held in batch:
                     await self._settle([held])
-                return
+                return None
             _log.error("the verdict on job %s was refused: %s", batch[0].job.id, error)
             outcomes = [Outcome.REFUSED]
+        # Nearly always all are settled, and there is nothing to look at one by one.
+        if outcomes.count(Outcome.SETTLED) == len(batch):
+            return self._leave(batch)
         over: list[Held] = []
         for held, settlement, outcome in zip(batch, settlements, outcomes, strict=True):
             if outcome is Outcome.REFUSED:
@@ -115,7 +120,7 @@ class Settler:
                 continue
             self.lost += outcome is Outcome.LOST
             over.append(held)
-        self._leave(over)
+        return self._leave(over)
 
     async def _cancel(self, held: Held) -> None:
         """Only in this very lease: a handler that is late must not stop the next one's run."""

@@ -20,6 +20,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from holdfast.core.model import Failure, Note, Queue
+from holdfast.core.text import counted
 from holdfast.core.verdict import Complete, Release, Retry
 from holdfast.core.workers import TASKS_SHOWN, Order, WorkerRecord, health, worker_queue
 from holdfast.engines.base import Engine
@@ -67,7 +68,7 @@ class Supervisor:
         self._crew = crew(self, self._queue_of)
         self._rooms = Rooms(engine, options, self._hand, self._crew, self._crew.give)
         self._registration = Registration(engine, self._facts)
-        self._renewer = Renewer(engine, self._hand, self._lose, self._cancel)
+        self._renewer = Renewer(engine, self._hand, self._lose, self._cancel, self._crew.vouch)
         self._started_at = time.time_ns() // 1_000_000
         self._start_ticks = start_ticks(os.getpid()) or 0
         self._order = Order()
@@ -222,7 +223,8 @@ class Supervisor:
         at_least = monotonic() + _LAST_SETTLE_S
         while self._settler.backlog:
             if self._is_over() and monotonic() >= at_least:
-                _log.error("%d verdicts could not be settled and are lost", self._settler.backlog)
+                lost = counted(self._settler.backlog, "verdict")
+                _log.error("%s could not be settled and got lost", lost)
                 return
             with suppress(TimeoutError):
                 async with asyncio.timeout(0.05):
@@ -299,12 +301,16 @@ class Supervisor:
 
     async def _load_queues(self) -> None:
         """Those that its tasks name are made, so that their jobs and follow-ups have a place."""
-        views = await self._engine.queues(counts=False)
-        self._queues = {view.queue.name: view.queue for view in views}
+        self._queues = await self._read_queues()
         named = {info.queue for info in self._crew.tasks.values()} | {*self._options.queues}
-        for name in sorted(named - set(self._queues)):
-            self._queues[name] = Queue(name=name)
-            await self._engine.declare(self._queues[name])
+        missing = sorted(named - set(self._queues))
+        for name in missing:
+            await self._engine.declare(Queue(name=name), only_new=True)
+        if missing:
+            self._queues = await self._read_queues()
+
+    async def _read_queues(self) -> dict[str, Queue]:
+        return {view.queue.name: view.queue for view in await self._engine.queues(counts=False)}
 
     def _facts(self) -> WorkerRecord:
         running = self._crew.running()

@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from holdfast.core.text import counted
 from holdfast.worker import processes
 from holdfast.worker.child import end_with, load_handlers, serve
 from holdfast.worker.handlers import Handler
@@ -135,7 +136,7 @@ def _why_not(before: set[int]) -> str:
     the child, and maybe hold a lock; a connection or a database would be shared by all."""
     threads = len(os.listdir("/proc/self/task"))  # noqa: PTH208 (as in processes.py)
     if threads > 1:
-        return f"it starts {threads - 1} threads when it is imported"
+        return f"it starts {counted(threads - 1, 'thread')} when it is imported"
     for descriptor in sorted(_descriptors() - before):
         name = os.readlink(f"/proc/self/fd/{descriptor}")  # noqa: PTH115
         access = fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_ACCMODE

@@ -2,8 +2,11 @@
 
 import os
 import stat
+import subprocess
+import sys
 from pathlib import Path
 
+import apsw
 import pytest
 
 from holdfast.core.model import NewJob
@@ -159,9 +162,38 @@ def test_what_is_no_path_of_a_file_is_refused(bad: str) -> None:
 
 async def test_a_file_that_is_no_database_is_refused_and_kept(path: Path) -> None:
     path.write_text("My diary. " * 1_000)
-    with pytest.raises(EngineUnavailable):
+    with pytest.raises(ConfigError, match="is not a database"):
         await SQLiteEngine(path).open()
     assert path.read_text().startswith("My diary.")
+    assert list(path.parent.iterdir()) == [path], "nothing is laid beside it"
+
+
+async def test_a_database_of_ours_that_was_overwritten_is_damaged(
+    path: Path, open_engine: OpenEngine
+) -> None:
+    await (await open_engine()).close()
+    path.write_text("My diary. " * 1_000)
+    engine = SQLiteEngine(path)
+    assert engine.missing() == ""
+    with pytest.raises(EngineUnavailable, match="damaged"):
+        await engine.open()
+
+
+async def test_a_look_for_what_is_missing_is_free_beside_an_open_engine(
+    path: Path, open_engine: OpenEngine, tmp_path: Path
+) -> None:
+    """Closing a file drops every lock that the process has on it, unless SQLite sees to it."""
+    engine = await open_engine()
+    await engine.enqueue([NewJob(id="one", task="t")])
+    other = apsw.Connection(str(path))
+    other.execute("BEGIN IMMEDIATE")
+    assert SQLiteEngine(path).missing() == ""
+    assert SQLiteEngine(tmp_path / "none.db").missing().startswith("there is no file")
+    assert SQLiteEngine(tmp_path / "none.db").missing(creating=True) == ""
+    program = f"import apsw; apsw.Connection({str(path)!r}).execute('BEGIN IMMEDIATE')"
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, check=False)
+    assert b"BusyError" in ran.stderr
+    other.close()
 
 
 async def test_odd_characters_in_the_path(tmp_path: Path, clock: ManualClock) -> None:

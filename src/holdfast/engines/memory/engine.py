@@ -63,12 +63,15 @@ class MemoryEngine:
         self._open = False
         self._bell.ring()
 
-    async def declare(self, queue: Queue) -> None:
+    async def declare(self, queue: Queue, *, only_new: bool = False) -> bool:
         self._check_open()
         checks.check_queue(queue)
         admission.check_dead_queue(queue, self._store.queues)
+        if only_new and queue.name in self._store.queues:
+            return False
         self._store.queues[queue.name] = queue
         self._bell.ring()
+        return True
 
     async def drop(self, name: str) -> None:
         self._check_open()

@@ -118,10 +118,11 @@ class PostgresEngine:
         if pool is not None:
             await pool.close()
 
-    async def declare(self, queue: Queue) -> None:
+    async def declare(self, queue: Queue, *, only_new: bool = False) -> bool:
         checks.check_queue(queue)
-        await self._run(queues.declare, queue)
+        written = await self._run(queues.declare, queue, only_new)
         self._bell.ring()
+        return written
 
     async def drop(self, name: str) -> None:
         if not limits.QUEUE_NAME.match(name):

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import itemgetter
 from typing import Any
 
 from holdfast.core import checks, limits
 from holdfast.core.model import Lease, LeaseRequest, Renewal
-from holdfast.engines.postgres.rows import held_job
+from holdfast.engines.postgres.rows import TAKEN, held_job, taken_lease
 from holdfast.engines.postgres.steps import STATEMENT_BYTES_MAX, Ask, Row, Steps, Store
 
-_LEASE = """
-SELECT * FROM $schema.lease($1::int, $2::bigint, $3::text[], $4::int, $5::text, $6::bigint,
-                            $7::text[])
+_LEASE = f"""
+SELECT {TAKEN}
+FROM $schema.lease($1::int, $2::bigint, $3::text[], $4::int, $5::text, $6::bigint, $7::text[]) h
 """
 _LEASE_IDS = _LEASE.replace("$schema.lease", "$schema.lease_ids")
 _LINGER = """
@@ -23,7 +24,11 @@ _RENEW = """
 SELECT * FROM $schema.renew($1::int, $2::bigint, $3::text[], $4::bigint[], $5::bigint[],
                             $6::float8[], $7::bytea[], $8::bytea[])
 """
-_SEQ, _PLACE, _QUEUE, _RANK, _DUE, _LEASED, _DEADLINE, _TOKEN = 1, 2, 3, 7, 13, 15, 16, 17
+_TOKEN = 17
+"""Where a row of the type `held` has it."""
+
+_queue_of, _place_in_line = itemgetter(3), itemgetter(6, 10, 2)
+"""Of a row of TAKEN: its queue; its rank, due time and place."""
 
 
 def can_exist(lease: Lease) -> bool:
@@ -44,7 +49,8 @@ def lease(store: Store, request: LeaseRequest) -> Steps[list[Lease]]:
             request.worker or None, request.lease_ms, tasks,
         )  # fmt: skip
         rows = yield Ask(_LEASE_IDS if request.ids else _LEASE, values, alone=True)
-    return [_lease(row) for row in _in_order(request, rows)]
+    worker = request.worker or None
+    return [taken_lease(row, worker) for row in _in_order(request, rows)]
 
 
 def _names(request: LeaseRequest) -> list[str]:
@@ -57,14 +63,11 @@ def _in_order(request: LeaseRequest, rows: Sequence[Row]) -> Sequence[Row]:
     if request.ids:
         wanted = {id_: position for position, id_ in reversed(list(enumerate(request.ids)))}
         return sorted(rows, key=lambda row: wanted[row[0]])
-    if len(request.queues) == 1:
-        return sorted(rows, key=lambda row: (row[_RANK], row[_DUE], row[_PLACE]))
-    line = {name: position for position, name in reversed(list(enumerate(request.queues)))}
-    return sorted(rows, key=lambda row: (line[row[_QUEUE]], row[_RANK], row[_DUE], row[_PLACE]))
-
-
-def _lease(row: Row) -> Lease:
-    return Lease(job=held_job(row), token=row[_TOKEN], lease_ms=row[_DEADLINE] - row[_LEASED])
+    ordered = sorted(rows, key=_place_in_line)
+    if len(request.queues) > 1:
+        line = {name: position for position, name in reversed(list(enumerate(request.queues)))}
+        ordered.sort(key=lambda row: line[_queue_of(row)])
+    return ordered
 
 
 def linger(store: Store, request: LeaseRequest, *, listens: bool) -> Steps[tuple[int | None, bool]]:

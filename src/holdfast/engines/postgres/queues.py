@@ -22,7 +22,7 @@ ON CONFLICT (ns, name) DO UPDATE SET
     dead_retention_ms = excluded.dead_retention_ms, payload_max = excluded.payload_max,
     paused = excluded.paused, plain = excluded.plain, settings = excluded.settings
 """
-_DECLARE_ONCE = _DECLARE.partition("DO UPDATE")[0] + "DO NOTHING"
+_DECLARE_NEW = _DECLARE.partition("DO UPDATE")[0] + "DO NOTHING RETURNING number"
 _WAKE = "SELECT $schema.wake($1::int)"
 _READ = """
 SELECT name, number, settings FROM $schema.queues WHERE ns = $1::int AND name = ANY ($2::text[])
@@ -80,16 +80,19 @@ def read_lines(store: Store, names: Iterable[str]) -> Steps[Lines]:
     return Lines(rows)
 
 
-def declare(store: Store, queue: Queue) -> Steps[None]:
+def declare(store: Store, queue: Queue, only_new: bool) -> Steps[bool]:
     if queue.dead_queue is not None:
         found = yield Ask(_READ, (store.ns, [queue.dead_queue]))
         admission.check_dead_queue(queue, Lines(found))
-    yield Ask(_DECLARE, _values(store, queue))
+    rows = yield Ask(_DECLARE_NEW if only_new else _DECLARE, _values(store, queue))
+    if only_new and not rows:
+        return False
     yield Ask(_WAKE, (store.ns,))
+    return True
 
 
 def declare_default(store: Store) -> Steps[None]:
-    yield Ask(_DECLARE_ONCE, _values(store, Queue(name="default")), alone=True)
+    yield Ask(_DECLARE_NEW, _values(store, Queue(name="default")), alone=True)
 
 
 def _values(store: Store, queue: Queue) -> tuple[object, ...]:

@@ -13,6 +13,7 @@ from holdfast.core.model import (
     STATES,
     Event,
     Job,
+    Lease,
     NewJob,
     Overrides,
     Queue,
@@ -42,6 +43,17 @@ WHOLE = f"""{_START} j.payload, {_MIDDLE} n.progress, n.checkpoint, {_END}, n.ou
     ARRAY(SELECT e.body FROM $schema.events e WHERE e.job = j.seq ORDER BY e.number)"""
 """Everything; `n` is the job's note."""
 
+TAKEN = """
+    h.id, h.seq, h.place, h.queue, h.task, h.payload, h.rank, h.version, h.attempt, h.created_at,
+    h.due_at, h.leased_at, h.deadline_at, h.token,
+    CASE WHEN h.crashes <> 0 OR h.releases <> 0 OR h.cancel OR num_nonnulls(
+        h.extra, h.expires_at, h.reason, h.key, h.tenant, h.grp, h.origin, h.progress, h.checkpoint
+    ) > 0 THEN
+        ROW(h.extra, h.crashes, h.releases, h.expires_at, h.cancel, h.reason, h.key, h.tenant,
+            h.grp, h.origin, h.progress, h.checkpoint)
+    END"""
+"""What a lease is made of, of a row `h` of the type `held`. What few jobs have comes as one value:
+reading a dozen columns that say nothing takes as long as all the others."""
 
 ALONE = 1 << 30
 """The bit of the column `releases` that says `Job.alone`: one more column would cost every job."""
@@ -63,6 +75,7 @@ _EXTRA = msgspec.json.Decoder(Extra)
 _EVENT = msgspec.json.Decoder(Event)
 _QUEUE = msgspec.json.Decoder(Queue)
 _ENCODER = msgspec.json.Encoder()
+_LEASED = State.LEASED
 
 
 def extra_of(job: Job | NewJob) -> bytes | None:
@@ -82,6 +95,22 @@ def extra_of(job: Job | NewJob) -> bytes | None:
 def held_job(row: Row) -> Job:
     """A job in hand, from a row of the type `held`."""
     return _job(row, State.LEASED, None)
+
+
+def taken_lease(row: Row, worker: str | None) -> Lease:
+    """A lease just given to `worker`, from the columns TAKEN."""
+    (
+        id_, seq, _, queue, task, payload, rank, version, attempt, created_at, due_at, leased_at,
+        deadline_at, token, rest,
+    ) = row  # fmt: skip
+    job = Job(
+        id=id_, seq=seq, queue=queue, task=task, payload=payload, priority=-rank, state=_LEASED,
+        version=version, attempt=attempt, created_at=created_at, due_at=due_at,
+        leased_at=leased_at, deadline_at=deadline_at, token=token, worker=worker,
+    )  # fmt: skip
+    if rest is not None:
+        job = msgspec.structs.replace(job, **_rest(rest))
+    return Lease(job=job, token=token, lease_ms=deadline_at - leased_at)
 
 
 def brief_job(row: Row) -> Job:
@@ -114,27 +143,41 @@ def _job(row: Row, state: State, finished_at: int | None) -> Job:
         created_at, due_at, expires_at, leased_at, deadline_at, token, worker, cancel, reason, key,
         tenant, group, origin, progress, checkpoint,
     ) = row  # fmt: skip
-    more: dict[str, Any] = {}
+    rest = (
+        extra_json, crashes, releases, expires_at, cancel, reason, key, tenant, group, origin,
+        progress, checkpoint,
+    )  # fmt: skip
+    return Job(
+        id=id_, seq=seq, queue=queue, task=task, state=state, priority=-rank,
+        payload=UNREAD if payload is None else payload, version=version, attempt=attempt,
+        created_at=created_at, due_at=due_at, leased_at=leased_at, deadline_at=deadline_at,
+        finished_at=finished_at, token=token, worker=worker, **_rest(rest),
+    )  # fmt: skip
+
+
+def _rest(rest: Row) -> dict[str, Any]:
+    """The fields of a job that few jobs set, from their columns in the order of TAKEN."""
+    (
+        extra_json, crashes, releases, expires_at, cancel, reason, key, tenant, group, origin,
+        progress, checkpoint,
+    ) = rest  # fmt: skip
+    fields: dict[str, Any] = {
+        "crashes": crashes, "releases": releases, "expires_at": expires_at,
+        "cancel_requested": cancel, "reason": reason and Reason(reason), "key": key,
+        "tenant": tenant, "group": group, "origin": origin, "progress": progress,
+        "checkpoint": checkpoint,
+    }  # fmt: skip
     if releases >= ALONE:
-        releases -= ALONE
-        more["alone"] = True
+        fields |= {"releases": releases - ALONE, "alone": True}
     if extra_json is not None:
         extra = _EXTRA.decode(extra_json)
-        more |= {
+        fields |= {
             "content_type": extra.content_type,
             "labels": extra.labels,
             "headers": extra.headers,
             "overrides": extra.overrides or NO_OVERRIDES,
         }
-    return Job(
-        id=id_, seq=seq, queue=queue, task=task, state=state, priority=-rank,
-        payload=UNREAD if payload is None else payload, version=version, attempt=attempt,
-        crashes=crashes, releases=releases,
-        created_at=created_at, due_at=due_at, expires_at=expires_at, leased_at=leased_at,
-        deadline_at=deadline_at, finished_at=finished_at, token=token, worker=worker,
-        cancel_requested=cancel, reason=reason and Reason(reason), key=key, tenant=tenant,
-        group=group, origin=origin, progress=progress, checkpoint=checkpoint, **more,
-    )  # fmt: skip
+    return fields
 
 
 def columns(rows: Iterable[Sequence[Any]], width: int) -> tuple[list[Any], ...]:

@@ -145,11 +145,12 @@ class SQLiteEngine:
             self._writer.stop(partial(_wind_up, self._reader, self._store))
             await asyncio.to_thread(self._writer.join)
 
-    async def declare(self, queue: Queue) -> None:
+    async def declare(self, queue: Queue, *, only_new: bool = False) -> bool:
         self._check_open()
         checks.check_queue(queue)
-        await self._write(lambda unit: queues.declare(unit, queue))
+        written = await self._write(lambda unit: queues.declare(unit, queue, only_new=only_new))
         self._bell.ring()
+        return written
 
     async def drop(self, name: str) -> None:
         self._check_open()
@@ -273,6 +274,11 @@ class SQLiteEngine:
             clock=self._clock,
             namespace=self._namespace,
         )
+
+    def missing(self, *, creating: bool = False) -> str:
+        """What is not there that opening would make; "" when all is. `creating`: a file may be
+        made, but no folder. It changes nothing, and waits for the disk."""
+        return self._new_store().missing(creating=creating)
 
     async def trouble(self) -> list[str]:
         """What a person should see to although everything still works; empty when all is well."""

@@ -52,6 +52,7 @@ class Files:
         self.database = Path(os.path.realpath(given))
         self.lock = self._beside("-lock")
         self.bell = self._beside("-bell")
+        self.log = self._beside("-wal")
         self.ballast = self._beside("-ballast")
 
     def prepare(self) -> None:

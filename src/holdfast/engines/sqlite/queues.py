@@ -15,7 +15,7 @@ DROP_BATCH = 2_000
 _MOST = limits.COUNT_EXACT_MAX
 
 
-def declare(unit: Unit, queue: Queue) -> None:
+def declare(unit: Unit, queue: Queue, *, only_new: bool) -> bool:
     admission.check_dead_queue(queue, unit.catalog.lines)
     line = unit.catalog.lines.get(queue.name)
     if line is None:
@@ -23,10 +23,13 @@ def declare(unit: Unit, queue: Queue) -> None:
             "INSERT INTO hf_queues(id, ns, name, settings) VALUES (?, ?, ?, ?)",
             (unit.numbers(1), unit.namespace_id, queue.name, encode_queue(queue)),
         )
+    elif only_new:
+        return False
     else:
         unit.run("UPDATE hf_queues SET settings = ? WHERE id = ?", (encode_queue(queue), line.id))
     unit.bump_revision()
     unit.rings = True
+    return True
 
 
 def begin_drop(unit: Unit, name: str) -> None:

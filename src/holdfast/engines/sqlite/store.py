@@ -16,7 +16,7 @@ from typing import TypeVar
 import apsw
 
 from holdfast.engines.clock import Clock
-from holdfast.engines.sqlite import faults, schema
+from holdfast.engines.sqlite import faults, presence, schema
 from holdfast.engines.sqlite.catalog import Catalog
 from holdfast.engines.sqlite.connection import Durability, connect
 from holdfast.engines.sqlite.disk import Disk
@@ -77,12 +77,18 @@ class Store:
         """Create or check the files; it may be withdrawn until the lock is obtained."""
         try:
             self.files.prepare()
+            if not self.files.lock.exists():
+                # Nothing is laid beside a file that was never ours and never can be.
+                presence.has_tables(self.files, self._vfs)
             self._lock = self.files.open_private(self.files.lock)
             self._bell = self.files.open_private(self.files.bell)
             _open_stores.add(self)
         except OSError as error:
             raise faults.before_commit(error) from error
         self._connect_writer(turn)
+
+    def missing(self, *, creating: bool) -> str:
+        return presence.missing(self.files, self._vfs, creating=creating)
 
     def close(self) -> None:
         self._reader.clear()

@@ -142,8 +142,9 @@ def _join(history: History, asked: Line, answer: Line | None) -> None:
             _granted(history, asked, answer)
         case "declare":
             # Also when nobody knows: workloads settle their queues before anything else.
-            queue = _queue(asked)
-            history.queues[queue.name] = queue
+            if answer is None or answer.count != 0:
+                queue = _queue(asked)
+                history.queues[queue.name] = queue
         case "drop":
             history.sweeping.append(asked)
         case "amend" if asked.selective:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from holdfast.core.backoff import Backoff
@@ -57,6 +59,34 @@ class Declaring:
         await twin.declare(FULL)
         await twin.declare(a_queue("full"))
         assert (await twin.queues())[1].queue == a_queue("full")
+
+    async def test_declared_only_if_new_leaves_what_is_there(self, twin: Twin) -> None:
+        assert await twin.declare(FULL, only_new=True)
+        assert not await twin.declare(a_queue("full"), only_new=True)
+        assert not await twin.declare(a_queue("default", paused=True), only_new=True)
+        views = await twin.queues(counts=False)
+        assert [view.queue for view in views] == [a_queue("default"), FULL]
+        assert await twin.declare(a_queue("full"))
+        await twin.drop("full")
+        assert await twin.declare(FULL, only_new=True)
+
+    async def test_only_if_new_refuses_what_declare_refuses(self, twin: Twin) -> None:
+        for queue, error in (
+            (a_queue("'"), InvalidQueue),
+            (a_queue("default", lease_ms=9), InvalidQueue),
+            (a_queue("default", dead_queue="nowhere"), UnknownQueue),
+        ):
+            with pytest.raises(error):
+                await twin.declare(queue, only_new=True)
+
+    async def test_one_of_many_who_declare_a_new_queue_makes_it(self, harness: Harness) -> None:
+        engine = harness.engine
+        made = await asyncio.gather(
+            *(engine.declare(a_queue("q", max_depth=n), only_new=True) for n in range(1, 9))
+        )
+        assert sum(made) == 1
+        (view,) = [view for view in await engine.queues() if view.queue.name == "q"]
+        assert view.queue.max_depth == made.index(True) + 1
 
     async def test_law_09_queues_come_by_name(self, twin: Twin) -> None:
         for name in ("b", "A", "a", "B", "-", "_", "."):

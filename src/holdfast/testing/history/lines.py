@@ -140,8 +140,8 @@ def answered(op: str, argument: Any, answer: Any) -> dict[str, Any]:
             return {"jobs": tuple(_granted(lease) for lease in answer.leases)}
         case "expired":
             return {"jobs": tuple(stored(job) for job in answer.jobs)}
-        case "amend":
-            return {"count": answer}
+        case "amend" | "declare":
+            return {"count": int(answer)}
         case _:
             return {}
 

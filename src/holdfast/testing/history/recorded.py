@@ -49,8 +49,8 @@ class Recorded:
     async def close(self) -> None:
         await self._engine.close()
 
-    async def declare(self, queue: Queue) -> None:
-        await self._told("declare", queue, self._engine.declare(queue))
+    async def declare(self, queue: Queue, *, only_new: bool = False) -> bool:
+        return await self._told("declare", queue, self._engine.declare(queue, only_new=only_new))
 
     async def drop(self, name: str) -> None:
         await self._told("drop", name, self._engine.drop(name))

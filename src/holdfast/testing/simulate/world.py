@@ -221,8 +221,8 @@ class World:
 
     async def _declare(self, queue: Any) -> None:
         number = self._nemesis.begin("declare", queue)
-        await self._engine.declare(queue)
-        self._nemesis.end(number, "declare", queue, None)
+        written = await self._engine.declare(queue)
+        self._nemesis.end(number, "declare", queue, written)
 
     async def _drain(self) -> None:
         self._calm = True

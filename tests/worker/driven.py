@@ -1,0 +1,64 @@
+"""A runner of Python handlers in the test's own process, and what it said."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+from holdfast.worker.board import Board
+from holdfast.worker.runner import Runner
+from holdfast.worker.wire import Call, Ended, Ending, Finish, Up
+from tests.worker.driving import PATIENCE_S, given_job, setup
+from tests.worker.handling import handler
+
+
+class Driven:
+    """A runner and what it said, frame by frame."""
+
+    def __init__(self, slots: int, *functions: Callable[..., Any]) -> None:
+        self.board = Board.make(slots)
+        self.frames: list[list[Up]] = []
+        self.finished = asyncio.Event()
+        self._said = asyncio.Event()
+        handlers = {function.__name__: handler(function) for function in functions}
+        how = setup(slots=slots, target="sample:app")
+        self.runner = Runner(how, handlers, self.board, self._hear, self.finished.set)
+
+    def _hear(self, words: list[Up]) -> None:
+        self.frames.append(words)
+        self._said.set()
+
+    @property
+    def words(self) -> list[Up]:
+        return [word for words in self.frames for word in words]
+
+    def call(self, number: int, task: str, payload: Any = None) -> Call:
+        return Call(number, task, (given_job(payload),))
+
+    async def until(self, holds: Callable[[], object]) -> None:
+        async with asyncio.timeout(PATIENCE_S):
+            while not holds():
+                self._said.clear()
+                await self._said.wait()
+
+    async def ending(self, number: int) -> Ending:
+        def found() -> list[Ended]:
+            return [
+                word for word in self.words if isinstance(word, Ended) and word.number == number
+            ]
+
+        await self.until(found)
+        return found()[0].endings[0]
+
+
+@asynccontextmanager
+async def driven(slots: int, *functions: Callable[..., Any]) -> AsyncIterator[Driven]:
+    one = Driven(slots, *functions)
+    try:
+        yield one
+        one.runner.take([Finish()])
+        async with asyncio.timeout(PATIENCE_S):
+            await one.finished.wait()
+        assert one.board.running() == {}
+    finally:
+        one.board.close()
