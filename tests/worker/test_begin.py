@@ -2,6 +2,7 @@
 while that is frozen and cannot speak."""
 
 import asyncio
+import itertools
 import os
 import signal
 import threading
@@ -140,6 +141,18 @@ async def test_a_lost_call_counts_until_the_child_has_let_go_of_it(stage: Stage)
     assert link.board.until_ns == int(kept.begin_before() * 1e9)
 
 
+async def freeze(place: Place, pid: int) -> None:
+    """At a moment when it holds no lock of the store, which it would keep from all others."""
+    for number in itertools.count():
+        os.kill(pid, signal.SIGSTOP)
+        probe = asyncio.create_task(place.enqueue("unheard_of", f"probe-{number}"))
+        done, _ = await asyncio.wait([probe], timeout=1)
+        if done:
+            return
+        os.kill(pid, signal.SIGCONT)
+        await probe
+
+
 async def test_a_frozen_supervisors_child_begins_nothing_that_another_has(place: Place) -> None:
     """Short jobs fill the child's line, behind one that holds its only slot. The supervisor is
     frozen past the lease, another worker runs them all, and then the slot becomes free."""
@@ -150,7 +163,7 @@ async def test_a_frozen_supervisors_child_begins_nothing_that_another_has(place:
     await place.enqueue("note", *behind)
     sleeper = await place.worker(name="sleeper", upkeep=False, concurrency=1, prefetch=1000)
     (first,) = await place.started("h")
-    os.kill(sleeper.pid, signal.SIGSTOP)
+    await freeze(place, sleeper.pid)
     await place.worker(name="other", concurrency=4)
     await place.started(*behind, "h", "h")
     place.go()

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import dropwhile
 
+import apsw
+
 from holdfast.core.model import Job, Lease, LeaseRequest, State
 from holdfast.engines.sqlite import rows, scout
 from holdfast.engines.sqlite.catalog import Line
@@ -214,7 +216,9 @@ class _Hand:
                 str([row[0] for row in found]),
             ),
         )
-        assert unit.changes() == len(found), "a waiting row changed inside our own transaction"
+        if unit.changes() != len(found):
+            # Nobody else writes meanwhile: an index tells of rows that the table does not have so.
+            raise apsw.CorruptError("waiting jobs in an index are not in the table")
         self.leases += [self._lease(row, line) for row in found]
 
     def _lease(self, row: Row, line: Line) -> Lease:
