@@ -10,7 +10,8 @@ import apsw
 import pytest
 
 from holdfast.core.model import NewJob
-from holdfast.engines.sqlite import SQLiteEngine
+from holdfast.engines.sqlite import SQLiteEngine, presence
+from holdfast.engines.sqlite.files import Files
 from holdfast.errors import ConfigError, EngineUnavailable
 from holdfast.testing.clock import ManualClock
 from tests.engines.sqlite.conftest import OpenEngine
@@ -207,3 +208,14 @@ async def test_odd_characters_in_the_path(tmp_path: Path, clock: ManualClock) ->
     await again.open()
     assert await again.get("one") is not None
     await again.close()
+
+
+@pytest.mark.parametrize("ending", ["-wal", "-journal", "-lock"])
+def test_a_torn_first_page_is_not_taken_for_a_foreign_file(tmp_path: Path, ending: str) -> None:
+    """After a power cut what is right may be in the log or the journal: SQLite is to say."""
+    files = Files(tmp_path / "jobs.db")
+    files.database.write_bytes(os.urandom(4096))
+    with pytest.raises(ConfigError, match="is not a database"):
+        presence.has_tables(files, None)
+    (tmp_path / f"jobs.db{ending}").write_bytes(b"")
+    assert presence.has_tables(files, None)

@@ -53,6 +53,7 @@ class Files:
         self.lock = self._beside("-lock")
         self.bell = self._beside("-bell")
         self.log = self._beside("-wal")
+        self.journal = self._beside("-journal")
         self.ballast = self._beside("-ballast")
 
     def prepare(self) -> None:

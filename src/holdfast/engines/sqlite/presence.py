@@ -46,7 +46,8 @@ def has_tables(files: Files, vfs: str | None) -> bool:
         with contextlib.closing(connection):
             return bool(connection.table_exists("main", "hf_meta"))
     except apsw.NotADBError:
-        if files.lock.exists():
+        # After a power cut its first page may be in the log or the journal alone.
+        if any(path.exists() for path in (files.lock, files.log, files.journal)):
             return True
         raise ConfigError(
             f"{database} is not a database: give the path of one, or of a new file"
