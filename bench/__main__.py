@@ -16,12 +16,12 @@ from typing import Any
 
 from rich.console import Console
 
-from bench import drain, engines
+from bench import drain, engines, flow
 from bench.report import Report, print_table, record, to_markdown, write_json
 from bench.stores import ENGINES
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "benchmarks.md"
-BENCHES: dict[str, Any] = {"drain": drain.run, "engines": engines.run}
+BENCHES: dict[str, Any] = {"drain": drain.run, "engines": engines.run, "flow": flow.run}
 
 
 def main(arguments: list[str]) -> int:
@@ -54,12 +54,17 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def _options(name: str, given: argparse.Namespace) -> engines.Options | drain.Options:
+def _options(
+    name: str, given: argparse.Namespace
+) -> engines.Options | drain.Options | flow.Options:
     chosen = ENGINES if given.engine == "all" else (given.engine,)
     sizes = {key: value for key in ("jobs", "repeats") if (value := getattr(given, key))}
     if name == "drain":
         base = drain.QUICK if given.quick else drain.Sizes()
         return drain.Options(engines=chosen, sizes=replace(base, **sizes), peers=given.peers)
+    if name == "flow":
+        small = flow.QUICK if given.quick else flow.Sizes()
+        return flow.Options(engines=chosen, sizes=replace(small, **sizes))
     return engines.Options(
         engines=chosen,
         sizes=replace(engines.QUICK if given.quick else engines.Sizes(), **sizes),

@@ -31,7 +31,8 @@ Tell = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizes:
-    """How much is measured. The goals are meant for the default."""
+    """How much is measured; without `delays` no job comes alone. The goals are meant for the
+    default."""
 
     jobs: int = 50_000
     repeats: int = 3
@@ -50,6 +51,7 @@ class Options:
     engines: tuple[EngineName, ...] = ENGINES
     sizes: Sizes = Sizes()
     peers: bool = True
+    alone: bool = True
 
 
 async def run(options: Options, tell: Tell) -> Report:
@@ -63,7 +65,10 @@ async def run(options: Options, tell: Tell) -> Report:
             if who.engine == engine and who.runs not in missing
         ]
         async with places(engine) as ground:
-            await _Bench(engine, options.sizes, report, ground, tell).run(takes_part)
+            bench = _Bench(engine, options.sizes, report, ground, tell)
+            await bench.drain(takes_part)
+            if options.alone:
+                await bench.alone()
     return report
 
 
@@ -114,7 +119,7 @@ class _Bench:
         self._ground = ground
         self._tell: Tell = lambda text: tell(f"{engine}: {text}")
 
-    async def run(self, takes_part: list[Contestant]) -> None:
+    async def drain(self, takes_part: list[Contestant]) -> None:
         results: dict[str, Results] = {who.name: Results() for who in takes_part}
         for turn in range(self._sizes.repeats):
             # Each leads in turn: who comes first has the machine as it was left.
@@ -122,10 +127,9 @@ class _Bench:
             for who in takes_part[lead:] + takes_part[:lead]:
                 await self._drain(who, results[who.name], turn)
         for who in takes_part:
-            if results[who.name].drains and who.keeps_up:
+            if self._sizes.delays and results[who.name].drains and who.keeps_up:
                 await self._delays(who, results[who.name])
         self._tell_all([who for who in takes_part if results[who.name].drains], results)
-        await self._alone()
 
     async def _drain(self, who: Contestant, results: Results, turn: int) -> None:
         self._tell(f"drain, turn {turn + 1} of {self._sizes.repeats}: {who.name}")
@@ -179,7 +183,8 @@ class _Bench:
                 report.cost(engine, metric, value, unit="ms", reference=bound, goal=goal)
         compare(report, engine, whole, results)
 
-    async def _alone(self) -> None:
+    async def alone(self) -> None:
+        """What only Holdfast is asked for."""
         self._report.section(
             f"{self._engine}, Holdfast alone; the reference is the bound, or bare spawns"
         )

@@ -21,7 +21,7 @@ def main(argv: list[str]) -> int:
     seed = ["--seed", str(given.seed)]
     record = ["--record"] if given.record else []
     statuses = [
-        engines.main(["--kills", sized(300), "--seconds", sized(60), *seed, *record]),
+        engines.main(["--kills", sized(300), *seed, *record]),
         workers.main(["--kills", sized(300), *seed, *record]),
         poison.main(["--jobs", sized(10_000), *seed, *record]),
         simulate.main(["--engine", "memory", "--seeds", sized(1_000), *seed, *record]),

@@ -17,6 +17,9 @@ from torture import results
 from torture.stores import ENGINES, store
 from torture.storm import Storm, Weather
 
+SECONDS_EACH = {"sqlite": 0.2, "postgres": 0.4}
+"""How long the storm lasts for each kill: processes must come to work between two of them."""
+
 
 def main(argv: list[str]) -> int:
     given = _parser().parse_args(argv)
@@ -31,8 +34,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--processes", type=int, default=8)
     parser.add_argument("--kills", type=int, default=300, help="of processes")
     parser.add_argument("--freezes", type=int, help="past their leases; default: a tenth of kills")
-    parser.add_argument("--server-kills", type=int, help="default: a tenth of kills")
-    parser.add_argument("--seconds", type=float, default=60.0, help="how long the storm lasts")
+    parser.add_argument("--server-kills", type=int, help="default: a fiftieth of kills")
+    parser.add_argument(
+        "--seconds", type=float, help="how long the storm lasts; default by the number of kills"
+    )
     parser.add_argument("--seed", type=int, default=SystemRandom().randrange(1_000_000))
     parser.add_argument("--keep", type=Path, metavar="DIR", help="keep the histories there")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there")
@@ -44,10 +49,10 @@ def _torture(name: str, given: argparse.Namespace) -> tuple[dict[str, Any], bool
     weather = Weather(
         processes=given.processes,
         kills=given.kills,
-        seconds=given.seconds,
+        seconds=given.kills * SECONDS_EACH[name] if given.seconds is None else given.seconds,
         seed=given.seed,
         freezes=given.kills // 10 if given.freezes is None else given.freezes,
-        server_kills=given.kills // 10 if given.server_kills is None else given.server_kills,
+        server_kills=given.kills // 50 if given.server_kills is None else given.server_kills,
     )
     replay = (
         f"./hf torture engines --engine {name} --processes {weather.processes} "
@@ -88,6 +93,10 @@ def _figures(name: str, weather: Weather, findings: Findings, took_s: float) -> 
         "jobs": findings.jobs,
         "operations": findings.operations,
         "unknown": findings.unknown,
+        "limited": findings.limited,
+        "grouped": findings.grouped,
+        "children": findings.children,
+        "recounts": findings.recounts,
         "lost": findings.lost,
         "resurrected": findings.resurrected,
         "stale_settles": findings.stale_settles,

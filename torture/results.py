@@ -14,8 +14,8 @@ PAGE = Path(__file__).resolve().parent.parent / "docs" / "torture.md"
 COLUMNS = {
     "kill -9": (
         "engine", "processes", "seconds", "kills", "server_kills", "freezes", "jobs",
-        "operations", "lost", "resurrected", "stale_settles", "violations",
-        "recovery_ms_p50", "recovery_ms_p99", "seed",
+        "operations", "limited", "grouped", "children", "recounts", "lost", "resurrected",
+        "stale_settles", "violations", "recovery_ms_p50", "recovery_ms_p99", "seed",
     ),
     "workers": (
         "engine", "workers", "seconds", "kills", "of_children", "of_commands", "of_supervisors",

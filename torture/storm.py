@@ -21,10 +21,12 @@ from typing import Any, NamedTuple
 
 from holdfast.testing.checker import Findings, check
 from holdfast.testing.history import Journal, read_journals, to_file
-from torture.player import LEASE_MS, Player, prepare, survey
+from torture.player import Player
+from torture.queues import LEASE_MS
 from torture.stores import Store
+from torture.survey import audit, prepare, survey
 
-DRAIN_S_MAX = 60.0
+DRAIN_S_MAX = 120.0
 CLOCK_STEP_NS = 3_000_000
 _PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None)
@@ -62,9 +64,11 @@ class Storm:
             self._rage()
             self._kill_all()
             self._journal.note("heal")
+            self._finish(self._fork("audit", self._audit))
             for _ in range(max(2, self._weather.processes // 2)):
                 self._start(calm=True)
             self._finish(self._fork("survey", self._survey))
+            self._note_deadlocks()
         finally:
             # What is left has nothing in hand: these are not counted.
             self._kill_all(count=False)
@@ -85,7 +89,11 @@ class Storm:
         started = time.monotonic()
         for instant, blow in sorted(blows):
             self._wait_until(started + instant)
+            struck = time.monotonic()
             self._strike(blow)
+            if blow == "server_kill":
+                # Nobody can work meanwhile; without this the other blows would all come at once.
+                started += time.monotonic() - struck
             self.done[blow] += 1
             took = time.monotonic() - started
             text = ", ".join(f"{count} {name}s" for name, count in self.done.items())
@@ -139,6 +147,13 @@ class Storm:
             if self._store.server is not None:
                 self._journal.note("reboot")
 
+    def _note_deadlocks(self) -> None:
+        """A server breaks them by itself, and the engine tries again: only its log tells."""
+        server = self._store.server
+        if server is not None:
+            (self._directory / "server.log").write_text(server.log)
+            self._journal.note("deadlocks", count=server.log.count("deadlock detected"))
+
     def _start(self, *, calm: bool) -> None:
         self._lives += 1
         name = f"p{self._lives}"
@@ -152,6 +167,10 @@ class Storm:
 
     async def _prepare(self) -> bool:
         await prepare(self._store.make(), self._journal_of("prepare"))
+        return True
+
+    async def _audit(self) -> bool:
+        await audit(self._store.make(), self._journal_of("audit"))
         return True
 
     async def _survey(self) -> bool:

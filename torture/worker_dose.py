@@ -6,6 +6,7 @@ How long a good job takes from its enqueue to its end is read from the store, by
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 import time
 from collections import Counter
@@ -14,8 +15,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from holdfast import Holdfast
+from holdfast.chaos.fleet import Fleet
+from holdfast.chaos.judge import percentile
 from holdfast.core.model import Job, NewJob, Queue, Status
-from torture.worker_fleet import Fleet
 from torture.worker_harm import (
     early,
     judge_good,
@@ -24,10 +26,10 @@ from torture.worker_harm import (
     judge_promptness,
     late,
 )
-from torture.worker_judge import percentile
 from torture.worker_poison import GOOD, POISON, Poison
 
 QUEUE = Queue(name="default", max_attempts=2, max_crashes=2)
+ROOT = Path(__file__).resolve().parent.parent
 READY_MIN = 40
 DRAIN_S_MAX = 60.0
 
@@ -49,7 +51,10 @@ class Trial:
         self._dice = random.Random(dose.seed)
         options = ["--processes", "2", "--count", str(dose.workers), "--grace", "5s"]
         app = ["worker", "run", "torture.worker_poison:app"]
-        self._fleet = Fleet(home, [*app, *options, "--url", url])
+        # Where its application lies is not installed with the package.
+        path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+        arguments = [*app, *options, "--url", url]
+        self._fleet = Fleet(home, arguments, {"PYTHONPATH": path})
         self._good: dict[str, list[str]] = {"calm": [], "poisoned": []}
         self._poison: dict[str, Poison] = {}
         self._memory_kb: list[int] = []

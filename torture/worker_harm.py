@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from statistics import median
 
+from holdfast.chaos.judge import percentile
 from holdfast.core.model import Job, Queue
-from torture.worker_judge import percentile
 from torture.worker_poison import Poison
 
 GROWTH_MAX = 1.3

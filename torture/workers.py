@@ -1,6 +1,6 @@
 """kill -9 on workers: children, commands, supervisors and launchers are killed and frozen while
 they run jobs of every kind. Every job must end done or dead by policy, run again only because of
-a blow, never twice at once, and no process may be left."""
+a blow, never twice at once, no process may be left; limits, groups and parents must be kept."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ from pathlib import Path
 from random import SystemRandom
 from typing import Any
 
+from holdfast.chaos.judge import Findings, percentile
+from holdfast.chaos.storm import Weather
 from torture import results
 from torture.stores import ENGINES, store
-from torture.worker_judge import Findings, percentile
-from torture.worker_storm import Storm, Weather
+from torture.worker_flow import FlowStorm
 
 
 def main(argv: list[str]) -> int:
@@ -62,7 +63,7 @@ def _torture(name: str, given: argparse.Namespace) -> tuple[dict[str, Any], bool
         home = Path(directory)
         with store(name, home) as chosen:
             url = f"sqlite:///{home}/jobs.db" if chosen.server is None else chosen.server.dsn
-            storm = Storm(url, weather, home)
+            storm = FlowStorm(url, weather, home)
             findings = asyncio.run(storm.run())
         if given.keep or not findings.clean:
             kept = given.keep or Path(tempfile.mkdtemp(prefix="holdfast-workers-"))
@@ -78,7 +79,7 @@ def _torture(name: str, given: argparse.Namespace) -> tuple[dict[str, Any], bool
 
 
 def _figures(
-    name: str, weather: Weather, storm: Storm, findings: Findings, took_s: float
+    name: str, weather: Weather, storm: FlowStorm, findings: Findings, took_s: float
 ) -> dict[str, Any]:
     counts = storm.counts
     return {

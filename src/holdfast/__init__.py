@@ -9,7 +9,18 @@ if TYPE_CHECKING:
     from holdfast.app import Holdfast
     from holdfast.blocking import BlockingHoldfast
     from holdfast.core.backoff import Backoff
-    from holdfast.core.model import Job, JobFilter, Lease, NewJob, Note, Queue, Receipt, State
+    from holdfast.core.breaker import Breaker
+    from holdfast.core.model import (
+        Job,
+        JobFilter,
+        Lease,
+        NewJob,
+        Note,
+        Queue,
+        Receipt,
+        Reroute,
+        State,
+    )
     from holdfast.errors import HoldfastError, JobCancelled, JobFailed, LeaseLost
     from holdfast.handles import JobHandle
     from holdfast.outcomes import Bury, Cancelled, Release, Retry
@@ -23,6 +34,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "Backoff": "core.backoff",
     "BlockingHoldfast": "blocking",
+    "Breaker": "core.breaker",
     "Bury": "outcomes",
     "Cancelled": "outcomes",
     "Context": "worker.context",
@@ -39,7 +51,9 @@ _HOMES = {
     "Note": "core.model",
     "Queue": "core.model",
     "Receipt": "core.model",
+    "RedrivePlan": "upkeep",
     "Release": "outcomes",
+    "Reroute": "core.model",
     "Retry": "outcomes",
     "Schedule": "upkeep",
     "State": "core.model",
@@ -49,6 +63,7 @@ _HOMES = {
 __all__ = [
     "Backoff",
     "BlockingHoldfast",
+    "Breaker",
     "Bury",
     "Cancelled",
     "Context",
@@ -65,7 +80,9 @@ __all__ = [
     "Note",
     "Queue",
     "Receipt",
+    "RedrivePlan",
     "Release",
+    "Reroute",
     "Retry",
     "Schedule",
     "State",

@@ -48,8 +48,10 @@ from holdfast.errors import (
     UsageError,
 )
 from holdfast.events import Listeners
+from holdfast.flows import Flowing
 from holdfast.home import Home, closing_unstarted
 from holdfast.leasing import Leasing
+from holdfast.limiting import change_queue
 from holdfast.options import (
     JobOptions,
     QueueOptions,
@@ -57,10 +59,11 @@ from holdfast.options import (
     checked,
     checked_filter,
     expected,
+    new_id,
     new_job,
 )
 from holdfast.tasks import Task, TaskOptions
-from holdfast.upkeep import Schedules, Upkeep, wall_ms
+from holdfast.upkeep import Redrives, Schedules, Upkeep, wall_ms
 from holdfast.worker.handlers import Handler
 from holdfast.worker.registry import Workers
 
@@ -77,7 +80,7 @@ _PAGE = 100
 """Jobs are read with their payloads, so that a thousand could be a gigabyte."""
 
 
-class Holdfast(Leasing):
+class Holdfast(Leasing, Flowing):
     """`url` names the engine: HOLDFAST_URL by default, else a file in the current folder.
 
     Making one touches nothing. Its tasks open the engine when they are first enqueued, on a loop
@@ -121,6 +124,11 @@ class Holdfast(Leasing):
     @property
     def schedules(self) -> Schedules:
         return Schedules(self.engine, wall_ms)
+
+    @property
+    def redrives(self) -> Redrives:
+        """Dead letters that are put back to work bit by bit."""
+        return Redrives(self.engine, wall_ms)
 
     async def open(self) -> None:
         """Create or check the store. Idempotent; the queue `default` exists afterwards."""
@@ -191,13 +199,20 @@ class Holdfast(Leasing):
 
     def job(self, task: str, payload: Any = None, **options: Unpack[JobOptions]) -> NewJob:
         """A job for `enqueue_many`, for `complete(then=…)` or for `within`."""
+        if options.get("id") is None:
+            options["id"] = self.new_id()
         return new_job(task, payload, options)
+
+    def new_id(self) -> str:
+        """An id for a job that has none; an engine may have a say where such a job goes."""
+        mint: Callable[[], str] = getattr(self.home.store, "mint", new_id)
+        return mint()
 
     async def enqueue(
         self, task: str, payload: Any = None, **options: Unpack[JobOptions]
     ) -> Receipt:
         """Durable on return. What the queue refuses is raised: UnknownQueue, QueueFull, …"""
-        [receipt] = await self.engine.enqueue([new_job(task, payload, options)])
+        [receipt] = await self.engine.enqueue([self.job(task, payload, **options)])
         return accepted(receipt)
 
     async def enqueue_many(self, jobs: Iterable[NewJob]) -> list[Receipt]:
@@ -264,12 +279,10 @@ class Holdfast(Leasing):
 
     async def declare(self, name: str, **options: Unpack[QueueOptions]) -> Queue:
         """Create the queue, or change the settings that are given and keep the others."""
-        queues = {view.queue.name: view.queue for view in await self.queues(counts=False)}
-        known = queues.get(expected("name", name, str))
-        queue = changed_queue(known or Queue(name=name), options)
-        if queue != known:
-            await self.engine.declare(queue)
-        return queue
+        expected("name", name, str)
+        return await change_queue(
+            self.engine, name, lambda known: changed_queue(known or Queue(name=name), options)
+        )
 
     async def drop(self, name: str) -> None:
         """Remove the queue and its jobs, revoking their leases."""
@@ -290,7 +303,7 @@ class Holdfast(Leasing):
         return within(connection)
 
     def upkeep(self, *, archive: Path | str | None = None) -> Upkeep:
-        """The reaper, the pruner and the scheduler: `await app.upkeep().run(stop)`.
+        """The reaper, pruner, scheduler and redriver: `await app.upkeep().run(stop)`.
 
         Some process must run them, else lapsed leases do not come back. Any number may.
         """

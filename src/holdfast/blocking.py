@@ -7,15 +7,17 @@ survive a fork; the child must make its own.
 from __future__ import annotations
 
 import functools
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 from holdfast.app import Holdfast
+from holdfast.batches import Batch
+from holdfast.core.model import AfterOn, NewJob
 from holdfast.engines.base import Engine
 from holdfast.loops import LoopThread
-from holdfast.upkeep import Schedules
+from holdfast.upkeep import Redrives, Schedules
 from holdfast.worker.handlers import Handler
 from holdfast.worker.registry import Workers
 
@@ -91,6 +93,17 @@ class BlockingSchedules(_Facade):
     preview = _direct(Schedules.preview)
 
 
+class BlockingRedrives(_Facade):
+    """See `Redrives`."""
+
+    survey = _waited(Redrives.survey)
+    start = _waited(Redrives.start)
+    cancel = _waited(Redrives.cancel)
+    get = _waited(Redrives.get)
+    all = _waited(Redrives.all)
+    going_on = _waited(Redrives.going_on)
+
+
 class BlockingWorkers(_Facade):
     """See `Workers`."""
 
@@ -105,6 +118,19 @@ class BlockingWorkers(_Facade):
     forget = _waited(Workers.forget)
 
 
+class BlockingBatch(_Facade):
+    """See `Batch`."""
+
+    job = _waited(Batch.job)
+    progress = _waited(Batch.progress)
+
+    @property
+    def id(self) -> str:
+        batch = self._target
+        assert isinstance(batch, Batch)
+        return batch.id
+
+
 class BlockingHoldfast(_Facade):
     """See `Holdfast`. Use it as `with BlockingHoldfast() as app`, or call `open` and `close`."""
 
@@ -117,6 +143,16 @@ class BlockingHoldfast(_Facade):
     @property
     def schedules(self) -> BlockingSchedules:
         return BlockingSchedules(self._app.schedules, self._loop_thread)
+
+    @property
+    def redrives(self) -> BlockingRedrives:
+        return BlockingRedrives(self._app.redrives, self._loop_thread)
+
+    def batch(
+        self, jobs: Iterable[NewJob], *, then: NewJob, after_on: AfterOn = "either"
+    ) -> BlockingBatch:
+        made = self.run(self._app.batch(jobs, then=then, after_on=after_on))
+        return BlockingBatch(made, self._loop_thread)
 
     @property
     def workers(self) -> BlockingWorkers:
@@ -160,6 +196,7 @@ class BlockingHoldfast(_Facade):
         self._loop_thread.keep(self._app.upkeep(archive=archive).run)
 
     job = _direct(Holdfast.job)
+    new_id = _direct(Holdfast.new_id)
     enqueue = _waited(Holdfast.enqueue)
     enqueue_many = _waited(Holdfast.enqueue_many)
     lease = _waited(Holdfast.lease)
@@ -182,6 +219,10 @@ class BlockingHoldfast(_Facade):
     delete = _waited(Holdfast.delete)
     queues = _waited(Holdfast.queues)
     declare = _waited(Holdfast.declare)
+    limit = _waited(Holdfast.limit)
+    unlimit = _waited(Holdfast.unlimit)
+    flow = _waited(Holdfast.flow)
+    waits = _waited(Holdfast.waits)
     drop = _waited(Holdfast.drop)
     backup = _waited(Holdfast.backup)
     within = _direct(Holdfast.within)

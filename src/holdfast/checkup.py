@@ -11,13 +11,17 @@ from typing import Literal
 
 import msgspec
 
+from holdfast.core import limits
 from holdfast.core.explain import ABSENT_MS, Seen, serves, startable
-from holdfast.core.model import JobFilter, QueueView, State
+from holdfast.core.model import JobFilter, QueueView, Record, State
 from holdfast.core.text import counted
 from holdfast.core.workers import Health, addressee
-from holdfast.durations import show_at
+from holdfast.durations import show_at, show_ms
 from holdfast.engines.base import Engine, Examination
 from holdfast.upkeep import Schedules, wall_ms
+from holdfast.upkeep.redrive import RedriveState, is_late
+from holdfast.upkeep.redrives import RECORD_KIND as REDRIVE_KIND
+from holdfast.upkeep.redrives import decode, records
 from holdfast.upkeep.schedule import Schedule, next_tick
 from holdfast.worker.registry import Workers, WorkerView
 
@@ -59,10 +63,12 @@ async def check(store: Engine, *, deep: bool = False) -> list[Finding]:
     views = await store.queues()
     workers = await Workers(store).all()
     schedules = await Schedules(store, wall_ms).all()
+    redrives = [record async for record in records(store, REDRIVE_KIND)]
     return [
         *_about_store(store.traits.name, examination, deep=deep),
         _clock(skew_ms, took_ms),
-        *await _upkeep(store, examination.now, schedules),
+        *await _upkeep(store, examination.now, schedules, redrives),
+        *_stopped(redrives, examination.now),
         *_workers(workers),
         *_queues(views, workers),
         *await _tasks(store, views, workers),
@@ -111,7 +117,9 @@ def _clock(skew_ms: int, took_ms: int) -> Finding:
     )
 
 
-async def _upkeep(store: Engine, now: int, schedules: Sequence[Schedule]) -> list[Finding]:
+async def _upkeep(
+    store: Engine, now: int, schedules: Sequence[Schedule], redrives: Sequence[Record]
+) -> list[Finding]:
     """Upkeep leaves no trace when it has nothing to do: what it left undone is what is seen."""
     overdue = (await store.overdue(1)).leases
     expired = (await store.expired(1)).jobs
@@ -126,6 +134,10 @@ async def _upkeep(store: Engine, now: int, schedules: Sequence[Schedule]) -> lis
         tick = None if schedule.paused else next_tick(schedule, schedule.passed_at)
         if tick is not None and wall_ms() - tick > _TICK_LATE_MS_MAX:
             undone.append(f"schedule {schedule.name} did not tick at {show_at(tick)}")
+    for record in redrives:
+        if is_late(decode(record), record.age_ms, LATE_MS_MAX):
+            ago = show_ms(round(record.age_ms, -3))
+            undone.append(f"redrive {record.key} made its last step {ago} ago, and is not over")
     if not undone:
         return [Finding(level="ok", name="upkeep", text="nothing is left undone")]
     remedy = "run upkeep: workers do, unless they were told not to"
@@ -133,6 +145,21 @@ async def _upkeep(store: Engine, now: int, schedules: Sequence[Schedule]) -> lis
         Finding(level="fail", name="upkeep", text=text, remedy=remedy, command="up")
         for text in undone
     ]
+
+
+def _stopped(redrives: Sequence[Record], now: int) -> Iterator[Finding]:
+    """Of the last day: somebody has to decide what becomes of the rest."""
+    for redrive in map(decode, redrives):
+        lately = redrive.ended_at is not None and now - redrive.ended_at < limits.DAY_MS
+        if redrive.state is RedriveState.STOPPED and lately:
+            left = counted(redrive.left, "dead letter")
+            yield Finding(
+                level="warn",
+                name="redrive",
+                text=f"redrive {redrive.id} was stopped, with {left} left: {redrive.text}",
+                remedy="mend what they die of, then retry the rest",
+                command=f"redrive show {redrive.id}",
+            )
 
 
 def _workers(workers: Sequence[WorkerView]) -> Iterator[Finding]:
@@ -153,7 +180,7 @@ def _workers(workers: Sequence[WorkerView]) -> Iterator[Finding]:
         yield Finding(
             level="warn",
             name="worker",
-            text="no worker was ever here",
+            text="there is no worker",
             remedy="start one",
             command="worker start",
         )

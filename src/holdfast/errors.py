@@ -2,7 +2,8 @@
 
 HoldfastError
 ├── UsageError     InvalidJob · InvalidQueue · PayloadTooLarge · UnknownQueue · UnknownKind ·
-│                  QueueFull · NotAccepting · ConfigError · Unsupported
+│                  UnknownParent · CircularJobs · QueueFull · NotAccepting · ConfigError ·
+│                  Unsupported
 ├── LeaseLost      the race you must expect
 ├── NoResult       JobFailed · JobCancelled · JobGone · ResultTimeout
 └── EngineError    EngineUnavailable · OutcomeUnknown · StorageFull · SchemaMismatch · EngineClosed
@@ -10,6 +11,7 @@ HoldfastError
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 
@@ -53,6 +55,18 @@ class UnknownKind(UsageError):
     """The text lists the kinds that exist."""
 
     code = "unknown_kind"
+
+
+class UnknownParent(UsageError):
+    """A job can only wait for one that exists: enqueue the parent first, or in the same call."""
+
+    code = "unknown_parent"
+
+
+class CircularJobs(UsageError):
+    """These jobs wait for each other and none could ever start: leave one of them out."""
+
+    code = "circular_jobs"
 
 
 class QueueFull(UsageError):
@@ -143,6 +157,11 @@ class OutcomeUnknown(EngineError):
     """It may or may not have happened: repeat the call with the same ids and tokens, it is safe."""
 
     code = "outcome_unknown"
+
+    def __init__(self, text: str = "", *, known: Mapping[int, Any] | None = None) -> None:
+        super().__init__(text)
+        self.known: dict[int, Any] = dict(known or {})
+        """By their positions in a batch: the answers that are known all the same."""
 
 
 class StorageFull(EngineError):

@@ -29,10 +29,12 @@ class EngineCalled(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Reaped(msgspec.Struct, frozen=True, kw_only=True):
-    """The reaper ended so many lapsed leases and buried so many expired jobs."""
+    """The reaper ended so many lapsed leases and buried so many expired jobs; so many others went
+    on to another worker."""
 
     overdue: int
     expired: int
+    rerouted: int = 0
 
 
 class Pruned(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,6 +53,20 @@ class Ticked(msgspec.Struct, frozen=True, kw_only=True):
     text: str = ""
 
 
+class Redrove(msgspec.Struct, frozen=True, kw_only=True):
+    """A redrive put so many dead letters back to work."""
+
+    redrive: str
+    retried: int
+
+
+class Distributed(msgspec.Struct, frozen=True, kw_only=True):
+    """The distributor brought jobs to this queue: how many from each."""
+
+    queue: str
+    moved: dict[str, int]
+
+
 class Troubled(msgspec.Struct, frozen=True, kw_only=True):
     """A service met an error; it goes on after `pause_ms`."""
 
@@ -60,7 +76,7 @@ class Troubled(msgspec.Struct, frozen=True, kw_only=True):
     pause_ms: int
 
 
-Happening: TypeAlias = EngineCalled | Reaped | Pruned | Ticked | Troubled
+Happening: TypeAlias = EngineCalled | Reaped | Pruned | Ticked | Redrove | Distributed | Troubled
 Tell: TypeAlias = Callable[[Happening], None]
 
 

@@ -6,16 +6,23 @@ from functools import cache
 
 import msgspec
 
-from holdfast.core.explain import Cause, Facts, Seen, explain, startable
+from holdfast.core import breaker as rules
+from holdfast.core.breaker import HOST_PREFIX, TASK_PREFIX, BreakerState
+from holdfast.core.causes import Cause, of_the_flow
+from holdfast.core.explain import Facts, Seen, explain, startable
+from holdfast.core.flow import Waits
 from holdfast.core.lifecycle import is_expired
 from holdfast.core.model import Job, JobFilter, Record, State
 from holdfast.engines.base import Engine, Saved
+from holdfast.worker.breaker_book import Book
 from holdfast.worker.registry import Workers, load_all
+from holdfast.worker.webhook import WEBHOOK, host_of
 
 PAUSE_KIND = "pause"
 """Who paused a queue, under its name. It only tells: what counts is the queue's own setting."""
 
 _PAGE = 100
+_PARENTS = 5
 _PAGES_MAX = 10
 
 
@@ -35,6 +42,7 @@ async def explain_job(engine: Engine, job: Job, now: int) -> list[Cause]:
     waiting = job.state is State.WAITING
     ahead, more = await _ahead(engine, job, now, workers) if waiting else (0, False)
     pause = await load_pause(engine, job.queue) if queue and queue.paused else Pause()
+    waits = await engine.waits(job.id) if waiting else None
     facts = Facts(
         job=job,
         queue=queue,
@@ -44,8 +52,38 @@ async def explain_job(engine: Engine, job: Job, now: int) -> list[Cause]:
         ahead_more=more,
         paused_by=": ".join(filter(None, [pause.by, pause.text])),
         paused_at=pause.at,
+        waits=waits,
+        parents=await _states(engine, waits.parents[:_PARENTS]) if waits else {},
     )
-    return explain(facts)
+    return explain(await _with_breaker(engine, facts) if waiting else facts)
+
+
+async def explain_waits(engine: Engine, job: Job, now: int) -> tuple[Waits | None, list[Cause]]:
+    """What a waiting job waits for beside its time and its workers, and the same in words."""
+    waits = await engine.waits(job.id) if job.state is State.WAITING else None
+    if waits is None:
+        return None, []
+    parents = await _states(engine, waits.parents[:_PARENTS])
+    return waits, list(of_the_flow(job, waits, parents, now))
+
+
+async def _with_breaker(engine: Engine, facts: Facts) -> Facts:
+    """One that keeps jobs like this one from starting, if there is one."""
+    job = facts.job
+    host = job.task == WEBHOOK
+    key = HOST_PREFIX + host_of(job.payload) if host else TASK_PREFIX + job.task
+    book = Book(engine, lambda _: None)
+    await book.load()
+    known = book.known.get(key)
+    if known is None or known.record.state is BreakerState.CLOSED:
+        return facts
+    left_ms = rules.left_ms(known.record, known.age_ms)
+    return msgspec.structs.replace(
+        facts,
+        breaker=rules.told(known.record, rules.title(key)),
+        breaker_key=key,
+        breaker_at=None if left_ms is None else facts.now + left_ms,
+    )
 
 
 async def load_pause(engine: Engine, queue: str) -> Pause:
@@ -72,6 +110,13 @@ async def save_pause(engine: Engine, queue: str, pause: Pause | None) -> None:
 async def _pause_record(engine: Engine, queue: str) -> Record:
     found = (record for record in await load_all(engine, PAUSE_KIND) if record.key == queue)
     return next(found, Record(kind=PAUSE_KIND, key=queue, value=None))
+
+
+async def _states(engine: Engine, ids: tuple[str, ...]) -> dict[str, State]:
+    if not ids:
+        return {}
+    page = await engine.find(JobFilter(ids=ids), limit=len(ids))
+    return {job.id: job.state for job in page.jobs}
 
 
 async def _seen(engine: Engine) -> tuple[Seen, ...]:

@@ -17,14 +17,18 @@ from msgspec.structs import asdict, astuple, replace
 from holdfast.backoffs import to_backoff
 from holdfast.core import codec
 from holdfast.core.backoff import Backoff
+from holdfast.core.flow import Fairness, Limit
 from holdfast.core.model import (
     NO_OVERRIDES,
+    AfterOn,
     JobFilter,
     KeyPolicy,
     NewJob,
     Order,
     Overrides,
+    ParentDeath,
     Queue,
+    Reroute,
 )
 from holdfast.core.workers import ADDRESSED_EXPIRES_MS, worker_queue
 from holdfast.durations import Duration, to_ms
@@ -34,7 +38,9 @@ from holdfast.errors import InvalidJob, InvalidQueue, UsageError
 class JobOptions(TypedDict, total=False):
     """Everything a job can carry besides its task and payload; None is the same as left out.
 
-    `to` is the name of the worker that shall run it, which has a queue of its own.
+    `to` is the name of the worker that shall run it, which has a queue of its own; with `reroute`
+    another one may when it is not taken in time: any, or one with these labels. `after` are jobs
+    that must have ended first, as `after_on` says: ids, or anything with an `id`.
     """
 
     id: str | None
@@ -57,6 +63,10 @@ class JobOptions(TypedDict, total=False):
     max_crashes: int | None
     backoff: Backoff | str | None
     to: str | None
+    reroute: bool | Mapping[str, str] | Reroute | None
+    after: Iterable[Any] | None
+    after_on: AfterOn | None
+    parent_death: ParentDeath | None
 
 
 class QueueOptions(TypedDict, total=False):
@@ -75,11 +85,16 @@ class QueueOptions(TypedDict, total=False):
     payload_max: int
     accepting: bool
     paused: bool
+    limits: Iterable[Limit]
+    fairness: Fairness
+    weights: Mapping[str, int]
+    aging: Duration | None
+    group_batch: int
 
 
-_OVERRIDES = ("lease_ms", "timeout_ms", "max_attempts", "max_crashes", "backoff")
+_OVERRIDES = ("lease_ms", "timeout_ms", "max_attempts", "max_crashes", "backoff", "reroute")
 _JOB_DURATIONS = ("delay", "expires", "key_window", "lease", "timeout")
-_QUEUE_DURATIONS = ("lease", "timeout", "retention", "dead_retention")
+_QUEUE_DURATIONS = ("lease", "timeout", "retention", "dead_retention", "aging")
 _RAW = (bytes, bytearray, memoryview)
 _NESTED = (msgspec.Struct, tuple)
 
@@ -101,6 +116,8 @@ def new_job(task: str, payload: Any, options: JobOptions) -> NewJob:
         given["delay"] = _seconds_until(given.pop("run_at"))
     _durations(given, _JOB_DURATIONS, InvalidJob)
     _address(given)
+    if "after" in given:
+        given["after"] = _ids(given["after"])
     if "backoff" in given:
         given["backoff"] = to_backoff("backoff", given["backoff"], InvalidJob)
     if isinstance(payload, _RAW):
@@ -124,6 +141,10 @@ def changed_queue(queue: Queue, options: QueueOptions) -> Queue:
     _durations(given, _QUEUE_DURATIONS, InvalidQueue)
     if "backoff" in given:
         given["backoff"] = to_backoff("backoff", given["backoff"], InvalidQueue)
+    if "limits" in given:
+        given["limits"] = tuple(checked_all("limit", given["limits"], Limit, InvalidQueue))
+    if isinstance(given.get("weights"), Mapping):
+        given["weights"] = dict(given["weights"])
     return checked(replace(queue, **given), InvalidQueue)
 
 
@@ -190,12 +211,38 @@ def _durations(given: dict[str, Any], names: Iterable[str], wrong: type[UsageErr
 
 def _address(given: dict[str, Any]) -> None:
     """A job for one worker waits in that worker's queue, and not for ever."""
+    reroute = given.pop("reroute", False)
     if "to" not in given:
+        if reroute is not False:
+            raise InvalidJob("reroute is for a job that is to one worker: give to as well")
         return
     if "queue" in given:
         raise InvalidJob("a job is either to one worker or in a queue: give to or queue, not both")
     given["queue"] = worker_queue(expected("to", given.pop("to"), str, InvalidJob))
-    given.setdefault("expires_ms", ADDRESSED_EXPIRES_MS)
+    # From when it is due, or a delay would be its death.
+    given.setdefault("expires_ms", ADDRESSED_EXPIRES_MS + given.get("delay_ms", 0))
+    if reroute is not False:
+        given["reroute"] = _reroute(reroute)
+
+
+def _reroute(given: object) -> Reroute:
+    if given is True:
+        return Reroute()
+    if isinstance(given, Mapping):
+        return Reroute(labels=dict(given))
+    policy: Reroute = expected("reroute", given, bool | Mapping | Reroute, InvalidJob)
+    return policy
+
+
+def _ids(given: object) -> tuple[str, ...]:
+    """Of jobs, handles or receipts; an id stands for itself."""
+    if isinstance(given, str) or not isinstance(given, Iterable):
+        raise InvalidJob(f"after is a {type(given).__name__}: give a list of jobs or of their ids")
+    ids = [each if isinstance(each, str) else getattr(each, "id", None) for each in given]
+    for at, id_ in enumerate(ids):
+        if not isinstance(id_, str):
+            raise InvalidJob(f"after has at {at} what is neither an id nor has one")
+    return tuple(dict.fromkeys(id_ for id_ in ids if isinstance(id_, str)))
 
 
 def _seconds_until(instant: object) -> float:

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypedDict, TypeVar, Unpack, cast
 
+from holdfast.breakers import BreakerText, to_breaker
 from holdfast.core import codec, limits
 from holdfast.core.backoff import Backoff
 from holdfast.core.model import NewJob
@@ -19,9 +20,10 @@ from holdfast.durations import Duration
 from holdfast.errors import UsageError
 from holdfast.handles import JobHandle
 from holdfast.options import JobOptions, expected
+from holdfast.rates import RateText, task_limits
 from holdfast.signatures import BatchSignature, Signature
 from holdfast.upkeep import wall_ms
-from holdfast.using import Arguments, Using, UsingOptions
+from holdfast.using import Arguments, Using
 from holdfast.worker.context import Context, Standing
 from holdfast.worker.handlers import Handler
 from holdfast.worker.wire import Given
@@ -37,7 +39,10 @@ class TaskOptions(TypedDict, total=False):
     """What every job of a task carries, unless `using` says otherwise; and how it is run.
 
     `retry_on` names the only failures that get another attempt, `give_up_on` those that do not.
-    `batch` jobs make one call, `isolated` ones run in a process of their own.
+    `batch` jobs make one call, `isolated` ones run in a process of their own. `rate` and
+    `concurrency` bound all its jobs together, or with a key template those that share a key:
+    `concurrency=(10, "{tenant}")`. With a `breaker`, a task that keeps failing is left alone for a
+    while: "5 failures, 30s".
     """
 
     name: str | None
@@ -53,8 +58,9 @@ class TaskOptions(TypedDict, total=False):
     give_up_on: Errors
     batch: int
     isolated: bool
-    rate: object
-    concurrency: object
+    rate: RateText | tuple[RateText, str] | None
+    concurrency: int | tuple[int, str] | None
+    breaker: BreakerText | None
 
 
 _OF_JOBS = (
@@ -67,7 +73,6 @@ _OF_JOBS = (
     "priority",
     "expires",
 )
-_LATER = ("rate", "concurrency")
 
 
 class Task(Generic[Answer]):
@@ -86,6 +91,10 @@ class Task(Generic[Answer]):
         self.give_up_on = _errors("give_up_on", given.get("give_up_on")) or ()
         self.batch: int = given.get("batch", 1)
         self.isolated: bool = given.get("isolated", False)
+        self.limits = task_limits(self.name, given.get("rate"), given.get("concurrency"))
+        breaker = given.get("breaker")
+        name = f"breaker of task {self.name}"
+        self.breaker = None if breaker is None else to_breaker(name, breaker)
         self._plain: Using[Answer] = Using(self, {})
         functools.update_wrapper(self, function, updated=())
 
@@ -114,6 +123,8 @@ class Task(Generic[Answer]):
             queue=self.queue,
             batch=self.batch,
             isolated=self.isolated,
+            limits=self.limits,
+            breaker=self.breaker,
             retry_on=self.retry_on,
             give_up_on=self.give_up_on,
         )
@@ -127,7 +138,7 @@ class Task(Generic[Answer]):
                 args, named = placed[0], {**placed[1], context: self._contexts(args)}
         return self.function(*args, **named)
 
-    def using(self, **options: Unpack[UsingOptions]) -> Using[Answer]:
+    def using(self, **options: Unpack[JobOptions]) -> Using[Answer]:
         """The same task with these options for its jobs."""
         return Using(self, options)
 
@@ -191,13 +202,8 @@ def default_name(function: Callable[..., Any]) -> str:
 def _check_options(name: str, given: dict[str, Any]) -> None:
     unknown = sorted(set(given).difference(TaskOptions.__annotations__))
     if unknown:
-        known = ", ".join(sorted(set(TaskOptions.__annotations__).difference(_LATER)))
+        known = ", ".join(sorted(TaskOptions.__annotations__))
         raise UsageError(f"a task has no {', '.join(unknown)}; it has {known}")
-    for later in _LATER:
-        if later in given:
-            raise UsageError(
-                f"{later} of task {name} takes effect with a later version; leave it out"
-            )
     batch = given.get("batch", 1)
     if type(batch) is not int or not 1 <= batch <= limits.BATCH_MAX:
         raise UsageError(f"batch of task {name} is {batch!r}; use 1 to {limits.BATCH_MAX}")

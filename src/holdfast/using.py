@@ -13,9 +13,9 @@ from msgspec.structs import replace
 
 from holdfast.core import checks, limits
 from holdfast.core.model import NewJob, Queue, Receipt, Status
-from holdfast.errors import InvalidJob, UnknownQueue, Unsupported, UsageError
+from holdfast.errors import InvalidJob, UnknownQueue, UsageError
 from holdfast.handles import JobHandle
-from holdfast.options import JobOptions, new_id, new_job
+from holdfast.options import JobOptions, new_job
 
 if TYPE_CHECKING:
     from holdfast.app import Holdfast
@@ -25,18 +25,10 @@ Answer = TypeVar("Answer")
 Arguments = Iterable[tuple[Any, ...] | Mapping[str, Any]]
 
 
-class UsingOptions(JobOptions, total=False):
-    """See `JobOptions`."""
-
-    after: object
-
-
 class Using(Generic[Answer]):
     """A task with options for the jobs that are enqueued by it."""
 
-    def __init__(self, task: Task[Answer], options: UsingOptions, connection: Any = None) -> None:
-        if options.get("after") is not None:
-            raise Unsupported(task.app.engine.traits.name, "jobs that wait for others (after=)")
+    def __init__(self, task: Task[Answer], options: JobOptions, connection: Any = None) -> None:
         if options.get("content_type") is not None:
             raise InvalidJob("the payload of a task is JSON: leave content_type out")
         self._task = task
@@ -44,7 +36,7 @@ class Using(Generic[Answer]):
         self._connection = connection
         self._template = self._make()
 
-    def using(self, **options: Unpack[UsingOptions]) -> Using[Answer]:
+    def using(self, **options: Unpack[JobOptions]) -> Using[Answer]:
         return Using(self._task, {**self._options, **options}, self._connection)
 
     def within(self, connection: Any) -> Using[Answer]:
@@ -54,7 +46,9 @@ class Using(Generic[Answer]):
         payload = self._task.signature.payload(args, named)
         # An instant comes nearer all the time; everything else was checked once.
         template = self._template if self._options.get("run_at") is None else self._make()
-        return replace(template, id=self._options.get("id") or new_id(), payload=payload)
+        return replace(
+            template, id=self._options.get("id") or self._task.app.new_id(), payload=payload
+        )
 
     def enqueue(self, *args: Any, **named: Any) -> JobHandle[Answer]:
         return self._put([self.job(*args, **named)])[0]
@@ -72,7 +66,6 @@ class Using(Generic[Answer]):
 
     def _make(self) -> NewJob:
         options: dict[str, Any] = {**self._task.defaults, **self._options}
-        options.pop("after", None)
         if self._options.get("to") is not None and self._options.get("queue") is None:
             options.pop("queue", None)
         template = new_job(self._task.name, None, cast("JobOptions", options))
@@ -160,7 +153,7 @@ async def _enqueue(app: Holdfast, jobs: list[NewJob]) -> list[Receipt]:
         if receipt.code == UnknownQueue.code and jobs[at].queue in named
     ]
     for queue in sorted({jobs[at].queue for at in again}):
-        await app.engine.declare(Queue(name=queue), only_new=True)
+        await app.engine.declare(Queue(name=queue), instead_of=None)
     answers = await app.enqueue_many(jobs[at] for at in again)
     for at, receipt in zip(again, answers, strict=True):
         receipts[at] = receipt

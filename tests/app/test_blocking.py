@@ -24,7 +24,7 @@ from holdfast.errors import (
     UsageError,
 )
 from holdfast.events import Happening, Reaped
-from holdfast.upkeep import Schedule, Schedules
+from holdfast.upkeep import Redrives, Schedule, Schedules
 from holdfast.worker.registry import Workers
 
 
@@ -60,6 +60,7 @@ def test_one_job_from_end_to_end(url: str) -> None:
         (BlockingHoldfast, Holdfast),
         (type(BlockingHoldfast("memory:").schedules), Schedules),
         (type(BlockingHoldfast("memory:").workers), Workers),
+        (type(BlockingHoldfast("memory:").redrives), Redrives),
     ],
 )
 def test_nothing_is_missing(blocking: type, original: type) -> None:

@@ -16,7 +16,6 @@ from holdfast.errors import (
     NotAccepting,
     QueueFull,
     UnknownQueue,
-    Unsupported,
     UsageError,
 )
 
@@ -125,8 +124,13 @@ def test_names() -> None:
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"rate": "100/m"}, "rate of task .* takes effect with a later version; leave it out"),
-        ({"concurrency": (10, "{tenant}")}, "concurrency of task .* later version"),
+        ({"rate": "often"}, "rate of task .* 'often' is no rate: write \"100/m\""),
+        ({"rate": "0/m"}, "rate of task .* lets nothing start: to stop a queue, pause it"),
+        ({"rate": ("5/s", 7)}, "rate of task .* give a bound, or a bound and a key"),
+        ({"concurrency": 0}, "concurrency 0 is not 1 to"),
+        ({"concurrency": "10"}, "concurrency of task .* is '10': give a number of jobs"),
+        ({"concurrency": (10, "{tenant")}, "key template '{tenant'"),
+        ({"concurrency": (10, "{a.b}")}, "is no plain field such as {tenant}"),
         ({"colour": "red"}, "a task has no colour; it has backoff, batch"),
         ({"timeout": "soon"}, "timeout 'soon' is no duration"),
         ({"backoff": "often"}, "backoff 'often' is no backoff"),
@@ -307,10 +311,19 @@ async def test_a_refusal_is_raised_and_says_how_many(app: Holdfast) -> None:
         await send.aenqueue("a")
 
 
-def test_what_is_not_there_yet_is_refused() -> None:
+def test_a_job_can_be_after_others_by_what_has_their_ids() -> None:
     send = make(Holdfast("memory:"))
-    with pytest.raises(Unsupported, match="jobs that wait for others"):
-        send.using(after=[send.job("a")])
+    first = send.job("a")
+    child = send.using(after=[first, "x", send.handle("y"), "x"], after_on="either").job("b")
+    assert child.after == (first.id, "x", "y")
+    assert child.after_on == "either"
+
+
+def test_a_wrong_option_of_a_job_is_refused() -> None:
+    send = make(Holdfast("memory:"))
+    for after, says in (("x", "after is a str"), ([7], "after has at 0"), (["a b"], "after 'a b'")):
+        with pytest.raises(InvalidJob, match=says):
+            send.using(after=after)
     with pytest.raises(InvalidJob, match="the payload of a task is JSON"):
         send.using(content_type="text/plain")
     wrong: Any = {"colour": "red"}

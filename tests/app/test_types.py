@@ -50,7 +50,7 @@ for _ in range(100_000):
         ("t", None, {"backoff": "2s"}, "backoff '2s' is no backoff"),
         ("t", None, {"backoff": {"first": 1}}, "backoff is a dict: give a Backoff"),
         ("t", None, {"key_policy": "maybe"}, "key_policy"),
-        ("t", None, {"colour": "red"}, "a job has no colour; it has backoff, content_type"),
+        ("t", None, {"colour": "red"}, "a job has no colour; it has after, after_on, backoff"),
         ("t", float("nan"), {}, "JSON"),
         ("t", {(1, 2): 3}, {}, "JSON"),
         ("t", object(), {}, "JSON"),

@@ -67,7 +67,8 @@ def ended(id: str, verdict: Verdict, kept: Note | None = None, **options: Any) -
     """A job that was leased once, and how that ended; none may wait before it."""
 
     async def live(app: Holdfast) -> None:
-        await app.enqueue(options.pop("task", "t"), None, id=id, **options)
+        task, payload = options.pop("task", "t"), options.pop("payload", None)
+        await app.enqueue(task, payload, id=id, **options)
         [taken] = await app.lease(options.get("queue", "default"), worker="w")
         assert taken.id == id
         await app.settle([Settlement(lease=taken, verdict=verdict, note=kept)])

@@ -10,31 +10,25 @@ from holdfast.cli import root
 from tests.cli.program import Cli, run_program
 
 
-@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_a_script_names_every_command(cli: Cli, shell: str) -> None:
-    ran = cli("completion", shell)
-    assert ran.code == 0
-    for word in ("enqueue", "queue", "max-attempts", "config"):
-        assert word in ran.out
-    assert f"holdfast completion {shell} > " in ran.err
-    if path := shutil.which(shell):
-        checked = subprocess.run([path, "-n"], input=ran.out, text=True, check=False)
-        assert checked.returncode == 0
-
-
-def test_a_zsh_script_completes_when_it_is_loaded_and_when_it_is_read(cli: Cli) -> None:
-    script = cli("completion", "zsh").out
-    assert script.startswith("#compdef holdfast\n")
-    assert '_cyclopts_holdfast "$@"' in script
-    assert "compdef _cyclopts_holdfast holdfast" in script
-
-
 @pytest.mark.parametrize(
     ("shell", "flag"), [("bash", '"--url" '), ("zsh", "--url["), ("fish", "' -l url ")]
 )
-def test_what_all_take_is_offered_before_every_name(cli: Cli, shell: str, flag: str) -> None:
-    script = cli("completion", shell).out
-    assert script.count(flag) == len(root.COMMANDS) + len(root.GROUPS) + 1
+def test_a_script_names_every_command_and_what_all_take(cli: Cli, shell: str, flag: str) -> None:
+    ran = cli("completion", shell)
+    assert ran.code == 0
+    for word in (*(words.split()[-1] for words, _, _ in root.COMMANDS), "max-attempts"):
+        assert word in ran.out
+    assert f"holdfast completion {shell} > " in ran.err
+    # What all take is offered before every name.
+    assert ran.out.count(flag) == len(root.COMMANDS) + len(root.GROUPS) + 1
+    if shell == "zsh":
+        # It completes when it is loaded, and when it is read.
+        assert ran.out.startswith("#compdef holdfast\n")
+        assert '_cyclopts_holdfast "$@"' in ran.out
+        assert "compdef _cyclopts_holdfast holdfast" in ran.out
+    if path := shutil.which(shell):
+        checked = subprocess.run([path, "-n"], input=ran.out, text=True, check=False)
+        assert checked.returncode == 0
 
 
 def test_a_script_as_json(cli: Cli) -> None:

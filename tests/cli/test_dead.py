@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.core.model import Reason
+from holdfast.core.model import Failure, Reason
+from holdfast.core.verdict import Bury, Complete
 from tests.cli import making
 from tests.cli.program import Cli
 
@@ -91,13 +92,15 @@ def test_many_are_done_in_batches(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr("holdfast.cli.bulk.batches.__defaults__", (2,))
     for number in range(5):
         making.dead(f"j{number}")
-    assert cli("dlq", "retry", "--all", "--json").json == {"found": 5, "more": False, "retried": 5}
+    told = cli("dlq", "retry", "--all", "--json").json
+    assert told == {"found": 5, "more": False, "capped": 0, "retried": 5}
     assert cli("dlq", "retry", "--all").out == "retried 0 jobs\n"
 
 
 def test_a_count_ends_somewhere(letters: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("holdfast.core.limits.SCAN_MAX", 3)
-    assert letters("dlq", "retry", "--all", "--dry-run").out == "would retry at least 3 jobs\n"
+    monkeypatch.setattr("holdfast.core.limits.SCAN_MAX", 2)
+    monkeypatch.setattr("holdfast.upkeep.redrives.BATCH", 2)
+    assert letters("dlq", "retry", "--all", "--dry-run").out == "would retry at least 2 jobs\n"
 
 
 def test_a_retry_may_be_delayed(letters: Cli) -> None:
@@ -128,6 +131,14 @@ def test_export_writes_a_line_of_json_each(letters: Cli, tmp_path: Path) -> None
         (["retry", "a", "--all"], 2, "only one"),
         (["retry", "no"], 3, "no job has the id no"),
         (["retry", "--all", "--delay", "x"], 2, "delay 'x'"),
+        (["retry", "--all", "--edit", "{"], 2, "edit is not JSON"),
+        (["retry", "--all", "--rate", "often"], 2, "rate 'often' is no rate"),
+        (["retry", "--all", "--rate", "0/s"], 2, "lets nothing start"),
+        (["retry", "--all", "--canary", "--canary-wait", "x"], 2, "canary-wait 'x'"),
+        (["retry", "--all", "--max-redrives", "0"], 2, "redrives_max 0 is not 1"),
+        (["retry", "--all", "--watch"], 2, "--watch is for a redrive"),
+        (["groups", "--limit", "0"], 2, "limit 0 is not 1"),
+        (["quarantine", "--reason", "expired"], 2, "not expired"),
         (["show", "no"], 3, "'no'"),
         (["export", "/proc/nowhere/x"], 2, "/proc/nowhere/x cannot be written"),
         (["list", "--reason", "bored"], 2, "bored"),
@@ -144,3 +155,34 @@ def test_only_dead_letters_are_retried_by_name(letters: Cli) -> None:
     ran = letters("dlq", "retry", "done", "a")
     assert (ran.code, ran.out) == (1, "a retried\n")
     assert "done was not retried: it is done, and must be dead" in ran.err
+
+
+def test_what_was_redriven_too_often_is_left(letters: Cli) -> None:
+    making.with_app(lambda app: app.redrive("b"))
+    making.settle(making.lease(), Complete())
+    making.settle(making.lease(), Bury(failure=Failure(message="again")))
+    again = letters("dlq", "retry", "--all", "--max-redrives", "1")
+    assert (again.code, again.out) == (0, "retried 2 jobs\n")
+    assert again.err == "1 job left dead, over --max-redrives 1\n"
+    assert dead(letters) == "b"
+    assert letters("dlq", "retry", "b").out == "b retried\n", "who names it means it"
+
+
+def test_payloads_are_edited_first(cli: Cli) -> None:
+    making.dead("a", payload={"to": "ann", "retry": 1})
+    making.dead("b", payload={"to": "bob"})
+    making.dead("c", payload=[1])
+    assert cli("dlq", "retry", "a", "--edit", '{"retry": null, "to": "eve"}').out == "a retried\n"
+    assert cli("dlq", "retry", "--all", "--edit", '{"n": 1}').out == "retried 2 jobs\n"
+    shown = {id_: cli("job", "show", id_, "--json").json for id_ in "abc"}
+    assert [shown[id_]["payload"] for id_ in "abc"] == [
+        {"to": "eve"},
+        {"to": "bob", "n": 1},
+        {"n": 1},
+    ]
+    events = cli("job", "timeline", "a", "--json").json
+    assert [event["event"] for event in events][-2:] == ["edited", "redriven"]
+    assert all("@" in event["worker"] for event in events[-2:]), "who did it"
+    again = cli("dlq", "retry", "a", "nothing", "--edit", "{}")
+    assert again.code == 3
+    assert "a was not retried: it is waiting, and must be dead" in again.err

@@ -7,11 +7,12 @@ import pytest
 
 from holdfast import checkup
 from holdfast.app import Holdfast
-from holdfast.core.model import NewJob, Queue
+from holdfast.core.flow import Rate
+from holdfast.core.model import JobFilter, NewJob, Queue
 from holdfast.engines.base import Engine, Examination
 from holdfast.engines.memory import MemoryEngine
 from holdfast.testing.clock import ManualClock
-from holdfast.upkeep import Schedule, wall_ms
+from holdfast.upkeep import RedrivePlan, Schedule, wall_ms
 from tests.cli import making
 from tests.cli.program import Cli, run_program
 
@@ -108,6 +109,22 @@ async def test_what_upkeep_left_undone() -> None:
         assert "job b expired" in expired.text
         assert {each.level for each in (lapsed, expired)} == {"fail"}
         assert lapsed.command == "up"
+
+
+async def test_a_redrive_that_nobody_does() -> None:
+    clock = ManualClock(wall_ms())
+    engine = MemoryEngine(clock=clock)
+    async with Holdfast(engine=engine) as app:
+        slow = RedrivePlan(wanted=JobFilter(), rate=Rate(count=1, per_ms=3_600_000))
+        for plan in (RedrivePlan(wanted=JobFilter()), slow):
+            await app.redrives.start(plan)
+        clock.advance(checkup.LATE_MS_MAX)
+        assert [each.level for each in await found(engine, "upkeep")] == ["ok"]
+        clock.advance(1)
+        assert {each.level for each in await found(engine, "upkeep")} == {"fail"}
+        for view in await app.redrives.going_on():
+            await app.redrives.cancel(view.redrive.id, "ada")
+        assert [each.level for each in await found(engine, "upkeep")] == ["ok"]
 
 
 async def test_a_schedule_that_nobody_runs(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -158,6 +158,8 @@ def test_a_job_for_one_worker(cli: Cli) -> None:
     cli("config", "set", "addressed-ttl", "1m")
     job = job_of(cli("enqueue", '{"to": "one", "task": "t"}').out.strip())
     assert (job.expires_at or 0) - job.created_at == 60_000
+    job = job_of(cli("enqueue", "--to", "one", "--task", "t", "--delay", "1h").out.strip())
+    assert (job.expires_at or 0) > job.due_at
 
 
 def test_a_held_key_says_whose(cli: Cli) -> None:

@@ -44,6 +44,52 @@ def test_every_state_is_shown_with_the_fields_that_scripts_rely_on(cli: Cli) -> 
     assert [job["id"] for job in listed] == ["wait", "run", "gone", "dead", "done"]
 
 
+def test_what_a_waiting_job_waits_for_is_named(cli: Cli) -> None:
+    assert cli("queue", "create", "mail").code == 0
+    assert cli("queue", "limit", "mail", "few", "--concurrency", "1", "--key", "{tenant}").code == 0
+    for id_, *flags in (
+        ["parent"],
+        ["child", "--after", "parent"],
+        ["head", "--group", "g"],
+        ["next", "--group", "g"],
+        ["taken", "--queue", "mail", "--tenant", "acme"],
+        ["full", "--queue", "mail", "--tenant", "acme"],
+    ):
+        assert cli("enqueue", "--id", id_, "--task", "t", *flags).code == 0
+    making.lease("mail")
+    waits = {
+        each: cli("--json", "job", "show", each).json["waits_for"]
+        for each in ("parent", "child", "head", "next", "taken", "full")
+    }
+    assert [waits[each] for each in ("parent", "head", "taken")] == [None] * 3
+    nothing = {"parents": [], "parent_count": 0, "group_head": None, "limits": []}
+    assert waits["child"] == {**nothing, "parents": ["parent"], "parent_count": 1}
+    assert waits["next"] == {**nothing, "group_head": "head"}
+    [limit] = waits["full"]["limits"]
+    assert (limit["limit"], limit["key"], limit["holders"]) == ("few", "acme", ["taken"])
+    child = cli("job", "show", "child").out
+    assert "after             parent\n" in child
+    assert "waits_for         1 job: parent (waiting)\n" in child
+    assert (
+        "waits_for         job head of its group g goes first\n" in cli("job", "show", "next").out
+    )
+    full = "waits_for         limit few for acme is full: 1 of 1 are held, by taken\n"
+    assert full in cli("job", "show", "full").out
+    assert "waits_for" not in cli("job", "show", "parent").out
+
+
+def test_of_many_parents_a_few_are_shown(cli: Cli) -> None:
+    parents = [f"p{number}" for number in range(9)]
+    for each in parents:
+        assert cli("enqueue", "--id", each, "--task", "t").code == 0
+    after = [word for each in parents for word in ("--after", each)]
+    assert cli("enqueue", "--id", "c", "--task", "t", *after).code == 0
+    text = cli("job", "show", "c").out
+    assert "after             p0, p1, p2, p3, p4 and 4 more\n" in text
+    assert "9 jobs: p0 (waiting), p1 (waiting), p2 (waiting) and 6 more\n" in text
+    assert cli("--json", "job", "show", "c").json["after"] == parents
+
+
 STATES = {"done": "done", "dead": "dead", "gone": "cancelled", "run": "leased", "wait": "waiting"}
 
 

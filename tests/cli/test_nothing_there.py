@@ -28,6 +28,9 @@ READING = [
     ["doctor"],
     ["backup", "copy.db"],
     ["top", "--json"],
+    ["scaling"],
+    ["distribute"],
+    ["migrate-data", "--to", "sqlite:///new.db"],
 ]
 CREATING = [
     ["enqueue", "--task", "t"],

@@ -55,6 +55,21 @@ def test_status_has_queues_and_workers(cli: Cli) -> None:
     assert "1/4" in text
 
 
+def test_status_names_queues_that_no_worker_serves(cli: Cli) -> None:
+    making.worker("w")
+    assert cli("queue", "create", "mail").code == 0
+    making.enqueue("a")
+    assert cli("status").err == ""
+    making.enqueue("b", queue="mail")
+    told = cli("status").err
+    assert told == (
+        "jobs are ready in queue mail, and no worker serves it:"
+        " holdfast worker start --queues mail\n"
+    )
+    assert cli("queue", "pause", "mail").code == 0
+    assert cli("status").err == ""
+
+
 def test_status_without_workers_says_how_to_start_one(cli: Cli) -> None:
     making.begin()
     assert "worker start" in cli("status").err
@@ -237,5 +252,5 @@ def test_a_queue_that_is_not_there_says_how_it_is_made(cli: Cli) -> None:
 def test_a_closed_queue_says_how_it_is_opened(cli: Cli) -> None:
     assert cli("queue", "create", "q", "--no-accepting").code == 0
     ran = cli("enqueue", "--queue", "q", "--task", "t")
-    assert "queue update NAME --accepting" in ran.err
+    assert "queue update q --accepting" in ran.err
     assert "accepts no new job yet" in cli("queue", "resume", "q").err

@@ -7,7 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.core.explain import ABSENT_MS, Cause, Facts, Seen, explain, startable
+from holdfast.core.causes import Cause
+from holdfast.core.explain import ABSENT_MS, Facts, Seen, explain, startable
+from holdfast.core.flow import Rate, Slot, TenantView, Waits
 from holdfast.core.model import (
     Event,
     EventKind,
@@ -23,11 +25,56 @@ from tests.core.made import jobs, queues
 from tests.sources import PACKAGE, ROOT
 
 NOW = 1_000_000
+RATE = Rate(count=1, per_ms=1_000)
 QUEUE = Queue(name="q")
 
 
 def job(**fields: Any) -> Job:
     return Job(**{"id": "j", "task": "t", "queue": "q", "due_at": NOW, **fields})
+
+
+NOISY = (
+    "its tenant acme takes 80% of the queue's time, with 40 jobs leased, and goes behind the others"
+)
+WAITS = Waits(
+    parents=("a", "b", "c", "d"),
+    parent_count=9,
+    group_head="h",
+    slots=(
+        Slot(limit="smtp", key="acme", concurrency=2, rate=None, used=2, holders=("x", "y")),
+        Slot(limit="pace", key="", concurrency=None, used=1, free_ms=500, rate=RATE),
+        Slot(limit="free", key="", concurrency=5, used=4, rate=RATE),
+    ),
+    tenant=TenantView(
+        tenant="acme", weight=1, waiting=5, leased=40, share=0.8, oldest_age_ms=1, noisy=True
+    ),
+)
+
+
+def test_what_it_waits_for_is_named_in_order() -> None:
+    found = causes(job(group="g"), worker(), waits=WAITS, parents={"a": State.LEASED})
+    assert [(cause.code, cause.text) for cause in found] == [
+        ("parents", "it waits for 9 jobs: a (leased), b, c and 6 more"),
+        ("group", "job h of its group g goes first"),
+        ("limit_full", "limit smtp for acme is full: 2 of 2 are held, by x, y"),
+        ("rate", "limit pace has let as many jobs start as it may for now"),
+        ("tenant_noisy", NOISY),
+    ]
+    assert found[0].command == "job explain a"
+    assert found[3].at == NOW + 500
+
+
+@pytest.mark.parametrize("waits", [Waits(parents=("a",), parent_count=1), Waits(group_head="a")])
+def test_who_else_is_in_line_matters_to_nobody_who_waits_for_another_job(waits: Waits) -> None:
+    """To be expedited would not help."""
+    assert "jobs_ahead" not in codes(job(group="g"), worker(), waits=waits, ahead=3)
+
+
+def test_a_parent_that_died_is_to_be_put_back() -> None:
+    waits = Waits(parents=("a",), parent_count=1)
+    (cause,) = causes(job(), worker(), waits=waits, parents={"a": State.DEAD})
+    assert cause.text.endswith("it is held until what died is put back to work")
+    assert cause.command == "job retry a"
 
 
 def worker(name: str = "w", age_ms: int = 0, **fields: Any) -> Seen:
@@ -264,7 +311,7 @@ def test_the_page_has_every_code_in_order() -> None:
     page = (ROOT / "docs" / "operating.md").read_text()
     table = page.partition("<!-- causes -->")[2].partition("<!-- /causes -->")[0]
     told = re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)
-    source = (PACKAGE / "core" / "explain.py").read_text()
+    source = "".join((PACKAGE / "core" / name).read_text() for name in ("explain.py", "causes.py"))
     written = set(re.findall(r'code="(\w+)"', source)) | {"done", "cancelled"}
     kinds = re.findall(r'^    "(\w+)": \(', source, re.MULTILINE)
     hindrances = {f"workers_{each}" for each in kinds}

@@ -291,6 +291,15 @@ def test_a_release_gives_the_attempt_back_only_so_often(job: Job) -> None:
     assert lifecycle.apply(job, Release(alone=True), QUEUE, NOW).job.alone
 
 
+@given(leased_jobs)
+def test_what_was_not_started_is_given_back_however_often(job: Job) -> None:
+    job = replace(job, cancel_requested=False)
+    after = lifecycle.apply(job, Release("its turn is later", unstarted=True), QUEUE, NOW).job
+    assert after.state is State.WAITING
+    assert after.attempt == max(job.attempt - 1, 0)
+    assert after.releases == job.releases
+
+
 @pytest.mark.parametrize(
     ("alone", "crashes", "runs_alone"),
     [(False, 0, False), (True, 0, True), (False, 1, True)],

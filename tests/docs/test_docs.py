@@ -24,7 +24,7 @@ PAGES = [
 ]
 _BLOCK = re.compile(r"```(\w+)\n(.*?)```", re.DOTALL)
 _LINK = re.compile(r"\]\((?!https?:|#)([^)#]+)")
-_LONG_RUNNING = ("up", "demo", "top", "test", "check", "bench", "torture", "lock")
+_LONG_RUNNING = ("up", "demo", "chaos", "top", "test", "check", "bench", "torture", "lock")
 
 
 def blocks(language: str) -> list[object]:

@@ -1,13 +1,14 @@
-"""One PostgreSQL database for all tests that only need a namespace of their own."""
+"""Connections to PostgreSQL for all tests of a module."""
 
-from collections.abc import Iterator
+from collections.abc import AsyncIterator
 
 import pytest
 
-from tests import services
+from tests.engines.kept import Kept
 
 
-@pytest.fixture(scope="session")
-def shared_pg_dsn(pg_server_dsn: str) -> Iterator[str]:
-    with services.fresh_database(pg_server_dsn) as dsn:
-        yield dsn
+@pytest.fixture(scope="module")
+async def kept() -> AsyncIterator[Kept]:
+    """Asynchronous, so that all tests of a module share the event loop of its connections."""
+    with Kept() as kept:
+        yield kept

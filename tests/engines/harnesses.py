@@ -11,6 +11,7 @@ from holdfast.engines.observed import Observed
 from holdfast.events import Happening
 from holdfast.testing.clock import ManualClock
 from holdfast.testing.harness import Harness
+from tests.engines.kept import Kept
 
 Wrap = Callable[[Engine], Engine]
 
@@ -40,14 +41,18 @@ def sqlite(place: Path, wrap: Wrap = plain, *, namespace: str = "default") -> Ha
     return Harness(make)
 
 
-def postgres(dsn: str, wrap: Wrap = plain, *, connections: int = 4) -> Harness:
+def postgres(
+    dsn: str, wrap: Wrap = plain, *, connections: int = 4, kept: Kept | None = None
+) -> Harness:
     """Each in a namespace of its own. In tests it has one clock, the wall's: `can_jump` is off."""
     from holdfast.engines.postgres import PostgresEngine
 
     namespace = uuid4().hex
+    make_engine = PostgresEngine if kept is None else kept.engine
 
     def make(clock: ManualClock) -> Engine:
-        return wrap(PostgresEngine(dsn, namespace=namespace, connections=connections, clock=clock))
+        engine = make_engine(dsn, namespace=namespace, connections=connections, clock=clock)
+        return wrap(engine)
 
     return Harness(make, can_jump=False)
 

@@ -5,8 +5,9 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
-from holdfast.core.model import JobFilter, LeaseRequest, NewJob, Note, Renewal, State, Status
+from holdfast.core.model import JobFilter, LeaseRequest, NewJob, Note, Queue, Renewal, State, Status
 from holdfast.core.verdict import Complete, Delete, Outcome, Settlement
 from holdfast.engines.coalesced import Coalesced
 from holdfast.engines.observed import Observed
@@ -178,6 +179,29 @@ async def test_equal_lease_requests_share_in_their_order(inner: GatedEngine) -> 
     assert inner.calls == [("lease", 1), ("lease", 2 + 3 + 4), ("lease", 1)]
     inner.gate.set()
     assert await other == []
+
+
+async def test_the_batch_of_a_group_is_for_one_caller(inner: GatedEngine) -> None:
+    """Divided among callers, its jobs would run side by side."""
+    engine = Coalesced(inner)
+    await engine.declare(Queue(name="default", group_batch=3))
+    await engine.enqueue(
+        [NewJob(id=f"{group}{n}", task="t", group=group) for group in "gh" for n in range(4)]
+    )
+    inner.gate.clear()
+    callers = [asyncio.create_task(engine.lease(replace(ONE, limit=2))) for _ in range(4)]
+    await settle_down()
+    inner.gate.set()
+    shares = [[lease.id for lease in await caller] for caller in callers]
+    assert shares == [["g0", "g1"], ["h0", "h1"], [], []]
+    await settle_down()
+    given_back = await engine.get("h2")
+    assert given_back is not None
+    assert (given_back.state, given_back.attempt, given_back.releases) == (State.WAITING, 0, 1)
+    inner.calls.clear()
+    # Those who ask so have met a batch, and go one by one from now on.
+    await asyncio.gather(*(engine.lease(replace(ONE, limit=2)) for _ in range(3)))
+    assert inner.calls == [("lease", 2)] * 3
 
 
 async def test_workers_are_not_taken_for_one_another(inner: GatedEngine) -> None:

@@ -15,6 +15,7 @@ from holdfast.testing.contract import (
 )
 from holdfast.testing.contract.concurrency import Concurrency
 from tests.engines import harnesses
+from tests.engines.kept import Kept
 
 
 class TestMemory(EngineContract, JumpContract):
@@ -40,22 +41,22 @@ class TestCoalescedMemory(EngineContract, JumpContract):
 
 class TestSQLite(EngineContract, DurableContract, SharedContract, JumpContract):
     @pytest.fixture
-    async def harness(self, tmp_path: Path) -> AsyncIterator[Harness]:
-        async with harnesses.sqlite(tmp_path) as harness:
+    async def harness(self, quick_path: Path) -> AsyncIterator[Harness]:
+        async with harnesses.sqlite(quick_path) as harness:
             yield harness
 
 
 class TestCoalescedSQLite(EngineContract, DurableContract, SharedContract, JumpContract):
     @pytest.fixture
-    async def harness(self, tmp_path: Path) -> AsyncIterator[Harness]:
-        async with harnesses.sqlite(tmp_path, harnesses.coalesced) as harness:
+    async def harness(self, quick_path: Path) -> AsyncIterator[Harness]:
+        async with harnesses.sqlite(quick_path, harnesses.coalesced) as harness:
             yield harness
 
 
 class TestPostgres(EngineContract, DurableContract, SharedContract):
     @pytest.fixture
-    async def harness(self, shared_pg_dsn: str) -> AsyncIterator[Harness]:
-        async with harnesses.postgres(shared_pg_dsn) as harness:
+    async def harness(self, shared_pg_dsn: str, kept: Kept) -> AsyncIterator[Harness]:
+        async with harnesses.postgres(shared_pg_dsn, kept=kept) as harness:
             yield harness
 
 
@@ -63,8 +64,8 @@ class TestCoalescedPostgres(Concurrency):
     """Coalescing is proven above; here it meets several connections at once."""
 
     @pytest.fixture
-    async def harness(self, shared_pg_dsn: str) -> AsyncIterator[Harness]:
-        async with harnesses.postgres(shared_pg_dsn, harnesses.coalesced) as harness:
+    async def harness(self, shared_pg_dsn: str, kept: Kept) -> AsyncIterator[Harness]:
+        async with harnesses.postgres(shared_pg_dsn, harnesses.coalesced, kept=kept) as harness:
             yield harness
 
 

@@ -4,9 +4,11 @@ More of them: HOLDFAST_EXAMPLES=5000 ./hf test tests/engines/test_machine.py -k 
 A failure names its seed and the command that shows it again.
 """
 
+import asyncio
 import os
 import random
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,7 @@ import pytest
 from holdfast.testing.harness import Harness
 from holdfast.testing.machine import run_histories
 from tests.engines import harnesses
+from tests.engines.kept import Kept
 
 STEPS = 50
 EXAMPLES = os.environ.get("HOLDFAST_EXAMPLES")
@@ -21,12 +24,14 @@ EXAMPLES = os.environ.get("HOLDFAST_EXAMPLES")
 pytestmark = pytest.mark.timeout(900 if EXAMPLES is None else 43_200)
 
 
-def explore(name: str, make: Callable[[], Harness], examples: int) -> None:
+def explore(
+    name: str, make: Callable[[], Harness], examples: int, runner: asyncio.Runner | None = None
+) -> None:
     given = os.environ.get("HOLDFAST_SEED")
     examples = int(EXAMPLES or examples)
     seed = random.randrange(2**32) if given is None else int(given)
     try:
-        run_histories(make, examples=examples, steps=STEPS, seed=seed)
+        run_histories(make, examples=examples, steps=STEPS, seed=seed, runner=runner)
     except BaseException as error:
         test = f"tests/engines/test_machine.py::test_{name}"
         command = f"HOLDFAST_SEED={seed} HOLDFAST_EXAMPLES={examples} ./hf test {test}"
@@ -39,15 +44,16 @@ def test_memory() -> None:
     explore("memory", harnesses.memory, 50)
 
 
-def test_sqlite(tmp_path: Path) -> None:
-    explore("sqlite", lambda: harnesses.sqlite(tmp_path), 70)
+def test_sqlite(quick_path: Path) -> None:
+    explore("sqlite", lambda: harnesses.sqlite(quick_path), 60)
 
 
-def test_coalesced_sqlite(tmp_path: Path) -> None:
+def test_coalesced_sqlite(quick_path: Path) -> None:
     make = harnesses.sqlite
-    explore("coalesced_sqlite", lambda: make(tmp_path, harnesses.coalesced), 35)
+    explore("coalesced_sqlite", lambda: make(quick_path, harnesses.coalesced), 30)
 
 
 def test_postgres(shared_pg_dsn: str) -> None:
-    make = harnesses.postgres
-    explore("postgres", lambda: make(shared_pg_dsn, connections=1), 60)
+    with asyncio.Runner() as runner, Kept() as kept:
+        make = partial(harnesses.postgres, shared_pg_dsn, connections=1, kept=kept)
+        explore("postgres", make, 45, runner)

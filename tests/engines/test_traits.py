@@ -13,11 +13,12 @@ from tests.engines import harnesses
 # yes and no, in the order of COLUMNS.
 COLUMNS = """
     durable shared inspect priority keys renew fencing transactional groups dependencies rates
+    ordered
 """
 MATRIX = """
-    memory    no  no  yes yes yes yes yes no  no no no
-    sqlite    yes yes yes yes yes yes yes yes no no no
-    postgres  yes yes yes yes yes yes yes yes no no no
+    memory    no  no  yes yes yes yes yes no  yes yes yes yes
+    sqlite    yes yes yes yes yes yes yes yes yes yes yes yes
+    postgres  yes yes yes yes yes yes yes yes yes yes yes yes
 """
 ROWS = [line.split() for line in MATRIX.strip().splitlines()]
 BOUNDS = {

@@ -8,12 +8,13 @@ import pytest
 from holdfast.testing.contract import Harness
 from holdfast.testing.contract.sharing import SharedWaiting
 from holdfast.testing.contract.waiting import Waiting
+from holdfast.testing.contract.waking import Waking
 from tests.engines import harnesses
 
 HOUR_MS = 3_600_000
 
 
-class TestMemory(Waiting):
+class TestMemory(Waiting, Waking):
     @pytest.fixture
     async def harness(self, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Harness]:
         monkeypatch.setattr("holdfast.engines.memory.engine._POLL_NET_MS", HOUR_MS)
@@ -21,7 +22,7 @@ class TestMemory(Waiting):
             yield harness
 
 
-class TestSQLite(Waiting, SharedWaiting):
+class TestSQLite(Waiting, Waking, SharedWaiting):
     @pytest.fixture
     async def harness(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -32,7 +33,7 @@ class TestSQLite(Waiting, SharedWaiting):
             yield harness
 
 
-class TestPostgres(Waiting, SharedWaiting):
+class TestPostgres(Waiting, Waking, SharedWaiting):
     @pytest.fixture
     async def harness(
         self, shared_pg_dsn: str, monkeypatch: pytest.MonkeyPatch

@@ -51,7 +51,7 @@ async def test_an_error_at_the_nth_read(
     account = Account("work", Random(1))
     engine = await open_engine(vfs=disk.name)
     await account.begin(engine)
-    await work_until_error(account, engine, clock, steps=400)
+    await work_until_error(account, engine, clock, steps=800)
     for nth in range(1, STRIKES + 1):
         await engine.close()
         disk.faults.fail(Call.READ, nth=nth)

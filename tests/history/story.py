@@ -24,6 +24,16 @@ class Story:
         for queue in (dead, Queue(name="q"), Queue(name="moved", dead_queue="grave")):
             self.call("declare", facts=asked("declare", queue)["facts"])
 
+    def declare(self, name: str = "q", **settings: Any) -> None:
+        facts = asked("declare", Queue(name=name, **settings))["facts"]
+        self.call("declare", facts=facts)
+
+    def work(self, id_: str, token: int, **said: Any) -> None:
+        """A lease and its completion."""
+        self.lease(token, id_=id_, **said)
+        self.settle(token, "complete", id=id_)
+        self.keep(id_=id_)
+
     def call(self, op: str, *, answer: str = "ok", count: int | None = None, **said: Any) -> None:
         """An inv line and its answer one step later; `answer` none leaves the call open."""
         answered = said.pop("answered", ())
@@ -56,6 +66,17 @@ class Story:
         said = {"queue": "q", "lease_ms": LEASE_MS, "digest": f"payload of {id_}", **said}
         granted = Entry(id=id_, token=token, attempt=attempt, **said)
         self.call("lease", queues=("q",), answered=(granted,))
+
+    def lease_many(self, ids: str, token: int, **said: Any) -> None:
+        """Several of one call."""
+        granted = tuple(
+            Entry(
+                id=id_, token=token, attempt=1, queue="q", lease_ms=LEASE_MS,
+                digest=f"payload of {id_}", **said,
+            )
+            for id_ in ids
+        )  # fmt: skip
+        self.call("lease", queues=("q",), answered=granted)
 
     def settle(
         self, token: int, verdict: str, outcome: str = "settled", attempt: int = 1, **said: Any

@@ -6,6 +6,9 @@ from collections.abc import Callable
 
 import pytest
 
+from holdfast.core.flow import Limit, Rate
+from holdfast.core.model import Queue
+from holdfast.testing.history.lines import asked
 from tests.history.story import LEASE_MS, Story
 
 
@@ -121,6 +124,147 @@ def rate_kept(story: Story) -> None:
         story.note("rate", name="api", limit=2, per_ms=150)
 
 
+def limits_kept(story: Story) -> None:
+    story.declare(
+        limits=(
+            Limit(name="l", key="{tenant}", concurrency=1),
+            Limit(name="m", key="{region}", concurrency=1),
+            Limit(name="r", rate=Rate(count=2, per_ms=1_000, burst=2)),
+        )
+    )
+    for token, id_ in enumerate("ab", 1):
+        story.enqueue(id_, tenant=id_)
+        story.lease(token, id_=id_, tenant=id_, task="work")
+    for token, id_ in enumerate("ab", 1):
+        story.settle(token, "complete", id=id_)
+        story.keep(id_=id_)
+    story.enqueue("c", tenant="a")
+    story.work("c", 3, tenant="a", task="work")
+
+
+def slot_of_a_lapsed_lease(story: Story) -> None:
+    story.declare(limits=(Limit(name="l", concurrency=1),))
+    story.enqueue("a")
+    story.enqueue("b")
+    story.lease(1, task="work")
+    story.rest(LEASE_MS)
+    story.settle(1, "retry", failure="overdue")
+    story.lease(2, id_="b", task="work")
+    story.settle(1, "complete")
+    story.keep()
+    story.settle(2, "complete", id="b")
+    story.keep(id_="b")
+
+
+def batch_of_a_group(story: Story) -> None:
+    story.declare(group_batch=2)
+    for id_ in "ab":
+        story.enqueue(id_, group="g")
+    story.lease_many("ab", 1, group="g")
+    for id_ in "ba":
+        story.settle(1, "complete", id=id_)
+        story.keep(id_=id_)
+
+
+def head_of_a_group_taken_away(story: Story) -> None:
+    story.enqueue("a", group="g")
+    story.enqueue("b", group="g")
+    story.amend("cancel")
+    story.work("b", 1, group="g")
+    story.keep("cancelled")
+
+
+def family_in_order(story: Story) -> None:
+    story.enqueue("p")
+    story.enqueue("a", after=("p",), after_on="death", parent_death="cancel")
+    story.enqueue("b", after=("a",), after_on="success", parent_death="run")
+    story.enqueue("c", after=("p",), after_on="success", parent_death="cancel", group="g")
+    story.enqueue("d", group="g")
+    story.work("p", 1)
+    story.keep("cancelled", reason="dependency")
+    story.work("b", 2)
+    story.work("c", 3, group="g")
+    story.work("d", 4, group="g")
+
+
+def key_of_an_orphan(story: Story) -> None:
+    story.enqueue("p")
+    story.enqueue("a", after=("p",), after_on="death", key="k", key_window_ms=0)
+    story.work("p", 1)
+    story.enqueue("b", key="k", key_window_ms=0)
+    story.work("b", 2)
+    story.keep("cancelled", reason="dependency")
+
+
+def limit_lowered_under_its_leases(story: Story) -> None:
+    story.declare(limits=(Limit(name="l", concurrency=2),))
+    for token, id_ in enumerate("ab", 1):
+        story.enqueue(id_)
+        story.lease(token, id_=id_, task="work")
+    story.declare(limits=(Limit(name="l", concurrency=1),))
+    for token, id_ in enumerate("ab", 1):
+        story.settle(token, "complete", id=id_)
+        story.keep(id_=id_)
+    story.enqueue("c")
+    story.work("c", 3, task="work")
+
+
+def limit_raised_by_somebody_who_was_killed(story: Story) -> None:
+    story.declare(limits=(Limit(name="l", concurrency=1),))
+    raised = asked("declare", Queue(name="q", limits=(Limit(name="l", concurrency=2),)))
+    story.call("declare", facts=raised["facts"], answer="none")
+    for token, id_ in enumerate("ab", 1):
+        story.enqueue(id_)
+        story.lease(token, id_=id_, task="work")
+    for token, id_ in enumerate("ab", 1):
+        story.settle(token, "complete", id=id_)
+        story.keep(id_=id_)
+
+
+def limit_that_counts_by_another_key_now(story: Story) -> None:
+    for token, (id_, key) in enumerate((("a", ""), ("b", "{tenant}")), 1):
+        story.declare(limits=(Limit(name="l", key=key, concurrency=1),))
+        story.enqueue(id_, tenant="t")
+        story.lease(token, id_=id_, tenant="t", task="work")
+    for token, id_ in enumerate("ab", 1):
+        story.settle(token, "complete", id=id_)
+        story.keep(id_=id_)
+
+
+def rate_changed_within_its_window(story: Story) -> None:
+    for token, id_ in enumerate("ab", 1):
+        story.declare(limits=(Limit(name="l", rate=Rate(count=token, per_ms=1_000)),))
+        story.enqueue(id_)
+        story.work(id_, token, task="work")
+
+
+def other_lane_first(story: Story) -> None:
+    story.declare("lanes", limits=(Limit(name="l", key="{tenant}", concurrency=1),))
+    for id_ in "ab":
+        story.enqueue(id_, queue="lanes", tenant=id_)
+    for token, id_ in enumerate("ba", 1):
+        story.work(id_, token, queue="lanes", tenant=id_, task="work")
+
+
+def higher_priority_first_for_a_while(story: Story) -> None:
+    story.declare("aging", aging_ms=1_000)
+    story.enqueue("a", queue="aging", priority=0)
+    story.rest(3_000)
+    story.enqueue("b", queue="aging", priority=4)
+    story.work("b", 1, queue="aging", priority=4)
+    story.work("a", 2, queue="aging", priority=0)
+
+
+def key_of_a_job_that_arrived_late(story: Story) -> None:
+    """The call was lost, its repeat met the holder, and a third copy came when that was gone."""
+    story.enqueue("b", key="k", key_window_ms=0)
+    story.enqueue("a", key="k", key_window_ms=0, answer="info")
+    story.enqueue("a", "duplicate", holder="b", key="k", key_window_ms=0)
+    story.work("b", 1)
+    story.enqueue("a", key="k", key_window_ms=0, answer="none")
+    story.work("a", 2)
+
+
 ALLOWED = [
     lost_reply_of_an_enqueue,
     repeated_enqueue,
@@ -135,6 +279,19 @@ ALLOWED = [
     replaced_with_other_overrides,
     wall_clock_set_forward,
     rate_kept,
+    limits_kept,
+    slot_of_a_lapsed_lease,
+    batch_of_a_group,
+    head_of_a_group_taken_away,
+    family_in_order,
+    key_of_an_orphan,
+    limit_lowered_under_its_leases,
+    limit_raised_by_somebody_who_was_killed,
+    limit_that_counts_by_another_key_now,
+    rate_changed_within_its_window,
+    other_lane_first,
+    higher_priority_first_for_a_while,
+    key_of_a_job_that_arrived_late,
 ]
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from holdfast.core.flow import Limit
 from holdfast.core.lifecycle import is_reaped
 from holdfast.core.model import (
     Job,
@@ -18,6 +19,7 @@ from holdfast.core.model import (
     Lease,
     LeaseRequest,
     NewJob,
+    Queue,
     Receipt,
     Renewal,
     State,
@@ -247,6 +249,79 @@ class ExpiryIgnoredOnRetry(Mutant):
                 wanted = JobFilter(ids=(settlement.lease.id,), states=(State.WAITING,))
                 await self.engine.amend(wanted, Edit(expires_ms=3_600_000), limit=1)
         return outcomes
+
+
+class CountsApart(Mutant):
+    """Each half of the store counts for itself, so that twice as many are let in."""
+
+    async def declare(self, queue: Queue, **how: Any) -> bool:
+        doubled = tuple(
+            replace(limit, concurrency=limit.concurrency and 2 * limit.concurrency)
+            for limit in queue.limits
+        )
+        return await self.engine.declare(replace(queue, limits=doubled), **how)
+
+
+class FixedWindow(Mutant):
+    """Counts starts by the second of the clock, and so lets twice as many in around its turn."""
+
+    async def declare(self, queue: Queue, **how: Any) -> bool:
+        bursting = tuple(
+            replace(limit, rate=limit.rate and replace(limit.rate, burst=2 * limit.rate.count))
+            for limit in queue.limits
+        )
+        return await self.engine.declare(replace(queue, limits=bursting), **how)
+
+
+class GroupsByWorker(Mutant):
+    """Keeps groups in order within each producer's jobs, though not between them."""
+
+    async def enqueue(self, jobs: Sequence[NewJob]) -> list[Receipt]:
+        return await self.engine.enqueue(
+            [
+                replace(job, group=job.group and f"{job.group}/{job.id.partition('.')[0]}")
+                for job in jobs
+            ]
+        )
+
+    async def lease(self, request: LeaseRequest) -> list[Lease]:
+        leases = await self.engine.lease(request)
+        return [
+            replace(
+                lease, job=replace(lease.job, group=(lease.job.group or "").split("/")[0] or None)
+            )
+            for lease in leases
+        ]
+
+
+class FirstParentOnly(Mutant):
+    """One finished parent lets a child go, whoever else it waits for."""
+
+    async def enqueue(self, jobs: Sequence[NewJob]) -> list[Receipt]:
+        return await self.engine.enqueue([replace(job, after=job.after[:1]) for job in jobs])
+
+
+class SlotsOfTheDead(Mutant):
+    """A worker that dies takes its slot with it: only a settle of its own gives it back."""
+
+    def __init__(self, engine: Engine, clock: ManualClock) -> None:
+        super().__init__(engine, clock)
+        self._lost = 0
+
+    async def settle(self, settlements: Sequence[Settlement]) -> list[Outcome]:
+        outcomes = await self.engine.settle(settlements)
+        for settlement, outcome in zip(settlements, outcomes, strict=True):
+            limited = settlement.lease.job.queue in ("plain", "moved")
+            if outcome is Outcome.SETTLED and limited and is_reaped(settlement.verdict):
+                await self._take_a_slot()
+        return outcomes
+
+    async def _take_a_slot(self) -> None:
+        self._lost += 1
+        slots = (Limit(name="slots", concurrency=1_000),)
+        await self.engine.declare(Queue(name="lost", limits=slots))
+        await self.engine.enqueue([NewJob(id=f"lost-{self._lost}", task="lost", queue="lost")])
+        await self.engine.lease(LeaseRequest(queues=("lost",), lease_ms=7 * 86_400_000))
 
 
 def as_new(job: Job) -> NewJob:

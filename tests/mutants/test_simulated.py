@@ -14,6 +14,7 @@ from holdfast.testing.simulate import MakeEngine, Plan, Run, run
 from tests.mutants import mutants
 
 SEEDS_MAX = 25
+DRAIN_MS_MAX = 60_000
 # The mutant, the invariants of which it breaks at least one, and what has to strike or be used.
 WRAPPERS: list[tuple[type[mutants.Mutant], set[str], set[str], set[str]]] = [
     (mutants.AckBeforeCommit, {"I1"}, {"restart"}, set()),
@@ -25,6 +26,11 @@ WRAPPERS: list[tuple[type[mutants.Mutant], set[str], set[str], set[str]]] = [
     (mutants.ClientClock, {"I4"}, set(), {"renewals"}),
     (mutants.FollowUpsRegardless, {"I11"}, {"freeze"}, {"follow_ups"}),
     (mutants.ExpiryIgnoredOnRetry, {"I8"}, {"freeze"}, {"expiry"}),
+    (mutants.CountsApart, {"I18"}, set(), {"limits"}),
+    (mutants.FixedWindow, {"I12"}, set(), {"rates"}),
+    (mutants.GroupsByWorker, {"I19"}, set(), {"groups"}),
+    (mutants.FirstParentOnly, {"I20"}, set(), {"families"}),
+    (mutants.SlotsOfTheDead, {"I15", "I21"}, {"crash"}, {"limits"}),
 ]
 GUARDS: list[tuple[Callable[[mutants.Judge], mutants.Judge], set[str]]] = [
     (mutants.settle_without_token, {"I5"}),
@@ -82,6 +88,7 @@ def planned(seed: int, faults: set[str], features: set[str]) -> Plan:
         reapers=2,
         faults=frozenset(faults),
         features=frozenset(features),
+        drain_ms_max=DRAIN_MS_MAX,
     )
 
 

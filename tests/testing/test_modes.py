@@ -188,6 +188,44 @@ def test_manual_expires_what_was_not_run_in_time(shop: Shop) -> None:
         assert (job.state, job.reason) == (State.DEAD, Reason.EXPIRED)
 
 
+def test_inline_waits_for_a_rate(shop: Shop) -> None:
+    with inline(shop.app):
+        shop.app.run(shop.app.declare(shop.receipt.queue))
+        shop.app.run(shop.app.limit(shop.receipt.queue, "slow", rate="1/m"))
+        assert [shop.receipt.enqueue(text).result() for text in "abc"] == [*"ABC"]
+
+
+@pytest.mark.parametrize("how", ["paused", "held", "behind"])
+def test_inline_leaves_what_time_alone_does_not_start(shop: Shop, how: str) -> None:
+    """A job that is due and may not run is no hang."""
+    queue = shop.receipt.queue
+    with inline(shop.app) as mode:
+        shop.app.run(shop.app.declare(queue))
+        if how == "paused":
+            shop.app.run(shop.app.declare(queue, paused=True))
+            shop.receipt.enqueue("a")
+        elif how == "held":
+            shop.app.run(shop.app.enqueue("unknown", id="parent"))
+            shop.receipt.using(after=["parent"]).enqueue("a")
+        else:
+            shop.app.run(shop.app.enqueue("unknown", queue=queue, group="g"))
+            shop.receipt.using(group="g").enqueue("a")
+        assert shop.seen == []
+        assert mode.jobs[-1].state is State.WAITING
+
+
+def test_of_a_strict_group_a_batch_has_one(shop: Shop) -> None:
+    """However many the queue gives at once."""
+    with manual(shop.app) as mode:
+        shop.app.run(shop.app.declare(shop.index.queue, group_batch=5))
+        shop.index.enqueue(0)
+        for number in (1, 2, 3):
+            shop.index.using(group="g").enqueue(number)
+        drained = mode.drain()
+    assert (drained.attempts, drained.done, drained.released) == (4, 4, 0)
+    assert shop.seen == [[0, 1], [2], [3]]
+
+
 async def test_manual_in_an_async_test(shop: Shop) -> None:
     with manual(shop.app) as mode:
         await shop.receipt.aenqueue("a")

@@ -16,14 +16,14 @@ from typing import Any
 
 import pytest
 
+from holdfast.chaos.fleet import Fleet
+from holdfast.chaos.judge import LINGER_MS_MAX, Blow, Findings, judge
+from holdfast.chaos.runs import HOME
+from holdfast.chaos.striking import deck
 from holdfast.core.model import Event, EventKind, Failure, FailureKind, Job, Queue, Reason, State
 from holdfast.worker import processes
 from tests.sources import ROOT
 from tests.torture.test_engines import run, wait_until
-from torture.worker_fleet import Fleet
-from torture.worker_judge import LINGER_MS_MAX, Blow, Findings, judge
-from torture.worker_runs import HOME
-from torture.worker_storm import deck
 
 QUEUE = Queue(name="default", lease_ms=2_000, max_attempts=3, max_crashes=2)
 SECOND = 1_000_000_000
@@ -170,8 +170,8 @@ def test_a_process_that_is_left_behind_is_found(tmp_path: Path) -> None:
     program = f"""
 import os, subprocess
 from pathlib import Path
-from torture.worker_fleet import Fleet
-from torture.worker_runs import HOME
+from holdfast.chaos.fleet import Fleet
+from holdfast.chaos.runs import HOME
 fleet = Fleet(Path({str(tmp_path)!r}), [])
 print(fleet.survivors(), fleet.strays())
 left = subprocess.Popen(["sleep", "60"], env={{**os.environ, HOME: {str(tmp_path)!r}}})
@@ -192,7 +192,13 @@ def test_a_worker_that_breaks_down_is_found(tmp_path: Path) -> None:
     killed = "holdfast: a worker ended by signal 9; it starts again in 0.2 s"
     broken = "holdfast: a worker ended by exit code 1; it starts again in 0.2 s"
     fleet.log.write_text(f"{killed}\n{broken}\n")
-    assert fleet.breakdowns() == [f"by itself {broken}"]
+    assert fleet.breakdowns() == [f"by itself {broken} (before that: {killed})"]
+    # The server was away when it was started, and that was a blow.
+    away = "holdfast: the database does not answer (unavailable)"
+    fleet.log.write_text(f"{killed}\n{away}\n{broken}\n")
+    assert fleet.breakdowns(outages=True) == []
+    fleet.log.write_text(f"{killed}\n{away}\n{broken}\n{broken}\n")
+    assert fleet.breakdowns(outages=True) == [f"by itself {broken} (before that: {broken})"]
 
 
 def test_policy_may_let_a_job_die() -> None:

@@ -39,6 +39,8 @@ EDGE_PAGES = ("sqs", "rabbitmq", "fleet")
 OTHER_MEANINGS: dict[tuple[str, str], str] = {
     ("core.model", "message"): "the text of an exception",
     ("core.model", "reject"): "the worker itself turned the job away too often",
+    ("django", "backend"): "what Django calls what is behind its tasks",
+    ("django", "args"): "what Django calls a task's arguments by position",
     ("engines.sqlite", "lock"): "a lock of the file system",
     ("engines.postgres", "lock"): "a lock of the database",
 }

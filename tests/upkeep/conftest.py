@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator
 from pathlib import Path
+from uuid import uuid4
 
 import pytest
 
@@ -21,8 +22,8 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
         case "sqlite":
             return f"sqlite:///{tmp_path}/work.db"
         case "postgresql":
-            dsn: str = request.getfixturevalue("pg_dsn")
-            return dsn
+            dsn: str = request.getfixturevalue("shared_pg_dsn")
+            return f"{dsn}{'&' if '?' in dsn else '?'}namespace={uuid4().hex}"
         case _:
             return "memory:"
 

@@ -5,10 +5,12 @@ import os
 import stat
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from holdfast.core.breaker import KIND, BreakerRecord, BreakerState
 from holdfast.core.codec import decode_job
-from holdfast.core.model import Job, JobFilter, LeaseRequest, NewJob, Queue, State
+from holdfast.core.model import Job, JobFilter, LeaseRequest, NewJob, Queue, Record, State
 from holdfast.core.verdict import Bury, Complete, Redrive, Settlement
 from holdfast.engines.base import Engine
 from holdfast.engines.memory import MemoryEngine
@@ -48,6 +50,29 @@ async def test_jobs_go_after_their_own_retention(engine: Engine, clock: ManualCl
     await pruner.once()
     assert await engine.get("dead") is None
     assert await engine.get("waiting") is not None
+
+
+async def test_breakers_of_tasks_that_are_gone_go_too(engine: Engine, clock: ManualClock) -> None:
+    """What a person opened stays, and one that is open stays a day longer than that."""
+    records = {
+        "task:gone": BreakerRecord(streak=2),
+        "task:open": BreakerRecord(state=BreakerState.OPEN, open_ms=DAY),
+        "task:by-hand": BreakerRecord(state=BreakerState.OPEN, by="ada"),
+    }
+    for key, record in records.items():
+        await engine.save([Record(kind=KIND, key=key, value=msgspec.json.encode(record))])
+    pruner = Pruner(engine)
+
+    async def left() -> list[str]:
+        await pruner.once()
+        return [record.key for record in await engine.load(KIND, limit=9)]
+
+    clock.advance(DAY)
+    assert await left() == ["task:by-hand", "task:gone", "task:open"]
+    clock.advance(1)
+    assert await left() == ["task:by-hand", "task:open"]
+    clock.advance(DAY)
+    assert await left() == ["task:by-hand"]
 
 
 async def test_the_whole_job_is_archived_before_it_goes(

@@ -1,5 +1,7 @@
 """Work of a dead worker comes back, expired jobs die, and every race is decided by the engine."""
 
+import pytest
+
 from holdfast.core.model import JobFilter, LeaseRequest, NewJob, Overrides, Queue, Reason, State
 from holdfast.core.verdict import Cancel, Complete, Edit, Outcome, Settlement
 from holdfast.engines.base import Engine, Overdue
@@ -177,3 +179,33 @@ async def test_two_reapers_charge_a_job_once(engine: Engine, clock: ManualClock)
         job = await engine.get(f"{i}")
         assert job is not None
         assert (job.state, job.attempt, len(job.failures)) == (State.WAITING, 1, 1)
+
+
+class Miscounting(MemoryEngine):
+    """Says of each recount how much it mended."""
+
+    def __init__(self, mended: list[int]) -> None:
+        super().__init__()
+        self.mended = mended
+
+    async def recount(self, limit: int) -> int:
+        return min(limit, self.mended.pop(0))
+
+
+async def test_counts_are_compared_at_the_start_and_once_a_minute(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    now = 100.0
+    monkeypatch.setattr("holdfast.upkeep.reaper.time.monotonic", lambda: now)
+    engine = Miscounting([2, 5_000, 0, 0])
+    await engine.open()
+    reaper = Reaper(engine)
+    for _ in range(3):
+        await reaper.once()
+    assert engine.mended == [5_000, 0, 0]
+    assert "2 counts" in caplog.text
+    now += 60
+    # There may be more than one call can mend.
+    for _ in range(3):
+        await reaper.once()
+    assert engine.mended == [0]

@@ -121,7 +121,7 @@ async def test_the_reaper_goes_on_after_an_unknown_outcome(clock: ManualClock) -
     assert [type(each) for each in ear.heard] == [Troubled, Troubled]
 
 
-async def test_upkeep_runs_all_three_until_told_to_stop(clock: ManualClock) -> None:
+async def test_upkeep_runs_all_until_told_to_stop(clock: ManualClock) -> None:
     engine = FaultyEngine(clock)
     await engine.open()
     await engine.enqueue([NewJob(id="a", task="t")])
@@ -134,7 +134,8 @@ async def test_upkeep_runs_all_three_until_told_to_stop(clock: ManualClock) -> N
             reaped.set()
 
     upkeep = Upkeep(engine, tell=tell, wall_ms=clock.wall_ms)
-    assert [each.name for each in upkeep.services] == ["reaper", "pruner", "scheduler"]
+    names = [each.name for each in upkeep.services]
+    assert names == ["reaper", "pruner", "scheduler", "redriver", "distributor"]
     stop = asyncio.Event()
     task = asyncio.create_task(upkeep.run(stop))
     await asyncio.wait_for(reaped.wait(), 60)

@@ -6,14 +6,16 @@ import asyncio
 import ctypes
 import json
 import os
+import random
 import re
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
-from holdfast import Cancelled, Context, Holdfast
+from holdfast import Cancelled, Context, Holdfast, Release
 
 app = Holdfast("memory:")
 
@@ -186,3 +188,65 @@ def hold_then_cancel(folder: str, *, ctx: Context) -> None:
 def hold_interpreter(seconds: int) -> None:
     """Nothing else of Python runs in this process meanwhile."""
     ctypes.PyDLL(None).sleep(seconds)
+
+
+@app.task(name="frail", breaker="3 failures, 300ms to 300ms")
+def frail(folder: str, *, ctx: Context) -> None:
+    """Fails until it may go."""
+    write(folder, "start", ctx)
+    if not may_go(folder):
+        raise ConnectionError("nobody there")
+    write(folder, "end", ctx)
+
+
+@app.task(name="two_at_a_time", queue="narrow", concurrency=2)
+def two_at_a_time(folder: str, *, ctx: Context) -> None:
+    write(folder, "start", ctx)
+    while not may_go(folder):
+        time.sleep(0.01)
+    write(folder, "end", ctx)
+
+
+@app.task(name="fickle")
+def fickle(folder: str, seed: int, *, ctx: Context) -> None:
+    """Fails, is not ready or kills its process, now and then; comes through in the end."""
+    write(folder, "start", ctx)
+    dice = random.Random(f"{seed} {ctx.id} {ctx.token}").random()
+    time.sleep(dice / 100)
+    if dice < 0.15:
+        raise ConnectionError("try again")
+    if dice < 0.25:
+        raise Release("not now")
+    if dice < 0.3:
+        os.kill(os.getpid(), signal.SIGKILL)
+    write(folder, "end", ctx)
+
+
+def come_after(folder: str, number: int) -> None:
+    """Fails unless the one before has come through."""
+    if number and not (Path(folder) / f"came-{number - 1}").exists():
+        raise AssertionError(f"{number} came too early")
+    (Path(folder) / f"came-{number}").touch()
+
+
+@app.task(name="come")
+def come(folder: str, number: int) -> None:
+    come_after(folder, number)
+
+
+@app.task(name="come_alone", isolated=True)
+def come_alone(folder: str, number: int) -> None:
+    come_after(folder, number)
+
+
+@app.task(name="come_together", batch=10)
+async def come_together(given: list[dict[str, Any]]) -> None:
+    for each in given:
+        come_after(**each)
+
+
+@app.task(name="heirs")
+def heirs(url: str, *, ctx: Context) -> list[str]:
+    store = Holdfast(url)
+    returned = store.task(name="note")(note.function)
+    return [returned.handle(id_).result(timeout=0) for id_ in ctx.parents]

@@ -2,7 +2,15 @@
 
 import pytest
 
-from holdfast.core.model import EventKind, FailureKind, JobFilter, LeaseRequest, Reason, State
+from holdfast.core.model import (
+    EventKind,
+    FailureKind,
+    JobFilter,
+    LeaseRequest,
+    Reason,
+    Reroute,
+    State,
+)
 from holdfast.core.verdict import Complete, Edit, Outcome, Settlement
 from holdfast.core.workers import ADDRESSED_EXPIRES_MS, worker_queue
 from tests.worker.running import Place, until
@@ -38,6 +46,9 @@ async def test_it_waits_five_minutes_by_default(place: Place) -> None:
     await place.enqueue("note", "a", to="away")
     job = await place.job("a")
     assert job.expires_at == job.created_at + ADDRESSED_EXPIRES_MS
+    await place.enqueue("note", "later", to="away", delay="1h")
+    later = await place.job("later")
+    assert later.expires_at == later.due_at + ADDRESSED_EXPIRES_MS, "not before it is due"
 
 
 async def test_its_time_can_be_changed_while_it_waits(place: Place) -> None:
@@ -85,3 +96,38 @@ async def test_expiry_of_a_finished_or_missing_job_changes_nothing(
     assert (await place.app.engine.expired(10)).jobs == ()
     again = await place.app.engine.settle([Settlement(lease=lease, verdict=Complete(b"1"))])
     assert again == [Outcome.SETTLED if finished else Outcome.LOST]
+
+
+async def test_a_task_has_a_time_of_its_own(place: Place) -> None:
+    """`using` wins over the task, the task over the default; all can be changed while it waits."""
+    await place.app.declare(worker_queue("away"))
+
+    @place.app.task(name="own", expires="1h")
+    def own() -> None: ...
+
+    @place.app.task(name="none")
+    def none() -> None: ...
+
+    async def ttl_ms(id: str) -> int:
+        job = await place.job(id)
+        assert job.expires_at is not None
+        return job.expires_at - job.created_at
+
+    assert await ttl_ms((await own.using(to="away").aenqueue()).id) == 3_600_000
+    said = await own.using(to="away", expires="10m").aenqueue()
+    assert await ttl_ms(said.id) == 600_000
+    assert await ttl_ms((await none.using(to="away").aenqueue()).id) == ADDRESSED_EXPIRES_MS
+    assert await place.app.amend(JobFilter(ids=(said.id,)), Edit(expires_ms=7_200_000)) == 1
+    assert await ttl_ms(said.id) >= 7_200_000
+
+
+async def test_it_goes_on_to_another_worker_when_it_may(place: Place) -> None:
+    await place.app.declare(worker_queue("away"))
+    policy = Reroute(labels={"zone": "eu"}, ttl_ms=3_600_000)
+    await place.enqueue("note", "a", to="away", expires="50ms", reroute=policy)
+    await place.worker(name="us", labels={"zone": "us"}, upkeep=False)
+    await place.worker(name="eu", labels={"zone": "eu"}, upkeep=False)
+    await place.app.upkeep().services[0].once()
+    (job,) = await place.finished("a")
+    assert (job.state, job.worker, job.origin) == (State.DONE, "eu", worker_queue("away"))
+    assert [event.kind for event in job.events] == [EventKind.MOVED]

@@ -18,7 +18,7 @@ def take(hand: Hand, *leases: Lease) -> list[Held]:
 def test_a_job_is_judged_once() -> None:
     hand = Hand()
     (held,) = take(hand, a_lease())
-    assert hand.unjudged == {"python": 1, "solo": 0, "command": 0}
+    assert hand.unjudged == {"python": 1, "solo": 0, "command": 0, "webhook": 0}
     assert hand.judge(held, Complete())
     assert not hand.judge(held, Retry())
     assert (held.verdict, hand.unjudged_all, len(hand)) == (Complete(), 0, 1)
@@ -56,7 +56,7 @@ def test_a_job_may_come_back_while_its_first_run_ends() -> None:
 def test_each_kind_is_counted() -> None:
     hand = Hand()
     take(hand, a_lease("a"), a_lease("b"), a_lease("c"))
-    assert hand.unjudged == {"python": 2, "solo": 0, "command": 1}
+    assert hand.unjudged == {"python": 2, "solo": 0, "command": 1, "webhook": 0}
 
 
 def test_renewed_at_a_third_of_the_lease() -> None:

@@ -55,7 +55,7 @@ async def test_a_lost_lease_ends_the_first_run(place: Place) -> None:
     place.go()
     (job,) = await place.finished("a")
     assert (job.state, job.attempt, job.worker) == (State.DONE, 2, "other")
-    (event,) = job.events
+    (event,) = job.failures
     assert event.failure is not None
     assert (event.kind, event.failure.kind) == (EventKind.RETRIED, FailureKind.OVERDUE)
     assert [entry.token for entry in place.journal("end")] == [second.token]

@@ -13,7 +13,7 @@ from holdfast.errors import EngineClosed, EngineUnavailable, InvalidJob, Outcome
 from holdfast.testing.clock import ManualClock
 from holdfast.testing.contract.making import reap
 from holdfast.worker import settler as module
-from holdfast.worker.hand import Hand
+from holdfast.worker.hand import Hand, Held
 from holdfast.worker.settler import Settler
 from tests.worker.doubles import TroubledEngine, in_hand
 from tests.worker.running import until
@@ -24,10 +24,12 @@ class Story:
         self.engine = engine
         self.hand = Hand()
         self.left = 0
+        self.lost: list[str] = []
         self.settler = Settler(engine, self.hand, lambda name: Queue(name=name), self._leave, "w")
 
-    def _leave(self) -> None:
+    def _leave(self, over: list[Held]) -> None:
         self.left += 1
+        self.lost += [held.job.id for held in over if held.lost]
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -133,6 +135,7 @@ async def test_a_verdict_that_came_too_late_is_counted(story: Story, clock: Manu
     async with story.running():
         await story.settler.drain()
     assert (story.settler.lost, len(story.hand)) == (1, 0)
+    assert story.lost == ["a"]
     settlement = Settlement(lease=other, verdict=Complete(b"theirs"))
     assert await story.engine.settle([settlement]) == [Outcome.SETTLED]
     job = await story.engine.get("a")

@@ -6,12 +6,13 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from holdfast.core.flow import Limit
 from holdfast.core.model import Failure, JobFilter, Overrides, Queue, QueueView, State
 from holdfast.core.workers import KIND, Health, WorkerRecord, worker_queue
 from holdfast.errors import ConfigError, EngineUnavailable, StorageFull
 from holdfast.worker import births, processes, renewer, settler, supervisor, watch
 from holdfast.worker.registry import Workers, encode
-from holdfast.worker.wire import Broken
+from holdfast.worker.wire import Broken, TaskInfo
 from tests.worker.doubles import TroubledEngine
 from tests.worker.running import until
 from tests.worker.story import ERROR, TASKS, Story
@@ -49,6 +50,34 @@ async def test_jobs_run_and_their_verdicts_are_settled(engine: TroubledEngine) -
     assert await Workers(engine).all() == []
 
 
+async def test_nothing_is_leased_until_the_limits_of_its_tasks_are_set(
+    engine: TroubledEngine,
+) -> None:
+    """Neither of those that have none: such a call would be given up at once for another."""
+    story = Story(engine)
+    await story.enqueue("a")
+    gate = asyncio.Event()
+    declare = engine.declare
+
+    async def slow(queue: Queue, **given: Any) -> bool:
+        await gate.wait()
+        return await declare(queue, **given)
+
+    task = asyncio.create_task(story.supervisor.run())
+    await until(lambda: story.links)
+    engine.declare = slow  # type: ignore[method-assign]
+    limit = Limit(name="few", task="other", concurrency=1)
+    story.link.ready(TaskInfo("work"), TaskInfo("other", limits=(limit,)))
+    beats = engine.asked.get("save", 0)
+    await until(lambda: engine.asked.get("save", 0) > beats + 3, "some heartbeats")
+    assert engine.requests == []
+    gate.set()
+    story.end(*await story.calls(1))
+    assert {request.tasks for request in engine.requests} == {frozenset(("work", "other"))}
+    story.supervisor.stop()
+    await task
+
+
 async def test_a_queue_that_an_operator_made_meanwhile_is_left_as_it_is(
     engine: TroubledEngine,
 ) -> None:
@@ -57,7 +86,7 @@ async def test_a_queue_that_an_operator_made_meanwhile_is_left_as_it_is(
 
     async def too_early(*, counts: bool = True) -> list[QueueView]:
         found = await looked(counts=counts)
-        await engine.declare(made, only_new=True)
+        await engine.declare(made, instead_of=None)
         return found
 
     engine.queues = too_early  # type: ignore[method-assign]

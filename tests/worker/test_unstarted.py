@@ -25,7 +25,7 @@ async def test_what_does_not_start_comes_back_and_is_given_up(
     assert link.said[-1] == Recall()
     seat._rate = 0.0
     link.speak(Back((helds[2].call,)))
-    helds[2].leased_at -= 60
+    helds[2].came_at -= 60
     assert stage.crew.give_up_unstarted() == [helds[2]]
     assert stage.crew.give_up_unstarted() == []
 

@@ -2,7 +2,9 @@
 
 import pytest
 
+from holdfast.core.flow import Limit
 from holdfast.core.model import LeaseRequest, NewJob, Queue
+from holdfast.core.verdict import Complete, Settlement
 from holdfast.engines.memory import MemoryEngine
 from holdfast.testing.clock import ManualClock
 from holdfast.worker.watch import STALL_MS, find_stall
@@ -51,6 +53,30 @@ async def test_work_for_others(engine: MemoryEngine, clock: ManualClock) -> None
 async def test_a_paused_queue(engine: MemoryEngine, clock: ManualClock) -> None:
     await engine.enqueue([NewJob(id="a", task="work")])
     await engine.declare(Queue(name="default", paused=True))
+    clock.advance(STALL_MS)
+    assert await look(engine) == ""
+
+
+async def test_work_that_a_limit_keeps(engine: MemoryEngine, clock: ManualClock) -> None:
+    """The worker is well: nobody could start that now."""
+    limit = Limit(name="one", concurrency=1)
+    await engine.declare(Queue(name="default", limits=(limit,)))
+    await engine.enqueue([NewJob(id=f"j{number}", task="work") for number in range(3)])
+    [lease] = await engine.lease(LeaseRequest(queues=("default",), lease_ms=60_000, limit=3))
+    clock.advance(STALL_MS)
+    assert await look(engine) == ""
+    await engine.settle([Settlement(lease=lease, verdict=Complete())])
+    assert await look(engine) == WORDS
+
+
+async def test_work_that_a_group_or_a_parent_keeps(
+    engine: MemoryEngine, clock: ManualClock
+) -> None:
+    """Beside what is ready for others."""
+    await engine.enqueue([NewJob(id="theirs", task="other"), NewJob(id="p", task="other")])
+    await engine.enqueue([NewJob(id="head", task="other", group="g")])
+    await engine.enqueue([NewJob(id="next", task="work", group="g")])
+    await engine.enqueue([NewJob(id="child", task="work", after=("p",))])
     clock.advance(STALL_MS)
     assert await look(engine) == ""
 

@@ -16,7 +16,9 @@ from holdfast.cli.running import progress
 from holdfast.core import limits
 from holdfast.core.model import Job, JobFilter
 from holdfast.core.text import counted
-from holdfast.core.verdict import Amendment
+from holdfast.core.verdict import Amendment, Redrive
+from holdfast.upkeep import RedrivePlan
+from holdfast.upkeep.redriving import put_back, taken_of
 
 BATCH = 200
 """Jobs are read with their payloads, so that a thousand could be a gigabyte."""
@@ -67,3 +69,15 @@ async def act_on_all(app: Holdfast, wanted: JobFilter, act: Amendment, what: str
             changed += await app.amend(these, act, limit=len(jobs))
             advance(len(jobs))
     return changed
+
+
+async def retry_all(app: Holdfast, plan: RedrivePlan, total: int) -> int:
+    """Put back every match at once, but for those that were redriven too often."""
+    act = Redrive(by=plan.by, delay_ms=plan.delay_ms)
+    retried = 0
+    with progress("retrying", total) as advance:
+        async for jobs in batches(app, plan.wanted):
+            fitting = [job for job in jobs if job.redrives < plan.redrives_max]
+            retried += await put_back(app.engine, taken_of(fitting), act, plan.patch)
+            advance(len(jobs))
+    return retried

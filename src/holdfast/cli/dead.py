@@ -12,25 +12,23 @@ from cyclopts import Parameter
 from msgspec.structs import replace
 
 from holdfast.app import Holdfast
-from holdfast.cli import acts, jobs
-from holdfast.cli.bulk import act_on_all, batches, count
+from holdfast.cli import acts, jobs, redrives
+from holdfast.cli.bulk import Count, act_on_all, batches, count, retry_all
 from holdfast.cli.exits import NotFound
 from holdfast.cli.filters import WHICH, Which, is_narrow
 from holdfast.cli.guards import All, DryRun, Yes, sure
 from holdfast.cli.output import COMMON, Common, print_json, print_table, say, show_age
 from holdfast.cli.pages import program
-from holdfast.cli.person import person
+from holdfast.cli.redrives import PACE, Pace
 from holdfast.cli.running import progress, running
 from holdfast.core.model import JobFilter, State
 from holdfast.core.text import counted
-from holdfast.core.verdict import Amendment, Delete, Redrive
-from holdfast.durations import to_ms
+from holdfast.core.verdict import Delete, Redrive
 from holdfast.errors import UsageError
-from holdfast.upkeep import wall_ms
+from holdfast.upkeep import RedrivePlan, wall_ms
+from holdfast.upkeep.redriving import put_back, taken_of
 
 _DEAD = (State.DEAD,)
-_RETRY = ("retry", "retrying", "retried")
-_PURGE = ("purge", "purging", "purged")
 
 Ids = Annotated[list[str] | None, Parameter(help="The ids of the jobs.", negative=())]
 
@@ -86,16 +84,32 @@ async def retry(
     *,
     which: Which = WHICH,
     all: All = False,
-    delay: Annotated[str, Parameter(help="Not before so long from now.")] = "0s",
+    pace: Pace = PACE,
     dry_run: DryRun = False,
     common: Common = COMMON,
 ) -> int | None:
-    """Put dead letters back to work: those named, those that fit, or all."""
-    wanted = _wanted(ids, which, all=all)
-    act = Redrive(by=person(), delay_ms=to_ms("delay", delay, UsageError))
-    if ids and not dry_run:
-        return await acts.on_each(ids, act, _DEAD, done="retried", common=common)
-    await _bulk(wanted, act, _RETRY, dry_run=dry_run, yes=True, common=common)
+    """Put dead letters back to work: those named, those that fit, or all.
+
+    With --rate or --canary it becomes a redrive, which upkeep does: see redrive list.
+    """
+    plan = pace.plan(_wanted(ids, which, all=all))
+    if pace.watch and not pace.is_durable:
+        raise UsageError("--watch is for a redrive, with --rate or --canary: this one is at once")
+    if ids and not dry_run and not pace.is_durable:
+        return await _retry_each(ids, plan, common)
+    async with running(common) as app:
+        found = await app.redrives.survey(plan)
+        if pace.is_durable and not dry_run:
+            return await redrives.start(app, plan, pace.watch, common)
+        retried = 0 if dry_run else await retry_all(app, plan, found.fitting)
+    many = Count(found.fitting, found.more)
+    if common.json:
+        more = {"found": found.fitting, "more": found.more, "capped": found.capped}
+        print_json({**more, "retried": retried})
+    else:
+        print(f"would retry {many}" if dry_run else f"retried {counted(retried, 'job')}")
+    if found.capped and not common.json:
+        say(f"{Count(found.capped)} left dead, over --max-redrives {plan.redrives_max}")
     return None
 
 
@@ -115,7 +129,16 @@ async def purge(
         some = "1 dead letter" if len(ids) == 1 else f"{len(ids)} dead letters"
         sure(f"Purge {some}?", yes=yes)
         return await acts.on_each(ids, Delete(), _DEAD, done="purged", common=common)
-    await _bulk(wanted, Delete(), _PURGE, dry_run=dry_run, yes=yes, common=common)
+    async with running(common) as app:
+        found = await count(app, wanted)
+        purged = 0
+        if not dry_run and found.number:
+            sure(f"Purge {found}?", yes=yes)
+            purged = await act_on_all(app, wanted, Delete(), "purging")
+    if common.json:
+        print_json({"found": found.number, "more": found.more, "purged": purged})
+    else:
+        print(f"would purge {found}" if dry_run else f"purged {counted(purged, 'job')}")
     return None
 
 
@@ -151,26 +174,23 @@ def _wanted(ids: list[str] | None, which: Which, *, all: bool) -> JobFilter:
     return replace(wanted, ids=tuple(ids)) if ids else wanted
 
 
-async def _bulk(
-    wanted: JobFilter,
-    act: Amendment,
-    words: tuple[str, str, str],
-    *,
-    dry_run: bool,
-    yes: bool,
-    common: Common,
-) -> None:
-    verb, doing, done = words
+async def _retry_each(ids: list[str], plan: RedrivePlan, common: Common) -> int:
+    act = Redrive(by=plan.by, delay_ms=plan.delay_ms)
+    if plan.patch is None:
+        return await acts.on_each(ids, act, _DEAD, done="retried", common=common)
+    ended = acts.Ended()
     async with running(common) as app:
-        found = await count(app, wanted)
-        changed = 0
-        if not dry_run and found.number:
-            sure(f"{verb.capitalize()} {found}?", yes=yes)
-            changed = await act_on_all(app, wanted, act, doing)
-    if common.json:
-        print_json({"found": found.number, "more": found.more, done: changed})
-    else:
-        print(f"would {verb} {found}" if dry_run else f"{done} {counted(changed, 'job')}")
+        for id_ in dict.fromkeys(ids):
+            job = await app.get(id_)
+            if job is None:
+                ended.unknown.append(id_)
+            elif job.state is not State.DEAD:
+                ended.refused[id_] = f"it is {job.state}, and must be dead"
+            elif await put_back(app.engine, taken_of([job]), act, plan.patch):
+                ended.changed.append(id_)
+            else:
+                ended.refused[id_] = "its payload is not JSON, or it was changed just now"
+    return ended.tell("retried", common)
 
 
 async def _export(app: Holdfast, wanted: JobFilter, out: TextIO) -> int:

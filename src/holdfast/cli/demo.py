@@ -46,7 +46,7 @@ async def demo(
         url = common.url or f"sqlite:///{Path(folder) / 'demo.db'}"
         async with running(replace(common, url=url), create=True) as app:
             for queue in _QUEUES:
-                await app.engine.declare(Queue(name=queue), only_new=True)
+                await app.engine.declare(Queue(name=queue), instead_of=None)
             options = WorkerOptions(  # noqa: S604 (the demo's own commands)
                 url=app.url or url,
                 queues={"mail": 2, "media": 1, "shop": 3, "default": 1},

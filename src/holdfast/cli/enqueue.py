@@ -125,7 +125,8 @@ async def _one(line: newjob.Line, flags: newjob.Line, ways: Ways, common: Common
         None if ways.wait_timeout is None else to_ms("wait_timeout", ways.wait_timeout, UsageError)
     )
     async with running(common, create=True) as app:
-        job = newjob.make(line, newjob.base_of(flags, await settings(app.engine)))
+        base = newjob.base_of(flags, await settings(app.engine), app.new_id)
+        job = newjob.make(line, base)
         if ways.dry_run:
             checks.check_job(job)
             _print_receipt(Receipt(id=job.id, status=Status.NEW), job, common, dry_run=True)
@@ -169,7 +170,7 @@ async def _many(file: int, flags: newjob.Line, ways: Ways, common: Common) -> Ex
 
     started = time.monotonic()
     async with running(common, create=True) as app:
-        base = newjob.base_of(flags, await settings(app.engine))
+        base = newjob.base_of(flags, await settings(app.engine), app.new_id)
         with progress("enqueuing") as advance:
             send = _only_checked if ways.dry_run else app.engine.enqueue
             feed = feeding.Feed(send, base, tell, advance)

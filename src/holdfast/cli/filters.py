@@ -27,6 +27,7 @@ class Which:
     key: Annotated[str | None, Parameter(help="With this key.")] = None
     worker: Annotated[str | None, Parameter(help="Last leased by this worker.")] = None
     reason: Annotated[Reason | None, Parameter(help="Dead for this reason.")] = None
+    fingerprint: Annotated[str | None, Parameter(help="Dead of this: see dlq groups.")] = None
     label: Annotated[
         list[str] | None, Parameter(help="With this label, name=value; may be repeated.")
     ] = None
@@ -48,6 +49,7 @@ class Which:
             key=self.key,
             worker=self.worker,
             reason=self.reason,
+            fingerprint=self.fingerprint,
             labels=pairs("label", self.label),
             search=self.search,
             created_from=instant("since", self.since),

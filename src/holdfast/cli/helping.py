@@ -43,7 +43,7 @@ class TwoColumns:
 
 def variables_told(command: Sequence[str]) -> str:
     """Where a command's help says how else its flags can be given."""
-    prefix = "_".join(["HOLDFAST", *command]).upper()
+    prefix = "_".join(["HOLDFAST", *command]).upper().replace("-", "_")
     return (
         f"Every flag has a variable too: {prefix}_ and its name in capitals; HOLDFAST_URL and "
         "HOLDFAST_JSON are for all commands."

@@ -16,14 +16,22 @@ from holdfast.cli.filters import WHICH, Which
 from holdfast.cli.output import COMMON, Common, print_json, print_table, say, show_age
 from holdfast.cli.pages import program
 from holdfast.cli.running import running
-from holdfast.cli.views import COMMAND, command_of, event_view, job_view, text_of, value_of
-from holdfast.core.explain import Cause
+from holdfast.cli.views import (
+    COMMAND,
+    command_of,
+    event_view,
+    job_view,
+    text_of,
+    value_of,
+    waits_view,
+)
+from holdfast.core.causes import Cause
 from holdfast.core.model import Job, JobFilter, Queue, State
 from holdfast.core.text import printable
 from holdfast.core.timeline import timeline as told
 from holdfast.durations import show_at
 from holdfast.errors import UsageError
-from holdfast.explaining import explain_job
+from holdfast.explaining import explain_job, explain_waits
 from holdfast.upkeep import wall_ms
 
 States = Annotated[
@@ -35,6 +43,7 @@ After = Annotated[int | None, Parameter(help="Go on where the last list ended.")
 _PAGE = 100
 _PAGES_MAX = 20
 _AT_ONCE = 50
+_IDS_SHOWN = 5
 _HIDDEN = ("failures", "output", "trace")
 _ALSO_ZERO = ("attempts", "exit_code")
 
@@ -65,12 +74,17 @@ async def show(id: Id, /, *, common: Common = COMMON) -> None:
     """Show one job and what happened to it."""
     async with running(common) as app:
         job, queue = await read(app, id)
-    view = job_view(job, queue)
+        now = (await examine(app.home.store)).now
+        waits, causes = await explain_waits(app.engine, job, now)
+    view = {**job_view(job, queue), "waits_for": waits_view(waits)}
     if common.json:
         print_json(view)
         return
+    view["after"] = _few(job.after)
+    said = (cause.text.removeprefix("it waits for ") + _when(cause, now) for cause in causes)
+    view["waits_for"] = "; ".join(said)
     for name, value in view.items():
-        told = value not in ({}, False) or name in _ALSO_ZERO
+        told = value not in ({}, "", False) or name in _ALSO_ZERO
         if name not in _HIDDEN and value is not None and told:
             print(f"{name:16}  {printable(text_of(value), one_line=True)}")
     print("timeline")
@@ -186,6 +200,11 @@ def _print_timeline(job: Job) -> None:
         attempt = f" (attempt {event.attempt})" if event.attempt else ""
         line = f"  {show_at(event.at)} {event.kind}{attempt}{by}" + (f": {text}" if text else "")
         print(printable(line, one_line=True))
+
+
+def _few(ids: tuple[str, ...]) -> str:
+    rest = len(ids) - _IDS_SHOWN
+    return ", ".join(ids[:_IDS_SHOWN]) + (f" and {rest} more" if rest > 0 else "")
 
 
 def _state(job: Job, now: int) -> str:

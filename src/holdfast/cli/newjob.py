@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import difflib
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import datetime
 from typing import Any, Literal
 
@@ -15,7 +15,7 @@ import msgspec
 from msgspec.structs import replace
 
 from holdfast.backoffs import show_backoff
-from holdfast.cli.views import COMMAND
+from holdfast.cli.views import COMMAND, WEBHOOK
 from holdfast.config import Settings
 from holdfast.core import codec
 from holdfast.core.model import NewJob
@@ -30,11 +30,13 @@ class Line(msgspec.Struct, forbid_unknown_fields=True):
     task: str | None = None
     payload: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
     command: str | list[str] | None = None
+    webhook: str | None = None
     cwd: str | None = None
     env: dict[str, str] | None = None
     id: str | None = None
     queue: str | None = None
     to: str | None = None
+    reroute: bool | dict[str, str] | None = None
     priority: int | None = None
     delay: str | int | float | None = None
     run_at: datetime | None = None
@@ -53,6 +55,9 @@ class Line(msgspec.Struct, forbid_unknown_fields=True):
     max_crashes: int | None = None
     backoff: str | None = None
     content_type: str | None = None
+    after: list[str] | None = None
+    after_on: Literal["success", "death", "either"] | None = None
+    parent_death: Literal["cancel", "run", "hold"] | None = None
 
 
 class _Command(msgspec.Struct, omit_defaults=True):
@@ -62,7 +67,7 @@ class _Command(msgspec.Struct, omit_defaults=True):
 
 
 FIELDS = Line.__struct_fields__
-_OWN = ("id", "key", "labels", "headers")
+_OWN = ("id", "key", "labels", "headers", "after")
 _SHAPE = tuple(name for name in FIELDS if name in JobOptions.__annotations__ and name not in _OWN)
 # A job that says one of these by itself does not take the other from the flags or settings.
 _INSTEAD = {
@@ -112,9 +117,10 @@ class Base(msgspec.Struct, frozen=True):
 
     values: dict[str, Any]
     addressed_ttl: str | None = None
+    make_id: Callable[[], str] = new_id
 
 
-def base_of(flags: Line, settings: Settings) -> Base:
+def base_of(flags: Line, settings: Settings, make_id: Callable[[], str] = new_id) -> Base:
     """The settings, and the flags over them."""
     backoff = settings.backoff()
     stored: dict[str, Any] = {
@@ -129,7 +135,7 @@ def base_of(flags: Line, settings: Settings) -> Base:
     said = {name: getattr(flags, name) for name in FIELDS}
     both = [*stored.items(), *said.items()]
     values = {name: value for name, value in both if value not in _ABSENT}
-    return Base(values, _duration(settings, "addressed-ttl"))
+    return Base(values, _duration(settings, "addressed-ttl"), make_id)
 
 
 def make(line: Line, base: Base) -> NewJob:
@@ -148,12 +154,17 @@ def make(line: Line, base: Base) -> NewJob:
         if line.max_retries < 0:
             raise InvalidJob(f"max_retries {line.max_retries} is below 0")
         options["max_attempts"] = line.max_retries + 1
-    if line.to is not None and base.addressed_ttl is not None:
+    at_once = line.delay is None and line.run_at is None
+    if line.to is not None and base.addressed_ttl is not None and at_once:
         options.setdefault("expires", base.addressed_ttl)
     task, payload = _content(line)
-    shape = _shape if line.run_at is None else _shape.__wrapped__
+    known = line.run_at is None and not isinstance(line.reroute, dict)
+    shape = _shape if known else _shape.__wrapped__
     own = {name: value for name in _OWN if (value := getattr(line, name)) is not None}
-    own.setdefault("id", new_id())
+    if "id" not in own:
+        own["id"] = base.make_id()
+    if "after" in own:
+        own["after"] = tuple(own["after"])
     return replace(shape(task, tuple(options.items())), payload=payload, **own)
 
 
@@ -165,6 +176,10 @@ def _shape(task: str, options: tuple[tuple[str, Any], ...]) -> NewJob:
 
 
 def _content(line: Line) -> tuple[str, bytes]:
+    if line.webhook is not None:
+        if line.task is not None or line.command is not None:
+            raise InvalidJob("a job has either a webhook, or a task or a command; not both")
+        line.task, line.payload = WEBHOOK, _hook(line.webhook, line.payload)
     if line.command is not None:
         if line.task is not None or line.payload is not msgspec.UNSET:
             raise InvalidJob("a job has either a command, or a task and its payload; not both")
@@ -190,6 +205,14 @@ def _content(line: Line) -> tuple[str, bytes]:
             raise InvalidJob(f"a payload of type {line.content_type} is given as a text")
         return line.task, value.encode()
     return line.task, raw
+
+
+def _hook(url: str, body: msgspec.Raw | msgspec.UnsetType) -> msgspec.Raw:
+    """Its payload is the body of the request."""
+    hook: dict[str, Any] = {"url": url}
+    if not isinstance(body, msgspec.UnsetType):
+        hook["body"] = body
+    return msgspec.Raw(_encode(hook))
 
 
 def _said(text: str) -> str:

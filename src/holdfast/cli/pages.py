@@ -44,7 +44,7 @@ def _is_group(words: Sequence[str]) -> bool:
 
 def page(command: Sequence[str]) -> str | None:
     """The help of a command, such as `queue create`; None when there is no such command."""
-    if not all(word.isalpha() for word in command):
+    if not all(word.replace("-", "").isalpha() for word in command):
         return None
     path = FOLDER / f"{'-'.join([NAME, *command])}.txt"
     return named(path.read_text()) if path.exists() else None
@@ -58,8 +58,10 @@ def named(text: str) -> str:
 def write() -> None:
     from holdfast.cli.root import helps
 
+    # Made before any is removed: one that cannot be made must not take the others with it.
+    told = helps()
     FOLDER.mkdir(exist_ok=True)
     for old in FOLDER.glob("*.txt"):
         old.unlink()
-    for command, text in helps().items():
+    for command, text in told.items():
         (FOLDER / f"{'-'.join([NAME, *command])}.txt").write_text(text)

@@ -22,6 +22,7 @@ from holdfast.durations import show_ms
 from holdfast.errors import InvalidQueue, UsageError
 from holdfast.explaining import Pause, save_pause
 from holdfast.options import QueueOptions, changed_queue
+from holdfast.rates import show_limit
 from holdfast.upkeep import wall_ms
 
 Name = Annotated[str, Parameter(help="The name of the queue.")]
@@ -52,6 +53,20 @@ class Settings:
     ] = None
     payload_max: Annotated[int | None, Parameter(help="Bytes of a payload at most.")] = None
     accepting: Annotated[bool | None, Parameter(help="Does it take new jobs?")] = None
+    fairness: Annotated[
+        Literal["off", "shares", "noisy"] | None,
+        Parameter(help="Tenants in turn by weight, or those that take too much behind the others."),
+    ] = None
+    weights: Annotated[
+        list[str] | None,
+        Parameter(name=["--weights", "--weight"], help="TENANT=WEIGHT, again for more, or none."),
+    ] = None
+    aging: Annotated[
+        str | None, Parameter(help="Waiting so long counts as one more of priority, or none.")
+    ] = None
+    group_batch: Annotated[
+        int | None, Parameter(help="Jobs of one group that are leased together.")
+    ] = None
 
     def options(self) -> QueueOptions:
         given: dict[str, Any] = {
@@ -59,11 +74,13 @@ class Settings:
             for field in fields(self)
             if (value := getattr(self, field.name)) is not None
         }
-        for name in ("timeout", "dead_queue", "max_depth"):
+        for name in ("timeout", "dead_queue", "max_depth", "aging"):
             if given.get(name) == NONE:
                 given[name] = None
         if given.get("max_depth") is not None:
             given["max_depth"] = _whole("max-depth", given["max_depth"])
+        if "weights" in given:
+            given["weights"] = _weights(given["weights"])
         options: QueueOptions = {**given}  # type: ignore[typeddict-item]
         return options
 
@@ -75,7 +92,7 @@ async def create(name: Name, /, *, settings: Settings = _SETTINGS, common: Commo
     """Create a queue."""
     queue = changed_queue(Queue(name=name), settings.options())
     async with running(common, create=True) as app:
-        if not await app.engine.declare(queue, only_new=True):
+        if not await app.engine.declare(queue, instead_of=None):
             raise InvalidQueue(
                 f"queue {name} exists already: change it with {program()} queue update {name}"
             )
@@ -120,7 +137,13 @@ async def show(name: Name, /, *, common: Common = COMMON) -> None:
     if common.json:
         print_json({**settings_view(view.queue), **counts_view(view)})
         return
-    settings = {**settings_view(view.queue), "backoff": show_backoff(view.queue.backoff)}
+    queue = view.queue
+    settings = {
+        **settings_view(queue),
+        "backoff": show_backoff(queue.backoff),
+        "limits": "; ".join(f"{each.name}: {show_limit(each)}" for each in queue.limits) or None,
+        "weights": ", ".join(f"{name}={weight}" for name, weight in queue.weights.items()) or None,
+    }
     for setting, value in settings.items():
         shown = show_ms(value) if setting.endswith("_ms") and value is not None else value
         if shown is not None:
@@ -164,9 +187,11 @@ async def one(app: Holdfast, name: str, *, counts: bool = False) -> QueueView:
 
 async def _change(name: str, options: QueueOptions, done: str, common: Common) -> Queue:
     async with running(common) as app:
-        await one(app, name)
+        before = (await one(app, name)).queue
         queue = await app.declare(name, **options)
     _tell(queue, done, common)
+    if queue.dead_queue != before.dead_queue and "dead_queue" not in options:
+        say(f"its dead queue {before.dead_queue} is gone, and was taken from its settings")
     return queue
 
 
@@ -175,6 +200,16 @@ def _tell(queue: Queue, done: str, common: Common) -> None:
         print_json(settings_view(queue))
     else:
         print(f"{done} {queue.name}")
+
+
+def _weights(given: list[str]) -> dict[str, int]:
+    if given == [NONE]:
+        return {}
+    pairs = [pair.rpartition("=") for pair in given]
+    for tenant, _, weight in pairs:
+        if not tenant:
+            raise UsageError(f"weight {weight[:80]!r} is not TENANT=WEIGHT, such as acme=5")
+    return {tenant: _whole(f"weight of {tenant}", weight) for tenant, _, weight in pairs}
 
 
 def _whole(name: str, text: str) -> int:

@@ -27,6 +27,8 @@ GROUPS: dict[str, str] = {
     "job": "Look at jobs, and act on those that are named.",
     "queue": "Create queues, see them, change them and empty them.",
     "dlq": "Dead letters: see them, put them back to work, or let them go.",
+    "redrive": "Dead letters that upkeep puts back to work bit by bit.",
+    "breaker": "Circuit breakers of tasks, and of hosts that webhooks go to.",
     "schedule": "Jobs that are enqueued again and again.",
 }
 
@@ -36,6 +38,7 @@ COMMANDS: tuple[tuple[str, str, str], ...] = (
     ("up", "workers:up", "Start workers and upkeep on one file."),
     ("demo", "demo:demo", "Run a lively mixture of real jobs and watch it."),
     ("bench", "bench:bench", "Measure what this store does on this machine."),
+    ("chaos", "chaos:chaos", "Kill and freeze workers, and see that no job is lost."),
     ("top", "top:top", "Watch queues, workers and running jobs, live."),
     ("worker start", "workers:start", "Start workers here, in the foreground."),
     ("worker run", "workers:run", "Start workers for the tasks of your application."),
@@ -52,6 +55,9 @@ COMMANDS: tuple[tuple[str, str, str], ...] = (
     ("config unset", "config:unset", "Forget a stored setting."),
     ("config list", "config:show_all", "Show every setting and where its value is from."),
     ("backup", "backup:backup", "Copy the queue file while work goes on."),
+    ("migrate-data", "migrate:migrate_data", "Move everything to another store."),
+    ("scaling", "scaling:scaling", "Say how many workers would keep the waiting short."),
+    ("distribute", "distribute:distribute", "Bring jobs of many queues to one, in fair turns."),
     ("list", "jobs:list_all", "List jobs, newest first."),
     ("job list", "jobs:list_all", "List jobs, newest first."),
     ("job show", "jobs:show", "Show one job and what happened to it."),
@@ -61,6 +67,7 @@ COMMANDS: tuple[tuple[str, str, str], ...] = (
     ("job cancel", "acts:cancel", "Cancel jobs that wait, and ask those that run to stop."),
     ("job retry", "acts:retry", "Run dead, cancelled or done jobs again."),
     ("job edit", "edits:edit", "Change a job that waits or is dead."),
+    ("job reroute", "rerouting:reroute", "Give jobs that wait for one worker to another."),
     ("job expedite", "acts:expedite", "Make jobs that wait due now, in front of all others."),
     ("job delete", "acts:delete", "Remove jobs for good."),
     ("queue list", "queues:list_all", "List the queues: their settings and how they stand."),
@@ -69,14 +76,31 @@ COMMANDS: tuple[tuple[str, str, str], ...] = (
     ("queue update", "queues:update", "Change settings of a queue."),
     ("queue pause", "queues:pause", "Let no job of a queue start, until it is resumed."),
     ("queue resume", "queues:resume", "Let the jobs of a queue start again."),
+    (
+        "queue limit",
+        "flow:limit",
+        "Bound the jobs of a queue: how many at a time, how many starts.",
+    ),
+    ("queue unlimit", "flow:unlimit", "Take a limit of a queue away."),
+    ("queue limits", "flow:show_limits", "Show the limits of a queue, and who holds their slots."),
+    ("queue tenants", "flow:show_tenants", "Show the tenants of a queue, and what they get."),
     ("queue drain", "emptying:drain", "Accept no new job, and wait until the queue is empty."),
     ("queue clear", "emptying:clear", "Delete the jobs of a queue that wait."),
     ("queue delete", "emptying:delete", "Remove a queue and every job in it."),
+    ("dlq groups", "deadgroups:groups", "Group dead letters by what killed them."),
     ("dlq list", "dead:list_all", "List dead letters, newest first, with what went wrong."),
     ("dlq show", "dead:show", "Show one dead letter and what happened to it."),
     ("dlq retry", "dead:retry", "Put dead letters back to work: some, or all."),
     ("dlq purge", "dead:purge", "Delete dead letters for good: some, or all."),
     ("dlq export", "dead:export", "Write dead letters as lines of JSON."),
+    ("dlq quarantine", "deadgroups:quarantine", "List jobs that crashed their workers."),
+    ("redrive list", "redrives:list_all", "List redrives, oldest first."),
+    ("redrive show", "redrives:show", "Show a redrive, and how far it is."),
+    ("redrive cancel", "redrives:cancel", "Put back no more."),
+    ("breaker list", "breakers:list_all", "List the breakers, and how they stand."),
+    ("breaker show", "breakers:show", "Show how a breaker stands."),
+    ("breaker open", "breakers:open_", "Let no job start behind a breaker."),
+    ("breaker close", "breakers:close", "Let jobs start again."),
     ("schedule list", "schedules:list_all", "List the schedules."),
     ("schedule add", "scheduling:add", "Enqueue a job again and again."),
     ("schedule edit", "scheduling:edit", "Change a schedule."),
@@ -165,8 +189,7 @@ def dispatch(arguments: list[str]) -> int:
     except UnknownQueue as error:
         return _fail(_creatable(str(error)), error.code, exit_for(error))
     except NotAccepting as error:
-        text = f"{error}: open it with {program()} queue update NAME --accepting"
-        return _fail(text, error.code, exit_for(error))
+        return _fail(_openable(str(error)), error.code, exit_for(error))
     except HoldfastError as error:
         return _fail(str(error), error.code, exit_for(error))
     except KeyboardInterrupt:
@@ -229,6 +252,12 @@ def _creatable(text: str) -> str:
     return re.sub(r"(queue (\S+) does not exist): declare it first$", create, text)
 
 
+def _openable(text: str) -> str:
+    named = re.search(r"queue (\S+) accepts no", text)
+    name = named[1] if named else "NAME"
+    return f"{text}: open it with {program()} queue update {name} --accepting"
+
+
 def _reworded(text: str) -> str:
     """What the parser says, in this program's words."""
     many = re.fullmatch(r"Unused Tokens: \[(.*)\]\.", text)
@@ -236,7 +265,8 @@ def _reworded(text: str) -> str:
         return f"too many arguments: {many[1]}"
     missing = re.fullmatch(r'Command "(.*)" parameter (.*) requires an argument\.', text)
     if missing:
-        return f"{missing[2]} is missing: see {program()} {missing[1]} --help"
+        lack = "needs a value" if missing[2].startswith("--") else "is missing"
+        return f"{missing[2]} {lack}: see {program()} {missing[1]} --help"
     return text
 
 

@@ -30,6 +30,12 @@ async def running(common: Common, *, create: bool = False) -> AsyncIterator[Hold
         yield app
 
 
+async def is_missing(url: str) -> bool:
+    """Would opening it make a store that is not there?"""
+    look = getattr(Holdfast(url).home.store, "missing", None)
+    return look is not None and bool(await asyncio.to_thread(look, creating=False))
+
+
 @contextmanager
 def progress(what: str, total: int | None = None) -> Iterator[Callable[[int], None]]:
     """A bar on stderr where that is a terminal, else nothing; call it with how many more."""

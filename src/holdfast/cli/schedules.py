@@ -15,7 +15,6 @@ from holdfast.cli.views import COMMAND, command_of, value_of
 from holdfast.core.model import NewJob
 from holdfast.core.text import printable
 from holdfast.durations import show_at, show_ms
-from holdfast.options import new_id
 from holdfast.upkeep import Schedule
 
 Name = Annotated[str, Parameter(help="The name of the schedule.")]
@@ -74,7 +73,7 @@ async def run(name: Name, /, *, common: Common = COMMON) -> None:
     """Enqueue the job of a schedule now, besides its ticks."""
     async with running(common) as app:
         await one(app, name)
-        receipt = accepted(await app.schedules.run_now(name, new_id()))
+        receipt = accepted(await app.schedules.run_now(name, app.new_id()))
     if common.json:
         print_json({"id": receipt.id, "status": str(receipt.status)})
     else:

@@ -9,6 +9,8 @@ from typing import Any
 import msgspec
 
 from holdfast.core import codec, lifecycle
+from holdfast.core.causes import has_room
+from holdfast.core.flow import Waits
 from holdfast.core.model import Event, Failure, Job, Queue, QueueView, State
 from holdfast.core.text import counted
 from holdfast.core.workers import QUEUE_PREFIX
@@ -18,6 +20,9 @@ from holdfast.worker.registry import WorkerView
 
 COMMAND = "command"
 """The task that runs a command line; its result says how that ended."""
+
+WEBHOOK = "webhook"
+"""The task that sends a request to where its payload says."""
 
 COUNTS = ("ready", "delayed", "blocked", "leased", "overdue", "done", "dead")
 _HELD = (*COUNTS, "cancelled")
@@ -41,6 +46,10 @@ def job_view(job: Job, queue: Queue | None) -> dict[str, Any]:
         "tenant": job.tenant,
         "key": job.key,
         "group": job.group,
+        "after": list(job.after),
+        "after_on": job.after_on if job.after else None,
+        "parent_death": job.parent_death if job.after else None,
+        "waits_for": None,
         "labels": job.labels,
         "headers": job.headers,
         "created_at": show_at(job.created_at),
@@ -52,15 +61,34 @@ def job_view(job: Job, queue: Queue | None) -> dict[str, Any]:
         "worker": job.worker,
         "cancel_requested": job.cancel_requested,
         "origin": job.origin,
+        "reroute": msgspec.to_builtins(job.overrides.reroute),
         "progress": job.progress,
         "payload": value_of(job.payload, job.content_type),
         "result": result,
         "error": None if last is None else last.message,
         "reason": None if job.reason is None else str(job.reason),
+        "fingerprint": job.fingerprint,
+        "redrives": job.redrives,
         "exit_code": _exit_code(job, result, last),
         "output": None if job.output is None else job.output.decode(errors="replace"),
         "duration_ms": _duration_ms(job),
         "failures": [event_view(event) for event in job.failures],
+    }
+
+
+def waits_view(waits: Waits | None) -> dict[str, Any] | None:
+    """What keeps a waiting job beside its time: open parents (the first of `parent_count`), the
+    job of its group that goes first, and limits without room. None when nothing does."""
+    if waits is None:
+        return None
+    full = [slot for slot in waits.slots if not has_room(slot)]
+    if not (waits.parent_count or waits.group_head or full):
+        return None
+    return {
+        "parents": list(waits.parents),
+        "parent_count": waits.parent_count,
+        "group_head": waits.group_head,
+        "limits": msgspec.to_builtins(full),
     }
 
 

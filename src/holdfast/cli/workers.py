@@ -19,6 +19,7 @@ from holdfast.cli.person import person
 from holdfast.cli.running import running
 from holdfast.cli.status import print_workers
 from holdfast.cli.views import worker_view
+from holdfast.cli.webhookflags import WebhookFlags
 from holdfast.config import SETTINGS, Settings, queue_weights, settings
 from holdfast.core.text import printable
 from holdfast.durations import to_ms
@@ -27,6 +28,7 @@ from holdfast.worker import launcher
 from holdfast.worker.options import INHERITED, WorkerOptions, default_processes, numbered
 from holdfast.worker.registry import Workers
 
+_HOOKS = WebhookFlags()
 _TRY_NEXT = """\
 running: {workers}; Ctrl-C drains and stops them
 in another terminal:
@@ -71,6 +73,7 @@ class WorkerFlags:
         Parameter(help="One more variable that commands see of the environment.", negative=()),
     ] = None
     cwd: Annotated[Path | None, Parameter(help="Where commands run; here.")] = None
+    hooks: WebhookFlags = _HOOKS
     output_max: Annotated[int | None, Parameter(help="Bytes of output kept of a job.")] = None
     upkeep: Annotated[bool, Parameter(help="Also bring lapsed leases back, and so on.")] = True
     archive: Annotated[
@@ -106,6 +109,7 @@ class WorkerFlags:
             environment=(*INHERITED, *(self.env or [])),
             cwd=None if self.cwd is None else str(self.cwd.absolute()),
             output_max=first(self.output_max, "worker-output-max", 64 * 1024),
+            **self.hooks.options(),
             upkeep=self.upkeep,
             archive=None if self.archive is None else str(self.archive.absolute()),
         )

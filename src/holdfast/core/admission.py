@@ -11,7 +11,14 @@ from holdfast.core import checks
 from holdfast.core.model import Queue, Receipt, Status
 from holdfast.core.text import counted
 from holdfast.core.verdict import Complete, Forward, Settlement
-from holdfast.errors import NotAccepting, QueueFull, UnknownQueue, UsageError
+from holdfast.errors import (
+    CircularJobs,
+    NotAccepting,
+    QueueFull,
+    UnknownParent,
+    UnknownQueue,
+    UsageError,
+)
 
 
 def refused(id: str, error: UsageError) -> Receipt:
@@ -20,6 +27,16 @@ def refused(id: str, error: UsageError) -> Receipt:
 
 def unknown(name: str, what: str = "queue") -> UnknownQueue:
     return UnknownQueue(f"{what} {name} does not exist: declare it first")
+
+
+def unknown_parent(id: str, parent: str) -> UnknownParent:
+    return UnknownParent(
+        f"job {id} is after {parent}, which does not exist: enqueue it first or in the same call"
+    )
+
+
+def circular(id: str, circle: str) -> CircularJobs:
+    return CircularJobs(f"job {id} would wait for itself: {circle}")
 
 
 def check_room(queue: Queue, waiting: int) -> None:

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from holdfast.core import limits
 from holdfast.core.lifecycle import Change, bury
-from holdfast.core.model import Event, EventKind, Job, JobFilter, Queue, State
+from holdfast.core.model import Event, EventKind, Job, JobFilter, Queue, Reason, State
 from holdfast.core.verdict import (
     Amendment,
     BuryWaiting,
@@ -71,21 +71,22 @@ def amend(job: Job, amendment: Amendment, queue: Queue, now: int) -> Change | No
         case Cancel(by=by, text=text):
             cancelled = replace(changed, state=State.CANCELLED, finished_at=now)
             return Change(cancelled, _event(job, EventKind.CANCELLED, now, by, text))
-        case Redrive(by=by, delay_ms=delay_ms):
+        case Redrive(by=by, text=text, delay_ms=delay_ms):
             redriven = redrive(changed, now + delay_ms)
-            return Change(redriven, _event(job, EventKind.REDRIVEN, now, by), tail=True)
+            return Change(redriven, _event(job, EventKind.REDRIVEN, now, by, text), tail=True)
         case BuryWaiting(by=by, reason=reason, failure=failure):
             return bury(changed, queue, reason=reason, failure=failure, by=by, now=now)
-        case Edit(by=by):
+        case Edit(by=by, text=text):
             fields = _edits(amendment, now)
             edited = replace(changed, **fields)
-            event = _event(job, EventKind.EDITED, now, by, ", ".join(sorted(fields)))
+            told = ": ".join(filter(None, (", ".join(sorted(fields)), text)))
+            event = _event(job, EventKind.EDITED, now, by, told)
             if amendment.payload is None:
                 return Change(edited, event)
             return Change(replace(edited, progress=None, checkpoint=None), event, forgets=True)
-        case Move(queue=target, by=by):
-            moved = replace(changed, queue=target, origin=job.queue)
-            text = f"from {job.queue} to {target}"
+        case Move(queue=target, by=by, text=why):
+            moved = replace(changed, queue=target, origin=job.queue, **_moves(amendment, job, now))
+            text = f"from {job.queue} to {target}" + (f": {why}" if why else "")
             return Change(moved, _event(job, EventKind.MOVED, now, by, text), tail=True)
         case Retime(delay_ms=delay_ms, by=by):
             retimed = replace(changed, due_at=now + delay_ms)
@@ -98,7 +99,8 @@ def amend(job: Job, amendment: Amendment, queue: Queue, now: int) -> Change | No
 
 
 def redrive(job: Job, due_at: int) -> Job:
-    """A finished job as it starts again; its history stays."""
+    """A finished job as it starts again; its history stays. One that was given up for crashing
+    its worker runs alone, so that it can harm no others."""
     return replace(
         job,
         state=State.WAITING,
@@ -109,9 +111,11 @@ def redrive(job: Job, due_at: int) -> Job:
         expires_at=None,
         finished_at=None,
         reason=None,
+        fingerprint=None,
+        redrives=job.redrives + 1,
         result=None,
         cancel_requested=False,
-        alone=False,
+        alone=job.reason is Reason.CRASHED,
     )
 
 
@@ -123,6 +127,15 @@ def _edits(edit: Edit, now: int) -> dict[str, object]:
     }
     if edit.expires_ms is not None:
         fields["expires_at"] = now + edit.expires_ms
+    return fields
+
+
+def _moves(move: Move, job: Job, now: int) -> dict[str, object]:
+    fields: dict[str, object] = {}
+    if move.expires_ms is not None:
+        fields["expires_at"] = now + move.expires_ms
+    if move.reroute is not None:
+        fields["overrides"] = replace(job.overrides, reroute=move.reroute)
     return fields
 
 

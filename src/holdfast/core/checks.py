@@ -11,7 +11,7 @@ from typing import assert_never
 
 from msgspec.structs import replace
 
-from holdfast.core import limits
+from holdfast.core import flowing, limits
 from holdfast.core.backoff import Backoff
 from holdfast.core.model import (
     NO_OVERRIDES,
@@ -25,6 +25,7 @@ from holdfast.core.model import (
     Queue,
     Record,
     Renewal,
+    Reroute,
 )
 from holdfast.core.verdict import (
     Amendment,
@@ -78,6 +79,8 @@ def check_job(job: NewJob, payload_max: int = limits.PAYLOAD_MAX) -> None:
         check_pairs("headers", job.headers)
     if job.overrides is not NO_OVERRIDES:
         check_overrides(job.overrides)
+    if job.after:
+        _check_parents(job)
 
 
 def _check_numbers(job: NewJob) -> None:
@@ -105,6 +108,20 @@ def _check_names(job: NewJob) -> None:
         raise InvalidJob(f"key_policy {job.key_policy!r} is not keep, replace or merge")
 
 
+def _check_parents(job: NewJob) -> None:
+    if len(job.after) > limits.PARENTS_MAX:
+        raise InvalidJob(
+            f"job {job.id} is after {len(job.after)} others; the bound is {limits.PARENTS_MAX}"
+        )
+    for id_ in job.after:
+        if not _JOB_ID(id_):
+            raise InvalidJob(f"after {id_[:80]!r} is not 1 to 128 of A-Z a-z 0-9 _ . : @ -")
+    if job.after_on not in ("success", "death", "either"):
+        raise InvalidJob(f"after_on {job.after_on!r} is not success, death or either")
+    if job.parent_death not in ("cancel", "run", "hold"):
+        raise InvalidJob(f"parent_death {job.parent_death!r} is not cancel, run or hold")
+
+
 def check_queue_name(name: str) -> None:
     if not limits.QUEUE_NAME.match(name):
         raise InvalidQueue(f"queue name {name[:100]!r} is not 1 to 80 of A-Z a-z 0-9 _ . -")
@@ -120,7 +137,10 @@ def check_queue(queue: Queue) -> None:
     _within("dead_retention_ms", queue.dead_retention_ms, 0, limits.RETENTION_MS_MAX)
     _within("max_depth", queue.max_depth, 1, 2**53)
     _within("payload_max", queue.payload_max, 1, limits.PAYLOAD_MAX)
+    _within("aging_ms", queue.aging_ms, 1, limits.DELAY_MS_MAX)
+    _within("group_batch", queue.group_batch, 1, limits.GROUP_BATCH_MAX)
     _check_backoff(queue.backoff)
+    flowing.check_flow(queue)
     if queue.order not in ("tail", "keep"):
         raise InvalidQueue(f"order {queue.order!r} is not tail or keep")
     if queue.dead_queue is not None:
@@ -137,8 +157,17 @@ def check_overrides(overrides: Overrides) -> None:
         _within("max_crashes", overrides.max_crashes, 1, limits.ATTEMPTS_MAX)
         if overrides.backoff is not None:
             _check_backoff(overrides.backoff)
+        if overrides.reroute is not None:
+            _check_reroute(overrides.reroute)
     except InvalidQueue as error:
         raise InvalidJob(str(error)) from None
+
+
+def _check_reroute(reroute: Reroute) -> None:
+    check_pairs("labels", reroute.labels)
+    _within("reroute.most", reroute.most, 1, limits.REROUTES_MAX)
+    _within("reroute.done", reroute.done, 0, limits.REROUTES_MAX)
+    _within("reroute.ttl_ms", reroute.ttl_ms, 0, limits.DELAY_MS_MAX)
 
 
 def _check_backoff(backoff: object) -> None:
@@ -173,7 +202,7 @@ def check_request(request: LeaseRequest) -> None:
 
 def check_filter(wanted: JobFilter) -> None:
     """Raise UsageError unless every store could be asked for exactly this."""
-    for name in ("queue", "task", "tenant", "group", "key", "worker", "search"):
+    for name in ("queue", "task", "tenant", "group", "key", "worker", "fingerprint", "search"):
         value = getattr(wanted, name)
         if value:
             check_text(name, value)
@@ -259,8 +288,10 @@ def check_amendment(amendment: Amendment) -> None:
                 headers=amendment.headers or {},
             )
             check_job(checked)
-        case Move(queue=queue):
+        case Move(queue=queue, expires_ms=expires_ms, reroute=reroute):
             check_queue_name(queue)
+            check_job(NewJob(id="-", task="-", expires_ms=expires_ms))
+            check_overrides(Overrides(reroute=reroute))
         case Retime(delay_ms=delay_ms) | Redrive(delay_ms=delay_ms):
             if not 0 <= delay_ms <= limits.DELAY_MS_MAX:
                 raise InvalidJob(f"delay_ms {delay_ms} is not 0 to {limits.DELAY_MS_MAX}")

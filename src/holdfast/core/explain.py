@@ -13,15 +13,17 @@ from typing import assert_never
 import msgspec
 
 from holdfast.core import lifecycle
+from holdfast.core.causes import Cause, of_the_flow
+from holdfast.core.flow import Waits
 from holdfast.core.model import Event, EventKind, Job, Queue, Reason, State
 from holdfast.core.text import counted
 from holdfast.core.workers import (
     HEARTBEAT_MS,
-    TASKS_SHOWN,
     Health,
     WorkerRecord,
     addressee,
     health,
+    knows,
     room,
 )
 
@@ -40,7 +42,9 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
 class Facts(msgspec.Struct, frozen=True, kw_only=True):
     """What there is to know. `ahead` jobs of the queue that can be started come first; with
     `ahead_more` at least so many. `paused_by` and `paused_at` say who paused the queue, where
-    that is known."""
+    that is known. `waits` is what the engine says of it, and `parents` how the first of those
+    stand that it waits for. `breaker` says how one stands that keeps the job, under `breaker_key`,
+    and `breaker_at` when that is over."""
 
     job: Job
     queue: Queue | None
@@ -50,16 +54,11 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     ahead_more: bool = False
     paused_by: str = ""
     paused_at: int | None = None
-
-
-class Cause(msgspec.Struct, frozen=True, kw_only=True):
-    """`command` is what a person could type after the name of the program, "" if nothing."""
-
-    code: str
-    text: str
-    remedy: str = ""
-    command: str = ""
-    at: int | None = None
+    breaker: str = ""
+    breaker_key: str = ""
+    breaker_at: int | None = None
+    waits: Waits | None = None
+    parents: dict[str, State] = {}
 
 
 def explain(facts: Facts) -> list[Cause]:
@@ -83,13 +82,18 @@ def serves(record: WorkerRecord, queue: str) -> bool:
 def startable(task: str, queue: str, workers: Iterable[Seen]) -> bool:
     """Would jobs of this task be started here? While nobody serves the queue, nobody knows."""
     serving = [seen for seen in workers if _is_present(seen) and serves(seen.record, queue)]
-    return not serving or any(_knows(seen.record, task) for seen in serving)
+    return not serving or any(knows(seen.record, task) for seen in serving)
 
 
 def _waiting(facts: Facts) -> Iterator[Cause]:
-    causes = [*_of_the_job(facts), *_of_the_queue(facts), *_of_the_workers(facts)]
+    causes = list(_of_the_job(facts))
+    if facts.waits is not None:
+        causes += of_the_flow(facts.job, facts.waits, facts.parents, facts.now)
+    causes += [*_of_the_queue(facts), *_of_the_workers(facts)]
+    if facts.breaker:
+        causes.append(_of_the_breaker(facts))
     yield from causes
-    if facts.ahead and not lifecycle.is_expired(facts.job, facts.now):
+    if facts.ahead and not _is_held(facts):
         least = "at least " if facts.ahead_more else ""
         yield Cause(
             code="jobs_ahead",
@@ -102,6 +106,23 @@ def _waiting(facts: Facts) -> Iterator[Cause]:
         yield Cause(code="ready", text="nothing is in its way: a worker should start it at once")
 
 
+def _is_held(facts: Facts) -> bool:
+    """By what no place in the line would change."""
+    waits = facts.waits
+    behind = waits is not None and (waits.parent_count > 0 or waits.group_head is not None)
+    return behind or lifecycle.is_expired(facts.job, facts.now)
+
+
+def _of_the_breaker(facts: Facts) -> Cause:
+    return Cause(
+        code="breaker_open",
+        text=facts.breaker,
+        remedy="wait until it is tried again, or close it if what failed is mended",
+        command=f"breaker close {facts.breaker_key}",
+        at=facts.breaker_at,
+    )
+
+
 def _is_present(seen: Seen) -> bool:
     return seen.age_ms <= ABSENT_MS
 
@@ -109,9 +130,11 @@ def _is_present(seen: Seen) -> bool:
 def _of_the_job(facts: Facts) -> Iterator[Cause]:
     job = facts.job
     if lifecycle.is_expired(job, facts.now):
+        onward = job.overrides.reroute is not None and addressee(job.queue) is not None
+        fate = "goes on to another worker, or dies" if onward else "becomes a dead letter"
         yield Cause(
             code="expired",
-            text="it was not started before its expiry, and becomes a dead letter",
+            text=f"it was not started before its expiry, and {fate}",
             remedy="give it more time",
             command=f"job edit {job.id} --expires 1h",
             at=job.expires_at,
@@ -167,7 +190,7 @@ def _of_the_workers(facts: Facts) -> Iterator[Cause]:
     if not serving:
         yield _unserved(facts, present)
         return
-    knowing = [seen for seen in serving if _knows(seen.record, job.task)]
+    knowing = [seen for seen in serving if knows(seen.record, job.task)]
     if not knowing:
         yield _unknown(job, serving)
         return
@@ -187,12 +210,6 @@ def _unknown(job: Job, serving: list[Seen]) -> Cause:
         remedy=f"{anew}start a worker with the application that has the task",
         command=f"worker run MODULE:APP --queues {job.queue}",
     )
-
-
-def _knows(record: WorkerRecord, task: str) -> bool:
-    """A record that is full names only the first of its tasks."""
-    cut = len(record.tasks) >= TASKS_SHOWN
-    return task in record.tasks or (cut and task > record.tasks[-1])
 
 
 def _unserved(facts: Facts, present: list[Seen]) -> Cause:

@@ -6,11 +6,13 @@ Nowhere else is an attempt number compared with its bound.
 
 from __future__ import annotations
 
+from enum import StrEnum
 from typing import NamedTuple, assert_never
 
 from msgspec.structs import replace
 
 from holdfast.core import limits
+from holdfast.core.fingerprint import fingerprint
 from holdfast.core.model import (
     Event,
     EventKind,
@@ -33,7 +35,7 @@ from holdfast.core.verdict import (
     Retry,
     Verdict,
 )
-from holdfast.core.workers import addressee
+from holdfast.core.workers import DISTRIBUTOR, addressee
 from holdfast.durations import show_ms
 
 
@@ -66,32 +68,44 @@ def after_failure(queue: Queue, job: Job, failure: Failure, draw: float) -> Verd
 
 
 def after_overdue(queue: Queue, job: Job) -> Verdict:
-    """A lease lapsed: its worker is gone or frozen. The wait was the lease; no delay is added."""
+    """A lease lapsed: its worker is gone or frozen. The wait was the lease; no delay is added. What
+    a distributor let lapse was not run, and so was no attempt that could be the last."""
     failure = Failure(
         kind=FailureKind.OVERDUE,
         message=f"worker {job.worker or 'unnamed'} let its lease lapse in attempt {job.attempt}",
     )
-    if exhausted(queue, job) and not job.cancel_requested:
+    ran = job.worker != DISTRIBUTOR
+    if ran and exhausted(queue, job) and not job.cancel_requested:
         return Bury(Reason.ATTEMPTS, failure)
     return Retry(0, failure)
 
 
-def after_expiry(job: Job) -> BuryWaiting:
-    """A job waited past its expiry. Jobs alike get equal acts, so that one call buries them all."""
+def after_expiry(job: Job, why: str = "") -> BuryWaiting:
+    """A job waited past its expiry. Jobs alike get equal acts, so that one call buries them all.
+    `why` is told of one that could go nowhere else."""
     worker = addressee(job.queue)
     if worker:
         did = f"finish it in {counted(job.attempt, 'attempt')}" if job.attempt else "take it"
-        message = f"worker {worker} did not {did} within its TTL of {_ttl(job)}"
+        message = f"worker {worker} did not {did} within its TTL of {show_ttl(job)}"
     else:
         message = f"not started before its expiry, after {counted(job.attempt, 'attempt')}"
+    message += f"; {why}" if why else ""
     failure = Failure(kind=FailureKind.EXPIRED, message=message)
     return BuryWaiting(by="reaper", reason=Reason.EXPIRED, failure=failure)
 
 
-def _ttl(job: Job) -> str:
+def ttl_ms(job: Job) -> int:
+    """How long it may wait for one worker; a job that was rerouted knows it."""
+    reroute = job.overrides.reroute
+    if reroute is not None and reroute.ttl_ms is not None:
+        return reroute.ttl_ms
+    return max(0, (job.expires_at or 0) - job.created_at)
+
+
+def show_ttl(job: Job) -> str:
     """In whole seconds, or no two jobs whose expiry was edited would be alike."""
-    ttl_ms = max(0, (job.expires_at or 0) - job.created_at)
-    return show_ms(ttl_ms if ttl_ms < limits.SECOND_MS else round(ttl_ms, -3))
+    ms = ttl_ms(job)
+    return show_ms(ms if ms < limits.SECOND_MS else round(ms, -3))
 
 
 def on_delivery(queue: Queue, job: Job, now: int) -> Verdict | None:
@@ -158,6 +172,9 @@ def admit(new: NewJob, seq: int, now: int) -> Job:
         labels=new.labels,
         headers=new.headers,
         overrides=new.overrides,
+        after=tuple(dict.fromkeys(new.after)) if new.after else (),
+        after_on=new.after_on,
+        parent_death=new.parent_death,
     )
 
 
@@ -172,8 +189,9 @@ def replace_waiting(job: Job, new: NewJob, now: int) -> Change:
     fresh = admit(new, job.seq, now)
     replaced = replace(
         fresh, id=job.id, created_at=job.created_at, attempt=job.attempt, crashes=job.crashes,
-        releases=job.releases, version=job.version + 1, leased_at=job.leased_at,
-        worker=job.worker, alone=job.alone, output=job.output,
+        releases=job.releases, redrives=job.redrives, version=job.version + 1,
+        leased_at=job.leased_at, worker=job.worker, alone=job.alone, output=job.output,
+        after=job.after, after_on=job.after_on, parent_death=job.parent_death,
     )  # fmt: skip
     event = Event(at=now, kind=EventKind.REPLACED, attempt=job.attempt, text="by its key")
     return Change(replaced, event, tail=True, forgets=True)
@@ -268,9 +286,9 @@ def apply(job: Job, verdict: Verdict, queue: Queue, now: int) -> Change:
             again = replace(ended, crashes=job.crashes + _is_crash(failure))
             event = _event(job, EventKind.RETRIED, now, failure=failure)
             return _wait(again, queue, delay_ms, now, event)
-        case Release(text=text, delay_ms=delay_ms, alone=alone):
-            given_back = job.attempt > 0 and job.releases < limits.RELEASES_MAX
-            attempt, releases = job.attempt - given_back, job.releases + 1
+        case Release(text=text, delay_ms=delay_ms, alone=alone, unstarted=unstarted):
+            given_back = job.attempt > 0 and (unstarted or job.releases < limits.RELEASES_MAX)
+            attempt, releases = job.attempt - given_back, job.releases + (not unstarted)
             again = replace(ended, attempt=attempt, releases=releases, alone=job.alone or alone)
             if not given_back and exhausted(queue, job):
                 often = counted(again.releases, "time")
@@ -300,7 +318,8 @@ def bury(
         at=now, kind=EventKind.BURIED, attempt=job.attempt, by=by, text=text, failure=failure
     )
     if target is None:
-        dead = replace(job, state=State.DEAD, finished_at=now, reason=reason)
+        print_ = fingerprint(reason, failure, job.task)
+        dead = replace(job, state=State.DEAD, finished_at=now, reason=reason, fingerprint=print_)
         return Change(dead, event)
     moved = replace(_afresh(job, now, queue=target), expires_at=None, reason=reason)
     return Change(moved, event, tail=True)
@@ -328,10 +347,47 @@ def _afresh(job: Job, now: int, *, queue: str) -> Job:
 
 
 def _wait(job: Job, queue: Queue, delay_ms: int, now: int, event: Event) -> Change:
-    """Back to waiting: at the tail, or with `order = keep` and no delay at its old place."""
-    keep = queue.order == "keep" and delay_ms == 0
+    """Back to waiting: at the tail, or with `order = keep` and no delay at its old place. In a
+    strict group nothing passes it, so there it keeps its place too."""
+    keep = (queue.order == "keep" or job.group is not None) and delay_ms == 0
     due_at = job.due_at if keep else now + delay_ms
     return Change(replace(job, state=State.WAITING, due_at=due_at), event, tail=not keep)
+
+
+class Parting(StrEnum):
+    """What the end of a parent means for a child that waits for it."""
+
+    SATISFIED = "satisfied"
+    CANCELLED = "cancelled"
+    HELD = "held"
+
+
+def after_parent(child: Job, ended: State | None) -> Parting:
+    """`ended` is the parent's last state; None when it was deleted before it ended."""
+    lived = ended is State.DONE
+    match child.after_on:
+        case "either":
+            return Parting.SATISFIED
+        case "death":
+            return Parting.CANCELLED if lived else Parting.SATISFIED
+        case "success" if lived or child.parent_death == "run":
+            return Parting.SATISFIED
+        case "success":
+            return Parting.HELD if child.parent_death == "hold" else Parting.CANCELLED
+        case never:
+            assert_never(never)
+
+
+def orphan(child: Job, parent: str, ended: State | None, now: int) -> Change:
+    """A waiting child that will never have what it waited for."""
+    fate = "was deleted" if ended is None else f"is {ended}"
+    text = f"parent {parent} {fate}"
+    event = Event(at=now, kind=EventKind.CANCELLED, attempt=child.attempt, text=text)
+    cancelled = replace(
+        child, state=State.CANCELLED, finished_at=now, reason=Reason.DEPENDENCY, token=None,
+        version=child.version + 1,
+    )  # fmt: skip
+    return Change(cancelled, event)
 
 
 def _event(

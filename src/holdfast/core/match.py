@@ -5,7 +5,9 @@ from __future__ import annotations
 from holdfast.core.lifecycle import is_expired
 from holdfast.core.model import Job, JobFilter, State
 
-_EXACT = ("queue", "task", "tenant", "group", "key", "worker", "reason", "version")
+_EXACT = (
+    "queue", "task", "tenant", "group", "key", "worker", "reason", "fingerprint", "version",
+)  # fmt: skip
 
 
 def matches(wanted: JobFilter, job: Job, now: int) -> bool:

@@ -14,6 +14,7 @@ import msgspec
 
 from holdfast.core import limits
 from holdfast.core.backoff import Backoff
+from holdfast.core.flow import Fairness, Limit
 
 
 class State(StrEnum):
@@ -96,24 +97,43 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     failure: Failure | None = None
 
 
+class Reroute(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Where a job goes that its worker did not take in time: to another one with these labels, at
+    most so often; `done` so often already. `ttl_ms` is the time it gets there; None is as long as
+    it had at first."""
+
+    labels: dict[str, str] = {}
+    most: int = 3
+    done: int = 0
+    ttl_ms: int | None = None
+
+
 class Overrides(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A job's own answer where it differs from its queue's; None asks the queue."""
+    """A job's own answer where it differs from its queue's; None asks the queue. With `reroute` a
+    job that is addressed to one worker goes on to another instead of dying by its expiry."""
 
     lease_ms: int | None = None
     timeout_ms: int | None = None
     max_attempts: int | None = None
     max_crashes: int | None = None
     backoff: Backoff | None = None
+    reroute: Reroute | None = None
 
 
 NO_OVERRIDES = Overrides()
 
 KeyPolicy = Literal["keep", "replace", "merge"]
 Order = Literal["tail", "keep"]
+AfterOn = Literal["success", "death", "either"]
+ParentDeath = Literal["cancel", "run", "hold"]
 
 
 class Queue(msgspec.Struct, frozen=True, kw_only=True):
-    """A named line and its settings; every one of them can change at any time."""
+    """A named line and its settings; every one of them can change at any time.
+
+    Each `aging_ms` that a job has waited counts as one more of priority. Of one strict group at
+    most `group_batch` jobs are leased, together by one call. `weights` are of tenants.
+    """
 
     name: str
     lease_ms: int = 30 * limits.SECOND_MS
@@ -129,10 +149,20 @@ class Queue(msgspec.Struct, frozen=True, kw_only=True):
     payload_max: int = limits.PAYLOAD_MAX
     accepting: bool = True
     paused: bool = False
+    limits: tuple[Limit, ...] = ()
+    fairness: Fairness = "off"
+    weights: dict[str, int] = {}
+    aging_ms: int | None = None
+    group_batch: int = 1
 
 
 class NewJob(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """A job on its way in. The id is the producer's, so that a repeated enqueue adds nothing."""
+    """A job on its way in. The id is the producer's, so that a repeated enqueue adds nothing.
+
+    It waits until every job of `after` has ended as `after_on` says. `parent_death` is what comes
+    of it when one died instead, or was cancelled or deleted; if one is done that had to die, it is
+    cancelled.
+    """
 
     id: str
     task: str
@@ -150,14 +180,18 @@ class NewJob(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     labels: dict[str, str] = {}
     headers: dict[str, str] = {}
     overrides: Overrides = NO_OVERRIDES
+    after: tuple[str, ...] = ()
+    after_on: AfterOn = "success"
+    parent_death: ParentDeath = "cancel"
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A job as the engine knows it.
 
-    `events`, `output` and `result` are filled by `get` alone; `checkpoint` and `progress` by
-    `get` and by `lease`. `seq` is the engine's number of arrival, `version` grows at every change
-    but a renewal. `alone` says that a run of it shared a process that died.
+    `events`, `output` and `result` are filled by `get` alone; `checkpoint`, `progress` and `after`
+    by `get` and by `lease`. `seq` is the engine's number of arrival, `version` grows at every
+    change but a renewal. `alone` says that a run of it shared a process that died. `fingerprint`
+    is of what killed it.
     """
 
     id: str
@@ -183,12 +217,17 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     cancel_requested: bool = False
     alone: bool = False
     reason: Reason | None = None
+    fingerprint: str | None = None
+    redrives: int = 0
     key: str | None = None
     tenant: str | None = None
     group: str | None = None
     labels: dict[str, str] = {}
     headers: dict[str, str] = {}
     overrides: Overrides = NO_OVERRIDES
+    after: tuple[str, ...] = ()
+    after_on: AfterOn = "success"
+    parent_death: ParentDeath = "cancel"
     origin: str | None = None
     progress: float | None = None
     checkpoint: bytes | None = None
@@ -299,6 +338,7 @@ class JobFilter(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     key: str | None = None
     worker: str | None = None
     reason: Reason | None = None
+    fingerprint: str | None = None
     labels: dict[str, str] | None = None
     search: str | None = None
     created_from: int | None = None
@@ -315,7 +355,7 @@ class Page(msgspec.Struct, frozen=True, kw_only=True):
     after: int | None = None
 
 
-TallyBy = Literal["queue", "state", "task", "tenant", "reason", "worker", "group"]
+TallyBy = Literal["queue", "state", "task", "tenant", "reason", "worker", "group", "fingerprint"]
 
 
 class Tally(msgspec.Struct, frozen=True, kw_only=True):

@@ -7,7 +7,7 @@ from typing import TypeAlias
 
 import msgspec
 
-from holdfast.core.model import Failure, Lease, NewJob, Note, Reason
+from holdfast.core.model import Failure, Lease, NewJob, Note, Reason, Reroute
 
 
 class Complete(msgspec.Struct, frozen=True, tag="complete", gc=False):
@@ -33,11 +33,13 @@ class Bury(msgspec.Struct, frozen=True, tag="bury"):
 
 class Release(msgspec.Struct, frozen=True, tag="release"):
     """Not now, through no fault of the job: the attempt is given back. With `alone` its next
-    attempts run in a process of their own, because this one shared a process that died."""
+    attempts run in a process of their own, because this one shared a process that died. One that
+    was `unstarted` had none: that is given back however often, and not counted."""
 
     text: str = ""
     delay_ms: int = 0
     alone: bool = False
+    unstarted: bool = False
 
 
 class Forward(msgspec.Struct, frozen=True, tag="forward"):
@@ -76,6 +78,7 @@ class Redrive(msgspec.Struct, frozen=True, kw_only=True, tag="redrive"):
     """Put dead, cancelled or done jobs back to work, with their attempts at zero."""
 
     by: str = ""
+    text: str = ""
     delay_ms: int = 0
 
 
@@ -92,6 +95,7 @@ class Edit(msgspec.Struct, frozen=True, kw_only=True, tag="edit"):
     progress and the checkpoint that runs of the old one left."""
 
     by: str = ""
+    text: str = ""
     payload: bytes | None = None
     content_type: str | None = None
     priority: int | None = None
@@ -101,10 +105,14 @@ class Edit(msgspec.Struct, frozen=True, kw_only=True, tag="edit"):
 
 
 class Move(msgspec.Struct, frozen=True, kw_only=True, tag="move"):
-    """Put waiting or dead jobs in another queue, state and attempts unchanged."""
+    """Put waiting or dead jobs in another queue, state and attempts unchanged. `text` says why.
+    With `expires_ms` they have so long there; `reroute` is what is left of that policy."""
 
     queue: str
     by: str = ""
+    text: str = ""
+    expires_ms: int | None = None
+    reroute: Reroute | None = None
 
 
 class Retime(msgspec.Struct, frozen=True, kw_only=True, tag="retime"):

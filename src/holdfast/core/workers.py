@@ -17,6 +17,8 @@ ORDER_KIND = "order"
 
 HEARTBEAT_MS = 10 * limits.SECOND_MS
 QUEUE_PREFIX = "worker."
+DISTRIBUTOR = "(distributor)"
+"""Leases jobs only to hand them on, and never runs one. No worker can have this name."""
 ADDRESSED_EXPIRES_MS = 5 * limits.MINUTE_MS
 TASKS_SHOWN = 500
 """A worker's record names so many of its tasks at most: the first by name."""
@@ -79,6 +81,12 @@ def worker_queue(name: str) -> str:
 def addressee(queue: str) -> str | None:
     """The worker whose own queue this is."""
     return queue.removeprefix(QUEUE_PREFIX) if queue.startswith(QUEUE_PREFIX) else None
+
+
+def knows(record: WorkerRecord, task: str) -> bool:
+    """A record that is full names only the first of its tasks."""
+    cut = len(record.tasks) >= TASKS_SHOWN
+    return task in record.tasks or (cut and task > record.tasks[-1])
 
 
 def health(record: WorkerRecord, age_ms: int) -> tuple[Health, str]:

@@ -7,12 +7,13 @@ crosses it, durations go in, and only the engine makes instants, from its own cl
 from __future__ import annotations
 
 from collections.abc import Sequence
-from enum import StrEnum
-from typing import Protocol
+from enum import Enum, StrEnum
+from typing import Final, Literal, Protocol, TypeAlias
 
 import msgspec
 
 from holdfast.core import limits
+from holdfast.core.flow import Flow, Waits
 from holdfast.core.model import (
     Job,
     JobFilter,
@@ -32,7 +33,11 @@ from holdfast.core.verdict import Amendment, Outcome, Settlement
 
 
 class Traits(msgspec.Struct, frozen=True, kw_only=True):
-    """What an engine can do. A gap raises Unsupported where it would matter, never approximates."""
+    """What an engine can do. A gap raises Unsupported where it would matter, never approximates.
+
+    Not `ordered` means that the order of a queue, and of every list, is kept within each of the
+    stores that the engine is made of, and not over all of them.
+    """
 
     name: str
     durable: bool
@@ -42,6 +47,7 @@ class Traits(msgspec.Struct, frozen=True, kw_only=True):
     keys: bool = True
     renew: bool = True
     fencing: bool = True
+    ordered: bool = True
     transactional: bool = False
     groups: bool = False
     dependencies: bool = False
@@ -49,6 +55,10 @@ class Traits(msgspec.Struct, frozen=True, kw_only=True):
     delay_ms_max: int = limits.DELAY_MS_MAX
     batch_max: int = limits.BATCH_MAX
     payload_max: int = limits.PAYLOAD_MAX
+
+
+class _Any(Enum):
+    ANY = "any"
 
 
 class Overdue(msgspec.Struct, frozen=True, kw_only=True):
@@ -77,6 +87,13 @@ class Examination(msgspec.Struct, frozen=True, kw_only=True):
     damage: tuple[str, ...] | None = None
 
 
+ANY: Final = _Any.ANY
+"""Whatever is there."""
+
+Known: TypeAlias = Queue | Literal[_Any.ANY] | None
+"""The settings that a change was made from."""
+
+
 class Saved(StrEnum):
     SAVED = "saved"
     STALE = "stale"
@@ -93,7 +110,7 @@ class Engine(Protocol):
        is finished or leased anew; a late renew does not.
     6. The attempt is counted when leased, and given back by Release.
     7. Retried and reaped jobs go behind those already due at the same priority, unless the queue
-       says `order = keep`.
+       says `order = keep` or the job is in a strict group.
     8. Repeating a settle is harmless.
     9. Every list has a stated order.
     10. Every call is bounded.
@@ -104,6 +121,10 @@ class Engine(Protocol):
     13. An outcome that is not known is reported as OutcomeUnknown, and repeating the call with
         the same id, key or token is safe.
     14. A move to a dead queue is one transaction.
+    15. Of a strict group one batch is leased at a time, in the order of arrival.
+    16. No limit is exceeded: slots are taken and given back in the transaction that grants or ends
+        the lease, and no start is given back to a rate.
+    17. No job is leased before its parents have ended as it asked.
     """
 
     @property
@@ -115,9 +136,9 @@ class Engine(Protocol):
     async def close(self) -> None:
         """Let go of everything; waiting leases return empty. Idempotent."""
 
-    async def declare(self, queue: Queue, *, only_new: bool = False) -> bool:
-        """Create a queue or replace its settings; with `only_new` one that is there stays as it
-        is. Whether it was written."""
+    async def declare(self, queue: Queue, *, instead_of: Known = ANY) -> bool:
+        """Create a queue or replace its settings: only while they are `instead_of`, if that is
+        given; None is a queue that is not there yet. Whether it was written."""
 
     async def drop(self, name: str) -> None:
         """Remove a queue and its jobs, revoking their leases. Unknown names are no error."""
@@ -148,6 +169,17 @@ class Engine(Protocol):
     async def finished(self, limit: int) -> list[Job]:
         """Whole jobs past their queue's retention, by (finished_at, seq): archived by the pruner,
         then deleted with `amend`. Also lets go of once-only keys that are past their window."""
+
+    async def recount(self, limit: int) -> int:
+        """Compare what is counted beside the jobs with the jobs themselves, and mend what differs:
+        slots that no lease holds, groups without a head, children whose parents have ended. How
+        many were mended; bounded by `limit`, and repeated calls come round to everything."""
+
+    async def flow(self, queue: str, *, limit: int) -> Flow:
+        """How the limits and the tenants of a queue stand: at most `limit` of each."""
+
+    async def waits(self, id: str) -> Waits | None:
+        """What keeps a waiting job, beside its time; None if no such job waits."""
 
     async def get(self, id: str) -> Job | None:
         """The whole job, with its timeline rows, output and result."""

@@ -15,6 +15,7 @@ from typing import Generic, TypeVar
 from msgspec.structs import replace
 
 from holdfast.core import checks
+from holdfast.core.flow import Flow, Waits
 from holdfast.core.model import (
     Job,
     JobFilter,
@@ -31,8 +32,8 @@ from holdfast.core.model import (
     TallyBy,
 )
 from holdfast.core.verdict import Amendment, Outcome, Release, Settlement
-from holdfast.engines.base import Engine, Expired, Overdue, Saved, Traits
-from holdfast.errors import HoldfastError, UsageError
+from holdfast.engines.base import ANY, Engine, Expired, Known, Overdue, Saved, Traits
+from holdfast.errors import HoldfastError, OutcomeUnknown, UsageError
 
 _log = logging.getLogger("holdfast.coalesced")
 
@@ -53,6 +54,8 @@ class Coalesced:
         self._settles = _Merged[Settlement, Outcome](engine.settle, batch_max)
         self._renews = _Merged[Renewal, Lease | None](engine.renew, batch_max)
         self._leases: dict[LeaseRequest, _Shared] = {}
+        self._apart: set[LeaseRequest] = set()
+        """Requests that met the batch of a strict group, which is for one caller."""
         self._releases: set[asyncio.Task[None]] = set()
 
     @property
@@ -75,8 +78,8 @@ class Coalesced:
         await self._settles.drain()
         await self._engine.close()
 
-    async def declare(self, queue: Queue, *, only_new: bool = False) -> bool:
-        return await self._engine.declare(queue, only_new=only_new)
+    async def declare(self, queue: Queue, *, instead_of: Known = ANY) -> bool:
+        return await self._engine.declare(queue, instead_of=instead_of)
 
     async def drop(self, name: str) -> None:
         await self._engine.drop(name)
@@ -96,7 +99,7 @@ class Coalesced:
         line = self._leases.get(alike)
         if line is None:
             line = self._leases[alike] = _Shared(
-                self._engine, alike, self._let_go, lambda: self._leases.pop(alike)
+                self._engine, alike, self._apart, self._let_go, lambda: self._leases.pop(alike)
             )
         return await line.ask([None] * request.limit)
 
@@ -114,6 +117,15 @@ class Coalesced:
 
     async def finished(self, limit: int) -> list[Job]:
         return await self._engine.finished(limit)
+
+    async def recount(self, limit: int) -> int:
+        return await self._engine.recount(limit)
+
+    async def flow(self, queue: str, *, limit: int) -> Flow:
+        return await self._engine.flow(queue, limit=limit)
+
+    async def waits(self, id: str) -> Waits | None:
+        return await self._engine.waits(id)
 
     async def get(self, id: str) -> Job | None:
         return await self._engine.get(id)
@@ -257,6 +269,8 @@ class _Merged(_Line[Ask, Answer]):
             # One of them is at fault and nothing was written: each is told of its own call alone.
             for call in group:
                 await self._serve([call])
+        except OutcomeUnknown as error:
+            _share(group, error)
         except Exception as error:  # noqa: BLE001 (it is raised again in every caller)
             for call in group:
                 call.fail(error)
@@ -267,19 +281,38 @@ class _Merged(_Line[Ask, Answer]):
                 at += len(call.asks)
 
 
+def _share(group: list[_Call[Ask, Answer]], error: OutcomeUnknown) -> None:
+    """Who asked for nothing but what is known has its answers."""
+    at = 0
+    for call in group:
+        count = len(call.asks)
+        known = {n: error.known[at + n] for n in range(count) if at + n in error.known}
+        if len(known) == count:
+            call.succeed([known[n] for n in range(count)])
+        else:
+            call.fail(OutcomeUnknown(str(error), known=known))
+        at += count
+
+
 class _Shared(_Line[None, Lease]):
-    """Lease requests that differ in nothing but how many they ask for."""
+    """Lease requests that differ in nothing but how many they ask for.
+
+    The batch of a strict group is not divided among callers, who would run it side by side. From
+    the first that would have been, such requests go one by one.
+    """
 
     def __init__(
         self,
         engine: Engine,
         alike: LeaseRequest,
+        apart: set[LeaseRequest],
         let_go: Callable[[list[Lease]], None],
         rest: Callable[[], object],
     ) -> None:
         super().__init__(engine.traits.batch_max)
         self._engine = engine
         self._alike = alike
+        self._apart = apart
         self._let_go = let_go
         self._when_idle = rest
 
@@ -293,9 +326,28 @@ class _Shared(_Line[None, Lease]):
             return
         for call in group:
             if not call.left:
-                call.succeed(leases[: len(call.asks)])
-                leases = leases[len(call.asks) :]
+                share, leases = leases[: len(call.asks)], leases[len(call.asks) :]
+                call.succeed(share)
+                leases = self._after_batch(share, leases)
         self._forgo(leases)
+
+    def _take(self) -> list[_Call[None, Lease]]:
+        calls = super()._take()
+        if self._alike in self._apart:
+            self._waiting = calls[1:] + self._waiting
+            return calls[:1]
+        return calls
+
+    def _after_batch(self, share: list[Lease], rest: list[Lease]) -> list[Lease]:
+        """What is left for others of what comes after this share."""
+        batch = _batch(share[-1]) if share else None
+        count = 0
+        while batch is not None and count < len(rest) and _batch(rest[count]) == batch:
+            count += 1
+        if count:
+            self._apart.add(self._alike)
+            self._forgo(rest[:count])
+        return rest[count:]
 
     def _forgo(self, answers: list[Lease]) -> None:
         if answers:
@@ -303,3 +355,8 @@ class _Shared(_Line[None, Lease]):
 
     def _rest(self) -> None:
         self._when_idle()
+
+
+def _batch(lease: Lease) -> tuple[str, str] | None:
+    job = lease.job
+    return None if job.group is None else (job.queue, job.group)

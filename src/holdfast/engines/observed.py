@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import TypeVar
 
+from holdfast.core.flow import Flow, Waits
 from holdfast.core.model import (
     Job,
     JobFilter,
@@ -26,7 +27,7 @@ from holdfast.core.model import (
     TallyBy,
 )
 from holdfast.core.verdict import Amendment, Outcome, Settlement
-from holdfast.engines.base import Engine, Expired, Overdue, Saved, Traits
+from holdfast.engines.base import ANY, Engine, Expired, Known, Overdue, Saved, Traits
 from holdfast.errors import HoldfastError
 from holdfast.events import EngineCalled, Listeners, Tell
 
@@ -52,10 +53,10 @@ class Observed:
     async def close(self) -> None:
         await self._observe("close", self._engine.close())
 
-    async def declare(self, queue: Queue, *, only_new: bool = False) -> bool:
+    async def declare(self, queue: Queue, *, instead_of: Known = ANY) -> bool:
         return await self._observe(
             "declare",
-            self._engine.declare(queue, only_new=only_new),
+            self._engine.declare(queue, instead_of=instead_of),
             lambda written: [(queue.name, "declared" if written else "known")],
         )
 
@@ -115,6 +116,17 @@ class Observed:
             self._engine.finished(limit),
             lambda jobs: [(job.queue, job.state) for job in jobs],
         )
+
+    async def recount(self, limit: int) -> int:
+        return await self._observe(
+            "recount", self._engine.recount(limit), lambda count: [("", "mended")] * count
+        )
+
+    async def flow(self, queue: str, *, limit: int) -> Flow:
+        return await self._observe("flow", self._engine.flow(queue, limit=limit))
+
+    async def waits(self, id: str) -> Waits | None:
+        return await self._observe("waits", self._engine.waits(id))
 
     async def get(self, id: str) -> Job | None:
         return await self._observe("get", self._engine.get(id))

@@ -18,7 +18,11 @@ from holdfast.engines.clock import Clock
 from holdfast.errors import ConfigError
 
 DEFAULT_URL = "sqlite:///holdfast.db"
-_EXAMPLES = "memory:, sqlite:///work.db (or sqlite:////absolute/work.db), postgresql://host/name"
+_EXAMPLES = (
+    "memory:, sqlite:///work.db (or sqlite:////absolute/work.db), postgresql://host/name, "
+    "partitioned:sqlite:///a.db,sqlite:///b.db"
+)
+_NEXT_PARTITION = re.compile(r",(?=(?:memory|sqlite|postgresql|postgres|partitioned):)")
 
 # What the PostgreSQL client understands by itself; it is passed on as it stands.
 _POSTGRES_OWN = (
@@ -44,6 +48,8 @@ def open_engine(url: str, *, clock: Clock | None = None) -> Engine:
             return _sqlite(rest, clock)
         case "postgresql" | "postgres":
             return _postgres(url, clock)
+        case "partitioned":
+            return _partitioned(rest, clock)
         case "" | "/" | ".":
             raise ConfigError(f"the engine URL has no scheme: use one like {_EXAMPLES}")
         case _:
@@ -55,6 +61,8 @@ def open_engine(url: str, *, clock: Clock | None = None) -> Engine:
 def redacted(url: str) -> str:
     """The URL as it may be shown: without user, password and options."""
     scheme, _, _ = url.partition(":")
+    if scheme == "partitioned":
+        return f"partitioned:{','.join(map(redacted, partitions_of(url)))}"
     if scheme in ("memory", "sqlite"):
         return url.partition("?")[0]
     try:
@@ -65,6 +73,12 @@ def redacted(url: str) -> str:
         # A password that is not percent-encoded: nobody can say where it ends.
         return f"{scheme}:…"
     return f"{parts.scheme}://{(parts.netloc + parts.path).rpartition('@')[2]}"
+
+
+def partitions_of(url: str) -> list[str]:
+    """The URLs of the partitions. A comma parts them only where another URL begins, because hosts
+    and paths may have commas too."""
+    return _NEXT_PARTITION.split(url.partition(":")[2])
 
 
 def _memory(rest: str, clock: Clock | None) -> Engine:
@@ -120,6 +134,20 @@ def _postgres(url: str, clock: Clock | None) -> Engine:
             "pip install 'holdfast[postgres]'"
         ) from None
     return PostgresEngine(dsn, clock=clock, **options)
+
+
+def _partitioned(rest: str, clock: Clock | None) -> Engine:
+    from holdfast.engines.partitioned import PartitionedEngine
+
+    urls = partitions_of(f"partitioned:{rest}")
+    if any(url.partition(":")[0] == "partitioned" for url in urls):
+        raise ConfigError("a partition is one store: name all of them in one list")
+    if urls == [""]:
+        raise ConfigError(
+            "a partitioned URL names its stores: partitioned:sqlite:///a.db,sqlite:///b.db"
+        )
+    engines = [(redacted(url), open_engine(url, clock=clock)) for url in urls]
+    return PartitionedEngine(engines)
 
 
 Reader = Callable[[str, str], Any]

@@ -51,8 +51,8 @@ class Bell:
 
 
 def may_make_due(settlements: Iterable[Settlement]) -> bool:
-    """Whether somebody who waits could get something after these: a plain completion gives
-    nothing."""
+    """Whether somebody who waits could get something after these, whatever they are about: the
+    completion of a job that nobody is held up by gives nothing."""
     return any(type(one.verdict) is not Complete or one.verdict.then for one in settlements)
 
 

@@ -2,7 +2,7 @@
 
 Programs start with `inline`, `manual` and `fake`; engines with `contract` (what every engine must
 do) and `machine` (random histories of any engine against the reference). Nothing else in the
-package imports this.
+package imports this, but chaos its private server.
 """
 
 from __future__ import annotations

@@ -21,12 +21,13 @@ from msgspec.structs import replace
 
 from holdfast.core import lifecycle
 from holdfast.core.model import JobFilter, Lease, LeaseRequest, Note, Queue, State
-from holdfast.core.verdict import Cancel, Outcome, Settlement
+from holdfast.core.verdict import Cancel, Outcome, Release, Settlement
 from holdfast.errors import UsageError
 from holdfast.testing.stage import Stage
 from holdfast.worker.attempt import Attempt
 from holdfast.worker.calls import given_of, shorter
 from holdfast.worker.handlers import Handler
+from holdfast.worker.sequences import by_group
 from holdfast.worker.verdicts import after_refusal, note_of, verdict_on
 from holdfast.worker.wire import AskedCancel, Ending
 
@@ -125,7 +126,17 @@ def _lease(stage: Stage) -> list[Lease]:
             limit=batch - 1,
         )
         leases += stage.ask(stage.engine.lease(alike))
-    return leases
+    return _one_of_each_group(stage, leases)
+
+
+def _one_of_each_group(stage: Stage, leases: list[Lease]) -> list[Lease]:
+    """As in a worker: members of a strict group that came together run one after the other."""
+    lines = by_group(leases, lambda lease: lease.job)
+    release = Release("the job before it goes first", unstarted=True)
+    behind = [Settlement(lease=lease, verdict=release) for line in lines for lease in line[1:]]
+    if behind:
+        stage.ask(stage.engine.settle(behind))
+    return [line[0] for line in lines]
 
 
 def _expire(stage: Stage) -> None:
@@ -136,13 +147,19 @@ def _expire(stage: Stage) -> None:
 
 
 def _jump(stage: Stage) -> bool:
-    """To when the next job of a known task is due; False when there is none."""
+    """To when the next job of a known task is due, or a rate lets one start; False when time alone
+    changes nothing any more."""
+    now = stage.clock.wall_ms()
     wanted = JobFilter(states=(State.WAITING,))
     page = stage.ask(stage.engine.find(wanted, limit=_PAGE))
-    ahead = [job.due_at for job in page.jobs if job.task in stage.app.tasks]
-    if not ahead:
+    known = [job for job in page.jobs if job.task in stage.app.tasks]
+    ahead_ms = [job.due_at - now for job in known if job.due_at > now]
+    for job in known:
+        waits = stage.ask(stage.engine.waits(job.id)) if job.due_at <= now else None
+        ahead_ms += [slot.free_ms for slot in waits.slots if slot.free_ms] if waits else []
+    if not ahead_ms:
         return False
-    stage.clock.advance(max(0, min(ahead) - stage.clock.wall_ms()))
+    stage.clock.advance(min(ahead_ms))
     return True
 
 

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from holdfast.core.backoff import Backoff
+from holdfast.core.flow import Limit, Rate
 from holdfast.core.model import (
     Failure,
     FailureKind,
@@ -53,6 +54,8 @@ QUEUES = ("default", "q", "grave")
 TASKS = ("x", "y")
 LEASE_LENGTHS_MS = (30, 10, 100)
 SHORT_MS = (0, 0, 0, 1, 5, 20, 60)
+PARENT = "@"
+"""Begins an id in `after` that is still to be found, by its number."""
 
 _PAYLOADS = tuple(data for data in hostile.PAYLOADS if len(data) < 1_000)
 _PATCHES = (b"{}", b'{"a":1}', b'{"a":null,"b":{"c":2}}', b'{"b":{"d":"\\u00e9"}}', b"[1]")
@@ -73,6 +76,14 @@ class _Dice(random.Random):
 
     def queue_name(self) -> str:
         return self.mostly(self.choice(QUEUES), "nowhere")
+
+    def parents(self) -> tuple[str, ...]:
+        """Counted back from the job's own id: -1 is the one that comes after it, 0 itself."""
+        if self.random() < 0.7:
+            return ()
+        count = self.choice((1, 1, 2, 3))
+        places = [self.mostly(self.choice((1, 2, 3, 4, 6)), 0, -1, -1) for _ in range(count)]
+        return tuple(f"{PARENT}{place}" for place in places)
 
 
 def _prepared(count: int, make: Callable[[_Dice], T]) -> tuple[T, ...]:
@@ -97,15 +108,55 @@ def _new_job(dice: _Dice) -> NewJob:
         key=dice.choice((None, None, "k1", "k2")),
         key_window_ms=dice.choice((0, 20, 1_000)),
         key_policy=dice.choice(("keep", "replace", "merge")),
-        tenant=dice.choice((None, "t1", "t2")),
-        group=dice.choice((None, "g")),
+        tenant=dice.choice(("t1", "t1", "t2", None)),
+        group=dice.choice((None, None, "g", "h")),
         labels=dice.pairs(),
         headers=dice.pairs(),
         overrides=dice.mostly(Overrides(), overrides),
+        after=dice.parents(),
+        after_on=dice.choice(("success", "success", "either", "death")),
+        parent_death=dice.choice(("cancel", "run", "hold")),
     )
 
 
+def _limit(dice: _Dice, name: str) -> Limit:
+    """Under two names, which all queues share; each with a bound of the one sort or the other."""
+    rate = Rate(
+        count=dice.choice((1, 2, 3)), per_ms=dice.choice((10, 60)), burst=dice.choice((1, 1, 3))
+    )
+    bounds = dice.choice((1, 2, 3)), rate
+    which = dice.choice(("concurrency", "concurrency", "rate", "both"))
+    return Limit(
+        name=name,
+        task=dice.choice((None, None, None, "x")),
+        key=dice.choice(("", "", "{tenant}", "{tenant}", "{task}", "{l}")),
+        concurrency=None if which == "rate" else bounds[0],
+        rate=None if which == "concurrency" else bounds[1],
+    )
+
+
+def _flowing(dice: _Dice, queue: Queue) -> Queue:
+    names = dice.choice(((), ("l",), ("l",), ("m",), ("l", "m")))
+    return replace(
+        queue,
+        limits=tuple(_limit(dice, name) for name in names),
+        fairness=dice.choice(("off", "off", "shares", "noisy")),
+        weights=dice.choice(({}, {"t1": 3})),
+        aging_ms=dice.choice((None, None, 5, 50)),
+        group_batch=dice.choice((1, 1, 2, 3)),
+    )
+
+
+def _flow_queue(dice: _Dice) -> Queue:
+    return _flowing(dice, Queue(name=dice.choice(QUEUES[:2]), lease_ms=30))
+
+
 def _queue(dice: _Dice) -> Queue:
+    queue = _plain_queue(dice)
+    return _flowing(dice, queue) if dice.random() < 0.6 else queue
+
+
+def _plain_queue(dice: _Dice) -> Queue:
     return Queue(
         name=dice.choice(QUEUES),
         lease_ms=dice.choice(LEASE_LENGTHS_MS),
@@ -142,10 +193,17 @@ def _note(dice: _Dice) -> Note | None:
     )
 
 
+def _follow_up(dice: _Dice) -> NewJob:
+    """Its parents are among the first ids, and now and then itself."""
+    new = _new_job(dice)
+    after = tuple(dice.choice(IDS[:11]) for _ in new.after) if dice.random() < 0.5 else ()
+    return replace(new, id=dice.choice(IDS[::5]), after=after)
+
+
 def _verdict(dice: _Dice) -> Verdict:
     delay_ms = dice.choice(SHORT_MS)
     result = dice.choice((None, dice.choice(_PAYLOADS)))
-    follow_ups = tuple(replace(_new_job(dice), id=dice.choice(IDS[::5])) for _ in range(2))
+    follow_ups = tuple(_follow_up(dice) for _ in range(2))
     verdicts: tuple[Verdict, ...] = (
         Complete(result),
         Complete(result, follow_ups),
@@ -188,7 +246,7 @@ def _filter(dice: _Dice) -> JobFilter:
         "states": tuple(dice.sample(tuple(State), k=dice.choice((1, 3, 5)))),
         "task": dice.choice(TASKS),
         "tenant": dice.choice(("t1", "t2")),
-        "group": "g",
+        "group": dice.choice(("g", "h")),
         "key": dice.choice(("k1", "k2")),
         "worker": dice.choice(("w1", "w2")),
         "reason": dice.choice(tuple(Reason)),
@@ -216,8 +274,15 @@ def _one_of(plain: tuple[T, ...], prepared: tuple[T, ...]) -> st.SearchStrategy[
     return st.sampled_from(plain) | st.integers(0, len(prepared) - 1).map(prepared.__getitem__)
 
 
-_PLAIN_JOBS = tuple(
-    NewJob(id="-", task=task, queue=queue, payload=b"{}") for queue in QUEUES[:2] for task in TASKS
+_PLAIN_JOBS = (
+    *(
+        NewJob(id="-", task=task, queue=queue, payload=b"{}")
+        for queue in QUEUES[:2]
+        for task in TASKS
+    ),
+    NewJob(id="-", task="x", payload=b"{}", tenant="t1"),
+    NewJob(id="-", task="x", payload=b"{}", group="g"),
+    NewJob(id="-", task="x", payload=b"{}", after=(f"{PARENT}1",)),
 )
 _PLAIN_QUEUES = (
     Queue(name="default", lease_ms=30),
@@ -226,9 +291,27 @@ _PLAIN_QUEUES = (
 )
 _PLAIN_VERDICTS: tuple[Verdict, ...] = (Retry(), Release(), Complete(), Bury(), Retry(5))
 
+_FLOW_QUEUES = (
+    Queue(name="default", lease_ms=30, limits=(Limit(name="l", concurrency=1),)),
+    Queue(name="default", lease_ms=30, fairness="shares"),
+    Queue(name="default", lease_ms=30, group_batch=2),
+    *_prepared(80, _flow_queue),
+)
+
+_FLOW_JOBS = tuple(
+    NewJob(id="-", task=task, queue=queue, payload=b"{}", tenant=tenant, group=group, after=after)
+    for group in ("g", None, "h")
+    for after in ((), (), (f"{PARENT}1",), (f"{PARENT}2", f"{PARENT}5"))
+    for tenant in ("t1", "t2")
+    for queue in QUEUES[:2]
+    for task in TASKS
+)
+
 # Without an id: most are new, some are known already.
 job_shapes = _one_of(_PLAIN_JOBS, _prepared(300, _new_job))
-queues = _one_of(_PLAIN_QUEUES, _prepared(100, _queue))
+flow_shapes = st.sampled_from(_FLOW_JOBS)
+queues = _one_of(_PLAIN_QUEUES, _prepared(150, _queue))
+flow_queues = st.integers(0, len(_FLOW_QUEUES) - 1).map(_FLOW_QUEUES.__getitem__)
 lease_requests = _one_of(
     (LeaseRequest(queues=QUEUES, limit=5, worker="w1"),), _prepared(100, _lease_request)
 )

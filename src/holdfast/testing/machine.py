@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from typing import Any, ClassVar, TypeVar
 
 from hypothesis import HealthCheck, settings
@@ -36,9 +36,11 @@ from holdfast.core.model import (
     Queue,
     Record,
     Renewal,
+    State,
     TallyBy,
 )
 from holdfast.core.verdict import Amendment, Delete, Settlement, Verdict
+from holdfast.engines.base import ANY
 from holdfast.errors import UsageError
 from holdfast.testing import histories as made
 from holdfast.testing.harness import Harness
@@ -55,37 +57,45 @@ known = st.sampled_from((None, None, None, None, 0, 3, 10))
 
 
 def run_histories(
-    make: Callable[[], Harness], *, examples: int, steps: int = 50, seed: int | None = None
+    make: Callable[[], Harness],
+    *,
+    examples: int,
+    steps: int = 50,
+    seed: int | None = None,
+    runner: asyncio.Runner | None = None,
 ) -> None:
-    """Raises with a note that names the seed when the engine and the reference differ."""
+    """Raises with a note that names the seed when the engine and the reference differ.
+
+    All examples run in the event loop of `runner`, for a harness that keeps something there.
+    """
     if seed is None:
         seed = random.randrange(2**32)
-    machine: type[EngineMachine] = type("Machine", (EngineMachine,), {"make": staticmethod(make)})
-    try:
-        run_state_machine_as_test(
-            seeded(seed)(machine),
-            settings=settings(
-                max_examples=examples,
-                stateful_step_count=steps,
-                deadline=None,
-                print_blob=True,
-                report_multiple_bugs=False,
-                suppress_health_check=list(HealthCheck),
-            ),
-        )
-    except BaseException as error:
-        error.add_note(f"seed {seed}, {examples} examples of {steps} steps")
-        raise
+    wanted = settings(
+        max_examples=examples,
+        stateful_step_count=steps,
+        deadline=None,
+        print_blob=True,
+        report_multiple_bugs=False,
+        suppress_health_check=list(HealthCheck),
+    )
+    with asyncio.Runner() if runner is None else nullcontext(runner) as shared:
+        given = {"make": staticmethod(make), "runner": shared}
+        machine: type[EngineMachine] = type("Machine", (EngineMachine,), given)
+        try:
+            run_state_machine_as_test(seeded(seed)(machine), settings=wanted)
+        except BaseException as error:
+            error.add_note(f"seed {seed}, {examples} examples of {steps} steps")
+            raise
 
 
 class EngineMachine(RuleBasedStateMachine):
     """One engine in one example; `make` gives it a store of its own."""
 
     make: ClassVar[Callable[[], Harness]]
+    runner: ClassVar[asyncio.Runner]
 
     def __init__(self) -> None:
         super().__init__()
-        self.runner = asyncio.Runner()
         self.leases: list[Lease] = []
         self.given: list[str] = []
         self.harness = type(self).make()
@@ -99,7 +109,6 @@ class EngineMachine(RuleBasedStateMachine):
             self.run(self.twin.agree())
         finally:
             self.run(self.harness.__aexit__(None, None, None))
-            self.runner.close()
 
     def run(self, call: Coroutine[Any, Any, T]) -> T:
         return self.runner.run(call)
@@ -120,22 +129,44 @@ class EngineMachine(RuleBasedStateMachine):
             return self.given[-1]
         return self.given[-1 - place % len(self.given)]
 
+    def parent(self, id_: str, name: str) -> str:
+        """Counted back from the id: it may be of the same call, or not come in at all."""
+        own = len(self.given) - 1 - self.given[::-1].index(id_)
+        place = int(name.removeprefix(made.PARENT))
+        return self.given[(own - place) % len(self.given)]
+
     def look(self, ids: Sequence[str]) -> None:
         for id_ in dict.fromkeys(ids):
-            self.run(self.twin.get(id_))
+            job = self.run(self.twin.get(id_))
+            if job is not None and job.state is State.WAITING:
+                self.run(self.twin.waits(id_))
 
     def leases_at(self, places: Sequence[int]) -> list[Lease]:
         return [self.leases[-1 - place % len(self.leases)] for place in places]
 
-    @initialize(shapes=st.lists(made.job_shapes, min_size=4, max_size=8))
-    def start(self, shapes: list[NewJob]) -> None:
+    @initialize(
+        queues=st.lists(made.flow_queues, max_size=2),
+        shapes=st.lists(made.job_shapes, min_size=4, max_size=8),
+    )
+    def start(self, queues: list[Queue], shapes: list[NewJob]) -> None:
+        for queue in queues:
+            self.run(self.twin.declare(queue))
         self.enqueue([(None, shape) for shape in shapes])
 
     @rule(given=st.lists(st.tuples(known, made.job_shapes), min_size=1, max_size=5))
     def enqueue(self, given: list[tuple[int | None, NewJob]]) -> None:
-        jobs = [replace(shape, id=self.next_id(place)) for place, shape in given]
+        ids = [self.next_id(place) for place, _ in given]
+        jobs = [
+            replace(shape, id=id_, after=tuple(self.parent(id_, name) for name in shape.after))
+            for id_, (_, shape) in zip(ids, given, strict=True)
+        ]
         receipts = self.run(self.twin.enqueue(jobs))
         self.look([receipt.id for receipt in receipts])
+
+    @rule(shape=made.flow_shapes, priorities=st.lists(st.integers(0, 2), min_size=2, max_size=6))
+    def enqueue_alike(self, shape: NewJob, priorities: list[int]) -> None:
+        """Jobs that stand in each other's way."""
+        self.enqueue([(None, replace(shape, priority=priority)) for priority in priorities])
 
     @rule(request=made.lease_requests)
     def lease(self, request: LeaseRequest) -> None:
@@ -242,12 +273,22 @@ class EngineMachine(RuleBasedStateMachine):
         self.run(self.twin.load("worker", after="a"))
         self.run(self.twin.queues())
 
+    @rule(recounts=st.booleans())
+    def look_at_the_flow(self, recounts: bool) -> None:
+        """A recount must find nothing wrong, and change nothing."""
+        if recounts:
+            assert self.run(self.twin.recount()) == 0
+        for name in made.QUEUES:
+            self.attempt(self.twin.flow(name))
+        for id_ in self.given[-10:]:
+            self.run(self.twin.waits(id_))
+
     @rule(queue=made.queues, how=st.sampled_from((*("declare",) * 8, "if new", "drop", "anew")))
     def declare(self, queue: Queue, how: str) -> None:
         if how in ("drop", "anew"):
             self.run(self.twin.drop(queue.name))
         if how != "drop":
-            self.attempt(self.twin.declare(queue, only_new=how == "if new"))
+            self.attempt(self.twin.declare(queue, instead_of=None if how == "if new" else ANY))
 
     @rule(ms=st.sampled_from((1, 5, 10, 30, 100, 1_000)))
     def advance(self, ms: int) -> None:

@@ -54,7 +54,7 @@ class StagedEngine(MemoryEngine):
 
     async def _declare_missing(self, jobs: Sequence[NewJob]) -> None:
         for name in {job.queue for job in jobs}:
-            await self.declare(Queue(name=name), only_new=True)
+            await self.declare(Queue(name=name), instead_of=None)
 
     def within(self, connection: object) -> StagedWithin:
         return StagedWithin(self)

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 from msgspec.structs import replace
 
+from holdfast.core.flow import Flow, Waits
 from holdfast.core.model import (
     Job,
     JobFilter,
@@ -23,15 +24,25 @@ from holdfast.core.model import (
     Receipt,
     Record,
     Renewal,
+    State,
     Tally,
     TallyBy,
 )
 from holdfast.core.verdict import Amendment, Outcome, Settlement
-from holdfast.engines.base import Engine, Expired, Overdue, Saved
+from holdfast.engines.base import ANY, Engine, Expired, Known, Overdue, Saved
 from holdfast.errors import UsageError
 
 T = TypeVar("T")
-TALLIED: tuple[TallyBy, ...] = ("queue", "state", "task", "tenant", "reason", "worker", "group")
+TALLIED: tuple[TallyBy, ...] = (
+    "queue",
+    "state",
+    "task",
+    "tenant",
+    "reason",
+    "worker",
+    "group",
+    "fingerprint",
+)
 
 
 class Twin:
@@ -44,8 +55,8 @@ class Twin:
         self._pairs: dict[tuple[str, int], int] = {}
         self._numbers: dict[tuple[str, int], int] = {}
 
-    async def declare(self, queue: Queue, *, only_new: bool = False) -> bool:
-        mine, theirs = await self._both(lambda engine: engine.declare(queue, only_new=only_new))
+    async def declare(self, queue: Queue, *, instead_of: Known = ANY) -> bool:
+        mine, theirs = await self._both(lambda engine: engine.declare(queue, instead_of=instead_of))
         assert mine is theirs
         return mine
 
@@ -118,6 +129,15 @@ class Twin:
         self._agree_on_jobs(mine, theirs)
         return mine
 
+    async def recount(self, limit: int = 1_000) -> int:
+        return await self._same(lambda engine: engine.recount(limit))
+
+    async def flow(self, queue: str = "default", *, limit: int = 100) -> Flow:
+        return await self._same(lambda engine: engine.flow(queue, limit=limit))
+
+    async def waits(self, id: str) -> Waits | None:
+        return await self._same(lambda engine: engine.waits(id))
+
     async def get(self, id: str) -> Job | None:
         mine, theirs = await self._both(lambda engine: engine.get(id))
         self._agree_on_jobs([mine], [theirs])
@@ -148,11 +168,15 @@ class Twin:
         return job
 
     async def agree(self) -> None:
-        """Every job, count and list is the same in both."""
+        """Every job, count and list is the same in both, and nothing was counted wrong."""
         for id_ in self.ids:
-            await self.get(id_)
-        await self.queues()
-        await self.find(JobFilter(), limit=7)
+            job = await self.get(id_)
+            if job is not None and job.state is State.WAITING:
+                await self.waits(id_)
+        for view in await self.queues():
+            await self.flow(view.queue.name)
+        assert await self.recount() == 0
+        await self.find(JobFilter(), limit=max(7, len(self.ids) // 10))
         await self.tally(JobFilter(), "state")
         await self.overdue()
         await self.expired()

@@ -1,4 +1,4 @@
-"""KEEP TIME: the reaper, the pruner and the scheduler, which run together or apart.
+"""KEEP TIME: the reaper, pruner, scheduler, redriver and distributor, together or apart.
 
 No leader: any number of each may run, in any number of processes.
 """
@@ -13,8 +13,13 @@ from pathlib import Path
 from holdfast.engines.base import Engine
 from holdfast.events import Tell, tell_nobody
 from holdfast.upkeep.archive import Archive
+from holdfast.upkeep.distributions import Distribution, Distributions
+from holdfast.upkeep.distributor import Distributor
 from holdfast.upkeep.pruner import Pruner
 from holdfast.upkeep.reaper import Reaper
+from holdfast.upkeep.redrive import RedrivePlan, RedriveRecord, RedriveState
+from holdfast.upkeep.redriver import Redriver
+from holdfast.upkeep.redrives import Redrives, RedriveView
 from holdfast.upkeep.schedule import Schedule
 from holdfast.upkeep.scheduler import Scheduler
 from holdfast.upkeep.schedules import Schedules
@@ -22,8 +27,17 @@ from holdfast.upkeep.service import Service, keep
 
 __all__ = [
     "Archive",
+    "Distribution",
+    "Distributions",
+    "Distributor",
     "Pruner",
     "Reaper",
+    "RedrivePlan",
+    "RedriveRecord",
+    "RedriveState",
+    "RedriveView",
+    "Redriver",
+    "Redrives",
     "Schedule",
     "Scheduler",
     "Schedules",
@@ -38,7 +52,7 @@ def wall_ms() -> int:
 
 
 class Upkeep:
-    """All three on one engine."""
+    """All of them on one engine."""
 
     def __init__(
         self,
@@ -54,6 +68,8 @@ class Upkeep:
             Reaper(engine, tell=tell),
             Pruner(engine, archive=kept, tell=tell),
             Scheduler(engine, wall_ms, tell=tell),
+            Redriver(engine, wall_ms, tell=tell),
+            Distributor(engine, tell=tell),
         )
 
     async def run(self, stop: asyncio.Event) -> None:

@@ -1,4 +1,4 @@
-"""Finished jobs past their retention → archived if asked → gone.
+"""Finished jobs past their retention → archived if asked → gone; breakers of tasks that are gone.
 
 Idempotent, in bounded batches. A job that was put back to work after it was read is not deleted:
 the engine compares its version in the same write.
@@ -11,8 +11,12 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Protocol
 
+import msgspec
+from msgspec.structs import replace
+
 from holdfast.core import limits
-from holdfast.core.model import Job, JobFilter, State
+from holdfast.core.breaker import KIND, BreakerRecord, is_forgotten
+from holdfast.core.model import Job, JobFilter, Record, State
 from holdfast.core.verdict import Delete
 from holdfast.engines.base import Engine
 from holdfast.events import Pruned, Tell, tell_nobody
@@ -52,6 +56,7 @@ class Pruner:
         batch = self._batch
         jobs = await self._engine.finished(batch)
         if not jobs:
+            await self._forget_breakers()
             return None
         self._batch = self._next_batch(batch, jobs)
         archived = 0
@@ -61,6 +66,13 @@ class Pruner:
         deleted = await delete_unchanged(self._engine, jobs)
         self._tell(Pruned(deleted=deleted, archived=archived))
         return 0 if deleted and len(jobs) >= batch else None
+
+    async def _forget_breakers(self) -> None:
+        """Some, at each look."""
+        found = await self._engine.load(KIND, limit=limits.PAGE_MAX)
+        old = [each for each in found if is_forgotten(_breaker(each), each.age_ms)]
+        if old:
+            await self._engine.save([replace(each, value=None) for each in old])
 
     def _next_batch(self, batch: int, jobs: Sequence[Job]) -> int:
         """A thousand whole jobs may be gigabytes: as many as will be about so many bytes."""
@@ -72,6 +84,14 @@ class Pruner:
         if size > _BYTES_AIM:
             return max(1, batch * _BYTES_AIM // size)
         return min(self._batch_max, batch * 2)
+
+
+def _breaker(record: Record) -> BreakerRecord:
+    """What another version wrote goes by its age alone."""
+    try:
+        return msgspec.json.decode(record.value or b"{}", type=BreakerRecord)
+    except msgspec.DecodeError:
+        return BreakerRecord()
 
 
 async def delete_unchanged(engine: Engine, jobs: Sequence[Job]) -> int:

@@ -6,18 +6,29 @@ state decide; the reaper has no way of its own to change a job.
 
 from __future__ import annotations
 
+import logging
+import time
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from holdfast.core import lifecycle, limits
 from holdfast.core.model import Job, JobFilter, Lease, State
 from holdfast.core.verdict import BuryWaiting, Outcome, Settlement
 from holdfast.engines.base import Engine
 from holdfast.events import Reaped, Tell, tell_nobody
+from holdfast.upkeep.rerouting import is_rerouted, reroute_expired
+
+_log = logging.getLogger("holdfast.upkeep")
+
+RECOUNT_MS = limits.MINUTE_MS
+_RECOUNT_MAX = 1_000
 
 
 class Reaper:
-    """Wakes at the next deadline that the engine names; the net finds what came in between."""
+    """Wakes at the next deadline that the engine names; the net finds what came in between.
+
+    At its start, and once a minute, it has the engine compare what is counted beside the jobs.
+    """
 
     name = "reaper"
 
@@ -33,20 +44,32 @@ class Reaper:
         self._engine = engine
         self._tell = tell
         self._batch = batch
+        self._recount_at = 0.0
 
     async def once(self) -> int | None:
         """One batch of each; 0 when there is more."""
+        await self._recount()
         overdue = await self._engine.overdue(self._batch)
         ended = await self._reap(overdue.leases) if overdue.leases else 0
         expired = await self._engine.expired(self._batch)
-        buried = await self._bury(expired.jobs) if expired.jobs else 0
-        if ended or buried:
-            self._tell(Reaped(overdue=ended, expired=buried))
+        moved, buried = await self._expire(expired.jobs) if expired.jobs else (0, 0)
+        if ended or buried or moved:
+            self._tell(Reaped(overdue=ended, expired=buried, rerouted=moved))
         elif overdue.leases or expired.jobs:
             # Others were faster with all of them. The net looks again, instead of a hot loop.
             return None
         ahead = [ms for ms in (overdue.next_ms, expired.next_ms) if ms is not None]
         return min(ahead, default=None)
+
+    async def _recount(self) -> None:
+        traits = self._engine.traits
+        counts = traits.groups or traits.dependencies or traits.rates
+        if not counts or time.monotonic() < self._recount_at:
+            return
+        mended = await self._engine.recount(_RECOUNT_MAX)
+        self._recount_at = time.monotonic() + (0 if mended >= _RECOUNT_MAX else RECOUNT_MS / 1000)
+        if mended:
+            _log.warning("%d counts beside the jobs were wrong, and are mended", mended)
 
     async def _reap(self, leases: Iterable[Lease]) -> int:
         # Read after the leases, so that every queue they can be of is known.
@@ -61,12 +84,14 @@ class Reaper:
         outcomes = await self._engine.settle(settlements)
         return outcomes.count(Outcome.SETTLED)
 
-    async def _bury(self, jobs: Iterable[Job]) -> int:
+    async def _expire(self, jobs: Sequence[Job]) -> tuple[int, int]:
+        moved, stuck = await reroute_expired(self._engine, jobs)
         alike: dict[BuryWaiting, list[str]] = defaultdict(list)
         for job in jobs:
-            alike[lifecycle.after_expiry(job)].append(job.id)
+            if not is_rerouted(job) or job.id in stuck:
+                alike[lifecycle.after_expiry(job, stuck.get(job.id, ""))].append(job.id)
         buried = 0
         for amendment, ids in alike.items():
             still = JobFilter(ids=tuple(ids), states=(State.WAITING,), expired=True)
             buried += await self._engine.amend(still, amendment, limit=len(ids))
-        return buried
+        return moved, buried

@@ -150,6 +150,7 @@ def given_of(lease: Lease, queue: Queue) -> Given:
         job.tenant,
         job.labels,
         job.headers,
+        job.after,
     )
 
 
@@ -161,4 +162,6 @@ def shorter(one_ms: int | None, other_ms: int | None) -> int | None:
 
 
 COMMAND = "command"
+BUILT_IN = frozenset((COMMAND, "webhook"))
+"""The tasks that need no application."""
 GENTLE_MS = limits.SECOND_MS

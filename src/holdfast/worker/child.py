@@ -69,7 +69,7 @@ def serve(
     connection = socket.socket(fileno=descriptor)
     board = Board(board_descriptor, setup.slots)
     if setup.target is None:
-        asyncio.run(_run_commands(setup, board, connection, parent))
+        asyncio.run(_run_built_in(setup, board, connection, parent))
         end_at_once()
     try:
         handlers = load()
@@ -131,11 +131,11 @@ async def _run_handlers(
 ) -> None:
     line = await _Line.over(connection)
     line.hands = Runner(setup, handlers, board, line.send, line.finish)
-    line.send([Ready(tuple(map(_info, handlers.values())))])
+    line.send([Ready(tuple(each.info for each in handlers.values()))])
     await line.close_when_finished()
 
 
-async def _run_commands(
+async def _run_built_in(
     setup: ChildSetup, board: Board, connection: socket.socket, parent: int
 ) -> None:
     def look_up() -> None:
@@ -144,8 +144,16 @@ async def _run_commands(
 
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, look_up)
     line = await _Line.over(connection)
-    line.hands = Commands(setup, board, line.send, line.finish)
-    line.send([Ready((COMMAND,))])
+    if setup.webhook is None:
+        line.hands = Commands(setup, board, line.send, line.finish)
+        line.send([Ready((COMMAND,))])
+    else:
+        # It takes a while to import what speaks TLS: commands have no use for it.
+        from holdfast.worker.webhook import webhook_handler
+
+        handler = webhook_handler(setup.webhook)
+        line.hands = Runner(setup, {handler.name: handler}, board, line.send, line.finish)
+        line.send([Ready((handler.info,))])
     await line.close_when_finished()
 
 
@@ -201,10 +209,6 @@ def end_at_once(status: int = 0) -> NoReturn:
             break
         time.sleep(0.002)
     os._exit(status)
-
-
-def _info(handler: Handler) -> TaskInfo:
-    return TaskInfo(handler.name, handler.batch, handler.isolated, handler.is_async, handler.queue)
 
 
 if __name__ == "__main__":

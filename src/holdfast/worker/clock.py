@@ -15,3 +15,8 @@ def boot_s() -> float:
 
 def boot_ns() -> int:
     return time.clock_gettime_ns(_BOOT_CLOCK)
+
+
+def wall_ms() -> int:
+    """What people and the store call the time: it may be set."""
+    return time.time_ns() // 1_000_000

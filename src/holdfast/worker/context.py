@@ -120,6 +120,12 @@ class Context:
         return self._job.headers
 
     @property
+    def parents(self) -> tuple[str, ...]:
+        """The ids of the jobs that had to end before this one; `task.handle(id).result()` is what
+        one of them returned."""
+        return self._job.after
+
+    @property
     def created_at(self) -> int:
         """In milliseconds since 1970."""
         return self._job.created_at

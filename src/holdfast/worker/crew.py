@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 from time import monotonic
 
 from msgspec.structs import replace
@@ -15,12 +15,12 @@ from msgspec.structs import replace
 from holdfast.core.model import Failure, Note, Queue
 from holdfast.worker import processes
 from holdfast.worker.births import Births
-from holdfast.worker.calls import COMMAND, UNSTARTED_S, Placed, Seat, call_of, to_recall
+from holdfast.worker.calls import BUILT_IN, COMMAND, UNSTARTED_S, Placed, Seat, call_of, to_recall
 from holdfast.worker.clock import boot_s
 from holdfast.worker.deaths import after_death, why_end
 from holdfast.worker.ears import Ears
 from holdfast.worker.endings import is_timeout, own_ending
-from holdfast.worker.hand import Held, Kind
+from holdfast.worker.hand import KINDS, Held, Kind
 from holdfast.worker.lines import Lines
 from holdfast.worker.link import Link, Listener
 from holdfast.worker.nursery import Template
@@ -49,8 +49,10 @@ _FORKED_SOLOS = 7
 
 
 class Crew:
-    """`setup` is for the children that run Python, and `commands` for the one that runs
-    commands; either may be None."""
+    """`python` is for the children that run Python, `commands` for the one that runs commands, and
+    `webhooks` for the one that sends those; each may be None."""
+
+    webhooks: ChildSetup | None = None
 
     def __init__(
         self,
@@ -86,7 +88,7 @@ class Crew:
     @property
     def capacity(self) -> int:
         """How many calls can run at once, beside those that run alone."""
-        return self.capacity_of("python") + self.capacity_of("command")
+        return sum(self.capacity_of(kind) for kind in KINDS if kind != "solo")
 
     def capacity_of(self, kind: Kind) -> int:
         match kind:
@@ -96,11 +98,13 @@ class Crew:
                 return self._isolated_max if self._python and self._make is Link else 0
             case "command":
                 return self._commands.slots if self._commands else 0
+            case "webhook":
+                return self.webhooks.slots if self.webhooks else 0
 
     def kind_of(self, info: TaskInfo, *, alone: bool = False) -> Kind:
         """Without child processes nothing can run alone."""
-        if info.name == COMMAND:
-            return "command"
+        if info.name in BUILT_IN:
+            return "command" if info.name == COMMAND else "webhook"
         return "solo" if (alone or info.isolated) and self._make is Link else "python"
 
     @property
@@ -114,9 +118,8 @@ class Crew:
 
     async def start(self, worker: str) -> None:
         """The children are told what their worker is called."""
-        if self._commands is not None:
-            self._commands = replace(self._commands, worker=worker)
-            await self._spawn(self._commands, solo=False)
+        for built_in in filter(None, (self._commands, self.webhooks)):
+            await self._spawn(replace(built_in, worker=worker), solo=False)
         if self._python is not None:
             self._python = replace(self._python, worker=worker)
             for _ in range(self._processes):
@@ -232,6 +235,10 @@ class Crew:
         """Take back a job that waits here; False when it is not here any more."""
         return self._lines.remove(held)
 
+    def withdraw_all(self, tasks: Container[str]) -> list[Held]:
+        """Take back what waits here of these tasks."""
+        return self._lines.take_tasks(tasks)
+
     def shed(self, kind: Kind, most: int) -> list[Held]:
         """Give up what waits here beyond so many, the latest first."""
         return self._lines.shed(kind, most)
@@ -334,7 +341,7 @@ class Crew:
         if seat.link.setup.target is not None:
             self.broken = None
             self._ready_at = monotonic()
-            known |= {name: info for name, info in self.tasks.items() if name == COMMAND}
+            known |= {name: info for name, info in self.tasks.items() if name in BUILT_IN}
         else:
             known = {**self.tasks, **known}
         if known != self.tasks:

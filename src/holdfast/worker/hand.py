@@ -15,23 +15,24 @@ from holdfast.core.model import Job, Lease, Note
 from holdfast.core.verdict import Verdict
 from holdfast.worker.clock import boot_s
 
-Kind: TypeAlias = Literal["python", "solo", "command"]
-KINDS: tuple[Kind, ...] = ("python", "solo", "command")
+Kind: TypeAlias = Literal["python", "solo", "command", "webhook"]
+KINDS: tuple[Kind, ...] = ("python", "solo", "command", "webhook")
 """What a job runs in: a child with others, a child alone, or a process of its own."""
 _WAY_S_MAX = 0.2
 
 
 class Held:
     """One leased job. `call` is the number of the call it is in, 0 before. Its instants are of the
-    boot clock; `renewed_at` is when the store was asked for the lease it has now, not when the
-    answer was read: that may have been long after."""
+    boot clock: `came_at` is since when it needs nothing but a slot, and `renewed_at` when the store
+    was asked for the lease it has now, not when the answer was read: that may have been long
+    after."""
 
     __slots__ = (
         "call",
+        "came_at",
         "cancel_told",
         "kind",
         "lease",
-        "leased_at",
         "lost",
         "note",
         "renewed_at",
@@ -41,7 +42,7 @@ class Held:
     def __init__(self, lease: Lease, asked: float, kind: Kind) -> None:
         self.lease = lease
         self.kind = kind
-        self.leased_at = boot_s()
+        self.came_at = boot_s()
         self.renewed_at = asked
         self.call = 0
         self.lost = False

@@ -6,6 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+from holdfast.core.breaker import Breaker
+from holdfast.core.flow import Limit
+from holdfast.worker.wire import TaskInfo
+
 Arguments: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
 
 
@@ -26,8 +30,23 @@ class Handler:
     queue: str = "default"
     batch: int = 1
     isolated: bool = False
+    limits: tuple[Limit, ...] = ()
+    breaker: Breaker | None = None
     retry_on: tuple[type[BaseException], ...] | None = None
     give_up_on: tuple[type[BaseException], ...] = ()
+
+    @property
+    def info(self) -> TaskInfo:
+        """What a supervisor must know of it."""
+        return TaskInfo(
+            self.name,
+            self.batch,
+            self.isolated,
+            self.is_async,
+            self.queue,
+            self.limits,
+            self.breaker,
+        )
 
     def gives_up(self, error: BaseException) -> bool:
         """Whether this failure gets no other attempt."""

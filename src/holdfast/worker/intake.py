@@ -125,6 +125,13 @@ class Intake:
         finally:
             interrupted.cancel()
 
+    async def lease_one(self, task: str) -> list[Lease]:
+        """Beside all others, and at once: nothing when there is none."""
+        if not self._queues:
+            return []
+        request = LeaseRequest(queues=self._order(), worker=self._worker, tasks=frozenset((task,)))
+        return await self._engine.lease(request)
+
     def _give(self) -> None:
         in_arms, self._in_arms = self._in_arms, []
         if in_arms:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from itertools import chain
 
 from holdfast.worker.clock import boot_s
@@ -99,11 +99,18 @@ class Lines:
         """Those leased before then. Not what must run alone: it would come again at once, and has
         only so many releases."""
         old: list[Held] = []
-        for line in (self._lines["python"], self._lines["command"]):
+        for line in (line for kind, line in self._lines.items() if kind != "solo"):
             # They stand in the order in which they came.
-            while line and line[0].leased_at < before:
+            while line and line[0].came_at < before:
                 old.append(line.popleft())
         return old
+
+    def take_tasks(self, tasks: Container[str]) -> list[Held]:
+        """All of these tasks."""
+        taken = [held for line in self._lines.values() for held in line if held.job.task in tasks]
+        for held in taken:
+            self._lines[held.kind].remove(held)
+        return taken
 
     def shed(self, kind: Kind, most: int) -> list[Held]:
         """The latest, beyond so many."""

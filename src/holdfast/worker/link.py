@@ -67,7 +67,7 @@ class Link(asyncio.Protocol):
     def kind(self) -> Kind:
         """Of the jobs it is for."""
         if self.setup.target is None:
-            return "command"
+            return "command" if self.setup.webhook is None else "webhook"
         return "solo" if self.solo else "python"
 
     async def start(self) -> None:

@@ -12,7 +12,7 @@ from holdfast.worker.failures import failure_of
 from holdfast.worker.link import Link, Listener
 from holdfast.worker.runner import Runner
 from holdfast.worker.target import load_target
-from holdfast.worker.wire import Broken, ChildSetup, Down, Ready, TaskInfo, Up
+from holdfast.worker.wire import Broken, ChildSetup, Down, Ready, Up
 
 _LAST_WORDS_S = 1.0
 
@@ -35,11 +35,7 @@ class LocalLink(Link):
         except BaseException as error:  # noqa: BLE001 (an application may even exit on import)
             return self._hear([Broken(failure_of(error))])
         self._runner = Runner(self.setup, handlers, self.board, self._hear)
-        infos = (
-            TaskInfo(each.name, each.batch, each.isolated, each.is_async, each.queue)
-            for each in handlers.values()
-        )
-        return self._hear([Ready(tuple(infos))])
+        return self._hear([Ready(tuple(each.info for each in handlers.values()))])
 
     def say(self, words: list[Down]) -> None:
         if self._runner is not None:

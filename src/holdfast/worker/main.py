@@ -33,6 +33,7 @@ from holdfast.worker.local import make_link
 from holdfast.worker.nursery import Template
 from holdfast.worker.options import WorkerOptions
 from holdfast.worker.supervisor import Supervisor
+from holdfast.worker.webhook import webhook_setup
 from holdfast.worker.wire import ChildSetup
 
 _log = logging.getLogger("holdfast.worker")
@@ -105,7 +106,7 @@ def make_crew(
         output_max=options.output_max,
     )
     python = msgspec.structs.replace(common, target=options.target) if options.target else None
-    return Crew(
+    crew = Crew(
         ears,
         queue_of,
         python=python,
@@ -114,6 +115,9 @@ def make_crew(
         make=make_link if options.processes == 0 else Link,
         template=Template(python) if python and options.processes and _may_fork() else None,
     )
+    if options.webhooks:
+        crew.webhooks = msgspec.structs.replace(common, webhook=webhook_setup(options))
+    return crew
 
 
 def _may_fork() -> bool:

@@ -8,6 +8,7 @@ from typing import Annotated
 import msgspec
 from msgspec.structs import replace
 
+from holdfast.core.breaker import Breaker
 from holdfast.errors import UsageError
 
 INHERITED = ("PATH", "HOME", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "TMPDIR", "USER", "LOGNAME")
@@ -25,7 +26,8 @@ class WorkerOptions(msgspec.Struct, frozen=True, kw_only=True):
     `target` names the application, `module:attribute`; its handlers run in `processes` children,
     `concurrency` calls at once in each. 0 runs them in the supervisor itself, where a handler that
     holds the interpreter lets leases lapse. `prefetch` bounds how many jobs are leased ahead of
-    free slots. `shell` None allows shells on the embedded file alone.
+    free slots. `shell` None allows shells on the embedded file alone. `webhooks` lets jobs make it
+    send requests, signed with the secrets of a file; each host has a breaker.
     """
 
     url: str
@@ -44,6 +46,11 @@ class WorkerOptions(msgspec.Struct, frozen=True, kw_only=True):
     environment: tuple[str, ...] = INHERITED
     cwd: str | None = None
     output_max: Annotated[int, msgspec.Meta(ge=1024)] = 64 * 1024
+    webhooks: bool = False
+    webhook_secrets: str | None = None
+    webhook_allow: tuple[str, ...] = ()
+    webhook_ca: str | None = None
+    webhook_breaker: Breaker | None = Breaker()
     upkeep: bool = True
     archive: str | None = None
     heartbeat_ms: Annotated[int, msgspec.Meta(ge=1)] = 10_000

@@ -122,7 +122,7 @@ class Registration:
         return next((one for one in await load_all(self._engine, KIND) if one.key == name), None)
 
     async def _own_queue(self) -> None:
-        await self._engine.declare(Queue(name=worker_queue(self.name)), only_new=True)
+        await self._engine.declare(Queue(name=worker_queue(self.name)), instead_of=None)
 
 
 def _earlier_id(record: Record | None) -> str:

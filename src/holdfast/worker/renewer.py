@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from holdfast.core import limits
-from holdfast.core.model import Renewal
+from holdfast.core.model import Lease, Note, Renewal
 from holdfast.engines.base import Engine
-from holdfast.errors import EngineClosed, EngineError
+from holdfast.errors import EngineClosed, EngineError, OutcomeUnknown
 from holdfast.worker.clock import boot_s
 from holdfast.worker.hand import Hand, Held
 
@@ -86,8 +86,22 @@ class Renewer:
         renewals = [
             Renewal(lease=held.lease, note=note) for held, note in zip(due, notes, strict=True)
         ]
-        answers = await self._engine.renew(renewals)
-        for held, note, lease in zip(due, notes, answers, strict=True):
+        try:
+            answers = dict(enumerate(await self._engine.renew(renewals)))
+        except OutcomeUnknown as error:
+            self._take(due, notes, error.known, asked)
+            raise
+        self._take(due, notes, answers, asked)
+
+    def _take(
+        self,
+        due: list[Held],
+        notes: list[Note | None],
+        answers: Mapping[int, Lease | None],
+        asked: float,
+    ) -> None:
+        for at, lease in answers.items():
+            held, note = due[at], notes[at]
             if not self._hand.knows(held):
                 continue
             if lease is None:

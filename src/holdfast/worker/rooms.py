@@ -14,10 +14,12 @@ from holdfast.core import limits
 from holdfast.core.model import Job, Lease
 from holdfast.core.workers import Health, room, worker_queue
 from holdfast.engines.base import Engine
+from holdfast.worker.clock import boot_s
 from holdfast.worker.crew import Crew
 from holdfast.worker.hand import KINDS, Hand, Held, Kind
 from holdfast.worker.intake import Intake, Pace
 from holdfast.worker.options import WorkerOptions
+from holdfast.worker.sequences import Sequences
 from holdfast.worker.wire import TaskInfo
 
 _HAND_MAX = 4_000
@@ -27,7 +29,8 @@ _SHARE_MIN = 0.02
 
 
 class Rooms:
-    """`taken` gets what was leased. Closed, nothing is."""
+    """`taken` gets what was leased and may start; `sequences` keeps the others. Closed, nothing
+    is leased."""
 
     def __init__(
         self,
@@ -37,7 +40,9 @@ class Rooms:
         crew: Crew,
         taken: Callable[[list[Held]], None],
     ) -> None:
+        self.sequences = Sequences()
         self.intake = Intake(engine, self.wanted, self._take, taken)
+        self.shut: frozenset[str] = frozenset()
         self._options = options
         self._hand = hand
         self._crew = crew
@@ -99,13 +104,31 @@ class Rooms:
             return 0, frozenset()
         likely = (free / max(self._shares[kind], _SHARE_MIN) for kind, free in open_.items())
         limit = max(1, min(int(min(likely)), max(open_.values()), limits.BATCH_MAX))
-        return limit, frozenset().union(*(self._tasks[kind] for kind in open_))
+        tasks = frozenset().union(*(self._tasks[kind] for kind in open_)) - self.shut
+        return (limit if tasks else 0), tasks
+
+    def shut_out(self, tasks: frozenset[str]) -> None:
+        """Of these nothing is leased until it is said otherwise, but one by one."""
+        self.shut = tasks
+        self.intake.interrupt()
+
+    def has_room(self, task: str) -> bool:
+        return any(self.room(kind) > 0 for kind in KINDS if task in self._tasks[kind])
+
+    async def take_one(self, task: str) -> list[Held]:
+        """A job of a task that is shut out, if there is room and such a job."""
+        if not self.has_room(task):
+            return []
+        asked = boot_s()
+        leases = await self.intake.lease_one(task)
+        return self._take(leases, asked) if leases else []
 
     def room(self, kind: Kind) -> int:
         """Free slots and what is leased ahead; less when not well, nothing when closed."""
-        if self._closed or (self._broken and kind != "command"):
+        if self._closed or (self._broken and kind in ("python", "solo")):
             return 0
-        free = self._crew.capacity_of(kind) + self.ahead(kind) - self._hand.unjudged[kind]
+        busy = self._hand.unjudged[kind] - self.sequences.idle(kind)
+        free = self._crew.capacity_of(kind) + self.ahead(kind) - busy
         free = min(free, _HAND_MAX - len(self._hand))
         if kind == "python" and self._hand.unjudged["solo"] >= _ALONE_MAX:
             free = 0
@@ -120,11 +143,12 @@ class Rooms:
         return monotonic() - self.intake.leased_at
 
     def _take(self, leases: list[Lease], asked: float) -> list[Held]:
+        """All are in hand from now on; those that may start."""
         taken = self._hand.take(leases, asked, self._kind_of)
         kinds = Counter(held.kind for held in taken)
         for kind, share in self._shares.items():
             self._shares[kind] = share + (kinds[kind] / len(taken) - share) * 0.3
-        return taken
+        return self.sequences.take(taken)
 
     def _kind_of(self, job: Job) -> Kind:
         info = self._crew.tasks.get(job.task) or TaskInfo(job.task)

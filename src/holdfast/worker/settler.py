@@ -17,7 +17,7 @@ from holdfast.core.model import JobFilter, Queue
 from holdfast.core.text import counted
 from holdfast.core.verdict import Cancel, Outcome, Settlement, Verdict
 from holdfast.engines.base import Engine
-from holdfast.errors import EngineClosed, EngineError, HoldfastError
+from holdfast.errors import EngineClosed, EngineError, HoldfastError, OutcomeUnknown
 from holdfast.worker.hand import Hand, Held
 from holdfast.worker.verdicts import after_refusal
 
@@ -27,14 +27,14 @@ _PAUSE_S_FIRST, _PAUSE_S_MAX = 0.1, 5.0
 
 
 class Settler:
-    """`settled` is told of each job that left the hand."""
+    """`settled` is told of all that left the hand. Whoever was told too late is lost."""
 
     def __init__(
         self,
         engine: Engine,
         hand: Hand,
         queue_of: Callable[[str], Queue],
-        settled: Callable[[], None],
+        settled: Callable[[list[Held]], None],
         worker: str,
     ) -> None:
         self._engine = engine
@@ -80,10 +80,13 @@ class Settler:
                 raise
             except EngineError as error:
                 self._under_way = 0
-                # Of a batch that was settled one by one, some may have their answer.
-                self._pending.extendleft(filter(self._hand.knows, reversed(batch)))
-                kept = counted(len(batch), "verdict")
-                _log.warning("%s kept for %.1f s: %s", kept, pause, error)
+                # Some of the batch may have their answer: then the next are not kept waiting.
+                kept = [held for held in batch if self._hand.knows(held)]
+                self._pending.extendleft(reversed(kept))
+                if len(kept) < len(batch):
+                    pause = _PAUSE_S_FIRST
+                    self._answered.set()
+                _log.warning("%s kept for %.1f s: %s", counted(len(kept), "verdict"), pause, error)
                 await asyncio.sleep(pause * random.uniform(0.5, 1.0))
                 pause = min(pause * 2, _PAUSE_S_MAX)
 
@@ -100,6 +103,15 @@ class Settler:
         settlements = [_settlement(held) for held in batch]
         try:
             outcomes = await self._engine.settle(settlements)
+        except OutcomeUnknown as error:
+            # What was refused is asked once more with the rest, and then dealt with.
+            known = [at for at, each in error.known.items() if each is not Outcome.REFUSED]
+            self._conclude(
+                [batch[at] for at in known],
+                [settlements[at] for at in known],
+                [error.known[at] for at in known],
+            )
+            raise
         except EngineError:
             raise
         except HoldfastError as error:
@@ -110,6 +122,11 @@ class Settler:
                 return None
             _log.error("the verdict on job %s was refused: %s", batch[0].job.id, error)
             outcomes = [Outcome.REFUSED]
+        return self._conclude(batch, settlements, outcomes)
+
+    def _conclude(
+        self, batch: list[Held], settlements: list[Settlement], outcomes: list[Outcome]
+    ) -> None:
         # Nearly always all are settled, and there is nothing to look at one by one.
         if outcomes.count(Outcome.SETTLED) == len(batch):
             return self._leave(batch)
@@ -118,7 +135,9 @@ class Settler:
             if outcome is Outcome.REFUSED:
                 self._refuse(held, settlement)
                 continue
-            self.lost += outcome is Outcome.LOST
+            if outcome is Outcome.LOST:
+                self.lost += 1
+                self._hand.lose(held)
             over.append(held)
         return self._leave(over)
 
@@ -143,7 +162,7 @@ class Settler:
         for held in over:
             self._hand.drop(held)
         if over:
-            self._settled()
+            self._settled(over)
 
 
 def _settlement(held: Held) -> Settlement:

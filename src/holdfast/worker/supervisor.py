@@ -11,11 +11,9 @@ import logging
 import os
 import random
 import socket
-import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from contextlib import suppress
 from time import monotonic
-from typing import Any
 
 from msgspec.structs import replace
 
@@ -24,15 +22,19 @@ from holdfast.core.text import counted
 from holdfast.core.verdict import Complete, Release, Retry
 from holdfast.core.workers import TASKS_SHOWN, Order, WorkerRecord, health, worker_queue
 from holdfast.engines.base import Engine
-from holdfast.errors import ConfigError, EngineClosed, EngineError
+from holdfast.errors import ConfigError, EngineError
 from holdfast.worker import processes
-from holdfast.worker.calls import COMMAND
+from holdfast.worker.bounds import Bounds
+from holdfast.worker.breaking import Breakers, Doors
+from holdfast.worker.calls import BUILT_IN
+from holdfast.worker.clock import boot_s, wall_ms
 from holdfast.worker.crew import TICK_S, Crew
 from holdfast.worker.fortune import Fortune
 from holdfast.worker.hand import Hand, Held, Kind
 from holdfast.worker.options import WorkerOptions
 from holdfast.worker.registration import Registration, start_ticks
 from holdfast.worker.renewer import Renewer
+from holdfast.worker.repeating import every
 from holdfast.worker.rooms import Rooms
 from holdfast.worker.settler import Settler
 from holdfast.worker.verdicts import after_death, note_of, verdict_on
@@ -66,16 +68,21 @@ class Supervisor:
         self._hand = Hand()
         self._fortune = Fortune()
         self._crew = crew(self, self._queue_of)
-        self._rooms = Rooms(engine, options, self._hand, self._crew, self._crew.give)
+        self._rooms = Rooms(engine, options, self._hand, self._crew, self._admit)
+        rooms, crew_ = self._rooms, self._crew
+        doors = Doors(rooms.has_room, rooms.take_one, crew_.give, self._return, self._shut_out)
+        hosts = options.webhook_breaker if options.webhooks else None
+        self._breakers = Breakers(engine, id, doors, hosts)
         self._registration = Registration(engine, self._facts)
         self._renewer = Renewer(engine, self._hand, self._lose, self._cancel, self._crew.vouch)
-        self._started_at = time.time_ns() // 1_000_000
+        self._started_at = wall_ms()
         self._start_ticks = start_ticks(os.getpid()) or 0
         self._order = Order()
         self._blocked = ""
         self._fatal: ConfigError | None = None
         self._changed = asyncio.Event()
         self._learned = asyncio.Event()
+        self._bounds = Bounds(self._engine)
         self._draining = asyncio.Event()
         self._ending = asyncio.Event()
         self._ends_at: float | None = None
@@ -104,9 +111,10 @@ class Supervisor:
                     self._settler.run(),
                     self._renewer.run(),
                     self._tick(),
-                    self._every(_ORDERS_S, self._read_order),
-                    self._every(_QUEUES_S, self._load_queues, self._learned),
-                    self._every(self._options.heartbeat_ms / 1000, self._beat, self._changed),
+                    every(_ORDERS_S, self._read_order),
+                    every(_ORDERS_S, self._breakers.look, self._breakers.sooner),
+                    every(_QUEUES_S, self._load_queues, self._learned),
+                    every(self._options.heartbeat_ms / 1000, self._beat, self._changed),
                 )
             ]
             intake = group.create_task(self._rooms.intake.run(), name="intake")
@@ -137,7 +145,7 @@ class Supervisor:
         """A job came to this. Heard from the crew."""
         if held.lost:
             self._hand.drop(held)
-            self._left()
+            self._rooms.intake.look()
             return
         job = held.job
         verdict = verdict_on(ending, self._queue_of(job.queue), job, random.random())
@@ -145,6 +153,7 @@ class Supervisor:
         if note is not None:
             held.add_note(note)
         self._rooms.ended(held.kind)
+        self._breakers.ended(held, ending)
         if isinstance(verdict, Complete):
             self._fortune.succeeded(job.task)
         elif isinstance(ending, Raised | AskedRetry):
@@ -159,6 +168,8 @@ class Supervisor:
         queue = self._queue_of(held.job.queue)
         verdict = after_death(queue, held.job, failure, random.random(), alone=alone)
         self._fortune.failed += 1
+        if alone:
+            self._breakers.crashed(held, failure)
         self._settler.judge(held, verdict)
         self._rooms.ended(held.kind)
 
@@ -166,23 +177,55 @@ class Supervisor:
         held.add_note(note)
 
     def learned(self, tasks: dict[str, TaskInfo]) -> None:
-        self._rooms.learn(self.name, tasks)
+        self._serve(tasks)
+        self._breakers.learn(tasks)
         self._learned.set()
         self._changed.set()
-        if self._options.target is None or set(tasks) - {COMMAND}:
+        if self._options.target is None or set(tasks) - BUILT_IN:
             self.tell_ready(self.name)
 
     def broken(self, failure: Failure) -> None:
         """The application cannot be imported. One that never could is a mistake to be told; one
         that could before is being changed, and is tried again: others may have its jobs."""
-        if self._options.target and set(self._crew.tasks) <= {COMMAND}:
+        if self._options.target and set(self._crew.tasks) <= BUILT_IN:
             self._fatal = ConfigError(
                 f"{self._options.target} cannot be imported: {failure.type}: {failure.message}"
             )
             self.stop()
         self._look_at_itself()
 
-    def _left(self) -> None:
+    def _serve(self, tasks: dict[str, TaskInfo]) -> None:
+        """All wait until the limits that some must have are set: a call for the others would be
+        given up for one for all, and what it just leased be released."""
+        if self._bounds.are_set(tasks):
+            self._rooms.learn(self.name, tasks)
+
+    def _admit(self, taken: list[Held]) -> None:
+        self._breakers.admit(taken)
+
+    def _return(self, held: Held, release: Release) -> None:
+        self._settler.judge(held, release)
+        self._rooms.freed(held.kind)
+
+    def _go_on(self, over: list[Held]) -> None:
+        """Those that came with one of these, of the same group, take their turn or go back."""
+        for held in over if self._rooms.sequences else ():
+            step = self._rooms.sequences.over(held, wall_ms())
+            for each in step.release:
+                self._return(each, Release("the job before it comes again", unstarted=True))
+            if step.start is not None:
+                step.start.came_at = boot_s()
+                self._admit([step.start])
+
+    def _shut_out(self, tasks: frozenset[str]) -> None:
+        """What was leased of them and has not started goes back; it costs nothing."""
+        new = tasks - self._rooms.shut
+        self._rooms.shut_out(tasks)
+        for held in self._crew.withdraw_all(new):
+            self._return(held, Release("the circuit breaker of its task is open", unstarted=True))
+
+    def _left(self, over: list[Held]) -> None:
+        self._go_on(over)
         self._rooms.intake.look()
 
     def _lose(self, held: Held) -> None:
@@ -191,11 +234,12 @@ class Supervisor:
         if held.call == 0:
             self._hand.drop(held)
         self._rooms.freed(held.kind)
+        self._go_on([held])
 
     def _cancel(self, held: Held) -> None:
         if held.call:
             self._crew.cancel(held)
-        elif self._crew.withdraw(held):
+        elif self._crew.withdraw(held) or self._rooms.sequences.is_behind(held):
             self._settler.judge(held, Retry(0))
             self._rooms.freed(held.kind)
         else:
@@ -208,8 +252,9 @@ class Supervisor:
 
     async def _finish(self) -> None:
         """Drain for the grace period, then release the rest; what was judged is settled."""
-        for held in self._crew.close():
-            self._settler.judge(held, Release("the worker is stopping"))
+        behind = self._rooms.sequences.clear()
+        for held in (*self._crew.close(), *self._breakers.close(), *behind):
+            self._settler.judge(held, Release("the worker is stopping", unstarted=True))
         self._changed.set()
         while self._hand.unjudged_all and not self._is_over():
             with suppress(TimeoutError):
@@ -257,22 +302,25 @@ class Supervisor:
         comes with the others, would come again at once, and has only so many releases. Without an
         application nothing comes again, and others may have what cannot start here."""
         if self._crew.unready_s > _UNREADY_S:
+            text = "the application of its worker cannot start"
             for held in (*self._crew.shed("python", 0), *self._crew.shed("solo", 0)):
-                self._settler.judge(held, Release("the application of its worker cannot start"))
-        kinds: tuple[Kind, ...] = ("python", "command")
+                self._settler.judge(held, Release(text, unstarted=True))
+        kinds: tuple[Kind, ...] = ("python", "command", "webhook")
         for kind in kinds:
             most = 2 * self._rooms.ahead(kind) + self._crew.capacity_of(kind)
             for held in self._crew.shed(kind, most):
-                self._settler.judge(held, Release("leased ahead by a worker now busy"))
+                text = "leased ahead by a worker now busy"
+                self._settler.judge(held, Release(text, unstarted=True))
         for held in self._crew.give_up_unstarted():
-            self._settler.judge(held, Release("its worker took it and did not come to start it"))
+            text = "its worker took it and did not come to start it"
+            self._settler.judge(held, Release(text, unstarted=True))
 
     async def _beat(self) -> None:
         self._blocked = await self._find_stall()
         await self._registration.heartbeat()
         if self._crew.tasks:
             # Under another name, if somebody had to take this one.
-            self._rooms.learn(self.name, self._crew.tasks)
+            self._serve(self._crew.tasks)
         if random.random() < 0.05:
             await self._registration.tidy()
 
@@ -282,7 +330,7 @@ class Supervisor:
         if self._rooms.idle_s() * 1000 < STALL_MS:
             return ""
         queues = {worker_queue(self.name), *self._rooms.queues(self._crew.tasks)}
-        return await find_stall(self._engine, queues, self._crew.tasks)
+        return await find_stall(self._engine, queues, set(self._crew.tasks) - self._rooms.shut)
 
     async def _read_order(self) -> None:
         before, self._order = self._order, await self._registration.order()
@@ -305,9 +353,12 @@ class Supervisor:
         named = {info.queue for info in self._crew.tasks.values()} | {*self._options.queues}
         missing = sorted(named - set(self._queues))
         for name in missing:
-            await self._engine.declare(Queue(name=name), only_new=True)
-        if missing:
+            await self._engine.declare(Queue(name=name), instead_of=None)
+        bound = await self._bounds.set(self._crew.tasks)
+        if missing or bound:
             self._queues = await self._read_queues()
+        if bound:
+            self._serve(self._crew.tasks)
 
     async def _read_queues(self) -> dict[str, Queue]:
         return {view.queue.name: view.queue for view in await self._engine.queues(counts=False)}
@@ -336,23 +387,3 @@ class Supervisor:
             cordoned=self._order.cordoned,
             stopping=self._draining.is_set(),
         )
-
-    async def _every(
-        self,
-        seconds: float,
-        act: Callable[[], Coroutine[Any, Any, None]],
-        sooner: asyncio.Event | None = None,
-    ) -> None:
-        """Again and again; an engine out of reach is tried again at the next turn."""
-        sooner = sooner or asyncio.Event()
-        while True:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(seconds):
-                    await sooner.wait()
-            sooner.clear()
-            try:
-                await act()
-            except EngineClosed:
-                raise
-            except EngineError as error:
-                _log.warning("%s", error)

@@ -84,7 +84,10 @@ def _wait_for_birth(line: socket.socket, supervisor: int, *, once: bool) -> Birt
             _become_orphan(line)
             _wait_for_parent(supervisor)
             os.setsid()
-            line.send(str(os.getpid()).encode())
+            try:
+                line.send(str(os.getpid()).encode())
+            except BrokenPipeError:
+                os._exit(0)  # The supervisor has ended.
             setup = msgspec.json.decode(request, type=ChildSetup)
             return Birth(setup, *descriptors)
         for descriptor in descriptors:

@@ -8,10 +8,12 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from holdfast.core import lifecycle, limits
+from holdfast.core.causes import has_room
 from holdfast.core.model import JobFilter, State
 from holdfast.engines.base import Engine
 
 _LOOK_MAX = 50
+_ASKED_MAX = 10
 STALL_MS = 15 * limits.SECOND_MS
 """How long due work may wait beside free room before somebody must be told."""
 
@@ -30,8 +32,23 @@ async def find_stall(engine: Engine, queues: Collection[str], tasks: Collection[
         )
         # By the store's own clock, which the longest-due job tells, if it is among these.
         now = min((job.due_at for job in page.jobs), default=0) + age_ms
-        for job in page.jobs:
-            known = job.task in tasks and job.expires_at is None
-            if known and lifecycle.is_ready(job, now - STALL_MS):
+        ready = [
+            job
+            for job in page.jobs
+            if job.task in tasks
+            and job.expires_at is None
+            and lifecycle.is_ready(job, now - STALL_MS)
+        ]
+        # The oldest stand last, and are the likeliest to be in nobody's way.
+        for job in reversed(ready[-_ASKED_MAX:]):
+            if await _could_start(engine, job.id):
                 return f"room is free, work waits in {queue.name} and nothing is leased"
     return ""
+
+
+async def _could_start(engine: Engine, id: str) -> bool:
+    """Neither its parents nor its group nor a limit keep it."""
+    waits = await engine.waits(id)
+    if waits is None or waits.parent_count or waits.group_head is not None:
+        return False
+    return all(map(has_room, waits.slots))

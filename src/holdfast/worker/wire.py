@@ -12,6 +12,8 @@ from typing import TypeAlias
 
 import msgspec
 
+from holdfast.core.breaker import Breaker
+from holdfast.core.flow import Limit
 from holdfast.core.model import Failure, NewJob
 
 
@@ -32,6 +34,7 @@ class Given(msgspec.Struct, frozen=True, array_like=True, gc=False):
     tenant: str | None = None
     labels: dict[str, str] = {}
     headers: dict[str, str] = {}
+    after: tuple[str, ...] = ()
 
 
 class Call(msgspec.Struct, frozen=True, array_like=True, tag="call", gc=False):
@@ -113,13 +116,16 @@ Ending: TypeAlias = Returned | Raised | AskedRetry | AskedBury | AskedRelease | 
 
 class TaskInfo(msgspec.Struct, frozen=True, array_like=True):
     """What a supervisor must know of a task: how many jobs a call takes, whether it runs in a
-    process of its own, whether the child can end it gently when its time is over, its queue."""
+    process of its own, whether the child can end it gently when its time is over, its queue
+    and what bounds it there."""
 
     name: str
     batch: int = 1
     isolated: bool = False
     gentle: bool = False
     queue: str = "default"
+    limits: tuple[Limit, ...] = ()
+    breaker: Breaker | None = None
 
 
 class Ready(msgspec.Struct, frozen=True, array_like=True, tag="ready"):
@@ -160,18 +166,29 @@ class Back(msgspec.Struct, frozen=True, array_like=True, tag="back"):
 Up: TypeAlias = Ready | Broken | Ended | Told | Back
 
 
+class WebhookSetup(msgspec.Struct, frozen=True, kw_only=True):
+    """`secrets_file` has what requests are signed with. `allow` names networks that may be reached
+    though they are not public; `ca_file` whom to trust instead of the system's authorities."""
+
+    secrets_file: str
+    allow: tuple[str, ...] = ()
+    ca_file: str | None = None
+
+
 class ChildSetup(msgspec.Struct, frozen=True, kw_only=True):
     """How a child is to be, as JSON in its environment: it holds no secret.
 
     `target` is `module:attribute` or `path.py:attribute` of the application; None for a child
-    that runs commands. `shell` says whether one string may be given to a shell, and `shell_off`
-    why not. `environment` names what a command inherits; `cwd` is where commands run.
+    that runs commands, or, with `webhook`, sends those. `shell` says whether one string may be
+    given to a shell, and `shell_off` why not. `environment` names what a command inherits; `cwd`
+    is where commands run.
     """
 
     worker: str
     worker_id: str
     slots: int
     target: str | None = None
+    webhook: WebhookSetup | None = None
     shell: bool = False
     shell_off: str = ""
     environment: tuple[str, ...] = ()

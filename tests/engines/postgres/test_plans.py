@@ -1,6 +1,6 @@
 """No more work per job in a large database than in a small one: counted in buffers, not in time.
 
-A line of 1,000,000 jobs that are not due yet, 1,000,000 that are and 1,000,000 finished ones are
+A line of 200,000 jobs that are not due yet, 200,000 that are and 200,000 finished ones are
 in front, beside and behind. Ready ones are added to each database afterwards in the same way.
 """
 
@@ -18,7 +18,7 @@ from holdfast.core.verdict import Cancel, Complete, Outcome, Retry, Settlement
 from holdfast.engines.postgres import PostgresEngine
 from holdfast.engines.postgres.steps import Ask
 
-SMALL, LARGE = 10_000, 1_000_000
+SMALL, LARGE = 10_000, 200_000
 BATCH = 100
 # An index grows by a level or two between the two sizes, which is a buffer or two for each probe;
 # and now and then an insert splits full pages, which only shows where a statement does little.

@@ -2,8 +2,19 @@
 
 from msgspec.structs import replace
 
-from holdfast.core.model import Job, LeaseRequest, NewJob, Note, Overrides, Renewal
-from holdfast.core.verdict import Outcome, Release, Settlement
+from holdfast.core.model import (
+    Failure,
+    Job,
+    JobFilter,
+    LeaseRequest,
+    NewJob,
+    Note,
+    Overrides,
+    Reason,
+    Renewal,
+    State,
+)
+from holdfast.core.verdict import Bury, Outcome, Redrive, Release, Settlement
 from holdfast.engines.postgres import PostgresEngine
 
 PLAIN = NewJob(id="plain", task="work", payload=b"1")
@@ -16,6 +27,8 @@ RARE = {
     "labels": {"a": "b"},
     "headers": {"c": "d"},
     "overrides": Overrides(max_attempts=9),
+    "after_on": "either",
+    "parent_death": "hold",
 }
 
 
@@ -40,7 +53,8 @@ async def lease_all(engine: PostgresEngine) -> list[Job]:
 async def test_each_rare_field_by_itself_and_all_together(pg_dsn: str) -> None:
     engine = await opened(pg_dsn)
     news = [replace(PLAIN, id=name, **{name: value}) for name, value in RARE.items()]
-    await engine.enqueue([PLAIN, *news, replace(PLAIN, id="all", **{**RARE, "key": "other"})])
+    others = {"key": "other", "group": "other"}
+    await engine.enqueue([PLAIN, *news, replace(PLAIN, id="all", **{**RARE, **others})])
     jobs = await lease_all(engine)
     assert [job.id for job in jobs] == ["plain", *RARE, "all"]
     await engine.close()
@@ -65,4 +79,22 @@ async def test_what_earlier_runs_left_behind(pg_dsn: str) -> None:
     assert (by_id["noted"].progress, by_id["noted"].checkpoint) == (0.5, b"here")
     assert [job.releases for job in by_id.values()] == [1, 1, 1]
     assert [job.id for job in by_id.values() if job.alone] == ["alone"]
+    await engine.close()
+
+
+async def test_what_a_job_came_after_and_how_often_it_was_redriven(pg_dsn: str) -> None:
+    engine = await opened(pg_dsn)
+    await engine.enqueue([PLAIN, replace(PLAIN, id="child", after=("plain",))])
+    for _ in range(2):
+        [lease] = await engine.lease(LeaseRequest(ids=("plain",)))
+        bury = Settlement(lease=lease, verdict=Bury(Reason.EXPLICIT, Failure(message="no")))
+        await engine.settle([bury])
+        [dead] = (await engine.find(JobFilter(states=(State.DEAD,)), limit=9)).jobs
+        assert dead.fingerprint is not None
+        same = JobFilter(fingerprint=dead.fingerprint)
+        assert await engine.amend(same, Redrive(), limit=9) == 1
+        await engine.amend(JobFilter(states=(State.CANCELLED,)), Redrive(), limit=9)
+    by_id = {job.id: job for job in await lease_all(engine)}
+    assert (by_id["plain"].redrives, by_id["plain"].fingerprint) == (2, None)
+    assert (by_id["child"].redrives, by_id["child"].after) == (1, ("plain",))
     await engine.close()

@@ -7,11 +7,11 @@ import asyncpg
 import pytest
 
 from holdfast.core import limits
-from holdfast.core.model import Record
-from holdfast.core.verdict import Outcome, Release
+from holdfast.core.model import Lease, Record
+from holdfast.core.verdict import Complete, Outcome, Release
 from holdfast.engines.postgres import PostgresEngine, schemas
 from holdfast.errors import ConfigError, EngineUnavailable, SchemaMismatch
-from holdfast.testing.contract.making import from_default, jobs, lease_ids, lease_one, settle
+from holdfast.testing.contract.making import from_default, jobs, lease_ids, settle
 
 
 async def opened(dsn: str, **options: Any) -> PostgresEngine:
@@ -80,14 +80,15 @@ async def test_a_store_of_the_third_schema_is_brought_up_with_all_that_is_in_it(
     with monkeypatch.context() as older:
         whole = schemas.migrations()
         older.setattr(schemas, "migrations", lambda: whole[:3])
-        engine = await opened(pg_dsn)
-        await engine.enqueue(jobs("ab", payload=b"p"))
-        assert await settle(engine, await lease_one(engine), Release("not now")) is Outcome.SETTLED
-        before = [await engine.get(id_) for id_ in "ab"]
+        await (await opened(pg_dsn)).close()
+        # As its own version wrote them: a leased one, a waiting one and a group.
+        await look.execute("""
+            SELECT put_plain(1, NULL, '{default}', 1, '{}', '{a,b,g1,g2}', '{t,t,t,t}',
+                             '{p,p,p,p}', '{}', '{}', '{}', '{}', '{NULL,NULL,g,g}', '{}', '{}')
+        """)
+        [held] = await look.fetch("SELECT * FROM lease(1, NULL, '{default}', 1, 'w', NULL, NULL)")
         assert await look.fetchval(save, ["k"], [0]) == [True]
-        await engine.close()
     engine = await opened(pg_dsn)
-    assert [await engine.get(id_) for id_ in "ab"] == before
     [record] = await engine.load("setting", limit=9)
     assert record == Record(kind="setting", key="k", value=b"v", version=1, age_ms=record.age_ms)
     assert 0 <= record.age_ms < limits.HOUR_MS, "it counts from the upgrade"
@@ -96,12 +97,17 @@ async def test_a_store_of_the_third_schema_is_brought_up_with_all_that_is_in_it(
     assert await look.fetchval(save, ["other"], [0]) == [True]
     versions = {each.key: each.version for each in await engine.load("setting", limit=9)}
     assert versions == {"k": 2, "other": 1}
+    job = await engine.get("a")
+    assert job is not None
+    assert (job.payload, job.attempt, job.token) == (b"p", 1, held["token"])
+    leased = Lease(job=job, token=held["token"], lease_ms=1)
+    assert await settle(engine, leased, Release(alone=True)) is Outcome.SETTLED
     leases = await engine.lease(from_default(9))
-    assert [lease.id for lease in leases] == ["b", "a"]
+    assert [lease.id for lease in leases] == ["b", "g1", "a"], "one of a group at a time"
     for lease in leases:
-        assert await settle(engine, lease, Release(alone=True)) is Outcome.SETTLED
-    now = [await engine.get(id_) for id_ in "ab"]
-    assert [(job.alone, job.releases) for job in now if job] == [(True, 2), (True, 1)]
+        assert await settle(engine, lease, Complete()) is Outcome.SETTLED
+    assert [lease.id for lease in await engine.lease(from_default(9))] == ["g2"]
+    assert await engine.recount(100) == 0
     await engine.close()
 
 

@@ -5,10 +5,15 @@ import subprocess
 import sys
 from typing import Any
 
+import pytest
+from msgspec.structs import replace
+
+from holdfast.core.flow import Limit, Rate
 from holdfast.core.model import LeaseRequest
 from holdfast.core.verdict import Complete, Retry, Settlement
 from holdfast.engines.postgres import PostgresEngine
 from holdfast.engines.postgres import engine as engine_module
+from holdfast.testing.clock import ManualClock
 from holdfast.testing.contract.making import a_job, a_queue, jobs, lease_one
 from tests.engines.postgres.until import until, until_waiting
 
@@ -67,6 +72,43 @@ async def test_a_retry_elsewhere_wakes(
     await other.settle([Settlement(lease=lease, verdict=Retry(20))])
     assert [again.id for again in await waiting] == ["a"]
     await other.close()
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+@pytest.mark.parametrize("waits_for", ["its time", "its name's time", "a rate"])
+async def test_what_becomes_due_between_the_look_and_the_wait(
+    pg_dsn: str, monkeypatch: Any, waits_for: str, is_first: bool
+) -> None:
+    monkeypatch.setattr(engine_module, "_NET_MS", (3_600_000, 3_600_000))
+    clock = ManualClock()
+    engine = PostgresEngine(pg_dsn, clock=clock, pooled=True)
+    await engine.open()
+    queue = a_queue("default", limits=(Limit(name="slow", rate=Rate(count=1, per_ms=1_000)),))
+    if waits_for == "a rate":
+        await engine.declare(queue)
+        await engine.enqueue(jobs("ab"))
+        assert (await lease_one(engine)).id == "a"
+    else:
+        await engine.enqueue([a_job("b", delay_ms=1_000)])
+    linger = engine._linger
+    late_ms = [1_000]
+    rung = sys.maxsize
+
+    async def late(request: LeaseRequest, seen_at: int | None) -> Any:
+        if is_first or engine._bell.ticket > rung:
+            clock.advance(late_ms.pop() if late_ms else 0)
+        return await linger(request, seen_at)
+
+    monkeypatch.setattr(engine, "_linger", late)
+    request = LeaseRequest(ids=("b",)) if waits_for == "its name's time" else PATIENT
+    waiting = asyncio.create_task(engine.lease(replace(request, wait_ms=3_600_000)))
+    if not is_first:
+        await until_waiting(engine)
+        rung = engine._bell.ticket
+        engine._bell.ring()
+    async with asyncio.timeout(10):
+        assert [lease.id for lease in await waiting] == ["b"]
+    await engine.close()
 
 
 ENQUEUE = """

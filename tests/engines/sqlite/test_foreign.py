@@ -8,7 +8,7 @@ import pytest
 
 from holdfast.core import limits
 from holdfast.core.model import LeaseRequest, NewJob, Queue, Renewal
-from holdfast.engines.sqlite import SQLiteEngine, lease, scout
+from holdfast.engines.sqlite import SQLiteEngine, lease, ranks, scout
 from holdfast.testing.clock import ManualClock
 from tests.engines.sqlite.conftest import OpenEngine
 from tests.engines.sqlite.test_cost import FILL, metered
@@ -51,7 +51,7 @@ async def test_no_backlog_of_other_tasks_is_too_long(
         leases = await engine.lease(request)
     assert [one.id for one in leases] == ["mine-0", "mine-1", "mine-2"]
     # The writer's connection, which also renews, walked over few of them.
-    assert meter.steps < 60 * (scout.STEP_MAX + lease.PASS_MAX)
+    assert meter.steps < 60 * (scout.STEP_MAX + ranks.PASS_MAX)
 
 
 async def test_every_job_of_mine_is_found_wherever_it_stands(
@@ -94,7 +94,7 @@ async def test_expired_and_delayed_ones_of_mine_among_the_others(
     clock.advance(10)
     request = LeaseRequest(queues=("default",), tasks=MINE, limit=2)
     assert [one.id for one in await engine.lease(request)] == ["now"]
-    assert await engine._try_lease(request) == ([], 990)
+    assert await engine._attempt(request) == ([], 990)
     clock.advance(990)
     assert [one.id for one in await engine.lease(request)] == ["later"]
 

@@ -6,11 +6,11 @@ from pathlib import Path
 import apsw
 import pytest
 
-from holdfast.core import limits
-from holdfast.core.model import LeaseRequest, NewJob, Record
-from holdfast.core.verdict import Outcome, Release, Settlement
+from holdfast.core.model import LeaseRequest, NewJob, Queue, Record
+from holdfast.core.verdict import Complete, Outcome, Settlement
 from holdfast.engines.base import Saved
 from holdfast.engines.sqlite import SQLiteEngine, schema
+from holdfast.engines.sqlite.catalog import encode_queue
 from holdfast.errors import EngineUnavailable, SchemaMismatch
 from holdfast.testing.clock import ManualClock
 from tests.engines.sqlite.conftest import OpenEngine
@@ -63,41 +63,66 @@ async def test_a_migration_keeps_the_jobs(
     )
 
 
-async def test_a_store_of_the_first_schema_is_brought_up_with_all_that_is_in_it(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with monkeypatch.context() as older:
-        older.setattr(schema, "MIGRATIONS", schema.MIGRATIONS[:1])
-        engine = SQLiteEngine(path)
-        await engine.open()
-        await engine.enqueue([NewJob(id=id_, task="t", payload=b"p" * 2_000) for id_ in "ab"])
-        [lease] = await engine.lease(LeaseRequest(queues=("default",)))
-        await engine.settle([Settlement(lease=lease, verdict=Release("not now"))])
-        before = [await engine.get(id_) for id_ in "ab"]
-        await engine.close()
-        connection = apsw.Connection(str(path))
+OLD_JOB = """
+INSERT INTO hf_jobs(seq, ns, queue, state, holds, rank, due_at, place, expires_at, parts,
+  created_at, token, deadline, id, task, grp, payload)
+VALUES (?, 1, 1, ?, ?, 0, 5, ?, ?, ?, 5, ?, ?, ?, 't', ?, ?)
+"""
+
+
+def make_first_schema(path: Path) -> None:
+    """As the first version left it: two of one group leased or waiting alike, for groups had no
+    order then; one job put aside as expired; one with its payload beside it."""
+    connection = apsw.Connection(str(path))
+    connection.pragma("journal_mode", "wal")
+    with connection:
+        connection.execute(schema.MIGRATIONS[0])
+        settings = encode_queue(Queue(name="default"))
+        connection.execute("UPDATE hf_meta SET schema = 1, number = 100")
+        connection.execute("INSERT INTO hf_namespaces VALUES (1, 'default')")
+        connection.execute("INSERT INTO hf_queues VALUES (1, 1, 'default', ?)", (settings,))
+        for seq, id_, state, holds, group in (
+            (2, "large", 0, 0, None),
+            (3, "stale", 0, 1, None),
+            (4, "leased", 1, 0, "g"),
+            (5, "next", 0, 0, "g"),
+            (6, "first", 0, 0, "h"),
+            (7, "second", 0, 0, "h"),
+        ):
+            token, deadline = (7, 2**40) if state else (None, None)
+            expires_at = 6 if holds else None
+            large = id_ == "large"
+            row = (seq, state, holds, seq, expires_at, int(large), token, deadline, id_, group)
+            connection.execute(OLD_JOB, (*row, None if large else b"p"))
+        connection.execute("INSERT INTO hf_payloads VALUES (2, ?)", (b"p" * 2_000,))
         connection.execute(
             "INSERT INTO hf_records(ns, kind, key, version, value)"
             " VALUES (1, 'setting', 'k', 3, x'76')"
         )
-        connection.close()
-    engine = SQLiteEngine(path)
-    await engine.open()
-    assert [await engine.get(id_) for id_ in "ab"] == before
+    connection.close()
+
+
+async def test_a_store_of_the_first_schema_is_brought_up_with_all_that_is_in_it(
+    path: Path, open_engine: OpenEngine
+) -> None:
+    make_first_schema(path)
+    engine = await open_engine()
     [record] = await engine.load("setting", limit=9)
     assert record == Record(kind="setting", key="k", value=b"v", version=3, age_ms=record.age_ms)
-    assert 0 <= record.age_ms < limits.HOUR_MS, "it counts from the upgrade"
     assert await engine.save([record]) == [Saved.SAVED]
+    [view] = await engine.queues()
+    assert (view.ready, view.blocked, view.leased) == (2, 2, 1)
+    assert [job.id for job in (await engine.expired(9)).jobs] == ["stale"]
     leases = await engine.lease(LeaseRequest(queues=("default",), limit=9))
-    assert [lease.id for lease in leases] == ["b", "a"]
-    alone = [Settlement(lease=lease, verdict=Release(alone=True)) for lease in leases]
-    assert await engine.settle(alone) == [Outcome.SETTLED] * 2
-    jobs = [await engine.get(id_) for id_ in "ab"]
-    assert [(job.alone, job.releases, job.payload) for job in jobs if job] == [
-        (True, 2, b"p" * 2_000),
-        (True, 1, b"p" * 2_000),
+    assert [(lease.id, len(lease.job.payload)) for lease in leases] == [
+        ("large", 2_000),
+        ("first", 1),
     ]
-    await engine.close()
+    assert await engine.recount(100) == 0
+    done = [Settlement(lease=lease, verdict=Complete()) for lease in leases]
+    assert await engine.settle(done) == [Outcome.SETTLED] * 2
+    [second] = await engine.lease(LeaseRequest(queues=("default",), limit=9))
+    assert second.id == "second", "one of the other group is still leased"
 
 
 async def test_many_that_open_a_new_file_at_once(path: Path, clock: ManualClock) -> None:

@@ -94,7 +94,7 @@ async def test_a_call_that_fails_half_way_leaves_nothing(
     within = engine.within(own)
     within.enqueue([NewJob(id="before", task="t")])
     with monkeypatch.context() as patch:
-        patch.setattr("holdfast.engines.sqlite.enqueue._keep_outside", fail)
+        patch.setattr("holdfast.engines.sqlite.enqueue.keep_outside", fail)
         with pytest.raises(EngineUnavailable):
             within.enqueue([NewJob(id="large", task="t", payload=bytes(10_000))])
     own.execute("COMMIT")

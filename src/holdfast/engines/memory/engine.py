@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from holdfast.core import admission, checks, lifecycle
 from holdfast.core import amend as amending
+from holdfast.core.flow import Flow, Waits
 from holdfast.core.match import matches
 from holdfast.core.model import (
     Job,
@@ -30,13 +31,18 @@ from holdfast.core.model import (
     TallyBy,
 )
 from holdfast.core.verdict import Amendment, Cancel, Move, Outcome, Settlement
-from holdfast.engines.base import Examination, Expired, Overdue, Saved, Traits
+from holdfast.engines.base import ANY, Examination, Expired, Known, Overdue, Saved, Traits
 from holdfast.engines.clock import Clock, SystemClock
-from holdfast.engines.memory.store import Row, Store, bare, brief
+from holdfast.engines.memory import views
+from holdfast.engines.memory.adopt import MemoryMover
+from holdfast.engines.memory.rows import Row, bare, brief
+from holdfast.engines.memory.store import Store
 from holdfast.engines.waiting import Bell, lease_patiently
 from holdfast.errors import EngineClosed
 
-_TRAITS = Traits(name="memory", durable=False, shared=False)
+_TRAITS = Traits(
+    name="memory", durable=False, shared=False, groups=True, dependencies=True, rates=True
+)
 _POLL_NET_MS = 1_000
 
 
@@ -63,13 +69,14 @@ class MemoryEngine:
         self._open = False
         self._bell.ring()
 
-    async def declare(self, queue: Queue, *, only_new: bool = False) -> bool:
+    async def declare(self, queue: Queue, *, instead_of: Known = ANY) -> bool:
         self._check_open()
         checks.check_queue(queue)
         admission.check_dead_queue(queue, self._store.queues)
-        if only_new and queue.name in self._store.queues:
+        if instead_of is not ANY and instead_of != self._store.queues.get(queue.name):
             return False
         self._store.queues[queue.name] = queue
+        self._store.slots.declared(queue, self._store.queues.values())
         self._bell.ring()
         return True
 
@@ -77,20 +84,25 @@ class MemoryEngine:
         self._check_open()
         store = self._store
         store.queues.pop(name, None)
-        for row in [row for row in store.rows.values() if row.job.queue == name]:
+        gone = [row for row in store.rows.values() if row.job.queue == name]
+        for row in sorted(gone, key=lambda row: row.job.seq):
             store.remove(row)
+        store.part()
+        store.tenants.forget(name)
         for held in [held for held in store.keys if held[0] == name]:
             del store.keys[held]
+        self._bell.ring()
 
     async def queues(self, *, counts: bool = True) -> list[QueueView]:
         self._check_open()
-        views = [QueueView(queue=queue) for _, queue in sorted(self._store.queues.items())]
-        return [self._counted(view) for view in views] if counts else views
+        found = [QueueView(queue=queue) for _, queue in sorted(self._store.queues.items())]
+        return [views.counted(self._store, view) for view in found] if counts else found
 
     async def enqueue(self, jobs: Sequence[NewJob]) -> list[Receipt]:
         self._check_open()
         checks.check_batch(len(jobs))
-        receipts = [self._store.enqueue(new) for new in jobs]
+        receipts = self._store.enqueue(jobs)
+        self._store.part()
         self._bell.ring()
         return receipts
 
@@ -110,6 +122,7 @@ class MemoryEngine:
         self._check_open()
         checks.check_batch(len(settlements))
         outcomes = [self._store.settle(settlement) for settlement in settlements]
+        self._store.part()
         self._bell.ring()
         return outcomes
 
@@ -157,6 +170,25 @@ class MemoryEngine:
             if until <= now and (row is None or row.job.state.finished):
                 del store.keys[held]
         return [self._whole(row) for row in past[:limit]]
+
+    async def recount(self, limit: int) -> int:
+        """Nothing to mend: beside the jobs there is hardly anything that could differ."""
+        self._check_open()
+        checks.check_page(limit)
+        return 0
+
+    async def flow(self, queue: str, *, limit: int) -> Flow:
+        self._check_open()
+        checks.check_page(limit)
+        known = self._store.queues.get(queue)
+        if known is None:
+            raise admission.unknown(queue)
+        return views.flow_of(self._store, known, limit)
+
+    async def waits(self, id: str) -> Waits | None:
+        self._check_open()
+        row = self._store.rows.get(id)
+        return None if row is None else views.waits_of(self._store, row)
 
     async def get(self, id: str) -> Job | None:
         self._check_open()
@@ -209,12 +241,18 @@ class MemoryEngine:
         ][:limit]
         for row in chosen:
             self._store.amend(row, amendment)
+        self._store.part()
         self._bell.ring()
         return len(chosen)
 
     async def examine(self, *, deep: bool = False) -> Examination:
         """There is nothing to look at but the clock."""
         return Examination(now=self._clock.wall_ms())
+
+    def mover(self) -> MemoryMover:
+        """Whole jobs out of this store and into it, as they are."""
+        self._check_open()
+        return MemoryMover(self._store)
 
     async def load(self, kind: str, *, after: str | None = None, limit: int) -> list[Record]:
         self._check_open()
@@ -238,25 +276,7 @@ class MemoryEngine:
 
     async def _try_lease(self, request: LeaseRequest) -> tuple[list[Lease], int | None]:
         leases = self._store.take(request)
-        return leases, None if leases else self._store.next_due_ms(request)
-
-    def _counted(self, view: QueueView) -> QueueView:
-        now, boot = self._clock.wall_ms(), self._clock.boot_ms()
-        name = view.queue.name
-        rows = [row for row in self._store.rows.values() if row.job.queue == name]
-        states = Counter(row.job.state for row in rows)
-        due = [row.job.due_at for row in rows if lifecycle.is_ready(row.job, now)]
-        return replace(
-            view,
-            ready=len(due),
-            delayed=sum(row.job.state is State.WAITING and row.job.due_at > now for row in rows),
-            leased=states[State.LEASED],
-            overdue=sum(row.job.state is State.LEASED and row.deadline <= boot for row in rows),
-            done=states[State.DONE],
-            dead=states[State.DEAD],
-            cancelled=states[State.CANCELLED],
-            oldest_age_ms=now - min(due) if due else None,
-        )
+        return leases, None if leases else views.next_start_ms(self._store, request)
 
     def _past_retention(self, job: Job, now: int) -> bool:
         if job.finished_at is None:

@@ -1,27 +1,26 @@
-"""The rows of the memory engine, one job at a time: admit, take, settle, amend.
+"""The rows of the memory engine: admit, settle, amend, one job at a time.
 
-Calls `core` for every decision. The only index is one heap of waiting jobs per queue and
-priority, whose stale entries are recognised by their place.
+Calls `core` for every decision. `keep` and `remove` are the two places where a job changes, and
+see to what that means for its line, its group, its slots and its children.
 """
 
 from __future__ import annotations
 
-import heapq
 import itertools
-from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Sequence
 
 from msgspec.structs import replace
 
-from holdfast.core import admission, checks, codec, lifecycle, limits
+from holdfast.core import admission, checks, codec, graph, lifecycle, limits
 from holdfast.core import amend as amending
+from holdfast.core.lanes import lane_of
+from holdfast.core.lifecycle import Parting
 from holdfast.core.model import (
-    Event,
     Job,
     Lease,
     LeaseRequest,
     NewJob,
-    Note,
     Queue,
     Receipt,
     Renewal,
@@ -30,20 +29,13 @@ from holdfast.core.model import (
 )
 from holdfast.core.verdict import Amendment, Complete, Outcome, Settlement
 from holdfast.engines.clock import Clock
+from holdfast.engines.memory.family import Family
+from holdfast.engines.memory.flow import Slots, Tenants
+from holdfast.engines.memory.lines import Groups, Lines
+from holdfast.engines.memory.rows import Row, in_hand, noted
+from holdfast.engines.memory.taking import Taking
 from holdfast.engines.tokens import make_token
 from holdfast.errors import UsageError
-
-
-class Row:
-    """A job and what its frozen value does not say: its place in line and its boot deadline."""
-
-    __slots__ = ("deadline", "events", "job", "place")
-
-    def __init__(self, job: Job, place: int) -> None:
-        self.job = job
-        self.place = place
-        self.deadline = 0
-        self.events: list[Event] = []
 
 
 class Store:
@@ -52,53 +44,22 @@ class Store:
         self.queues: dict[str, Queue] = {}
         self.rows: dict[str, Row] = {}
         self.keys: dict[tuple[str, str], tuple[str, int]] = {}
+        self.lines = Lines(self.rows)
+        self.groups = Groups()
+        self.family = Family(self.rows)
+        self.slots = Slots(clock)
+        self.tenants = Tenants()
+        self._ended: deque[tuple[str, State | None]] = deque()
         self._numbers = itertools.count(1)
-        self._waiting: Counter[str] = Counter()
-        self._lines: dict[str, dict[int, list[tuple[int, int, str]]]] = {}
 
-    def enqueue(self, new: NewJob) -> Receipt:
-        queue = self.queues.get(new.queue)
-        try:
-            checks.check_job(new, queue.payload_max if queue else limits.PAYLOAD_MAX)
-            if queue is None:
-                raise admission.unknown(new.queue)
-            if new.id in self.rows:
-                return Receipt(id=new.id, status=Status.DUPLICATE)
-            holder = self._holder(new)
-            if holder is not None:
-                self._meet(self.rows.get(holder), new, queue)
-                return Receipt(id=holder, status=Status.DUPLICATE)
-            admission.check_room(queue, self._waiting[queue.name])
-        except UsageError as error:
-            return admission.refused(new.id, error)
-        self.admit(new)
-        return Receipt(id=new.id, status=Status.NEW)
-
-    def admit(self, new: NewJob) -> None:
-        now = self.clock.wall_ms()
-        number = next(self._numbers)
-        row = Row(lifecycle.admit(new, number, now), number)
-        self.rows[new.id] = row
-        self._line_up(row)
-        if new.key is not None:
-            self.keys[new.queue, new.key] = (new.id, now + new.key_window_ms)
+    def enqueue(self, jobs: Sequence[NewJob]) -> list[Receipt]:
+        order, circular = self._arrange(jobs)
+        receipts = {place: self._enqueue(jobs[place], circular.get(place)) for place in order}
+        return [receipts[place] for place in range(len(jobs))]
 
     def take(self, request: LeaseRequest) -> list[Lease]:
         """Lease what is due, best first."""
-        now, boot = self.clock.wall_ms(), self.clock.boot_ms()
-        token = make_token(next(self._numbers))
-        leases = []
-        for row in itertools.islice(self._takeable(request, now), request.limit):
-            job = row.job
-            own = job.overrides.lease_ms or self.queues[job.queue].lease_ms
-            lease_ms = own if request.lease_ms is None else request.lease_ms
-            row.job = lifecycle.lease(
-                job, token=token, worker=request.worker, now=now, lease_ms=lease_ms
-            )
-            row.deadline = boot + lease_ms
-            self._waiting[job.queue] -= 1
-            leases.append(Lease(job=in_hand(row.job), token=token, lease_ms=lease_ms))
-        return leases
+        return Taking(self, request, make_token(next(self._numbers))).run()
 
     def renew(self, renewal: Renewal) -> Lease | None:
         lease = renewal.lease
@@ -123,14 +84,15 @@ class Store:
         answer = lifecycle.judge(row.job if row else None, lease.token, verdict, lapsed=lapsed)
         if answer is not None or row is None:
             return answer or Outcome.LOST
-        if not admission.is_welcome(settlement, self.queues):
+        then = verdict.then if isinstance(verdict, Complete) else ()
+        if not admission.is_welcome(settlement, self.queues) or not self._may_follow(then, row):
             return Outcome.REFUSED
         job = noted(row.job, settlement.note)
         self.keep(row, lifecycle.apply(job, verdict, self.policy(job), self.clock.wall_ms()))
-        if isinstance(verdict, Complete):
-            for new in verdict.then:
-                if new.id not in self.rows and self._holder(new) is None:
-                    self.admit(new)
+        for place in self._arrange(then)[0]:
+            new = then[place]
+            if new.id not in self.rows and self._holder(new) is None:
+                self._admit(new)
         return Outcome.SETTLED
 
     def amend(self, row: Row, amendment: Amendment) -> None:
@@ -142,40 +104,118 @@ class Store:
             self.keep(row, change)
 
     def keep(self, row: Row, change: lifecycle.Change) -> None:
-        before = row.job
-        if before.state is State.WAITING:
-            self._waiting[before.queue] -= 1
-        row.job = change.job
+        before, after = row.job, change.job
+        self._leave(row, is_leased=after.state is State.LEASED)
+        row.job = after
         if change.event is not None:
             row.events.append(checks.clean_event(change.event))
-        if change.job.state is State.WAITING:
+        if after.state is State.WAITING:
             if change.tail:
                 row.place = next(self._numbers)
-            self._line_up(row)
+            self.lines.join(row)
+        self.groups.join(row)
+        if after.state.finished and not before.state.finished:
+            self._ended.append((after.id, after.state))
 
     def remove(self, row: Row) -> None:
-        if row.job.state is State.WAITING:
-            self._waiting[row.job.queue] -= 1
-        del self.rows[row.job.id]
+        job = row.job
+        self._leave(row, is_leased=False)
+        self.family.close(row, *row.parents)
+        del self.rows[job.id]
+        if not job.state.finished:
+            self._ended.append((job.id, None))
+
+    def part(self) -> None:
+        """Judge the children of all that ended, and theirs in turn: the end of every call."""
+        while self._ended:
+            parent, ended = self._ended.popleft()
+            for child in self.family.children(parent):
+                parting = lifecycle.after_parent(child.job, ended)
+                if parting is Parting.CANCELLED and child.job.state is State.WAITING:
+                    self._orphan(child, parent, ended)
+                elif parting is not Parting.HELD:
+                    self.family.close(child, parent)
+
+    def number(self) -> int:
+        """One that was never used before."""
+        return next(self._numbers)
 
     def policy(self, job: Job) -> Queue:
         return admission.policy(self.queues[job.queue], self.queues)
 
-    def next_due_ms(self, request: LeaseRequest) -> int | None:
-        """The time to the next job that only waits for the clock."""
-        now = self.clock.wall_ms()
-        names = set(request.queues)
-        ahead = [
-            row.job.due_at - now
-            for row in self.rows.values()
-            if row.job.state is State.WAITING
-            and row.job.due_at > now
-            and (row.job.queue in names or row.job.id in request.ids)
-        ]
-        return min(ahead, default=None)
+    def _enqueue(self, new: NewJob, circle: str | None) -> Receipt:
+        queue = self.queues.get(new.queue)
+        try:
+            checks.check_job(new, queue.payload_max if queue else limits.PAYLOAD_MAX)
+            if queue is None:
+                raise admission.unknown(new.queue)
+            if new.id in self.rows:
+                return Receipt(id=new.id, status=Status.DUPLICATE)
+            if circle is not None:
+                raise admission.circular(new.id, circle)
+            holder = self._holder(new)
+            if holder is not None:
+                self._meet(self.rows.get(holder), new, queue)
+                return Receipt(id=holder, status=Status.DUPLICATE)
+            for parent in new.after:
+                if parent not in self.rows:
+                    raise admission.unknown_parent(new.id, parent)
+            lane_of(new, queue, strict=True)
+            admission.check_room(queue, self.lines.depths[queue.name])
+        except UsageError as error:
+            return admission.refused(new.id, error)
+        self._admit(new)
+        return Receipt(id=new.id, status=Status.NEW)
 
-    def _holder(self, new: NewJob) -> str | None:
-        """The id of the job that holds this key: unfinished, or still within its window."""
+    def _arrange(self, jobs: Sequence[NewJob]) -> tuple[list[int], dict[int, str]]:
+        """What is in the store already waits for nobody anew."""
+        if not any(new.after for new in jobs):
+            return list(range(len(jobs))), {}
+        return graph.arrange(
+            [replace(new, after=()) if new.id in self.rows else new for new in jobs]
+        )
+
+    def _admit(self, new: NewJob) -> None:
+        now = self.clock.wall_ms()
+        number = next(self._numbers)
+        row = Row(lifecycle.admit(new, number, now), number)
+        self.rows[new.id] = row
+        self.lines.join(row)
+        self.groups.join(row)
+        if new.key is not None:
+            self.keys[new.queue, new.key] = (new.id, now + new.key_window_ms)
+        lost = self.family.add(row)
+        if lost is not None:
+            self._orphan(row, *lost)
+
+    def _may_follow(self, then: Sequence[NewJob], done: Row) -> bool:
+        """Could all of them come in, once the job that they follow is done?"""
+        order, circular = self._arrange(then)
+        coming: set[str] = set()
+        keys: set[tuple[str, str]] = set()
+        for place in order:
+            new = then[place]
+            if new.id in self.rows or new.id in coming:
+                continue
+            if place in circular:
+                return False
+            key = None if new.key is None else (new.queue, new.key)
+            if key in keys or self._holder(new, done.job.id) is not None:
+                continue
+            if any(parent not in self.rows and parent not in coming for parent in new.after):
+                return False
+            try:
+                lane_of(new, self.queues[new.queue], strict=True)
+            except UsageError:
+                return False
+            coming.add(new.id)
+            if key is not None:
+                keys.add(key)
+        return True
+
+    def _holder(self, new: NewJob, done: str | None = None) -> str | None:
+        """The id of the job that holds this key: unfinished, or still within its window. `done`
+        is about to be finished."""
         if new.key is None:
             return None
         held = self.keys.get((new.queue, new.key))
@@ -183,7 +223,7 @@ class Store:
             return None
         id_, until = held
         row = self.rows.get(id_)
-        unfinished = row is not None and not row.job.state.finished
+        unfinished = row is not None and not row.job.state.finished and id_ != done
         return id_ if unfinished or until > self.clock.wall_ms() else None
 
     def _meet(self, row: Row | None, new: NewJob, queue: Queue) -> None:
@@ -192,83 +232,28 @@ class Store:
             return
         now = self.clock.wall_ms()
         if new.key_policy == "replace":
-            self.keep(row, lifecycle.replace_waiting(row.job, new, now))
+            change = lifecycle.replace_waiting(row.job, new, now)
         else:
             payload = codec.merge_patch(row.job.payload, new.payload)
-            merged = replace(new, payload=payload)
-            checks.check_job(merged, queue.payload_max)
-            self.keep(row, lifecycle.merge_waiting(row.job, payload, now))
+            checks.check_job(replace(new, payload=payload), queue.payload_max)
+            change = lifecycle.merge_waiting(row.job, payload, now)
+        if change.job is not row.job:
+            lane_of(change.job, queue, strict=True)
+        self.keep(row, change)
 
-    def _line_up(self, row: Row) -> None:
+    def _orphan(self, child: Row, parent: str, ended: State | None) -> None:
+        self.family.close(child, *child.parents)
+        self.keep(child, lifecycle.orphan(child.job, parent, ended, self.clock.wall_ms()))
+
+    def _leave(self, row: Row, *, is_leased: bool) -> None:
+        """Before a job changes; `is_leased` is whether its lease goes on."""
         job = row.job
-        self._waiting[job.queue] += 1
-        ranks = self._lines.setdefault(job.queue, defaultdict(list))
-        heapq.heappush(ranks[-job.priority], (job.due_at, row.place, job.id))
-
-    def _takeable(self, request: LeaseRequest, now: int) -> Iterator[Row]:
-        if request.ids:
-            for id_ in request.ids:
-                row = self.rows.get(id_)
-                if row is not None and self._may_go(row, request, now):
-                    yield row
-            return
-        for name in request.queues:
-            for rank in sorted(self._lines.get(name, {})):
-                yield from self._due(name, rank, request, now)
-
-    def _due(self, name: str, rank: int, request: LeaseRequest, now: int) -> Iterator[Row]:
-        line = self._lines[name][rank]
-        passed_over = []
-        try:
-            while line and line[0][0] <= now:
-                entry = heapq.heappop(line)
-                row = self.rows.get(entry[2])
-                if row is None or self._stale(row, entry, name, rank):
-                    continue
-                # Whoever takes the row ends its waiting, which makes this entry stale.
-                passed_over.append(entry)
-                if self._may_go(row, request, now):
-                    yield row
-        finally:
-            for entry in passed_over:
-                heapq.heappush(line, entry)
-
-    def _stale(self, row: Row, entry: tuple[int, int, str], name: str, rank: int) -> bool:
-        job = row.job
-        return (
-            job.state is not State.WAITING
-            or (job.due_at, row.place) != entry[:2]
-            or (job.queue, -job.priority) != (name, rank)
-        )
-
-    def _may_go(self, row: Row, request: LeaseRequest, now: int) -> bool:
-        job = row.job
-        queue = self.queues.get(job.queue)
-        known = request.tasks is None or job.task in request.tasks
-        return queue is not None and not queue.paused and known and lifecycle.is_ready(job, now)
-
-
-def noted(job: Job, note: Note | None) -> Job:
-    if note is None:
-        return job
-    return replace(
-        job,
-        progress=job.progress if note.progress is None else note.progress,
-        checkpoint=job.checkpoint if note.checkpoint is None else note.checkpoint,
-        output=job.output if note.output is None else checks.clip_output(note.output),
-    )
-
-
-def in_hand(job: Job) -> Job:
-    """What a lease carries: the checkpoint to go on from, but no output or result."""
-    return replace(job, output=None, result=None)
-
-
-def brief(job: Job) -> Job:
-    """What a list carries."""
-    return replace(job, output=None, result=None, checkpoint=None, progress=None)
-
-
-def bare(job: Job) -> Job:
-    """What the reaper decides on."""
-    return replace(brief(job), payload=b"")
+        if job.state is State.WAITING:
+            self.lines.leave(job)
+        self.groups.leave(job)
+        if job.state is State.LEASED and not is_leased:
+            self.slots.give_back(row.slots)
+            row.slots = ()
+            queue = self.queues.get(job.queue)
+            if queue is not None and queue.fairness != "off":
+                self.tenants.ended(job, self.clock.wall_ms())

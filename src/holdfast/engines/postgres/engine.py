@@ -8,11 +8,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 from holdfast.core import checks, limits
+from holdfast.core.flow import Flow, Waits
 from holdfast.core.model import (
     Job,
     JobFilter,
@@ -29,36 +30,48 @@ from holdfast.core.model import (
     TallyBy,
 )
 from holdfast.core.verdict import Amendment, Outcome, Release, Settlement
-from holdfast.engines.base import Examination, Expired, Overdue, Saved, Traits
+from holdfast.engines.base import ANY, Examination, Expired, Known, Overdue, Saved, Traits
 from holdfast.engines.clock import Clock
 from holdfast.engines.postgres import (
     amending,
+    edges,
     enqueuing,
+    insight,
     leasing,
     looking,
     queues,
+    recount,
     schemas,
     settling,
+    sorting,
     upkeep,
 )
 from holdfast.engines.postgres import (
     records as recording,
 )
+from holdfast.engines.postgres.adopt import PostgresMover
 from holdfast.engines.postgres.listen import Listener
+from holdfast.engines.postgres.patience import Patience
 from holdfast.engines.postgres.pool import CLOSE_S_MAX, FAILURES, Connection, Pool
-from holdfast.engines.postgres.steps import Steps, Store, T
+from holdfast.engines.postgres.steps import Duties, Steps, Store, T
 from holdfast.engines.postgres.within import AsyncWithin, Home, Within, within
 from holdfast.engines.waiting import Bell, lease_patiently, may_make_due
 from holdfast.errors import (
     ConfigError,
     EngineClosed,
     EngineError,
-    EngineUnavailable,
-    OutcomeUnknown,
     SchemaMismatch,
 )
 
-_TRAITS = Traits(name="postgres", durable=True, shared=True, transactional=True)
+_TRAITS = Traits(
+    name="postgres",
+    durable=True,
+    shared=True,
+    transactional=True,
+    groups=True,
+    dependencies=True,
+    rates=True,
+)
 _NET_MS = (800, 1_200)
 _AMEND_ROUNDS_MAX = 20
 
@@ -97,6 +110,9 @@ class PostgresEngine:
         self._pool: Pool | None = None
         self._listener: Listener | None = None
         self._giving_back: set[asyncio.Task[None]] = set()
+        self._laned: set[str] = set()
+        self._flowing: set[str] = set()
+        self._rounds = recount.Rounds()
 
     @property
     def traits(self) -> Traits:
@@ -118,9 +134,11 @@ class PostgresEngine:
         if pool is not None:
             await pool.close()
 
-    async def declare(self, queue: Queue, *, only_new: bool = False) -> bool:
+    async def declare(self, queue: Queue, *, instead_of: Known = ANY) -> bool:
         checks.check_queue(queue)
-        written = await self._run(queues.declare, queue, only_new)
+        written, unsorted = await self._run(queues.declare, queue, instead_of)
+        if unsorted is not None:
+            await self._sort(unsorted)
         self._bell.ring()
         return written
 
@@ -132,6 +150,8 @@ class PostgresEngine:
         purged = number is not None
         while purged:
             purged = await self._run(queues.purge, number) > 0
+        # Its leases may have held slots that others wait for.
+        self._bell.ring()
 
     async def queues(self, *, counts: bool = True) -> list[QueueView]:
         if counts:
@@ -147,7 +167,7 @@ class PostgresEngine:
     async def lease(self, request: LeaseRequest) -> list[Lease]:
         checks.check_request(request)
         self._opened()
-        patience = _Patience(self._lease, self._linger)
+        patience = Patience(self._lease, self._linger)
         leases = await lease_patiently(
             request,
             patience.attempt if request.wait_ms else self._lease,
@@ -166,7 +186,7 @@ class PostgresEngine:
     async def settle(self, settlements: Sequence[Settlement]) -> list[Outcome]:
         checks.check_batch(len(settlements))
         outcomes = await self._run(settling.settle, settlements)
-        if may_make_due(settlements):
+        if may_make_due(settlements) or any(map(self._may_let_go, settlements)):
             self._bell.ring()
         return outcomes
 
@@ -181,6 +201,20 @@ class PostgresEngine:
     async def finished(self, limit: int) -> list[Job]:
         checks.check_page(limit)
         return await self._run(upkeep.finished, limit)
+
+    async def recount(self, limit: int) -> int:
+        checks.check_page(limit)
+        return await self._run(recount.recount, self._rounds, limit)
+
+    async def flow(self, queue: str, *, limit: int) -> Flow:
+        checks.check_page(limit)
+        return await self._read(partial(insight.show_flow, limit=limit), queue)
+
+    async def waits(self, id: str) -> Waits | None:
+        if not limits.JOB_ID.match(id):
+            self._opened()
+            return None
+        return await self._read(insight.show_waits, id)
 
     async def get(self, id: str) -> Job | None:
         if not limits.JOB_ID.match(id):
@@ -227,11 +261,16 @@ class PostgresEngine:
         """What there is to say about the server, which looks after its own files."""
         return await self._read(upkeep.examine)
 
+    def mover(self) -> PostgresMover:
+        """Whole jobs out of this store and into it, as they are."""
+        return PostgresMover(self._read, self._run)
+
     def within(self, connection: Any) -> Within | AsyncWithin:
         """Enqueue and settle in the transaction that `connection` is in: what is done there is
         done when the caller commits, and never was if it rolls back."""
         _, store = self._opened()
         assert self._identity is not None
+        store.duties.is_final = True
         return within(connection, Home(self._identity, self._schema, store))
 
     async def _open(self) -> None:
@@ -248,7 +287,36 @@ class PostgresEngine:
 
     async def _run(self, talk: Callable[..., Steps[T]], *arguments: object) -> T:
         pool, store = self._opened()
-        return await pool.run(lambda: talk(store, *arguments))
+
+        def begin() -> Steps[T]:
+            store.duties.endings.clear()
+            return talk(store, *arguments)
+
+        result = await pool.run(begin)
+        endings = store.duties.committed + store.duties.endings
+        if endings:
+            await self._part(endings)
+            self._bell.ring()
+        return result
+
+    async def _part(self, endings: Sequence[int]) -> None:
+        """Tell the children of what ended, and theirs in turn. What is not told here the recount
+        will tell: the call itself has succeeded."""
+        with contextlib.suppress(EngineError):
+            for start in range(0, len(endings), edges.STEP):
+                told = endings[start : start + edges.STEP]
+                while await self._run(edges.release, told):
+                    pass
+
+    async def _sort(self, number: int) -> None:
+        """Each step is a transaction of its own; if it ends here the next lease goes on with it."""
+        while await self._run(sorting.step, number):
+            pass
+
+    def _may_let_go(self, settlement: Settlement) -> bool:
+        """Could the end of this lease make room for others?"""
+        job = settlement.lease.job
+        return job.group is not None or job.queue in self._laned
 
     async def _read(self, talk: Callable[..., Steps[T]], *arguments: object) -> T:
         pool, store = self._opened()
@@ -257,11 +325,13 @@ class PostgresEngine:
     def _opened(self) -> tuple[Pool, Store]:
         if self._pool is None or self._identity is None:
             raise EngineClosed("the PostgreSQL engine is not open")
-        return self._pool, Store(self._identity.ns, self._clock_ms)
+        return self._pool, Store(
+            self._identity.ns, self._clock_ms, Duties(self._laned, self._flowing)
+        )
 
     async def _lease(self, request: LeaseRequest) -> tuple[list[Lease], int | None]:
         """Once it is under way nothing stops it: what nobody would have is given back."""
-        under_way = asyncio.create_task(self._run(leasing.lease, request))
+        under_way = asyncio.create_task(self._take(request))
         try:
             return await asyncio.shield(under_way), None
         except asyncio.CancelledError:
@@ -270,6 +340,13 @@ class PostgresEngine:
             task.add_done_callback(self._giving_back.discard)
             raise
 
+    async def _take(self, request: LeaseRequest) -> list[Lease]:
+        while True:
+            taken = await self._run(leasing.lease, request)
+            if not isinstance(taken, int):
+                return taken
+            await self._sort(taken)
+
     async def _give_back(self, under_way: asyncio.Task[list[Lease]]) -> None:
         verdict = Release(text="the caller was cancelled")
         with contextlib.suppress(EngineError):
@@ -277,12 +354,13 @@ class PostgresEngine:
             if leases:
                 await self.settle([Settlement(lease=one, verdict=verdict) for one in leases])
 
-    async def _linger(self, request: LeaseRequest) -> tuple[int | None, bool]:
-        """Before a wait: when the next job is due, and whether to look again at once."""
+    async def _linger(self, request: LeaseRequest, seen_at: int | None) -> leasing.Outlook:
+        """Before a wait: what there is to wait for."""
         _, store = self._opened()
         if self._listener is not None:
             await self._listener.start(f"{self._schema[:40]}_{store.ns}")
-        return await self._run(partial(leasing.linger, listens=self._listener is not None), request)
+        talk = partial(leasing.linger, listens=self._listener is not None)
+        return await self._run(talk, request, seen_at)
 
     async def _prepare(self, pool: Pool) -> schemas.Identity:
         """Check the schema, and make or change it if it must be."""
@@ -293,8 +371,10 @@ class PostgresEngine:
                 if found is None:
                     await schemas.migrate(connection, self._schema, self._namespace)
                     found = await schemas.identify(connection, self._schema, self._namespace)
-            finally:
+            except BaseException:
                 connection.terminate()
+                raise
+            pool.admit(connection)
         except FAILURES as error:
             raise pool.explain(error) from error
         assert found is not None
@@ -307,30 +387,3 @@ class PostgresEngine:
             raise SchemaMismatch(
                 f"the schema {self._schema} is not the one that was opened: open the engine again"
             )
-
-
-class _Patience:
-    """A waiting lease goes on waiting through an outage; what it met last is told at the end."""
-
-    def __init__(
-        self,
-        lease: Callable[[LeaseRequest], Awaitable[tuple[list[Lease], int | None]]],
-        linger: Callable[[LeaseRequest], Awaitable[tuple[int | None, bool]]],
-    ) -> None:
-        self._lease = lease
-        self._linger = linger
-        self.failure: EngineError | None = None
-
-    async def attempt(self, request: LeaseRequest) -> tuple[list[Lease], int | None]:
-        try:
-            leases, _ = await self._lease(request)
-            next_ms = None
-            if not leases:
-                next_ms, again = await self._linger(request)
-                if again:
-                    leases, _ = await self._lease(request)
-        except (EngineUnavailable, OutcomeUnknown, EngineClosed) as error:
-            self.failure = error
-            return [], None
-        self.failure = None
-        return leases, next_ms

@@ -4,17 +4,14 @@ keys and known ids are read under locks, decided in order as the reference does,
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Sequence
 
-from msgspec.structs import replace
-
-from holdfast.core import admission, checks, codec, lifecycle, limits
-from holdfast.core.model import Job, NewJob, Queue, Receipt, State, Status
-from holdfast.engines.postgres import write
+from holdfast.core import checks, limits
+from holdfast.core.model import Job, NewJob, Queue, Receipt, Status
+from holdfast.engines.postgres import edges, lanes, write
+from holdfast.engines.postgres.picture import Arrangement, Key, Picture, arrange
 from holdfast.engines.postgres.queues import Lines, read_lines
-from holdfast.engines.postgres.rows import brief_job, columns
+from holdfast.engines.postgres.rows import columns, kept_job
 from holdfast.engines.postgres.steps import STATEMENT_BYTES_MAX, Ask, Steps, Store, only
 from holdfast.engines.postgres.write import Kept
 from holdfast.errors import UsageError
@@ -41,6 +38,21 @@ SELECT * FROM $schema.hold_keys($1::int, $2::int[], $3::text[], $4::text[], $5::
 """
 _KEEP_KEYS = "SELECT $schema.keep_keys($1::int[], $2::text[], $3::text[], $4::bigint[])"
 _HOLDERS = "SELECT * FROM $schema.hold_ids($1::int, $2::text[], true)"
+_HAVE_FLOW = """
+SELECT EXISTS (
+    SELECT FROM (
+        SELECT u.id FROM unnest($2::text[]) AS u(id)
+        UNION ALL
+        SELECT k.id FROM unnest($3::int[], $4::text[]) AS u(queue, key)
+        CROSS JOIN LATERAL (
+            SELECT x.id FROM $schema.keys x WHERE x.queue = u.queue AND x.key = u.key OFFSET 0
+        ) k
+    ) w
+    CROSS JOIN LATERAL (
+        SELECT FROM $schema.jobs j WHERE j.id = w.id AND j.ns + 0 = $1::int AND j.flow <> 0 OFFSET 0
+    ) j
+)
+"""
 _KNOWN = "SELECT * FROM $schema.known($1::int, $2::text[])"
 
 
@@ -66,7 +78,7 @@ def _is_plain(jobs: Sequence[NewJob]) -> bool:
     total = 0
     try:
         for job in jobs:
-            if job.key is not None:
+            if job.key is not None or job.group is not None or job.after:
                 return False
             checks.check_job(job)
             total += len(job.payload)
@@ -85,19 +97,60 @@ def _plain_receipts(ids: Sequence[str], known: Sequence[str]) -> list[Receipt]:
 def _enqueue_carefully(store: Store, jobs: Sequence[NewJob]) -> Steps[list[Receipt]]:
     names = {job.queue for job in jobs if limits.QUEUE_NAME.match(job.queue)}
     lines = yield from read_lines(store, names)
+    sound = [job for job in jobs if _is_sound(job)]
+    locked = yield from lock_flow(store, sound, lines)
+    order, circular = yield from _arrange(store, jobs)
     receipts: list[Receipt] = []
     while len(receipts) < len(jobs):
         # A job that changes an earlier one of its own batch goes in after that one is written.
-        rest = jobs[len(receipts) :]
-        picture = yield from look(store, [job for job in rest if _is_sound(job)], lines)
-        yield from _measure(picture, rest)
-        for new in rest:
-            receipt = picture.enqueue(new)
+        rest = order[len(receipts) :]
+        some = [jobs[place] for place in rest if _is_sound(jobs[place])]
+        picture = yield from look(store, some, lines)
+        yield from _measure(picture, [jobs[place] for place in rest])
+        for place in rest:
+            receipt = picture.enqueue(jobs[place], circular.get(place))
             if receipt is None:
                 break
             receipts.append(receipt)
-        yield from keep(store, picture)
-    return receipts
+        yield from keep(store, picture, locked=locked)
+    given = dict(zip(order, receipts, strict=True))
+    return [given[place] for place in range(len(jobs))]
+
+
+def lock_flow(
+    store: Store, jobs: Sequence[NewJob | Job], lines: Lines, ids: Iterable[str] = ()
+) -> Steps[bool]:
+    """Hold the flow of the queues, of the jobs' parents and of those with these ids, if there is
+    any to hold; whether it is held."""
+    parents = {id_ for job in jobs for id_ in job.after}
+    needed = bool(store.duties.locks or parents or lines.laned)
+    needed = needed or any(job.group is not None for job in jobs)
+    if store.duties.is_final and not needed:
+        needed = yield from _peek(store, jobs, lines, ids)
+    if not needed:
+        return False
+    names = yield from lanes.queues_of(store, parents.union(ids))
+    unread = {name for name in names if name not in lines}
+    if unread:
+        lines.add((yield from read_lines(store, unread)))
+    yield from lanes.lock(lines.numbers)
+    return True
+
+
+def _peek(
+    store: Store, jobs: Sequence[NewJob | Job], lines: Lines, ids: Iterable[str]
+) -> Steps[bool]:
+    """Has one of these jobs a flow, or one that holds the key of a new one?"""
+    keyed = [(lines.number(job.queue), job.key) for job in jobs if job.key and job.queue in lines]
+    values = (store.ns, list(ids), *columns(keyed, 2))
+    return bool(only((yield Ask(_HAVE_FLOW, values))))
+
+
+def _arrange(store: Store, jobs: Sequence[NewJob]) -> Steps[Arrangement]:
+    if not any(job.after for job in jobs):
+        return list(range(len(jobs))), {}
+    ids = [job.id for job in jobs if limits.JOB_ID.match(job.id)]
+    return arrange(jobs, {row[0] for row in (yield Ask(_KNOWN, (store.ns, ids)))})
 
 
 def _is_sound(job: NewJob) -> bool:
@@ -123,6 +176,8 @@ def look(store: Store, jobs: Sequence[NewJob], lines: Lines, *, extra: int = 0) 
         yield from _look_at_keys(store, picture, wanted)
     rows = (yield Ask(_KNOWN, (store.ns, [job.id for job in jobs]))) if jobs else []
     picture.known.update(row[0] for row in rows)
+    parents = {id_ for job in jobs for id_ in job.after}
+    picture.states |= yield from edges.hold_parents(store, parents)
     return picture
 
 
@@ -135,12 +190,12 @@ def _look_at_keys(
         for (queue, key), job in wanted.items()
     ]
     for number, key, id_, until, fresh in (yield Ask(_HOLD_KEYS, (store.ns, *columns(asked, 4)))):
-        picture.stored[names[number], key] = _Key(id_, until)
-        picture.keys[names[number], key] = None if fresh else _Key(id_, until)
+        picture.stored[names[number], key] = Key(id_, until)
+        picture.keys[names[number], key] = None if fresh else Key(id_, until)
     holders = sorted({held.id for held in picture.keys.values() if held is not None})
     if holders:
         for row in (yield Ask(_HOLDERS, (store.ns, holders))):
-            job = brief_job(row)
+            job = kept_job(row)
             picture.holders[job.id] = Kept(job, job, row[29])
 
 
@@ -159,10 +214,15 @@ def _measure(picture: Picture, jobs: Sequence[NewJob]) -> Steps[None]:
         picture.depth[queue.name] = sum(row[0] for row in rows)
 
 
-def keep(store: Store, picture: Picture) -> Steps[None]:
+def keep(store: Store, picture: Picture, *, locked: bool) -> Steps[None]:
     """Write what the batch made of the picture."""
-    yield from write.put(store, picture.now, picture.added, picture.lines)
-    yield from write.rewrite(store, picture.holders.values(), picture.lines)
+    counts = {child.seq: len(open_) for child, open_ in picture.children}
+    yield from write.put(store, picture.now, picture.added, picture.lines, counts)
+    yield from edges.link(store, picture.children)
+    if picture.lost:
+        yield from edges.orphan(store, picture.lost)
+    holders = picture.holders.values()
+    yield from write.rewrite(store, holders, picture.lines, now=picture.now, locked=locked)
     differing = [
         (picture.lines.number(queue), key, held and held.id, held and held.until)
         for (queue, key), held in picture.keys.items()
@@ -170,93 +230,3 @@ def keep(store: Store, picture: Picture) -> Steps[None]:
     ]
     if differing:
         yield Ask(_KEEP_KEYS, columns(differing, 4))
-
-
-class _Key(NamedTuple):
-    id: str
-    until: int
-
-
-class Picture:
-    """What a batch meets: known ids, held keys and their jobs; and what it makes of them."""
-
-    def __init__(self, now: int, numbers: Iterator[int], lines: Lines) -> None:
-        self.now = now
-        self.numbers = numbers
-        self.lines = lines
-        self.known: set[str] = set()
-        # Who holds each key, and what the database says of it so far.
-        self.keys: dict[tuple[str, str], _Key | None] = {}
-        self.stored: dict[tuple[str, str], _Key] = {}
-        self.holders: dict[str, Kept] = {}
-        self.depth: Counter[str] = Counter()
-        self.added: dict[int, NewJob] = {}
-        self._fresh: set[str] = set()
-        # Jobs that this very transaction ends: they hold their key no longer than its window.
-        self.ended: set[str] = set()
-
-    def enqueue(self, new: NewJob) -> Receipt | None:
-        """None: it is about to change a job that must be written first."""
-        queue = self.lines.find(new.queue)
-        try:
-            checks.check_job(new, queue.payload_max if queue else limits.PAYLOAD_MAX)
-            if queue is None:
-                raise admission.unknown(new.queue)
-            if new.id in self.known:
-                return Receipt(id=new.id, status=Status.DUPLICATE)
-            holder = self._holder(new)
-            if holder is not None and holder in self._fresh and new.key_policy != "keep":
-                return None
-            if holder is not None:
-                self._meet(holder, new, queue.payload_max)
-                return Receipt(id=holder, status=Status.DUPLICATE)
-            admission.check_room(queue, self.depth[queue.name])
-        except UsageError as error:
-            return admission.refused(new.id, error)
-        self._admit(new)
-        return Receipt(id=new.id, status=Status.NEW)
-
-    def follow_up(self, new: NewJob) -> None:
-        """A follow-up job passes a full or closed queue; a known id or a held key skips it."""
-        if new.id not in self.known and self._holder(new) is None:
-            self._admit(new)
-
-    def _admit(self, new: NewJob) -> None:
-        self.known.add(new.id)
-        self.added[next(self.numbers)] = new
-        self._fresh.add(new.id)
-        self.depth[new.queue] += 1
-        if new.key is not None:
-            self.keys[new.queue, new.key] = _Key(new.id, self.now + new.key_window_ms)
-
-    def _holder(self, new: NewJob) -> str | None:
-        """The id of the job that holds this key: unfinished, or still within its window."""
-        if new.key is None:
-            return None
-        held = self.keys.get((new.queue, new.key))
-        if held is None:
-            return None
-        kept = self.holders.get(held.id)
-        stored = kept is not None and not kept.after.state.finished and held.id not in self.ended
-        unfinished = stored or held.id in self._fresh
-        return held.id if unfinished or held.until > self.now else None
-
-    def _meet(self, holder: str, new: NewJob, payload_max: int) -> None:
-        """A later job under a held key: what it says goes to the job that still waits."""
-        if new.key_policy == "keep":
-            return
-        kept = self.holders.get(holder)
-        if kept is None or kept.after.state is not State.WAITING:
-            return
-        if new.key_policy == "replace":
-            change = lifecycle.replace_waiting(kept.after, new, self.now)
-        else:
-            payload = _merged(kept.after, new, payload_max)
-            change = lifecycle.merge_waiting(kept.after, payload, self.now)
-        self.holders[holder] = write.changed(kept, change, self.numbers)
-
-
-def _merged(job: Job, new: NewJob, payload_max: int) -> bytes:
-    payload = codec.merge_patch(job.payload, new.payload)
-    checks.check_job(replace(new, payload=payload), payload_max)
-    return payload

@@ -17,7 +17,7 @@ from holdfast.engines.postgres.rows import CODES
 
 SCAN_MAX = str(limits.SCAN_MAX)
 
-# $1 namespace, $2 instant, $3 … $18 the filter, as `values_of` gives them.
+# $1 namespace, $2 instant, $3 … $19 the filter, as `values_of` gives them.
 CONDITION = """
     q.name IS NOT NULL
     AND ($3::text[] IS NULL OR j.id = ANY ($3::text[]))
@@ -41,6 +41,7 @@ CONDITION = """
          OR (j.state = 0 AND coalesce(j.expires_at <= $schema.now_ms($2::bigint), false))
             = $17::boolean)
     AND ($18::bigint IS NULL OR j.version = $18::bigint)
+    AND ($19::text IS NULL OR j.fingerprint = $19::text)
 """
 
 QUEUE_NAME = """
@@ -79,5 +80,5 @@ def values_of(wanted: JobFilter, states: Collection[State] | None) -> tuple[Any,
         None if wanted.reason is None else str(wanted.reason),
         msgspec.json.encode(wanted.labels).decode() if wanted.labels else None,
         wanted.search or None, wanted.created_from, wanted.created_before,
-        wanted.finished_before_ms, wanted.expired, wanted.version,
+        wanted.finished_before_ms, wanted.expired, wanted.version, wanted.fingerprint,
     )  # fmt: skip

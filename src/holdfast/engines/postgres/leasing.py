@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from operator import itemgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 from holdfast.core import checks, limits
 from holdfast.core.model import Lease, LeaseRequest, Renewal
@@ -16,17 +16,21 @@ SELECT {TAKEN}
 FROM $schema.lease($1::int, $2::bigint, $3::text[], $4::int, $5::text, $6::bigint, $7::text[]) h
 """
 _LEASE_IDS = _LEASE.replace("$schema.lease", "$schema.lease_ids")
+_LEASE_FLOW = _LEASE.replace("$schema.lease", "$schema.lease_flow")
+_LEASE_IDS_FLOW = _LEASE.replace("$schema.lease", "$schema.lease_ids_flow")
 _LINGER = """
-SELECT next_ms, fresh
-FROM $schema.linger($1::int, $2::bigint, $3::text[], $4::text[], $5::boolean)
+SELECT now_, next_ms, fresh
+FROM $schema.linger($1::int, $2::bigint, $3::text[], $4::text[], $5::boolean, $6::bigint)
 """
 _RENEW = """
 SELECT * FROM $schema.renew($1::int, $2::bigint, $3::text[], $4::bigint[], $5::bigint[],
                             $6::float8[], $7::bytea[], $8::bytea[])
 """
+_HAS_LANES = -1
 _TOKEN = 17
 """Where a row of the type `held` has it."""
 
+_SEQ = 1
 _queue_of, _place_in_line = itemgetter(3), itemgetter(6, 10, 2)
 """Of a row of TAKEN: its queue; its rank, due time and place."""
 
@@ -36,21 +40,39 @@ def can_exist(lease: Lease) -> bool:
     return bool(limits.JOB_ID.match(lease.id)) and 0 <= lease.token < 2**63
 
 
-def lease(store: Store, request: LeaseRequest) -> Steps[list[Lease]]:
+def lease(store: Store, request: LeaseRequest) -> Steps[list[Lease] | int]:
+    """The number of a queue: it has to be sorted first."""
     tasks = None
     if request.tasks is not None:
         tasks = [task for task in sorted(request.tasks) if limits.TASK_NAME.match(task)]
     names = _names(request)
-    rows: Sequence[Row] = [(None,)]
-    # A row without an id: expired jobs were put aside and more may stand in front.
-    while rows and rows[0][0] is None:
+    has_flow = not request.ids and not store.duties.laned.isdisjoint(names)
+    while True:
         values = (
             store.ns, store.given_ms, names, request.limit,
             request.worker or None, request.lease_ms, tasks,
         )  # fmt: skip
-        rows = yield Ask(_LEASE_IDS if request.ids else _LEASE, values, alone=True)
-    worker = request.worker or None
-    return [taken_lease(row, worker) for row in _in_order(request, rows)]
+        rows = yield Ask(_statement(request, has_flow=has_flow), values, alone=True)
+        taken = [row for row in rows if row[0] is not None]
+        if taken or not rows:
+            worker = request.worker or None
+            # Under a flow they come in the order in which they were taken.
+            ordered = taken if has_flow else _in_order(request, taken)
+            return [taken_lease(row, worker) for row in ordered]
+        # A row without an id: expired jobs were put aside and more may stand in front; or there
+        # are lanes, into which the jobs of a queue may have to be sorted first.
+        sign: int | None = rows[0][_SEQ]
+        if sign == _HAS_LANES:
+            has_flow = True
+            store.duties.laned.update(filter(None, (_queue_of(rows[0]) or "").split(",")))
+        elif sign is not None:
+            return sign
+
+
+def _statement(request: LeaseRequest, *, has_flow: bool) -> str:
+    if request.ids:
+        return _LEASE_IDS_FLOW if has_flow else _LEASE_IDS
+    return _LEASE_FLOW if has_flow else _LEASE
 
 
 def _names(request: LeaseRequest) -> list[str]:
@@ -70,16 +92,25 @@ def _in_order(request: LeaseRequest, rows: Sequence[Row]) -> Sequence[Row]:
     return ordered
 
 
-def linger(store: Store, request: LeaseRequest, *, listens: bool) -> Steps[tuple[int | None, bool]]:
-    """The time to the next due job, and whether nobody was known to wait until now."""
+class Outlook(NamedTuple):
+    """When it was asked, the time to the next due job, and whether nobody was known to wait."""
+
+    at: int
+    next_ms: int | None
+    is_fresh: bool
+
+
+def linger(
+    store: Store, request: LeaseRequest, seen_at: int | None, *, listens: bool
+) -> Steps[Outlook]:
+    """What there is to wait for. What became due since `seen_at` counts as due at once."""
     names = _names(request)
     values = (
         store.ns, store.given_ms, [] if request.ids else names, names if request.ids else [],
-        listens,
+        listens, seen_at,
     )  # fmt: skip
-    rows = yield Ask(_LINGER, values, alone=True)
-    next_ms, fresh = rows[0]
-    return next_ms, fresh
+    (row,) = yield Ask(_LINGER, values, alone=True)
+    return Outlook(*row)
 
 
 def renew(store: Store, renewals: Sequence[Renewal]) -> Steps[list[Lease | None]]:

@@ -26,11 +26,11 @@ def _find(source: str) -> str:
     return f"""
     SELECT {BRIEF} FROM (
         SELECT * FROM $schema.jobs j
-        WHERE j.ns = $1::int AND j.seq < $19::bigint AND {source}
+        WHERE j.ns = $1::int AND j.seq < $20::bigint AND {source}
         ORDER BY j.seq DESC LIMIT {SCAN_MAX}
     ) j {QUEUE_NAME}
     WHERE {CONDITION}
-    ORDER BY j.seq DESC LIMIT $20::bigint
+    ORDER BY j.seq DESC LIMIT $21::bigint
     """  # sql: the sources are the constants of `filters`
 
 
@@ -50,6 +50,7 @@ _COLUMNS: dict[TallyBy, str] = {
     "reason": "j.reason",
     "worker": "j.worker",
     "group": "j.grp",
+    "fingerprint": "j.fingerprint",
 }
 
 
@@ -62,7 +63,7 @@ def _tally(source: str, column: str) -> str:
         ) j {QUEUE_NAME}
         WHERE {CONDITION}
     ) v
-    GROUP BY v.value ORDER BY count(*) DESC, coalesce(v.value, '') COLLATE "C" LIMIT $19::bigint
+    GROUP BY v.value ORDER BY count(*) DESC, coalesce(v.value, '') COLLATE "C" LIMIT $20::bigint
     """  # sql: sources and columns are constants
 
 

@@ -148,6 +148,10 @@ class Pool:
         connection.keep_alive()
         return connection
 
+    def admit(self, connection: Connection) -> None:
+        """Use one that `dial` gave, and that has been checked, as the first of its own."""
+        self._idle.append(connection)
+
     def _back_off(self, error: EngineError) -> None:
         longest = min(BACKOFF_S_MAX, BACKOFF_S_FIRST * 2**self._failures)
         self._failures = min(self._failures + 1, 20)

@@ -11,11 +11,13 @@ from holdfast.core.codec import JSON
 from holdfast.core.model import (
     NO_OVERRIDES,
     STATES,
+    AfterOn,
     Event,
     Job,
     Lease,
     NewJob,
     Overrides,
+    ParentDeath,
     Queue,
     Reason,
     State,
@@ -31,7 +33,7 @@ _MIDDLE = """
     j.expires_at, j.leased_at, j.deadline_at, j.token, j.worker, j.cancel, j.reason, j.key,
     j.tenant, j.grp, j.origin,"""
 _END = """
-    j.state, j.finished_at, j.noted"""
+    j.state, j.finished_at, j.noted, j.fingerprint"""
 
 BRIEF = f"{_START} j.payload, {_MIDDLE} NULL::float8, NULL::bytea, {_END}"
 """What a list carries."""
@@ -45,9 +47,9 @@ WHOLE = f"""{_START} j.payload, {_MIDDLE} n.progress, n.checkpoint, {_END}, n.ou
 
 TAKEN = """
     h.id, h.seq, h.place, h.queue, h.task, h.payload, h.rank, h.version, h.attempt, h.created_at,
-    h.due_at, h.leased_at, h.deadline_at, h.token,
+    h.due_at, h.leased_at, h.deadline_at, h.token, h.tenant, h.grp,
     CASE WHEN h.crashes <> 0 OR h.releases <> 0 OR h.cancel OR num_nonnulls(
-        h.extra, h.expires_at, h.reason, h.key, h.tenant, h.grp, h.origin, h.progress, h.checkpoint
+        h.extra, h.expires_at, h.reason, h.key, h.origin, h.progress, h.checkpoint
     ) > 0 THEN
         ROW(h.extra, h.crashes, h.releases, h.expires_at, h.cancel, h.reason, h.key, h.tenant,
             h.grp, h.origin, h.progress, h.checkpoint)
@@ -69,6 +71,10 @@ class Extra(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     labels: dict[str, str] = {}
     headers: dict[str, str] = {}
     overrides: Overrides | None = None
+    redrives: int = 0
+    after: tuple[str, ...] = ()
+    after_on: AfterOn = "success"
+    parent_death: ParentDeath = "cancel"
 
 
 _EXTRA = msgspec.json.Decoder(Extra)
@@ -80,7 +86,10 @@ _LEASED = State.LEASED
 
 def extra_of(job: Job | NewJob) -> bytes | None:
     overrides = None if job.overrides == NO_OVERRIDES else job.overrides
-    if overrides is None and not job.labels and not job.headers and job.content_type == JSON:
+    redrives = job.redrives if isinstance(job, Job) else 0
+    is_alone = not job.after and job.after_on == "success" and job.parent_death == "cancel"
+    is_plain = job.content_type == JSON and not (job.labels or job.headers or redrives)
+    if is_alone and is_plain and overrides is None:
         return None
     return _ENCODER.encode(
         Extra(
@@ -88,6 +97,10 @@ def extra_of(job: Job | NewJob) -> bytes | None:
             labels=job.labels,
             headers=job.headers,
             overrides=overrides,
+            redrives=redrives,
+            after=tuple(dict.fromkeys(job.after)),
+            after_on=job.after_on,
+            parent_death=job.parent_death,
         )
     )
 
@@ -101,12 +114,13 @@ def taken_lease(row: Row, worker: str | None) -> Lease:
     """A lease just given to `worker`, from the columns TAKEN."""
     (
         id_, seq, _, queue, task, payload, rank, version, attempt, created_at, due_at, leased_at,
-        deadline_at, token, rest,
+        deadline_at, token, tenant, group, rest,
     ) = row  # fmt: skip
     job = Job(
         id=id_, seq=seq, queue=queue, task=task, payload=payload, priority=-rank, state=_LEASED,
         version=version, attempt=attempt, created_at=created_at, due_at=due_at,
-        leased_at=leased_at, deadline_at=deadline_at, token=token, worker=worker,
+        leased_at=leased_at, deadline_at=deadline_at, token=token, worker=worker, tenant=tenant,
+        group=group,
     )  # fmt: skip
     if rest is not None:
         job = msgspec.structs.replace(job, **_rest(rest))
@@ -114,18 +128,23 @@ def taken_lease(row: Row, worker: str | None) -> Lease:
 
 
 def brief_job(row: Row) -> Job:
-    """A job from the columns BRIEF, or a row of the type `kept`."""
-    return _job(row[:27], STATES[row[27]], row[28])
+    """A job from the columns BRIEF: without the parents' ids, which may be many."""
+    job = kept_job(row)
+    return msgspec.structs.replace(job, after=()) if job.after else job
+
+
+def kept_job(row: Row) -> Job:
+    """A job from a row of the type `kept`."""
+    return _job(row[:27], STATES[row[27]], row[28], row[30])
 
 
 def whole_job(row: Row) -> Job:
     """A job from the columns WHOLE."""
-    job = _job(row[:27], STATES[row[27]], row[28])
     return msgspec.structs.replace(
-        job,
-        output=row[30],
-        result=row[31],
-        events=tuple(_EVENT.decode(body) for body in row[32]),
+        kept_job(row),
+        output=row[31],
+        result=row[32],
+        events=tuple(_EVENT.decode(body) for body in row[33]),
     )
 
 
@@ -137,7 +156,7 @@ def encode(value: Event | Queue) -> bytes:
     return _ENCODER.encode(value)
 
 
-def _job(row: Row, state: State, finished_at: int | None) -> Job:
+def _job(row: Row, state: State, finished_at: int | None, fingerprint: str | None = None) -> Job:
     (
         id_, seq, _, queue, task, payload, extra_json, rank, version, attempt, crashes, releases,
         created_at, due_at, expires_at, leased_at, deadline_at, token, worker, cancel, reason, key,
@@ -151,7 +170,8 @@ def _job(row: Row, state: State, finished_at: int | None) -> Job:
         id=id_, seq=seq, queue=queue, task=task, state=state, priority=-rank,
         payload=UNREAD if payload is None else payload, version=version, attempt=attempt,
         created_at=created_at, due_at=due_at, leased_at=leased_at, deadline_at=deadline_at,
-        finished_at=finished_at, token=token, worker=worker, **_rest(rest),
+        finished_at=finished_at, token=token, worker=worker, fingerprint=fingerprint,
+        **_rest(rest),
     )  # fmt: skip
 
 
@@ -176,6 +196,10 @@ def _rest(rest: Row) -> dict[str, Any]:
             "labels": extra.labels,
             "headers": extra.headers,
             "overrides": extra.overrides or NO_OVERRIDES,
+            "redrives": extra.redrives,
+            "after": extra.after,
+            "after_on": extra.after_on,
+            "parent_death": extra.parent_death,
         }
     return fields
 

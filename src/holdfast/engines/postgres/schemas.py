@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import cache
 from importlib import resources
 from typing import Any, NamedTuple
 
@@ -34,14 +35,15 @@ class Identity(NamedTuple):
     ns: int
 
 
-def migrations() -> list[str]:
+@cache
+def migrations() -> tuple[str, ...]:
     """The texts in order; the position of the last is the version this package speaks."""
     folder = resources.files(__package__) / "migrations"
     files = sorted(
         (entry for entry in folder.iterdir() if entry.name.endswith(".sql")),
         key=lambda entry: entry.name,
     )
-    return [entry.read_text(encoding="utf-8") for entry in files]
+    return tuple(entry.read_text(encoding="utf-8") for entry in files)
 
 
 async def identify(connection: Any, schema: str, namespace: str) -> Identity | None:

@@ -34,11 +34,30 @@ class Again(Exception):
     """The world changed between two statements: roll back and begin anew."""
 
 
+class Duties:
+    """What a conversation leaves to be done, and what it learned for the next one."""
+
+    def __init__(self, laned: set[str] | None = None, flowing: set[str] | None = None) -> None:
+        self.endings: list[int] = []
+        """Ends of parents that their children are to be told of."""
+        self.committed: list[int] = []
+        """The same, of what stays ended even if the conversation begins anew."""
+        self.locks = False
+        """It turned out that the flow has to be held: begin with that."""
+        self.is_final = False
+        """It cannot begin anew: what may turn out has to be looked at first."""
+        self.laned = set() if laned is None else laned
+        """Queues that were seen to have lanes: only a hint."""
+        self.flowing = set() if flowing is None else flowing
+        """Queues whose jobs were seen to have a flow when they ended: only a hint too."""
+
+
 class Store(NamedTuple):
     """Where the jobs are: the number of the namespace, and a test's clock if there is one."""
 
     ns: int
-    clock_ms: Callable[[], int] | None = None
+    clock_ms: Callable[[], int] | None
+    duties: Duties
 
     @property
     def given_ms(self) -> int | None:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from holdfast.core import checks
 from holdfast.core.model import NewJob, Receipt
 from holdfast.core.verdict import Outcome, Settlement
-from holdfast.engines.postgres import enqueuing, faults, settling
+from holdfast.engines.postgres import edges, enqueuing, faults, settling
 from holdfast.engines.postgres.callers import AsyncRun, Run, recognise
 from holdfast.engines.postgres.schemas import Identity, quoted
 from holdfast.engines.postgres.steps import Again, Ask, Row, Steps, Store, T
@@ -117,7 +117,18 @@ class _Talk:
 
     def begin(self, talk: Callable[..., Steps[T]], *arguments: object) -> Steps[T]:
         yield from self._check()
-        return (yield from talk(self._home.store, *arguments))
+        result = yield from talk(self._home.store, *arguments)
+        yield from self._part()
+        return result
+
+    def _part(self) -> Steps[None]:
+        """Children of what ended here are told here: they are part of the same transaction."""
+        endings = self._home.store.duties.endings
+        while endings:
+            told = endings.copy()
+            endings.clear()
+            while (yield from edges.release(self._home.store, told)):
+                pass
 
     def _check(self) -> Steps[None]:
         ((exists, begun),) = yield Ask(_EXISTS)

@@ -9,7 +9,7 @@ from holdfast.core import amend as amending
 from holdfast.core.match import matches
 from holdfast.core.model import JobFilter
 from holdfast.core.verdict import Amendment, Cancel, Move
-from holdfast.engines.sqlite import rows
+from holdfast.engines.sqlite import flow, rows
 from holdfast.engines.sqlite.search import oldest_span, search_for
 from holdfast.engines.sqlite.settle import policy
 from holdfast.engines.sqlite.unit import Unit
@@ -52,9 +52,9 @@ def amend(unit: Unit, seqs: list[int], wanted: JobFilter, amendment: Amendment) 
             continue
         change = amending.amend(job, amendment, queue, unit.now)
         if change is None:
-            rows.remove(unit, seq, row[rows.PARTS])
+            flow.remove(unit, row)
         else:
-            rows.keep(unit, row, job, change)
+            flow.keep(unit, row, job, change)
         changed += 1
     unit.rings = changed > 0
     return changed

@@ -15,10 +15,13 @@ from holdfast.core.model import Queue
 
 
 class Line(NamedTuple):
-    """A queue and the number that stands for it in the store."""
+    """A queue and the number that stands for it in the store. Its jobs are in lanes, some or all,
+    if it is `laned`; not all of them are in the right one yet while it is `unsorted`."""
 
     id: int
     queue: Queue
+    laned: bool
+    unsorted: bool
 
 
 class Catalog:
@@ -42,9 +45,11 @@ class Catalog:
             "SELECT id FROM hf_namespaces WHERE name = ?", (self._namespace,)
         ).get
         rows: Any = connection.execute(
-            "SELECT id, name, settings FROM hf_queues WHERE ns = ?", (self.namespace_id,)
+            "SELECT q.id, q.name, q.settings, f.sorting FROM hf_queues q"
+            " LEFT JOIN hf_flows f ON f.queue = q.id WHERE q.ns = ?",
+            (self.namespace_id,),
         ).fetchall()
-        lines = [Line(id_, decode_queue(settings)) for id_, name, settings in rows if name]
+        lines = [_line(id_, settings, sorting) for id_, name, settings, sorting in rows if name]
         self.lines = {line.queue.name: line for line in lines}
         self.names = {line.id: line.queue.name for line in lines}
         self.is_dropping = len(lines) < len(rows)
@@ -52,6 +57,12 @@ class Catalog:
     def distrust(self) -> None:
         """What was read may have been rolled back."""
         self._revision = -1
+
+
+def _line(id: int, settings: bytes, sorting: str | None) -> Line:
+    queue = decode_queue(settings)
+    laned = bool(queue.limits) or queue.fairness != "off"
+    return Line(id, queue, laned, sorting is not None)
 
 
 def encode_queue(queue: Queue) -> bytes:

@@ -17,6 +17,7 @@ from typing import TypeVar
 import apsw
 
 from holdfast.core import checks, limits
+from holdfast.core.flow import Flow, Waits
 from holdfast.core.model import (
     Job,
     JobFilter,
@@ -33,25 +34,29 @@ from holdfast.core.model import (
     TallyBy,
 )
 from holdfast.core.verdict import Amendment, Outcome, Release, Settlement
-from holdfast.engines.base import Examination, Expired, Overdue, Saved, Traits
+from holdfast.engines.base import ANY, Examination, Expired, Known, Overdue, Saved, Traits
 from holdfast.engines.clock import Clock, SystemClock
 from holdfast.engines.sqlite import (
     amend,
     backup,
     enqueue,
     examine,
+    insight,
     inspect,
-    lease,
+    pruning,
     queues,
+    recount,
     renew,
     settle,
+    sorting,
 )
 from holdfast.engines.sqlite import records as recording
+from holdfast.engines.sqlite.adopt import SQLiteMover
+from holdfast.engines.sqlite.attempt import Answer, Attempt
 from holdfast.engines.sqlite.bell import Watch
 from holdfast.engines.sqlite.connection import Durability
 from holdfast.engines.sqlite.disk import FLOOR_BYTES, Disk
 from holdfast.engines.sqlite.files import Files
-from holdfast.engines.sqlite.scout import Sight
 from holdfast.engines.sqlite.store import Store
 from holdfast.engines.sqlite.threads import Turn, Worker
 from holdfast.engines.sqlite.unit import Unit
@@ -61,9 +66,16 @@ from holdfast.errors import ConfigError, EngineClosed, EngineError
 
 Result = TypeVar("Result")
 
-_TRAITS = Traits(name="sqlite", durable=True, shared=True, transactional=True)
+_TRAITS = Traits(
+    name="sqlite",
+    durable=True,
+    shared=True,
+    transactional=True,
+    groups=True,
+    dependencies=True,
+    rates=True,
+)
 _POLL_NET_MS = 1_000
-_TRIES_MAX = 10
 _FAREWELL_S = 1.0
 
 
@@ -98,6 +110,7 @@ class SQLiteEngine:
             vfs=vfs,
         )
         self._bell = Bell()
+        self._recounted = recount.Cursor()
         self._opening = asyncio.Lock()
         self._giving_back: set[asyncio.Task[None]] = set()
         self._open = False
@@ -125,6 +138,9 @@ class SQLiteEngine:
                 raise
             reader.start()
             self._store, self._writer, self._reader = store, writer, reader
+            self._attempt = Attempt(
+                store, writer, read=self._read, sort=self._sort, orphan=self._release
+            )
             self._watch = Watch(self._files.bell, self._bell.ring, self._data_version)
             self._open = True
         # What cannot be removed now harms nobody, and the pruner comes by again.
@@ -145,10 +161,11 @@ class SQLiteEngine:
             self._writer.stop(partial(_wind_up, self._reader, self._store))
             await asyncio.to_thread(self._writer.join)
 
-    async def declare(self, queue: Queue, *, only_new: bool = False) -> bool:
+    async def declare(self, queue: Queue, *, instead_of: Known = ANY) -> bool:
         self._check_open()
         checks.check_queue(queue)
-        written = await self._write(lambda unit: queues.declare(unit, queue, only_new=only_new))
+        written = await self._write(lambda unit: queues.declare(unit, queue, instead_of))
+        await self._sort(queue.name)
         self._bell.ring()
         return written
 
@@ -156,6 +173,8 @@ class SQLiteEngine:
         self._check_open()
         await self._write(lambda unit: queues.begin_drop(unit, name))
         await self._finish_drops()
+        # What was dropped may have held slots, or been waited for.
+        self._bell.ring()
 
     async def queues(self, *, counts: bool = True) -> list[QueueView]:
         self._check_open()
@@ -174,10 +193,10 @@ class SQLiteEngine:
         self._check_open()
         checks.check_request(request)
         if request.wait_ms == 0:
-            return (await self._try_lease(request))[0]
+            return (await self._attempt(request))[0]
         with self._watch.listening():
             return await lease_patiently(
-                request, self._try_lease, self._bell, net_ms=_POLL_NET_MS, open_=lambda: self._open
+                request, self._attempt, self._bell, net_ms=_POLL_NET_MS, open_=lambda: self._open
             )
 
     async def renew(self, renewals: Sequence[Renewal]) -> list[Lease | None]:
@@ -188,8 +207,11 @@ class SQLiteEngine:
     async def settle(self, settlements: Sequence[Settlement]) -> list[Outcome]:
         self._check_open()
         checks.check_batch(len(settlements))
-        outcomes = await self._write(lambda unit: settle.settle(unit, settlements))
-        if may_make_due(settlements):
+        # A job that ends may free a slot, or others that came behind it or waited for it.
+        outcomes, rings = await self._write(
+            lambda unit: (settle.settle(unit, settlements), unit.rings)
+        )
+        if rings or may_make_due(settlements):
             self._bell.ring()
         return outcomes
 
@@ -213,6 +235,27 @@ class SQLiteEngine:
             await self._write(lambda unit: inspect.drop_keys(unit, keys))
         await self._finish_drops()
         return jobs
+
+    async def recount(self, limit: int) -> int:
+        self._check_open()
+        checks.check_page(limit)
+        cursor = self._recounted
+        found = await self._read(lambda unit: recount.suspect(unit, cursor, limit))
+        self._recounted = found.cursor
+        mended = await self._write(partial(recount.mend, found=found)) if found.any else 0
+        await self._write(partial(pruning.prune, limit=limit))
+        if mended:
+            self._bell.ring()
+        return mended
+
+    async def flow(self, queue: str, *, limit: int) -> Flow:
+        self._check_open()
+        checks.check_page(limit)
+        return await self._read(lambda unit: insight.flow_of(unit, queue, limit))
+
+    async def waits(self, id: str) -> Waits | None:
+        self._check_open()
+        return await self._read(lambda unit: insight.waits_of(unit, id))
 
     async def get(self, id: str) -> Job | None:
         self._check_open()
@@ -291,43 +334,21 @@ class SQLiteEngine:
         now = self._clock.wall_ms()
         return await asyncio.to_thread(examine.examine, self._store, now, deep=deep)
 
+    def mover(self) -> SQLiteMover:
+        """Whole jobs out of this store and into it, as they are."""
+        self._check_open()
+        return SQLiteMover(self._read, self._write)
+
     async def _finish_drops(self) -> None:
         while await self._read(queues.is_dropping):
             await self._write(queues.go_on_dropping)
 
-    async def _try_lease(self, request: LeaseRequest) -> tuple[list[Lease], int | None]:
-        seen: Sight | None = None
-        next_ms: int | None = None
-        # Again only if another process was faster, or if much was found to be expired.
-        for _ in range(_TRIES_MAX):
-            take = partial(self._look_and_take, request, seen)
-            answer = await self._writer.call(take, orphan=self._release)
-            if answer[0]:
-                return answer[0], None
-            seen = answer[1]
-            next_ms = seen.next_ms
-            while seen.go_on is not None:
-                # The writer's thread is free for others meanwhile, above all for renewals.
-                seen = await self._read(partial(lease.look, request=request, after=seen.go_on))
-                next_ms = min(
-                    (ms for ms in (next_ms, seen.next_ms) if ms is not None), default=None
-                )
-            if next_ms != 0:
-                break
-        return [], next_ms
+    async def _sort(self, queue: str | int) -> None:
+        """Put a queue's jobs into the lanes its settings ask for, step by step."""
+        while await self._write(partial(sorting.go_on, queue=queue)):
+            pass
 
-    def _look_and_take(
-        self, request: LeaseRequest, seen: Sight | None, turn: Turn
-    ) -> tuple[list[Lease], Sight]:
-        look = partial(lease.look, request=request)
-        sight = self._store.peek(look) if seen is None else seen
-        if sight.next_ms != 0:
-            return [], sight
-        take = partial(lease.take, request=request, spot=sight.spot)
-        leases = self._store.write(take, turn)
-        return leases, sight if leases else self._store.peek(look)
-
-    def _release(self, answer: tuple[list[Lease], Sight]) -> None:
+    def _release(self, answer: Answer) -> None:
         """The caller was cancelled while its jobs were being leased: nobody else has them."""
         leases, _ = answer
         if leases and self._open:

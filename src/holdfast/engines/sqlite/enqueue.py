@@ -1,4 +1,4 @@
-"""Jobs on their way in: many plain ones in one statement, the others one by one."""
+"""Jobs on their way in: many simple ones in few statements, the others one by one."""
 
 from __future__ import annotations
 
@@ -7,58 +7,66 @@ from itertools import repeat
 
 from msgspec.structs import replace
 
-from holdfast.core import admission, checks, codec, lifecycle, limits
-from holdfast.core.model import NO_OVERRIDES, NewJob, Queue, Receipt, Status
-from holdfast.engines.sqlite import rows
+from holdfast.core import admission, checks, codec, lanes, lifecycle, limits
+from holdfast.core.model import NewJob, Queue, Receipt, Status
+from holdfast.engines.sqlite import edges, flow, groups, rows
+from holdfast.engines.sqlite.admitting import (
+    COLUMNS,
+    INSERT_IN_FLOW,
+    KNOWN,
+    ROW,
+    admit,
+    arrange,
+    holder_of,
+    is_known,
+    is_plain,
+    keep_outside,
+    missing_parent,
+    stand_of,
+    values_of,
+)
 from holdfast.engines.sqlite.catalog import Line
-from holdfast.engines.sqlite.schema import PART_PAYLOAD
+from holdfast.engines.sqlite.rows import Stand
 from holdfast.engines.sqlite.unit import Unit
 from holdfast.errors import UsageError
 
-_COLUMNS = """
-INSERT INTO hf_jobs(seq, ns, queue, rank, due_at, place, expires_at, parts, created_at, lease_ms,
-  id, task, key, tenant, grp, extra, payload) VALUES
-"""
-_ROW = "(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
-_KNOWN = " ON CONFLICT(id, ns) DO NOTHING"
-_WIDTH = _ROW.count("?")
+_WIDTH = ROW.count("?")
 _CHUNK = 25
-_INSERT = _COLUMNS + _ROW + _KNOWN
-_INSERT_CHUNK = _COLUMNS + ", ".join([_ROW] * _CHUNK) + _KNOWN  # sql: the same row many times
+_INSERT = COLUMNS + ROW + KNOWN
+_INSERT_CHUNK = COLUMNS + ", ".join([ROW] * _CHUNK) + KNOWN  # sql: the same row many times
 
 
 def enqueue(unit: Unit, jobs: Sequence[NewJob]) -> list[Receipt]:
     unit.rings = True
     lines = unit.catalog.lines
-    if not unit.catalog.is_dropping and all(map(_is_simple, jobs, repeat(lines))):
-        return _enqueue_many(unit, jobs)
+    is_quiet = not unit.catalog.is_dropping and not (
+        unit.forsaken and edges.are_awaited(unit, [new.id for new in jobs])
+    )
+    if is_quiet and all(map(_is_simple, jobs, repeat(lines))):
+        many = _enqueue_many(unit, jobs)
+        if many is not None:
+            return many
     depths: dict[int, int] = {}
-    receipts = []
-    for new in jobs:
+    order, circular = arrange(unit, jobs)
+    receipts: dict[int, Receipt] = {}
+    for place in order:
+        new = jobs[place]
         line = lines.get(new.queue)
         try:
             _check(new, line)
-        except UsageError as error:
-            receipts.append(admission.refused(new.id, error))
-        else:
             assert line is not None
-            receipts.append(_enqueue_one(unit, new, line, depths))
-    return receipts
-
-
-def follow_up(unit: Unit, jobs: Sequence[NewJob]) -> None:
-    """Jobs that a completed one brings along: a known id or a held key is passed over."""
-    for new in jobs:
-        if not _is_known(unit, new.id) and _holder(unit, new) is None:
-            _admit(unit, new, unit.catalog.lines[new.queue])
+            receipts[place] = _enqueue_one(unit, new, line, depths, circular.get(place))
+        except UsageError as error:
+            receipts[place] = admission.refused(new.id, error)
+    return [receipts[place] for place in range(len(jobs))]
 
 
 def _is_simple(new: NewJob, lines: dict[str, Line]) -> bool:
     """Nothing but its id decides whether it comes in."""
+    if new.key is not None or new.after:
+        return False
     line = lines.get(new.queue)
-    return new.key is None and (
-        line is None or (line.queue.accepting and line.queue.max_depth is None)
-    )
+    return line is None or (line.queue.accepting and line.queue.max_depth is None)
 
 
 def _check(new: NewJob, line: Line | None) -> None:
@@ -67,31 +75,48 @@ def _check(new: NewJob, line: Line | None) -> None:
         raise admission.unknown(new.queue)
 
 
-def _enqueue_many(unit: Unit, jobs: Sequence[NewJob]) -> list[Receipt]:
-    """All in few statements; a number that is missing afterwards was refused or known."""
+def _enqueue_many(unit: Unit, jobs: Sequence[NewJob]) -> list[Receipt] | None:
+    """All in few statements; a number that is missing afterwards was refused or known. None, with
+    nothing written, if their order matters: a limit refuses one, which may be known, or two have
+    the same id."""
     lines = unit.catalog.lines
     first = unit.numbers(len(jobs))
     values: list[object] = []
-    large: list[tuple[int, bytes]] = []
+    in_flow: list[tuple[tuple[object, ...], Stand]] = []
+    joined: dict[tuple[int, str], None] = {}
     refused: dict[int, Receipt] = {}
     for seq, new in enumerate(jobs, start=first):
         line = lines.get(new.queue)
         try:
             _check(new, line)
+            assert line is not None
         except UsageError as error:
             refused[seq] = admission.refused(new.id, error)
             continue
-        assert line is not None
-        values += _values(unit, seq, new, line)
-        if len(new.payload) > rows.INLINE_MAX:
-            large.append((seq, new.payload))
+        if is_plain(new, line):
+            values += values_of(unit, seq, new, line)
+            continue
+        try:
+            stand = stand_of(unit, new, line, strict=True)
+        except UsageError:
+            return None
+        in_flow.append((values_of(unit, seq, new, line), stand))
+        if new.group is not None:
+            joined[line.id, new.group] = None
+    if values and in_flow and len({new.id for new in jobs}) < len(jobs):
+        return None
     known: set[int] = set()
-    if _insert(unit, values) != len(jobs):
-        found = unit.run("SELECT seq FROM hf_jobs WHERE seq >= ?", (first,)).fetchall()
+    if _insert(unit, values) + _insert_in_flow(unit, in_flow) != len(jobs):
+        # Lanes take numbers too, after these.
+        found = unit.run(
+            "SELECT seq FROM hf_jobs WHERE seq >= ? AND seq < ?", (first, first + len(jobs))
+        ).fetchall()
         known = set(range(first, first + len(jobs))) - {seq for (seq,) in found}
-    for seq, payload in large:
-        if seq not in known:
-            _keep_outside(unit, seq, payload)
+    if joined:
+        flow.aftermath_of(unit).lanes.update(groups.expose_first(unit, joined))
+    for seq, new in enumerate(jobs, start=first):
+        if len(new.payload) > rows.INLINE_MAX and seq not in known:
+            keep_outside(unit, seq, new.payload)
     if not known:
         return [Receipt(id=new.id, status=Status.NEW) for new in jobs]
     return [
@@ -112,93 +137,39 @@ def _insert(unit: Unit, values: list[object]) -> int:
     return unit.connection.total_changes() - before
 
 
-def _values(unit: Unit, seq: int, new: NewJob, line: Line) -> tuple[object, ...]:
-    now = unit.now
-    payload = new.payload
-    inline = len(payload) <= rows.INLINE_MAX
-    plain = (
-        new.content_type == codec.JSON
-        and not new.labels
-        and not new.headers
-        and new.overrides is NO_OVERRIDES
-    )
-    return (
-        seq,
-        unit.catalog.namespace_id,
-        line.id,
-        -new.priority,
-        now + new.delay_ms,
-        seq,
-        None if new.expires_ms is None else now + new.expires_ms,
-        0 if inline else PART_PAYLOAD,
-        now,
-        new.overrides.lease_ms,
-        new.id,
-        new.task,
-        new.key,
-        new.tenant,
-        new.group,
-        None if plain else rows.encode_extra(new),
-        payload if inline else None,
-    )
+def _insert_in_flow(unit: Unit, given: list[tuple[tuple[object, ...], Stand]]) -> int:
+    if not given:
+        return 0
+    before = unit.connection.total_changes()
+    unit.connection.executemany(INSERT_IN_FLOW, [(*values, *stand) for values, stand in given])
+    flow.aftermath_of(unit).lanes.update(stand.lane for _, stand in given if stand.lane is not None)
+    return unit.connection.total_changes() - before
 
 
-def _keep_outside(unit: Unit, seq: int, payload: bytes) -> None:
-    unit.run("INSERT INTO hf_payloads(seq, data) VALUES (?, ?)", (seq, payload))
-
-
-def _enqueue_one(unit: Unit, new: NewJob, line: Line, depths: dict[int, int]) -> Receipt:
+def _enqueue_one(
+    unit: Unit, new: NewJob, line: Line, depths: dict[int, int], circle: str | None
+) -> Receipt:
     queue = line.queue
-    try:
-        if _is_known(unit, new.id):
-            return Receipt(id=new.id, status=Status.DUPLICATE)
-        holder = _holder(unit, new)
-        if holder is not None:
-            _meet(unit, holder, new, queue)
-            return Receipt(id=holder, status=Status.DUPLICATE)
-        if queue.max_depth is not None and line.id not in depths:
-            depths[line.id] = _depth(unit, line, queue.max_depth)
-        waiting = depths.get(line.id, 0)
-        admission.check_room(queue, waiting)
-        depths[line.id] = waiting + 1
-    except UsageError as error:
-        return admission.refused(new.id, error)
-    _admit(unit, new, line)
+    if is_known(unit, new.id):
+        return Receipt(id=new.id, status=Status.DUPLICATE)
+    if circle is not None:
+        raise admission.circular(new.id, circle)
+    holder = holder_of(unit, new)
+    if holder is not None:
+        _meet(unit, holder, new, queue)
+        return Receipt(id=holder, status=Status.DUPLICATE)
+    parent = missing_parent(unit, new)
+    if parent is not None:
+        raise admission.unknown_parent(new.id, parent)
+    lanes.lane_of(new, queue, strict=True)
+    if queue.max_depth is not None and line.id not in depths:
+        depths[line.id] = _depth(unit, line, queue.max_depth)
+    waiting = depths.get(line.id, 0)
+    admission.check_room(queue, waiting)
+    admit(unit, new, line)
+    # One that was cancelled at the door does not wait.
+    depths.pop(line.id, None) if new.after else depths.update({line.id: waiting + 1})
     return Receipt(id=new.id, status=Status.NEW)
-
-
-def _is_known(unit: Unit, id: str) -> bool:
-    row = rows.fetch(unit, id)
-    if row is not None and row[rows.QUEUE] not in unit.catalog.names:
-        # Left behind by a queue that is being dropped: it must not keep a new job out.
-        rows.remove(unit, row[rows.SEQ], row[rows.PARTS])
-        return False
-    return row is not None
-
-
-def _admit(unit: Unit, new: NewJob, line: Line) -> None:
-    seq = unit.numbers(1)
-    unit.run(_INSERT, _values(unit, seq, new, line))
-    assert unit.changes() == 1, "the id was looked for in this transaction"
-    if len(new.payload) > rows.INLINE_MAX:
-        _keep_outside(unit, seq, new.payload)
-    if new.key is not None:
-        unit.run(
-            "INSERT OR REPLACE INTO hf_keys(queue, key, ns, id, until) VALUES (?, ?, ?, ?, ?)",
-            (line.id, new.key, unit.namespace_id, new.id, unit.now + new.key_window_ms),
-        )
-
-
-def _holder(unit: Unit, new: NewJob) -> str | None:
-    """The id of the job that holds this key: unfinished, or still within its window."""
-    if new.key is None:
-        return None
-    held = unit.run(
-        "SELECT k.id, k.until > ?3 OR ifnull(j.state, 2) < 2 FROM hf_keys k"
-        " LEFT JOIN hf_jobs j ON j.id = k.id AND j.ns = k.ns WHERE k.queue = ?1 AND k.key = ?2",
-        (unit.catalog.lines[new.queue].id, new.key, unit.now),
-    ).fetchone()
-    return held[0] if held is not None and held[1] else None
 
 
 def _meet(unit: Unit, holder: str, new: NewJob, queue: Queue) -> None:
@@ -210,15 +181,18 @@ def _meet(unit: Unit, holder: str, new: NewJob, queue: Queue) -> None:
     if job is None:
         return
     if new.key_policy == "replace":
-        rows.keep(unit, row, job, lifecycle.replace_waiting(job, new, unit.now))
+        change = lifecycle.replace_waiting(job, new, unit.now)
     else:
         payload = codec.merge_patch(job.payload, new.payload)
         checks.check_job(replace(new, payload=payload), queue.payload_max)
-        rows.keep(unit, row, job, lifecycle.merge_waiting(job, payload, unit.now))
+        change = lifecycle.merge_waiting(job, payload, unit.now)
+    if change.job is not job:
+        lanes.lane_of(change.job, queue, strict=True)
+    flow.keep(unit, row, job, change)
 
 
 def _depth(unit: Unit, line: Line, most: int) -> int:
-    """How many jobs wait, counted no further than `most`; those put aside wait too."""
+    """How many jobs wait, counted no further than `most`; those that are held wait too."""
     ready: int = unit.run(
         "SELECT count(*) FROM (SELECT 1 FROM hf_jobs INDEXED BY hf_ready"
         " WHERE queue = ?1 AND state = 0 AND holds = 0 LIMIT ?2)",
@@ -227,8 +201,8 @@ def _depth(unit: Unit, line: Line, most: int) -> int:
     if ready >= most:
         return ready
     held: int = unit.run(
-        "SELECT count(*) FROM hf_jobs INDEXED BY hf_held"
-        " WHERE ns = ?1 AND state = 0 AND holds <> 0 AND queue = ?2",
-        (unit.namespace_id, line.id),
+        "SELECT count(*) FROM (SELECT 1 FROM hf_jobs INDEXED BY hf_aside"
+        " WHERE queue = ?1 AND state = 0 AND holds <> 0 LIMIT ?2)",
+        (line.id, most),
     ).get
     return ready + held

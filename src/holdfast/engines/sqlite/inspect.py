@@ -38,6 +38,7 @@ _TALLY_COLUMNS: dict[TallyBy, str] = {
     "reason": "reason",
     "worker": "worker",
     "group": "grp",
+    "fingerprint": "fingerprint",
 }
 
 

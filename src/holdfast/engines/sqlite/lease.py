@@ -1,89 +1,118 @@
 """Taking due jobs without scanning: one seek per priority, then rows in their order.
 
 A delayed job in front costs one seek, whatever stands behind it. Jobs met past their expiry are
-put out of the hot index, to wait for the reaper, so that nobody meets them twice.
+put out of the hot index, to wait for the reaper, so that nobody meets them twice. A queue with
+lanes is `pick`'s.
 """
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Iterator
 from itertools import dropwhile
 
-import apsw
-
-from holdfast.core.model import Job, Lease, LeaseRequest, State
-from holdfast.engines.sqlite import rows, scout
+from holdfast.core.model import Lease, LeaseRequest
+from holdfast.engines.sqlite import aside, groups, scout
+from holdfast.engines.sqlite.by_id import look_by_id, take_by_id
 from holdfast.engines.sqlite.catalog import Line
+from holdfast.engines.sqlite.flow_schema import HOLD_PARENT
+from holdfast.engines.sqlite.hand import (
+    DUE_AT,
+    EXPIRES_AT,
+    FIELDS,
+    GROUP,
+    RANK,
+    SEQ,
+    TASK,
+    Hand,
+)
+from holdfast.engines.sqlite.in_order import HOLD_MAX
+from holdfast.engines.sqlite.outlook import look_at_lanes
+from holdfast.engines.sqlite.pick import Pick
+from holdfast.engines.sqlite.ranks import PASS_MAX
 from holdfast.engines.sqlite.rows import Row
 from holdfast.engines.sqlite.schema import RANK_FIRST, READY
 from holdfast.engines.sqlite.scout import Sight, Spot
 from holdfast.engines.sqlite.unit import Unit
-from holdfast.engines.tokens import make_token
 
-HOLD_MAX = 20_000
-"""So many expired jobs are put aside in one call at most; then it answers with what it has."""
-
-PASS_MAX = 1_000
-"""So many jobs of other tasks are passed over under the lock; a look without it has no bound."""
-
-# What a lease does not overwrite.
-_FIELDS = (
-    "seq, queue, parts, rank, due_at, expires_at, attempt, crashes, releases, version,"
-    " created_at, cancel, lease_ms, reason, id, task, key, tenant, grp, extra, payload"
-)
-_QUEUE, _RANK, _DUE_AT, _EXPIRES_AT, _TASK = 1, 3, 4, 5, 15
 _ORDER = "ORDER BY rank, due_at, place"
-_TAKE = f"SELECT {_FIELDS} {READY} AND rank > ? {_ORDER}"
-_TAKE_FROM = f"SELECT {_FIELDS} {READY} AND (rank, due_at, place) >= (?, ?, ?) {_ORDER}"
+_TAKE = f"SELECT {FIELDS} {READY} AND rank > ? {_ORDER}"
+_TAKE_FROM = f"SELECT {FIELDS} {READY} AND (rank, due_at, place) >= (?, ?, ?) {_ORDER}"
+_TAKE_RANK = f"SELECT {FIELDS} {READY} AND rank = ? AND (due_at, place) >= (?, ?) {_ORDER}"
 _LOOK = f"SELECT rank, due_at {READY} AND rank > ? {_ORDER} LIMIT 1"
-_BY_ID = f"SELECT {_FIELDS} FROM hf_jobs WHERE id = ? AND ns = ? AND state = 0"
-_WRITE = """
-UPDATE hf_jobs SET state = 1, holds = 0, attempt = attempt + 1, version = version + 1, token = ?,
-  deadline = ? + coalesce(?, lease_ms, ?), leased_at = ?, worker = ?
-WHERE seq IN (SELECT value FROM json_each(?)) AND state = 0
-"""
+_PUT_ASIDE = (
+    "UPDATE hf_jobs SET holds = 2 WHERE seq IN ("
+    f"SELECT seq {READY} AND rank = ? AND due_at <= ? AND expires_at <= ? LIMIT ?)"
+)
 
 
 def look(unit: Unit, request: LeaseRequest, after: Spot | None = None) -> Sight:
     """Is anything to be leased, and when? Only reads. A long look goes on `after` the last one."""
     if request.ids:
-        return Sight(_look_by_id(unit, request))
-    lines = _lines(unit, request)
+        return look_by_id(unit, request)
+    lines = list(_lines(unit, request))
+    for line in lines:
+        if line.unsorted:
+            return Sight(0, unsorted=line.id)
+    laned = [look_at_lanes(unit, line, request.tasks) for line in lines if line.laned]
     if request.tasks is None:
-        sight = _look_for_any(unit, lines)
+        sight = Sight(0) if 0 in laned else _look_for_any(unit, lines)
     else:
-        sight = scout.look_for(unit, [line.id for line in lines], request.tasks, after)
-    if sight.next_ms != 0 and sight.go_on is None and _astray(unit):
+        open_ = [line.id for line in lines if line.queue.fairness == "off"]
+        sight = scout.look_for(unit, open_, request.tasks, after)
+        if 0 in laned:
+            # What is in lanes may come before what the walk found, or would find.
+            sight = Sight(0, spot=sight.spot)
+    if sight.next_ms == 0:
+        return sight
+    times = [ms for ms in (sight.next_ms, *laned) if ms is not None]
+    if sight.go_on is None and aside.is_any_astray(unit):
         return Sight(0)
-    return sight
+    return sight._replace(next_ms=min(times, default=None))
 
 
 def take(unit: Unit, request: LeaseRequest, spot: Spot | None = None) -> list[Lease]:
     """Lease what is due, best first; the attempt is counted in the same write.
 
-    Before `spot` there was nothing for this request when it was looked for.
+    Before `spot` there was nothing for this request when it was looked for, but in lanes.
     """
-    _bring_back(unit)
-    hand = _Hand(unit, request)
+    aside.bring_back(unit)
     if request.ids:
-        for row, line in _takeable_by_id(unit, request):
-            hand.take([row], line)
-            if len(hand.leases) >= request.limit:
-                break
-        return hand.leases
-    lines = _lines(unit, request)
-    if spot is not None:
-        queue_id = spot.queue_id
-        lines = dropwhile(lambda line: line.id != queue_id, lines)
-    for line in lines:
-        hand.take(hand.choose(line, spot), line)
-        spot = None
-        if hand.is_full:
+        return take_by_id(unit, request)
+    hand = Hand(unit, request)
+    for line, on in _from_spot(list(_lines(unit, request)), spot):
+        is_weary = False
+        if line.unsorted:
+            continue
+        if line.laned:
+            picked = Pick(unit, line, request, on)
+            seqs = picked.choose(hand.left)
+            hand.take_all(seqs, line)
+            picked.write()
+            is_weary = picked.is_weary
+        else:
+            found, is_weary = _choose(unit, request, line, on, hand.left)
+            hand.take(found, line)
+        if not hand.left or is_weary:
             break
     return hand.leases
 
 
-def _look_for_any(unit: Unit, lines: Iterator[Line]) -> Sight:
+def _from_spot(lines: list[Line], spot: Spot | None) -> Iterator[tuple[Line, Spot | None]]:
+    """The queues with something for us: those before the spot have none, but in their lanes."""
+    if spot is None:
+        yield from ((line, None) for line in lines)
+        return
+    queue_id = spot.queue_id
+    after = list(dropwhile(lambda line: line.id != queue_id, lines))
+    for line in lines[: len(lines) - len(after)]:
+        if line.laned:
+            yield line, None
+    for line in after:
+        yield line, spot if line.id == queue_id else None
+
+
+def _look_for_any(unit: Unit, lines: list[Line]) -> Sight:
     next_at = None
     for line in lines:
         first = unit.run(_LOOK, (line.id, RANK_FIRST)).fetchone()
@@ -112,6 +141,28 @@ def _due(unit: Unit, line: Line, spot: Spot | None) -> Iterator[Row]:
         found = unit.run(_TAKE, (line.id, rank))
 
 
+def _due_by_age(unit: Unit, line: Line, spot: Spot | None, aging_ms: int) -> Iterator[Row]:
+    """The same where each `aging_ms` of waiting counts as one more of priority: within one
+    priority that changes nothing, so the priorities' lines are merged."""
+
+    def due_of(rank: int) -> Iterator[Row]:
+        on = spot if spot is not None and spot.rank == rank else None
+        first = (-1, -1) if on is None else (on.due_at, on.place)
+        for row in unit.run(_TAKE_RANK, (line.id, rank, *first)):
+            if row[DUE_AT] > unit.now:
+                return
+            yield row
+
+    ranks = []
+    rank = RANK_FIRST if spot is None else spot.rank - 1
+    while (first := unit.run(_LOOK, (line.id, rank)).fetchone()) is not None:
+        rank = first[0]
+        ranks.append(due_of(rank))
+    return heapq.merge(
+        *ranks, key=lambda row: (row[DUE_AT] + row[RANK] * aging_ms, row[RANK], row[DUE_AT])
+    )
+
+
 def _lines(unit: Unit, request: LeaseRequest) -> Iterator[Line]:
     for name in dict.fromkeys(request.queues):
         line = unit.catalog.lines.get(name)
@@ -119,165 +170,61 @@ def _lines(unit: Unit, request: LeaseRequest) -> Iterator[Line]:
             yield line
 
 
-def _takeable_by_id(unit: Unit, request: LeaseRequest) -> Iterator[tuple[Row, Line]]:
-    for id_ in dict.fromkeys(request.ids):
-        row = unit.run(_BY_ID, (id_, unit.namespace_id)).fetchone()
-        line = None if row is None else _line_of(unit, row)
-        if row is not None and line is not None and _may_go(unit, row, request):
-            yield row, line
-
-
-def _look_by_id(unit: Unit, request: LeaseRequest) -> int | None:
-    next_ms = None
-    for id_ in dict.fromkeys(request.ids):
-        row = unit.run(_BY_ID, (id_, unit.namespace_id)).fetchone()
-        if row is None or _line_of(unit, row) is None:
-            continue
-        if _may_go(unit, row, request):
-            return 0
-        ahead_ms = row[_DUE_AT] - unit.now
-        if ahead_ms > 0 and (next_ms is None or ahead_ms < next_ms):
-            next_ms = ahead_ms
-    return next_ms
-
-
-def _may_go(unit: Unit, row: Row, request: LeaseRequest) -> bool:
-    expires_at = row[_EXPIRES_AT]
-    return (
-        row[_DUE_AT] <= unit.now
-        and (expires_at is None or expires_at > unit.now)
-        and (request.tasks is None or row[_TASK] in request.tasks)
-    )
-
-
-def _line_of(unit: Unit, row: Row) -> Line | None:
-    """The job's queue, unless it is paused or gone."""
-    name = unit.catalog.names.get(row[_QUEUE])
-    line = None if name is None else unit.catalog.lines.get(name)
-    return None if line is None or line.queue.paused else line
-
-
-class _Hand:
-    """What one call has leased so far, all of it under one token."""
-
-    def __init__(self, unit: Unit, request: LeaseRequest) -> None:
-        self._unit = unit
-        self._request = request
-        self._worker = request.worker or None
-        self._token = 0
-        self._passed = 0
-        self.leases: list[Lease] = []
-
-    @property
-    def is_full(self) -> bool:
-        return len(self.leases) >= self._request.limit or self._passed >= PASS_MAX
-
-    def choose(self, line: Line, spot: Spot | None) -> list[Row]:
-        """The best that are due; those past their expiry are put aside on the way."""
-        now, tasks = self._unit.now, self._request.tasks
-        want = self._request.limit - len(self.leases)
-        found: list[Row] = []
-        expired: list[int] = []
-        for row in _due(self._unit, line, spot):
+def _choose(
+    unit: Unit, request: LeaseRequest, line: Line, spot: Spot | None, want: int
+) -> tuple[list[Row], bool]:
+    """The best that are due, and whether more was met than one call may pass over. Those past
+    their expiry are put aside on the way."""
+    now, tasks, passed, put_aside = unit.now, request.tasks, 0, 0
+    queue, found = line.queue, list[Row]()
+    aging_ms = queue.aging_ms
+    while True:
+        due = _due(unit, line, spot) if not aging_ms else _due_by_age(unit, line, spot, aging_ms)
+        expired = None
+        for row in due if want > 0 else ():
             if row[5] is not None and row[5] <= now:
-                expired.append(row[0])
-                if len(expired) >= HOLD_MAX:
+                expired = row
+                break
+            if tasks is not None and row[15] not in tasks:
+                passed += 1
+                if passed >= PASS_MAX:
                     break
-            elif tasks is not None and row[15] not in tasks:
-                self._passed += 1
-                if self._passed >= PASS_MAX:
-                    break
-            else:
-                found.append(row)
-                if len(found) >= want:
-                    break
-        if expired:
-            self._unit.run(
-                "UPDATE hf_jobs SET holds = 1"
-                " WHERE seq IN (SELECT value FROM json_each(?)) AND state = 0 AND holds = 0",
-                (str(expired),),
-            )
-        return found
-
-    def take(self, found: list[Row], line: Line) -> None:
-        if not found:
-            return
-        unit, request = self._unit, self._request
-        self._token = self._token or make_token(unit.numbers(1))
-        unit.run(
-            _WRITE,
-            (
-                self._token,
-                unit.boot,
-                request.lease_ms,
-                line.queue.lease_ms,
-                unit.now,
-                self._worker,
-                str([row[0] for row in found]),
-            ),
-        )
-        if unit.changes() != len(found):
-            # Nobody else writes meanwhile: an index tells of rows that the table does not have so.
-            raise apsw.CorruptError("waiting jobs in an index are not in the table")
-        self.leases += [self._lease(row, line) for row in found]
-
-    def _lease(self, row: Row, line: Line) -> Lease:
-        """The row as the statement has left it."""
-        unit, token = self._unit, self._token
-        lease_ms = self._request.lease_ms
-        if lease_ms is None:
-            lease_ms = row[12] or line.queue.lease_ms
-        extra = rows.NO_EXTRA if row[19] is None else rows.decode_extra(row[19])
-        job = Job(
-            id=row[14],
-            task=row[15],
-            queue=line.queue.name,
-            payload=row[20] if row[20] is not None else rows.outside(unit, row[0]),
-            content_type=extra.content_type,
-            priority=-row[3],
-            state=State.LEASED,
-            seq=row[0],
-            version=row[9] + 1,
-            attempt=row[6] + 1,
-            crashes=row[7],
-            releases=row[8],
-            created_at=row[10],
-            due_at=row[4],
-            expires_at=row[5],
-            leased_at=unit.now,
-            deadline_at=unit.now + lease_ms,
-            token=token,
-            worker=self._worker,
-            cancel_requested=row[11] != 0,
-            reason=rows.reason_of(row[13]),
-            key=row[16],
-            tenant=row[17],
-            group=row[18],
-            labels=extra.labels,
-            headers=extra.headers,
-            overrides=extra.overrides,
-            origin=extra.origin,
-        )
-        if row[2]:
-            job = rows.in_hand(unit, row[0], row[2], job)
-        return Lease(job=job, token=token, lease_ms=lease_ms)
+                continue
+            found.append(row)
+            if row[GROUP] is not None and queue.group_batch > 1:
+                room = want - len(found)
+                found += _followers(unit, line, row, tasks, room)
+            if len(found) >= want:
+                break
+        if expired is None:
+            return found, passed >= PASS_MAX
+        # All of them at once, and from the beginning again: that is rare, and they are many.
+        found, passed = [], 0
+        values = (line.id, expired[RANK], now, now, HOLD_MAX)
+        unit.run(_PUT_ASIDE, values)
+        put_aside += unit.changes()
+        unit.note_aside()
+        if put_aside >= HOLD_MAX:
+            return [], True
 
 
-def _astray(unit: Unit) -> bool:
-    """Was a job put aside as expired that is not, because the wall clock was set back?"""
-    return bool(
-        unit.run(
-            "SELECT 1 FROM hf_jobs INDEXED BY hf_held"
-            " WHERE ns = ? AND state = 0 AND holds <> 0 AND expires_at > ? LIMIT 1",
-            (unit.namespace_id, unit.now),
-        ).get
-    )
-
-
-def _bring_back(unit: Unit) -> None:
-    if _astray(unit):
-        unit.run(
-            "UPDATE hf_jobs SET holds = 0 WHERE seq IN (SELECT seq FROM hf_jobs INDEXED BY hf_held"
-            " WHERE ns = ? AND state = 0 AND holds <> 0 AND expires_at > ? LIMIT ?)",
-            (unit.namespace_id, unit.now, HOLD_MAX),
-        )
+def _followers(
+    unit: Unit, line: Line, head: Row, tasks: frozenset[str] | None, room: int
+) -> list[Row]:
+    """Those who come next in its strict group, as long as they may go with it."""
+    found: list[Row] = []
+    most = min(room, line.queue.group_batch - 1)
+    for row in groups.members(unit, line.id, head[GROUP], f"{FIELDS}, holds"):
+        if row[SEQ] == head[SEQ]:
+            continue
+        expires_at = row[EXPIRES_AT]
+        if (
+            len(found) >= most
+            or row[DUE_AT] > unit.now
+            or (expires_at is not None and expires_at <= unit.now)
+            or (tasks is not None and row[TASK] not in tasks)
+            or row[-1] >= HOLD_PARENT
+        ):
+            break
+        found.append(row)
+    return found

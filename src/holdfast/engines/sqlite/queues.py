@@ -6,7 +6,8 @@ from msgspec.structs import replace
 
 from holdfast.core import admission, limits
 from holdfast.core.model import Queue, QueueView
-from holdfast.engines.sqlite import rows
+from holdfast.engines.base import ANY, Known
+from holdfast.engines.sqlite import flow, rows, slots, sorting
 from holdfast.engines.sqlite.catalog import Line, encode_queue
 from holdfast.engines.sqlite.schema import RANK_FIRST
 from holdfast.engines.sqlite.unit import Unit
@@ -15,18 +16,20 @@ DROP_BATCH = 2_000
 _MOST = limits.COUNT_EXACT_MAX
 
 
-def declare(unit: Unit, queue: Queue, *, only_new: bool) -> bool:
+def declare(unit: Unit, queue: Queue, instead_of: Known) -> bool:
     admission.check_dead_queue(queue, unit.catalog.lines)
     line = unit.catalog.lines.get(queue.name)
+    if instead_of is not ANY and instead_of != (None if line is None else line.queue):
+        return False
     if line is None:
         unit.run(
             "INSERT INTO hf_queues(id, ns, name, settings) VALUES (?, ?, ?, ?)",
             (unit.numbers(1), unit.namespace_id, queue.name, encode_queue(queue)),
         )
-    elif only_new:
-        return False
     else:
         unit.run("UPDATE hf_queues SET settings = ? WHERE id = ?", (encode_queue(queue), line.id))
+        sorting.begin(unit, line, queue)
+    slots.change_rates(unit, queue)
     unit.bump_revision()
     unit.rings = True
     return True
@@ -51,20 +54,20 @@ def go_on_dropping(unit: Unit) -> None:
     if queue_id is None:
         return
     found = unit.run(
-        "SELECT seq, parts FROM ("
-        " SELECT seq, parts FROM hf_jobs INDEXED BY hf_ready"
+        "SELECT seq FROM ("
+        " SELECT seq FROM hf_jobs INDEXED BY hf_ready"
         "  WHERE queue = ?1 AND state = 0 AND holds = 0"
-        " UNION ALL SELECT seq, parts FROM hf_jobs INDEXED BY hf_ended"
+        " UNION ALL SELECT seq FROM hf_jobs INDEXED BY hf_ended"
         "  WHERE queue = ?1 AND state >= 2"
-        " UNION ALL SELECT seq, parts FROM hf_jobs INDEXED BY hf_held"
+        " UNION ALL SELECT seq FROM hf_jobs INDEXED BY hf_aside"
         "  WHERE queue = ?1 AND state = 0 AND holds <> 0"
-        " UNION ALL SELECT seq, parts FROM hf_jobs INDEXED BY hf_leased"
+        " UNION ALL SELECT seq FROM hf_jobs INDEXED BY hf_leased"
         "  WHERE queue = ?1 AND state = 1"
         ") LIMIT ?2",
         (queue_id, DROP_BATCH),
     ).fetchall()
-    for seq, parts in found:
-        rows.remove(unit, seq, parts)
+    for (seq,) in sorted(found):
+        flow.remove(unit, unit.run(rows.BY_SEQ, (seq,)).fetchone())
     if len(found) == DROP_BATCH:
         return
     unit.run(
@@ -72,7 +75,7 @@ def go_on_dropping(unit: Unit) -> None:
         " AND key IN (SELECT key FROM hf_keys WHERE queue = ?1 LIMIT ?2)",
         (queue_id, DROP_BATCH),
     )
-    if unit.changes() < DROP_BATCH:
+    if unit.changes() < DROP_BATCH and not sorting.drop(unit, queue_id, DROP_BATCH):
         unit.run("DELETE FROM hf_queues WHERE id = ?", (queue_id,))
         unit.bump_revision()
 
@@ -81,21 +84,17 @@ def views(unit: Unit, *, counts: bool) -> list[QueueView]:
     lines = [line for _, line in sorted(unit.catalog.lines.items())]
     if not counts:
         return [QueueView(queue=line.queue) for line in lines]
-    leased, held = _leased(unit), _held(unit)
-    return [
-        _counted(unit, line, leased.get(line.id, (0, 0)), held.get(line.id, (0, 0, None)))
-        for line in lines
-    ]
+    leased = _leased(unit)
+    return [_counted(unit, line, leased.get(line.id, (0, 0))) for line in lines]
 
 
-def _counted(
-    unit: Unit, line: Line, leased: tuple[int, int], held: tuple[int, int, int | None]
-) -> QueueView:
-    ready, delayed, oldest_at = _waiting(unit, line, held)
+def _counted(unit: Unit, line: Line, leased: tuple[int, int]) -> QueueView:
+    ready, delayed, oldest_at = _waiting(unit, line)
     done, dead, cancelled = (_ended(unit, line, code) for code in (2, 3, 4))
     exact = {
         "ready": ready,
         "delayed": delayed,
+        "blocked": _blocked(unit, line),
         "leased": leased[0],
         "overdue": leased[1],
         "done": done,
@@ -110,11 +109,9 @@ def _counted(
     return replace(view, **{name: min(count, _MOST) for name, count in exact.items()})
 
 
-def _waiting(
-    unit: Unit, line: Line, held: tuple[int, int, int | None]
-) -> tuple[int, int, int | None]:
+def _waiting(unit: Unit, line: Line) -> tuple[int, int, int | None]:
     """Ready, delayed and the oldest due instant, with two bounded walks per priority."""
-    ready, delayed, oldest_at = held
+    ready, delayed, oldest_at = _aside(unit, line)
     rank = RANK_FIRST
     while True:
         rank = unit.run(
@@ -149,16 +146,27 @@ def _ended(unit: Unit, line: Line, code: int) -> int:
     return count
 
 
-def _held(unit: Unit) -> dict[int, tuple[int, int, int | None]]:
-    """The same three by queue id, of jobs put aside as expired before the clock was set back."""
-    found = unit.run(
-        "SELECT queue, sum(due_at <= ?1 AND expires_at > ?1), sum(due_at > ?1),"
-        " min(due_at) FILTER (WHERE due_at <= ?1 AND expires_at > ?1) FROM ("
-        " SELECT queue, due_at, expires_at FROM hf_jobs INDEXED BY hf_held"
-        " WHERE ns = ?2 AND state = 0 AND holds <> 0 LIMIT ?3) GROUP BY queue",
-        (unit.now, unit.namespace_id, limits.SCAN_MAX),
-    ).fetchall()
-    return {queue_id: (ready, delayed, oldest) for queue_id, ready, delayed, oldest in found}
+def _aside(unit: Unit, line: Line) -> tuple[int, int, int | None]:
+    """The same three of jobs in lanes, and of those put aside as expired before the clock was set
+    back, over a bounded number of them."""
+    ready, delayed, oldest_at = unit.run(
+        "SELECT total(due_at <= ?2 AND ifnull(expires_at > ?2, 1)), total(due_at > ?2),"
+        " min(due_at) FILTER (WHERE due_at <= ?2 AND ifnull(expires_at > ?2, 1)) FROM ("
+        " SELECT due_at, expires_at FROM hf_jobs INDEXED BY hf_aside"
+        " WHERE queue = ?1 AND state = 0 AND holds <> 0 AND holds < 4 LIMIT ?3)",
+        (line.id, unit.now, limits.SCAN_MAX),
+    ).fetchone()
+    return int(ready), int(delayed), oldest_at
+
+
+def _blocked(unit: Unit, line: Line) -> int:
+    """Behind in their group, or with an open parent."""
+    count: int = unit.run(
+        "SELECT count(*) FROM (SELECT 1 FROM hf_jobs INDEXED BY hf_aside"
+        " WHERE queue = ? AND state = 0 AND holds <> 0 AND holds >= 4 LIMIT ?)",
+        (line.id, _MOST + 1),
+    ).get
+    return count
 
 
 def _leased(unit: Unit) -> dict[int, tuple[int, int]]:

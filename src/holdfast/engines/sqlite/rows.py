@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -12,14 +12,17 @@ from holdfast.core.lifecycle import Change
 from holdfast.core.model import (
     NO_OVERRIDES,
     STATES,
+    AfterOn,
     Event,
     Job,
     Note,
     Overrides,
+    ParentDeath,
     Reason,
     State,
 )
 from holdfast.engines.sqlite.schema import (
+    PART_AFTER,
     PART_ALONE,
     PART_EVENTS,
     PART_NOTES,
@@ -34,10 +37,11 @@ INLINE_MAX = 1024
 COLUMNS = (
     "seq, queue, state, rank, due_at, place, expires_at, parts, attempt, crashes, releases,"
     " version, token, deadline, leased_at, created_at, finished_at, cancel, lease_ms, worker,"
-    " reason, id, task, key, tenant, grp, extra, payload"
+    " reason, id, task, key, tenant, grp, extra, payload, flow, lane, holds, fingerprint"
 )
 SEQ, QUEUE, STATE, RANK, DUE_AT, PLACE, EXPIRES_AT, PARTS = range(8)
-TOKEN, DEADLINE, ID, TASK, PAYLOAD = 12, 13, 21, 22, 27
+TOKEN, DEADLINE, LEASED_AT, ID, TASK, TENANT, GROUP = 12, 13, 14, 21, 22, 24, 25
+EXTRA, PAYLOAD, FLOW, LANE, HOLDS = 26, 27, 28, 29, 30
 
 BY_ID = f"SELECT {COLUMNS} FROM hf_jobs WHERE id = ? AND ns = ?"
 BY_SEQ = f"SELECT {COLUMNS} FROM hf_jobs WHERE seq = ?"
@@ -56,11 +60,24 @@ class Extra(msgspec.Struct, frozen=True, omit_defaults=True):
     headers: dict[str, str] = {}
     overrides: Overrides = NO_OVERRIDES
     origin: str | None = None
+    redrives: int = 0
+    after_on: AfterOn = "success"
+    parent_death: ParentDeath = "cancel"
 
 
+class Stand(NamedTuple):
+    """How a job stands beside its own state: see `flow_schema`."""
+
+    flow: int = 0
+    lane: int | None = None
+    holds: int = 0
+
+
+PLAIN = Stand()
 NO_EXTRA = Extra()
 _EXTRA = msgspec.json.Decoder(Extra)
 _EVENT = msgspec.json.Decoder(Event)
+_IDS = msgspec.json.Decoder(tuple[str, ...])
 _ENCODER = msgspec.json.Encoder()
 
 
@@ -106,12 +123,16 @@ def job_of(unit: Unit, row: Row, *, payload: bytes | None = None) -> Job | None:
         cancel_requested=row[17] != 0,
         alone=row[7] & PART_ALONE != 0,
         reason=reason_of(row[20]),
+        fingerprint=row[31],
+        redrives=extra.redrives,
         key=row[23],
         tenant=row[24],
         group=row[25],
         labels=extra.labels,
         headers=extra.headers,
         overrides=extra.overrides,
+        after_on=extra.after_on,
+        parent_death=extra.parent_death,
         origin=extra.origin,
     )
 
@@ -121,6 +142,8 @@ def in_hand(unit: Unit, seq: int, parts: int, job: Job) -> Job:
     to run alone."""
     if parts & PART_ALONE:
         job = msgspec.structs.replace(job, alone=True)
+    if parts & PART_AFTER:
+        job = msgspec.structs.replace(job, after=after(unit, seq))
     if not parts & PART_NOTES:
         return job
     progress, checkpoint = unit.run(
@@ -153,22 +176,45 @@ def whole(unit: Unit, row: Row, job: Job) -> Job:
         checkpoint=checkpoint,
         output=output,
         result=unit.run(beside, (seq,)).get,
+        after=after(unit, seq) if parts & PART_AFTER else (),
         events=tuple(_EVENT.decode(body) for (body,) in bodies),
     )
 
 
+def after(unit: Unit, seq: int) -> tuple[str, ...]:
+    """The ids of its parents, as they were given."""
+    return _IDS.decode(unit.run("SELECT ids FROM hf_after WHERE seq = ?", (seq,)).get)
+
+
+def keep_after(unit: Unit, seq: int, ids: tuple[str, ...]) -> None:
+    unit.run("INSERT INTO hf_after(seq, ids) VALUES (?, ?)", (seq, _ENCODER.encode(ids)))
+
+
 def encode_extra(job: Any) -> bytes | None:
-    """Of a Job or a NewJob, which has no origin."""
+    """Of a Job or a NewJob, which has no origin and was never redriven."""
     origin = getattr(job, "origin", None)
+    redrives = getattr(job, "redrives", 0)
     if (
         job.content_type == JSON
         and not job.labels
         and not job.headers
         and job.overrides == NO_OVERRIDES
         and origin is None
+        and not redrives
+        and job.after_on == "success"
+        and job.parent_death == "cancel"
     ):
         return None
-    extra = Extra(job.content_type, job.labels, job.headers, job.overrides, origin)
+    extra = Extra(
+        job.content_type,
+        job.labels,
+        job.headers,
+        job.overrides,
+        origin,
+        redrives,
+        job.after_on,
+        job.parent_death,
+    )
     return _ENCODER.encode(extra)
 
 
@@ -181,17 +227,26 @@ def reason_of(stored: str | None) -> Reason | None:
 
 
 _KEEP = """
-UPDATE hf_jobs SET queue = ?, state = ?, holds = 0, rank = ?, due_at = ?, place = ?,
+UPDATE hf_jobs SET queue = ?, state = ?, rank = ?, due_at = ?, place = ?,
   expires_at = ?, parts = ?, attempt = ?, crashes = ?, releases = ?, version = ?, token = ?,
   deadline = iif(?2 = 1, deadline, NULL), leased_at = ?, finished_at = ?, cancel = ?,
   lease_ms = ?, worker = ?, reason = ?, task = ?, tenant = ?, grp = ?, extra = ?, payload = ?,
-  result = ?
+  result = ?, fingerprint = ?, flow = ?, lane = ?, holds = ?
 WHERE seq = ? AND version = ? AND state = ? AND token IS ?
 """
 
 
-def keep(unit: Unit, row: Row, before: Job, change: Change, note: Note | None = None) -> None:
-    """Write what `lifecycle` or `amend` decided, guarded by what it was decided on."""
+def keep(
+    unit: Unit,
+    row: Row,
+    before: Job,
+    change: Change,
+    *,
+    stand: Stand = PLAIN,
+    note: Note | None = None,
+) -> None:
+    """Write what `lifecycle` or `amend` decided, guarded by what it was decided on. Only
+    `flow.keep` calls this, which sees to what else it means."""
     job = change.job
     place = unit.numbers(1) if change.tail and job.state is State.WAITING else row[PLACE]
     seq, parts = row[SEQ], row[PARTS] & ~PART_ALONE
@@ -213,30 +268,11 @@ def keep(unit: Unit, row: Row, before: Job, change: Change, note: Note | None = 
     unit.run(
         _KEEP,
         (
-            unit.catalog.lines[job.queue].id,
-            CODES[job.state],
-            -job.priority,
-            job.due_at,
-            place,
-            job.expires_at,
-            parts,
-            job.attempt,
-            job.crashes,
-            job.releases,
-            job.version,
-            job.token,
-            job.leased_at,
-            job.finished_at,
-            int(job.cancel_requested),
-            job.overrides.lease_ms,
-            job.worker,
-            None if job.reason is None else job.reason.value,
-            job.task,
-            job.tenant,
-            job.group,
-            encode_extra(job),
+            *_values(unit, job, place, parts),
             payload,
             result,
+            job.fingerprint,
+            *stand,
             seq,
             before.version,
             CODES[before.state],
@@ -246,7 +282,35 @@ def keep(unit: Unit, row: Row, before: Job, change: Change, note: Note | None = 
     assert unit.changes() == 1, "the row changed inside our own transaction"
 
 
+def _values(unit: Unit, job: Job, place: int, parts: int) -> tuple[object, ...]:
+    return (
+        unit.catalog.lines[job.queue].id,
+        CODES[job.state],
+        -job.priority,
+        job.due_at,
+        place,
+        job.expires_at,
+        parts,
+        job.attempt,
+        job.crashes,
+        job.releases,
+        job.version,
+        job.token,
+        job.leased_at,
+        job.finished_at,
+        int(job.cancel_requested),
+        job.overrides.lease_ms,
+        job.worker,
+        None if job.reason is None else job.reason.value,
+        job.task,
+        job.tenant,
+        job.group,
+        encode_extra(job),
+    )
+
+
 def remove(unit: Unit, seq: int, parts: int) -> None:
+    """Only `flow.remove` calls this."""
     unit.run("DELETE FROM hf_jobs WHERE seq = ?", (seq,))
     if parts & PART_PAYLOAD:
         unit.run("DELETE FROM hf_payloads WHERE seq = ?", (seq,))
@@ -256,6 +320,8 @@ def remove(unit: Unit, seq: int, parts: int) -> None:
         unit.run("DELETE FROM hf_events WHERE seq = ?", (seq,))
     if parts & PART_RESULT:
         unit.run("DELETE FROM hf_results WHERE seq = ?", (seq,))
+    if parts & PART_AFTER:
+        unit.run("DELETE FROM hf_after WHERE seq = ?", (seq,))
 
 
 def keep_note(unit: Unit, seq: int, note: Note) -> bool:

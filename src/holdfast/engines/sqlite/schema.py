@@ -13,6 +13,7 @@ import apsw
 from holdfast.core import limits
 from holdfast.core.model import Queue
 from holdfast.engines.sqlite.catalog import encode_queue
+from holdfast.engines.sqlite.flow_schema import MIGRATION_3
 from holdfast.errors import EngineUnavailable, SchemaMismatch
 
 READY = "FROM hf_jobs INDEXED BY hf_ready WHERE queue = ? AND state = 0 AND holds = 0"
@@ -24,6 +25,9 @@ PART_PAYLOAD, PART_NOTES, PART_EVENTS, PART_RESULT = 1, 2, 4, 8
 
 PART_ALONE = 16
 """The bit beside them that says `Job.alone`."""
+
+PART_AFTER = 32
+"""The ids of its parents are kept beside it too."""
 
 # The hot columns stand first, because SQLite decodes a row from its beginning. `rank` is the
 # negated priority, `deadline` is on the boot clock, and `holds` keeps a waiting job out of
@@ -119,7 +123,7 @@ ALTER TABLE hf_records ADD COLUMN saved_at INTEGER NOT NULL DEFAULT 0;
 UPDATE hf_records SET saved_at = CAST(unixepoch('subsec') * 1000 AS INTEGER);
 """
 
-MIGRATIONS: tuple[str, ...] = (_MIGRATION_1, _MIGRATION_2)
+MIGRATIONS: tuple[str, ...] = (_MIGRATION_1, _MIGRATION_2, MIGRATION_3)
 """Number n brings a store of schema n - 1 to schema n. Never edited once released."""
 
 
@@ -138,6 +142,8 @@ def prepare(
             )
         # The deadlines were on a clock that has started again: all of them have passed.
         run("UPDATE hf_jobs SET deadline = 0 WHERE state = 1")
+        run("UPDATE hf_parks SET wake_us = 0")
+        run("UPDATE hf_slots SET free_us = 0")
         run("UPDATE hf_meta SET boot = ?", (boot_id,))
     run("INSERT INTO hf_namespaces(name) VALUES (?) ON CONFLICT DO NOTHING", (namespace,))
     namespace_id = run("SELECT id FROM hf_namespaces WHERE name = ?", (namespace,)).get

@@ -34,6 +34,8 @@ class Sight(NamedTuple):
     spot: Spot | None = None
     go_on: Spot | None = None
     """Behind this job nothing was looked at yet."""
+    unsorted: int | None = None
+    """A queue whose jobs must be sorted into lanes before anything is taken from it."""
 
 
 _FIRST = f"SELECT rank, due_at, place, task {READY} AND rank > ? ORDER BY rank, due_at, place"

@@ -22,6 +22,7 @@ _EXACT = {
     "group": "grp = ?",
     "key": "key = ?",
     "worker": "worker = ?",
+    "fingerprint": "fingerprint = ?",
     "version": "version = ?",
     "created_from": "created_at >= ?",
     "created_before": "created_at < ?",

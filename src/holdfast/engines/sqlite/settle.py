@@ -3,28 +3,40 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import repeat
 
 from holdfast.core import admission, lifecycle
 from holdfast.core.model import Job, Queue
 from holdfast.core.verdict import Complete, Outcome, Settlement
-from holdfast.engines.sqlite import rows
-from holdfast.engines.sqlite.enqueue import follow_up
+from holdfast.engines.sqlite import flow, rows
+from holdfast.engines.sqlite.catalog import Line
+from holdfast.engines.sqlite.completing import complete_many
+from holdfast.engines.sqlite.following import follow_up, may_follow
 from holdfast.engines.sqlite.unit import Unit
 
 # The lease's seq finds the row at once; the id and the token say that it is the right one.
 _COMPLETE = """
 UPDATE hf_jobs SET state = 2, deadline = NULL, finished_at = ?, version = version + 1, result = ?
-WHERE seq = ? AND token = ? AND state = 1 AND id = ? AND ns = ?
+WHERE seq = ? AND token = ? AND state = 1 AND id = ? AND ns = ? AND flow = 0
 """
 
 
 def settle(unit: Unit, settlements: Sequence[Settlement]) -> list[Outcome]:
-    plain = not unit.catalog.is_dropping and all(map(_is_plain, settlements))
-    if plain and _complete_all(unit, settlements):
-        return [Outcome.SETTLED] * len(settlements)
-    # Those that were just completed are met again here, and a repeat is answered the same.
+    known: dict[int, Outcome] = {}
+    if not unit.catalog.is_dropping and all(map(_is_plain, settlements)):
+        if not any(map(_may_flow, settlements, repeat(unit.catalog.lines))) and _complete_all(
+            unit, settlements
+        ):
+            return [Outcome.SETTLED] * len(settlements)
+        # Those that were just completed are met again, and a repeat is answered the same.
+        known = complete_many(unit, settlements)
+        if len(known) == len(settlements):
+            return [Outcome.SETTLED] * len(settlements)
     unit.rings = True
-    return [_settle(unit, settlement) for settlement in settlements]
+    return [
+        known.get(place) or _settle(unit, settlement)
+        for place, settlement in enumerate(settlements)
+    ]
 
 
 def policy(unit: Unit, job: Job) -> Queue | None:
@@ -43,6 +55,12 @@ def _is_plain(settlement: Settlement) -> bool:
         and settlement.note is None
         and (verdict.result is None or len(verdict.result) <= rows.INLINE_MAX)
     )
+
+
+def _may_flow(settlement: Settlement, lines: dict[str, Line]) -> bool:
+    job = settlement.lease.job
+    line = lines.get(job.queue)
+    return job.group is not None or (line is not None and line.laned)
 
 
 def _complete_all(unit: Unit, settlements: Sequence[Settlement]) -> bool:
@@ -73,10 +91,11 @@ def _settle(unit: Unit, settlement: Settlement) -> Outcome:
     queue = policy(unit, job)
     if queue is None:
         return Outcome.LOST
-    if not admission.is_welcome(settlement, unit.catalog.lines):
+    then = verdict.then if isinstance(verdict, Complete) else ()
+    is_welcome = admission.is_welcome(settlement, unit.catalog.lines)
+    if not is_welcome or not may_follow(unit, then, lease.id):
         return Outcome.REFUSED
     change = lifecycle.apply(job, verdict, queue, unit.now)
-    rows.keep(unit, row, job, change, settlement.note)
-    if isinstance(verdict, Complete):
-        follow_up(unit, verdict.then)
+    flow.keep(unit, row, job, change, settlement.note)
+    follow_up(unit, then)
     return Outcome.SETTLED

@@ -22,6 +22,7 @@ from holdfast.engines.sqlite.connection import Durability, connect
 from holdfast.engines.sqlite.disk import Disk
 from holdfast.engines.sqlite.files import Files, Identity
 from holdfast.engines.sqlite.log import Log
+from holdfast.engines.sqlite.picture import Picture
 from holdfast.engines.sqlite.threads import Turn
 from holdfast.engines.sqlite.unit import Unit
 from holdfast.errors import EngineError, EngineUnavailable, StorageFull
@@ -36,6 +37,7 @@ class Desk:
 
     def __init__(self, namespace: str) -> None:
         self.catalog = Catalog(namespace)
+        self.picture = Picture()
         self.connection: apsw.Connection | None = None
         self.identity: Identity | None = None
         self.generation = -1
@@ -43,6 +45,7 @@ class Desk:
     def clear(self) -> None:
         connection, self.connection = self.connection, None
         self.catalog.distrust()
+        self.picture.clear()
         if connection is not None:
             with contextlib.suppress(*faults.Trouble):
                 connection.close()
@@ -256,7 +259,7 @@ class Store:
         assert connection is not None
         try:
             connection.execute("BEGIN IMMEDIATE")
-            unit = Unit(connection, desk.catalog, self._clock)
+            unit = Unit(connection, desk.catalog, self._clock, desk.picture)
             self._check_boot(unit)
             result = work(unit)
             unit.finish()
@@ -288,6 +291,7 @@ class Store:
 
     def _undo(self, connection: apsw.Connection) -> None:
         self._writer.catalog.distrust()
+        self._writer.picture.clear()
         try:
             if connection.in_transaction:
                 connection.execute("ROLLBACK")

@@ -9,11 +9,15 @@ from collections import Counter
 from collections.abc import Iterable
 
 from holdfast.testing.checker.across import check_across
+from holdfast.testing.checker.bonds import check_bonds
 from holdfast.testing.checker.fates import check_fate
 from holdfast.testing.checker.findings import INVARIANTS, Findings, Violation, percentile
 from holdfast.testing.checker.fold import Act, History, fold
 from holdfast.testing.checker.grants import MS_NS, grants_of
+from holdfast.testing.checker.holds import holds_of
 from holdfast.testing.checker.leases import check_leases
+from holdfast.testing.checker.order import check_order
+from holdfast.testing.checker.slots import check_slots, is_limited
 from holdfast.testing.checker.times import check_times
 from holdfast.testing.history.lines import Line
 
@@ -38,7 +42,13 @@ def check(lines: Iterable[Line]) -> Findings:
             *check_times(life, history),
         )
     ]
-    violations += check_across(history)
+    held = holds_of(history)
+    violations += [
+        *check_across(history),
+        *check_order(history),
+        *check_slots(held, history),
+        *check_bonds(held, history),
+    ]
     effects = history.notes.get("effect", [])
     recoveries = list(_recoveries(history))
     return Findings(
@@ -54,6 +64,11 @@ def check(lines: Iterable[Line]) -> Findings:
         states=dict(
             Counter(life.kept.state for life in history.lives.values() if life.kept is not None)
         ),
+        limited=sum(is_limited(hold, history) for hold in held),
+        grouped=sum(hold.entry.group is not None for hold in held),
+        children=sum(any(act.asked.after for act in hold.life.acts) for hold in held),
+        recounts=len(history.recounts),
+        told=sum(line.facts["count"] for line in history.notes.get("told", ())),
         recovery_ms_p50=percentile(recoveries, 0.50),
         recovery_ms_p99=percentile(recoveries, 0.99),
         violations=tuple(violations),

@@ -81,7 +81,8 @@ def _cause(life: Life, history: History) -> Faults:
         for act in life.of(op, verdict)
         if not act.void
     ]
-    if kept.state in _CAUSES and not causes:
+    orphan = kept.state == "cancelled" and kept.reason == "dependency" and _has_parents(life)
+    if kept.state in _CAUSES and not causes and not orphan:
         yield "I7", f"{kept.state}, and nobody asked for that"
     if kept.state == "dead" and causes:
         reasons = {act.asked.reason for act in causes}
@@ -90,6 +91,10 @@ def _cause(life: Life, history: History) -> Faults:
             yield "I7", f"dead for the reason {kept.reason!r}; the verdicts said {said}"
     if kept.state in ("waiting", "leased") and history.drained:
         yield "I15", f"still {kept.state} at the end"
+
+
+def _has_parents(life: Life) -> bool:
+    return any(act.asked.after for act in life.acts)
 
 
 def _policy(life: Life, history: History) -> Faults:

@@ -27,6 +27,10 @@ INVARIANTS = {
     "I15": "after the faults every job is brought to its end",
     "I16": "the store says what the history says",
     "I17": "one effect per job behind a fence",
+    "I18": "no limit is exceeded",
+    "I19": "a group goes one batch at a time, in the order of arrival",
+    "I20": "no child starts before its parents have ended",
+    "I21": "no slot is leaked",
 }
 LINES_SHOWN_MAX = 60
 
@@ -48,7 +52,8 @@ class Violation(msgspec.Struct, frozen=True):
 class Findings(msgspec.Struct, frozen=True, kw_only=True):
     """`operations` counts jobs, `calls` engine calls. `duplicates` are the runs that touched the
     world outside and then lost their lease; `recovery` is from a holder's death to the job's
-    being in line again."""
+    being in line again. `limited`, `grouped` and `children` count leases; `told` are the ends of
+    parents of which a recount had to tell the children."""
 
     jobs: int
     calls: int
@@ -60,6 +65,11 @@ class Findings(msgspec.Struct, frozen=True, kw_only=True):
     effects: int
     duplicates: int
     states: dict[str, int]
+    limited: int
+    grouped: int
+    children: int
+    recounts: int
+    told: int
     recovery_ms_p50: float | None
     recovery_ms_p99: float | None
     violations: tuple[Violation, ...]
@@ -102,6 +112,8 @@ class Findings(msgspec.Struct, frozen=True, kw_only=True):
             ("stale settles", str(self.stale_settles)),
             ("run again", f"{self.duplicates} of {self.effects} effects ({rate:.2%})"),
             ("recovery", recovery),
+            ("leases", f"{self.limited} limited, {self.grouped} grouped, {self.children} children"),
+            ("recounts", f"{self.recounts}, which told children of {self.told} ends"),
             ("violations", _rules(self.violations)),
         ]
         return "\n".join(f"{name:14} {value}" for name, value in rows)

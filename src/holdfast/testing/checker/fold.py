@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import msgspec
 
@@ -15,6 +16,8 @@ from holdfast.core.model import Queue
 from holdfast.testing.history.lines import Entry, Line
 
 NEVER_NS = 2**63
+ORPHAN_NS_MAX = 5_000_000_000
+"""How long a call may go on inside the store after its caller was killed."""
 _WON = ("new", "settled", "renewed", "amended")
 _VOID = ("lost", "refused", "duplicate", "untouched")
 
@@ -73,13 +76,25 @@ class Life:
         return sorted(every.values(), key=lambda line: line.at_ns)
 
 
+class Setting(NamedTuple):
+    """What somebody declared, or may have: `end_ns` is by when it was so."""
+
+    queue: Queue
+    begin_ns: int
+    end_ns: int
+    is_certain: bool
+
+
 @dataclass(slots=True)
 class History:
-    """`blind` are the lease calls whose answer nobody saw, `sweeping` the acts on jobs that were
-    not named: both only permit, they never oblige."""
+    """`queues` are the latest settings, `settings` all by time of asking. `blind` are the lease
+    calls whose answer nobody saw, `sweeping` the acts on jobs that were not named: both only
+    permit, they never oblige. `recounts` are those that were answered."""
 
     lives: dict[str, Life] = field(default_factory=dict)
     queues: dict[str, Queue] = field(default_factory=dict)
+    settings: dict[str, list[Setting]] = field(default_factory=lambda: defaultdict(list))
+    recounts: list[tuple[Line, Line]] = field(default_factory=list)
     notes: dict[str, list[Line]] = field(default_factory=lambda: defaultdict(list))
     blind: list[tuple[int, int]] = field(default_factory=list)
     sweeping: list[Line] = field(default_factory=list)
@@ -92,6 +107,13 @@ class History:
         if found is None:
             found = self.lives[id_] = Life(id_)
         return found
+
+    def settings_at(self, name: str, begin_ns: int, end_ns: int) -> list[Queue]:
+        """Every settings of a queue that may have counted at some moment of that time."""
+        known = [each for each in self.settings.get(name, ()) if each.begin_ns <= end_ns]
+        certain = [each.begin_ns for each in known if each.is_certain and each.end_ns <= begin_ns]
+        latest_ns = max(certain, default=0)
+        return [each.queue for each in known if each.end_ns >= latest_ns]
 
     def disturbed(self, op: str, begin_ns: int, end_ns: int) -> bool:
         """Was the clock jumped, or the machine started anew, in that time?"""
@@ -143,8 +165,10 @@ def _join(history: History, asked: Line, answer: Line | None) -> None:
         case "declare":
             # Also when nobody knows: workloads settle their queues before anything else.
             if answer is None or answer.count != 0:
-                queue = _queue(asked)
-                history.queues[queue.name] = queue
+                _declared(history, asked, answer)
+        case "recount":
+            if answer is not None and phase == "ok":
+                history.recounts.append((asked, answer))
         case "drop":
             history.sweeping.append(asked)
         case "amend" if asked.selective:
@@ -200,8 +224,12 @@ def _amended(asked: Line, answer: Line) -> list[Entry | None]:
     return [None] * len(asked.jobs)
 
 
-def _queue(line: Line) -> Queue:
-    return msgspec.convert(line.facts, Queue)
+def _declared(history: History, asked: Line, answer: Line | None) -> None:
+    queue = msgspec.convert(asked.facts, Queue)
+    history.queues[queue.name] = queue
+    is_certain = answer is not None and answer.phase == "ok"
+    end_ns = answer.at_ns if answer is not None and is_certain else asked.at_ns + ORPHAN_NS_MAX
+    history.settings[queue.name].append(Setting(queue, asked.at_ns, end_ns, is_certain))
 
 
 def _mark_rewritten(history: History) -> None:

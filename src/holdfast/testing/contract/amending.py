@@ -6,7 +6,8 @@ import pytest
 from msgspec.structs import replace
 
 from holdfast.core import limits
-from holdfast.core.model import Event, EventKind, JobFilter, Reason, Renewal, State
+from holdfast.core.fingerprint import fingerprint
+from holdfast.core.model import Event, EventKind, JobFilter, Reason, Renewal, Reroute, State
 from holdfast.core.verdict import (
     Amendment,
     Bury,
@@ -58,6 +59,8 @@ BAD: tuple[Amendment, ...] = (
     Edit(headers={"h": "\x00"}),
     Edit(content_type=""),
     Move(queue="'; DROP"),
+    Move(queue="q", expires_ms=-1),
+    Move(queue="q", reroute=Reroute(most=0)),
     Retime(delay_ms=-1),
     Retime(delay_ms=10**30),
     Redrive(delay_ms=-1),
@@ -173,11 +176,36 @@ class Amending:
             expires_at=None,
             finished_at=None,
             reason=None,
+            fingerprint=None,
+            redrives=1,
             token=None,
             version=before.version + 1,
             events=(*before.events, event),
         )
         assert await settle(twin, lease, Bury()) is Outcome.LOST
+
+    async def test_redrives_are_counted_for_the_life_of_a_job(self, twin: Twin) -> None:
+        await twin.enqueue([a_job(key="k")])
+        for redrives in (1, 2, 3):
+            await settle(twin, await lease_one(twin), Bury(Reason.ATTEMPTS, ERROR))
+            assert await twin.amend(A, Redrive()) == 1
+            assert (await twin.the("a")).redrives == redrives
+        await twin.enqueue([a_job("b", key="k", key_policy="replace", payload=b"2")])
+        job = await twin.the("a")
+        assert (job.payload, job.redrives) == (b"2", 3)
+        (found,) = await twin.find(JobFilter())
+        assert found.redrives == 3
+
+    async def test_a_job_that_crashed_its_workers_is_redriven_alone(self, twin: Twin) -> None:
+        await twin.enqueue([a_job()])
+        await settle(twin, await lease_one(twin), Bury(Reason.CRASHED, CRASH))
+        assert await twin.amend(A, Edit(by="ann", payload=b"2", text="patched")) == 1
+        assert await twin.amend(A, Redrive(by="ann", text="redrive 7")) == 1
+        job = await twin.the("a")
+        assert (job.alone, job.crashes) == (True, 0)
+        told = [(event.by, event.text) for event in job.events[-2:]]
+        assert told == [("ann", "payload: patched"), ("ann", "redrive 7")]
+        assert (await lease_one(twin)).job.runs_alone
 
     async def test_redrive_of_a_done_job_must_be_asked_for(self, twin: Twin) -> None:
         lease = await leased(twin)
@@ -207,6 +235,7 @@ class Amending:
             state=State.DEAD,
             finished_at=now,
             reason=Reason.EXPLICIT,
+            fingerprint=fingerprint(Reason.EXPLICIT, ERROR, "work"),
             version=2,
             events=(event,),
         )

@@ -7,6 +7,7 @@ import asyncio
 import pytest
 
 from holdfast.core.backoff import Backoff
+from holdfast.core.flow import Limit
 from holdfast.core.model import LeaseRequest, Queue, Renewal, Status
 from holdfast.core.verdict import Bury, Complete, Outcome
 from holdfast.errors import EngineClosed, InvalidQueue, UnknownQueue
@@ -61,14 +62,41 @@ class Declaring:
         assert (await twin.queues())[1].queue == a_queue("full")
 
     async def test_declared_only_if_new_leaves_what_is_there(self, twin: Twin) -> None:
-        assert await twin.declare(FULL, only_new=True)
-        assert not await twin.declare(a_queue("full"), only_new=True)
-        assert not await twin.declare(a_queue("default", paused=True), only_new=True)
+        assert await twin.declare(FULL, instead_of=None)
+        assert not await twin.declare(a_queue("full"), instead_of=None)
+        assert not await twin.declare(a_queue("default", paused=True), instead_of=None)
         views = await twin.queues(counts=False)
         assert [view.queue for view in views] == [a_queue("default"), FULL]
         assert await twin.declare(a_queue("full"))
         await twin.drop("full")
-        assert await twin.declare(FULL, only_new=True)
+        assert await twin.declare(FULL, instead_of=None)
+
+    async def test_a_change_counts_only_while_its_ground_is_there(self, twin: Twin) -> None:
+        known = a_queue("q", max_depth=1)
+        assert not await twin.declare(a_queue("q", max_depth=2), instead_of=known)
+        await twin.declare(known)
+        changed = a_queue("q", max_depth=2, limits=(Limit(name="l", concurrency=1),))
+        assert await twin.declare(changed, instead_of=known)
+        assert not await twin.declare(a_queue("q", max_depth=3), instead_of=known)
+        back = a_queue("q", max_depth=4)
+        assert await twin.declare(back, instead_of=changed)
+        views = await twin.queues(counts=False)
+        assert [view.queue for view in views] == [a_queue("default"), back]
+
+    async def test_no_change_of_many_at_once_is_lost(self, harness: Harness) -> None:
+        engine = harness.engine
+
+        async def grow() -> None:
+            while True:
+                views = await engine.queues(counts=False)
+                known = next(view.queue for view in views if view.queue.name == "default")
+                more = a_queue("default", max_depth=(known.max_depth or 0) + 1)
+                if await engine.declare(more, instead_of=known):
+                    return
+
+        await asyncio.gather(*(grow() for _ in range(8)))
+        (view,) = await engine.queues()
+        assert view.queue.max_depth == 8
 
     async def test_only_if_new_refuses_what_declare_refuses(self, twin: Twin) -> None:
         for queue, error in (
@@ -77,12 +105,12 @@ class Declaring:
             (a_queue("default", dead_queue="nowhere"), UnknownQueue),
         ):
             with pytest.raises(error):
-                await twin.declare(queue, only_new=True)
+                await twin.declare(queue, instead_of=None)
 
     async def test_one_of_many_who_declare_a_new_queue_makes_it(self, harness: Harness) -> None:
         engine = harness.engine
         made = await asyncio.gather(
-            *(engine.declare(a_queue("q", max_depth=n), only_new=True) for n in range(1, 9))
+            *(engine.declare(a_queue("q", max_depth=n), instead_of=None) for n in range(1, 9))
         )
         assert sum(made) == 1
         (view,) = [view for view in await engine.queues() if view.queue.name == "q"]

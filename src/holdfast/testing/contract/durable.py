@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from holdfast.core.model import JobFilter, Note, Record, Renewal, State
-from holdfast.core.verdict import Bury, Cancel, Complete, Outcome, Release, Retry
+from holdfast.core.verdict import Bury, Cancel, Complete, Outcome, Redrive, Release, Retry
 from holdfast.engines.base import Saved
 from holdfast.testing.contract.making import (
     CRASH,
     ERROR,
     a_job,
+    a_limit,
     a_queue,
+    end,
     from_default,
     jobs,
     lease_ids,
@@ -45,6 +47,27 @@ class DurableContract:
         assert (kept.version, kept.age_ms) == (1, 5)
         assert (await twin.enqueue([a_job("other", key="k")]))[0].id == "keyed"
         assert (await twin.renew([Renewal(lease=leases[4])]))[0] is not None
+
+    async def test_law_01_flow_survives_a_restart(self, harness: Harness, twin: Twin) -> None:
+        limits = (a_limit(concurrency=2, key="{tenant}"), a_limit("r", rate="1/100", burst=4))
+        await twin.declare(a_queue(limits=limits, fairness="shares", group_batch=2))
+        await twin.enqueue([a_job(f"{t}{n}", tenant=t, group=t) for n in range(4) for t in "xyz"])
+        await twin.enqueue([a_job("c", tenant="c", after=("x0", "y0"), parent_death="hold")])
+        held = await twin.lease(from_default(3))
+        await settle(twin, held[0], Bury())
+        for _ in range(2):
+            twin.engine = await harness.restart()
+            await twin.agree()
+            held += await twin.lease(from_default(3))
+            harness.clock.advance(100)
+        await end(twin, *held[1:])
+        await twin.amend(JobFilter(states=(State.DEAD,)), Redrive())
+        await twin.agree()
+        while leases := await twin.lease(from_default(3)):
+            twin.engine = await harness.abandon()
+            await end(twin, *leases)
+            harness.clock.advance(400)
+        assert (await twin.the("c")).state is State.DONE
 
     async def test_law_01_nothing_depends_on_closing(self, harness: Harness, twin: Twin) -> None:
         await twin.enqueue(jobs("abc"))

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from holdfast.core import lifecycle
-from holdfast.core.model import JobFilter, Reason, Renewal, State
-from holdfast.core.verdict import Bury, Cancel, Complete, Delete, Edit, Outcome
+from holdfast.core.model import JobFilter, Overrides, Reason, Renewal, Reroute, State
+from holdfast.core.verdict import Bury, Cancel, Complete, Delete, Edit, Move, Outcome
 from holdfast.core.workers import ADDRESSED_EXPIRES_MS, worker_queue
 from holdfast.testing.contract.making import (
     a_job,
@@ -155,3 +157,20 @@ class Expiring:
         await reap(twin)
         assert await lease_ids(twin) == []
         assert [job.id for job in (await twin.expired()).jobs] == ["a"]
+
+    async def test_a_move_may_give_more_time(self, harness: Harness, twin: Twin) -> None:
+        """An expired job that goes on to another queue in one write, with what is left of its
+        policy."""
+        await twin.declare(a_queue("q"))
+        policy = Overrides(max_attempts=9, reroute=Reroute(labels={"zone": "eu"}))
+        await twin.enqueue([a_job("a", expires_ms=1_000, overrides=policy)])
+        harness.clock.advance(1_000)
+        left = Reroute(labels={"zone": "eu"}, done=1, ttl_ms=1_000)
+        act = Move(by="reaper", queue="q", text="not taken", expires_ms=1_000, reroute=left)
+        assert await twin.amend(JobFilter(ids=("a",), expired=True), act) == 1
+        assert await twin.amend(JobFilter(ids=("a",), expired=True), act) == 0
+        moved = await twin.the("a")
+        assert moved.expires_at == harness.clock.wall_ms() + 1_000
+        assert moved.overrides == replace(policy, reroute=left)
+        assert moved.events[-1].text == "from default to q: not taken"
+        assert await lease_ids(twin, queues=("q",)) == ["a"]

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from holdfast.core import limits
+from holdfast.core.fingerprint import fingerprint
 from holdfast.core.model import JobFilter, Note, QueueView, Reason, Renewal, State, Tally
 from holdfast.core.verdict import Bury, Cancel, Complete, Retry
 from holdfast.errors import UsageError
@@ -102,6 +103,9 @@ class Inspecting:
         assert await found(twin, key="k1") == "a"
         assert await found(twin, worker="w1") == "a"
         assert await found(twin, reason=Reason.REJECTED) == "a"
+        mark = fingerprint(Reason.REJECTED, None, "work")
+        assert await found(twin, fingerprint=mark) == "a"
+        assert await found(twin, fingerprint="other") == ""
         assert await found(twin, labels={"x": "1"}) == "ab"
         assert await found(twin, labels={"x": "1", "y": "2"}) == "b"
         assert await found(twin, labels={"x": "2"}) == ""
@@ -238,6 +242,7 @@ class Inspecting:
             "reason": [None, "rejected"],
             "worker": [None, "w"],
             "group": [None, "g"],
+            "fingerprint": [None, fingerprint(Reason.REJECTED, None, "x")],
         }
 
     @pytest.mark.parametrize("limit", [0, -1, limits.PAGE_MAX + 1])

@@ -7,7 +7,16 @@ import pytest
 from holdfast.core.limits import DAY_MS
 from holdfast.core.model import Renewal
 from holdfast.core.verdict import Complete, Outcome, Retry
-from holdfast.testing.contract.making import a_job, jobs, lease_ids, leased, reap, settle
+from holdfast.testing.contract.making import (
+    a_job,
+    a_limit,
+    a_queue,
+    jobs,
+    lease_ids,
+    leased,
+    reap,
+    settle,
+)
 from holdfast.testing.harness import Harness
 from holdfast.testing.twin import Twin
 
@@ -60,3 +69,32 @@ class JumpContract:
         lease_again = await twin.the("a")
         assert lease_again.leased_at == now
         assert await settle(twin, lease, Complete()) is Outcome.LOST
+
+    @pytest.mark.parametrize("jump", [DAY_MS, -DAY_MS])
+    async def test_a_jump_neither_opens_nor_closes_a_rate(
+        self, harness: Harness, twin: Twin, jump: int
+    ) -> None:
+        await twin.enqueue(jobs("abc"))
+        harness.clock.advance(DAY_MS)
+        await twin.declare(a_queue(limits=(a_limit(rate="1/1000"),)))
+        assert await lease_ids(twin) == ["a"]
+        harness.clock.jump(jump)
+        harness.clock.advance(999)
+        assert await lease_ids(twin) == []
+        harness.clock.advance(1)
+        harness.clock.jump(-jump)
+        assert await lease_ids(twin) == ["b"]
+
+    @pytest.mark.parametrize("jump", [DAY_MS, -DAY_MS])
+    async def test_a_jump_in_the_books_of_tenants(
+        self, harness: Harness, twin: Twin, jump: int
+    ) -> None:
+        await twin.declare(a_queue(fairness="noisy"))
+        await twin.enqueue([a_job("a", tenant="x"), a_job("b", tenant="y"), a_job("c", tenant="x")])
+        (a, b) = [await lease_ids(twin, limit=1) for _ in range(2)]
+        assert (a, b) == (["a"], ["b"])
+        harness.clock.jump(jump)
+        assert await reap(twin) == []
+        harness.clock.advance(30_000)
+        assert await reap(twin) == [Outcome.SETTLED] * 2
+        await twin.flow()

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from holdfast.core import lifecycle
+from holdfast.core.flow import Limit, Rate
 from holdfast.core.model import Failure, FailureKind, Lease, LeaseRequest, NewJob, Queue
-from holdfast.core.verdict import Outcome, Settlement, Verdict
+from holdfast.core.verdict import Complete, Outcome, Settlement, Verdict
 from holdfast.engines.base import Engine
 from holdfast.testing.twin import Twin
 
@@ -64,3 +65,27 @@ async def reap(engine: Engine | Twin) -> list[Outcome]:
 
 def a_queue(name: str = "default", **settings: Any) -> Queue:
     return Queue(name=name, **settings)
+
+
+def a_limit(name: str = "l", *, rate: str = "", **fields: Any) -> Limit:
+    """`rate` as "2/1000": so many in so many milliseconds."""
+    if rate:
+        count, _, per_ms = rate.partition("/")
+        burst = fields.pop("burst", 1)
+        fields["rate"] = Rate(count=int(count), per_ms=int(per_ms), burst=burst)
+    return Limit(name=name, **fields)
+
+
+async def end(engine: Engine | Twin, *leases: Lease) -> None:
+    """All of them are done."""
+    done = [Settlement(lease=lease, verdict=Complete()) for lease in leases]
+    assert await engine.settle(done) == [Outcome.SETTLED] * len(leases)
+
+
+async def work_off(engine: Engine | Twin, **fields: Any) -> list[str]:
+    """Lease and complete one job after the other; their ids in that order."""
+    worked: list[str] = []
+    while leases := await engine.lease(from_default(**fields)):
+        await end(engine, *leases)
+        worked += [lease.id for lease in leases]
+    return worked

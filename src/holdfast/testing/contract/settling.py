@@ -8,6 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from holdfast.core import limits
+from holdfast.core.fingerprint import fingerprint
 from holdfast.core.model import Event, EventKind, JobFilter, Lease, Reason, State
 from holdfast.core.verdict import (
     Bury,
@@ -97,6 +98,7 @@ class Settling:
             deadline_at=None,
             finished_at=now,
             reason=Reason.ATTEMPTS,
+            fingerprint=fingerprint(Reason.ATTEMPTS, ERROR, "work"),
             version=3,
             events=(event(lease, now, EventKind.BURIED, text="attempts", failure=ERROR),),
         )
@@ -124,6 +126,17 @@ class Settling:
             await settle(twin, await lease_one(twin), Release())
         job = await twin.the("a")
         assert (job.attempt, job.releases) == (2, limits.RELEASES_MAX + 2)
+
+    async def test_law_06_what_was_not_started_is_given_back_however_often(
+        self, twin: Twin
+    ) -> None:
+        await twin.declare(a_queue(max_attempts=1))
+        await twin.enqueue(jobs("a"))
+        for _ in range(limits.RELEASES_MAX + 2):
+            lease = await lease_one(twin)
+            await settle(twin, lease, Release("the breaker is open", unstarted=True))
+        job = await twin.the("a")
+        assert (job.state, job.attempt, job.releases) == (State.WAITING, 0, 0)
 
     async def test_law_06_releases_beyond_that_come_to_an_end(self, twin: Twin) -> None:
         await twin.declare(a_queue(max_attempts=1))

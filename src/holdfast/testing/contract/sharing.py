@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from holdfast.core.model import JobFilter, Record, Renewal, Status
+from holdfast.core.model import JobFilter, Record, Renewal, State, Status
 from holdfast.core.verdict import Cancel, Complete, Outcome, Retry
 from holdfast.engines.base import Engine, Saved
 from holdfast.testing.contract.making import (
     a_job,
+    a_limit,
     a_queue,
+    end,
     from_default,
     jobs,
     lease_ids,
+    lease_one,
     leased,
     reap,
     settle,
@@ -44,8 +47,59 @@ class SharedWaiting:
             assert await settle(harness.engine, lease, Retry()) is Outcome.SETTLED
             assert await ids_of(task) == ["a"]
 
+    async def test_a_slot_that_one_frees_ends_the_wait_of_the_other(self, harness: Harness) -> None:
+        second = await another(harness)
+        await harness.engine.declare(a_queue(limits=(a_limit(concurrency=1),)))
+        await harness.engine.enqueue(jobs("ab"))
+        lease = await lease_one(harness.engine)
+        with patient(second) as task:
+            await settled(task)
+            await end(harness.engine, lease)
+            assert await ids_of(task) == ["b"]
+
+    async def test_a_parent_that_one_ends_ends_the_wait_of_the_other(
+        self, harness: Harness
+    ) -> None:
+        second = await another(harness)
+        await harness.engine.enqueue([a_job("p"), a_job("a", after=("p",))])
+        lease = await lease_one(harness.engine)
+        with patient(second) as task:
+            await settled(task)
+            await end(harness.engine, lease)
+            assert await ids_of(task) == ["a"]
+
+    async def test_the_next_of_a_group_that_one_frees_ends_the_wait_of_the_other(
+        self, harness: Harness
+    ) -> None:
+        second = await another(harness)
+        await harness.engine.enqueue(jobs("ab", group="g"))
+        lease = await lease_one(harness.engine)
+        with patient(second) as task:
+            await settled(task)
+            await end(harness.engine, lease)
+            assert await ids_of(task) == ["b"]
+
 
 class SharedContract(SharedWaiting):
+    async def test_limits_and_groups_and_children_over_two_engines(
+        self, harness: Harness, twin: Twin
+    ) -> None:
+        second = await another(harness)
+        limit = a_limit(concurrency=2, key="{tenant}")
+        await twin.declare(a_queue(limits=(limit,), fairness="shares"))
+        await twin.enqueue(
+            [a_job(f"{t}{n}", tenant=t, group=f"g{n}") for n in range(3) for t in "xy"]
+        )
+        await twin.enqueue([a_job("z", tenant="z", after=("x0", "y1"))])
+        for _ in range(10):
+            for engine in (second, harness.engine):
+                twin.engine = engine
+                leases = await twin.lease(from_default(2))
+                twin.engine = second
+                await end(twin, *leases)
+            await twin.agree()
+        assert (await twin.the("z")).state is State.DONE
+
     async def test_what_one_writes_the_other_reads_at_once(
         self, harness: Harness, twin: Twin
     ) -> None:

@@ -64,6 +64,12 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     target: str = ""
     state: str = ""
     cancel_requested: bool = False
+    task: str = ""
+    tenant: str | None = None
+    group: str | None = None
+    after: tuple[str, ...] = ()
+    after_on: str = ""
+    parent_death: str = ""
     then: tuple[Entry, ...] = ()
 
 
@@ -140,7 +146,7 @@ def answered(op: str, argument: Any, answer: Any) -> dict[str, Any]:
             return {"jobs": tuple(_granted(lease) for lease in answer.leases)}
         case "expired":
             return {"jobs": tuple(stored(job) for job in answer.jobs)}
-        case "amend" | "declare":
+        case "amend" | "declare" | "recount":
             return {"count": int(answer)}
         case _:
             return {}
@@ -183,6 +189,11 @@ def _new(job: NewJob) -> Entry:
         key_window_ms=None if job.key is None else job.key_window_ms,
         key_policy="" if job.key is None else job.key_policy,
         tick=_tick(job),
+        tenant=job.tenant,
+        group=job.group,
+        after=job.after,
+        after_on=job.after_on if job.after else "",
+        parent_death=job.parent_death if job.after else "",
     )
 
 
@@ -206,6 +217,9 @@ def _granted(lease: Lease) -> Entry:
         priority=job.priority,
         digest=digest(job.payload),
         cancel_requested=job.cancel_requested,
+        task=job.task,
+        tenant=job.tenant,
+        group=job.group,
     )
 
 

@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Sequence
 from typing import TypeVar
 
 from holdfast.core import limits
+from holdfast.core.flow import Flow, Waits
 from holdfast.core.model import (
     Job,
     JobFilter,
@@ -25,7 +26,7 @@ from holdfast.core.model import (
     TallyBy,
 )
 from holdfast.core.verdict import Amendment, Outcome, Settlement
-from holdfast.engines.base import Engine, Expired, Overdue, Saved, Traits
+from holdfast.engines.base import ANY, Engine, Expired, Known, Overdue, Saved, Traits
 from holdfast.testing.history.journal import Journal
 from holdfast.testing.history.lines import stored
 
@@ -49,8 +50,10 @@ class Recorded:
     async def close(self) -> None:
         await self._engine.close()
 
-    async def declare(self, queue: Queue, *, only_new: bool = False) -> bool:
-        return await self._told("declare", queue, self._engine.declare(queue, only_new=only_new))
+    async def declare(self, queue: Queue, *, instead_of: Known = ANY) -> bool:
+        return await self._told(
+            "declare", queue, self._engine.declare(queue, instead_of=instead_of)
+        )
 
     async def drop(self, name: str) -> None:
         await self._told("drop", name, self._engine.drop(name))
@@ -78,6 +81,15 @@ class Recorded:
 
     async def finished(self, limit: int) -> list[Job]:
         return await self._engine.finished(limit)
+
+    async def recount(self, limit: int) -> int:
+        return await self._told("recount", limit, self._engine.recount(limit))
+
+    async def flow(self, queue: str, *, limit: int) -> Flow:
+        return await self._engine.flow(queue, limit=limit)
+
+    async def waits(self, id: str) -> Waits | None:
+        return await self._engine.waits(id)
 
     async def get(self, id: str) -> Job | None:
         return await self._engine.get(id)
@@ -112,7 +124,7 @@ class Recorded:
 
 
 async def dump(engine: Engine, journal: Journal) -> int:
-    """Write down every job that is in the store, and the queues' own counts; how many jobs."""
+    """Write down every job that is in the store, and what it counts itself; how many jobs."""
     after: int | None = None
     total = 0
     while True:
@@ -134,5 +146,7 @@ async def dump(engine: Engine, journal: Journal) -> int:
             cancelled=view.cancelled,
             exact=not view.estimated,
         )
+        for slot in (await engine.flow(view.queue.name, limit=limits.PAGE_MAX)).slots:
+            journal.note("slot", limit=slot.limit, key=slot.key, used=slot.used)
     journal.note("dumped", jobs=total)
     return total

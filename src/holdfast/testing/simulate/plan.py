@@ -8,8 +8,10 @@ from __future__ import annotations
 import random
 
 import msgspec
+from msgspec.structs import replace
 
 from holdfast.core.backoff import Backoff
+from holdfast.core.flow import Limit, Rate
 from holdfast.core.model import Queue
 
 FAULTS = (
@@ -38,10 +40,16 @@ FEATURES = (
     "renewals",
     "forwards",
     "depth",
+    "groups",
+    "batches",
+    "families",
+    "limits",
+    "rates",
+    "shares",
+    "aging",
 )
 LEASE_MS = 2_000
 SWEEP_MS = 500
-DRAIN_MS_MAX = 15 * 60_000
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,18 +60,38 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     reapers: int
     faults: frozenset[str]
     features: frozenset[str]
+    drain_ms_max: int = 15 * 60_000
 
     @property
     def queues(self) -> tuple[Queue, ...]:
         quick = Backoff(kind="constant", first_ms=300, cap_ms=2_000, jitter=0.5)
         grave = "grave" if "dead_queue" in self.features else None
         depth = 12 if "depth" in self.features else None
-        return (
-            Queue(name="grave", lease_ms=LEASE_MS, max_attempts=2, backoff=quick),
-            Queue(name="plain", lease_ms=LEASE_MS, backoff=quick, max_depth=depth),
-            Queue(name="kept", lease_ms=LEASE_MS, backoff=quick, order="keep", max_attempts=3),
-            Queue(name="moved", lease_ms=LEASE_MS, backoff=quick, dead_queue=grave, max_attempts=2),
+        plain = Queue(name="plain", lease_ms=LEASE_MS, backoff=quick, max_depth=depth)
+        kept = Queue(name="kept", lease_ms=LEASE_MS, backoff=quick, order="keep", max_attempts=3)
+        moved = Queue(
+            name="moved", lease_ms=LEASE_MS, backoff=quick, dead_queue=grave, max_attempts=2
         )
+        buried = Queue(name="grave", lease_ms=LEASE_MS, max_attempts=2, backoff=quick)
+        return buried, *(self._flowing(queue) for queue in (plain, kept, moved))
+
+    def _flowing(self, queue: Queue) -> Queue:
+        """Each queue has some of it, so that one may be compared with the next."""
+        limits: tuple[Limit, ...] = ()
+        if "limits" in self.features and queue.name != "kept":
+            limits += (Limit(name="slots", concurrency=2), *_PER_TENANT)
+        if "rates" in self.features and queue.name == "kept":
+            limits += (Limit(name="pace", rate=Rate(count=4, per_ms=1_000, burst=2)),)
+        return replace(
+            queue,
+            limits=limits,
+            fairness="shares" if "shares" in self.features and queue.name == "plain" else "off",
+            aging_ms=500 if "aging" in self.features and queue.name == "moved" else None,
+            group_batch=3 if "batches" in self.features and queue.name != "plain" else 1,
+        )
+
+
+_PER_TENANT = (Limit(name="tenants", key="{tenant}", task="work", concurrency=1),)
 
 
 def draw(seed: int, *, steps: int = 400, without: frozenset[str] = frozenset()) -> Plan:

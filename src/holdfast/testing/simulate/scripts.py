@@ -172,6 +172,8 @@ def reaper(hand: Hand) -> Script:
                 yield Rest(hand.dice.randint(1, 2 * LEASE_MS))
             if settlements:
                 yield Call("settle", settlements)
+            if hand.chance(0.1):
+                yield Call("recount", 100)
             expired = yield Call("expired", 20)
             for job in expired.jobs:
                 yield _burial(job)
@@ -211,7 +213,22 @@ def _new_job(hand: Hand) -> NewJob:
         key_window_ms=dice.choice((0, 1_000, 10_000)),
         key_policy=policy,
         overrides=Overrides(max_attempts=dice.choice((1, 3, None))),
+        tenant=f"tenant{dice.randint(0, 3)}",
+        group=f"group{dice.randint(0, 2)}" if hand.has("groups") and hand.chance(0.5) else None,
+        **_parents(hand),
     )
+
+
+def _parents(hand: Hand) -> dict[str, Any]:
+    """Of those that somebody told of lately. None is held for ever: that would be no end."""
+    if not hand.has("families") or not hand.ids or not hand.chance(0.4):
+        return {}
+    lately = hand.ids[-12:]
+    return {
+        "after": tuple(hand.dice.sample(lately, min(len(lately), hand.dice.randint(1, 3)))),
+        "after_on": hand.dice.choice(("success", "success", "either", "death")),
+        "parent_death": hand.dice.choice(("cancel", "run")),
+    }
 
 
 def _work(hand: Hand, lease: Lease) -> Part:

@@ -16,7 +16,7 @@ from holdfast.errors import EngineError, EngineUnavailable, OutcomeUnknown
 from holdfast.testing.clock import ManualClock
 from holdfast.testing.history import Journal, Line, dump
 from holdfast.testing.simulate import scripts
-from holdfast.testing.simulate.plan import DRAIN_MS_MAX, LEASE_MS, Plan
+from holdfast.testing.simulate.plan import LEASE_MS, Plan
 from holdfast.testing.simulate.scripts import Call, Effect, Hand, Rest, Script
 
 MakeEngine = Callable[[ManualClock], Engine]
@@ -230,7 +230,7 @@ class World:
             player.frozen_ms = 0
             player.hand.calm = True
         self._nemesis.note("heal")
-        end_ms = self.now_ms + DRAIN_MS_MAX
+        end_ms = self.now_ms + self.plan.drain_ms_max
         while self.now_ms < end_ms:
             for queue in self.plan.queues:
                 # Again and again: an order to pause may still have been under way.
@@ -240,7 +240,7 @@ class World:
             if not await self._unfinished():
                 self._nemesis.note("drained")
                 return
-        self._nemesis.note("undrained", after_ms=DRAIN_MS_MAX)
+        self._nemesis.note("undrained", after_ms=self.plan.drain_ms_max)
 
     async def _unfinished(self) -> bool:
         wanted, after = JobFilter(states=UNFINISHED), None

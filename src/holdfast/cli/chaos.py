@@ -1,0 +1,181 @@
+"""`holdfast chaos`: kill and freeze workers over real jobs, and tell whether anything was lost."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import shlex
+import signal
+import sys
+import tempfile
+from collections.abc import AsyncIterator
+from pathlib import Path
+from random import SystemRandom
+from typing import Annotated, Any
+
+from cyclopts import Parameter
+from msgspec.structs import replace
+
+from holdfast.chaos.judge import Findings, percentile
+from holdfast.chaos.places import Place, private, within
+from holdfast.chaos.storm import QUEUE, Storm, Weather
+from holdfast.cli.exits import Exit
+from holdfast.cli.output import COMMON, Common, print_json, say
+from holdfast.cli.pages import program
+from holdfast.cli.running import running
+from holdfast.core.text import counted
+from holdfast.errors import UsageError
+
+_SCALE = 0.4
+"""Jobs of 0.04 to 2 seconds."""
+_TOLD_MAX = 20
+
+
+async def chaos(
+    *,
+    seconds: Annotated[float, Parameter(help="How long there are blows.")] = 30.0,
+    kills: Annotated[int | None, Parameter(help="How many kills; one every two seconds.")] = None,
+    workers: Annotated[int, Parameter(help="How many workers.")] = 3,
+    postgres: Annotated[
+        bool,
+        Parameter(help="On a private PostgreSQL, which is killed and restarted too.", negative=()),
+    ] = False,
+    queue: Annotated[
+        str | None, Parameter(help="The queue to create and drop: also beside jobs of others.")
+    ] = None,
+    seed: Annotated[int | None, Parameter(help="The dice of an earlier run.")] = None,
+    common: Common = COMMON,
+) -> int:
+    """Kill and freeze workers of its own over real jobs, let everything heal, and judge it.
+
+    Without --url on a private store. It ends only processes that it started.
+    """
+    if postgres and common.url:
+        raise UsageError("--postgres is a private server: leave out --url, or --postgres")
+    weather = _weather(seconds, kills, workers, seed, restarts=postgres)
+    with tempfile.TemporaryDirectory(prefix="holdfast-chaos-") as folder:
+        async with _place(common, Path(folder), queue, weather.seed, postgres=postgres) as place:
+            again = _again(weather, common, place)
+            if not common.json:
+                say(f"chaos on {place.told} for {seconds:g} s; again: {again}")
+            storm = Storm(
+                place.url,
+                weather,
+                Path(folder),
+                queue=replace(QUEUE, name=place.queue),
+                options=place.options,
+                server=place.server,
+                tell=_tell,
+            )
+            findings = await _until_interrupted(storm)
+    _tell("")
+    if findings is None:
+        say("stopped before the end: nothing was judged, and nothing is left")
+        return Exit.INTERRUPTED
+    figures = {"again": again, **_figures(findings, storm, weather)}
+    if common.json:
+        print_json(figures)
+    else:
+        _print(findings, figures)
+    return Exit.DONE if findings.clean else Exit.FAILED
+
+
+def _weather(
+    seconds: float, kills: int | None, workers: int, seed: int | None, *, restarts: bool
+) -> Weather:
+    kills = max(1, round(seconds / 2)) if kills is None else kills
+    if not 1 <= seconds <= 86_400 or not 1 <= workers <= 64 or not 0 <= kills <= 100_000:
+        raise UsageError("--seconds is 1 to 86400, --workers 1 to 64 and --kills 0 to 100000")
+    return Weather(
+        workers=workers,
+        kills=kills,
+        freezes=max(1, kills // 5),
+        seconds=seconds,
+        scale=_SCALE,
+        seed=SystemRandom().randrange(1_000_000) if seed is None else seed,
+        restarts=max(1, round(seconds / 10)) if restarts else 0,
+    )
+
+
+@contextlib.asynccontextmanager
+async def _place(
+    common: Common, home: Path, queue: str | None, seed: int, *, postgres: bool
+) -> AsyncIterator[Place]:
+    name = queue or f"chaos.{seed}"
+    if not common.url:
+        async with private(home, name, postgres=postgres) as place:
+            yield place
+        return
+    async with running(common, create=True) as app, within(app, name, named=bool(queue)) as place:
+        yield place
+
+
+async def _until_interrupted(storm: Storm) -> Findings | None:
+    """None if it was told to stop: then it has ended all that it started."""
+    loop = asyncio.get_running_loop()
+    running_storm = asyncio.create_task(storm.run())
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, running_storm.cancel)
+    try:
+        return await running_storm
+    except asyncio.CancelledError:
+        return None
+    finally:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.remove_signal_handler(number)
+
+
+def _print(findings: Findings, figures: dict[str, Any]) -> None:
+    """What was wrong, and then the one line."""
+    blows = [counted(figures[f"{name}s"], name) for name in ("kill", "freeze", "restart")]
+    jobs = f"{counted(findings.jobs, 'job')}, {counted(findings.dead, 'dead letter')}"
+    say(f"{jobs}; {', '.join(blows)}")
+    for violation in findings.violations[:_TOLD_MAX]:
+        say(violation)
+    if len(findings.violations) > _TOLD_MAX:
+        say(f"and {len(findings.violations) - _TOLD_MAX} more")
+    others = len(findings.violations) - len(findings.lost)
+    line = f"{len(findings.lost)} lost, {counted(findings.reruns, 're-run')}"
+    line += f", recovery p99 {figures['recovery_ms_p99'] / 1000:.1f} s"
+    print(line + (f", {counted(others, 'other fault')}" if others > 0 else ""))
+
+
+def _figures(findings: Findings, storm: Storm, weather: Weather) -> dict[str, Any]:
+    return {
+        "seed": weather.seed,
+        "seconds": weather.seconds,
+        "workers": weather.workers,
+        "kills": storm.counts["kills"],
+        "freezes": storm.counts["freezes"],
+        "restarts": storm.counts["restarts"],
+        "jobs": findings.jobs,
+        "done": findings.done,
+        "dead": findings.dead,
+        "runs": findings.runs,
+        "lost": len(findings.lost),
+        "lost_ids": findings.lost,
+        "reruns": findings.reruns,
+        "recovery_ms_p50": round(percentile(findings.recovery_ms, 0.5)),
+        "recovery_ms_p99": round(percentile(findings.recovery_ms, 0.99)),
+        "violations": findings.violations,
+    }
+
+
+def _again(weather: Weather, common: Common, place: Place) -> str:
+    given = {
+        "seconds": f"{weather.seconds:g}",
+        "kills": str(weather.kills),
+        "workers": str(weather.workers),
+        "seed": str(weather.seed),
+    }
+    words = [program(), "chaos", *(f"--{name}={value}" for name, value in given.items())]
+    if place.server is not None:
+        words.append("--postgres")
+    if common.url:
+        words += [f"--url={place.told}", f"--queue={place.queue}"]
+    return shlex.join(words)
+
+
+def _tell(text: str) -> None:
+    if sys.stderr.isatty():
+        print(f"{text:100}", end="\r", file=sys.stderr, flush=True)

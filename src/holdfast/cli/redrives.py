@@ -1,0 +1,235 @@
+"""`holdfast redrive list`, `show` and `cancel`, and how `dlq retry` starts and watches one."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import msgspec
+from cyclopts import Parameter
+
+from holdfast.app import Holdfast
+from holdfast.cli.exits import Exit, NotFound
+from holdfast.cli.output import COMMON, Common, print_json, print_table, say, show_age
+from holdfast.cli.pages import program
+from holdfast.cli.person import person
+from holdfast.cli.running import progress, running
+from holdfast.core import codec
+from holdfast.core.model import JobFilter
+from holdfast.core.text import printable
+from holdfast.durations import show_at, show_ms, to_ms
+from holdfast.errors import UsageError
+from holdfast.rates import show_rate, to_rate
+from holdfast.upkeep import RedrivePlan, RedriveState, RedriveView, wall_ms
+from holdfast.upkeep.redrive import REDRIVES_MAX, is_late
+
+_LOOK_S = 0.5
+_QUIET_MS = 20_000
+_NO_CAP = 1_000_000
+
+Id = Annotated[str, Parameter(help="The id of the redrive.")]
+Watch = Annotated[bool, Parameter(help="Watch it until it ends. Ctrl-C ends the watching alone.")]
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How dead letters are put back."""
+
+    delay: Annotated[str, Parameter(help="Not before so long from now.")] = "0s"
+    edit: Annotated[
+        str | None,
+        Parameter(help="A JSON merge patch for each payload, first: null takes a field away."),
+    ] = None
+    max_redrives: Annotated[
+        int | None,
+        Parameter(help="Leave alone what was redriven so often; 3, unless ids are given."),
+    ] = None
+    rate: Annotated[str | None, Parameter(help="Bit by bit, done by upkeep: 10/s, or 100/m.")] = (
+        None
+    )
+    canary: Annotated[
+        bool,
+        Parameter(
+            help="A hundredth first, done by upkeep; stop if one dies of the same.", negative=()
+        ),
+    ] = False
+    canary_wait: Annotated[str, Parameter(help="How long to wait for those.")] = "10m"
+    watch: Annotated[
+        bool | None,
+        Parameter(help="Watch a redrive until it ends; by default at a terminal."),
+    ] = None
+
+    @property
+    def is_durable(self) -> bool:
+        return self.canary or self.rate is not None
+
+    def plan(self, wanted: JobFilter) -> RedrivePlan:
+        cap = self.max_redrives
+        return RedrivePlan(
+            wanted=wanted,
+            by=person(),
+            rate=None if self.rate is None else to_rate("rate", self.rate, UsageError),
+            canary=self.canary,
+            canary_wait_ms=to_ms("canary-wait", self.canary_wait, UsageError),
+            redrives_max=cap if cap is not None else _NO_CAP if wanted.ids else REDRIVES_MAX,
+            patch=None if self.edit is None else _patch(self.edit),
+            delay_ms=to_ms("delay", self.delay, UsageError),
+        )
+
+
+PACE = Pace()
+
+
+async def list_all(*, common: Common = COMMON) -> None:
+    """List redrives, oldest first."""
+    async with running(common) as app:
+        views = await app.redrives.all()
+    if common.json:
+        print_json([redrive_view(view) for view in views])
+        return
+    print_redrives(views)
+    if not views:
+        say(f"there is no redrive: {program()} dlq retry --all --rate 10/s starts one")
+
+
+def print_redrives(views: list[RedriveView]) -> None:
+    now = wall_ms()
+    rows = [
+        (
+            view.redrive.id,
+            str(view.redrive.state),
+            view.redrive.retried,
+            view.redrive.left,
+            view.done,
+            view.died,
+            view.redrive.plan.by,
+            f"{show_age(max(now - view.redrive.started_at, 0))} ago",
+            view.redrive.text,
+        )
+        for view in views
+    ]
+    columns = ("redrive", "state", "retried", "left", "done", "died again", "by", "started", "why")
+    print_table(columns, rows)
+
+
+async def show(id: Id, /, *, watch: Watch = False, common: Common = COMMON) -> int:
+    """Show a redrive, and how far it is."""
+    async with running(common) as app:
+        if watch:
+            return await watched(app, id, common)
+        view = await one(app, id)
+    tell(view, common)
+    return Exit.DONE
+
+
+async def cancel(id: Id, /, *, common: Common = COMMON) -> None:
+    """Put back no more; what was put back stays."""
+    async with running(common) as app:
+        before = await one(app, id)
+        await app.redrives.cancel(id, person())
+        view = await one(app, id)
+    if before.redrive.state.ended:
+        say(f"redrive {id} had ended already")
+    if common.json:
+        print_json(redrive_view(view))
+    else:
+        print(f"redrive {id} is {view.redrive.state}: {view.redrive.retried} retried")
+
+
+async def start(app: Holdfast, plan: RedrivePlan, watch: bool | None, common: Common) -> int:
+    """Of a plan that upkeep shall do."""
+    redrive = await app.redrives.start(plan)
+    seen = watch if watch is not None else sys.stderr.isatty() and not common.json
+    if seen:
+        return await watched(app, redrive.id, common)
+    if common.json:
+        print_json(redrive_view(await one(app, redrive.id)))
+    else:
+        print(redrive.id)
+        say(f"upkeep does it; see {program()} redrive show {redrive.id}")
+    return Exit.DONE
+
+
+async def watched(app: Holdfast, id: str, common: Common) -> int:
+    """A bar until it ends, then how it ended."""
+    view = await one(app, id)
+    met = 0
+    hinted = False
+    with progress(f"redrive {id}", view.redrive.total) as advance:
+        try:
+            while not view.redrive.state.ended:
+                now = view.redrive.total - view.redrive.left
+                advance(now - met)
+                met = now
+                if not hinted and is_late(view.redrive, view.age_ms, _QUIET_MS):
+                    hinted = True
+                    say(f"nothing has happened for a while: is upkeep running? {program()} up")
+                await asyncio.sleep(_LOOK_S)
+                view = await one(app, id)
+        except asyncio.CancelledError:
+            say(f"redrive {id} goes on: {program()} redrive show {id}, or redrive cancel {id}")
+            raise
+    tell(view, common)
+    return Exit.DONE if view.redrive.state is RedriveState.FINISHED else Exit.FAILED
+
+
+async def one(app: Holdfast, id: str) -> RedriveView:
+    view = await app.redrives.get(id)
+    if view is None:
+        raise NotFound(f"no redrive has the id {id[:80]!r}: see {program()} redrive list")
+    return view
+
+
+def tell(view: RedriveView, common: Common) -> None:
+    shown = redrive_view(view)
+    if common.json:
+        print_json(shown)
+        return
+    for name, value in shown.items():
+        if value not in (None, "", "0ms", 0, False, {}) or name in ("retried", "left"):
+            text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+            print(f"{name:16}  {printable(text, one_line=True)}")
+
+
+def redrive_view(view: RedriveView) -> dict[str, Any]:
+    """A redrive as scripts read it. A field that is here stays here."""
+    redrive = view.redrive
+    plan = redrive.plan
+    wanted: dict[str, Any] = msgspec.to_builtins(plan.wanted)
+    return {
+        "id": redrive.id,
+        "state": str(redrive.state),
+        "text": redrive.text,
+        "by": plan.by,
+        "started_at": show_at(redrive.started_at),
+        "ended_at": None if redrive.ended_at is None else show_at(redrive.ended_at),
+        "filter": {name: value for name, value in wanted.items() if name != "states"},
+        "rate": None if plan.rate is None else show_rate(plan.rate),
+        "canaries": redrive.canaries,
+        "max_redrives": plan.redrives_max,
+        "edit": None if plan.patch is None else codec.decode(plan.patch),
+        "delay": show_ms(plan.delay_ms),
+        "total": redrive.total,
+        "estimated": redrive.estimated,
+        "retried": redrive.retried,
+        "left": redrive.left,
+        "capped": redrive.capped,
+        "unfit": redrive.unfit,
+        "changed": redrive.changed,
+        "done": view.done,
+        "died": view.died,
+        "recurred": view.recurred,
+        "other": view.other,
+        "open": view.open,
+    }
+
+
+def _patch(text: str) -> bytes:
+    try:
+        return codec.encode(json.loads(text))
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"edit is not JSON: {error}") from None

@@ -1,0 +1,172 @@
+"""Failures that are alike have one fingerprint: the error's type, the top frames of the user's
+code, and the text without what differs from job to job.
+
+Texts and traces are hostile: whatever they say, a fingerprint comes of them in bounded time. A
+wrong guess groups what is not alike, or parts what is, and does no other harm.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from typing import NamedTuple
+
+from holdfast.core.model import Failure, FailureKind, Reason
+
+FRAMES_MAX = 3
+TEXT_MAX = 500
+_OTHERS_MAX = 8
+_TRACE_LINES_MAX = 2_000
+
+_ABOUT_THE_TASK = (FailureKind.TIMEOUT, FailureKind.OVERDUE, FailureKind.EXPIRED)
+"""Where it happened to be, and on which worker, says nothing about these."""
+
+_ABOUT_CODE = (
+    *("AttributeError", "ImportError", "ModuleNotFoundError", "NameError", "TypeError"),
+    "UnboundLocalError",
+)
+"""What these quote are names in the code, which do not differ from job to job."""
+
+_FRAME = re.compile(r'\s*File "([^"]{1,1000})", line \d+,? in (\S{1,200})')
+_MARGIN = re.compile(r"\s*[|+] ")
+_ERROR = re.compile(r"([\w.]{1,200})(?::|$)")
+_FIRST_IS_LAST = "(most recent call first):"
+_LAST_IS_LAST = "Traceback (most recent call last):"
+_FOREIGN = re.compile(r"(?i)/(?:site-packages|dist-packages|lib(?:64)?/python\d[^/]*)/|^<frozen ")
+_OWN = re.compile(r"/(?:site-packages|dist-packages|src)/holdfast/")
+_INLINED = ("<listcomp>", "<dictcomp>", "<setcomp>")
+"""Frames of their own until Python 3.11, and not since."""
+
+_VARIABLE = re.compile(
+    r"""
+      (?P<kept>\b(?:http|status|code|errno|error|sqlstate)\b[\s:=#]{0,3}\d{1,5}\b)
+    | (?P<url>\b[a-z][a-z0-9+.-]{1,15}://[^\s'"<>]+)
+    | (?P<email>\b[\w.+-]{1,64}@[\w-]{1,63}(?:\.[\w-]{1,63}){1,8})
+    | (?P<text>(?<!\w)[bru]{0,2}(?:
+        '\[[^\n]*?\]' | '(?:[^'\\\n]|\\.)*' | "(?:[^"\\\n]|\\.)*"
+        | '[^'\n]*' | "[^"\n]*" | `[^`\n]*` | “[^”\n]*” | ‘[^’\n]*’))
+    | (?P<uuid>\b[0-9a-f]{8}-(?:[0-9a-f]{4}-){3}[0-9a-f]{12}\b)
+    | (?P<address>\b0x[0-9a-f]+\b)
+    | (?P<path>(?:\b[a-z]:)?(?:[/\\][\w.@+~-]+){2,}[/\\]?)
+    | (?P<id>\b(?=[a-z_]*\d)(?=[\d_]*[a-z])\w{16,}\b | \b(?=[a-f]*\d)(?=\d*[a-f])[0-9a-f]{7,}\b)
+    | (?P<ip>(?<![\w:])(?=[\d:]*(?:[a-f]|::))[0-9a-f]{0,4}(?::[0-9a-f]{0,4}){2,7}(?![\w:]))
+    | (?P<several>\bsub-exceptions?\b)
+    | (?P<n>(?:(?<![\w.)-])[-+])?\d+(?:[.,:]\d+)*(?:e[-+]?\d+)?)
+    """,
+    re.VERBOSE | re.IGNORECASE,
+)
+_DATA = re.compile(r"\{[^{}\n]*\}")
+_DEPTH_MAX = 10
+_VALUE = "<>"
+_VALUES = re.compile(r"<>(?:[\s,;]*<>)+")
+"""How many there are of them differs too."""
+_NAME = re.compile(r"\W[A-Za-z_][\w.]{0,99}\W")
+
+
+def fingerprint(reason: Reason, failure: Failure | None, task: str = "") -> str:
+    """Twelve characters, the same for what failed alike.
+
+    An error is told by its frames, whichever task met it; what has none is its task's own.
+    """
+    if failure is None:
+        parts = [str(reason), task]
+    elif failure.kind in _ABOUT_THE_TASK:
+        parts = [str(failure.kind), task]
+    else:
+        kind = failure.type or str(failure.kind)
+        text = normal(failure.message, names=kind in _ABOUT_CODE)
+        where = frames(failure.trace, kind, crashed=failure.kind is FailureKind.CRASH)
+        parts = [str(failure.kind), kind, str(failure.exit_code), str(failure.signal), text]
+        parts += where or [task]
+    return hashlib.sha256("\0".join(parts).encode(errors="replace")).hexdigest()[:12]
+
+
+def frames(trace: str, kind: str = "", *, crashed: bool = False) -> list[str]:
+    """The innermost frames of the user's code, as file name and function, and of each error that
+    led to it the innermost one. No line numbers, which move with every edit, nor folders, which
+    differ between machines.
+
+    Of a process that died only the frames it died in count: what else it printed, it printed.
+    """
+    found = [each for each in _errors(trace) if each.died or not crashed]
+    if not found:
+        return []
+    *_, main = [each for each in found if each.kind == kind.rpartition(".")[2]] or found
+    others = sorted({f"{each.kind} {''.join(each.own(1))}" for each in found if each is not main})
+    inner = main.own(FRAMES_MAX)
+    # Which of them reached the bound of a recursion is chance.
+    inner = sorted(inner) if main.kind == "RecursionError" else inner
+    return [*inner, *others[:_OTHERS_MAX]]
+
+
+def normal(text: str, *, names: bool = False) -> str:
+    """What an error says, without ids, numbers, paths and quoted values; with `names`, quoted
+    names stay."""
+
+    def named(match: re.Match[str]) -> str:
+        what = match.lastgroup
+        if what == "kept" or (names and what == "text" and _NAME.fullmatch(match[0])):
+            return match[0]
+        return _VALUE
+
+    plain = _VARIABLE.sub(named, text[: 4 * TEXT_MAX])
+    for _ in range(_DEPTH_MAX):
+        # The innermost first: what has others inside is one value too.
+        plain, found = _DATA.subn(_VALUE, plain)
+        if not found:
+            break
+    return " ".join(_VALUES.sub(_VALUE, plain).split())[:TEXT_MAX]
+
+
+class _Error(NamedTuple):
+    """One of the errors that a trace tells of, and the frames it went through, innermost last."""
+
+    kind: str
+    places: tuple[tuple[str, str], ...]
+    died: bool
+
+    def own(self, most: int) -> list[str]:
+        """The innermost distinct frames of the user's code; of a library if there are none."""
+        paths = [(path.replace("\\", "/"), name) for path, name in self.places]
+        ours = [each for each in paths if not _OWN.search(each[0]) and each[1] not in _INLINED]
+        users = [each for each in ours if not _FOREIGN.search(each[0])]
+        distinct = dict.fromkeys(f"{_file(path)}:{name}" for path, name in reversed(users or ours))
+        return list(distinct)[:most]
+
+
+def _file(path: str) -> str:
+    folder, _, name = path.rpartition("/")
+    if name in ("__init__.py", "__main__.py"):
+        return f"{folder.rpartition('/')[2]}/{name}"
+    # A cell of a notebook is a file with a number for a name.
+    return re.sub(r"\d{3,}", "<n>", name)
+
+
+def _errors(trace: str) -> list[_Error]:
+    """Every error of a trace in its order: causes before what they led to, groups before parts."""
+    found: list[_Error] = []
+    places: list[tuple[str, str]] = []
+    died = False
+
+    def end(kind: str) -> None:
+        if places:
+            inner_last = reversed(places) if died else places
+            found.append(_Error(kind, tuple(inner_last), died))
+            places.clear()
+
+    lines = trace.splitlines()
+    if len(lines) > _TRACE_LINES_MAX:
+        lines = lines[: _TRACE_LINES_MAX // 2] + lines[-_TRACE_LINES_MAX // 2 :]
+    for written in lines:
+        margin = _MARGIN.match(written)
+        line = written[margin.end() :] if margin else written
+        frame = _FRAME.match(line)
+        if frame:
+            places.append((frame[1], frame[2]))
+        elif line.endswith((_FIRST_IS_LAST, _LAST_IS_LAST)):
+            end("")
+            died = line.endswith(_FIRST_IS_LAST)
+        elif places and not died and (error := _ERROR.match(line)):
+            end(error[1].rpartition(".")[2])
+    end("")
+    return found

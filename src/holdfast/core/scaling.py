@@ -1,0 +1,159 @@
+"""How many workers keep the waiting short: the sums, from what is known of one queue.
+
+Pure. More slots than there are jobs, than a limit allows or than help are never asked for, and
+where nothing is known the advice is to stay as it is.
+"""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+
+from holdfast.durations import show_ms
+
+SLOTS_MAX = 100_000
+SLOTS_DEFAULT = 16
+_ENDED_MIN = 10
+"""So many ends, all of them failures, say that the work itself is broken."""
+
+
+class Load(msgspec.Struct, frozen=True, kw_only=True):
+    """A queue as it stands. Rates are jobs a second; `run_ms` is how long one attempt holds a slot,
+    None if nobody knows, and `attempts` how many a job takes. `slots` and `workers` are there for
+    it now. `slots_bound` and `rate_bound` are what its limits allow."""
+
+    waiting: int = 0
+    leased: int = 0
+    oldest_age_ms: int | None = None
+    arrivals: float = 0.0
+    run_ms: float | None = None
+    attempts: float = 1.0
+    ended: int = 0
+    failed: int = 0
+    slots: int = 0
+    workers: int = 0
+    paused: bool = False
+    slots_bound: int | None = None
+    rate_bound: float | None = None
+
+
+class Goal(msgspec.Struct, frozen=True, kw_only=True):
+    """Jobs start within `wait_ms`; a worker has `worker_slots`, and there are so many of them."""
+
+    wait_ms: int = 30_000
+    worker_slots: int = SLOTS_DEFAULT
+    workers_min: int = 0
+    workers_max: int = 1_000
+
+
+class Advice(msgspec.Struct, frozen=True, kw_only=True):
+    """`wait_ms` is about how long a job that comes now would wait, with as many slots as there
+    are; None if nobody knows."""
+
+    slots: int
+    workers: int
+    wait_ms: int | None
+    reason: str
+
+
+def advise(load: Load, goal: Goal) -> Advice:
+    """The slots that bring the waiting under the goal, and the workers that have them."""
+    wait_ms = wait_of(load)
+    if load.paused:
+        return _advice(0, goal, wait_ms, "the queue is paused: nothing starts")
+    if load.run_ms is None:
+        return _unknown(load, goal, wait_ms)
+    if load.waiting and load.ended >= _ENDED_MIN and load.failed == load.ended:
+        text = f"all of the last {load.ended} attempts failed: more workers would fail more"
+        return _advice(load.slots, goal, wait_ms, text)
+    if not load.waiting and not load.leased and load.arrivals == 0:
+        return _advice(0, goal, wait_ms, "nothing waits and nothing comes")
+    steady = steady_slots(load, goal.wait_ms)
+    behind = backlog_slots(load, goal.wait_ms)
+    text = (
+        f"{load.arrivals:.2g} jobs/s of {show_ms(round(_service_ms(load)))} keep {steady} busy"
+        if steady >= behind
+        else f"{load.waiting} jobs wait, the oldest for {show_ms(load.oldest_age_ms or 0)}"
+    )
+    wanted = max(steady, behind)
+    bound = _bound(load)
+    if bound is not None and wanted > bound:
+        return _advice(bound, goal, wait_ms, f"{text}; its limits let {bound} run at a time")
+    return _advice(wanted, goal, wait_ms, text)
+
+
+def steady_slots(load: Load, wait_ms: int) -> int:
+    """To keep up with what comes: the fewest with which a job waits no longer on average, if both
+    arrivals and run times scatter (Erlang's formula for queues)."""
+    service_ms = _service_ms(load)
+    busy = load.arrivals * service_ms / 1000
+    if busy <= 0:
+        return 0
+    if busy >= SLOTS_MAX / 2:
+        return SLOTS_MAX
+    # The chance that all of so many slots are taken when nobody may wait, one slot after another.
+    blocked = 1.0
+    slots = 0
+    while slots < SLOTS_MAX:
+        slots += 1
+        blocked = busy * blocked / (slots + busy * blocked)
+        if slots > busy:
+            waits = blocked / (1 - busy / slots * (1 - blocked))
+            if waits * service_ms / (slots - busy) <= wait_ms:
+                break
+    return slots
+
+
+def backlog_slots(load: Load, wait_ms: int) -> int:
+    """To start all that waits, and what comes meanwhile, in the time that is left for it. Jobs
+    that are late already get half of the time, so that the number stays sane."""
+    if not load.waiting:
+        return 0
+    left_ms = max(wait_ms - (load.oldest_age_ms or 0), wait_ms / 2, 1)
+    rounds = left_ms / _service_ms(load)
+    due = load.waiting + load.arrivals * left_ms / 1000
+    running = load.leased
+    if due <= running * rounds:
+        return math.ceil(due / rounds)
+    # A slot that is free now starts one at once, and then as many more as there are rounds.
+    more = (due - running * rounds) / (1 + rounds)
+    return min(SLOTS_MAX, running + math.ceil(more), running + load.waiting + math.ceil(due))
+
+
+def wait_of(load: Load) -> int | None:
+    """How long a job that comes now waits for those before it."""
+    if load.waiting == 0:
+        return 0
+    if load.run_ms is None or load.slots == 0 or load.paused:
+        return None
+    return round(load.waiting * _service_ms(load) / load.slots)
+
+
+def _service_ms(load: Load) -> float:
+    """The time in a slot that a job takes in all; never nothing, or one slot could do all."""
+    return max(1.0, (load.run_ms or 0) * max(1.0, load.attempts))
+
+
+def _bound(load: Load) -> int | None:
+    bounds = [] if load.slots_bound is None else [load.slots_bound]
+    if load.rate_bound is not None:
+        bounds.append(max(1, math.ceil(load.rate_bound * _service_ms(load) / 1000)))
+    return min(bounds, default=None)
+
+
+def _unknown(load: Load, goal: Goal, wait_ms: int | None) -> Advice:
+    if not load.waiting and not load.leased:
+        return _advice(0, goal, wait_ms, "nothing waits, and no job has ended yet")
+    text = "jobs wait, but none has ended yet: nobody knows how long they take"
+    return _advice(max(load.slots, 1), goal, wait_ms, text)
+
+
+def _advice(slots: int, goal: Goal, wait_ms: int | None, reason: str) -> Advice:
+    wanted = math.ceil(slots / max(1, goal.worker_slots))
+    workers = min(max(wanted, goal.workers_min), goal.workers_max)
+    if workers < wanted:
+        reason += f"; {wanted} workers would be needed, {goal.workers_max} are allowed"
+    elif workers > wanted:
+        reason += f"; never fewer than {goal.workers_min} workers"
+    return Advice(slots=slots, workers=workers, wait_ms=wait_ms, reason=reason)

@@ -1,0 +1,271 @@
+"""Jobs after others: when a child may start, and what the end of a parent makes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from msgspec.structs import replace
+
+from holdfast.core.flow import Waits
+from holdfast.core.model import (
+    AfterOn,
+    Event,
+    EventKind,
+    JobFilter,
+    NewJob,
+    ParentDeath,
+    Reason,
+    Receipt,
+    State,
+    Status,
+)
+from holdfast.core.verdict import (
+    Bury,
+    BuryWaiting,
+    Cancel,
+    Complete,
+    Delete,
+    Forward,
+    Move,
+    Outcome,
+    Release,
+    Retry,
+    Verdict,
+)
+from holdfast.testing.contract.making import (
+    ERROR,
+    a_job,
+    a_queue,
+    end,
+    jobs,
+    lease_ids,
+    lease_one,
+    reap,
+    settle,
+    work_off,
+)
+from holdfast.testing.harness import Harness
+from holdfast.testing.twin import Twin
+
+A, B, C, P = (JobFilter(ids=(id_,)) for id_ in "abcp")
+
+
+def code(receipts: Sequence[Receipt]) -> list[str]:
+    return [receipt.code or receipt.status for receipt in receipts]
+
+
+def after(id: str, *parents: str, **fields: object) -> NewJob:
+    return a_job(id, after=parents, **fields)
+
+
+async def family(twin: Twin, **fields: object) -> None:
+    """A parent `p` and its child `a`."""
+    await twin.enqueue([a_job("p"), after("a", "p", **fields)])
+
+
+async def finish(twin: Twin, state: State, id: str = "p") -> None:
+    """Done, dead or cancelled."""
+    if state is State.CANCELLED:
+        assert await twin.amend(JobFilter(ids=(id,)), Cancel()) == 1
+        return
+    lease = await lease_one(twin, queues=(), ids=(id,))
+    await settle(twin, lease, Complete() if state is State.DONE else Bury())
+
+
+class Depending:
+    async def test_law_17_a_child_starts_when_its_parents_are_done(self, twin: Twin) -> None:
+        await twin.enqueue([*jobs("pq"), after("a", "p", "q", priority=100)])
+        p, q = [await lease_one(twin) for _ in range(2)]
+        assert await lease_ids(twin) == []
+        await end(twin, p)
+        assert await lease_ids(twin) == []
+        assert await lease_ids(twin, queues=(), ids=("a",)) == []
+        await end(twin, q)
+        assert await lease_ids(twin) == ["a"]
+
+    async def test_a_job_says_what_it_comes_after(self, twin: Twin) -> None:
+        await twin.enqueue([*jobs("pq")])
+        new = after("a", "q", "p", "q", after_on="either", parent_death="hold")
+        await twin.enqueue([new])
+        job = await twin.the("a")
+        assert (job.after, job.after_on, job.parent_death) == (("q", "p"), "either", "hold")
+        assert await work_off(twin) == ["p", "q", "a"]
+        assert (await twin.the("a")).after == ("q", "p")
+        (found,) = await twin.find(A)
+        assert found.after == ()
+
+    async def test_a_lease_says_what_its_job_comes_after(self, twin: Twin) -> None:
+        await family(twin)
+        await end(twin, await lease_one(twin))
+        lease = await lease_one(twin)
+        assert lease.job.after == ("p",)
+
+    async def test_law_02_a_child_is_not_early_either(self, harness: Harness, twin: Twin) -> None:
+        await family(twin, delay_ms=50)
+        await end(twin, await lease_one(twin))
+        assert await lease_ids(twin) == []
+        harness.clock.advance(50)
+        assert await lease_ids(twin) == ["a"]
+
+    @pytest.mark.parametrize("ended", [None, State.DONE, State.DEAD, State.CANCELLED])
+    @pytest.mark.parametrize("parent_death", ["cancel", "run", "hold"])
+    @pytest.mark.parametrize("after_on", ["success", "death", "either"])
+    @pytest.mark.parametrize("first", ["parent", "child"])
+    async def test_every_end_and_what_a_child_makes_of_it(
+        self,
+        twin: Twin,
+        *,
+        first: str,
+        after_on: AfterOn,
+        parent_death: ParentDeath,
+        ended: State | None,
+    ) -> None:
+        """Whether the parent ends before the child comes in or after is all the same."""
+        child = after("a", "p", after_on=after_on, parent_death=parent_death)
+        await twin.enqueue([a_job("p")])
+        if first == "child":
+            assert code(await twin.enqueue([child])) == [Status.NEW]
+        if ended is None:
+            await twin.amend(P, Delete())
+        else:
+            await finish(twin, ended)
+        if first == "parent":
+            expected = "unknown_parent" if ended is None else Status.NEW
+            assert code(await twin.enqueue([child])) == [expected]
+            if ended is None:
+                return
+        job = await twin.the("a")
+        lived = ended is State.DONE
+        if after_on == "either" or (after_on == "death") is not lived:
+            fate = "runs"
+        elif lived:
+            fate = "cancel"
+        else:
+            fate = {"run": "runs"}.get(parent_death, parent_death)
+        assert job.state is (State.CANCELLED if fate == "cancel" else State.WAITING)
+        assert job.reason is (Reason.DEPENDENCY if fate == "cancel" else None)
+        assert await lease_ids(twin) == (["a"] if fate == "runs" else [])
+
+    async def test_a_cancelled_child_tells_why(self, harness: Harness, twin: Twin) -> None:
+        await family(twin)
+        before = await twin.the("a")
+        harness.clock.advance(5)
+        await finish(twin, State.DEAD)
+        now = harness.clock.wall_ms()
+        event = Event(at=now, kind=EventKind.CANCELLED, text="parent p is dead")
+        assert await twin.the("a") == replace(
+            before,
+            state=State.CANCELLED,
+            finished_at=now,
+            reason=Reason.DEPENDENCY,
+            version=2,
+            events=(event,),
+        )
+
+    async def test_a_child_cancelled_at_the_door(self, twin: Twin) -> None:
+        await twin.enqueue(jobs("opq"))
+        await finish(twin, State.DEAD, "p")
+        await finish(twin, State.DEAD, "q")
+        assert code(await twin.enqueue([after("a", "o", "q", "p"), after("b", "a")])) == ["new"] * 2
+        a, b = await twin.the("a"), await twin.the("b")
+        assert (a.state, a.reason, a.version) == (State.CANCELLED, Reason.DEPENDENCY, 2)
+        assert [event.text for event in a.events] == ["parent q is dead"]
+        assert [event.text for event in b.events] == ["parent a is cancelled"]
+        assert await work_off(twin) == ["o"]
+
+    async def test_cancelling_goes_down_the_line(self, twin: Twin) -> None:
+        await twin.enqueue(
+            [
+                *jobs("px"),
+                after("a", "p"),
+                after("b", "a", "x"),
+                after("c", "b", parent_death="run"),
+                after("d", "b", parent_death="hold"),
+                after("e", "b", after_on="death"),
+                after("f", "d"),
+            ]
+        )
+        await finish(twin, State.DEAD)
+        states = {id_: (await twin.the(id_)).state for id_ in "abcdef"}
+        assert states == {"a": "cancelled", "b": "cancelled"} | dict.fromkeys("cdef", "waiting")
+        assert await twin.waits("d") == Waits(parents=("b",), parent_count=1)
+        assert await work_off(twin) == ["x", "c", "e"]
+
+    async def test_the_first_to_end_is_the_one_that_is_named(self, twin: Twin) -> None:
+        await twin.enqueue([*jobs("pq"), after("a", "p", "q"), after("b", "q", "p")])
+        assert await twin.amend(JobFilter(ids=("q", "p")), Cancel()) == 2
+        for id_ in "ab":
+            (event,) = (await twin.the(id_)).events
+            assert event.text == "parent p is cancelled"
+
+    async def test_parents_and_children_in_one_act(self, twin: Twin) -> None:
+        """Each is what the person made of it; only then the children are judged."""
+        await twin.enqueue([a_job("p"), after("a", "p"), after("b", "a"), after("c", "p")])
+        assert await twin.amend(JobFilter(ids=("p", "a")), Cancel(by="ann")) == 2
+        a, b = await twin.the("a"), await twin.the("b")
+        assert (a.reason, [event.by for event in a.events]) == (None, ["ann"])
+        assert (b.reason, b.state) == (Reason.DEPENDENCY, State.CANCELLED)
+        assert [event.text for event in b.events] == ["parent a is cancelled"]
+
+    async def test_a_deleted_family(self, twin: Twin) -> None:
+        await twin.enqueue([a_job("p"), after("a", "p"), after("b", "a"), after("c", "b")])
+        assert await twin.amend(JobFilter(ids=("p", "a")), Delete()) == 2
+        assert [event.text for event in (await twin.the("b")).events] == ["parent a was deleted"]
+        assert [event.text for event in (await twin.the("c")).events] == ["parent b is cancelled"]
+
+    async def test_a_retry_is_no_end(self, harness: Harness, twin: Twin) -> None:
+        await family(twin)
+        for verdict in (Retry(), Release(), Retry(5, ERROR)):
+            await settle(twin, await lease_one(twin), verdict)
+            assert await twin.waits("a") == Waits(parents=("p",), parent_count=1)
+        harness.clock.advance(5)
+        assert await work_off(twin) == ["p", "a"]
+
+    async def test_a_parent_that_goes_on_elsewhere_has_not_ended(self, twin: Twin) -> None:
+        await twin.declare(a_queue("grave"))
+        await twin.declare(a_queue("q", dead_queue="grave"))
+        await twin.enqueue([a_job("p", queue="q"), after("a", "p"), a_job("r"), after("b", "r")])
+        await settle(twin, await lease_one(twin, queues=("q",)), Bury())
+        await settle(twin, await lease_one(twin), Forward("grave"))
+        await twin.amend(JobFilter(ids=("r",)), Move(queue="q"))
+        assert await lease_ids(twin) == []
+        assert await work_off(twin, queues=("grave", "q")) == ["p", "r"]
+        assert await lease_ids(twin) == ["a", "b"]
+
+    @pytest.mark.parametrize("verdict", [Complete(), Bury()], ids=["complete", "bury"])
+    async def test_law_05_a_late_settle_ends_a_parent(
+        self, harness: Harness, twin: Twin, verdict: Verdict
+    ) -> None:
+        await family(twin, after_on="either")
+        late = await lease_one(twin, lease_ms=10)
+        harness.clock.advance(10)
+        await reap(twin)
+        assert (await twin.the("p")).state is State.WAITING
+        assert await twin.waits("a") == Waits(parents=("p",), parent_count=1)
+        assert await settle(twin, late, verdict) is Outcome.SETTLED
+        assert await lease_ids(twin) == ["a"]
+
+    async def test_law_08_a_repeated_settle_of_a_parent(self, twin: Twin) -> None:
+        await family(twin)
+        lease = await lease_one(twin)
+        for _ in range(2):
+            assert await settle(twin, lease, Complete()) is Outcome.SETTLED
+        assert await lease_ids(twin) == ["a"]
+
+    async def test_a_reaped_parent_that_dies(self, harness: Harness, twin: Twin) -> None:
+        await twin.declare(a_queue(max_attempts=1))
+        await family(twin, after_on="death")
+        await lease_one(twin, lease_ms=10)
+        harness.clock.advance(10)
+        await reap(twin)
+        assert await lease_ids(twin) == ["a"]
+
+    async def test_an_expired_parent_ends_when_it_is_buried(
+        self, harness: Harness, twin: Twin
+    ) -> None:
+        await twin.enqueue([a_job("p", expires_ms=10), after("a", "p")])
+        harness.clock.advance(10)
+        assert await lease_ids(twin) == []
+        await twin.amend(JobFilter(expired=True), BuryWaiting(reason=Reason.EXPIRED))
+        assert (await twin.the("a")).reason is Reason.DEPENDENCY

@@ -1,0 +1,137 @@
+"""Tenants' queues → one work queue, in fair turns, for engines that cannot take turns inside.
+
+A job is leased and forwarded under its token, so that any number of distributors may run. One that
+is killed in between lets its leases lapse, and the jobs come back. Each keeps the turns it gave in
+memory: they only decide who is first, never whether.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter, defaultdict, deque
+from collections.abc import Sequence
+
+from holdfast.core import limits
+from holdfast.core.model import Lease, LeaseRequest, QueueView
+from holdfast.core.turns import Turns
+from holdfast.core.verdict import Forward, Outcome, Release, Settlement
+from holdfast.core.workers import DISTRIBUTOR
+from holdfast.engines.base import Engine
+from holdfast.events import Distributed, Tell, tell_nobody
+from holdfast.upkeep.distributions import Distribution, Distributions
+
+_log = logging.getLogger("holdfast.upkeep")
+
+STEP = 200
+"""Jobs that are in hand at a time, at most: by so much several distributors may overfill."""
+
+_LEASE_MS = 10 * limits.SECOND_MS
+_SOON_MS = 50
+_IDLE_MS = 250
+
+
+class Distributor:
+    """Does what `given` says, or else what is stored."""
+
+    name = "distributor"
+
+    def __init__(
+        self,
+        engine: Engine,
+        given: Sequence[Distribution] | None = None,
+        *,
+        tell: Tell = tell_nobody,
+        net_ms: int = 5 * limits.SECOND_MS,
+    ) -> None:
+        self.net_ms = net_ms
+        self._engine = engine
+        self._given = given
+        self._tell = tell
+        self._turns: dict[str, Turns] = defaultdict(Turns)
+        self._missing: set[str] = set()
+
+    async def once(self) -> int | None:
+        """One step of each; the time to the next."""
+        wanted = self._given
+        if wanted is None:
+            wanted = await Distributions(self._engine).all()
+        if not wanted:
+            return None
+        views = {view.queue.name: view for view in await self._engine.queues()}
+        moved = 0
+        for distribution in wanted:
+            moved += await self._fill(distribution, views)
+        return _SOON_MS if moved else _IDLE_MS
+
+    async def _fill(self, distribution: Distribution, views: dict[str, QueueView]) -> int:
+        target = views.get(distribution.target)
+        if target is None:
+            if distribution.target not in self._missing:
+                _log.warning(
+                    "nothing is distributed to %s: there is no such queue", distribution.target
+                )
+            self._missing.add(distribution.target)
+            return 0
+        self._missing.discard(distribution.target)
+        waiting = {
+            name: view.ready
+            for name, view in views.items()
+            if distribution.feeds_from(name) and not view.queue.paused
+        }
+        turns = self._turns[distribution.target]
+        turns.forget_others(list(waiting))
+        room = distribution.depth - target.ready - target.delayed - target.blocked
+        order = turns.order(waiting, min(room, STEP), distribution.weights)
+        if not order:
+            return 0
+        taken: dict[str, deque[Lease]] = defaultdict(deque)
+        try:
+            await self._take(Counter(order), waiting, taken)
+        finally:
+            # Whatever became of the others, these are in hand and belong in the queue.
+            count = await self._hand_on(_interleaved(order, taken), distribution, turns)
+        return count
+
+    async def _take(
+        self, wanted: Counter[str], waiting: dict[str, int], taken: dict[str, deque[Lease]]
+    ) -> None:
+        """Queues of which all is wanted are asked together, the others one by one."""
+        emptied = tuple(name for name, count in wanted.items() if count >= waiting[name])
+        asked = [(emptied, sum(wanted[name] for name in emptied))] if emptied else []
+        asked += [((name,), count) for name, count in wanted.items() if name not in emptied]
+        for queues, count in asked:
+            request = LeaseRequest(
+                queues=queues, limit=count, worker=DISTRIBUTOR, lease_ms=_LEASE_MS
+            )
+            for lease in await self._engine.lease(request):
+                taken[lease.job.queue].append(lease)
+
+    async def _hand_on(self, leases: list[Lease], distribution: Distribution, turns: Turns) -> int:
+        """In this order they stand in the work queue."""
+        if not leases:
+            return 0
+        verdict = Forward(distribution.target)
+        outcomes = await self._engine.settle(
+            [Settlement(lease=lease, verdict=verdict) for lease in leases]
+        )
+        moved: Counter[str] = Counter()
+        refused = []
+        for lease, outcome in zip(leases, outcomes, strict=True):
+            if outcome is Outcome.SETTLED:
+                moved[lease.job.queue] += 1
+                turns.took(lease.job.queue, distribution.weights.get(lease.job.queue, 1))
+            elif outcome is Outcome.REFUSED:
+                refused.append(lease)
+        if refused:
+            # The work queue was dropped meanwhile.
+            back = Release(f"queue {distribution.target} is gone", unstarted=True)
+            await self._engine.settle([Settlement(lease=each, verdict=back) for each in refused])
+        if moved:
+            self._tell(Distributed(queue=distribution.target, moved=dict(moved)))
+        return moved.total()
+
+
+def _interleaved(order: list[str], taken: dict[str, deque[Lease]]) -> list[Lease]:
+    """As the turns are; what came beyond them goes last."""
+    leases = [taken[name].popleft() for name in order if taken[name]]
+    return leases + [lease for rest in taken.values() for lease in rest]

@@ -1,0 +1,167 @@
+"""`migrate-data`: there and back between SQLite and PostgreSQL, killed in the middle, and large."""
+
+import asyncio
+import signal
+import subprocess
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+
+from holdfast.app import Holdfast
+from holdfast.core.model import NewJob
+from holdfast.engines.base import Engine
+from holdfast.moving.records import Coming, coming
+from tests.cli import making
+from tests.cli.program import Cli, command, environment
+from tests.moving import mixture
+from tests.moving.mixture import all_of, canonical, keys_of, mover_of
+
+T = TypeVar("T")
+OLD = "sqlite:///holdfast.db"
+
+
+def on(url: str, work: Callable[[Engine], Awaitable[T]]) -> T:
+    async def main() -> T:
+        async with Holdfast(url) as app:
+            return await work(app.home.store)
+
+    return asyncio.run(main())
+
+
+async def dump(engine: Engine) -> object:
+    """All but numbers, and the settings of all queues."""
+    queues = [view.queue for view in await engine.queues(counts=False)]
+    return canonical(await all_of(mover_of(engine))), await keys_of(engine), queues
+
+
+def test_there_and_back(cli: Cli, pg_dsn: str) -> None:
+    on(OLD, mixture.fill)
+    before = on(OLD, dump)
+    cli("schedule", "add", "nightly", "--cron", "0 3 * * *", "--", "true")
+    cli("config", "set", "lease", "45s")
+    there = cli("migrate-data", "--from", OLD, "--to", pg_dsn)
+    assert (there.code, there.out) == (0, f"moved {len(before[0])} jobs, 1 schedule; verified\n")  # type: ignore[index]
+    assert pg_dsn not in there.err
+    assert on(pg_dsn, dump) == before
+    new = "sqlite:///new.db"
+    back = cli("migrate-data", "--from", pg_dsn, "--to", new, "--json").json
+    assert (back["verified"], back["moved"]) == (True, len(before[0]))  # type: ignore[index]
+    assert on(new, dump) == before
+    assert [each["name"] for each in cli("schedule", "list", "--url", new, "--json").json] == [
+        "nightly"
+    ]
+    assert cli("config", "get", "lease", "--url", new).out == "45s\n"
+    # The old one is closed, until it is opened again.
+    assert cli("enqueue", "--", "true").code == 2
+    assert cli("migrate-data", "--from", OLD, "--reopen").code == 0
+    assert on(OLD, dump) == before
+
+
+def test_a_dry_run_says_what_would_be_done(cli: Cli, tmp_path: Path) -> None:
+    making.done("a")
+    making.enqueue("b")
+    ran = cli("migrate-data", "--to", "sqlite:///new.db", "--dry-run")
+    assert ran.out == "would move 2 jobs (1 waiting, 1 done) of 1 queue\n"
+    assert not (tmp_path / "new.db").exists()
+    assert cli("enqueue", "--id", "c", "--", "true").code == 0
+
+
+def test_a_target_with_jobs_is_refused(cli: Cli) -> None:
+    making.enqueue("a")
+    assert cli("enqueue", "--url", "sqlite:///new.db", "--", "true").code == 0
+    ran = cli("migrate-data", "--to", "sqlite:///new.db")
+    assert (ran.code, ran.out) == (2, "")
+    assert "the target has jobs already: give one that is empty (usage)" in ran.err
+    assert cli("migrate-data", "--to", "sqlite:///new.db", "--dry-run").code == 2
+    assert cli("queue", "show", "default", "--json").json["accepting"] is True
+
+
+def test_the_same_store_twice_is_refused(cli: Cli) -> None:
+    making.begin()
+    ran = cli("migrate-data", "--from", OLD, "--to", OLD)
+    assert (ran.code, "give two stores" in ran.err) == (2, True)
+    assert cli("migrate-data", "--from", OLD).code == 2
+
+
+def test_jobs_that_run_are_named(cli: Cli) -> None:
+    making.enqueue("busy")
+    making.lease(worker="w1")
+    ran = cli("migrate-data", "--to", "sqlite:///new.db", "--wait", "0s")
+    assert ran.code == 5
+    assert ran.out == "nothing was moved: still running are busy (worker w1)\n"
+    assert "migrate-data --from OLD --reopen" in ran.err
+    ran = cli("migrate-data", "--to", "sqlite:///new.db", "--wait", "0s", "--json")
+    assert '"leased": ["busy"]' in ran.out
+
+
+def fill_much(url: str, count: int, payload: bytes) -> None:
+    async def fill(engine: Engine) -> None:
+        for start in range(0, count, 1000):
+            new = [
+                NewJob(id=f"j{n:06}", task="t", payload=payload, group=f"g{n % 50}")
+                for n in range(start, min(start + 1000, count))
+            ]
+            await engine.enqueue(new)
+
+    on(url, fill)
+
+
+@pytest.mark.parametrize("to", ["sqlite", "postgres"])
+def test_killed_in_the_middle_and_resumed(cli: Cli, tmp_path: Path, pg_dsn: str, to: str) -> None:
+    new = "sqlite:///new.db" if to == "sqlite" else pg_dsn
+    fill_much(OLD, 12_000, b'{"n": 1}')
+    line = command("migrate-data", "--from", OLD, "--to", new, "--json")
+    seen: list[int] = []
+    for _ in range(3):
+        with subprocess.Popen(line, cwd=tmp_path, env=environment(), stdout=subprocess.PIPE) as run:
+            while run.poll() is None and (at := on(new, progress_of)) <= (seen[-1:] or [0])[0]:
+                assert at <= 12_000
+            run.send_signal(signal.SIGKILL)
+            run.wait()
+        seen.append(on(new, progress_of))
+    assert 0 < seen[0] < 12_000, "it was not killed in the middle"
+    assert seen == sorted(seen)
+    ran = cli("migrate-data", "--from", OLD, "--to", new, "--json").json
+    assert (ran["moved"], ran["verified"]) == (12_000, True)
+    assert on(new, dump) == on(OLD, reopened)
+
+
+async def progress_of(engine: Engine) -> int:
+    found: Coming | None = await coming(engine).read()
+    return 0 if found is None else found.jobs
+
+
+async def reopened(engine: Engine) -> object:
+    from holdfast.moving import reopen
+
+    await reopen(engine)
+    return await dump(engine)
+
+
+MEASURED = """
+import resource, subprocess, sys
+code = subprocess.run(sys.argv[1:]).returncode
+print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss, file=sys.stderr)
+sys.exit(code)
+"""
+
+
+def test_much_takes_little_memory(tmp_path: Path, cli: Cli) -> None:
+    """200 MB of jobs; the process itself takes about 70."""
+    fill_much(OLD, 10_000, b"x" * 20_000)
+    line = command("migrate-data", "--from", OLD, "--to", "sqlite:///new.db", "--json")
+    # Started by a small process: what its parent took would count as its own.
+    measured = [sys.executable, "-c", MEASURED, *line]
+    run = subprocess.run(measured, cwd=tmp_path, env=environment(), capture_output=True, check=True)
+    assert b'"moved": 10000, "verified": true' in run.stdout
+    assert int(run.stderr.splitlines()[-1]) < 170_000, "kilobytes"
+
+
+def test_an_engine_that_cannot_is_named(cli: Cli) -> None:
+    making.enqueue("a")
+    ran = cli("migrate-data", "--to", "partitioned:sqlite:///p1.db,sqlite:///p2.db")
+    assert (ran.code, "does not offer migrate-data" in ran.err) == (2, True), ran
+    assert cli("queue", "show", "default", "--json").json["accepting"] is True

@@ -1,0 +1,43 @@
+"""Fair turns: by weight, a quiet line first, nobody catches up on all that it missed."""
+
+from collections import Counter
+
+from holdfast.core.flow import CREDIT, TURN
+from holdfast.core.turns import Turns
+
+
+def test_lines_take_turns() -> None:
+    assert Turns().order({"a": 3, "b": 2, "c": 0}, 10, {}) == ["a", "b", "a", "b", "a"]
+    assert Turns().order({"a": 3, "b": 2}, 3, {}) == ["a", "b", "a"]
+    assert Turns().order({}, 3, {}) == Turns().order({"a": 1}, 0, {}) == []
+
+
+def test_weights_count() -> None:
+    order = Turns().order({"a": 1000, "b": 1000}, 400, {"a": 3})
+    assert Counter(order) == {"a": 300, "b": 100}
+    # Evenly: no three of `a` stand without one of `b` for long.
+    assert "aaaa" not in "".join(order)[4:]
+
+
+def test_order_alone_counts_nothing() -> None:
+    turns = Turns()
+    assert turns.order({"a": 5, "b": 5}, 2, {}) == turns.order({"a": 5, "b": 5}, 2, {})
+
+
+def test_who_was_quiet_comes_first_for_a_while() -> None:
+    turns = Turns()
+    for _ in range(1000):
+        turns.took("noisy")
+    order = turns.order({"noisy": 1000, "quiet": 1000}, 1000, {})
+    ahead = CREDIT // TURN
+    assert order[:ahead] == ["quiet"] * ahead
+    assert Counter(order[ahead : ahead + 100])["noisy"] in (49, 50, 51)
+
+
+def test_lines_that_are_gone_are_forgotten() -> None:
+    turns = Turns()
+    for _ in range(500):
+        turns.took("gone")
+    turns.forget_others(["here"])
+    turns.took("here")
+    assert turns.order({"gone": 2, "here": 2}, 4, {})[0] == "gone"

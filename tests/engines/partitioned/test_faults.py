@@ -1,0 +1,269 @@
+"""Real stores that go wrong: deleted, replaced, damaged, locked, full, killed; and come back.
+
+Every time the other partitions go on, what was acknowledged is there in the end, and it is there
+once.
+"""
+
+import asyncio
+import contextlib
+import shutil
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+
+import apsw
+import pytest
+
+from holdfast.core.model import JobFilter, LeaseRequest, Status
+from holdfast.core.verdict import Complete, Outcome, Settlement
+from holdfast.engines.base import Engine
+from holdfast.engines.partitioned import PartitionedEngine
+from holdfast.engines.partitioned.homes import home_of
+from holdfast.engines.sqlite import SQLiteEngine, connection
+from holdfast.engines.url import open_engine
+from holdfast.errors import ConfigError, EngineError, EngineUnavailable, StorageFull
+from holdfast.testing.contract.making import a_job, from_default
+from holdfast.testing.services import PrivatePostgres
+from tests.engines.partitioned.fragile import names_at
+
+NAMES = ("a", "b", "c")
+SECOND = 1
+
+pytestmark = pytest.mark.anyio
+
+
+async def soon(seconds: float) -> None:
+    """The back-off, but not for long: what is tested is what comes after it."""
+    await asyncio.sleep(min(seconds, 0.01))
+
+
+def over(*engines: Engine) -> PartitionedEngine:
+    return PartitionedEngine(list(zip(NAMES, engines, strict=False)), pause=soon)
+
+
+def files(folder: Path) -> PartitionedEngine:
+    return over(*(SQLiteEngine(folder / f"{name}.db") for name in NAMES))
+
+
+@pytest.fixture
+async def engine(tmp_path: Path) -> AsyncIterator[PartitionedEngine]:
+    engine = files(tmp_path)
+    await engine.open()
+    yield engine
+    await engine.close()
+
+
+def ids_at(place: int, count: int, prefix: str) -> list[str]:
+    return names_at(place, count, home_of, prefix)
+
+
+async def fill(engine: Engine, prefix: str, count: int = 5) -> list[str]:
+    """So many acknowledged jobs in each partition that takes them."""
+    ids = [id_ for place in range(3) for id_ in ids_at(place, count, prefix)]
+    receipts = await engine.enqueue([a_job(id_) for id_ in ids])
+    return [receipt.id for receipt in receipts if receipt.status is Status.NEW]
+
+
+async def work_off(engine: Engine) -> list[str]:
+    done: list[str] = []
+    while leases := await engine.lease(from_default(100)):
+        outcomes = await engine.settle(
+            [Settlement(lease=lease, verdict=Complete()) for lease in leases]
+        )
+        assert set(outcomes) == {Outcome.SETTLED}
+        done += [lease.id for lease in leases]
+    return done
+
+
+async def is_out(engine: PartitionedEngine, place: int = SECOND) -> None:
+    """Calls find it out; until then they may fail, but nothing else may."""
+    while engine.partitions()[place].out_ms is None:
+        with contextlib.suppress(EngineError):
+            await engine.enqueue([a_job(ids_at(place, 1, "probe")[0])])
+
+
+async def is_back(engine: PartitionedEngine, place: int = SECOND) -> None:
+    async with asyncio.timeout(30):
+        while engine.partitions()[place].out_ms is not None:
+            await engine._keeper.changed.wait()
+
+
+async def says(engine: PartitionedEngine, text: str) -> None:
+    """It was looked at again, and why it cannot come back is told."""
+    async with asyncio.timeout(30):
+        while text not in engine.partitions()[SECOND].text:
+            await soon(1)
+
+
+async def go_on(engine: PartitionedEngine) -> list[str]:
+    """With one of three gone the others take jobs and give them."""
+    ids = await fill(engine, "meanwhile")
+    assert sorted({home_of(id_, 3) for id_ in ids}) == [0, 2]
+    minted = [engine.mint() for _ in range(10)]
+    receipts = await engine.enqueue([a_job(id_) for id_ in minted])
+    assert {receipt.status for receipt in receipts} == {Status.NEW}
+    return [*ids, *minted]
+
+
+async def test_a_deleted_file_is_not_begun_anew(tmp_path: Path, engine: PartitionedEngine) -> None:
+    before = await fill(engine, "before")
+    saved = tmp_path / "saved"
+    await SQLiteEngine.backup(engine._keeper.all[SECOND].engine, saved)  # type: ignore[arg-type]
+    for path in tmp_path.glob("b.db*"):
+        path.unlink(missing_ok=True)
+    await is_out(engine)
+    meanwhile = await go_on(engine)
+    await says(engine, "restore it from a backup")
+    assert any("b is shut out" in text for text in (await engine.examine()).trouble)
+    for path in tmp_path.glob("b.db*"):
+        path.unlink(missing_ok=True)
+    saved.rename(tmp_path / "b.db")
+    await is_back(engine)
+    assert sorted(await work_off(engine)) == sorted([*before, *meanwhile])
+
+
+async def test_a_file_of_another_set_in_its_place_is_not_used(
+    tmp_path: Path, engine: PartitionedEngine
+) -> None:
+    before = await fill(engine, "before")
+    folder = tmp_path / "other"
+    folder.mkdir()
+    other = files(folder)
+    await other.open()
+    await fill(other, "strange")
+    await other.close()
+    whole = tmp_path / "whole"
+    await SQLiteEngine.backup(engine._keeper.all[SECOND].engine, whole)  # type: ignore[arg-type]
+    for ending in ("-wal", "-shm"):
+        (tmp_path / f"b.db{ending}").unlink(missing_ok=True)
+    (folder / "b.db").rename(tmp_path / "b.db")
+    await is_out(engine)
+    meanwhile = await go_on(engine)
+    await says(engine, "another set")
+    found = await engine.find(JobFilter(search="strange"), limit=100)
+    assert found.jobs == ()
+    for path in tmp_path.glob("b.db*"):
+        path.unlink(missing_ok=True)
+    whole.rename(tmp_path / "b.db")
+    await is_back(engine)
+    assert sorted(await work_off(engine)) == sorted([*before, *meanwhile])
+
+
+async def test_a_damaged_file_is_left_alone_until_it_is_restored(tmp_path: Path) -> None:
+    engine = files(tmp_path)
+    await engine.open()
+    before = await fill(engine, "before")
+    await engine.close()
+    shutil.copy(tmp_path / "b.db", tmp_path / "saved")
+    (tmp_path / "b.db").write_bytes(b"\xff" * (tmp_path / "b.db").stat().st_size)
+    await engine.open()
+    assert engine.partitions()[SECOND].out_ms is not None
+    meanwhile = await go_on(engine)
+    shutil.move(tmp_path / "saved", tmp_path / "b.db")
+    await is_back(engine)
+    assert sorted(await work_off(engine)) == sorted([*before, *meanwhile])
+    await engine.close()
+
+
+async def test_a_locked_file_holds_up_its_own_jobs_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection, "BUSY_MS", 20)
+    engine = files(tmp_path)
+    await engine.open()
+    before = await fill(engine, "before")
+    holder = apsw.Connection(str(tmp_path / "b.db"))
+    holder.execute("BEGIN IMMEDIATE")
+    await is_out(engine)
+    meanwhile = await go_on(engine)
+    holder.execute("ROLLBACK")
+    holder.close()
+    await is_back(engine)
+    done = await work_off(engine)
+    assert sorted(set(done) - set(ids_at(SECOND, 1, "probe"))) == sorted([*before, *meanwhile])
+    await engine.close()
+
+
+async def test_a_full_disk_takes_no_job_and_ends_those_in_hand(
+    tmp_path: Path, small_disk: Path, fill_up: Callable[[int], None]
+) -> None:
+    engine = over(
+        SQLiteEngine(tmp_path / "a.db"),
+        SQLiteEngine(small_disk / "b.db"),
+        SQLiteEngine(tmp_path / "c.db"),
+    )
+    await engine.open()
+    before = await fill(engine, "before")
+    own = tuple(ids_at(SECOND, 5, "before"))
+    leases = await engine.lease(LeaseRequest(ids=own[:2], limit=2))
+    fill_up(0)
+    await is_out(engine)
+    assert engine.partitions()[SECOND].code == StorageFull.code
+    done = [Settlement(lease=lease, verdict=Complete()) for lease in leases]
+    outcomes: list[Outcome] = []
+    while not outcomes:
+        try:
+            outcomes = await engine.settle(done)
+        except EngineUnavailable:
+            await asyncio.sleep(0.01)
+    assert outcomes == [Outcome.SETTLED] * 2
+    (small_disk / "filler").unlink()
+    await is_back(engine)
+    ended = [lease.id for lease in leases]
+    rest = await work_off(engine)
+    assert set(before) <= {*rest, *ended}
+    await engine.close()
+
+
+@pytest.fixture(scope="module")
+def own_server() -> Iterator[PrivatePostgres]:
+    with PrivatePostgres(fsync=True) as server:
+        yield server
+
+
+async def test_a_killed_database_comes_back_with_all_it_acknowledged(
+    tmp_path: Path, own_server: PrivatePostgres
+) -> None:
+    urls = (f"sqlite:///{tmp_path}/a.db", own_server.dsn, f"sqlite:///{tmp_path}/c.db")
+    engine = over(*map(open_engine, urls))
+    await engine.open()
+    before = await fill(engine, "before")
+    (lease,) = await engine.lease(LeaseRequest(ids=(ids_at(SECOND, 1, "before")[0],)))
+    own_server.kill()
+    await is_out(engine)
+    meanwhile = await go_on(engine)
+    with pytest.raises(EngineUnavailable):
+        await engine.settle([Settlement(lease=lease, verdict=Complete())])
+    own_server.restart()
+    await is_back(engine)
+    assert await engine.settle([Settlement(lease=lease, verdict=Complete())]) == [Outcome.SETTLED]
+    done = [lease.id, *await work_off(engine)]
+    assert sorted(set(done) - set(ids_at(SECOND, 1, "probe"))) == sorted([*before, *meanwhile])
+    assert len(done) == len(set(done))
+    await engine.close()
+
+
+@pytest.mark.parametrize("content", [None, b"no database" * 1_000])
+async def test_a_file_that_is_lost_while_nobody_looks_is_shut_out_at_the_next_opening(
+    tmp_path: Path, content: bytes | None
+) -> None:
+    engine = files(tmp_path)
+    await engine.open()
+    before = await fill(engine, "before")
+    await engine.close()
+    (tmp_path / "b.db").rename(tmp_path / "saved")
+    if content is not None:
+        (tmp_path / "b.db").write_bytes(content)
+    again = files(tmp_path)
+    await again.open()
+    assert again.partitions()[SECOND].out_ms is not None
+    meanwhile = await go_on(again)
+    (tmp_path / "saved").rename(tmp_path / "b.db")
+    await is_back(again)
+    assert sorted(await work_off(again)) == sorted([*before, *meanwhile])
+    await again.close()
+
+
+async def test_the_first_opening_says_what_is_wrong_with_a_file(tmp_path: Path) -> None:
+    (tmp_path / "b.db").write_bytes(b"no database" * 1_000)
+    with pytest.raises(ConfigError, match="not a database"):
+        await files(tmp_path).open()

@@ -1,0 +1,47 @@
+"""What a partitioned URL names, and how it is shown."""
+
+from typing import Any
+
+import pytest
+
+from holdfast.engines.partitioned import PartitionedEngine
+from holdfast.engines.url import open_engine, partitions_of, redacted
+from holdfast.errors import ConfigError
+
+
+def test_it_names_its_partitions() -> None:
+    engine: Any = open_engine("partitioned:memory:,sqlite:///a,b.db,sqlite:////c.db?namespace=n")
+    assert isinstance(engine, PartitionedEngine)
+    assert [view.name for view in engine.partitions()] == [
+        "memory:",
+        "sqlite:///a,b.db",
+        "sqlite:////c.db",
+    ]
+
+
+def test_commas_of_hosts_part_nothing() -> None:
+    url = "partitioned:postgresql://u:p@h1:1,h2:2/d?namespace=n,postgres://h3/e"
+    assert partitions_of(url) == [
+        "postgresql://u:p@h1:1,h2:2/d?namespace=n",
+        "postgres://h3/e",
+    ]
+
+
+def test_no_password_is_shown() -> None:
+    url = "partitioned:sqlite:///a.db?namespace=n,postgresql://u:hunter2@h/d?password=hunter3"
+    assert redacted(url) == "partitioned:sqlite:///a.db,postgresql://h/d"
+
+
+@pytest.mark.parametrize(
+    ("url", "says"),
+    [
+        ("partitioned:", "names its stores"),
+        ("partitioned:a.db,b.db", "no scheme"),
+        ("partitioned:memory:,partitioned:memory:", "a partition is one store"),
+        ("partitioned:sqlite:///a.db,sqlite:///b.db?colour=1", "colour"),
+        ("partitioned:" + ",".join(["memory:"] * 17), "17 partitions are not 1 to 16"),
+    ],
+)
+def test_what_is_wrong_is_said(url: str, says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        open_engine(url)
