@@ -169,11 +169,11 @@ class Keeper:
         """The engine may have come to itself; but also to another store, in the place of the one
         that was there."""
         try:
-            found = await partition.open()
+            found = await partition.reopen()
         except EngineError:
             with contextlib.suppress(EngineError):
                 await partition.close()
-            found = await partition.open()
+            found = await partition.reopen()
         try:
             await self._membership.confirm(partition, found)
         except BaseException:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable
 
 import msgspec
@@ -46,6 +47,17 @@ class Partition:
         """Idempotent, like the engine's own."""
         await self.engine.open()
         return identity(await self.engine.load(KIND, limit=100))
+
+    async def reopen(self) -> Identity:
+        """A file that was there before is not made anew: whoever puts a backup in its place would
+        meet one that is just being written."""
+        look = getattr(self.engine, "missing", None)
+        gone = "" if look is None else await asyncio.to_thread(look)
+        if gone:
+            raise EngineUnavailable(
+                f"{gone}, but it was partition {self.place + 1}: restore it from a backup"
+            )
+        return await self.open()
 
     async def close(self) -> None:
         await self.engine.close()
