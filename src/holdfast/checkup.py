@@ -19,9 +19,10 @@ from holdfast.core.workers import Health, addressee
 from holdfast.durations import show_at, show_ms
 from holdfast.engines.base import Engine, Examination
 from holdfast.upkeep import Schedules, wall_ms
+from holdfast.upkeep.paging import records
 from holdfast.upkeep.redrive import RedriveState, is_late
 from holdfast.upkeep.redrives import RECORD_KIND as REDRIVE_KIND
-from holdfast.upkeep.redrives import decode, records
+from holdfast.upkeep.redrives import decode
 from holdfast.upkeep.schedule import Schedule, next_tick
 from holdfast.worker.registry import Workers, WorkerView
 

@@ -18,9 +18,9 @@ from holdfast.moving import closing, copying
 from holdfast.moving.closing import reopen
 from holdfast.moving.comparing import Comparing, Comparison
 from holdfast.moving.records import Coming, Leaving, Phase, Side, coming, leaving
+from holdfast.upkeep.paging import records
 from holdfast.upkeep.redrives import RECORD_KIND as REDRIVE_KIND
 from holdfast.upkeep.redrives import decode as decode_redrive
-from holdfast.upkeep.redrives import records
 from holdfast.upkeep.schedules import RECORD_KIND as SCHEDULE_KIND
 
 __all__ = ["Comparison", "Migration", "Moved", "Side", "Survey", "reopen"]

@@ -14,7 +14,7 @@ from holdfast.core.model import Job, Queue, Reason, State
 from holdfast.core.moving import HeldKey, Sum, Whole
 from holdfast.moving.copying import BATCH, BATCH_BYTES_MAX, Copied, key_pages
 from holdfast.moving.records import Side
-from holdfast.upkeep.redrives import records
+from holdfast.upkeep.paging import records
 
 _WRONG_MAX = 20
 

@@ -17,7 +17,7 @@ from holdfast.explaining import PAUSE_KIND
 from holdfast.moving.closing import closed, fitting, opened_as
 from holdfast.moving.records import Coming, Leaving, Opening, Phase, Side, Slate
 from holdfast.upkeep.distributions import RECORD_KIND as DISTRIBUTION_KIND
-from holdfast.upkeep.redrives import records
+from holdfast.upkeep.paging import records
 from holdfast.upkeep.schedules import RECORD_KIND as SCHEDULE_KIND
 
 KINDS = (SCHEDULE_KIND, SETTING_KIND, PAUSE_KIND, DISTRIBUTION_KIND)

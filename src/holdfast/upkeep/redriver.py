@@ -20,6 +20,7 @@ from holdfast.engines.base import Engine, Saved
 from holdfast.errors import UsageError
 from holdfast.events import Redrove, Tell, tell_nobody
 from holdfast.upkeep import redrive as sums
+from holdfast.upkeep.paging import records
 from holdfast.upkeep.redrive import BATCH, Batch, RedriveRecord, RedriveState, Taken
 from holdfast.upkeep.redrives import (
     BATCH_KIND,
@@ -31,7 +32,6 @@ from holdfast.upkeep.redrives import (
     encode,
     encode_batch,
     ended,
-    records,
 )
 from holdfast.upkeep.redriving import Fates, fates, put_back, taken_of
 

@@ -19,6 +19,7 @@ from holdfast.core.flow import Rate
 from holdfast.core.model import Record, State
 from holdfast.engines.base import Engine, Saved
 from holdfast.errors import ConfigError, EngineUnavailable, UsageError
+from holdfast.upkeep.paging import records
 from holdfast.upkeep.redrive import (
     BATCH,
     Batch,
@@ -155,17 +156,6 @@ async def survey(engine: Engine, plan: RedrivePlan) -> Survey:
         fitting, capped, after = fitting + len(page.jobs) - over, capped + over, page.after
         if after is None or fitting + capped >= limits.SCAN_MAX:
             return Survey(fitting, capped, more=after is not None)
-
-
-async def records(engine: Engine, kind: str, after: str | None = None) -> AsyncIterator[Record]:
-    """Every record of the kind, by key."""
-    while True:
-        page = await engine.load(kind, after=after, limit=limits.PAGE_MAX)
-        for record in page:
-            yield record
-        if len(page) < limits.PAGE_MAX:
-            return
-        after = page[-1].key
 
 
 async def batches(engine: Engine, id: str) -> AsyncIterator[Record]:

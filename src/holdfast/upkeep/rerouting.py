@@ -26,7 +26,7 @@ from holdfast.core.workers import (
 )
 from holdfast.engines.base import Engine
 from holdfast.errors import UsageError
-from holdfast.upkeep.redrives import records
+from holdfast.upkeep.paging import records
 
 Kind = TypeVar("Kind", bound=msgspec.Struct)
 

@@ -19,8 +19,9 @@ from holdfast.durations import show_at
 from holdfast.engines.base import Engine
 from holdfast.errors import UsageError
 from holdfast.events import Tell, Ticked, tell_nobody
+from holdfast.upkeep.paging import records
 from holdfast.upkeep.schedule import Schedule, due_ticks, next_tick
-from holdfast.upkeep.schedules import decode, encode, job_of, records
+from holdfast.upkeep.schedules import RECORD_KIND, decode, encode, job_of
 
 _log = logging.getLogger("holdfast.upkeep")
 
@@ -55,7 +56,7 @@ class Scheduler:
         now = self._wall_ms()
         due: list[_Due] = []
         next_ms: int | None = None
-        async for record in records(self._engine):
+        async for record in records(self._engine, RECORD_KIND):
             try:
                 found = _look(record, now)
             except UsageError as error:

@@ -16,6 +16,7 @@ from holdfast.core import limits
 from holdfast.core.model import NewJob, Receipt, Record
 from holdfast.engines.base import Engine, Saved
 from holdfast.errors import ConfigError, EngineUnavailable
+from holdfast.upkeep.paging import records
 from holdfast.upkeep.schedule import Schedule, check_schedule, next_tick
 
 RECORD_KIND = "schedule"
@@ -124,20 +125,8 @@ class Schedules:
                 break
         return None
 
-    async def _records(self, after: str | None = None) -> AsyncIterator[Record]:
-        async for record in records(self._engine, after):
-            yield record
-
-
-async def records(engine: Engine, after: str | None = None) -> AsyncIterator[Record]:
-    """Every schedule's record, by name."""
-    while True:
-        page = await engine.load(RECORD_KIND, after=after, limit=limits.PAGE_MAX)
-        for record in page:
-            yield record
-        if len(page) < limits.PAGE_MAX:
-            return
-        after = page[-1].key
+    def _records(self, after: str | None = None) -> AsyncIterator[Record]:
+        return records(self._engine, RECORD_KIND, after)
 
 
 def encode(schedule: Schedule, version: int) -> Record:

@@ -34,7 +34,7 @@ class Counting:
     """What a limit counts by."""
 
     async def test_fields_of_the_job_its_labels_and_its_payload(self, twin: Twin) -> None:
-        limit = a_limit(concurrency=1, key="{queue}/{task}/{tenant}/{group}/{region}/{n}!")
+        limit = a_limit(concurrency=1, key="{queue}:{task}:{tenant}:{group}:{region}:{n}!")
         await twin.declare(a_queue(limits=(limit,)))
         await twin.enqueue(
             [
@@ -42,7 +42,7 @@ class Counting:
                 a_job("b", tenant="t", group="g", payload=b'{"n":"7","region":"\xc3\xa9"}'),
             ]
         )
-        assert await used(twin) == {"default/work/t/g/é/7!": 0}
+        assert await used(twin) == {"default:work:t:g:é:7!": 0}
 
     @pytest.mark.parametrize(
         "fields",
