@@ -21,4 +21,6 @@ def main(argv: list[str]) -> int:
     print(findings)
     for violation in findings.violations[: given.show]:
         print(violation)
+    if not findings.clean:
+        print(findings.brief)
     return 0 if findings.clean else 1

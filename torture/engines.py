@@ -24,8 +24,13 @@ SECONDS_EACH = {"sqlite": 0.2, "postgres": 0.4}
 def main(argv: list[str]) -> int:
     given = _parser().parse_args(argv)
     names = ENGINES if given.engine == "both" else (given.engine,)
-    outcomes = [_torture(name, given) for name in names]
-    return results.conclude("kill -9", outcomes, given)
+    found = {name: _torture(name, given) for name in names}
+    outcomes = [(figures, findings.clean) for figures, findings in found.values()]
+    code = results.conclude("kill -9", outcomes, given)
+    for name, (_, findings) in found.items():
+        if not findings.clean:
+            print(f"{name}:\n{findings.brief}", flush=True)
+    return code
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -45,7 +50,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _torture(name: str, given: argparse.Namespace) -> tuple[dict[str, Any], bool]:
+def _torture(name: str, given: argparse.Namespace) -> tuple[dict[str, Any], Findings]:
     weather = Weather(
         processes=given.processes,
         kills=given.kills,
@@ -72,7 +77,7 @@ def _torture(name: str, given: argparse.Namespace) -> tuple[dict[str, Any], bool
             shutil.copytree(histories, kept / name, dirs_exist_ok=True)
             print(f"histories: {kept / name} (./hf torture check {kept / name})")
     _show(findings)
-    return _figures(name, weather, findings, time.monotonic() - started), findings.clean
+    return _figures(name, weather, findings, time.monotonic() - started), findings
 
 
 def _show(findings: Findings) -> None:

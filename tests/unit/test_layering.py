@@ -41,7 +41,10 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "events": ("core", "errors"),
     "config": ("core", "durations", "engines.base", "errors"),
     "engines": ("core", "engines", "errors"),
-    **{f"engines.{name}": ("core", "engines.base", "errors", "events") for name in COMPOSITIONS},
+    **{
+        f"engines.{name}": ("core", "engines.base", "engines.parts", "errors", "events")
+        for name in COMPOSITIONS
+    },
     "worker": ("core", "engines.base", "errors", "events", "limiting", "outcomes"),
     "logs": ("core",),
     "worker.main": ("", "app", "core", "errors", "logs", "worker"),

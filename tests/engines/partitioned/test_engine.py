@@ -565,6 +565,21 @@ class TestSettings:
         assert views[0] == views[1] == views[2]
         await trio.engine.close()
 
+    async def test_what_was_decided_and_reached_nobody_is_in_doubt(self) -> None:
+        trio = Trio()
+        await trio.engine.open()
+        for each in trio.fragile:
+            each.engine.declare = _gone  # type: ignore[method-assign,assignment]
+        with pytest.raises(OutcomeUnknown, match="a part of it had happened"):
+            await trio.engine.declare(a_queue("q", lease_ms=50))
+        for each in trio.fragile:
+            del each.engine.declare
+        await trio.engine.close()
+        await trio.engine.open()
+        views = [await each.engine.queues(counts=False) for each in trio.fragile]
+        assert [view[1].queue.lease_ms for view in views] == [50] * 3
+        await trio.engine.close()
+
 
 class TestOpening:
     async def test_a_map_that_changed_is_refused(self) -> None:
@@ -675,6 +690,10 @@ async def _records(engine: object) -> list[Record]:
     await engine.open()  # type: ignore[attr-defined]
     found: list[Record] = await engine.load("partition", limit=9)  # type: ignore[attr-defined]
     return found
+
+
+async def _gone(queue: Queue) -> None:
+    raise GONE
 
 
 async def _killed(queue: Queue) -> None:

@@ -1,4 +1,5 @@
-"""An open engine on a database of the test's own, and a way to look into that database."""
+"""An open engine on a database of the test's own, near or behind a proxy, and a way to look into
+that database."""
 
 from collections.abc import AsyncIterator
 from typing import Any
@@ -7,6 +8,7 @@ import asyncpg
 import pytest
 
 from holdfast.engines.postgres import PostgresEngine
+from tests.engines.postgres.proxy import Proxy, proxied
 
 
 @pytest.fixture
@@ -14,6 +16,22 @@ async def engine(pg_dsn: str) -> AsyncIterator[PostgresEngine]:
     engine = PostgresEngine(pg_dsn)
     await engine.open()
     yield engine
+    await engine.close()
+
+
+@pytest.fixture
+async def proxy(pg_dsn: str) -> AsyncIterator[Proxy]:
+    async with proxied(pg_dsn) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+async def far_engine(proxy: Proxy) -> AsyncIterator[PostgresEngine]:
+    """One connection, through the proxy."""
+    engine = PostgresEngine(proxy.dsn, connections=1)
+    await engine.open()
+    yield engine
+    proxy.heal()
     await engine.close()
 
 

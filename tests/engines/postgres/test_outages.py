@@ -4,7 +4,7 @@ silence, a server that became read-only. Nothing acknowledged is lost, and nobod
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import asyncpg
@@ -22,25 +22,9 @@ from holdfast.errors import (
 )
 from holdfast.testing.contract.making import a_job, jobs, lease_one
 from holdfast.testing.services import PrivatePostgres
-from tests.engines.postgres.proxy import Proxy, proxied
+from tests.engines.postgres.proxy import Proxy
 
 PATIENT = LeaseRequest(queues=("default",), wait_ms=60_000)
-
-
-@pytest.fixture
-async def proxy(pg_dsn: str) -> AsyncIterator[Proxy]:
-    async with proxied(pg_dsn) as proxy:
-        yield proxy
-
-
-@pytest.fixture
-async def far_engine(proxy: Proxy) -> AsyncIterator[PostgresEngine]:
-    """One connection, through the proxy, its statements prepared already."""
-    engine = PostgresEngine(proxy.dsn, connections=1)
-    await engine.open()
-    yield engine
-    proxy.heal()
-    await engine.close()
 
 
 @pytest.fixture(scope="module")

@@ -14,14 +14,8 @@ from holdfast.core.verdict import Complete, Outcome, Settlement
 from holdfast.engines.postgres import PostgresEngine, pool
 from holdfast.errors import ConfigError, EngineClosed, EngineUnavailable
 from holdfast.testing.contract.making import a_job, jobs, lease_one
-from tests.engines.postgres.proxy import Proxy, proxied
+from tests.engines.postgres.proxy import Proxy
 from tests.engines.postgres.until import until, until_blocked
-
-
-@pytest.fixture
-async def proxy(pg_dsn: str) -> AsyncIterator[Proxy]:
-    async with proxied(pg_dsn) as proxy:
-        yield proxy
 
 
 @pytest.fixture

@@ -57,6 +57,7 @@ from holdfast.engines.partitioned.map import KIND
 from holdfast.engines.partitioned.partition import Partition, PartitionView
 from holdfast.engines.partitioned.routing import Batch
 from holdfast.engines.partitioned.traits import check_queue, common_traits
+from holdfast.engines.parts import told_in_part
 from holdfast.errors import ConfigError, EngineClosed, EngineError, OutcomeUnknown, UsageError
 
 T = TypeVar("T")
@@ -333,7 +334,9 @@ class PartitionedEngine:
         )
         if word is None:
             return False
-        await self._keeper.ask_all(lambda engine: settings.bring(engine, name, word))
+        # Whoever opens the partition that decided goes on with it.
+        with told_in_part(lambda: True):
+            await self._keeper.ask_all(lambda engine: settings.bring(engine, name, word))
         return True
 
     async def _everywhere(self, ask: Callable[[Engine], Awaitable[T]]) -> dict[int, T]:

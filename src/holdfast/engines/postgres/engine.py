@@ -32,6 +32,7 @@ from holdfast.core.model import (
 from holdfast.core.verdict import Amendment, Outcome, Release, Settlement
 from holdfast.engines.base import ANY, Examination, Expired, Known, Overdue, Saved, Traits
 from holdfast.engines.clock import Clock
+from holdfast.engines.parts import told_in_part
 from holdfast.engines.postgres import (
     amending,
     edges,
@@ -56,12 +57,7 @@ from holdfast.engines.postgres.pool import CLOSE_S_MAX, FAILURES, Connection, Po
 from holdfast.engines.postgres.steps import Duties, Steps, Store, T
 from holdfast.engines.postgres.within import AsyncWithin, Home, Within, within
 from holdfast.engines.waiting import Bell, lease_patiently, may_make_due
-from holdfast.errors import (
-    ConfigError,
-    EngineClosed,
-    EngineError,
-    SchemaMismatch,
-)
+from holdfast.errors import ConfigError, EngineClosed, EngineError, SchemaMismatch
 
 _TRAITS = Traits(
     name="postgres",
@@ -138,7 +134,9 @@ class PostgresEngine:
         checks.check_queue(queue)
         written, unsorted = await self._run(queues.declare, queue, instead_of)
         if unsorted is not None:
-            await self._sort(unsorted)
+            # It is declared by now; what is not sorted here the next lease sorts.
+            with contextlib.suppress(EngineError):
+                await self._sort(unsorted)
         self._bell.ring()
         return written
 
@@ -146,10 +144,12 @@ class PostgresEngine:
         if not limits.QUEUE_NAME.match(name):
             return
         number = await self._run(queues.take_name, name)
-        # Each batch is a transaction of its own; if it ends here the pruner goes on with it.
+        # The queue is gone by now. Each batch is a transaction of its own; if it ends here the
+        # pruner goes on with it.
         purged = number is not None
-        while purged:
-            purged = await self._run(queues.purge, number) > 0
+        with contextlib.suppress(EngineError):
+            while purged:
+                purged = await self._run(queues.purge, number) > 0
         # Its leases may have held slots that others wait for.
         self._bell.ring()
 
@@ -237,14 +237,15 @@ class PostgresEngine:
         checks.check_filter(wanted)
         checks.check_amendment(amendment)
         total = 0
-        # Jobs that somebody else changed between the look and the lock leave room for others.
-        for _ in range(_AMEND_ROUNDS_MAX):
-            talk = partial(amending.amend, limit=limit - total)
-            count, lost = await self._run(talk, wanted, amendment)
-            total += count
-            if not lost or total >= limit:
-                break
-        self._bell.ring()
+        with told_in_part(lambda: total):
+            # Jobs that somebody else changed between the look and the lock leave room for others.
+            for _ in range(_AMEND_ROUNDS_MAX):
+                talk = partial(amending.amend, limit=limit - total)
+                count, lost = await self._run(talk, wanted, amendment)
+                self._bell.ring()
+                total += count
+                if not lost or total >= limit:
+                    break
         return total
 
     async def load(self, kind: str, *, after: str | None = None, limit: int) -> list[Record]:
@@ -292,7 +293,8 @@ class PostgresEngine:
             store.duties.endings.clear()
             return talk(store, *arguments)
 
-        result = await pool.run(begin)
+        with told_in_part(lambda: store.duties.is_in_part):
+            result = await pool.run(begin)
         endings = store.duties.committed + store.duties.endings
         if endings:
             await self._part(endings)

@@ -83,6 +83,7 @@ def _complete(store: Store, ordered: Sequence[Settlement]) -> Steps[Collection[s
         found = only((yield Ask(_COMPLETE, _completed(store, plain), alone=True)))
         if found is not None:
             done &= set(found)
+        store.duties.is_in_part |= bool(done)
         if found and found[0] is None:
             left = sorted(
                 [*left, *(one for one in plain if one.lease.id not in done)],
@@ -103,6 +104,7 @@ def _complete_flow(store: Store, left: Sequence[Settlement]) -> Steps[Collection
         values = (*_completed(store, light), _names(light), is_grouped)
         ((found, endings, had_flow, is_left),) = yield Ask(_COMPLETE_LIGHT, values, alone=True)
         done.update((one.lease.id for one in light) if found is None else found)
+        store.duties.is_in_part |= bool(done)
         store.duties.committed += endings or ()
         _learn(store, light, had_flow=had_flow)
         if is_left:

@@ -42,6 +42,9 @@ class Duties:
         """Ends of parents that their children are to be told of."""
         self.committed: list[int] = []
         """The same, of what stays ended even if the conversation begins anew."""
+        self.is_in_part = False
+        """A statement of it has committed something for good: if the rest fails, nobody may say
+        that nothing was changed."""
         self.locks = False
         """It turned out that the flow has to be held: begin with that."""
         self.is_final = False

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Any, TypeAlias
+
 from msgspec.structs import replace
 
 from holdfast.core import admission
@@ -9,10 +13,31 @@ from holdfast.core import amend as amending
 from holdfast.core.match import matches
 from holdfast.core.model import JobFilter
 from holdfast.core.verdict import Amendment, Cancel, Move
+from holdfast.engines.parts import told_in_part
 from holdfast.engines.sqlite import flow, rows
 from holdfast.engines.sqlite.search import oldest_span, search_for
 from holdfast.engines.sqlite.settle import policy
 from holdfast.engines.sqlite.unit import Unit
+
+Run: TypeAlias = Callable[[Callable[[Unit], Any]], Awaitable[Any]]
+
+
+async def in_rounds(
+    read: Run, write: Run, wanted: JobFilter, amendment: Amendment, *, limit: int
+) -> int:
+    """Each looks and acts: one, unless the table is long or another act was faster. How many jobs
+    were changed."""
+    changed = 0
+    after: int | None = 0
+    with told_in_part(lambda: changed):
+        while after is not None and changed < limit:
+            look = partial(candidates, wanted=wanted, amendment=amendment, after=after)
+            seqs, after = await read(partial(look, limit=limit - changed))
+            if seqs:
+                changed += await write(
+                    partial(amend, seqs=seqs, wanted=wanted, amendment=amendment)
+                )
+    return changed
 
 
 def candidates(

@@ -165,14 +165,18 @@ class SQLiteEngine:
         self._check_open()
         checks.check_queue(queue)
         written = await self._write(lambda unit: queues.declare(unit, queue, instead_of))
-        await self._sort(queue.name)
+        with contextlib.suppress(EngineError):
+            # It is declared by now; what is not sorted here the next lease sorts.
+            await self._sort(queue.name)
         self._bell.ring()
         return written
 
     async def drop(self, name: str) -> None:
         self._check_open()
         await self._write(lambda unit: queues.begin_drop(unit, name))
-        await self._finish_drops()
+        with contextlib.suppress(EngineError):
+            # It is gone by now; what is left of it the pruner removes.
+            await self._finish_drops()
         # What was dropped may have held slots, or been waited for.
         self._bell.ring()
 
@@ -278,17 +282,10 @@ class SQLiteEngine:
         checks.check_page(limit)
         checks.check_filter(wanted)
         checks.check_amendment(amendment)
-        changed = 0
-        after: int | None = 0
-        # Once, unless the table is long or another act was faster.
-        while after is not None and changed < limit:
-            look = partial(amend.candidates, wanted=wanted, amendment=amendment, after=after)
-            seqs, after = await self._read(partial(look, limit=limit - changed))
-            if seqs:
-                act = partial(amend.amend, seqs=seqs, wanted=wanted, amendment=amendment)
-                changed += await self._write(act)
-        self._bell.ring()
-        return changed
+        try:
+            return await amend.in_rounds(self._read, self._write, wanted, amendment, limit=limit)
+        finally:
+            self._bell.ring()
 
     async def load(self, kind: str, *, after: str | None = None, limit: int) -> list[Record]:
         self._check_open()

@@ -33,6 +33,8 @@ INVARIANTS = {
     "I21": "no slot is leaked",
 }
 LINES_SHOWN_MAX = 60
+HEADS_SHOWN_MAX = 20
+HEAD_CHARS_MAX = 300
 
 
 class Violation(msgspec.Struct, frozen=True):
@@ -45,8 +47,11 @@ class Violation(msgspec.Struct, frozen=True):
         shown = [f"    {msgspec.json.encode(line).decode()}" for line in self.lines]
         if len(shown) > LINES_SHOWN_MAX:
             shown = [*shown[:LINES_SHOWN_MAX], f"    … {len(shown) - LINES_SHOWN_MAX} more lines"]
-        head = f"{self.rule} ({INVARIANTS[self.rule]}) job {self.id or '-'}: {self.text}"
-        return "\n".join([head, *shown])
+        return "\n".join([self.head, *shown])
+
+    @property
+    def head(self) -> str:
+        return f"{self.rule} ({INVARIANTS[self.rule]}) job {self.id or '-'}: {self.text}"
 
 
 class Findings(msgspec.Struct, frozen=True, kw_only=True):
@@ -77,6 +82,12 @@ class Findings(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def clean(self) -> bool:
         return not self.violations
+
+    @property
+    def brief(self) -> str:
+        """What to say last: of a long output often only the end is kept."""
+        heads = [found.head[:HEAD_CHARS_MAX] for found in self.violations[:HEADS_SHOWN_MAX]]
+        return "\n".join([*heads, f"violations: {_rules(self.violations)}"])
 
     @property
     def rules(self) -> set[str]:

@@ -30,7 +30,7 @@ class Run(msgspec.Struct, frozen=True):
             f"faults: {', '.join(sorted(plan.faults)) or 'none'}\n"
             f"features: {', '.join(sorted(plan.features)) or 'none'}\n"
             f"replay: ./hf torture simulate --engine {engine} --seed {plan.seed}"
-            f" --steps {plan.steps}\n{shown}"
+            f" --steps {plan.steps}\n{shown}\n{self.findings.brief}"
         )
 
 
