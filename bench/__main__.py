@@ -16,12 +16,17 @@ from typing import Any
 
 from rich.console import Console
 
-from bench import drain, engines, flow
+from bench import drain, engines, flow, server
 from bench.report import Report, print_table, record, to_markdown, write_json
 from bench.stores import ENGINES
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "benchmarks.md"
-BENCHES: dict[str, Any] = {"drain": drain.run, "engines": engines.run, "flow": flow.run}
+BENCHES: dict[str, Any] = {
+    "drain": drain.run,
+    "engines": engines.run,
+    "flow": flow.run,
+    "server": server.run,
+}
 
 
 def main(arguments: list[str]) -> int:
@@ -56,7 +61,7 @@ def main(arguments: list[str]) -> int:
 
 def _options(
     name: str, given: argparse.Namespace
-) -> engines.Options | drain.Options | flow.Options:
+) -> engines.Options | drain.Options | flow.Options | server.Sizes:
     chosen = ENGINES if given.engine == "all" else (given.engine,)
     sizes = {key: value for key in ("jobs", "repeats") if (value := getattr(given, key))}
     if name == "drain":
@@ -65,6 +70,9 @@ def _options(
     if name == "flow":
         small = flow.QUICK if given.quick else flow.Sizes()
         return flow.Options(engines=chosen, sizes=replace(small, **sizes))
+    if name == "server":
+        few = server.QUICK if given.quick else server.Sizes()
+        return replace(few, turns=given.repeats or few.turns)
     return engines.Options(
         engines=chosen,
         sizes=replace(engines.QUICK if given.quick else engines.Sizes(), **sizes),

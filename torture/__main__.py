@@ -8,6 +8,7 @@ import sys
 NAMES = {
     "engines": "kill -9 and freeze processes, and the server, while they work on one store",
     "workers": "kill -9 and freeze workers, their children and their commands while they run jobs",
+    "server": "kill -9 the server under clients of REST and of the remote engine",
     "poison": "jobs that raise, hang and crash beside good ones",
     "simulate": "seeded simulation: crashes, lost replies, zombies, clock jumps in virtual time",
     "machine": "the Hypothesis state machine against the reference engine",

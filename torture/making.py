@@ -19,10 +19,12 @@ HOLDING = "aged"
 
 
 class Maker:
-    """`name` begins every id. It knows jobs of others too, once somebody told it of them."""
+    """`name` begins every id. It knows jobs of others too, once somebody told it of them. Payloads
+    are any bytes, or `in_json`."""
 
-    def __init__(self, name: str, dice: random.Random) -> None:
+    def __init__(self, name: str, dice: random.Random, *, in_json: bool = False) -> None:
         self._name = name
+        self._in_json = in_json
         self._dice = dice
         self._made = 0
         self._lately: deque[str] = deque(maxlen=LATELY_MAX)
@@ -69,7 +71,7 @@ class Maker:
             id=id_,
             task="torture",
             queue=queue,
-            payload=id_.encode() + b" " + dice.randbytes(dice.choice((10, 200, 3_000))),
+            payload=self._payload(id_, dice.randbytes(dice.choice((10, 200, 3_000)))),
             priority=dice.choice((0, 0, 0, 1)),
             delay_ms=dice.choice((0, 0, 0, 0, 100)),
             expires_ms=300 if dice.random() < 0.02 else None,
@@ -82,6 +84,11 @@ class Maker:
             count = min(len(self._lately), dice.choice((1, 1, 2, 8)))
             return self._child(job, dice.sample(self.lately, count))
         return job
+
+    def _payload(self, id_: str, noise: bytes) -> bytes:
+        if self._in_json:
+            return b'{"id": "%b",  "noise": "%b"}' % (id_.encode(), noise.hex().encode())
+        return id_.encode() + b" " + noise
 
     def _is_grouped(self, queue: str) -> bool:
         share = 0.9 if queue in ("grouped", "batched") else 0.3

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import signal
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
@@ -52,17 +53,30 @@ T = TypeVar("T")
 
 
 class Player:
-    def __init__(self, engine: Engine, journal: Journal, seed: str, *, calm: bool) -> None:
-        self._engine = Recorded(engine, journal)
+    """On SIGTERM it finishes what it is about, and ends."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        journal: Journal,
+        seed: str,
+        *,
+        calm: bool,
+        in_json: bool = False,
+        recorded: type[Recorded] = Recorded,
+    ) -> None:
+        self._engine = recorded(engine, journal)
+        self._stop = asyncio.Event()
         self._store = engine
         self._told = 0
         self._journal = journal
         self._dice = random.Random(seed)
-        self._maker = Maker(journal.process, self._dice)
+        self._maker = Maker(journal.process, self._dice, in_json=in_json)
         self._calm = calm
         self._ahead = 0
 
     async def play(self) -> None:
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self._stop.set)
         await patiently(self._engine.open)
         async with asyncio.TaskGroup() as group:
             if not self._calm:
@@ -74,7 +88,7 @@ class Player:
 
     async def _produce(self) -> None:
         dice = self._dice
-        while True:
+        while not self._stop.is_set():
             jobs = self._maker.batch()
             receipts = await self._insist(lambda: self._engine.enqueue(jobs))  # noqa: B023
             self._ahead += self._maker.answered(receipts or [])
@@ -83,7 +97,7 @@ class Player:
 
     async def _work(self) -> None:
         dice = self._dice
-        while True:
+        while not self._stop.is_set():
             try:
                 leases = await self._engine.lease(self._request())
             except EngineError:
@@ -151,7 +165,7 @@ class Player:
 
     async def _reap(self) -> None:
         reaper = Reaper(self._engine)
-        while True:
+        while not self._stop.is_set():
             await asyncio.sleep(SWEEP_S * (0.5 + self._dice.random()))
             try:
                 await reaper.once()
@@ -161,7 +175,7 @@ class Player:
     async def _meddle(self) -> None:
         """What operators and upkeep do beside, each time one of it."""
         dice = self._dice
-        while True:
+        while not self._stop.is_set():
             await asyncio.sleep(MEDDLE_S * (0.5 + dice.random()))
             roll = dice.random()
             try:

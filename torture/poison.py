@@ -29,8 +29,7 @@ def main(argv: list[str]) -> int:
     with tempfile.TemporaryDirectory(prefix="holdfast-torture-") as directory:
         home = Path(directory)
         with store(name, home) as chosen:
-            url = f"sqlite:///{home}/jobs.db" if chosen.server is None else chosen.server.dsn
-            trial = Trial(url, dose, home)
+            trial = Trial(chosen.url, dose, home)
             violations = asyncio.run(trial.run())
         if violations:
             kept = Path(tempfile.mkdtemp(prefix="holdfast-poison-"), "workers.log")

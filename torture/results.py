@@ -22,6 +22,10 @@ COLUMNS = {
         "of_launchers", "freezes", "jobs", "dead", "runs", "reruns", "lost_leases",
         "violations", "recovery_ms_p50", "recovery_ms_p99", "seed",
     ),
+    "server": (
+        "clients", "seconds", "server_kills", "jobs", "operations", "unknown", "lost",
+        "resurrected", "stale_settles", "violations", "back_ms_p50", "back_ms_max", "seed",
+    ),
     "poison": (
         "engine", "workers", "seconds", "poison", "good", "good_ms_p50_alone",
         "good_ms_p99_alone", "good_ms_p50", "good_ms_p99", "supervisor_mb_early",

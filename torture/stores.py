@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from holdfast.engines.base import Engine
 from holdfast.engines.postgres import PostgresEngine
@@ -15,17 +15,31 @@ from holdfast.testing.services import PrivatePostgres
 ENGINES = ("sqlite", "postgres")
 
 
+class Killable(Protocol):
+    """A server that can be killed, and is itself again after `restart`."""
+
+    @property
+    def log(self) -> str: ...
+
+    def kill(self) -> None: ...
+
+    def restart(self) -> None: ...
+
+
 class Store(NamedTuple):
-    """`make` builds an engine that is not yet open. `server` is None where there is no server."""
+    """`make` builds an engine that is not yet open. `server` is None where there is no server.
+    With a `clock` of its own that server is where leases are timed."""
 
     name: str
     make: Callable[[], Engine]
-    server: PrivatePostgres | None
+    server: Killable | None
+    url: str
+    clock: bool = True
 
 
 class Strict(PostgresEngine):
     """Children are told of an end in a transaction after the one that ends it. Whoever is killed in
-    between leaves that to a recount, which is no fault; `told` counts it."""
+    between leaves that to the next reaper or recount, which is no fault; `told` counts it."""
 
     told = 0
 
@@ -46,9 +60,10 @@ def store(name: str, directory: Path) -> Iterator[Store]:
     if name == "sqlite":
         from holdfast.engines.sqlite import SQLiteEngine
 
-        yield Store(name, lambda: SQLiteEngine(directory / "jobs.db"), None)
+        path = directory / "jobs.db"
+        yield Store(name, lambda: SQLiteEngine(path), None, f"sqlite:///{path}")
         return
     # What is acknowledged must outlive the server's death, so here it syncs.
     with PrivatePostgres(fsync=True) as server:
         dsn = server.dsn
-        yield Store(name, lambda: Strict(dsn), server)
+        yield Store(name, lambda: Strict(dsn), server, dsn)

@@ -114,6 +114,7 @@ class Storm:
             self._journal.note("server_kill")
             server.kill()
             server.restart()
+            self._journal.note("server_back")
             return
         pid = self._dice.choice(list(self._alive))
         if blow == "freeze":
@@ -144,7 +145,7 @@ class Storm:
         if abs(offset_ns - self._wall_offset_ns) > CLOCK_STEP_NS:
             self._wall_offset_ns = offset_ns
             self._journal.note("jump")
-            if self._store.server is not None:
+            if self._store.server is not None and self._store.clock:
                 self._journal.note("reboot")
 
     def _note_deadlocks(self) -> None:
@@ -161,9 +162,12 @@ class Storm:
         self._alive[pid] = name
 
     async def _play(self, name: str, *, calm: bool) -> bool:
-        seed = f"{self._weather.seed}/{name}"
-        await Player(self._store.make(), self._journal_of(name), seed, calm=calm).play()
+        await self._player(name, calm=calm).play()
         return True
+
+    def _player(self, name: str, *, calm: bool) -> Player:
+        seed = f"{self._weather.seed}/{name}"
+        return Player(self._store.make(), self._journal_of(name), seed, calm=calm)
 
     async def _prepare(self) -> bool:
         await prepare(self._store.make(), self._journal_of("prepare"))

@@ -62,8 +62,7 @@ def _torture(name: str, given: argparse.Namespace) -> tuple[dict[str, Any], bool
     with tempfile.TemporaryDirectory(prefix="holdfast-torture-") as directory:
         home = Path(directory)
         with store(name, home) as chosen:
-            url = f"sqlite:///{home}/jobs.db" if chosen.server is None else chosen.server.dsn
-            storm = FlowStorm(url, weather, home)
+            storm = FlowStorm(chosen.url, weather, home)
             findings = asyncio.run(storm.run())
         if given.keep or not findings.clean:
             kept = given.keep or Path(tempfile.mkdtemp(prefix="holdfast-workers-"))

@@ -63,6 +63,8 @@ from holdfast.options import (
     new_job,
 )
 from holdfast.tasks import Task, TaskOptions
+from holdfast.telemetry import Retention, Telemetry, bookkeepers
+from holdfast.tracing import traced, traced_within
 from holdfast.upkeep import Redrives, Schedules, Upkeep, wall_ms
 from holdfast.worker.handlers import Handler
 from holdfast.worker.registry import Workers
@@ -100,6 +102,7 @@ class Holdfast(Leasing, Flowing):
         self.listeners = Listeners()
         self.tasks: dict[str, Task[Any]] = {}
         self._home = self._housed(store)
+        self._telemetry: Telemetry | None = None
         ALIVE.add(self)
 
     @property
@@ -129,6 +132,16 @@ class Holdfast(Leasing, Flowing):
     def redrives(self) -> Redrives:
         """Dead letters that are put back to work bit by bit."""
         return Redrives(self.engine, wall_ms)
+
+    @property
+    def telemetry(self) -> Telemetry:
+        """What this process does on the store, counted: `await app.telemetry.run(stop)` for one
+        that runs no upkeep, which does it too."""
+        if self._telemetry is None or self._telemetry.process != os.getpid():
+            self._telemetry = Telemetry(
+                lambda: self.engine, self.home.store, self.listeners, wall_ms
+            )
+        return self._telemetry
 
     async def open(self) -> None:
         """Create or check the store. Idempotent; the queue `default` exists afterwards."""
@@ -300,15 +313,26 @@ class Holdfast(Leasing, Flowing):
         within = getattr(self.home.store, "within", None)
         if within is None:
             raise Unsupported(self.home.store.traits.name, "enqueue within a transaction")
-        return within(connection)
+        return traced_within(within(connection))
 
-    def upkeep(self, *, archive: Path | str | None = None) -> Upkeep:
+    def upkeep(
+        self, *, archive: Path | str | None = None, history: Retention | None = None
+    ) -> Upkeep:
         """The reaper, pruner, scheduler and redriver: `await app.upkeep().run(stop)`.
 
-        Some process must run them, else lapsed leases do not come back. Any number may.
+        It also counts what this process does, and keeps everybody's counts. Some process must run
+        it, else lapsed leases do not come back. Any number may. `history` is how long the counts of
+        minutes, hours and days are kept.
         """
         expected("archive", archive, Path | str | None)
-        return Upkeep(self.engine, archive=archive, tell=self.listeners)
+        expected("history", history, Retention | None)
+        return Upkeep(
+            self.engine,
+            archive=archive,
+            tell=self.listeners,
+            more=bookkeepers(self.engine, wall_ms, history),
+            beside=self.telemetry.run,
+        )
 
     def _add_task(self, function: Callable[..., Any], options: TaskOptions) -> Task[Any]:
         if not callable(function):
@@ -322,7 +346,7 @@ class Holdfast(Leasing, Flowing):
         return task
 
     def _housed(self, store: Engine) -> Home:
-        return Home(store, Coalesced(Observed(store, self.listeners)))
+        return Home(store, traced(Coalesced(Observed(store, self.listeners))))
 
     def _reopened(self) -> Engine:
         """What was opened before a fork stays with the parent."""

@@ -5,14 +5,15 @@ A batch is nothing but that other job, which waits for them all; its id is the b
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
 from msgspec.structs import replace
 
 from holdfast.core import checks, limits
-from holdfast.core.model import AfterOn, Job, JobFilter, NewJob, State, Status
+from holdfast.core.model import AfterOn, Job, JobFilter, NewJob, Receipt, State, Status
+from holdfast.engines.base import Engine
 from holdfast.errors import InvalidJob, JobGone, UsageError
 from holdfast.options import checked_all
 
@@ -56,20 +57,7 @@ class Batch:
         return job
 
     async def progress(self) -> BatchProgress:
-        ids = (await self.job()).after
-        counts = dict.fromkeys(State, 0)
-        for at in range(0, len(ids), limits.BATCH_MAX):
-            wanted = JobFilter(ids=ids[at : at + limits.BATCH_MAX])
-            for tally in await self._app.tally(wanted, "state"):
-                if tally.value is not None:
-                    counts[State(tally.value)] += tally.count
-        gone = len(ids) - sum(counts.values())
-        return BatchProgress(
-            total=len(ids),
-            done=counts[State.DONE] + gone,
-            dead=counts[State.DEAD],
-            cancelled=counts[State.CANCELLED],
-        )
+        return await progress_of(self._app.engine, await self.job())
 
 
 async def enqueue_batch(
@@ -77,6 +65,12 @@ async def enqueue_batch(
 ) -> Batch:
     """The jobs first, in batches of 1,000, then the one that waits for them. Whoever is killed on
     the way repeats the call with the same ids and adds what is missing."""
+    given = joined(jobs, then, after_on)
+    return Batch(app, id_of(await app.enqueue_many(given)))
+
+
+def joined(jobs: Iterable[NewJob], then: NewJob, after_on: AfterOn) -> list[NewJob]:
+    """The jobs, and last the one that waits for them all."""
     given = checked_all("job", jobs, NewJob, InvalidJob)
     if not 1 <= len(given) <= limits.PARENTS_MAX:
         raise UsageError(f"a batch has 1 to {limits.PARENTS_MAX} jobs, not {len(given)}")
@@ -85,7 +79,11 @@ async def enqueue_batch(
     ids = tuple(dict.fromkeys(new.id for new in given))
     last = replace(then, after=ids, after_on=after_on)
     checks.check_job(last)
-    receipts = await app.enqueue_many([*given, last])
+    return [*given, last]
+
+
+def id_of(receipts: Sequence[Receipt]) -> str:
+    """The batch's, unless some of its jobs were refused: then the error of the first."""
     refused = [each for each in receipts if each.status is Status.REFUSED]
     if refused:
         from holdfast.app import accepted
@@ -93,4 +91,22 @@ async def enqueue_batch(
         accepted(
             replace(refused[0], text=f"{len(refused)} of {len(receipts)} jobs: {refused[0].text}")
         )
-    return Batch(app, receipts[-1].id)
+    return receipts[-1].id
+
+
+async def progress_of(engine: Engine, last: Job) -> BatchProgress:
+    """By the job that completes it, as `get` read it."""
+    ids = last.after
+    counts = dict.fromkeys(State, 0)
+    for at in range(0, len(ids), limits.BATCH_MAX):
+        wanted = JobFilter(ids=ids[at : at + limits.BATCH_MAX])
+        for tally in await engine.tally(wanted, "state", limit=limits.PAGE_MAX):
+            if tally.value is not None:
+                counts[State(tally.value)] += tally.count
+    gone = len(ids) - sum(counts.values())
+    return BatchProgress(
+        total=len(ids),
+        done=counts[State.DONE] + gone,
+        dead=counts[State.DEAD],
+        cancelled=counts[State.CANCELLED],
+    )

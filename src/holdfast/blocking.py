@@ -114,6 +114,7 @@ class BlockingWorkers(_Facade):
     uncordon = _waited(Workers.uncordon)
     stop = _waited(Workers.stop)
     drain = _waited(Workers.drain)
+    order = _waited(Workers.order)
     nudge = _waited(Workers.nudge)
     forget = _waited(Workers.forget)
 

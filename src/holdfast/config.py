@@ -13,9 +13,11 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 import msgspec
+from msgspec.structs import replace
 
 from holdfast.core import limits
 from holdfast.core.backoff import Backoff
+from holdfast.core.levels import read_levels
 from holdfast.core.model import Record
 from holdfast.durations import show_ms, to_ms
 from holdfast.engines.base import Engine, Saved
@@ -24,7 +26,8 @@ from holdfast.errors import ConfigError, EngineUnavailable
 KIND = "setting"
 _ROUNDS_MAX = 10
 
-Type = Literal["number", "share", "duration", "switch", "queues"]
+Type = Literal["number", "share", "duration", "switch", "queues", "level", "levels", "ages"]
+"""Levels are numbers and ages durations, or off: one for all queues and others for single ones."""
 Source = Literal["default", "stored", "environment"]
 
 
@@ -45,7 +48,7 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
         return "HOLDFAST_" + self.name.replace("-", "_").upper()
 
     def read(self, text: str) -> Any:
-        """What the text means: milliseconds, a number, a bool or queues by weight."""
+        """What the text means: milliseconds, a number, a bool, queues by weight or levels."""
         given = text.strip()
         match self.type:
             case "duration":
@@ -58,6 +61,10 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
                 return _SWITCH[given.lower()]
             case "queues":
                 return queue_weights(given)
+            case "level" | "levels" | "ages":
+                one = replace(self, type="duration" if self.type == "ages" else "number")
+                by_queue = self.type != "level"
+                return read_levels(self.name, given, one.read, by_queue=by_queue)
         if not self.low <= value <= self.high:
             show = show_ms if self.type == "duration" else "{:g}".format
             bounds = f"{show(int(self.low))} to {show(int(self.high))}"
@@ -79,6 +86,7 @@ _SWITCH = {
 }
 _ENQUEUE = "enqueue"
 _WORKERS = "worker start, worker run, up"
+_ALERTS = "serve, up"
 
 
 def _job(name: str, type: Type, default: str, does: str, low: float, high: float) -> Setting:
@@ -92,6 +100,22 @@ def _worker(
 ) -> Setting:
     return Setting(
         name=name, type=type, default=default, does=does, feeds=_WORKERS, low=low, high=high
+    )
+
+
+def _alert(name: str, type: Type, default: str, does: str, high: float) -> Setting:
+    return Setting(name=name, type=type, default=default, does=does, feeds=_ALERTS, high=high)
+
+
+def _history(name: str, default: str, does: str) -> Setting:
+    return Setting(
+        name=name,
+        type="duration",
+        default=default,
+        does=does,
+        feeds="upkeep",
+        low=limits.SECOND_MS,
+        high=limits.RETENTION_MS_MAX,
     )
 
 
@@ -127,6 +151,22 @@ _TABLE = (
     _worker(
         "worker-output-max", "number", "65536", "Bytes of output kept.", 1024, limits.OUTPUT_MAX
     ),
+    _alert("alert-dead", "levels", "10", "Alert: more dead letters of a queue in a minute.", 10**9),
+    _alert("alert-depth", "levels", "100", "Alert: more ready jobs in a queue.", 10**9),
+    _alert("alert-age", "ages", "5m", "Alert: a ready job is due for longer.", limits.DELAY_MS_MAX),
+    _alert(
+        "alert-no-worker",
+        "ages",
+        "30s",
+        "Alert: a ready job is due for longer, and no worker serves its queue.",
+        limits.DELAY_MS_MAX,
+    ),
+    _alert("alert-partition", "switch", "yes", "Alert: a partition is shut out.", 0),
+    _alert("alert-disk", "level", "1024", "Alert: fewer MiB are free on the disk.", 10**9),
+    _alert("alert-cool-down", "duration", "5m", "The same alert is not told again.", limits.DAY_MS),
+    _history("history-minutes", "1d", "How long charts go back by minutes."),
+    _history("history-hours", "14d", "How long by hours."),
+    _history("history-days", "400d", "How long by days."),
 )
 SETTINGS: dict[str, Setting] = {setting.name: setting for setting in _TABLE}
 

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 import msgspec
 from msgspec.structs import replace
 
+from holdfast.bulk import batches
 from holdfast.core import limits
 from holdfast.core.model import EventKind, Failure, FailureKind, Job, JobFilter, Reason, State
 from holdfast.engines.base import Engine
@@ -18,7 +19,6 @@ WALK_MAX = limits.COUNT_EXACT_MAX
 """So many of the newest are looked at one by one; the rest is only counted."""
 
 BUCKETS = 12
-_PAGE = 200
 _SAMPLES = 5
 _NAMES_MAX = 10
 _BUCKET_MS_MIN = limits.SECOND_MS
@@ -184,16 +184,9 @@ def quarantined(job: Job) -> Quarantined:
 async def _walk(engine: Engine, wanted: JobFilter) -> dict[str | None, list[Job]]:
     """The newest, by fingerprint, without their payloads."""
     found: dict[str | None, list[Job]] = {}
-    after: int | None = None
-    walked = 0
-    while walked < WALK_MAX:
-        page = await engine.find(wanted, limit=min(_PAGE, WALK_MAX - walked), after=after)
-        for job in page.jobs:
+    async for jobs in batches(engine, wanted, most=WALK_MAX):
+        for job in jobs:
             found.setdefault(job.fingerprint, []).append(replace(job, payload=b""))
-        walked += len(page.jobs)
-        after = page.after
-        if after is None:
-            break
     return found
 
 

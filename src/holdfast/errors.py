@@ -3,10 +3,12 @@
 HoldfastError
 ├── UsageError     InvalidJob · InvalidQueue · PayloadTooLarge · UnknownQueue · UnknownKind ·
 │                  UnknownParent · CircularJobs · QueueFull · NotAccepting · ConfigError ·
-│                  Unsupported
+│                  NotFound · Exists · WrongState · Unsupported · Unauthenticated · Forbidden ·
+│                  QuotaExceeded
 ├── LeaseLost      the race you must expect
 ├── NoResult       JobFailed · JobCancelled · JobGone · ResultTimeout
-└── EngineError    EngineUnavailable · OutcomeUnknown · StorageFull · SchemaMismatch · EngineClosed
+└── EngineError    EngineUnavailable · Overloaded · OutcomeUnknown · StorageFull · SchemaMismatch ·
+                   EngineClosed
 """
 
 from __future__ import annotations
@@ -49,6 +51,24 @@ class UnknownQueue(UsageError):
     """Declare the queue first, or correct its name."""
 
     code = "unknown_queue"
+
+
+class NotFound(UsageError):
+    """The text says what was looked for, and where to look for what there is."""
+
+    code = "not_found"
+
+
+class Exists(UsageError):
+    """There is one of that name already: change it, or choose another name."""
+
+    code = "exists"
+
+
+class WrongState(UsageError):
+    """The job is not in a state in which that can be done: the text says which it must be in."""
+
+    code = "wrong_state"
 
 
 class UnknownKind(UsageError):
@@ -101,6 +121,28 @@ class Unsupported(UsageError):
         self.feature = feature
 
 
+class Unauthenticated(UsageError):
+    """The server wants a token that it knows: make one with `holdfast token create`."""
+
+    code = "unauthenticated"
+
+
+class Forbidden(UsageError):
+    """The caller may not do this: the text says which scope, queue or right is missing."""
+
+    code = "forbidden"
+
+
+class QuotaExceeded(UsageError):
+    """A quota of the tenant or the namespace is used up: try again after the pause it names."""
+
+    code = "quota_exceeded"
+
+    def __init__(self, text: str = "", *, retry_ms: int = 1_000) -> None:
+        super().__init__(text)
+        self.retry_ms = retry_ms
+
+
 class LeaseLost(HoldfastError):
     """The lease lapsed and the job went on without you: stop working on it."""
 
@@ -151,6 +193,13 @@ class EngineUnavailable(EngineError):
     """Nothing was changed: try again later, with back-off."""
 
     code = "unavailable"
+
+
+class Overloaded(EngineUnavailable):
+    """The server has all it can take on, and nothing was changed: try again after the pause that
+    it names."""
+
+    code = "overloaded"
 
 
 class OutcomeUnknown(EngineError):

@@ -7,8 +7,9 @@ logged and harms nobody: telling never changes what is told about.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
-from typing import TypeAlias
+from collections import Counter
+from collections.abc import Callable, Iterable
+from typing import Any, TypeAlias
 
 import msgspec
 
@@ -18,14 +19,26 @@ _log = logging.getLogger("holdfast.events")
 class EngineCalled(msgspec.Struct, frozen=True, kw_only=True):
     """One call of an engine ended.
 
-    `outcomes` counts its answers as queue → outcome → how many; the queue is "" where the call
-    is not about one. `error` is the stable code of what it raised instead, "" if nothing.
+    `asked` and `answer` are what went in and what came out; of a batch whose outcome is not known,
+    those that are known all the same. `error` is the stable code of what it raised instead, "" if
+    nothing. `counted` gives the queue and the outcome of each answer, for who wants to know.
     """
 
     verb: str
     duration_ms: float
-    outcomes: dict[str, dict[str, int]] = {}
     error: str = ""
+    asked: Any = None
+    answer: Any = None
+    counted: Callable[[], Iterable[tuple[str, str]]] = tuple
+
+    @property
+    def outcomes(self) -> dict[str, dict[str, int]]:
+        """Its answers as queue → outcome → how many; the queue is "" where the call is not about
+        one."""
+        counts: dict[str, dict[str, int]] = {}
+        for (queue, outcome), count in Counter(self.counted()).items():
+            counts.setdefault(queue, {})[str(outcome)] = count
+        return counts
 
 
 class Reaped(msgspec.Struct, frozen=True, kw_only=True):

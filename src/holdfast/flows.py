@@ -6,12 +6,12 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, cast
 
 from holdfast.batches import Batch, enqueue_batch
-from holdfast.core import admission, limits
+from holdfast.core import limits
 from holdfast.core.flow import Flow, Limit, Waits
 from holdfast.core.model import AfterOn, NewJob, Queue
 from holdfast.engines.base import Engine
-from holdfast.limiting import change_queue
-from holdfast.options import changed_queue, expected
+from holdfast.limiting import remove_limit, set_limit
+from holdfast.options import expected
 from holdfast.rates import RateText, to_rate
 
 if TYPE_CHECKING:
@@ -54,11 +54,11 @@ class Flowing:
             concurrency=concurrency,
             rate=None if rate is None else to_rate("rate", rate),
         )
-        return await self._change_limits(queue, name, wanted)
+        return await set_limit(self.engine, expected("queue", queue, str), wanted)
 
     async def unlimit(self, queue: str, name: str) -> Queue:
         """Take a limit away; one that is not there is no error."""
-        return await self._change_limits(queue, name, None)
+        return await remove_limit(self.engine, expected("queue", queue, str), name)
 
     async def flow(self, queue: str, *, limit: int = limits.PAGE_MAX) -> Flow:
         """How the limits and the tenants of a queue stand, and who holds its slots."""
@@ -67,14 +67,3 @@ class Flowing:
     async def waits(self, id: str) -> Waits | None:
         """What a waiting job waits for, beside its time; None if no such job waits."""
         return await self.engine.waits(expected("id", id, str))
-
-    async def _change_limits(self, queue: str, name: str, wanted: Limit | None) -> Queue:
-        def changed(known: Queue | None) -> Queue:
-            if known is None:
-                raise admission.unknown(queue)
-            others = [each for each in known.limits if each.name != name]
-            kept = others if wanted is None else [*others, wanted]
-            return changed_queue(known, {"limits": kept})
-
-        expected("queue", queue, str)
-        return await change_queue(self.engine, queue, changed)

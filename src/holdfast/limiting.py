@@ -8,10 +8,12 @@ from collections.abc import Callable, Iterable
 import msgspec
 from msgspec.structs import replace
 
+from holdfast.core import admission
 from holdfast.core.flow import Limit
 from holdfast.core.model import Queue, Record
 from holdfast.engines.base import Engine, Saved
 from holdfast.errors import EngineUnavailable
+from holdfast.options import changed_queue
 
 LIMIT_KIND = "task-limit"
 _TRIES_MAX = 20
@@ -32,6 +34,16 @@ async def change_queue(engine: Engine, name: str, change: Callable[[Queue | None
         if await engine.declare(queue, instead_of=known):
             return queue
     raise EngineUnavailable(f"queue {name} is being changed all the time: try again")
+
+
+async def set_limit(engine: Engine, queue: str, limit: Limit) -> Queue:
+    """Bound the jobs of a queue; a limit of the same name is replaced."""
+    return await _change_limits(engine, queue, limit.name, limit)
+
+
+async def remove_limit(engine: Engine, queue: str, name: str) -> Queue:
+    """One that is not there is no error."""
+    return await _change_limits(engine, queue, name, None)
 
 
 async def set_task_limits(engine: Engine, queue: str, wanted: Iterable[Limit]) -> None:
@@ -69,6 +81,17 @@ async def set_task_limits(engine: Engine, queue: str, wanted: Iterable[Limit]) -
     ]
     saved = await engine.save(records)
     assert all(each in (Saved.SAVED, Saved.STALE) for each in saved)
+
+
+async def _change_limits(engine: Engine, queue: str, name: str, wanted: Limit | None) -> Queue:
+    def changed(known: Queue | None) -> Queue:
+        if known is None:
+            raise admission.unknown(queue)
+        others = [each for each in known.limits if each.name != name]
+        kept = others if wanted is None else [*others, wanted]
+        return changed_queue(known, {"limits": kept})
+
+    return await change_queue(engine, queue, changed)
 
 
 def _key(queue: str, limit: Limit) -> str:

@@ -22,7 +22,16 @@ from tests.cli.program import Cli
 from tests.cli.test_enqueue import job_of
 
 DOCS = Path(__file__).parents[2] / "docs" / "cli.md"
-SAMPLES = {"number": "2", "share": "1", "duration": "5s", "switch": "no", "queues": "a:2,b"}
+SAMPLES = {
+    "number": "2",
+    "share": "1",
+    "duration": "5s",
+    "switch": "no",
+    "queues": "a:2,b",
+    "level": "off",
+    "levels": "5,a:off,b:7",
+    "ages": "1m, a:2h",
+}
 
 
 def test_the_path_of_a_setting(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -89,7 +89,7 @@ def test_a_purge_of_what_is_not_there_is_told(letters: Cli) -> None:
 
 
 def test_many_are_done_in_batches(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("holdfast.cli.bulk.batches.__defaults__", (2,))
+    monkeypatch.setattr("holdfast.bulk.batches.__defaults__", (2,))
     for number in range(5):
         making.dead(f"j{number}")
     told = cli("dlq", "retry", "--all", "--json").json

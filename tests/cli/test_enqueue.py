@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
+from holdfast import newjob
 from holdfast.app import Holdfast
-from holdfast.cli import jobflags, newjob
+from holdfast.cli import jobflags
 from holdfast.cli.exits import Exit
 from holdfast.core.backoff import Backoff
 from holdfast.core.model import Failure, Job, Lease, Note, Overrides, Reason, Renewal

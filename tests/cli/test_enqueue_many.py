@@ -12,9 +12,9 @@ import pytest
 from holdfast.app import Holdfast
 from holdfast.cli import feeding
 from holdfast.cli.feeding import Fault, Feed, Lines
-from holdfast.cli.newjob import Base
 from holdfast.core.model import NewJob, Receipt, Status
 from holdfast.errors import EngineError, EngineUnavailable, OutcomeUnknown
+from holdfast.newjob import Base
 from tests.cli.program import Cli, command, environment, run_program
 
 

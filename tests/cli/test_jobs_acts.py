@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from holdfast.app import Holdfast
 from holdfast.core.model import Job, JobFilter
 from holdfast.core.verdict import Amendment
+from holdfast.engines.coalesced import Coalesced
 from holdfast.worker.registry import Workers
 from tests.cli import making
 from tests.cli.program import Cli
@@ -109,16 +109,16 @@ def test_edit_changes_what_is_given_and_keeps_the_rest(cli: Cli) -> None:
 
 def test_labels_that_others_add_meanwhile_stay(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     making.enqueue()
-    amend = Holdfast.amend
+    amend = Coalesced.amend
     overtaken: list[bool] = []
 
-    async def slow(self: Holdfast, wanted: JobFilter, act: Amendment, **more: Any) -> int:
+    async def slow(self: Coalesced, wanted: JobFilter, act: Amendment, **more: Any) -> int:
         if not overtaken:
             overtaken.append(True)
             await asyncio.to_thread(cli, "job", "edit", "j", "--label", "theirs=1")
         return await amend(self, wanted, act, **more)
 
-    monkeypatch.setattr(Holdfast, "amend", slow)
+    monkeypatch.setattr(Coalesced, "amend", slow)
     assert cli("job", "edit", "j", "--label", "ours=1").code == 0
     assert job().labels == {"theirs": "1", "ours": "1"}
 

@@ -192,7 +192,7 @@ def test_clear_deletes_what_waits_after_it_was_asked(cli: Cli) -> None:
 
 
 def test_clear_goes_on_past_one_batch(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("holdfast.cli.bulk.batches.__defaults__", (2,))
+    monkeypatch.setattr("holdfast.bulk.batches.__defaults__", (2,))
     for number in range(5):
         making.enqueue(f"w{number}")
     assert cli("queue", "clear", "default", "--yes", "--json").json["deleted"] == 5

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.docs.curl import curl, token_in
 from tests.docs.tables import README, with_table
 
 ROOT = README.parent
@@ -24,7 +25,7 @@ PAGES = [
 ]
 _BLOCK = re.compile(r"```(\w+)\n(.*?)```", re.DOTALL)
 _LINK = re.compile(r"\]\((?!https?:|#)([^)#]+)")
-_LONG_RUNNING = ("up", "demo", "chaos", "top", "test", "check", "bench", "torture", "lock")
+_LONG_RUNNING = ("up", "serve", "demo", "chaos", "top", "test", "check", "bench", "torture", "lock")
 
 
 def blocks(language: str) -> list[object]:
@@ -54,7 +55,7 @@ def test_python_shown_runs(source: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_commands_shown_run(page: Path, tmp_path: Path) -> None:
-    """One after the other in one folder, with workers there if the page starts them."""
+    """One after the other in one folder, with workers or a server if the page starts them."""
     shown = [step for match in _BLOCK.finditer(page.read_text()) for step in steps(match)]
     environment = {**os.environ, "HOLDFAST_URL": "sqlite:///holdfast.db", "COLUMNS": "200"}
     environment.pop("HOLDFAST_COMMAND", None)
@@ -62,8 +63,16 @@ def test_commands_shown_run(page: Path, tmp_path: Path) -> None:
     with contextlib.ExitStack() as stack:
         if any(words[:2] == ["./hf", "up"] for words, _ in shown):
             stack.enter_context(running_workers(program, tmp_path, environment))
+        if any(words[0] == "curl" for words, _ in shown):
+            address = stack.enter_context(running_server(program, tmp_path, environment))
+        token = None
         for words, expected in shown:
-            assert words[0] == "./hf", f"only ./hf commands are shown: {words}"
+            if words[0] == "curl":
+                printed = curl(words[1:], address, token)
+                assert looks_like(printed, expected), f"{words} printed:\n{printed}"
+                token = token_in(printed) or token
+                continue
+            assert words[0] == "./hf", f"only ./hf and curl are shown: {words}"
             if words[1] in _LONG_RUNNING:
                 continue
             run = subprocess.run(
@@ -115,6 +124,25 @@ def running_workers(program: str, folder: Path, environment: dict[str, str]) -> 
         finally:
             up.terminate()
             up.wait()
+
+
+@contextlib.contextmanager
+def running_server(program: str, folder: Path, environment: dict[str, str]) -> Iterator[str]:
+    with subprocess.Popen(
+        [program, "serve", "--port", "0"],
+        cwd=folder,
+        env=environment,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as serving:
+        assert serving.stdout is not None
+        try:
+            address = re.search(r"http://\S+", serving.stdout.readline())
+            assert address, "the server did not start"
+            yield address[0]
+        finally:
+            serving.terminate()
+            serving.wait()
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))

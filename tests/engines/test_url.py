@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from holdfast.engines.memory import MemoryEngine
-from holdfast.engines.url import default_url, open_engine, redacted
+from holdfast.engines.url import default_url, open_engine, redacted, with_namespace
 from holdfast.errors import ConfigError
 from holdfast.testing.clock import ManualClock
 
@@ -24,7 +24,12 @@ class Built:
 
 @pytest.fixture
 def built(monkeypatch: pytest.MonkeyPatch) -> type[Built]:
-    for name, member in (("sqlite", "SQLiteEngine"), ("postgres", "PostgresEngine")):
+    known = (
+        ("sqlite", "SQLiteEngine"),
+        ("postgres", "PostgresEngine"),
+        ("remote", "RemoteEngine"),
+    )
+    for name, member in known:
         module = ModuleType(f"holdfast.engines.{name}")
         setattr(module, member, Built)
         monkeypatch.setitem(sys.modules, module.__name__, module)
@@ -70,6 +75,45 @@ def test_postgresql(built: type[Built]) -> None:
 
 
 @pytest.mark.parametrize(
+    ("text", "place", "options"),
+    [
+        ("http://127.0.0.1:7433", "http://127.0.0.1:7433", {"token": None}),
+        ("https://hf_a_b%21@h/", "https://h", {"token": "hf_a_b!"}),
+        (
+            "https://h:5/jobs/?namespace=n&ca=/etc/ca.pem",
+            "https://h:5/jobs",
+            {"token": None, "namespace": "n", "ca": "/etc/ca.pem"},
+        ),
+        ("http://hf_a_b@[::1]:5", "http://[::1]:5", {"token": "hf_a_b"}),
+    ],
+)
+def test_a_server(
+    built: type[Built],
+    monkeypatch: pytest.MonkeyPatch,
+    text: str,
+    place: str,
+    options: dict[str, str],
+) -> None:
+    monkeypatch.delenv("HOLDFAST_TOKEN", raising=False)
+    engine: Any = open_engine(text)
+    assert isinstance(engine, Built)
+    assert (engine.place, engine.options) == (place, options)
+
+
+def test_the_token_may_be_in_the_environment(
+    built: type[Built], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOLDFAST_TOKEN", "hf_of_all")
+    assert open_engine("https://h").options == {"token": "hf_of_all"}  # type: ignore[attr-defined]
+    of_url: Any = open_engine("https://hf_mine@h")
+    assert of_url.options == {"token": "hf_mine"}
+    monkeypatch.setenv("HOLDFAST_TOKEN", "hf_hunter2\r\nx: y")
+    with pytest.raises(ConfigError, match="copy it as it was shown") as caught:
+        open_engine("https://h")
+    assert "hunter2" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
     ("text", "says"),
     [
         ("", "no scheme"),
@@ -94,6 +138,15 @@ def test_postgresql(built: type[Built]) -> None:
         ("postgresql://u:hunter2@h/d?pooled=1", "true or false"),
         ("postgresql://u:hunter2@h/d?connections=0", "1 to 999"),
         ("postgresql://u:hunter2@h/d?schema=a%22b", "1 to 63"),
+        ("http:", "https://host"),
+        ("http:///x", "https://host"),
+        ("https://@h", "https://host"),
+        ("https://u:hunter2@h", "https://host"),
+        ("https://hunter2@h:port", "https://host"),
+        ("https://hunter2@h#x", "https://host"),
+        ("https://hunter2%0d%0a@h", "copy it"),
+        ("https://hunter2@h?pool=2", "'pool'.*ca, cert, namespace"),
+        ("https://hunter2@h?ca=", "certificates"),
     ],
 )
 def test_what_is_wrong_is_named_and_the_password_is_not(text: str, says: str) -> None:
@@ -102,17 +155,26 @@ def test_what_is_wrong_is_named_and_the_password_is_not(text: str, says: str) ->
     assert "hunter2" not in str(caught.value)
 
 
-def test_a_missing_extra_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("module", "package", "extra", "text"),
+    [
+        ("holdfast.engines.postgres", "asyncpg", "postgres", "postgresql://u:p@h/d"),
+        ("holdfast.engines.remote", "httptools", "remote", "https://h"),
+    ],
+)
+def test_a_missing_extra_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, module: str, package: str, extra: str, text: str
+) -> None:
     real = builtins.__import__
 
     def without_client(name: str, *rest: Any) -> Any:
-        if name == "holdfast.engines.postgres":
-            raise ModuleNotFoundError("No module named 'asyncpg'", name="asyncpg")
+        if name == module:
+            raise ModuleNotFoundError(f"No module named {package!r}", name=package)
         return real(name, *rest)
 
     monkeypatch.setattr(builtins, "__import__", without_client)
-    with pytest.raises(ConfigError, match=r"asyncpg: pip install 'holdfast\[postgres\]'"):
-        open_engine("postgresql://u:p@h/d")
+    with pytest.raises(ConfigError, match=rf"{package}: pip install 'holdfast\[{extra}\]'"):
+        open_engine(text)
 
 
 def test_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,10 +192,44 @@ def test_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
         ("postgresql://u:hunter2@h:5/d?password=hunter2", "postgresql://h:5/d"),
         ("postgresql://u:hunter2@a,b@h/d", "postgresql://h/d"),
         ("postgresql://u:hunter2@[h/d", "postgresql:…"),
+        ("https://hf_hunter2@h:5/jobs?namespace=n", "https://h:5/jobs"),
+        ("partitioned:sqlite:///a.db,https://hf_hunter2@h", "partitioned:sqlite:///a.db,https://h"),
     ],
 )
 def test_what_may_be_shown(text: str, shown: str) -> None:
     assert redacted(text) == shown
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("memory:", "memory:"),
+        ("sqlite:///x.db", "sqlite:///x.db?namespace=n"),
+        (
+            "sqlite:///x%3f#.db?namespace=a&durability=full",
+            "sqlite:///x%3f#.db?durability=full&namespace=n",
+        ),
+        ("postgresql://u:p%40@h/d", "postgresql://u:p%40@h/d?namespace=n"),
+        (
+            "postgresql://h/d?name%73pace=a&password=%26b&schema=s",
+            "postgresql://h/d?password=%26b&schema=s&namespace=n",
+        ),
+        ("https://hf_a@h?namespace=a", "https://hf_a@h?namespace=n"),
+        (
+            "partitioned:sqlite:///a,b.db,postgresql://h/d?namespace=a",
+            "partitioned:sqlite:///a,b.db?namespace=n,postgresql://h/d?namespace=n",
+        ),
+    ],
+)
+def test_the_same_place_in_another_namespace(text: str, named: str) -> None:
+    assert with_namespace(text, "n") == named
+    assert with_namespace(named, "n") == named
+
+
+@pytest.mark.parametrize("name", ["", "a/b", "n&durability=relaxed", "n" * 81, "ä"])
+def test_a_namespace_cannot_be_more_than_a_name(name: str) -> None:
+    with pytest.raises(ConfigError, match="1 to 80"):
+        with_namespace("sqlite:///x.db", name)
 
 
 def test_an_engine_that_is_not_asked_for_is_not_imported() -> None:

@@ -109,7 +109,7 @@ def main(home: Path, sort: str) -> None:
     weather = Weather(processes=3, kills=12, seconds=2, seed=1, freezes=0, server_kills=0)
     histories = home / "histories"
     histories.mkdir()
-    findings = Storm(Store("sqlite", make, None), weather, histories).run()
+    findings = Storm(Store("sqlite", make, None, ""), weather, histories).run()
     print(" ".join(sorted(findings.rules)))
 
 

@@ -41,6 +41,10 @@ OTHER_MEANINGS: dict[tuple[str, str], str] = {
     ("core.model", "reject"): "the worker itself turned the job away too often",
     ("django", "backend"): "what Django calls what is behind its tasks",
     ("django", "args"): "what Django calls a task's arguments by position",
+    ("server", "send"): "what a web server does with an answer",
+    ("server", "message"): "the text of an error, or a part of HTTP",
+    ("server", "produce"): "the scope of those who enqueue, or what an answer is",
+    ("engines.remote", "message"): "the text of an error, or a part of HTTP",
     ("engines.sqlite", "lock"): "a lock of the file system",
     ("engines.postgres", "lock"): "a lock of the database",
 }

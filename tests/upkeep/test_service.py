@@ -6,7 +6,7 @@ import logging
 import pytest
 
 from holdfast.core.model import LeaseRequest, NewJob, State
-from holdfast.errors import EngineClosed, EngineUnavailable, OutcomeUnknown
+from holdfast.errors import EngineClosed, EngineUnavailable, Forbidden, OutcomeUnknown
 from holdfast.events import Reaped, Troubled
 from holdfast.testing.clock import ManualClock
 from holdfast.upkeep import Reaper, Upkeep, service
@@ -48,6 +48,17 @@ async def test_outages_are_survived_and_told() -> None:
         await asyncio.wait_for(keep(Counting(troubles, stop), stop, ear), 60)
     told = [(each.error, each.text) for each in ear.heard if isinstance(each, Troubled)]
     assert told == [("unavailable", "down"), ("outcome_unknown", "who knows"), ("OSError", "disk")]
+
+
+async def test_who_may_not_leaves_it_to_others() -> None:
+    stop, ear = asyncio.Event(), Ear()
+    counting = Counting([Forbidden("not for this"), 0], stop)
+    keeping = asyncio.create_task(keep(counting, stop, ear))
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert (counting.answers, ear.heard, keeping.done()) == ([0], [], False)
+    stop.set()
+    await keeping
 
 
 def test_pauses_grow_to_a_bound() -> None:

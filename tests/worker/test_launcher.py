@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.worker.launcher import Post
+from holdfast.worker.launcher import Post, as_program
 from holdfast.worker.launcher import _tend as tend
 from holdfast.worker.options import WorkerOptions
 from tests.worker.running import Place, until
@@ -41,7 +41,7 @@ def test_a_machine_that_can_start_nothing_now_is_asked_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The launcher must outlive it: its other workers end with it."""
-    post = Post(WorkerOptions(url="memory:"))
+    post = Post(as_program(WorkerOptions(url="memory:")))
     descriptors = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
 
     def refuse(*_args: object, **_named: object) -> None:

@@ -9,19 +9,18 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
+from holdfast.acting import FINISHED, act_on
 from holdfast.app import Holdfast
 from holdfast.cli.exits import Exit, NotFound
 from holdfast.cli.output import COMMON, Common, print_json, say
 from holdfast.cli.person import person
 from holdfast.cli.running import running
-from holdfast.core.model import JobFilter, State
+from holdfast.core.model import State
 from holdfast.core.text import printable
 from holdfast.core.verdict import Amendment, Cancel, Delete, Expedite, Redrive
 from holdfast.durations import to_ms
-from holdfast.errors import UsageError
+from holdfast.errors import UsageError, WrongState
 from holdfast.worker.registry import Workers
-
-_FINISHED = tuple(state for state in State if state.finished)
 
 Ids = Annotated[list[str], Parameter(help="The ids of the jobs.", negative=())]
 
@@ -55,7 +54,7 @@ async def retry(
 ) -> int:
     """Run dead, cancelled or done jobs again, with their attempts at zero."""
     act = Redrive(by=person(), delay_ms=to_ms("delay", delay, UsageError))
-    return await on_each(ids, act, _FINISHED, done="retried", common=common)
+    return await on_each(ids, act, FINISHED, done="retried", common=common)
 
 
 async def expedite(ids: Ids, /, *, common: Common = COMMON) -> int:
@@ -115,13 +114,12 @@ async def each_of(
 ) -> Ended:
     ended = Ended()
     for id_ in dict.fromkeys(ids):
-        if await app.amend(JobFilter(ids=(id_,), states=states), act, limit=1):
-            ended.changed.append(id_)
-            continue
-        job = await app.get(id_)
-        if job is None:
+        try:
+            await act_on(app.engine, id_, act, states)
+        except NotFound:
             ended.unknown.append(id_)
+        except WrongState as error:
+            ended.refused[id_] = str(error)
         else:
-            able = " or ".join(str(state) for state in states)
-            ended.refused[id_] = f"it is {job.state}, and must be {able}"
+            ended.changed.append(id_)
     return ended

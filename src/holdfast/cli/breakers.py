@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Annotated
 
 from cyclopts import Parameter
 
@@ -13,11 +15,11 @@ from holdfast.cli.pages import program
 from holdfast.cli.person import person
 from holdfast.cli.running import running
 from holdfast.core import breaker as rules
-from holdfast.core.breaker import HOST_PREFIX, TASK_PREFIX, BreakerRecord, BreakerState
+from holdfast.core.breaker import BreakerRecord, BreakerState
 from holdfast.core.text import printable
-from holdfast.engines.base import Engine
-from holdfast.errors import EngineUnavailable
-from holdfast.worker.breaker_book import Book, Change, Known
+from holdfast.views.breakers import breaker_view
+from holdfast.views.values import plain
+from holdfast.worker.breaker_book import Change, Known, breakers_of, change_by_hand, key_of
 
 Names = Annotated[
     list[str], Parameter(help="As the list has them: task:NAME, host:NAME:PORT.", negative=())
@@ -29,9 +31,9 @@ COLUMNS = ("breaker", "state", "failures", "tried in", "opens after", "last")
 async def list_all(*, common: Common = COMMON) -> None:
     """List the breakers of tasks, and of hosts that fail."""
     async with running(common) as app:
-        known = await load(app.engine)
+        known = await breakers_of(app.engine)
     if common.json:
-        print_json([breaker_view(key, each) for key, each in known.items()])
+        print_json([plain(breaker_view(key, each)) for key, each in known.items()])
     elif known:
         print_breakers(known)
     else:
@@ -44,9 +46,10 @@ async def list_all(*, common: Common = COMMON) -> None:
 async def show(name: Name, /, *, common: Common = COMMON) -> None:
     """Show how a breaker stands."""
     async with running(common) as app:
-        known = await load(app.engine)
-    key = _key(name, known)
-    view = breaker_view(key, known[key])
+        known = await breakers_of(app.engine)
+        with _told():
+            key = key_of(name, known)
+    view = plain(breaker_view(key, known[key]))
     if common.json:
         print_json(view)
         return
@@ -64,28 +67,6 @@ async def open_(names: Names, /, *, common: Common = COMMON) -> int:
 async def close(names: Names, /, *, common: Common = COMMON) -> int:
     """Let jobs start again; failures are counted from none."""
     return await _each(names, lambda record, _: rules.closed(record), "closed", common)
-
-
-async def load(engine: Engine) -> dict[str, Known]:
-    book = Book(engine, lambda _: None)
-    await book.load()
-    return dict(sorted(book.known.items()))
-
-
-def breaker_view(key: str, known: Known) -> dict[str, Any]:
-    """A field that is here stays here."""
-    record = known.record
-    return {
-        "name": key,
-        "state": str(record.state),
-        "failures": record.streak,
-        "openings": record.openings,
-        "opened_by": record.by,
-        "probe_in_ms": rules.left_ms(record, known.age_ms),
-        "last": record.last,
-        "policy": show_breaker(record.policy),
-        "changed_ms_ago": max(0, known.age_ms),
-    }
 
 
 def print_breakers(known: dict[str, Known]) -> None:
@@ -111,12 +92,8 @@ def _state(record: BreakerRecord) -> str:
 
 async def _each(names: list[str], change: Change, done: str, common: Common) -> int:
     async with running(common) as app:
-        book = Book(app.engine, lambda _: None)
-        await book.load()
-        keys = [_key(name, book.known) for name in dict.fromkeys(names)]
-        for key in keys:
-            if not await book.change(key, change, anyway=True):
-                raise EngineUnavailable(f"breaker {key} is being changed all the time: try again")
+        with _told():
+            keys = await change_by_hand(app.engine, names, change)
     if common.json:
         print_json({done: keys})
     else:
@@ -125,9 +102,9 @@ async def _each(names: list[str], change: Change, done: str, common: Common) -> 
     return Exit.DONE
 
 
-def _key(name: str, known: dict[str, Known]) -> str:
-    """A task may go without its prefix."""
-    for key in (name, TASK_PREFIX + name, HOST_PREFIX + name):
-        if key in known:
-            return key
-    raise NotFound(f"no breaker is called {name[:80]!r}: see {program()} breaker list")
+@contextmanager
+def _told() -> Iterator[None]:
+    try:
+        yield
+    except NotFound as error:
+        raise NotFound(f"{error}: see {program()} breaker list") from None

@@ -2,27 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
 
-from holdfast.app import Holdfast
-from holdfast.cli.bulk import batches, count
+from holdfast.bulk import Archived, archive_all, count, delete_all, old_jobs
 from holdfast.cli.guards import DryRun, Yes, can_ask, sure
 from holdfast.cli.jobs import States
 from holdfast.cli.output import COMMON, Common, print_json
 from holdfast.cli.running import progress, running
-from holdfast.core import limits
-from holdfast.core.model import JobFilter, State
 from holdfast.core.text import counted
-from holdfast.errors import StorageFull, UsageError
 from holdfast.upkeep import Archive
-from holdfast.upkeep.pruner import delete_unchanged
-
-_FINISHED = tuple(state for state in State if state.finished)
-_BATCH = 100
 
 
 async def cleanup(
@@ -38,15 +29,10 @@ async def cleanup(
     common: Common = COMMON,
 ) -> None:
     """Delete finished jobs that are old. A terminal is asked first, unless they are archived."""
-    states = tuple(state) if state else _FINISHED
-    if not set(states) <= set(_FINISHED):
-        raise UsageError("only finished jobs are cleaned up: done, dead or cancelled")
-    if not 0 <= days <= limits.RETENTION_MS_MAX / limits.DAY_MS:
-        raise UsageError(f"days {days:g} is not 0 to {limits.RETENTION_MS_MAX // limits.DAY_MS}")
-    old = JobFilter(queue=queue, states=states, finished_before_ms=round(days * limits.DAY_MS))
+    old = old_jobs(days, tuple(state) if state else None, queue)
     async with running(common) as app:
         if dry_run:
-            found = await count(app, old)
+            found = await count(app.engine, old)
             if common.json:
                 print_json({"found": found.number, "more": found.more, "deleted": 0})
             else:
@@ -54,34 +40,17 @@ async def cleanup(
             return
         # A timetable has nobody to ask: there, --days says what is meant.
         if archive is None and not yes and can_ask():
-            found = await count(app, old)
+            found = await count(app.engine, old)
             if found.number:
                 sure(f"Delete {found} for good?", yes=yes)
-        deleted, archived = await _delete(app, old, None if archive is None else Archive(archive))
+        with progress("cleaning up") as advance:
+            if archive is None:
+                ended = Archived(await delete_all(app.engine, old, advance=advance))
+            else:
+                ended = await archive_all(app.engine, old, Archive(archive), advance=advance)
+        deleted, archived = ended
     if common.json:
         print_json({"deleted": deleted, "archived": archived})
     else:
-        kept = f", {archived:,} kept in {archive}" if archive else ""
-        print(f"deleted {counted(deleted, 'job')}{kept}")
-
-
-async def _delete(app: Holdfast, old: JobFilter, archive: Archive | None) -> tuple[int, int]:
-    """A job is deleted only as it was archived: one that was retried meanwhile stays."""
-    deleted = archived = 0
-    with progress("cleaning up") as advance:
-        async for page in batches(app, old, _BATCH):
-            jobs = list(page)
-            if archive is not None:
-                whole = await asyncio.gather(*(app.get(job.id) for job in jobs))
-                jobs = [job for job in whole if job is not None and job.state.finished]
-                try:
-                    await asyncio.to_thread(archive.write, jobs)
-                except OSError as error:
-                    raise StorageFull(
-                        f"{archive.path} cannot be written ({error.strerror}): "
-                        f"{counted(deleted, 'job')} deleted before, and no other"
-                    ) from error
-                archived += len(jobs)
-            deleted += await delete_unchanged(app.engine, jobs)
-            advance(len(jobs))
-    return deleted, archived
+        told = f", {archived:,} kept in {archive}" if archive else ""
+        print(f"deleted {counted(deleted, 'job')}{told}")

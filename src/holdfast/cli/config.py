@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 from cyclopts import Parameter
 
 from holdfast.cli.exits import NotFound
 from holdfast.cli.output import COMMON, Common, print_json, print_table, say
 from holdfast.cli.running import running
-from holdfast.config import SETTINGS, Setting, Settings, settings, store
+from holdfast.config import SETTINGS, Setting, settings, store
 from holdfast.config import known as setting_of
 from holdfast.core.text import printable
 from holdfast.errors import ConfigError
+from holdfast.views.config import setting_view
+from holdfast.views.values import plain
 
 Name = Annotated[str, Parameter(help="The setting, such as max-retries.")]
 
@@ -23,7 +25,7 @@ async def get(name: Name, /, *, common: Common = COMMON) -> None:
     async with running(common) as app:
         held = await settings(app.engine)
     if common.json:
-        print_json(_view(setting, held))
+        print_json(plain(setting_view(setting, held)))
     else:
         print(printable(held.shown(setting.name).text, one_line=True))
 
@@ -49,7 +51,7 @@ async def show_all(*, common: Common = COMMON) -> None:
     async with running(common) as app:
         held = await settings(app.engine)
     if common.json:
-        print_json([_view(setting, held) for setting in SETTINGS.values()])
+        print_json([plain(setting_view(setting, held)) for setting in SETTINGS.values()])
         return
     rows = [
         (name, held.shown(name).text or "-", held.shown(name).source, setting.does)
@@ -63,7 +65,7 @@ async def _change(setting: Setting, value: str | None, common: Common) -> None:
         await store(app.engine, setting.name, value)
         held = await settings(app.engine)
     if common.json:
-        print_json(_view(setting, held))
+        print_json(plain(setting_view(setting, held)))
     else:
         print(printable(_told(setting, value), one_line=True))
     if held.shown(setting.name).source == "environment":
@@ -73,8 +75,9 @@ async def _change(setting: Setting, value: str | None, common: Common) -> None:
 
 def _told(setting: Setting, value: str | None) -> str:
     if value is not None:
-        whom = "jobs enqueued" if setting.feeds == "enqueue" else "workers started"
-        return f"{setting.name} is {value.strip()} for {whom} from now on"
+        whom = {"enqueue": "for jobs enqueued ", "serve, up": ""}
+        for_whom = whom.get(setting.feeds, "for workers started ")
+        return f"{setting.name} is {value.strip()} {for_whom}from now on"
     default = f"{setting.default} by default" if setting.default else "not set"
     return f"{setting.name} is {default}"
 
@@ -84,16 +87,3 @@ def _known(name: str) -> Setting:
         return setting_of(name)
     except ConfigError as error:
         raise NotFound(str(error)) from None
-
-
-def _view(setting: Setting, held: Settings) -> dict[str, Any]:
-    now = held.shown(setting.name)
-    return {
-        "name": setting.name,
-        "value": now.text or None,
-        "source": now.source,
-        "default": setting.default or None,
-        "variable": setting.variable,
-        "used_by": setting.feeds,
-        "does": setting.does,
-    }

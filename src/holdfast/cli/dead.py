@@ -12,10 +12,10 @@ from cyclopts import Parameter
 from msgspec.structs import replace
 
 from holdfast.app import Holdfast
+from holdfast.bulk import Count, batches, count, delete_all, retry_all
 from holdfast.cli import acts, jobs, redrives
-from holdfast.cli.bulk import Count, act_on_all, batches, count, retry_all
 from holdfast.cli.exits import NotFound
-from holdfast.cli.filters import WHICH, Which, is_narrow
+from holdfast.cli.filters import WHICH, Which
 from holdfast.cli.guards import All, DryRun, Yes, sure
 from holdfast.cli.output import COMMON, Common, print_json, print_table, say, show_age
 from holdfast.cli.pages import program
@@ -25,8 +25,12 @@ from holdfast.core.model import JobFilter, State
 from holdfast.core.text import counted
 from holdfast.core.verdict import Delete, Redrive
 from holdfast.errors import UsageError
+from holdfast.filters import is_narrow
+from holdfast.reading import some
 from holdfast.upkeep import RedrivePlan, wall_ms
 from holdfast.upkeep.redriving import put_back, taken_of
+from holdfast.views.dead import Purged, Retried
+from holdfast.views.values import plain
 
 _DEAD = (State.DEAD,)
 
@@ -42,7 +46,9 @@ async def list_all(
 ) -> None:
     """List dead letters, newest first, with what went wrong."""
     async with running(common) as app:
-        found, rest = await jobs.some(app, which.wanted(_DEAD), jobs.limit_of(limit, common), after)
+        found, rest = await some(
+            app.engine, which.wanted(_DEAD), jobs.limit_of(limit, common), after
+        )
         views = await jobs.views_of(app, found)
         died = {job.id: job.finished_at or 0 for job in found}
         doing = {job.id: jobs.doing(job) for job in found}
@@ -101,11 +107,14 @@ async def retry(
         found = await app.redrives.survey(plan)
         if pace.is_durable and not dry_run:
             return await redrives.start(app, plan, pace.watch, common)
-        retried = 0 if dry_run else await retry_all(app, plan, found.fitting)
+        retried = 0
+        if not dry_run:
+            with progress("retrying", found.fitting) as advance:
+                retried = await retry_all(app.engine, plan, advance=advance)
     many = Count(found.fitting, found.more)
     if common.json:
-        more = {"found": found.fitting, "more": found.more, "capped": found.capped}
-        print_json({**more, "retried": retried})
+        number, capped, more = found
+        print_json(plain(Retried(found=number, more=more, capped=capped, retried=retried)))
     else:
         print(f"would retry {many}" if dry_run else f"retried {counted(retried, 'job')}")
     if found.capped and not common.json:
@@ -130,13 +139,15 @@ async def purge(
         sure(f"Purge {some}?", yes=yes)
         return await acts.on_each(ids, Delete(), _DEAD, done="purged", common=common)
     async with running(common) as app:
-        found = await count(app, wanted)
+        found = await count(app.engine, wanted)
         purged = 0
         if not dry_run and found.number:
             sure(f"Purge {found}?", yes=yes)
-            purged = await act_on_all(app, wanted, Delete(), "purging")
+            with progress("purging", found.number) as advance:
+                most = None if found.more else found.number
+                purged = await delete_all(app.engine, wanted, most=most, advance=advance)
     if common.json:
-        print_json({"found": found.number, "more": found.more, "purged": purged})
+        print_json(plain(Purged(found=found.number, more=found.more, purged=purged)))
     else:
         print(f"would purge {found}" if dry_run else f"purged {counted(purged, 'job')}")
     return None
@@ -196,7 +207,7 @@ async def _retry_each(ids: list[str], plan: RedrivePlan, common: Common) -> int:
 async def _export(app: Holdfast, wanted: JobFilter, out: TextIO) -> int:
     written = 0
     with progress("exporting") as advance:
-        async for found in batches(app, wanted):
+        async for found in batches(app.engine, wanted):
             views: list[dict[str, Any]] = await jobs.views_of(app, found)
             out.writelines(f"{json.dumps(view)}\n" for view in views)
             written += len(views)

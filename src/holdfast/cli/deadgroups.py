@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import Sequence
 from typing import Annotated, Any
 
-import msgspec
 from cyclopts import Parameter
 from msgspec.structs import replace
 
@@ -19,14 +18,15 @@ from holdfast.cli.running import running
 from holdfast.core.model import Reason, State
 from holdfast.dead_letters import (
     DeadGroup,
-    DeadGroups,
     Quarantined,
     dead_groups,
     is_quarantined,
     quarantined,
 )
-from holdfast.durations import show_at
 from holdfast.errors import UsageError
+from holdfast.reading import some
+from holdfast.views.dead import groups_view, quarantined_view
+from holdfast.views.values import plain
 
 _BARS = "▁▂▃▄▅▆▇█"
 _GROUPS_MAX = 200
@@ -46,7 +46,7 @@ async def groups(
         now = (await examine(app.home.store)).now
         found = await dead_groups(app.engine, which.wanted((State.DEAD,)), now=now, limit=limit)
     if common.json:
-        print_json(_view(found))
+        print_json(plain(groups_view(found)))
         return
     rows = [_row(group, now) for group in found.groups]
     span = show_age(len(found.groups[0].trend) * found.bucket_ms) if found.groups else ""
@@ -76,14 +76,12 @@ async def quarantine(
     wanted = replace(which.wanted((State.DEAD,)), reason=Reason.CRASHED)
     async with running(common) as app:
         most = jobs.limit_of(limit, common)
-        found, rest = await jobs.some(app, wanted, most, after)
+        found, rest = await some(app.engine, wanted, most, after)
         now = (await examine(app.home.store)).now
         whole = await asyncio.gather(*(app.get(job.id) for job in found))
     views = [quarantined(job) for job in whole if job is not None and is_quarantined(job)]
     if common.json:
-        print_json(
-            [{**msgspec.to_builtins(each), "died_at": show_at(each.died_at)} for each in views]
-        )
+        print_json([plain(quarantined_view(each)) for each in views])
     else:
         columns = ("id", "queue", "task", "ended by", "crashes", "died", "last words")
         print_table(columns, [_crash(each, now) for each in views])
@@ -138,16 +136,3 @@ def _crash(each: Quarantined, now: int) -> tuple[Any, ...]:
         f"{show_age(max(now - each.died_at, 0))} ago",
         (fatal or words or [""])[-1][:_TEXT_MAX],
     )
-
-
-def _view(found: DeadGroups) -> dict[str, Any]:
-    groups_ = [
-        {
-            **msgspec.to_builtins(group),
-            "first_at": show_at(group.first_at) if group.ids else None,
-            "last_at": show_at(group.last_at) if group.ids else None,
-        }
-        for group in found.groups
-    ]
-    view: dict[str, Any] = msgspec.to_builtins(found)
-    return {**view, "groups": groups_, "trend_from": show_at(found.trend_from)}

@@ -25,6 +25,7 @@ from holdfast.cli.top import live, snapshot
 from holdfast.core.model import NewJob, Queue
 from holdfast.durations import to_ms
 from holdfast.errors import UsageError
+from holdfast.views.values import plain
 from holdfast.worker.options import WorkerOptions
 
 _TARGET = "holdfast.demo:app"
@@ -62,10 +63,10 @@ async def demo(
                 _stop(crew)
             told = await snapshot(app)
     if common.json:
-        print_json(told)
+        print_json(plain(told))
     else:
-        done = sum(queue["done"] for queue in told["queues"])
-        dead = sum(queue["dead"] for queue in told["queues"])
+        done = sum(queue.done for queue in told.queues)
+        dead = sum(queue.dead for queue in told.queues)
         say(f"that was the demo; jobs done: {done}, dead letters: {dead}")
     return 0
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Annotated
 
 from cyclopts import Parameter
-from msgspec.structs import asdict
 
 from holdfast.checkup import Finding, check
 from holdfast.cli.exits import Exit
@@ -14,6 +13,8 @@ from holdfast.cli.pages import program
 from holdfast.cli.running import running
 from holdfast.core.text import printable
 from holdfast.errors import EngineError
+from holdfast.views.status import checkup_view
+from holdfast.views.values import plain
 
 
 async def doctor(
@@ -29,13 +30,13 @@ async def doctor(
             findings = await check(app.home.store, deep=deep)
     except EngineError as error:
         findings = [Finding(level="fail", name="store", text=str(error))]
-    failed = any(finding.level == "fail" for finding in findings)
+    view = checkup_view(findings)
     if common.json:
-        print_json({"ok": not failed, "findings": [asdict(finding) for finding in findings]})
+        print_json(plain(view))
     else:
         for finding in findings:
             _print(finding)
-    return Exit.FAILED if failed else Exit.DONE
+    return Exit.DONE if view.ok else Exit.FAILED
 
 
 def _print(finding: Finding) -> None:

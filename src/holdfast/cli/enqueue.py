@@ -15,8 +15,9 @@ from typing import Annotated
 import msgspec
 from cyclopts import Parameter
 
+from holdfast import newjob
 from holdfast.app import accepted
-from holdfast.cli import feeding, newjob
+from holdfast.cli import feeding
 from holdfast.cli.exits import Exit, NotFound
 from holdfast.cli.guards import DryRun
 from holdfast.cli.jobflags import Flags

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from enum import IntEnum
 
-from holdfast.errors import HoldfastError, UnknownQueue, UsageError
+from holdfast.errors import HoldfastError, NotFound, UnknownQueue, UsageError
+
+__all__ = ["Declined", "Exit", "NotFound", "exit_for"]
 
 
 class Exit(IntEnum):
@@ -23,12 +25,6 @@ class Exit(IntEnum):
     """The job that was waited for had not ended in time; it goes on."""
     INTERRUPTED = 130
     """Ctrl-C."""
-
-
-class NotFound(UsageError):
-    """The text says what was looked for, and where to look for what there is."""
-
-    code = "not_found"
 
 
 class Declined(HoldfastError):

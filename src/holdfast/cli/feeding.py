@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 import msgspec
 
-from holdfast.cli import newjob
+from holdfast import newjob
 from holdfast.core import limits
 from holdfast.core.model import NewJob, Receipt, Status
 from holdfast.errors import HoldfastError, UsageError

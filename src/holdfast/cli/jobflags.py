@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from cyclopts import Parameter
 
-from holdfast.cli import newjob
+from holdfast import newjob
 from holdfast.errors import InvalidJob
 
 _Pairs = list[str] | None

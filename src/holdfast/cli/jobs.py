@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterable
 from typing import Annotated, Any
 
 from cyclopts import Parameter
-from msgspec.structs import asdict
 
+from holdfast import reading
 from holdfast.app import Holdfast
 from holdfast.checkup import examine
 from holdfast.cli.exits import NotFound
@@ -16,23 +15,16 @@ from holdfast.cli.filters import WHICH, Which
 from holdfast.cli.output import COMMON, Common, print_json, print_table, say, show_age
 from holdfast.cli.pages import program
 from holdfast.cli.running import running
-from holdfast.cli.views import (
-    COMMAND,
-    command_of,
-    event_view,
-    job_view,
-    text_of,
-    value_of,
-    waits_view,
-)
 from holdfast.core.causes import Cause
-from holdfast.core.model import Job, JobFilter, Queue, State
+from holdfast.core.model import Job, Queue, State
 from holdfast.core.text import printable
 from holdfast.core.timeline import timeline as told
 from holdfast.durations import show_at
 from holdfast.errors import UsageError
 from holdfast.explaining import explain_job, explain_waits
 from holdfast.upkeep import wall_ms
+from holdfast.views.jobs import explanation, job_view, timeline_view
+from holdfast.views.values import COMMAND, command_of, plain, text_of, value_of
 
 States = Annotated[
     list[State] | None, Parameter(help="In this state; may be repeated.", negative=())
@@ -40,9 +32,6 @@ States = Annotated[
 Id = Annotated[str, Parameter(help="The id of the job.")]
 Limit = Annotated[int | None, Parameter(help="At most so many; 100, or 1000 with --json.")]
 After = Annotated[int | None, Parameter(help="Go on where the last list ended.")]
-_PAGE = 100
-_PAGES_MAX = 20
-_AT_ONCE = 50
 _IDS_SHOWN = 5
 _HIDDEN = ("failures", "output", "trace")
 _ALSO_ZERO = ("attempts", "exit_code")
@@ -59,7 +48,7 @@ async def list_all(
     """List jobs, newest first."""
     async with running(common) as app:
         wanted = which.wanted(tuple(state) if state else None)
-        jobs, rest = await some(app, wanted, limit_of(limit, common), after)
+        jobs, rest = await reading.some(app.engine, wanted, limit_of(limit, common), after)
         if common.json:
             print_json(await views_of(app, jobs))
     if not common.json:
@@ -76,7 +65,7 @@ async def show(id: Id, /, *, common: Common = COMMON) -> None:
         job, queue = await read(app, id)
         now = (await examine(app.home.store)).now
         waits, causes = await explain_waits(app.engine, job, now)
-    view = {**job_view(job, queue), "waits_for": waits_view(waits)}
+    view = plain(job_view(job, queue, waits))
     if common.json:
         print_json(view)
         return
@@ -99,7 +88,7 @@ async def timeline(id: Id, /, *, common: Common = COMMON) -> None:
     async with running(common) as app:
         job, _ = await read(app, id)
     if common.json:
-        print_json([event_view(event) for event in told(job)])
+        print_json([plain(event) for event in timeline_view(job)])
     else:
         _print_timeline(job)
 
@@ -111,8 +100,7 @@ async def explain(id: Id, /, *, common: Common = COMMON) -> None:
         now = (await examine(app.home.store)).now
         causes = await explain_job(app.engine, job, now)
     if common.json:
-        reasons = [{**asdict(cause), "at": _shown(cause.at)} for cause in causes]
-        print_json({"id": job.id, "state": str(job.state), "reasons": reasons})
+        print_json(plain(explanation(job, causes)))
         return
     print(f"{job.id} is {job.state}")
     for number, cause in enumerate(causes, 1):
@@ -126,23 +114,12 @@ async def read(app: Holdfast, id: str) -> tuple[Job, Queue | None]:
     job = await app.get(id)
     if job is None:
         raise NotFound(f"no job has the id {id[:128]!r}: see {program()} job list")
-    return job, (await queues_of(app)).get(job.queue)
-
-
-async def queues_of(app: Holdfast) -> dict[str, Queue]:
-    return {view.queue.name: view.queue for view in await app.queues(counts=False)}
+    return job, (await reading.queues_of(app.engine)).get(job.queue)
 
 
 async def views_of(app: Holdfast, jobs: Iterable[Job]) -> list[dict[str, Any]]:
-    """Whole jobs, as `show` has them: a list alone knows nothing of output and failures."""
-    ids = [job.id for job in jobs]
-    queues = await queues_of(app)
-    views = []
-    for start in range(0, len(ids), _AT_ONCE):
-        whole = await asyncio.gather(*(app.get(each) for each in ids[start : start + _AT_ONCE]))
-        # One that is gone since was deleted just now.
-        views += [job_view(job, queues.get(job.queue)) for job in whole if job is not None]
-    return views
+    """Whole jobs, as `show` has them."""
+    return [plain(view) for view in await reading.views_of(app.engine, jobs)]
 
 
 def print_jobs(jobs: Iterable[Job]) -> None:
@@ -178,20 +155,6 @@ def limit_of(limit: int | None, common: Common) -> int:
     return limit or (1000 if common.json else 100)
 
 
-async def some(
-    app: Holdfast, wanted: JobFilter, limit: int, after: int | None
-) -> tuple[list[Job], int | None]:
-    """Up to `limit` jobs, and where to go on. The walk is bounded: what fits may be far away."""
-    jobs: list[Job] = []
-    for _ in range(_PAGES_MAX + limit // _PAGE):
-        page = await app.find(wanted, limit=min(limit - len(jobs), _PAGE), after=after)
-        jobs += page.jobs
-        after = page.after
-        if after is None or len(jobs) >= limit:
-            break
-    return jobs, after
-
-
 def _print_timeline(job: Job) -> None:
     for event in told(job):
         said = [event.text, event.failure.message if event.failure else ""]
@@ -222,7 +185,3 @@ def _when(cause: Cause, now: int) -> str:
 
 def _how(cause: Cause) -> str:
     return f": {program()} {cause.command}" if cause.command else ""
-
-
-def _shown(at: int | None) -> str | None:
-    return None if at is None else show_at(at)

@@ -16,6 +16,8 @@ from holdfast.cli.output import COMMON, Common, print_json, say
 from holdfast.cli.running import running
 from holdfast.core.model import Job
 from holdfast.core.text import printable
+from holdfast.views.jobs import output_view
+from holdfast.views.values import plain
 
 _LOOK_S_FIRST, _LOOK_S_MAX = 0.02, 0.25
 _SEAM_BYTES = 256
@@ -52,7 +54,7 @@ async def logs(
         job, _ = await read(app, id)
     output = (job.output or b"").decode(errors="replace")
     if common.json:
-        print_json({"id": job.id, "state": str(job.state), "output": output})
+        print_json(plain(output_view(job)))
     elif output:
         print(printable(output), end="" if output.endswith("\n") else "\n")
     else:

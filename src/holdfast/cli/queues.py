@@ -15,15 +15,17 @@ from holdfast.cli.pages import program
 from holdfast.cli.person import person
 from holdfast.cli.running import running
 from holdfast.cli.status import count_of, print_counts, queue_state, shown
-from holdfast.cli.views import counts_view, settings_view, text_of
 from holdfast.core.model import Queue, QueueView
 from holdfast.core.text import printable
 from holdfast.durations import show_ms
 from holdfast.errors import InvalidQueue, UsageError
-from holdfast.explaining import Pause, save_pause
+from holdfast.explaining import Pause
 from holdfast.options import QueueOptions, changed_queue
+from holdfast.queues import alter_queue, find_queue, pause_queue, resume_queue
 from holdfast.rates import show_limit
 from holdfast.upkeep import wall_ms
+from holdfast.views.queues import details_view
+from holdfast.views.values import plain, text_of
 
 Name = Annotated[str, Parameter(help="The name of the queue.")]
 NONE = "none"
@@ -104,7 +106,10 @@ async def update(name: Name, /, *, settings: Settings = _SETTINGS, common: Commo
     options = settings.options()
     if not options:
         raise UsageError("nothing to change: give --lease, --max-attempts, …")
-    await _change(name, options, "changed queue", common)
+    async with running(common) as app:
+        before = (await one(app, name)).queue
+        queue = await alter_queue(app.engine, name, options)
+    _tell_change(before, queue, "changed queue", common, named="dead_queue" in options)
 
 
 async def pause(
@@ -115,17 +120,19 @@ async def pause(
     common: Common = COMMON,
 ) -> None:
     """Let no job of a queue start, until it is resumed; those that run go on."""
-    queue = await _change(name, {"paused": True}, "paused queue", common)
+    pause_ = Pause(by=person(), text=text[:1000], at=wall_ms())
     async with running(common) as app:
-        pause_ = Pause(by=person(), text=text[:1000], at=wall_ms())
-        await save_pause(app.engine, queue.name, pause_)
+        before = (await one(app, name)).queue
+        queue = await pause_queue(app.engine, name, pause_)
+    _tell_change(before, queue, "paused queue", common)
 
 
 async def resume(name: Name, /, *, common: Common = COMMON) -> None:
     """Let the jobs of a queue start again."""
-    queue = await _change(name, {"paused": False}, "resumed queue", common)
     async with running(common) as app:
-        await save_pause(app.engine, queue.name, None)
+        before = (await one(app, name)).queue
+        queue = await resume_queue(app.engine, name)
+    _tell_change(before, queue, "resumed queue", common)
     if not queue.accepting:
         say(f"it accepts no new job yet: {program()} queue update {queue.name} --accepting")
 
@@ -135,11 +142,11 @@ async def show(name: Name, /, *, common: Common = COMMON) -> None:
     async with running(common) as app:
         view = await one(app, name, counts=True)
     if common.json:
-        print_json({**settings_view(view.queue), **counts_view(view)})
+        print_json(plain(details_view(view)))
         return
     queue = view.queue
     settings = {
-        **settings_view(queue),
+        **plain(queue),
         "backoff": show_backoff(queue.backoff),
         "limits": "; ".join(f"{each.name}: {show_limit(each)}" for each in queue.limits) or None,
         "weights": ", ".join(f"{name}={weight}" for name, weight in queue.weights.items()) or None,
@@ -157,7 +164,7 @@ async def list_all(*, common: Common = COMMON) -> None:
     async with running(common) as app:
         views = await app.queues()
     if common.json:
-        print_json([{**settings_view(view.queue), **counts_view(view)} for view in views])
+        print_json([plain(details_view(view)) for view in views])
         return
     rows = [
         (
@@ -179,25 +186,24 @@ async def list_all(*, common: Common = COMMON) -> None:
 
 
 async def one(app: Holdfast, name: str, *, counts: bool = False) -> QueueView:
-    for view in await app.queues(counts=counts):
-        if view.queue.name == name:
-            return view
-    raise NotFound(f"queue {name[:80]!r} does not exist: see {program()} queue list")
+    view = await find_queue(app.engine, name, counts=counts)
+    if view is None:
+        raise NotFound(f"queue {name[:80]!r} does not exist: see {program()} queue list")
+    return view
 
 
-async def _change(name: str, options: QueueOptions, done: str, common: Common) -> Queue:
-    async with running(common) as app:
-        before = (await one(app, name)).queue
-        queue = await app.declare(name, **options)
+def _tell_change(
+    before: Queue, queue: Queue, done: str, common: Common, *, named: bool = False
+) -> None:
+    """With `named` a dead queue was asked for."""
     _tell(queue, done, common)
-    if queue.dead_queue != before.dead_queue and "dead_queue" not in options:
+    if queue.dead_queue != before.dead_queue and not named:
         say(f"its dead queue {before.dead_queue} is gone, and was taken from its settings")
-    return queue
 
 
 def _tell(queue: Queue, done: str, common: Common) -> None:
     if common.json:
-        print_json(settings_view(queue))
+        print_json(plain(queue))
     else:
         print(f"{done} {queue.name}")
 

@@ -6,29 +6,26 @@ import asyncio
 import json
 import sys
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated
 
-import msgspec
 from cyclopts import Parameter
 
+from holdfast import retrying
 from holdfast.app import Holdfast
 from holdfast.cli.exits import Exit, NotFound
 from holdfast.cli.output import COMMON, Common, print_json, print_table, say, show_age
 from holdfast.cli.pages import program
 from holdfast.cli.person import person
 from holdfast.cli.running import progress, running
-from holdfast.core import codec
 from holdfast.core.model import JobFilter
 from holdfast.core.text import printable
-from holdfast.durations import show_at, show_ms, to_ms
-from holdfast.errors import UsageError
-from holdfast.rates import show_rate, to_rate
 from holdfast.upkeep import RedrivePlan, RedriveState, RedriveView, wall_ms
-from holdfast.upkeep.redrive import REDRIVES_MAX, is_late
+from holdfast.upkeep.redrive import is_late
+from holdfast.views.redrives import redrive_view
+from holdfast.views.values import plain
 
 _LOOK_S = 0.5
 _QUIET_MS = 20_000
-_NO_CAP = 1_000_000
 
 Id = Annotated[str, Parameter(help="The id of the redrive.")]
 Watch = Annotated[bool, Parameter(help="Watch it until it ends. Ctrl-C ends the watching alone.")]
@@ -68,17 +65,15 @@ class Pace:
         return self.canary or self.rate is not None
 
     def plan(self, wanted: JobFilter) -> RedrivePlan:
-        cap = self.max_redrives
-        return RedrivePlan(
-            wanted=wanted,
-            by=person(),
-            rate=None if self.rate is None else to_rate("rate", self.rate, UsageError),
+        said = retrying.Pace(
+            delay=self.delay,
+            edit=self.edit,
+            max_redrives=self.max_redrives,
+            rate=self.rate,
             canary=self.canary,
-            canary_wait_ms=to_ms("canary-wait", self.canary_wait, UsageError),
-            redrives_max=cap if cap is not None else _NO_CAP if wanted.ids else REDRIVES_MAX,
-            patch=None if self.edit is None else _patch(self.edit),
-            delay_ms=to_ms("delay", self.delay, UsageError),
+            canary_wait=self.canary_wait,
         )
+        return said.plan(wanted, person())
 
 
 PACE = Pace()
@@ -89,7 +84,7 @@ async def list_all(*, common: Common = COMMON) -> None:
     async with running(common) as app:
         views = await app.redrives.all()
     if common.json:
-        print_json([redrive_view(view) for view in views])
+        print_json([plain(redrive_view(view)) for view in views])
         return
     print_redrives(views)
     if not views:
@@ -135,7 +130,7 @@ async def cancel(id: Id, /, *, common: Common = COMMON) -> None:
     if before.redrive.state.ended:
         say(f"redrive {id} had ended already")
     if common.json:
-        print_json(redrive_view(view))
+        print_json(plain(redrive_view(view)))
     else:
         print(f"redrive {id} is {view.redrive.state}: {view.redrive.retried} retried")
 
@@ -147,7 +142,7 @@ async def start(app: Holdfast, plan: RedrivePlan, watch: bool | None, common: Co
     if seen:
         return await watched(app, redrive.id, common)
     if common.json:
-        print_json(redrive_view(await one(app, redrive.id)))
+        print_json(plain(redrive_view(await one(app, redrive.id))))
     else:
         print(redrive.id)
         say(f"upkeep does it; see {program()} redrive show {redrive.id}")
@@ -185,7 +180,7 @@ async def one(app: Holdfast, id: str) -> RedriveView:
 
 
 def tell(view: RedriveView, common: Common) -> None:
-    shown = redrive_view(view)
+    shown = plain(redrive_view(view))
     if common.json:
         print_json(shown)
         return
@@ -193,43 +188,3 @@ def tell(view: RedriveView, common: Common) -> None:
         if value not in (None, "", "0ms", 0, False, {}) or name in ("retried", "left"):
             text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
             print(f"{name:16}  {printable(text, one_line=True)}")
-
-
-def redrive_view(view: RedriveView) -> dict[str, Any]:
-    """A redrive as scripts read it. A field that is here stays here."""
-    redrive = view.redrive
-    plan = redrive.plan
-    wanted: dict[str, Any] = msgspec.to_builtins(plan.wanted)
-    return {
-        "id": redrive.id,
-        "state": str(redrive.state),
-        "text": redrive.text,
-        "by": plan.by,
-        "started_at": show_at(redrive.started_at),
-        "ended_at": None if redrive.ended_at is None else show_at(redrive.ended_at),
-        "filter": {name: value for name, value in wanted.items() if name != "states"},
-        "rate": None if plan.rate is None else show_rate(plan.rate),
-        "canaries": redrive.canaries,
-        "max_redrives": plan.redrives_max,
-        "edit": None if plan.patch is None else codec.decode(plan.patch),
-        "delay": show_ms(plan.delay_ms),
-        "total": redrive.total,
-        "estimated": redrive.estimated,
-        "retried": redrive.retried,
-        "left": redrive.left,
-        "capped": redrive.capped,
-        "unfit": redrive.unfit,
-        "changed": redrive.changed,
-        "done": view.done,
-        "died": view.died,
-        "recurred": view.recurred,
-        "other": view.other,
-        "open": view.open,
-    }
-
-
-def _patch(text: str) -> bytes:
-    try:
-        return codec.encode(json.loads(text))
-    except (ValueError, RecursionError) as error:
-        raise UsageError(f"edit is not JSON: {error}") from None

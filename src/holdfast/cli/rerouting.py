@@ -8,13 +8,13 @@ from cyclopts import Parameter
 
 from holdfast.cli.acts import Ended, Ids
 from holdfast.cli.exits import NotFound
-from holdfast.cli.filters import pairs
 from holdfast.cli.output import COMMON, Common
 from holdfast.cli.pages import program
 from holdfast.cli.person import person
 from holdfast.cli.running import running
 from holdfast.durations import to_ms
 from holdfast.errors import UnknownQueue, UsageError
+from holdfast.filters import pairs
 from holdfast.upkeep.rerouting import reroute as reroute_one
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from cyclopts import App, CycloptsError, Parameter
 
-from holdfast import __version__
+from holdfast import __version__, tracing
 from holdfast.cli.exits import Exit, exit_for
 from holdfast.cli.helping import TwoColumns, variables_told
 from holdfast.cli.pages import NAME, program
@@ -30,12 +30,15 @@ GROUPS: dict[str, str] = {
     "redrive": "Dead letters that upkeep puts back to work bit by bit.",
     "breaker": "Circuit breakers of tasks, and of hosts that webhooks go to.",
     "schedule": "Jobs that are enqueued again and again.",
+    "token": "Tokens for the server: who may do what over HTTP.",
+    "quota": "How much a tenant or a namespace may put in over HTTP.",
 }
 
 # The words of each command, the function that runs it, and what its group's help says of it. The
 # function may be async; it returns its exit code, or None for done.
 COMMANDS: tuple[tuple[str, str, str], ...] = (
-    ("up", "workers:up", "Start workers and upkeep on one file."),
+    ("up", "workers:up", "Start workers, upkeep and a server on one file."),
+    ("serve", "serve:serve", "Serve the queues over HTTP."),
     ("demo", "demo:demo", "Run a lively mixture of real jobs and watch it."),
     ("bench", "bench:bench", "Measure what this store does on this machine."),
     ("chaos", "chaos:chaos", "Kill and freeze workers, and see that no job is lost."),
@@ -109,6 +112,13 @@ COMMANDS: tuple[tuple[str, str, str], ...] = (
     ("schedule resume", "schedules:resume", "Let a schedule tick again."),
     ("schedule run", "schedules:run", "Enqueue the job of a schedule now."),
     ("schedule preview", "scheduling:preview", "Show the next ticks of a schedule or a rule."),
+    ("token create", "tokens:create", "Make a token and print it, this once."),
+    ("token list", "tokens:list_all", "List the tokens: what they may do, and until when."),
+    ("token revoke", "tokens:revoke", "Let nobody in with a token any more."),
+    ("quota list", "quotas:list_all", "List the quotas of a namespace and its tenants."),
+    ("quota set", "quotas:set_", "Bound what a tenant or a namespace may put in."),
+    ("quota remove", "quotas:remove", "Take a quota away."),
+    ("audit", "audit:audit", "Show what operators did over HTTP, the newest first."),
     ("cleanup", "cleanup:cleanup", "Delete finished jobs that are old."),
     ("doctor", "doctor:doctor", "Look at everything that could be wrong, and say what helps."),
 )
@@ -177,6 +187,7 @@ def dispatch(arguments: list[str]) -> int:
     log_to_stderr(program(), logging.WARNING)
     line = command_kept(common_last(arguments))
     try:
+        tracing.begin("holdfast-server" if line[:1] == ["serve"] else "holdfast")
         refuse_unknown(line)
         code = build(program())(
             line,

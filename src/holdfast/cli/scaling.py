@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
-import msgspec
 from cyclopts import Parameter
 
 from holdfast.checkup import examine
@@ -16,6 +15,8 @@ from holdfast.core.workers import addressee
 from holdfast.durations import to_ms
 from holdfast.errors import UsageError
 from holdfast.scaling import Scaling, scaling_of
+from holdfast.views.scaling import scaling_view
+from holdfast.views.values import plain
 
 
 async def scaling(
@@ -49,7 +50,7 @@ async def scaling(
         now = (await examine(app.home.store)).now
         found = await scaling_of(app.engine, queue, goal, now=now, worker_slots=slots)
     if common.json:
-        print_json([view(each) for each in found])
+        print_json([plain(scaling_view(each)) for each in found])
         return
     rows = [
         (
@@ -70,15 +71,3 @@ async def scaling(
 def _worth_showing(scaling: Scaling) -> bool:
     """A queue of a worker's own says nothing while it is empty."""
     return addressee(scaling.queue) is None or scaling.load.waiting > 0
-
-
-def view(scaling: Scaling) -> dict[str, Any]:
-    return {
-        "queue": scaling.queue,
-        "workers": scaling.advice.workers,
-        "slots": scaling.advice.slots,
-        "wait_ms": scaling.advice.wait_ms,
-        "reason": scaling.advice.reason,
-        "load": msgspec.to_builtins(scaling.load),
-        "goal": msgspec.to_builtins(scaling.goal),
-    }

@@ -11,11 +11,12 @@ from holdfast.cli.exits import NotFound
 from holdfast.cli.output import COMMON, Common, print_json, print_table, say
 from holdfast.cli.pages import program
 from holdfast.cli.running import running
-from holdfast.cli.views import COMMAND, command_of, value_of
 from holdfast.core.model import NewJob
 from holdfast.core.text import printable
 from holdfast.durations import show_at, show_ms
 from holdfast.upkeep import Schedule
+from holdfast.views.schedules import schedule_view
+from holdfast.views.values import COMMAND, command_of, plain, value_of
 
 Name = Annotated[str, Parameter(help="The name of the schedule.")]
 
@@ -96,24 +97,8 @@ def tell(app: Holdfast, schedule: Schedule, done: str, common: Common, ticks: in
 
 
 def _view(app: Holdfast, schedule: Schedule) -> dict[str, Any]:
-    job = schedule.job
-    return {
-        "name": schedule.name,
-        "cron": schedule.cron,
-        "every_ms": schedule.every_ms,
-        "zone": schedule.zone,
-        "missed": schedule.missed,
-        "missed_max": schedule.missed_max,
-        "grace_ms": schedule.grace_ms,
-        "paused": schedule.paused,
-        "last_tick": None if schedule.last_tick is None else show_at(schedule.last_tick),
-        "next_tick": None if schedule.paused else next(iter(next_ticks(app, schedule, 1)), None),
-        "queue": job.queue,
-        "task": job.task,
-        "payload": value_of(job.payload, job.content_type),
-        "priority": job.priority,
-        "tenant": job.tenant,
-    }
+    ticks = app.schedules.preview(schedule, 1)
+    return plain(schedule_view(schedule, ticks[0] if ticks else None))
 
 
 def next_ticks(app: Holdfast, schedule: Schedule, count: int) -> list[str]:

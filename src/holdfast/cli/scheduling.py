@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from dataclasses import asdict, dataclass
+from typing import Annotated, Literal
 
-import msgspec
 from cyclopts import Parameter
-from msgspec.structs import replace
 
+from holdfast import newjob, scheduling
 from holdfast.app import Holdfast
-from holdfast.cli import newjob
 from holdfast.cli.exits import NotFound
 from holdfast.cli.jobflags import TickFlags
 from holdfast.cli.output import COMMON, Common, print_json
 from holdfast.cli.pages import program
 from holdfast.cli.running import running
 from holdfast.cli.schedules import Name, next_ticks, one, tell
-from holdfast.config import settings
 from holdfast.core.model import NewJob
-from holdfast.durations import to_ms
-from holdfast.errors import ConfigError, UsageError
-from holdfast.upkeep import Schedule
+from holdfast.errors import UsageError
+from holdfast.queues import find_queue
 
 
 @Parameter(name="*")
@@ -41,22 +37,13 @@ class Rule:
     missed_max: Annotated[int | None, Parameter(help="With all: the latest so many.")] = None
     grace: Annotated[str | None, Parameter(help="How late is not missed yet; 1m.")] = None
 
-    def fields(self) -> dict[str, Any]:
-        """Of a Schedule; a new rule takes the place of the other one."""
+    def said(self) -> scheduling.Rule:
         if self.cron is not None and self.every is not None:
             raise UsageError("a schedule has either --cron or --every, not both")
-        given: dict[str, Any] = {
-            name: value
-            for name in ("zone", "missed", "missed_max")
-            if (value := getattr(self, name)) is not None
-        }
-        if self.cron is not None:
-            given |= {"cron": self.cron, "every_ms": None}
-        if self.every is not None:
-            given |= {"every_ms": to_ms("every", self.every, ConfigError), "cron": None}
-        if self.grace is not None:
-            given["grace_ms"] = to_ms("grace", self.grace, ConfigError)
-        return given
+        rule = scheduling.Rule(**asdict(self))
+        # What cannot be read is refused before a store is opened.
+        rule.fields()
+        return rule
 
 
 _RULE = Rule()
@@ -76,14 +63,13 @@ async def add(
     common: Common = COMMON,
 ) -> None:
     """Enqueue a job again and again: `add NAME --cron "0 3 * * *" -- CMD ARGS…`."""
-    fields = rule.fields()
-    if not {"cron", "every_ms"} & set(fields):
+    said = rule.said()
+    if not said.says_when:
         raise UsageError("say when: --cron or --every")
     line = _line(flags, command)
     async with running(common, create=True) as app:
-        job = newjob.make(line, newjob.base_of(newjob.Line(), await settings(app.engine)))
-        schedule = Schedule(name=name, job=job, **fields)
-        await _check_queue(app, job)
+        schedule = await scheduling.new_schedule(app.engine, name, said, line)
+        await _check_queue(app, schedule.job)
         await app.schedules.add(schedule)
     tell(app, schedule, "added", common)
 
@@ -97,14 +83,13 @@ async def edit(
     common: Common = COMMON,
 ) -> None:
     """Change a schedule; what is not given stays. A new rule starts afresh from now."""
-    changes = rule.fields()
+    said = rule.said()
     line = _line(flags, command)
     async with running(common) as app:
         old = await one(app, name)
-        job = _changed(old.job, line)
-        if job != old.job:
-            await _check_queue(app, job)
-            changes["job"] = job
+        changes = scheduling.changes_of(old, said, line)
+        if "job" in changes:
+            await _check_queue(app, changes["job"])
         if not changes:
             raise UsageError("nothing to change: give --cron, --every, --payload, …")
         schedule = await app.schedules.edit(name, **changes)
@@ -121,13 +106,11 @@ async def preview(
 ) -> None:
     """Show the next ticks of a schedule, or of a rule that is not stored."""
     async with running(common) as app:
-        fields = rule.fields()
-        if name is not None:
-            schedule = replace(await one(app, name), **fields)
-        elif {"cron", "every_ms"} & set(fields):
-            schedule = Schedule(name="preview", job=NewJob(id="preview", task="none"), **fields)
-        else:
+        said = rule.said()
+        old = None if name is None else await one(app, name)
+        if old is None and not said.says_when:
             raise UsageError("name a schedule, or give a rule with --cron or --every")
+        schedule = scheduling.ruled(old, said)
     ticks = next_ticks(app, schedule, count)
     if common.json:
         print_json(ticks)
@@ -137,7 +120,7 @@ async def preview(
 
 async def _check_queue(app: Holdfast, job: NewJob) -> None:
     """Now, instead of at three in the night."""
-    if not any(view.queue.name == job.queue for view in await app.queues(counts=False)):
+    if await find_queue(app.engine, job.queue) is None:
         raise NotFound(
             f"queue {job.queue} does not exist: create it with {program()} queue create {job.queue}"
         )
@@ -150,29 +133,3 @@ def _line(flags: TickFlags, command: tuple[str, ...]) -> newjob.Line:
             raise UsageError("a command is given with --command or after --, not both")
         line.command = list(command)
     return line
-
-
-def _changed(old: NewJob, line: newjob.Line) -> NewJob:
-    """The old job with what is given; its overrides are settings of their own."""
-    given = {name for name in newjob.FIELDS if getattr(line, name) not in (None, msgspec.UNSET)}
-    if not given:
-        return old
-    if not given & {"command", "task"}:
-        line.task = old.task
-    made = newjob.make(line, newjob.Base({}))
-    fields: dict[str, Any] = {
-        name: getattr(made, name) for name in given & set(old.__struct_fields__)
-    }
-    if given & {"command", "task"}:
-        fields |= {"task": made.task, "payload": made.payload}
-    for name in ("delay", "expires"):
-        if name in given:
-            fields[f"{name}_ms"] = getattr(made, f"{name}_ms")
-    if "to" in given:
-        fields |= {"queue": made.queue, "expires_ms": made.expires_ms}
-    own = {
-        name: value
-        for name in made.overrides.__struct_fields__
-        if (value := getattr(made.overrides, name)) is not None
-    }
-    return replace(old, **fields, overrides=replace(old.overrides, **own))

@@ -6,25 +6,20 @@ import asyncio
 import signal
 import sys
 from contextlib import suppress
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
 from holdfast.app import Holdfast
 from holdfast.cli.output import COMMON, Common, print_json, show_age
 from holdfast.cli.running import running
-from holdfast.cli.views import (
-    COUNTS,
-    command_of,
-    counts_view,
-    value_of,
-    worker_view,
-    worth_showing,
-)
-from holdfast.core.model import Job, JobFilter, State
+from holdfast.core.model import JobFilter, State
 from holdfast.core.text import printable
 from holdfast.durations import to_ms
 from holdfast.errors import UsageError
+from holdfast.views.queues import COUNTS, worth_showing
+from holdfast.views.status import TopView, top_view
+from holdfast.views.values import plain
 from holdfast.worker.registry import Workers
 
 if TYPE_CHECKING:
@@ -49,7 +44,7 @@ async def top(
             loop.add_signal_handler(number, stop.set)
         if common.json:
             while not stop.is_set():
-                print_json(await snapshot(app))
+                print_json(plain(await snapshot(app)))
                 if once:
                     return
                 await _pause(stop, interval_s)
@@ -57,16 +52,12 @@ async def top(
             await live(app, stop, interval_s=interval_s, once=once or not sys.stdout.isatty())
 
 
-async def snapshot(app: Holdfast) -> dict[str, Any]:
-    """Everything that is shown, as plain values."""
+async def snapshot(app: Holdfast) -> TopView:
+    """Everything that is shown."""
     views = await app.queues()
     workers = await Workers(app.engine).all()
     page = await app.find(JobFilter(states=(State.LEASED,)), limit=_JOBS)
-    return {
-        "queues": [counts_view(view) for view in views],
-        "workers": [worker_view(each) for each in workers],
-        "jobs": [_job(job) for job in page.jobs],
-    }
+    return top_view(views, workers, page.jobs)
 
 
 async def live(
@@ -95,20 +86,7 @@ async def _pause(stop: asyncio.Event, seconds: float) -> None:
             await stop.wait()
 
 
-def _job(job: Job) -> dict[str, Any]:
-    payload = value_of(job.payload, job.content_type)
-    return {
-        "id": job.id,
-        "queue": job.queue,
-        "task": job.task,
-        "does": command_of(payload) if job.task == "command" else job.task,
-        "worker": job.worker,
-        "attempt": job.attempt,
-        "progress": job.progress,
-    }
-
-
-def _picture(told: dict[str, Any], place: str) -> RenderableType:
+def _picture(told: TopView, place: str) -> RenderableType:
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text
@@ -124,25 +102,25 @@ def _picture(told: dict[str, Any], place: str) -> RenderableType:
         to.add_row(*(Text(printable(str(value), one_line=True)) for value in values), style=style)
 
     queues = table("queue", *COUNTS, "oldest")
-    for queue in filter(worth_showing, told["queues"]):
-        counts = (f"{queue[name]:,}" for name in COUNTS)
-        add(queues, queue["name"], *counts, show_age(queue["oldest_age_ms"]))
+    for queue in filter(worth_showing, told.queues):
+        counts = (f"{getattr(queue, name):,}" for name in COUNTS)
+        add(queues, queue.name, *counts, show_age(queue.oldest_age_ms))
     workers = table("worker", "health", "running", "done", "failed", "heartbeat")
     colours = {"healthy": "green", "degraded": "yellow", "unhealthy": "red"}
-    for worker in told["workers"]:
+    for worker in told.workers:
         add(
             workers,
-            worker["name"],
-            worker["health"] + (" cordoned" if worker["cordoned"] else ""),
-            f"{worker['running']}/{worker['capacity']}",
-            worker["done"],
-            worker["failed"],
-            f"{show_age(worker['heartbeat_age_ms'])} ago",
-            style=colours.get(worker["health"], ""),
+            worker.name,
+            worker.health + (" cordoned" if worker.cordoned else ""),
+            f"{worker.running}/{worker.capacity}",
+            worker.done,
+            worker.failed,
+            f"{show_age(worker.heartbeat_age_ms)} ago",
+            style=colours.get(worker.health, ""),
         )
     jobs = table("running", "queue", "attempt", "progress", "worker")
-    for job in told["jobs"]:
-        progress = "" if job["progress"] is None else f"{job['progress']:.0%}"
-        add(jobs, job["does"], job["queue"], job["attempt"], progress, job["worker"] or "")
+    for job in told.jobs:
+        progress = "" if job.progress is None else f"{job.progress:.0%}"
+        add(jobs, job.does, job.queue, job.attempt, progress, job.worker or "")
     title = Text(f"holdfast on {printable(place, one_line=True)}", style="bold")
     return Group(title, Text(), queues, Text(), workers, Text(), jobs)

@@ -12,10 +12,11 @@ from holdfast.cli.jobs import read
 from holdfast.cli.logs import Shown, follow_output
 from holdfast.cli.output import Common, print_json, say
 from holdfast.cli.pages import program
-from holdfast.cli.views import job_view
 from holdfast.core.model import Job, State
 from holdfast.errors import HoldfastError
 from holdfast.explaining import explain_job
+from holdfast.views.jobs import job_view
+from holdfast.views.values import plain
 
 _HINT_S = 3
 
@@ -44,7 +45,7 @@ async def wait_for(app: Holdfast, id: str, wait_ms: int | None, common: Common) 
         hint.cancel()
     shown.end()
     if common.json:
-        print_json(job_view(*await read(app, id)))
+        print_json(plain(job_view(*await read(app, id))))
     elif ended.state is not State.DONE:
         say(_ending(ended))
     return Exit.DONE if ended.state is State.DONE else Exit.UNDONE

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import contextlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -17,20 +17,22 @@ from holdfast.cli.output import COMMON, Common, print_json, say
 from holdfast.cli.pages import program
 from holdfast.cli.person import person
 from holdfast.cli.running import running
+from holdfast.cli.serve import beside_workers, listening_else_free
 from holdfast.cli.status import print_workers
-from holdfast.cli.views import worker_view
 from holdfast.cli.webhookflags import WebhookFlags
 from holdfast.config import SETTINGS, Settings, queue_weights, settings
 from holdfast.core.text import printable
 from holdfast.durations import to_ms
 from holdfast.errors import ConfigError, UsageError
+from holdfast.views.values import plain
+from holdfast.views.workers import Ordered, worker_view
 from holdfast.worker import launcher
 from holdfast.worker.options import INHERITED, WorkerOptions, default_processes, numbered
-from holdfast.worker.registry import Workers
+from holdfast.worker.registry import OrderName, Workers
 
 _HOOKS = WebhookFlags()
 _TRY_NEXT = """\
-running: {workers}; Ctrl-C drains and stops them
+running: {running}; Ctrl-C drains and stops them
 in another terminal:
   {program} enqueue --wait -- echo hello
   {program} status
@@ -124,20 +126,31 @@ Target = Annotated[
 
 
 def up(
-    *, count: Count = 2, app: Target = None, flags: WorkerFlags = _FLAGS, common: Common = COMMON
+    *,
+    count: Count = 2,
+    app: Target = None,
+    serve: Annotated[bool, Parameter(help="Serve HTTP too, to this machine alone.")] = True,
+    port: Annotated[
+        int | None, Parameter(help="The server's port; 7433, or a free one if that is taken.")
+    ] = None,
+    flags: WorkerFlags = _FLAGS,
+    common: Common = COMMON,
 ) -> int:
-    """Start workers and upkeep on one file, and say what to try next."""
-    workers, place = asyncio.run(_prepare(common, flags, app, count))
-    if not common.json:
-        print(f"holdfast {__version__} on {printable(place, one_line=True)}")
-
-    def started(names: list[str]) -> None:
-        if common.json:
-            print_json({"event": "started", "workers": names})
-        else:
-            print(_TRY_NEXT.format(workers=", ".join(sorted(names)), program=program()), flush=True)
-
-    code = launcher.run(workers, started=started, asked=_tell_ending)
+    """Start workers, upkeep and a server on one file, and say what to try next."""
+    with contextlib.ExitStack() as stack:
+        listening = listening_else_free(port) if serve else None
+        if listening is not None:
+            stack.enter_context(listening)
+        workers, place = asyncio.run(_prepare(common, flags, app, count))
+        if not common.json:
+            print(f"holdfast {__version__} on {printable(place, one_line=True)}")
+        beside = [] if listening is None else [beside_workers(workers[0].url, listening)]
+        code = launcher.run(
+            workers,
+            beside=beside,
+            started=lambda names: _tell_started(names[:count], names[count:], common),
+            asked=_tell_ending,
+        )
     if not common.json and code == 0:
         print("stopped", flush=True)
     return code
@@ -172,7 +185,7 @@ async def show_all(*, common: Common = COMMON) -> None:
     async with running(common) as app:
         workers = await Workers(app.engine).all()
     if common.json:
-        print_json([worker_view(each) for each in workers])
+        print_json([plain(worker_view(each)) for each in workers])
     elif workers:
         print_workers(workers)
     else:
@@ -181,22 +194,31 @@ async def show_all(*, common: Common = COMMON) -> None:
 
 async def stop(names: Names = None, /, *, all: All = False, common: Common = COMMON) -> int:
     """Ask workers to release what they have and end at once."""
-    return await _order(common, names, all, "stopping", Workers.stop)
+    return await _order(common, names, all, "stopping", "stop")
 
 
 async def drain(names: Names = None, /, *, all: All = False, common: Common = COMMON) -> int:
     """Ask workers to finish what they have, lease nothing more and end."""
-    return await _order(common, names, all, "draining", Workers.drain)
+    return await _order(common, names, all, "draining", "drain")
 
 
 async def cordon(names: Names = None, /, *, all: All = False, common: Common = COMMON) -> int:
     """Let workers lease nothing more, over restarts too; what runs goes on."""
-    return await _order(common, names, all, "cordoned", Workers.cordon)
+    return await _order(common, names, all, "cordoned", "cordon")
 
 
 async def uncordon(names: Names = None, /, *, all: All = False, common: Common = COMMON) -> int:
     """Let workers lease again."""
-    return await _order(common, names, all, "uncordoned", Workers.uncordon)
+    return await _order(common, names, all, "uncordoned", "uncordon")
+
+
+def _tell_started(workers: list[str], served: list[str], common: Common) -> None:
+    if common.json:
+        server = next(iter(served), None)
+        print_json({"event": "started", "workers": sorted(workers), "server": server})
+    else:
+        told = ", ".join([*sorted(workers), *served])
+        print(_TRY_NEXT.format(running=told, program=program()), flush=True)
 
 
 def _tell_ending(times: int) -> None:
@@ -234,20 +256,15 @@ async def _order(
     names: list[str] | None,
     every: bool,
     done: str,
-    act: Callable[..., Awaitable[None]],
+    order: OrderName,
 ) -> int:
     if bool(names) == every:
         raise UsageError("name the workers, or say --all for all of them")
     async with running(common) as app:
-        workers = Workers(app.engine)
-        there = [each.name for each in await workers.all()]
-        wanted = there if every else list(dict.fromkeys(names or []))
-        missing = [name for name in wanted if name not in there]
-        asked = [name for name in wanted if name in there]
-        for name in asked:
-            await act(workers, name, by=person())
+        wanted = None if every else names
+        asked, missing = await Workers(app.engine).order(order, wanted, by=person())
     if common.json:
-        print_json({"workers": asked, "missing": missing})
+        print_json(plain(Ordered(workers=asked, missing=missing)))
     else:
         for name in asked:
             print(f"{printable(name, one_line=True)}: {done}")

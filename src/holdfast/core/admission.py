@@ -8,7 +8,7 @@ from collections.abc import Container
 from msgspec.structs import replace
 
 from holdfast.core import checks
-from holdfast.core.model import Queue, Receipt, Status
+from holdfast.core.model import Job, NewJob, Queue, Receipt, Status
 from holdfast.core.text import counted
 from holdfast.core.verdict import Complete, Forward, Settlement
 from holdfast.errors import (
@@ -37,6 +37,13 @@ def unknown_parent(id: str, parent: str) -> UnknownParent:
 
 def circular(id: str, circle: str) -> CircularJobs:
     return CircularJobs(f"job {id} would wait for itself: {circle}")
+
+
+def gives_way(job: Job, new: NewJob) -> bool:
+    """Does a waiting job change by a later one under its key? What is meant for another task is
+    never laid over its payload: whoever may enqueue the one need not be allowed the other."""
+    same = job.task == new.task
+    return new.key_policy == "replace" or (new.key_policy == "merge" and same)
 
 
 def check_room(queue: Queue, waiting: int) -> None:

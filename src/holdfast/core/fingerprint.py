@@ -27,6 +27,7 @@ _ABOUT_CODE = (
 )
 """What these quote are names in the code, which do not differ from job to job."""
 
+_LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 _FRAME = re.compile(r'\s*File "([^"]{1,1000})", line \d+,? in (\S{1,200})')
 _MARGIN = re.compile(r"\s*[|+] ")
 _ERROR = re.compile(r"([\w.]{1,200})(?::|$)")
@@ -78,7 +79,9 @@ def fingerprint(reason: Reason, failure: Failure | None, task: str = "") -> str:
         where = frames(failure.trace, kind, crashed=failure.kind is FailureKind.CRASH)
         parts = [str(failure.kind), kind, str(failure.exit_code), str(failure.signal), text]
         parts += where or [task]
-    return hashlib.sha256("\0".join(parts).encode(errors="replace")).hexdigest()[:12]
+    # As it is kept: a text is cleaned before, or after, it was on its way to a store.
+    whole = _LONE_SURROGATE.sub("\ufffd", "\0".join(parts))
+    return hashlib.sha256(whole.encode()).hexdigest()[:12]
 
 
 def frames(trace: str, kind: str = "", *, crashed: bool = False) -> list[str]:

@@ -191,7 +191,7 @@ class _Line(Generic[Ask, Answer]):
         self._pump: asyncio.Task[None] | None = None
 
     async def ask(self, asks: Sequence[Ask]) -> list[Answer]:
-        call = _Call[Ask, Answer](asks)
+        call: _Call[Ask, Answer] = _Call(asks)
         self._waiting.append(call)
         if self._pump is None or self._pump.done():
             # A task of its own, so that no caller's cancellation can break the others' call.

@@ -6,9 +6,10 @@ The engine itself stays silent. Telling comes after the call and never changes i
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
+
+from msgspec.structs import replace
 
 from holdfast.core.flow import Flow, Waits
 from holdfast.core.model import (
@@ -28,7 +29,7 @@ from holdfast.core.model import (
 )
 from holdfast.core.verdict import Amendment, Outcome, Settlement
 from holdfast.engines.base import ANY, Engine, Expired, Known, Overdue, Saved, Traits
-from holdfast.errors import HoldfastError
+from holdfast.errors import HoldfastError, OutcomeUnknown
 from holdfast.events import EngineCalled, Listeners, Tell
 
 Answer = TypeVar("Answer")
@@ -71,13 +72,14 @@ class Observed:
             for job, receipt in zip(jobs, receipts, strict=True):
                 yield job.queue, receipt.code or receipt.status
 
-        return await self._observe("enqueue", self._engine.enqueue(jobs), outcomes)
+        return await self._observe("enqueue", self._engine.enqueue(jobs), outcomes, jobs)
 
     async def lease(self, request: LeaseRequest) -> list[Lease]:
         return await self._observe(
             "lease",
             self._engine.lease(request),
             lambda leases: [(lease.job.queue, "leased") for lease in leases],
+            request,
         )
 
     async def renew(self, renewals: Sequence[Renewal]) -> list[Lease | None]:
@@ -85,7 +87,7 @@ class Observed:
             for renewal, lease in zip(renewals, leases, strict=True):
                 yield renewal.lease.job.queue, "lost" if lease is None else "renewed"
 
-        return await self._observe("renew", self._engine.renew(renewals), outcomes)
+        return await self._observe("renew", self._engine.renew(renewals), outcomes, renewals)
 
     async def settle(self, settlements: Sequence[Settlement]) -> list[Outcome]:
         def outcomes(answers: list[Outcome]) -> Counted:
@@ -94,7 +96,9 @@ class Observed:
                 outcome = verdict if answer is Outcome.SETTLED else answer
                 yield settlement.lease.job.queue, outcome
 
-        return await self._observe("settle", self._engine.settle(settlements), outcomes)
+        return await self._observe(
+            "settle", self._engine.settle(settlements), outcomes, settlements
+        )
 
     async def overdue(self, limit: int) -> Overdue:
         return await self._observe(
@@ -143,6 +147,7 @@ class Observed:
             "amend",
             self._engine.amend(wanted, amendment, limit=limit),
             lambda changed: [(wanted.queue or "", act)] * changed,
+            (wanted, amendment),
         )
 
     async def load(self, kind: str, *, after: str | None = None, limit: int) -> list[Record]:
@@ -158,23 +163,37 @@ class Observed:
         verb: str,
         call: Awaitable[Answer],
         outcomes: Callable[[Answer], Counted] = lambda _: (),
+        asked: Any = None,
     ) -> Answer:
         start = time.perf_counter()
         try:
             answer = await call
         except BaseException as error:
-            code = error.code if isinstance(error, HoldfastError) else type(error).__name__
-            self._tell(EngineCalled(verb=verb, duration_ms=_ms_since(start), error=code))
+            self._tell(_failed(verb, _ms_since(start), error, asked))
             raise
-        duration_ms = _ms_since(start)
-        if not self._tell:
-            return answer
-        counts: dict[str, dict[str, int]] = {}
-        # Thousands are counted alike before anything is done with them one by one.
-        for (queue, outcome), count in Counter(outcomes(answer)).items():
-            counts.setdefault(queue, {})[str(outcome)] = count
-        self._tell(EngineCalled(verb=verb, duration_ms=duration_ms, outcomes=counts))
+        # What nobody hears need not be told, and what nobody asks for is not counted.
+        if self._tell:
+            self._tell(
+                EngineCalled(
+                    verb=verb,
+                    duration_ms=_ms_since(start),
+                    asked=asked,
+                    answer=answer,
+                    counted=lambda: outcomes(answer),
+                )
+            )
         return answer
+
+
+def _failed(verb: str, duration_ms: float, error: BaseException, asked: Any) -> EngineCalled:
+    code = error.code if isinstance(error, HoldfastError) else type(error).__name__
+    called = EngineCalled(verb=verb, duration_ms=duration_ms, error=code)
+    if isinstance(error, OutcomeUnknown) and error.known and isinstance(asked, Sequence):
+        # Their callers have these answers, and do not ask again.
+        known = sorted(error.known.items())
+        some, answer = [asked[at] for at, _ in known], [each for _, each in known]
+        return replace(called, asked=some, answer=answer)
+    return called
 
 
 def _ms_since(start: float) -> float:

@@ -10,7 +10,7 @@ import os
 import re
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
-from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
+from urllib.parse import parse_qsl, unquote, unquote_plus, urlencode, urlsplit
 
 from holdfast.core import limits
 from holdfast.engines.base import Engine
@@ -20,9 +20,11 @@ from holdfast.errors import ConfigError
 DEFAULT_URL = "sqlite:///holdfast.db"
 _EXAMPLES = (
     "memory:, sqlite:///work.db (or sqlite:////absolute/work.db), postgresql://host/name, "
-    "partitioned:sqlite:///a.db,sqlite:///b.db"
+    "partitioned:sqlite:///a.db,sqlite:///b.db, https://host"
 )
-_NEXT_PARTITION = re.compile(r",(?=(?:memory|sqlite|postgresql|postgres|partitioned):)")
+_NAMED = "namespace"
+_SCHEMES = "memory|sqlite|postgresql|postgres|partitioned|https?"
+_NEXT_PARTITION = re.compile(rf",(?=(?:{_SCHEMES}):)")
 
 # What the PostgreSQL client understands by itself; it is passed on as it stands.
 _POSTGRES_OWN = (
@@ -50,6 +52,8 @@ def open_engine(url: str, *, clock: Clock | None = None) -> Engine:
             return _postgres(url, clock)
         case "partitioned":
             return _partitioned(rest, clock)
+        case "http" | "https":
+            return _remote(url)
         case "" | "/" | ".":
             raise ConfigError(f"the engine URL has no scheme: use one like {_EXAMPLES}")
         case _:
@@ -73,6 +77,31 @@ def redacted(url: str) -> str:
         # A password that is not percent-encoded: nobody can say where it ends.
         return f"{scheme}:…"
     return f"{parts.scheme}://{(parts.netloc + parts.path).rpartition('@')[2]}"
+
+
+def with_namespace(url: str, name: str) -> str:
+    """The same place, but the namespace `name` in it, whatever namespace the URL names. Every
+    engine in memory is a store of its own already."""
+    _namespace("namespace", name)
+    scheme = url.partition(":")[0]
+    if scheme == "partitioned":
+        return f"partitioned:{','.join(with_namespace(one, name) for one in partitions_of(url))}"
+    if scheme == "memory":
+        return url
+    if scheme == "sqlite":
+        place, _, query = url.partition("?")
+        return f"{place}?{_renamed(query, name)}"
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        raise ConfigError(f"the {scheme[:20]} URL cannot be read") from None
+    return parts._replace(query=_renamed(parts.query, name)).geturl()
+
+
+def _renamed(query: str, name: str) -> str:
+    """The other options as they are written: they may be a password's."""
+    others = [one for one in query.split("&") if one and unquote_plus(one).split("=")[0] != _NAMED]
+    return "&".join([*others, f"{_NAMED}={name}"])
 
 
 def partitions_of(url: str) -> list[str]:
@@ -127,13 +156,42 @@ def _postgres(url: str, clock: Clock | None) -> Engine:
     try:
         from holdfast.engines.postgres import PostgresEngine
     except ModuleNotFoundError as error:
-        if error.name is None or error.name.startswith("holdfast."):
-            raise
-        raise ConfigError(
-            f"the postgresql engine needs the package {error.name}: "
-            "pip install 'holdfast[postgres]'"
-        ) from None
+        raise _missing(error, "postgresql", "postgres") from None
     return PostgresEngine(dsn, clock=clock, **options)
+
+
+def _remote(url: str) -> Engine:
+    try:
+        parts = urlsplit(url)
+        parts.port  # noqa: B018 (reading it is what checks it)
+    except ValueError:
+        parts = urlsplit("")
+    user, at, host = parts.netloc.rpartition("@")
+    if not host or parts.fragment or ":" in user or bool(at) != bool(user):
+        raise ConfigError(
+            "a server's URL is https://host, https://host:port or, with a token, "
+            "https://hf_…@host; the token may also be in HOLDFAST_TOKEN"
+        )
+    known = {"namespace": _namespace, "ca": _file, "cert": _file}
+    options = _options(parts.scheme, parts.query, known)
+    token = unquote(user) or os.environ.get("HOLDFAST_TOKEN") or None
+    if token is not None and not re.fullmatch(r"[\x21-\x7e]{1,512}", token):
+        raise ConfigError("the token has characters that no token has: copy it as it was shown")
+    try:
+        from holdfast.engines.remote import RemoteEngine
+    except ModuleNotFoundError as error:
+        raise _missing(error, "remote", "remote") from None
+    place = f"{parts.scheme}://{host}{parts.path.rstrip('/')}"
+    return RemoteEngine(place, token=token, **options)
+
+
+def _missing(error: ModuleNotFoundError, engine: str, extra: str) -> Exception:
+    """What to say when an engine's package is not there."""
+    if error.name is None or error.name.startswith("holdfast."):
+        return error
+    return ConfigError(
+        f"the {engine} engine needs the package {error.name}: pip install 'holdfast[{extra}]'"
+    )
 
 
 def _partitioned(rest: str, clock: Clock | None) -> Engine:
@@ -184,6 +242,12 @@ def _one_of(*values: str) -> Reader:
 def _namespace(name: str, text: str) -> str:
     if not limits.NAMESPACE.match(text):
         raise ConfigError(f"the option {name} is {text[:40]!r}; use 1 to 80 of A-Z a-z 0-9 _ . -")
+    return text
+
+
+def _file(name: str, text: str) -> str:
+    if not text or "\0" in text:
+        raise ConfigError(f"the option {name} names no file; use one with certificates (PEM)")
     return text
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 
 from holdfast.engines.base import Engine
@@ -45,6 +45,9 @@ __all__ = [
     "wall_ms",
 ]
 
+Run = Callable[[asyncio.Event], Coroutine[object, object, None]]
+"""Until the event is set."""
+
 
 def wall_ms() -> int:
     """This machine's wall clock."""
@@ -61,7 +64,10 @@ class Upkeep:
         archive: Path | str | None = None,
         tell: Tell = tell_nobody,
         wall_ms: Callable[[], int] = wall_ms,
+        more: Sequence[Service] = (),
+        beside: Run | None = None,
     ) -> None:
+        """`more` are services of others; `beside` them runs something with its own way to end."""
         kept = None if archive is None else Archive(archive)
         self._tell = tell
         self.services: tuple[Service, ...] = (
@@ -70,10 +76,14 @@ class Upkeep:
             Scheduler(engine, wall_ms, tell=tell),
             Redriver(engine, wall_ms, tell=tell),
             Distributor(engine, tell=tell),
+            *more,
         )
+        self._beside = beside
 
     async def run(self, stop: asyncio.Event) -> None:
         """Until `stop` is set; a step that has begun is finished."""
         async with asyncio.TaskGroup() as group:
+            if self._beside is not None:
+                group.create_task(self._beside(stop), name="beside")
             for service in self.services:
                 group.create_task(keep(service, stop, self._tell), name=service.name)

@@ -86,12 +86,14 @@ class Reaper:
 
     async def _expire(self, jobs: Sequence[Job]) -> tuple[int, int]:
         moved, stuck = await reroute_expired(self._engine, jobs)
-        alike: dict[BuryWaiting, list[str]] = defaultdict(list)
+        alike: dict[tuple[str, BuryWaiting], list[str]] = defaultdict(list)
         for job in jobs:
             if not is_rerouted(job) or job.id in stuck:
-                alike[lifecycle.after_expiry(job, stuck.get(job.id, ""))].append(job.id)
+                verdict = lifecycle.after_expiry(job, stuck.get(job.id, ""))
+                alike[job.queue, verdict].append(job.id)
         buried = 0
-        for amendment, ids in alike.items():
-            still = JobFilter(ids=tuple(ids), states=(State.WAITING,), expired=True)
+        for (queue, amendment), ids in alike.items():
+            # By queue, so that whoever counts knows which; who was moved since comes again.
+            still = JobFilter(ids=tuple(ids), queue=queue, states=(State.WAITING,), expired=True)
             buried += await self._engine.amend(still, amendment, limit=len(ids))
         return moved, buried

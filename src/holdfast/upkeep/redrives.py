@@ -68,16 +68,16 @@ class Redrives:
         self._engine = engine
         self._wall_ms = wall_ms
 
-    async def survey(self, plan: RedrivePlan) -> Survey:
-        """What it would meet; nothing is changed."""
-        return await survey(self._engine, _checked(plan))
+    async def survey(self, plan: RedrivePlan, *, most: int | None = None) -> Survey:
+        """What it would meet, until `most` that fit are found; nothing is changed."""
+        return await survey(self._engine, _checked(plan), most)
 
-    async def start(self, plan: RedrivePlan) -> RedriveRecord:
-        """Durable on return. Upkeep, wherever it runs, does it."""
+    async def start(self, plan: RedrivePlan, found: Survey | None = None) -> RedriveRecord:
+        """Durable on return. Upkeep, wherever it runs, does it. `found` is what a survey said."""
         plan = _checked(plan)
         if plan.rate is not None:
             plan = replace(plan, rate=stepwise(plan.rate))
-        found = await survey(self._engine, plan)
+        found = found or await survey(self._engine, plan)
         now = self._wall_ms()
         for _ in range(_ROUNDS_MAX):
             redrive = RedriveRecord(
@@ -147,14 +147,16 @@ class Redrives:
         return None
 
 
-async def survey(engine: Engine, plan: RedrivePlan) -> Survey:
+async def survey(engine: Engine, plan: RedrivePlan, most: int | None = None) -> Survey:
+    most = limits.SCAN_MAX if most is None else most
     fitting = capped = 0
     after: int | None = None
     while True:
         page = await engine.find(plan.wanted, limit=BATCH, after=after)
         over = sum(job.redrives >= plan.redrives_max for job in page.jobs)
         fitting, capped, after = fitting + len(page.jobs) - over, capped + over, page.after
-        if after is None or fitting + capped >= limits.SCAN_MAX:
+        enough = fitting >= most or fitting + capped >= limits.SCAN_MAX
+        if after is None or enough:
             return Survey(fitting, capped, more=after is not None)
 
 

@@ -17,6 +17,7 @@ from holdfast.core import codec
 from holdfast.core.model import EventKind, Job, JobFilter, State
 from holdfast.core.verdict import Edit, Redrive
 from holdfast.engines.base import Engine
+from holdfast.engines.parts import told_in_part
 from holdfast.errors import UsageError
 from holdfast.upkeep.redrive import Taken
 
@@ -39,16 +40,19 @@ async def put_back(
     engine: Engine, taken: Sequence[Taken], act: Redrive, patch: bytes | None = None
 ) -> int:
     """How many were put back by this very call."""
-    if patch is not None:
-        return sum([await _edit_and_put_back(engine, each, act, patch) for each in taken])
-    # Jobs that went the same way have the same version, so the groups are few.
-    versions: dict[int, list[str]] = defaultdict(list)
-    for each in taken:
-        versions[each.version].append(each.id)
     changed = 0
-    for version, ids in versions.items():
-        unchanged = JobFilter(ids=tuple(ids), states=_DEAD, version=version)
-        changed += await engine.amend(unchanged, act, limit=len(ids))
+    with told_in_part(lambda: changed):
+        if patch is not None:
+            for each in taken:
+                changed += await _edit_and_put_back(engine, each, act, patch)
+            return changed
+        # Jobs that went the same way have the same version, so the groups are few.
+        versions: dict[int, list[str]] = defaultdict(list)
+        for each in taken:
+            versions[each.version].append(each.id)
+        for version, ids in versions.items():
+            unchanged = JobFilter(ids=tuple(ids), states=_DEAD, version=version)
+            changed += await engine.amend(unchanged, act, limit=len(ids))
     return changed
 
 

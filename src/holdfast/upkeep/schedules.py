@@ -23,6 +23,8 @@ RECORD_KIND = "schedule"
 _RULE = ("cron", "every_ms", "anchor_at", "zone", "paused")
 _ROUNDS_MAX = 20
 _PREVIEW_MAX = 1_000
+_INSTANT_MAX = 253_402_300_799_999
+"""The end of the year 9999, after which nobody can write it."""
 
 
 class Schedules:
@@ -94,7 +96,7 @@ class Schedules:
         last = self._wall_ms() if after is None else after
         while len(ticks) < min(count, _PREVIEW_MAX):
             tick = next_tick(schedule, last)
-            if tick is None:
+            if tick is None or tick > _INSTANT_MAX:
                 break
             ticks.append(tick)
             last = tick

@@ -11,7 +11,7 @@ import logging
 import random
 from typing import Protocol
 
-from holdfast.errors import EngineClosed, HoldfastError
+from holdfast.errors import EngineClosed, Forbidden, HoldfastError
 from holdfast.events import Tell, Troubled
 
 _log = logging.getLogger("holdfast.upkeep")
@@ -45,6 +45,11 @@ async def keep(service: Service, stop: asyncio.Event, tell: Tell) -> None:
             if stop.is_set():
                 return
             raise
+        except Forbidden as error:
+            # Through a server, with a token for work alone: the server does it, or others do.
+            _log.info("the %s is left to others: %s", service.name, error)
+            await stop.wait()
+            return
         except Exception as error:  # noqa: BLE001 (it is told and logged, and the service goes on)
             failures += 1
             pause_ms = _trouble(service, error, failures, tell)

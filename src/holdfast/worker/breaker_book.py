@@ -5,15 +5,16 @@ Each change is on the version that was read: of two at once, the second reads ag
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple, TypeAlias
 
 import msgspec
 
 from holdfast.core import breaker as rules
-from holdfast.core.breaker import HOST_PREFIX, KIND, Breaker, BreakerRecord
+from holdfast.core.breaker import HOST_PREFIX, KIND, TASK_PREFIX, Breaker, BreakerRecord
 from holdfast.core.model import Record
 from holdfast.engines.base import Engine, Saved
+from holdfast.errors import EngineUnavailable, NotFound
 from holdfast.worker.clock import boot_s
 from holdfast.worker.registry import load_all
 
@@ -67,6 +68,32 @@ class Book:
                 return True
             await self.load()
         return False
+
+
+async def breakers_of(engine: Engine) -> dict[str, Known]:
+    """All of them, by name."""
+    book = Book(engine, lambda _: None)
+    await book.load()
+    return dict(sorted(book.known.items()))
+
+
+async def change_by_hand(engine: Engine, names: Iterable[str], change: Change) -> list[str]:
+    """The keys of those that were changed: all, or none if one of the names is not known."""
+    book = Book(engine, lambda _: None)
+    await book.load()
+    keys = [key_of(name, book.known) for name in dict.fromkeys(names)]
+    for key in keys:
+        if not await book.change(key, change, anyway=True):
+            raise EngineUnavailable(f"breaker {key} is being changed all the time: try again")
+    return keys
+
+
+def key_of(name: str, known: Mapping[str, Known]) -> str:
+    """Of a breaker that is there; its name may go without its prefix."""
+    for key in (name, TASK_PREFIX + name, HOST_PREFIX + name):
+        if key in known:
+            return key
+    raise NotFound(f"no breaker is called {name[:80]!r}")
 
 
 def _read(record: Record) -> BreakerRecord:

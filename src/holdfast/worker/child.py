@@ -20,6 +20,7 @@ from typing import NoReturn
 
 import msgspec
 
+from holdfast import tracing
 from holdfast.worker import processes
 from holdfast.worker.board import Board
 from holdfast.worker.commands import Commands
@@ -69,10 +70,14 @@ def serve(
     connection = socket.socket(fileno=descriptor)
     board = Board(board_descriptor, setup.slots)
     if setup.target is None:
+        tracing.begin("holdfast-worker")
         asyncio.run(_run_built_in(setup, board, connection, parent))
+        tracing.end()
         end_at_once()
     try:
         handlers = load()
+        # After the application, which may have its own way.
+        tracing.begin("holdfast-worker")
     except BaseException as error:  # noqa: BLE001 (an application may even exit on import)
         connection.sendall(frame([Broken(failure_of(error))]))
         return
@@ -145,7 +150,7 @@ async def _run_built_in(
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, look_up)
     line = await _Line.over(connection)
     if setup.webhook is None:
-        line.hands = Commands(setup, board, line.send, line.finish)
+        line.hands = _commands_class()(setup, board, line.send, line.finish)
         line.send([Ready((COMMAND,))])
     else:
         # It takes a while to import what speaks TLS: commands have no use for it.
@@ -155,6 +160,14 @@ async def _run_built_in(
         line.hands = Runner(setup, {handler.name: handler}, board, line.send, line.finish)
         line.send([Ready((handler.info,))])
     await line.close_when_finished()
+
+
+def _commands_class() -> type[Commands]:
+    if not tracing.is_on():
+        return Commands
+    from holdfast.worker.tracing import TracedCommands
+
+    return TracedCommands
 
 
 class _Line(asyncio.Protocol):

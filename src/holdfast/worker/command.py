@@ -17,6 +17,7 @@ from pathlib import Path
 import msgspec
 
 from holdfast.core.model import Failure, FailureKind
+from holdfast.tracing import outgoing
 from holdfast.worker.failures import plain_failure
 from holdfast.worker.output import Output
 from holdfast.worker.wire import AskedRelease, ChildSetup, Ending, Given, Raised, Returned
@@ -68,7 +69,7 @@ def plan(job: Given, setup: ChildSetup, inherited: dict[str, str]) -> Plan:
         arguments = payload.command
     if not arguments:
         raise _fatal("InvalidCommand", "the command is an empty list: name a program")
-    environment = {**inherited, **payload.env, **_marks(job, setup)}
+    environment = {**inherited, **_trace(job), **payload.env, **_marks(job, setup)}
     return Plan(arguments, _folder(payload.cwd, setup.cwd), environment)
 
 
@@ -190,6 +191,11 @@ def _marks(job: Given, setup: ChildSetup) -> dict[str, str]:
         "HOLDFAST_WORKER": setup.worker,
         "HOLDFAST_WORKER_ID": setup.worker_id,
     }
+
+
+def _trace(job: Given) -> dict[str, str]:
+    """For programs that go on with the job's trace."""
+    return {name.upper(): value for name, value in outgoing(job.headers).items()}
 
 
 def _unstarted(error: OSError, what: Plan) -> Ending:

@@ -1,4 +1,5 @@
-"""Starts workers as processes of their own, starts them again, and leaves nothing behind.
+"""Starts workers as processes of their own, starts them again, and leaves nothing behind. Other
+programs may run beside them in the same way, as long as there is a worker.
 
 It holds no engine and runs nobody's code, so there is nothing for it to die of. What a dead
 supervisor leaves becomes this process's child, as the system is told at the start, and is killed.
@@ -29,11 +30,21 @@ _STEADY_S = 5.0
 _EXIT_USAGE = 2
 
 
-class Post:
-    """One worker's place, and the process that fills it."""
+class Program(msgspec.Struct, frozen=True, kw_only=True):
+    """A module of Python that takes its `options` as one line on its standard input and writes
+    its name to the descriptor HOLDFAST_READY. It keeps these `descriptors`, started again too."""
 
-    def __init__(self, options: WorkerOptions) -> None:
-        self.options = options
+    what: str
+    module: str
+    options: bytes
+    descriptors: tuple[int, ...] = ()
+
+
+class Post:
+    """One program's place, and the process that fills it."""
+
+    def __init__(self, program: Program) -> None:
+        self.program = program
         self.process: subprocess.Popen[bytes] | None = None
         self.pause_s = _PAUSE_S_FIRST
         self.start_at = 0.0
@@ -50,10 +61,10 @@ class Post:
         self.told = 0
         ready, theirs = os.pipe()
         try:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "holdfast.worker.main"],
+            self.process = subprocess.Popen(  # noqa: S603 (a module of our own)
+                [sys.executable, "-m", self.program.module],
                 stdin=subprocess.PIPE,
-                pass_fds=(theirs,),
+                pass_fds=(theirs, *self.program.descriptors),
                 env={**os.environ, "HOLDFAST_READY": str(theirs)},
                 start_new_session=True,
             )
@@ -66,7 +77,7 @@ class Post:
         self.ready = ready
         assert self.process.stdin is not None
         with suppress(BrokenPipeError):
-            self.process.stdin.write(msgspec.json.encode(self.options) + b"\n")
+            self.process.stdin.write(self.program.options + b"\n")
             self.process.stdin.flush()
 
     def put_off(self, why: str) -> None:
@@ -93,18 +104,21 @@ class Post:
 def run(
     workers: Sequence[WorkerOptions],
     *,
+    beside: Sequence[Program] = (),
     started: Callable[[list[str]], None] | None = None,
     asked: Callable[[int], None] | None = None,
 ) -> int:
-    """Until every worker has ended. The first SIGTERM or SIGINT drains them, the second stops
-    them at once; `asked` hears which it was. The exit code is 0, or that of a worker that could
-    not even start.
+    """Until every worker has ended, and then what is beside them. The first SIGTERM or SIGINT
+    drains them, the second stops them at once; `asked` hears which it was. `started` hears the
+    names, those of the workers first. The exit code is 0, or that of one that could not even start.
 
     For a process that has no other children: whatever becomes its child is killed.
     """
     processes.become_subreaper()
     before = processes.children(os.getpid())
-    posts = [Post(options) for options in workers]
+    posts = [Post(as_program(options)) for options in workers]
+    others = [Post(program) for program in beside]
+    everything = [*posts, *others]
     wake_read, wake_write = os.pipe()
     os.set_blocking(wake_write, False)
     signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
@@ -118,19 +132,22 @@ def run(
         signal.signal(number, hear)
     signal.signal(signal.SIGCHLD, lambda _number, _frame: None)
     code = 0
-    while not all(post.over for post in posts):
-        for post in posts:
-            code = max(code, _tend(post, stopping=signals > 0))
-            post.tell(signals)
+    while not all(post.over for post in everything):
+        alone = all(post.over for post in posts)
+        for post in everything:
+            wishes = max(signals, 1) if alone else signals
+            code = max(code, _tend(post, stopping=wishes > 0))
+            post.tell(wishes)
         if code == _EXIT_USAGE and not signals:
             signals = told = 1
             continue
-        if started is not None and all(post.name for post in posts):
-            started([post.name for post in posts])
+        if started is not None and all(post.name for post in everything):
+            started([post.name for post in everything])
             started = None
         # What a dead supervisor left behind is ours now.
-        processes.sweep_strangers([*before, *(post.process.pid for post in posts if post.process)])
-        unheard = {post.ready: post for post in posts if post.ready >= 0}
+        known = [post.process.pid for post in everything if post.process]
+        processes.sweep_strangers([*before, *known])
+        unheard = {post.ready: post for post in everything if post.ready >= 0}
         if asked is not None and signals > told:
             told += 1
             asked(told)
@@ -145,6 +162,11 @@ def run(
     return code
 
 
+def as_program(options: WorkerOptions) -> Program:
+    encoded = msgspec.json.encode(options)
+    return Program(what="a worker", module="holdfast.worker.main", options=encoded)
+
+
 def _tend(post: Post, *, stopping: bool) -> int:
     """Start, or start again, what should run; the exit code that must be passed on."""
     if post.over:
@@ -156,7 +178,7 @@ def _tend(post: Post, *, stopping: bool) -> int:
             try:
                 post.start()
             except OSError as error:
-                post.put_off(f"a worker could not be started: {error}")
+                post.put_off(f"{post.program.what} could not be started: {error}")
         return 0
     status = post.process.poll()
     if status is None:
@@ -171,7 +193,7 @@ def _tend(post: Post, *, stopping: bool) -> int:
     if time.monotonic() - post.started_at > _STEADY_S:
         post.pause_s = _PAUSE_S_FIRST
     how = f"signal {-status}" if status < 0 else f"exit code {status}"
-    post.put_off(f"a worker ended by {how}")
+    post.put_off(f"{post.program.what} ended by {how}")
     return 0
 
 

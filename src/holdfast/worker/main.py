@@ -12,19 +12,19 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
 from urllib.parse import urlsplit
 
 import msgspec
 import uuid_utils
 
-from holdfast import __version__
+from holdfast import __version__, tracing
 from holdfast.app import Holdfast
 from holdfast.core.model import Queue
 from holdfast.errors import EngineError, HoldfastError
 from holdfast.logs import log_to_stderr
+from holdfast.loops import loop_run
 from holdfast.worker import processes
 from holdfast.worker.crew import Crew
 from holdfast.worker.ears import Ears
@@ -56,21 +56,13 @@ def main() -> None:
     # What its handlers enqueue goes where the worker leases.
     os.environ["HOLDFAST_URL"] = options.url
     try:
+        tracing.begin("holdfast-worker")
         loop_run()(supervise(options))
     except* HoldfastError as group:
         for error in _leaves(group):
             _log.error("%s (%s)", error, error.code)
         usage = not any(isinstance(error, EngineError) for error in _leaves(group))
         sys.exit(EXIT_USAGE if usage else 1)
-
-
-def loop_run() -> Callable[[Coroutine[Any, Any, None]], None]:
-    """The faster loop where it is installed; children and commands are never started by it."""
-    try:
-        import uvloop
-    except ImportError:
-        return asyncio.run
-    return uvloop.run
 
 
 async def supervise(options: WorkerOptions) -> None:
@@ -84,7 +76,9 @@ async def supervise(options: WorkerOptions) -> None:
             return make_crew(options, worker_id, ears, queue_of)
 
         supervisor = Supervisor(app.engine, options, worker_id, crew)
+        app.telemetry.role = "worker"
         async with asyncio.TaskGroup() as group:
+            group.create_task(app.telemetry.run(stop_upkeep))
             if options.upkeep:
                 group.create_task(app.upkeep(archive=options.archive).run(stop_upkeep))
             await supervisor.run(_listen)

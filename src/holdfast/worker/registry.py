@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
+from collections.abc import Iterable
+from typing import Literal, NamedTuple, TypeVar
 
 import msgspec
 from msgspec.structs import replace
@@ -23,6 +24,15 @@ from holdfast.errors import EngineUnavailable, UsageError
 Kind = TypeVar("Kind", bound=msgspec.Struct)
 
 _TURNS = 20
+
+OrderName = Literal["stop", "drain", "cordon", "uncordon"]
+
+
+class Asked(NamedTuple):
+    """The workers that an order went to, and those of the names that are not there."""
+
+    workers: tuple[str, ...]
+    missing: tuple[str, ...]
 
 
 class WorkerView(msgspec.Struct, frozen=True, kw_only=True):
@@ -84,6 +94,25 @@ class Workers:
         """It leases nothing more, finishes what it has, however long that takes, and ends."""
         view = await self._known(name)
         await self._order(name, ending="drain", ending_id=view.record.id, by=by)
+
+    async def order(
+        self, order: OrderName, names: Iterable[str] | None = None, *, by: str = ""
+    ) -> Asked:
+        """Ask these workers, or all of them."""
+        there = [view.name for view in await self.all()]
+        wanted = there if names is None else list(dict.fromkeys(names))
+        asked = tuple(name for name in wanted if name in there)
+        for name in asked:
+            match order:
+                case "stop":
+                    await self.stop(name, by=by)
+                case "drain":
+                    await self.drain(name, by=by)
+                case "cordon":
+                    await self.cordon(name, by=by)
+                case "uncordon":
+                    await self.uncordon(name, by=by)
+        return Asked(asked, tuple(name for name in wanted if name not in there))
 
     async def nudge(self, name: str) -> None:
         """It renews at once, and so hears of a cancel."""

@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from threading import Lock
 
+from holdfast import tracing
 from holdfast.worker.attempt import Attempt
 from holdfast.worker.board import Board
 from holdfast.worker.handlers import Handler
@@ -46,6 +47,7 @@ class Runner(Hands):
     ) -> None:
         super().__init__(setup, board, say, finished)
         self._handlers = handlers
+        self._attempt = _attempt_class()
         self._in_hand: dict[int, Attempt] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._ended: deque[tuple[Attempt, tuple[Ending, ...]]] = deque()
@@ -74,7 +76,7 @@ class Runner(Hands):
             unknown = AskedRelease(text, _UNKNOWN_DELAY_MS)
             self._words.append(Ended(call.number, (unknown,) * len(call.jobs)))
             return
-        attempt = Attempt(
+        attempt = self._attempt(
             handler,
             call.jobs,
             timeout_ms=call.timeout_ms,
@@ -226,3 +228,11 @@ def _uncharged(ending: Ending) -> Ending:
     if isinstance(ending, AskedCancel):
         return AskedRelease("the worker stopped before it ended", output=ending.output)
     return ending
+
+
+def _attempt_class() -> type[Attempt]:
+    if not tracing.is_on():
+        return Attempt
+    from holdfast.worker.tracing import TracedAttempt
+
+    return TracedAttempt

@@ -351,7 +351,8 @@ class Supervisor:
         """Those that its tasks name are made, so that their jobs and follow-ups have a place."""
         self._queues = await self._read_queues()
         named = {info.queue for info in self._crew.tasks.values()} | {*self._options.queues}
-        missing = sorted(named - set(self._queues))
+        # That one is always there, although not everybody may see it.
+        missing = sorted(named - set(self._queues) - {"default"})
         for name in missing:
             await self._engine.declare(Queue(name=name), instead_of=None)
         bound = await self._bounds.set(self._crew.tasks)

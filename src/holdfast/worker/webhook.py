@@ -22,6 +22,7 @@ from holdfast.core.model import Failure
 from holdfast.core.text import printable
 from holdfast.errors import ConfigError, UsageError
 from holdfast.outcomes import Bury, Retry
+from holdfast.tracing import outgoing
 from holdfast.worker.context import Context
 from holdfast.worker.handlers import Arguments, Handler
 from holdfast.worker.options import WorkerOptions
@@ -87,7 +88,7 @@ def webhook_handler(setup: WebhookSetup, wall_s: Callable[[], float] = time.time
     secrets = Secrets(setup.secrets_file)
 
     async def deliver(hook: WebhookPayload, ctx: Context) -> dict[str, Any]:
-        request = _request(hook)
+        request = request_of(hook)
         request.headers.update(
             {
                 "Holdfast-Job-Id": ctx.id,
@@ -95,6 +96,8 @@ def webhook_handler(setup: WebhookSetup, wall_s: Callable[[], float] = time.time
                 "Holdfast-Signature": signature(secrets.read(), int(wall_s()), request.body),
             }
         )
+        if "traceparent" not in request.headers:
+            request.headers.update(outgoing(ctx.headers))
         answer = await client.ask(request, hook.timeout)
         return _judged(answer, wall_s())
 
@@ -139,11 +142,12 @@ def _arguments(payload: bytes, _content_type: str) -> Arguments:
             f'{error}; it should be {{"url": "https://…", "body": …}}, with "method", "headers" '
             'and "timeout" if need be'
         ) from None
-    _request(hook)
+    request_of(hook)
     return (hook,), {}
 
 
-def _request(hook: WebhookPayload) -> Request:
+def request_of(hook: WebhookPayload) -> Request:
+    """Without what it is signed with."""
     host, port, parts = _place(hook.url)
     target = parts.path or "/"
     if parts.query:

@@ -8,8 +8,8 @@ import pytest
 
 from holdfast.core.flow import Limit
 from holdfast.core.model import JobFilter, LeaseRequest, State
-from holdfast.core.verdict import Complete, Expedite, Outcome, Settlement
-from holdfast.engines.postgres import PostgresEngine
+from holdfast.core.verdict import Cancel, Complete, Expedite, Outcome, Settlement
+from holdfast.engines.postgres import PostgresEngine, edges
 from holdfast.testing.contract.making import a_job, a_queue, lease_ids, lease_one
 
 ONE = Limit(name="one", concurrency=1)
@@ -58,6 +58,37 @@ async def test_a_parents_end_is_told_after_a_crash(engine: PostgresEngine, look:
     assert await lease_ids(other) == ["child"]
     assert await other.recount(100) == 0
     await other.close()
+
+
+async def test_in_small_steps_too_the_first_that_ended_is_told_first(
+    engine: PostgresEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(edges, "STEP", 1)
+    family = {"a": "q", "b": "p", "c": "ab", "d": "bq", "e": "cd"}
+    await engine.enqueue([a_job(id_) for id_ in "pq"])
+    await engine.enqueue([a_job(id_, after=tuple(parents)) for id_, parents in family.items()])
+    assert await engine.amend(JobFilter(ids=("p", "q")), Cancel(), limit=9) == 2
+    named = {}
+    for id_ in family:
+        job = await engine.get(id_)
+        assert job is not None
+        named[id_] = [event.text for event in job.events]
+    first = {"a": "q", "b": "p", "c": "b", "d": "q", "e": "d"}
+    assert named == {id_: [f"parent {parent} is cancelled"] for id_, parent in first.items()}
+
+
+async def test_the_oldest_is_told_first_though_another_needs_less_held(
+    engine: PostgresEngine,
+) -> None:
+    await engine.declare(a_queue("default", fairness="shares"))
+    child = a_job("child", after=("q", "p"), after_on="death")
+    await engine.enqueue([a_job("p", group="g"), a_job("q"), child])
+    leases = await engine.lease(LeaseRequest(queues=("default",), limit=2))
+    ends = [Settlement(lease=lease, verdict=Complete()) for lease in leases]
+    assert await engine.settle(ends[::-1]) == [Outcome.SETTLED] * 2
+    job = await engine.get("child")
+    assert job is not None
+    assert [event.text for event in job.events] == ["parent p is done"]
 
 
 async def test_a_declaration_that_died_before_it_sorted(

@@ -49,7 +49,7 @@ class Store:
         self.family = Family(self.rows)
         self.slots = Slots(clock)
         self.tenants = Tenants()
-        self._ended: deque[tuple[str, State | None]] = deque()
+        self._ended: deque[tuple[int, str, State | None]] = deque()
         self._numbers = itertools.count(1)
 
     def enqueue(self, jobs: Sequence[NewJob]) -> list[Receipt]:
@@ -115,7 +115,7 @@ class Store:
             self.lines.join(row)
         self.groups.join(row)
         if after.state.finished and not before.state.finished:
-            self._ended.append((after.id, after.state))
+            self._ended.append((after.seq, after.id, after.state))
 
     def remove(self, row: Row) -> None:
         job = row.job
@@ -123,12 +123,14 @@ class Store:
         self.family.close(row, *row.parents)
         del self.rows[job.id]
         if not job.state.finished:
-            self._ended.append((job.id, None))
+            self._ended.append((job.seq, job.id, None))
 
     def part(self) -> None:
-        """Judge the children of all that ended, and theirs in turn: the end of every call."""
+        """Judge the children of all that ended, the oldest first, and theirs in turn: the end of
+        every call."""
+        self._ended = deque(sorted(self._ended, key=lambda end: end[0]))
         while self._ended:
-            parent, ended = self._ended.popleft()
+            _, parent, ended = self._ended.popleft()
             for child in self.family.children(parent):
                 parting = lifecycle.after_parent(child.job, ended)
                 if parting is Parting.CANCELLED and child.job.state is State.WAITING:
@@ -228,7 +230,9 @@ class Store:
 
     def _meet(self, row: Row | None, new: NewJob, queue: Queue) -> None:
         """A later job under a held key: what it says goes to the job that still waits."""
-        if row is None or row.job.state is not State.WAITING or new.key_policy == "keep":
+        if row is None or row.job.state is not State.WAITING:
+            return
+        if not admission.gives_way(row.job, new):
             return
         now = self.clock.wall_ms()
         if new.key_policy == "replace":

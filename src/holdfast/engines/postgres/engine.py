@@ -191,7 +191,9 @@ class PostgresEngine:
         return outcomes
 
     async def overdue(self, limit: int) -> Overdue:
+        """Whoever reaps also tells what a dead process did not: the next recount may be far."""
         checks.check_page(limit)
+        await self._part(await self._read(recount.untold, limit))
         return await self._read(upkeep.overdue, limit)
 
     async def expired(self, limit: int) -> Expired:
@@ -287,6 +289,14 @@ class PostgresEngine:
         self._listener = None if self._pooled else Listener(pool, self._bell)
 
     async def _run(self, talk: Callable[..., Steps[T]], *arguments: object) -> T:
+        result, endings = await self._write(talk, *arguments)
+        await self._part(endings)
+        return result
+
+    async def _write(
+        self, talk: Callable[..., Steps[T]], *arguments: object
+    ) -> tuple[T, list[int]]:
+        """Also the ends of parents that their children are to be told of."""
         pool, store = self._opened()
 
         def begin() -> Steps[T]:
@@ -295,20 +305,19 @@ class PostgresEngine:
 
         with told_in_part(lambda: store.duties.is_in_part):
             result = await pool.run(begin)
-        endings = store.duties.committed + store.duties.endings
-        if endings:
-            await self._part(endings)
-            self._bell.ring()
-        return result
+        return result, store.duties.committed + store.duties.endings
 
-    async def _part(self, endings: Sequence[int]) -> None:
-        """Tell the children of what ended, and theirs in turn. What is not told here the recount
-        will tell: the call itself has succeeded."""
+    async def _part(self, endings: list[int]) -> None:
+        """Tell the children of what ended, the first to end first, and theirs in turn. What is
+        not told here the reaper will tell: the call itself has succeeded."""
         with contextlib.suppress(EngineError):
-            for start in range(0, len(endings), edges.STEP):
-                told = endings[start : start + edges.STEP]
-                while await self._run(edges.release, told):
-                    pass
+            while endings:
+                told, endings = endings[: edges.STEP], endings[edges.STEP :]
+                is_left = True
+                while is_left:
+                    is_left, further = await self._write(edges.release, told)
+                    endings += further
+                    self._bell.ring()
 
     async def _sort(self, number: int) -> None:
         """Each step is a transaction of its own; if it ends here the next lease goes on with it."""

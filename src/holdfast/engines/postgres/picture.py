@@ -165,6 +165,8 @@ class Picture:
         kept = self.holders.get(holder)
         if kept is None or kept.after.state is not State.WAITING:
             return
+        if not admission.gives_way(kept.after, new):
+            return
         if new.key_policy == "replace":
             change = lifecycle.replace_waiting(kept.after, new, self.now)
         else:

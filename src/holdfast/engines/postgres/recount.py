@@ -38,8 +38,13 @@ def recount(store: Store, rounds: Rounds, limit: int) -> Steps[int]:
     ((count, queue, group),) = yield Ask(_GROUPS, groups, alone=True)
     mended += count
     rounds.group = (0, "") if queue is None else (queue, group)
-    untold = yield Ask(_UNTOLD, (store.ns, limit), alone=True)
+    left = yield from untold(store, limit)
     yield Ask(_PRUNE, (store.ns, store.given_ms, limit), alone=True)
-    rounds.untold = len(untold)
-    store.duties.endings += [row[0] for row in untold]
-    return mended + len(untold)
+    rounds.untold = len(left)
+    store.duties.endings += left
+    return mended + len(left)
+
+
+def untold(store: Store, limit: int) -> Steps[list[int]]:
+    """Ends of parents whose children should know by now: whoever had to tell them is gone."""
+    return [row[0] for row in (yield Ask(_UNTOLD, (store.ns, limit), alone=True))]

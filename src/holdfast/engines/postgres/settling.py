@@ -96,8 +96,8 @@ def _complete(store: Store, ordered: Sequence[Settlement]) -> Steps[Collection[s
 
 def _complete_flow(store: Store, left: Sequence[Settlement]) -> Steps[Collection[str]]:
     """Most ends need nobody else held. In a caller's transaction they would be held before."""
-    light = [one for one in left if _is_light(store, one)]
-    heavy = [one for one in left if not _is_light(store, one)]
+    # All in one statement or the other: children hear of the ends in the order of arrival.
+    light, heavy = (left, []) if all(_is_light(store, one) for one in left) else ([], left)
     done: set[str] = set()
     if light:
         is_grouped = any(one.lease.job.group is not None for one in light)
@@ -183,8 +183,6 @@ def _settle_carefully(store: Store, settlements: Sequence[Settlement]) -> Steps[
         outcome = _judge(current, settlement, picture)
         outcomes.append(outcome or Outcome.SETTLED)
         if outcome is None and current is not None:
-            # Children hear of the ends in the order in which they came about.
-            del kept[settlement.lease.id]
             kept[settlement.lease.id] = _apply(current, settlement, picture)
             _take_note(notes, current.before.seq, settlement.note)
     # The new ones first: a job that ends here may be one that they wait for.

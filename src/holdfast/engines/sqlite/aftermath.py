@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
-
 from holdfast.core.model import State
 
 LaneName = tuple[int, str, str, int]
@@ -15,8 +13,8 @@ class Aftermath:
     def __init__(self) -> None:
         self.lanes: set[int] = set()
         """Whose first job may be another one now."""
-        self.ended: deque[tuple[str, State | None]] = deque()
-        """Jobs with children, and how they ended; None is a job that was deleted before."""
+        self.ended: list[tuple[int, str, State | None]] = []
+        """Jobs with children, by seq, and how they ended; None is a job that was deleted before."""
         self.parted = 0
         self.freed: dict[int, int] = {}
         """Lanes of which leases are over, and how many."""

@@ -45,7 +45,7 @@ def complete_many(unit: Unit, settlements: Sequence[Settlement]) -> dict[int, Ou
             if bits & FLOW_GROUP:
                 exposed[queue_id, group] = None
             if bits & FLOW_CHILDREN:
-                aftermath.ended.append((id_, State.DONE))
+                aftermath.ended.append((seq, id_, State.DONE))
         elif state != rows.DONE and seq not in values:
             continue
         known[place] = Outcome.SETTLED

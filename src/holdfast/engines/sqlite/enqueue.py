@@ -178,7 +178,7 @@ def _meet(unit: Unit, holder: str, new: NewJob, queue: Queue) -> None:
     if row is None or row[rows.STATE] != rows.WAITING or new.key_policy == "keep":
         return
     job = rows.job_of(unit, row)
-    if job is None:
+    if job is None or not admission.gives_way(job, new):
         return
     if new.key_policy == "replace":
         change = lifecycle.replace_waiting(job, new, unit.now)

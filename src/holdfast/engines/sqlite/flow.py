@@ -7,6 +7,7 @@ are the only other writers, and use the parts. Plain jobs pass without any of th
 from __future__ import annotations
 
 from functools import lru_cache
+from operator import itemgetter
 
 from msgspec.structs import replace
 
@@ -55,7 +56,7 @@ def keep(unit: Unit, row: Row, before: Job, change: Change, note: Note | None = 
     if stand.lane is not None and job.state is State.WAITING:
         aftermath.lanes.add(stand.lane)
     if stand.flow & FLOW_CHILDREN and job.state.finished and not before.state.finished:
-        aftermath.ended.append((job.id, job.state))
+        aftermath.ended.append((row[rows.SEQ], job.id, job.state))
 
 
 def remove(unit: Unit, row: Row) -> None:
@@ -75,7 +76,7 @@ def remove(unit: Unit, row: Row) -> None:
         if state.finished:
             edges.forsake(unit, row[rows.ID])
         else:
-            aftermath.ended.append((row[rows.ID], None))
+            aftermath.ended.append((row[rows.SEQ], row[rows.ID], None))
 
 
 def aftermath_of(unit: Unit) -> Aftermath:
@@ -88,8 +89,10 @@ def aftermath_of(unit: Unit) -> Aftermath:
 def settle_up(unit: Unit) -> None:
     """Before the commit: children are judged, slots given back, lanes told who is first."""
     aftermath = aftermath_of(unit)
+    # Of those that ended together the oldest is told of first, and its children end first.
+    aftermath.ended.sort(key=itemgetter(0))
     while aftermath.ended and aftermath.parted < limits.CASCADE_MAX:
-        ended = dict(aftermath.ended)
+        ended = {id_: state for _, id_, state in aftermath.ended}
         aftermath.ended.clear()
         _part(unit, aftermath, ended)
     if aftermath.freed:

@@ -106,7 +106,7 @@ def mend(unit: Unit, found: Suspects) -> int:
         groups.refresh(unit, aftermath, *group)
         mended += unit.connection.total_changes() > before
     for parent, ended in found.parents.items():
-        aftermath.ended.append((parent, ended))
+        aftermath.ended.append((0, parent, ended))
         mended += 1
     strays = relane.strays(unit, found.strays)
     relane.relane(unit, aftermath, strays)

@@ -21,6 +21,7 @@ from holdfast.core.model import (
     Status,
 )
 from holdfast.core.verdict import (
+    Amendment,
     Bury,
     BuryWaiting,
     Cancel,
@@ -31,6 +32,7 @@ from holdfast.core.verdict import (
     Outcome,
     Release,
     Retry,
+    Settlement,
     Verdict,
 )
 from holdfast.testing.contract.making import (
@@ -192,12 +194,53 @@ class Depending:
         assert await twin.waits("d") == Waits(parents=("b",), parent_count=1)
         assert await work_off(twin) == ["x", "c", "e"]
 
-    async def test_the_first_to_end_is_the_one_that_is_named(self, twin: Twin) -> None:
+    async def test_the_oldest_that_ended_is_the_one_that_is_named(self, twin: Twin) -> None:
         await twin.enqueue([*jobs("pq"), after("a", "p", "q"), after("b", "q", "p")])
         assert await twin.amend(JobFilter(ids=("q", "p")), Cancel()) == 2
         for id_ in "ab":
             (event,) = (await twin.the(id_)).events
             assert event.text == "parent p is cancelled"
+
+    @pytest.mark.parametrize("act", [Cancel(), Delete()], ids=["cancel", "delete"])
+    async def test_down_the_line_the_first_that_ended_is_named(
+        self, twin: Twin, act: Amendment
+    ) -> None:
+        """Children are told of the oldest first, those who arrived first before the others: so
+        they end in the order of their parents, which is not that of their own arrival."""
+        await twin.enqueue(
+            [
+                *jobs("pqr"),
+                after("a", "r"),
+                after("b", "q", "r"),
+                after("c", "p"),
+                after("d", "p", "q"),
+                after("e", "a", "b", "c", "d"),
+                after("f", "b", "a"),
+                after("g", "a", "b", "d"),
+                after("h", "c", "r"),
+                after("i", "f", "h", "e"),
+                after("j", "g", "f"),
+            ]
+        )
+        assert await twin.amend(JobFilter(ids=("r", "q", "p")), act) == 3
+        named = {}
+        for id_ in "abcdefghij":
+            (event,) = (await twin.the(id_)).events
+            named[id_] = event.text.split()[1]
+        assert named == dict(zip("abcdefghij", "rqppcbdrhg", strict=True))
+
+    @pytest.mark.parametrize("verdict", [Complete(), Bury()], ids=["complete", "bury"])
+    @pytest.mark.parametrize("group", [None, "g"])
+    async def test_of_parents_settled_together_the_oldest_is_named(
+        self, twin: Twin, verdict: Verdict, group: str | None
+    ) -> None:
+        parents = [a_job("p", group=group), a_job("q")]
+        after_on = "death" if isinstance(verdict, Complete) else "success"
+        await twin.enqueue([*parents, after("a", "q", "p", after_on=after_on)])
+        p, q = [await lease_one(twin) for _ in range(2)]
+        await twin.settle([Settlement(lease=lease, verdict=verdict) for lease in (q, p)])
+        (event,) = (await twin.the("a")).events
+        assert event.text.split()[:2] == ["parent", "p"]
 
     async def test_parents_and_children_in_one_act(self, twin: Twin) -> None:
         """Each is what the person made of it; only then the children are judged."""

@@ -155,6 +155,14 @@ class Keys:
         job = await twin.the("a")
         assert (job.payload, job.version, job.events) == (b'{"a":1}', 1, ())
 
+    async def test_nothing_is_merged_into_a_job_of_another_task(self, twin: Twin) -> None:
+        await twin.enqueue([a_job("a", task="command", key="k", payload=b'{"a":1}')])
+        later = a_job("b", task="mail", key="k", key_policy="merge", payload=b'{"a":2}')
+        (receipt,) = await twin.enqueue([later])
+        assert receipt == Receipt(id="a", status=Status.DUPLICATE)
+        job = await twin.the("a")
+        assert (job.payload, job.task, job.version) == (b'{"a":1}', "command", 1)
+
     @pytest.mark.parametrize("policy", ["replace", "merge"])
     async def test_a_leased_or_finished_holder_is_left_alone(
         self, twin: Twin, policy: KeyPolicy

@@ -15,13 +15,13 @@ import msgspec
 from msgspec.structs import replace
 
 from holdfast.backoffs import show_backoff
-from holdfast.cli.views import COMMAND, WEBHOOK
 from holdfast.config import Settings
 from holdfast.core import codec
 from holdfast.core.model import NewJob
 from holdfast.durations import show_ms
 from holdfast.errors import InvalidJob
 from holdfast.options import JobOptions, new_id, new_job
+from holdfast.views.values import COMMAND, WEBHOOK
 
 
 class Line(msgspec.Struct, forbid_unknown_fields=True):
@@ -67,7 +67,8 @@ class _Command(msgspec.Struct, omit_defaults=True):
 
 
 FIELDS = Line.__struct_fields__
-_OWN = ("id", "key", "labels", "headers", "after")
+# These stay as they are written; what the others mean is the same for many jobs.
+_OWN = ("id", "key", "tenant", "group", "priority", "labels", "headers", "after")
 _SHAPE = tuple(name for name in FIELDS if name in JobOptions.__annotations__ and name not in _OWN)
 # A job that says one of these by itself does not take the other from the flags or settings.
 _INSTEAD = {
@@ -190,21 +191,37 @@ def _content(line: Line) -> tuple[str, bytes]:
         except UnicodeError:
             raise InvalidJob("the command is not UTF-8") from None
     if line.task is None:
-        raise InvalidJob('it has neither a "command" nor a "task": give one, or -- and a command')
+        raise InvalidJob('it has neither a "command" nor a "task": give one of them')
     if line.cwd is not None or line.env is not None:
         raise InvalidJob("cwd and env are for commands: a task has a payload")
-    if isinstance(line.payload, msgspec.UnsetType):
-        return line.task, b"null"
-    raw = bytes(line.payload)
-    try:
-        value = _check_json(raw)
-    except (msgspec.DecodeError, ValueError, RecursionError) as error:
-        raise InvalidJob(f"the payload cannot be read as JSON: {error}") from None
     if line.content_type is not None and line.content_type != codec.JSON:
-        if not isinstance(value, str):
-            raise InvalidJob(f"a payload of type {line.content_type} is given as a text")
-        return line.task, value.encode()
-    return line.task, raw
+        return line.task, _text(line.payload, line.content_type)
+    return line.task, json_of(line.payload)
+
+
+def json_of(value: msgspec.Raw | msgspec.UnsetType, what: str = "payload") -> bytes:
+    """The bytes of JSON, which were not looked at when the line was read."""
+    if isinstance(value, msgspec.UnsetType):
+        return b"null"
+    raw = bytes(value)
+    _read(raw, what)
+    return raw
+
+
+def _text(payload: msgspec.Raw | msgspec.UnsetType, content_type: str) -> bytes:
+    if isinstance(payload, msgspec.UnsetType):
+        return b"null"
+    value = _read(bytes(payload))
+    if not isinstance(value, str):
+        raise InvalidJob(f"a payload of type {content_type} is given as a text")
+    return value.encode()
+
+
+def _read(raw: bytes, what: str = "payload") -> Any:
+    try:
+        return _check_json(raw)
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:
+        raise InvalidJob(f"the {what} cannot be read as JSON: {error}") from None
 
 
 def _hook(url: str, body: msgspec.Raw | msgspec.UnsetType) -> msgspec.Raw:

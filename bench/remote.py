@@ -1,0 +1,74 @@
+"""Clients of a server, each a process: `python -m bench.remote ROLE PLACE ARGUMENT`.
+
+They use the remote engine as a program does, and say in lines of JSON what they did.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from typing import Any
+
+import msgspec
+import uuid_utils
+
+from bench.subject import HoldfastSubject
+from holdfast.core.model import LeaseRequest
+from holdfast.engines.remote import RemoteEngine
+from holdfast.engines.url import open_engine
+
+BATCH = 100
+
+
+async def cycle(engine: RemoteEngine, seconds: float) -> None:
+    """Each time it is told to, enqueue, lease and settle in hundreds; how many were finished."""
+    subject = HoldfastSubject(engine, queue="cycle")
+    _say("ready")
+    while await asyncio.to_thread(sys.stdin.readline):
+        end = time.monotonic() + seconds
+        done = 0
+        while time.monotonic() < end:
+            jobs = [msgspec.structs.replace(job, id=_new_id()) for job in subject.make(BATCH)]
+            await subject.enqueue(jobs)
+            leases = await subject.lease(BATCH)
+            await subject.settle(leases)
+            done += len(leases)
+        _say(done)
+
+
+async def waker(engine: RemoteEngine, times: float) -> None:
+    """Wait for one job after the other, say when each was in hand, by a clock all share."""
+    subject = HoldfastSubject(engine, queue="wake")
+    request = LeaseRequest(queues=("wake",), worker="waker", wait_ms=60_000)
+    _say("ready")
+    for _ in range(int(times)):
+        leases = await engine.lease(request)
+        at = time.monotonic_ns()
+        await subject.settle(leases)
+        _say(at)
+
+
+def _new_id() -> str:
+    """One that no other process makes."""
+    return str(uuid_utils.uuid7())
+
+
+def _say(value: Any) -> None:
+    print(msgspec.json.encode(value).decode(), flush=True)
+
+
+async def main(role: str, place: str, argument: str) -> None:
+    engine = open_engine(place)
+    assert isinstance(engine, RemoteEngine)
+    await engine.open()
+    try:
+        await {"cycle": cycle, "waker": waker}[role](engine, float(argument))
+    finally:
+        await engine.close()
+
+
+if __name__ == "__main__":
+    import uvloop
+
+    uvloop.run(main(*sys.argv[1:]))

@@ -1,0 +1,306 @@
+"""The benchmark `server`: requests beside a bare framework's, batches beside the embedded engine.
+
+Each pair is measured in turns, so that a slow second of a shared machine hurts both alike. The
+load comes from processes of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import random
+import re
+import statistics
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from bench.load import Load, Order
+from bench.report import Report
+from bench.stores import syncs_per_second
+from bench.subject import PAYLOAD, TASK, HoldfastSubject
+from bench.together import percentile
+from holdfast.core.model import Queue
+from holdfast.engines.remote import RemoteEngine
+from holdfast.engines.sqlite import SQLiteEngine
+from holdfast.engines.url import open_engine
+
+REQUEST_GOAL = 0.5
+BATCH_GOAL = 0.5
+CYCLE_RATE_MIN = 10_000
+WAKE_MS_MAX = 20
+CLIENTS = 4
+BATCH = 100
+ROOT = Path(__file__).resolve().parent.parent
+SERVE = "from holdfast.cli import main; main()"
+
+Tell = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sizes:
+    """How much is measured; the goals are meant for the default."""
+
+    turns: int = 7
+    turn_s: float = 2.0
+    connections: int = 200
+    wake_ups: int = 500
+
+
+QUICK = Sizes(turns=2, turn_s=0.5, wake_ups=40)
+
+
+async def run(sizes: Sizes, tell: Tell) -> Report:
+    """On SQLite with full durability, in a temporary directory that is gone afterwards."""
+    report = Report("server")
+    async with contextlib.AsyncExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="holdfast-bench-")))
+        url = f"sqlite:///{folder / 'served.db'}"
+        line = ("-c", SERVE, "serve", "--url", url, "--port", "0", "--json", "--no-upkeep")
+        report.section("the disk: 4 KB written and synced, one after the other")
+        report.rate("disk", "sync", syncs_per_second(folder, seconds=0.5), unit="syncs/s")
+        server = await stack.enter_async_context(_process(*line, quiet=True))
+        place = (await server.read())["server"]
+        echo = await stack.enter_async_context(_process("-m", "bench.echo"))
+        load = await stack.enter_async_context(_process("-m", "bench.load"))
+        await _declare(place)
+        bench = _Bench(sizes, report, tell, place, load)
+        await bench.requests(await echo.read())
+        await bench.batches(folder / "embedded.db")
+        await bench.cycle()
+        await bench.wake_ups()
+    return report
+
+
+class _Process:
+    """Speaks in lines of JSON, both ways."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self._process = process
+
+    async def read(self) -> Any:
+        assert self._process.stdout is not None
+        line = await self._process.stdout.readline()
+        if not line:
+            raise RuntimeError("a process of the benchmark ended early")
+        return msgspec.json.decode(line)
+
+    async def ask(self, value: Any) -> Any:
+        self.tell(value)
+        return await self.read()
+
+    def tell(self, value: Any) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(msgspec.json.encode(value) + b"\n")
+
+
+@contextlib.asynccontextmanager
+async def _process(*line: str, quiet: bool = False) -> AsyncIterator[_Process]:
+    """Ended with the block. A server that sees queues grow and grow has much to say about it."""
+    kept = {name: text for name, text in os.environ.items() if not name.startswith("HOLDFAST_")}
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        *line,
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.DEVNULL if quiet else None,
+        env={**kept, "PYTHONPATH": str(ROOT)},
+        limit=64 * 1024 * 1024,
+    )
+    try:
+        yield _Process(process)
+    finally:
+        if process.returncode is None:
+            process.terminate()
+            try:
+                await asyncio.wait_for(process.wait(), 15)
+            except TimeoutError:
+                process.kill()
+                await process.wait()
+
+
+class _Bench:
+    def __init__(
+        self, sizes: Sizes, report: Report, tell: Tell, place: str, load: _Process
+    ) -> None:
+        self._sizes = sizes
+        self._report = report
+        self._tell = tell
+        self._place = place
+        self._port = int(place.rpartition(":")[2])
+        self._load = load
+
+    async def requests(self, echo: int) -> None:
+        sizes = self._sizes
+        self._report.section(
+            f"single jobs: one request each, {sizes.connections} connections; "
+            "the reference is the bare framework, which only says again what it was told"
+        )
+        body = _jobs(1)
+        ours, theirs, waits = [], [], []
+        for turn in range(-1, sizes.turns):
+            self._tell(f"requests, turn {max(turn, 0) + 1} of {sizes.turns}")
+            bare = await self._loaded(echo, "/echo", body, sizes.connections)
+            real = await self._loaded(self._port, "/v1/queues/single/jobs", body, sizes.connections)
+            if turn >= 0:
+                theirs.append(bare.answers / bare.seconds)
+                ours.append(real.answers / real.seconds)
+                waits += real.waits_ms
+        self._report.rate(
+            "sqlite",
+            "enqueue, durable",
+            statistics.median(ours),
+            unit="requests/s",
+            reference=statistics.median(theirs),
+            goal=REQUEST_GOAL,
+        )
+        for part in (50, 99):
+            value = percentile(sorted(waits), part / 100)
+            self._report.cost("sqlite", f"answer, p{part}", value, unit="ms")
+        size = await asyncio.to_thread(_commit_size, self._place)
+        if size is not None:
+            self._report.rate("sqlite", "jobs in a transaction", size, unit="jobs")
+
+    async def batches(self, path: Path) -> None:
+        sizes = self._sizes
+        self._report.section(
+            f"batches of {BATCH}, {CLIENTS} connections; the reference is the embedded engine, "
+            "enqueueing batches of as many one after the other"
+        )
+        engine = SQLiteEngine(path)
+        await engine.open()
+        body = _jobs(BATCH)
+        ours, theirs = [], []
+        for turn in range(-1, sizes.turns):
+            self._tell(f"batches, turn {max(turn, 0) + 1} of {sizes.turns}")
+            embedded = await _embedded(HoldfastSubject(engine), sizes.turn_s)
+            real = await self._loaded(self._port, "/v1/queues/batch/jobs", body, CLIENTS)
+            if turn >= 0:
+                theirs.append(embedded)
+                ours.append(real.answers * BATCH / real.seconds)
+        await engine.close()
+        self._report.rate(
+            "sqlite",
+            f"enqueue, {BATCH} in a request",
+            statistics.median(ours),
+            unit="jobs/s",
+            reference=statistics.median(theirs),
+            goal=BATCH_GOAL,
+        )
+
+    async def cycle(self) -> None:
+        sizes = self._sizes
+        self._report.section(
+            f"the remote engine, {CLIENTS} processes: enqueue, lease and settle in hundreds; "
+            "the reference is the rate that is wanted"
+        )
+        self._tell("the full cycle")
+        async with contextlib.AsyncExitStack() as stack:
+            line = ("-m", "bench.remote", "cycle", self._place, str(sizes.turn_s))
+            clients = [await stack.enter_async_context(_process(*line)) for _ in range(CLIENTS)]
+            for client in clients:
+                await client.read()
+            rates = [await self._cycled(clients) for _ in range(-1, sizes.turns)]
+        self._report.rate(
+            "sqlite",
+            "full cycle",
+            statistics.median(rates[1:]),
+            unit="jobs/s",
+            reference=CYCLE_RATE_MIN,
+            goal=1,
+        )
+
+    async def _cycled(self, clients: list[_Process]) -> float:
+        started = time.monotonic()
+        for client in clients:
+            client.tell("go")
+        done: int = sum([await client.read() for client in clients])
+        return done / (time.monotonic() - started)
+
+    async def wake_ups(self) -> None:
+        self._report.section(
+            "the remote engine: enqueue in one process until leased in another that waits; "
+            "the reference is the bound"
+        )
+        self._tell("wake-ups")
+        times = self._sizes.wake_ups
+        waits = []
+        engine = open_engine(self._place)
+        assert isinstance(engine, RemoteEngine)
+        await engine.open()
+        subject = HoldfastSubject(engine, queue="wake")
+        async with _process("-m", "bench.remote", "waker", self._place, str(times)) as waker:
+            await waker.read()
+            for job in subject.make(times):
+                await asyncio.sleep(random.uniform(0.01, 0.03))
+                started = time.monotonic_ns()
+                await subject.enqueue([msgspec.structs.replace(job, id=f"wake-{job.id}")])
+                waits.append((await waker.read() - started) / 1e6)
+        await engine.close()
+        waits.sort()
+        self._report.cost("sqlite", "wake-up, p50", percentile(waits, 0.5), unit="ms")
+        self._report.cost(
+            "sqlite",
+            "wake-up, p99",
+            percentile(waits, 0.99),
+            unit="ms",
+            reference=WAKE_MS_MAX,
+            goal=1,
+        )
+
+    async def _loaded(self, port: int, path: str, body: str, connections: int) -> Load:
+        order = Order(
+            port=port,
+            path=path,
+            body=body,
+            connections=connections,
+            seconds=self._sizes.turn_s,
+        )
+        done = msgspec.convert(await self._load.ask(order), Load)
+        assert done.answers, "nothing was answered"
+        assert not done.failures, f"{done.failures} of {done.answers} requests failed"
+        return done
+
+
+async def _declare(place: str) -> None:
+    engine = open_engine(place)
+    await engine.open()
+    for name in ("single", "batch", "cycle", "wake"):
+        await engine.declare(Queue(name=name))
+    await engine.close()
+
+
+async def _embedded(subject: HoldfastSubject, seconds: float) -> float:
+    """Jobs enqueued in a second."""
+    count, took = 0, 0.0
+    while took < seconds:
+        batches = [subject.make(BATCH) for _ in range(20)]
+        started = time.perf_counter()
+        for batch in batches:
+            await subject.enqueue(batch)
+        took += time.perf_counter() - started
+        count += len(batches) * BATCH
+    return count / took
+
+
+def _jobs(count: int) -> str:
+    """As large as elsewhere, in the JSON of the API."""
+    job = {"task": TASK, "payload": {"text": PAYLOAD[32:126].decode() * 2 + "x" * 56}}
+    return msgspec.json.encode({"jobs": [job] * count}).decode()
+
+
+def _commit_size(place: str) -> float | None:
+    """The mean number of jobs in a transaction, as the server counts it."""
+    with urllib.request.urlopen(f"{place}/metrics", timeout=10) as answer:
+        text = answer.read().decode()
+    name = r'holdfast_commit_batch_jobs_{}\{{verb="enqueue"\}} (\S+)'
+    total, count = (re.search(name.format(part), text) for part in ("sum", "count"))
+    return float(total[1]) / float(count[1]) if total and count and float(count[1]) else None

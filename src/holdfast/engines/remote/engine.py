@@ -1,0 +1,343 @@
+"""Another Holdfast as an engine: every verb is one request to its server.
+
+It holds nothing and decides nothing. What is safe to repeat is repeated while the server is away;
+a lease that was being waited for when the caller left is let go by the server.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import ssl
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+from msgspec.structs import replace
+
+from holdfast.core import checks
+from holdfast.core.flow import Flow, Waits
+from holdfast.core.model import (
+    Job,
+    JobFilter,
+    Lease,
+    LeaseRequest,
+    NewJob,
+    Page,
+    Queue,
+    QueueView,
+    Receipt,
+    Record,
+    Renewal,
+    Tally,
+    TallyBy,
+)
+from holdfast.core.verdict import Amendment, Outcome, Release, Settlement
+from holdfast.engines import verbs
+from holdfast.engines.base import ANY, Examination, Expired, Known, Overdue, Saved, Traits
+from holdfast.engines.remote import unfit
+from holdfast.engines.remote.client import ANSWER_S, Client, NotTaken
+from holdfast.errors import (
+    ConfigError,
+    EngineClosed,
+    Forbidden,
+    HoldfastError,
+    OutcomeUnknown,
+    Unsupported,
+    UsageError,
+)
+
+_log = logging.getLogger("holdfast.remote")
+
+_WAIT_S_ONE = 20.0
+"""The longest wait of one request: what lies between may cut off a silent one."""
+_OPEN_PATIENCE_S = 3.0
+_RENEW_S = 5.0
+"""A renewal that hangs is worth a new connection sooner than anything else."""
+_PAUSE_S = 0.5
+_CURSOR_MAX = 10**400 - 1
+
+_UNSEEN = Traits(
+    name="remote", durable=True, shared=True, groups=True, dependencies=True, rates=True
+)
+
+
+class RemoteEngine:
+    """See `Engine`. `place` is the server's address. `namespace` is for a token that may choose;
+    `ca` is a file of certificates to trust instead of the system's, `cert` one with a certificate
+    to show and its key."""
+
+    def __init__(
+        self,
+        place: str,
+        *,
+        token: str | None = None,
+        namespace: str | None = None,
+        ca: str | None = None,
+        cert: str | None = None,
+    ) -> None:
+        self.place = place
+        self._headers: dict[str, str] = {}
+        if token is not None:
+            self._headers["authorization"] = f"Bearer {token}"
+        if namespace is not None:
+            self._headers["holdfast-namespace"] = namespace
+        self._ca = ca
+        self._cert = cert
+        self._client: Client | None = None
+        self._traits = _UNSEEN
+        self._releases: set[asyncio.Task[None]] = set()
+
+    @property
+    def traits(self) -> Traits:
+        """Those of the server's engine. Through the server it is shared, whatever it is."""
+        return self._traits
+
+    async def open(self) -> None:
+        if self._client is not None:
+            return
+        client = Client(self.place, headers=self._headers, tls=self._tls())
+        try:
+            about = await client.about(patience_s=_OPEN_PATIENCE_S)
+        except BaseException:
+            client.close()
+            raise
+        self._traits = replace(about.traits, name="remote", shared=True, transactional=False)
+        self._client = client
+
+    async def close(self) -> None:
+        while self._releases:
+            await asyncio.wait(self._releases)
+        client, self._client = self._client, None
+        if client is not None:
+            client.close()
+
+    async def examine(self, *, deep: bool = False) -> Examination:
+        """By the server, of its store: for whoever may ask for that. The time is for everybody."""
+        try:
+            found: Examination = await self._call("examine", verbs.Examine(deep))
+        except (Forbidden, Unsupported):
+            return Examination(now=(await self._opened.about()).now)
+        return found
+
+    async def ask(self, method: str, path: str, body: bytes = b"") -> bytes:
+        """What only a server has, and is no verb of an engine: in JSON."""
+        return await self._opened.ask(method, path, body)
+
+    async def declare(self, queue: Queue, *, instead_of: Known = ANY) -> bool:
+        checks.check_queue(queue)
+        known = msgspec.UNSET if instead_of is ANY else instead_of
+        written: bool = await self._call("declare", verbs.Declare(queue, known))
+        return written
+
+    async def drop(self, name: str) -> None:
+        await self._called("drop", verbs.Drop(name))
+
+    async def queues(self, *, counts: bool = True) -> list[QueueView]:
+        views: list[QueueView] = await self._call("queues", verbs.Queues(counts))
+        return views
+
+    async def enqueue(self, jobs: Sequence[NewJob]) -> list[Receipt]:
+        checks.check_batch(len(jobs))
+        receipts: list[Receipt] = await self._fitting("enqueue", verbs.Enqueue, jobs, unfit.jobs)
+        return receipts
+
+    async def lease(self, request: LeaseRequest) -> list[Lease]:
+        """A wait goes on through an outage; what it met last is told at its end."""
+        checks.check_request(request)
+        loop = asyncio.get_running_loop()
+        end = loop.time() + request.wait_ms / 1000
+        client = self._opened
+
+        def asking() -> verbs.LeaseCall:
+            wait_s = min(max(end - loop.time(), 0.0), _WAIT_S_ONE)
+            return verbs.LeaseCall(replace(request, wait_ms=round(wait_s * 1000)))
+
+        while True:
+            asked = loop.time()
+            try:
+                leases: list[Lease] = await client.call(
+                    "lease",
+                    asking,
+                    answer_s=ANSWER_S + _WAIT_S_ONE,
+                    until=end if request.wait_ms else None,
+                    unheard=self._let_go,
+                )
+            except (EngineClosed, OutcomeUnknown):
+                if self._client is client:
+                    raise
+                return []
+            now = loop.time()
+            if leases or now >= end or self._client is not client:
+                return leases
+            if now - asked < min(end - asked, _WAIT_S_ONE) / 2:
+                # One that is ending may answer every wait at once.
+                await asyncio.sleep(min(random.uniform(0, _PAUSE_S), end - now))
+
+    async def renew(self, renewals: Sequence[Renewal]) -> list[Lease | None]:
+        checks.check_renewals(renewals)
+        answers: list[Lease | None] = await self._fitting(
+            "renew", _carried_renewals, renewals, unfit.renewals
+        )
+        return answers
+
+    async def settle(self, settlements: Sequence[Settlement]) -> list[Outcome]:
+        checks.check_batch(len(settlements))
+        outcomes: list[Outcome] = await self._fitting(
+            "settle", _carried_settlements, settlements, unfit.settlements
+        )
+        return outcomes
+
+    async def overdue(self, limit: int) -> Overdue:
+        found: Overdue = await self._call("overdue", verbs.Bounded(limit))
+        return found
+
+    async def expired(self, limit: int) -> Expired:
+        found: Expired = await self._call("expired", verbs.Bounded(limit))
+        return found
+
+    async def finished(self, limit: int) -> list[Job]:
+        jobs: list[Job] = await self._call("finished", verbs.Bounded(limit))
+        return jobs
+
+    async def recount(self, limit: int) -> int:
+        count: int = await self._call("recount", verbs.Bounded(limit))
+        return count
+
+    async def flow(self, queue: str, *, limit: int) -> Flow:
+        flow: Flow = await self._call("flow", verbs.FlowCall(queue, limit))
+        return flow
+
+    async def waits(self, id: str) -> Waits | None:
+        waits: Waits | None = await self._called("waits", verbs.One(id))
+        return waits
+
+    async def get(self, id: str) -> Job | None:
+        job: Job | None = await self._called("get", verbs.One(id))
+        return job
+
+    async def find(self, wanted: JobFilter, *, limit: int, after: int | None = None) -> Page:
+        checks.check_page(limit)
+        given: object = after
+        if not isinstance(given, int | None) or abs(after or 0) > _CURSOR_MAX:
+            raise UsageError(f"after {str(given)[:100]!r} is no cursor of this engine")
+        checks.check_filter(wanted)
+        jobs: list[Job] = []
+        cursor = None if after is None else str(int(after))
+        while True:
+            # A server says less at a time than could be too much.
+            found: verbs.Found = await self._call(
+                "find", verbs.Find(wanted, limit - len(jobs), cursor)
+            )
+            jobs += found.jobs
+            cursor = found.after
+            if cursor is None or len(jobs) >= limit:
+                return Page(jobs=tuple(jobs), after=verbs.number_of(cursor))
+
+    async def tally(self, wanted: JobFilter, by: TallyBy, *, limit: int) -> list[Tally]:
+        checks.check_page(limit)
+        checks.check_filter(wanted)
+        tallies: list[Tally] = await self._call("tally", verbs.TallyCall(wanted, by, limit))
+        return tallies
+
+    async def amend(self, wanted: JobFilter, amendment: Amendment, *, limit: int) -> int:
+        checks.check_page(limit)
+        checks.check_filter(wanted)
+        checks.check_amendment(amendment)
+        carried = verbs.Amend(wanted, amendment, limit)
+        try:
+            count: int = await self._call("amend", carried)
+        except NotTaken:
+            count = await self._call("amend", unfit.worded(carried))
+        return count
+
+    async def load(self, kind: str, *, after: str | None = None, limit: int) -> list[Record]:
+        checks.check_load(kind, after, limit)
+        records: list[Record] = await self._call("load", verbs.Load(kind, limit, after))
+        return records
+
+    async def save(self, records: Sequence[Record]) -> list[Saved]:
+        checks.check_batch(len(records))
+        for record in records:
+            checks.check_record(record)
+        saved: list[Saved] = await self._call("save", verbs.Save(list(records)))
+        return saved
+
+    @property
+    def _opened(self) -> Client:
+        if self._client is None:
+            raise EngineClosed("the engine is not open")
+        return self._client
+
+    async def _call(self, verb: str, carried: Any) -> Any:
+        answer_s = _RENEW_S if verb == "renew" else ANSWER_S
+        return await self._opened.call(verb, carried, answer_s=answer_s)
+
+    async def _called(self, verb: str, carried: Any) -> Any:
+        """What a name stands for; one that cannot even be sent stands for nothing."""
+        try:
+            return await self._call(verb, carried)
+        except NotTaken:
+            return None
+
+    async def _fitting(
+        self,
+        verb: str,
+        carry: Callable[[Sequence[Any]], msgspec.Struct],
+        batch: Sequence[Any],
+        judge: Callable[[Sequence[Any]], dict[int, Any]],
+    ) -> list[Any]:
+        """The answers to a batch. What cannot be sent is judged here and harms no neighbour."""
+        try:
+            answers: list[Any] = await self._call(verb, carry(batch))
+        except NotTaken:
+            judged = judge(batch)
+            rest = [each for place, each in enumerate(batch) if place not in judged]
+            others = iter(await self._call(verb, unfit.worded(carry(rest))) if rest else ())
+            return [judged[at] if at in judged else next(others) for at in range(len(batch))]
+        return answers
+
+    def _tls(self) -> ssl.SSLContext | None:
+        if not self.place.startswith("https:"):
+            if self._ca or self._cert:
+                raise ConfigError("ca= and cert= are for https:// URLs")
+            return None
+        try:
+            context = ssl.create_default_context(cafile=self._ca)
+            if self._cert is not None:
+                context.load_cert_chain(self._cert)
+        except OSError as error:
+            # An error of TLS is one, too.
+            named = " and ".join(filter(None, (self._ca, self._cert)))
+            raise ConfigError(f"{named} cannot be used for TLS: {error}") from None
+        return context
+
+    def _let_go(self, leases: list[Lease]) -> None:
+        """Release what nobody is there to work on; failing that, the leases lapse."""
+        if leases:
+            task = asyncio.create_task(self._release(leases))
+            self._releases.add(task)
+            task.add_done_callback(self._releases.discard)
+
+    async def _release(self, leases: list[Lease]) -> None:
+        released = [
+            Settlement(lease=lease, verdict=Release("the caller left", unstarted=True))
+            for lease in leases
+        ]
+        try:
+            await self.settle(released)
+        except HoldfastError as error:
+            _log.warning("%d leases of a caller that left will lapse: %s", len(leases), error)
+
+
+def _carried_renewals(renewals: Sequence[Renewal]) -> verbs.Renew:
+    return verbs.Renew(
+        [verbs.Renewed(verbs.Held.of(each.lease), each.lease_ms, each.note) for each in renewals]
+    )
+
+
+def _carried_settlements(settlements: Sequence[Settlement]) -> verbs.Settle:
+    return verbs.Settle(
+        [verbs.Settled(verbs.Held.of(each.lease), each.verdict, each.note) for each in settlements]
+    )

@@ -1,0 +1,92 @@
+"""Alerts on their way to a receiver: signed, to where they may go, and nothing told of the URL."""
+
+import hashlib
+import hmac
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast.alerts.telling import Notice
+from holdfast.alerts.webhook import Hook, NotTaken
+from holdfast.errors import ConfigError
+from holdfast.telemetry.notable import Kind
+from tests.worker.receiving import receiving
+from tests.worker.test_webhook import NEW, NOW, OLD, secrets_file, status
+
+NOTICE = Notice(
+    event=Kind.ALERT_RAISED,
+    id="depth/mail/5/raised",
+    namespace="default",
+    rule="depth",
+    severity="critical",
+    about="mail",
+    queue="mail",
+    value=101,
+    threshold=100,
+    unit="jobs",
+    text="101 jobs are ready in queue mail, \x1b[31mred",
+    raised_at="2027-01-15T08:00:00Z",
+)
+
+
+def hook(folder: Path, port: int, *secrets: str, **more: Any) -> Hook:
+    return Hook(
+        f"http://127.0.0.1:{port}/in?token=hidden",
+        secrets_file=secrets_file(folder, *secrets),
+        wall_s=lambda: NOW,
+        **{"allow": ("127.0.0.1/32",), **more},
+    )
+
+
+async def test_what_is_sent(tmp_path: Path) -> None:
+    async with receiving() as receiver:
+        await hook(tmp_path, receiver.port, NEW, OLD).deliver(NOTICE)
+    [got] = receiver.got
+    assert got.line == "POST /in?token=hidden HTTP/1.1"
+    assert json.loads(got.body)["text"] == NOTICE.text
+    assert json.loads(got.body)["event"] == "alert.raised"
+    assert got.headers["content-type"] == "application/json"
+    assert got.headers["holdfast-event"] == "alert.raised"
+    signed = f"{NOW}.".encode() + got.body
+    made = [hmac.new(each.encode(), signed, hashlib.sha256).hexdigest() for each in (NEW, OLD)]
+    assert got.headers["holdfast-signature"] == f"t={NOW},v1={made[0]},v1={made[1]}"
+
+
+@pytest.mark.parametrize("code", [301, 400, 410, 429, 500, 503])
+async def test_whoever_does_not_take_it_is_told_of_without_the_url(
+    tmp_path: Path, code: int
+) -> None:
+    async with receiving() as receiver:
+        receiver.answer = status(code, f"Location: http://127.0.0.1:{receiver.port}/other")
+        with pytest.raises(NotTaken) as caught:
+            await hook(tmp_path, receiver.port).deliver(NOTICE)
+    assert str(caught.value) == f"127.0.0.1 answered HTTP {code}"
+    assert len(receiver.got) == 1, "no redirect is followed"
+
+
+async def test_it_goes_to_public_addresses_unless_told(tmp_path: Path) -> None:
+    async with receiving() as receiver:
+        with pytest.raises(NotTaken, match="--alert-webhook-allow"):
+            await hook(tmp_path, receiver.port, allow=()).deliver(NOTICE)
+    assert receiver.connections == 0
+
+
+@pytest.mark.parametrize(
+    ("url", "given", "says"),
+    [
+        ("https://example.org", {"secrets_file": None}, "--alert-webhook-secrets"),
+        ("ftp://example.org/hidden", {}, "--alert-webhook: the url is not http"),
+        ("https://a:hidden@example.org", {}, "--alert-webhook: the url has a user"),
+        ("https://example.org", {"allow": ("10.0.0.0/99",)}, "--alert-webhook-allow"),
+        ("https://example.org", {"ca_file": "/none"}, "--alert-webhook-ca"),
+        ("https://example.org", {"secrets_file": "/none"}, "cannot be read from /none"),
+    ],
+)
+def test_what_cannot_be_is_told_at_the_start(
+    tmp_path: Path, url: str, given: dict[str, Any], says: str
+) -> None:
+    with pytest.raises(ConfigError, match=says) as caught:
+        Hook(url, **{"secrets_file": secrets_file(tmp_path), **given})
+    assert "hidden" not in str(caught.value)

@@ -1,0 +1,25 @@
+"""Each measurement of the server runs to its end; how fast it was is no test's business."""
+
+from __future__ import annotations
+
+from bench.server import Sizes, run
+
+TINY = Sizes(turns=1, turn_s=0.2, connections=4, wake_ups=3)
+
+
+async def test_everything_is_measured() -> None:
+    told: list[str] = []
+    report = await run(TINY, told.append)
+    found = {result.metric: result for result in report.results}
+    assert set(found) >= {
+        "enqueue, durable",
+        "answer, p50",
+        "answer, p99",
+        "enqueue, 100 in a request",
+        "full cycle",
+        "wake-up, p50",
+        "wake-up, p99",
+    }
+    assert all(result.value > 0 for result in report.results)
+    assert len([result for result in report.results if result.goal is not None]) == 4
+    assert told

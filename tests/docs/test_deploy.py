@@ -1,0 +1,142 @@
+"""What deploy/ and docs/deploying.md tell people to run is there: commands, flags, paths."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import re
+import shlex
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qsl, urlsplit
+
+import msgspec
+import pytest
+
+from holdfast.cli import pages
+from holdfast.server.application import OPERATIONS
+from holdfast.server.settings import PORT
+from tests.docs.test_docs import ROOT
+
+DEPLOY = ROOT / "deploy"
+PAGE = ROOT / "docs" / "deploying.md"
+FILES = [*sorted(path for path in DEPLOY.rglob("*") if path.is_file()), PAGE]
+MANIFESTS = sorted(DEPLOY.rglob("*.yaml"))
+# What is no flag of a command, and is read by the library.
+OWN = {"HOLDFAST_URL", "HOLDFAST_TOKEN", "HOLDFAST_JSON"}
+
+
+def words_of(path: Path) -> Iterator[list[str]]:
+    """Every command line of ours in a file, without the program."""
+    text = path.read_text()
+    for line in re.findall(r"(?m)^ExecStart=(.*)$", text):
+        yield shlex.split(line)[1:]
+    for line in re.findall(r"(?m)^CMD (\[.*\])$", text):
+        yield json.loads(line)
+    for line in re.findall(r"(?m)^ *args: (\[.*\])$", text):
+        yield json.loads(line)
+    for line in re.findall(r"(?:^|[\s`])(?:\./hf|holdfast) ([a-z][^`\n]*)", text):
+        words = shlex.split(line, comments=True)
+        if pages.page(words[:1]) is not None:
+            yield words
+
+
+def help_of(words: list[str]) -> str:
+    end = next((at for at, word in enumerate(words) if word.startswith("-")), len(words))
+    page = pages.page(words[: min(2, end)]) or pages.page(words[:1])
+    assert page is not None, f"there is no command {words}"
+    return page
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
+def test_commands_and_their_flags_exist(path: Path) -> None:
+    for words in words_of(path):
+        said = help_of(words)
+        for word in words:
+            if word == "--":
+                break
+            if word.startswith("--"):
+                flag = word.partition("=")[0]
+                assert re.search(rf"{flag}[\s,]", said), f"{flag} is no flag of {words}"
+
+
+def test_something_was_looked_at() -> None:
+    found = {tuple(words[:2]) for path in FILES for words in words_of(path)}
+    assert {("serve", "--host"), ("worker", "run"), ("token", "create")} <= found
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
+def test_variables_are_those_of_flags(path: Path) -> None:
+    for name in set(re.findall(r"\bHOLDFAST_[A-Z_]+", path.read_text())) - OWN:
+        words = name.removeprefix("HOLDFAST_").lower().split("_")
+        flag = f"--{'-'.join(words[1:])}"
+        said = pages.page(words[:1]) or ""
+        assert re.search(rf"{flag}[\s,]", said), f"nothing reads {name}"
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
+def test_extras_exist(path: Path) -> None:
+    known = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    for extras in re.findall(r"(?:holdfast|\.)\[([\w,]+)\]", path.read_text()):
+        assert set(extras.split(",")) <= set(known)
+
+
+def documents(path: Path) -> list[Any]:
+    return list(importlib.import_module("yaml").safe_load_all(path.read_text()))
+
+
+def values(node: Any, name: str) -> Iterator[Any]:
+    """Whatever has this name, anywhere below."""
+    if isinstance(node, dict):
+        for key, value in node.items():
+            if key == name:
+                yield value
+            yield from values(value, name)
+    elif isinstance(node, list):
+        for value in node:
+            yield from values(value, name)
+
+
+def operation_at(path: str) -> Any:
+    [found] = [each for each in OPERATIONS if (each.method, each.path) == ("GET", path)]
+    return found
+
+
+@pytest.mark.parametrize("path", MANIFESTS, ids=lambda path: path.name)
+def test_manifests_ask_for_what_the_server_has(path: Path) -> None:
+    for document in documents(path):
+        for probe in values(document, "httpGet"):
+            assert operation_at(probe["path"]).needs is None, "a probe has no token"
+        for port in values(document, "containerPort"):
+            assert port == PORT
+
+
+def test_the_scaler_reads_a_number_that_is_there() -> None:
+    [scaled] = [
+        each for path in MANIFESTS for each in documents(path) if each["kind"] == "ScaledObject"
+    ]
+    [trigger] = scaled["spec"]["triggers"]
+    parts = urlsplit(trigger["metadata"]["url"])
+    operation = operation_at(parts.path)
+    asked = dict(parse_qsl(parts.query))
+    read = msgspec.convert(asked, operation.query, strict=False)
+    assert read.queue == asked["queue"]
+    fields = {field.name: field for field in msgspec.structs.fields(operation.answer)}
+    assert fields[trigger["metadata"]["valueLocation"]].type is int
+
+
+def test_a_stop_waits_longer_than_the_grace_time() -> None:
+    for path in DEPLOY.rglob("*.service"):
+        text = path.read_text()
+        [grace_s] = re.findall(r"--grace (\d+)s", text)
+        [stop_s] = re.findall(r"TimeoutStopSec=(\d+)s", text)
+        assert int(stop_s) > int(grace_s)
+    for path in MANIFESTS:
+        for document in documents(path):
+            for spec in values(document, "template"):
+                [given_s] = values(spec, "terminationGracePeriodSeconds")
+                [arguments] = values(spec, "args")
+                grace_s = arguments[arguments.index("--grace") + 1].removesuffix("s")
+                assert given_s > int(grace_s)

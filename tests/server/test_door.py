@@ -1,0 +1,219 @@
+"""The one check at the door: by what name, from what page, with what token, for what."""
+
+import logging
+from typing import Any
+
+import pytest
+
+from holdfast.core import limits
+from holdfast.server.callers import GIVEN, Scope, implied
+from holdfast.server.operations import Operation
+from holdfast.server.settings import ServerSettings
+from tests.server.house import ALL, GUARDED, House, Reply, filled, house, name_of
+
+AUTH = ServerSettings(auth=True)
+OUTSIDE = ServerSettings(host="0.0.0.0", auth=True, hosts=("queue.example.com",))
+NAMES = dict.fromkeys(("queue", "id", "name", "named", "whose"), "x")
+
+
+async def knock(at: House, operation: Operation, **more: Any) -> Reply:
+    return await at.ask(operation.method, filled(operation, NAMES), **more)
+
+
+@pytest.mark.parametrize("operation", GUARDED, ids=name_of)
+async def test_every_route_needs_a_token_that_is_good(operation: Operation) -> None:
+    async with house(AUTH) as at:
+        wall = at.server.tokens._wall_ms
+        good = await at.token("admin", "run-commands", name="good")
+        old = await at.token("admin", "run-commands", name="old", expires_ms=limits.SECOND_MS)
+        gone = await at.token("admin", "run-commands", name="gone")
+        await at.server.tokens.revoke("gone")
+        at.server.tokens._wall_ms = lambda: wall() + 2 * limits.SECOND_MS
+        forged = good[:-1] + ("0" if good[-1] != "0" else "1")
+        crossed = f"hf_{good.split('_')[1]}_{old.split('_')[2]}"
+        for token in (
+            None,
+            "",
+            "x",
+            forged,
+            crossed,
+            old,
+            gone,
+            good[3:],
+            good.upper(),
+        ):
+            reply = await knock(at, operation, token=token)
+            assert (reply.status, reply.code) == (401, "unauthenticated"), token
+            assert reply.headers["www-authenticate"].startswith("Bearer")
+        for way in (f"Basic {good}", good, f"Token {good}"):
+            reply = await knock(at, operation, authorization=way)
+            assert (reply.status, reply.code) == (401, "unauthenticated"), way
+        assert (await knock(at, operation, token=good)).status not in (401, 403)
+
+
+@pytest.mark.parametrize("operation", GUARDED, ids=name_of)
+async def test_every_route_needs_its_scope(operation: Operation) -> None:
+    async with house(AUTH) as at:
+        assert operation.needs is not None
+        for scope in GIVEN:
+            token = await at.token(scope, name=scope)
+            reply = await knock(at, operation, token=token)
+            if operation.needs in implied([scope]):
+                assert reply.status != 401, scope
+            else:
+                assert (reply.status, reply.code) == (403, "forbidden"), scope
+
+
+def test_scopes_imply_what_is_below_them_and_never_commands() -> None:
+    assert implied(["admin"]) == {"known", "produce", "consume", "operate", "admin"}
+    assert implied(["operate"]) == {"known", "produce", "consume", "operate"}
+    assert implied(["run-commands"]) == {"known", "run-commands"}
+    assert implied(["known", "root", "*"]) == set()
+    assert Scope.KNOWN not in GIVEN
+
+
+@pytest.mark.parametrize("operation", ALL, ids=name_of)
+async def test_a_name_that_is_not_the_servers_is_refused_on_every_route(
+    operation: Operation,
+) -> None:
+    async with house() as at:
+        for host in (
+            "evil.example.com",
+            "evil.example.com:7433",
+            "127.0.0.1.evil.example",
+            "",
+            "8.8.8.8",
+        ):
+            reply = await knock(at, operation, host=host)
+            assert (reply.status, reply.code) == (403, "forbidden"), host
+        for origin in ("http://evil.example.com", "null", "http://localhost:3000", "file://"):
+            reply = await knock(at, operation, origin=origin)
+            assert (reply.status, reply.code) == (403, "forbidden"), origin
+            assert "access-control-allow-origin" not in reply.headers
+        reply = await knock(at, operation, sec_fetch_site="cross-site", sec_fetch_mode="no-cors")
+        assert (reply.status, reply.code) == (403, "forbidden")
+
+
+@pytest.mark.parametrize(
+    "host", ["127.0.0.1:7433", "localhost", "LOCALHOST:7433", "[::1]:7433", "127.8.8.8"]
+)
+async def test_names_of_this_machine_are_the_servers(host: str) -> None:
+    async with house() as at:
+        assert (await at.ask("GET", "/v1/queues", host=host)).status == 200
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("queue.example.com", 200),
+        ("Queue.Example.Com:443", 200),
+        ("10.0.0.7:7433", 200),
+        ("[2001:db8::7]:7433", 200),
+        ("localhost", 200),
+        ("other.example.com", 403),
+        ("10.0.0.7.example.com", 403),
+        ("queue.example.com.evil.example", 403),
+    ],
+)
+async def test_elsewhere_a_name_must_be_given_and_an_address_need_not(
+    host: str, status: int
+) -> None:
+    async with house(OUTSIDE) as at:
+        token = await at.token("operate")
+        assert (await at.ask("GET", "/v1/queues", host=host, token=token)).status == status
+
+
+async def test_the_same_origin_is_no_other_one() -> None:
+    async with house() as at:
+        mine = {"host": "localhost:7433", "origin": "http://localhost:7433"}
+        reply = await at.ask("GET", "/v1/queues", **mine)
+        assert reply.status == 200
+        assert "access-control-allow-origin" not in reply.headers
+        navigated = {"sec_fetch_site": "cross-site", "sec_fetch_mode": "navigate"}
+        assert (await at.ask("GET", "/v1/openapi.json", **navigated)).status == 200
+
+
+async def test_a_page_that_was_named_may_use_it_and_is_told_so() -> None:
+    page = "https://board.example.com"
+    async with house(ServerSettings(origins=(page,))) as at:
+        asked = {"origin": page, "access_control_request_method": "POST"}
+        reply = await at.ask("OPTIONS", "/v1/lease", **asked)
+        assert reply.status == 204
+        assert reply.headers["access-control-allow-origin"] == page
+        assert "authorization" in reply.headers["access-control-allow-headers"]
+        assert "access-control-allow-credentials" not in reply.headers
+        reply = await at.ask("GET", "/v1/queues", origin=page)
+        assert (reply.status, reply.headers["vary"]) == (200, "origin")
+        assert reply.headers["access-control-allow-origin"] == page
+        for other in ("https://board.example.com.evil.example", "http://board.example.com", "null"):
+            asked["origin"] = other
+            reply = await at.ask("OPTIONS", "/v1/lease", **asked)
+            assert reply.status != 204
+            assert "access-control-allow-origin" not in reply.headers
+            assert (await at.ask("GET", "/v1/queues", origin=other)).status == 403
+
+
+async def test_who_is_not_on_this_machine_needs_a_token_whatever_was_configured() -> None:
+    async with house() as at:
+        assert (await at.ask("GET", "/v1/queues", peer="127.0.0.1")).status == 200
+        assert (await at.ask("GET", "/v1/queues", peer="::1")).status == 200
+        for peer in ("10.0.0.1", "::ffff:10.0.0.1", "192.168.1.2", "", "localhost.evil.example"):
+            assert (await at.ask("GET", "/v1/queues", peer=peer)).status == 401, peer
+        for header in ("x_forwarded_for", "forwarded", "x_real_ip"):
+            reply = await at.ask("GET", "/v1/queues", **{header: "127.0.0.1"})
+            assert reply.status == 401, header
+
+
+@pytest.mark.parametrize(
+    ("settings", "is_open"),
+    [
+        (ServerSettings(), True),
+        (ServerSettings(host="::1"), True),
+        (ServerSettings(host="localhost"), True),
+        (ServerSettings(auth=False), True),
+        (ServerSettings(auth=True), False),
+        (ServerSettings(host="0.0.0.0"), False),
+        (ServerSettings(host="::"), False),
+        (ServerSettings(host="0.0.0.0", auth=False), False),
+        (ServerSettings(host="192.168.1.2", auth=False), False),
+        (ServerSettings(proxies=("127.0.0.1",)), False),
+    ],
+    ids=str,
+)
+async def test_only_a_loopback_address_is_open(settings: ServerSettings, is_open: bool) -> None:
+    async with house(settings) as at:
+        assert (await at.ask("GET", "/v1/queues")).status == (200 if is_open else 401)
+
+
+async def test_a_token_is_looked_at_where_none_is_needed_too() -> None:
+    async with house() as at:
+        assert (await at.ask("GET", "/v1/queues", token="hf_nonsense")).status == 401
+        assert (await at.ask("GET", "/healthz", token="hf_nonsense")).status == 401
+        token = await at.token("produce")
+        assert (await at.ask("GET", "/v1/queues", token=token)).status == 403
+
+
+async def test_a_token_in_a_query_or_a_cookie_is_no_token() -> None:
+    async with house(AUTH) as at:
+        token = await at.token("admin")
+        for path in (f"/v1/queues?token={token}", f"/v1/queues?access_token={token}"):
+            assert (await at.ask("GET", path)).status == 401
+        assert (await at.ask("GET", "/v1/queues", cookie=f"token={token}")).status == 401
+
+
+async def test_no_secret_comes_out_in_errors_or_logs(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.DEBUG):
+        async with house(AUTH) as at:
+            token = await at.token("produce", "operate")
+            secret = token.split("_")[2]
+            seen = [repr(await at.server.tokens.all()), repr(at.server.tokens.__dict__)]
+            caller = await at.server.tokens.authenticate(token)
+            seen.append(repr(caller))
+            for given in (token, token + "0", token[:-1], f"{token}\x01"):
+                for path in ("/v1/queues", "/v1/tokens", "/metrics", "/v1/nothing", "/v1/audit"):
+                    reply = await at.ask("GET", path, token=given)
+                    seen.append(str(reply))
+            reply = await at.ask("POST", "/v1/lease", b"{", token=token)
+            seen.append(str(reply))
+    assert secret not in "\n".join(seen)
+    assert secret not in caplog.text

@@ -1,0 +1,301 @@
+"""What strangers send: each of it is refused or cut off, and the server goes on for the others.
+
+The two parsers are tested alike: the one in C, and the one that is there without it.
+"""
+
+import gzip
+import json
+import re
+import resource
+import select
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from statistics import median
+
+import pytest
+
+from holdfast.server.settings import ServerSettings
+from tests.server.processes import (
+    PATIENCE_S,
+    Process,
+    read_all,
+    read_until,
+    request,
+    served_with,
+)
+from tests.sources import ROOT
+
+RSS_MB_MAX = 300
+HURRIED = ServerSettings(head_ms_max=900, request_ms_max=1_500, keep_alive_ms=400)
+JOBS = {"jobs": [{"task": "noop"}]}
+
+
+@pytest.fixture(params=["quick", "plain"], scope="module")
+def server(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Process]:
+    folder = tmp_path_factory.mktemp(request.param)
+    with served_with(HURRIED, folder, without_httptools=request.param == "plain") as process:
+        yield process
+        # None of it was an error of the server's own, and none of it made it large.
+        assert process.get("/healthz")[0] == 200
+        assert process.peak_mb < RSS_MB_MAX
+        process.popen.kill()
+        _, err = process.popen.communicate()
+        assert "Traceback" not in err, err[-3000:]
+
+
+def statuses(said: bytes) -> list[int]:
+    return [int(each) for each in re.findall(rb"HTTP/1\.1 (\d{3}) ", said)]
+
+
+HEAD = b"POST /v1/queues/default/jobs HTTP/1.1\r\nhost: localhost\r\n"
+IN_JSON = HEAD + b"content-type: application/json\r\n"
+CHUNKED = IN_JSON + b"transfer-encoding: chunked\r\n\r\n"
+HIDDEN = b"GET /healthz HTTP/1.1\r\nhost: localhost\r\nx: y\r\n\r\n"
+MALFORMED = {
+    "nothing of HTTP": b"\x00\x01\x02\xff\xfe hello\r\n\r\n",
+    "a TLS hello": bytes.fromhex("1603010200010001fc0303") + bytes(200) + b"\r\n\r\n",
+    "HTTP/2": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+    "a version that is none": b"GET /healthz HTTP/9.9\r\nhost: localhost\r\n\r\n",
+    "no version": b"GET /healthz\r\nhost: localhost\r\n\r\n",
+    "a method that is none": b"G@T /healthz HTTP/1.1\r\nhost: localhost\r\n\r\n",
+    "no host": b"GET /healthz HTTP/1.1\r\n\r\n",
+    "two hosts": b"GET /healthz HTTP/1.1\r\nhost: localhost\r\nhost: other\r\n\r\n",
+    "a zero byte in the path": b"GET /healthz\x00 HTTP/1.1\r\nhost: localhost\r\n\r\n",
+    "a zero byte in a header": b"GET /healthz HTTP/1.1\r\nhost: localhost\r\nx: a\x00b\r\n\r\n",
+    "a header without a colon": b"GET /healthz HTTP/1.1\r\nhost: localhost\r\nnothing\r\n\r\n",
+    "a space before the colon": b"GET /healthz HTTP/1.1\r\nhost : localhost\r\n\r\n",
+    "a header without a name": b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n: x\r\n\r\n",
+    "a length below zero": IN_JSON + b"content-length: -1\r\n\r\n",
+    "a length that is no number": IN_JSON + b"content-length: ten\r\n\r\n",
+    "two lengths": IN_JSON + b"content-length: 3\r\ncontent-length: 4\r\n\r\nabcd",
+    "a length beyond all": IN_JSON + b"content-length: 99999999999999999999999\r\n\r\n{}",
+    "a large length": IN_JSON + b"content-length: 99999999999\r\n\r\n{}",
+    "an unknown encoding": IN_JSON + b"transfer-encoding: xchunked\r\n\r\n0\r\n\r\n",
+    "chunked not last": IN_JSON + b"transfer-encoding: chunked, identity\r\n\r\n0\r\n\r\n",
+    "a length and chunks": IN_JSON
+    + b"content-length: 4\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n"
+    + HIDDEN,
+    "chunks and a length": IN_JSON
+    + b"transfer-encoding: chunked\r\ncontent-length: 60\r\n\r\n0\r\n\r\n"
+    + HIDDEN,
+    "a chunk's size that is none": CHUNKED + b"zz\r\nabc\r\n0\r\n\r\n",
+    "a chunk's size below zero": CHUNKED + b"-1\r\nabc\r\n0\r\n\r\n",
+    "a chunk's size beyond all": CHUNKED + b"fffffffffffffffff\r\nabc\r\n0\r\n\r\n",
+    "a chunk longer than it says": CHUNKED + b"1\r\nabc\r\n0\r\n\r\n",
+    "a chunk that ends wrongly": CHUNKED + b"3\r\nabcXX0\r\n\r\n",
+}
+
+
+@pytest.mark.parametrize("data", MALFORMED.values(), ids=MALFORMED)
+def test_what_is_malformed_is_refused_once_and_the_connection_closed(
+    data: bytes, server: Process
+) -> None:
+    said = server.exchange(data)
+    assert statuses(said) in ([], [400], [403], [408], [413], [422]), said[:300]
+    assert b"alive" not in said, "what was hidden behind it was heard"
+    assert server.get("/healthz")[0] == 200
+
+
+def test_chunks_are_read_whatever_their_size(server: Process) -> None:
+    """One byte each, with an extension to each; and headers behind the body count for nothing."""
+    body = json.dumps(JOBS).encode()
+    tiny = b"".join(b"1;a=b\r\n%c\r\n" % byte for byte in body)
+    behind = b"host: evil\r\nauthorization: Bearer x\r\n"
+    with server.connect() as connection:
+        connection.sendall(CHUNKED + tiny + b"0\r\n" + behind + b"\r\n")
+        assert statuses(read_until(connection, b"\r\n\r\n")) == [201]
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        pytest.param(CHUNKED + b"1;" + b"a" * 2_000_000 + b"\r\nx\r\n0\r\n\r\n", id="extension"),
+        pytest.param(
+            CHUNKED + b"0\r\n" + b"".join(b"x%d: y\r\n" % n for n in range(50_000)) + b"\r\n",
+            id="headers behind",
+        ),
+        pytest.param(CHUNKED + b"1\r\nx\r\n" * 500_000, id="without end"),
+    ],
+)
+def test_chunks_are_no_way_around_the_bounds(data: bytes, server: Process) -> None:
+    said = server.exchange(data)
+    assert statuses(said) in ([], [400], [408], [413], [422], [431]), said[:300]
+    assert server.get("/healthz")[0] == 200
+
+
+LARGE = {
+    "10,000 headers": (
+        b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n"
+        + b"".join(b"x-%d: y\r\n" % n for n in range(10_000))
+        + b"\r\n"
+    ),
+    "101 headers": (b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n" + b"x: y\r\n" * 100 + b"\r\n"),
+    "a header of 1 MB": b"GET /healthz HTTP/1.1\r\nhost: localhost\r\nx: " + b"y" * 1_000_000,
+    "a header's name of 1 MB": b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n" + b"y" * 1_000_000,
+    "a queue's name of 1 MB": request("GET", f"/v1/queues/{'q' * 1_000_000}"),
+    "a query of 1 MB": request("GET", f"/v1/jobs?queue={'q' * 1_000_000}"),
+    "a method of 1 MB": b"X" * 1_000_000,
+}
+
+
+@pytest.mark.parametrize("data", LARGE.values(), ids=LARGE)
+def test_heads_that_are_too_large_are_refused(data: bytes, server: Process) -> None:
+    said = server.exchange(data)
+    assert statuses(said) in ([], [400], [413], [414], [431]), said[:300]
+    assert server.get("/healthz")[0] == 200
+
+
+def test_names_of_a_megabyte_in_a_body_are_refused(server: Process) -> None:
+    name = "q" * 1_000_000
+    job = {"task": "noop", "queue": name}
+    for path, body in (
+        ("/v1/jobs", {"jobs": [job]}),
+        ("/v1/lease", {"queues": [name]}),
+        ("/v1/jobs", {"jobs": [{"task": name}]}),
+    ):
+        status, said = server.post(path, body)
+        assert 400 <= status < 500
+        assert len(json.dumps(said)) < 2_000
+
+
+def test_a_gzip_bomb_is_not_unpacked(server: Process) -> None:
+    bomb = gzip.compress(bytes(200_000_000), 9)
+    asked = request("POST", "/v1/queues/default/jobs", bomb, content_encoding="gzip")
+    said = server.exchange(asked)
+    assert statuses(said) == [415], said[:300]
+
+
+def test_slow_headers_are_not_waited_for(server: Process) -> None:
+    """Fifty at once, each with a line now and then, and no end."""
+
+    def drip(_number: int) -> bytes:
+        with server.connect() as connection:
+            connection.sendall(b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n")
+            return dripped(connection, lambda: b"x: y\r\n")
+
+    with ThreadPoolExecutor(50) as pool:
+        said = list(pool.map(drip, range(50)))
+        assert server.get("/healthz")[0] == 200
+    assert {tuple(statuses(each)) for each in said} <= {(), (408,)}
+    assert any(statuses(each) == [408] for each in said)
+
+
+def test_a_connection_that_says_nothing_is_closed(server: Process) -> None:
+    assert statuses(server.exchange(b"")) in ([], [408])
+
+
+def test_blank_lines_do_not_keep_a_connection_open(server: Process) -> None:
+    with server.connect() as connection:
+        connection.sendall(b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n\r\n")
+        read_until(connection, b"alive")
+        assert statuses(dripped(connection, lambda: b"\r\n")) in ([], [400], [408])
+
+
+def test_a_slow_body_is_not_waited_for(server: Process) -> None:
+    with server.connect() as connection:
+        connection.sendall(IN_JSON + b"content-length: 100000\r\n\r\n")
+        assert statuses(dripped(connection, lambda: b" ")) == [408]
+
+
+def test_bodies_in_hand_are_bounded_together(server: Process) -> None:
+    """Sixty clients send thirty megabytes each, all but the last byte."""
+    part = b" " * 1_000_000
+
+    def flood(_number: int) -> bytes:
+        with server.connect() as connection:
+            try:
+                connection.sendall(IN_JSON + b"content-length: 30000001\r\n\r\n")
+                for _ in range(30):
+                    connection.sendall(part)
+            except OSError:
+                pass
+            return read_all(connection)
+
+    with ThreadPoolExecutor(60) as pool:
+        said = list(pool.map(flood, range(60)))
+    assert {tuple(statuses(each)) for each in said} <= {(), (408,), (503,)}
+    assert server.peak_mb < RSS_MB_MAX
+    assert server.post("/v1/queues/default/jobs", JOBS)[0] == 201
+
+
+def test_more_connections_than_there_may_be_are_refused(tmp_path: Path) -> None:
+    with served_with(ServerSettings(connections_max=20, head_ms_max=60_000), tmp_path) as process:
+        held = [process.connect() for _ in range(20)]
+        # Those before it were accepted when this one is answered.
+        assert statuses(process.exchange(b"")) == [503]
+        for each in held:
+            each.close()
+        wait_until(lambda: statuses(process.exchange(request("GET", "/healthz"))) == [200])
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    ("streams", "slow"), [(10_000, 0), (2_000, 200)], ids=["10,000 idle streams", "all at once"]
+)
+def test_others_are_served_beside_strangers(
+    streams: int, slow: int, tmp_path: Path, record_property: Callable[[str, object], None]
+) -> None:
+    """All of one namespace, which by default may hold half as many. How much slower the others get
+    is told, and not judged: no machine that tests are run on is quiet."""
+    streams = min(streams, resource.getrlimit(resource.RLIMIT_NOFILE)[1] - 2_000)
+    with served_with(ServerSettings(streams_max=20_000), tmp_path) as process:
+        alone_ms = [asked_ms(process) for _ in range(100)]
+        given = [*map(str, process.address), str(streams), str(slow)]
+        strangers = subprocess.Popen(
+            [sys.executable, "-m", "tests.server.strangers", *given],
+            cwd=ROOT,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        with strangers:
+            assert strangers.stdout is not None
+            taken = strangers.stdout.readline().strip()
+            beside_ms = [asked_ms(process) for _ in range(100)]
+            rss_mb = process.rss_mb
+            out, _ = strangers.communicate("\n", timeout=PATIENCE_S)
+        ratio = median(beside_ms) / median(alone_ms)
+        print(f"{taken} idle streams, {slow} slow of each: {rss_mb:.0f} MB, others {ratio:.2f}x")
+        record_property("rss_mb", rss_mb)
+        record_property("ratio", ratio)
+        assert len(beside_ms) == len(alone_ms)
+        assert taken == out.strip() == str(streams)
+        assert rss_mb < RSS_MB_MAX
+        # All are let go when their clients are.
+        wait_until(lambda: len(list(Path(f"/proc/{process.popen.pid}/fd").iterdir())) < 100)
+        assert process.get("/readyz")[0] == 200
+
+
+def asked_ms(process: Process) -> float:
+    """A job goes in, and then how long it takes to read: the disk that others use is not timed."""
+    assert process.post("/v1/queues/default/jobs", JOBS)[0] == 201
+    begun = time.perf_counter()
+    assert process.get("/v1/queues/default")[0] == 200
+    return (time.perf_counter() - begun) * 1000
+
+
+def dripped(connection: socket.socket, drop: Callable[[], bytes]) -> bytes:
+    """A little again and again, until the other end has had enough: what it says."""
+    end = time.monotonic() + PATIENCE_S
+    while time.monotonic() < end:
+        if select.select([connection], [], [], 0.1)[0]:
+            return read_all(connection)
+        try:
+            connection.sendall(drop())
+        except OSError:
+            return b""
+    raise AssertionError("it is still waited for")
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < end, "it did not come about"
+        time.sleep(0.05)

@@ -1,0 +1,78 @@
+"""Distributions, settings and everything at a glance, over REST."""
+
+import pytest
+
+from holdfast.config import SETTINGS
+from holdfast.upkeep import Distributor
+from tests.server.asking import Rest
+from tests.server.test_workers import come
+
+FEEDING = "/v1/distributions"
+CONFIG = "/v1/config"
+
+
+async def test_a_distribution_is_stored_done_and_forgotten(rest: Rest) -> None:
+    for name in ("mail", "mail.a", "mail.b"):
+        await rest.post("/v1/queues", {"name": name}, status=201)
+    body = {"source": "mail.*", "depth": 10, "weights": {"mail.a": 2}}
+    stored = await rest.ask("PUT", f"{FEEDING}/mail", body)
+    assert stored == {"source": "mail.*", "target": "mail", "depth": 10, "weights": {"mail.a": 2}}
+    assert await rest.get(FEEDING) == {"distributions": [stored]}
+    await rest.enqueue({"id": "a"}, queue="mail.a")
+    await Distributor(rest.store).once()
+    assert (await rest.job("a")).queue == "mail"
+    assert await rest.ask("DELETE", f"{FEEDING}/mail") == {"queue": "mail", "stored": False}
+    assert await rest.get(FEEDING) == {"distributions": []}
+    assert await rest.refused("DELETE", f"{FEEDING}/mail") == (404, "not_found")
+
+
+async def test_a_distribution_needs_a_queue_and_a_pattern(rest: Rest) -> None:
+    body = {"source": "mail.*"}
+    assert await rest.refused("PUT", f"{FEEDING}/none", body) == (404, "not_found")
+    wrong = await rest.refused("PUT", f"{FEEDING}/default", {"source": "a b"})
+    assert wrong == (400, "invalid_request")
+
+
+async def test_a_setting_is_stored_and_forgotten(
+    rest: Rest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for setting in SETTINGS.values():
+        monkeypatch.delenv(setting.variable, raising=False)
+    listed = (await rest.get(CONFIG))["settings"]
+    assert [each["name"] for each in listed] == list(SETTINGS)
+    assert (await rest.get(f"{CONFIG}/max-retries"))["source"] == "default"
+    stored = await rest.ask("PUT", f"{CONFIG}/max-retries", {"value": "7"})
+    assert (stored["value"], stored["source"]) == ("7", "stored")
+    [id_] = await rest.enqueue({})
+    assert (await rest.get(f"/v1/jobs/{id_}"))["max_attempts"] == 8
+    forgotten = await rest.ask("POST", f"{CONFIG}/max-retries/unset")
+    assert (forgotten["value"], forgotten["source"]) == ("3", "default")
+    assert await rest.ask("POST", f"{CONFIG}/max-retries/unset") == forgotten
+
+
+async def test_what_is_no_setting(rest: Rest) -> None:
+    assert await rest.refused("GET", f"{CONFIG}/colour") == (404, "not_found")
+    assert await rest.refused("PUT", f"{CONFIG}/colour", {"value": "1"}) == (404, "not_found")
+    wrong = await rest.refused("PUT", f"{CONFIG}/max-retries", {"value": "many"})
+    assert wrong == (422, "config")
+    # It lets workers run texts by the shell: no less than running commands.
+    shell = await rest.refused("PUT", f"{CONFIG}/worker-shell", {"value": "yes"})
+    assert shell == (403, "forbidden")
+
+
+async def test_status_is_everything_at_a_glance(rest: Rest) -> None:
+    await come(rest, "w")
+    await rest.enqueue({"id": "a"})
+    status = await rest.get("/v1/status")
+    [queue] = status["queues"]
+    assert (queue["name"], queue["ready"]) == ("default", 1)
+    assert [each["name"] for each in status["workers"]] == ["w"]
+    assert (status["breakers"], status["redrives"]) == ([], [])
+
+
+async def test_the_doctor_says_what_helps(rest: Rest) -> None:
+    await rest.enqueue({"id": "a"})
+    told = await rest.get("/v1/doctor")
+    assert told["ok"] is True
+    worker = next(each for each in told["findings"] if each["name"] == "worker")
+    assert (worker["level"], worker["command"]) == ("warn", "worker start")

@@ -1,0 +1,159 @@
+"""A server over three files: one of them goes away and comes back, and the others serve."""
+
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+
+from holdfast.core.model import JobFilter, NewJob
+from holdfast.engines.memory import MemoryEngine
+from holdfast.engines.partitioned import PartitionedEngine
+from holdfast.engines.partitioned.homes import home_of
+from holdfast.errors import UsageError
+from tests.cli.program import run_program
+from tests.server.processes import PATIENCE_S, Process, served
+from tests.server.serving import Served
+
+URL = "partitioned:sqlite:///a.db,sqlite:///b.db,sqlite:///c.db"
+
+
+def enqueue(process: Process, ids: list[str] | None = None, count: int = 30) -> list[str]:
+    """The ids of those that were acknowledged."""
+    jobs: list[dict[str, Any]] = [{"task": "noop"} for _ in range(count)]
+    if ids is not None:
+        jobs = [{"task": "noop", "id": each} for each in ids]
+    status, said = process.post("/v1/queues/default/jobs", {"jobs": jobs})
+    if status == 503:
+        return []
+    assert status == 201, said
+    return [each["id"] for each in said["jobs"] if "error" not in each]
+
+
+def of_each(prefix: str, *homes: int) -> list[str]:
+    """Ten ids for each of these partitions, from 0."""
+    ids = [f"{prefix}-{number}" for number in range(1_000)]
+    return [id_ for home in homes for id_ in [id_ for id_ in ids if home_of(id_, 3) == home][:10]]
+
+
+def work_off(process: Process) -> list[str]:
+    """The ids of those that could be leased and were settled."""
+    done: list[str] = []
+    while True:
+        status, said = process.post("/v1/lease", {"queues": ["default"], "limit": 100})
+        assert status in (200, 503), said
+        if status == 200 and not said["leases"]:
+            return done
+        verdicts = [
+            {"id": each["job"]["id"], "token": each["token"], "verdict": "complete"}
+            for each in said.get("leases", ())
+        ]
+        if verdicts:
+            status, said = process.post("/v1/settle", {"verdicts": verdicts})
+            assert status == 200, said
+            done += [each["id"] for each in said["outcomes"] if each["outcome"] == "settled"]
+
+
+def shut_out(process: Process) -> list[int]:
+    """Their numbers; the server is ready all the same."""
+    status, said = process.get("/readyz")
+    assert status == 200, said
+    return [each["number"] for each in said["partitions"] if each["out"] is not None]
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < end, "it did not come about"
+        time.sleep(0.05)
+
+
+def take_away(folder: Path) -> None:
+    for path in folder.glob("b.db*"):
+        path.rename(folder / f"away-{path.name}")
+
+
+def put_back(folder: Path) -> None:
+    # The database itself last: without it nothing there is looked at.
+    for path in sorted(folder.glob("away-*"), reverse=True):
+        path.rename(folder / path.name.removeprefix("away-"))
+
+
+def test_with_one_of_three_gone_the_others_serve_and_nothing_is_lost(tmp_path: Path) -> None:
+    with served(tmp_path, url=URL) as process:
+        assert shut_out(process) == []
+        before = enqueue(process, of_each("before", 0, 1, 2))
+        assert len(before) == 30
+        take_away(tmp_path)
+        meanwhile: list[str] = []
+
+        def noticed() -> bool:
+            meanwhile.extend(enqueue(process, count=3))
+            return shut_out(process) == [2]
+
+        wait_until(noticed)
+        # Jobs without an id are made where they can be; one that belongs there is refused.
+        more = enqueue(process)
+        assert len(more) == 30
+        assert {home_of(each, 3) for each in more} <= {0, 2}
+        assert enqueue(process, of_each("homeless", 1)) == []
+        told = run_program(tmp_path, "status", "--url", URL)
+        assert "b.db is shut out" in told.err
+        done = work_off(process)
+        acknowledged = {*before, *meanwhile, *more}
+        missing = acknowledged - set(done)
+        assert {home_of(each, 3) for each in missing} <= {1}
+        # Also a server that never saw the missing one begins with the others.
+        process.popen.send_signal(signal.SIGKILL)
+    with served(tmp_path, url=URL) as process:
+        assert shut_out(process) == [2]
+        later = enqueue(process)
+        put_back(tmp_path)
+        wait_until(lambda: shut_out(process) == [])
+        done += work_off(process)
+    assert sorted(done) == sorted({*acknowledged, *later})
+
+
+def test_one_that_fails_its_first_read_is_shut_out_and_let_back_in(tmp_path: Path) -> None:
+    with served(tmp_path, url=URL) as process:
+        before = enqueue(process, of_each("before", 0, 1, 2))
+        process.popen.send_signal(signal.SIGTERM)
+        assert process.popen.wait(PATIENCE_S) == 0
+    take_away(tmp_path)
+    (tmp_path / "b.db").write_bytes(b"\xff" * 65_536)
+    with served(tmp_path, url=URL) as process:
+        assert shut_out(process) == [2]
+        _, said = process.get("/readyz")
+        assert said["partitions"][1]["code"]
+        meanwhile = [*enqueue(process), *enqueue(process, of_each("meanwhile", 0, 2))]
+        assert len(meanwhile) == 50
+        put_back(tmp_path)
+        wait_until(lambda: shut_out(process) == [])
+        done = work_off(process)
+    assert sorted(done) == sorted([*before, *meanwhile])
+
+
+async def test_pages_of_many_partitions_go_on() -> None:
+    # Their cursor has a place for each partition, and is larger than any number of MessagePack.
+    partitions = [(f"p{number}", MemoryEngine()) for number in range(16)]
+    remote = Served(PartitionedEngine(partitions))
+    await remote.open()
+    try:
+        await remote.enqueue([NewJob(id=f"j{at}", task="t") for at in range(100)])
+        page = await remote.find(JobFilter(), limit=60)
+        rest = await remote.find(JobFilter(), limit=60, after=page.after)
+        assert rest.after is None
+        assert len({job.id for job in (*page.jobs, *rest.jobs)}) == 100
+        async with httpx2.AsyncClient(base_url=remote.place) as client:
+            first = (await client.get("/v1/jobs", params={"limit": 60})).json()
+            query = {"limit": 60, "after": first["after"]}
+            second = (await client.get("/v1/jobs", params=query)).json()
+            assert len({job["id"] for job in (*first["jobs"], *second["jobs"])}) == 100
+        for strange in (-1, 2**63, 10**500, "1"):
+            with pytest.raises(UsageError, match="no cursor"):
+                await remote.find(JobFilter(), limit=1, after=strange)  # type: ignore[arg-type]
+    finally:
+        await remote.close()

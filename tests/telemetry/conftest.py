@@ -1,0 +1,36 @@
+"""An engine of each sort on a clock that only the test moves."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+
+from holdfast.engines.base import Engine
+from holdfast.engines.url import open_engine
+from holdfast.testing.clock import ManualClock
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+@pytest.fixture(params=["memory", "sqlite", "postgresql", "partitioned"])
+async def engine(
+    request: pytest.FixtureRequest, tmp_path: Path, clock: ManualClock
+) -> AsyncIterator[Engine]:
+    match request.param:
+        case "sqlite":
+            url = f"sqlite:///{tmp_path}/work.db"
+        case "partitioned":
+            url = "partitioned:" + ",".join(f"sqlite:///{tmp_path}/{name}.db" for name in "abc")
+        case "postgresql":
+            dsn: str = request.getfixturevalue("shared_pg_dsn")
+            url = f"{dsn}{'&' if '?' in dsn else '?'}namespace={uuid4().hex}"
+        case _:
+            url = "memory:"
+    engine = open_engine(url, clock=clock)
+    await engine.open()
+    yield engine
+    await engine.close()

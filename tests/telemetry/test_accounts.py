@@ -1,0 +1,344 @@
+"""Counts reach the store once, whoever is killed or cut off when; and no account stays for good."""
+
+import asyncio
+import contextlib
+import itertools
+import random
+
+import msgspec
+import pytest
+
+from holdfast.core.model import Record
+from holdfast.engines.base import Engine
+from holdfast.engines.memory import MemoryEngine
+from holdfast.errors import EngineUnavailable, OutcomeUnknown
+from holdfast.telemetry import accounts
+from holdfast.telemetry.accounts import ENDED_KEY, KIND, SILENT_MS, Account, Ended
+from holdfast.telemetry.closing import Closer
+from holdfast.telemetry.flushing import Flusher
+from holdfast.telemetry.looking import Looker
+from holdfast.telemetry.meter import Meter
+from holdfast.telemetry.notable import KIND as EVENTS
+from holdfast.telemetry.notable import Kind, Notable, events_of
+from holdfast.telemetry.totals import OTHER, QUEUES_MAX, QueueTotals
+from holdfast.testing.clock import ManualClock
+from tests.telemetry.doubles import FaultyEngine, Killed, count_of, fleet_of
+
+MINUTE = 60_000
+
+
+class Process:
+    """One that counts."""
+
+    def __init__(self, engine: Engine, clock: ManualClock, role: str = "worker") -> None:
+        self.meter = Meter(clock.wall_ms)
+        self.flusher = Flusher(engine, self.meter, role, clock.wall_ms)
+
+    def count(self, count: int = 1, queue: str = "default", counter: str = "enqueued") -> None:
+        self.meter.totals.queues.setdefault(queue, QueueTotals()).add(counter, count)
+        self.meter.changes += 1
+
+    async def flush(self, *, last: bool = False) -> None:
+        await self.flusher.flush(last=last)
+
+
+async def keys(engine: Engine) -> list[str]:
+    return [record.key for record in await engine.load(KIND, limit=1_000)]
+
+
+async def test_processes_are_summed(engine: Engine, clock: ManualClock) -> None:
+    one, two = Process(engine, clock), Process(engine, clock)
+    one.count(3)
+    two.count(4)
+    two.count(1, "mail")
+    await one.flush()
+    await two.flush()
+    one.count(2)
+    assert await count_of(engine, "enqueued") == 7
+    await one.flush()
+    assert await count_of(engine, "enqueued") == 9
+    assert await count_of(engine, "enqueued", "mail") == 1
+    assert (await fleet_of(engine)).processes == 2
+
+
+async def test_who_has_nothing_to_tell_writes_nothing_but_that_it_lives(clock: ManualClock) -> None:
+    engine = FaultyEngine(clock)
+    await engine.open()
+    process = Process(engine, clock)
+    await process.flush()
+    assert engine.writes == 0
+    process.count()
+    await process.flush()
+    await process.flush()
+    clock.advance(30_000)
+    await process.flush()
+    assert engine.writes == 1
+    clock.advance(30_000)
+    await process.flush()
+    assert engine.writes == 2
+    await process.flush(last=True)
+    assert engine.writes == 3
+
+
+@pytest.mark.parametrize("done", [False, True])
+async def test_what_may_not_be_stored_is_stored_once(done: bool, clock: ManualClock) -> None:
+    engine = FaultyEngine(clock)
+    await engine.open()
+    process = Process(engine, clock)
+    process.count(5)
+    (engine.after if done else engine.before).append(OutcomeUnknown("cut off"))
+    with pytest.raises(OutcomeUnknown):
+        await process.flush()
+    process.count(2)
+    await process.flush()
+    assert await count_of(engine, "enqueued") == 7
+    process.count(1)
+    await process.flush()
+    assert await count_of(engine, "enqueued") == 8
+
+
+async def test_a_process_taken_for_ended_goes_on_with_the_rest(
+    engine: Engine, clock: ManualClock
+) -> None:
+    """Found closed, found removed: what it told before is not told again."""
+    for turns in range(4):
+        before = await count_of(engine, "enqueued")
+        process = Process(engine, clock)
+        process.count(5)
+        await process.flush()
+        clock.advance(SILENT_MS + 1)
+        for _ in range(turns):
+            await Closer(engine, clock.wall_ms).once()
+            clock.advance(20_000)
+        process.count(2)
+        await process.flush()
+        await process.flush()
+        assert await count_of(engine, "enqueued") == before + 7
+        process.count(1)
+        await process.flush()
+        assert await count_of(engine, "enqueued") == before + 8
+
+
+async def test_unsure_and_then_taken_for_ended_never_counts_twice(clock: ManualClock) -> None:
+    """If the account is gone nobody can say whether the last write was in it: it is taken to have
+    been, and what is lost is what was counted in those seconds."""
+    for done, removed in itertools.product((False, True), (False, True)):
+        engine = FaultyEngine(clock)
+        await engine.open()
+        process = Process(engine, clock)
+        process.count(5)
+        await process.flush()
+        process.count(3)
+        (engine.after if done else engine.before).append(OutcomeUnknown("cut off"))
+        with pytest.raises(OutcomeUnknown):
+            await process.flush()
+        clock.advance(SILENT_MS + 1)
+        for _ in range(4 if removed else 1):
+            await Closer(engine, clock.wall_ms).once()
+            clock.advance(20_000)
+        process.count(10)
+        await process.flush()
+        await process.flush()
+        lost = 3 if removed and not done else 0
+        assert await count_of(engine, "enqueued") == 18 - lost, (done, removed)
+
+
+async def test_accounts_that_ended_become_one(engine: Engine, clock: ManualClock) -> None:
+    closer = Closer(engine, clock.wall_ms)
+    for number in range(5):
+        process = Process(engine, clock)
+        process.count(number, "mail")
+        await process.flush(last=True)
+    killed = Process(engine, clock)
+    killed.count(100)
+    await killed.flush()
+    await closer.once()
+    assert len(await keys(engine)) == 7
+    assert await count_of(engine, "enqueued", "mail") == 10
+    clock.advance(SILENT_MS + 1)
+    for _ in range(3):
+        await closer.once()
+        clock.advance(20_000)
+    assert await keys(engine) == [ENDED_KEY]
+    assert await count_of(engine, "enqueued", "mail") == 10
+    assert await count_of(engine, "enqueued") == 100
+    # It is forgotten which they were, once nobody can still be reading them.
+    clock.advance(20 * MINUTE)
+    last = Process(engine, clock)
+    last.count()
+    await last.flush(last=True)
+    await closer.once()
+    [ended, _] = await engine.load(KIND, limit=10)
+    known = accounts.read(ended, Ended)
+    assert known is not None
+    assert list(known.added) == [last.flusher.key]
+
+
+async def test_killed_at_any_write_and_beside_others_nothing_is_lost_or_counted_twice(
+    clock: ManualClock,
+) -> None:
+    """Every step of upkeep is cut short before or after each of its writes, two upkeeps go on
+    beside each other, and the sum is right whenever somebody looks."""
+    seed = random.randrange(10**6)
+    print(f"seed {seed}: put it into random.Random below")
+    dice = random.Random(seed)
+    for _ in range(60):
+        engine = FaultyEngine(clock)
+        await engine.open()
+        told = 0
+        processes: list[Process] = []
+        for _ in range(25):
+            match dice.randrange(6):
+                case 0:
+                    processes.append(Process(engine, clock))
+                case 1 | 2 if processes:
+                    process, count = dice.choice(processes), dice.randrange(1, 10)
+                    process.count(count)
+                    await process.flush()
+                    await process.flush()
+                    told += count
+                case 3 if processes:
+                    process = processes.pop(dice.randrange(len(processes)))
+                    if dice.random() < 0.5:
+                        await process.flush(last=True)
+                case 4:
+                    clock.advance(dice.choice([1_000, 20_000, SILENT_MS + 1]))
+                case _:
+                    await cut_short(engine, clock, dice)
+            assert await count_of(engine, "enqueued") == told, seed
+        for _ in range(10):
+            clock.advance(SILENT_MS + 1)
+            await Closer(engine, clock.wall_ms).once()
+        assert await count_of(engine, "enqueued") == told, seed
+        assert len(await keys(engine)) == 1
+
+
+async def cut_short(engine: FaultyEngine, clock: ManualClock, dice: random.Random) -> None:
+    """Two upkeeps at once, each of which may be killed at a write."""
+    where = engine.after if dice.random() < 0.5 else engine.before
+    where += [Killed() if dice.random() < 0.4 else None for _ in range(4)]
+    steps = [asyncio.create_task(Closer(engine, clock.wall_ms).once()) for _ in range(2)]
+    for step in steps:
+        with contextlib.suppress(Killed):
+            await step
+    engine.before.clear()
+    engine.after.clear()
+
+
+async def test_queues_keep_their_names_and_the_rest_is_one(
+    engine: Engine, clock: ManualClock
+) -> None:
+    closer = Closer(engine, clock.wall_ms)
+    one, two = Process(engine, clock), Process(engine, clock)
+    one.count(1, "zebra")
+    await one.flush()
+    await closer.once()
+    for number in range(QUEUES_MAX):
+        two.count(1, f"q{number:03}")
+    await two.flush()
+    fleet = await fleet_of(engine)
+    assert len(fleet.totals.queues) == QUEUES_MAX + 1
+    assert fleet.totals.queues["zebra"].counts == {"enqueued": 1}
+    assert fleet.totals.queues[OTHER].counts == {"enqueued": 1}
+    await closer.once()
+    assert (await fleet_of(engine)).totals.queues.keys() == fleet.totals.queues.keys()
+    await two.flush(last=True)
+    await closer.once()
+    assert (await fleet_of(engine)).totals.queues.keys() == fleet.totals.queues.keys()
+
+
+async def test_a_part_of_the_store_that_is_away_takes_no_counts_with_it(
+    clock: ManualClock,
+) -> None:
+    """Counters never go back, and do not leap when it is there again."""
+
+    class Partly(MemoryEngine):
+        away: frozenset[str] = frozenset()
+
+        async def load(self, kind: str, *, after: str | None = None, limit: int) -> list[Record]:
+            found = await super().load(kind, after=after, limit=limit)
+            return [record for record in found if record.key not in self.away]
+
+    engine = Partly(clock=clock)
+    await engine.open()
+    processes = [Process(engine, clock) for _ in range(3)]
+    gone = Process(engine, clock)
+    for process in (*processes, gone):
+        process.count(10)
+        await process.flush(last=process is gone)
+    await Closer(engine, clock.wall_ms).once()
+    looker = Looker(engine, age_s_max=0)
+
+    async def total() -> int:
+        return (await looker.fleet()).totals.queues["default"].counts["enqueued"]
+
+    assert await total() == 40
+    for away in ({processes[0].flusher.key}, {ENDED_KEY}, set(await keys(engine))):
+        engine.away = frozenset(away)
+        assert await total() == 40
+        engine.away = frozenset()
+        assert await total() == 40
+    # One that was added meanwhile is not counted beside.
+    await processes[0].flush(last=True)
+    for _ in range(3):
+        await Closer(engine, clock.wall_ms).once()
+        clock.advance(20_000)
+        assert await total() == 40
+    assert processes[0].flusher.key not in await keys(engine)
+
+
+async def test_many_silent_accounts_go_sooner(clock: ManualClock) -> None:
+    engine = MemoryEngine(clock=clock)
+    await engine.open()
+    value = msgspec.json.encode(Account(role="worker"))
+    await engine.save([Record(kind=KIND, key=f"a-{n:04}", value=value) for n in range(600)])
+    clock.advance(31_000)
+    closer = Closer(engine, clock.wall_ms)
+    for _ in range(30):
+        await closer.once()
+        clock.advance(16_000)
+    assert len(await keys(engine)) <= 1 + accounts.CROWD
+
+
+async def test_what_a_later_version_wrote_is_left_alone(clock: ManualClock) -> None:
+    engine = MemoryEngine(clock=clock)
+    await engine.open()
+    await engine.save([Record(kind=KIND, key=ENDED_KEY, value=b'{"totals": 3}')])
+    await engine.save([Record(kind=KIND, key="later", value=b"\xff")])
+    await Closer(engine, clock.wall_ms).once()
+    assert await keys(engine) == [ENDED_KEY, "later"]
+    assert (await fleet_of(engine)).processes == 1
+
+
+async def test_events_are_told_once_and_in_their_order(clock: ManualClock) -> None:
+    engine = FaultyEngine(clock)
+    await engine.open()
+    process = Process(engine, clock)
+    process.meter.notables.add(Notable(kind=Kind.JOB_DIED, id="a"))
+    engine.after.append(OutcomeUnknown("cut off"))
+    with pytest.raises(OutcomeUnknown):
+        await process.flush()
+    clock.advance(2_000)
+    process.meter.notables.add(Notable(kind=Kind.JOB_DIED, id="b"))
+    engine.before.append(EngineUnavailable("away"))
+    with pytest.raises(EngineUnavailable):
+        await process.flush()
+    clock.advance(2_000)
+    await process.flush()
+    await process.flush()
+    found = await engine.load(EVENTS, limit=10)
+    assert [[event.id for event in events_of(record)] for record in found] == [["a"], ["b"]]
+    assert [record.key[:13] for record in found] == sorted(record.key[:13] for record in found)
+
+
+async def test_events_of_a_long_outage_are_bounded(clock: ManualClock) -> None:
+    engine = FaultyEngine(clock)
+    await engine.open()
+    process = Process(engine, clock)
+    for number in range(100):
+        process.meter.notables.add(Notable(kind=Kind.JOB_DIED, id=f"{number}"))
+        engine.before.append(EngineUnavailable("away"))
+        with pytest.raises(EngineUnavailable):
+            await process.flush()
+    await process.flush()
+    assert len(await engine.load(EVENTS, limit=100)) == 20

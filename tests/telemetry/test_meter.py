@@ -1,0 +1,264 @@
+"""What is counted of what goes through an engine: all of it, once, under the right queue."""
+
+from collections.abc import Sequence
+
+import pytest
+from msgspec.structs import replace
+
+from holdfast.core.model import (
+    Failure,
+    FailureKind,
+    JobFilter,
+    LeaseRequest,
+    NewJob,
+    Queue,
+    Reason,
+    Receipt,
+    Renewal,
+)
+from holdfast.core.verdict import (
+    Bury,
+    BuryWaiting,
+    Cancel,
+    Complete,
+    Forward,
+    Redrive,
+    Release,
+    Retry,
+    Settlement,
+    Verdict,
+)
+from holdfast.engines.base import Engine
+from holdfast.engines.memory import MemoryEngine
+from holdfast.engines.observed import Observed
+from holdfast.errors import OutcomeUnknown
+from holdfast.events import EngineCalled
+from holdfast.telemetry.meter import Meter
+from holdfast.telemetry.notable import Kind
+from holdfast.telemetry.totals import OTHER
+from holdfast.testing.clock import ManualClock
+from holdfast.upkeep import Reaper
+
+SECOND = 1_000
+
+
+class Counted:
+    """An engine whose calls are counted, on a clock that runs ahead of the meter's."""
+
+    def __init__(self, clock: ManualClock | None = None) -> None:
+        self.clock = clock or ManualClock()
+        self.meter = Meter(lambda: self.clock.wall_ms() - 12_345)
+        self.engine: Engine = Observed(MemoryEngine(clock=self.clock), self.meter.hear)
+
+    def of(self, queue: str = "default") -> dict[str, int]:
+        found = self.meter.totals.queues.get(queue)
+        return {} if found is None else found.counts
+
+    async def put(self, count: int, queue: str = "default") -> None:
+        jobs = [NewJob(id=f"{queue}-{n}", task="t", queue=queue) for n in range(count)]
+        await self.engine.enqueue(jobs)
+
+    async def settle(self, *verdicts: Verdict) -> None:
+        leases = await self.engine.lease(
+            LeaseRequest(queues=("default", "mail"), limit=len(verdicts))
+        )
+        await self.engine.settle(
+            [
+                Settlement(lease=lease, verdict=verdict)
+                for lease, verdict in zip(leases, verdicts, strict=True)
+            ]
+        )
+
+
+async def counted(clock: ManualClock | None = None) -> Counted:
+    found = Counted(clock)
+    await found.engine.open()
+    await found.engine.declare(Queue(name="mail"))
+    return found
+
+
+async def test_each_verdict_has_its_counter() -> None:
+    one = await counted()
+    await one.put(7)
+    crash = Failure(kind=FailureKind.CRASH)
+    await one.settle(
+        Complete(),
+        Retry(0),
+        Retry(0, Failure()),
+        Bury(failure=crash),
+        Bury(Reason.EXPLICIT),
+        Release(),
+        Forward("mail"),
+    )
+    assert one.of() == {
+        "enqueued": 7,
+        "leased": 7,
+        "completed": 1,
+        "retried": 2,
+        "failed": 2,
+        "crashed": 1,
+        "dead": 2,
+        "released": 1,
+        "forwarded": 1,
+    }
+
+
+async def test_queues_are_told_apart_in_one_batch() -> None:
+    one = await counted()
+    await one.put(3)
+    await one.put(2, "mail")
+    await one.settle(*[Complete()] * 5)
+    assert one.of() == {"enqueued": 3, "leased": 3, "completed": 3}
+    assert one.of("mail") == {"enqueued": 2, "leased": 2, "completed": 2}
+
+
+async def test_follow_ups_are_enqueued_too() -> None:
+    one = await counted()
+    await one.put(1)
+    await one.settle(Complete(then=(NewJob(id="next", task="t", queue="mail"),)))
+    assert one.of("mail") == {"enqueued": 1}
+
+
+async def test_duplicates_and_refusals_are_no_new_jobs_and_make_no_names() -> None:
+    one = await counted()
+    jobs = [NewJob(id="a", task="t"), NewJob(id="b", task="t", queue="who-knows")]
+    await one.engine.enqueue([*jobs, jobs[0]])
+    assert one.of() == {"enqueued": 1, "duplicates": 1}
+    assert one.of(OTHER) == {"refused": 1}
+    assert "who-knows" not in one.meter.totals.queues
+
+
+async def test_a_caller_cannot_make_names() -> None:
+    """Whoever settles over the network says what the job is. Only queues that there are count."""
+    one = await counted()
+    await one.put(2)
+    leases = await one.engine.lease(LeaseRequest(queues=("default",), limit=2))
+    feigned = [replace(lease, job=replace(lease.job, queue="feigned")) for lease in leases]
+    await one.engine.renew([Renewal(lease=lease) for lease in feigned])
+    await one.engine.settle([Settlement(lease=lease, verdict=Complete()) for lease in feigned])
+    assert sorted(one.meter.totals.queues) == [OTHER, "default"]
+    # One that was leased elsewhere is known once its queue is.
+    await one.engine.queues(counts=False)
+    real = [replace(lease, job=replace(lease.job, queue="mail")) for lease in leases]
+    await one.engine.settle([Settlement(lease=lease, verdict=Complete()) for lease in real])
+    assert "mail" in one.meter.totals.queues
+
+
+async def test_lost_leases_are_counted() -> None:
+    one = await counted()
+    await one.put(2)
+    leases = await one.engine.lease(LeaseRequest(queues=("default",), limit=2))
+    lost = [replace(lease, token=lease.token + 1) for lease in leases[:1]]
+    await one.engine.renew([Renewal(lease=lease) for lease in (*lost, leases[1])])
+    await one.engine.settle([Settlement(lease=lease, verdict=Complete()) for lease in lost])
+    assert one.of() == {
+        "enqueued": 2,
+        "leased": 2,
+        "renewals": 1,
+        "renewals_lost": 1,
+        "settles_lost": 1,
+    }
+
+
+async def test_waits_and_runs_are_by_the_engines_clock() -> None:
+    """The meter's own clock is far behind, and says nothing."""
+    one = await counted()
+    await one.put(3)
+    one.clock.advance(20 * SECOND)
+    leases = await one.engine.lease(LeaseRequest(queues=("default",), limit=3))
+    one.clock.advance(400)
+    verdicts: list[Verdict] = [Complete(), Retry(0), Release()]
+    await one.engine.settle(
+        [Settlement(lease=a, verdict=b) for a, b in zip(leases, verdicts, strict=True)]
+    )
+    queue = one.meter.totals.queues["default"]
+    assert (queue.waits.count, queue.waits.total) == (3, 60 * SECOND)
+    # What was given back did not run.
+    assert (queue.runs.count, queue.runs.total) == (2, 800)
+
+
+async def test_what_expired_is_counted_where_it_waited() -> None:
+    one = await counted()
+    await one.engine.enqueue(
+        [NewJob(id=queue, task="t", queue=queue, expires_ms=10) for queue in ("default", "mail")]
+    )
+    one.clock.advance(11)
+    await Reaper(one.engine).once()
+    for queue in ("default", "mail"):
+        assert one.of(queue) == {"enqueued": 1, "dead": 1, "expired": 1}
+
+
+async def test_a_lapsed_lease_is_a_crash() -> None:
+    one = await counted()
+    await one.put(1)
+    await one.engine.lease(LeaseRequest(queues=("default",)))
+    one.clock.advance(31 * SECOND)
+    await Reaper(one.engine).once()
+    assert one.of() == {"enqueued": 1, "leased": 1, "retried": 1, "failed": 1, "crashed": 1}
+
+
+async def test_acts_of_people_are_counted() -> None:
+    one = await counted()
+    await one.put(3)
+    wanted = JobFilter(queue="default", ids=("default-0",))
+    await one.engine.amend(wanted, Cancel(), limit=1)
+    await one.engine.amend(JobFilter(queue="default"), BuryWaiting(), limit=10)
+    await one.engine.amend(JobFilter(queue="default"), Redrive(), limit=10)
+    assert one.of() == {"enqueued": 3, "cancelled": 1, "dead": 2, "redriven": 2}
+
+
+async def test_of_an_unknown_outcome_what_is_known_is_counted() -> None:
+    """Who asked has those answers and does not ask again; the others are counted when they are
+    known."""
+
+    class Half(MemoryEngine):
+        async def enqueue(self, jobs: Sequence[NewJob]) -> list[Receipt]:
+            receipts = await super().enqueue(jobs)
+            raise OutcomeUnknown("half", known={0: receipts[0]})
+
+    meter = Meter(lambda: 0)
+    engine = Observed(Half(), meter.hear)
+    await engine.open()
+    with pytest.raises(OutcomeUnknown):
+        await engine.enqueue([NewJob(id="a", task="t"), NewJob(id="b", task="t")])
+    assert meter.totals.queues["default"].counts == {"enqueued": 1}
+
+
+async def test_a_death_is_an_event_and_a_storm_of_them_is_bounded() -> None:
+    one = await counted()
+    await one.put(100)
+    failure = Failure(type="ValueError", message="x" * 5_000)
+    await one.settle(*[Bury(Reason.REJECTED, failure)] * 100)
+    events = one.meter.notables.take(5)
+    assert len(events) == 41
+    first, last = events[0], events[-1]
+    assert (first.kind, first.queue, first.id, first.name) == (
+        Kind.JOB_DIED,
+        "default",
+        "default-0",
+        "t",
+    )
+    assert (first.at, first.reason, len(first.text)) == (5, "rejected", 300)
+    assert (last.kind, last.count) == (Kind.LEFT_OUT, 60)
+    assert not one.meter.notables.take(6)
+
+
+async def test_batches_requests_and_lag_are_counted() -> None:
+    one = await counted()
+    await one.put(7)
+    one.meter.requested("enqueue", 201, 3.5)
+    one.meter.requested("enqueue", 503, 1)
+    one.meter.lagged("server", 30)
+    totals = one.meter.totals
+    assert (totals.batches["enqueue"].count, totals.batches["enqueue"].total) == (1, 7)
+    assert sorted(totals.requests["enqueue"]) == ["2xx", "5xx"]
+    assert totals.lags["server"].count == 1
+
+
+def test_what_failed_or_is_about_no_jobs_counts_nothing() -> None:
+    meter = Meter(lambda: 0)
+    meter.hear(EngineCalled(verb="enqueue", duration_ms=1, error="unavailable"))
+    meter.hear(EngineCalled(verb="lease", duration_ms=1, answer=[]))
+    meter.hear(EngineCalled(verb="get", duration_ms=1, answer=object()))
+    assert not meter.changes
+    assert not meter.totals.queues

@@ -1,0 +1,146 @@
+"""One process counts and flushes while it lives: by upkeep, by itself, once, and not for others."""
+
+import asyncio
+from collections.abc import Sequence
+
+import pytest
+
+from holdfast import telemetry
+from holdfast.app import Holdfast
+from holdfast.core.model import Record
+from holdfast.engines.base import Engine, Saved, Traits
+from holdfast.engines.memory import MemoryEngine
+from holdfast.errors import EngineUnavailable, Forbidden
+from holdfast.telemetry.accounts import KIND, Account, read
+from tests.telemetry.doubles import count_of, fleet_of
+
+
+class Heard(MemoryEngine):
+    """Says when counts were written; `error` is what comes instead."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.written = asyncio.Event()
+        self.refused = asyncio.Event()
+        self.error: Exception | None = None
+
+    async def save(self, records: Sequence[Record]) -> list[Saved]:
+        counts = any(record.kind == KIND for record in records)
+        if counts and self.error is not None:
+            self.refused.set()
+            raise self.error
+        answers = await super().save(records)
+        if counts:
+            self.written.set()
+        return answers
+
+
+@pytest.fixture(autouse=True)
+def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(telemetry, "FLUSH_S", 0.001)
+
+
+async def accounts(engine: Engine) -> list[Account]:
+    found = [read(record, Account) for record in await engine.load(KIND, limit=100)]
+    return [each for each in found if each is not None and each.role]
+
+
+async def test_counts_come_while_it_runs_and_are_closed_at_its_end() -> None:
+    engine, stop = Heard(), asyncio.Event()
+    async with Holdfast(engine=engine) as app:
+        app.telemetry.role = "worker"
+        running = [asyncio.create_task(app.telemetry.run(stop)) for _ in range(2)]
+        await asyncio.sleep(0)
+        await app.enqueue("t")
+        await engine.written.wait()
+        assert await count_of(engine, "enqueued") == 1
+        await app.enqueue("t")
+        stop.set()
+        await asyncio.gather(*running)
+        [account] = await accounts(engine)
+        assert (account.role, account.closed) == ("worker", True)
+        assert await count_of(engine, "enqueued") == 2
+        # Nobody listens any more: what nobody counts costs nothing.
+        assert not app.listeners
+
+
+async def test_upkeep_counts_and_keeps_the_books() -> None:
+    engine, stop = Heard(), asyncio.Event()
+    async with Holdfast(engine=engine) as app:
+        running = asyncio.create_task(app.upkeep().run(stop))
+        while not app.listeners:  # noqa: ASYNC110 (a task begins when it does)
+            await asyncio.sleep(0)
+        await app.enqueue("t")
+        await engine.written.wait()
+        stop.set()
+        await running
+        assert await count_of(engine, "enqueued") == 1
+        assert (await fleet_of(engine)).epoch
+        for kind in ("minutes", "hours", "days"):
+            assert len(await engine.load(kind, limit=10)) == 1
+
+
+async def test_an_outage_is_outlived() -> None:
+    engine, stop = Heard(), asyncio.Event()
+    async with Holdfast(engine=engine) as app:
+        running = asyncio.create_task(app.telemetry.run(stop))
+        await asyncio.sleep(0)
+        engine.error = EngineUnavailable("away")
+        await app.enqueue("t")
+        await engine.refused.wait()
+        engine.error = None
+        await engine.written.wait()
+        assert await count_of(engine, "enqueued") == 1
+        stop.set()
+        await running
+
+
+async def test_a_fault_of_its_own_harms_nobody(caplog: pytest.LogCaptureFixture) -> None:
+    engine, stop = Heard(), asyncio.Event()
+    async with Holdfast(engine=engine) as app:
+        running = asyncio.create_task(app.telemetry.run(stop))
+        await asyncio.sleep(0)
+        engine.error = ZeroDivisionError("a fault")
+        await app.enqueue("t")
+        await engine.refused.wait()
+        engine.error = None
+        await engine.written.wait()
+        stop.set()
+        await running
+        assert await count_of(engine, "enqueued") == 1
+    assert "counts could not be written" in caplog.text
+
+
+async def test_who_may_not_write_counts_is_left_in_peace() -> None:
+    engine = Heard()
+    async with Holdfast(engine=engine) as app:
+        running = asyncio.create_task(app.telemetry.run(asyncio.Event()))
+        await asyncio.sleep(0)
+        engine.error = Forbidden("not for you")
+        await app.enqueue("t")
+        await running
+
+
+async def test_a_store_that_is_closed_ends_it() -> None:
+    engine = Heard()
+    app = Holdfast(engine=engine)
+    await app.open()
+    running = asyncio.create_task(app.telemetry.run(asyncio.Event()))
+    await asyncio.sleep(0)
+    await app.enqueue("t")
+    await app.close()
+    await running
+
+
+async def test_what_goes_through_another_server_is_counted_there() -> None:
+    class Remote(Heard):
+        @property
+        def traits(self) -> Traits:
+            return Traits(name="remote", durable=True, shared=True)
+
+    engine = Remote()
+    async with Holdfast(engine=engine) as app:
+        await app.telemetry.run(asyncio.Event())
+        assert not app.listeners
+        names = {service.name for service in app.upkeep().services}
+        assert not names & {"bookkeeper", "roller"}
