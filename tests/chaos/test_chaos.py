@@ -17,8 +17,8 @@ import pytest
 from holdfast.chaos.runs import HOME
 from holdfast.worker import processes
 from tests.cli.program import Ran, command, environment, run_program
+from tests.patience import wait_until
 from tests.sources import ROOT
-from tests.torture.test_engines import wait_until
 
 SMALL = ("--seconds", "4", "--kills", "3", "--workers", "2")
 # Where the storm itself is not what is looked at.

@@ -20,6 +20,7 @@ from statistics import median
 import pytest
 
 from holdfast.server.settings import ServerSettings
+from tests.patience import wait_until
 from tests.server.processes import (
     PATIENCE_S,
     Process,
@@ -292,10 +293,3 @@ def dripped(connection: socket.socket, drop: Callable[[], bytes]) -> bytes:
         except OSError:
             return b""
     raise AssertionError("it is still waited for")
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < end, "it did not come about"
-        time.sleep(0.05)

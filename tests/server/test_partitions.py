@@ -1,8 +1,6 @@
 """A server over three files: one of them goes away and comes back, and the others serve."""
 
 import signal
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +13,7 @@ from holdfast.engines.partitioned import PartitionedEngine
 from holdfast.engines.partitioned.homes import home_of
 from holdfast.errors import UsageError
 from tests.cli.program import run_program
+from tests.patience import wait_until
 from tests.server.processes import PATIENCE_S, Process, served
 from tests.server.serving import Served
 
@@ -62,13 +61,6 @@ def shut_out(process: Process) -> list[int]:
     status, said = process.get("/readyz")
     assert status == 200, said
     return [each["number"] for each in said["partitions"] if each["out"] is not None]
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < end, "it did not come about"
-        time.sleep(0.05)
 
 
 def take_away(folder: Path) -> None:

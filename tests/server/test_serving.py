@@ -8,13 +8,14 @@ import socket
 import ssl
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from holdfast.server.settings import ServerSettings
 from tests.cli.program import run_program
+from tests.patience import wait_until
 from tests.server.processes import (
     PATIENCE_S,
     Process,
@@ -234,13 +235,6 @@ def test_it_ends_with_whoever_started_it(tmp_path: Path) -> None:
         assert process.popen.stdin is not None
         process.popen.stdin.close()
         assert process.popen.wait(PATIENCE_S) == 0
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < end, "it did not come about"
-        time.sleep(0.05)
 
 
 def wait_until_refused(process: Process) -> None:

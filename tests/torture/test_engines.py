@@ -10,13 +10,12 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from random import SystemRandom
 
 import pytest
 
+from tests.patience import wait_until
 from tests.sources import ROOT
 
 PATIENCE_S = 30
@@ -128,10 +127,3 @@ def is_group_alive(group: int) -> bool:
     except ProcessLookupError:
         return False
     return True
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come about"
-        time.sleep(0.02)

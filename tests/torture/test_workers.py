@@ -22,8 +22,9 @@ from holdfast.chaos.runs import HOME
 from holdfast.chaos.striking import deck
 from holdfast.core.model import Event, EventKind, Failure, FailureKind, Job, Queue, Reason, State
 from holdfast.worker import processes
+from tests.patience import wait_until
 from tests.sources import ROOT
-from tests.torture.test_engines import run, wait_until
+from tests.torture.test_engines import run
 
 QUEUE = Queue(name="default", lease_ms=2_000, max_attempts=3, max_crashes=2)
 SECOND = 1_000_000_000

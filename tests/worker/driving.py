@@ -5,7 +5,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -31,6 +30,7 @@ from holdfast.worker.wire import (
     frame,
     words_up,
 )
+from tests.patience import wait_until
 
 PATIENCE_S = 60.0
 """Ends a hang; nothing is measured by it."""
@@ -156,13 +156,6 @@ def started(cwd: Path | None = None, **fields: Any) -> Iterator[Child]:
 def is_alive(pid: int) -> bool:
     stat = processes.stat(pid)
     return stat is not None and stat.state not in "ZX"
-
-
-def wait_until(holds: Callable[[], object]) -> None:
-    ends_at = time.monotonic() + PATIENCE_S
-    while not holds():
-        assert time.monotonic() < ends_at, "it never came to be"
-        time.sleep(0.005)
 
 
 def wait_for_pid(path: Path) -> int:

@@ -13,8 +13,9 @@ from holdfast.core.model import State
 from holdfast.worker.board import ALWAYS_NS
 from holdfast.worker.clock import boot_ns
 from holdfast.worker.wire import AskedCancel, Back, Cancel, Ended, Recall, Returned
+from tests.patience import wait_until
 from tests.worker.driven import driven
-from tests.worker.driving import started, wait_for_pid, wait_until
+from tests.worker.driving import started, wait_for_pid
 from tests.worker.running import Place, until
 from tests.worker.staging import Stage
 

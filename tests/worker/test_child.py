@@ -23,8 +23,9 @@ from holdfast.worker.wire import (
     Returned,
     TaskInfo,
 )
+from tests.patience import wait_until
 from tests.sources import ROOT
-from tests.worker.driving import Child, given_job, is_alive, started, wait_for_pid, wait_until
+from tests.worker.driving import Child, given_job, is_alive, started, wait_for_pid
 
 TARGET = f"{Path(__file__).parent}/sample_app.py:app"
 

@@ -10,7 +10,8 @@ import pytest
 
 from holdfast.core.model import FailureKind
 from holdfast.worker.wire import AskedCancel, Cancel, Raised, Ready, Returned, Told
-from tests.worker.driving import Child, is_alive, started, wait_for_pid, wait_until
+from tests.patience import wait_until
+from tests.worker.driving import Child, is_alive, started, wait_for_pid
 
 STUBBORN = "trap '' TERM INT HUP; echo ready; while :; do sleep 0.05; done"
 DAEMON = """

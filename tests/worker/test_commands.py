@@ -21,7 +21,8 @@ from holdfast.worker.wire import (
     TaskInfo,
     Told,
 )
-from tests.worker.driving import Child, started, wait_until
+from tests.patience import wait_until
+from tests.worker.driving import Child, started
 
 HOSTILE = [
     "; echo injected",

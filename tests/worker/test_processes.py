@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from holdfast.worker import processes
-from tests.worker.driving import is_alive, wait_for_pid, wait_until
+from tests.patience import wait_until
+from tests.worker.driving import is_alive, wait_for_pid
 
 FAMILY = "sleep 600 & sleep 600 & wait"
 
