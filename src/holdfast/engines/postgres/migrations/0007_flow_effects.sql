@@ -257,6 +257,10 @@ BEGIN
         PERFORM note_strays(homes || more_homes, seqs || more_seqs);
         PERFORM refresh(now_, lanes_ || more_lanes, ranks || more_ranks);
     END IF;
+    -- One that was just made a parent was passed over: it is found where it went.
+    IF coalesce(cardinality(more_seqs), 0) < cardinality(forth) THEN
+        PERFORM regroup(now_, queues_, grps);
+    END IF;
 END $$;
 
 -- Jobs, each of the queue at its position, that went from one index of waiting jobs to the other:

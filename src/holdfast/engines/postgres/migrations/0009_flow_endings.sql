@@ -103,17 +103,24 @@ BEGIN
     IF queues_ IS NOT NULL THEN
         PERFORM vacate(now_, lanes_, queues_, tenants_, leased_ats);
     END IF;
-    IF grps IS NOT NULL THEN
-        UPDATE jobs j SET flow = j.flow & ~16, holds = j.holds - 1
-        FROM unnest(grp_queues, grps) AS u(queue, grp)
-        CROSS JOIN LATERAL (
-            SELECT y.ctid, y.flow FROM jobs y
-            WHERE y.queue = u.queue AND y.grp = u.grp AND y.state = 0 ORDER BY y.seq LIMIT 1
-        ) x
-        WHERE j.ctid = x.ctid AND (x.flow & 16) <> 0 AND NOT EXISTS (
-            SELECT FROM jobs y WHERE y.queue = u.queue AND y.grp = u.grp AND y.state = 1
-        );
-    END IF;
+    is_left := grps IS NOT NULL;
+    WHILE is_left LOOP
+        -- One that was just made a parent is passed over, and found where it went the next time.
+        WITH next_ AS MATERIALIZED (
+            SELECT x.ctid AS place FROM unnest(grp_queues, grps) AS u(queue, grp)
+            CROSS JOIN LATERAL (
+                SELECT y.ctid, y.flow FROM jobs y
+                WHERE y.queue = u.queue AND y.grp = u.grp AND y.state = 0 ORDER BY y.seq LIMIT 1
+            ) x
+            WHERE (x.flow & 16) <> 0 AND NOT EXISTS (
+                SELECT FROM jobs y WHERE y.queue = u.queue AND y.grp = u.grp AND y.state = 1
+            )
+        ), exposed AS (
+            UPDATE jobs j SET flow = j.flow & ~16, holds = j.holds - 1
+            FROM next_ n WHERE j.ctid = n.place RETURNING j.seq
+        )
+        SELECT count(*) < (SELECT count(*) FROM next_) INTO is_left FROM exposed;
+    END LOOP;
     IF parents IS NOT NULL THEN
         WITH told AS (
             INSERT INTO endings (ns, state, parent)
@@ -238,6 +245,7 @@ DECLARE
     seqs bigint[];
     refs int[];
     queues_ int[];
+    homes int[];
     lanes_ int[];
     ranks smallint[];
     lost bigint[];
@@ -272,12 +280,13 @@ BEGIN
     FROM (SELECT DISTINCT u.seq FROM unnest(seqs) AS u(seq)) w
     CROSS JOIN LATERAL (SELECT y.queue FROM jobs y WHERE y.ns = ns_ AND y.seq = w.seq OFFSET 0) j;
     PERFORM lock_flow(queues_);
-    PERFORM FROM (SELECT DISTINCT u.seq FROM unnest(seqs) AS u(seq) ORDER BY 1) w
+    -- All are locked, and then looked at: a condition here would choose whom to lock.
+    SELECT array_agg(j.queue) INTO homes
+    FROM (SELECT DISTINCT u.seq FROM unnest(seqs) AS u(seq) ORDER BY 1) w
     CROSS JOIN LATERAL (
         SELECT y.queue FROM jobs y WHERE y.ns = ns_ AND y.seq = w.seq FOR NO KEY UPDATE
-    ) j
-    WHERE j.queue <> ALL (queues_);
-    IF FOUND THEN
+    ) j;
+    IF NOT homes <@ queues_ THEN
         RAISE serialization_failure USING MESSAGE = 'a child went to another queue meanwhile';
     END IF;
     now_ := now_ms(given);

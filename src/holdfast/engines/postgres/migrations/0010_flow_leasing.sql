@@ -283,10 +283,16 @@ BEGIN
             leased_at = now_, deadline_at = now_ + coalesce(span, j.lease_ms, line.lease_ms),
             holds = 0, flow = j.flow & ~16
         FROM unnest(places) WITH ORDINALITY AS u(place, o)
-        WHERE j.ctid = u.place
+        WHERE j.ctid = u.place AND j.state = 0
+          -- One whose row somebody had when the expired ones were put aside.
+          AND (j.expires_at IS NULL OR j.expires_at > now_)
         RETURNING j.ctid AS tid_, u.o
     )
     SELECT array_agg(g.tid_ ORDER BY g.o) INTO answer FROM granted g;
+    -- Whoever makes a job a parent holds no flow. Room was taken for it, so that all is done anew.
+    IF coalesce(cardinality(answer), 0) < cardinality(places) THEN
+        RAISE serialization_failure USING MESSAGE = 'a job to be leased was changed meanwhile';
+    END IF;
     RETURN answer;
 END $$;
 

@@ -1,0 +1,88 @@
+"""Whoever makes a job a parent writes on it without holding its flow. All who hold the flow find it
+where it went, and count it once."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from holdfast.core.flow import Limit
+from holdfast.core.model import Lease, LeaseRequest
+from holdfast.core.verdict import Complete, Outcome, Release, Settlement, Verdict
+from holdfast.engines.postgres import PostgresEngine
+from holdfast.testing.contract.making import a_job, a_queue
+from tests.engines.postgres.until import until_blocked
+
+# As `link` writes it.
+MAKE_PARENT = "UPDATE jobs SET flow = flow | 8 WHERE id = $1"
+ALL = Limit(name="all", key="{queue}", concurrency=9)
+
+
+async def lease(engine: PostgresEngine) -> list[Lease]:
+    return await engine.lease(LeaseRequest(queues=("work",), limit=9, worker="w"))
+
+
+@pytest.mark.parametrize("verdict", [Complete(), Complete(then=(a_job("more", queue="work"),))])
+@pytest.mark.parametrize("limits", [(), (ALL,)])
+async def test_when_the_one_before_it_ends(
+    engine: PostgresEngine, look: Any, limits: tuple[Limit, ...], verdict: Verdict
+) -> None:
+    await engine.declare(a_queue("work", limits=limits))
+    await engine.enqueue([a_job(id_, queue="work", group="g") for id_ in ("a", "b", "c")])
+    (first,) = await lease(engine)
+    async with look.transaction():
+        await look.execute(MAKE_PARENT, "b")
+        settling = asyncio.create_task(engine.settle([Settlement(lease=first, verdict=verdict)]))
+        await until_blocked(look)
+    assert await settling == [Outcome.SETTLED]
+    assert [one.id for one in await lease(engine) if one.id != "more"] == ["b"]
+    assert await engine.recount(100) == 0
+
+
+async def test_when_the_first_comes_back(engine: PostgresEngine, look: Any) -> None:
+    await engine.declare(a_queue("work"))
+    await engine.enqueue([a_job(id_, queue="work", group="g") for id_ in ("a", "b")])
+    (first,) = await lease(engine)
+    async with look.transaction():
+        await look.execute(MAKE_PARENT, "a")
+        release = Settlement(lease=first, verdict=Release())
+        settling = asyncio.create_task(engine.settle([release]))
+        await until_blocked(look)
+    assert await settling == [Outcome.SETTLED]
+    assert [one.id for one in await lease(engine)] == ["a"]
+    assert await engine.recount(100) == 0
+
+
+async def test_a_child_that_becomes_a_parent_is_let_go(engine: PostgresEngine, look: Any) -> None:
+    await engine.declare(a_queue("work"))
+    await engine.enqueue([a_job("a", queue="work"), a_job("b", queue="work", after=("a",))])
+    (first,) = await lease(engine)
+    async with look.transaction():
+        await look.execute(MAKE_PARENT, "b")
+        settling = asyncio.create_task(engine.settle([Settlement(lease=first, verdict=Complete())]))
+        await until_blocked(look)
+    assert await settling == [Outcome.SETTLED]
+    assert [one.id for one in await lease(engine)] == ["b"]
+
+
+SHAPES = {
+    "in order": a_queue("work", limits=(ALL,)),
+    "in turns": a_queue("work", limits=(ALL,), fairness="shares"),
+    "by age": a_queue("work", limits=(ALL,), aging_ms=60_000),
+    "groups in batches": a_queue("work", limits=(ALL,), group_batch=2),
+}
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+async def test_no_slot_is_taken_for_a_job_that_went(
+    engine: PostgresEngine, look: Any, shape: str
+) -> None:
+    await engine.declare(SHAPES[shape])
+    await engine.enqueue([a_job(id_, queue="work") for id_ in ("a", "b", "c")])
+    async with look.transaction():
+        await look.execute(MAKE_PARENT, "b")
+        leasing = asyncio.create_task(lease(engine))
+        await until_blocked(look)
+    assert sorted(one.id for one in await leasing) == ["a", "b", "c"]
+    assert await look.fetchval("SELECT sum(used) FROM slots") == 3
+    assert await engine.recount(100) == 0
