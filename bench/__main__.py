@@ -16,7 +16,7 @@ from typing import Any
 
 from rich.console import Console
 
-from bench import drain, engines, flow, server
+from bench import drain, engines, flow, hostile, server
 from bench.report import Report, print_table, record, to_markdown, write_json
 from bench.stores import ENGINES
 
@@ -25,6 +25,7 @@ BENCHES: dict[str, Any] = {
     "drain": drain.run,
     "engines": engines.run,
     "flow": flow.run,
+    "hostile": hostile.run,
     "server": server.run,
 }
 
@@ -61,7 +62,7 @@ def main(arguments: list[str]) -> int:
 
 def _options(
     name: str, given: argparse.Namespace
-) -> engines.Options | drain.Options | flow.Options | server.Sizes:
+) -> engines.Options | drain.Options | flow.Options | server.Sizes | hostile.Sizes:
     chosen = ENGINES if given.engine == "all" else (given.engine,)
     sizes = {key: value for key in ("jobs", "repeats") if (value := getattr(given, key))}
     if name == "drain":
@@ -70,6 +71,9 @@ def _options(
     if name == "flow":
         small = flow.QUICK if given.quick else flow.Sizes()
         return flow.Options(engines=chosen, sizes=replace(small, **sizes))
+    if name == "hostile":
+        some = hostile.QUICK if given.quick else hostile.Sizes()
+        return replace(some, rounds=given.repeats or some.rounds)
     if name == "server":
         few = server.QUICK if given.quick else server.Sizes()
         return replace(few, turns=given.repeats or few.turns)

@@ -1,4 +1,4 @@
-"""What every test may ask for: the event loop, PostgreSQL, a small disk. No policy of its own."""
+"""What every test may ask for: an event loop, a clock, stores, a small disk. No policy here."""
 
 import contextlib
 import gc
@@ -7,13 +7,18 @@ import shutil
 import signal
 import subprocess
 import tempfile
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import AsyncIterator, Callable, Generator, Iterator
 from pathlib import Path
+from urllib.parse import urlsplit
+from uuid import uuid4
 
 import pytest
 from hypothesis import settings
 
+from holdfast.engines.base import Engine
 from holdfast.engines.sqlite.disk import FLOOR_BYTES
+from holdfast.engines.url import open_engine
+from holdfast.testing.clock import ManualClock
 from holdfast.testing.services import ServiceUnavailable
 from tests import services
 
@@ -45,6 +50,11 @@ def anyio_backend() -> str:
     return "asyncio"
 
 
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
+
+
 @pytest.fixture(scope="session")
 def pg_server_dsn() -> Iterator[str]:
     """One server for this test process, started by the first test that needs it."""
@@ -66,11 +76,56 @@ def shared_pg_dsn(pg_server_dsn: str) -> Iterator[str]:
         yield dsn
 
 
+@pytest.fixture(scope="session")
+def pg_model(pg_server_dsn: str) -> Iterator[str]:
+    """The name of a database in which an engine was opened once."""
+    with services.fresh_database(pg_server_dsn) as dsn:
+        services.open_once(dsn)
+        yield urlsplit(dsn).path.removeprefix("/")
+
+
 @pytest.fixture
-def pg_dsn(pg_server_dsn: str) -> Iterator[str]:
-    """An empty database of this test's own."""
+def pg_dsn(pg_server_dsn: str, pg_model: str) -> Iterator[str]:
+    """A database of this test's own with the tables of the engine: copying them takes a tenth of
+    the time that it takes to make them."""
+    with services.fresh_database(pg_server_dsn, like=pg_model) as dsn:
+        services.name_anew(dsn)
+        yield dsn
+
+
+@pytest.fixture
+def empty_pg_dsn(pg_server_dsn: str) -> Iterator[str]:
+    """A database of this test's own with nothing in it."""
     with services.fresh_database(pg_server_dsn) as dsn:
         yield dsn
+
+
+@pytest.fixture
+def pg_url(shared_pg_dsn: str) -> str:
+    """A namespace of this test's own in the shared database."""
+    return f"{shared_pg_dsn}{'&' if '?' in shared_pg_dsn else '?'}namespace={uuid4().hex}"
+
+
+@pytest.fixture(params=["memory", "sqlite", "postgresql"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """An empty store of each sort."""
+    match request.param:
+        case "sqlite":
+            return f"sqlite:///{tmp_path}/work.db"
+        case "postgresql":
+            url: str = request.getfixturevalue("pg_url")
+            return url
+        case _:
+            return "memory:"
+
+
+@pytest.fixture
+async def engine(url: str, clock: ManualClock) -> AsyncIterator[Engine]:
+    """One of each sort, on a clock that only the test moves."""
+    engine = open_engine(url, clock=clock)
+    await engine.open()
+    yield engine
+    await engine.close()
 
 
 @pytest.fixture

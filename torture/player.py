@@ -1,7 +1,7 @@
 """What one tortured process does until it is killed: enqueue, lease, renew, settle, reap, meddle.
 
-It follows the rules for users: the same ids and tokens again after an unknown outcome, policy
-from `lifecycle`, an effect before it completes. It never stops by itself while the storm lasts.
+It follows the rules for users: the same ids and tokens again after an unknown outcome, what
+`policy` says, an effect before it completes. It never stops by itself while the storm lasts.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import signal
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-from holdfast.core import lifecycle, limits
+from holdfast.core import limits, policy
 from holdfast.core.model import (
     Failure,
     FailureKind,
@@ -219,12 +219,12 @@ class Player:
         if roll < 0.85:
             crashed = dice.random() < 0.2
             failure = Failure(kind=FailureKind.CRASH if crashed else FailureKind.ERROR)
-            return lifecycle.after_failure(QUEUES[job.queue], job, failure, dice.random())
+            return policy.after_failure(QUEUES[job.queue], job, failure, dice.random())
         if roll < 0.92:
             return Release("not now")
         if roll < 0.94:
             return Forward(dice.choice((*PLAIN, *FLOWING)))
-        if roll < 0.97 and not lifecycle.exhausted(QUEUES[job.queue], job):
+        if roll < 0.97 and not policy.exhausted(QUEUES[job.queue], job):
             return Retry(dice.choice((0, 50)))
         return Bury(Reason.EXPLICIT)
 

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from holdfast.core import checks, limits
 from holdfast.core.model import AfterOn, Job, JobFilter, NewJob, Receipt, State, Status
 from holdfast.engines.base import Engine
-from holdfast.errors import InvalidJob, JobGone, UsageError
+from holdfast.errors import CircularJobs, InvalidJob, JobGone, UnknownParent, UsageError
 from holdfast.options import checked_all
 
 if TYPE_CHECKING:
@@ -66,7 +66,10 @@ async def enqueue_batch(
     """The jobs first, in batches of 1,000, then the one that waits for them. Whoever is killed on
     the way repeats the call with the same ids and adds what is missing."""
     given = joined(jobs, then, after_on)
-    return Batch(app, id_of(await app.enqueue_many(given)))
+    receipts = await app.enqueue_many(given)
+    if (last := last_again(given, receipts)) is not None:
+        receipts[-1:] = await app.enqueue_many([last])
+    return Batch(app, id_of(receipts))
 
 
 def joined(jobs: Iterable[NewJob], then: NewJob, after_on: AfterOn) -> list[NewJob]:
@@ -77,9 +80,22 @@ def joined(jobs: Iterable[NewJob], then: NewJob, after_on: AfterOn) -> list[NewJ
     if then.after:
         raise InvalidJob(f"job {then.id} is after others already: a batch sets that itself")
     ids = tuple(dict.fromkeys(new.id for new in given))
+    if then.id in ids:
+        raise CircularJobs(
+            f"job {then.id} would wait for itself: give the one that completes the batch another id"
+        )
     last = replace(then, after=ids, after_on=after_on)
     checks.check_job(last)
     return [*given, last]
+
+
+def last_again(given: Sequence[NewJob], receipts: Sequence[Receipt]) -> NewJob | None:
+    """The one that waits, for those that are there: the key of a job may be held by another, which
+    is then the one to wait for. None if it was taken as it was, or that would not help."""
+    ids = tuple(dict.fromkeys(each.id for each in receipts[:-1]))
+    if receipts[-1].code != UnknownParent.code or ids == given[-1].after:
+        return None
+    return replace(given[-1], after=ids)
 
 
 def id_of(receipts: Sequence[Receipt]) -> str:

@@ -129,7 +129,8 @@ async def retry_all(
             if most is not None:
                 fitting = fitting[:left]
                 left -= len(fitting)
-            retried += await put_back(engine, taken_of(fitting), act, plan.patch)
+            taken = taken_of(fitting)
+            retried += await put_back(engine, taken, act, plan.patch, among=plan.wanted)
             advance(len(jobs))
             if left <= 0:
                 break

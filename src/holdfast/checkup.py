@@ -17,7 +17,8 @@ from holdfast.core.model import JobFilter, QueueView, Record, State
 from holdfast.core.text import counted
 from holdfast.core.workers import Health, addressee
 from holdfast.durations import show_at, show_ms
-from holdfast.engines.base import Engine, Examination
+from holdfast.engines.base import Engine, Examination, Expired, Overdue
+from holdfast.errors import Forbidden
 from holdfast.upkeep import Schedules, wall_ms
 from holdfast.upkeep.paging import records
 from holdfast.upkeep.redrive import RedriveState, is_late
@@ -65,13 +66,14 @@ async def check(store: Engine, *, deep: bool = False) -> list[Finding]:
     workers = await Workers(store).all()
     schedules = await Schedules(store, wall_ms).all()
     redrives = [record async for record in records(store, REDRIVE_KIND)]
+    first = await _first_undone(store)
     return [
         *_about_store(store.traits.name, examination, deep=deep),
         _clock(skew_ms, took_ms),
-        *await _upkeep(store, examination.now, schedules, redrives),
+        *_upkeep(first, examination.now, schedules, redrives),
         *_stopped(redrives, examination.now),
         *_workers(workers),
-        *_queues(views, workers),
+        *_queues(views, workers, whole=first is not None),
         *await _tasks(store, views, workers),
     ]
 
@@ -79,7 +81,8 @@ async def check(store: Engine, *, deep: bool = False) -> list[Finding]:
 def _about_store(name: str, found: Examination, *, deep: bool) -> Iterator[Finding]:
     yield Finding(level="ok", name="python", text=f"Python {platform.python_version()}")
     versions = ", ".join(f"{what} {version}" for what, version in found.versions.items())
-    yield Finding(level="ok", name="store", text=f"{name} opens, and its schema fits; {versions}")
+    fits = "; ".join(filter(None, (f"{name} opens, and its schema fits", versions)))
+    yield Finding(level="ok", name="store", text=fits)
     for text in found.trouble:
         what, _, remedy = text.partition(": ")
         yield Finding(level="warn", name="store", text=what, remedy=remedy)
@@ -118,12 +121,22 @@ def _clock(skew_ms: int, took_ms: int) -> Finding:
     )
 
 
-async def _upkeep(
-    store: Engine, now: int, schedules: Sequence[Schedule], redrives: Sequence[Record]
+async def _first_undone(store: Engine) -> tuple[Overdue, Expired] | None:
+    """What upkeep has to see to first; None for a caller who sees only some of the queues."""
+    try:
+        return await store.overdue(1), await store.expired(1)
+    except Forbidden:
+        return None
+
+
+def _upkeep(
+    first: tuple[Overdue, Expired] | None,
+    now: int,
+    schedules: Sequence[Schedule],
+    redrives: Sequence[Record],
 ) -> list[Finding]:
     """Upkeep leaves no trace when it has nothing to do: what it left undone is what is seen."""
-    overdue = (await store.overdue(1)).leases
-    expired = (await store.expired(1)).jobs
+    overdue, expired = (first[0].leases, first[1].jobs) if first else ((), ())
     undone = []
     if overdue and now - (overdue[0].job.deadline_at or now) > LATE_MS_MAX:
         at = show_at(overdue[0].job.deadline_at or now)
@@ -140,7 +153,8 @@ async def _upkeep(
             ago = show_ms(round(record.age_ms, -3))
             undone.append(f"redrive {record.key} made its last step {ago} ago, and is not over")
     if not undone:
-        return [Finding(level="ok", name="upkeep", text="nothing is left undone")]
+        text = "nothing is left undone" if first else "no schedule and no redrive is late"
+        return [Finding(level="ok", name="upkeep", text=text)]
     remedy = "run upkeep: workers do, unless they were told not to"
     return [
         Finding(level="fail", name="upkeep", text=text, remedy=remedy, command="up")
@@ -187,9 +201,12 @@ def _workers(workers: Sequence[WorkerView]) -> Iterator[Finding]:
         )
 
 
-def _queues(views: Sequence[QueueView], workers: Sequence[WorkerView]) -> Iterator[Finding]:
+def _queues(
+    views: Sequence[QueueView], workers: Sequence[WorkerView], *, whole: bool
+) -> Iterator[Finding]:
     present = [view.record for view in workers if view.age_ms <= ABSENT_MS]
-    names = {view.queue.name for view in views}
+    # Whether one that cannot be seen exists, nobody here knows.
+    names = {view.queue.name for view in views} if whole else None
     well = True
     for view in views:
         for finding in _queue(
@@ -225,7 +242,7 @@ async def _tasks(
     return found
 
 
-def _queue(view: QueueView, names: set[str], serving: Sequence[object]) -> Iterator[Finding]:
+def _queue(view: QueueView, names: set[str] | None, serving: Sequence[object]) -> Iterator[Finding]:
     queue = view.queue
     waiting = view.ready + view.delayed
     least = "at least " if "ready" in view.estimated else ""
@@ -248,6 +265,6 @@ def _queue(view: QueueView, names: set[str], serving: Sequence[object]) -> Itera
     if queue.max_depth is not None and waiting >= queue.max_depth:
         text = f"queue {queue.name} is full: it holds {counted(waiting, 'waiting job')}"
         yield warn(text, "start more workers", f"worker start --queues {queue.name}")
-    if queue.dead_queue is not None and queue.dead_queue not in names:
+    if names is not None and queue.dead_queue is not None and queue.dead_queue not in names:
         text = f"the dead queue {queue.dead_queue} of queue {queue.name} does not exist"
         yield warn(text, "create it", f"queue create {queue.dead_queue}")

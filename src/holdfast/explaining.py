@@ -7,31 +7,24 @@ from functools import cache
 import msgspec
 
 from holdfast.core import breaker as rules
+from holdfast.core import pauses
 from holdfast.core.breaker import HOST_PREFIX, TASK_PREFIX, BreakerState
 from holdfast.core.causes import Cause, of_the_flow
 from holdfast.core.explain import Facts, Seen, explain, startable
 from holdfast.core.flow import Waits
 from holdfast.core.lifecycle import is_expired
 from holdfast.core.model import Job, JobFilter, Record, State
+from holdfast.core.pauses import Pause, pause_of
 from holdfast.engines.base import Engine, Saved
 from holdfast.worker.breaker_book import Book
 from holdfast.worker.registry import Workers, load_all
 from holdfast.worker.webhook import WEBHOOK, host_of
 
-PAUSE_KIND = "pause"
-"""Who paused a queue, under its name. It only tells: what counts is the queue's own setting."""
+PAUSE_KIND = pauses.KIND
 
 _PAGE = 100
 _PARENTS = 5
 _PAGES_MAX = 10
-
-
-class Pause(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """By whom a queue was paused, when, and why."""
-
-    by: str = ""
-    text: str = ""
-    at: int | None = None
 
 
 async def explain_job(engine: Engine, job: Job, now: int) -> list[Cause]:
@@ -88,11 +81,8 @@ async def _with_breaker(engine: Engine, facts: Facts) -> Facts:
 
 async def load_pause(engine: Engine, queue: str) -> Pause:
     """What is known of the pause of a queue; nothing when nobody left a word."""
-    record = await _pause_record(engine, queue)
-    try:
-        return msgspec.json.decode(record.value or b"", type=Pause)
-    except msgspec.DecodeError:
-        return Pause()
+    pause = pause_of(await _pause_record(engine, queue))
+    return Pause() if pause.over else pause
 
 
 async def save_pause(engine: Engine, queue: str, pause: Pause | None) -> None:
@@ -104,6 +94,17 @@ async def save_pause(engine: Engine, queue: str, pause: Pause | None) -> None:
             return
         new = msgspec.structs.replace(old, value=value)
         if (await engine.save([new]))[0] is Saved.SAVED:
+            return
+
+
+async def end_pause(engine: Engine, queue: str) -> None:
+    """Say of the word, if there is one, that it is over."""
+    for _ in range(3):
+        old = await _pause_record(engine, queue)
+        if old.value is None:
+            return
+        over = msgspec.json.encode(msgspec.structs.replace(pause_of(old), over=True))
+        if (await engine.save([msgspec.structs.replace(old, value=over)]))[0] is Saved.SAVED:
             return
 
 

@@ -43,4 +43,8 @@ def pairs(name: str, given: Sequence[str] | None) -> dict[str, str] | None:
     for each, (key, equals, _) in zip(given, split, strict=True):
         if not key or not equals:
             raise UsageError(f"{name} {each[:80]!r} is not name=value")
-    return {key: value for key, _, value in split}
+    found: dict[str, str] = {}
+    for key, _, value in split:
+        if found.setdefault(key, value) != value:
+            raise UsageError(f"{name} {key[:80]!r} is given two values: it has one")
+    return found

@@ -11,7 +11,7 @@ import traceback
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from holdfast.core import checks, codec, lifecycle
+from holdfast.core import checks, codec, policy
 from holdfast.core.model import Failure, Lease, LeaseRequest, NewJob, Note, Queue, Reason, Renewal
 from holdfast.core.verdict import (
     Bury,
@@ -19,7 +19,6 @@ from holdfast.core.verdict import (
     Forward,
     Outcome,
     Release,
-    Retry,
     Settlement,
     Verdict,
 )
@@ -96,15 +95,23 @@ class Leasing:
     async def fail(self, lease: Lease, error: BaseException | str) -> None:
         """The attempt failed: the queue's policy decides between another one and a dead letter."""
         queue = await self._queue(expected("lease", lease, Lease).job.queue)
-        verdict = lifecycle.after_failure(queue, lease.job, _failure(error), random.random())
+        verdict = policy.after_failure(queue, lease.job, _failure(error), random.random())
         await self._end(lease, verdict)
 
     async def retry(
-        self, lease: Lease, *, delay: Duration = 0, error: BaseException | str | None = None
+        self,
+        lease: Lease,
+        *,
+        delay: Duration | None = None,
+        error: BaseException | str | None = None,
     ) -> None:
-        """Run it again, whatever the queue's policy says."""
+        """Run it again: after the delay, or, without one, when the backoff says. After the last
+        attempt it is a dead letter."""
+        delay_ms = None if delay is None else to_ms("delay", delay, UsageError)
         failure = None if error is None else _failure(error)
-        await self._end(lease, Retry(to_ms("delay", delay, UsageError), failure))
+        queue = await self._queue(expected("lease", lease, Lease).job.queue)
+        draw = random.random()
+        await self._end(lease, policy.after_asking(queue, lease.job, failure, delay_ms, draw))
 
     async def bury(self, lease: Lease, error: BaseException | str = "") -> None:
         """It cannot be done: a dead letter."""

@@ -7,8 +7,9 @@ import time
 
 from holdfast.core import admission
 from holdfast.core.model import Queue, QueueView
+from holdfast.core.pauses import Pause
 from holdfast.engines.base import Engine
-from holdfast.explaining import Pause, save_pause
+from holdfast.explaining import end_pause, save_pause
 from holdfast.limiting import change_queue
 from holdfast.options import QueueOptions, changed_queue
 
@@ -40,7 +41,7 @@ async def pause_queue(engine: Engine, name: str, pause: Pause) -> Queue:
 
 async def resume_queue(engine: Engine, name: str) -> Queue:
     queue = await alter_queue(engine, name, {"paused": False})
-    await save_pause(engine, name, None)
+    await end_pause(engine, name)
     return queue
 
 

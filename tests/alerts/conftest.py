@@ -1,5 +1,5 @@
-"""An engine of each sort on a clock that only the test moves."""
+"""An engine of each sort on the clock of the test."""
 
-from tests.telemetry.conftest import clock, engine
+from tests.telemetry.conftest import engine
 
-__all__ = ["clock", "engine"]
+__all__ = ["engine"]

@@ -5,13 +5,17 @@ import msgspec
 from holdfast import config
 from holdfast.alerts import Alerter, Reader, Teller, alerts_of
 from holdfast.alerts.telling import Notice
-from holdfast.core.model import NewJob, Record
+from holdfast.core.model import JobFilter, NewJob, Record, State
+from holdfast.core.verdict import Cancel
 from holdfast.core.workers import KIND as WORKER_KIND
 from holdfast.core.workers import WorkerRecord
 from holdfast.engines.base import Engine
 from holdfast.telemetry.notable import KIND as EVENTS_KIND
 from holdfast.telemetry.notable import Notable, events_of
 from holdfast.testing.clock import ManualClock
+
+RAISED, ENDED = "alert.raised", "alert.ended"
+DEPTH = "depth/default"
 
 
 class Guard:
@@ -57,6 +61,10 @@ async def fill(engine: Engine, count: int, queue: str = "default", first: int = 
     for at in range(0, count, 1_000):
         await engine.enqueue([NewJob(id=id_, task="t", queue=queue) for id_ in ids[at:][:1_000]])
     return ids
+
+
+async def empty(engine: Engine) -> None:
+    await engine.amend(JobFilter(states=(State.WAITING,)), Cancel(), limit=1_000)
 
 
 async def come(engine: Engine, name: str, *queues: str, **more: object) -> None:

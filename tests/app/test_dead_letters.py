@@ -34,11 +34,6 @@ MINUTE = 60_000
 
 
 @pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock()
-
-
-@pytest.fixture
 async def engine(clock: ManualClock) -> AsyncIterator[MemoryEngine]:
     engine = MemoryEngine(clock=clock)
     await engine.open()

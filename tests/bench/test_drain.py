@@ -26,21 +26,25 @@ NAMES = ("holdfast", "holdfast, --processes 0")
 ALONE = {"idle worker", "commands beside bare spawns", "enqueue from a pipe of 20 lines"}
 
 
-@pytest.mark.parametrize(("engine", "names"), [("sqlite", NAMES), ("postgres", NAMES[:1])])
+@pytest.mark.parametrize(
+    ("engine", "names", "alone"), [("sqlite", NAMES, ALONE), ("postgres", NAMES[:1], set())]
+)
 async def test_everything_is_measured(
-    engine: EngineName, names: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+    engine: EngineName, names: tuple[str, ...], alone: set[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Who runs without processes does so on either engine alike: one has to do."""
+    """Who runs without processes, and what only Holdfast is asked for, is the same on either
+    engine: one has to do."""
     takes_part = [who for who in HOLDFAST if who.engine == engine]
     assert tuple(who.name for who in takes_part) == NAMES
     monkeypatch.setattr(drain, "HOLDFAST", tuple(takes_part[: len(names)]))
-    report = await run(Options(engines=(engine,), sizes=TINY, peers=False), lambda _: None)
+    options = Options(engines=(engine,), sizes=TINY, peers=False, alone=bool(alone))
+    report = await run(options, lambda _: None)
     assert not report.notes
     assert {result.metric for result in report.results} == {
         *names,
         *(f"{name} (commit synced)" for name in names),
         *(f"{name}, p{part}" for name in names for part in (50, 95, 99)),
-        *ALONE,
+        *alone,
     }
     assert {result.engine for result in report.results} == {engine}
     assert all(result.value > 0 for result in report.results)

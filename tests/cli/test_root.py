@@ -137,7 +137,11 @@ def _leaves() -> Iterator[tuple[tuple[str, ...], App]]:
     app = root.build()
     for words, _, _ in root.COMMANDS:
         path = tuple(words.split())
-        yield path, app[path[0]] if len(path) == 1 else app[path[0]][path[1]]
+        yield path, _leaf(app, path)
+
+
+def _leaf(app: App, path: tuple[str, ...]) -> App:
+    return app[path[0]] if len(path) == 1 else app[path[0]][path[1]]
 
 
 def _kinds(hint: Any) -> list[Any]:
@@ -174,7 +178,7 @@ def test_every_flag_has_its_variable(words: str, monkeypatch: pytest.MonkeyPatch
             monkeypatch.delenv(there)
     path = tuple(words.split())
     app = root.build()
-    arguments = _arguments(dict(_leaves())[path])
+    arguments = _arguments(_leaf(app, path))
     needed = [each for each in arguments if each.required]
     without = _parsed(app, [*path, *(word for each in needed for word in _words(each))])
     for wanted in arguments:

@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 from holdfast.cli import serve
+from holdfast.server.binding import listener
+from holdfast.server.settings import ServerSettings
 from tests.cli.program import Cli, run_program
 from tests.cli.test_up import last_line, program, users_of
 from tests.server.processes import PATIENCE_S, Process, self_signed
@@ -39,6 +41,11 @@ def test_a_port_that_is_in_use_is_a_line_with_the_remedy(cli: Cli, tmp_path: Pat
         (["--tls-cert", "missing.pem"], "missing.pem"),
         (["--grace", "soon"], "soon"),
         (["--body-max", "1"], "--body-max must be"),
+        (["--allow-host", "https://jobs.internal"], "without https://"),
+        (["--allow-host", "jobs.internal:7433"], "without a port"),
+        (["--allow-origin", "*"], "is no origin"),
+        (["--allow-origin", "https://tools.test/"], "is no origin"),
+        (["--archive", "missing/old.jsonl"], "there is no folder"),
     ],
 )
 def test_what_cannot_be_is_refused_before_anything_starts(
@@ -49,6 +56,31 @@ def test_what_cannot_be_is_refused_before_anything_starts(
     assert says in ran.err
     assert ran.err.count("\n") == 1
     assert list(tmp_path.iterdir()) == []
+
+
+def test_an_archive_without_a_folder_is_refused_by_workers_too(cli: Cli) -> None:
+    ran = cli("worker", "start", "--archive", "missing/old.jsonl")
+    assert (ran.code, "there is no folder" in ran.err) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("hosts", "origins"),
+    [
+        (("jobs.internal", "JOBS_1.example.com", "10.0.0.7", "fd00::7"), ()),
+        ((), ("https://tools.test", "http://[::1]:3000", "chrome-extension://abc")),
+    ],
+)
+def test_names_and_origins_as_requests_have_them(
+    hosts: tuple[str, ...], origins: tuple[str, ...]
+) -> None:
+    listener(ServerSettings(port=0, hosts=hosts, origins=origins)).close()
+
+
+def test_jobs_that_end_with_the_server_are_told_of(tmp_path: Path) -> None:
+    with program(tmp_path, "serve", "--port", "0", "--url", "memory:") as process:
+        last_line(process, "holdfast")
+        process.terminate()
+        assert "when it ends they are gone" in process.communicate()[1]
 
 
 def test_up_serves_too_and_goes_on_when_the_server_is_killed(tmp_path: Path) -> None:

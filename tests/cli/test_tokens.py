@@ -30,6 +30,13 @@ def test_a_token_is_printed_alone_and_this_once(cli: Cli) -> None:
     assert token["expires_at"] > token["created_at"]
 
 
+def test_scopes_may_be_given_one_by_one(cli: Cli) -> None:
+    line = ("--scope", "produce", "--scope", "consume", "--scopes", "operate,run-commands")
+    assert cli("token", "create", "ci", *line).code == 0
+    [token] = cli("token", "list", "--json").json
+    assert token["scopes"] == ["produce", "consume", "operate", "run-commands"]
+
+
 @pytest.mark.parametrize("by", ["id", "name", "token"])
 def test_one_is_revoked_by_whatever_is_known_of_it(cli: Cli, by: str) -> None:
     made = cli("token", "create", "ci", "--scopes", "operate", "--expires", "never", "--json").json

@@ -1,4 +1,4 @@
-"""All policy, as examples of each rule and as properties that hold for every job."""
+"""The ways of a job through its states, as examples and as properties of every job."""
 
 from functools import partial
 
@@ -7,14 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from holdfast.core import lifecycle, limits
+from holdfast.core import lifecycle, limits, policy
 from holdfast.core.backoff import Backoff
 from holdfast.core.model import (
     Failure,
     FailureKind,
     Job,
-    NewJob,
-    Overrides,
     Queue,
     Reason,
     State,
@@ -29,149 +27,13 @@ from holdfast.core.verdict import (
     Verdict,
 )
 from holdfast.testing.histories import verdicts
-from tests.core.made import NOW, failures, jobs, leased_jobs, queues
+from tests.core.made import NOW, jobs, leased_jobs, queues
 
 QUEUE = Queue(name="q", max_attempts=3, max_crashes=2, backoff=Backoff(first_ms=100, jitter=0.0))
 JOB = Job(id="a", task="t", queue="q", state=State.LEASED, token=7, attempt=1, worker="w")
 ERROR = Failure(message="no")
 CRASH = Failure(kind=FailureKind.CRASH)
 OVERDUE = Failure(kind=FailureKind.OVERDUE)
-
-
-def test_success_completes() -> None:
-    then = (NewJob(id="b", task="t"),)
-    assert lifecycle.after_success(b"r", then) == Complete(b"r", then)
-
-
-def test_a_failure_is_retried_with_backoff_until_the_attempts_are_used() -> None:
-    verdicts_ = [
-        lifecycle.after_failure(QUEUE, replace(JOB, attempt=attempt), ERROR, 0.0)
-        for attempt in (1, 2, 3, 4)
-    ]
-    assert verdicts_ == [
-        Retry(100, ERROR),
-        Retry(200, ERROR),
-        Bury(Reason.ATTEMPTS, ERROR),
-        Bury(Reason.ATTEMPTS, ERROR),
-    ]
-
-
-def test_zero_attempts_means_unlimited() -> None:
-    queue = replace(QUEUE, max_attempts=0)
-    verdict = lifecycle.after_failure(queue, replace(JOB, attempt=10**6), ERROR, 0.0)
-    assert isinstance(verdict, Retry)
-    own = replace(JOB, attempt=9, overrides=Overrides(max_attempts=0))
-    assert isinstance(lifecycle.after_failure(QUEUE, own, ERROR, 0.0), Retry)
-
-
-def test_a_jobs_own_answers_come_before_its_queues() -> None:
-    own = Overrides(max_attempts=1, max_crashes=9, backoff=Backoff(first_ms=5, jitter=0.0))
-    job = replace(JOB, overrides=own)
-    assert lifecycle.after_failure(QUEUE, job, ERROR, 0.0) == Bury(Reason.ATTEMPTS, ERROR)
-    longer = replace(job, overrides=replace(own, max_attempts=5))
-    assert lifecycle.after_failure(QUEUE, longer, ERROR, 0.0) == Retry(5, ERROR)
-    assert lifecycle.crashes_max(QUEUE, job) == 9
-
-
-def test_crashes_are_bounded_by_themselves() -> None:
-    queue = replace(QUEUE, max_attempts=0)
-    assert isinstance(lifecycle.after_failure(queue, JOB, CRASH, 0.0), Retry)
-    again = replace(JOB, crashes=1)
-    assert lifecycle.after_failure(queue, again, CRASH, 0.0) == Bury(Reason.CRASHED, CRASH)
-    assert isinstance(lifecycle.after_failure(queue, again, ERROR, 0.0), Retry)
-
-
-def test_a_cancelled_job_is_not_buried_for_failing() -> None:
-    job = replace(JOB, attempt=99, cancel_requested=True)
-    assert lifecycle.after_failure(QUEUE, job, CRASH, 0.0) == Retry(0, CRASH)
-    verdict = lifecycle.after_overdue(QUEUE, job)
-    assert isinstance(verdict, Retry)
-    assert lifecycle.apply(job, verdict, QUEUE, NOW).job.state is State.CANCELLED
-
-
-def test_an_overdue_lease_is_retried_at_once_or_buried() -> None:
-    verdict = lifecycle.after_overdue(QUEUE, JOB)
-    assert isinstance(verdict, Retry)
-    assert verdict.delay_ms == 0
-    assert verdict.failure is not None
-    assert verdict.failure.kind is FailureKind.OVERDUE
-    assert "w" in verdict.failure.message
-    last = lifecycle.after_overdue(QUEUE, replace(JOB, attempt=3))
-    assert isinstance(last, Bury)
-    assert last.reason is Reason.ATTEMPTS
-
-
-def test_an_expired_job_is_buried_by_the_reaper() -> None:
-    act = lifecycle.after_expiry(replace(JOB, attempt=2))
-    assert (act.by, act.reason) == ("reaper", Reason.EXPIRED)
-    assert act.failure is not None
-    assert act.failure.kind is FailureKind.EXPIRED
-    assert "2 attempts" in act.failure.message
-
-
-@pytest.mark.parametrize(
-    ("fields", "text"),
-    [
-        ({"expires_at": NOW + 300_000}, "worker ann did not take it within its TTL of 5m"),
-        ({"expires_at": NOW + 90_499}, "worker ann did not take it within its TTL of 90s"),
-        ({"expires_at": NOW + 250}, "worker ann did not take it within its TTL of 250ms"),
-        (
-            {"expires_at": NOW + 5_000, "attempt": 2},
-            "worker ann did not finish it in 2 attempts within its TTL of 5s",
-        ),
-        ({"expires_at": NOW - 5}, "worker ann did not take it within its TTL of 0ms"),
-    ],
-)
-def test_expiry_of_an_addressed_job_names_the_worker(fields: dict[str, int], text: str) -> None:
-    job = replace(JOB, **{"queue": "worker.ann", "attempt": 0, "created_at": NOW} | fields)
-    act = lifecycle.after_expiry(job)
-    assert act.failure is not None
-    assert act.failure.message == text
-
-
-def test_jobs_that_expire_alike_can_be_buried_by_one_act() -> None:
-    jobs_ = [
-        replace(JOB, id=f"j{n}", seq=n, queue="worker.ann", created_at=NOW + n, expires_at=NOW + at)
-        for n in range(9)
-        for at in (300_000, 300_000 + n)
-    ]
-    assert len(set(map(lifecycle.after_expiry, jobs_))) == 1
-
-
-def test_a_queue_that_names_no_worker_addresses_nobody() -> None:
-    act = lifecycle.after_expiry(replace(JOB, queue="worker.", expires_at=NOW))
-    assert act.failure is not None
-    assert act.failure.message.startswith("not started before its expiry")
-
-
-def test_on_delivery_what_is_used_up_or_expired_does_not_run() -> None:
-    fresh = replace(JOB, attempt=3, leased_at=NOW, expires_at=NOW + 1)
-    assert lifecycle.on_delivery(QUEUE, fresh, NOW + 5) is None
-    used_up = lifecycle.on_delivery(QUEUE, replace(fresh, attempt=4), NOW)
-    assert isinstance(used_up, Bury)
-    assert used_up.reason is Reason.ATTEMPTS
-    expired = lifecycle.on_delivery(QUEUE, replace(fresh, expires_at=NOW), NOW)
-    assert isinstance(expired, Bury)
-    assert expired.reason is Reason.EXPIRED
-    assert lifecycle.on_delivery(replace(QUEUE, max_attempts=0), replace(JOB, attempt=9), 0) is None
-
-
-@given(queues, leased_jobs, failures, st.floats(0, 1, exclude_max=True))
-def test_a_failure_is_buried_only_when_a_bound_is_reached(
-    queue: Queue, job: Job, failure: Failure, draw: float
-) -> None:
-    verdict = lifecycle.after_failure(queue, job, failure, draw)
-    most, crashes = lifecycle.attempts_max(queue, job), lifecycle.crashes_max(queue, job)
-    crashed = failure.kind is FailureKind.CRASH and job.crashes + 1 >= crashes
-    used_up = most != 0 and job.attempt >= most
-    if job.cancel_requested:
-        assert verdict == Retry(0, failure)
-    elif crashed or used_up:
-        reason = Reason.CRASHED if crashed else Reason.ATTEMPTS
-        assert verdict == Bury(reason, failure)
-    else:
-        assert isinstance(verdict, Retry)
-        assert 0 <= verdict.delay_ms <= queue.backoff.cap_ms
 
 
 def test_expiry_and_readiness_at_their_very_instants() -> None:
@@ -184,13 +46,6 @@ def test_expiry_and_readiness_at_their_very_instants() -> None:
     ]
     assert not lifecycle.is_ready(replace(waiting, state=State.DONE), 15)
     assert not lifecycle.is_expired(replace(waiting, expires_at=None), 10**15)
-
-
-def test_a_dead_letter_is_kept_at_least_as_long_as_a_done_job() -> None:
-    queue = replace(QUEUE, retention_ms=10, dead_retention_ms=5)
-    assert lifecycle.retention_ms(queue, State.DEAD) == 10
-    assert lifecycle.retention_ms(replace(queue, dead_retention_ms=99), State.DEAD) == 99
-    assert lifecycle.retention_ms(replace(queue, dead_retention_ms=99), State.CANCELLED) == 10
 
 
 _L, _S = Outcome.LOST, Outcome.SETTLED
@@ -359,12 +214,5 @@ def test_what_is_not_waiting_or_not_due_cannot_be_leased(job: Job) -> None:
 
 def test_the_crash_that_buries_is_counted_too() -> None:
     leased = replace(JOB, crashes=1, attempt=2)
-    verdict = lifecycle.after_failure(QUEUE, leased, CRASH, 0.5)
+    verdict = policy.after_failure(QUEUE, leased, CRASH, 0.5)
     assert lifecycle.apply(leased, verdict, QUEUE, NOW).job.crashes == 2
-
-
-def test_a_jobs_own_timeout_goes_before_its_queues() -> None:
-    assert lifecycle.timeout_ms(QUEUE, JOB) is None
-    timed = replace(QUEUE, timeout_ms=5_000)
-    assert lifecycle.timeout_ms(timed, JOB) == 5_000
-    assert lifecycle.timeout_ms(timed, replace(JOB, overrides=Overrides(timeout_ms=70))) == 70

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import itertools
 import json
 import re
 import shlex
@@ -125,6 +126,24 @@ def test_the_scaler_reads_a_number_that_is_there() -> None:
     assert read.queue == asked["queue"]
     fields = {field.name: field for field in msgspec.structs.fields(operation.answer)}
     assert fields[trigger["metadata"]["valueLocation"]].type is int
+
+
+def test_the_server_answers_to_the_names_it_is_asked_by() -> None:
+    """Whatever asks from another namespace, as an autoscaler does, needs the whole of the name."""
+    everything = [each for path in MANIFESTS for each in documents(path)]
+    arguments = [words for words in values(everything, "args") if words[0] == "serve"]
+    names = {
+        given
+        for words in arguments
+        for flag, given in itertools.pairwise(words)
+        if flag == "--allow-host"
+    }
+    written = "\n".join(path.read_text() for path in MANIFESTS)
+    asked = set(re.findall(rf"http://([^:/\s]+):{PORT}", written))
+    assert asked <= names
+    scaled = [url for url in values(everything, "url") if "/v1/scaling" in url]
+    assert scaled
+    assert all(".svc:" in url for url in scaled)
 
 
 def test_a_stop_waits_longer_than_the_grace_time() -> None:

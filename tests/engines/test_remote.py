@@ -311,8 +311,43 @@ async def test_opening_says_whom_it_did_not_find() -> None:
         remote = RemoteEngine(script.place)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(engine, "_OPEN_PATIENCE_S", 0.0)
-            with pytest.raises(EngineUnavailable, match="cannot be reached"):
+            with pytest.raises(EngineUnavailable, match="cannot be reached: Connection refused"):
                 await remote.open()
+
+
+async def test_opening_says_when_the_other_of_http_and_https_is_meant(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A server with TLS hangs up on what is none; one without it answers in plain words."""
+    monkeypatch.setattr(engine, "_OPEN_PATIENCE_S", 0.0)
+    async with _saying(b"") as port:
+        with pytest.raises(EngineUnavailable, match="does it serve https://"):
+            await RemoteEngine(f"http://127.0.0.1:{port}").open()
+    async with _saying(b"HTTP/1.1 400 Bad Request\r\ncontent-length: 0\r\n\r\n") as port:
+        with pytest.raises(EngineUnavailable, match="does it serve plain http://"):
+            await RemoteEngine(f"https://127.0.0.1:{port}").open()
+
+
+@asynccontextmanager
+async def _saying(answer: bytes) -> AsyncIterator[int]:
+    """Whatever is said to it."""
+
+    async def tell(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(1)
+        writer.write(answer)
+        writer.close()
+
+    server = await asyncio.start_server(tell, "127.0.0.1", 0)
+    async with server:
+        yield server.sockets[0].getsockname()[1]
+
+
+async def test_a_server_of_another_version_is_told_from_a_stranger() -> None:
+    body = b'{"error":{"code":"unknown_path","message":"there is nothing","detail":{}}}'
+    head = b"HTTP/1.1 404 x\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
+    async with meeting(words(head % len(body) + body)) as (_, remote):
+        with pytest.raises(EngineError, match="of the same version"):
+            await remote.enqueue([a_job("a")])
 
 
 async def test_there_is_a_most_of_connections(monkeypatch: pytest.MonkeyPatch) -> None:

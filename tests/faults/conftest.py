@@ -25,11 +25,6 @@ def disk() -> Iterator[FaultyDisk]:
 
 
 @pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock()
-
-
-@pytest.fixture
 async def open_engine(tmp_path: Path, clock: ManualClock) -> AsyncIterator[OpenEngine]:
     opened = []
 

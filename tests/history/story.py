@@ -31,7 +31,11 @@ class Story:
     def work(self, id_: str, token: int, **said: Any) -> None:
         """A lease and its completion."""
         self.lease(token, id_=id_, **said)
-        self.settle(token, "complete", id=id_)
+        self.finish(token, id_)
+
+    def finish(self, token: int, id_: str = "a", *, attempt: int = 1) -> None:
+        """A completion, and the job is kept as done."""
+        self.settle(token, "complete", id=id_, attempt=attempt)
         self.keep(id_=id_)
 
     def call(self, op: str, *, answer: str = "ok", count: int | None = None, **said: Any) -> None:

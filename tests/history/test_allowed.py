@@ -20,8 +20,7 @@ def repeated_enqueue(story: Story) -> None:
     story.enqueue(answer="none")
     story.enqueue(status="duplicate")
     story.lease(1)
-    story.settle(1, "complete")
-    story.keep()
+    story.finish(1)
 
 
 def late_settle_that_wins(story: Story) -> None:
@@ -31,8 +30,7 @@ def late_settle_that_wins(story: Story) -> None:
     story.overdue(1)
     story.settle(1, "retry", failure="overdue")
     story.settle(1, "complete")
-    story.settle(1, "complete")
-    story.keep()
+    story.finish(1)
 
 
 def lease_whose_answer_was_lost(story: Story) -> None:
@@ -42,8 +40,7 @@ def lease_whose_answer_was_lost(story: Story) -> None:
     story.overdue(7)
     story.settle(7, "retry", failure="overdue")
     story.lease(8, attempt=2)
-    story.settle(8, "complete", attempt=2)
-    story.keep()
+    story.finish(8, attempt=2)
 
 
 def release_gives_the_attempt_back(story: Story) -> None:
@@ -51,8 +48,7 @@ def release_gives_the_attempt_back(story: Story) -> None:
     story.lease(1)
     story.settle(1, "release")
     story.lease(2)
-    story.settle(2, "complete")
-    story.keep()
+    story.finish(2)
 
 
 def redriven(story: Story) -> None:
@@ -61,8 +57,7 @@ def redriven(story: Story) -> None:
     story.settle(1, "bury", reason="explicit")
     story.amend("redrive")
     story.lease(2)
-    story.settle(2, "complete")
-    story.keep()
+    story.finish(2)
 
 
 def moved_to_the_dead_queue(story: Story) -> None:
@@ -86,8 +81,7 @@ def enqueued_again_after_its_deletion(story: Story) -> None:
     story.amend("delete")
     story.enqueue(answer="none")
     story.lease(2)
-    story.settle(2, "complete")
-    story.keep()
+    story.finish(2)
 
 
 def two_at_once_under_one_key(story: Story) -> None:
@@ -115,8 +109,7 @@ def wall_clock_set_forward(story: Story) -> None:
     story.enqueue(delay_ms=60_000, expires_ms=90_000)
     story.note("jump")
     story.lease(1)
-    story.settle(1, "complete")
-    story.keep()
+    story.finish(1)
 
 
 def rate_kept(story: Story) -> None:
@@ -136,8 +129,7 @@ def limits_kept(story: Story) -> None:
         story.enqueue(id_, tenant=id_)
         story.lease(token, id_=id_, tenant=id_, task="work")
     for token, id_ in enumerate("ab", 1):
-        story.settle(token, "complete", id=id_)
-        story.keep(id_=id_)
+        story.finish(token, id_)
     story.enqueue("c", tenant="a")
     story.work("c", 3, tenant="a", task="work")
 
@@ -150,10 +142,8 @@ def slot_of_a_lapsed_lease(story: Story) -> None:
     story.rest(LEASE_MS)
     story.settle(1, "retry", failure="overdue")
     story.lease(2, id_="b", task="work")
-    story.settle(1, "complete")
-    story.keep()
-    story.settle(2, "complete", id="b")
-    story.keep(id_="b")
+    story.finish(1)
+    story.finish(2, "b")
 
 
 def batch_of_a_group(story: Story) -> None:
@@ -162,8 +152,7 @@ def batch_of_a_group(story: Story) -> None:
         story.enqueue(id_, group="g")
     story.lease_many("ab", 1, group="g")
     for id_ in "ba":
-        story.settle(1, "complete", id=id_)
-        story.keep(id_=id_)
+        story.finish(1, id_)
 
 
 def head_of_a_group_taken_away(story: Story) -> None:
@@ -203,8 +192,7 @@ def limit_lowered_under_its_leases(story: Story) -> None:
         story.lease(token, id_=id_, task="work")
     story.declare(limits=(Limit(name="l", concurrency=1),))
     for token, id_ in enumerate("ab", 1):
-        story.settle(token, "complete", id=id_)
-        story.keep(id_=id_)
+        story.finish(token, id_)
     story.enqueue("c")
     story.work("c", 3, task="work")
 
@@ -217,8 +205,7 @@ def limit_raised_by_somebody_who_was_killed(story: Story) -> None:
         story.enqueue(id_)
         story.lease(token, id_=id_, task="work")
     for token, id_ in enumerate("ab", 1):
-        story.settle(token, "complete", id=id_)
-        story.keep(id_=id_)
+        story.finish(token, id_)
 
 
 def limit_that_counts_by_another_key_now(story: Story) -> None:
@@ -227,8 +214,7 @@ def limit_that_counts_by_another_key_now(story: Story) -> None:
         story.enqueue(id_, tenant="t")
         story.lease(token, id_=id_, tenant="t", task="work")
     for token, id_ in enumerate("ab", 1):
-        story.settle(token, "complete", id=id_)
-        story.keep(id_=id_)
+        story.finish(token, id_)
 
 
 def rate_changed_within_its_window(story: Story) -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.server import hand
 from tests.server.asking import Rest, serving
 
 
@@ -12,3 +13,11 @@ from tests.server.asking import Rest, serving
 async def rest(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Rest]:
     async with serving(request.param, tmp_path) as rest:
         yield rest
+
+
+@pytest.fixture(params=["remembered", "forgotten"])
+def memory(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Whether the server still knows the leases it handed out: one that was restarted does not."""
+    if request.param == "forgotten":
+        monkeypatch.setattr(hand, "_KEPT_MAX", 0)
+    return str(request.param)

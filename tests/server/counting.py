@@ -17,6 +17,7 @@ from holdfast.server.state import Server
 from holdfast.telemetry.flushing import Flusher
 from holdfast.telemetry.meter import Meter
 from holdfast.upkeep import wall_ms
+from tests.server.asking import client_of
 from tests.server.serving import Hall
 
 
@@ -72,7 +73,7 @@ async def counting(
     async with (
         app,
         hall.running(),
-        httpx2.AsyncClient(base_url=hall.place, timeout=60) as client,
+        client_of(hall.place) as client,
     ):
         yield Counting(server, client)
         server.stopping.set()

@@ -72,10 +72,12 @@ class House:
         token: str | None = None,
         peer: str = LOCAL,
         content_type: str = JSON,
-        **headers: str,
+        **headers: str | None,
     ) -> Reply:
-        """Names of headers are written with _. A stream is left after its first part."""
-        given = {"host": f"{LOCAL}:7433", **{k.replace("_", "-"): v for k, v in headers.items()}}
+        """Names of headers are written with _; None leaves one out. A stream is left after its
+        first part."""
+        named = {k.replace("_", "-"): v for k, v in {"host": f"{LOCAL}:7433", **headers}.items()}
+        given = {name: value for name, value in named.items() if value is not None}
         if token is not None:
             given["authorization"] = f"Bearer {token}"
         data = b"" if body is None else body if isinstance(body, bytes) else json.dumps(body)

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import itertools
 import socket
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import uvicorn
@@ -35,15 +35,18 @@ class Hall:
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
+        """What `uvicorn.Server.serve` does, but for its looking every tenth of a second whether it
+        is to end, and for signals."""
         config = uvicorn.Config(self, log_config=None, lifespan="off", access_log=False)
+        config.load()
         server = uvicorn.Server(config)
-        server.capture_signals = _no_signals  # type: ignore[method-assign]
-        running = asyncio.create_task(server.serve([self._socket]))
+        server.lifespan = config.lifespan_class(config)
+        await server.startup([self._socket])
+        await server.on_tick(0)
         try:
             yield
         finally:
-            server.should_exit = True
-            await running
+            await _end(server)
 
     def take_in(self, app: Any) -> str:
         """The address of `app` from now on."""
@@ -120,6 +123,14 @@ def one_server(hall: Hall) -> Callable[[ManualClock], Engine]:
     return make
 
 
-@contextlib.contextmanager
-def _no_signals() -> Iterator[None]:
-    yield
+async def _end(server: uvicorn.Server) -> None:
+    """No new connections, and the end of those that there are when they have their answers."""
+    for each in server.servers:
+        each.close()
+    state = server.server_state
+    for connection in list(state.connections):
+        connection.shutdown()
+    while state.connections or state.tasks:
+        if state.tasks:
+            await asyncio.wait(state.tasks)
+        await asyncio.sleep(0)

@@ -9,6 +9,7 @@ from holdfast.core import limits
 from holdfast.server.callers import GIVEN, Scope, implied
 from holdfast.server.operations import Operation
 from holdfast.server.settings import ServerSettings
+from holdfast.testing.contract.making import case
 from tests.server.house import ALL, GUARDED, House, Reply, filled, house, name_of
 
 AUTH = ServerSettings(auth=True)
@@ -20,8 +21,7 @@ async def knock(at: House, operation: Operation, **more: Any) -> Reply:
     return await at.ask(operation.method, filled(operation, NAMES), **more)
 
 
-@pytest.mark.parametrize("operation", GUARDED, ids=name_of)
-async def test_every_route_needs_a_token_that_is_good(operation: Operation) -> None:
+async def test_every_route_needs_a_token_that_is_good() -> None:
     async with house(AUTH) as at:
         wall = at.server.tokens._wall_ms
         good = await at.token("admin", "run-commands", name="good")
@@ -31,37 +31,31 @@ async def test_every_route_needs_a_token_that_is_good(operation: Operation) -> N
         at.server.tokens._wall_ms = lambda: wall() + 2 * limits.SECOND_MS
         forged = good[:-1] + ("0" if good[-1] != "0" else "1")
         crossed = f"hf_{good.split('_')[1]}_{old.split('_')[2]}"
-        for token in (
-            None,
-            "",
-            "x",
-            forged,
-            crossed,
-            old,
-            gone,
-            good[3:],
-            good.upper(),
-        ):
-            reply = await knock(at, operation, token=token)
-            assert (reply.status, reply.code) == (401, "unauthenticated"), token
-            assert reply.headers["www-authenticate"].startswith("Bearer")
-        for way in (f"Basic {good}", good, f"Token {good}"):
-            reply = await knock(at, operation, authorization=way)
-            assert (reply.status, reply.code) == (401, "unauthenticated"), way
-        assert (await knock(at, operation, token=good)).status not in (401, 403)
+        bad = (None, "", "x", forged, crossed, old, gone, good[3:], good.upper())
+        for operation in GUARDED:
+            with case(name_of(operation)):
+                for token in bad:
+                    reply = await knock(at, operation, token=token)
+                    assert (reply.status, reply.code) == (401, "unauthenticated"), token
+                    assert reply.headers["www-authenticate"].startswith("Bearer")
+                for way in (f"Basic {good}", good, f"Token {good}"):
+                    reply = await knock(at, operation, authorization=way)
+                    assert (reply.status, reply.code) == (401, "unauthenticated"), way
+                assert (await knock(at, operation, token=good)).status not in (401, 403)
 
 
-@pytest.mark.parametrize("operation", GUARDED, ids=name_of)
-async def test_every_route_needs_its_scope(operation: Operation) -> None:
+async def test_every_route_needs_its_scope() -> None:
     async with house(AUTH) as at:
-        assert operation.needs is not None
-        for scope in GIVEN:
-            token = await at.token(scope, name=scope)
-            reply = await knock(at, operation, token=token)
-            if operation.needs in implied([scope]):
-                assert reply.status != 401, scope
-            else:
-                assert (reply.status, reply.code) == (403, "forbidden"), scope
+        tokens = {scope: await at.token(scope, name=scope) for scope in GIVEN}
+        for operation in GUARDED:
+            assert operation.needs is not None
+            for scope, token in tokens.items():
+                with case(name_of(operation), scope):
+                    reply = await knock(at, operation, token=token)
+                    if operation.needs in implied([scope]):
+                        assert reply.status != 401
+                    else:
+                        assert (reply.status, reply.code) == (403, "forbidden")
 
 
 def test_scopes_imply_what_is_below_them_and_never_commands() -> None:
@@ -72,26 +66,29 @@ def test_scopes_imply_what_is_below_them_and_never_commands() -> None:
     assert Scope.KNOWN not in GIVEN
 
 
-@pytest.mark.parametrize("operation", ALL, ids=name_of)
-async def test_a_name_that_is_not_the_servers_is_refused_on_every_route(
-    operation: Operation,
-) -> None:
+async def test_a_name_that_is_not_the_servers_is_refused_on_every_route() -> None:
+    hosts = (
+        "evil.example.com",
+        "evil.example.com:7433",
+        "127.0.0.1.evil.example",
+        "",
+        None,
+        "8.8.8.8",
+    )
+    origins = ("http://evil.example.com", "null", "http://localhost:3000", "file://")
+    across = {"sec_fetch_site": "cross-site", "sec_fetch_mode": "no-cors"}
     async with house() as at:
-        for host in (
-            "evil.example.com",
-            "evil.example.com:7433",
-            "127.0.0.1.evil.example",
-            "",
-            "8.8.8.8",
-        ):
-            reply = await knock(at, operation, host=host)
-            assert (reply.status, reply.code) == (403, "forbidden"), host
-        for origin in ("http://evil.example.com", "null", "http://localhost:3000", "file://"):
-            reply = await knock(at, operation, origin=origin)
-            assert (reply.status, reply.code) == (403, "forbidden"), origin
-            assert "access-control-allow-origin" not in reply.headers
-        reply = await knock(at, operation, sec_fetch_site="cross-site", sec_fetch_mode="no-cors")
-        assert (reply.status, reply.code) == (403, "forbidden")
+        for operation in ALL:
+            with case(name_of(operation)):
+                for host in hosts:
+                    reply = await knock(at, operation, host=host)
+                    assert (reply.status, reply.code) == (403, "forbidden"), host
+                for origin in origins:
+                    reply = await knock(at, operation, origin=origin)
+                    assert (reply.status, reply.code) == (403, "forbidden"), origin
+                    assert "access-control-allow-origin" not in reply.headers
+                reply = await knock(at, operation, **across)
+                assert (reply.status, reply.code) == (403, "forbidden")
 
 
 @pytest.mark.parametrize(
@@ -110,13 +107,16 @@ async def test_names_of_this_machine_are_the_servers(host: str) -> None:
         ("10.0.0.7:7433", 200),
         ("[2001:db8::7]:7433", 200),
         ("localhost", 200),
+        # A probe that speaks HTTP/1.0. Pages always send one.
+        (None, 200),
+        ("", 403),
         ("other.example.com", 403),
         ("10.0.0.7.example.com", 403),
         ("queue.example.com.evil.example", 403),
     ],
 )
 async def test_elsewhere_a_name_must_be_given_and_an_address_need_not(
-    host: str, status: int
+    host: str | None, status: int
 ) -> None:
     async with house(OUTSIDE) as at:
         token = await at.token("operate")

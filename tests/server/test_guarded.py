@@ -49,7 +49,9 @@ VERBS: dict[str, Any] = {
     "tally": lambda e: e.tally(JobFilter(), "task", limit=10),
     "amend": lambda e: e.amend(JobFilter(), Cancel(), limit=10),
     "load": lambda e: e.load("schedule", limit=10),
-    "save": lambda e: e.save([Record(kind="distribution", key="x", value=b"{}")]),
+    "save": lambda e: e.save(
+        [Record(kind="distribution", key="x", value=b'{"source": "a.*", "target": "x"}')]
+    ),
     "examine": lambda e: e.examine(),
 }
 ANY_SCOPE = {"queues", "waits", "get", "examine"}

@@ -3,7 +3,9 @@
 The two parsers are tested alike: the one in C, and the one that is there without it.
 """
 
+import contextlib
 import gzip
+import http.client
 import json
 import re
 import resource
@@ -17,8 +19,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from statistics import median
 
+import msgspec
 import pytest
 
+from bench.strangers import REFUSED, Order, Told
 from holdfast.server.settings import ServerSettings
 from tests.patience import wait_until
 from tests.server.processes import (
@@ -173,6 +177,29 @@ def test_a_gzip_bomb_is_not_unpacked(server: Process) -> None:
     assert statuses(said) == [415], said[:300]
 
 
+def test_who_sends_too_much_gets_to_read_that(server: Process) -> None:
+    """Like most clients, these send all of it first and read then."""
+    large = b"x" * 40_000_000
+    for body in (large, iter([large[:1_000_000]] * 40)):
+        client = http.client.HTTPConnection(*server.address, timeout=PATIENCE_S)
+        with contextlib.closing(client):
+            headers = {"content-type": "application/json", "connection": "close"}
+            client.request("POST", "/v1/queues/default/jobs", body, headers)
+            answer = client.getresponse()
+            assert (answer.status, json.load(answer)["error"]["code"]) == (413, "too_large")
+
+
+@pytest.mark.parametrize("path", ["/v1/queues/default/jobs", "/v1/nothing"])
+def test_what_is_sent_without_end_is_not_read_without_end(path: str, tmp_path: Path) -> None:
+    part = b"10000\r\n" + b"x" * 65_536 + b"\r\n"
+    with served_with(ServerSettings(body_max=1_000_000), tmp_path) as process:
+        with process.connect() as connection:
+            connection.sendall(CHUNKED.replace(b"/v1/queues/default/jobs", path.encode()))
+            with pytest.raises(ConnectionError):
+                connection.sendall(part * 1_000)
+        assert process.get("/healthz")[0] == 200
+
+
 def test_slow_headers_are_not_waited_for(server: Process) -> None:
     """Fifty at once, each with a line now and then, and no end."""
 
@@ -238,40 +265,52 @@ def test_more_connections_than_there_may_be_are_refused(tmp_path: Path) -> None:
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
-    ("streams", "slow"), [(10_000, 0), (2_000, 200)], ids=["10,000 idle streams", "all at once"]
+    ("streams", "kinds"), [(10_000, ()), (2_000, REFUSED)], ids=["10,000 idle streams", "all"]
 )
 def test_others_are_served_beside_strangers(
-    streams: int, slow: int, tmp_path: Path, record_property: Callable[[str, object], None]
+    streams: int,
+    kinds: tuple[str, ...],
+    tmp_path: Path,
+    record_property: Callable[[str, object], None],
 ) -> None:
     """All of one namespace, which by default may hold half as many. How much slower the others get
     is told, and not judged: no machine that tests are run on is quiet."""
     streams = min(streams, resource.getrlimit(resource.RLIMIT_NOFILE)[1] - 2_000)
     with served_with(ServerSettings(streams_max=20_000), tmp_path) as process:
         alone_ms = [asked_ms(process) for _ in range(100)]
-        given = [*map(str, process.address), str(streams), str(slow)]
+        order = Order(port=process.address[1], kinds=kinds, streams=streams)
         strangers = subprocess.Popen(
-            [sys.executable, "-m", "tests.server.strangers", *given],
+            [sys.executable, "-m", "bench.strangers"],
             cwd=ROOT,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            text=True,
         )
         with strangers:
-            assert strangers.stdout is not None
-            taken = strangers.stdout.readline().strip()
+            begun = told_by(strangers, order)
             beside_ms = [asked_ms(process) for _ in range(100)]
             rss_mb = process.rss_mb
-            out, _ = strangers.communicate("\n", timeout=PATIENCE_S)
+            told = told_by(strangers, order)
+            assert strangers.stdin is not None
+            strangers.stdin.close()
         ratio = median(beside_ms) / median(alone_ms)
-        print(f"{taken} idle streams, {slow} slow of each: {rss_mb:.0f} MB, others {ratio:.2f}x")
+        print(f"{begun.streams} idle streams: {rss_mb:.0f} MB, others {ratio:.2f}x; {told.answers}")
         record_property("rss_mb", rss_mb)
         record_property("ratio", ratio)
         assert len(beside_ms) == len(alone_ms)
-        assert taken == out.strip() == str(streams)
+        assert begun.streams == told.streams == streams
+        assert set(told.answers) <= {0, 400, 408, 413, 414, 415, 431, 503}
         assert rss_mb < RSS_MB_MAX
         # All are let go when their clients are.
         wait_until(lambda: len(list(Path(f"/proc/{process.popen.pid}/fd").iterdir())) < 100)
         assert process.get("/readyz")[0] == 200
+
+
+def told_by(strangers: "subprocess.Popen[bytes]", order: Order) -> Told:
+    assert strangers.stdin is not None
+    assert strangers.stdout is not None
+    strangers.stdin.write(msgspec.json.encode(order) + b"\n")
+    strangers.stdin.flush()
+    return msgspec.json.decode(strangers.stdout.readline(), type=Told)
 
 
 def asked_ms(process: Process) -> float:

@@ -152,7 +152,7 @@ async def test_what_comes_late_is_told_without_an_id(stage: Stage) -> None:
     await stage.feed.round()
     await stage.tell("b")
     await stage.feed.round()
-    told = [parsed(await anext(stream))[0] for _ in range(3)]
+    told = parsed(await anext(stream))
     assert [(each.data["id"], bool(each.id)) for each in told] == [
         ("a", True),
         ("late", False),
@@ -180,9 +180,10 @@ async def test_who_gets_nothing_gets_a_sign_of_life(stage: Stage) -> None:
             await stage.app.home.store.close()
         stage.now += 1_000
         await stage.feed.round()
-    assert [await anext(quiet) for _ in range(2)] == [BEAT] * 2
-    told = [await anext(busy) for _ in range(31)]
-    assert (told.count(BEAT), told[-1]) == (1, BEAT)
+    assert (await anext(quiet)).startswith(BEAT * 2)
+    told, _, beats = (await anext(busy)).partition(BEAT)
+    assert len(ids(told)) == 30
+    assert not ids(beats)
     await quiet.aclose()
     await busy.aclose()
 
@@ -201,14 +202,17 @@ async def test_who_is_too_slow_is_dropped_and_others_are_not(stage: Stage) -> No
     assert ids(await anext(again)) == ["1"]
 
 
+class Counted(MemoryEngine):
+    """How often somebody looked at the events."""
+
+    looks = 0
+
+    async def load(self, kind: str, *, after: str | None = None, limit: int) -> list[Record]:
+        self.looks += kind == KIND
+        return await super().load(kind, after=after, limit=limit)
+
+
 async def test_one_look_serves_all_streams_and_none_is_made_for_nobody() -> None:
-    class Counted(MemoryEngine):
-        looks = 0
-
-        async def load(self, kind: str, *, after: str | None = None, limit: int) -> list[Record]:
-            self.looks += kind == KIND
-            return await super().load(kind, after=after, limit=limit)
-
     engine = Counted()
     async with Holdfast(engine=engine) as app:
         stage = Stage(app)
@@ -227,13 +231,6 @@ async def test_one_look_serves_all_streams_and_none_is_made_for_nobody() -> None
 
 
 async def test_many_who_come_back_at_once_cost_one_look() -> None:
-    class Counted(MemoryEngine):
-        looks = 0
-
-        async def load(self, kind: str, *, after: str | None = None, limit: int) -> list[Record]:
-            self.looks += kind == KIND
-            return await super().load(kind, after=after, limit=limit)
-
     engine = Counted()
     async with Holdfast(engine=engine) as app:
         stage = Stage(app)

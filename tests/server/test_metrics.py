@@ -36,7 +36,7 @@ async def serving(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterat
 async def scraped(serving: Counting) -> dict[str, float]:
     answer = await serving.client.get("/metrics")
     assert answer.status_code == 200, answer.text
-    assert answer.headers["content-type"].startswith("text/plain; version=1.0.0")
+    assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
     return samples(answer.text)
 
 

@@ -20,7 +20,7 @@ from holdfast.server.viewer import described
 from tests.docs.http import PAGE, kinds, with_reference
 from tests.server.asgi import Client
 from tests.server.fuzzing import LEFT_OUT, fuzz
-from tests.server.test_core import served
+from tests.server.things import served
 
 BATCHES = 4
 

@@ -3,8 +3,12 @@
 import pytest
 
 from holdfast.config import SETTINGS
+from holdfast.core.model import LeaseRequest, Queue
+from holdfast.server.settings import ServerSettings
 from holdfast.upkeep import Distributor
 from tests.server.asking import Rest
+from tests.server.callers import job
+from tests.server.house import house
 from tests.server.test_workers import come
 
 FEEDING = "/v1/distributions"
@@ -76,3 +80,26 @@ async def test_the_doctor_says_what_helps(rest: Rest) -> None:
     assert told["ok"] is True
     worker = next(each for each in told["findings"] if each["name"] == "worker")
     assert (worker["level"], worker["command"]) == ("warn", "worker start")
+
+
+async def test_the_doctor_tells_a_prefix_of_its_own_and_of_nothing_else() -> None:
+    async with house(ServerSettings(auth=True)) as at:
+        engine = at.engine()
+        for queue in (Queue(name="other"), Queue(name="mail.in", dead_queue="other")):
+            await engine.declare(queue)
+        await engine.enqueue([job("own", "mail.in"), job("strange", "other")])
+        strange = await engine.lease(LeaseRequest(queues=("other",), worker="strange", lease_ms=10))
+        assert [lease.id for lease in strange] == ["strange"]
+        token = await at.token("operate", prefix="mail.")
+        reply = await at.ask("GET", "/v1/doctor", token=token)
+        assert reply.status == 200, reply.body
+        told = {(each["name"], each["level"], each["text"]) for each in reply.json["findings"]}
+        assert ("upkeep", "ok", "no schedule and no redrive is late") in told
+        assert ("store", "ok", "memory opens, and its schema fits") in told
+        assert [text for name, _, text in told if name == "queue"] == [
+            "1 job is ready in queue mail.in, and no worker serves it"
+        ]
+        assert b"strange" not in reply.body
+        assert b"other" not in reply.body
+        whole = await at.ask("GET", "/v1/doctor", token=await at.token("operate"))
+        assert "nothing is left undone" in {each["text"] for each in whole.json["findings"]}

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl
 
-import httpx2
 import pytest
 
 from holdfast.cli import run
@@ -15,7 +14,7 @@ from holdfast.core.breaker import KIND
 from holdfast.core.model import Record
 from holdfast.engines.url import open_engine
 from holdfast.testing.clock import ManualClock
-from tests.server.asking import Rest
+from tests.server.asking import Rest, client_of
 from tests.server.serving import Served
 from tests.server.test_dead import die
 from tests.server.test_workers import come
@@ -63,7 +62,7 @@ async def both(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator
     served = Served(store)
     await served.open()
     try:
-        async with httpx2.AsyncClient(base_url=served.place, timeout=60) as client:
+        async with client_of(served.place) as client:
             both = Both(client, store, ManualClock())
             both.url = url
             await fill(both)

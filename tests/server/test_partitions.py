@@ -4,7 +4,6 @@ import signal
 from pathlib import Path
 from typing import Any
 
-import httpx2
 import pytest
 
 from holdfast.core.model import JobFilter, NewJob
@@ -14,6 +13,7 @@ from holdfast.engines.partitioned.homes import home_of
 from holdfast.errors import UsageError
 from tests.cli.program import run_program
 from tests.patience import wait_until
+from tests.server.asking import client_of
 from tests.server.processes import PATIENCE_S, Process, served
 from tests.server.serving import Served
 
@@ -139,7 +139,7 @@ async def test_pages_of_many_partitions_go_on() -> None:
         rest = await remote.find(JobFilter(), limit=60, after=page.after)
         assert rest.after is None
         assert len({job.id for job in (*page.jobs, *rest.jobs)}) == 100
-        async with httpx2.AsyncClient(base_url=remote.place) as client:
+        async with client_of(remote.place) as client:
             first = (await client.get("/v1/jobs", params={"limit": 60})).json()
             query = {"limit": 60, "after": first["after"]}
             second = (await client.get("/v1/jobs", params=query)).json()

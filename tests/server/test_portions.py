@@ -1,11 +1,13 @@
 """What would be too large to be told at once comes in portions, and nothing is left out."""
 
+import asyncio
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 
-from holdfast.core.model import JobFilter, LeaseRequest, Queue
-from holdfast.core.verdict import Complete, Settlement
+from holdfast.core.model import JobFilter, Lease, LeaseRequest, Note, Queue, Renewal
+from holdfast.core.verdict import Cancel, Complete, Retry, Settlement
 from holdfast.engines.memory import MemoryEngine
 from holdfast.server import portions
 from holdfast.testing.clock import ManualClock
@@ -36,15 +38,118 @@ async def fill(store: MemoryEngine, size: int) -> None:
         await store.enqueue(jobs)
 
 
-@pytest.mark.parametrize(("size", "most"), [(10, 300), (LARGE, 100)])
-async def test_leases(store: MemoryEngine, size: int, most: int) -> None:
+@pytest.mark.parametrize(
+    ("size", "portions_"),
+    [
+        (10, [10, 90, 200]),
+        (LARGE, [10, 30, 40, 40, 40, 40, 40, 40, 20]),
+    ],
+)
+async def test_leases(
+    store: MemoryEngine, monkeypatch: pytest.MonkeyPatch, size: int, portions_: list[int]
+) -> None:
+    """Ten are looked at first. What is known of their size lets the next call begin with more."""
     await fill(store, size)
+    taken = noted(store, monkeypatch)
     request = LeaseRequest(queues=("default",), limit=1_000, worker="w")
+    known = portions.Sizes()
     ids: list[str] = []
-    while leases := await portions.lease(store, request):
-        assert len(leases) <= most
+    while leases := await portions.lease(store, request, known):
+        assert sum(len(lease.job.payload) for lease in leases) <= 8 * 1024 * 1024
         ids += [lease.id for lease in leases]
     assert ids == [f"j{n:03}" for n in range(300)]
+    assert taken == portions_
+
+
+def noted(store: MemoryEngine, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many each lease of the store gave."""
+    take, taken = store.lease, list[int]()
+
+    async def lease(request: LeaseRequest) -> list[Lease]:
+        leases = await take(request)
+        if leases:
+            taken.append(len(leases))
+        return leases
+
+    monkeypatch.setattr(store, "lease", lease)
+    return taken
+
+
+@pytest.mark.parametrize("how", ["payload", "checkpoint", "headers", "after"])
+async def test_all_that_is_large_in_a_job_counts(
+    store: MemoryEngine, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """Whatever fills the answer: never ten times what was seen to be large."""
+    monkeypatch.setattr(portions, "_BYTES_MAX", 40 * 1024)
+    await store.declare(Queue(name="other"))
+    await store.enqueue([a_job(f"p{n:03}", queue="other") for n in range(200)])
+    fields: dict[str, Any] = {
+        "payload": {"payload": bytes(8_000)},
+        "checkpoint": {},
+        "headers": {"headers": {"x": "y" * 4_000, "z": "y" * 4_000}},
+        "after": {"after": tuple(f"p{n:03}" for n in range(200)), "after_on": "either"},
+    }
+    await store.enqueue([a_job(f"j{n:03}", **fields[how]) for n in range(50)])
+    await store.amend(JobFilter(queue="other"), Cancel(), limit=1_000)
+    request = LeaseRequest(queues=("default",), limit=50, worker="w")
+    if how == "checkpoint":
+        leases = await store.lease(request)
+        note = Note(checkpoint=bytes(8_000))
+        await store.renew([Renewal(lease=lease, note=note) for lease in leases])
+        await store.settle([Settlement(lease=lease, verdict=Retry()) for lease in leases])
+    assert len(await portions.lease(store, request, portions.Sizes())) == 10
+
+
+async def test_what_is_known_of_queues_is_bounded_and_goes_by(store: MemoryEngine) -> None:
+    known = portions.Sizes()
+    asked = [LeaseRequest(queues=(f"q{n}",), limit=500, worker="w") for n in range(1_001)]
+    assert await known.first(store, asked[0]) == 10
+    for request in asked:
+        known.keep(request, [1])
+    assert await known.first(store, asked[0]) == 10
+    assert await known.first(store, asked[-1]) == 100
+    known.keep(asked[-1], [1, 1024 * 1024])
+    assert await known.first(store, asked[-1]) == 10
+    for _ in range(5):
+        known.keep(asked[-1], [1])
+    assert await known.first(store, asked[-1]) == 100
+    by_ids = LeaseRequest(ids=("a",), limit=500, worker="w")
+    known.keep(by_ids, [1])
+    assert await known.first(store, by_ids) == 10
+
+
+@pytest.mark.parametrize("settings", [{"fairness": "shares"}, {"group_batch": 2}])
+async def test_where_two_calls_would_choose_otherwise_it_is_one(
+    store: MemoryEngine, settings: dict[str, Any]
+) -> None:
+    await store.declare(Queue(name="default", **settings))
+    request = LeaseRequest(queues=("default",), limit=60, worker="w")
+    assert await portions.Sizes().first(store, request) == 60
+
+
+async def test_who_leaves_between_two_portions_keeps_none(
+    store: MemoryEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await fill(store, 10)
+    take = store.lease
+    asked: list[int] = []
+    second = asyncio.Event()
+
+    async def lease(request: LeaseRequest) -> list[Lease]:
+        asked.append(request.limit)
+        if len(asked) == 2:
+            second.set()
+            await asyncio.Event().wait()
+        return await take(request)
+
+    monkeypatch.setattr(store, "lease", lease)
+    request = LeaseRequest(queues=("default",), limit=50, worker="w")
+    leaving = asyncio.create_task(portions.lease(store, request, portions.Sizes()))
+    await second.wait()
+    assert (await store.tally(JobFilter(), "state", limit=5))[1].count == 10
+    leaving.cancel()
+    await asyncio.wait([leaving])
+    assert [each.value for each in await store.tally(JobFilter(), "state", limit=5)] == ["waiting"]
 
 
 @pytest.mark.parametrize("size", [10, LARGE])
@@ -52,13 +157,13 @@ async def test_pages(store: MemoryEngine, remote: Served, size: int) -> None:
     """The server says less; the remote engine goes on until it has what was asked for."""
     await fill(store, size)
     page = await portions.find(store, JobFilter(), limit=250, after=None)
-    assert len(page.jobs) == (250 if size == 10 else 100)
+    assert len(page.jobs) == (250 if size == 10 else 40)
     whole = await remote.find(JobFilter(), limit=250)
     assert whole == await store.find(JobFilter(), limit=250)
     assert [job.id for job in whole.jobs] == [f"j{n:03}" for n in range(299, 49, -1)]
 
 
-@pytest.mark.parametrize(("size", "most"), [(10, 300), (LARGE, 81)])
+@pytest.mark.parametrize(("size", "most"), [(10, 300), (LARGE, 40)])
 async def test_finished_jobs(store: MemoryEngine, size: int, most: int) -> None:
     await store.declare(Queue(name="default", retention_ms=0))
     await fill(store, size)

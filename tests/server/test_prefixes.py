@@ -14,6 +14,7 @@ from holdfast.core.model import (
     Renewal,
     State,
 )
+from holdfast.core.pauses import Pause
 from holdfast.core.verdict import (
     Bury,
     Cancel,
@@ -32,7 +33,7 @@ from holdfast.core.workers import WorkerRecord
 from holdfast.engines.base import Engine
 from holdfast.engines.memory import MemoryEngine
 from holdfast.errors import Forbidden
-from holdfast.explaining import Pause, save_pause
+from holdfast.explaining import save_pause
 from holdfast.server.guarded import Guarded
 from holdfast.server.operations import Operation
 from holdfast.server.settings import ServerSettings

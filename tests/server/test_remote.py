@@ -216,9 +216,9 @@ async def test_what_only_a_store_of_its_own_can_do_is_refused(tmp_path: Path) ->
 async def test_a_token_is_needed_and_must_be_for_it(tmp_path: Path) -> None:
     token = a_token_at(tmp_path, "produce")
     with served(tmp_path, "--auth") as process:
-        with pytest.raises(Unauthenticated):
+        with pytest.raises(Unauthenticated, match="HOLDFAST_TOKEN"):
             await open_engine(process.url).open()
-        with pytest.raises(Unauthenticated) as caught:
+        with pytest.raises(Unauthenticated, match="not known") as caught:
             await open_engine(with_token(process, "hf_hunter2_hunter2")).open()
         assert "hunter2" not in str(caught.value)
         async with Holdfast(with_token(process, token)) as app:

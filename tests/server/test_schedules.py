@@ -1,10 +1,12 @@
 """Schedules over REST."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
-from holdfast.core.model import JobFilter, NewJob
+from holdfast.core.model import JobFilter, NewJob, Record
+from holdfast.engines.base import Saved
 from holdfast.upkeep import Schedule, Schedules, wall_ms
 from tests.server.asking import Rest
 
@@ -149,3 +151,20 @@ async def test_one_that_runs_a_command_is_paused_but_not_run(rest: Rest) -> None
     assert (await rest.post(f"{NIGHTLY}/pause"))["paused"] is True
     assert await rest.refused("POST", f"{NIGHTLY}/run") == (403, "forbidden")
     assert (await rest.store.find(JobFilter(), limit=1)).jobs == ()
+
+
+async def test_of_two_who_add_it_at_once_the_later_one_is_told(
+    rest: Rest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both have looked, and neither has found it."""
+    save = rest.store.save
+
+    async def late(records: Sequence[Record]) -> list[Saved]:
+        monkeypatch.setattr(rest.store, "save", save)
+        await add(rest)
+        return await save(records)
+
+    monkeypatch.setattr(rest.store, "save", late)
+    body = {"name": "nightly", "every": "1h", "job": {"task": "t"}}
+    assert await rest.refused("POST", SCHEDULES, body) == (409, "exists")
+    assert (await rest.get(NIGHTLY))["cron"] == "0 3 * * *"

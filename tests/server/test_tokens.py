@@ -174,8 +174,9 @@ async def test_a_read_that_began_before_it_was_revoked_does_not_bring_it_back() 
     held, engine.held = engine.held, None
     await book.revoke(text.split("_")[1])
     held.set()
-    # It asked before, and may still come in; nobody who asks from now on does.
-    assert (await early).name == "t"
+    # Not even who asked before.
+    with pytest.raises(Unauthenticated):
+        await early
     with pytest.raises(Unauthenticated):
         await book.authenticate(text)
 

@@ -2,18 +2,12 @@
 
 from collections.abc import AsyncIterator
 from pathlib import Path
-from uuid import uuid4
 
 import pytest
 
 from holdfast.engines.base import Engine
 from holdfast.engines.url import open_engine
 from holdfast.testing.clock import ManualClock
-
-
-@pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock()
 
 
 @pytest.fixture(params=["memory", "sqlite", "postgresql", "partitioned"])
@@ -26,8 +20,7 @@ async def engine(
         case "partitioned":
             url = "partitioned:" + ",".join(f"sqlite:///{tmp_path}/{name}.db" for name in "abc")
         case "postgresql":
-            dsn: str = request.getfixturevalue("shared_pg_dsn")
-            url = f"{dsn}{'&' if '?' in dsn else '?'}namespace={uuid4().hex}"
+            url = request.getfixturevalue("pg_url")
         case _:
             url = "memory:"
     engine = open_engine(url, clock=clock)

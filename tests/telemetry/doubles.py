@@ -9,10 +9,6 @@ from holdfast.telemetry.accounts import Fleet
 from holdfast.telemetry.looking import Looker
 
 
-class Killed(BaseException):
-    """The process is gone: nothing may catch this."""
-
-
 class FaultyEngine(MemoryEngine):
     """Of the next writes each is `before`: nothing is done, or `after`: all is done and nobody
     hears of it. An error that is None lets the write pass."""

@@ -22,7 +22,8 @@ from holdfast.telemetry.notable import KIND as EVENTS
 from holdfast.telemetry.notable import Kind, Notable, events_of
 from holdfast.telemetry.totals import OTHER, QUEUES_MAX, QueueTotals
 from holdfast.testing.clock import ManualClock
-from tests.telemetry.doubles import FaultyEngine, Killed, count_of, fleet_of
+from tests.killed import Killed
+from tests.telemetry.doubles import FaultyEngine, count_of, fleet_of
 
 MINUTE = 60_000
 

@@ -26,7 +26,8 @@ from holdfast.telemetry.snapshots import (
 )
 from holdfast.telemetry.totals import QueueTotals
 from holdfast.testing.clock import ManualClock
-from tests.telemetry.doubles import FaultyEngine, Killed
+from tests.killed import Killed
+from tests.telemetry.doubles import FaultyEngine
 from tests.telemetry.test_accounts import Process
 
 MINUTE, HOUR, DAY = 60_000, 3_600_000, 86_400_000

@@ -18,7 +18,8 @@ from holdfast.telemetry.watching import STATE_KIND, Watched, Watcher, changes
 from holdfast.testing.clock import ManualClock
 from holdfast.upkeep.redrive import RedrivePlan, RedriveRecord, RedriveState
 from holdfast.upkeep.redrives import encode as encode_redrive
-from tests.telemetry.doubles import FaultyEngine, Killed
+from tests.killed import Killed
+from tests.telemetry.doubles import FaultyEngine
 
 
 async def told(engine: Engine) -> list[Notable]:

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import httpx2
 import pytest
 from opentelemetry import trace
 from opentelemetry.sdk.trace import ReadableSpan
@@ -30,6 +29,7 @@ from holdfast.worker.command import plan
 from holdfast.worker.runner import _attempt_class
 from holdfast.worker.webhook import webhook_handler
 from holdfast.worker.wire import ChildSetup, Given, Raised, Returned, WebhookSetup
+from tests.server.asking import client_of
 from tests.server.serving import Served
 from tests.worker.handling import handler
 from tests.worker.receiving import receiving
@@ -137,7 +137,7 @@ def _of_job(spans: InMemorySpanExporter, name: str, id: str) -> ReadableSpan:
 async def test_a_request_that_names_a_trace_passes_it_on(spans: InMemorySpanExporter) -> None:
     store = MemoryEngine()
     served = Served(store)
-    async with Holdfast(engine=served), httpx2.AsyncClient(base_url=served.place) as client:
+    async with Holdfast(engine=served), client_of(served.place) as client:
         body = {"jobs": [{"task": "greet", "id": "a"}, {"task": "greet", "id": "b"}]}
         headers = {"traceparent": PARENT, "tracestate": "vendor=1"}
         answer = await client.post("/v1/queues/default/jobs", json=body, headers=headers)

@@ -142,6 +142,19 @@ def test_two_at_once_prepare_once(clone: Clone) -> None:
     assert clone.asked() == ["venv", "pip sync", "pip install"]
 
 
+def test_tests_have_their_files_in_memory_or_where_they_are_told(
+    clone: Clone, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (clone.path / "pytest.py").write_text("import os; print(os.environ.get('TMPDIR'))")
+    monkeypatch.setenv("TMPDIR", str(clone.path))
+    assert clone.run("test")[:2] == (0, f"{clone.path}\n")
+    monkeypatch.delenv("TMPDIR")
+    memory = Path("/dev/shm")
+    has_room = memory.exists() and shutil.disk_usage(memory).free > 3 * 2**30
+    can_run = has_room and not os.statvfs(memory).f_flag & os.ST_NOEXEC
+    assert clone.run("test")[:2] == (0, f"{memory if can_run else None}\n")
+
+
 def test_help_needs_no_environment(clone: Clone) -> None:
     bare, asked = clone.run(), clone.run("--help")
     assert bare == asked

@@ -75,7 +75,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         ),
     ),
     "blocking": (*FRONT, "batches", "loops", "upkeep", "worker"),
-    "checkup": ("core", "durations", "engines.base", "upkeep", "worker"),
+    "checkup": ("core", "durations", "engines.base", "errors", "upkeep", "worker"),
     "dead_letters": ("bulk", "core", "engines.base"),
     "moving": ("config", "core", "engines.base", "errors", "explaining", "upkeep"),
     "scaling": ("core", "engines.base", "errors", "worker"),

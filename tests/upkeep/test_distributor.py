@@ -23,6 +23,7 @@ from holdfast.errors import ConfigError, EngineUnavailable
 from holdfast.events import Distributed
 from holdfast.testing.clock import ManualClock
 from holdfast.upkeep import Distribution, Distributions, Distributor, Reaper, Upkeep
+from tests.killed import Killed
 from tests.upkeep.doubles import Ear
 
 MAIL = Distribution(source="mail.*", target="mail", depth=100)
@@ -147,10 +148,6 @@ async def test_two_at_once(engine: Engine) -> None:
     assert len(set(started)) == 500
     moved = sum(sum(each.moved.values()) for each in ear.heard if isinstance(each, Distributed))
     assert moved == 500
-
-
-class Killed(BaseException):
-    pass
 
 
 class KillableEngine(MemoryEngine):

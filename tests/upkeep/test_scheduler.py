@@ -8,20 +8,12 @@ import pytest
 from msgspec.structs import replace
 
 from holdfast.core import limits
-from holdfast.core.model import (
-    JobFilter,
-    LeaseRequest,
-    NewJob,
-    Queue,
-    Record,
-    State,
-    Status,
-)
+from holdfast.core.model import JobFilter, LeaseRequest, NewJob, Queue, Record, State, Status
 from holdfast.core.verdict import Complete, Settlement
 from holdfast.durations import show_at
 from holdfast.engines.base import Engine
 from holdfast.engines.url import open_engine
-from holdfast.errors import ConfigError, EngineUnavailable, InvalidJob, OutcomeUnknown
+from holdfast.errors import ConfigError, EngineUnavailable, Exists, InvalidJob, OutcomeUnknown
 from holdfast.events import Ticked
 from holdfast.testing.clock import ManualClock
 from holdfast.upkeep import Pruner, Schedule, Scheduler, Schedules
@@ -255,7 +247,7 @@ async def test_editing_at_run_time(engine: Engine, clock: ManualClock) -> None:
     schedules = Schedules(engine, clock.wall_ms)
     scheduler = Scheduler(engine, clock.wall_ms)
     await schedules.add(minutely())
-    with pytest.raises(ConfigError, match="exists already"):
+    with pytest.raises(Exists, match="exists already"):
         await schedules.add(minutely())
     await schedules.edit("s", every_ms=HOUR, job=NewJob(id="-", task="other"))
     clock.advance(MINUTE)

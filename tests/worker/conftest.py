@@ -1,4 +1,4 @@
-"""A place where real workers can be started, on the embedded file or on PostgreSQL."""
+"""Places where real workers can be started, and doubles for those that are not."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from holdfast.app import Holdfast
-from holdfast.worker import births, crew, processes
-from tests.worker.doubles import FakeLink
+from holdfast.worker import births, crew, processes, renewer, settler, supervisor
+from tests.worker.doubles import FakeLink, TroubledEngine
 from tests.worker.running import Place
 from tests.worker.staging import Stage
 
@@ -42,3 +42,22 @@ async def stage(crew_doubles: None) -> AsyncIterator[Stage]:
     made = Stage()
     yield made
     await made.crew.stop("the test is over")
+
+
+@pytest.fixture
+async def troubled() -> TroubledEngine:
+    engine = TroubledEngine()
+    await engine.open()
+    return engine
+
+
+@pytest.fixture
+def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A supervisor that looks often, and has no real process to look for."""
+    monkeypatch.setattr(supervisor, "TICK_S", 0.005)
+    monkeypatch.setattr(supervisor, "_ORDERS_S", 0.01)
+    monkeypatch.setattr(settler, "_PAUSE_S_MAX", 0.01)
+    monkeypatch.setattr(renewer, "_PAUSE_S", 0.01)
+    monkeypatch.setattr(births, "_PAUSE_S_FIRST", 0.001)
+    monkeypatch.setattr(processes, "sweep_strangers", lambda _known: 0)
+    monkeypatch.setattr(processes, "kill_marked", lambda _marker: 0)

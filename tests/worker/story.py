@@ -55,6 +55,12 @@ class Story:
         self.supervisor.stop()
         await task
 
+    async def another_child(self, status: int) -> None:
+        """The child ends so, and the next one is started."""
+        ended = self.link
+        ended.die(status)
+        await until(lambda: self.link is not ended, "another child")
+
     async def enqueue(self, *ids: str, **fields: Any) -> None:
         await self.engine.enqueue([NewJob(**{"id": id_, "task": "work", **fields}) for id_ in ids])
 

@@ -22,11 +22,6 @@ HOST = socket.gethostname()
 
 
 @pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock()
-
-
-@pytest.fixture
 async def engine(clock: ManualClock) -> TroubledEngine:
     engine = TroubledEngine(clock)
     await engine.open()
@@ -210,8 +205,12 @@ async def test_a_name_of_which_the_record_was_deleted(engine: TroubledEngine) ->
     await mine.enter("w")
     (record,) = await load_all(engine, KIND)
     await engine.save([replace(record, value=None)])
+    await engine.drop(worker_queue("w"))
     await mine.heartbeat()
-    assert mine.name in await names(engine)
+    assert (mine.name, await names(engine)) == ("w", ["w"])
+    assert worker_queue("w") in {view.queue.name for view in await engine.queues()}
+    await mine.heartbeat()
+    assert (mine.name, await names(engine)) == ("w", ["w"])
 
 
 async def test_leaving_after_a_heartbeat_whose_answer_never_came(engine: TroubledEngine) -> None:

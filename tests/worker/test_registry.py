@@ -14,11 +14,6 @@ from holdfast.worker.registry import Workers, encode, load_all
 
 
 @pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock()
-
-
-@pytest.fixture
 async def engine(clock: ManualClock) -> MemoryEngine:
     engine = MemoryEngine(clock=clock)
     await engine.open()

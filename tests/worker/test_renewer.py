@@ -35,11 +35,6 @@ class Story:
 
 
 @pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock()
-
-
-@pytest.fixture
 async def story(clock: ManualClock) -> Story:
     engine = TroubledEngine(clock)
     await engine.open()

@@ -9,32 +9,21 @@ from msgspec.structs import replace
 from holdfast.core.model import Job, JobFilter, Lease, LeaseRequest, Queue, State
 from holdfast.core.verdict import Cancel, Outcome, Settlement
 from holdfast.errors import EngineUnavailable
-from holdfast.worker import births, processes, renewer, settler, supervisor
 from holdfast.worker.clock import boot_s
 from holdfast.worker.wire import AskedRelease, Ended
 from tests.worker.doubles import TroubledEngine
 from tests.worker.running import until
 from tests.worker.story import TASKS, Story
 
+pytestmark = pytest.mark.usefixtures("hurried")
+
 QUEUE = Queue(name="default", group_batch=5)
 
 
 @pytest.fixture
-async def engine() -> TroubledEngine:
-    engine = TroubledEngine()
-    await engine.open()
-    await engine.declare(QUEUE)
-    return engine
-
-
-@pytest.fixture(autouse=True)
-def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(supervisor, "TICK_S", 0.005)
-    monkeypatch.setattr(settler, "_PAUSE_S_MAX", 0.01)
-    monkeypatch.setattr(renewer, "_PAUSE_S", 0.01)
-    monkeypatch.setattr(births, "_PAUSE_S_FIRST", 0.001)
-    monkeypatch.setattr(processes, "sweep_strangers", lambda _known: 0)
-    monkeypatch.setattr(processes, "kill_marked", lambda _marker: 0)
+async def engine(troubled: TroubledEngine) -> TroubledEngine:
+    await troubled.declare(QUEUE)
+    return troubled
 
 
 async def running(story: Story, count: int = 1) -> str:

@@ -47,11 +47,6 @@ class Story:
 
 
 @pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock()
-
-
-@pytest.fixture
 async def story(clock: ManualClock, monkeypatch: pytest.MonkeyPatch) -> Story:
     monkeypatch.setattr(module, "_PAUSE_S_FIRST", 0.001)
     monkeypatch.setattr(module, "_PAUSE_S_MAX", 0.004)
@@ -181,6 +176,10 @@ async def test_a_refused_batch_is_settled_one_by_one(story: Story) -> None:
         await story.settler.drain()
     assert [await story.state(id_) for id_ in "abc"] == [State.WAITING, State.DONE, State.DONE]
     assert len(story.hand) == 0
+    job = await story.engine.get("a")
+    assert job is not None
+    assert job.events[0].failure is not None
+    assert job.events[0].failure.message == "not accepted: this one"
 
 
 async def test_an_outage_in_the_middle_of_a_refused_batch(story: Story) -> None:

@@ -13,11 +13,6 @@ WORDS = "room is free, work waits in default and nothing is leased"
 
 
 @pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock()
-
-
-@pytest.fixture
 async def engine(clock: ManualClock) -> MemoryEngine:
     engine = MemoryEngine(clock=clock)
     await engine.open()

@@ -34,12 +34,14 @@ What = Literal["raised", "ended"]
 
 
 class Telling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What is to be told, from when it was decided until it is done. `tries` have begun."""
+    """What is to be told, from when it was decided until it is done. `tries` have begun. `first` is
+    when it was raised, if that it was is not yet told either, and comes first."""
 
     what: What
     at: int
     tried_at: int
     tries: int = 1
+    first: int | None = None
 
 
 class Alert(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -87,7 +89,10 @@ def after(
     if known is None:
         return None
     if raised:
-        return _ending(known, now=now, by=by)
+        if reading is None or reading.sure:
+            return _ending(known, now=now, by=by)
+        fresh = _since(known.seen_at, now) < SEEN_MS
+        return known if fresh else replace(known, seen_at=now, by=by)
     gone = known.ended_at is not None and _since(known.ended_at, now) >= KEPT_MS
     return None if gone and known.telling is None else known
 
@@ -134,7 +139,11 @@ def _ending(known: Alert, *, now: int, by: str) -> Alert:
     rule = RULES.get(known.rule)
     if rule is not None and rule.own and known.by != by and _since(known.seen_at, now) < STALE_MS:
         return known
-    telling = Telling(what="ended", at=now, tried_at=now) if known.told else known.telling
+    telling = known.telling
+    if known.told:
+        untold = telling is not None and telling.what == "raised"
+        first = telling.at if telling is not None and untold else None
+        telling = Telling(what="ended", at=now, tried_at=now, first=first)
     return replace(known, ended_at=now, seen_at=now, telling=telling)
 
 

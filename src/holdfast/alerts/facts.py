@@ -46,11 +46,13 @@ class Reader:
         found = Examination(now=wall_ms()) if self._examine is None else await self._examine()
         out = self._out()
         at = round(self._clock_s() * 1000)
+        grown = self._grower.look(at, await self._fleet(), [each.name for each in out])
         return Facts(
             now=found.now,
             views=await self._views(),
             workers=await Workers(self._engine).all(),
-            grown=self._grower.look(at, await self._fleet(), [each.name for each in out]),
+            grown=grown,
+            minute=self._grower.minute,
             out=out if self._whole else (),
             free_bytes=found.free_bytes if self._whole else None,
             partial=bool(out),

@@ -26,6 +26,9 @@ class Grower:
         self._looks: deque[tuple[int, Counts]] = deque(maxlen=_LOOKS_MAX)
         self._highest: dict[str, Growth] = {}
         self._of: object = None
+        self._since: int | None = None
+        self.minute = False
+        """Whether it was looked at for as long as it says."""
 
     def look(self, at: int, fleet: Fleet, whole: object = None) -> dict[str, Growth]:
         """`whole` is another one when other parts of the store are away than before: then what is
@@ -34,8 +37,11 @@ class Grower:
             self._of = (fleet.epoch, whole)
             self._looks.clear()
             self._highest = {}
+            self._since = None
         for queue, totals in fleet.totals.queues.items():
             self._highest[queue] = _higher(self._highest.get(queue), totals)
+        self._since = at if self._since is None else self._since
+        self.minute = at - self._since >= WINDOW_MS
         while self._looks and at - self._looks[0][0] > WINDOW_MS:
             self._looks.popleft()
         self._looks.append((at, dict(self._highest)))

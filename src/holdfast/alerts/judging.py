@@ -33,19 +33,22 @@ class Out(msgspec.Struct, frozen=True):
 
 class Facts(msgspec.Struct, frozen=True, kw_only=True):
     """How the store stands. `grown` is by the names that the counters have: of queues beyond their
-    bound, together. `partial` says that a part of the store is away."""
+    bound, together; it may be more while it was not looked at for a whole `minute`. `partial` says
+    that a part of the store is away."""
 
     now: int
     views: Sequence[QueueView] = ()
     workers: Sequence[WorkerView] = ()
     grown: Mapping[str, Growth] = {}
+    minute: bool = True
     out: Sequence[Out] = ()
     free_bytes: int | None = None
     partial: bool = False
 
 
 class Reading(msgspec.Struct, frozen=True, kw_only=True):
-    """What a rule measures: of a queue, or of what `about` names."""
+    """What a rule measures: of a queue, or of what `about` names. While it is not `sure` it may be
+    worse than that."""
 
     rule: Rule
     about: str
@@ -53,6 +56,7 @@ class Reading(msgspec.Struct, frozen=True, kw_only=True):
     threshold: int
     text: str
     queue: str = ""
+    sure: bool = True
 
 
 def exceeds(reading: Reading, *, raised: bool) -> bool:
@@ -70,6 +74,7 @@ def readings(facts: Facts, levels: Thresholds) -> Iterator[Reading]:
             queue,
             growth.dead,
             f"{counted(growth.dead, 'job')} of queue {queue} died within a minute",
+            sure=facts.minute,
         )
     present = [
         each
@@ -88,7 +93,7 @@ def _of_queue(
     least = "at least " if "ready" in view.estimated else ""
     ready = f"{least}{counted(view.ready, 'job')} {'is' if view.ready == 1 else 'are'} ready"
     yield from _read("depth", levels, name, view.ready, f"{ready} in queue {name}")
-    since = f"the first for {_span(age_ms)}"
+    since = f"the first for {span(age_ms)}"
     yield from _read("oldest_age", levels, name, age_ms, f"{ready} in queue {name}, {since}")
     served = (
         any(serves(each.record, name) for each in present)
@@ -119,14 +124,24 @@ def _of_store(facts: Facts, levels: Thresholds) -> Iterator[Reading]:
         yield Reading(rule=rule, about="disk", value=free, threshold=level, text=text)
 
 
-def _read(name: str, levels: Thresholds, queue: str, value: int, text: str) -> Iterator[Reading]:
+def _read(
+    name: str, levels: Thresholds, queue: str, value: int, text: str, *, sure: bool = True
+) -> Iterator[Reading]:
     rule = RULES[name]
     level = levels.of(rule, queue)
     if level is not None:
-        yield Reading(rule=rule, about=queue, queue=queue, value=value, threshold=level, text=text)
+        yield Reading(
+            rule=rule,
+            about=queue,
+            queue=queue,
+            value=value,
+            threshold=level,
+            text=text,
+            sure=sure,
+        )
 
 
-def _span(ms: int) -> str:
+def span(ms: int) -> str:
     """Whole seconds, and from a minute on whole minutes: it is no measurement."""
     unit = limits.MINUTE_MS if ms >= limits.MINUTE_MS else limits.SECOND_MS
     return show_ms(ms // unit * unit) if ms >= unit else "a moment"

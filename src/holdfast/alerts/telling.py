@@ -7,8 +7,10 @@ import logging
 from collections.abc import Awaitable, Callable
 
 import msgspec
+from msgspec.structs import replace
 
 from holdfast.alerts.book import Alert, Telling
+from holdfast.alerts.judging import span
 from holdfast.alerts.rules import Severity, Unit
 from holdfast.durations import show_at
 from holdfast.engines.base import Engine
@@ -22,7 +24,8 @@ _REMEMBERED = 10_000
 
 class Notice(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What is told. `id` is the same however often it is told; `value` and `threshold` are jobs,
-    bytes or seconds, as `unit` says."""
+    bytes or seconds, as `unit` says. Of one that has ended `value` is the last that was too much.
+    """
 
     event: Kind
     id: str
@@ -67,7 +70,7 @@ class Teller:
             queue=alert.queue,
             name=alert.rule if alert.queue else f"{alert.rule} {alert.about}",
             reason=alert.severity,
-            text=alert.text,
+            text=notice.text,
         )
         digest = hashlib.sha256(alert.key.encode()).hexdigest()[:12]
         try:
@@ -76,6 +79,9 @@ class Teller:
             # Of all times now: who can be told without the store is told.
             _log.debug("alert %s is not in the live feed: %s", alert.key, error)
         if self._deliver is not None:
+            if telling.first is not None:
+                beginning = replace(telling, what="raised", at=telling.first)
+                await self._deliver(notice_of(alert, beginning, self._namespace))
             await self._deliver(notice)
 
 
@@ -95,10 +101,16 @@ def notice_of(alert: Alert, telling: Telling, namespace: str) -> Notice:
         value=shown(alert.value, alert.unit),
         threshold=shown(alert.threshold, alert.unit),
         unit="seconds" if alert.unit == "ms" else alert.unit,
-        text=alert.text,
+        text=_end_of(alert, telling.at) if ended else alert.text,
         raised_at=show_at(alert.raised_at),
         ended_at=show_at(telling.at) if ended else None,
     )
+
+
+def _end_of(alert: Alert, at: int) -> str:
+    """What was wrong is so no longer, and must not be read as if it were."""
+    whose = f"queue {alert.queue}" if alert.queue else alert.about
+    return f"{alert.rule} of {whose} has ended, {span(at - alert.raised_at)} after it was raised"
 
 
 def shown(value: int, unit: Unit) -> float:

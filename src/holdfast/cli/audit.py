@@ -29,7 +29,7 @@ async def audit(
             acts: list[dict[str, Any]] = (await ask("GET", f"/v1/audit?limit={limit}"))["acts"]
         else:
             found = await audit_of(app).page(limit=limit)
-            acts = [msgspec.to_builtins(act_view(act)) for _, act in found]
+            acts = [msgspec.to_builtins(act_view(act)) for _, act in found if act is not None]
     if common.json:
         print_json(acts)
         return

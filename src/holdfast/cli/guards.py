@@ -1,8 +1,9 @@
-"""Before much is changed: the flags for it, and the question that is asked first."""
+"""Before much is changed: the flags for it, the question that is asked first, where it is kept."""
 
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
@@ -29,6 +30,13 @@ def sure(question: str, *, yes: bool) -> None:
     print(f"{printable(question, one_line=True)} [y/N] ", end="", file=sys.stderr, flush=True)
     if sys.stdin.readline().strip().lower() not in ("y", "yes"):
         raise Declined("nothing was changed")
+
+
+def archive_at(path: Path | None) -> str | None:
+    """Where finished jobs are kept. Known to be impossible now, and not at night."""
+    if path is not None and not path.absolute().parent.is_dir():
+        raise UsageError(f"--archive {path}: there is no folder {path.absolute().parent}")
+    return None if path is None else str(path.absolute())
 
 
 def can_ask() -> bool:

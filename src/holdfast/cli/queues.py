@@ -9,6 +9,7 @@ from cyclopts import Parameter
 
 from holdfast.app import Holdfast
 from holdfast.backoffs import show_backoff
+from holdfast.cli.admin import server_of
 from holdfast.cli.exits import NotFound
 from holdfast.cli.output import COMMON, Common, print_json, print_table, say
 from holdfast.cli.pages import program
@@ -16,10 +17,10 @@ from holdfast.cli.person import person
 from holdfast.cli.running import running
 from holdfast.cli.status import count_of, print_counts, queue_state, shown
 from holdfast.core.model import Queue, QueueView
+from holdfast.core.pauses import Pause
 from holdfast.core.text import printable
 from holdfast.durations import show_ms
-from holdfast.errors import InvalidQueue, UsageError
-from holdfast.explaining import Pause
+from holdfast.errors import Exists, Forbidden, InvalidQueue, UsageError
 from holdfast.options import QueueOptions, changed_queue
 from holdfast.queues import alter_queue, find_queue, pause_queue, resume_queue
 from holdfast.rates import show_limit
@@ -94,11 +95,26 @@ async def create(name: Name, /, *, settings: Settings = _SETTINGS, common: Commo
     """Create a queue."""
     queue = changed_queue(Queue(name=name), settings.options())
     async with running(common, create=True) as app:
-        if not await app.engine.declare(queue, instead_of=None):
+        if not await _declared(app, queue):
             raise InvalidQueue(
                 f"queue {name} exists already: change it with {program()} queue update {name}"
             )
     _tell(queue, "created queue", common)
+
+
+async def _declared(app: Holdfast, queue: Queue) -> bool:
+    ask = server_of(app)
+    if ask is not None and queue == Queue(name=queue.name):
+        # As it is by default a server would take it for a program's, and nobody's act.
+        try:
+            await ask("POST", "/v1/queues", {"name": queue.name})
+        except Exists:
+            return False
+        except Forbidden:
+            # Who does not operate may make such a one, as programs do.
+            return await app.engine.declare(queue, instead_of=None)
+        return True
+    return await app.engine.declare(queue, instead_of=None)
 
 
 async def update(name: Name, /, *, settings: Settings = _SETTINGS, common: Common = COMMON) -> None:

@@ -8,13 +8,14 @@ import socket
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 from cyclopts import Parameter
 
 from holdfast import __version__
 from holdfast.cli.alertflags import AlertFlags
+from holdfast.cli.guards import archive_at
 from holdfast.cli.output import COMMON, Common, print_json, say
 from holdfast.cli.running import running
 from holdfast.core.text import printable
@@ -88,7 +89,7 @@ class ServeFlags:
             connections_max=self.connections_max,
             access_log=self.access_log,
             upkeep=self.upkeep,
-            archive=_absolute(self.archive),
+            archive=archive_at(self.archive),
         )
 
 
@@ -146,12 +147,13 @@ def listening_else_free(port: int | None) -> socket.socket | None:
         return listening_on(msgspec.structs.replace(settings, port=0))
 
 
-def beside_workers(url: str, listening: socket.socket) -> Program:
+def beside_workers(url: str, listening: socket.socket, alerts: dict[str, Any]) -> Program:
     """The socket stays with whoever starts it: while a server that was killed is started again,
     its clients wait and are not refused."""
     from holdfast.server.main import ServeOptions
 
     settings = ServeFlags(port=listening.getsockname()[1]).settings()
+    settings = msgspec.structs.replace(settings, **alerts)
     options = ServeOptions(url=url, settings=settings, descriptor=listening.fileno())
     return Program(
         what="the server",
@@ -170,6 +172,8 @@ def listening_on(settings: ServerSettings) -> socket.socket:
 async def _prepare(common: Common) -> tuple[str, str]:
     """Whether there is such a place, before anybody is told of a server."""
     async with running(common, create=True) as app:
+        if not app.engine.traits.durable:
+            say("the jobs are in this process alone: when it ends they are gone")
         return app.url or "", app.place
 
 

@@ -13,6 +13,7 @@ from holdfast.cli.pages import program
 from holdfast.cli.person import person
 from holdfast.errors import ConfigError
 from holdfast.server.admin_views import TokenView, expiry_ms, made_token, token_view
+from holdfast.server.readiness import is_whole
 from holdfast.server.tokens import Tokens, Wanted
 from holdfast.upkeep import wall_ms
 
@@ -24,7 +25,12 @@ async def create(
     /,
     *,
     scopes: Annotated[
-        str, Parameter(help="produce, consume, operate, admin, run-commands; with commas.")
+        list[str],
+        Parameter(
+            name=("--scopes", "--scope"),
+            help="produce, consume, operate, admin, run-commands; with commas.",
+            negative=(),
+        ),
     ],
     namespace: Annotated[
         str | None, Parameter(help="The namespace it is for; * is all of them.")
@@ -36,7 +42,7 @@ async def create(
     common: Common = COMMON,
 ) -> None:
     """Make a token for the server, and print it: it is shown this once."""
-    wanted = tuple(filter(None, (each.strip() for each in scopes.split(","))))
+    wanted = tuple(filter(None, (each.strip() for each in ",".join(scopes).split(","))))
     async with at_home(common, create=True) as app:
         ask = server_of(app)
         if ask is not None:
@@ -110,7 +116,8 @@ async def revoke(
             gone = await ask("DELETE", f"/v1/tokens/{in_path(named)}")
         else:
             async with audit_of(app).doing(act("token.revoke", named)):
-                token = await Tokens(lambda: app.engine, wall_ms).revoke(named)
+                tokens = Tokens(lambda: app.engine, wall_ms, lambda: is_whole(app))
+                token = await tokens.revoke(named)
             gone = msgspec.to_builtins(token_view(token))
     if common.json:
         print_json(gone)

@@ -11,8 +11,9 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from holdfast import __version__
+from holdfast.cli.alertflags import AlertFlags
 from holdfast.cli.exits import Exit, NotFound
-from holdfast.cli.guards import All
+from holdfast.cli.guards import All, archive_at
 from holdfast.cli.output import COMMON, Common, print_json, say
 from holdfast.cli.pages import program
 from holdfast.cli.person import person
@@ -30,6 +31,7 @@ from holdfast.worker import launcher
 from holdfast.worker.options import INHERITED, WorkerOptions, default_processes, numbered
 from holdfast.worker.registry import OrderName, Workers
 
+_ALERTS = AlertFlags()
 _HOOKS = WebhookFlags()
 _TRY_NEXT = """\
 running: {running}; Ctrl-C drains and stops them
@@ -113,7 +115,7 @@ class WorkerFlags:
             output_max=first(self.output_max, "worker-output-max", 64 * 1024),
             **self.hooks.options(),
             upkeep=self.upkeep,
-            archive=None if self.archive is None else str(self.archive.absolute()),
+            archive=archive_at(self.archive),
         )
 
 
@@ -133,10 +135,14 @@ def up(
     port: Annotated[
         int | None, Parameter(help="The server's port; 7433, or a free one if that is taken.")
     ] = None,
+    alerts: AlertFlags = _ALERTS,
     flags: WorkerFlags = _FLAGS,
     common: Common = COMMON,
 ) -> int:
     """Start workers, upkeep and a server on one file, and say what to try next."""
+    told = alerts.settings()
+    if told and not serve:
+        raise UsageError("alerts are sent by the server: leave out --no-serve")
     with contextlib.ExitStack() as stack:
         listening = listening_else_free(port) if serve else None
         if listening is not None:
@@ -144,7 +150,7 @@ def up(
         workers, place = asyncio.run(_prepare(common, flags, app, count))
         if not common.json:
             print(f"holdfast {__version__} on {printable(place, one_line=True)}")
-        beside = [] if listening is None else [beside_workers(workers[0].url, listening)]
+        beside = [] if listening is None else [beside_workers(workers[0].url, listening, told)]
         code = launcher.run(
             workers,
             beside=beside,

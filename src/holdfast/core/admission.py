@@ -7,7 +7,7 @@ from collections.abc import Container
 
 from msgspec.structs import replace
 
-from holdfast.core import checks
+from holdfast.core import checks, limits
 from holdfast.core.model import Job, NewJob, Queue, Receipt, Status
 from holdfast.core.text import counted
 from holdfast.core.verdict import Complete, Forward, Settlement
@@ -44,6 +44,14 @@ def gives_way(job: Job, new: NewJob) -> bool:
     never laid over its payload: whoever may enqueue the one need not be allowed the other."""
     same = job.task == new.task
     return new.key_policy == "replace" or (new.key_policy == "merge" and same)
+
+
+def check_new(new: NewJob, queue: Queue | None) -> Queue:
+    """The queue, if the job is within its bounds and there is one."""
+    checks.check_job(new, queue.payload_max if queue else limits.PAYLOAD_MAX)
+    if queue is None:
+        raise unknown(new.queue)
+    return queue
 
 
 def check_room(queue: Queue, waiting: int) -> None:

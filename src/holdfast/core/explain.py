@@ -12,7 +12,7 @@ from typing import assert_never
 
 import msgspec
 
-from holdfast.core import lifecycle
+from holdfast.core import lifecycle, policy
 from holdfast.core.causes import Cause, of_the_flow
 from holdfast.core.flow import Waits
 from holdfast.core.model import Event, EventKind, Job, Queue, Reason, State
@@ -148,7 +148,7 @@ def _delayed(facts: Facts) -> Cause:
     last = job.events[-1] if job.events else None
     command = f"job expedite {job.id}"
     if last is not None and last.kind is EventKind.RETRIED:
-        most = lifecycle.attempts_max(facts.queue, job) if facts.queue else 0
+        most = policy.attempts_max(facts.queue, job) if facts.queue else 0
         of = f" of {most}" if most else ""
         return Cause(
             code="retry_backoff",

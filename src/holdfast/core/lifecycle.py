@@ -1,7 +1,7 @@
-"""All policy: facts → Verdict, and job + verdict → the next job.
+"""The ways of a job through its states: job + verdict → the next job.
 
 Engines apply these functions or mirror them in SQL; the contract suite proves the mirror.
-Nowhere else is an attempt number compared with its bound.
+Which verdict a job gets, `policy` has decided.
 """
 
 from __future__ import annotations
@@ -24,19 +24,9 @@ from holdfast.core.model import (
     Reason,
     State,
 )
+from holdfast.core.policy import exhausted, is_crash
 from holdfast.core.text import counted
-from holdfast.core.verdict import (
-    Bury,
-    BuryWaiting,
-    Complete,
-    Forward,
-    Outcome,
-    Release,
-    Retry,
-    Verdict,
-)
-from holdfast.core.workers import DISTRIBUTOR, addressee
-from holdfast.durations import show_ms
+from holdfast.core.verdict import Bury, Complete, Forward, Outcome, Release, Retry, Verdict
 
 
 class Change(NamedTuple):
@@ -51,106 +41,12 @@ class Change(NamedTuple):
     forgets: bool = False
 
 
-def after_success(result: bytes | None, then: tuple[NewJob, ...] = ()) -> Verdict:
-    return Complete(result, then)
-
-
-def after_failure(queue: Queue, job: Job, failure: Failure, draw: float) -> Verdict:
-    """An attempt failed. `draw` is a random number in [0, 1) for the jitter."""
-    if job.cancel_requested:
-        return Retry(0, failure)
-    if failure.kind is FailureKind.CRASH and job.crashes + 1 >= crashes_max(queue, job):
-        return Bury(Reason.CRASHED, failure)
-    if exhausted(queue, job):
-        return Bury(Reason.ATTEMPTS, failure)
-    backoff = job.overrides.backoff or queue.backoff
-    return Retry(backoff.delay_ms(max(job.attempt, 1), draw), failure)
-
-
-def after_overdue(queue: Queue, job: Job) -> Verdict:
-    """A lease lapsed: its worker is gone or frozen. The wait was the lease; no delay is added. What
-    a distributor let lapse was not run, and so was no attempt that could be the last."""
-    failure = Failure(
-        kind=FailureKind.OVERDUE,
-        message=f"worker {job.worker or 'unnamed'} let its lease lapse in attempt {job.attempt}",
-    )
-    ran = job.worker != DISTRIBUTOR
-    if ran and exhausted(queue, job) and not job.cancel_requested:
-        return Bury(Reason.ATTEMPTS, failure)
-    return Retry(0, failure)
-
-
-def after_expiry(job: Job, why: str = "") -> BuryWaiting:
-    """A job waited past its expiry. Jobs alike get equal acts, so that one call buries them all.
-    `why` is told of one that could go nowhere else."""
-    worker = addressee(job.queue)
-    if worker:
-        did = f"finish it in {counted(job.attempt, 'attempt')}" if job.attempt else "take it"
-        message = f"worker {worker} did not {did} within its TTL of {show_ttl(job)}"
-    else:
-        message = f"not started before its expiry, after {counted(job.attempt, 'attempt')}"
-    message += f"; {why}" if why else ""
-    failure = Failure(kind=FailureKind.EXPIRED, message=message)
-    return BuryWaiting(by="reaper", reason=Reason.EXPIRED, failure=failure)
-
-
-def ttl_ms(job: Job) -> int:
-    """How long it may wait for one worker; a job that was rerouted knows it."""
-    reroute = job.overrides.reroute
-    if reroute is not None and reroute.ttl_ms is not None:
-        return reroute.ttl_ms
-    return max(0, (job.expires_at or 0) - job.created_at)
-
-
-def show_ttl(job: Job) -> str:
-    """In whole seconds, or no two jobs whose expiry was edited would be alike."""
-    ms = ttl_ms(job)
-    return show_ms(ms if ms < limits.SECOND_MS else round(ms, -3))
-
-
-def on_delivery(queue: Queue, job: Job, now: int) -> Verdict | None:
-    """What must happen to a leased job instead of running it; None lets it run."""
-    attempts_max_ = attempts_max(queue, job)
-    if attempts_max_ and job.attempt > attempts_max_:
-        return Bury(Reason.ATTEMPTS, Failure(message=f"attempt {job.attempt} of {attempts_max_}"))
-    if job.leased_at is not None and is_expired(job, min(now, job.leased_at)):
-        return Bury(Reason.EXPIRED, Failure(kind=FailureKind.EXPIRED, message="leased too late"))
-    return None
-
-
-def attempts_max(queue: Queue, job: Job) -> int:
-    """Total runs; 0 is unlimited."""
-    own = job.overrides.max_attempts
-    return queue.max_attempts if own is None else own
-
-
-def timeout_ms(queue: Queue, job: Job) -> int | None:
-    """How long one attempt may run; None is as long as it likes."""
-    return job.overrides.timeout_ms or queue.timeout_ms
-
-
-def crashes_max(queue: Queue, job: Job) -> int:
-    return job.overrides.max_crashes or queue.max_crashes
-
-
-def exhausted(queue: Queue, job: Job) -> bool:
-    most = attempts_max(queue, job)
-    return most > 0 and job.attempt >= most
-
-
 def is_expired(job: Job, now: int) -> bool:
     return job.expires_at is not None and job.expires_at <= now
 
 
 def is_ready(job: Job, now: int) -> bool:
     return job.state is State.WAITING and job.due_at <= now and not is_expired(job, now)
-
-
-def retention_ms(queue: Queue, state: State) -> int:
-    """How long a finished job is kept; a dead letter never less than a done one."""
-    if state is State.DEAD:
-        return max(queue.dead_retention_ms, queue.retention_ms)
-    return queue.retention_ms
 
 
 def admit(new: NewJob, seq: int, now: int) -> Job:
@@ -276,14 +172,14 @@ def apply(job: Job, verdict: Verdict, queue: Queue, now: int) -> Change:
         case Complete(result=result):
             return Change(replace(ended, state=State.DONE, finished_at=now, result=result))
         case Bury(reason=reason, failure=failure):
-            buried = replace(ended, crashes=job.crashes + _is_crash(failure))
+            buried = replace(ended, crashes=job.crashes + is_crash(failure))
             return bury(buried, queue, reason=reason, failure=failure, by=job.worker or "", now=now)
         case Retry() | Release() | Forward() if job.cancel_requested:
             failure = verdict.failure if isinstance(verdict, Retry) else None
             event = _event(job, EventKind.CANCELLED, now, failure=failure)
             return Change(replace(ended, state=State.CANCELLED, finished_at=now), event)
         case Retry(delay_ms=delay_ms, failure=failure):
-            again = replace(ended, crashes=job.crashes + _is_crash(failure))
+            again = replace(ended, crashes=job.crashes + is_crash(failure))
             event = _event(job, EventKind.RETRIED, now, failure=failure)
             return _wait(again, queue, delay_ms, now, event)
         case Release(text=text, delay_ms=delay_ms, alone=alone, unstarted=unstarted):
@@ -323,10 +219,6 @@ def bury(
         return Change(dead, event)
     moved = replace(_afresh(job, now, queue=target), expires_at=None, reason=reason)
     return Change(moved, event, tail=True)
-
-
-def _is_crash(failure: Failure | None) -> bool:
-    return failure is not None and failure.kind is FailureKind.CRASH
 
 
 def _afresh(job: Job, now: int, *, queue: str) -> Job:

@@ -10,8 +10,8 @@ from collections.abc import Iterable, Mapping
 from msgspec.structs import replace
 
 from holdfast.core.explain import ABSENT_MS, Seen
-from holdfast.core.lifecycle import show_ttl, ttl_ms
 from holdfast.core.model import Job, Reroute
+from holdfast.core.policy import show_ttl, ttl_ms
 from holdfast.core.verdict import Move
 from holdfast.core.workers import Health, WorkerRecord, addressee, health, knows, worker_queue
 

@@ -10,9 +10,10 @@ from collections.abc import Callable, Container
 from msgspec.structs import replace
 
 from holdfast.core.model import Job, JobFilter, Queue, State
+from holdfast.core.pauses import Pause
 from holdfast.engines.base import Engine
 from holdfast.errors import EngineUnavailable, UsageError
-from holdfast.explaining import Pause, save_pause
+from holdfast.explaining import save_pause
 from holdfast.moving.records import Leaving, Opening, Slate, leaving
 from holdfast.upkeep.reaper import Reaper
 

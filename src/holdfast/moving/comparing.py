@@ -9,9 +9,9 @@ from collections.abc import AsyncIterator, Callable, Mapping
 import msgspec
 
 from holdfast.core import moving
-from holdfast.core.lifecycle import retention_ms
 from holdfast.core.model import Job, Queue, Reason, State
 from holdfast.core.moving import HeldKey, Sum, Whole
+from holdfast.core.policy import retention_ms
 from holdfast.moving.copying import BATCH, BATCH_BYTES_MAX, Copied, key_pages
 from holdfast.moving.records import Side
 from holdfast.upkeep.paging import records

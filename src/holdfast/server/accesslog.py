@@ -1,4 +1,5 @@
-"""A line of JSON for each request, where that is asked for: never a query, a header or a body."""
+"""A line of JSON for each request, where that is asked for: never a query, a header or a body, nor
+the secret of a token that somebody wrote into a path."""
 
 from __future__ import annotations
 
@@ -11,6 +12,7 @@ from typing import Any
 import msgspec
 
 from holdfast.server.calls import AsgiScope, Receive, Send
+from holdfast.server.tokens import FORM
 
 _log = logging.getLogger("holdfast.access")
 _PATH_MAX = 200
@@ -46,7 +48,6 @@ class AccessLog:
         finally:
             took_ms = round((time.perf_counter() - began) * 1000, 2)
             peer = scope.get("client")
-            line = Line(
-                scope["method"], scope["path"][:_PATH_MAX], status, took_ms, peer and peer[0]
-            )
+            path = FORM.sub(r"hf_\1_…", scope["path"])[:_PATH_MAX]
+            line = Line(scope["method"], path, status, took_ms, peer and peer[0])
             _log.info("%s", msgspec.json.encode(line).decode())

@@ -50,7 +50,8 @@ class DeleteQuery(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class ChangesBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """What is left out or null stays. Labels and headers are added to those that are there."""
+    """What is left out or null stays, but for the payload, which may be null. Labels and headers
+    are added to those that are there."""
 
     payload: Json | UnsetType = UNSET
     priority: Priority | None = None
@@ -67,7 +68,7 @@ class Rerouted(msgspec.Struct, frozen=True, kw_only=True):
     worker: str
 
 
-@operation("POST", "/v1/jobs/{id}/cancel", needs=Scope.OPERATE, repeatable=True)
+@operation("POST", "/v1/jobs/{id}/cancel", needs=Scope.OPERATE)
 async def cancel_job(call: Call, id: JobId, body: CancelBody) -> JobView:
     """Cancel a job that waits, or ask one that runs to stop."""
     act = Cancel(by=call.caller.name, text=body.text)

@@ -23,12 +23,12 @@ from holdfast.server.admin_views import (
     quota_view,
     token_view,
 )
-from holdfast.server.audit import Act, Audit
+from holdfast.server.audit import Audit
 from holdfast.server.callers import Caller
 from holdfast.server.calls import Call
 from holdfast.server.operations import Operation, Scope, operation
 from holdfast.server.quotas import Quotas
-from holdfast.server.tokens import EVERYWHERE, Wanted
+from holdfast.server.tokens import EVERYWHERE, FORM, Wanted
 
 Named = Annotated[str, Meta(min_length=1, max_length=80, pattern=r"^[A-Za-z0-9_.@:/ -]+$")]
 Whose = Annotated[str, Meta(min_length=1, max_length=200, pattern=r"^[^\x00]+$")]
@@ -74,7 +74,7 @@ async def create_token(call: Call, body: NewToken) -> MadeToken:
         expires_ms=expiry_ms(body.expires),
         by=caller.name,
     )
-    async with _audit(call).doing(_act(call, "token.create", body.name)):
+    async with call.noting("token.create", body.name):
         text, token = await call.server.tokens.create(wanted)
     return made_token(token, text)
 
@@ -91,7 +91,10 @@ async def list_tokens(call: Call) -> TokenList:
 async def revoke_token(call: Call, named: Named) -> TokenView:
     """Revoke a token, by its id or its name: here at once, on other servers within a second."""
     _with_token(call)
-    async with _audit(call).doing(_act(call, "token.revoke", named)):
+    if (whole := FORM.fullmatch(named)) is not None:
+        # Who names it by all of it shall not find its secret in the audit.
+        named = whole[1]
+    async with call.noting("token.revoke", named):
         token = await call.server.tokens.revoke(named, namespace=_reach(call))
     return token_view(token)
 
@@ -101,7 +104,7 @@ async def list_acts(call: Call, query: ActQuery) -> ActPage:
     """Who did what in this namespace: every operator's act over HTTP, the newest first."""
     found = await _audit(call).page(after=query.after, limit=query.limit)
     after = found[-1][0] if len(found) == query.limit else None
-    return ActPage([act_view(act) for _, act in found], after)
+    return ActPage([act_view(act) for _, act in found if act is not None], after)
 
 
 @operation("GET", "/v1/quotas", needs=Scope.ADMIN)
@@ -116,7 +119,7 @@ async def put_quota(call: Call, whose: Whose, body: QuotaBody) -> QuotaView:
     """Set the quota of `namespace`, of `tenant:NAME`, or of each tenant that has none of its own,
     `tenant:*`."""
     quota = quota_of(body)
-    async with _audit(call).doing(_act(call, "quota.put", whose)):
+    async with call.noting("quota.put", whose):
         await _quotas(call).put(whose, quota)
     return quota_view(whose, quota)
 
@@ -124,7 +127,7 @@ async def put_quota(call: Call, whose: Whose, body: QuotaBody) -> QuotaView:
 @operation("DELETE", "/v1/quotas/{whose}", needs=Scope.ADMIN, status=204)
 async def remove_quota(call: Call, whose: Whose) -> None:
     """Take a quota away."""
-    async with _audit(call).doing(_act(call, "quota.remove", whose)):
+    async with call.noting("quota.remove", whose):
         if not await _quotas(call).remove(whose):
             raise NotFound(f"there is no quota of {whose[:80]!r}: see /v1/quotas")
 
@@ -149,11 +152,6 @@ def _audit(call: Call) -> Audit:
 
 def _quotas(call: Call) -> Quotas:
     return call.server.quotas_of(call.caller.namespace, call.app)
-
-
-def _act(call: Call, what: str, on: str) -> Act:
-    who = call.caller
-    return Act(at=0, who=who.name, token=who.token, peer=call.peer, what=what, on=on)
 
 
 OPERATIONS: tuple[Operation, ...] = (

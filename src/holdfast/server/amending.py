@@ -52,8 +52,9 @@ _AT_ONCE = 50
 class AmendBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """What to do, and to which jobs; with `all` to every one. `cancel`, `retry`, `edit`, `move`
     and `bury` take a `text` that says why; `retry` and `retime` a `delay`; `delete` a `force`;
-    `move` a `queue`; `edit` what to change. At most `limit` jobs are looked at, newest first: go on
-    with `after` while that is not null. With `dry_run` they are only counted."""
+    `move` a `queue`; `edit` what to change, to a payload of null if that is given. At most `limit`
+    jobs are looked at, newest first: go on with `after` while that is not null. With `dry_run` they
+    are only counted."""
 
     filter: Filter
     act: Act

@@ -78,6 +78,8 @@ async def send_whole(
         headers.pop()
     if not head and len(body) <= _PART and _sent_at_once(send, status, headers, body):
         return
+    if status >= 400:
+        _linger(send)
     await send({"type": "http.response.start", "status": status, "headers": headers})
     if head:
         body = b""
@@ -126,6 +128,15 @@ def cut_off(send: Send) -> None:
     transport = _transport_of(send)
     if transport is not None:
         transport.abort()
+
+
+def _linger(send: Send) -> None:
+    """What was refused before all of it came is still coming."""
+    cycle = _connection_of(send)
+    if getattr(cycle, "more_body", False):
+        lingering = getattr(cycle.transport.get_protocol(), "lingering", None)
+        if lingering is not None:
+            cycle.transport = lingering()
 
 
 def _transport_of(send: Send) -> Any:

@@ -8,9 +8,11 @@ from typing import Any
 
 import msgspec
 
-from holdfast.server.calls import AsgiScope, Call, Headers, Receive, pass_over, read_body
+from holdfast.errors import UsageError
+from holdfast.server.calls import AsgiScope, Call, Headers, Receive, read_body
 from holdfast.server.door import Door
 from holdfast.server.operations import JSON, Operation
+from holdfast.server.pieces import LARGE, Pieces, is_struct
 from holdfast.server.pressure import Pressure, Ticket
 from holdfast.server.queries import PathReader, QueryReader
 from holdfast.server.refusals import BadRequest, InvalidRequest, TooLarge, WrongContent
@@ -37,6 +39,7 @@ class Asking:
         self._in_json = in_json = operation.content_type == JSON
         codec = msgspec.json if in_json else msgspec.msgpack
         self._decode = None if operation.body is None else codec.Decoder(operation.body).decode
+        self._pieces = Pieces(operation.body, codec) if is_struct(operation.body) else None
         self._may_be_empty = in_json and body_may_be_empty(operation)
 
     async def read(
@@ -56,17 +59,16 @@ class Asking:
         body = b""
         if self._decode is not None:
             body = await self._body(headers, receive, ticket)
-            given["body"] = self._decoded(self._decode, body)
+            if len(body) > LARGE and self._pieces is not None:
+                given["body"] = await self._read(self._pieces, body)
+            else:
+                given["body"] = self._decoded(self._decode, body)
         return call, body
 
     async def _body(self, headers: Headers, receive: Receive, ticket: Ticket) -> bytes:
         content_type = headers.raw(b"content-type")
         ticket.reading = True
-        try:
-            self._check_head(headers, content_type)
-        except (TooLarge, WrongContent):
-            await pass_over(receive)
-            raise
+        self._check_head(headers, content_type)
         body = await read_body(
             receive,
             most=self._body_max,
@@ -100,11 +102,30 @@ class Asking:
                 whole = whole_numbers(body)
                 if whole != body:
                     return self._decoded(decode, whole)
-            raise InvalidRequest(f"the body is not as it should be: {error}") from None
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise BadRequest(f"the body cannot be read: {error}") from None
-        except RecursionError:
-            raise BadRequest("the body is nested too deeply") from None
+            raise _refusal(error) from None
+        except _UNREADABLE as error:
+            if not body.strip():
+                raise BadRequest(f"there is no body: send {self._operation.content_type}") from None
+            raise _refusal(error) from None
+
+    async def _read(self, pieces: Pieces, body: bytes) -> Any:
+        try:
+            return await pieces.read(body)
+        except _UNREADABLE as error:
+            raise _refusal(error) from None
+
+
+_UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+
+
+def _refusal(error: Exception) -> UsageError:
+    match error:
+        case msgspec.ValidationError():
+            return InvalidRequest(f"the body is not as it should be: {error}")
+        case RecursionError():
+            return BadRequest("the body is nested too deeply")
+        case _:
+            return BadRequest(f"the body cannot be read: {error}")
 
 
 # A text that does not end is taken to the end: looking at each quote again would take for ever.

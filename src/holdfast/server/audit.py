@@ -66,11 +66,13 @@ class Audit:
             raise
         await self._end(record, replace(act, outcome="done", changed=noted.changed))
 
-    async def page(self, *, after: str | None = None, limit: int = 100) -> list[tuple[str, Act]]:
-        """The newest first, each with the key that the next page goes on `after`."""
+    async def page(
+        self, *, after: str | None = None, limit: int = 100
+    ) -> list[tuple[str, Act | None]]:
+        """The newest first, each with the key that the next page goes on `after`; None for what
+        another version wrote and this one cannot read."""
         found = await self._engine().load(KIND, after=after, limit=limit)
-        read = ((record.key, _read(record)) for record in found)
-        return [(key, act) for key, act in read if act is not None]
+        return [(record.key, _read(record)) for record in found]
 
     async def _begin(self, act: Act) -> Record | None:
         if self._written % _TIDY_EVERY == 0:

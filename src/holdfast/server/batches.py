@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from itertools import count
 from typing import Annotated
 
 import msgspec
 from msgspec import Meta
 
-from holdfast.batches import id_of, joined, progress_of
+from holdfast.batches import id_of, joined, last_again, progress_of
 from holdfast.core import limits
 from holdfast.core.model import AfterOn, NewJob, Receipt, State, Status
 from holdfast.errors import InvalidJob, NotFound, OutcomeUnknown
+from holdfast.server.bodies import AnyJobBody
 from holdfast.server.calls import Call
-from holdfast.server.enqueuing import AnyJobBody, Desk, check_together, desk_of
+from holdfast.server.enqueuing import Desk, check_together, desk_of, have_ids, in_turns
 from holdfast.server.idempotency import NOTHING_DONE
 from holdfast.server.jobs import read_job
 from holdfast.server.operations import Operation, Scope, operation
@@ -48,18 +50,25 @@ class BatchView(msgspec.Struct, frozen=True, kw_only=True):
     left: int
 
 
-@operation("POST", "/v1/batches", needs=Scope.PRODUCE, status=201)
+def _is_repeatable(body: NewBatch) -> bool:
+    return have_ids((*body.jobs, body.then))
+
+
+@operation("POST", "/v1/batches", needs=Scope.PRODUCE, status=201, repeatable=_is_repeatable)
 async def enqueue_batch(call: Call, body: NewBatch) -> BatchTaken:
     """Enqueue jobs, and one more that starts when all of them have ended. If one is refused, the
     answer is its error, and those before it are there."""
     check_together(body.jobs)
     desk = await desk_of(call.app)
-    made = [_made(each, at, desk) for at, each in enumerate(body.jobs)]
+    numbers = count()
+    made = await in_turns(body.jobs, lambda each: _made(each, next(numbers), desk))
     given = joined(made, desk.job(body.then, "default"), body.after_on)
     receipts: list[Receipt] = []
     try:
         for start in range(0, len(given), limits.BATCH_MAX):
             receipts += await call.engine.enqueue(given[start : start + limits.BATCH_MAX])
+        if (last := last_again(given, receipts)) is not None:
+            receipts[-1:] = await call.engine.enqueue([last])
         id_ = id_of(receipts)
     except NOTHING_DONE as error:
         # That would say that it may be tried again, and make a second job of each without an id.

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import errno
 import ipaddress
+import re
 import resource
 import socket
 
@@ -12,6 +13,10 @@ from holdfast.errors import ConfigError
 from holdfast.server.settings import ServerSettings
 
 BACKLOG = 4096
+_NAME = re.compile(r"[A-Za-z0-9_.-]{1,253}|[0-9A-Fa-f:.]{2,45}")
+_ORIGIN = re.compile(
+    r"[A-Za-z][A-Za-z0-9+.-]*://([A-Za-z0-9_.-]+|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?"
+)
 _OWN_FILES = 256
 """Descriptors that are not connections: the store's, the log's, and room to spare."""
 
@@ -23,6 +28,10 @@ def listener(settings: ServerSettings) -> socket.socket:
         raise ConfigError(f"the port {port} is not 0 to 65535; 0 takes a free one")
     for proxy in settings.proxies:
         _check_proxy(proxy)
+    for name in settings.hosts:
+        _check_name(name)
+    for origin in settings.origins:
+        _check_origin(origin)
     try:
         family, _, _, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -61,6 +70,24 @@ def _check_proxy(text: str) -> None:
         raise ConfigError(
             f"--proxy {text[:80]!r} is no address or network: write 10.0.0.7 or 10.0.0.0/24"
         ) from None
+
+
+def _check_name(text: str) -> None:
+    """One that no request can have would be found out only when all are refused."""
+    if not _NAME.fullmatch(text):
+        raise ConfigError(
+            f"--allow-host {text[:80]!r} is no name of a host: write jobs.example.com, without "
+            "https:// and without a port"
+        )
+
+
+def _check_origin(text: str) -> None:
+    """As browsers write it, to the letter: with * it would be nobody's, and with a / at the end."""
+    if not _ORIGIN.fullmatch(text):
+        raise ConfigError(
+            f"--allow-origin {text[:80]!r} is no origin: write https://tools.example.com, with its "
+            "port if it has one, and nothing behind"
+        )
 
 
 def _refuse_strangers(settings: ServerSettings, address: str) -> None:

@@ -55,7 +55,10 @@ class Caller(msgspec.Struct, frozen=True, kw_only=True):
         return scope in self.scopes
 
     def owns(self, queue: str) -> bool:
-        return queue.startswith((self.prefix, QUEUE_PREFIX + self.prefix))
+        if queue.startswith(QUEUE_PREFIX) and not self.prefix.startswith(QUEUE_PREFIX):
+            # It is the worker's name that counts: else "w" would be the prefix of all workers.
+            return queue.startswith(QUEUE_PREFIX + self.prefix)
+        return queue.startswith(self.prefix)
 
 
 ANYBODY = Caller(name="local", scopes=implied([Scope.ADMIN]))

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 from collections.abc import Awaitable, Callable, Iterator, Mapping, MutableMapping
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Any
 
 from holdfast.app import Holdfast
 from holdfast.engines.base import Engine
 from holdfast.errors import HoldfastError
+from holdfast.server.audit import Act, Noted
 from holdfast.server.callers import Caller
 from holdfast.server.refusals import BadRequest, ClientLeft, TooLarge
 from holdfast.server.state import Server
@@ -20,8 +20,6 @@ Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 HEADERS_MAX = 100
-_PASSED_MAX = 4 * 1024 * 1024
-_PASSED_S_MAX = 0.5
 _ONCE = (
     *(b"host", b"authorization", b"holdfast-namespace", b"origin"),
     *(b"content-type", b"idempotency-key"),
@@ -38,6 +36,12 @@ class Call:
     caller: Caller
     headers: Mapping[str, str]
     peer: str = ""
+
+    def noting(self, what: str, on: str) -> AbstractAsyncContextManager[Noted]:
+        """Around an operator's act that the engine takes for a producer's, or never hears of."""
+        who = self.caller
+        act = Act(at=0, who=who.name, token=who.token, peer=self.peer, what=what, on=on)
+        return self.server.audit_of(who.namespace, self.app).doing(act)
 
     async def is_good(self) -> bool:
         """Whether the caller's token is good still: to be asked by what lasts, before it tells
@@ -105,26 +109,10 @@ async def read_body(receive: Receive, *, most: int, hold: Callable[[int], None])
         more = event.get("more_body", False)
         size += len(part)
         if size > most:
-            parts.clear()
-            if more:
-                await pass_over(receive)
             raise TooLarge(f"the body is larger than {most} bytes")
         parts.append(part)
         hold(size)
     return parts[0] if len(parts) == 1 else b"".join(parts)
-
-
-async def pass_over(receive: Receive) -> None:
-    """Read what comes of a body that is refused, within reason: a connection that is closed on
-    what was not read takes the answer with it."""
-    size = 0
-    more = True
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(_PASSED_S_MAX):
-            while more and size < _PASSED_MAX:
-                event = await receive()
-                size += len(event.get("body", b""))
-                more = event.get("more_body", False)
 
 
 async def until_left(receive: Receive) -> None:

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable
+from collections import deque
+from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any, ClassVar, Protocol, cast
 
 import h11
@@ -23,6 +25,10 @@ _log = logging.getLogger("holdfast.server")
 
 _LOOK_S = 1.0
 _AT_ONCE = 500
+_LET_GO_AT_ONCE = 10
+_LET_GO_PAUSE_S = 0.002
+_PASSED_BODIES = 4
+"""Whoever sends a body that is so many times as large as may be does not get to read why not."""
 _CROWDED = 0.9
 """From this share of all connections on, idle ones are closed for others to come in."""
 
@@ -37,6 +43,30 @@ _PHRASES = {
 }
 
 
+class Leaving:
+    """Those whose readers have gone, let go some at a time: ten thousand streams that end at once
+    are most of a second's work."""
+
+    def __init__(self, later: Callable[[float, Callable[[], None]], object] | None = None) -> None:
+        self._later = later
+        self._ends: deque[Callable[[], None]] = deque()
+        self._is_at_it = False
+
+    def add(self, end: Callable[[], None]) -> None:
+        self._ends.append(end)
+        if not self._is_at_it:
+            self._is_at_it = True
+            asyncio.get_running_loop().call_soon(self._let_go)
+
+    def _let_go(self) -> None:
+        for _ in range(min(_LET_GO_AT_ONCE, len(self._ends))):
+            self._ends.popleft()()
+        self._is_at_it = bool(self._ends)
+        if self._is_at_it:
+            later = self._later or asyncio.get_running_loop().call_later
+            later(_LET_GO_PAUSE_S, self._let_go)
+
+
 class Watched(Protocol):
     """What the rounds look at."""
 
@@ -48,6 +78,7 @@ class Watching:
 
     settings: ClassVar[ServerSettings]
     connections_max: ClassVar[int]
+    leaving: ClassVar[Leaving]
 
     transport: asyncio.Transport
     connections: set[Any]
@@ -56,6 +87,8 @@ class Watching:
 
     looks = 0
     unread = 0
+    passed = 0
+    lingers = False
     refused = 400
 
     def in_head(self) -> bool:
@@ -69,6 +102,32 @@ class Watching:
         self.refuse(503)
         return False
 
+    def lingering(self) -> Lingering:
+        """For an answer that is sent while the request still comes."""
+        return Lingering(self)
+
+    def linger(self) -> None:
+        self.lingers = True
+        self.looks = 0
+        self.flow.resume_reading()
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+
+    def pass_over(self, size: int) -> None:
+        """So much more has come of a request that was answered already."""
+        self.passed += size
+        if self.passed > self.settings.body_max * _PASSED_BODIES:
+            self.transport.close()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Who waits for an answer is heeded at once: it may have to be given to somebody else."""
+        cycle = self.cycle
+        if cycle is not None and cycle.response_started and not cycle.response_complete:
+            cycle.disconnected = True
+            self.leaving.add(partial(super().connection_lost, exc))  # type: ignore[misc]
+        else:
+            super().connection_lost(exc)  # type: ignore[misc]
+
     def look(self) -> None:
         settings, cycle = self.settings, self.cycle
         if self.transport.is_closing() or self.flow.write_paused:
@@ -81,7 +140,9 @@ class Watching:
         if cycle is not None and not cycle.response_complete:
             return
         self.looks += 1
-        if cycle is None or self.in_head():
+        if self.lingers or (cycle is not None and cycle.more_body and not self.in_head()):
+            ms_max = settings.slow_ms_max
+        elif cycle is None or self.in_head():
             ms_max = settings.head_ms_max
         elif len(self.connections) > self.connections_max * _CROWDED:
             ms_max = 0
@@ -98,6 +159,20 @@ class Watching:
         if not (under_way and cycle.response_started) and not (idle and status == 408):
             self.transport.write(_refusal(status))
         self.transport.close()
+
+
+class Lingering:
+    """A transport that, when it is to be closed, goes on reading for a while what nobody wants: to
+    close it before takes the answer away from whoever sends first and reads then."""
+
+    def __init__(self, connection: Watching) -> None:
+        self._connection = connection
+
+    def close(self) -> None:
+        self._connection.linger()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._connection.transport, name)
 
 
 class PlainConnection(Watching, H11Protocol):
@@ -117,9 +192,12 @@ class PlainConnection(Watching, H11Protocol):
 
     def data_received(self, data: bytes) -> None:
         before = self.cycle
-        super().data_received(data)
+        if not self.lingers:
+            super().data_received(data)
         if self.cycle is not before:
-            self.looks = 0
+            self.looks = self.passed = 0
+        elif before is not None and before.response_complete:
+            self.pass_over(len(data))
 
     def send_400_response(self, msg: str) -> None:
         self.refuse(getattr(self.conn, "refused", 400))
@@ -161,7 +239,8 @@ def connection_class(settings: ServerSettings, connections_max: int) -> type[asy
             raise
     else:
         base = QuickConnection
-    made = type("Connection", (base,), {"settings": settings, "connections_max": connections_max})
+    shared = {"settings": settings, "connections_max": connections_max, "leaving": Leaving()}
+    made = type("Connection", (base,), shared)
     return cast("type[asyncio.Protocol]", made)
 
 

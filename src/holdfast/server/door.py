@@ -7,6 +7,7 @@ asks, whether they may, and where. Handlers get an engine that goes on checking.
 from __future__ import annotations
 
 import ipaddress
+import re
 from collections.abc import Mapping
 from functools import lru_cache, partial
 
@@ -24,7 +25,12 @@ from holdfast.server.state import Server
 from holdfast.server.tokens import EVERYWHERE
 
 _VIEWS_MAX = 1_000
-_FORWARDED = ("forwarded", "x-forwarded-for", "x-real-ip")
+_FORWARDED = (
+    *("forwarded", "via", "x-real-ip", "x-client-ip", "true-client-ip", "cf-connecting-ip"),
+    *(f"x-forwarded-{name}" for name in ("for", "host", "port", "proto", "server")),
+)
+"""What proxies add, each its own."""
+_HOST = re.compile(r"(?:\[([^\[\]]*)\]|([^:\[\]]*))(?::[0-9]{0,5})?", re.ASCII)
 
 
 class Door:
@@ -62,8 +68,12 @@ class Door:
 
     def check_place(self, headers: Mapping[str, str]) -> None:
         """Raise unless the server was called by a name of its own, and from no strange page."""
-        host = headers.get("host", "")
-        if not self._is_own(host):
+        host = headers.get("host")
+        if host is None:
+            # Probes of load balancers: no page can leave it out, so that nobody is led astray.
+            if self._is_open:
+                raise Forbidden("the request has no Host: send one, such as localhost")
+        elif not self._is_own(host):
             raise Forbidden(
                 f"this server does not answer to the name {host[:80]!r}: add it with --allow-host"
             )
@@ -131,6 +141,8 @@ class Door:
 
     def _is_own(self, host: str) -> bool:
         name = name_of(host)
+        if not name:
+            return False
         if name in self._hosts or name == "localhost" or is_loopback(name):
             return True
         # An address is never looked up, so nobody can make it mean another machine.
@@ -139,10 +151,9 @@ class Door:
 
 @lru_cache(maxsize=1_000)
 def name_of(host: str) -> str:
-    """Without the port, in small letters."""
-    if host.startswith("["):
-        return host[1:].partition("]")[0].lower()
-    return host.partition(":")[0].lower()
+    """Without the port, in small letters; "", which nobody is called, for what is no host."""
+    found = _HOST.fullmatch(host)
+    return "" if found is None else (found[1] or found[2] or "").lower()
 
 
 @lru_cache(maxsize=1_000)

@@ -107,7 +107,7 @@ class Endpoint:
         try:
             call, body = await self._asking.read(scope, receive, given, ticket)
             key = None if self.operation.repeatable else call.headers.get(_KEY_HEADER)
-            if key is None:
+            if key is None or self._is_repeatable(given):
                 reply, ticket.undo = await self._made(call, given, receive, ticket)
                 return reply
             path: bytes = scope.get("raw_path") or scope["path"].encode()
@@ -116,6 +116,10 @@ class Endpoint:
             return await self._keys.once(call, key, asked, make)
         except (asyncio.CancelledError, Exception) as error:  # noqa: BLE001 (told as it may)
             return self._bad(error, ticket)
+
+    def _is_repeatable(self, given: dict[str, Any]) -> bool:
+        by_body = self.operation.repeatable_if
+        return by_body is not None and by_body(given["body"])
 
     async def _send(self, send: Send, reply: Reply, ticket: Ticket, *, head: bool) -> None:
         pressure = self._pressure

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Sequence
-from datetime import datetime
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, NamedTuple, TypeVar
 from weakref import WeakKeyDictionary
 
 import msgspec
@@ -19,71 +19,18 @@ from holdfast.core import admission, checks, limits
 from holdfast.core.model import NewJob, Receipt, Status
 from holdfast.errors import UsageError
 from holdfast.options import new_id
+from holdfast.server.bodies import AnyJobBody, NewJobBody
 from holdfast.server.calls import Call
 from holdfast.server.operations import Operation, Scope, operation
+from holdfast.server.pieces import Turn
 from holdfast.server.refusals import TooLarge
-from holdfast.server.shapes import (
-    Attempts,
-    JobId,
-    Json,
-    Name,
-    Pairs,
-    Priority,
-    QueueName,
-    Seconds,
-    TaskName,
-)
+from holdfast.server.shapes import QueueName
 
 _SETTINGS_S = 1.0
 """Stored settings are as old as this at most."""
 
-Command = Annotated[str, Meta(min_length=1)] | Annotated[list[str], Meta(min_length=1)]
-
-
-class NewJobBody(msgspec.Struct, forbid_unknown_fields=True):
-    """A job is a task with a payload, a command, or a webhook with the body of its request as
-    payload. What is null is as if left out. A job with a known id, or with a key that is still
-    held, adds nothing."""
-
-    task: TaskName | None = None
-    payload: Json | UnsetType = UNSET
-    id: JobId | None = None
-    command: Command | None = None
-    webhook: str | None = None
-    cwd: str | None = None
-    env: dict[str, str] | None = None
-    priority: Priority | None = None
-    delay: Seconds | None = None
-    run_at: Annotated[datetime, Meta(tz=True)] | None = None
-    expires: Seconds | None = None
-    key: Name | None = None
-    key_window: Seconds | None = None
-    key_policy: Literal["keep", "replace", "merge"] | None = None
-    tenant: Name | None = None
-    group: Name | None = None
-    labels: Pairs | None = None
-    headers: Pairs | None = None
-    lease: Seconds | None = None
-    timeout: Seconds | None = None
-    max_attempts: Attempts | None = None
-    max_retries: Attempts | None = None
-    max_crashes: Annotated[int, Meta(ge=1, le=limits.ATTEMPTS_MAX)] | None = None
-    backoff: Annotated[str, Meta(examples=["exponential(2s, max=10m)"])] | None = None
-    content_type: Annotated[str, Meta(min_length=1, max_length=127)] | None = None
-    after: Annotated[list[JobId], Meta(max_length=limits.PARENTS_MAX)] | None = None
-    after_on: Literal["success", "death", "either"] | None = None
-    parent_death: Literal["cancel", "run", "hold"] | None = None
-
-
-class AnyJobBody(NewJobBody, forbid_unknown_fields=True):
-    """As for one queue, but it says which, or `to` which worker it goes; with `reroute` to another
-    one if that does not take it: any, or one with these labels."""
-
-    queue: QueueName | None = None
-    to: Name | None = None
-    reroute: bool | Pairs | None = None
-
-
+Body = TypeVar("Body", bound=NewJobBody)
+Made = TypeVar("Made")
 _MANY = Meta(min_length=1, max_length=limits.BATCH_MAX)
 
 
@@ -123,27 +70,45 @@ class Enqueued(msgspec.Struct, frozen=True):
     jobs: list[Taken]
 
 
-@operation("POST", "/v1/queues/{queue}/jobs", needs=Scope.PRODUCE, status=201, repeatable=True)
+def have_ids(jobs: Sequence[NewJobBody]) -> bool:
+    """Then enqueueing them again adds nothing."""
+    return all(each.id is not None for each in jobs)
+
+
+def _is_repeatable(body: NewJobs | AnyJobs) -> bool:
+    return have_ids(body.jobs)
+
+
+@operation(
+    "POST",
+    "/v1/queues/{queue}/jobs",
+    needs=Scope.PRODUCE,
+    status=201,
+    repeatable=_is_repeatable,
+)
 async def enqueue(call: Call, queue: QueueName, body: NewJobs) -> Enqueued:
     """Put jobs in a queue. They are durable when the answer comes. One that is refused harms no
-    other; if all are, the answer is that error. Repeating it with the same ids adds nothing."""
+    other; if all are, the answer is that error. Repeating it with the same ids adds nothing; for
+    jobs without one an Idempotency-Key does the same."""
     check_together(body.jobs)
     desk = await desk_of(call.app)
-    return await _enqueue(call, [_made(each, queue, desk) for each in body.jobs], body.dry_run)
+    made = await in_turns(body.jobs, lambda each: _made(each, queue, desk))
+    return await _enqueue(call, made, body.dry_run)
 
 
-@operation("POST", "/v1/jobs", needs=Scope.PRODUCE, status=201, repeatable=True)
+@operation("POST", "/v1/jobs", needs=Scope.PRODUCE, status=201, repeatable=_is_repeatable)
 async def enqueue_anywhere(call: Call, body: AnyJobs) -> Enqueued:
     """Put jobs in queues that they name themselves, in one transaction."""
     check_together(body.jobs)
     desk = await desk_of(call.app)
-    return await _enqueue(call, [_made(each, "default", desk) for each in body.jobs], body.dry_run)
+    made = await in_turns(body.jobs, lambda each: _made(each, "default", desk))
+    return await _enqueue(call, made, body.dry_run)
 
 
 OPERATIONS: tuple[Operation, ...] = (enqueue, enqueue_anywhere)
 
 
-def check_together(jobs: Sequence[NewJobBody]) -> None:
+def check_together(jobs: Sequence[NewJobBody] | Sequence[NewJob]) -> None:
     """What one transaction does is what everybody else waits for, so that there is an end to it."""
     parents = sum([len(each.after) for each in jobs if each.after])
     if max(len(jobs), parents) > limits.PARENTS_MAX:
@@ -151,6 +116,19 @@ def check_together(jobs: Sequence[NewJobBody]) -> None:
             f"{len(jobs)} jobs that are after {parents} others are too much for one request: "
             f"{limits.PARENTS_MAX} of each are the most"
         )
+
+
+async def in_turns(bodies: Sequence[Body], make: Callable[[Body], Made]) -> list[Made]:
+    """What is made of each. A payload is read to its end, so that others have their turn between
+    them."""
+    turn = Turn()
+    made = []
+    for body in bodies:
+        payload = body.payload
+        if turn.is_over(0 if isinstance(payload, UnsetType) else len(memoryview(payload))):
+            await asyncio.sleep(0)
+        made.append(make(body))
+    return made
 
 
 class Desk(NamedTuple):

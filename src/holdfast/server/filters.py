@@ -21,9 +21,7 @@ Cursor = Annotated[
 Fingerprint = Annotated[str, Meta(min_length=1, max_length=limits.NAME_BYTES_MAX)]
 
 
-class WhichQuery(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """Everything that is given must fit; `search` is a text in the id, task, key or tenant."""
-
+class Which(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     queue: QueueName | None = None
     task: TaskName | None = None
     tenant: Name | None = None
@@ -32,10 +30,15 @@ class WhichQuery(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     worker: Name | None = None
     reason: Reason | None = None
     fingerprint: Fingerprint | None = None
-    label: list[LabelPair] | None = None
     since: Instant | None = None
     before: Instant | None = None
     search: Name | None = None
+
+
+class WhichQuery(Which, forbid_unknown_fields=True, kw_only=True):
+    """Everything that is given must fit; `search` is a text in the id, task, key or tenant."""
+
+    label: list[LabelPair] | None = None
 
     def wanted(self, states: tuple[State, ...] | None = None) -> JobFilter:
         return _wanted(self, states, pairs("label", self.label))
@@ -52,23 +55,12 @@ class PageQuery(WhichQuery, forbid_unknown_fields=True, kw_only=True):
         return None if self.after is None else int(self.after)
 
 
-class Filter(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+class Filter(Which, forbid_unknown_fields=True, kw_only=True):
     """Everything that is given must fit; `search` is a text in the id, task, key or tenant."""
 
     ids: Annotated[list[JobId], Meta(min_length=1, max_length=limits.BATCH_MAX)] | None = None
     states: Annotated[list[State], Meta(min_length=1, max_length=len(State))] | None = None
-    queue: QueueName | None = None
-    task: TaskName | None = None
-    tenant: Name | None = None
-    group: Name | None = None
-    key: Name | None = None
-    worker: Name | None = None
-    reason: Reason | None = None
-    fingerprint: Fingerprint | None = None
     labels: Pairs | None = None
-    since: Instant | None = None
-    before: Instant | None = None
-    search: Name | None = None
 
     def wanted(self, states: tuple[State, ...] | None = None) -> JobFilter:
         """Only those in one of `states`, if that is given."""
@@ -86,7 +78,7 @@ def cursor_of(after: int | None) -> str | None:
 
 
 def _wanted(
-    which: WhichQuery | Filter, states: tuple[State, ...] | None, labels: dict[str, str] | None
+    which: Which, states: tuple[State, ...] | None, labels: dict[str, str] | None
 ) -> JobFilter:
     return JobFilter(
         queue=which.queue,

@@ -42,7 +42,7 @@ from holdfast.errors import Forbidden, HoldfastError, OutcomeUnknown
 from holdfast.server import audit
 from holdfast.server.audit import Act, Audit
 from holdfast.server.callers import Caller, Scope
-from holdfast.server.quotas import Quotas
+from holdfast.server.quotas import Charged, Quotas
 from holdfast.server.reach import Reach, is_modest, is_own_cancel
 from holdfast.server.records import Shelf
 from holdfast.upkeep import wall_ms
@@ -103,6 +103,8 @@ class Guarded:
         declaring = self._engine.declare
         operates = self._caller.may(_O)
         if is_modest(queue, instead_of) and (instead_of is None or not operates):
+            if instead_of is not None or queue.limits:
+                self._must(_C, "setting the limits of tasks")
             return await declaring(queue, instead_of=instead_of)
         self._must(_O, "changing a queue")
         on = audit.about_queue(queue, instead_of)
@@ -280,6 +282,8 @@ class Guarded:
         except HoldfastError:
             quotas.refund_all(charged)
             raise
+        finally:
+            quotas.ended(charged)
         quotas.refund(jobs, receipts, charged)
         return receipts
 
@@ -287,11 +291,22 @@ class Guarded:
         """Follow-up jobs are never refused for a quota, as they are not for a full queue, but they
         count for it."""
         quotas = self._watch.quotas
+        charged: dict[int, Charged] = {}
         if quotas is not None:
-            for each in settlements:
+            for at, each in enumerate(settlements):
                 if isinstance(each.verdict, Complete) and each.verdict.then:
-                    await quotas.charge(each.verdict.then, anyway=True)
-        return await self._engine.settle(settlements)
+                    charged[at] = await quotas.charge(each.verdict.then, anyway=True)
+        if quotas is None or not charged:
+            return await self._engine.settle(settlements)
+        try:
+            outcomes = await self._engine.settle(settlements)
+        finally:
+            for given in charged.values():
+                quotas.ended(given)
+        for at, given in charged.items():
+            if outcomes[at] is not Outcome.SETTLED:
+                quotas.refund_all(given)
+        return outcomes
 
     async def _amend(self, wanted: JobFilter, amendment: Amendment, limit: int) -> int:
         changed = 0

@@ -67,8 +67,8 @@ class JobPage(msgspec.Struct, frozen=True):
 
 
 class Tallies(msgspec.Struct, frozen=True):
-    """Most first. With `more` there are more values than were asked for, or perhaps more jobs than
-    were counted."""
+    """Most first. With `more` there are, or may be, more values than were asked for or more jobs
+    than were counted."""
 
     by: TallyBy
     tallies: list[Tally]
@@ -115,10 +115,12 @@ async def list_jobs(call: Call, query: JobsQuery) -> JobPage:
 async def tally_jobs(call: Call, query: TallyQuery) -> Tallies:
     """How many jobs fit, by one of their values."""
     wanted = query.wanted(_states(query.state))
-    found = await call.engine.tally(wanted, query.by, limit=query.limit)
+    # One more tells whether there are more, but where that is more than an engine says at once.
+    most = min(query.limit + 1, limits.PAGE_MAX)
+    found = await call.engine.tally(wanted, query.by, limit=most)
     counted = sum(each.count for each in found)
-    more = len(found) >= query.limit or counted >= limits.SCAN_MAX
-    return Tallies(query.by, found, more)
+    more = len(found) > query.limit or len(found) == limits.PAGE_MAX or counted >= limits.SCAN_MAX
+    return Tallies(query.by, found[: query.limit], more)
 
 
 OPERATIONS: tuple[Operation, ...] = (

@@ -2,36 +2,31 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-from collections.abc import Sequence
-from typing import Annotated, Literal, assert_never
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
-from msgspec.structs import replace
 
 from holdfast import newjob
 from holdfast.core import checks, limits
 from holdfast.core.model import Lease, LeaseRequest, Note, Queue, Renewal
-from holdfast.core.verdict import Outcome, Release, Settlement, Verdict
+from holdfast.core.verdict import Outcome, Settlement, Verdict
 from holdfast.durations import to_ms
 from holdfast.engines.base import Engine
-from holdfast.errors import HoldfastError, UnknownQueue, UsageError
+from holdfast.errors import UsageError
 from holdfast.reading import queues_of
+from holdfast.server import portions
 from holdfast.server.calls import Call
 from holdfast.server.enqueuing import Refusal, check_together, desk_of
 from holdfast.server.hand import Held, hand_of, read_leases
 from holdfast.server.operations import Operation, Scope, operation
 from holdfast.server.shapes import JobId, Json, MaybeName, QueueName, Seconds, TaskName, Token
-from holdfast.server.verdicts import POLICY, VerdictBody, is_last, settlement_of
+from holdfast.server.verdicts import POLICY, VerdictBody, is_last, settlement_of, why_refused
 from holdfast.views.leases import LeaseView, lease_view
 
 Decided = Literal["complete", "retry", "bury", "release", "forward"]
 
-_FIRST = 10
-_PORTION = 100
-_BYTES_MAX = 8 * 1024 * 1024
 _MANY = Meta(min_length=1, max_length=limits.BATCH_MAX)
 
 
@@ -56,14 +51,14 @@ class Leased(msgspec.Struct, frozen=True):
 class RenewalBody(msgspec.Struct, forbid_unknown_fields=True):
     """`lease` is the time until the new deadline, else the job's or the queue's own. What else is
     given is kept with the job: `progress` from 0 to 1, a `checkpoint` that its next attempt gets,
-    and the `output` so far."""
+    and the `output` so far, of which the head and the tail are kept."""
 
     id: JobId
     token: Token
     lease: Seconds | None = None
     progress: Annotated[float, Meta(ge=0, le=1)] | None = None
     checkpoint: Json | UnsetType = UNSET
-    output: Annotated[str, Meta(max_length=limits.OUTPUT_MAX)] | None = None
+    output: str | None = None
 
 
 class RenewBody(msgspec.Struct, forbid_unknown_fields=True):
@@ -93,8 +88,8 @@ class SettleBody(msgspec.Struct, forbid_unknown_fields=True):
 
 class Settled(msgspec.Struct, frozen=True, kw_only=True):
     """`settled` also answers a repeat. `lost`: the lease is no longer this one, and the job goes on
-    without it. `refused`: the verdict is out of bounds or names a queue that does not exist, and
-    the lease goes on. `verdict` is what was decided."""
+    without it. `refused`: the verdict is out of bounds, names a queue that does not exist, or has a
+    follow-up job that may not come in; the lease goes on. `verdict` is what was decided."""
 
     id: str
     outcome: Outcome
@@ -113,14 +108,13 @@ async def lease(call: Call, body: LeaseBody) -> Leased:
     """Take jobs to work on, waiting for the first of them if there is none. What was leased for a
     client that has left meanwhile is released."""
     request = _request(body, call.server.settings.wait_ms_max)
-    leases = await call.engine.lease(replace(request, limit=min(request.limit, _FIRST, _PORTION)))
+    leases = await portions.lease(call.engine, request, portions.sizes_of(call.app))
     if not leases:
         return Leased([])
     try:
-        await _lease_more(call.engine, request, leases)
         queues = await queues_of(call.engine)
     except BaseException:
-        await _release(call.engine, leases)
+        await portions.give_back(call.engine, leases)
         raise
     hand_of(call).keep(leases)
     return Leased([lease_view(each, queues.get(each.job.queue)) for each in leases])
@@ -167,21 +161,29 @@ async def settle(call: Call, body: SettleBody) -> Outcomes:
             good.append(settlement_of(each, held, queues.get(held.job.queue), desk))
             answers.append(None)
         except UsageError as error:
-            refusal = Refusal(error.code, str(error))
-            answers.append(Settled(id=each.id, outcome=Outcome.REFUSED, error=refusal))
+            answers.append(_refused(each.id, error))
     outcomes = await call.engine.settle(good) if good else []
     for settlement, outcome in zip(good, outcomes, strict=True):
         if outcome is not Outcome.REFUSED:
             hand.forget((settlement.lease.id, settlement.lease.token))
-    made = iter(zip(good, outcomes, strict=True))
-    return Outcomes([each or _settled(*next(made)) for each in answers])
+    known = await queues_of(call.engine) if Outcome.REFUSED in outcomes else {}
+    made = iter(
+        [
+            _refused(settlement.lease.id, why_refused(settlement, known, call.caller))
+            if outcome is Outcome.REFUSED
+            else _settled(settlement, outcome)
+            for settlement, outcome in zip(good, outcomes, strict=True)
+        ]
+    )
+    return Outcomes([each or next(made) for each in answers])
 
 
 async def give_back(call: Call, answer: Leased) -> None:
     """What was leased for somebody who left before it could be handed over."""
     held = [(each.job.id, each.token) for each in answer.leases]
     if held:
-        await _release(call.engine, list((await hand_of(call).leases(call.engine, held)).values()))
+        leases = await hand_of(call).leases(call.engine, held)
+        await portions.give_back(call.engine, list(leases.values()))
 
 
 OPERATIONS: tuple[Operation, ...] = (dataclasses.replace(lease, undo=give_back), renew, settle)
@@ -200,32 +202,6 @@ def _request(body: LeaseBody, wait_ms_max: int) -> LeaseRequest:
     )
     checks.check_request(request)
     return request
-
-
-async def _lease_more(engine: Engine, request: LeaseRequest, leases: list[Lease]) -> None:
-    """Add to the first portion what is there at once, and not more than can be told: a thousand
-    payloads could be a gigabyte."""
-    size, asked, last = 0, min(request.limit, _FIRST, _PORTION), list(leases)
-    while len(leases) < request.limit and len(last) == asked:
-        size += sum(len(each.job.payload) + len(each.job.checkpoint or b"") for each in last)
-        # So many more, if they are as large as these.
-        room = (_BYTES_MAX - size) * len(leases) // max(size, 1)
-        asked = min(request.limit - len(leases), _PORTION, room)
-        if asked <= 0:
-            return
-        try:
-            last = await engine.lease(replace(request, limit=asked, wait_ms=0))
-        except HoldfastError:
-            # Those that are in hand already are good.
-            return
-        leases += last
-
-
-async def _release(engine: Engine, leases: Sequence[Lease]) -> None:
-    """Failing that, they lapse."""
-    unheard = Release("the caller left", unstarted=True)
-    with contextlib.suppress(HoldfastError):
-        await engine.settle([Settlement(lease=each, verdict=unheard) for each in leases])
 
 
 def _renewal(said: RenewalBody, lease: Lease) -> Renewal:
@@ -274,17 +250,12 @@ async def _last(
 
 
 def _settled(settlement: Settlement, outcome: Outcome) -> Settled:
-    id_ = settlement.lease.id
-    match outcome:
-        case Outcome.SETTLED:
-            return Settled(id=id_, outcome=outcome, verdict=_word(settlement.verdict))
-        case Outcome.LOST:
-            return Settled(id=id_, outcome=outcome)
-        case Outcome.REFUSED:
-            text = f"the verdict on job {id_} names a queue that does not exist: declare it first"
-            return Settled(id=id_, outcome=outcome, error=Refusal(UnknownQueue.code, text))
-        case never:
-            assert_never(never)
+    word = _word(settlement.verdict) if outcome is Outcome.SETTLED else UNSET
+    return Settled(id=settlement.lease.id, outcome=outcome, verdict=word)
+
+
+def _refused(id: str, error: UsageError) -> Settled:
+    return Settled(id=id, outcome=Outcome.REFUSED, error=Refusal(error.code, str(error)))
 
 
 def _word(verdict: Verdict) -> Decided:

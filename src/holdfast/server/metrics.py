@@ -29,7 +29,7 @@ from holdfast.server.operations import Operation, Scope, operation
 from holdfast.server.seeing import Sight, seen_of
 from holdfast.telemetry.totals import COUNTERS, OTHER, Histogram, label_of
 
-TEXT = "text/plain; version=1.0.0; charset=utf-8"
+TEXT = "text/plain; version=0.0.4; charset=utf-8"
 _STATES = ("ready", "delayed", "blocked", "leased", "overdue", "done", "dead", "cancelled")
 
 

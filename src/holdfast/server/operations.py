@@ -49,6 +49,8 @@ class Operation:
     waits: bool = False
     streams: bool = False
     repeatable: bool = True
+    repeatable_if: Callable[[Any], bool] | None = None
+    """Whether one that is not is so with this body: then a key adds nothing, and is not kept."""
     internal: bool = False
     body_max: int | None = None
     headers: tuple[tuple[str, str], ...] = ()
@@ -68,15 +70,15 @@ def operation(
     status: int = 200,
     waits: bool = False,
     streams: bool = False,
-    repeatable: bool | None = None,
+    repeatable: bool | Callable[[Any], bool] | None = None,
 ) -> Callable[[Handler], Operation]:
     """Make an operation of a function: `call` first, then names of the path, `query`, `body`.
 
-    `repeatable` says that twice is as good as once, which is so for everything but POST unless it
-    is said. An answer `Annotated[bytes, "text/plain"]` goes out as it is; None with status 204 is
-    no body. What `streams` is an async generator of bytes, whose first part comes at once: with it
-    goes the status, so that a refusal must come before. It is closed when the caller leaves, does
-    not read, or the server stops.
+    `repeatable` says that twice is as good as once, or for which bodies it is; for everything but
+    POST it is so unless it is said. An answer `Annotated[bytes, "text/plain"]` goes out as it is;
+    None with status 204 is no body. What `streams` is an async generator of bytes, whose first part
+    comes at once: with it goes the status, so that a refusal must come before. It is closed when
+    the caller leaves, does not read, or the server stops.
     """
 
     def decorate(function: Handler) -> Operation:
@@ -107,7 +109,8 @@ def operation(
             produces=produces,
             waits=waits,
             streams=streams,
-            repeatable=method in _SAFE_METHODS if repeatable is None else repeatable,
+            repeatable=method in _SAFE_METHODS if repeatable is None else repeatable is True,
+            repeatable_if=repeatable if callable(repeatable) else None,
         )
 
     return decorate

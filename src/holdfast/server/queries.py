@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import types
+from functools import cache
 from typing import Annotated, Any, Union, get_args, get_origin
 from urllib.parse import parse_qsl
 
@@ -31,7 +32,7 @@ class QueryReader:
 
     def __init__(self, query: type[msgspec.Struct]) -> None:
         self._query = query
-        self._fields = {each.encode_name: each for each in msgspec.structs.fields(query)}
+        self._fields = _fields_of(query)
         self._lists = {name for name, each in self._fields.items() if _bare(each.type)[0] in _LISTS}
 
     def read(self, text: bytes) -> msgspec.Struct:
@@ -68,6 +69,12 @@ class QueryReader:
             return msgspec.convert(given, self._query)
         except msgspec.ValidationError as error:
             raise InvalidRequest(f"the query is not as it should be: {error}") from None
+
+
+@cache
+def _fields_of(query: type[msgspec.Struct]) -> dict[str, FieldInfo]:
+    """By their names. Looking at a type takes long, and it is the same for every server."""
+    return {each.encode_name: each for each in msgspec.structs.fields(query)}
 
 
 class PathReader:

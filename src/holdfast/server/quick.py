@@ -33,7 +33,11 @@ class QuickConnection(Watching, HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         went_on = self._within_head
-        super().data_received(data)
+        cycle = self.cycle
+        if not self.lingers:
+            super().data_received(data)
+        if cycle is not None and cycle.response_complete and cycle is self.cycle:
+            self.pass_over(len(data))
         if went_on and self._within_head and not self.transport.is_closing():
             # The parser keeps a header until it is whole, without a word.
             self._head_size += len(data)
@@ -42,7 +46,7 @@ class QuickConnection(Watching, HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         self._within_head = True
-        self._head_size = self._header_count = self.looks = 0
+        self._head_size = self._header_count = self.looks = self.passed = 0
         super().on_message_begin()
 
     def on_url(self, url: bytes) -> None:

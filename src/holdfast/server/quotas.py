@@ -54,11 +54,16 @@ class Quotas:
     """Of one namespace."""
 
     def __init__(
-        self, engine: Callable[[], Engine], *, clock: Callable[[], float] = time.monotonic
+        self,
+        engine: Callable[[], Engine],
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        is_whole: Callable[[], bool] = lambda: True,
     ) -> None:
         self._engine = engine
         self._clock = clock
-        self._kept = Kept(self.all)
+        self._is_whole = is_whole
+        self._kept = Kept(self._read_all)
         self._book: dict[str, Quota] = {}
         self._uses: dict[str, _Use] = {}
 
@@ -84,7 +89,7 @@ class Quotas:
 
     async def charge(self, jobs: Sequence[NewJob], *, anyway: bool = False) -> Charged:
         """Raise QuotaExceeded unless all of them may come in; nothing is charged then. What comes
-        in `anyway` only counts for the next."""
+        in `anyway` only counts for the next. `ended` is to follow, however it goes."""
         book = self._book = await self._kept.get()
         charged: Charged = {}
         if not book:
@@ -97,7 +102,9 @@ class Quotas:
             await self._check(book, jobs, charged)
         # Nothing was awaited since: what there was room for a moment ago, there is still.
         for whose, (count, size) in charged.items():
-            self._use(whose).take(count, size)
+            use = self._use(whose)
+            use.take(count, size)
+            use.underway += count
         return charged
 
     def refund(self, jobs: Sequence[NewJob], receipts: Sequence[Receipt], charged: Charged) -> None:
@@ -107,11 +114,24 @@ class Quotas:
         for job, receipt in zip(jobs, receipts, strict=True):
             if receipt.status is not Status.NEW:
                 for whose in self._payers(self._book, job.tenant):
-                    self._use(whose).take(-1, -len(job.payload))
+                    if whose in charged:
+                        self._use(whose).take(-1, -len(job.payload))
 
     def refund_all(self, charged: Charged) -> None:
         for whose, (count, size) in charged.items():
             self._use(whose).take(-count, -size)
+
+    def ended(self, charged: Charged) -> None:
+        """From now on the store knows of what came in."""
+        for whose, (count, _) in charged.items():
+            use = self._use(whose)
+            use.underway = max(0, use.underway - count)
+
+    async def _read_all(self) -> dict[str, Quota]:
+        """While a part of the store is away, those that are in it are as they were."""
+        was_whole = self._is_whole()
+        found = await self.all()
+        return found if was_whole and self._is_whole() else self._book | found
 
     def _payers(self, book: dict[str, Quota], tenant: str | None) -> Iterable[str]:
         if WHOLE in book:
@@ -172,10 +192,10 @@ class Quotas:
             return
         tenant = whose.removeprefix(TENANT) if whose != WHOLE else None
         wanted = JobFilter(tenant=tenant, states=_OPEN)
-        before = use.taken
+        before, underway = use.taken, use.underway
         tallies = await self._engine().tally(wanted, "state", limit=len(_OPEN))
-        # What came in while it was being counted is perhaps not among them.
-        use.depth = sum(tally.count for tally in tallies) + use.taken - before
+        # What was on its way, or came while it was being counted, is perhaps not among them.
+        use.depth = sum(tally.count for tally in tallies) + underway + use.taken - before
         now = self._clock()
         use.look_at = now + max(KEPT_S, _RARELY * (now - began))
 
@@ -223,9 +243,10 @@ class _Bucket:
 
 
 class _Use:
-    """What one of them uses. `depth` is as of the last look, and with what came in since."""
+    """What one of them uses. `depth` is as of the last look, and with what came in since;
+    `underway` are on their way to the store."""
 
-    __slots__ = ("bytes", "depth", "jobs", "look_at", "taken")
+    __slots__ = ("bytes", "depth", "jobs", "look_at", "taken", "underway")
 
     def __init__(self) -> None:
         self.jobs = _Bucket()
@@ -233,6 +254,7 @@ class _Use:
         self.depth = 0
         self.look_at = float("-inf")
         self.taken = 0
+        self.underway = 0
 
     def take(self, count: int, size: int) -> None:
         self.jobs.left -= count

@@ -144,7 +144,12 @@ def is_modest(queue: Queue, instead_of: Known) -> bool:
     """A queue made as it is by default, or only with other limits of tasks, guarded by what was
     read: what those need who do not operate."""
     base = Queue(name=queue.name) if instead_of is None else instead_of
-    return isinstance(base, Queue) and replace(queue, limits=()) == replace(base, limits=())
+    return isinstance(base, Queue) and _without_tasks(queue) == _without_tasks(base)
+
+
+def _without_tasks(queue: Queue) -> Queue:
+    """With the limits of the whole queue alone, which are an operator's."""
+    return replace(queue, limits=tuple(each for each in queue.limits if each.task is None))
 
 
 def is_own_cancel(wanted: JobFilter, amendment: Amendment) -> bool:

@@ -54,6 +54,12 @@ def partitions_of(app: Holdfast) -> list[PartitionState] | None:
     ]
 
 
+def is_whole(app: Holdfast) -> bool:
+    """Whether everything that was stored can be read now."""
+    look = getattr(app.home.store, "partitions", None)
+    return look is None or all(view.out_ms is None for view in look())
+
+
 async def _ask(app: Holdfast) -> HoldfastError | None:
     try:
         async with asyncio.timeout(_PATIENCE_S):

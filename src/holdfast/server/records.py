@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from holdfast import alerts, config, explaining, limiting
 from holdfast.core import breaker, checks, workers
 from holdfast.core.breaker import BreakerRecord, BreakerState
+from holdfast.core.flow import Limit
 from holdfast.core.model import JobFilter, Record
 from holdfast.core.workers import WorkerRecord
 from holdfast.engines.base import Engine
@@ -50,6 +51,17 @@ SCOPES: dict[str, tuple[tuple[Scope, ...], tuple[Scope, ...]]] = {
     **dict.fromkeys(snapshots.KINDS.values(), ((_O,), ())),
 }
 """Who may load, and who may save: any one of these scopes will do."""
+
+_FORMS: dict[str, type[msgspec.Struct]] = {
+    workers.KIND: WorkerRecord,
+    workers.ORDER_KIND: workers.Order,
+    breaker.KIND: BreakerRecord,
+    limiting.LIMIT_KIND: Limit,
+    schedules.RECORD_KIND: Schedule,
+    redrives.RECORD_KIND: RedriveRecord,
+    distributions.RECORD_KIND: Distribution,
+}
+"""As what they must be readable: one that is not would stop everybody who reads all of a kind."""
 
 _SHELL = "worker-shell"
 _MINUTE_MS = 60_000
@@ -133,6 +145,9 @@ class Shelf:
 
     async def _check_one(self, record: Record) -> None:
         caller = self._caller
+        form = _FORMS.get(record.kind)
+        if record.value is not None and form and _decoded(record.value, form) is None:
+            raise Forbidden(f"the record {record.key[:80]!r} is no {record.kind}")
         if caller.prefix:
             await self._check_place(record)
         match record.kind:
@@ -158,8 +173,7 @@ class Shelf:
         if self._caller.may(Scope.RUN_COMMANDS):
             return
         new = _decoded(record.value, Schedule)
-        if new is None:
-            raise Forbidden("the record is no schedule")
+        assert new is not None
         stored = await self._stored(record)
         old = _decoded(stored.value, Schedule) if stored else None
         if not runs_commands(new.job) and not (old and runs_commands(old.job)):
@@ -179,8 +193,7 @@ class Shelf:
         if self._caller.may(Scope.RUN_COMMANDS):
             return
         new = _decoded(record.value, RedriveRecord)
-        if new is None:
-            raise Forbidden("the record is no redrive")
+        assert new is not None
         if new.plan.patch is None:
             return
         stored = await self._stored(record)

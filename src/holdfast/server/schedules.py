@@ -15,20 +15,10 @@ from holdfast.durations import show_at
 from holdfast.errors import Exists, NotFound, UsageError
 from holdfast.queues import find_queue
 from holdfast.scheduling import Rule, changes_of, new_schedule, ruled
+from holdfast.server.bodies import JobBody
 from holdfast.server.calls import Call
-from holdfast.server.enqueuing import Command
 from holdfast.server.operations import Operation, Scope, operation
-from holdfast.server.shapes import (
-    Attempts,
-    JobId,
-    Json,
-    Name,
-    Pairs,
-    Priority,
-    QueueName,
-    Seconds,
-    TaskName,
-)
+from holdfast.server.shapes import JobId, Json, Name, Pairs, QueueName, Seconds, TaskName
 from holdfast.upkeep import Schedule, Schedules, wall_ms
 from holdfast.upkeep.schedule import Missed
 from holdfast.views.schedules import ScheduleView, schedule_view
@@ -37,32 +27,14 @@ from holdfast.views.values import raw_of
 _TICKS_MAX = 100
 
 
-class TickJob(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+class TickJob(JobBody, forbid_unknown_fields=True):
     """What can be said about the job of every tick: nothing that is one job's own."""
 
     task: TaskName | None = None
     payload: Json | UnsetType = UNSET
-    command: Command | None = None
-    webhook: str | None = None
-    cwd: str | None = None
-    env: dict[str, str] | None = None
     queue: QueueName | None = None
     to: Name | None = None
     reroute: bool | Pairs | None = None
-    priority: Priority | None = None
-    delay: Seconds | None = None
-    expires: Seconds | None = None
-    tenant: Name | None = None
-    group: Name | None = None
-    labels: Pairs | None = None
-    headers: Pairs | None = None
-    lease: Seconds | None = None
-    timeout: Seconds | None = None
-    max_attempts: Attempts | None = None
-    max_retries: Attempts | None = None
-    max_crashes: Annotated[int, Meta(ge=1, le=limits.ATTEMPTS_MAX)] | None = None
-    backoff: Annotated[str, Meta(examples=["exponential(2s, max=10m)"])] | None = None
-    content_type: Annotated[str, Meta(min_length=1, max_length=127)] | None = None
 
     def line(self) -> newjob.Line:
         return newjob.Line(**{name: getattr(self, name) for name in self.__struct_fields__})
@@ -164,9 +136,13 @@ async def show_schedule(call: Call, name: QueueName) -> ScheduleView:
 async def edit_schedule(call: Call, name: QueueName, body: ScheduleChanges) -> ScheduleView:
     """Change a schedule; what is not given stays."""
     line = newjob.Line() if body.job is None else body.job.line()
-    changes = changes_of(await _one(call, name), body.rule(), line)
-    if not changes:
+    old = await _one(call, name)
+    changes = changes_of(old, body.rule(), line)
+    if not changes and body.job in (None, TickJob()):
         raise UsageError("nothing to change: give cron, every, job, …")
+    if not changes:
+        # It is so already, as when this was asked for before.
+        return _view(call, old)
     if "job" in changes:
         await _check_queue(call, changes["job"])
     return _view(call, await _schedules(call).edit(name, **changes))
@@ -194,11 +170,22 @@ async def resume_schedule(call: Call, name: QueueName) -> ScheduleView:
     return _view(call, await _schedules(call).edit(name, paused=False))
 
 
-@operation("POST", "/v1/schedules/{name}/run", needs=Scope.OPERATE, status=201)
+def _has_id(body: RunBody) -> bool:
+    return body.id is not None
+
+
+@operation(
+    "POST",
+    "/v1/schedules/{name}/run",
+    needs=Scope.OPERATE,
+    status=201,
+    repeatable=_has_id,
+)
 async def run_schedule(call: Call, name: QueueName, body: RunBody) -> Ran:
     """Enqueue the job of a schedule now, besides its ticks."""
     await _one(call, name)
-    receipt = accepted(await _schedules(call).run_now(name, body.id or call.app.new_id()))
+    async with call.noting("schedule.run", name):
+        receipt = accepted(await _schedules(call).run_now(name, body.id or call.app.new_id()))
     return Ran(receipt.id, receipt.status)
 
 

@@ -10,7 +10,7 @@ from holdfast.app import Holdfast
 from holdfast.server.audit import Audit
 from holdfast.server.namespaces import Make, Namespaces
 from holdfast.server.quotas import Quotas
-from holdfast.server.readiness import Readiness
+from holdfast.server.readiness import Readiness, is_whole
 from holdfast.server.settings import ServerSettings
 from holdfast.server.tokens import Tokens
 from holdfast.upkeep import wall_ms
@@ -35,10 +35,14 @@ class Server:
 
     def __post_init__(self) -> None:
         self.namespaces = Namespaces(self.app, self.make)
-        self.tokens = Tokens(lambda: self.app.engine, wall_ms)
+        self.tokens = Tokens(lambda: self.app.engine, wall_ms, lambda: is_whole(self.app))
 
     def quotas_of(self, namespace: str, app: Holdfast) -> Quotas:
-        return self._quotas.setdefault(namespace, Quotas(lambda: app.engine))
+        known = self._quotas.get(namespace)
+        if known is None:
+            known = Quotas(lambda: app.engine, is_whole=lambda: is_whole(app))
+            self._quotas[namespace] = known
+        return known
 
     def audit_of(self, namespace: str, app: Holdfast) -> Audit:
         return self._audits.setdefault(namespace, Audit(lambda: app.engine, wall_ms))

@@ -1,7 +1,8 @@
 """Tokens: made, shown once, kept as a hash, looked up for every request, revoked.
 
 They are records of the namespace `default`, whatever namespace they are for. All of them are read
-together and kept for at most a second, so that what is not known costs as much as what is.
+together and kept for at most a second, so that what is not known costs as much as what is. While a
+part of the store is away, those that are in it are known as they were.
 """
 
 from __future__ import annotations
@@ -17,7 +18,13 @@ import msgspec
 from holdfast.core import limits
 from holdfast.core.model import Record
 from holdfast.engines.base import Engine, Saved
-from holdfast.errors import ConfigError, EngineUnavailable, NotFound, Unauthenticated
+from holdfast.errors import (
+    ConfigError,
+    EngineUnavailable,
+    HoldfastError,
+    NotFound,
+    Unauthenticated,
+)
 from holdfast.server.callers import GIVEN, Caller, Scope, implied
 from holdfast.server.kept import Kept
 from holdfast.upkeep.paging import records
@@ -75,11 +82,19 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
 class Tokens:
     """`engine` is of the namespace `default`; `wall_ms` is the clock that they expire by."""
 
-    def __init__(self, engine: Callable[[], Engine], wall_ms: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        engine: Callable[[], Engine],
+        wall_ms: Callable[[], int],
+        is_whole: Callable[[], bool] = lambda: True,
+    ) -> None:
         self._engine = engine
         self._wall_ms = wall_ms
+        self._is_whole = is_whole
         self._kept = Kept(self._read_all)
         self._values: dict[str, tuple[bytes | None, tuple[Token, Caller]]] = {}
+        self._unwanted: set[str] = set()
+        """Those that were revoked here, whether the store could be told or not."""
 
     async def create(self, wanted: Wanted) -> tuple[str, Token]:
         """The token's text, which nobody can have a second time, and what is kept of it."""
@@ -116,10 +131,11 @@ class Tokens:
                 ids = ", ".join(token.id for _, token in fitting)
                 raise ConfigError(f"several tokens are called {named[:80]!r}: name one of {ids}")
             if not fitting:
-                raise NotFound("there is no token with this id or name: see the list of tokens")
+                raise self._missing(named, namespace)
             [(record, token)] = fitting
             gone = msgspec.structs.replace(record, value=None)
             if (await self._engine().save([gone]))[0] is Saved.SAVED:
+                self._unwanted.add(token.id)
                 self._kept.forget()
                 return token
         raise EngineUnavailable("the token is being changed by others: try again")
@@ -134,6 +150,9 @@ class Tokens:
         form = FORM.fullmatch(text)
         id_, secret = form.groups() if form else ("", text)
         known = (await self._kept.get()).get(id_)
+        maybe = form is not None and id_ not in self._unwanted
+        if known is None and maybe and not self._is_whole():
+            raise EngineUnavailable("a part of the store is away, perhaps with this token in it")
         expected = bytes.fromhex(known[0].sha256) if known else _NO_HASH
         is_right = hmac.compare_digest(_hash(secret), expected)
         if not is_right or known is None or not self._is_valid(known[0]):
@@ -151,22 +170,39 @@ class Tokens:
         known = await self._kept.get()
         return {token.namespace for token, _ in known.values()} - {EVERYWHERE}
 
+    def _missing(self, named: str, namespace: str) -> HoldfastError:
+        """Nobody comes in with it here, if it is only out of reach."""
+        if self._is_whole():
+            return NotFound("there is no token with this id or name: see the list of tokens")
+        tokens = (token for _, (token, _) in self._values.values())
+        there = [token for token in tokens if _is_for(token, namespace)]
+        fitting = {token.id for token in there if named in (token.id, token.name)}
+        self._unwanted |= fitting
+        self._kept.forget()
+        here = "this server lets it in no more, and others may: " if fitting else ""
+        return EngineUnavailable(
+            f"a part of the store is away, and the token may be in it: {here}revoke it again later"
+        )
+
     def _is_valid(self, token: Token) -> bool:
         return token.expires_at is None or self._wall_ms() < token.expires_at
 
     async def _read_all(self) -> dict[str, tuple[Token, Caller]]:
         """What is as it was at the last look is not read anew: they may be thousands."""
-        before, self._values = self._values, {}
-        known: dict[str, tuple[Token, Caller]] = {}
+        before = self._values
+        values: dict[str, tuple[bytes | None, tuple[Token, Caller]]] = {}
+        was_whole = self._is_whole()
         async for record in records(self._engine(), KIND):
             value, pair = before.get(record.key, (None, None))
             if value != record.value or pair is None:
                 token = _read(record)
                 pair = None if token is None else (token, token.caller())
             if pair is not None:
-                known[record.key] = pair
-                self._values[record.key] = (record.value, pair)
-        return known
+                values[record.key] = (record.value, pair)
+        if not was_whole or not self._is_whole():
+            values = before | values
+        self._values = values
+        return {key: pair for key, (_, pair) in values.items() if key not in self._unwanted}
 
     async def _stored(self) -> AsyncIterator[tuple[Record, Token]]:
         async for record in records(self._engine(), KIND):

@@ -73,6 +73,8 @@ class Meter:
                 self._renewed(asked, answer)
             case "queues" if len(answer) != len(self._there):
                 self._there = {view.queue.name for view in answer}
+            case "declare":
+                self._there.update(name for name, _ in happening.counted())
             case "amend":
                 wanted, amendment = asked
                 self.changes += 1
@@ -105,19 +107,23 @@ class Meter:
 
     def _named(self, name: str) -> QueueTotals:
         """What a caller says that the queue is: only one that the engine has told of is believed,
-        else whoever settles could fill the names with any."""
+        else whoever settles, or repeats what is done already, could fill the names with any."""
         return self._queue(name if name in self._there else "")
 
     def _enqueued(self, jobs: Sequence[NewJob], receipts: Sequence[Receipt]) -> None:
         statuses = [receipt.status for receipt in receipts]
         queues = {job.queue for job in jobs}
         if len(queues) == 1 and statuses.count(Status.NEW) == len(jobs):
-            self._queue(queues.pop()).add("enqueued", len(jobs))
+            name = queues.pop()
+            self._there.add(name)
+            self._queue(name).add("enqueued", len(jobs))
             return
         for job, status in zip(jobs, statuses, strict=True):
+            if status is Status.NEW:
+                self._there.add(job.queue)
             # A queue that is not there must not be given a name by whoever asks for it.
             name = "" if status is Status.REFUSED else job.queue
-            self._queue(name).add(_BY_STATUS[status])
+            self._named(name).add(_BY_STATUS[status])
 
     def _leased(self, leases: Sequence[Lease]) -> None:
         jobs = [lease.job for lease in leases]
@@ -160,7 +166,7 @@ class Meter:
         for verdict in verdicts:
             if verdict.__class__ is Complete and verdict.then:
                 for job in verdict.then:
-                    self._queue(job.queue).add("enqueued")
+                    self._named(job.queue).add("enqueued")
 
     def _judged_one(self, queue: QueueTotals, settlement: Settlement) -> None:
         verdict = settlement.verdict

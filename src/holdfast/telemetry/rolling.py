@@ -77,8 +77,8 @@ class Roller:
         if missing and await self._take(missing):
             retention = self._retention or await _stored(self._engine)
             for step in STEPS:
-                await self._trim(step, now - retention.of(step))
-            await self._trim_events(now - retention.events_ms, retention.events_max)
+                await self._trim(step, now, retention.of(step))
+            await self._trim_events(retention.events_ms, retention.events_max)
         next_ms = start_of("minute", now) + limits.MINUTE_MS - self._wall_ms()
         # Not all at once: whoever comes a moment later finds that it is done.
         return max(1, next_ms) + random.randrange(_SPREAD_MS)
@@ -109,22 +109,28 @@ class Roller:
         self._taken |= missing
         return Saved.SAVED in answers
 
-    async def _trim(self, step: Step, before: int) -> None:
-        oldest = key_of(step, max(0, before))
+    async def _trim(self, step: Step, now: int, kept_ms: int) -> None:
+        """What is old by its name and by the store's clock: this machine's may be far ahead."""
+        oldest = key_of(step, max(0, now - kept_ms))
+        spared_ms = kept_ms - STEPS[step]
         while True:
             found = await self._engine.load(KINDS[step], limit=_PAGE)
-            old = [each for each in found if each.key < oldest or not _KEY.match(each.key)]
+            old = [
+                each
+                for each in found
+                if (each.key < oldest and each.age_ms >= spared_ms) or not _KEY.match(each.key)
+            ]
             if old:
                 await self._engine.save([replace(each, value=None) for each in old])
             if len(old) < _PAGE:
                 return
 
-    async def _trim_events(self, oldest: int, most: int) -> None:
+    async def _trim_events(self, kept_ms: int, most: int) -> None:
+        """By the store's clock: their names are of as many clocks as there are processes."""
         found = [record async for record in records(self._engine, notable.KIND)]
+        found.sort(key=lambda each: -each.age_ms)
         over = len(found) - most
-        old = [
-            each for at, each in enumerate(found) if at < over or notable.at_of(each.key) < oldest
-        ]
+        old = [each for at, each in enumerate(found) if at < over or each.age_ms > kept_ms]
         for at in range(0, len(old), limits.BATCH_MAX):
             some = old[at : at + limits.BATCH_MAX]
             await self._engine.save([replace(each, value=None) for each in some])

@@ -12,7 +12,7 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from holdfast.core import breaker, limits, workers
+from holdfast.core import breaker, limits, pauses, workers
 from holdfast.core.breaker import BreakerRecord, BreakerState
 from holdfast.core.model import Record
 from holdfast.core.workers import Health, WorkerRecord, addressee
@@ -29,13 +29,16 @@ _MOST = 1_000
 """Of each sort: more are not watched."""
 _TOLD_MAX = 100
 """Events of one look."""
+_AHEAD_MS_MAX = 10 * limits.MINUTE_MS
 
 
 class Watched(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What there was, and what is to be told of how it came, under which key. Workers by name:
-    the id of the start and the health; redrives that have not ended."""
+    the id of the start and the health; redrives that have not ended; when a queue was last paused,
+    which may be over before anybody looks."""
 
     queues: dict[str, bool] = {}
+    pauses: dict[str, int] = {}
     workers: dict[str, tuple[str, str]] = {}
     breakers: dict[str, str] = {}
     redrives: dict[str, str] = {}
@@ -66,8 +69,11 @@ class Watcher:
         if not events and _same(before, now):
             return
         if events:
-            # Later than what was told last, whatever the clocks say.
-            at = max(at, at_of(before.key) + 1)
+            # Later than what was told last, whatever the clocks say; but one that was far off must
+            # not be followed for ever.
+            last = at_of(before.key)
+            if at <= last < at + _AHEAD_MS_MAX:
+                at = last + 1
             key = event_key(at, "upkeep", version)
             kept = tuple(told(each, at) for each in events[:_TOLD_MAX])
             now = msgspec.structs.replace(now, key=key, events=kept)
@@ -91,10 +97,16 @@ class Watcher:
         named = [view.queue for view in views if addressee(view.queue.name) is None]
         return Watched(
             queues={queue.name: queue.paused for queue in named[:_MOST]},
+            pauses=await self._pauses(),
             workers=await self._workers(),
             breakers=await self._breakers(),
             redrives=await self._redrives(),
         )
+
+    async def _pauses(self) -> dict[str, int]:
+        found = await self._engine.load(pauses.KIND, limit=_MOST)
+        known = ((record.key, pauses.pause_of(record).at) for record in found)
+        return {queue: at for queue, at in known if at is not None}
 
     async def _workers(self) -> dict[str, tuple[str, str]]:
         found: dict[str, tuple[str, str]] = {}
@@ -127,22 +139,25 @@ class Watcher:
 def changes(before: Watched, now: Watched) -> list[Notable]:
     """What happened in between."""
     return [
-        *_of_queues(before.queues, now.queues),
+        *_of_queues(before, now),
         *_of_workers(before.workers, now.workers),
         *_of_breakers(before.breakers, now.breakers),
         *_of_redrives(before.redrives, now.redrives),
     ]
 
 
-def _of_queues(before: dict[str, bool], now: dict[str, bool]) -> list[Notable]:
+def _of_queues(before: Watched, now: Watched) -> list[Notable]:
     found = []
-    for name, paused in now.items():
-        if name not in before:
+    for name, paused in now.queues.items():
+        if name not in before.queues:
             found.append(Notable(kind=Kind.QUEUE_MADE, queue=name))
-        if paused != before.get(name, False):
-            kind = Kind.QUEUE_PAUSED if paused else Kind.QUEUE_RESUMED
-            found.append(Notable(kind=kind, queue=name))
-    gone = [name for name in before if name not in now]
+        was = before.queues.get(name, False)
+        between = now.pauses.get(name) not in (None, before.pauses.get(name))
+        if not was and (paused or between):
+            found.append(Notable(kind=Kind.QUEUE_PAUSED, queue=name))
+        if not paused and (was or between):
+            found.append(Notable(kind=Kind.QUEUE_RESUMED, queue=name))
+    gone = [name for name in before.queues if name not in now.queues]
     return found + [Notable(kind=Kind.QUEUE_DROPPED, queue=name) for name in gone]
 
 
@@ -196,12 +211,8 @@ def _of_redrives(before: dict[str, str], now: dict[str, str]) -> list[Notable]:
 
 
 def _same(before: Watched, now: Watched) -> bool:
-    return (before.queues, before.workers, before.breakers, before.redrives) == (
-        now.queues,
-        now.workers,
-        now.breakers,
-        now.redrives,
-    )
+    names = ("queues", "pauses", "workers", "breakers", "redrives")
+    return all(getattr(before, name) == getattr(now, name) for name in names)
 
 
 def _decoded(record: Record, kind: type[Kept]) -> Kept | None:

@@ -19,7 +19,7 @@ from typing import TypeAlias
 
 from msgspec.structs import replace
 
-from holdfast.core import lifecycle
+from holdfast.core import policy
 from holdfast.core.model import JobFilter, Lease, LeaseRequest, Note, Queue, State
 from holdfast.core.verdict import Cancel, Outcome, Release, Settlement
 from holdfast.errors import UsageError
@@ -143,7 +143,7 @@ def _expire(stage: Stage) -> None:
     """As the reaper does. Leases are not reaped: nobody dies here, but time may pass in a run."""
     for job in stage.ask(stage.engine.expired(_PAGE)).jobs:
         wanted = JobFilter(ids=(job.id,), expired=True)
-        stage.ask(stage.engine.amend(wanted, lifecycle.after_expiry(job), limit=1))
+        stage.ask(stage.engine.amend(wanted, policy.after_expiry(job), limit=1))
 
 
 def _jump(stage: Stage) -> bool:
@@ -166,7 +166,7 @@ def _jump(stage: Stage) -> bool:
 def _attempt(stage: Stage, handler: Handler, leases: list[Lease]) -> Attempt:
     queues = _queues(stage)
     given = tuple(given_of(lease, queues[lease.job.queue]) for lease in leases)
-    limits_ms = (lifecycle.timeout_ms(queues[lease.job.queue], lease.job) for lease in leases)
+    limits_ms = (policy.timeout_ms(queues[lease.job.queue], lease.job) for lease in leases)
     return Attempt(handler, given, timeout_ms=reduce(shorter, limits_ms))
 
 

@@ -26,7 +26,7 @@ from hypothesis.stateful import (
 )
 from msgspec.structs import replace
 
-from holdfast.core import lifecycle
+from holdfast.core import policy
 from holdfast.core.model import (
     JobFilter,
     Lease,
@@ -234,7 +234,7 @@ class EngineMachine(RuleBasedStateMachine):
         overdue = self.run(self.twin.overdue(limit))
         settlements = [
             Settlement(
-                lease=lease, verdict=lifecycle.after_overdue(queues[lease.job.queue], lease.job)
+                lease=lease, verdict=policy.after_overdue(queues[lease.job.queue], lease.job)
             )
             for lease in overdue.leases
         ]
@@ -245,7 +245,7 @@ class EngineMachine(RuleBasedStateMachine):
     def expire_and_prune(self, limit: int) -> None:
         for job in self.run(self.twin.expired(limit)).jobs:
             wanted = JobFilter(ids=(job.id,), version=job.version, expired=True)
-            self.run(self.twin.amend(wanted, lifecycle.after_expiry(job)))
+            self.run(self.twin.amend(wanted, policy.after_expiry(job)))
             self.look([job.id])
         for job in self.run(self.twin.finished(limit)):
             wanted = JobFilter(ids=(job.id,), version=job.version)

@@ -11,7 +11,7 @@ import time
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
-from holdfast.core import lifecycle, limits
+from holdfast.core import limits, policy
 from holdfast.core.model import Job, JobFilter, Lease, State
 from holdfast.core.verdict import BuryWaiting, Outcome, Settlement
 from holdfast.engines.base import Engine
@@ -76,7 +76,7 @@ class Reaper:
         views = await self._engine.queues(counts=False)
         queues = {view.queue.name: view.queue for view in views}
         settlements = [
-            Settlement(lease=lease, verdict=lifecycle.after_overdue(queue, lease.job))
+            Settlement(lease=lease, verdict=policy.after_overdue(queue, lease.job))
             for lease in leases
             # A queue that is not there was dropped a moment ago, and its jobs with it.
             if (queue := queues.get(lease.job.queue)) is not None
@@ -89,7 +89,7 @@ class Reaper:
         alike: dict[tuple[str, BuryWaiting], list[str]] = defaultdict(list)
         for job in jobs:
             if not is_rerouted(job) or job.id in stuck:
-                verdict = lifecycle.after_expiry(job, stuck.get(job.id, ""))
+                verdict = policy.after_expiry(job, stuck.get(job.id, ""))
                 alike[job.queue, verdict].append(job.id)
         buried = 0
         for (queue, amendment), ids in alike.items():

@@ -153,7 +153,8 @@ class Redriver:
     async def _put_back(self, redrive: RedriveRecord) -> Fates:
         plan, pending = redrive.plan, redrive.pending
         act = Redrive(by=plan.by, text=redrive.mark, delay_ms=plan.delay_ms)
-        if await put_back(self._engine, pending, act, plan.patch) == len(pending):
+        done = await put_back(self._engine, pending, act, plan.patch, among=plan.wanted)
+        if done == len(pending):
             return Fates(pending)
         # Others were faster with some, or this is what a killed redriver left.
         return await fates(self._engine, pending, act, plan.patch)

@@ -37,21 +37,28 @@ def taken_of(jobs: Sequence[Job]) -> tuple[Taken, ...]:
 
 
 async def put_back(
-    engine: Engine, taken: Sequence[Taken], act: Redrive, patch: bytes | None = None
+    engine: Engine,
+    taken: Sequence[Taken],
+    act: Redrive,
+    patch: bytes | None = None,
+    *,
+    among: JobFilter | None = None,
 ) -> int:
-    """How many were put back by this very call."""
+    """How many were put back by this very call. With `among` none that is of another queue or task
+    than that names, whatever a record says was taken."""
     changed = 0
+    where = JobFilter() if among is None else JobFilter(queue=among.queue, task=among.task)
     with told_in_part(lambda: changed):
         if patch is not None:
             for each in taken:
-                changed += await _edit_and_put_back(engine, each, act, patch)
+                changed += await _edit_and_put_back(engine, where, each, act, patch)
             return changed
         # Jobs that went the same way have the same version, so the groups are few.
         versions: dict[int, list[str]] = defaultdict(list)
         for each in taken:
             versions[each.version].append(each.id)
         for version, ids in versions.items():
-            unchanged = JobFilter(ids=tuple(ids), states=_DEAD, version=version)
+            unchanged = replace(where, ids=tuple(ids), states=_DEAD, version=version)
             changed += await engine.amend(unchanged, act, limit=len(ids))
     return changed
 
@@ -86,10 +93,12 @@ def patched(job: Job, patch: bytes) -> bytes | None:
     return job.payload if same else merged
 
 
-async def _edit_and_put_back(engine: Engine, taken: Taken, act: Redrive, patch: bytes) -> int:
+async def _edit_and_put_back(
+    engine: Engine, where: JobFilter, taken: Taken, act: Redrive, patch: bytes
+) -> int:
     """Two writes, each on the version that the one before left: whoever was killed between them
     left an edited dead letter, which is recognised by the patch that changes nothing."""
-    wanted = JobFilter(ids=(taken.id,), states=_DEAD)
+    wanted = replace(where, ids=(taken.id,), states=_DEAD)
     for _ in range(_ROUNDS_MAX):
         found = (await engine.find(wanted, limit=1)).jobs
         payload = patched(found[0], patch) if found else None

@@ -12,9 +12,10 @@ from typing import TypeVar
 import msgspec
 from msgspec.structs import replace
 
-from holdfast.core import lifecycle, routing
+from holdfast.core import routing
 from holdfast.core.explain import Seen
 from holdfast.core.model import Job, JobFilter, State
+from holdfast.core.policy import ttl_ms
 from holdfast.core.verdict import Move
 from holdfast.core.workers import (
     KIND,
@@ -25,7 +26,7 @@ from holdfast.core.workers import (
     worker_queue,
 )
 from holdfast.engines.base import Engine
-from holdfast.errors import UsageError
+from holdfast.errors import NotFound, UsageError, WrongState
 from holdfast.upkeep.paging import records
 
 Kind = TypeVar("Kind", bound=msgspec.Struct)
@@ -116,7 +117,7 @@ async def reroute(
             queue=worker_queue(name),
             by=by,
             text="rerouted",
-            expires_ms=lifecycle.ttl_ms(job) if expires_ms is None else expires_ms,
+            expires_ms=ttl_ms(job) if expires_ms is None else expires_ms,
         )
         still = JobFilter(ids=(id,), states=(State.WAITING,), version=job.version)
         if await engine.amend(still, act, limit=1):
@@ -126,9 +127,9 @@ async def reroute(
 
 def _check(job: Job | None, id: str) -> None:
     if job is None:
-        raise UsageError(f"no job has the id {id[:128]!r}")
+        raise NotFound(f"no job has the id {id[:128]!r}")
     if job.state is not State.WAITING:
-        raise UsageError(f"it is {job.state}, and must be waiting")
+        raise WrongState(f"it is {job.state}, and must be waiting")
     if addressee(job.queue) is None:
         raise UsageError(
             f"it is in queue {job.queue}, and not addressed to a worker: move it with job edit"

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from holdfast.core import limits
 from holdfast.core.model import NewJob, Receipt, Record
 from holdfast.engines.base import Engine, Saved
-from holdfast.errors import ConfigError, EngineUnavailable
+from holdfast.errors import ConfigError, EngineUnavailable, Exists
 from holdfast.upkeep.paging import records
 from holdfast.upkeep.schedule import Schedule, check_schedule, next_tick
 
@@ -39,7 +39,7 @@ class Schedules:
         _schedule(schedule)
         fresh = _checked(replace(schedule, passed_at=self._wall_ms(), last_tick=None))
         if await self._save(fresh, version=0) is Saved.STALE:
-            raise ConfigError(f"schedule {schedule.name} exists already: edit or remove it")
+            raise Exists(f"schedule {schedule.name} exists already: edit or remove it")
 
     async def edit(self, name: str, /, **changes: Any) -> Schedule:
         """Change some fields of the Schedule. A rule that is changed starts afresh from now."""

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from holdfast.core import codec, lifecycle
+from holdfast.core import codec, policy
 from holdfast.core.causes import Cause, has_room
 from holdfast.core.flow import Slot, Waits
 from holdfast.core.model import (
@@ -149,7 +149,7 @@ def job_view(
         task=job.task,
         state=job.state,
         attempts=job.attempt,
-        max_attempts=lifecycle.attempts_max(queue or Queue(name=job.queue), job),
+        max_attempts=policy.attempts_max(queue or Queue(name=job.queue), job),
         crashes=job.crashes,
         priority=job.priority,
         tenant=job.tenant,

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from holdfast.core import codec, lifecycle
+from holdfast.core import codec, policy
 from holdfast.core.model import Job, Lease, Queue
 from holdfast.durations import show_at
 from holdfast.views.values import at_of, raw_of
@@ -77,10 +77,10 @@ def _leased(job: Job, queue: Queue) -> LeasedJob:
         payload_base64=base64_,
         content_type=job.content_type,
         attempts=job.attempt,
-        max_attempts=lifecycle.attempts_max(queue, job),
+        max_attempts=policy.attempts_max(queue, job),
         crashes=job.crashes,
         redrives=job.redrives,
-        timeout_ms=lifecycle.timeout_ms(queue, job),
+        timeout_ms=policy.timeout_ms(queue, job),
         priority=job.priority,
         tenant=job.tenant,
         key=job.key,

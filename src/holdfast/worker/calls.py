@@ -10,8 +10,8 @@ from collections.abc import Callable
 from time import monotonic
 
 from holdfast.core import limits
-from holdfast.core.lifecycle import exhausted, timeout_ms
 from holdfast.core.model import Failure, Lease, Queue
+from holdfast.core.policy import exhausted, timeout_ms
 from holdfast.worker.board import ALWAYS_NS
 from holdfast.worker.hand import Held
 from holdfast.worker.link import Link

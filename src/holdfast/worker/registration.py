@@ -65,9 +65,16 @@ class Registration:
         )
 
     async def heartbeat(self) -> None:
-        """If the name was taken over, this worker goes on under another."""
-        if not await self._save():
-            await self.enter(None)
+        """If the name was taken over, this worker goes on under another. One that nobody has is
+        still its own: the store may have been made anew."""
+        if await self._save():
+            return
+        if await self._find(self.name) is None:
+            self._version = 0
+            if await self._save():
+                await self._own_queue()
+                return
+        await self.enter(None)
 
     async def order(self) -> Order:
         for record in await load_all(self._engine, ORDER_KIND):

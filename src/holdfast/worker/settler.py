@@ -121,7 +121,7 @@ class Settler:
                     await self._settle([held])
                 return None
             _log.error("the verdict on job %s was refused: %s", batch[0].job.id, error)
-            outcomes = [Outcome.REFUSED]
+            return self._refuse(batch[0], str(error))
         return self._conclude(batch, settlements, outcomes)
 
     def _conclude(
@@ -133,7 +133,7 @@ class Settler:
         over: list[Held] = []
         for held, settlement, outcome in zip(batch, settlements, outcomes, strict=True):
             if outcome is Outcome.REFUSED:
-                self._refuse(held, settlement)
+                self._refuse(held, _why(settlement))
                 continue
             if outcome is Outcome.LOST:
                 self.lost += 1
@@ -147,15 +147,10 @@ class Settler:
         await self._engine.amend(wanted, Cancel(by=self._worker, text="by its handler"), limit=1)
         self._cancels.discard(held.job.id)
 
-    def _refuse(self, held: Held, settlement: Settlement) -> None:
-        try:
-            checks.check_settlement(settlement)
-            text = "the verdict names a queue that does not exist"
-        except HoldfastError as error:
-            text = str(error)
+    def _refuse(self, held: Held, why: str) -> None:
         held.note = None
         queue = self._queue_of(held.job.queue)
-        held.verdict = after_refusal(queue, held.job, f"not accepted: {text}", random.random())
+        held.verdict = after_refusal(queue, held.job, f"not accepted: {why}", random.random())
         self._pending.append(held)
 
     def _leave(self, over: list[Held]) -> None:
@@ -163,6 +158,14 @@ class Settler:
             self._hand.drop(held)
         if over:
             self._settled(over)
+
+
+def _why(settlement: Settlement) -> str:
+    try:
+        checks.check_settlement(settlement)
+    except HoldfastError as error:
+        return str(error)
+    return "the verdict names a queue that does not exist"
 
 
 def _settlement(held: Held) -> Settlement:

@@ -1,12 +1,12 @@
-"""What a call came to → the verdict on each of its leases; `core.lifecycle` has the policy."""
+"""What a call came to → the verdict on each of its leases; `core.policy` decides."""
 
 from __future__ import annotations
 
 from typing import assert_never
 
-from holdfast.core import lifecycle, limits
+from holdfast.core import limits, policy
 from holdfast.core.model import Failure, FailureKind, Job, Note, Queue, Reason
-from holdfast.core.verdict import Bury, Complete, Release, Retry, Verdict
+from holdfast.core.verdict import Bury, Complete, Release, Verdict
 from holdfast.worker.wire import (
     AskedBury,
     AskedCancel,
@@ -26,16 +26,14 @@ def verdict_on(ending: Ending, queue: Queue, job: Job, draw: float) -> Verdict:
         case Returned(result=None, then=()):
             return _DONE
         case Returned(result=result, then=then):
-            return lifecycle.after_success(result, then)
+            return policy.after_success(result, then)
         case Raised(failure=failure, fatal=True):
             return Bury(Reason.REJECTED, failure)
         case Raised(failure=failure):
-            return lifecycle.after_failure(queue, job, failure, draw)
+            return policy.after_failure(queue, job, failure, draw)
         case AskedRetry(failure=failure, delay_ms=delay_ms):
-            decided = lifecycle.after_failure(queue, job, failure, draw)
-            if delay_ms is not None and isinstance(decided, Retry) and not job.cancel_requested:
-                return Retry(min(delay_ms, limits.DELAY_MS_MAX), failure)
-            return decided
+            bounded_ms = None if delay_ms is None else min(delay_ms, limits.DELAY_MS_MAX)
+            return policy.after_asking(queue, job, failure, bounded_ms, draw)
         case AskedBury(failure=failure):
             return Bury(Reason.EXPLICIT, failure)
         case AskedRelease(text=text, delay_ms=delay_ms, alone=alone):
@@ -50,14 +48,14 @@ def verdict_on(ending: Ending, queue: Queue, job: Job, draw: float) -> Verdict:
 def after_death(queue: Queue, job: Job, failure: Failure, draw: float, *, alone: bool) -> Verdict:
     """A child died under the job. Whoever was alone in it did it; of several, nobody knows."""
     if alone:
-        return lifecycle.after_failure(queue, job, failure, draw)
+        return policy.after_failure(queue, job, failure, draw)
     return Release(f"{failure.message}; its next attempt runs alone", alone=True)
 
 
 def after_refusal(queue: Queue, job: Job, text: str, draw: float) -> Verdict:
     """The engine refused the verdict itself, such as a follow-up for a queue that is not there."""
     failure = Failure(kind=FailureKind.ERROR, type="Refused", message=text)
-    return lifecycle.after_failure(queue, job, failure, draw)
+    return policy.after_failure(queue, job, failure, draw)
 
 
 def note_of(ending: Ending) -> Note | None:

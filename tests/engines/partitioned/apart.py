@@ -1,75 +1,7 @@
-"""What of the contract several partitions keep together; what they cannot, by name, and why.
+"""What of the contract several partitions cannot keep together, by name, and why.
 
 What is promised instead is tested beside this file.
 """
-
-from collections.abc import AsyncIterator
-
-import pytest
-
-from holdfast.testing.contract.amending import Amending
-from holdfast.testing.contract.batching import GroupBatches
-from holdfast.testing.contract.concurrency import Concurrency
-from holdfast.testing.contract.declaring import Declaring
-from holdfast.testing.contract.depending import Depending
-from holdfast.testing.contract.enqueueing import Enqueueing
-from holdfast.testing.contract.expiring import Expiring
-from holdfast.testing.contract.fencing import Fencing
-from holdfast.testing.contract.follow_ups import FollowUps
-from holdfast.testing.contract.grouping import Grouping
-from holdfast.testing.contract.hostility import Hostility
-from holdfast.testing.contract.inspecting import Inspecting
-from holdfast.testing.contract.keys import Keys
-from holdfast.testing.contract.leasing import Leasing
-from holdfast.testing.contract.reaping import Reaping
-from holdfast.testing.contract.records import Records
-from holdfast.testing.contract.refusing import FollowingOn, Refusing
-from holdfast.testing.contract.renewing import Renewing
-from holdfast.testing.contract.resuming import Resuming
-from holdfast.testing.contract.settling import Settling
-from holdfast.testing.contract.waiting import Waiting
-from holdfast.testing.harness import Harness
-from holdfast.testing.twin import Twin
-
-
-class Twinned:
-    pytestmark = pytest.mark.anyio
-
-    @pytest.fixture
-    async def twin(self, harness: Harness) -> AsyncIterator[Twin]:
-        twin = await harness.twin()
-        yield twin
-        await twin.agree()
-
-
-class Together(
-    Twinned,
-    Declaring,
-    Enqueueing,
-    Keys,
-    Leasing,
-    Renewing,
-    Settling,
-    Fencing,
-    FollowUps,
-    Resuming,
-    Reaping,
-    Expiring,
-    Amending,
-    Inspecting,
-    Records,
-    Hostility,
-    Waiting,
-    Concurrency,
-    Grouping,
-    GroupBatches,
-    Depending,
-    Refusing,
-    FollowingOn,
-):
-    """The themes of the contract that several partitions have: all but limits and fairness,
-    which each would count by itself and which are refused."""
-
 
 _ORDER = "the order of a queue and of a list is each partition's own"
 _DEPTH = "a queue's depth would be counted by each partition: max_depth is Unsupported"

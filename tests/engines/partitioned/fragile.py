@@ -7,8 +7,10 @@ from typing import Any
 from holdfast.engines.memory import MemoryEngine
 from holdfast.engines.partitioned import PartitionedEngine
 from holdfast.engines.partitioned.homes import home_of, tagged_home
-from holdfast.errors import HoldfastError
+from holdfast.errors import EngineUnavailable, HoldfastError, StorageFull
 from holdfast.testing.clock import ManualClock
+
+GONE = EngineUnavailable("nobody answers")
 
 
 class Fragile:
@@ -93,6 +95,19 @@ class Trio:
         changed = self.engine._keeper.changed
         await self.pauses.end()
         await changed.wait()
+
+
+async def where(trio: Trio, id: str) -> list[int]:
+    """The places that hold this job."""
+    return [
+        place for place, each in enumerate(trio.fragile) if await each.engine.get(id) is not None
+    ]
+
+
+async def shut_out(trio: Trio, place: int, fault: EngineUnavailable | StorageFull = GONE) -> None:
+    """That partition fails from now on, and the engine has noticed."""
+    trio.fragile[place].fault = fault
+    await trio.engine.queues()
 
 
 def names_at(

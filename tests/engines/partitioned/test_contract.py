@@ -17,9 +17,10 @@ from holdfast.testing.contract.concurrency import Concurrency
 from holdfast.testing.contract.depending import Depending
 from holdfast.testing.contract.fencing import Fencing
 from holdfast.testing.contract.grouping import Grouping
+from holdfast.testing.contract.whole import Twinned, WithoutFlow
 from tests.engines.kept import Kept
 from tests.engines.partitioned import making
-from tests.engines.partitioned.apart import APART, Together, Twinned
+from tests.engines.partitioned.apart import APART
 
 
 class TestOneInMemory(EngineContract, JumpContract):
@@ -36,14 +37,14 @@ class TestOneFile(Twinned, DurableContract, SharedContract):
             yield harness
 
 
-class TestThreeInMemory(Together, JumpContract):
+class TestThreeInMemory(WithoutFlow, JumpContract):
     @pytest.fixture
     async def harness(self) -> AsyncIterator[Harness]:
         async with making.memory(3) as harness:
             yield harness
 
 
-class TestThreeFiles(Together, DurableContract, SharedContract, JumpContract):
+class TestThreeFiles(WithoutFlow, DurableContract, SharedContract, JumpContract):
     @pytest.fixture
     async def harness(self, quick_path: Path) -> AsyncIterator[Harness]:
         async with making.sqlite(quick_path, 3) as harness:

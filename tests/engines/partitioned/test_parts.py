@@ -1,7 +1,6 @@
 """A call of which one partition has no answer: whoever asked for others has theirs."""
 
 import asyncio
-from collections.abc import AsyncIterator
 from contextlib import suppress
 
 import pytest
@@ -16,31 +15,16 @@ from holdfast.testing.contract.making import a_job
 from holdfast.worker.hand import Hand, Held
 from holdfast.worker.renewer import Renewer
 from holdfast.worker.settler import Settler
-from tests.engines.partitioned.fragile import Trio
+from tests.engines.partitioned.fragile import Trio, shut_out
 from tests.worker.doubles import in_hand
 
-GONE = EngineUnavailable("nobody answers")
-
 pytestmark = pytest.mark.anyio
-
-
-@pytest.fixture
-async def trio() -> AsyncIterator[Trio]:
-    trio = Trio()
-    await trio.engine.open()
-    yield trio
-    await trio.engine.close()
 
 
 async def held_in_each(trio: Trio, hand: Hand) -> list[Held]:
     ids = [trio.names(place, 1)[0] for place in range(3)]
     held = await in_hand(trio.engine, hand, *ids)  # type: ignore[arg-type]
     return sorted(held, key=lambda each: ids.index(each.job.id))
-
-
-async def shut_out(trio: Trio, place: int) -> None:
-    trio.fragile[place].fault = GONE
-    await trio.engine.queues()
 
 
 async def test_callers_of_one_group_commit_have_their_own_answers(trio: Trio) -> None:

@@ -12,13 +12,7 @@ from holdfast.core.model import Job, Lease, NewJob, Page, Queue, QueueView
 from holdfast.engines.base import Expired, Overdue, Traits
 from holdfast.engines.partitioned import cursor, health, homes, merging, placing, traits
 from holdfast.engines.partitioned.map import Identity, Store, check_distinct, check_map, known_map
-from holdfast.errors import (
-    ConfigError,
-    EngineUnavailable,
-    StorageFull,
-    Unsupported,
-    UsageError,
-)
+from holdfast.errors import ConfigError, EngineUnavailable, StorageFull, Unsupported, UsageError
 
 STORES = (Store("1", "a"), Store("2", "b"), Store("3", "c"))
 NAMES = ["a", "b", "c"]

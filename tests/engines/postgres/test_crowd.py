@@ -10,7 +10,7 @@ from typing import Any
 import asyncpg
 import pytest
 
-from holdfast.core import lifecycle
+from holdfast.core import policy
 from holdfast.core.flow import Limit
 from holdfast.core.model import JobFilter, Lease, LeaseRequest, NewJob, Queue
 from holdfast.core.verdict import Complete, Edit, Expedite, Outcome, Retry, Settlement
@@ -141,7 +141,7 @@ class Crowd:
                 "UPDATE jobs SET deadline_at = 1 WHERE state = 1 AND leased_at < now_ms(NULL) - 500"
             )
             for lease in (await engine.overdue(100)).leases:
-                verdict = lifecycle.after_overdue(queues[lease.job.queue], lease.job)
+                verdict = policy.after_overdue(queues[lease.job.queue], lease.job)
                 await engine.settle([Settlement(lease=lease, verdict=verdict)])
             await engine.recount(100)
             await asyncio.sleep(0.05)

@@ -6,7 +6,7 @@ from typing import Any
 import asyncpg
 import pytest
 
-from holdfast.core import lifecycle, limits
+from holdfast.core import limits, policy
 from holdfast.core.model import JobFilter, LeaseRequest, Renewal, State, Status
 from holdfast.core.verdict import Complete, Edit, Outcome, Retry, Settlement
 from holdfast.engines.postgres import PostgresEngine
@@ -220,7 +220,7 @@ async def test_a_renewal_on_its_way_is_not_overlooked_by_the_reaper(pg_dsn: str,
         assert len(renewed) == 1
         clock.advance(1)
         (lapsed,) = (await engine.overdue(9)).leases
-    verdict = lifecycle.after_overdue(a_queue(), lapsed.job)
+    verdict = policy.after_overdue(a_queue(), lapsed.job)
     assert await settle(engine, lapsed, verdict) is Outcome.LOST
     clock.advance(lease.lease_ms - 2)
     assert await settle(engine, lease, Complete(b"r")) is Outcome.SETTLED

@@ -14,6 +14,12 @@ from holdfast.errors import ConfigError, EngineUnavailable, SchemaMismatch
 from holdfast.testing.contract.making import from_default, jobs, lease_ids, settle
 
 
+@pytest.fixture
+def pg_dsn(empty_pg_dsn: str) -> str:
+    """Nobody was there before."""
+    return empty_pg_dsn
+
+
 async def opened(dsn: str, **options: Any) -> PostgresEngine:
     engine = PostgresEngine(dsn, **options)
     await engine.open()

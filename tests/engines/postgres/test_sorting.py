@@ -20,6 +20,7 @@ SHAPES = (
     a_queue("default", fairness="noisy", limits=(Limit(name="t", key="{task}", concurrency=4),)),
 )
 STEPS_MAX = 8
+HOWS = ("parent", "group", "retry", "redrive")
 
 
 async def declare_unsorted(engine: PostgresEngine, queue: Queue) -> None:
@@ -33,7 +34,7 @@ async def declare_unsorted(engine: PostgresEngine, queue: Queue) -> None:
     engine._sort = sort  # type: ignore[method-assign]
 
 
-async def prepare(engine: PostgresEngine, how: str, mark: int) -> Lease:
+async def prepare(engine: PostgresEngine, how: str, mark: str) -> Lease:
     """A job `c` that something holds up, and a lease whose end lets it go."""
     await engine.enqueue([a_job(f"r{n}-{mark}", tenant="a", priority=n) for n in range(3)])
     bond: dict[str, Any]
@@ -46,18 +47,18 @@ async def prepare(engine: PostgresEngine, how: str, mark: int) -> Lease:
     return lease
 
 
-@pytest.mark.parametrize("how", ["parent", "group", "retry", "redrive"])
 @pytest.mark.parametrize(("before", "after"), list(itertools.permutations(range(4), 2)))
 async def test_a_job_that_is_let_go_between_two_steps(
-    engine: PostgresEngine, monkeypatch: Any, look: Any, before: int, after: int, how: str
+    engine: PostgresEngine, monkeypatch: Any, look: Any, before: int, after: int
 ) -> None:
     """Whenever it happens, each job is in a lane of the new shape when the sorting is over."""
     monkeypatch.setattr(sorting, "STEP", 1)
     await engine.declare(a_queue("other"))
     number = await look.fetchval("SELECT number FROM queues WHERE name = 'default'")
-    for steps in range(STEPS_MAX):
+    for how, steps in itertools.product(HOWS, range(STEPS_MAX)):
+        mark = f"{how}-{steps}"
         await engine.declare(SHAPES[before])
-        lease = await prepare(engine, how, steps)
+        lease = await prepare(engine, how, mark)
         if how == "redrive":
             await engine.settle([Settlement(lease=lease, verdict=Bury())])
         await declare_unsorted(engine, SHAPES[after])
@@ -69,12 +70,12 @@ async def test_a_job_that_is_let_go_between_two_steps(
             verdict = Retry() if how == "retry" else Complete()
             await engine.settle([Settlement(lease=lease, verdict=verdict)])
         await engine._sort(number)
-        assert await engine.recount(100) == 0
-        left = {f"{name}-{steps}" for name in ("r0", "r1", "r2", "c")}
+        assert await engine.recount(100) == 0, mark
+        left = {f"{name}-{mark}" for name in ("r0", "r1", "r2", "c")}
         while left:
             leases = await engine.lease(LeaseRequest(queues=("default",), limit=9))
-            assert leases, f"after {steps} steps {left} are left"
-            assert await engine.recount(100) == 0
+            assert leases, f"{how}: after {steps} steps {left} are left"
+            assert await engine.recount(100) == 0, mark
             await engine.settle([Settlement(lease=one, verdict=Complete()) for one in leases])
             left -= {one.id for one in leases}
     assert await look.fetchval("SELECT count(*) FROM strays") == 0

@@ -19,11 +19,6 @@ def path(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock()
-
-
-@pytest.fixture
 async def open_engine(path: Path, clock: ManualClock) -> AsyncIterator[OpenEngine]:
     opened = []
 

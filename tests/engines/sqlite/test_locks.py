@@ -90,7 +90,7 @@ async def test_jobs_leased_for_a_caller_who_leaves_with_the_answer_there(
     with pytest.raises(asyncio.CancelledError):
         await caller
     monkeypatch.undo()
-    await asyncio.wait(engine._giving_back)
+    await engine._returns.ended()
     (lease,) = await engine.lease(REQUEST)
     assert (lease.id, lease.job.attempt, lease.job.releases) == ("a", 1, 1)
 

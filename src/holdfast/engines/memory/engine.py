@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
-from holdfast.core import admission, checks, lifecycle
+from holdfast.core import admission, checks, policy
 from holdfast.core import amend as amending
 from holdfast.core.flow import Flow, Waits
 from holdfast.core.match import matches
@@ -281,7 +281,7 @@ class MemoryEngine:
     def _past_retention(self, job: Job, now: int) -> bool:
         if job.finished_at is None:
             return False
-        return job.finished_at <= now - lifecycle.retention_ms(
+        return job.finished_at <= now - policy.retention_ms(
             self._store.queues[job.queue], job.state
         )
 

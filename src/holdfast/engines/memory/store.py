@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
-from holdfast.core import admission, checks, codec, graph, lifecycle, limits
+from holdfast.core import admission, checks, lifecycle, meeting
 from holdfast.core import amend as amending
 from holdfast.core.lanes import lane_of
 from holdfast.core.lifecycle import Parting
@@ -53,7 +53,7 @@ class Store:
         self._numbers = itertools.count(1)
 
     def enqueue(self, jobs: Sequence[NewJob]) -> list[Receipt]:
-        order, circular = self._arrange(jobs)
+        order, circular = meeting.arrange(jobs, self.rows)
         receipts = {place: self._enqueue(jobs[place], circular.get(place)) for place in order}
         return [receipts[place] for place in range(len(jobs))]
 
@@ -85,11 +85,13 @@ class Store:
         if answer is not None or row is None:
             return answer or Outcome.LOST
         then = verdict.then if isinstance(verdict, Complete) else ()
-        if not admission.is_welcome(settlement, self.queues) or not self._may_follow(then, row):
+        if not admission.is_welcome(settlement, self.queues) or not self._may_follow(
+            then, lease.id
+        ):
             return Outcome.REFUSED
         job = noted(row.job, settlement.note)
         self.keep(row, lifecycle.apply(job, verdict, self.policy(job), self.clock.wall_ms()))
-        for place in self._arrange(then)[0]:
+        for place in meeting.arrange(then, self.rows)[0]:
             new = then[place]
             if new.id not in self.rows and self._holder(new) is None:
                 self._admit(new)
@@ -148,9 +150,7 @@ class Store:
     def _enqueue(self, new: NewJob, circle: str | None) -> Receipt:
         queue = self.queues.get(new.queue)
         try:
-            checks.check_job(new, queue.payload_max if queue else limits.PAYLOAD_MAX)
-            if queue is None:
-                raise admission.unknown(new.queue)
+            queue = admission.check_new(new, queue)
             if new.id in self.rows:
                 return Receipt(id=new.id, status=Status.DUPLICATE)
             if circle is not None:
@@ -169,14 +169,6 @@ class Store:
         self._admit(new)
         return Receipt(id=new.id, status=Status.NEW)
 
-    def _arrange(self, jobs: Sequence[NewJob]) -> tuple[list[int], dict[int, str]]:
-        """What is in the store already waits for nobody anew."""
-        if not any(new.after for new in jobs):
-            return list(range(len(jobs))), {}
-        return graph.arrange(
-            [replace(new, after=()) if new.id in self.rows else new for new in jobs]
-        )
-
     def _admit(self, new: NewJob) -> None:
         now = self.clock.wall_ms()
         number = next(self._numbers)
@@ -190,30 +182,17 @@ class Store:
         if lost is not None:
             self._orphan(row, *lost)
 
-    def _may_follow(self, then: Sequence[NewJob], done: Row) -> bool:
-        """Could all of them come in, once the job that they follow is done?"""
-        order, circular = self._arrange(then)
-        coming: set[str] = set()
-        keys: set[tuple[str, str]] = set()
-        for place in order:
-            new = then[place]
-            if new.id in self.rows or new.id in coming:
-                continue
-            if place in circular:
-                return False
-            key = None if new.key is None else (new.queue, new.key)
-            if key in keys or self._holder(new, done.job.id) is not None:
-                continue
-            if any(parent not in self.rows and parent not in coming for parent in new.after):
-                return False
-            try:
-                lane_of(new, self.queues[new.queue], strict=True)
-            except UsageError:
-                return False
-            coming.add(new.id)
-            if key is not None:
-                keys.add(key)
-        return True
+    def _may_follow(self, then: Sequence[NewJob], done: str) -> bool:
+        return not then or meeting.may_follow(
+            then,
+            meeting.arrange(then, self.rows),
+            queue_of=self.queues.__getitem__,
+            is_known=self.rows.__contains__,
+            is_held=lambda new: self._holder(new, done) is not None,
+            is_orphan=lambda new, coming: any(
+                parent not in self.rows and parent not in coming for parent in new.after
+            ),
+        )
 
     def _holder(self, new: NewJob, done: str | None = None) -> str | None:
         """The id of the job that holds this key: unfinished, or still within its window. `done`
@@ -229,21 +208,9 @@ class Store:
         return id_ if unfinished or until > self.clock.wall_ms() else None
 
     def _meet(self, row: Row | None, new: NewJob, queue: Queue) -> None:
-        """A later job under a held key: what it says goes to the job that still waits."""
-        if row is None or row.job.state is not State.WAITING:
-            return
-        if not admission.gives_way(row.job, new):
-            return
-        now = self.clock.wall_ms()
-        if new.key_policy == "replace":
-            change = lifecycle.replace_waiting(row.job, new, now)
-        else:
-            payload = codec.merge_patch(row.job.payload, new.payload)
-            checks.check_job(replace(new, payload=payload), queue.payload_max)
-            change = lifecycle.merge_waiting(row.job, payload, now)
-        if change.job is not row.job:
-            lane_of(change.job, queue, strict=True)
-        self.keep(row, change)
+        change = meeting.meet(row.job, new, queue, self.clock.wall_ms()) if row else None
+        if row is not None and change is not None:
+            self.keep(row, change)
 
     def _orphan(self, child: Row, parent: str, ended: State | None) -> None:
         self.family.close(child, *child.parents)

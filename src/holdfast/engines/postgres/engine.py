@@ -29,7 +29,7 @@ from holdfast.core.model import (
     Tally,
     TallyBy,
 )
-from holdfast.core.verdict import Amendment, Outcome, Release, Settlement
+from holdfast.core.verdict import Amendment, Outcome, Settlement
 from holdfast.engines.base import ANY, Examination, Expired, Known, Overdue, Saved, Traits
 from holdfast.engines.clock import Clock
 from holdfast.engines.parts import told_in_part
@@ -40,6 +40,7 @@ from holdfast.engines.postgres import (
     insight,
     leasing,
     looking,
+    opening,
     queues,
     recount,
     schemas,
@@ -47,15 +48,14 @@ from holdfast.engines.postgres import (
     sorting,
     upkeep,
 )
-from holdfast.engines.postgres import (
-    records as recording,
-)
+from holdfast.engines.postgres import records as recording
 from holdfast.engines.postgres.adopt import PostgresMover
 from holdfast.engines.postgres.listen import Listener
 from holdfast.engines.postgres.patience import Patience
-from holdfast.engines.postgres.pool import CLOSE_S_MAX, FAILURES, Connection, Pool
+from holdfast.engines.postgres.pool import CLOSE_S_MAX, Connection, Pool
 from holdfast.engines.postgres.steps import Duties, Steps, Store, T
 from holdfast.engines.postgres.within import AsyncWithin, Home, Within, within
+from holdfast.engines.returning import Returns
 from holdfast.engines.waiting import Bell, lease_patiently, may_make_due
 from holdfast.errors import ConfigError, EngineClosed, EngineError, SchemaMismatch
 
@@ -105,7 +105,7 @@ class PostgresEngine:
         self._identity: schemas.Identity | None = None
         self._pool: Pool | None = None
         self._listener: Listener | None = None
-        self._giving_back: set[asyncio.Task[None]] = set()
+        self._returns = Returns(self.settle)
         self._laned: set[str] = set()
         self._flowing: set[str] = set()
         self._rounds = recount.Rounds()
@@ -120,8 +120,7 @@ class PostgresEngine:
                 await self._open()
 
     async def close(self) -> None:
-        if self._giving_back:
-            await asyncio.wait(self._giving_back, timeout=CLOSE_S_MAX)
+        await self._returns.ended(CLOSE_S_MAX)
         pool, self._pool = self._pool, None
         listener, self._listener = self._listener, None
         self._bell.ring()
@@ -279,7 +278,7 @@ class PostgresEngine:
     async def _open(self) -> None:
         pool = self._make_pool()
         try:
-            self._identity = await self._prepare(pool)
+            self._identity = await opening.prepare(pool, self._schema, self._namespace)
             self._pool = pool
             await self._run(queues.declare_default)
         except BaseException:
@@ -346,9 +345,7 @@ class PostgresEngine:
         try:
             return await asyncio.shield(under_way), None
         except asyncio.CancelledError:
-            task = asyncio.create_task(self._give_back(under_way))
-            self._giving_back.add(task)
-            task.add_done_callback(self._giving_back.discard)
+            self._returns.begin(under_way)
             raise
 
     async def _take(self, request: LeaseRequest) -> list[Lease]:
@@ -358,13 +355,6 @@ class PostgresEngine:
                 return taken
             await self._sort(taken)
 
-    async def _give_back(self, under_way: asyncio.Task[list[Lease]]) -> None:
-        verdict = Release(text="the caller was cancelled")
-        with contextlib.suppress(EngineError):
-            leases = await under_way
-            if leases:
-                await self.settle([Settlement(lease=one, verdict=verdict) for one in leases])
-
     async def _linger(self, request: LeaseRequest, seen_at: int | None) -> leasing.Outlook:
         """Before a wait: what there is to wait for."""
         _, store = self._opened()
@@ -372,24 +362,6 @@ class PostgresEngine:
             await self._listener.start(f"{self._schema[:40]}_{store.ns}")
         talk = partial(leasing.linger, listens=self._listener is not None)
         return await self._run(talk, request, seen_at)
-
-    async def _prepare(self, pool: Pool) -> schemas.Identity:
-        """Check the schema, and make or change it if it must be."""
-        try:
-            connection = await pool.dial()
-            try:
-                found = await schemas.identify(connection, self._schema, self._namespace)
-                if found is None:
-                    await schemas.migrate(connection, self._schema, self._namespace)
-                    found = await schemas.identify(connection, self._schema, self._namespace)
-            except BaseException:
-                connection.terminate()
-                raise
-            pool.admit(connection)
-        except FAILURES as error:
-            raise pool.explain(error) from error
-        assert found is not None
-        return found
 
     async def _recognise(self, connection: Connection) -> None:
         """A new connection must lead to the store that was opened."""

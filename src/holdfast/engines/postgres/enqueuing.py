@@ -6,10 +6,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from holdfast.core import checks, limits
+from holdfast.core import checks, limits, meeting
 from holdfast.core.model import Job, NewJob, Queue, Receipt, Status
 from holdfast.engines.postgres import edges, lanes, write
-from holdfast.engines.postgres.picture import Arrangement, Key, Picture, arrange
+from holdfast.engines.postgres.picture import Key, Picture
 from holdfast.engines.postgres.queues import Lines, read_lines
 from holdfast.engines.postgres.rows import columns, kept_job
 from holdfast.engines.postgres.steps import STATEMENT_BYTES_MAX, Ask, Steps, Store, only
@@ -146,11 +146,11 @@ def _peek(
     return bool(only((yield Ask(_HAVE_FLOW, values))))
 
 
-def _arrange(store: Store, jobs: Sequence[NewJob]) -> Steps[Arrangement]:
+def _arrange(store: Store, jobs: Sequence[NewJob]) -> Steps[meeting.Arrangement]:
     if not any(job.after for job in jobs):
         return list(range(len(jobs))), {}
     ids = [job.id for job in jobs if limits.JOB_ID.match(job.id)]
-    return arrange(jobs, {row[0] for row in (yield Ask(_KNOWN, (store.ns, ids)))})
+    return meeting.arrange(jobs, {row[0] for row in (yield Ask(_KNOWN, (store.ns, ids)))})
 
 
 def _is_sound(job: NewJob) -> bool:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from msgspec.structs import replace
-
-from holdfast.core import admission, checks, codec, graph, lifecycle, limits
+from holdfast.core import admission, lifecycle, meeting
 from holdfast.core.lanes import lane_of
 from holdfast.core.lifecycle import Parting
 from holdfast.core.model import Job, NewJob, Queue, Receipt, State, Status
@@ -17,14 +15,6 @@ from holdfast.engines.postgres.queues import Lines
 from holdfast.engines.postgres.rows import CODES
 from holdfast.engines.postgres.write import Kept
 from holdfast.errors import UsageError
-
-Arrangement = tuple[list[int], dict[int, str]]
-"""The order in which jobs come in, and which of them wait for themselves."""
-
-
-def arrange(jobs: Sequence[NewJob], known: Container[str]) -> Arrangement:
-    """What is known already waits for nobody anew."""
-    return graph.arrange([replace(job, after=()) if job.id in known else job for job in jobs])
 
 
 class Key(NamedTuple):
@@ -59,9 +49,7 @@ class Picture:
         """None: it is about to change a job that must be written first."""
         queue = self.lines.find(new.queue)
         try:
-            checks.check_job(new, queue.payload_max if queue else limits.PAYLOAD_MAX)
-            if queue is None:
-                raise admission.unknown(new.queue)
+            queue = admission.check_new(new, queue)
             if new.id in self.known:
                 return Receipt(id=new.id, status=Status.DUPLICATE)
             if circle is not None:
@@ -84,37 +72,28 @@ class Picture:
 
     def follow_up(self, then: Sequence[NewJob]) -> None:
         """Follow-up jobs pass a full or closed queue; a known id or a held key skips one."""
-        for place in arrange(then, self.known)[0]:
+        for place in meeting.arrange(then, self.known)[0]:
             new = then[place]
             if new.id not in self.known and self._holder(new) is None:
                 self._admit(new)
 
     def may_follow(self, then: Sequence[NewJob], done: str) -> bool:
-        """Could all of them come in, once the job that they follow is done?"""
-        places, circular = arrange(then, self.known)
-        coming: set[str] = set()
-        keys: set[tuple[str, str]] = set()
-        for place in places:
-            new = then[place]
-            if new.id in self.known or new.id in coming:
-                continue
-            if place in circular:
-                return False
-            key = None if new.key is None else (new.queue, new.key)
-            if (key is not None and key in keys) or self._holder(new, done) is not None:
-                continue
-            if any(parent not in self.states and parent not in coming for parent in new.after):
-                return False
-            try:
-                queue = self.lines.find(new.queue)
-                assert queue is not None
-                lane_of(new, queue, strict=True)
-            except UsageError:
-                return False
-            coming.add(new.id)
-            if key is not None:
-                keys.add(key)
-        return True
+        """Could all of them come in, once the job `done` is finished?"""
+        return not then or meeting.may_follow(
+            then,
+            meeting.arrange(then, self.known),
+            queue_of=self._queue,
+            is_known=self.known.__contains__,
+            is_held=lambda new: self._holder(new, done) is not None,
+            is_orphan=lambda new, coming: any(
+                parent not in self.states and parent not in coming for parent in new.after
+            ),
+        )
+
+    def _queue(self, name: str) -> Queue:
+        queue = self.lines.find(name)
+        assert queue is not None
+        return queue
 
     def _admit(self, new: NewJob) -> None:
         self.known.add(new.id)
@@ -159,25 +138,7 @@ class Picture:
         return held.id if unfinished or held.until > self.now else None
 
     def _meet(self, holder: str, new: NewJob, queue: Queue) -> None:
-        """A later job under a held key: what it says goes to the job that still waits."""
-        if new.key_policy == "keep":
-            return
         kept = self.holders.get(holder)
-        if kept is None or kept.after.state is not State.WAITING:
-            return
-        if not admission.gives_way(kept.after, new):
-            return
-        if new.key_policy == "replace":
-            change = lifecycle.replace_waiting(kept.after, new, self.now)
-        else:
-            payload = _merged(kept.after, new, queue.payload_max)
-            change = lifecycle.merge_waiting(kept.after, payload, self.now)
-        if change.job is not kept.after:
-            lane_of(change.job, queue, strict=True)
-        self.holders[holder] = write.changed(kept, change, self.numbers)
-
-
-def _merged(job: Job, new: NewJob, payload_max: int) -> bytes:
-    payload = codec.merge_patch(job.payload, new.payload)
-    checks.check_job(replace(new, payload=payload), payload_max)
-    return payload
+        change = meeting.meet(kept.after, new, queue, self.now) if kept else None
+        if kept is not None and change is not None:
+            self.holders[holder] = write.changed(kept, change, self.numbers)

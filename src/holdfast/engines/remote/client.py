@@ -90,7 +90,12 @@ class Client:
 
     async def about(self, *, patience_s: float = PATIENCE_S) -> About:
         request = self._head("GET", "/v1/engine") + b"0\r\n\r\n"
-        answer = await self._repeat(request, repeatable=True, patience_s=patience_s)
+        try:
+            answer = await self._repeat(request, repeatable=True, patience_s=patience_s)
+        except OutcomeUnknown as error:
+            # Nothing was to be done.
+            hint = "; does it serve https://?" if self.place.startswith("http:") else ""
+            raise EngineUnavailable(f"{error}{hint}") from None
         about: About = self._read(answer, _read_about)
         return about
 
@@ -215,6 +220,11 @@ class Client:
     def _read(self, answer: Answer, read: Callable[[bytes], Any]) -> Any:
         said = _said(answer)
         try:
+            if answer.status == 404 and said == _JSON and _is_unknown_path(answer.body):
+                raise EngineError(
+                    f"{self.place} does not know what it is asked here: correct the path of the "
+                    "URL, or let both ends be of the same version"
+                )
             if said != CONTENT_TYPE:
                 raise msgspec.DecodeError(f"it answered {answer.status} with {said or 'nothing'}")
             if answer.status < 300:
@@ -229,6 +239,14 @@ class Client:
     ) -> None:
         if late.status < 300 and _said(late) == CONTENT_TYPE:
             unheard(read(late.body))
+
+
+def _is_unknown_path(body: bytes) -> bool:
+    """Said by a server of Holdfast's, and by nobody else."""
+    try:
+        return msgspec.json.decode(body, type=_Wrong).error.code == "unknown_path"
+    except msgspec.MsgspecError:
+        return False
 
 
 def _said(answer: Answer) -> str:

@@ -36,7 +36,7 @@ from holdfast.core.model import (
 from holdfast.core.verdict import Amendment, Outcome, Release, Settlement
 from holdfast.engines import verbs
 from holdfast.engines.base import ANY, Examination, Expired, Known, Overdue, Saved, Traits
-from holdfast.engines.remote import unfit
+from holdfast.engines.remote import parting, unfit
 from holdfast.engines.remote.client import ANSWER_S, Client, NotTaken
 from holdfast.errors import (
     ConfigError,
@@ -44,6 +44,7 @@ from holdfast.errors import (
     Forbidden,
     HoldfastError,
     OutcomeUnknown,
+    Unauthenticated,
     Unsupported,
     UsageError,
 )
@@ -100,8 +101,11 @@ class RemoteEngine:
         client = Client(self.place, headers=self._headers, tls=self._tls())
         try:
             about = await client.about(patience_s=_OPEN_PATIENCE_S)
-        except BaseException:
+        except BaseException as error:
             client.close()
+            if isinstance(error, Unauthenticated) and "authorization" not in self._headers:
+                remedy = "give it as HOLDFAST_TOKEN, or before the host as hf_…@"
+                raise Unauthenticated(f"{self.place} asks for a token: {remedy}") from None
             raise
         self._traits = replace(about.traits, name="remote", shared=True, transactional=False)
         self._client = client
@@ -140,7 +144,10 @@ class RemoteEngine:
 
     async def enqueue(self, jobs: Sequence[NewJob]) -> list[Receipt]:
         checks.check_batch(len(jobs))
-        receipts: list[Receipt] = await self._fitting("enqueue", verbs.Enqueue, jobs, unfit.jobs)
+        parts = parting.jobs(jobs)
+        receipts: list[Receipt] = await self._in_parts(
+            parts, "enqueue", verbs.Enqueue, jobs, unfit.jobs
+        )
         return receipts
 
     async def lease(self, request: LeaseRequest) -> list[Lease]:
@@ -184,8 +191,9 @@ class RemoteEngine:
 
     async def settle(self, settlements: Sequence[Settlement]) -> list[Outcome]:
         checks.check_batch(len(settlements))
-        outcomes: list[Outcome] = await self._fitting(
-            "settle", _carried_settlements, settlements, unfit.settlements
+        parts = parting.settlements(settlements)
+        outcomes: list[Outcome] = await self._in_parts(
+            parts, "settle", _carried_settlements, settlements, unfit.settlements
         )
         return outcomes
 
@@ -280,6 +288,25 @@ class RemoteEngine:
             return await self._call(verb, carried)
         except NotTaken:
             return None
+
+    async def _in_parts(
+        self,
+        parts: list[parting.Part] | None,
+        verb: str,
+        carry: Callable[[Sequence[Any]], msgspec.Struct],
+        batch: Sequence[Any],
+        judge: Callable[[Sequence[Any]], dict[int, Any]],
+    ) -> list[Any]:
+        if parts is None:
+            return await self._fitting(verb, carry, batch, judge)
+        judged = judge(batch)
+        good = [[at for at in part if at not in judged] for part in parts]
+        made = await parting.in_turn(
+            [part for part in good if part],
+            lambda part: self._fitting(verb, carry, [batch[at] for at in part], judge),
+        )
+        made |= judged
+        return [made[at] for at in range(len(batch))]
 
     async def _fitting(
         self,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import ssl
 from collections.abc import Callable
 
@@ -96,9 +97,16 @@ class Pool:
                 "ca=FILE in the URL names one to trust"
             ) from None
         except ssl.SSLError as error:
-            raise Unreachable(
-                f"no TLS with it: {error.reason or 'it speaks something else'}"
-            ) from None
+            why = error.reason or "it speaks something else"
+            raise Unreachable(f"no TLS with it ({why}): does it serve plain http://?") from None
         except (OSError, UnicodeError) as error:
-            raise Unreachable(getattr(error, "strerror", None) or str(error)) from None
+            raise Unreachable(_told(error)) from None
         return connection
+
+
+def _told(error: OSError | UnicodeError) -> str:
+    """As the system words it: loops have texts of their own, and names have negative numbers."""
+    number = error.errno if isinstance(error, OSError) else None
+    if number is not None and number > 0:
+        return os.strerror(number)
+    return getattr(error, "strerror", None) or str(error)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Container, Sequence
 
-from msgspec.structs import replace
-
-from holdfast.core import codec, graph
+from holdfast.core import codec, meeting
 from holdfast.core.lifecycle import Parting
 from holdfast.core.model import NO_OVERRIDES, STATES, NewJob, State
 from holdfast.engines.sqlite import edges, flow, groups, lanes, rows
@@ -137,7 +135,7 @@ def holder_of(unit: Unit, new: NewJob, done: str | None = None) -> str | None:
     return held[0] if held is not None and held[1] else None
 
 
-def missing_parent(unit: Unit, new: NewJob, coming: Collection[str] = ()) -> str | None:
+def missing_parent(unit: Unit, new: NewJob, coming: Container[str] = ()) -> str | None:
     """The first that is neither there nor on its way."""
     if not new.after:
         return None
@@ -145,12 +143,11 @@ def missing_parent(unit: Unit, new: NewJob, coming: Collection[str] = ()) -> str
     return next((id_ for id_ in new.after if id_ not in there and id_ not in coming), None)
 
 
-def arrange(unit: Unit, jobs: Sequence[NewJob]) -> tuple[list[int], dict[int, str]]:
-    """Parents first; what is in the store already waits for nobody anew."""
+def arrange(unit: Unit, jobs: Sequence[NewJob]) -> meeting.Arrangement:
     if not any(new.after for new in jobs):
         return list(range(len(jobs))), {}
     there = edges.parents_of(unit, [new.id for new in jobs if _is_storable(new.id)])
-    return graph.arrange([replace(new, after=()) if new.id in there else new for new in jobs])
+    return meeting.arrange(jobs, there)
 
 
 def _is_storable(id: str) -> bool:

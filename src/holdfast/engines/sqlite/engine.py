@@ -33,9 +33,10 @@ from holdfast.core.model import (
     Tally,
     TallyBy,
 )
-from holdfast.core.verdict import Amendment, Outcome, Release, Settlement
+from holdfast.core.verdict import Amendment, Outcome, Settlement
 from holdfast.engines.base import ANY, Examination, Expired, Known, Overdue, Saved, Traits
 from holdfast.engines.clock import Clock, SystemClock
+from holdfast.engines.returning import Returns
 from holdfast.engines.sqlite import (
     amend,
     backup,
@@ -112,7 +113,7 @@ class SQLiteEngine:
         self._bell = Bell()
         self._recounted = recount.Cursor()
         self._opening = asyncio.Lock()
-        self._giving_back: set[asyncio.Task[None]] = set()
+        self._returns = Returns(self.settle)
         self._open = False
         self._pid = os.getpid()
 
@@ -152,8 +153,7 @@ class SQLiteEngine:
             if not self._open:
                 return
             self._check_open()
-            if self._giving_back:
-                await asyncio.wait(self._giving_back)
+            await self._returns.ended()
             self._open = False
             self._bell.ring()
             self._watch.close()
@@ -349,15 +349,7 @@ class SQLiteEngine:
         """The caller was cancelled while its jobs were being leased: nobody else has them."""
         leases, _ = answer
         if leases and self._open:
-            verdict = Release(text="the caller was cancelled")
-            settlements = [Settlement(lease=one, verdict=verdict) for one in leases]
-            task = asyncio.get_running_loop().create_task(self._give_back(settlements))
-            self._giving_back.add(task)
-            task.add_done_callback(self._giving_back.discard)
-
-    async def _give_back(self, settlements: list[Settlement]) -> None:
-        with contextlib.suppress(EngineError):
-            await self.settle(settlements)
+            self._returns.begin(leases)
 
     async def _write(
         self,

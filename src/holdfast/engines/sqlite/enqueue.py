@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import repeat
 
-from msgspec.structs import replace
-
-from holdfast.core import admission, checks, codec, lanes, lifecycle, limits
+from holdfast.core import admission, lanes, meeting
 from holdfast.core.model import NewJob, Queue, Receipt, Status
 from holdfast.engines.sqlite import edges, flow, groups, rows
 from holdfast.engines.sqlite.admitting import (
@@ -53,7 +51,7 @@ def enqueue(unit: Unit, jobs: Sequence[NewJob]) -> list[Receipt]:
         new = jobs[place]
         line = lines.get(new.queue)
         try:
-            _check(new, line)
+            admission.check_new(new, line.queue if line else None)
             assert line is not None
             receipts[place] = _enqueue_one(unit, new, line, depths, circular.get(place))
         except UsageError as error:
@@ -69,12 +67,6 @@ def _is_simple(new: NewJob, lines: dict[str, Line]) -> bool:
     return line is None or (line.queue.accepting and line.queue.max_depth is None)
 
 
-def _check(new: NewJob, line: Line | None) -> None:
-    checks.check_job(new, line.queue.payload_max if line else limits.PAYLOAD_MAX)
-    if line is None:
-        raise admission.unknown(new.queue)
-
-
 def _enqueue_many(unit: Unit, jobs: Sequence[NewJob]) -> list[Receipt] | None:
     """All in few statements; a number that is missing afterwards was refused or known. None, with
     nothing written, if their order matters: a limit refuses one, which may be known, or two have
@@ -88,7 +80,7 @@ def _enqueue_many(unit: Unit, jobs: Sequence[NewJob]) -> list[Receipt] | None:
     for seq, new in enumerate(jobs, start=first):
         line = lines.get(new.queue)
         try:
-            _check(new, line)
+            admission.check_new(new, line.queue if line else None)
             assert line is not None
         except UsageError as error:
             refused[seq] = admission.refused(new.id, error)
@@ -173,22 +165,13 @@ def _enqueue_one(
 
 
 def _meet(unit: Unit, holder: str, new: NewJob, queue: Queue) -> None:
-    """A later job under a held key: what it says goes to the job that still waits."""
     row = rows.fetch(unit, holder)
     if row is None or row[rows.STATE] != rows.WAITING or new.key_policy == "keep":
         return
     job = rows.job_of(unit, row)
-    if job is None or not admission.gives_way(job, new):
-        return
-    if new.key_policy == "replace":
-        change = lifecycle.replace_waiting(job, new, unit.now)
-    else:
-        payload = codec.merge_patch(job.payload, new.payload)
-        checks.check_job(replace(new, payload=payload), queue.payload_max)
-        change = lifecycle.merge_waiting(job, payload, unit.now)
-    if change.job is not job:
-        lanes.lane_of(change.job, queue, strict=True)
-    flow.keep(unit, row, job, change)
+    change = meeting.meet(job, new, queue, unit.now) if job else None
+    if job is not None and change is not None:
+        flow.keep(unit, row, job, change)
 
 
 def _depth(unit: Unit, line: Line, most: int) -> int:

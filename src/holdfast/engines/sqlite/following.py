@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from holdfast.core import lanes
+from holdfast.core import meeting
 from holdfast.core.model import NewJob
 from holdfast.engines.sqlite.admitting import admit, arrange, holder_of, is_known, missing_parent
 from holdfast.engines.sqlite.unit import Unit
-from holdfast.errors import UsageError
 
 
 def follow_up(unit: Unit, jobs: Sequence[NewJob]) -> None:
@@ -21,25 +20,11 @@ def follow_up(unit: Unit, jobs: Sequence[NewJob]) -> None:
 
 def may_follow(unit: Unit, jobs: Sequence[NewJob], done: str) -> bool:
     """Could all of them come in, once the job `done` is finished?"""
-    order, circular = arrange(unit, jobs)
-    coming: set[str] = set()
-    keys: set[tuple[str, str]] = set()
-    for place in order:
-        new = jobs[place]
-        if new.id in coming or is_known(unit, new.id):
-            continue
-        if place in circular:
-            return False
-        key = None if new.key is None else (new.queue, new.key)
-        if key in keys or holder_of(unit, new, done) is not None:
-            continue
-        if missing_parent(unit, new, coming) is not None:
-            return False
-        try:
-            lanes.lane_of(new, unit.catalog.lines[new.queue].queue, strict=True)
-        except UsageError:
-            return False
-        coming.add(new.id)
-        if key is not None:
-            keys.add(key)
-    return True
+    return not jobs or meeting.may_follow(
+        jobs,
+        arrange(unit, jobs),
+        queue_of=lambda name: unit.catalog.lines[name].queue,
+        is_known=lambda id_: is_known(unit, id_),
+        is_held=lambda new: holder_of(unit, new, done) is not None,
+        is_orphan=lambda new, coming: missing_parent(unit, new, coming) is not None,
+    )

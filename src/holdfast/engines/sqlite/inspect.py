@@ -6,7 +6,7 @@ import heapq
 from collections import Counter
 from typing import Any
 
-from holdfast.core import lifecycle, limits
+from holdfast.core import limits, policy
 from holdfast.core.model import (
     STATES,
     Job,
@@ -122,7 +122,7 @@ def finished(unit: Unit, limit: int) -> list[Job]:
     past: list[tuple[int, int]] = []
     for line in unit.catalog.lines.values():
         for state in (State.DONE, State.DEAD, State.CANCELLED):
-            until = unit.now - lifecycle.retention_ms(line.queue, state)
+            until = unit.now - policy.retention_ms(line.queue, state)
             past += unit.run(
                 "SELECT finished_at, seq FROM hf_jobs INDEXED BY hf_ended"
                 " WHERE queue = ? AND state = ? AND state >= 2 AND finished_at <= ?"

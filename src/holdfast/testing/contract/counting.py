@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from holdfast.core import limits
@@ -9,6 +11,7 @@ from holdfast.core.flow import Flow, Limit, Rate, Slot, Waits
 from holdfast.core.model import JobFilter, Status
 from holdfast.core.verdict import (
     Complete,
+    Delete,
     Move,
     Outcome,
 )
@@ -18,6 +21,7 @@ from holdfast.testing.contract.making import (
     a_job,
     a_limit,
     a_queue,
+    case,
     end,
     jobs,
     lease_ids,
@@ -28,6 +32,38 @@ from holdfast.testing.harness import Harness
 from holdfast.testing.twin import Twin
 
 A = JobFilter(ids=("a",))
+LACKING: tuple[dict[str, Any], ...] = (
+    {},
+    {"payload": b"[1]"},
+    {"payload": b'{"region":null}'},
+    {"payload": b'{"region":true}'},
+    {"payload": b'{"region":[1]}'},
+    {"payload": b'{"region":"x"'},
+    {"payload": b'{"region":"\xff"}'},
+    {"payload": b'{"region":' + b"[" * 50_000},
+    {"payload": b'{"region":"x"}', "content_type": "text/plain"},
+    {"payload": b'{"region":"\\u0000"}'},
+    {"labels": {"region": "x" * (limits.NAME_BYTES_MAX + 1)}},
+)
+"""Fields of a job that has no text for {region}."""
+NO_LIMITS = (
+    Limit(name="l"),
+    Limit(name="", concurrency=1),
+    Limit(name="a b", concurrency=1),
+    Limit(name="l", concurrency=0),
+    Limit(name="l", rate=Rate(count=0, per_ms=1_000)),
+    Limit(name="l", rate=Rate(count=1, per_ms=0)),
+    Limit(name="l", rate=Rate(count=1, per_ms=1, burst=0)),
+    Limit(name="l", concurrency=1, key="{"),
+    Limit(name="l", concurrency=1, key="{}"),
+    Limit(name="l", concurrency=1, key="{a.b}"),
+    Limit(name="l", concurrency=1, key="{a!r}"),
+    Limit(name="l", concurrency=1, key="{a:>9}"),
+    Limit(name="l", concurrency=1, key="{a[0]}"),
+    Limit(name="l", concurrency=1, key="x" * (limits.NAME_BYTES_MAX + 1)),
+    Limit(name="l", concurrency=1, key="\0"),
+    Limit(name="l", concurrency=1, task="a b"),
+)
 
 
 class Counting:
@@ -44,37 +80,22 @@ class Counting:
         )
         assert await used(twin) == {"default:work:t:g:é:7!": 0}
 
-    @pytest.mark.parametrize(
-        "fields",
-        [
-            {},
-            {"payload": b"[1]"},
-            {"payload": b'{"region":null}'},
-            {"payload": b'{"region":true}'},
-            {"payload": b'{"region":[1]}'},
-            {"payload": b'{"region":"x"'},
-            {"payload": b'{"region":"\xff"}'},
-            {"payload": b'{"region":' + b"[" * 50_000},
-            {"payload": b'{"region":"x"}', "content_type": "text/plain"},
-            {"payload": b'{"region":"\\u0000"}'},
-            {"labels": {"region": "x" * (limits.NAME_BYTES_MAX + 1)}},
-        ],
-        ids=[
-            *("none", "list", "null", "true", "nested", "broken", "no text", "deep", "text"),
-            *("unstorable", "long"),
-        ],
-    )
-    async def test_a_field_that_the_job_lacks(self, twin: Twin, fields: dict[str, object]) -> None:
+    async def test_a_field_that_the_job_lacks(self, twin: Twin) -> None:
         await limited(twin, key="{region}")
-        receipts = await twin.enqueue([a_job("a", **fields), a_job("b", labels={"region": "x"})])
-        assert [receipt.code or receipt.status for receipt in receipts] == ["invalid_job", "new"]
-        assert await twin.get("a") is None
-        # What is in already is not turned out: it counts as having it empty.
         await twin.declare(a_queue("q"))
-        await twin.enqueue([a_job("a", queue="q", **fields)])
-        await twin.amend(A, Move(queue="default"))
-        assert await lease_ids(twin) == ["b", "a"]
-        assert await used(twin) == {"": 1, "x": 1}
+        for fields in LACKING:
+            with case(fields):
+                new = [a_job("a", **fields), a_job("b", labels={"region": "x"})]
+                receipts = await twin.enqueue(new)
+                assert [each.code or each.status for each in receipts] == ["invalid_job", "new"]
+                assert await twin.get("a") is None
+                # What is in already is not turned out: it counts as having it empty.
+                await twin.enqueue([a_job("a", queue="q", **fields)])
+                await twin.amend(A, Move(queue="default"))
+                assert await lease_ids(twin) == ["b", "a"]
+                assert await used(twin) == {"": 1, "x": 1}
+                await twin.the("a")
+                await twin.amend(JobFilter(), Delete(force=True))
 
     @pytest.mark.parametrize("name", ["tenant", "group"])
     async def test_a_job_without_tenant_or_group(self, twin: Twin, name: str) -> None:
@@ -120,35 +141,15 @@ class Counting:
         assert receipt.status is Status.DUPLICATE
         assert await used(twin) == {"2": 0}
 
-    @pytest.mark.parametrize(
-        "limit",
-        [
-            Limit(name="l"),
-            Limit(name="", concurrency=1),
-            Limit(name="a b", concurrency=1),
-            Limit(name="l", concurrency=0),
-            Limit(name="l", rate=Rate(count=0, per_ms=1_000)),
-            Limit(name="l", rate=Rate(count=1, per_ms=0)),
-            Limit(name="l", rate=Rate(count=1, per_ms=1, burst=0)),
-            Limit(name="l", concurrency=1, key="{"),
-            Limit(name="l", concurrency=1, key="{}"),
-            Limit(name="l", concurrency=1, key="{a.b}"),
-            Limit(name="l", concurrency=1, key="{a!r}"),
-            Limit(name="l", concurrency=1, key="{a:>9}"),
-            Limit(name="l", concurrency=1, key="{a[0]}"),
-            Limit(name="l", concurrency=1, key="x" * (limits.NAME_BYTES_MAX + 1)),
-            Limit(name="l", concurrency=1, key="\0"),
-            Limit(name="l", concurrency=1, task="a b"),
-        ],
-        ids=str,
-    )
-    async def test_a_limit_that_is_none(self, twin: Twin, limit: Limit) -> None:
+    async def test_a_limit_that_is_none(self, twin: Twin) -> None:
         await limited(twin)
-        with pytest.raises(UsageError) as caught:
-            await twin.declare(a_queue(limits=(limit,)))
-        assert caught.value.code == "invalid_queue"
-        (view,) = await twin.queues()
-        assert view.queue.limits == (a_limit(concurrency=1),)
+        for limit in NO_LIMITS:
+            with case(limit):
+                with pytest.raises(UsageError) as caught:
+                    await twin.declare(a_queue(limits=(limit,)))
+                assert caught.value.code == "invalid_queue"
+                (view,) = await twin.queues()
+                assert view.queue.limits == (a_limit(concurrency=1),)
 
     async def test_limits_of_one_name_in_one_queue(self, twin: Twin) -> None:
         with pytest.raises(UsageError):

@@ -12,7 +12,7 @@ from holdfast.core.model import LeaseRequest, Queue, Renewal, Status
 from holdfast.core.verdict import Bury, Complete, Outcome
 from holdfast.errors import EngineClosed, InvalidQueue, UnknownQueue
 from holdfast.testing import hostile
-from holdfast.testing.contract.making import a_job, a_queue, jobs, lease_ids, leased, settle
+from holdfast.testing.contract.making import a_job, a_queue, case, jobs, lease_ids, leased, settle
 from holdfast.testing.harness import Harness
 from holdfast.testing.twin import Twin
 
@@ -31,6 +31,20 @@ FULL = Queue(
     payload_max=10,
     accepting=False,
     paused=True,
+)
+BAD_SETTINGS: tuple[tuple[str, object], ...] = (
+    ("lease_ms", 9),
+    ("lease_ms", 10**30),
+    ("timeout_ms", 0),
+    ("max_attempts", -1),
+    ("max_crashes", 0),
+    ("retention_ms", -1),
+    ("dead_retention_ms", 2**63),
+    ("max_depth", 0),
+    ("payload_max", 0),
+    ("order", "random"),
+    ("dead_queue", "default"),
+    ("dead_queue", "'"),
 )
 
 
@@ -145,29 +159,12 @@ class Declaring:
             await twin.drop(name)
         assert len(await twin.queues()) == 1
 
-    @pytest.mark.parametrize(
-        ("setting", "value"),
-        [
-            ("lease_ms", 9),
-            ("lease_ms", 10**30),
-            ("timeout_ms", 0),
-            ("max_attempts", -1),
-            ("max_crashes", 0),
-            ("retention_ms", -1),
-            ("dead_retention_ms", 2**63),
-            ("max_depth", 0),
-            ("payload_max", 0),
-            ("order", "random"),
-            ("dead_queue", "default"),
-            ("dead_queue", "'"),
-        ],
-    )
-    async def test_bad_settings_are_refused_and_change_nothing(
-        self, twin: Twin, setting: str, value: object
-    ) -> None:
-        with pytest.raises(InvalidQueue):
-            await twin.declare(a_queue("default", **{setting: value}))
-        assert (await twin.queues())[0].queue == a_queue("default")
+    async def test_bad_settings_are_refused_and_change_nothing(self, twin: Twin) -> None:
+        for setting, value in BAD_SETTINGS:
+            with case(setting, value):
+                with pytest.raises(InvalidQueue):
+                    await twin.declare(a_queue("default", **{setting: value}))
+                assert (await twin.queues())[0].queue == a_queue("default")
 
     async def test_a_dead_queue_must_exist(self, twin: Twin) -> None:
         with pytest.raises(UnknownQueue):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import product
 
 import pytest
 from msgspec.structs import replace
@@ -39,6 +40,7 @@ from holdfast.testing.contract.making import (
     ERROR,
     a_job,
     a_queue,
+    case,
     end,
     jobs,
     lease_ids,
@@ -51,6 +53,9 @@ from holdfast.testing.harness import Harness
 from holdfast.testing.twin import Twin
 
 A, B, C, P = (JobFilter(ids=(id_,)) for id_ in "abcp")
+AFTER_ON: tuple[AfterOn, ...] = ("success", "death", "either")
+PARENT_DEATH: tuple[ParentDeath, ...] = ("cancel", "run", "hold")
+ENDS = (None, State.DONE, State.DEAD, State.CANCELLED)
 
 
 def code(receipts: Sequence[Receipt]) -> list[str]:
@@ -110,34 +115,35 @@ class Depending:
         harness.clock.advance(50)
         assert await lease_ids(twin) == ["a"]
 
-    @pytest.mark.parametrize("ended", [None, State.DONE, State.DEAD, State.CANCELLED])
-    @pytest.mark.parametrize("parent_death", ["cancel", "run", "hold"])
-    @pytest.mark.parametrize("after_on", ["success", "death", "either"])
     @pytest.mark.parametrize("first", ["parent", "child"])
-    async def test_every_end_and_what_a_child_makes_of_it(
+    async def test_every_end_and_what_a_child_makes_of_it(self, twin: Twin, first: str) -> None:
+        """Whether the parent ends before the child comes in or after is all the same."""
+        for number, how in enumerate(product(AFTER_ON, PARENT_DEATH, ENDS)):
+            with case(*how):
+                await self._end_and_see(twin, f"p{number}", f"a{number}", (first, *how))
+
+    async def _end_and_see(
         self,
         twin: Twin,
-        *,
-        first: str,
-        after_on: AfterOn,
-        parent_death: ParentDeath,
-        ended: State | None,
+        parent: str,
+        id: str,
+        how: tuple[str, AfterOn, ParentDeath, State | None],
     ) -> None:
-        """Whether the parent ends before the child comes in or after is all the same."""
-        child = after("a", "p", after_on=after_on, parent_death=parent_death)
-        await twin.enqueue([a_job("p")])
+        first, after_on, parent_death, ended = how
+        child = after(id, parent, after_on=after_on, parent_death=parent_death)
+        await twin.enqueue([a_job(parent)])
         if first == "child":
             assert code(await twin.enqueue([child])) == [Status.NEW]
         if ended is None:
-            await twin.amend(P, Delete())
+            await twin.amend(JobFilter(ids=(parent,)), Delete())
         else:
-            await finish(twin, ended)
+            await finish(twin, ended, parent)
         if first == "parent":
             expected = "unknown_parent" if ended is None else Status.NEW
             assert code(await twin.enqueue([child])) == [expected]
             if ended is None:
                 return
-        job = await twin.the("a")
+        job = await twin.the(id)
         lived = ended is State.DONE
         if after_on == "either" or (after_on == "death") is not lived:
             fate = "runs"
@@ -147,7 +153,7 @@ class Depending:
             fate = {"run": "runs"}.get(parent_death, parent_death)
         assert job.state is (State.CANCELLED if fate == "cancel" else State.WAITING)
         assert job.reason is (Reason.DEPENDENCY if fate == "cancel" else None)
-        assert await lease_ids(twin) == (["a"] if fate == "runs" else [])
+        assert await lease_ids(twin) == ([id] if fate == "runs" else [])
 
     async def test_a_cancelled_child_tells_why(self, harness: Harness, twin: Twin) -> None:
         await family(twin)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from holdfast.core import lifecycle
+from holdfast.core import policy
 from holdfast.core.model import JobFilter, Overrides, Reason, Renewal, Reroute, State
 from holdfast.core.verdict import Bury, Cancel, Complete, Delete, Edit, Move, Outcome
 from holdfast.core.workers import ADDRESSED_EXPIRES_MS, worker_queue
@@ -48,12 +48,12 @@ class Expiring:
         await lease_ids(twin)
         (job,) = (await twin.expired()).jobs
         wanted = JobFilter(ids=(job.id,), version=job.version, expired=True)
-        assert await twin.amend(wanted, lifecycle.after_expiry(job)) == 1
+        assert await twin.amend(wanted, policy.after_expiry(job)) == 1
         buried = await twin.the("a")
         assert (buried.state, buried.reason) == (State.DEAD, Reason.EXPIRED)
         assert (buried.finished_at, buried.attempt) == (harness.clock.wall_ms(), 0)
         assert buried.events[0].by == "reaper"
-        assert await twin.amend(wanted, lifecycle.after_expiry(job)) == 0
+        assert await twin.amend(wanted, policy.after_expiry(job)) == 0
 
     async def test_an_addressed_job_says_who_did_not_take_it(
         self, harness: Harness, twin: Twin
@@ -63,7 +63,7 @@ class Expiring:
         await twin.enqueue([a_job(queue=queue, expires_ms=ADDRESSED_EXPIRES_MS)])
         harness.clock.advance(ADDRESSED_EXPIRES_MS)
         (job,) = (await twin.expired()).jobs
-        assert await twin.amend(JobFilter(ids=("a",)), lifecycle.after_expiry(job)) == 1
+        assert await twin.amend(JobFilter(ids=("a",)), policy.after_expiry(job)) == 1
         dead = await twin.the("a")
         assert (dead.queue, dead.state, dead.reason) == (queue, State.DEAD, Reason.EXPIRED)
         failure = dead.failures[0].failure
@@ -91,8 +91,8 @@ class Expiring:
             None,
         ]
         late = JobFilter(ids=tuple("abcde"), expired=True)
-        assert await twin.amend(late, lifecycle.after_expiry(expired)) == 0
-        assert await twin.amend(JobFilter(ids=tuple("abcde")), lifecycle.after_expiry(expired)) == 0
+        assert await twin.amend(late, policy.after_expiry(expired)) == 0
+        assert await twin.amend(JobFilter(ids=tuple("abcde")), policy.after_expiry(expired)) == 0
         assert [await twin.get(id_) for id_ in "abcde"] == before
 
     async def test_the_time_to_live_of_a_waiting_job_can_be_changed_at_any_time(

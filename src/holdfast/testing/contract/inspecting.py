@@ -16,6 +16,7 @@ from holdfast.testing.contract.making import (
     ERROR,
     a_job,
     a_queue,
+    case,
     jobs,
     lease_one,
     leased,
@@ -245,9 +246,10 @@ class Inspecting:
             "fingerprint": [None, fingerprint(Reason.REJECTED, None, "x")],
         }
 
-    @pytest.mark.parametrize("limit", [0, -1, limits.PAGE_MAX + 1])
-    async def test_law_10_looking_is_bounded(self, twin: Twin, limit: int) -> None:
-        with pytest.raises(UsageError):
-            await twin.find(JobFilter(), limit=limit)
-        with pytest.raises(UsageError):
-            await twin.tally(JobFilter(), "state", limit=limit)
+    async def test_law_10_looking_is_bounded(self, twin: Twin) -> None:
+        for limit in (0, -1, limits.PAGE_MAX + 1):
+            with case(limit):
+                with pytest.raises(UsageError):
+                    await twin.find(JobFilter(), limit=limit)
+                with pytest.raises(UsageError):
+                    await twin.tally(JobFilter(), "state", limit=limit)

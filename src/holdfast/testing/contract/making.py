@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
-from holdfast.core import lifecycle
+from holdfast.core import policy
 from holdfast.core.flow import Limit, Rate
 from holdfast.core.model import Failure, FailureKind, Lease, LeaseRequest, NewJob, Queue
 from holdfast.core.verdict import Complete, Outcome, Settlement, Verdict
@@ -13,6 +15,16 @@ from holdfast.testing.twin import Twin
 
 ERROR = Failure(type="ValueError", message="no such thing", trace="line 1")
 CRASH = Failure(kind=FailureKind.CRASH, message="signal 11", signal=11)
+
+
+@contextlib.contextmanager
+def case(*given: object) -> Iterator[None]:
+    """One of many in one test: what fails says which it was."""
+    try:
+        yield
+    except BaseException as failure:
+        failure.add_note(f"case: {', '.join(map(repr, given))[:500]}")
+        raise
 
 
 def a_job(id: str = "a", **fields: Any) -> NewJob:
@@ -56,7 +68,7 @@ async def reap(engine: Engine | Twin) -> list[Outcome]:
     return await engine.settle(
         [
             Settlement(
-                lease=lease, verdict=lifecycle.after_overdue(queues[lease.job.queue], lease.job)
+                lease=lease, verdict=policy.after_overdue(queues[lease.job.queue], lease.job)
             )
             for lease in overdue.leases
         ]

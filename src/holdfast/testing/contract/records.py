@@ -75,10 +75,10 @@ class Records:
         assert [kept.age_ms for kept in await twin.load("setting")] == [0, 23]
 
     async def test_each_kind_is_by_itself(self, twin: Twin) -> None:
-        other = replace(record(), kind="worker", value=b"w")
+        other = replace(record(), kind="pause", value=b"p")
         assert await twin.save([record(), other]) == [Saved.SAVED, Saved.SAVED]
         assert await twin.load("setting") == [record(version=1)]
-        assert await twin.load("worker") == [replace(other, version=1)]
+        assert await twin.load("pause") == [replace(other, version=1)]
         assert await twin.load("nothing") == []
 
     async def test_law_09_records_come_by_the_bytes_of_their_keys(self, twin: Twin) -> None:

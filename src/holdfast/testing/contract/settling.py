@@ -28,6 +28,7 @@ from holdfast.testing.contract.making import (
     ERROR,
     a_job,
     a_queue,
+    case,
     jobs,
     lease_ids,
     lease_one,
@@ -38,6 +39,15 @@ from holdfast.testing.harness import Harness
 from holdfast.testing.twin import Twin
 
 A = JobFilter(ids=("a",))
+OUT_OF_BOUNDS: tuple[Verdict, ...] = (
+    Retry(-1),
+    Retry(10**30),
+    Release("", -1),
+    Release("", 2**63),
+    Complete(b"x" * (limits.RESULT_MAX + 1)),
+    Complete(then=(a_job("bad id"),)),
+    Complete(then=(a_job("x"),) * (limits.FOLLOW_UPS_MAX + 1)),
+)
 
 
 def event(lease: Lease, at: int, what: EventKind, **fields: Any) -> Event:
@@ -243,32 +253,21 @@ class Settling:
             await twin.settle([Settlement(lease=lease, verdict=Complete())] * 1_001)
         assert (await twin.the("a")).state is State.LEASED
 
-    @pytest.mark.parametrize(
-        "verdict",
-        [
-            Retry(-1),
-            Retry(10**30),
-            Release("", -1),
-            Release("", 2**63),
-            Complete(b"x" * (limits.RESULT_MAX + 1)),
-            Complete(then=(a_job("bad id"),)),
-            Complete(then=(a_job("x"),) * (limits.FOLLOW_UPS_MAX + 1)),
-        ],
-        ids=["early", "huge", "released-early", "released-huge", "result", "then", "many"],
-    )
     async def test_a_verdict_out_of_bounds_is_refused_and_the_lease_goes_on(
-        self, twin: Twin, verdict: Verdict
+        self, twin: Twin
     ) -> None:
-        await twin.enqueue([a_job("good")])
-        good = await lease_one(twin)
         lease = await leased(twin)
         before = await twin.the("a")
-        batch = [
-            Settlement(lease=lease, verdict=verdict),
-            Settlement(lease=good, verdict=Complete()),
-        ]
-        assert await twin.settle(batch) == [Outcome.REFUSED, Outcome.SETTLED]
-        assert await twin.the("a") == before
+        for number, verdict in enumerate(OUT_OF_BOUNDS):
+            with case(verdict):
+                await twin.enqueue([a_job(f"good{number}")])
+                good = await lease_one(twin)
+                batch = [
+                    Settlement(lease=lease, verdict=verdict),
+                    Settlement(lease=good, verdict=Complete()),
+                ]
+                assert await twin.settle(batch) == [Outcome.REFUSED, Outcome.SETTLED]
+                assert await twin.the("a") == before
 
     async def test_cancel_requested_turns_going_back_into_cancelled(
         self, harness: Harness, twin: Twin

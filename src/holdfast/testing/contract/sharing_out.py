@@ -14,6 +14,7 @@ from holdfast.testing.contract.making import (
     a_job,
     a_limit,
     a_queue,
+    case,
     end,
     from_default,
     jobs,
@@ -25,6 +26,14 @@ from holdfast.testing.contract.making import (
 )
 from holdfast.testing.harness import Harness
 from holdfast.testing.twin import Twin
+
+BAD_SETTINGS: tuple[dict[str, Any], ...] = (
+    {"fairness": "most"},
+    {"weights": {"x": 0}},
+    {"weights": {"x": 1_001}},
+    {"weights": {"\0": 1}},
+    {"weights": {f"t{n}": 1 for n in range(1_001)}},
+)
 
 
 def of(tenant: str, count: int, **fields: Any) -> list[NewJob]:
@@ -240,21 +249,12 @@ class Sharing:
             "x1",
         ]
 
-    @pytest.mark.parametrize(
-        "settings",
-        [
-            {"fairness": "most"},
-            {"weights": {"x": 0}},
-            {"weights": {"x": 1_001}},
-            {"weights": {"\0": 1}},
-            {"weights": {f"t{n}": 1 for n in range(1_001)}},
-        ],
-        ids=["mode", "weight 0", "weight 1001", "tenant", "weights"],
-    )
-    async def test_settings_out_of_bounds(self, twin: Twin, settings: dict[str, Any]) -> None:
-        with pytest.raises(UsageError) as caught:
-            await shared(twin, **settings)
-        assert caught.value.code == "invalid_queue"
+    async def test_settings_out_of_bounds(self, twin: Twin) -> None:
+        for settings in BAD_SETTINGS:
+            with case(settings):
+                with pytest.raises(UsageError) as caught:
+                    await shared(twin, **settings)
+                assert caught.value.code == "invalid_queue"
 
 
 class Noticing:

@@ -43,7 +43,20 @@ from holdfast.testing.harness import Harness
 from holdfast.testing.twin import Twin
 
 
-class EngineContract(
+class Twinned:
+    """Each test ends with a comparison of the whole store."""
+
+    pytestmark = pytest.mark.anyio
+
+    @pytest.fixture
+    async def twin(self, harness: Harness) -> AsyncIterator[Twin]:
+        twin = await harness.twin()
+        yield twin
+        await twin.agree()
+
+
+class WithoutFlow(
+    Twinned,
     Declaring,
     Enqueueing,
     Keys,
@@ -67,6 +80,12 @@ class EngineContract(
     Outliving,
     Refusing,
     FollowingOn,
+):
+    """All themes but limits, rates and fairness, which need one count of all jobs."""
+
+
+class EngineContract(
+    WithoutFlow,
     Limiting,
     Counting,
     Reading,
@@ -78,15 +97,7 @@ class EngineContract(
     Waking,
     Crowding,
 ):
-    """Its tests need a fixture `harness`; each ends with a comparison of the whole store."""
-
-    pytestmark = pytest.mark.anyio
-
-    @pytest.fixture
-    async def twin(self, harness: Harness) -> AsyncIterator[Twin]:
-        twin = await harness.twin()
-        yield twin
-        await twin.agree()
+    """Its tests need a fixture `harness`."""
 
     async def test_the_contracts_fit_the_traits(self, harness: Harness) -> None:
         """What an engine says it can do is tested, and what is tested it says."""

@@ -1,6 +1,6 @@
 """What the players of a simulation do: generators that yield engine calls and get the answers.
 
-They hold to the rules for users: the same id after an unknown outcome, policy from `lifecycle`.
+They hold to the rules for users: the same id after an unknown outcome, what `policy` says.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from msgspec.structs import replace
 
-from holdfast.core import lifecycle
+from holdfast.core import policy
 from holdfast.core.model import (
     Failure,
     FailureKind,
@@ -262,14 +262,14 @@ def _verdict(hand: Hand, lease: Lease) -> Verdict:
     if roll < 0.85:
         crash = hand.chance(0.3)
         failure = Failure(kind=FailureKind.CRASH if crash else FailureKind.ERROR, message="no")
-        return lifecycle.after_failure(queue, lease.job, failure, dice.random())
+        return policy.after_failure(queue, lease.job, failure, dice.random())
     if roll < 0.90:
         return Release("not now", dice.choice((0, 300)))
     if roll < 0.93 and hand.has("forwards"):
         return Forward(dice.choice(QUEUES))
     if roll < 0.97:
         return Bury(Reason.EXPLICIT)
-    return Retry(0, None) if not lifecycle.exhausted(queue, lease.job) else Bury(Reason.REJECTED)
+    return Retry(0, None) if not policy.exhausted(queue, lease.job) else Bury(Reason.REJECTED)
 
 
 def _follow_ups(hand: Hand, job: Job) -> tuple[NewJob, ...]:
@@ -293,12 +293,12 @@ def _policy(hand: Hand, job: Job) -> Queue:
 
 
 def _lapsed(hand: Hand, lease: Lease) -> Verdict:
-    return lifecycle.after_overdue(_policy(hand, lease.job), lease.job)
+    return policy.after_overdue(_policy(hand, lease.job), lease.job)
 
 
 def _burial(job: Job) -> Call:
     wanted = JobFilter(ids=(job.id,), states=(State.WAITING,), expired=True, version=job.version)
-    return Call("amend", wanted, lifecycle.after_expiry(job))
+    return Call("amend", wanted, policy.after_expiry(job))
 
 
 def _pause(hand: Hand) -> Part:

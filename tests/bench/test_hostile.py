@@ -1,0 +1,24 @@
+"""Each kind of stranger is measured to its end; how long others waited is no test's business."""
+
+from __future__ import annotations
+
+from bench.hostile import CASES, Sizes, run
+
+TINY = Sizes(rounds=1, seconds=0.1, pause_s=0.0, streams=20)
+
+
+async def test_everything_is_measured() -> None:
+    told: list[str] = []
+    report = await run(TINY, told.append)
+    titles = [section.title for section in report.sections]
+    for case in CASES:
+        assert any(title.startswith(f"{case.name}, disk") for title in titles)
+    assert all(result.value > 0 for result in report.results)
+    assert {result.metric for result in report.results} >= {
+        "enqueue, p50, beside neighbour",
+        "enqueue 100, p95, beside neighbour",
+        "lease and settle, p50, beside alone",
+        "turn of the loop, the longest",
+        "memory",
+    }
+    assert told

@@ -1,0 +1,141 @@
+"""After the cool-down one job of one worker probes a breaker; nobody dies with the right to."""
+
+import asyncio
+
+import pytest
+
+from holdfast.core.breaker import PROBE_MS
+from holdfast.core.model import Failure
+from holdfast.engines.base import Engine
+from holdfast.testing.clock import ManualClock
+from holdfast.worker import breaking
+from holdfast.worker.wire import AskedRetry
+from tests.worker.doors import BAD, GOOD, SECOND, Worker, a_job, opened, record, state
+
+
+async def test_one_of_them_probes_with_one_job(engine: Engine, clock: ManualClock) -> None:
+    one, two = Worker(engine, "1"), Worker(engine, "2")
+    await opened(engine, one, two)
+    one.jobs, two.jobs = [a_job(), a_job()], [a_job()]
+    clock.advance(9 * SECOND)
+    for worker in (one, two, one, two):
+        await worker.breakers.look()
+    assert one.started == two.started == []
+    clock.advance(SECOND)
+    for worker in (two, one, two, one):
+        await worker.breakers.look()
+    assert (len(one.started), len(two.started)) == (0, 1)
+    assert await state(engine) == "half_open"
+    two.breakers.ended(two.started[0], GOOD)
+    await two.breakers.look()
+    await one.breakers.look()
+    assert await state(engine) == "closed"
+    assert one.shut == two.shut == frozenset()
+
+
+async def test_of_many_at_once_one_probes_and_no_failure_gets_lost(
+    engine: Engine, clock: ManualClock
+) -> None:
+    workers = [Worker(engine, str(number)) for number in range(8)]
+    await asyncio.gather(*(worker.breakers.look() for worker in workers))
+    for worker in workers[:3]:
+        worker.saw(BAD)
+    await asyncio.gather(*(worker.breakers.look() for worker in workers))
+    assert await state(engine) == "open"
+    clock.advance(10 * SECOND)
+    for worker in workers:
+        worker.jobs = [a_job()]
+    for _ in range(3):
+        await asyncio.gather(*(worker.breakers.look() for worker in workers))
+    assert sum(len(worker.started) for worker in workers) == 1
+
+
+async def test_a_failed_probe_opens_it_for_longer(engine: Engine, clock: ManualClock) -> None:
+    worker = Worker(engine, "1")
+    await opened(engine, worker)
+    for open_ms in (20_000, 40_000, 40_000):
+        worker.jobs = [a_job()]
+        known = await record(engine)
+        assert known is not None
+        clock.advance(known.open_ms)
+        await worker.breakers.look()
+        worker.breakers.ended(worker.started.pop(), BAD)
+        await worker.breakers.look()
+        found = await record(engine)
+        assert found is not None
+        assert (str(found.state), found.open_ms) == ("open", open_ms)
+
+
+async def test_a_probe_that_says_nothing_is_followed_by_another(
+    engine: Engine, clock: ManualClock
+) -> None:
+    worker = Worker(engine, "1")
+    await opened(engine, worker)
+    worker.jobs = [a_job(), a_job()]
+    clock.advance(10 * SECOND)
+    await worker.breakers.look()
+    worker.breakers.ended(worker.started[0], AskedRetry(Failure(), 1_000))
+    await worker.breakers.look()
+    assert (len(worker.started), await state(engine)) == (2, "half_open")
+
+
+async def test_a_worker_that_dies_with_the_probe_is_succeeded(
+    engine: Engine, clock: ManualClock
+) -> None:
+    dead, other = Worker(engine, "1"), Worker(engine, "2")
+    await opened(engine, dead, other)
+    dead.jobs, other.jobs = [a_job()], [a_job()]
+    clock.advance(10 * SECOND)
+    await dead.breakers.look()
+    clock.advance(PROBE_MS - 1)
+    await other.breakers.look()
+    assert other.started == []
+    clock.advance(1)
+    await other.breakers.look()
+    assert len(other.started) == 1
+    dead.breakers.ended(dead.started[0], BAD)
+    await dead.breakers.look()
+    assert await state(engine) == "half_open", "it is not the dead one's to decide any more"
+
+
+async def test_a_long_probe_keeps_its_right(engine: Engine, clock: ManualClock) -> None:
+    long, other = Worker(engine, "1"), Worker(engine, "2")
+    await opened(engine, long, other)
+    long.jobs, other.jobs = [a_job()], [a_job()]
+    clock.advance(10 * SECOND)
+    for _ in range(20):
+        await long.breakers.look()
+        await other.breakers.look()
+        clock.advance(PROBE_MS // 2)
+    assert (len(long.started), len(other.started)) == (1, 0)
+    long.breakers.ended(long.started[0], GOOD)
+    await long.breakers.look()
+    assert await state(engine) == "closed"
+
+
+async def test_who_finds_no_job_lets_others_try(
+    engine: Engine, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may not serve the queue that the jobs are in."""
+    monkeypatch.setattr(breaking, "_HOLD_S", 0.0)
+    without, other = Worker(engine, "1"), Worker(engine, "2")
+    await opened(engine, without, other)
+    clock.advance(10 * SECOND)
+    await without.breakers.look()
+    other.jobs = [a_job()]
+    clock.advance(PROBE_MS)
+    await without.breakers.look()
+    await other.breakers.look()
+    assert len(other.started) == 1
+
+
+async def test_who_has_no_room_does_not_ask_for_the_right(
+    engine: Engine, clock: ManualClock
+) -> None:
+    full, other = Worker(engine, "1"), Worker(engine, "2")
+    await opened(engine, full, other)
+    full.has_room, other.jobs = False, [a_job()]
+    clock.advance(10 * SECOND)
+    await full.breakers.look()
+    await other.breakers.look()
+    assert len(other.started) == 1

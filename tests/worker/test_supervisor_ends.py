@@ -1,0 +1,100 @@
+"""A worker ends, by order or in an outage: every verdict is kept for as long as it may take."""
+
+import asyncio
+
+import pytest
+
+from holdfast.core.model import State
+from holdfast.errors import EngineUnavailable, StorageFull
+from holdfast.worker import supervisor
+from holdfast.worker.registry import Workers
+from tests.worker.doubles import TroubledEngine
+from tests.worker.running import until
+from tests.worker.story import TASKS, Story
+
+pytestmark = pytest.mark.usefixtures("hurried")
+
+
+@pytest.mark.parametrize("error", [EngineUnavailable, StorageFull])
+async def test_verdicts_are_kept_through_an_outage_and_its_end(
+    troubled: TroubledEngine, error: type[Exception]
+) -> None:
+    """Nothing can be written, the worker is told to stop, and then something can be."""
+    story = Story(troubled, name="w")
+    await story.enqueue(*"abc")
+    task = asyncio.create_task(story.supervisor.run())
+    await until(lambda: story.links)
+    story.link.ready(*TASKS)
+    calls = await story.calls(3)
+    for verb in ("settle", "renew", "lease", "save"):
+        troubled.for_ever[verb] = error("down")
+    story.end(calls[0], calls[1])
+    await until(lambda: troubled.asked.get("settle", 0) > 2, "some tries")
+    assert len(story.supervisor._hand) == 3
+    story.supervisor.stop()
+    await until(lambda: story.link.killed)
+    tries = troubled.asked["settle"]
+    await until(lambda: troubled.asked["settle"] > tries + 1, "more tries")
+    assert not task.done()
+    troubled.for_ever.clear()
+    await task
+    states = [job.state for id_ in "abc" if (job := await troubled.get(id_))]
+    assert states == [State.DONE, State.DONE, State.WAITING]
+    released = await troubled.get("c")
+    assert released is not None
+    assert released.attempt == 0
+
+
+async def test_an_order_is_obeyed_and_told_once(
+    troubled: TroubledEngine, caplog: pytest.LogCaptureFixture
+) -> None:
+    story = Story(troubled, name="w")
+    await story.enqueue("a")
+    with caplog.at_level("INFO", "holdfast.worker"):
+        async with story.running():
+            calls = await story.calls(1)
+            await Workers(troubled).drain("w", by="ada")
+            await until(story.supervisor._draining.is_set)
+            for _ in range(3):
+                await story.supervisor._read_order()
+            story.end(*calls)
+    told = [record for record in caplog.records if "asked to drain by ada" in record.getMessage()]
+    assert len(told) == 1
+
+
+@pytest.mark.parametrize("for_ever", [True, False])
+async def test_verdicts_wait_for_the_store_as_long_as_a_drain_may_take(
+    troubled: TroubledEngine, monkeypatch: pytest.MonkeyPatch, for_ever: bool
+) -> None:
+    monkeypatch.setattr(supervisor, "_LAST_SETTLE_S", 0.0)
+    story = Story(troubled, name="w", grace_ms=60_000)
+    await story.enqueue("a")
+    task = asyncio.create_task(story.supervisor.run())
+    await until(lambda: story.links)
+    story.link.ready(*TASKS)
+    calls = await story.calls(1)
+    troubled.for_ever["settle"] = EngineUnavailable("down")
+    story.supervisor.drain(for_ever=for_ever)
+    story.end(*calls)
+    await until(lambda: story.link.killed)
+    tries = troubled.asked["settle"]
+    await until(lambda: task.done() or troubled.asked["settle"] > tries + 2, "more tries")
+    assert not task.done()
+    del troubled.for_ever["settle"]
+    await task
+    job = await troubled.get("a")
+    assert job is not None
+    assert job.state is State.DONE
+
+
+async def test_a_stop_gives_up_on_a_store_that_stays_away(
+    troubled: TroubledEngine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(supervisor, "_LAST_SETTLE_S", 0.0)
+    story = Story(troubled, name="w")
+    await story.enqueue("a")
+    async with story.running():
+        calls = await story.calls(1)
+        troubled.for_ever["settle"] = EngineUnavailable("down")
+        story.end(*calls)
+    assert "1 verdict could not be settled and got lost" in caplog.text
