@@ -1,6 +1,7 @@
 """Random histories of each engine beside the reference.
 
-More of them: HOLDFAST_EXAMPLES=5000 ./hf test tests/engines/test_machine.py -k sqlite
+More of them:
+HOLDFAST_EXAMPLES=5000 ./hf test tests/engines/test_machine.py -k sqlite -o faulthandler_timeout=0
 A failure names its seed and the command that shows it again.
 """
 

@@ -211,14 +211,33 @@ async def test_those_who_leave_together_are_let_go_some_at_a_time() -> None:
     for number in range(25):
         leaving.add(partial(ended.append, number))
     assert ended == []
-    await asyncio.sleep(0)
+    await _turn()
     assert ended == list(range(10))
     later.pop()()
+    await _turn()
     assert ended == list(range(20))
     later.pop()()
+    await _turn()
     assert ended == list(range(25))
     assert not later
     # Who leaves alone does not wait.
     leaving.add(partial(ended.append, 25))
-    await asyncio.sleep(0)
+    await _turn()
     assert ended[-1] == 25
+
+
+async def test_one_that_cannot_be_let_go_keeps_nobody_else() -> None:
+    ended: list[int] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _loop, _context: ended.append(-1))
+    leaving = Leaving(lambda _seconds, act: act())
+    leaving.add(partial(divmod, 1, 0))
+    for number in range(25):
+        leaving.add(partial(ended.append, number))
+    await _turn()
+    assert ended == [-1, *range(25)]
+
+
+async def _turn() -> None:
+    """What was to be done soon has been done, and what that asked for."""
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)

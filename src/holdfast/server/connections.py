@@ -59,11 +59,13 @@ class Leaving:
             asyncio.get_running_loop().call_soon(self._let_go)
 
     def _let_go(self) -> None:
+        loop = asyncio.get_running_loop()
         for _ in range(min(_LET_GO_AT_ONCE, len(self._ends))):
-            self._ends.popleft()()
+            # Each by itself: one that fails keeps nobody else.
+            loop.call_soon(self._ends.popleft())
         self._is_at_it = bool(self._ends)
         if self._is_at_it:
-            later = self._later or asyncio.get_running_loop().call_later
+            later = self._later or loop.call_later
             later(_LET_GO_PAUSE_S, self._let_go)
 
 

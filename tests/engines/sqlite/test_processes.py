@@ -144,6 +144,22 @@ async def test_a_waiting_lease_is_found_by_looking_where_nothing_tells(
     assert [lease.id for lease in await waiting] == ["a"]
 
 
+async def test_news_before_the_first_look_are_found_where_nothing_tells(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bell, "_inotify", lambda _: None)
+    rung = asyncio.Event()
+
+    async def data_version() -> int:
+        """Of a file that was written to after the waiter's own look, and never again."""
+        return 7
+
+    watch = bell.Watch(path, rung.set, data_version)
+    with watch.listening():
+        await rung.wait()
+    watch.close()
+
+
 async def test_a_process_killed_inside_a_transaction_holds_nobody_up(
     engine: SQLiteEngine, start: Start
 ) -> None:

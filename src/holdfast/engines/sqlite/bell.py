@@ -79,7 +79,8 @@ class Watch:
             # Who waits tries for itself and hears of trouble; this only looks for news.
             with contextlib.suppress(HoldfastError):
                 found = await self._data_version()
-                if known is not None and found != known:
+                # Where nothing tells, the first look may come after the news it was to find.
+                if found != known and (known is not None or self._descriptor is None):
                     self._ring()
                 known = found
             await asyncio.sleep(nap_s)
