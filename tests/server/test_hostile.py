@@ -36,7 +36,9 @@ from tests.server.processes import (
 from tests.sources import ROOT
 
 RSS_MB_MAX = 300
-HURRIED = ServerSettings(head_ms_max=900, request_ms_max=1_500, keep_alive_ms=400)
+HURRIED = ServerSettings(
+    head_ms_max=900, request_ms_max=1_500, slow_ms_max=2_000, keep_alive_ms=400
+)
 JOBS = {"jobs": [{"task": "noop"}]}
 
 
