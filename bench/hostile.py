@@ -25,8 +25,9 @@ from typing import Final, Self
 
 import msgspec
 
+from bench.processes import Child, lasting
 from bench.report import Report
-from bench.server import _declare, _jobs, _Process, _process
+from bench.server import declare, new_jobs
 from bench.strangers import DRIPS, KINDS, REFUSED, Order, Told
 from bench.together import percentile
 from holdfast.server.binding import listener
@@ -39,7 +40,7 @@ THINK_S = 0.004
 PROBE_S = 0.002
 MEMORY = Path("/dev/shm")
 _LENGTH = re.compile(rb"(?i)\r\ncontent-length: *(\d+)")
-_ONE, _HUNDRED = _jobs(1).encode(), _jobs(100).encode()
+_ONE, _HUNDRED = new_jobs(1).encode(), new_jobs(100).encode()
 
 Tell = Callable[[str], None]
 Waits = dict[str, list[float]]
@@ -90,11 +91,11 @@ async def _measure(
         servers, places = [], []
         for name in ("attacked", "neighbour"):
             line = ("-m", "bench.hostile", f"sqlite:///{folder / name}.db")
-            server = await stack.enter_async_context(_process(*line, quiet=True))
+            server = await stack.enter_async_context(lasting(*line, quiet=True))
             servers.append(server)
             places.append(await server.read())
-            await _declare(places[-1]["server"])
-        strangers = await stack.enter_async_context(_process("-m", "bench.strangers"))
+            await declare(places[-1]["server"])
+        strangers = await stack.enter_async_context(lasting("-m", "bench.strangers"))
         clients = [stack.enter_context(_Client(each["server"])) for each in places]
         await asyncio.to_thread(_sample, clients, 1.0)
         for case in cases:
@@ -109,9 +110,9 @@ class _Scene:
     def __init__(
         self,
         case: Case,
-        server: _Process,
+        server: Child,
         place: dict[str, int | str],
-        strangers: _Process,
+        strangers: Child,
         clients: list[_Client],
         sizes: Sizes,
     ) -> None:

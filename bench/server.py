@@ -8,22 +8,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import random
 import re
 import statistics
-import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
 from bench.load import Load, Order
+from bench.processes import Child, lasting
 from bench.report import Report
 from bench.stores import syncs_per_second
 from bench.subject import PAYLOAD, TASK, HoldfastSubject
@@ -39,7 +37,6 @@ CYCLE_RATE_MIN = 10_000
 WAKE_MS_MAX = 20
 CLIENTS = 4
 BATCH = 100
-ROOT = Path(__file__).resolve().parent.parent
 SERVE = "from holdfast.cli import main; main()"
 
 Tell = Callable[[str], None]
@@ -67,11 +64,11 @@ async def run(sizes: Sizes, tell: Tell) -> Report:
         line = ("-c", SERVE, "serve", "--url", url, "--port", "0", "--json", "--no-upkeep")
         report.section("the disk: 4 KB written and synced, one after the other")
         report.rate("disk", "sync", syncs_per_second(folder, seconds=0.5), unit="syncs/s")
-        server = await stack.enter_async_context(_process(*line, quiet=True))
+        server = await stack.enter_async_context(lasting(*line, quiet=True))
         place = (await server.read())["server"]
-        echo = await stack.enter_async_context(_process("-m", "bench.echo"))
-        load = await stack.enter_async_context(_process("-m", "bench.load"))
-        await _declare(place)
+        echo = await stack.enter_async_context(lasting("-m", "bench.echo"))
+        load = await stack.enter_async_context(lasting("-m", "bench.load"))
+        await declare(place)
         bench = _Bench(sizes, report, tell, place, load)
         await bench.requests(await echo.read())
         await bench.batches(folder / "embedded.db")
@@ -80,57 +77,8 @@ async def run(sizes: Sizes, tell: Tell) -> Report:
     return report
 
 
-class _Process:
-    """Speaks in lines of JSON, both ways."""
-
-    def __init__(self, process: asyncio.subprocess.Process) -> None:
-        self._process = process
-
-    async def read(self) -> Any:
-        assert self._process.stdout is not None
-        line = await self._process.stdout.readline()
-        if not line:
-            raise RuntimeError("a process of the benchmark ended early")
-        return msgspec.json.decode(line)
-
-    async def ask(self, value: Any) -> Any:
-        self.tell(value)
-        return await self.read()
-
-    def tell(self, value: Any) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.write(msgspec.json.encode(value) + b"\n")
-
-
-@contextlib.asynccontextmanager
-async def _process(*line: str, quiet: bool = False) -> AsyncIterator[_Process]:
-    """Ended with the block. A server that sees queues grow and grow has much to say about it."""
-    kept = {name: text for name, text in os.environ.items() if not name.startswith("HOLDFAST_")}
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        *line,
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.DEVNULL if quiet else None,
-        env={**kept, "PYTHONPATH": str(ROOT)},
-        limit=64 * 1024 * 1024,
-    )
-    try:
-        yield _Process(process)
-    finally:
-        if process.returncode is None:
-            process.terminate()
-            try:
-                await asyncio.wait_for(process.wait(), 15)
-            except TimeoutError:
-                process.kill()
-                await process.wait()
-
-
 class _Bench:
-    def __init__(
-        self, sizes: Sizes, report: Report, tell: Tell, place: str, load: _Process
-    ) -> None:
+    def __init__(self, sizes: Sizes, report: Report, tell: Tell, place: str, load: Child) -> None:
         self._sizes = sizes
         self._report = report
         self._tell = tell
@@ -144,7 +92,7 @@ class _Bench:
             f"single jobs: one request each, {sizes.connections} connections; "
             "the reference is the bare framework, which only says again what it was told"
         )
-        body = _jobs(1)
+        body = new_jobs(1)
         ours, theirs, waits = [], [], []
         for turn in range(-1, sizes.turns):
             self._tell(f"requests, turn {max(turn, 0) + 1} of {sizes.turns}")
@@ -177,7 +125,7 @@ class _Bench:
         )
         engine = SQLiteEngine(path)
         await engine.open()
-        body = _jobs(BATCH)
+        body = new_jobs(BATCH)
         ours, theirs = [], []
         for turn in range(-1, sizes.turns):
             self._tell(f"batches, turn {max(turn, 0) + 1} of {sizes.turns}")
@@ -205,7 +153,7 @@ class _Bench:
         self._tell("the full cycle")
         async with contextlib.AsyncExitStack() as stack:
             line = ("-m", "bench.remote", "cycle", self._place, str(sizes.turn_s))
-            clients = [await stack.enter_async_context(_process(*line)) for _ in range(CLIENTS)]
+            clients = [await stack.enter_async_context(lasting(*line)) for _ in range(CLIENTS)]
             for client in clients:
                 await client.read()
             rates = [await self._cycled(clients) for _ in range(-1, sizes.turns)]
@@ -218,7 +166,7 @@ class _Bench:
             goal=1,
         )
 
-    async def _cycled(self, clients: list[_Process]) -> float:
+    async def _cycled(self, clients: list[Child]) -> float:
         started = time.monotonic()
         for client in clients:
             client.tell("go")
@@ -237,7 +185,7 @@ class _Bench:
         assert isinstance(engine, RemoteEngine)
         await engine.open()
         subject = HoldfastSubject(engine, queue="wake")
-        async with _process("-m", "bench.remote", "waker", self._place, str(times)) as waker:
+        async with lasting("-m", "bench.remote", "waker", self._place, str(times)) as waker:
             await waker.read()
             for job in subject.make(times):
                 await asyncio.sleep(random.uniform(0.01, 0.03))
@@ -270,7 +218,7 @@ class _Bench:
         return done
 
 
-async def _declare(place: str) -> None:
+async def declare(place: str) -> None:
     engine = open_engine(place)
     await engine.open()
     for name in ("single", "batch", "cycle", "wake"):
@@ -291,7 +239,7 @@ async def _embedded(subject: HoldfastSubject, seconds: float) -> float:
     return count / took
 
 
-def _jobs(count: int) -> str:
+def new_jobs(count: int) -> str:
     """As large as elsewhere, in the JSON of the API."""
     job = {"task": TASK, "payload": {"text": PAYLOAD[32:126].decode() * 2 + "x" * 56}}
     return msgspec.json.encode({"jobs": [job] * count}).decode()

@@ -9,7 +9,6 @@ import shutil
 import tempfile
 import time
 from pathlib import Path
-from random import SystemRandom
 from typing import Any
 
 from holdfast.testing.checker import Findings
@@ -40,13 +39,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--kills", type=int, default=300, help="of processes")
     parser.add_argument("--freezes", type=int, help="past their leases; default: a tenth of kills")
     parser.add_argument("--server-kills", type=int, help="default: a fiftieth of kills")
-    parser.add_argument(
-        "--seconds", type=float, help="how long the storm lasts; default by the number of kills"
-    )
-    parser.add_argument("--seed", type=int, default=SystemRandom().randrange(1_000_000))
-    parser.add_argument("--keep", type=Path, metavar="DIR", help="keep the histories there")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there")
-    parser.add_argument("--record", action="store_true", help="add the figures to docs/torture.md")
+    results.add_options(parser)
     return parser
 
 

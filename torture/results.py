@@ -6,8 +6,9 @@ import datetime as dt
 import json
 import os
 import platform
-from argparse import Namespace
+from argparse import ArgumentParser, Namespace
 from pathlib import Path
+from random import SystemRandom
 from typing import Any
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "torture.md"
@@ -44,6 +45,17 @@ COLUMNS = {
         "least_by_one", "most_by_one",
     ),
 }  # fmt: skip
+
+
+def add_options(parser: ArgumentParser) -> None:
+    """What every storm takes."""
+    parser.add_argument(
+        "--seconds", type=float, help="how long the storm lasts; default by the number of kills"
+    )
+    parser.add_argument("--seed", type=int, default=SystemRandom().randrange(1_000_000))
+    parser.add_argument("--keep", type=Path, metavar="DIR", help="keep the histories there")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there")
+    parser.add_argument("--record", action="store_true", help="add the figures to docs/torture.md")
 
 
 def record(heading: str, outcome: dict[str, Any]) -> None:

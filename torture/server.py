@@ -13,7 +13,6 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from random import SystemRandom
 from statistics import median
 from typing import Any
 
@@ -76,13 +75,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="hf torture server", description=__doc__)
     parser.add_argument("--clients", type=int, default=8, help="processes")
     parser.add_argument("--kills", type=int, default=50, help="of the server")
-    parser.add_argument(
-        "--seconds", type=float, help="how long the storm lasts; default by the number of kills"
-    )
-    parser.add_argument("--seed", type=int, default=SystemRandom().randrange(1_000_000))
-    parser.add_argument("--keep", type=Path, metavar="DIR", help="keep the histories there")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there")
-    parser.add_argument("--record", action="store_true", help="add the figures to docs/torture.md")
+    results.add_options(parser)
     return parser
 
 

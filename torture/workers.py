@@ -11,7 +11,6 @@ import shutil
 import tempfile
 import time
 from pathlib import Path
-from random import SystemRandom
 from typing import Any
 
 from holdfast.chaos.judge import Findings, percentile
@@ -34,12 +33,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--workers", type=int, default=3)
     parser.add_argument("--kills", type=int, default=300)
     parser.add_argument("--freezes", type=int, help="past the lease; default: a tenth of kills")
-    parser.add_argument("--seconds", type=float, help="how long the storm lasts; 0.4 for a kill")
     parser.add_argument("--scale", type=float, default=1.0, help="of the jobs' 0.1 to 5 seconds")
-    parser.add_argument("--seed", type=int, default=SystemRandom().randrange(1_000_000))
-    parser.add_argument("--keep", type=Path, metavar="DIR", help="keep the lines of the run there")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there")
-    parser.add_argument("--record", action="store_true", help="add the figures to docs/torture.md")
+    results.add_options(parser)
     return parser
 
 
