@@ -82,9 +82,12 @@ async def is_out(engine: PartitionedEngine, place: int = SECOND) -> None:
 
 
 async def is_back(engine: PartitionedEngine, place: int = SECOND) -> None:
-    async with asyncio.timeout(30):
-        while engine.partitions()[place].out_ms is not None:
-            await engine._keeper.changed.wait()
+    try:
+        async with asyncio.timeout(30):
+            while engine.partitions()[place].out_ms is not None:
+                await engine._keeper.changed.wait()
+    except TimeoutError:
+        pytest.fail(f"it is still out: {engine.partitions()[place]}")
 
 
 async def says(engine: PartitionedEngine, text: str) -> None:
@@ -145,6 +148,24 @@ async def test_a_file_of_another_set_in_its_place_is_not_used(
     whole.rename(tmp_path / "b.db")
     await is_back(engine)
     assert sorted(await work_off(engine)) == sorted([*before, *meanwhile])
+
+
+async def test_a_file_that_goes_while_it_is_looked_for_is_not_made_anew(
+    tmp_path: Path, engine: PartitionedEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await fill(engine, "before")
+    lost = engine._keeper.all[SECOND]
+    await lost.close()
+
+    def gone(_engine: SQLiteEngine) -> str:
+        for path in tmp_path.glob("b.db*"):
+            path.unlink()
+        return ""
+
+    monkeypatch.setattr(SQLiteEngine, "missing", gone)
+    with pytest.raises(EngineError):
+        await lost.reopen()
+    assert not (tmp_path / "b.db").exists()
 
 
 async def test_a_damaged_file_is_left_alone_until_it_is_restored(tmp_path: Path) -> None:

@@ -57,6 +57,8 @@ class Partition:
             raise EngineUnavailable(
                 f"{gone}, but it was partition {self.place + 1}: restore it from a backup"
             )
+        # It may go just now, so that this makes none either.
+        await getattr(self.engine, "reopen", self.engine.open)()
         return await self.open()
 
     async def close(self) -> None:

@@ -122,6 +122,13 @@ class SQLiteEngine:
         return _TRAITS
 
     async def open(self) -> None:
+        await self._begin(create=True)
+
+    async def reopen(self) -> None:
+        """Open what was there before: a file that is gone is not made anew."""
+        await self._begin(create=False)
+
+    async def _begin(self, *, create: bool) -> None:
         async with self._opening:
             if self._open:
                 self._check_open()
@@ -132,7 +139,7 @@ class SQLiteEngine:
             store = self._new_store()
             writer.start()
             try:
-                await writer.call(store.open)
+                await writer.call(partial(store.open, create=create))
             except BaseException:
                 writer.stop(store.close)
                 await asyncio.to_thread(writer.join, _FAREWELL_S)

@@ -76,7 +76,7 @@ class Store:
         self._generation = 0
         self.log = Log()
 
-    def open(self, turn: Turn) -> None:
+    def open(self, turn: Turn, *, create: bool = True) -> None:
         """Create or check the files; it may be withdrawn until the lock is obtained."""
         try:
             self.files.prepare()
@@ -88,7 +88,7 @@ class Store:
             _open_stores.add(self)
         except OSError as error:
             raise faults.before_commit(error) from error
-        self._connect_writer(turn)
+        self._connect_writer(turn, create=create)
 
     def missing(self, *, creating: bool) -> str:
         return presence.missing(self.files, self._vfs, creating=creating)
@@ -199,7 +199,9 @@ class Store:
         except OSError as error:
             raise faults.before_commit(error) from error
 
-    def _connect_writer(self, opening: Turn | None = None) -> apsw.Connection:
+    def _connect_writer(
+        self, opening: Turn | None = None, *, create: bool = False
+    ) -> apsw.Connection:
         """Only opening creates a file: one that is gone later was deleted."""
         desk = self._writer
         desk.generation = self._generation
@@ -210,14 +212,14 @@ class Store:
                     # Held while this store is open, so that others can tell: see `_is_alone`.
                     fcntl.flock(self._bell, fcntl.LOCK_SH)
                 try:
-                    connection = self._prepare_writer(create=opening is not None)
+                    connection = self._prepare_writer(create=create)
                 except faults.Trouble:
                     # Even to open takes some space, for what SQLite shares between processes;
                     # without any, it calls that an I/O error.
                     if not (self.disk.is_exhausted() and self.disk.give_up_ballast()):
                         raise
                     desk.clear()
-                    connection = self._prepare_writer(create=opening is not None)
+                    connection = self._prepare_writer(create=create)
         except BaseException as error:
             desk.clear()
             if isinstance(error, faults.Trouble):
