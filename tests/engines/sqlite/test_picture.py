@@ -49,7 +49,9 @@ class History:
             assert await self.twin.recount(100) == 0
         self.clock.advance(self.dice.choice((0, 0, 1, 7)))
         if self.dice.random() < 0.02:
-            self.clock.jump(self.dice.choice((-20, 40)))
+            # What has expired may have been put aside, and stays so even if the clock is set back.
+            back = (-20,) if not (await self.twin.reference.expired(1)).jobs else ()
+            self.clock.jump(self.dice.choice((*back, 40)))
 
     async def enqueue(self) -> None:
         dice, first = self.dice, self.count
