@@ -1,4 +1,4 @@
-"""Benchmarks of Holdfast beside the physical limit of the machine they run on.
+"""Benchmarks of Holdfast, compared with the limits of the machine and with other queues.
 
-They print and record; they never judge whether a change is right, and no test depends on a time.
+They print and record results. No test depends on a measured time.
 """

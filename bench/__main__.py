@@ -1,4 +1,4 @@
-"""`python -m bench`: which benchmarks, how large, and where the results go."""
+"""`./hf bench`: parses the options, runs the benchmarks, prints and records the results."""
 
 from __future__ import annotations
 
@@ -31,26 +31,27 @@ BENCHES: dict[str, Any] = {
 
 
 def main(arguments: list[str]) -> int:
+    """Run the benchmarks named in the arguments; return the exit code."""
     given = _parser().parse_args(arguments)
     if unknown := set(given.names) - set(BENCHES):
-        sys.exit(f"hf bench: no benchmark is called {unknown.pop()!r}: {', '.join(BENCHES)}")
-    # Ended from outside, it still ends what it started and removes what it wrote.
+        sys.exit(f"hf bench: unknown benchmark {unknown.pop()!r}; choose from {', '.join(BENCHES)}")
+    # On SIGTERM, end the child processes and remove the temporary files as on Ctrl-C.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     started = time.monotonic()
 
-    def tell(text: str) -> None:
+    def log(text: str) -> None:
         print(f"{time.monotonic() - started:6.1f} s  {text}", file=sys.stderr, flush=True)
 
     reports: list[Report] = [
-        asyncio.run(BENCHES[name](_options(name, given), tell))
+        asyncio.run(BENCHES[name](_options(name, given), log))
         for name in given.names or sorted(BENCHES)
     ]
-    # A file or a pipe has no width of its own, and a broken line is hard to read.
+    # A file or a pipe has no width; a fixed one avoids broken lines.
     console = Console(width=None if sys.stdout.isatty() else 120)
     for report in reports:
         print_table(report, console)
         for result in report.missed:
-            console.print(f"missed: {result.engine}, {result.metric}", style="red")
+            console.print(f"goal missed: {result.engine}, {result.metric}", style="red")
     console.print(f"measured in {time.monotonic() - started:.0f} s")
     if given.json is not None:
         write_json(given.json, reports)
@@ -64,53 +65,61 @@ def _options(
     name: str, given: argparse.Namespace
 ) -> engines.Options | drain.Options | flow.Options | server.Sizes | hostile.Sizes:
     chosen = ENGINES if given.engine == "all" else (given.engine,)
-    sizes = {key: value for key in ("jobs", "repeats") if (value := getattr(given, key))}
-    if name == "drain":
-        base = drain.QUICK if given.quick else drain.Sizes()
-        return drain.Options(engines=chosen, sizes=replace(base, **sizes), peers=given.peers)
-    if name == "flow":
-        small = flow.QUICK if given.quick else flow.Sizes()
-        return flow.Options(engines=chosen, sizes=replace(small, **sizes))
-    if name == "hostile":
-        some = hostile.QUICK if given.quick else hostile.Sizes()
-        return replace(some, rounds=given.repeats or some.rounds)
-    if name == "server":
-        few = server.QUICK if given.quick else server.Sizes()
-        return replace(few, turns=given.repeats or few.turns)
-    return engines.Options(
-        engines=chosen,
-        sizes=replace(engines.QUICK if given.quick else engines.Sizes(), **sizes),
-        sync_delay_ms=given.sync_delay_ms,
-    )
+    changes = {key: value for key in ("jobs", "repeats") if (value := getattr(given, key))}
+    match name:
+        case "drain":
+            drain_sizes = replace(drain.QUICK if given.quick else drain.Sizes(), **changes)
+            return drain.Options(engines=chosen, sizes=drain_sizes, peers=given.peers)
+        case "flow":
+            flow_sizes = replace(flow.QUICK if given.quick else flow.Sizes(), **changes)
+            return flow.Options(engines=chosen, sizes=flow_sizes)
+        case "hostile":
+            hostile_sizes = hostile.QUICK if given.quick else hostile.Sizes()
+            return replace(hostile_sizes, rounds=given.repeats or hostile_sizes.rounds)
+        case "server":
+            server_sizes = server.QUICK if given.quick else server.Sizes()
+            return replace(server_sizes, turns=given.repeats or server_sizes.turns)
+        case _:
+            sizes = replace(engines.QUICK if given.quick else engines.Sizes(), **changes)
+            return engines.Options(engines=chosen, sizes=sizes, sync_delay_ms=given.sync_delay_ms)
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="hf bench",
-        description="Measure Holdfast beside the raw ceiling of this machine, and its peers.",
+        description="Compare Holdfast with raw SQL on this machine and with other queues.",
     )
     parser.add_argument(
         "names",
         nargs="*",
         metavar="NAME",
-        help=f"which benchmarks: {', '.join(sorted(BENCHES))}; all when none",
+        help=f"benchmarks to run: {', '.join(sorted(BENCHES))} [default: all]",
     )
-    parser.add_argument("--engine", choices=[*ENGINES, "all"], default="all")
-    parser.add_argument("--quick", action="store_true", help="much smaller, to see that it runs")
-    parser.add_argument("--repeats", type=int, help="turns (7 of the engines, 3 of a drain)")
-    parser.add_argument("--jobs", type=int, help="jobs in a turn (20,000; of a drain 50,000)")
     parser.add_argument(
-        "--no-peers", dest="peers", action="store_false", help="drain: Holdfast alone"
+        "--engine",
+        choices=[*ENGINES, "all"],
+        default="all",
+        help="only this engine [default: all]",
+    )
+    parser.add_argument("--quick", action="store_true", help="small sizes, to check that it runs")
+    parser.add_argument(
+        "--repeats", type=int, metavar="N", help="turns [default: 7 for engines, 3 for drain]"
+    )
+    parser.add_argument(
+        "--jobs", type=int, metavar="N", help="jobs per turn [default: 20,000; 50,000 for drain]"
+    )
+    parser.add_argument(
+        "--no-peers", dest="peers", action="store_false", help="drain: measure only Holdfast"
     )
     parser.add_argument(
         "--sync-delay-ms",
         type=float,
         default=1.0,
         metavar="MS",
-        help="measure also with every sync so much longer; 0 leaves it out",
+        help="engines: measure again with this delay added to each sync; 0 skips it [default: 1]",
     )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results there")
-    parser.add_argument("--record", action="store_true", help=f"write the table to {PAGE.name}")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the results to FILE")
+    parser.add_argument("--record", action="store_true", help=f"replace the tables in {PAGE.name}")
     return parser
 
 

@@ -1,6 +1,6 @@
-"""Lease and settle where much is waiting, finished or delayed, beside a store with little.
+"""Compares lease and settle on a store with millions of jobs and on a small store.
 
-Both stores are open at once and asked in turns, so that a slow moment hurts both alike.
+Both stores are open at once and used in turns, so that a slow moment affects both equally.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import time
 from bench.clone import clone
 from bench.stores import Store, opened
 from bench.subject import PAYLOAD, TASK, HoldfastSubject
-from holdfast.core.limits import DAY_MS
+from holdfast.core.bounds import DAY_MS
 from holdfast.core.model import LeaseRequest, NewJob, Queue, Status
 from holdfast.core.verdict import Complete, Settlement
 
@@ -20,13 +20,13 @@ BATCH = 100
 
 
 async def load_small(store: Store, count: int) -> None:
-    """`count` jobs waiting, and nothing else."""
+    """Fill a store with `count` waiting jobs."""
     await _enqueue(store, NewJob(id="small", task=TASK, queue=SMALL, payload=PAYLOAD))
     await clone(store, "small", count)
 
 
 async def load_large(store: Store, *, small: int, large: int) -> None:
-    """One queue with as many waiting as finished, one with a few due behind many delayed."""
+    """Fill one queue with waiting and finished jobs, and one with few due and many delayed."""
     async with opened(store) as engine:
         await engine.declare(Queue(name=DEEP))
         await engine.declare(Queue(name=LATER))
@@ -53,7 +53,7 @@ async def load_large(store: Store, *, small: int, large: int) -> None:
 
 
 async def measure(small: Store, large: Store, *, samples: int) -> dict[tuple[str, str], float]:
-    """By queue and act, the median time in ms to lease and to settle 100 jobs."""
+    """Median times in ms to lease and to settle 100 jobs, by queue and call."""
     times: dict[tuple[str, str], list[float]] = {}
     async with opened(small) as few, opened(large) as many:
         subjects = {
@@ -68,11 +68,11 @@ async def measure(small: Store, large: Store, *, samples: int) -> dict[tuple[str
                 leased = time.perf_counter()
                 await subject.settle(leases)
                 settled = time.perf_counter()
-                assert leases, f"nothing left to lease in {queue}"
+                assert leases, f"queue {queue} has no jobs left"
                 if turn >= 0:
                     times.setdefault((queue, "lease"), []).append((leased - started) * 1000)
                     times.setdefault((queue, "settle"), []).append((settled - leased) * 1000)
-    return {name: statistics.median(found) for name, found in times.items()}
+    return {name: statistics.median(samples_ms) for name, samples_ms in times.items()}
 
 
 async def _enqueue(store: Store, job: NewJob) -> None:

@@ -1,7 +1,7 @@
-"""Many copies of one stored job, made inside the store: enqueueing millions would take minutes.
+"""Copies one stored job many times inside the store: enqueueing millions would take minutes.
 
-It knows the engines' tables, so it needs a look when they change. Each copy has an id, a number
-and a place of its own; everything else is as the engine wrote it.
+It depends on the tables of the engines and must follow their changes. Each copy has its own id,
+number and place; all other columns are as the engine wrote them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ CHUNK = 50_000
 
 
 async def clone(store: Store, id: str, count: int) -> None:
-    """`count - 1` copies, so that there are `count` in all."""
+    """Make `count - 1` copies, so that there are `count` in total."""
     if store.engine == "sqlite":
         _clone_sqlite(store.place, id, count - 1)
     else:
@@ -24,7 +24,7 @@ async def clone(store: Store, id: str, count: int) -> None:
 
 def _clone_sqlite(path: str, id: str, count: int) -> None:
     connection = apsw.Connection(path)
-    # Nothing is at stake yet: a benchmark that is cut off starts again from nothing.
+    # Durability is not needed here: an interrupted benchmark starts again from scratch.
     connection.execute("PRAGMA synchronous = OFF; PRAGMA cache_size = -262144")
     columns = [row[1] for row in connection.execute("PRAGMA table_info(hf_jobs)")]
     new = {"seq": "?1 + n", "place": "?1 + n", "id": "printf('%s-%d', ?2, n)"}
@@ -62,6 +62,6 @@ async def _clone_postgres(dsn: str, id: str, count: int) -> None:
         id,
         count,
     )
-    # Otherwise autovacuum would do it in the middle of a measurement.
+    # Otherwise autovacuum would run in the middle of a measurement.
     await connection.execute("VACUUM ANALYZE jobs")
     await connection.close()

@@ -1,6 +1,6 @@
-"""Rates of enqueue, lease, settle and the three together, of two subjects in turns.
+"""Compares the rates of enqueue, lease, settle and the full cycle of two subjects, in turns.
 
-Turns are short and many: on a shared machine a slow second then hurts both alike.
+Turns are short and many, so that a slow second of a shared machine affects both equally.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ COMPARE_S_MAX = 25
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """So many jobs in calls of `batch`, made by so many callers at once."""
+    """Number of jobs, jobs per call, and concurrent callers."""
 
     jobs: int
     batch: int
@@ -31,22 +31,22 @@ class Shape:
 
 
 async def compare(
-    raw: Subject, ours: Subject, shape: Shape, *, repeats: int, tell: Callable[[str], None]
+    raw: Subject, ours: Subject, shape: Shape, *, repeats: int, log: Callable[[str], None]
 ) -> dict[str, tuple[float, float]]:
-    """By phase and for the `cycle`: the median rates in jobs/s, ours and the raw one's.
+    """Median rates in jobs/s by phase and for the `cycle`: ours and the raw one.
 
-    On a machine too busy to do them all in time, a few turns have to do.
+    On a machine that is too busy for all turns, a few turns are enough.
     """
     rates: dict[str, dict[str, list[float]]] = {"raw": {}, "ours": {}}
     end = time.monotonic() + COMPARE_S_MAX
     for turn in range(-1, repeats):
         if turn >= TURNS_MIN and time.monotonic() > end:
-            tell(f"{turn} turns took over {COMPARE_S_MAX} s; going on without the rest")
+            log(f"{turn} turns took over {COMPARE_S_MAX} s; skipping the rest")
             break
-        # The first turn warms caches and plans and is not counted; then each leads in turn.
+        # The first turn warms caches and plans and is not counted; the order alternates.
         order = [("raw", raw), ("ours", ours)]
         for name, subject in order if turn % 2 else reversed(order):
-            tell(f"turn {max(turn, 0) + 1} of {repeats}")
+            log(f"turn {max(turn, 0) + 1} of {repeats}")
             measured = await measure(subject, shape)
             if turn >= 0:
                 for phase, rate in measured.items():

@@ -1,6 +1,7 @@
-"""The benchmark `drain`: Holdfast and its peers, no-op jobs through real workers, side by side.
+"""The benchmark `drain`: no-op jobs through the real workers of Holdfast and of other queues.
 
-Its order of work and its goals; how each number is got is in `peers/run.py` and `uses.py`.
+Defines the order of the measurements and their goals; `peers/run.py` and `worker_usage.py` do the
+measuring.
 """
 
 from __future__ import annotations
@@ -9,15 +10,15 @@ import statistics
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
-from bench import uses
+from bench import worker_usage
+from bench.concurrency import percentile
 from bench.peers import run as turns
 from bench.peers.catalogue import HOLDFAST, PEERS, Contestant
 from bench.peers.install import NotInstalled, install_node, install_python
-from bench.peers.places import Place, Places, places
 from bench.peers.run import Drain, Failed
+from bench.peers.workspace import Workspace, Workspaces, workspaces
 from bench.report import Report
 from bench.stores import ENGINES, EngineName
-from bench.together import percentile
 
 FASTEST_GOAL = 1.0
 SPAWN_GOAL = 0.6
@@ -26,13 +27,12 @@ IDLE_PERCENT_MAX = 1
 PIPE_RATE_MIN = 20_000
 PARTS = (50, 95, 99)
 
-Tell = Callable[[str], None]
+Log = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizes:
-    """How much is measured; without `delays` no job comes alone. The goals are meant for the
-    default."""
+    """Sizes of the measurements; `delays=0` skips single jobs. The goals apply to the defaults."""
 
     jobs: int = 50_000
     repeats: int = 3
@@ -54,33 +54,37 @@ class Options:
     alone: bool = True
 
 
-async def run(options: Options, tell: Tell) -> Report:
-    """Everything in a temporary directory and on a private server, which are gone afterwards."""
+async def run(options: Options, log: Log) -> Report:
+    """Run in a temporary directory and on a private server, which are deleted afterwards."""
     report = Report("drain")
-    missing = _install(options, report, tell)
+    missing = _install(options, report, log)
     for engine in options.engines:
-        takes_part = [
-            who
-            for who in (*HOLDFAST, *(PEERS if options.peers else ()))
-            if who.engine == engine and who.runs not in missing
+        contestants = [
+            contestant
+            for contestant in (*HOLDFAST, *(PEERS if options.peers else ()))
+            if contestant.engine == engine and contestant.runs not in missing
         ]
-        async with places(engine) as ground:
-            bench = _Bench(engine, options.sizes, report, ground, tell)
-            await bench.drain(takes_part)
+        async with workspaces(engine) as opened:
+            bench = _Bench(engine, options.sizes, report, opened, log)
+            await bench.drain(contestants)
             if options.alone:
                 await bench.alone()
     return report
 
 
-def _install(options: Options, report: Report, tell: Tell) -> set[str]:
-    """Which kinds of peers cannot be had here."""
+def _install(options: Options, report: Report, log: Log) -> set[str]:
+    """Install the peers; return the kinds that cannot be installed here."""
     missing = set()
     for kind, install in (("python", install_python), ("node", install_node)):
-        wanted = [who.name for who in PEERS if who.runs == kind and who.engine in options.engines]
+        wanted = [
+            contestant.name
+            for contestant in PEERS
+            if contestant.runs == kind and contestant.engine in options.engines
+        ]
         if not (options.peers and wanted):
             continue
         try:
-            install(tell)
+            install(log)
         except NotInstalled as error:
             missing.add(kind)
             report.notes.append(f"not installed: {'; '.join(wanted)} ({error})")
@@ -89,7 +93,7 @@ def _install(options: Options, report: Report, tell: Tell) -> set[str]:
 
 @dataclass(slots=True)
 class Results:
-    """What the turns of one contestant gave."""
+    """The results of all turns of one contestant."""
 
     drains: list[Drain] = field(default_factory=list)
     delays_ms: list[float] = field(default_factory=list)
@@ -108,83 +112,85 @@ class Results:
 
 
 class _Bench:
-    """The measurements on one engine, of everybody who takes part there."""
+    """The measurements of all contestants on one engine."""
 
     def __init__(
-        self, engine: EngineName, sizes: Sizes, report: Report, ground: Places, tell: Tell
+        self, engine: EngineName, sizes: Sizes, report: Report, stores: Workspaces, log: Log
     ) -> None:
         self._engine = engine
         self._sizes = sizes
         self._report = report
-        self._ground = ground
-        self._tell: Tell = lambda text: tell(f"{engine}: {text}")
+        self._workspaces = stores
+        self._log: Log = lambda text: log(f"{engine}: {text}")
 
-    async def drain(self, takes_part: list[Contestant]) -> None:
-        results: dict[str, Results] = {who.name: Results() for who in takes_part}
+    async def drain(self, contestants: list[Contestant]) -> None:
+        results: dict[str, Results] = {contestant.name: Results() for contestant in contestants}
         for turn in range(self._sizes.repeats):
-            # Each leads in turn: who comes first has the machine as it was left.
-            lead = turn % len(takes_part)
-            for who in takes_part[lead:] + takes_part[:lead]:
-                await self._drain(who, results[who.name], turn)
-        for who in takes_part:
-            if self._sizes.delays and results[who.name].drains and who.keeps_up:
-                await self._delays(who, results[who.name])
-        self._tell_all([who for who in takes_part if results[who.name].drains], results)
+            # The first position rotates: the machine is in another state for the first one.
+            lead = turn % len(contestants)
+            for contestant in contestants[lead:] + contestants[:lead]:
+                await self._drain(contestant, results[contestant.name], turn)
+        for contestant in contestants:
+            if self._sizes.delays and results[contestant.name].drains and contestant.keeps_up:
+                await self._delays(contestant, results[contestant.name])
+        self._add_results(
+            [contestant for contestant in contestants if results[contestant.name].drains], results
+        )
 
-    async def _drain(self, who: Contestant, results: Results, turn: int) -> None:
-        self._tell(f"drain, turn {turn + 1} of {self._sizes.repeats}: {who.name}")
-        jobs = min(self._sizes.jobs, who.jobs_max)
+    async def _drain(self, contestant: Contestant, results: Results, turn: int) -> None:
+        self._log(f"drain, turn {turn + 1} of {self._sizes.repeats}: {contestant.name}")
+        jobs = min(self._sizes.jobs, contestant.jobs_max)
 
-        async def act(place: Place) -> None:
-            results.drains.append(await turns.drain(who, place, jobs=jobs))
+        async def act(workspace: Workspace) -> None:
+            results.drains.append(await turns.drain(contestant, workspace, jobs=jobs))
 
-        await self._attempt(who.name, act)
+        await self._attempt(contestant.name, act)
 
-    async def _delays(self, who: Contestant, results: Results) -> None:
-        self._tell(f"jobs one by one: {who.name}")
+    async def _delays(self, contestant: Contestant, results: Results) -> None:
+        self._log(f"jobs one by one: {contestant.name}")
         sizes = self._sizes
 
-        async def act(place: Place) -> None:
+        async def act(workspace: Workspace) -> None:
             results.delays_ms = await turns.delays_ms(
-                who, place, jobs=sizes.delays, rate=sizes.rate
+                contestant, workspace, jobs=sizes.delays, rate=sizes.rate
             )
 
-        await self._attempt(who.name, act)
+        await self._attempt(contestant.name, act)
 
-    async def _attempt(self, what: str, act: Callable[[Place], Awaitable[None]]) -> None:
-        """One that fails is told of, and harms no other's measurement."""
-        async with self._ground.place() as place:
+    async def _attempt(self, what: str, act: Callable[[Workspace], Awaitable[None]]) -> None:
+        """Run a measurement; a failure is noted and does not affect the others."""
+        async with self._workspaces.new() as workspace:
             try:
-                await act(place)
+                await act(workspace)
             except Failed as error:
-                self._tell(f"{what} failed: {error}")
+                self._log(f"{what} failed: {error}")
                 self._report.notes.append(f"failed on {self._engine}: {what} ({error})")
 
-    def _tell_all(self, whole: list[Contestant], results: dict[str, Results]) -> None:
+    def _add_results(self, contestants: list[Contestant], results: dict[str, Results]) -> None:
         report, engine, sizes = self._report, self._engine, self._sizes
         size = f"{sizes.jobs:,} no-op jobs, medians of {sizes.repeats}"
         report.section(f"{engine}, enqueued: {size}")
-        for who in whole:
-            report.rate(engine, who.name, results[who.name].enqueued, unit="jobs/s")
+        for contestant in contestants:
+            report.rate(engine, contestant.name, results[contestant.name].enqueued, unit="jobs/s")
         report.section(f"{engine}, drained: {size}")
-        for who in whole:
-            name = f"{who.name} ({who.durability})"
-            report.rate(engine, name, results[who.name].drained, unit="jobs/s")
+        for contestant in contestants:
+            name = f"{contestant.name} ({contestant.durability})"
+            report.rate(engine, name, results[contestant.name].drained, unit="jobs/s")
         report.section(f"{engine}, from starting the workers to the first job")
-        for who in whole:
-            report.cost(engine, who.name, results[who.name].start_up_s, unit="s")
+        for contestant in contestants:
+            report.cost(engine, contestant.name, results[contestant.name].start_up_s, unit="s")
         report.section(f"{engine}, from enqueue to start at {sizes.rate:g} jobs/s")
-        for who in whole:
-            for part in PARTS if results[who.name].delays_ms else ():
-                value = percentile(results[who.name].delays_ms, part / 100)
-                bound = DELAY_MS_MAX if part == 95 and who.runs == "holdfast" else None
+        for contestant in contestants:
+            for part in PARTS if results[contestant.name].delays_ms else ():
+                value = percentile(results[contestant.name].delays_ms, part / 100)
+                bound = DELAY_MS_MAX if part == 95 and contestant.runs == "holdfast" else None
                 goal = 1 if bound else None
-                metric = f"{who.name}, p{part}"
+                metric = f"{contestant.name}, p{part}"
                 report.cost(engine, metric, value, unit="ms", reference=bound, goal=goal)
-        compare(report, engine, whole, results)
+        compare(report, engine, contestants, results)
 
     async def alone(self) -> None:
-        """What only Holdfast is asked for."""
+        """Measure what has no counterpart in the peers."""
         self._report.section(
             f"{self._engine}, Holdfast alone; the reference is the bound, or bare spawns"
         )
@@ -193,10 +199,10 @@ class _Bench:
         await self._pipe()
 
     async def _idle(self) -> None:
-        self._tell("an idle worker")
+        self._log("an idle worker")
 
-        async def act(place: Place) -> None:
-            percent = await uses.idle_share(place, seconds=self._sizes.idle_s) * 100
+        async def act(workspace: Workspace) -> None:
+            percent = await worker_usage.idle_share(workspace, seconds=self._sizes.idle_s) * 100
             self._report.cost(
                 self._engine,
                 "idle worker",
@@ -212,9 +218,9 @@ class _Bench:
         rates: list[tuple[float, float]] = []
         count = self._sizes.commands
 
-        async def act(place: Place) -> None:
-            bare = uses.spawn_rate(spawns=count)
-            rates.append((await uses.command_rate(place, jobs=count), bare))
+        async def act(workspace: Workspace) -> None:
+            bare = worker_usage.spawn_rate(spawns=count)
+            rates.append((await worker_usage.command_rate(workspace, jobs=count), bare))
 
         await self._turns("commands", act)
         if rates:
@@ -232,8 +238,8 @@ class _Bench:
         rates: list[float] = []
         lines = self._sizes.lines
 
-        async def act(place: Place) -> None:
-            rates.append(await uses.pipe_rate(place, lines=lines))
+        async def act(workspace: Workspace) -> None:
+            rates.append(await worker_usage.pipe_rate(workspace, lines=lines))
 
         await self._turns("a pipe", act)
         if rates:
@@ -246,34 +252,34 @@ class _Bench:
                 goal=1,
             )
 
-    async def _turns(self, what: str, act: Callable[[Place], Awaitable[None]]) -> None:
+    async def _turns(self, what: str, act: Callable[[Workspace], Awaitable[None]]) -> None:
         for turn in range(self._sizes.repeats):
-            self._tell(f"{what}, turn {turn + 1} of {self._sizes.repeats}")
+            self._log(f"{what}, turn {turn + 1} of {self._sizes.repeats}")
             await self._attempt(what, act)
 
 
 def compare(
-    report: Report, engine: EngineName, whole: list[Contestant], results: dict[str, Results]
+    report: Report, engine: EngineName, contestants: list[Contestant], results: dict[str, Results]
 ) -> None:
-    """Holdfast's drain beside each peer's. On PostgreSQL the fastest of them has to be passed, by
-    the default worker, which is what people get."""
-    peers = [who for who in whole if who.runs != "holdfast"]
+    """Add the drain rate of Holdfast compared with each peer. On PostgreSQL the default worker must
+    also be faster than the fastest peer."""
+    peers = [contestant for contestant in contestants if contestant.runs != "holdfast"]
     if not peers:
         return
     report.section(f"{engine}, drained; the reference is the peer")
-    fastest = max(peers, key=lambda who: results[who.name].drained)
-    for ours in whole:
+    fastest = max(peers, key=lambda contestant: results[contestant.name].drained)
+    for ours in contestants:
         if ours.runs != "holdfast":
             continue
-        for who in peers:
-            goal = who.goal
-            if engine == "postgres" and who is fastest:
+        for contestant in peers:
+            goal = contestant.goal
+            if engine == "postgres" and contestant is fastest:
                 goal = max(goal or 0, FASTEST_GOAL)
             report.rate(
                 engine,
-                f"{ours.name}, beside {who.name}",
+                f"{ours.name}, beside {contestant.name}",
                 results[ours.name].drained,
                 unit="jobs/s",
-                reference=results[who.name].drained,
+                reference=results[contestant.name].drained,
                 goal=goal if ours.settings["processes"] is None else None,
             )

@@ -1,6 +1,6 @@
-"""The bare framework: Starlette on uvicorn, with a handler that reads JSON and says it again.
+"""The bare framework: Starlette on uvicorn, with a handler that parses JSON and returns it.
 
-`python -m bench.echo` says its port, and ends with its standard input.
+`python -m bench.echo` prints its port, and ends when its standard input closes.
 """
 
 from __future__ import annotations
@@ -17,19 +17,21 @@ from starlette.routing import Route
 
 
 async def echo(request: Request) -> JSONResponse:
+    """Return the body of the request."""
     return JSONResponse(await request.json())
 
 
 async def serve() -> None:
+    """Serve on a free port until standard input closes."""
     app = Starlette(routes=[Route("/echo", echo, methods=["POST"])])
     config = uvicorn.Config(app, http="httptools", log_config=None, access_log=False)
     listening = socket.create_server(("127.0.0.1", 0), backlog=1024)
     server = uvicorn.Server(config)
 
-    def end() -> None:
+    def stop() -> None:
         server.should_exit = True
 
-    asyncio.get_running_loop().add_reader(0, end)
+    asyncio.get_running_loop().add_reader(0, stop)
     print(listening.getsockname()[1], flush=True)
     await server.serve([listening])
 

@@ -1,6 +1,6 @@
-"""The benchmark `engines`: SQLite and PostgreSQL beside raw SQL on the same machine.
+"""The benchmark `engines`: SQLite and PostgreSQL compared with raw SQL on the same machine.
 
-Its order of work and its goals; how each number is got is in the modules it calls.
+Defines the order of the measurements and their goals; other modules do the measuring.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench import backlog, together
+from bench import backlog, concurrency
 from bench.cycle import Shape, compare
-from bench.grounds import CONNECTIONS, Ground, ground, holdfast
 from bench.report import Report
+from bench.store_factory import CONNECTIONS, StoreFactory, open_holdfast, store_factory
 from bench.stores import ENGINES, EngineName, syncs_per_second
 
 RAW_GOAL = 0.5
@@ -22,12 +22,12 @@ MEMORY_MB_MAX = 150
 IDLE_PERCENT_MAX = 1
 COMMIT_WAIT_MS_MAX = 1_000
 
-Tell = Callable[[str], None]
+Log = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizes:
-    """How much is measured. The goals are meant for the default."""
+    """Sizes of the measurements. The goals apply to the defaults."""
 
     jobs: int = 20_000
     jobs_single: int = 1_000
@@ -67,50 +67,52 @@ class Options:
     sync_delay_ms: float = 1.0
 
 
-async def run(options: Options, tell: Tell) -> Report:
-    """Everything in a temporary directory, which is gone afterwards."""
+async def run(options: Options, log: Log) -> Report:
+    """Run in a temporary directory, which is deleted afterwards."""
     report = Report("engines")
     with tempfile.TemporaryDirectory(prefix="holdfast-bench-") as name:
         directory = Path(name)
-        tell("the disk")
+        log("the disk")
         report.section("The disk: 4 KB written and synced, one after the other")
         syncs = syncs_per_second(directory, seconds=0.5)
         report.rate("disk", "sync", syncs, unit="syncs/s")
         for engine in options.engines:
-            await _Bench(engine, options, report, _about(engine, tell)).run(directory)
+            await _Bench(engine, options, report, _about(engine, log)).run(directory)
     return report
 
 
 class _Bench:
-    """The measurements of one engine, in order of what they tell."""
+    """All measurements of one engine."""
 
-    def __init__(self, engine: EngineName, options: Options, report: Report, tell: Tell) -> None:
+    def __init__(self, engine: EngineName, options: Options, report: Report, log: Log) -> None:
         self._engine = engine
         self._sizes = options.sizes
         self._delay_ms = options.sync_delay_ms
         self._report = report
-        self._tell = tell
+        self._log = log
 
     async def run(self, directory: Path) -> None:
-        with ground(self._engine, directory, sync_delay_ms=0) as usual:
-            await self._throughput(usual, delay_ms=0)
-            await self._backlog(usual)
-            await self._together(usual)
+        with store_factory(self._engine, directory, sync_delay_ms=0) as stores:
+            await self._throughput(stores, delay_ms=0)
+            await self._backlog(stores)
+            await self._concurrency(stores)
         if self._delay_ms > 0:
-            with ground(self._engine, directory, sync_delay_ms=self._delay_ms) as slow:
-                await self._throughput(slow, delay_ms=self._delay_ms)
+            with store_factory(
+                self._engine, directory, sync_delay_ms=self._delay_ms
+            ) as slow_stores:
+                await self._throughput(slow_stores, delay_ms=self._delay_ms)
 
-    async def _throughput(self, where: Ground, *, delay_ms: float) -> None:
+    async def _throughput(self, stores: StoreFactory, *, delay_ms: float) -> None:
         sizes = self._sizes
         callers = 1 if self._engine == "sqlite" else CONNECTIONS
-        who = "one process" if callers == 1 else f"{callers} connections"
+        callers_text = "one process" if callers == 1 else f"{callers} connections"
         sync = f", sync + {delay_ms:g} ms" if delay_ms else ""
         self._report.section(
-            f"{self._engine}, {who}, full durability{sync}; the reference is raw SQL"
+            f"{self._engine}, {callers_text}, full durability{sync}; the reference is raw SQL"
         )
-        # A longer sync is most of a call of one job: fewer of them say as much.
+        # With a slow sync, single-job calls are slow; fewer of them are enough.
         singles = max(sizes.jobs_single // 5, 10) if delay_ms else sizes.jobs_single
-        raw, ours = await where.raw(), await holdfast(await where.store("holdfast"))
+        raw, ours = await stores.raw(), await open_holdfast(await stores.store("holdfast"))
         for jobs, batch, goal in ((sizes.jobs, 100, RAW_GOAL), (singles, 1, None)):
             name = f"batch {batch}{sync}"
             rates = await compare(
@@ -118,7 +120,7 @@ class _Bench:
                 ours,
                 Shape(jobs=jobs, batch=batch, callers=callers),
                 repeats=sizes.repeats,
-                tell=_about(name, self._tell),
+                log=_about(name, self._log),
             )
             for phase, (value, reference) in rates.items():
                 self._report.rate(
@@ -132,17 +134,17 @@ class _Bench:
         await raw.close()
         await ours.close()
 
-    async def _backlog(self, where: Ground) -> None:
+    async def _backlog(self, stores: StoreFactory) -> None:
         sizes = self._sizes
         self._report.section(
             f"{self._engine}, long queues; the reference is a store with {sizes.small:,} waiting"
         )
-        small, large = await where.store("small"), await where.store("large")
-        self._tell(f"loading {sizes.small:,} jobs")
+        small, large = await stores.store("small"), await stores.store("large")
+        self._log(f"loading {sizes.small:,} jobs")
         await backlog.load_small(small, sizes.small)
-        self._tell(f"loading 3 × {sizes.large:,} jobs")
+        self._log(f"loading 3 × {sizes.large:,} jobs")
         await backlog.load_large(large, small=sizes.small, large=sizes.large)
-        self._tell("lease and settle on long queues")
+        self._log("lease and settle on long queues")
         times = await backlog.measure(small, large, samples=sizes.samples)
         names = {
             backlog.DEEP: f"{sizes.large:,} waiting + {sizes.large:,} finished",
@@ -154,16 +156,16 @@ class _Bench:
                 value = times[queue, act]
                 metric = f"{act} 100, {name}"
                 self._report.cost(self._engine, metric, value, unit="ms", reference=reference)
-        self._tell("memory with a long queue")
-        peak = await together.memory_mb(large, queue=backlog.DEEP, seconds=sizes.memory_s)
+        self._log("memory with a long queue")
+        peak = await concurrency.memory_mb(large, queue=backlog.DEEP, seconds=sizes.memory_s)
         self._report.section(f"{self._engine}, what it uses; the reference is the bound")
         metric = f"most memory, {2 * sizes.large:,} jobs waiting"
         self._report.cost(self._engine, metric, peak, unit="MB", reference=MEMORY_MB_MAX, goal=1)
 
-    async def _together(self, where: Ground) -> None:
+    async def _concurrency(self, stores: StoreFactory) -> None:
         sizes, report, engine = self._sizes, self._report, self._engine
-        self._tell("an idle engine")
-        share = await together.idle_share(await where.store("idle"), seconds=sizes.idle_s)
+        self._log("an idle engine")
+        share = await concurrency.idle_share(await stores.store("idle"), seconds=sizes.idle_s)
         report.cost(
             engine,
             "idle with a waiting lease",
@@ -173,21 +175,21 @@ class _Bench:
             goal=1,
         )
         if engine == "sqlite":
-            await self._writers(where)
-        self._tell("wake-ups between processes")
-        waits = await together.wake_ups(await where.store("wake_ups"), times=sizes.wake_ups)
+            await self._writers(stores)
+        self._log("wake-ups between processes")
+        waits = await concurrency.wake_ups(await stores.store("wake_ups"), times=sizes.wake_ups)
         report.section(f"{engine}, enqueue in one process until leased in another that waits")
         for part in (50, 99):
-            value = together.percentile(waits, part / 100)
+            value = concurrency.percentile(waits, part / 100)
             report.cost(engine, f"wake-up, p{part}", value, unit="ms")
         if engine == "sqlite":
-            await self._coalesced(where)
+            await self._coalesced(stores)
 
-    async def _writers(self, where: Ground) -> None:
+    async def _writers(self, stores: StoreFactory) -> None:
         sizes, report, engine = self._sizes, self._report, self._engine
-        self._tell(f"{sizes.writers} processes that write")
-        store = await where.store("writers")
-        waits, stall = await together.writers(
+        self._log(f"{sizes.writers} processes that write")
+        store = await stores.store("writers")
+        waits, stall = await concurrency.writers(
             store, processes=sizes.writers, seconds=sizes.writers_s
         )
         report.section(f"{engine}, {sizes.writers} processes committing one job after the other")
@@ -196,22 +198,22 @@ class _Bench:
             report.cost(
                 engine,
                 f"wait for a commit, {name}",
-                together.percentile(waits, part),
+                concurrency.percentile(waits, part),
                 unit="ms",
                 reference=bound and COMMIT_WAIT_MS_MAX,
                 goal=bound,
             )
         report.cost(engine, "longest time without a commit by anybody", stall, unit="ms")
 
-    async def _coalesced(self, where: Ground) -> None:
+    async def _coalesced(self, stores: StoreFactory) -> None:
         sizes, report, engine = self._sizes, self._report, self._engine
-        self._tell(f"{sizes.callers} callers at once")
+        self._log(f"{sizes.callers} callers at once")
         report.section(
             f"{engine}, {sizes.callers} callers of single jobs through coalesced;"
             " the reference is one caller"
         )
-        rates = await together.coalesced(
-            await where.store("coalesced"),
+        rates = await concurrency.coalesced(
+            await stores.store("coalesced"),
             jobs=sizes.jobs_coalesced,
             callers=sizes.callers,
             repeats=max(sizes.repeats // 2, 1),
@@ -221,5 +223,5 @@ class _Bench:
             report.rate(engine, metric, many, unit="jobs/s", reference=one, goal=COALESCED_GOAL)
 
 
-def _about(name: str, tell: Tell) -> Tell:
-    return lambda text: tell(f"{name}: {text}")
+def _about(name: str, log: Log) -> Log:
+    return lambda text: log(f"{name}: {text}")

@@ -1,5 +1,6 @@
-"""A process that asks a server as fast as it answers: some connections, one request at a time on
-each. `python -m bench.load` takes orders as lines of JSON and says what came of each.
+"""A load generator: several connections, each with one request at a time.
+
+`python -m bench.load` reads orders as lines of JSON and prints a result for each.
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ import msgspec
 _LENGTH = re.compile(rb"(?i)\r\ncontent-length: *(\d+)")
 
 
-class Order(msgspec.Struct, frozen=True, kw_only=True):
+class LoadOrder(msgspec.Struct, frozen=True, kw_only=True):
+    """A request to repeat on each connection for some seconds."""
+
     port: int
     path: str
     body: str
@@ -22,8 +25,8 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float
 
 
-class Load(msgspec.Struct, frozen=True, kw_only=True):
-    """`waits_ms` of a part of the answers."""
+class LoadResult(msgspec.Struct, frozen=True, kw_only=True):
+    """Counts of responses; `waits_ms` has the latencies of every eighth one."""
 
     answers: int
     failures: int
@@ -31,14 +34,14 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
     waits_ms: list[float]
 
 
-class _Asker(asyncio.Protocol):
-    """Asks again as soon as the whole answer is there."""
+class _LoadConnection(asyncio.Protocol):
+    """Sends the next request as soon as the response is complete."""
 
     def __init__(self, request: bytes) -> None:
         self._request = request
         self._data = b""
-        self._asked_at = 0.0
-        self.answers = 0
+        self._sent_at = 0.0
+        self.responses = 0
         self.failures = 0
         self.waits_ms: list[float] = []
         self.ending = False
@@ -47,7 +50,7 @@ class _Asker(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport
-        self._ask()
+        self._send()
 
     def data_received(self, data: bytes) -> None:
         self._data += data
@@ -55,30 +58,31 @@ class _Asker(asyncio.Protocol):
         if end < 4:
             return
         length = _LENGTH.search(self._data, 0, end)
-        assert length is not None, "an answer without a length"
+        assert length is not None, "the response has no content-length"
         if len(self._data) < end + int(length[1]):
             return
-        self.answers += 1
+        self.responses += 1
         self.answered.set()
         self.failures += self._data[9:10] != b"2"
-        if self.answers % 8 == 1:
-            self.waits_ms.append((time.perf_counter() - self._asked_at) * 1000)
+        if self.responses % 8 == 1:
+            self.waits_ms.append((time.perf_counter() - self._sent_at) * 1000)
         self._data = b""
-        self._ask()
+        self._send()
 
     def connection_lost(self, exc: Exception | None) -> None:
         if not self.ended.done():
             self.ended.set_result(None)
 
-    def _ask(self) -> None:
+    def _send(self) -> None:
         if self.ending:
             self._transport.close()
             return
-        self._asked_at = time.perf_counter()
+        self._sent_at = time.perf_counter()
         self._transport.write(self._request)  # type: ignore[attr-defined]
 
 
-async def carry_out(order: Order) -> Load:
+async def carry_out(order: LoadOrder) -> LoadResult:
+    """Run one order."""
     body = order.body.encode()
     head = (
         f"POST {order.path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
@@ -86,28 +90,35 @@ async def carry_out(order: Order) -> Load:
     )
     request = head.encode() + body
     loop = asyncio.get_running_loop()
-    askers: list[_Asker] = []
+    connections: list[_LoadConnection] = []
     started = time.perf_counter()
     for _ in range(order.connections):
-        _, asker = await loop.create_connection(lambda: _Asker(request), "127.0.0.1", order.port)
-        askers.append(asker)
+        _, connection = await loop.create_connection(
+            lambda: _LoadConnection(request), "127.0.0.1", order.port
+        )
+        connections.append(connection)
     await asyncio.sleep(order.seconds)
-    # On a machine that is busy elsewhere even one answer may take longer.
-    await askers[0].answered.wait()
-    answers, failures = sum(each.answers for each in askers), sum(each.failures for each in askers)
+    # On a busy machine even the first response may take longer than that.
+    await connections[0].answered.wait()
+    answers, failures = (
+        sum(each.responses for each in connections),
+        sum(each.failures for each in connections),
+    )
     seconds = time.perf_counter() - started
-    for each in askers:
+    for each in connections:
         each.ending = True
-    await asyncio.wait_for(asyncio.gather(*(each.ended for each in askers)), 30)
-    waits_ms = [wait for each in askers for wait in each.waits_ms]
-    return Load(answers=answers, failures=failures, seconds=seconds, waits_ms=sorted(waits_ms))
+    await asyncio.wait_for(asyncio.gather(*(each.ended for each in connections)), 30)
+    waits_ms = [wait for each in connections for wait in each.waits_ms]
+    return LoadResult(
+        answers=answers, failures=failures, seconds=seconds, waits_ms=sorted(waits_ms)
+    )
 
 
 def main() -> None:
     import uvloop
 
     for line in sys.stdin.buffer:
-        done = uvloop.run(carry_out(msgspec.json.decode(line, type=Order)))
+        done = uvloop.run(carry_out(msgspec.json.decode(line, type=LoadOrder)))
         print(msgspec.json.encode(done).decode(), flush=True)
 
 

@@ -1,4 +1,4 @@
-"""Other processes that take part in a measurement: they get one JSON text and speak in lines."""
+"""Child processes of a benchmark, which exchange lines of JSON with it."""
 
 from __future__ import annotations
 
@@ -21,38 +21,39 @@ LAST_S_MAX = 15
 
 
 class Child:
-    """Another process, which speaks in lines of JSON and may be spoken to."""
+    """A child process that reads and writes lines of JSON."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self._process = process
 
     async def read(self) -> Any:
-        """The next line it says, decoded; an error when it ended instead."""
+        """Return the next line, decoded; raise RuntimeError if the process has ended."""
         assert self._process.stdout is not None
         line = await self._process.stdout.readline()
         if not line:
             status = await self._process.wait()
-            raise RuntimeError(f"a process of the benchmark ended early with status {status}")
+            raise RuntimeError(f"a child process of the benchmark ended early with status {status}")
         return msgspec.json.decode(line)
 
     async def ask(self, value: Any) -> Any:
-        self.tell(value)
+        """Write a value and return the reply."""
+        self.write(value)
         return await self.read()
 
-    def tell(self, value: Any = None) -> None:
-        """Without anything to say: let it go on, where it waits for that."""
+    def write(self, value: Any = None) -> None:
+        """Write a value. Without one, the line only lets a waiting process continue."""
         assert self._process.stdin is not None
         self._process.stdin.write(msgspec.json.encode(value) + b"\n")
 
 
 @asynccontextmanager
 async def child(role: str, store: Store, **arguments: object) -> AsyncIterator[Child]:
-    """`python -m bench.roles ROLE`, ended with the block, whatever happens in it."""
+    """Run `python -m bench.roles ROLE` for the duration of the block."""
     order = msgspec.json.encode({"store": store, **arguments}).decode()
     process = await _start("-m", "bench.roles", role, order)
     try:
         yield Child(process)
-        # It has said its last and ends by itself; killing it just then would confuse asyncio.
+        # It ends by itself after its last line; killing it at that moment would confuse asyncio.
         await asyncio.wait_for(process.wait(), STOP_S_MAX)
     finally:
         if process.returncode is None:
@@ -61,9 +62,11 @@ async def child(role: str, store: Store, **arguments: object) -> AsyncIterator[C
 
 
 @asynccontextmanager
-async def lasting(*line: str, quiet: bool = False) -> AsyncIterator[Child]:
-    """A program that would go on for ever, told to end with the block and given time for it.
-    `quiet`: a server that sees queues grow and grow has much to say about it."""
+async def background(*line: str, quiet: bool = False) -> AsyncIterator[Child]:
+    """Run a program that does not end by itself, and terminate it after the block.
+
+    `quiet` drops its standard error: a server logs much about growing queues.
+    """
     process = await _start(*line, stderr=asyncio.subprocess.DEVNULL if quiet else None)
     try:
         yield Child(process)
@@ -78,7 +81,7 @@ async def lasting(*line: str, quiet: bool = False) -> AsyncIterator[Child]:
 
 
 async def _start(*line: str, stderr: int | None = None) -> asyncio.subprocess.Process:
-    """Under nobody's settings."""
+    """Start Python without the HOLDFAST_ variables of the caller."""
     kept = {name: text for name, text in os.environ.items() if not name.startswith("HOLDFAST_")}
     path = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     return await asyncio.create_subprocess_exec(

@@ -1,8 +1,8 @@
-"""The ceiling on PostgreSQL: the least SQL that could do the job, on asyncpg, one round trip each.
+"""Raw SQL on PostgreSQL, the reference: minimal SQL for a queue, on asyncpg, one round trip each.
 
-It has what raw_sqlite has, on as many connections as there are callers, with SKIP LOCKED, tokens
-from a sequence, prepared statements and plans made once. It has not what raw_sqlite has not, and
-no notifications, reconnecting or server clock either.
+It has the same features as raw_sqlite, on one connection per caller, with SKIP LOCKED, tokens from
+a sequence, prepared statements and cached plans. It has no notifications, reconnecting or server
+clock.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ WHERE seq = ANY($1::bigint[]) AND token = ANY($2::bigint[])
 
 
 class RawPostgres:
-    """See `Subject`."""
+    """Raw SQL on PostgreSQL; see `Subject`."""
 
     def __init__(self, connections: list[Any]) -> None:
         self._connections = connections
@@ -61,7 +61,7 @@ class RawPostgres:
 
     @classmethod
     async def open(cls, dsn: str, *, connections: int) -> Self:
-        # Planning anew at every call costs more than a slightly better plan could save.
+        # Planning at every call costs more than a slightly better plan could save.
         settings = {"plan_cache_mode": "force_generic_plan"}
         opened = [await asyncpg.connect(dsn, server_settings=settings) for _ in range(connections)]
         await opened[0].execute(SCHEMA)

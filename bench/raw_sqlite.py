@@ -1,9 +1,9 @@
-"""The ceiling on SQLite: the least SQL that could do the job, on apsw, in the caller's thread.
+"""Raw SQL on SQLite, the reference: the minimal SQL for a queue, on apsw, in the caller's thread.
 
 It has a table as wide as a job, an integer key, the producer's text id (unique), an attempt
 count, a token checked at settle, priority, due time, deadline, and full durability. It has no
-checks of what comes in, queues with settings, once-only keys, answers for each job, events,
-locks between processes, threads, wake-ups or objects: rows in, rows out.
+input checks, queues with settings, once-only keys, results for each job, events, locks between
+processes, threads, wake-ups or objects: rows in, rows out.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ CREATE UNIQUE INDEX job_id ON job(id);
 CREATE INDEX job_ready ON job(queue, rank, due_at, seq) WHERE state = 0;
 CREATE INDEX job_leased ON job(deadline_at) WHERE state = 1;
 """
-# What measured fastest: one INSERT of many rows, but a SELECT and one UPDATE for each row.
+# Measured fastest: one INSERT of many rows, but a SELECT and one UPDATE for each row.
 INSERT = "INSERT INTO job(id, queue, rank, due_at, created_at, task, content_type, payload) VALUES "
 ROW = "(?, 1, 0, ?, ?, ?, 'application/json', ?)"
 TAKE = """
@@ -51,7 +51,7 @@ WHERE seq = ?1 AND token = ?2
 
 
 class RawSqlite:
-    """See `Subject`."""
+    """Raw SQL on SQLite; see `Subject`."""
 
     def __init__(self, path: Path, *, vfs: str | None = None) -> None:
         self._connection = apsw.Connection(str(path), vfs=vfs)

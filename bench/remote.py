@@ -1,6 +1,6 @@
-"""Clients of a server, each a process: `python -m bench.remote ROLE PLACE ARGUMENT`.
+"""Clients of a server, each a process: `python -m bench.remote ROLE URL ARGUMENT`.
 
-They use the remote engine as a program does, and say in lines of JSON what they did.
+They use the remote engine as a program does, and print their results as lines of JSON.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ import uuid_utils
 
 from bench.subject import HoldfastSubject
 from holdfast.core.model import LeaseRequest
+from holdfast.engines.registry import open_engine
 from holdfast.engines.remote import RemoteEngine
-from holdfast.engines.url import open_engine
 
 BATCH = 100
 
 
 async def cycle(engine: RemoteEngine, seconds: float) -> None:
-    """Each time it is told to, enqueue, lease and settle in hundreds; how many were finished."""
+    """For each input line, enqueue, lease and settle in hundreds; print the number of jobs done."""
     subject = HoldfastSubject(engine, queue="cycle")
-    _say("ready")
+    _print("ready")
     while await asyncio.to_thread(sys.stdin.readline):
         end = time.monotonic() + seconds
         done = 0
@@ -34,32 +34,32 @@ async def cycle(engine: RemoteEngine, seconds: float) -> None:
             leases = await subject.lease(BATCH)
             await subject.settle(leases)
             done += len(leases)
-        _say(done)
+        _print(done)
 
 
 async def waker(engine: RemoteEngine, times: float) -> None:
-    """Wait for one job after the other, say when each was in hand, by a clock all share."""
+    """Wait for one job after the other, and print when each arrived, by the monotonic clock."""
     subject = HoldfastSubject(engine, queue="wake")
     request = LeaseRequest(queues=("wake",), worker="waker", wait_ms=60_000)
-    _say("ready")
+    _print("ready")
     for _ in range(int(times)):
         leases = await engine.lease(request)
         at = time.monotonic_ns()
         await subject.settle(leases)
-        _say(at)
+        _print(at)
 
 
 def _new_id() -> str:
-    """One that no other process makes."""
+    """Return an id that no other process creates."""
     return str(uuid_utils.uuid7())
 
 
-def _say(value: Any) -> None:
+def _print(value: Any) -> None:
     print(msgspec.json.encode(value).decode(), flush=True)
 
 
-async def main(role: str, place: str, argument: str) -> None:
-    engine = open_engine(place)
+async def main(role: str, url: str, argument: str) -> None:
+    engine = open_engine(url)
     assert isinstance(engine, RemoteEngine)
     await engine.open()
     try:

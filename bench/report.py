@@ -1,6 +1,6 @@
-"""The one format of every benchmark: results in sections, as a table, as JSON, as Markdown.
+"""The results of benchmarks: sections of results, printed as a table, JSON or Markdown.
 
-A ratio is always "higher is better"; a goal is the least ratio wanted. It measures nothing.
+A higher ratio is always better; a goal is the smallest ratio wanted. This module measures nothing.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ RECORD_END = "<!-- end of record: {name} -->"
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):
-    """One number beside what it is compared with; None where there is nothing to compare with."""
+    """One measured value and the reference it is compared with, if any."""
 
     bench: str
     engine: str
@@ -32,13 +32,13 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def met(self) -> bool | None:
-        """None without a goal. A goal without a ratio is a mistake, so it counts as missed."""
+        """Whether the goal is met; None without a goal. A goal without a ratio counts as missed."""
         return None if self.goal is None else (self.ratio or 0.0) >= self.goal
 
 
 @dataclass(slots=True)
 class Section:
-    """Results that share what their references are, which `title` says."""
+    """Results with the same kind of reference, which `title` names."""
 
     title: str
     results: list[Result] = field(default_factory=list)
@@ -46,8 +46,7 @@ class Section:
 
 @dataclass(slots=True)
 class Report:
-    """What one benchmark found out about the engines it was asked for. A note says in one line what
-    could not be measured, and why."""
+    """The results of one benchmark. A note is one line on what could not be measured, and why."""
 
     bench: str
     sections: list[Section] = field(default_factory=list)
@@ -62,6 +61,7 @@ class Report:
         return [result for result in self.results if result.met is False]
 
     def section(self, title: str) -> None:
+        """Start a section; later results belong to it."""
         self.sections.append(Section(title))
 
     def rate(
@@ -74,7 +74,7 @@ class Report:
         reference: float | None = None,
         goal: float | None = None,
     ) -> None:
-        """More is better."""
+        """Add a value that is better when it is higher."""
         ratio = None if reference is None else _divide(value, reference)
         self._add(engine, metric, value, unit, reference, ratio, goal)
 
@@ -88,7 +88,7 @@ class Report:
         reference: float | None = None,
         goal: float | None = None,
     ) -> None:
-        """Less is better, so the ratio is the reference over the value."""
+        """Add a value that is better when it is lower: the ratio is reference over value."""
         ratio = None if reference is None else _divide(reference, value)
         self._add(engine, metric, value, unit, reference, ratio, goal)
 
@@ -116,11 +116,13 @@ class Report:
 
 
 def write_json(path: Path, reports: list[Report]) -> None:
+    """Write all results as a JSON list."""
     results = [result for report in reports for result in report.results]
     path.write_bytes(msgspec.json.format(msgspec.json.encode(results)) + b"\n")
 
 
 def print_table(report: Report, console: Console) -> None:
+    """Print the sections as tables, then the notes."""
     for section in report.sections:
         table = Table(
             title=section.title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD
@@ -141,6 +143,7 @@ def print_table(report: Report, console: Console) -> None:
 
 
 def to_markdown(report: Report) -> str:
+    """Format the report as Markdown tables."""
     lines = []
     for section in report.sections:
         lines += [f"**{section.title}**", ""]
@@ -153,12 +156,12 @@ def to_markdown(report: Report) -> str:
 
 
 def record(page: Path, name: str, text: str) -> None:
-    """Replace what stands between the markers of `name`; the rest of the page stays as it is."""
+    """Replace the text between the markers of `name` in a page."""
     start, end = RECORD_START.format(name=name), RECORD_END.format(name=name)
-    whole = page.read_text()
-    if whole.count(start) != 1 or whole.count(end) != 1:
-        raise SystemExit(f"{page} needs the lines {start} and {end} once each, to record between")
-    before, _, rest = whole.partition(start)
+    content = page.read_text()
+    if content.count(start) != 1 or content.count(end) != 1:
+        raise SystemExit(f"{page} must contain the lines {start} and {end} exactly once")
+    before, _, rest = content.partition(start)
     _, _, after = rest.partition(end)
     page.write_text(f"{before}{start}\n{text.strip()}\n{end}{after}")
 
@@ -177,6 +180,6 @@ def _number(value: float) -> str:
     return f"{value:.2f}" if value < 10 else f"{value:.1f}"
 
 
-def _divide(part: float, whole: float) -> float:
-    """A cost too small to be seen still gives a finite ratio."""
-    return round(max(part, 1e-6) / max(whole, 1e-6), 3)
+def _divide(numerator: float, denominator: float) -> float:
+    """Divide; a value too small to measure still gives a finite ratio."""
+    return round(max(numerator, 1e-6) / max(denominator, 1e-6), 3)

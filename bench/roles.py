@@ -1,4 +1,4 @@
-"""What a child process of a benchmark does: `python -m bench.roles ROLE ARGUMENTS`."""
+"""The roles of child processes of a benchmark: `python -m bench.roles ROLE ARGUMENTS`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from holdfast.core.model import JobFilter, LeaseRequest, NewJob
 
 
 async def memory(store: Store, *, queue: str, seconds: float) -> None:
-    """Work on a long queue, look at it as an operator would, say the most memory ever used."""
+    """Work on a long queue, read it as an operator would, and print the peak memory."""
     async with opened(store) as engine:
         subject = HoldfastSubject(engine, queue=queue)
         end = time.monotonic() + seconds
@@ -31,11 +31,11 @@ async def memory(store: Store, *, queue: str, seconds: float) -> None:
         await engine.find(JobFilter(queue=queue), limit=100)
         await engine.overdue(100)
         await engine.expired(100)
-        _say({"rss_mb": _rss_peak_mb(), "jobs": jobs})
+        _print({"rss_mb": _rss_peak_mb(), "jobs": jobs})
 
 
 async def idle(store: Store, *, seconds: float) -> None:
-    """Wait for a job that never comes, say what share of a core that took."""
+    """Wait for a job that never comes, and print the share of a core that this used."""
     async with opened(store) as engine:
         request = LeaseRequest(queues=("default",), worker="idle", wait_ms=3_600_000)
         waiting = asyncio.create_task(engine.lease(request))
@@ -43,14 +43,14 @@ async def idle(store: Store, *, seconds: float) -> None:
         cpu, started = time.process_time(), time.monotonic()
         await asyncio.sleep(seconds)
         share = (time.process_time() - cpu) / (time.monotonic() - started)
-        _say({"share": share})
+        _print({"share": share})
         waiting.cancel()
 
 
 async def writer(store: Store, *, name: str, seconds: float) -> None:
-    """Commit one job after the other once told to, say when each call began and ended, in µs."""
+    """After a start signal, commit one job after the other; print start and end of each in µs."""
     async with opened(store) as engine:
-        _say("ready")
+        _print("ready")
         await asyncio.to_thread(sys.stdin.readline)
         calls: list[tuple[int, int]] = []
         started = time.monotonic_ns() // 1000
@@ -61,32 +61,32 @@ async def writer(store: Store, *, name: str, seconds: float) -> None:
             done = time.monotonic_ns() // 1000
             calls.append((started, done))
             started = done
-        _say(calls)
-        # Closing takes its turn at the lock as well, and is not what is measured.
+        _print(calls)
+        # Closing also takes the lock and is not measured, so wait until all writers are done.
         await asyncio.to_thread(sys.stdin.readline)
 
 
 async def waker(store: Store, *, times: int) -> None:
-    """Lease one job after the other, say when each was in hand, by a clock all processes share."""
+    """Lease one job after the other, and print when each arrived, by the monotonic clock."""
     async with opened(store) as engine:
         request = LeaseRequest(queues=("default",), worker="waker", wait_ms=60_000)
         subject = HoldfastSubject(engine)
-        _say("ready")
+        _print("ready")
         for _ in range(times):
             leases = await engine.lease(request)
             at = time.monotonic_ns()
             await subject.settle(leases)
-            _say(at)
+            _print(at)
 
 
 def _rss_peak_mb() -> float:
     status = Path("/proc/self/status").read_text()
     found = re.search(r"VmHWM:\s+(\d+) kB", status)
-    assert found is not None, "this system does not say how much memory a process used"
+    assert found is not None, "peak memory is unknown: /proc/self/status has no VmHWM"
     return int(found[1]) / 1024
 
 
-def _say(value: Any) -> None:
+def _print(value: Any) -> None:
     print(msgspec.json.encode(value).decode(), flush=True)
 
 
@@ -98,5 +98,5 @@ if __name__ == "__main__":
         "waker": waker,
     }
     arguments = msgspec.json.decode(sys.argv[2])
-    place = msgspec.convert(arguments.pop("store"), Store)
-    asyncio.run(roles[sys.argv[1]](place, **arguments))
+    store = msgspec.convert(arguments.pop("store"), Store)
+    asyncio.run(roles[sys.argv[1]](store, **arguments))

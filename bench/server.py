@@ -1,7 +1,8 @@
-"""The benchmark `server`: requests beside a bare framework's, batches beside the embedded engine.
+"""The benchmark `server`: compares requests with a bare framework, and batches with the embedded
+engine.
 
-Each pair is measured in turns, so that a slow second of a shared machine hurts both alike. The
-load comes from processes of its own.
+Each pair is measured in turns, so that a slow second of a shared machine affects both equally.
+Separate processes generate the load.
 """
 
 from __future__ import annotations
@@ -20,16 +21,16 @@ from pathlib import Path
 
 import msgspec
 
-from bench.load import Load, Order
-from bench.processes import Child, lasting
+from bench.concurrency import percentile
+from bench.load import LoadOrder, LoadResult
+from bench.processes import Child, background
 from bench.report import Report
 from bench.stores import syncs_per_second
 from bench.subject import PAYLOAD, TASK, HoldfastSubject
-from bench.together import percentile
 from holdfast.core.model import Queue
+from holdfast.engines.registry import open_engine
 from holdfast.engines.remote import RemoteEngine
 from holdfast.engines.sqlite import SQLiteEngine
-from holdfast.engines.url import open_engine
 
 REQUEST_GOAL = 0.5
 BATCH_GOAL = 0.5
@@ -39,12 +40,12 @@ CLIENTS = 4
 BATCH = 100
 SERVE = "from holdfast.cli import main; main()"
 
-Tell = Callable[[str], None]
+Log = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizes:
-    """How much is measured; the goals are meant for the default."""
+    """Sizes of the measurements. The goals apply to the defaults."""
 
     turns: int = 7
     turn_s: float = 2.0
@@ -55,8 +56,8 @@ class Sizes:
 QUICK = Sizes(turns=2, turn_s=0.5, wake_ups=40)
 
 
-async def run(sizes: Sizes, tell: Tell) -> Report:
-    """On SQLite with full durability, in a temporary directory that is gone afterwards."""
+async def run(sizes: Sizes, log: Log) -> Report:
+    """Run on SQLite with full durability, in a temporary directory that is deleted afterwards."""
     report = Report("server")
     async with contextlib.AsyncExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="holdfast-bench-")))
@@ -64,12 +65,12 @@ async def run(sizes: Sizes, tell: Tell) -> Report:
         line = ("-c", SERVE, "serve", "--url", url, "--port", "0", "--json", "--no-upkeep")
         report.section("the disk: 4 KB written and synced, one after the other")
         report.rate("disk", "sync", syncs_per_second(folder, seconds=0.5), unit="syncs/s")
-        server = await stack.enter_async_context(lasting(*line, quiet=True))
-        place = (await server.read())["server"]
-        echo = await stack.enter_async_context(lasting("-m", "bench.echo"))
-        load = await stack.enter_async_context(lasting("-m", "bench.load"))
-        await declare(place)
-        bench = _Bench(sizes, report, tell, place, load)
+        server = await stack.enter_async_context(background(*line, quiet=True))
+        url = (await server.read())["server"]
+        echo = await stack.enter_async_context(background("-m", "bench.echo"))
+        load = await stack.enter_async_context(background("-m", "bench.load"))
+        await declare(url)
+        bench = _Bench(sizes, report, log, url, load)
         await bench.requests(await echo.read())
         await bench.batches(folder / "embedded.db")
         await bench.cycle()
@@ -78,24 +79,26 @@ async def run(sizes: Sizes, tell: Tell) -> Report:
 
 
 class _Bench:
-    def __init__(self, sizes: Sizes, report: Report, tell: Tell, place: str, load: Child) -> None:
+    """The measurements of one server."""
+
+    def __init__(self, sizes: Sizes, report: Report, log: Log, url: str, load: Child) -> None:
         self._sizes = sizes
         self._report = report
-        self._tell = tell
-        self._place = place
-        self._port = int(place.rpartition(":")[2])
+        self._log = log
+        self._url = url
+        self._port = int(url.rpartition(":")[2])
         self._load = load
 
     async def requests(self, echo: int) -> None:
         sizes = self._sizes
         self._report.section(
             f"single jobs: one request each, {sizes.connections} connections; "
-            "the reference is the bare framework, which only says again what it was told"
+            "the reference is the bare framework, which returns the request body"
         )
         body = new_jobs(1)
         ours, theirs, waits = [], [], []
         for turn in range(-1, sizes.turns):
-            self._tell(f"requests, turn {max(turn, 0) + 1} of {sizes.turns}")
+            self._log(f"requests, turn {max(turn, 0) + 1} of {sizes.turns}")
             bare = await self._loaded(echo, "/echo", body, sizes.connections)
             real = await self._loaded(self._port, "/v1/queues/single/jobs", body, sizes.connections)
             if turn >= 0:
@@ -113,7 +116,7 @@ class _Bench:
         for part in (50, 99):
             value = percentile(sorted(waits), part / 100)
             self._report.cost("sqlite", f"answer, p{part}", value, unit="ms")
-        size = await asyncio.to_thread(_commit_size, self._place)
+        size = await asyncio.to_thread(_commit_size, self._url)
         if size is not None:
             self._report.rate("sqlite", "jobs in a transaction", size, unit="jobs")
 
@@ -121,14 +124,14 @@ class _Bench:
         sizes = self._sizes
         self._report.section(
             f"batches of {BATCH}, {CLIENTS} connections; the reference is the embedded engine, "
-            "enqueueing batches of as many one after the other"
+            "enqueueing batches of the same size one after the other"
         )
         engine = SQLiteEngine(path)
         await engine.open()
         body = new_jobs(BATCH)
         ours, theirs = [], []
         for turn in range(-1, sizes.turns):
-            self._tell(f"batches, turn {max(turn, 0) + 1} of {sizes.turns}")
+            self._log(f"batches, turn {max(turn, 0) + 1} of {sizes.turns}")
             embedded = await _embedded(HoldfastSubject(engine), sizes.turn_s)
             real = await self._loaded(self._port, "/v1/queues/batch/jobs", body, CLIENTS)
             if turn >= 0:
@@ -148,12 +151,12 @@ class _Bench:
         sizes = self._sizes
         self._report.section(
             f"the remote engine, {CLIENTS} processes: enqueue, lease and settle in hundreds; "
-            "the reference is the rate that is wanted"
+            "the reference is the wanted rate"
         )
-        self._tell("the full cycle")
+        self._log("the full cycle")
         async with contextlib.AsyncExitStack() as stack:
-            line = ("-m", "bench.remote", "cycle", self._place, str(sizes.turn_s))
-            clients = [await stack.enter_async_context(lasting(*line)) for _ in range(CLIENTS)]
+            line = ("-m", "bench.remote", "cycle", self._url, str(sizes.turn_s))
+            clients = [await stack.enter_async_context(background(*line)) for _ in range(CLIENTS)]
             for client in clients:
                 await client.read()
             rates = [await self._cycled(clients) for _ in range(-1, sizes.turns)]
@@ -169,7 +172,7 @@ class _Bench:
     async def _cycled(self, clients: list[Child]) -> float:
         started = time.monotonic()
         for client in clients:
-            client.tell("go")
+            client.write("go")
         done: int = sum([await client.read() for client in clients])
         return done / (time.monotonic() - started)
 
@@ -178,14 +181,14 @@ class _Bench:
             "the remote engine: enqueue in one process until leased in another that waits; "
             "the reference is the bound"
         )
-        self._tell("wake-ups")
+        self._log("wake-ups")
         times = self._sizes.wake_ups
         waits = []
-        engine = open_engine(self._place)
+        engine = open_engine(self._url)
         assert isinstance(engine, RemoteEngine)
         await engine.open()
         subject = HoldfastSubject(engine, queue="wake")
-        async with lasting("-m", "bench.remote", "waker", self._place, str(times)) as waker:
+        async with background("-m", "bench.remote", "waker", self._url, str(times)) as waker:
             await waker.read()
             for job in subject.make(times):
                 await asyncio.sleep(random.uniform(0.01, 0.03))
@@ -204,22 +207,23 @@ class _Bench:
             goal=1,
         )
 
-    async def _loaded(self, port: int, path: str, body: str, connections: int) -> Load:
-        order = Order(
+    async def _loaded(self, port: int, path: str, body: str, connections: int) -> LoadResult:
+        order = LoadOrder(
             port=port,
             path=path,
             body=body,
             connections=connections,
             seconds=self._sizes.turn_s,
         )
-        done = msgspec.convert(await self._load.ask(order), Load)
-        assert done.answers, "nothing was answered"
+        done = msgspec.convert(await self._load.ask(order), LoadResult)
+        assert done.answers, "the server answered no request"
         assert not done.failures, f"{done.failures} of {done.answers} requests failed"
         return done
 
 
-async def declare(place: str) -> None:
-    engine = open_engine(place)
+async def declare(url: str) -> None:
+    """Declare the queues of the benchmark."""
+    engine = open_engine(url)
     await engine.open()
     for name in ("single", "batch", "cycle", "wake"):
         await engine.declare(Queue(name=name))
@@ -227,7 +231,7 @@ async def declare(place: str) -> None:
 
 
 async def _embedded(subject: HoldfastSubject, seconds: float) -> float:
-    """Jobs enqueued in a second."""
+    """Jobs enqueued per second by the embedded engine."""
     count, took = 0, 0.0
     while took < seconds:
         batches = [subject.make(BATCH) for _ in range(20)]
@@ -240,14 +244,14 @@ async def _embedded(subject: HoldfastSubject, seconds: float) -> float:
 
 
 def new_jobs(count: int) -> str:
-    """As large as elsewhere, in the JSON of the API."""
+    """Return a request body with jobs of the same size as in the other benchmarks."""
     job = {"task": TASK, "payload": {"text": PAYLOAD[32:126].decode() * 2 + "x" * 56}}
     return msgspec.json.encode({"jobs": [job] * count}).decode()
 
 
-def _commit_size(place: str) -> float | None:
-    """The mean number of jobs in a transaction, as the server counts it."""
-    with urllib.request.urlopen(f"{place}/metrics", timeout=10) as answer:
+def _commit_size(url: str) -> float | None:
+    """Mean number of jobs per transaction, from the metrics of the server."""
+    with urllib.request.urlopen(f"{url}/metrics", timeout=10) as answer:
         text = answer.read().decode()
     name = r'holdfast_commit_batch_jobs_{}\{{verb="enqueue"\}} (\S+)'
     total, count = (re.search(name.format(part), text) for part in ("sum", "count"))

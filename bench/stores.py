@@ -1,4 +1,4 @@
-"""Where a benchmark keeps its jobs: a file or a database of its own, and the engine on it."""
+"""The store of a benchmark, a file or a database, and the engine that opens it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ENGINES: tuple[EngineName, ...] = ("sqlite", "postgres")
 
 
 class Store(msgspec.Struct, frozen=True, kw_only=True):
-    """`place` is the path of a file, or the URL of a database. It crosses to other processes."""
+    """`place` is the path of a file or the URL of a database. Passed to other processes as JSON."""
 
     engine: EngineName
     place: str
@@ -26,7 +26,7 @@ class Store(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def build(store: Store) -> Engine:
-    """An engine with the settings a program gets by default; not yet open."""
+    """Create an engine with default settings; it is not open yet."""
     if store.engine == "sqlite":
         from holdfast.engines.sqlite import SQLiteEngine
 
@@ -38,6 +38,7 @@ def build(store: Store) -> Engine:
 
 @asynccontextmanager
 async def opened(store: Store) -> AsyncIterator[Engine]:
+    """Open an engine on the store for the duration of the block."""
     engine = build(store)
     await engine.open()
     try:
@@ -47,7 +48,7 @@ async def opened(store: Store) -> AsyncIterator[Engine]:
 
 
 def syncs_per_second(directory: Path, *, seconds: float) -> float:
-    """How often 4 KB can be written and synced there, one after the other."""
+    """Measure how often 4 KB can be written and synced in this directory, sequentially."""
     path = directory / "syncs"
     block = bytes(4096)
     number = os.open(path, os.O_CREAT | os.O_WRONLY, 0o600)

@@ -1,4 +1,4 @@
-"""What is measured: the raw ceiling and Holdfast behind the same four calls."""
+"""The interface that the benchmarks measure, and Holdfast behind it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ next_number = itertools.count(1).__next__
 
 
 class Subject(Protocol):
-    """`make` is not timed; each of the other three is one durable transaction."""
+    """A queue under test. `make` is not timed; each other call is one durable transaction."""
 
     def make(self, count: int) -> list[Any]: ...
 
@@ -31,7 +31,7 @@ class Subject(Protocol):
 
 
 class HoldfastSubject:
-    """An open engine, used as a program would; the answers are looked at, as a program must."""
+    """An open engine, used as a program would use it: every result is checked."""
 
     def __init__(self, engine: Engine, *, queue: str = "default") -> None:
         self._engine = engine

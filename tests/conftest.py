@@ -15,11 +15,11 @@ from uuid import uuid4
 import pytest
 from hypothesis import settings
 
+from holdfast.conformance.postgres_server import ServiceUnavailable
 from holdfast.engines.base import Engine
-from holdfast.engines.sqlite.disk import FLOOR_BYTES
-from holdfast.engines.url import open_engine
+from holdfast.engines.registry import open_engine
+from holdfast.engines.sqlite.files import FLOOR_BYTES
 from holdfast.testing.clock import ManualClock
-from holdfast.testing.services import ServiceUnavailable
 from tests import services
 
 # The machine's noise is no property of the code, and a failure must be repeatable elsewhere.

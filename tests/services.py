@@ -15,8 +15,8 @@ from urllib.parse import urlsplit
 import psycopg
 from psycopg import sql
 
+from holdfast.conformance.postgres_server import PrivatePostgres, ServiceUnavailable
 from holdfast.engines.postgres import PostgresEngine
-from holdfast.testing.services import PrivatePostgres, ServiceUnavailable
 
 
 @contextlib.contextmanager

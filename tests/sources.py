@@ -1,6 +1,7 @@
 """The package's own source files, parsed, for the tests that read instead of run them."""
 
 import ast
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,6 +21,19 @@ class Source:
     def tree(self) -> ast.Module:
         return ast.parse(self.text)
 
+    @property
+    def class_names(self) -> list[str]:
+        return [node.name for node in ast.walk(self.tree) if isinstance(node, ast.ClassDef)]
+
+    @property
+    def lines(self) -> int:
+        return len(self.text.splitlines())
+
+    @property
+    def folder(self) -> str:
+        """The dotted name of the folder that the file is in."""
+        return self.module if self.is_package else self.module.rpartition(".")[0]
+
     def is_in(self, *prefixes: str) -> bool:
         return any(is_within(self.module, prefix) for prefix in prefixes)
 
@@ -37,3 +51,48 @@ def read_all() -> list[Source]:
 
 def is_within(module: str, prefix: str) -> bool:
     return module == prefix or module.startswith(prefix + ".")
+
+
+def imports(source: Source, *, types: bool = True) -> Iterator[tuple[int, str]]:
+    """Each imported thing with its line, lazy imports included; without `types`, not those that are
+    only for type checkers. The name is complete: a name from a package may itself be a module."""
+    nodes = ast.walk(source.tree) if types else _executed(source.tree)
+    for node in nodes:
+        match node:
+            case ast.Import():
+                yield from ((node.lineno, alias.name) for alias in node.names)
+            case ast.ImportFrom():
+                base = _absolute(source, node)
+                yield from ((node.lineno, f"{base}.{alias.name}") for alias in node.names)
+            case _:
+                pass
+
+
+def imported_modules(source: Source, sources: list[Source]) -> set[str]:
+    """The modules of the package that a module imports at some time when it runs."""
+    known = {each.module for each in sources}
+    found = set()
+    for _, target in imports(source, types=False):
+        top, _, name = target.partition(".")
+        if top == "holdfast":
+            found.add(name if name in known else name.rpartition(".")[0])
+    return found - {source.module}
+
+
+def _executed(node: ast.AST) -> Iterator[ast.AST]:
+    """Every node but those below `if TYPE_CHECKING`."""
+    match node:
+        case ast.If(test=ast.Name(id="TYPE_CHECKING")):
+            return
+        case _:
+            yield node
+            for child in ast.iter_child_nodes(node):
+                yield from _executed(child)
+
+
+def _absolute(source: Source, node: ast.ImportFrom) -> str:
+    if node.level == 0:
+        return node.module or ""
+    here = ["holdfast", *filter(None, source.module.split("."))]
+    up = node.level - (1 if source.is_package else 0)
+    return ".".join([*here[: len(here) - up], *filter(None, [node.module])])

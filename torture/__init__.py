@@ -1,1 +1,1 @@
-"""The crash tests at any size: what `./hf torture` runs."""
+"""Crash tests of any size, run by `./hf torture`."""

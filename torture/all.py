@@ -1,4 +1,4 @@
-"""Every crash test, one after the other, each at `--scale` times its usual size."""
+"""Run every crash test, one after the other, each at `--scale` times its usual size."""
 
 from __future__ import annotations
 
@@ -10,9 +10,21 @@ from torture import engines, machine, poison, power, server, simulate, workers, 
 
 def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="hf torture all", description=__doc__)
-    parser.add_argument("--scale", type=float, default=1.0)
-    parser.add_argument("--seed", type=int, default=SystemRandom().randrange(1_000_000))
-    parser.add_argument("--record", action="store_true", help="add the figures to docs/torture.md")
+    parser.add_argument(
+        "--scale",
+        type=float,
+        default=1.0,
+        metavar="FACTOR",
+        help="factor of the sizes [default: 1]",
+    )
+    parser.add_argument(
+        "--seed",
+        type=int,
+        metavar="N",
+        default=SystemRandom().randrange(1_000_000),
+        help="seed of all tests [default: random]",
+    )
+    parser.add_argument("--record", action="store_true", help="add the results to docs/torture.md")
     given = parser.parse_args(argv)
 
     def sized(number: int) -> str:

@@ -1,6 +1,6 @@
-"""kill -9: processes enqueue, lease, renew and settle on one store while they, and PostgreSQL
-itself, are killed and frozen at random. Then the store heals, drains, and its history is checked:
-nothing lost, nothing resurrected, no stale settle."""
+"""Kill and freeze client processes, and PostgreSQL itself, at random while the clients enqueue,
+lease, renew and settle on one store. Then the faults stop, the store drains, and its history is
+checked: no job lost, none resurrected, no stale settle."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import time
 from pathlib import Path
 from typing import Any
 
-from holdfast.testing.checker import Findings
+from holdfast.conformance.checker import Findings
 from torture import results
+from torture.fault_injection import FaultInjector, FaultPlan
 from torture.stores import ENGINES, store
-from torture.storm import Storm, Weather
 
 SECONDS_EACH = {"sqlite": 0.2, "postgres": 0.4}
-"""How long the storm lasts for each kill: processes must come to work between two of them."""
+"""Duration of a run per kill: processes must get some work done between two kills."""
 
 
 def main(argv: list[str]) -> int:
@@ -34,17 +34,36 @@ def main(argv: list[str]) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="hf torture engines", description=__doc__)
-    parser.add_argument("--engine", choices=(*ENGINES, "both"), default="both")
-    parser.add_argument("--processes", type=int, default=8)
-    parser.add_argument("--kills", type=int, default=300, help="of processes")
-    parser.add_argument("--freezes", type=int, help="past their leases; default: a tenth of kills")
-    parser.add_argument("--server-kills", type=int, help="default: a fiftieth of kills")
+    parser.add_argument(
+        "--engine",
+        choices=(*ENGINES, "both"),
+        default="both",
+        help="engine to test [default: both]",
+    )
+    parser.add_argument(
+        "--processes", type=int, default=8, metavar="N", help="client processes [default: 8]"
+    )
+    parser.add_argument(
+        "--kills", type=int, default=300, metavar="N", help="kills of clients [default: 300]"
+    )
+    parser.add_argument(
+        "--freezes",
+        type=int,
+        metavar="N",
+        help="freezes longer than a lease [default: a tenth of kills]",
+    )
+    parser.add_argument(
+        "--server-kills",
+        type=int,
+        metavar="N",
+        help="kills of the database server [default: a fiftieth of kills]",
+    )
     results.add_options(parser)
     return parser
 
 
 def _torture(name: str, given: argparse.Namespace) -> tuple[dict[str, Any], Findings]:
-    weather = Weather(
+    plan = FaultPlan(
         processes=given.processes,
         kills=given.kills,
         seconds=given.kills * SECONDS_EACH[name] if given.seconds is None else given.seconds,
@@ -53,10 +72,10 @@ def _torture(name: str, given: argparse.Namespace) -> tuple[dict[str, Any], Find
         server_kills=given.kills // 50 if given.server_kills is None else given.server_kills,
     )
     replay = (
-        f"./hf torture engines --engine {name} --processes {weather.processes} "
-        f"--kills {weather.kills} --freezes {weather.freezes} "
-        f"--server-kills {weather.server_kills} --seconds {weather.seconds:g} "
-        f"--seed {weather.seed}"
+        f"./hf torture engines --engine {name} --processes {plan.processes} "
+        f"--kills {plan.kills} --freezes {plan.freezes} "
+        f"--server-kills {plan.server_kills} --seconds {plan.seconds:g} "
+        f"--seed {plan.seed}"
     )
     print(f"{name}: {replay}", flush=True)
     started = time.monotonic()
@@ -64,13 +83,13 @@ def _torture(name: str, given: argparse.Namespace) -> tuple[dict[str, Any], Find
         histories = Path(home, "histories")
         histories.mkdir()
         with store(name, Path(home)) as chosen:
-            findings = Storm(chosen, weather, histories).run()
+            findings = FaultInjector(chosen, plan, histories).run()
         if given.keep or not findings.clean:
             kept = given.keep or Path(tempfile.mkdtemp(prefix="holdfast-histories-"))
             shutil.copytree(histories, kept / name, dirs_exist_ok=True)
             print(f"histories: {kept / name} (./hf torture check {kept / name})")
     _show(findings)
-    return _figures(name, weather, findings, time.monotonic() - started), findings
+    return _figures(name, plan, findings, time.monotonic() - started), findings
 
 
 def _show(findings: Findings) -> None:
@@ -79,11 +98,11 @@ def _show(findings: Findings) -> None:
         print(violation)
 
 
-def _figures(name: str, weather: Weather, findings: Findings, took_s: float) -> dict[str, Any]:
+def _figures(name: str, plan: FaultPlan, findings: Findings, took_s: float) -> dict[str, Any]:
     return {
         "engine": name,
-        "seed": weather.seed,
-        "processes": weather.processes,
+        "seed": plan.seed,
+        "processes": plan.processes,
         "seconds": round(took_s, 1),
         "kills": findings.kills,
         "server_kills": findings.server_kills,

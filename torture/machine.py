@@ -1,5 +1,5 @@
-"""The Hypothesis state machine: random histories of an engine beside the reference, step by step.
-A failure is shrunk to its shortest form and printed with the command that repeats it."""
+"""Compare an engine with the reference engine by a Hypothesis state machine: random histories, step
+by step. A failure is shrunk and printed with the command that repeats it."""
 
 from __future__ import annotations
 
@@ -8,19 +8,31 @@ import time
 import traceback
 from random import SystemRandom
 
-from holdfast.testing.harness import Harness
-from holdfast.testing.machine import run_histories
+from holdfast.conformance.harness import Harness
+from holdfast.conformance.machine import run_histories
 from torture import results
 from torture.simulate import ENGINES, WITHOUT, factory
 
 
 def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="hf torture machine", description=__doc__)
-    parser.add_argument("--engine", choices=ENGINES, default="sqlite")
-    parser.add_argument("--examples", type=int, default=500, help="histories")
-    parser.add_argument("--steps", type=int, default=100, help="at most, in each")
-    parser.add_argument("--seed", type=int, default=SystemRandom().randrange(2**32))
-    parser.add_argument("--record", action="store_true", help="add the figures to docs/torture.md")
+    parser.add_argument(
+        "--engine", choices=ENGINES, default="sqlite", help="engine to test [default: sqlite]"
+    )
+    parser.add_argument(
+        "--examples", type=int, default=500, metavar="N", help="number of histories [default: 500]"
+    )
+    parser.add_argument(
+        "--steps", type=int, default=100, metavar="N", help="most steps per history [default: 100]"
+    )
+    parser.add_argument(
+        "--seed",
+        type=int,
+        metavar="N",
+        default=SystemRandom().randrange(2**32),
+        help="seed of the histories [default: random]",
+    )
+    parser.add_argument("--record", action="store_true", help="add the results to docs/torture.md")
     given = parser.parse_args(argv)
     replay = (
         f"./hf torture machine --engine {given.engine} --examples {given.examples} "
@@ -36,12 +48,12 @@ def main(argv: list[str]) -> int:
                 steps=given.steps,
                 seed=given.seed,
             )
-        except Exception:  # noqa: BLE001 - whatever it is, it is what was looked for
+        except Exception:  # noqa: BLE001 - any exception is a finding
             traceback.print_exc()
             print(f"replay: {replay}")
             return 1
     seconds = time.monotonic() - started
-    print(f"{given.engine}: {given.examples} histories in {seconds:.0f} s, all alike")
+    print(f"{given.engine}: {given.examples} histories in {seconds:.0f} s, no difference found")
     if given.record:
         figures = {name: getattr(given, name) for name in ("engine", "examples", "steps", "seed")}
         results.record("state machine", {**figures, "seconds": seconds, "violations": 0})

@@ -1,7 +1,7 @@
-"""Power cuts: a SQLite engine works on a disk with a volatile cache until the power goes.
+"""Cut the power under a SQLite engine that works on a disk with a volatile cache.
 
-Then the file must open, be sound and hold everything that was answered. Most rounds go on with
-the file that the round before left behind, as a machine does; the others start afresh.
+After each cut the file must open, pass an integrity check and contain every acknowledged write.
+Most rounds continue with the file of the round before; the others start with an empty one.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ from typing import Any, Literal
 
 import apsw
 
+from holdfast.conformance.faulty_disk import Call, FaultyDisk
 from holdfast.core.model import LeaseRequest, NewJob
 from holdfast.core.verdict import Complete, Outcome, Settlement
 from holdfast.engines.base import Engine
 from holdfast.engines.sqlite import SQLiteEngine
 from holdfast.errors import EngineError
 from holdfast.testing.clock import ManualClock
-from holdfast.testing.faults import Call
-from holdfast.testing.vfs import FaultyDisk
 from torture import results
-from torture.account import Account
+from torture.client_model import ClientModel
 
 Durability = Literal["full", "relaxed"]
 FILE = "jobs.db"
 
 
 @dataclass(slots=True)
-class Findings:
-    """`losses` name the cuts after which something answered was not there; `faults` say what."""
+class PowerFindings:
+    """Counts of a run. `losses` has the cuts that lost an acknowledged write, `faults` the details,
+    `damages` the failed integrity checks."""
 
     cuts: int = 0
     answered: int = 0
@@ -46,7 +46,7 @@ class Findings:
     faults: list[str] = field(default_factory=list)
 
     def outcome(self) -> dict[str, Any]:
-        """The figures as docs/torture.md keeps them."""
+        """Return the results as docs/torture.md lists them."""
         return {
             "cuts": self.cuts,
             "in_checkpoints": self.cuts_in_checkpoints,
@@ -60,20 +60,21 @@ class Findings:
         return (
             f"{self.cuts} power cuts ({self.cuts_while_opening} while opening, "
             f"{self.cuts_in_checkpoints} in checkpoints), {self.answered} answered calls: "
-            f"{len(self.losses)} cuts lost something, {len(self.damages)} damaged the file"
+            f"{len(self.losses)} cuts lost data, {len(self.damages)} damaged the file"
         )
 
 
-async def cut_many(cuts: int, *, seed: int, durability: Durability) -> Findings:
-    findings = Findings()
-    # What survives is for the model to say, so the real files may be in memory.
+async def cut_many(cuts: int, *, seed: int, durability: Durability) -> PowerFindings:
+    """Run a number of power cuts."""
+    findings = PowerFindings()
+    # The simulated disk decides what survives, so the real files may be in memory.
     memory = "/dev/shm" if Path("/dev/shm").is_dir() else None
     with tempfile.TemporaryDirectory(prefix="holdfast-power-", dir=memory) as name:
         cutter = _Cutter(Path(name), findings, durability)
         for number in range(cuts):
             rng = Random(f"{seed}/{number}")
             if rng.random() < 0.3:
-                cutter.start_afresh()
+                cutter.start_empty()
             await cutter.cut(number, rng)
     return findings
 
@@ -81,22 +82,22 @@ async def cut_many(cuts: int, *, seed: int, durability: Durability) -> Findings:
 class _Cutter:
     """The file, the clients and the clock that go from one round to the next."""
 
-    def __init__(self, directory: Path, findings: Findings, durability: Durability) -> None:
+    def __init__(self, directory: Path, findings: PowerFindings, durability: Durability) -> None:
         self._root = directory
         self._findings = findings
         self._durability = durability
-        self.start_afresh()
+        self.start_empty()
 
-    def start_afresh(self) -> None:
+    def start_empty(self) -> None:
         self._home = Path(tempfile.mkdtemp(dir=self._root))
         self._clock = ManualClock()
-        self._accounts: list[Account] = []
+        self._clients: list[ClientModel] = []
 
     async def cut(self, number: int, rng: Random) -> None:
-        if not self._accounts:
-            # One client alone makes a round that a seed repeats exactly.
+        if not self._clients:
+            # With a single client, a seed repeats the round exactly.
             count = rng.choice((1, 1, 3))
-            self._accounts = [Account(f"q{n}", Random(rng.random())) for n in range(count)]
+            self._clients = [ClientModel(f"q{n}", Random(rng.random())) for n in range(count)]
         image = await self._work_until_cut(number, rng)
         before, self._home = self._home, Path(tempfile.mkdtemp(dir=self._root))
         shutil.rmtree(before)
@@ -119,11 +120,11 @@ class _Cutter:
         if rng.random() < 0.6:
             disk.faults.cut_power(rng.randrange(1, rng.choice((60, 900))), at_cut)
         else:
-            # The database file itself is written to by checkpoints alone, once it is made.
+            # Once created, the database file is written only by checkpoints.
             disk.faults.cut_power(rng.randrange(1, 60), at_cut, ending=FILE)
         while not images:
             engine = self._engine(disk.name)
-            # Engines come and go: closing one is what brings a checkpoint soon.
+            # Engines are closed often, because closing causes a checkpoint.
             steps = rng.choice((20, 200))
             try:
                 await engine.open()
@@ -132,44 +133,44 @@ class _Cutter:
                 errors: list[EngineError | None] = [error]
             else:
                 errors = await asyncio.gather(
-                    *(self._work(account, engine, steps) for account in self._accounts)
+                    *(self._work(client, engine, steps) for client in self._clients)
                 )
             if not images:
                 self._findings.faults += [f"before cut {number}: {e}" for e in errors if e]
             await engine.close()
         return images[0]
 
-    async def _work(self, account: Account, engine: Engine, steps: int) -> EngineError | None:
-        """Until there is an error, which it gives back."""
-        answered = account.answered
+    async def _work(self, client: ClientModel, engine: Engine, steps: int) -> EngineError | None:
+        """Make calls until one raises; return that error."""
+        answered = client.answered
         try:
-            await account.begin(engine)
+            await client.begin(engine)
             for _ in range(steps):
-                await account.step(engine)
+                await client.step(engine)
                 self._clock.advance(1)
         except EngineError as error:
             return error
         finally:
-            self._findings.answered += account.answered - answered
+            self._findings.answered += client.answered - answered
         return None
 
     async def _check(self, number: int) -> None:
         engine = self._engine(None)
         try:
             await engine.open()
-            for account in self._accounts:
-                await account.check(engine, may_have_happened=True)
-                account.reboot()
-                if account.faults:
+            for client in self._clients:
+                await client.check(engine, may_have_happened=True)
+                client.reboot()
+                if client.faults:
                     self._findings.losses.append(number)
-                    self._findings.faults += account.faults
-                    account.faults.clear()
+                    self._findings.faults += client.faults
+                    client.faults.clear()
             await _use(engine, number)
         except EngineError as error:
             self._findings.damages.append(f"cut {number}: {error}")
         finally:
             await engine.close()
-        for text in _unsound(self._home / FILE):
+        for text in _integrity_errors(self._home / FILE):
             self._findings.damages.append(f"cut {number}: {text}")
 
     def _engine(self, vfs: str | None) -> SQLiteEngine:
@@ -179,7 +180,7 @@ class _Cutter:
 
 
 async def _use(engine: Engine, number: int) -> None:
-    """A file that opens must also serve."""
+    """Check that the opened file can run a job."""
     id_ = f"probe-{number}"
     await engine.enqueue([NewJob(id=id_, task="noop")])
     leases = await engine.lease(LeaseRequest(ids=(id_,)))
@@ -188,7 +189,7 @@ async def _use(engine: Engine, number: int) -> None:
     assert outcomes == [Outcome.SETTLED]
 
 
-def _unsound(path: Path) -> list[str]:
+def _integrity_errors(path: Path) -> list[str]:
     connection = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READWRITE)
     try:
         found = [str(row[0]) for row in connection.execute("PRAGMA integrity_check")]
@@ -198,12 +199,25 @@ def _unsound(path: Path) -> list[str]:
 
 
 def main(argv: list[str]) -> int:
-    """`./hf torture power`: how many cuts, and 1 if anything was lost."""
+    """`./hf torture power`: return 1 if a write was lost or a file damaged."""
     parser = argparse.ArgumentParser(prog="hf torture power", description=__doc__)
-    parser.add_argument("--cuts", type=int, default=1000)
-    parser.add_argument("--seed", type=int, default=SystemRandom().randrange(1_000_000))
-    parser.add_argument("--durability", choices=("full", "relaxed"), default="full")
-    parser.add_argument("--record", action="store_true", help="add the figures to docs/torture.md")
+    parser.add_argument(
+        "--cuts", type=int, default=1000, metavar="N", help="number of power cuts [default: 1000]"
+    )
+    parser.add_argument(
+        "--seed",
+        type=int,
+        metavar="N",
+        default=SystemRandom().randrange(1_000_000),
+        help="seed of calls and cuts [default: random]",
+    )
+    parser.add_argument(
+        "--durability",
+        choices=("full", "relaxed"),
+        default="full",
+        help="of the engine [default: full]",
+    )
+    parser.add_argument("--record", action="store_true", help="add the results to docs/torture.md")
     given = parser.parse_args(argv)
     print(f"seed {given.seed}", flush=True)
     started = time.monotonic()

@@ -1,4 +1,4 @@
-"""The table of results in docs/torture.md: one row per run, newest first under its heading."""
+"""Writes results: as JSON, and as rows of the tables in docs/torture.md, newest first."""
 
 from __future__ import annotations
 
@@ -48,24 +48,30 @@ COLUMNS = {
 
 
 def add_options(parser: ArgumentParser) -> None:
-    """What every storm takes."""
+    """Add the options that all fault-injection tests have."""
     parser.add_argument(
-        "--seconds", type=float, help="how long the storm lasts; default by the number of kills"
+        "--seconds", type=float, help="duration of the faults [default: by the number of kills]"
     )
-    parser.add_argument("--seed", type=int, default=SystemRandom().randrange(1_000_000))
-    parser.add_argument("--keep", type=Path, metavar="DIR", help="keep the histories there")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there")
-    parser.add_argument("--record", action="store_true", help="add the figures to docs/torture.md")
+    parser.add_argument(
+        "--seed",
+        type=int,
+        metavar="N",
+        default=SystemRandom().randrange(1_000_000),
+        help="seed of jobs and faults [default: random]",
+    )
+    parser.add_argument("--keep", type=Path, metavar="DIR", help="keep the histories in DIR")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the results to FILE")
+    parser.add_argument("--record", action="store_true", help="add the results to docs/torture.md")
 
 
 def record(heading: str, outcome: dict[str, Any]) -> None:
-    """Put the figures of one run at the top of the table of its sort."""
+    """Insert the result of one run at the top of its table."""
     columns = COLUMNS[heading]
     values = [_cell(name, outcome.get(name)) for name in columns]
     row = "| " + " | ".join([_when(), _where(), *values]) + " |"
     text = PAGE.read_text()
     marker = f"<!-- {heading} -->\n"
-    assert marker in text, f"{PAGE} has no place for {heading}: {marker!r} is missing"
+    assert marker in text, f"{PAGE} has no table for {heading}: the line {marker!r} is missing"
     head = "| " + " | ".join(["date", "machine", *(c.replace("_", " ") for c in columns)]) + " |\n"
     rule = "|" + "---|" * (len(columns) + 2) + "\n"
     before, _, after = text.partition(marker)
@@ -74,7 +80,7 @@ def record(heading: str, outcome: dict[str, Any]) -> None:
 
 
 def conclude(kind: str, outcomes: list[tuple[dict[str, Any], bool]], given: Namespace) -> int:
-    """Write the figures of one run per engine where they were asked for; the exit code."""
+    """Write the results where the options say so; return the exit code."""
     if given.json:
         given.json.write_text(json.dumps([outcome for outcome, _ in outcomes], indent=2) + "\n")
     if given.record:

@@ -1,7 +1,6 @@
-"""kill -9 of the server under load: clients enqueue, lease, renew and settle through it, half of
-them by REST and half through the remote engine, while it is killed and started again. They come
-back by themselves. Then the store drains and its history is checked: nothing that was acknowledged
-is lost, and what was sent again with the same id made no second job."""
+"""Kill the server under load. Clients enqueue, lease, renew and settle through it, half of them by
+REST and half through the remote engine, and must reconnect by themselves. Then the store drains
+and its history is checked: no acknowledged job is lost, and a repeated enqueue adds no job."""
 
 from __future__ import annotations
 
@@ -16,34 +15,33 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from holdfast.testing.history import read_journals
-from holdfast.testing.history.lines import Line
+from holdfast.conformance.history import HistoryLine, read_journals
 from torture import results
-from torture.player import Player
-from torture.rest import RestEngine
-from torture.serving import PrivateServer
+from torture.client import Client
+from torture.fault_injection import FaultInjector, FaultPlan
+from torture.private_server import PrivateServer
+from torture.rest_engine import RestEngine
+from torture.retries import NotifyingRemoteEngine, RecordedRequests
 from torture.stores import Store
-from torture.storm import Storm, Weather
-from torture.tries import EachTry, Told
 
 SECONDS_EACH = 0.8
-"""How long the server lives between two kills; the time that it takes to start comes on top."""
+"""Time between two kills, without the start of the server."""
 
 
 COME_BACK_S = 4.0
-"""After the last kill: as long as a client may pause between two tries, and a while."""
+"""Time after the last kill: longer than the longest pause of a client between two requests."""
 
 
-class ServerStorm(Storm):
-    """Every second client speaks REST."""
+class ServerFaultInjector(FaultInjector):
+    """Kills only the server. Every second client uses REST."""
 
-    def _rage(self) -> None:
-        super()._rage()
+    def _inject_faults(self) -> None:
+        super()._inject_faults()
         self._wait_until(time.monotonic() + COME_BACK_S)
 
     def _kill_all(self, *, count: bool = True) -> None:
-        """Not by force: what was leased for a client that is gone the server gives back, and nobody
-        would write that down."""
+        """Stop the clients gracefully: the server releases the leases of a killed client, and that
+        would not be in the history."""
         for pid in self._alive if count else ():
             os.kill(pid, signal.SIGTERM)
         for pid in list(self._alive) if count else ():
@@ -51,18 +49,18 @@ class ServerStorm(Storm):
             del self._alive[pid]
         super()._kill_all(count=count)
 
-    def _player(self, name: str, *, calm: bool) -> Player:
-        seed = f"{self._weather.seed}/{name}"
+    def _client(self, name: str, *, calm: bool) -> Client:
+        seed = f"{self._plan.seed}/{name}"
         engine = self._store.make()
-        assert isinstance(engine, Told)
+        assert isinstance(engine, NotifyingRemoteEngine)
         by_rest = int(name[1:]) % 2 == 1
-        return Player(
+        return Client(
             RestEngine(engine.place) if by_rest else engine,
             self._journal_of(name),
             seed,
             calm=calm,
             in_json=by_rest,
-            recorded=EachTry,
+            recorded=RecordedRequests,
         )
 
 
@@ -73,15 +71,19 @@ def main(argv: list[str]) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="hf torture server", description=__doc__)
-    parser.add_argument("--clients", type=int, default=8, help="processes")
-    parser.add_argument("--kills", type=int, default=50, help="of the server")
+    parser.add_argument(
+        "--clients", type=int, default=8, metavar="N", help="client processes [default: 8]"
+    )
+    parser.add_argument(
+        "--kills", type=int, default=50, metavar="N", help="kills of the server [default: 50]"
+    )
     results.add_options(parser)
     return parser
 
 
 def _torture(given: argparse.Namespace) -> tuple[dict[str, Any], bool]:
     seconds = given.kills * SECONDS_EACH if given.seconds is None else given.seconds
-    weather = Weather(
+    plan = FaultPlan(
         processes=given.clients,
         kills=0,
         seconds=seconds,
@@ -96,8 +98,10 @@ def _torture(given: argparse.Namespace) -> tuple[dict[str, Any], bool]:
         histories = Path(home, "histories")
         histories.mkdir()
         with PrivateServer(f"sqlite:///{home}/jobs.db", Path(home)) as server:
-            store = Store("server", lambda: Told(server.url), server, server.url, clock=False)
-            findings = ServerStorm(store, weather, histories).run()
+            store = Store(
+                "server", lambda: NotifyingRemoteEngine(server.url), server, server.url, clock=False
+            )
+            findings = ServerFaultInjector(store, plan, histories).run()
         back_ms = _back_ms(read_journals(histories))
         if given.keep or not findings.clean:
             kept = given.keep or Path(tempfile.mkdtemp(prefix="holdfast-histories-"))
@@ -124,12 +128,12 @@ def _torture(given: argparse.Namespace) -> tuple[dict[str, Any], bool]:
         "back_ms_max": max(back_ms, default=None),
     }
     print(_summary(figures), flush=True)
-    # A client that did not come back after some kill is not well, whatever the store says.
+    # A client that did not reconnect after a kill fails the run, even if the store is correct.
     return figures, findings.clean and len(back_ms) == given.clients * given.kills
 
 
-def _back_ms(lines: Sequence[Line]) -> list[float]:
-    """For each kill and each client: from when the server listened to the first good answer."""
+def _back_ms(lines: Sequence[HistoryLine]) -> list[float]:
+    """Time from each restart of the server to the next successful call of each client."""
     kills = [line.at_ns for line in lines if line.op == "server_back"]
     answers: dict[str, list[int]] = {}
     for line in lines:
@@ -151,8 +155,8 @@ def _summary(figures: dict[str, Any]) -> str:
     return (
         f"server: killed {figures['server_kills']} times under {figures['clients']} clients, "
         f"{figures['jobs']:,} jobs, {figures['operations']:,} operations, "
-        f"{figures['unknown']:,} of them in doubt; {figures['lost']} lost, "
-        f"{figures['resurrected']} resurrected, {figures['violations']} violations; clients were "
-        f"back {figures['back']:,} times, after {figures['back_ms_p50'] or 0:.0f} ms at p50 and "
+        f"{figures['unknown']:,} of them with unknown outcome; {figures['lost']} lost, "
+        f"{figures['resurrected']} resurrected, {figures['violations']} violations; clients "
+        f"reconnected {figures['back']:,} times: {figures['back_ms_p50'] or 0:.0f} ms at p50, "
         f"{figures['back_ms_max'] or 0:.0f} ms at most"
     )

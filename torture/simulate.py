@@ -1,5 +1,6 @@
-"""Seeded simulation: one thread, virtual time, faults drawn by the seed. The same seed on the same
-engine is the same run; a failing one is printed with the command that replays it."""
+"""Simulate clients, workers and upkeep in one thread and virtual time, with faults drawn by a seed.
+The same seed on the same engine repeats the run; a failing seed is printed with the command that
+replays it."""
 
 from __future__ import annotations
 
@@ -16,16 +17,16 @@ from pathlib import Path
 from random import SystemRandom
 from typing import Any
 
+from holdfast.conformance.postgres_server import PrivatePostgres
+from holdfast.conformance.simulate import MakeEngine, SimulationRun, simulate
 from holdfast.engines.base import Engine
 from holdfast.engines.memory import MemoryEngine
 from holdfast.testing.clock import ManualClock
-from holdfast.testing.services import PrivatePostgres
-from holdfast.testing.simulate import MakeEngine, Run, simulate
 from torture import results
 
 ENGINES = ("memory", "sqlite", "postgres")
-# A store in this process's memory is gone with the machine; a server's clock in tests is the
-# wall's, for its leases too.
+# Faults that an engine does not support: memory does not survive a reboot, and PostgreSQL's leases
+# use the wall clock in tests.
 WITHOUT = {
     "memory": frozenset({"reboot"}),
     "sqlite": frozenset[str](),
@@ -52,12 +53,22 @@ def main(argv: list[str]) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="hf torture simulate", description=__doc__)
-    parser.add_argument("--engine", choices=ENGINES, default="sqlite")
-    parser.add_argument("--seed", type=int, help="the first seed; default: a random one")
-    parser.add_argument("--seeds", type=int, default=1, help="how many, one after the other")
-    parser.add_argument("--steps", type=int, default=400, help="before the faults end")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there")
-    parser.add_argument("--record", action="store_true", help="add the figures to docs/torture.md")
+    parser.add_argument(
+        "--engine", choices=ENGINES, default="sqlite", help="engine to test [default: sqlite]"
+    )
+    parser.add_argument("--seed", type=int, metavar="N", help="first seed [default: random]")
+    parser.add_argument(
+        "--seeds", type=int, default=1, metavar="N", help="number of seeds [default: 1]"
+    )
+    parser.add_argument(
+        "--steps",
+        type=int,
+        default=400,
+        metavar="N",
+        help="steps before the faults end [default: 400]",
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the results to FILE")
+    parser.add_argument("--record", action="store_true", help="add the results to docs/torture.md")
     return parser
 
 
@@ -90,7 +101,7 @@ async def _run(name: str, seeds: range, steps: int) -> dict[str, Any]:
     }
 
 
-def _describe(run: Run) -> None:
+def _describe(run: SimulationRun) -> None:
     print(f"faults: {', '.join(sorted(run.plan.faults)) or 'none'}")
     print(f"features: {', '.join(sorted(run.plan.features)) or 'none'}")
     print(run.findings)
@@ -98,7 +109,7 @@ def _describe(run: Run) -> None:
 
 @contextlib.contextmanager
 def factory(name: str, dsn: str | None = None) -> Iterator[Callable[[], MakeEngine]]:
-    """Each call gives a maker for one new store, which leads to that store again and again."""
+    """Yield a function that creates a store and returns a function that opens engines on it."""
     with contextlib.ExitStack() as stack:
         if name == "memory":
             yield _memory
@@ -125,7 +136,7 @@ def _sqlite(home: Path) -> MakeEngine:
     from holdfast.engines.sqlite import SQLiteEngine
 
     path = home / f"{uuid.uuid4().hex}.db"
-    # Relaxed, because nothing here cuts the power.
+    # Relaxed durability is enough, because the simulation has no power cuts.
     return lambda clock: SQLiteEngine(path, durability="relaxed", clock=clock)
 
 

@@ -1,4 +1,4 @@
-"""The stores that are tortured: how a process reaches one, and how its server is killed."""
+"""The stores of torture runs: how a process opens one, and how its server is killed."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
+from holdfast.conformance.postgres_server import PrivatePostgres
 from holdfast.engines.base import Engine
 from holdfast.engines.postgres import PostgresEngine
-from holdfast.testing.services import PrivatePostgres
 
 ENGINES = ("sqlite", "postgres")
 
 
 class Killable(Protocol):
-    """A server that can be killed, and is itself again after `restart`."""
+    """A server that can be killed and restarted."""
 
     @property
     def log(self) -> str: ...
@@ -27,8 +27,8 @@ class Killable(Protocol):
 
 
 class Store(NamedTuple):
-    """`make` builds an engine that is not yet open. `server` is None where there is no server.
-    With a `clock` of its own that server is where leases are timed."""
+    """A store. `make` creates an engine that is not open yet; `server` is None if there is none.
+    `clock`: leases use the clock of the server."""
 
     name: str
     make: Callable[[], Engine]
@@ -37,33 +37,34 @@ class Store(NamedTuple):
     clock: bool = True
 
 
-class Strict(PostgresEngine):
-    """Children are told of an end in a transaction after the one that ends it. Whoever is killed in
-    between leaves that to the next reaper or recount, which is no fault; `told` counts it."""
+class StrictPostgres(PostgresEngine):
+    """PostgreSQL releases children in a transaction after the one that ends their parent. If a
+    client is killed in between, the next reaper or recount does it. That is correct, so this engine
+    counts it in `told` and not as a difference."""
 
     told = 0
 
     def __init__(self, dsn: str) -> None:
         super().__init__(dsn, connections=2)
-        self._one_at_a_time = asyncio.Lock()
+        self._recount_lock = asyncio.Lock()
 
     async def recount(self, limit: int) -> int:
-        async with self._one_at_a_time:
-            mended = await super().recount(limit)
-            self.told += self._rounds.untold
-            return mended - self._rounds.untold
+        async with self._recount_lock:
+            repaired = await super().recount(limit)
+            self.told += self._recount_cursor.untold
+            return repaired - self._recount_cursor.untold
 
 
 @contextlib.contextmanager
 def store(name: str, directory: Path) -> Iterator[Store]:
-    """A new, empty one; it is gone afterwards."""
+    """Create a new, empty store, deleted after the block."""
     if name == "sqlite":
         from holdfast.engines.sqlite import SQLiteEngine
 
         path = directory / "jobs.db"
         yield Store(name, lambda: SQLiteEngine(path), None, f"sqlite:///{path}")
         return
-    # What is acknowledged must outlive the server's death, so here it syncs.
+    # Acknowledged jobs must survive a kill of the server, so fsync is on.
     with PrivatePostgres(fsync=True) as server:
         dsn = server.dsn
-        yield Store(name, lambda: Strict(dsn), server, dsn)
+        yield Store(name, lambda: StrictPostgres(dsn), server, dsn)

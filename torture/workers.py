@@ -1,6 +1,6 @@
-"""kill -9 on workers: children, commands, supervisors and launchers are killed and frozen while
-they run jobs of every kind. Every job must end done or dead by policy, run again only because of
-a blow, never twice at once, no process may be left; limits, groups and parents must be kept."""
+"""Kill and freeze children, commands, supervisors and launchers while they run jobs of every kind.
+Every job must end done, or dead by policy, run again only because of a fault, and never twice at
+once. No process may be left. Limits, groups and dependencies must hold."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-from holdfast.chaos.judge import Findings, percentile
-from holdfast.chaos.storm import Weather
+from holdfast.conformance.chaos.scenario import ChaosPlan
+from holdfast.conformance.chaos.verify import ChaosFindings, percentile
 from torture import results
 from torture.stores import ENGINES, store
-from torture.worker_flow import FlowStorm
+from torture.worker_flow import FlowChaos
 
 
 def main(argv: list[str]) -> int:
@@ -29,17 +29,35 @@ def main(argv: list[str]) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="hf torture workers", description=__doc__)
-    parser.add_argument("--engine", choices=(*ENGINES, "both"), default="both")
-    parser.add_argument("--workers", type=int, default=3)
-    parser.add_argument("--kills", type=int, default=300)
-    parser.add_argument("--freezes", type=int, help="past the lease; default: a tenth of kills")
-    parser.add_argument("--scale", type=float, default=1.0, help="of the jobs' 0.1 to 5 seconds")
+    parser.add_argument(
+        "--engine",
+        choices=(*ENGINES, "both"),
+        default="both",
+        help="engine to test [default: both]",
+    )
+    parser.add_argument("--workers", type=int, default=3, metavar="N", help="workers [default: 3]")
+    parser.add_argument(
+        "--kills", type=int, default=300, metavar="N", help="kills of processes [default: 300]"
+    )
+    parser.add_argument(
+        "--freezes",
+        type=int,
+        metavar="N",
+        help="freezes longer than a lease [default: a tenth of kills]",
+    )
+    parser.add_argument(
+        "--scale",
+        type=float,
+        metavar="FACTOR",
+        default=1.0,
+        help="factor of the run times of jobs, 0.1 to 5 s [default: 1]",
+    )
     results.add_options(parser)
     return parser
 
 
 def _torture(name: str, given: argparse.Namespace) -> tuple[dict[str, Any], bool]:
-    weather = Weather(
+    plan = ChaosPlan(
         workers=given.workers,
         kills=given.kills,
         freezes=given.kills // 10 if given.freezes is None else given.freezes,
@@ -48,24 +66,24 @@ def _torture(name: str, given: argparse.Namespace) -> tuple[dict[str, Any], bool
         seed=given.seed,
     )
     print(
-        f"{name}: ./hf torture workers --engine {name} --workers {weather.workers} "
-        f"--kills {weather.kills} --freezes {weather.freezes} --seconds {weather.seconds:g} "
-        f"--scale {weather.scale:g} --seed {weather.seed}",
+        f"{name}: ./hf torture workers --engine {name} --workers {plan.workers} "
+        f"--kills {plan.kills} --freezes {plan.freezes} --seconds {plan.seconds:g} "
+        f"--scale {plan.scale:g} --seed {plan.seed}",
         flush=True,
     )
     started = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="holdfast-torture-") as directory:
         home = Path(directory)
         with store(name, home) as chosen:
-            storm = FlowStorm(chosen.url, weather, home)
-            findings = asyncio.run(storm.run())
+            chaos = FlowChaos(chosen.url, plan, home)
+            findings = asyncio.run(chaos.run())
         if given.keep or not findings.clean:
             kept = given.keep or Path(tempfile.mkdtemp(prefix="holdfast-workers-"))
             for file in ("runs.jsonl", "blows.jsonl", "workers.log"):
                 kept.mkdir(parents=True, exist_ok=True)
                 shutil.copy(home / file, kept / file)
-            print(f"lines: {kept}")
-    outcome = _figures(name, weather, storm, findings, time.monotonic() - started)
+            print(f"logs of the run: {kept}")
+    outcome = _figures(name, plan, chaos, findings, time.monotonic() - started)
     print(json.dumps(outcome), flush=True)
     for violation in findings.violations[:10]:
         print(f"violation: {violation}")
@@ -73,13 +91,13 @@ def _torture(name: str, given: argparse.Namespace) -> tuple[dict[str, Any], bool
 
 
 def _figures(
-    name: str, weather: Weather, storm: FlowStorm, findings: Findings, took_s: float
+    name: str, plan: ChaosPlan, chaos: FlowChaos, findings: ChaosFindings, took_s: float
 ) -> dict[str, Any]:
-    counts = storm.counts
+    counts = chaos.counts
     return {
         "engine": name,
-        "seed": weather.seed,
-        "workers": weather.workers,
+        "seed": plan.seed,
+        "workers": plan.workers,
         "seconds": round(took_s, 1),
         "kills": counts["kills"],
         "of_children": counts["child"] + counts["command_child"],

@@ -1,4 +1,4 @@
-"""Many processes that write to one SQLite file at once: how long each waits, and who gets how much.
+"""Measure the waits and the fairness of many processes that write to one SQLite file at once.
 
 The processes are forked before any engine is open, and start together.
 """
@@ -26,19 +26,19 @@ from torture import results
 
 
 class Shares(NamedTuple):
-    """`waits_ms` of every commit of every process; `least` and `most` commits by one process at
-    the moment when the first of them had made its number."""
+    """Waits of all commits of all processes; `least` and `most` commits by one process when the
+    first one reached its number."""
 
     waits_ms: list[float]
     least: int
     most: int
 
     def wait_ms(self, percent: float) -> float:
-        place = math.ceil(len(self.waits_ms) * percent / 100) - 1
-        return sorted(self.waits_ms)[max(place, 0)]
+        rank = math.ceil(len(self.waits_ms) * percent / 100) - 1
+        return sorted(self.waits_ms)[max(rank, 0)]
 
     def outcome(self) -> dict[str, Any]:
-        """The figures as docs/torture.md keeps them."""
+        """Return the results as docs/torture.md lists them."""
         waits = {f"wait_ms_p{percent:g}": self.wait_ms(percent) for percent in (50, 99, 99.9)}
         return waits | {
             "commits": len(self.waits_ms),
@@ -56,12 +56,12 @@ class Shares(NamedTuple):
 
 
 def compete(path: Path, *, processes: int, commits: int) -> Shares:
-    """All commit until one of them has made `commits`. It forks: no other thread may run."""
+    """Let all processes commit until one has made `commits`. It forks: no other thread may run."""
     asyncio.run(_create(path))
-    board = _Board(processes)
+    counters = _CommitCounts(processes)
     with tempfile.TemporaryDirectory() as results:
         children = [
-            _fork(path, board, number, commits, Path(results, str(number)))
+            _fork(path, counters, number, commits, Path(results, str(number)))
             for number in range(processes)
         ]
         try:
@@ -73,11 +73,13 @@ def compete(path: Path, *, processes: int, commits: int) -> Shares:
         if any(statuses):
             raise RuntimeError(f"some of {processes} writers failed: statuses {statuses}")
         waits = [json.loads(file.read_text()) for file in Path(results).iterdir()]
-    return Shares([wait for part in waits for wait in part], min(board.counts), max(board.counts))
+    return Shares(
+        [wait for part in waits for wait in part], min(counters.counts), max(counters.counts)
+    )
 
 
-class _Board:
-    """Memory that the processes share: for each its commits, or -1 until it is open."""
+class _CommitCounts:
+    """Shared memory with the number of commits of each process, or -1 until it is open."""
 
     def __init__(self, processes: int) -> None:
         self._counts = struct.Struct(f"{processes}q")
@@ -96,15 +98,15 @@ class _Board:
         struct.pack_into("q", self._memory, number * 8, commits)
 
 
-def _fork(path: Path, board: _Board, number: int, commits: int, result: Path) -> int:
+def _fork(path: Path, counters: _CommitCounts, number: int, commits: int, result: Path) -> int:
     child = os.fork()
     if child == 0:
         status = 1
         try:
-            waits_ms = asyncio.run(_write(path, board, number, commits))
+            waits_ms = asyncio.run(_write(path, counters, number, commits))
             result.write_text(json.dumps(waits_ms))
             status = 0
-        except BaseException:  # noqa: BLE001 - the parent must never go on in the child
+        except BaseException:  # noqa: BLE001 - the child must never run the parent's code
             traceback.print_exc()
         finally:
             os._exit(status)
@@ -117,33 +119,49 @@ async def _create(path: Path) -> None:
     await engine.close()
 
 
-async def _write(path: Path, board: _Board, number: int, commits: int) -> list[float]:
+async def _write(path: Path, counters: _CommitCounts, number: int, commits: int) -> list[float]:
     engine = SQLiteEngine(path)
     await engine.open()
-    board.put(number, 0)
-    board.wait_for_all()
+    counters.put(number, 0)
+    counters.wait_for_all()
     waits_ms: list[float] = []
     payload = bytes(256)
-    while max(board.counts) < commits:
+    while max(counters.counts) < commits:
         started = time.perf_counter()
         job = NewJob(id=f"{number}-{len(waits_ms)}", task="noop", payload=payload)
         await engine.enqueue([job])
         waits_ms.append(1000 * (time.perf_counter() - started))
-        if max(board.counts) < commits:
-            board.put(number, len(waits_ms))
+        if max(counters.counts) < commits:
+            counters.put(number, len(waits_ms))
     await engine.close()
     return waits_ms
 
 
 def main(argv: list[str]) -> int:
-    """`./hf torture writers`: prints the waits; 1 if p99.9 is beyond its bound, or if one process
-    got less than a tenth of what another did."""
+    """`./hf torture writers`: return 1 if p99.9 exceeds its bound, or if one process made less than
+    a tenth of the commits of another."""
     parser = argparse.ArgumentParser(prog="hf torture writers", description=__doc__)
-    parser.add_argument("--processes", type=int, default=32)
-    parser.add_argument("--commits", type=int, default=500, help="until one has made so many")
-    parser.add_argument("--wait-ms-max", type=float, default=1000, help="the bound of p99.9")
-    parser.add_argument("--directory", type=Path, help="where the file is, default a temporary one")
-    parser.add_argument("--record", action="store_true", help="add the figures to docs/torture.md")
+    parser.add_argument(
+        "--processes", type=int, default=32, metavar="N", help="writer processes [default: 32]"
+    )
+    parser.add_argument(
+        "--commits",
+        type=int,
+        default=500,
+        metavar="N",
+        help="stop when one process has made N commits [default: 500]",
+    )
+    parser.add_argument(
+        "--wait-ms-max",
+        type=float,
+        default=1000,
+        metavar="MS",
+        help="bound of p99.9 [default: 1000]",
+    )
+    parser.add_argument(
+        "--directory", type=Path, metavar="PATH", help="directory of the file [default: temporary]"
+    )
+    parser.add_argument("--record", action="store_true", help="add the results to docs/torture.md")
     given = parser.parse_args(argv)
     with tempfile.TemporaryDirectory(prefix="holdfast-writers-", dir=given.directory) as home:
         shares = compete(Path(home, "jobs.db"), processes=given.processes, commits=given.commits)

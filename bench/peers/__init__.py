@@ -1,4 +1,4 @@
-"""Other queues beside Holdfast: one small program for each, and what they all share.
+"""The other queues of the benchmark `drain`: one small program for each, and their shared code.
 
-The programs run in an environment of their own, made on demand. Nothing of the product needs them.
+The programs run in a separate environment that is created on demand.
 """

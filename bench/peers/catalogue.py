@@ -1,7 +1,7 @@
-"""Who takes part, with which settings, and what a job in its store survives.
+"""The contestants, their settings, and the durability of their jobs.
 
-Settings are the peer's own recommendation for speed where it has one; where it leaves them open,
-those that measured best on two cores. `docs/benchmarks.md` says where each is from.
+Settings are the peer's own recommendation for speed if it has one, else those that measured best on
+two cores. `docs/benchmarks.md` gives the source of each.
 """
 
 from __future__ import annotations
@@ -16,10 +16,12 @@ Runs = Literal["holdfast", "python", "node"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contestant:
-    """`unfinished` asks its store how many jobs are waiting or in hand. `jobs_max` bounds the jobs
-    of one so slow that a run would not end, or that slows down with more of them; one that does
-    not keep up with single jobs is not asked how late it starts them. `goal` is how many times as
-    fast as this Holdfast means to be."""
+    """A queue under test.
+
+    `unfinished` is the SQL that counts waiting and leased jobs. `jobs_max` bounds the jobs of a
+    slow contestant. The start delay of single jobs is measured only if it `keeps_up` with them.
+    `goal` is the wanted ratio of Holdfast's rate to this one's.
+    """
 
     name: str
     engine: EngineName

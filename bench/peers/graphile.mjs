@@ -1,4 +1,4 @@
-// graphile-worker with its local queue and batched completion, as its page on performance has it.
+// graphile-worker with its local queue and batched completion, as its performance guide says.
 
 import { Logger, makeWorkerUtils, run } from "graphile-worker";
 import { Tally, batches, main, payload, seconds, stamped, steadily } from "./program.mjs";

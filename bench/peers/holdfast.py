@@ -1,5 +1,6 @@
-"""Holdfast itself, under the same roles as its peers: its own task API, and its own worker as the
-command line starts it. Settings: the `words` that start it; `processes`, None for the default.
+"""Holdfast in the same roles as its peers, with its task API and its worker command.
+
+Settings: `words`, the arguments of `holdfast worker`; `processes`, None for the default.
 """
 
 from __future__ import annotations
@@ -44,8 +45,7 @@ def enqueue(arguments: Arguments) -> float:
 
 
 def work(arguments: Arguments) -> None:
-    """Becomes the command, so that what ends this process ends the worker, and ends it too when
-    the benchmark is killed."""
+    """Replace this process by the worker, which also ends if the benchmark is killed."""
     processes.die_with_parent(os.getppid(), signal.SIGTERM)
     count = arguments.settings["processes"]
     options = [] if count is None else ["--processes", str(count)]

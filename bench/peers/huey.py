@@ -1,6 +1,6 @@
-"""huey on SQLite. A job is deleted when it is taken: one that was running in a crash is lost.
+"""huey on SQLite. It deletes a job when it takes it: a running job is lost in a crash.
 
-Tasks give None, which it does not store. Settings: `fsync`, `worker_type`, `workers`.
+Tasks return None, which huey does not store. Settings: `fsync`, `worker_type`, `workers`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def prepare(arguments: Arguments) -> None:
 
 
 def enqueue(arguments: Arguments) -> float:
-    """One call for each job: it has none for many."""
+    """Enqueue with one call per job, because huey has no bulk call."""
     queue = _Queue(arguments)
     text = payload()
     started = time.perf_counter()

@@ -1,5 +1,5 @@
-"""Installs the peers when they are first needed: a virtual environment and a folder of Node
-packages below `.hf/peers`. Nothing outside is written, and nothing of the product changes.
+"""Installs the peers when they are first needed, into a virtual environment and a folder of Node
+packages below `.hf/peers`. It writes nothing outside that folder.
 """
 
 from __future__ import annotations
@@ -21,30 +21,30 @@ INSTALL_S_MAX = 300
 
 
 class NotInstalled(Exception):
-    """The text is one line: which, and why."""
+    """Peers cannot be installed; the text is one line with the reason."""
 
 
-def install_python(tell: Callable[[str], None]) -> None:
-    """What requirements.txt pins; instant when it is there already."""
+def install_python(log: Callable[[str], None]) -> None:
+    """Install what requirements.txt pins; returns at once if that is done."""
     wanted = SOURCES / "requirements.txt"
     stamp = HOME / "python" / ".stamp"
     if _is_current(stamp, wanted, sys.version):
         return
-    tell("installing the Python peers")
+    log("installing the Python peers")
     shutil.rmtree(HOME / "python", ignore_errors=True)
     _run([sys.executable, "-m", "venv", str(HOME / "python")])
     _run([str(PYTHON), "-m", "pip", "install", "--quiet", "-r", str(wanted)])
     stamp.write_text(_digest(wanted, sys.version))
 
 
-def install_node(tell: Callable[[str], None]) -> None:
-    """What package.json pins, and the programs beside it: that is where they find it."""
+def install_node(log: Callable[[str], None]) -> None:
+    """Install what package.json pins, and copy the programs beside it, where Node finds it."""
     if shutil.which("node") is None or shutil.which("npm") is None:
-        raise NotInstalled("node and npm are not there")
+        raise NotInstalled("node and npm are not installed")
     wanted = SOURCES / "package.json"
     stamp = NODE / ".stamp"
     if not _is_current(stamp, wanted, ""):
-        tell("installing the Node peers")
+        log("installing the Node peers")
         shutil.rmtree(NODE, ignore_errors=True)
         NODE.mkdir(parents=True)
         shutil.copy(wanted, NODE)

@@ -1,6 +1,6 @@
-"""litequeue: a table of SQLite and the calls put, pop and done; it has no worker of its own.
+"""litequeue: one SQLite table with the calls put, pop and done; it has no worker.
 
-The worker here is the loop of its README. Its own settings are WAL with synchronous = NORMAL.
+The worker here is the loop of its README. Its default is WAL with synchronous = NORMAL.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def prepare(arguments: Arguments) -> None:
 
 
 def enqueue(arguments: Arguments) -> float:
-    """One transaction for each batch, which it offers; alone, a put is a transaction itself."""
+    """Enqueue with one transaction per batch; without it, every put is a transaction."""
     queue = LiteQueue(arguments.place)
     text = payload()
     started = time.perf_counter()

@@ -1,4 +1,4 @@
-// pg-boss: `workers` in one process, each taking a `batch` in a call, or its defaults.
+// pg-boss: several workers in one process, each taking a batch per call, or its defaults.
 
 import { PgBoss } from "pg-boss";
 import { Tally, batches, main, payload, seconds, stamped, steadily } from "./program.mjs";

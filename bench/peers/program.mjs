@@ -1,4 +1,4 @@
-// What the programs of the Node peers share: the same roles, clock and tally as program.py's.
+// Shared code of the Node peers: the same roles, clock and counters as in program.py.
 
 import fs from "node:fs";
 import path from "node:path";
@@ -6,7 +6,7 @@ import { setTimeout as sleep } from "node:timers/promises";
 
 const BATCH = 1000;
 const PAYLOAD_BYTES = 256;
-// Counts are written so late at most: a write for each job would cost more than the job.
+// Largest delay of a counter write: a write per job would cost more than the job.
 const TALLY_MS = 2;
 
 export const payload = "x".repeat(PAYLOAD_BYTES);
@@ -62,7 +62,7 @@ export class Tally {
 }
 
 export async function main(roles) {
-  // The benchmark's end of the pipe closes also when it is killed.
+  // The pipe also closes if the benchmark is killed.
   process.stdin.on("end", () => process.exit(1)).resume();
   const result = await roles[process.argv[2]](JSON.parse(process.argv[3]));
   process.stdout.write(`${JSON.stringify(result ?? null)}\n`, () => process.exit(0));

@@ -1,6 +1,6 @@
-"""How a contestant's program is spoken to: `python -m bench.peers.NAME ROLE ARGUMENTS`.
+"""The command line of a contestant's program: `python -m bench.peers.NAME ROLE ARGUMENTS`.
 
-Needs only the standard library. Each role is a function that the module of the peer gives.
+Uses only the standard library. The module of the peer provides a function for each role.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ BATCH = 1_000
 
 @dataclass(frozen=True)
 class Arguments:
-    """`place` is a file or the URL of a database. The settings are the peer's own."""
+    """`place` is a file or the URL of a database; `settings` are specific to the peer."""
 
     place: str
     jobs: int = 0
@@ -33,44 +33,50 @@ Role = Callable[[Arguments], float | None]
 
 
 def main(*, prepare: Role, enqueue: Role, work: Role, trickle: Role) -> None:
-    """`prepare` makes an empty store. `enqueue` fills it and gives the seconds that took, without
-    those for connecting. `work` works until it is ended. `trickle` enqueues at a steady rate."""
+    """Run the role given on the command line.
+
+    `prepare` creates an empty store. `enqueue` fills it and returns the seconds it took, without
+    connecting. `work` runs jobs until it is ended. `trickle` enqueues at a steady rate.
+    """
     roles = {"prepare": prepare, "enqueue": enqueue, "work": work, "trickle": trickle}
     threading.Thread(target=_end_with_the_benchmark, daemon=True).start()
     print(json.dumps(roles[sys.argv[1]](given())), flush=True)
 
 
 def given() -> Arguments:
+    """Parse the arguments of the command line."""
     return Arguments(**json.loads(sys.argv[2]))
 
 
 def _end_with_the_benchmark() -> None:
-    """Its end of the pipe closes also when it is killed, and nobody else would end a worker."""
+    """Exit when the benchmark closes the pipe, which also happens if it is killed."""
     os.read(0, 1)
     os._exit(1)
 
 
 def batches(jobs: int) -> Iterator[int]:
-    """The sizes of the calls in which so many jobs are enqueued."""
+    """Split a number of jobs into batch sizes."""
     while jobs > 0:
         yield min(jobs, BATCH)
         jobs -= BATCH
 
 
 def steadily(arguments: Arguments) -> Iterator[None]:
+    """Yield once per job at the rate of the arguments."""
     for pause in _pauses(arguments):
         time.sleep(pause)
         yield
 
 
 async def asteadily(arguments: Arguments) -> AsyncIterator[None]:
+    """Like `steadily`, without blocking the loop."""
     for pause in _pauses(arguments):
         await asyncio.sleep(pause)
         yield
 
 
 def _pauses(arguments: Arguments) -> Iterator[float]:
-    """A job a turn, at a random place in it: nobody's polling can fall into step with that."""
+    """Pauses for one job per interval, at a random point in it, so that polls cannot align."""
     start, turn = time.monotonic(), 1 / arguments.rate
     for number in range(arguments.jobs):
         yield max(start + (number + random.random()) * turn - time.monotonic(), 0)

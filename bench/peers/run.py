@@ -1,7 +1,7 @@
-"""One contestant's programs, started, watched and ended; every wait has an end.
+"""Starts, watches and ends the programs of one contestant; every wait is bounded.
 
-A drain is timed from the start of the first job to the moment at which every job has run and its
-store says that none is waiting or in hand.
+A drain is timed from the start of the first job to the moment when every job has run and the store
+says that none is waiting or leased.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ import asyncpg
 from bench.peers import tally
 from bench.peers.catalogue import Contestant
 from bench.peers.install import NODE, PYTHON
-from bench.peers.places import Place
+from bench.peers.workspace import Workspace
 from bench.processes import ROOT
 
 ROLE_S_MAX = 180
 DRAIN_S_MAX = 120
 STOP_S_MAX = 5
-LOOK_S = 0.002
+POLL_S = 0.002
 
 
 class Failed(Exception):
-    """A contestant did not do what it was started for; the text says what it said."""
+    """A contestant failed; the text has its last output."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drain:
-    """`start_up_s` is from starting the workers to the start of the first job."""
+    """Times of one drain; `start_up_s` is from starting the workers to the first job."""
 
     jobs: int
     enqueue_s: float
@@ -47,19 +47,22 @@ class Drain:
     drain_s: float
 
 
-async def drain(who: Contestant, place: Place, *, jobs: int) -> Drain:
-    """Fill its store, start its workers, and time them until all is done."""
-    await _role(who, place, "prepare")
-    enqueue_s = await _role(who, place, "enqueue", jobs=jobs)
+async def drain(contestant: Contestant, workspace: Workspace, *, jobs: int) -> Drain:
+    """Fill its store, start its workers, and time them until all jobs are done."""
+    await _role(contestant, workspace, "prepare")
+    enqueue_s = await _role(contestant, workspace, "enqueue", jobs=jobs)
     began = time.monotonic_ns()
-    async with _workers(who, place, jobs=jobs), _Store.opened(who, place) as store:
+    async with (
+        _workers(contestant, workspace, jobs=jobs),
+        _Store.opened(contestant, workspace) as store,
+    ):
         end = time.monotonic() + DRAIN_S_MAX
         ran, first = 0, 0
         while ran < jobs or await store.unfinished() > 0:
             if time.monotonic() > end:
-                raise _too_late(place, f"ran {ran} of {jobs} jobs")
-            await asyncio.sleep(LOOK_S)
-            ran, first = tally.count(place.directory)
+                raise _too_late(workspace, f"ran {ran} of {jobs} jobs")
+            await asyncio.sleep(POLL_S)
+            ran, first = tally.count(workspace.directory)
         finished = time.monotonic_ns()
     return Drain(
         jobs=jobs,
@@ -69,32 +72,34 @@ async def drain(who: Contestant, place: Place, *, jobs: int) -> Drain:
     )
 
 
-async def delays_ms(who: Contestant, place: Place, *, jobs: int, rate: float) -> list[float]:
-    """From enqueue to start, of jobs that come one by one while the workers have nothing to do."""
-    await _role(who, place, "prepare")
-    async with _workers(who, place, jobs=0):
-        await _warm(who, place)
-        await _role(who, place, "trickle", jobs=jobs, rate=rate)
+async def delays_ms(
+    contestant: Contestant, workspace: Workspace, *, jobs: int, rate: float
+) -> list[float]:
+    """Times from enqueue to start of single jobs on idle workers."""
+    await _role(contestant, workspace, "prepare")
+    async with _workers(contestant, workspace, jobs=0):
+        await _warm(contestant, workspace)
+        await _role(contestant, workspace, "trickle", jobs=jobs, rate=rate)
         end = time.monotonic() + DRAIN_S_MAX
-        while len(found := tally.delays_ms(place.directory)) < jobs:
+        while len(found := tally.delays_ms(workspace.directory)) < jobs:
             if time.monotonic() > end:
-                raise _too_late(place, f"started {len(found)} of {jobs} jobs")
+                raise _too_late(workspace, f"started {len(found)} of {jobs} jobs")
             await asyncio.sleep(0.05)
     return found
 
 
 @asynccontextmanager
 async def program(
-    who: Contestant, place: Place, role: str, **more: float
+    contestant: Contestant, workspace: Workspace, role: str, **more: float
 ) -> AsyncIterator[asyncio.subprocess.Process]:
-    """A process in a group of its own, of which nothing is left after the block."""
-    store = place.url if who.runs == "holdfast" else place.store
-    arguments: dict[str, Any] = {"place": store, "settings": who.settings, **more}
+    """Run a program in its own process group, which is killed after the block."""
+    store = workspace.url if contestant.runs == "holdfast" else workspace.store
+    arguments: dict[str, Any] = {"place": store, "settings": contestant.settings, **more}
     path = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     stdout = asyncio.subprocess.DEVNULL if role == "work" else asyncio.subprocess.PIPE
-    with (place.directory / f"{role}.log").open("ab") as log:
+    with (workspace.directory / f"{role}.log").open("ab") as log:
         process = await asyncio.create_subprocess_exec(
-            *_command(who),
+            *_command(contestant),
             role,
             json.dumps(arguments),
             stdin=asyncio.subprocess.PIPE,
@@ -104,7 +109,7 @@ async def program(
             env={
                 **os.environ,
                 "PYTHONPATH": os.pathsep.join(path),
-                tally.DIRECTORY: str(place.directory),
+                tally.DIRECTORY: str(workspace.directory),
             },
         )
     try:
@@ -119,77 +124,79 @@ async def program(
         await process.wait()
 
 
-async def _warm(who: Contestant, place: Place) -> None:
-    """Until the workers have run a job, they may be starting."""
-    await _role(who, place, "enqueue", jobs=1)
+async def _warm(contestant: Contestant, workspace: Workspace) -> None:
+    """Wait until the workers have run a first job, so that start-up is not measured."""
+    await _role(contestant, workspace, "enqueue", jobs=1)
     end = time.monotonic() + DRAIN_S_MAX
-    while tally.count(place.directory)[0] == 0:
+    while tally.count(workspace.directory)[0] == 0:
         if time.monotonic() > end:
-            raise _too_late(place, "its workers ran nothing")
+            raise _too_late(workspace, "its workers ran no job")
         await asyncio.sleep(0.05)
 
 
-def _too_late(place: Place, what: str) -> Failed:
-    """With the last line that its workers wrote."""
-    lines = (place.directory / "work.log").read_text(errors="replace").splitlines()
-    return Failed(f"{what} in {DRAIN_S_MAX} s; {(lines or ['no word'])[-1][:200]}")
+def _too_late(workspace: Workspace, what: str) -> Failed:
+    """Create an error with the last line of the workers' log."""
+    lines = (workspace.directory / "work.log").read_text(errors="replace").splitlines()
+    return Failed(f"{what} in {DRAIN_S_MAX} s; {(lines or ['no output'])[-1][:200]}")
 
 
-async def _role(who: Contestant, place: Place, role: str, **more: float) -> float:
-    """Run a program to its end; what it printed."""
-    async with program(who, place, role, **more) as process:
+async def _role(contestant: Contestant, workspace: Workspace, role: str, **more: float) -> float:
+    """Run a program to its end, and return the number it printed."""
+    async with program(contestant, workspace, role, **more) as process:
         try:
             assert process.stdout is not None
             assert process.stderr is not None
-            # Not `communicate`, which would close the pipe whose end ends the program.
-            said, complaint = await asyncio.wait_for(
+            # `communicate` would close standard input, which ends the program.
+            output, errors = await asyncio.wait_for(
                 asyncio.gather(process.stdout.read(), process.stderr.read()), ROLE_S_MAX
             )
             await asyncio.wait_for(process.wait(), STOP_S_MAX)
         except TimeoutError:
             raise Failed(f"{role} took over {ROLE_S_MAX} s") from None
     if process.returncode != 0:
-        lines = complaint.decode(errors="replace").strip().splitlines() or ["no word"]
+        lines = errors.decode(errors="replace").strip().splitlines() or ["no output"]
         raise Failed(f"{role} ended with status {process.returncode}: {lines[-1][:200]}")
-    return float(json.loads(said.splitlines()[-1]) or 0)
+    return float(json.loads(output.splitlines()[-1]) or 0)
 
 
 @asynccontextmanager
-async def _workers(who: Contestant, place: Place, *, jobs: int) -> AsyncIterator[None]:
+async def _workers(
+    contestant: Contestant, workspace: Workspace, *, jobs: int
+) -> AsyncIterator[None]:
     async with AsyncExitStack() as stack:
-        for _ in range(who.processes):
-            await stack.enter_async_context(program(who, place, "work", jobs=jobs))
+        for _ in range(contestant.processes):
+            await stack.enter_async_context(program(contestant, workspace, "work", jobs=jobs))
         yield
 
 
-def _command(who: Contestant) -> list[str]:
-    match who.runs:
+def _command(contestant: Contestant) -> list[str]:
+    match contestant.runs:
         case "holdfast":
-            return [sys.executable, "-m", f"bench.peers.{who.program}"]
+            return [sys.executable, "-m", f"bench.peers.{contestant.program}"]
         case "python":
-            return [str(PYTHON), "-m", f"bench.peers.{who.program}"]
+            return [str(PYTHON), "-m", f"bench.peers.{contestant.program}"]
         case "node":
-            return ["node", str(NODE / f"{who.program}.mjs")]
+            return ["node", str(NODE / f"{contestant.program}.mjs")]
 
 
 class _Store:
-    """A reader of a contestant's store, beside its workers."""
+    """Reads the store of a contestant while its workers run."""
 
-    def __init__(self, who: Contestant, connection: Any) -> None:
-        self._sql = who.unfinished
+    def __init__(self, contestant: Contestant, connection: Any) -> None:
+        self._sql = contestant.unfinished
         self._connection = connection
 
     @classmethod
     @asynccontextmanager
-    async def opened(cls, who: Contestant, place: Place) -> AsyncIterator[_Store]:
-        if who.engine == "sqlite":
-            file = apsw.Connection(place.store, flags=apsw.SQLITE_OPEN_READONLY)
+    async def opened(cls, contestant: Contestant, workspace: Workspace) -> AsyncIterator[_Store]:
+        if contestant.engine == "sqlite":
+            file = apsw.Connection(workspace.store, flags=apsw.SQLITE_OPEN_READONLY)
             file.set_busy_timeout(5_000)
-            yield cls(who, file)
+            yield cls(contestant, file)
             file.close()
             return
-        connection = await asyncpg.connect(place.store)
-        yield cls(who, connection)
+        connection = await asyncpg.connect(workspace.store)
+        yield cls(contestant, connection)
         await connection.close()
 
     async def unfinished(self) -> int:

@@ -1,7 +1,7 @@
-"""What the handlers of every contestant leave behind: how many ran, and when the first started.
+"""Counters written by the handlers of every contestant: jobs run, and the start of the first.
 
-Needs only the standard library, as all that the peers' programs share. A file for each process in
-one directory: two numbers of 64 bits, and beside it a line for each job whose delay is measured.
+Uses only the standard library, like all code shared with the peers' programs. Each process writes
+one file with two 64-bit numbers, and one file with a line per job whose delay is measured.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _NUMBERS = struct.Struct("<qq")
 
 
 class Tally:
-    """Written by one process. `ran` costs a few hundred nanoseconds and is not for many threads."""
+    """The counters of one process. `ran` takes a few hundred nanoseconds and is not thread-safe."""
 
     def __init__(self) -> None:
         path = Path(os.environ[DIRECTORY]) / f"{os.getpid()}.tally"
@@ -29,28 +29,29 @@ class Tally:
         self._delays = os.open(path.with_suffix(".delays"), os.O_CREAT | os.O_APPEND | os.O_WRONLY)
 
     def ran(self) -> None:
-        """A job without an effect started, which is all it does."""
+        """Count a no-op job."""
         cells = self._cells
         if not cells[0]:
             cells[0] = time.monotonic_ns()
         cells[1] += 1
 
     def started(self, stamp: str) -> None:
-        """A job that carries the time of its enqueue started now."""
+        """Record the start delay of a job whose payload has the time of its enqueue."""
         os.write(self._delays, b"%d\n" % (time.monotonic_ns() - int(stamp[:20])))
 
 
 def payload() -> str:
+    """Return the payload of a no-op job."""
     return "x" * PAYLOAD_BYTES
 
 
 def stamped() -> str:
-    """A payload of the same size that begins with the time, by a clock all processes share."""
+    """Return a payload of the same size that begins with the monotonic time."""
     return f"{time.monotonic_ns():020d}".ljust(PAYLOAD_BYTES, "x")
 
 
 def count(directory: Path) -> tuple[int, int]:
-    """How many jobs ran in all processes, and when the first of them started (0: none yet)."""
+    """Return the jobs run by all processes, and the start of the first (0: none yet)."""
     numbers = [
         _NUMBERS.unpack(data)
         for path in directory.glob("*.tally")
@@ -60,6 +61,6 @@ def count(directory: Path) -> tuple[int, int]:
 
 
 def delays_ms(directory: Path) -> list[float]:
-    """From enqueue to start, of every job that was stamped; sorted."""
+    """Return the start delays of all stamped jobs, sorted."""
     lines = [line for path in directory.glob("*.delays") for line in path.read_text().split()]
     return sorted(int(line) / 1e6 for line in lines)

@@ -1,4 +1,4 @@
-"""The application that Holdfast's workers import: the same two tasks as every peer's."""
+"""The application of Holdfast's workers: the same two tasks as for every peer."""
 
 from __future__ import annotations
 

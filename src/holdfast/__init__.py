@@ -6,8 +6,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from holdfast.app import Holdfast
-    from holdfast.blocking import BlockingHoldfast
+    from holdfast.app.application import Holdfast
+    from holdfast.app.facade import BlockingHoldfast
+    from holdfast.app.task import JobHandle, Task
     from holdfast.core.backoff import Backoff
     from holdfast.core.breaker import Breaker
     from holdfast.core.model import (
@@ -22,42 +23,40 @@ if TYPE_CHECKING:
         State,
     )
     from holdfast.errors import HoldfastError, JobCancelled, JobFailed, LeaseLost
-    from holdfast.handles import JobHandle
-    from holdfast.outcomes import Bury, Cancelled, Release, Retry
-    from holdfast.tasks import Task
-    from holdfast.upkeep import Schedule
-    from holdfast.worker.context import Context
+    from holdfast.ops.schedules import Schedule
+    from holdfast.worker.child.context import Context
+    from holdfast.worker.outcomes import Bury, Cancelled, Release, Retry
 
 __version__ = "0.1.0"
 
 # Where each public name lives; it is imported when first asked for.
 _HOMES = {
     "Backoff": "core.backoff",
-    "BlockingHoldfast": "blocking",
+    "BlockingHoldfast": "app.facade",
     "Breaker": "core.breaker",
-    "Bury": "outcomes",
-    "Cancelled": "outcomes",
-    "Context": "worker.context",
-    "Holdfast": "app",
+    "Bury": "worker.outcomes",
+    "Cancelled": "worker.outcomes",
+    "Context": "worker.child.context",
+    "Holdfast": "app.application",
     "HoldfastError": "errors",
     "Job": "core.model",
     "JobCancelled": "errors",
     "JobFailed": "errors",
     "JobFilter": "core.model",
-    "JobHandle": "handles",
+    "JobHandle": "app.task",
     "Lease": "core.model",
     "LeaseLost": "errors",
     "NewJob": "core.model",
     "Note": "core.model",
     "Queue": "core.model",
     "Receipt": "core.model",
-    "RedrivePlan": "upkeep",
-    "Release": "outcomes",
+    "RedrivePlan": "ops.redrives",
+    "Release": "worker.outcomes",
     "Reroute": "core.model",
-    "Retry": "outcomes",
-    "Schedule": "upkeep",
+    "Retry": "worker.outcomes",
+    "Schedule": "ops.schedules",
     "State": "core.model",
-    "Task": "tasks",
+    "Task": "app.task",
 }
 
 __all__ = [

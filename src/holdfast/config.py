@@ -1,39 +1,33 @@
-"""Settings that are stored beside the jobs: their names, what they may be, and who wins.
+"""The settings that can be stored beside the jobs: names, types, bounds, defaults, precedence.
 
-A stored value loses to the environment (`max-retries` is HOLDFAST_MAX_RETRIES), which loses to a
-flag of the command line. What nobody said has a default, or is left to the queue.
+A command-line flag wins over the environment (`max-retries` is HOLDFAST_MAX_RETRIES), and that
+over the stored value. Without any of them the default applies, or the queue's own setting.
 """
 
 from __future__ import annotations
 
 import difflib
-import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 import msgspec
 from msgspec.structs import replace
 
-from holdfast.core import limits
+from holdfast.core import bounds
 from holdfast.core.backoff import Backoff
-from holdfast.core.levels import read_levels
-from holdfast.core.model import Record
-from holdfast.durations import show_ms, to_ms
-from holdfast.engines.base import Engine, Saved
-from holdfast.errors import ConfigError, EngineUnavailable
-
-KIND = "setting"
-_ROUNDS_MAX = 10
+from holdfast.core.text import show_ms
+from holdfast.errors import ConfigError
+from holdfast.notation.durations import to_ms
 
 Type = Literal["number", "share", "duration", "switch", "queues", "level", "levels", "ages"]
-"""Levels are numbers and ages durations, or off: one for all queues and others for single ones."""
+"""Levels are numbers and ages are durations, or "off": one for all queues, or one per queue."""
 Source = Literal["default", "stored", "environment"]
 
 
 class Setting(msgspec.Struct, frozen=True, kw_only=True):
-    """`default` is only told: "" where something else decides, as `does` says. `low` and `high`
-    bound a number, or a duration in milliseconds."""
+    """One setting. `default` is for display: "" where something else decides, as `does` explains.
+    `low` and `high` bound a number, or a duration in milliseconds."""
 
     name: str
     type: Type
@@ -45,10 +39,11 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def variable(self) -> str:
+        """The environment variable that overrides the stored value."""
         return "HOLDFAST_" + self.name.replace("-", "_").upper()
 
     def read(self, text: str) -> Any:
-        """What the text means: milliseconds, a number, a bool, queues by weight or levels."""
+        """The value of a text: milliseconds, a number, a bool, weights by queue, or levels."""
         given = text.strip()
         match self.type:
             case "duration":
@@ -114,25 +109,32 @@ def _history(name: str, default: str, does: str) -> Setting:
         default=default,
         does=does,
         feeds="upkeep",
-        low=limits.SECOND_MS,
-        high=limits.RETENTION_MS_MAX,
+        low=bounds.SECOND_MS,
+        high=bounds.RETENTION_MS_MAX,
     )
 
 
 _TABLE = (
-    _job("max-retries", "number", "3", "Runs of a job after its first one.", 0, 999_999),
-    _job("max-crashes", "number", "3", "Crashes of a worker under a job.", 1, 1_000_000),
-    _job("backoff-base", "share", "2", "Delay: this many seconds to the power of the run.", 1, 100),
-    _job("backoff-max", "duration", "5m", "The longest such delay.", 0, limits.DELAY_MS_MAX),
-    _job("backoff-jitter", "share", "0", "The share of such a delay that is random.", 0, 1),
-    _job("job-timeout", "duration", "", "How long a run may take.", 1, limits.DELAY_MS_MAX),
+    _job("max-retries", "number", "3", "Retries of a job after its first attempt.", 0, 999_999),
+    _job("max-crashes", "number", "3", "Worker crashes after which a job is buried.", 1, 1_000_000),
+    _job(
+        "backoff-base",
+        "share",
+        "2",
+        "Retry delay: this many seconds to the power of the attempt.",
+        1,
+        100,
+    ),
+    _job("backoff-max", "duration", "5m", "The longest retry delay.", 0, bounds.DELAY_MS_MAX),
+    _job("backoff-jitter", "share", "0", "The random share of a retry delay, 0 to 1.", 0, 1),
+    _job("job-timeout", "duration", "", "How long an attempt may take.", 1, bounds.DELAY_MS_MAX),
     _job(
         "lease",
         "duration",
         "30s",
-        "How long a worker that went silent keeps a job.",
-        limits.LEASE_MS_MIN,
-        limits.LEASE_MS_MAX,
+        "How long a worker that stopped renewing keeps a job.",
+        bounds.LEASE_MS_MIN,
+        bounds.LEASE_MS_MAX,
     ),
     _job(
         "addressed-ttl",
@@ -140,59 +142,109 @@ _TABLE = (
         "5m",
         "How long a job addressed to a worker waits for it.",
         1,
-        limits.DELAY_MS_MAX,
+        bounds.DELAY_MS_MAX,
     ),
-    _worker("worker-queues", "queues", "default", "Queues by weight: mail:10,default."),
-    _worker("worker-processes", "number", "", "Child processes; by default one a core.", 0, 256),
-    _worker("worker-concurrency", "number", "16", "Jobs at once in each of them.", 1, 10_000),
-    _worker("worker-prefetch", "number", "1000", "Jobs leased ahead, at most.", 0, 1_000),
-    _worker("worker-grace", "duration", "30s", "How long a stop waits.", 0, limits.DAY_MS),
-    _worker("worker-shell", "switch", "", "Run a text by the shell; by default on a local file."),
     _worker(
-        "worker-output-max", "number", "65536", "Bytes of output kept.", 1024, limits.OUTPUT_MAX
+        "worker-queues", "queues", "default", "Queues and their weights, e.g. mail:10,default."
     ),
-    _alert("alert-dead", "levels", "10", "Alert: more dead letters of a queue in a minute.", 10**9),
-    _alert("alert-depth", "levels", "100", "Alert: more ready jobs in a queue.", 10**9),
-    _alert("alert-age", "ages", "5m", "Alert: a ready job is due for longer.", limits.DELAY_MS_MAX),
+    _worker(
+        "worker-processes",
+        "number",
+        "",
+        "Child processes of a worker; by default one per core.",
+        0,
+        256,
+    ),
+    _worker(
+        "worker-concurrency",
+        "number",
+        "16",
+        "Jobs each child process runs at the same time.",
+        1,
+        10_000,
+    ),
+    _worker(
+        "worker-prefetch", "number", "1000", "The most jobs that a worker leases ahead.", 0, 1_000
+    ),
+    _worker(
+        "worker-grace",
+        "duration",
+        "30s",
+        "How long a stop waits for running jobs.",
+        0,
+        bounds.DAY_MS,
+    ),
+    _worker(
+        "worker-shell",
+        "switch",
+        "",
+        "Run command texts in a shell; by default only on a local file.",
+    ),
+    _worker(
+        "worker-output-max",
+        "number",
+        "65536",
+        "Bytes of output stored per job.",
+        1024,
+        bounds.OUTPUT_MAX,
+    ),
+    _alert(
+        "alert-dead", "levels", "10", "Alert if more jobs of a queue die within a minute.", 10**9
+    ),
+    _alert("alert-depth", "levels", "100", "Alert if more jobs are ready in a queue.", 10**9),
+    _alert(
+        "alert-age", "ages", "5m", "Alert if a ready job is due for longer.", bounds.DELAY_MS_MAX
+    ),
     _alert(
         "alert-no-worker",
         "ages",
         "30s",
-        "Alert: a ready job is due for longer, and no worker serves its queue.",
-        limits.DELAY_MS_MAX,
+        "Alert if a ready job is due for longer and no worker serves its queue.",
+        bounds.DELAY_MS_MAX,
     ),
-    _alert("alert-partition", "switch", "yes", "Alert: a partition is shut out.", 0),
-    _alert("alert-disk", "level", "1024", "Alert: fewer MiB are free on the disk.", 10**9),
-    _alert("alert-cool-down", "duration", "5m", "The same alert is not told again.", limits.DAY_MS),
-    _history("history-minutes", "1d", "How long charts go back by minutes."),
-    _history("history-hours", "14d", "How long by hours."),
-    _history("history-days", "400d", "How long by days."),
+    _alert("alert-partition", "switch", "yes", "Alert if a partition is shut out.", 0),
+    _alert("alert-disk", "level", "1024", "Alert if fewer MiB are free on the disk.", 10**9),
+    _alert(
+        "alert-cool-down",
+        "duration",
+        "5m",
+        "How long a repeated alert sends no notice.",
+        bounds.DAY_MS,
+    ),
+    _history("history-minutes", "1d", "How far charts go back by the minute."),
+    _history("history-hours", "14d", "How far charts go back by the hour."),
+    _history("history-days", "400d", "How far charts go back by the day."),
 )
 SETTINGS: dict[str, Setting] = {setting.name: setting for setting in _TABLE}
 
 
-class Given(msgspec.Struct, frozen=True):
+class SettingValue(msgspec.Struct, frozen=True):
+    """The text of a setting, and where it comes from."""
+
     text: str
     source: Source
 
 
 class Settings:
-    """What holds now."""
+    """The present values of all settings."""
 
     def __init__(self, stored: Mapping[str, str], environment: Mapping[str, str]) -> None:
-        self._given: dict[str, Given] = {}
+        self._given: dict[str, SettingValue] = {}
         for setting in SETTINGS.values():
             if environment.get(setting.variable):
-                self._given[setting.name] = Given(environment[setting.variable], "environment")
+                self._given[setting.name] = SettingValue(
+                    environment[setting.variable], "environment"
+                )
             elif setting.name in stored:
-                self._given[setting.name] = Given(stored[setting.name], "stored")
+                self._given[setting.name] = SettingValue(stored[setting.name], "stored")
 
-    def shown(self, name: str) -> Given:
-        return self._given.get(name) or Given(known(name).default, "default")
+    def shown(self, name: str) -> SettingValue:
+        """The text of a setting, the default included."""
+        return self._given.get(name) or SettingValue(find_setting(name).default, "default")
 
     def value(self, name: str) -> Any:
-        """As the setting reads it; None where nobody said anything."""
-        setting = known(name)
+        """The value of a setting; None if it is neither stored nor in the environment."""
+        setting = find_setting(name)
         given = self._given.get(name)
         if given is None:
             return None
@@ -203,7 +255,7 @@ class Settings:
             raise ConfigError(f"{where}: {error}") from None
 
     def backoff(self) -> Backoff | None:
-        """Of the three settings about it; None when none of them is given."""
+        """The backoff that the three settings describe; None if none of them is given."""
         base, cap_ms, jitter = (self.value(f"backoff-{part}") for part in ("base", "max", "jitter"))
         if base is None and cap_ms is None and jitter is None:
             return None
@@ -216,50 +268,24 @@ class Settings:
         )
 
 
-def known(name: str) -> Setting:
+def find_setting(name: str) -> Setting:
+    """The setting with this name. ConfigError suggests a similar one."""
     setting = SETTINGS.get(name.replace("_", "-"))
     if setting is None:
         close = difflib.get_close_matches(name.replace("_", "-"), SETTINGS, 1)
         remedy = f"did you mean {close[0]}?" if close else f"there are {', '.join(SETTINGS)}"
-        raise ConfigError(f"there is no setting {name[:80]!r}: {remedy}")
+        raise ConfigError(f"unknown setting {name[:80]!r}: {remedy}")
     return setting
 
 
-async def settings(engine: Engine, environment: Mapping[str, str] | None = None) -> Settings:
-    """What is stored, under what the environment says."""
-    records = await engine.load(KIND, limit=limits.PAGE_MAX)
-    stored = {each.key: each.value.decode() for each in records if each.value is not None}
-    return Settings(stored, os.environ if environment is None else environment)
-
-
-async def store(engine: Engine, name: str, text: str | None) -> bool:
-    """Keep a value, or forget it; False when that changed nothing."""
-    setting = known(name)
-    if text is not None:
-        setting.read(text)
-    value = None if text is None else text.strip().encode()
-    for _ in range(_ROUNDS_MAX):
-        records = await engine.load(KIND, limit=limits.PAGE_MAX)
-        there = next((each for each in records if each.key == setting.name), None)
-        if value == (there.value if there else None):
-            return False
-        record = Record(
-            kind=KIND, key=setting.name, value=value, version=there.version if there else 0
-        )
-        [saved] = await engine.save([record])
-        if saved is Saved.SAVED:
-            return True
-    raise EngineUnavailable(f"{setting.name} is being changed by others: try again")
-
-
 def queue_weights(text: str) -> dict[str, int]:
-    """`mail:10,default` → how much each counts; 1 where nothing is said."""
+    """The weights in `mail:10,default` by queue; 1 where none is given."""
     weights: dict[str, int] = {}
     for part in filter(None, (each.strip() for each in text.split(","))):
         name, colon, weight = part.rpartition(":")
         name = name if colon else part
-        if not limits.QUEUE_NAME.match(name) or (colon and not re.fullmatch(r"\d{1,6}", weight)):
-            raise ConfigError(f"{part[:80]!r} is not a queue, nor a queue and its weight: mail:10")
+        if not bounds.QUEUE_NAME.match(name) or (colon and not re.fullmatch(r"\d{1,6}", weight)):
+            raise ConfigError(f"{part[:80]!r} is not a queue or a queue and its weight: mail:10")
         if name in weights:
             raise ConfigError(f"queue {name} is named twice")
         weights[name] = int(weight) if colon else 1
@@ -268,3 +294,40 @@ def queue_weights(text: str) -> dict[str, int]:
     if not weights:
         raise ConfigError("no queue is named: write mail:10,default")
     return weights
+
+
+class Levels(msgspec.Struct, frozen=True):
+    """Alert levels: `usual` holds for every queue that is not named. None is off."""
+
+    usual: int | None
+    queues: dict[str, int | None] = {}
+
+    def of(self, queue: str) -> int | None:
+        """The level of one queue."""
+        return self.queues.get(queue, self.usual)
+
+
+def read_levels(name: str, text: str, read: Callable[[str], int], *, by_queue: bool) -> Levels:
+    """Read one level for all queues, then others by queue: `100,mail:5000,old:off`. `read` converts
+    a single one. Raises ConfigError."""
+    usual: list[int | None] = []
+    queues: dict[str, int | None] = {}
+    for part in filter(None, (each.strip() for each in text.split(","))):
+        queue, colon, given = part.rpartition(":")
+        level = None if given.strip().lower() == "off" else read(given.strip())
+        if not colon:
+            usual.append(level)
+        elif not by_queue or not bounds.QUEUE_NAME.match(queue) or queue in queues:
+            raise ConfigError(f'{name} "{part[:80]}": {_expected_levels(by_queue)}')
+        else:
+            queues[queue] = level
+    if len(usual) != 1:
+        expected = _expected_levels(by_queue)
+        raise ConfigError(f'{name} "{text[:80]}" has {len(usual)} values: {expected}')
+    return Levels(usual[0], queues)
+
+
+def _expected_levels(by_queue: bool) -> str:
+    if by_queue:
+        return "expected one level for all queues, then others by queue: 100,mail:5000,old:off"
+    return "expected one level, or off"

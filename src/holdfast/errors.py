@@ -1,10 +1,9 @@
 """Every exception Holdfast raises, with a stable `code` and, as docstring, its remedy.
 
 HoldfastError
-├── UsageError     InvalidJob · InvalidQueue · PayloadTooLarge · UnknownQueue · UnknownKind ·
-│                  UnknownParent · CircularJobs · QueueFull · NotAccepting · ConfigError ·
-│                  NotFound · Exists · WrongState · Unsupported · Unauthenticated · Forbidden ·
-│                  QuotaExceeded
+├── UsageError     InvalidJob · InvalidQueue · PayloadTooLarge · UnknownQueue · UnknownParent ·
+│                  CircularJobs · QueueFull · NotAccepting · ConfigError · NotFound · Exists ·
+│                  WrongState · Unsupported · Unauthenticated · Forbidden · QuotaExceeded
 ├── LeaseLost      the race you must expect
 ├── NoResult       JobFailed · JobCancelled · JobGone · ResultTimeout
 └── EngineError    EngineUnavailable · Overloaded · OutcomeUnknown · StorageFull · SchemaMismatch ·
@@ -54,31 +53,25 @@ class UnknownQueue(UsageError):
 
 
 class NotFound(UsageError):
-    """The text says what was looked for, and where to look for what there is."""
+    """The text names what was not found and the command that lists what exists."""
 
     code = "not_found"
 
 
 class Exists(UsageError):
-    """There is one of that name already: change it, or choose another name."""
+    """The name is taken: change the existing one, or choose another name."""
 
     code = "exists"
 
 
 class WrongState(UsageError):
-    """The job is not in a state in which that can be done: the text says which it must be in."""
+    """The job's state does not allow this: the text says which state it must be in."""
 
     code = "wrong_state"
 
 
-class UnknownKind(UsageError):
-    """The text lists the kinds that exist."""
-
-    code = "unknown_kind"
-
-
 class UnknownParent(UsageError):
-    """A job can only wait for one that exists: enqueue the parent first, or in the same call."""
+    """A job can depend only on existing jobs: enqueue the parent first, or in the same call."""
 
     code = "unknown_parent"
 
@@ -96,13 +89,13 @@ class QueueFull(UsageError):
 
 
 class NotAccepting(UsageError):
-    """The queue was told to accept no new jobs: try again when it is opened."""
+    """The queue is closed for new jobs: try again when it is opened."""
 
     code = "not_accepting"
 
 
 class ConfigError(UsageError):
-    """A setting or URL cannot be understood: the text names it and shows a right one."""
+    """A setting or URL is invalid: the text names it and shows a valid one."""
 
     code = "config"
 
@@ -112,17 +105,26 @@ class Unsupported(UsageError):
 
     code = "unsupported"
 
-    def __init__(self, engine: str, feature: str) -> None:
+    def __init__(self, engine: str, feature: str, remedy: str = "") -> None:
+        """Without a `remedy` the text points to the engine table."""
         super().__init__(
-            f"the {engine} engine does not offer {feature}; "
-            "see the engine table in the documentation for one that does"
+            f"the {engine} engine does not support {feature}: "
+            f"{remedy or 'use an engine that does; see the engine table in the documentation'}"
         )
         self.engine = engine
         self.feature = feature
+        self.remedy = remedy
+
+    @classmethod
+    def from_text(cls, text: str) -> Unsupported:
+        """From the text of a receipt, which names the engine, the feature and the remedy."""
+        error = cls("", "")
+        error.args = (text,)
+        return error
 
 
 class Unauthenticated(UsageError):
-    """The server wants a token that it knows: make one with `holdfast token create`."""
+    """The server requires a valid token: create one with `holdfast token create`."""
 
     code = "unauthenticated"
 
@@ -144,7 +146,7 @@ class QuotaExceeded(UsageError):
 
 
 class LeaseLost(HoldfastError):
-    """The lease lapsed and the job went on without you: stop working on it."""
+    """The lease has lapsed and the job may run elsewhere: stop working on it."""
 
     code = "lease_lost"
 
@@ -160,13 +162,13 @@ class NoResult(HoldfastError):
 
 
 class JobFailed(NoResult):
-    """The job is a dead letter: see its reason and last failure; redrive it when that is mended."""
+    """The job is a dead letter: see its reason and last failure; redrive it once that is fixed."""
 
     code = "job_failed"
 
 
 class JobCancelled(NoResult):
-    """Somebody cancelled the job, or it cancelled itself: enqueue it again if it is wanted."""
+    """The job was cancelled: enqueue it again if it is still wanted."""
 
     code = "job_cancelled"
 
@@ -178,43 +180,43 @@ class JobGone(NoResult):
 
 
 class ResultTimeout(NoResult, TimeoutError):
-    """The job is not over yet, and goes on: wait longer, or look again later."""
+    """The job has not ended yet and continues: wait longer, or check again later."""
 
     code = "result_timeout"
 
 
 class EngineError(HoldfastError):
-    """The store could not do it; nothing is wrong with the call."""
+    """The store failed; the call itself is valid."""
 
     code = "engine"
 
 
 class EngineUnavailable(EngineError):
-    """Nothing was changed: try again later, with back-off."""
+    """Nothing was changed: try again later, with backoff."""
 
     code = "unavailable"
 
 
 class Overloaded(EngineUnavailable):
-    """The server has all it can take on, and nothing was changed: try again after the pause that
-    it names."""
+    """The server is overloaded and nothing was changed: try again after the pause it names."""
 
     code = "overloaded"
 
 
 class OutcomeUnknown(EngineError):
-    """It may or may not have happened: repeat the call with the same ids and tokens, it is safe."""
+    """The call may or may not have taken effect: repeating it with the same ids, keys and tokens is
+    safe."""
 
     code = "outcome_unknown"
 
     def __init__(self, text: str = "", *, known: Mapping[int, Any] | None = None) -> None:
         super().__init__(text)
         self.known: dict[int, Any] = dict(known or {})
-        """By their positions in a batch: the answers that are known all the same."""
+        """The answers that are known, by their positions in the batch."""
 
 
 class StorageFull(EngineError):
-    """The disk is at its floor: free some space; jobs in hand can still be settled."""
+    """The disk is full up to its reserve: free some space. Leased jobs can still be settled."""
 
     code = "storage_full"
 

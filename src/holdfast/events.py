@@ -1,7 +1,7 @@
-"""Everything that can happen in this process, by name, and who is told.
+"""Events of this process, and the listeners that receive them.
 
-What is about the whole fleet is read from the store, not from here. A listener that raises is
-logged and harms nobody: telling never changes what is told about.
+Facts about the whole fleet are read from the store instead. An exception in a listener is logged
+and never affects the operation it was told about.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ _log = logging.getLogger("holdfast.events")
 
 
 class EngineCalled(msgspec.Struct, frozen=True, kw_only=True):
-    """One call of an engine ended.
+    """An engine call ended.
 
-    `asked` and `answer` are what went in and what came out; of a batch whose outcome is not known,
-    those that are known all the same. `error` is the stable code of what it raised instead, "" if
-    nothing. `counted` gives the queue and the outcome of each answer, for who wants to know.
+    `asked` and `answer` are its input and output; if the outcome of a batch is unknown, they hold
+    the items whose outcome is known. `error` is the stable code of the exception, "" if none.
+    `counted` yields the queue and outcome of each answer, computed only on demand.
     """
 
     verb: str
@@ -33,8 +33,7 @@ class EngineCalled(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def outcomes(self) -> dict[str, dict[str, int]]:
-        """Its answers as queue → outcome → how many; the queue is "" where the call is not about
-        one."""
+        """The answers as queue → outcome → count; the queue is "" for calls that have none."""
         counts: dict[str, dict[str, int]] = {}
         for (queue, outcome), count in Counter(self.counted()).items():
             counts.setdefault(queue, {})[str(outcome)] = count
@@ -42,8 +41,7 @@ class EngineCalled(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Reaped(msgspec.Struct, frozen=True, kw_only=True):
-    """The reaper ended so many lapsed leases and buried so many expired jobs; so many others went
-    on to another worker."""
+    """The reaper ended lapsed leases, buried expired jobs and rerouted others: how many of each."""
 
     overdue: int
     expired: int
@@ -51,14 +49,14 @@ class Reaped(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Pruned(msgspec.Struct, frozen=True, kw_only=True):
-    """The pruner removed so many finished jobs."""
+    """The pruner archived and deleted finished jobs: how many of each."""
 
     deleted: int
     archived: int
 
 
 class Ticked(msgspec.Struct, frozen=True, kw_only=True):
-    """A schedule's tick was enqueued here ("new"), was already ("duplicate"), or was refused."""
+    """A schedule's tick was enqueued ("new"), had been enqueued ("duplicate") or was refused."""
 
     schedule: str
     tick_at: int
@@ -67,21 +65,21 @@ class Ticked(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Redrove(msgspec.Struct, frozen=True, kw_only=True):
-    """A redrive put so many dead letters back to work."""
+    """A redrive put dead letters back into their queues: how many."""
 
     redrive: str
     retried: int
 
 
 class Distributed(msgspec.Struct, frozen=True, kw_only=True):
-    """The distributor brought jobs to this queue: how many from each."""
+    """The distributor moved jobs to this queue: how many from each source."""
 
     queue: str
     moved: dict[str, int]
 
 
 class Troubled(msgspec.Struct, frozen=True, kw_only=True):
-    """A service met an error; it goes on after `pause_ms`."""
+    """A background service met an error and continues after `pause_ms`."""
 
     service: str
     error: str
@@ -94,28 +92,30 @@ Tell: TypeAlias = Callable[[Happening], None]
 
 
 class Listeners:
-    """Tells every listener, in the order in which they were added."""
+    """Calls every listener, in the order in which they were added."""
 
     def __init__(self, *listeners: Tell) -> None:
         self._listeners = listeners
 
     def add(self, listener: Tell) -> None:
+        """Call this listener for every later event."""
         self._listeners = (*self._listeners, listener)
 
     def remove(self, listener: Tell) -> None:
+        """Stop calling a listener."""
         self._listeners = tuple(each for each in self._listeners if each != listener)
 
     def __bool__(self) -> bool:
-        """Whether anybody listens: what nobody hears need not be counted."""
+        """Whether there is a listener; without one, events need not be made."""
         return bool(self._listeners)
 
     def __call__(self, happening: Happening) -> None:
         for listener in self._listeners:
             try:
                 listener(happening)
-            except Exception:  # noqa: BLE001 (whatever it is, it is the listener's)
+            except Exception:  # noqa: BLE001 (a listener may raise anything)
                 _log.exception("a listener failed on %s", type(happening).__name__)
 
 
 def tell_nobody(happening: Happening) -> None:
-    """Where nobody listens."""
+    """A listener that ignores every event."""

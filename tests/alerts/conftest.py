@@ -1,4 +1,4 @@
-"""An engine of each sort on the clock of the test."""
+"""An engine of each kind on the clock of the test."""
 
 from tests.telemetry.conftest import engine
 

@@ -1,4 +1,4 @@
-"""The examples for Prometheus and Grafana name what is there: metrics, labels, operations."""
+"""The Prometheus and Grafana examples use existing metrics, labels and operations."""
 
 import json
 import re
@@ -10,8 +10,8 @@ from holdfast.alerts.rules import COOL_DOWN, RULES
 from holdfast.cli.root import COMMANDS
 from holdfast.config import SETTINGS
 from holdfast.server.application import OPERATIONS
-from holdfast.telemetry.totals import COUNTERS
-from tests.server.test_metrics import table
+from holdfast.telemetry.meter import COUNTERS
+from tests.server.live.test_metrics import table
 from tests.sources import ROOT
 
 _NAME = re.compile(r"\bholdfast_[a-z_]+")
@@ -60,7 +60,7 @@ def test_every_metric_and_label_is_exported() -> None:
                     assert set(value.split("|")) <= operations, expression
 
 
-def test_what_is_told_uses_labels_that_are_left() -> None:
+def test_annotations_use_labels_that_remain() -> None:
     for rule in rules():
         assert set(rule) <= {"alert", "expr", "for", "labels", "annotations"}
         assert rule["labels"]["severity"] in ("warning", "critical")
@@ -73,11 +73,11 @@ def test_what_is_told_uses_labels_that_are_left() -> None:
 
 
 def test_remedies_are_commands() -> None:
-    commands = {words for words, _, _ in COMMANDS}
+    commands = {words for words, _ in COMMANDS}
     remedies = [rule["annotations"].get("remedy") for rule in rules()]
-    told = [" ".join(re.findall(r"[a-z]+", each)[1:3]) for each in remedies if each]
-    assert told
-    assert all(each in commands or each.split()[0] in commands for each in told), told
+    found = [" ".join(re.findall(r"[a-z]+", each)[1:3]) for each in remedies if each]
+    assert found
+    assert all(each in commands or each.split()[0] in commands for each in found), found
 
 
 def test_the_board_shows_every_counter_that_matters_and_no_panel_covers_another() -> None:
@@ -101,8 +101,8 @@ def test_the_rules_are_in_the_documentation() -> None:
     page = (ROOT / "docs" / "monitoring.md").read_text()
     part = page[page.index("## Alerts") : page.index("## Tracing")]
     rows = [line.split("|") for line in part.splitlines() if line.startswith("| `")]
-    told = [(cells[1].strip().strip("`"), cells[3].strip(), cells[4].strip()) for cells in rows]
-    assert told == [
+    found = [(cells[1].strip().strip("`"), cells[3].strip(), cells[4].strip()) for cells in rows]
+    assert found == [
         (rule.name, f"`{rule.setting}` {SETTINGS[rule.setting].default}", rule.severity)
         for rule in RULES.values()
     ]

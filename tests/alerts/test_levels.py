@@ -1,10 +1,9 @@
-"""Levels as people write them, and the rules they are for."""
+"""Threshold settings as people write them, and the rules they apply to."""
 
 import pytest
 
 from holdfast.alerts.rules import COOL_DOWN, RULES, Thresholds
-from holdfast.config import SETTINGS, Settings
-from holdfast.core.levels import Levels
+from holdfast.config import SETTINGS, Levels, Settings
 from holdfast.errors import ConfigError
 
 
@@ -31,14 +30,14 @@ def test_levels_of_queues(text: str, levels: Levels) -> None:
     "text",
     ["", ",", "1,2", "mail:1", "many", "-1", "1.5", "1,a:1,a:2", "1,a b:1", "1,:2", "1,a:", "5m"],
 )
-def test_what_is_no_level(text: str) -> None:
+def test_invalid_levels(text: str) -> None:
     with pytest.raises(ConfigError, match="alert-depth"):
         SETTINGS["alert-depth"].read(text)
 
 
 def test_ages_are_durations() -> None:
     assert SETTINGS["alert-age"].read("90s, a:2h") == Levels(90_000, {"a": 7_200_000})
-    with pytest.raises(ConfigError, match="no duration"):
+    with pytest.raises(ConfigError, match="expected a duration"):
         SETTINGS["alert-age"].read("soon")
 
 
@@ -72,7 +71,7 @@ def test_a_queue_has_its_own_level() -> None:
     assert levels.of(RULES["partition_out"]) is None
 
 
-def test_what_cannot_be_read_is_told_and_the_default_holds() -> None:
+def test_an_unreadable_setting_is_reported_and_the_default_applies() -> None:
     wrong: list[str] = []
     levels = thresholds(wrong, depth="many", cool_down="soon")
     assert levels.of(RULES["depth"], "mail") == 100

@@ -1,4 +1,4 @@
-"""Alerts on their way to a receiver: signed, to where they may go, and nothing told of the URL."""
+"""The alert webhook: signed requests, allowed addresses, and no URL in any error."""
 
 import hashlib
 import hmac
@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-from holdfast.alerts.telling import Notice
-from holdfast.alerts.webhook import Hook, NotTaken
+from holdfast.alerts.notify import Notice
+from holdfast.alerts.webhook import AlertNotDelivered, AlertWebhook
 from holdfast.errors import ConfigError
-from holdfast.telemetry.notable import Kind
-from tests.worker.receiving import receiving
+from holdfast.telemetry.event_log import FeedEventKind
 from tests.worker.test_webhook import NEW, NOW, OLD, secrets_file, status
+from tests.worker.webhook_receiver import receiving
 
 NOTICE = Notice(
-    event=Kind.ALERT_RAISED,
+    event=FeedEventKind.ALERT_RAISED,
     id="depth/mail/5/raised",
     namespace="default",
     rule="depth",
@@ -31,8 +31,8 @@ NOTICE = Notice(
 )
 
 
-def hook(folder: Path, port: int, *secrets: str, **more: Any) -> Hook:
-    return Hook(
+def hook(folder: Path, port: int, *secrets: str, **more: Any) -> AlertWebhook:
+    return AlertWebhook(
         f"http://127.0.0.1:{port}/in?token=hidden",
         secrets_file=secrets_file(folder, *secrets),
         wall_s=lambda: NOW,
@@ -40,7 +40,7 @@ def hook(folder: Path, port: int, *secrets: str, **more: Any) -> Hook:
     )
 
 
-async def test_what_is_sent(tmp_path: Path) -> None:
+async def test_the_request_that_is_sent(tmp_path: Path) -> None:
     async with receiving() as receiver:
         await hook(tmp_path, receiver.port, NEW, OLD).deliver(NOTICE)
     [got] = receiver.got
@@ -55,20 +55,18 @@ async def test_what_is_sent(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("code", [301, 400, 410, 429, 500, 503])
-async def test_whoever_does_not_take_it_is_told_of_without_the_url(
-    tmp_path: Path, code: int
-) -> None:
+async def test_a_refusal_is_reported_without_the_url(tmp_path: Path, code: int) -> None:
     async with receiving() as receiver:
         receiver.answer = status(code, f"Location: http://127.0.0.1:{receiver.port}/other")
-        with pytest.raises(NotTaken) as caught:
+        with pytest.raises(AlertNotDelivered) as caught:
             await hook(tmp_path, receiver.port).deliver(NOTICE)
     assert str(caught.value) == f"127.0.0.1 answered HTTP {code}"
     assert len(receiver.got) == 1, "no redirect is followed"
 
 
-async def test_it_goes_to_public_addresses_unless_told(tmp_path: Path) -> None:
+async def test_only_public_addresses_unless_allowed(tmp_path: Path) -> None:
     async with receiving() as receiver:
-        with pytest.raises(NotTaken, match="--alert-webhook-allow"):
+        with pytest.raises(AlertNotDelivered, match="--alert-webhook-allow"):
             await hook(tmp_path, receiver.port, allow=()).deliver(NOTICE)
     assert receiver.connections == 0
 
@@ -84,9 +82,9 @@ async def test_it_goes_to_public_addresses_unless_told(tmp_path: Path) -> None:
         ("https://example.org", {"secrets_file": "/none"}, "cannot be read from /none"),
     ],
 )
-def test_what_cannot_be_is_told_at_the_start(
+def test_an_invalid_webhook_is_refused_at_the_start(
     tmp_path: Path, url: str, given: dict[str, Any], says: str
 ) -> None:
     with pytest.raises(ConfigError, match=says) as caught:
-        Hook(url, **{"secrets_file": secrets_file(tmp_path), **given})
+        AlertWebhook(url, **{"secrets_file": secrets_file(tmp_path), **given})
     assert "hidden" not in str(caught.value)

@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from holdfast.app import Holdfast
+from holdfast.app.application import Holdfast
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ import holdfast
 from holdfast import Backoff, Holdfast, NewJob, Note
 from holdfast.core.model import State, Status
 from holdfast.engines.memory import MemoryEngine
-from holdfast.engines.url import redacted
+from holdfast.engines.registry import redacted
 from holdfast.errors import (
     ConfigError,
     InvalidJob,
@@ -26,7 +26,7 @@ from holdfast.errors import (
     UsageError,
 )
 from holdfast.events import EngineCalled, Happening, Reaped
-from holdfast.upkeep import Schedule
+from holdfast.ops.schedules import Schedule
 
 
 async def test_one_job_from_end_to_end(app: Holdfast) -> None:

@@ -24,8 +24,9 @@ from holdfast.errors import (
     UsageError,
 )
 from holdfast.events import Happening, Reaped
-from holdfast.upkeep import Redrives, Schedule, Schedules
-from holdfast.worker.registry import Workers
+from holdfast.ops.redrives import Redrives
+from holdfast.ops.schedules import Schedule, Schedules
+from holdfast.ops.workers import Workers
 
 
 def test_one_job_from_end_to_end(url: str) -> None:

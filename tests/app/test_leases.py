@@ -69,9 +69,9 @@ async def test_asking_for_another_attempt_gets_no_more_than_there_are(app: Holdf
 async def test_a_verdict_that_cannot_be_leaves_the_lease(app: Holdfast) -> None:
     await app.enqueue("t", id="a")
     [lease] = await app.lease()
-    with pytest.raises(UnknownQueue, match="the lease goes on"):
+    with pytest.raises(UnknownQueue, match="the lease continues"):
         await app.forward(lease, "nowhere")
-    with pytest.raises(UnknownQueue, match="the lease goes on"):
+    with pytest.raises(UnknownQueue, match="the lease continues"):
         await app.complete(lease, then=[app.job("t", queue="nowhere")])
     with pytest.raises(UsageError, match="result is 2097154 bytes"):
         await app.complete(lease, "x" * 2 * 1024 * 1024)

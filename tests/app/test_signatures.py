@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast import Context
+from holdfast.app.signature import BatchSignature, Signature
 from holdfast.errors import InvalidJob, UsageError
-from holdfast.signatures import BatchSignature, Signature
 
 if TYPE_CHECKING:
     from fractions import Fraction
@@ -111,7 +111,7 @@ def test_the_context_is_no_argument(function: Callable[..., Any]) -> None:
         (untyped, ("\ud800",), {}, "anything: the value cannot be written"),
         (several, (1, "b"), {}, r"rest\[0\]: Expected int, got str"),
         (several, (1,), {"a": 1}, "task t: a: Expected str, got int"),
-        (several, (1,), {"rest": "x"}, "rest is given twice, or by a wrong name"),
+        (several, (1,), {"rest": "x"}, "rest is given twice or by a wrong name"),
         (bounded, (0,), {}, "count: Expected int >= 1"),
         (only_by_place, (), {"first": 1}, "'first'"),
     ],
@@ -181,7 +181,9 @@ def test_raw_bytes_are_for_a_task_with_one_parameter() -> None:
     batch = BatchSignature("t", many_bodies)
     assert batch.arguments(b"\xff", "image/png") == ((b"\xff",), {})
     assert Signature("t", plain).arguments(b'["a"]', f"{JSON}; charset=utf-8")[1] == {"to": "a"}
-    with pytest.raises(InvalidJob, match="task t takes JSON, and the job brings image/png"):
+    with pytest.raises(
+        InvalidJob, match="task t takes JSON, but the job has content type image/png"
+    ):
         Signature("t", plain).arguments(b"\xff", "image/png")
 
 
@@ -218,7 +220,7 @@ def test_a_batch_task_takes_an_element_a_job() -> None:
     with pytest.raises(InvalidJob, match="cannot be read"):
         signature.arguments(b"{", JSON)
     for args, named in (((), {}), ((1, 2), {}), ((), {"points": 1})):
-        with pytest.raises(InvalidJob, match="takes one argument a job"):
+        with pytest.raises(InvalidJob, match="takes one argument per job"):
             signature.payload(args, named)
 
     def two(first: list[int], second: list[int]) -> None: ...

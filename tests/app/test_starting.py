@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from holdfast import BlockingHoldfast, Holdfast, JobFilter
-from holdfast.engines.url import open_engine
+from holdfast.app.application import target_of, worker_options
+from holdfast.engines.registry import open_engine
 from holdfast.errors import UsageError
-from holdfast.starting import target_of, worker_options
 from holdfast.worker.options import numbered
 
 named = Holdfast("sqlite:///never.db")
@@ -62,7 +62,7 @@ def test_several_workers_of_one_name_are_numbered() -> None:
 
 
 def test_jobs_in_memory_are_out_of_a_worker_s_reach() -> None:
-    with pytest.raises(UsageError, match="finds the jobs by the URL"):
+    with pytest.raises(UsageError, match="opens the store by its URL"):
         worker_options(Holdfast("memory:"), {})
 
 
@@ -70,7 +70,7 @@ def test_an_engine_that_was_given_has_no_url_that_a_worker_could_use() -> None:
     """Else the worker would work off whatever the default URL names."""
     app = Holdfast(engine=open_engine("sqlite:///never.db"))
     assert app.url is None
-    with pytest.raises(UsageError, match="finds the jobs by the URL"):
+    with pytest.raises(UsageError, match="opens the store by its URL"):
         worker_options(app, {})
 
 

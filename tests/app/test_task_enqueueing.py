@@ -1,7 +1,7 @@
 """Jobs of a task are enqueued from async and blocking code, alone, many at once or within."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import apsw
@@ -90,10 +90,10 @@ async def test_a_queue_that_a_task_names_is_declared_once_and_never_changed(app:
 async def test_a_refusal_is_raised_and_says_how_many(app: Holdfast) -> None:
     send = make(app)
     await app.declare("mail", max_depth=2)
-    with pytest.raises(QueueFull, match="1 of 3 jobs were refused, the first: queue mail holds"):
+    with pytest.raises(QueueFull, match="1 of 3 jobs were refused, the first: queue mail is full"):
         await send.aenqueue_many([("a",)] * 3)
     await app.declare("mail", accepting=False)
-    with pytest.raises(NotAccepting, match=r"^queue mail accepts no new jobs"):
+    with pytest.raises(NotAccepting, match=r"^queue mail does not accept new jobs"):
         await send.aenqueue("a")
 
 
@@ -112,7 +112,9 @@ async def test_a_queue_that_was_made_meanwhile_is_left_as_it_is() -> None:
         looked = app.engine.queues
         before = await looked(counts=False)
 
-        async def as_before(*, counts: bool = True) -> list[QueueView]:
+        async def as_before(
+            *, names: Collection[str] | None = None, counts: bool = True
+        ) -> list[QueueView]:
             return before
 
         app.engine.queues = as_before  # type: ignore[method-assign]

@@ -1,4 +1,4 @@
-"""A drain measures everybody who is there and says who is not; how fast it was is not asked."""
+"""The benchmark `drain` measures every contestant and names missing ones; no test checks speed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from bench.peers.run import Drain
 from bench.report import Report
 from bench.stores import EngineName
 
-# Each starts a dozen workers and waits for their graceful ends.
+# Each test starts a dozen workers and waits until they stop.
 pytestmark = pytest.mark.timeout(600)
 
 TINY = Sizes(jobs=40, repeats=1, delays=5, idle_s=0.1, commands=5, lines=20)
@@ -32,11 +32,11 @@ ALONE = {"idle worker", "commands beside bare spawns", "enqueue from a pipe of 2
 async def test_everything_is_measured(
     engine: EngineName, names: tuple[str, ...], alone: set[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Who runs without processes, and what only Holdfast is asked for, is the same on either
-    engine: one has to do."""
-    takes_part = [who for who in HOLDFAST if who.engine == engine]
-    assert tuple(who.name for who in takes_part) == NAMES
-    monkeypatch.setattr(drain, "HOLDFAST", tuple(takes_part[: len(names)]))
+    """`--processes 0` and the measurements without peers are the same on both engines, so they are
+    tested on one."""
+    contestants = [contestant for contestant in HOLDFAST if contestant.engine == engine]
+    assert tuple(contestant.name for contestant in contestants) == NAMES
+    monkeypatch.setattr(drain, "HOLDFAST", tuple(contestants[: len(names)]))
     options = Options(engines=(engine,), sizes=TINY, peers=False, alone=bool(alone))
     report = await run(options, lambda _: None)
     assert not report.notes
@@ -50,8 +50,8 @@ async def test_everything_is_measured(
     assert all(result.value > 0 for result in report.results)
 
 
-async def test_peers_that_cannot_be_installed_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(_tell: Callable[[str], None]) -> None:
+async def test_note_names_peers_that_cannot_be_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_log: Callable[[str], None]) -> None:
         raise NotInstalled("no index is reachable")
 
     monkeypatch.setattr(drain, "install_python", refuse)
@@ -59,11 +59,11 @@ async def test_peers_that_cannot_be_installed_are_named(monkeypatch: pytest.Monk
     report = await run(DRAIN_ALONE, lambda _: None)
     [note] = report.notes
     assert "no index is reachable" in note
-    assert all(who.name in note for who in PEERS if who.engine == "sqlite")
+    assert all(contestant.name in note for contestant in PEERS if contestant.engine == "sqlite")
     assert "holdfast" in {result.metric for result in report.results}
 
 
-async def test_a_contestant_that_fails_is_named_and_the_others_are_measured(
+async def test_note_names_a_failed_contestant_and_others_are_measured(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     broken = replace(HOLDFAST[0], name="broken", program="not_there")
@@ -77,10 +77,10 @@ async def test_a_contestant_that_fails_is_named_and_the_others_are_measured(
     assert "broken" not in names
 
 
-def test_goals_are_set_beside_the_peers_and_only_for_the_default() -> None:
-    peers = [who for who in PEERS if who.engine == "postgres"]
-    ours = [who for who in HOLDFAST if who.engine == "postgres"]
-    results = {who.name: _turn(rate=100) for who in (*ours, *peers)}
+def test_goals_apply_only_to_the_default_worker() -> None:
+    peers = [contestant for contestant in PEERS if contestant.engine == "postgres"]
+    ours = [contestant for contestant in HOLDFAST if contestant.engine == "postgres"]
+    results = {contestant.name: _turn(rate=100) for contestant in (*ours, *peers)}
     results["pg-boss, 4 × 2,000"] = _turn(rate=400)
     report = Report("drain")
     drain.compare(report, "postgres", [*ours, *peers], results)

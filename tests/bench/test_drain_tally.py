@@ -1,4 +1,4 @@
-"""What handlers leave behind is counted over all their processes."""
+"""Counters of handlers are added up over all processes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from bench.processes import ROOT
 RUNS_TWO = "from bench.peers.tally import Tally; t = Tally(); t.ran(); t.ran(); t.started('0' * 20)"
 
 
-def test_nothing_ran_yet(tmp_path: Path) -> None:
+def test_counts_are_zero_before_the_first_job(tmp_path: Path) -> None:
     assert tally.count(tmp_path) == (0, 0)
     assert tally.delays_ms(tmp_path) == []
 
@@ -46,5 +46,5 @@ def test_batches_add_up(jobs: int) -> None:
     assert all(0 < size <= 1_000 for size in sizes)
 
 
-def test_as_many_turns_as_jobs() -> None:
+def test_steadily_yields_once_per_job() -> None:
     assert len(list(steadily(Arguments(place="", jobs=7, rate=1e6)))) == 7

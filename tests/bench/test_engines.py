@@ -1,4 +1,4 @@
-"""Each measurement runs to its end and says everything; how fast it was is no test's business."""
+"""Every measurement of the engines runs and adds its results; no test checks speed."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ ALONE = {
     [("sqlite", CYCLE | BACKLOG | USE | ALONE), ("postgres", CYCLE | BACKLOG | USE)],
 )
 async def test_everything_is_measured(engine: EngineName, metrics: set[str]) -> None:
-    told: list[str] = []
-    report = await run(Options(engines=(engine,), sizes=TINY), told.append)
+    messages: list[str] = []
+    report = await run(Options(engines=(engine,), sizes=TINY), messages.append)
     found = {result.metric: result for result in report.results if result.engine == engine}
     assert set(found) == metrics
     assert len(found) == len(report.results) - 1
@@ -62,11 +62,11 @@ async def test_everything_is_measured(engine: EngineName, metrics: set[str]) -> 
         result.value > 0 for result in found.values() if not result.metric.startswith("idle")
     )
     assert {metric for metric in found if found[metric].goal is not None} == _with_goals(found)
-    assert any("backlog" in text or "long queues" in text for text in told)
+    assert any("backlog" in text or "long queues" in text for text in messages)
 
 
 def _with_goals(found: dict[str, Result]) -> set[str]:
-    """Those for which the project has set itself a goal; each must have something to compare."""
+    """Metrics that must have a goal; each must have a ratio."""
     wanted = ("batch 100", "10 callers", "memory", "idle", "p99.9")
     names = {name for name in found if any(part in name for part in wanted)}
     assert all(found[name].ratio is not None for name in names)

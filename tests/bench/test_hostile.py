@@ -1,4 +1,4 @@
-"""Each kind of stranger is measured to its end; how long others waited is no test's business."""
+"""Every attack of the benchmark `hostile` is measured; no test checks speed."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ TINY = Sizes(rounds=1, seconds=0.1, pause_s=0.0, streams=20)
 
 
 async def test_everything_is_measured() -> None:
-    told: list[str] = []
-    report = await run(TINY, told.append)
+    messages: list[str] = []
+    report = await run(TINY, messages.append)
     titles = [section.title for section in report.sections]
     for case in CASES:
         assert any(title.startswith(f"{case.name}, disk") for title in titles)
@@ -21,4 +21,4 @@ async def test_everything_is_measured() -> None:
         "turn of the loop, the longest",
         "memory",
     }
-    assert told
+    assert messages

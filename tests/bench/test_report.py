@@ -1,4 +1,4 @@
-"""The one format of every benchmark."""
+"""The common format of benchmark results."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def report() -> Report:
     return report
 
 
-def test_a_ratio_is_always_higher_is_better(report: Report) -> None:
+def test_a_higher_ratio_is_always_better(report: Report) -> None:
     assert [result.ratio for result in report.results] == [0.4, 0.6, 3.0, 1_000_000.0, None]
     assert [result.met for result in report.results] == [False, True, True, True, None]
     assert [result.metric for result in report.missed] == ["enqueue"]
@@ -52,7 +52,7 @@ def test_a_goal_without_a_reference_counts_as_missed() -> None:
     assert report.missed
 
 
-def test_the_table_says_what_was_met(report: Report) -> None:
+def test_the_table_shows_met_and_missed_goals(report: Report) -> None:
     text = io.StringIO()
     print_table(report, Console(file=text, width=120))
     lines = text.getvalue().splitlines()
@@ -60,9 +60,7 @@ def test_the_table_says_what_was_met(report: Report) -> None:
     assert any("50.0 MB" in line and line.rstrip().endswith("met") for line in lines)
 
 
-def test_recording_replaces_only_what_is_between_the_markers(
-    report: Report, tmp_path: Path
-) -> None:
+def test_record_replaces_only_the_text_between_the_markers(report: Report, tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text(
         "before\n<!-- record: engines -->\nold\n<!-- end of record: engines -->\nafter\n"
@@ -76,7 +74,7 @@ def test_recording_replaces_only_what_is_between_the_markers(
     assert text.count("| sqlite | enqueue | 40,000 jobs/s | 100,000 | 0.40 | 0.5 |") == 1
 
 
-def test_a_page_without_markers_is_left_alone(report: Report, tmp_path: Path) -> None:
+def test_record_does_not_change_a_page_without_markers(report: Report, tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text("nothing to record between\n")
     with pytest.raises(SystemExit, match="record: engines"):

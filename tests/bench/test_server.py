@@ -1,4 +1,4 @@
-"""Each measurement of the server runs to its end; how fast it was is no test's business."""
+"""Every measurement of the benchmark `server` runs; no test checks speed."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ TINY = Sizes(turns=1, turn_s=0.2, connections=4, wake_ups=3)
 
 
 async def test_everything_is_measured() -> None:
-    told: list[str] = []
-    report = await run(TINY, told.append)
+    messages: list[str] = []
+    report = await run(TINY, messages.append)
     found = {result.metric: result for result in report.results}
     assert set(found) >= {
         "enqueue, durable",
@@ -22,4 +22,4 @@ async def test_everything_is_measured() -> None:
     }
     assert all(result.value > 0 for result in report.results)
     assert len([result for result in report.results if result.goal is not None]) == 4
-    assert told
+    assert messages

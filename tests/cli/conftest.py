@@ -1,4 +1,4 @@
-"""The command line inside the test's own process, in a folder and an environment of its own."""
+"""Runs the command line inside the test process, in a folder and an environment of its own."""
 
 import os
 from pathlib import Path

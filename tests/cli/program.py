@@ -1,4 +1,4 @@
-"""Running the command line: inside this process, or as people run it."""
+"""Runs the command line, inside this process or as a program."""
 
 import json
 import os
@@ -30,7 +30,7 @@ def command(*line: str, name: str = "holdfast") -> list[str]:
 
 
 def environment(**more: str) -> dict[str, str]:
-    """Nothing of the developer's own settings."""
+    """The environment without the developer's own settings."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("HOLDFAST_")}
     return {**kept, **more}
 

@@ -4,11 +4,11 @@ import json
 
 import msgspec
 
-from holdfast.app import Holdfast
+from holdfast.app.application import Holdfast
 from holdfast.core import breaker as rules
 from holdfast.core.breaker import KIND, NO_RESULTS, Breaker, BreakerRecord
 from holdfast.core.model import Record
-from tests.cli import making
+from tests.cli import seed
 from tests.cli.program import Cli
 
 POLICY = Breaker(failures=2)
@@ -18,9 +18,9 @@ def save(key: str = "task:t", *, failures: int = 0) -> None:
     results = NO_RESULTS
     for _ in range(failures):
         results = results.plus(good=False, text="OSError: no \x1b[31mroute")
-    record = rules.counted(BreakerRecord(policy=POLICY), results, POLICY, 0)
+    record = rules.count_results(BreakerRecord(policy=POLICY), results, POLICY, 0)
     saved = Record(kind=KIND, key=key, value=msgspec.json.encode(record))
-    making.with_app(lambda app: app.engine.save([saved]))
+    seed.with_app(lambda app: app.engine.save([saved]))
 
 
 def stored(key: str = "task:t") -> BreakerRecord | None:
@@ -30,11 +30,11 @@ def stored(key: str = "task:t") -> BreakerRecord | None:
                 return msgspec.json.decode(each.value or b"", type=BreakerRecord)
         return None
 
-    return making.with_app(load)
+    return seed.with_app(load)
 
 
-def test_they_are_listed(cli: Cli) -> None:
-    making.enqueue()
+def test_list_shows_every_breaker(cli: Cli) -> None:
+    seed.enqueue()
     ran = cli("breaker", "list")
     assert (ran.code, ran.out) == (0, "")
     assert "there is no breaker" in ran.err
@@ -50,7 +50,7 @@ def test_they_are_listed(cli: Cli) -> None:
     assert (task["name"], task["state"], task["probe_in_ms"]) == ("task:t", "closed", None)
 
 
-def test_one_is_shown(cli: Cli) -> None:
+def test_show_prints_one_breaker(cli: Cli) -> None:
     save(failures=2)
     view = cli("breaker", "show", "t", "--json").json
     assert (view["name"], view["state"], view["policy"]) == (
@@ -62,7 +62,7 @@ def test_one_is_shown(cli: Cli) -> None:
     assert cli("breaker", "show", "nobody").code == 3
 
 
-def test_a_person_opens_and_closes_it(cli: Cli) -> None:
+def test_a_breaker_is_opened_and_closed_by_hand(cli: Cli) -> None:
     save()
     save("host:a.example:443", failures=2)
     assert cli("breaker", "open", "t").out == "task:t: open\n"
@@ -77,7 +77,7 @@ def test_a_person_opens_and_closes_it(cli: Cli) -> None:
     assert cli("breaker", "open", "nobody").code == 3
 
 
-def test_status_shows_those_that_are_not_closed(cli: Cli) -> None:
+def test_status_shows_breakers_that_are_not_closed(cli: Cli) -> None:
     save()
     save("task:u", failures=2)
     ran = cli("status")
@@ -89,10 +89,10 @@ def test_status_shows_those_that_are_not_closed(cli: Cli) -> None:
     ]
 
 
-def test_explain_says_that_it_is_open_and_until_when(cli: Cli) -> None:
+def test_explain_names_an_open_breaker_and_when_it_is_tried(cli: Cli) -> None:
     save(failures=2)
-    making.worker("w")
-    making.enqueue("j")
+    seed.worker("w")
+    seed.enqueue("j")
     [reason] = cli("job", "explain", "j", "--json").json["reasons"]
     assert reason["code"] == "breaker_open"
     assert reason["text"].startswith("the breaker of task t is open after 2 failures, last: OSEr")
@@ -104,8 +104,8 @@ def test_explain_says_that_it_is_open_and_until_when(cli: Cli) -> None:
 
 def test_explain_knows_the_host_of_a_webhook(cli: Cli) -> None:
     save("host:a.example:443", failures=2)
-    making.worker("w", tasks=("webhook",))
-    making.enqueue("j", task="webhook", payload={"url": "https://a.example/in"})
+    seed.worker("w", tasks=("webhook",))
+    seed.enqueue("j", task="webhook", payload={"url": "https://a.example/in"})
     [reason] = cli("job", "explain", "j", "--json").json["reasons"]
     assert (reason["code"], "host a.example:443" in reason["text"]) == ("breaker_open", True)
     assert json.dumps(reason)

@@ -1,4 +1,4 @@
-"""`cleanup`: only what is finished and old goes, and never before it is in the archive."""
+"""`cleanup` deletes only old finished jobs, and never before they are archived."""
 
 import io
 import json
@@ -10,16 +10,16 @@ import pytest
 from holdfast.core.codec import decode_job
 from holdfast.core.model import JobFilter
 from holdfast.core.verdict import Redrive
-from holdfast.upkeep import Archive
-from tests.cli import making
+from holdfast.ops.jobs.bulk import Archive
+from tests.cli import seed
 from tests.cli.program import Cli
 
 
 @pytest.fixture
 def finished(cli: Cli) -> Cli:
-    making.done("done", {"n": 1}, b"said")
-    making.dead("dead")
-    making.enqueue("wait")
+    seed.done("done", {"n": 1}, b"said")
+    seed.dead("dead")
+    seed.enqueue("wait")
     return cli
 
 
@@ -32,7 +32,7 @@ def left(cli: Cli) -> list[str]:
     return [job["id"] for job in cli("list", "--json").json]
 
 
-def test_what_is_younger_stays(finished: Cli) -> None:
+def test_younger_jobs_stay(finished: Cli) -> None:
     assert finished("cleanup", "--days", "1").out == "deleted 0 jobs\n"
     assert left(finished) == ["wait", "dead", "done"]
 
@@ -53,7 +53,9 @@ def test_a_dry_run_counts(finished: Cli) -> None:
         (["--queue", "mail"], ["wait", "dead", "done"]),
     ],
 )
-def test_some_or_all(finished: Cli, flags: list[str], stay: list[str]) -> None:
+def test_flags_narrow_the_jobs_that_are_deleted(
+    finished: Cli, flags: list[str], stay: list[str]
+) -> None:
     finished("queue", "create", "mail")
     ran = finished("cleanup", "--days", "0", *flags, "--json")
     assert ran.json == {"deleted": 3 - len(stay), "archived": 0}
@@ -61,17 +63,19 @@ def test_some_or_all(finished: Cli, flags: list[str], stay: list[str]) -> None:
 
 
 @pytest.mark.parametrize("answer", ["y\n", "n\n"])
-def test_a_person_is_asked(finished: Cli, monkeypatch: pytest.MonkeyPatch, answer: str) -> None:
+def test_a_terminal_is_asked_for_confirmation(
+    finished: Cli, monkeypatch: pytest.MonkeyPatch, answer: str
+) -> None:
     monkeypatch.setattr(sys, "stdin", Terminal(answer))
     ran = finished("cleanup", "--days", "0")
-    assert ran.err.startswith("Delete 2 jobs for good? [y/N] ")
+    assert ran.err.startswith("Delete 2 jobs permanently? [y/N] ")
     agreed = answer == "y\n"
     assert (ran.code, ran.out) == ((0, "deleted 2 jobs\n") if agreed else (1, ""))
     assert left(finished) == (["wait"] if agreed else ["wait", "dead", "done"])
 
 
 @pytest.mark.parametrize("flags", [["--yes"], ["--archive", "old.jsonl"]])
-def test_nobody_is_asked_who_said_yes_or_keeps_them(
+def test_yes_or_an_archive_needs_no_confirmation(
     finished: Cli, monkeypatch: pytest.MonkeyPatch, flags: list[str]
 ) -> None:
     monkeypatch.setattr(sys, "stdin", Terminal(""))
@@ -80,9 +84,9 @@ def test_nobody_is_asked_who_said_yes_or_keeps_them(
     assert left(finished) == ["wait"]
 
 
-def test_the_archive_has_whole_jobs(finished: Cli, tmp_path: Path) -> None:
+def test_the_archive_has_complete_jobs(finished: Cli, tmp_path: Path) -> None:
     ran = finished("cleanup", "--days", "0", "--archive", "old.jsonl")
-    assert ran.out == "deleted 2 jobs, 2 kept in old.jsonl\n"
+    assert ran.out == "deleted 2 jobs, archived 2 in old.jsonl\n"
     lines = (tmp_path / "old.jsonl").read_bytes().splitlines()
     jobs = {job.id: job for job in map(decode_job, lines)}
     assert jobs["done"].output == b"said"
@@ -90,21 +94,21 @@ def test_the_archive_has_whole_jobs(finished: Cli, tmp_path: Path) -> None:
     assert jobs["dead"].failures
 
 
-def test_nothing_is_deleted_that_could_not_be_archived(finished: Cli) -> None:
+def test_jobs_that_cannot_be_archived_are_not_deleted(finished: Cli) -> None:
     ran = finished("cleanup", "--days", "0", "--archive", "/proc/nowhere/old.jsonl")
     assert (ran.code, ran.out) == (1, "")
     assert "/proc/nowhere/old.jsonl cannot be written" in ran.err
     assert left(finished) == ["wait", "dead", "done"]
 
 
-def test_a_job_that_is_retried_meanwhile_stays(
+def test_a_job_that_is_retried_during_the_cleanup_stays(
     finished: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write = Archive.write
 
     def slow(self: Archive, jobs: list[object]) -> None:
         write(self, jobs)  # type: ignore[arg-type]
-        making.with_app(lambda app: app.amend(JobFilter(ids=("dead",)), Redrive()))
+        seed.with_app(lambda app: app.amend(JobFilter(ids=("dead",)), Redrive()))
 
     monkeypatch.setattr(Archive, "write", slow)
     assert finished("cleanup", "--days", "0", "--archive", "old.jsonl").code == 0

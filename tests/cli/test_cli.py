@@ -1,18 +1,18 @@
-"""The command line, run as people run it: the path of a job."""
+"""The life of a job on the command line."""
 
 from pathlib import Path
 
 from tests.cli.program import Cli
 
 
-def test_the_path_of_a_job(cli: Cli, tmp_path: Path) -> None:
+def test_the_life_of_a_job(cli: Cli, tmp_path: Path) -> None:
     assert cli("queue", "create", "mail", "--lease", "1m", "--max-attempts", "2").out == (
         "created queue mail\n"
     )
     sent = cli("enqueue", "--task", "send", "--queue", "mail", "--payload", '{"to": "ä"}', "--json")
     id_ = sent.json["id"]
     assert sent.json["status"] == "new"
-    assert cli("enqueue", "--task", "send", "--id", id_).out == f"{id_} (it was there already)\n"
+    assert cli("enqueue", "--task", "send", "--id", id_).out == f"{id_} (known already)\n"
     shown = cli("job", "show", id_, "--json").json
     wanted = """id queue task state attempts max_attempts priority created_at due_at finished_at
         worker result error reason exit_code output duration_ms failures"""

@@ -1,4 +1,4 @@
-"""The words of this program, for a shell."""
+"""Completion scripts for shells."""
 
 import shutil
 import subprocess
@@ -13,13 +13,13 @@ from tests.cli.program import Cli, run_program
 @pytest.mark.parametrize(
     ("shell", "flag"), [("bash", '"--url" '), ("zsh", "--url["), ("fish", "' -l url ")]
 )
-def test_a_script_names_every_command_and_what_all_take(cli: Cli, shell: str, flag: str) -> None:
+def test_a_script_names_every_command_and_the_common_flags(cli: Cli, shell: str, flag: str) -> None:
     ran = cli("completion", shell)
     assert ran.code == 0
-    for word in (*(words.split()[-1] for words, _, _ in root.COMMANDS), "max-attempts"):
+    for word in (*(words.split()[-1] for words, _ in root.COMMANDS), "max-attempts"):
         assert word in ran.out
     assert f"holdfast completion {shell} > " in ran.err
-    # What all take is offered before every name.
+    # The common flags are offered before every name.
     assert ran.out.count(flag) == len(root.COMMANDS) + len(root.GROUPS) + 1
     if shell == "zsh":
         # It completes when it is loaded, and when it is read.
@@ -37,7 +37,7 @@ def test_a_script_as_json(cli: Cli) -> None:
     assert "enqueue" in view["script"]
 
 
-def test_a_shell_that_is_not_known(cli: Cli) -> None:
+def test_an_unknown_shell_is_refused(cli: Cli) -> None:
     assert cli("completion", "csh").code == 2
 
 

@@ -1,47 +1,50 @@
-"""`doctor`: each thing that could be wrong is found, told with what helps, and counted."""
+"""`doctor` finds each problem and prints its remedy."""
 
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from holdfast import checkup
-from holdfast.app import Holdfast
-from holdfast.core.flow import Rate
+from holdfast.app.application import Holdfast
+from holdfast.core.limits import Rate
 from holdfast.core.model import JobFilter, NewJob, Queue
-from holdfast.engines.base import Engine, Examination
+from holdfast.engines.base import Engine
+from holdfast.engines.extras import Examination
 from holdfast.engines.memory import MemoryEngine
+from holdfast.notation.durations import wall_ms
+from holdfast.ops import doctor
+from holdfast.ops.redrives import RedrivePlan
+from holdfast.ops.schedules import Schedule
 from holdfast.testing.clock import ManualClock
-from holdfast.upkeep import RedrivePlan, Schedule, wall_ms
-from tests.cli import making
+from tests.cli import seed
 from tests.cli.program import Cli, run_program
 
 
 def levels(findings: list[dict[str, Any]]) -> dict[str, set[str]]:
-    told: dict[str, set[str]] = {}
+    answer: dict[str, set[str]] = {}
     for finding in findings:
-        told.setdefault(finding["name"], set()).add(finding["level"])
-    return told
+        answer.setdefault(finding["name"], set()).add(finding["level"])
+    return answer
 
 
-def test_all_is_well(cli: Cli) -> None:
-    making.enqueue()
-    making.worker("w")
-    told = cli("doctor", "--deep", "--json").json
-    assert told["ok"] is True
+def test_a_healthy_store_has_no_findings(cli: Cli) -> None:
+    seed.enqueue()
+    seed.worker("w")
+    answer = cli("doctor", "--deep", "--json").json
+    assert answer["ok"] is True
     names = ["python", "store", "disk", "integrity", "clock", "upkeep", "worker", "queue"]
-    assert levels(told["findings"]) == {name: {"ok"} for name in names}
+    assert levels(answer["findings"]) == {name: {"ok"} for name in names}
     text = cli("doctor").out
     assert "SQLite 3." in text
     assert "integrity" not in text
 
 
-def test_what_is_not_well_has_a_remedy_and_warnings_are_no_failure(cli: Cli) -> None:
+def test_warnings_have_a_remedy_and_exit_with_0(cli: Cli) -> None:
     cli("queue", "create", "mail", "--max-depth", "1")
     cli("queue", "create", "old", "--no-accepting")
-    making.enqueue(queue="mail")
+    seed.enqueue(queue="mail")
     cli("queue", "pause", "mail")
-    making.worker("w", blocked="it has room and leases nothing")
+    seed.worker("w", blocked="it has room and leases nothing")
     ran = cli("doctor")
     assert ran.code == 0
     for part in (
@@ -53,22 +56,22 @@ def test_what_is_not_well_has_a_remedy_and_warnings_are_no_failure(cli: Cli) -> 
         "queue mail is full: it holds 1 waiting job",
     ):
         assert part in ran.out
-    told = cli("doctor", "--json").json
-    assert all(finding["remedy"] for finding in told["findings"] if finding["level"] != "ok")
+    answer = cli("doctor", "--json").json
+    assert all(finding["remedy"] for finding in answer["findings"] if finding["level"] != "ok")
 
 
-def test_a_task_that_no_worker_knows(cli: Cli) -> None:
-    making.worker("w", tasks=("known",))
-    making.enqueue("a", task="known")
-    making.enqueue("b", task="unknown")
+def test_a_task_unknown_to_all_workers_is_found(cli: Cli) -> None:
+    seed.worker("w", tasks=("known",))
+    seed.enqueue("a", task="known")
+    seed.enqueue("b", task="unknown")
     findings = cli("doctor", "--json").json["findings"]
     [found] = [finding for finding in findings if finding["level"] == "warn"]
-    assert found["text"].startswith("1 job of task unknown waits in queue default, and no worker")
+    assert found["text"].startswith("1 job of task unknown waits in queue default, and none")
     assert found["remedy"]
 
 
 def test_a_store_that_does_not_open_is_a_finding(cli: Cli, tmp_path: Path) -> None:
-    making.begin()
+    seed.begin()
     (tmp_path / "holdfast.db").write_bytes(b"no database" * 1000)
     ran = cli("doctor")
     assert ran.code == 1
@@ -76,7 +79,7 @@ def test_a_store_that_does_not_open_is_a_finding(cli: Cli, tmp_path: Path) -> No
     assert (ran.out.count("\n"), ran.err) == (1, "")
 
 
-def test_damage_is_found_by_a_deep_look(tmp_path: Path) -> None:
+def test_deep_finds_damage(tmp_path: Path) -> None:
     assert run_program(tmp_path, "enqueue", "--task", "t", "--id", "the-job-to-find").code == 0
     assert run_program(tmp_path, "doctor", "--deep").code == 0
     file = tmp_path / "holdfast.db"
@@ -90,35 +93,35 @@ def test_damage_is_found_by_a_deep_look(tmp_path: Path) -> None:
     assert "restore a backup" in ran.out
 
 
-async def found(engine: Engine, name: str) -> list[checkup.Finding]:
-    return [finding for finding in await checkup.check(engine) if finding.name == name]
+async def found(engine: Engine, name: str) -> list[doctor.Finding]:
+    return [finding for finding in await doctor.check_store(engine) if finding.name == name]
 
 
-async def test_what_upkeep_left_undone() -> None:
+async def test_missing_upkeep_is_found() -> None:
     clock = ManualClock(wall_ms())
     engine = MemoryEngine(clock=clock)
     async with Holdfast(engine=engine) as app:
         await app.enqueue("t", id="a")
         await app.lease(lease="1s", worker="w")
         await app.enqueue("t", id="b", expires="1s")
-        clock.advance(1_000 + checkup.LATE_MS_MAX)
+        clock.advance(1_000 + doctor.LATE_MS_MAX)
         assert [each.level for each in await found(engine, "upkeep")] == ["ok"], "only just late"
         clock.advance(1)
         lapsed, expired = await found(engine, "upkeep")
-        assert "the lease of job a lapsed" in lapsed.text
+        assert "the lease of job a has been overdue" in lapsed.text
         assert "job b expired" in expired.text
         assert {each.level for each in (lapsed, expired)} == {"fail"}
         assert lapsed.command == "up"
 
 
-async def test_a_redrive_that_nobody_does() -> None:
+async def test_a_redrive_without_progress_is_found() -> None:
     clock = ManualClock(wall_ms())
     engine = MemoryEngine(clock=clock)
     async with Holdfast(engine=engine) as app:
         slow = RedrivePlan(wanted=JobFilter(), rate=Rate(count=1, per_ms=3_600_000))
         for plan in (RedrivePlan(wanted=JobFilter()), slow):
             await app.redrives.start(plan)
-        clock.advance(checkup.LATE_MS_MAX)
+        clock.advance(doctor.LATE_MS_MAX)
         assert [each.level for each in await found(engine, "upkeep")] == ["ok"]
         clock.advance(1)
         assert {each.level for each in await found(engine, "upkeep")} == {"fail"}
@@ -127,7 +130,7 @@ async def test_a_redrive_that_nobody_does() -> None:
         assert [each.level for each in await found(engine, "upkeep")] == ["ok"]
 
 
-async def test_a_schedule_that_nobody_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_late_schedule_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = MemoryEngine()
     async with Holdfast(engine=engine) as app:
         job = NewJob(id="j", task="t")
@@ -135,13 +138,13 @@ async def test_a_schedule_that_nobody_runs(monkeypatch: pytest.MonkeyPatch) -> N
         await app.schedules.add(Schedule(name="off", job=job, every_ms=1_000))
         await app.schedules.pause("off")
         assert [each.level for each in await found(engine, "upkeep")] == ["ok"]
-        monkeypatch.setattr(checkup, "wall_ms", lambda: wall_ms() + 200_000)
+        monkeypatch.setattr(doctor, "wall_ms", lambda: wall_ms() + 200_000)
         [late] = await found(engine, "upkeep")
         assert "schedule s did not tick" in late.text
 
 
 @pytest.mark.parametrize("apart_ms", [60_000, -60_000])
-async def test_clocks_that_are_apart(apart_ms: int) -> None:
+async def test_clock_skew_is_found(apart_ms: int) -> None:
     engine = MemoryEngine(clock=ManualClock(wall_ms() + apart_ms))
     async with Holdfast(engine=engine):
         [clock] = await found(engine, "clock")
@@ -149,7 +152,7 @@ async def test_clocks_that_are_apart(apart_ms: int) -> None:
         assert clock.text.endswith(" s apart")
 
 
-async def test_a_dead_queue_that_is_gone() -> None:
+async def test_a_missing_dead_queue_is_found() -> None:
     engine = MemoryEngine()
     async with Holdfast(engine=engine):
         await engine.declare(Queue(name="grave"))
@@ -160,7 +163,7 @@ async def test_a_dead_queue_that_is_gone() -> None:
         assert missing.command == "queue create grave"
 
 
-async def test_a_store_that_is_short_of_room_and_in_trouble(
+async def test_a_full_disk_and_store_errors_are_found(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     engine = MemoryEngine()

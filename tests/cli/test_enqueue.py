@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-from holdfast import newjob
-from holdfast.app import Holdfast
-from holdfast.cli import jobflags
-from holdfast.cli.exits import Exit
+from holdfast.app.application import Holdfast
+from holdfast.cli import flags
+from holdfast.cli.output import Exit
 from holdfast.core.backoff import Backoff
 from holdfast.core.model import Failure, Job, Lease, Note, Overrides, Reason, Renewal
 from holdfast.core.verdict import Bury, Complete, Settlement
-from tests.cli import making
+from holdfast.notation import lines
+from tests.cli import seed
 from tests.cli.program import Cli, command, environment, run_program
 
 HOSTILE = "\x1b[31m\x07\r\x9b2J\u202e\u2028[bold]red[/bold]"
@@ -43,14 +43,14 @@ def test_a_job_as_json(cli: Cli) -> None:
     assert (job.task, job.queue, job.overrides) == ("command", "default", Overrides())
     assert payload_of("j1") == {"command": "sleep 2"}
     again = cli("enqueue", '{"id": "j1", "command": "sleep 2"}')
-    assert (again.code, again.out) == (0, "j1 (it was there already)\n")
+    assert (again.code, again.out) == (0, "j1 (known already)\n")
     assert cli("enqueue", '{"id": "j1", "task": "t"}', "--json").json == {
         "id": "j1",
         "status": "duplicate",
     }
 
 
-def test_a_command_is_a_list_that_never_meets_a_shell(cli: Cli) -> None:
+def test_a_command_after_dashes_is_a_list_without_a_shell(cli: Cli) -> None:
     words = ["echo", "a b", "--json", "$HOME", "--", "-x", '{"id": 1}', ""]
     id_ = cli("enqueue", "--cwd", "/tmp", "--env", "A=1=2", "--", *words).out.strip()
     assert payload_of(id_) == {"command": words, "cwd": "/tmp", "env": {"A": "1=2"}}
@@ -92,7 +92,7 @@ ALL: dict[str, Any] = {
 }
 
 
-def test_everything_a_job_can_carry_by_key_and_by_flag(cli: Cli) -> None:
+def test_every_field_by_key_and_by_flag(cli: Cli) -> None:
     cli("queue", "create", "mail")
     line: list[str] = []
     for name, value in ALL.items():
@@ -120,11 +120,11 @@ def test_everything_a_job_can_carry_by_key_and_by_flag(cli: Cli) -> None:
         assert (job.queue, job.task, json.loads(job.payload)) == ("mail", "t", {"n": 1})
 
 
-def test_a_flag_and_a_key_of_the_same_name() -> None:
-    assert set(jobflags.Flags.__dataclass_fields__) == set(newjob.FIELDS)
+def test_flags_and_keys_have_the_same_names() -> None:
+    assert set(flags.JobFlags.__dataclass_fields__) == set(lines.FIELDS)
 
 
-def test_retries_are_attempts_less_one_and_run_at_is_an_instant(cli: Cli) -> None:
+def test_max_retries_and_run_at(cli: Cli) -> None:
     id_ = cli("enqueue", '{"command": "x", "max_retries": 2}').out.strip()
     assert job_of(id_).overrides == Overrides(max_attempts=3)
     then = datetime.now(UTC).replace(microsecond=0) + timedelta(hours=1)
@@ -136,7 +136,7 @@ def test_retries_are_attempts_less_one_and_run_at_is_an_instant(cli: Cli) -> Non
         assert abs(job.due_at - then.timestamp() * 1000) < 60_000
 
 
-def test_what_a_job_says_wins_over_flags(cli: Cli) -> None:
+def test_keys_of_the_job_win_over_flags(cli: Cli) -> None:
     flags = ["--priority", "1", "--max-attempts", "9", "--task", "t", "--delay", "1h"]
     job = job_of(cli("enqueue", '{"priority": 5, "max_retries": 1}', *flags).out.strip())
     assert (job.priority, job.task, job.overrides.max_attempts) == (5, "t", 2)
@@ -144,10 +144,10 @@ def test_what_a_job_says_wins_over_flags(cli: Cli) -> None:
     assert job.task == "command"
 
 
-def test_a_job_for_one_worker(cli: Cli) -> None:
+def test_a_job_is_addressed_to_a_worker(cli: Cli) -> None:
     ran = cli("enqueue", "--to", "one", "--task", "t")
     assert (ran.code, ran.out) == (Exit.NOT_FOUND, "")
-    assert "no worker of the name 'one'" in ran.err
+    assert 'unknown worker "one' in ran.err
 
     async def declare() -> None:
         async with Holdfast("sqlite:///holdfast.db") as app:
@@ -163,9 +163,9 @@ def test_a_job_for_one_worker(cli: Cli) -> None:
     assert (job.expires_at or 0) > job.due_at
 
 
-def test_a_held_key_says_whose(cli: Cli) -> None:
+def test_a_held_key_prints_the_job_that_holds_it(cli: Cli) -> None:
     cli("enqueue", "--task", "t", "--id", "first", "--key", "k")
-    assert cli("enqueue", "--task", "t", "--key", "k").out == "first (it holds the key)\n"
+    assert cli("enqueue", "--task", "t", "--key", "k").out == "first (holds the key)\n"
 
 
 @pytest.mark.parametrize(
@@ -174,49 +174,47 @@ def test_a_held_key_says_whose(cli: Cli) -> None:
         ([], 2, 'neither a "command" nor a "task"'),
         (["echo", "hello"], 2, "put -- before a command"),
         (["--"], 2, "the command is empty"),
-        (["--task", "t", "--colour", "red"], 2, "unknown option '--colour'"),
-        (["--task", "t", "--payload", "{"], 2, "payload cannot be read as JSON"),
+        (["--task", "t", "--colour", "red"], 2, 'unknown option "--colour"'),
+        (["--task", "t", "--payload", "{"], 2, "the payload is not JSON"),
         (["--task", "t", "--payload", "NaN"], 2, "JSON"),
         (["--task", "t", "--payload", "[" * 100_000], 2, "JSON"),
         (["--task", "t", "--queue", "nowhere"], 3, "queue nowhere does not exist"),
-        (["--task", "t", "--delay", "soon"], 2, "delay 'soon'"),
+        (["--task", "t", "--delay", "soon"], 2, 'delay "soon"'),
         (["--task", "t", "--priority", "high"], 2, "priority"),
         (["--task", "t", "--priority", "101"], 2, "priority 101"),
-        (["--task", "t", "--label", "x"], 2, "labels 'x' is not NAME=VALUE"),
-        (["--task", "t", "--run-at", "noon"], 2, "run_at"),
+        (["--task", "t", "--label", "x"], 2, '--labels "x": expected NAME=VALUE'),
+        (["--task", "t", "--run-at", "noon"], 2, '--run-at "noon": expected'),
         (["--task", "t", "--max-attempts", "3", "--max-retries", "2"], 2, "not both"),
         (["--task", "t", "--max-retries", "-1"], 2, "max"),
-        (["--task", "t", "--backoff", "often"], 2, "backoff 'often'"),
+        (["--task", "t", "--backoff", "often"], 2, 'backoff "often"'),
         (["--task", "t", "--command", "x"], 2, "either a command, or a task"),
         (["--task", "t", "--cwd", "/"], 2, "cwd and env are for commands"),
         (["--task", "t", "--queue", "a", "--to", "b"], 2, "not both"),
-        (["{"], 2, "it is not JSON"),
-        (['{"command": 5}'], 2, "command: Expected"),
+        (["{"], 2, "the job is not JSON"),
+        (['{"command": 5}'], 2, "command: expected"),
         (['{"command": ["a", 5]}'], 2, "command[1]"),
-        (['{"command": "x", "colour": "red"}'], 2, "unknown field colour; a job has task,"),
-        (['{"comand": "x"}'], 2, "unknown field comand; did you mean command?"),
+        (['{"command": "x", "colour": "red"}'], 2, "unknown field colour: a job has task,"),
+        (['{"comand": "x"}'], 2, "unknown field comand: did you mean command?"),
         (["--task", "t", "--prioriti", "5"], 2, "did you mean --priority?"),
-        (["--task", "t", "--", "echo"], 2, "a job is only one of them"),
-        (["--command", "x", "--", "echo"], 2, "a job is only one of them"),
-        (["--to", "nobody", "--", "x"], 3, "'nobody' was ever here: see holdfast worker list"),
+        (["--task", "t", "--", "echo"], 2, "a job has only one of"),
+        (["--command", "x", "--", "echo"], 2, "a job has only one of"),
+        (["--to", "nobody", "--", "x"], 3, 'unknown worker "nobody"'),
         (['{"task": "t", "payload": 1e999}'], 2, "payload"),
         (['{"task": "t"}', "--file", "f"], 2, "not both"),
         (["--file", "nothing"], 2, "nothing cannot be read"),
-        (["-", "--wait"], 2, "for one job"),
-        (["--wait-timeout", "x", "--task", "t"], 2, "wait_timeout 'x'"),
+        (["-", "--wait"], 2, "for a single job"),
+        (["--wait-timeout", "x", "--task", "t"], 2, '--wait-timeout "x"'),
     ],
 )
-def test_what_is_wrong_is_said_and_nothing_goes_in(
-    cli: Cli, line: list[str], code: int, says: str
-) -> None:
-    making.begin()
+def test_an_invalid_job_is_refused(cli: Cli, line: list[str], code: int, says: str) -> None:
+    seed.begin()
     ran = cli("enqueue", *line)
     assert (ran.code, ran.out, ran.err.count("\n")) == (code, "", 1), ran
     assert says in ran.err
     assert cli("status", "--json").json["queues"][0]["ready"] == 0
 
 
-def test_an_argument_that_is_no_text_is_refused(tmp_path: Path) -> None:
+def test_an_argument_that_is_not_utf_8_is_refused(tmp_path: Path) -> None:
     line: list[str | bytes] = [*command("enqueue", "--"), b"\xff"]
     ran = subprocess.run(line, cwd=tmp_path, env=environment(), capture_output=True, check=False)
     assert (ran.returncode, b"not UTF-8" in ran.stderr) == (2, True)
@@ -224,12 +222,12 @@ def test_an_argument_that_is_no_text_is_refused(tmp_path: Path) -> None:
 
 def test_a_dry_run_adds_nothing(cli: Cli) -> None:
     ran = cli("enqueue", "--dry-run", "--id", "j", "--task", "t")
-    assert (ran.code, ran.out) == (0, "j (not enqueued: a dry run)\n")
+    assert (ran.code, ran.out) == (0, "j (dry run: not enqueued)\n")
     assert cli("enqueue", "--dry-run", "--task", "t", "--priority", "101").code == 2
     assert cli("job", "show", "j").code == Exit.NOT_FOUND
 
 
-def test_no_control_byte_reaches_the_terminal(cli: Cli) -> None:
+def test_no_control_character_reaches_the_terminal(cli: Cli) -> None:
     cli("enqueue", "--task", "t", "--id", "e", "--payload", json.dumps({HOSTILE: [HOSTILE]}))
     for line in (
         ["job", "show", "e"],
@@ -273,7 +271,7 @@ async def _end(app: Holdfast, lease: Lease, verdict: Complete | Bury, output: by
     await app.settle([Settlement(lease=lease, verdict=verdict, note=Note(output=output))])
 
 
-async def test_wait_shows_the_output_as_it_comes(tmp_path: Path) -> None:
+async def test_wait_prints_output_as_it_arrives(tmp_path: Path) -> None:
     async def work(app: Holdfast, lease: Lease, out: asyncio.StreamReader) -> None:
         await _print(app, lease, b"one\n")
         assert await out.readline() == b"one\n", "before the job has ended"
@@ -284,7 +282,7 @@ async def test_wait_shows_the_output_as_it_comes(tmp_path: Path) -> None:
     assert await _waited(tmp_path, work) == (0, "three\n", "")
 
 
-async def test_wait_ends_as_the_job_does(tmp_path: Path) -> None:
+async def test_the_exit_code_of_wait_is_the_outcome_of_the_job(tmp_path: Path) -> None:
     async def bury(app: Holdfast, lease: Lease, out: asyncio.StreamReader) -> None:
         failure = Failure(message="exit code 3", exit_code=3)
         await _end(app, lease, Bury(Reason.ATTEMPTS, failure), b"bad\n")
@@ -304,7 +302,7 @@ async def test_wait_with_json_prints_the_job(tmp_path: Path) -> None:
     assert (shown["exit_code"], shown["result"]) == (0, {"exit_code": 0})
 
 
-async def test_whoever_stops_waiting_leaves_the_job_alone(tmp_path: Path) -> None:
+async def test_an_interrupted_wait_leaves_the_job_running(tmp_path: Path) -> None:
     async with Holdfast(f"sqlite:///{tmp_path}/holdfast.db") as app:
         process = await asyncio.create_subprocess_exec(
             *command("enqueue", "--wait", "--id", "j", "--", "x"),
@@ -318,14 +316,14 @@ async def test_whoever_stops_waiting_leaves_the_job_alone(tmp_path: Path) -> Non
         assert process.stdout is not None
         assert await process.stdout.readline() == b"begun\n"
         process.send_signal(signal.SIGINT)
-        assert await process.communicate() == (b"", b"j goes on\n")
+        assert await process.communicate() == (b"", b"j continues\n")
         assert process.returncode == Exit.INTERRUPTED
         await app.complete(lease)
 
 
-def test_wait_gives_up_in_time_and_the_job_goes_on(tmp_path: Path) -> None:
+def test_wait_times_out_and_the_job_continues(tmp_path: Path) -> None:
     ran = run_program(
         tmp_path, "enqueue", "--wait", "--wait-timeout", "50ms", "--id", "j", "--", "x"
     )
-    assert (ran.code, ran.out, ran.err) == (Exit.WAITING, "", "j has not ended yet; it goes on\n")
+    assert (ran.code, ran.out, ran.err) == (Exit.WAITING, "", "j has not ended yet; it continues\n")
     assert run_program(tmp_path, "job", "show", "j", "--json").json["state"] == "waiting"

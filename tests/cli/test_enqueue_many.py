@@ -1,4 +1,4 @@
-"""`enqueue -` and `--file`: nothing lost, each bad line told, bounded on the way."""
+"""`enqueue -` and `--file`: no line is lost, each wrong line is reported, memory is bounded."""
 
 import asyncio
 import json
@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.app import Holdfast
-from holdfast.cli import feeding
-from holdfast.cli.feeding import Fault, Feed, Lines
+from holdfast.app.application import Holdfast
+from holdfast.cli import enqueue
+from holdfast.cli.enqueue import LineFault, LineFeed, LineReader
 from holdfast.core.model import NewJob, Receipt, Status
 from holdfast.errors import EngineError, EngineUnavailable, OutcomeUnknown
-from holdfast.newjob import Base
+from holdfast.notation.lines import JobDefaults
 from tests.cli.program import Cli, command, environment, run_program
 
 
@@ -23,9 +23,9 @@ def lines_of(*values: object) -> bytes:
 
 
 async def read_all(data: bytes, piece: int) -> list[tuple[int, bytes]]:
-    """What comes of a pipe into which the data is written piece by piece."""
+    """The lines of a pipe into which the data is written piece by piece."""
     reader, writer = os.pipe()
-    lines = Lines(reader)
+    lines = LineReader(reader)
     got = []
     for at in range(0, len(data), piece):
         os.write(writer, data[at : at + piece])
@@ -38,7 +38,7 @@ async def read_all(data: bytes, piece: int) -> list[tuple[int, bytes]]:
 
 
 @pytest.mark.parametrize("piece", [1, 2, 3, 7, 1000])
-async def test_lines_are_whole_however_they_come(piece: int) -> None:
+async def test_lines_are_complete_however_they_arrive(piece: int) -> None:
     data = b"one\n\ntwo\r\nthree \xff\n\nlast"
     wanted = [(1, b"one"), (2, b""), (3, b"two\r"), (4, b"three \xff"), (5, b""), (6, b"last")]
     assert await read_all(data, piece) == wanted
@@ -46,39 +46,39 @@ async def test_lines_are_whole_however_they_come(piece: int) -> None:
 
 
 @pytest.mark.parametrize("piece", [1, 4, 50])
-async def test_a_line_without_end_is_cut_and_the_next_keeps_its_number(
+async def test_an_endless_line_is_cut_and_the_next_keeps_its_number(
     piece: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(feeding, "LINE_BYTES_MAX", 10)
+    monkeypatch.setattr(enqueue, "LINE_BYTES_MAX", 10)
     got = await read_all(b"a\n" + b"x" * 40 + b"\nb\n" + b"y" * 30 + b"\n" + b"z" * 20, piece)
     short = [(number, line) for number, line in got if len(line) <= 10]
     assert short == [(1, b"a"), (3, b"b")]
     assert sorted({number for number, _ in got}) == [1, 2, 3, 4, 5]
-    assert len(got) == 5, "each is told once"
+    assert len(got) == 5, "each is reported once"
     assert max(len(line) for _, line in got) <= 10 + piece + 40
 
 
 class Store:
-    """Stands for an engine: `free` lets it answer, `fail_at` is the batch that fails."""
+    """A stand-in for an engine: `free` lets it answer, `fail_at` is the batch that fails."""
 
     def __init__(self, *, fail_at: int | None = None) -> None:
         self.batches: list[list[NewJob]] = []
-        self.asked = asyncio.Event()
+        self.called = asyncio.Event()
         self.free = asyncio.Event()
         self.fail_at = fail_at
 
     async def enqueue(self, jobs: Sequence[NewJob]) -> list[Receipt]:
         self.batches.append(list(jobs))
-        self.asked.set()
+        self.called.set()
         await self.free.wait()
         if len(self.batches) == self.fail_at:
             raise EngineUnavailable("gone")
         return [Receipt(id=job.id, status=Status.NEW) for job in jobs]
 
 
-def feed_into(store: Store, faults: list[Fault] | None = None) -> Feed:
-    told: list[Fault] = [] if faults is None else faults
-    return Feed(store.enqueue, Base({}), told.append, lambda _count: None)
+def feed_into(store: Store, faults: list[LineFault] | None = None) -> LineFeed:
+    reported: list[LineFault] = [] if faults is None else faults
+    return LineFeed(store.enqueue, JobDefaults({}), reported.append, lambda _count: None)
 
 
 def file_of(folder: Path, data: bytes) -> int:
@@ -93,24 +93,24 @@ async def test_batches_are_bounded_in_jobs_and_bytes(
     store.free.set()
     many = [{"task": "t", "payload": number} for number in range(2500)]
     feed = feed_into(store)
-    await feed.run(Lines(file_of(tmp_path, lines_of(*many))))
+    await feed.run(LineReader(file_of(tmp_path, lines_of(*many))))
     assert max(map(len, store.batches)) == 1000
     payloads = [job.payload for batch in store.batches for job in batch]
     assert payloads == [b"%d" % number for number in range(2500)]
-    assert (feed.fed.lines, feed.fed.new, feed.fed.settled) == (2500, 2500, 2500)
-    monkeypatch.setattr(feeding, "_BATCH_BYTES_MAX", 5000)
+    assert (feed.counts.lines, feed.counts.new, feed.counts.settled) == (2500, 2500, 2500)
+    monkeypatch.setattr(enqueue, "_BATCH_BYTES_MAX", 5000)
     store = Store()
     store.free.set()
     big = [{"task": "t", "payload": "x" * 998} for _ in range(12)]
-    await feed_into(store).run(Lines(file_of(tmp_path, lines_of(*big))))
+    await feed_into(store).run(LineReader(file_of(tmp_path, lines_of(*big))))
     assert list(map(len, store.batches)) == [5, 5, 2]
 
 
-async def test_no_more_is_read_than_soon_goes_in(tmp_path: Path) -> None:
+async def test_reading_stops_while_batches_wait(tmp_path: Path) -> None:
     store = Store()
     many = lines_of(*({"task": "t", "payload": "x" * 100} for _ in range(20_000)))
     file = file_of(tmp_path, many)
-    running = asyncio.create_task(feed_into(store).run(Lines(file)))
+    running = asyncio.create_task(feed_into(store).run(LineReader(file)))
     for _ in range(200):
         await asyncio.sleep(0)
     assert len(store.batches) == 1
@@ -120,26 +120,26 @@ async def test_no_more_is_read_than_soon_goes_in(tmp_path: Path) -> None:
     assert sum(map(len, store.batches)) == 20_000
 
 
-async def test_a_store_that_fails_leaves_a_count_that_is_true(tmp_path: Path) -> None:
+async def test_counts_are_right_when_the_store_fails(tmp_path: Path) -> None:
     store = Store(fail_at=3)
     store.free.set()
     feed = feed_into(store)
     with pytest.raises(EngineUnavailable):
-        await feed.run(Lines(file_of(tmp_path, lines_of(*([{"task": "t"}] * 5000)))))
-    assert (feed.fed.settled, feed.fed.new, len(store.batches)) == (2000, 2000, 3)
+        await feed.run(LineReader(file_of(tmp_path, lines_of(*([{"task": "t"}] * 5000)))))
+    assert (feed.counts.settled, feed.counts.new, len(store.batches)) == (2000, 2000, 3)
 
 
-async def test_what_is_in_flight_is_counted_when_cut_short(tmp_path: Path) -> None:
+async def test_a_batch_in_flight_is_counted_when_interrupted(tmp_path: Path) -> None:
     store = Store()
     feed = feed_into(store)
-    running = asyncio.create_task(feed.run(Lines(file_of(tmp_path, lines_of({"task": "t"})))))
-    await store.asked.wait()
+    running = asyncio.create_task(feed.run(LineReader(file_of(tmp_path, lines_of({"task": "t"})))))
+    await store.called.wait()
     running.cancel()
     await asyncio.sleep(0)
     store.free.set()
     with pytest.raises(asyncio.CancelledError):
         await running
-    assert (feed.fed.settled, feed.fed.new) == (1, 1)
+    assert (feed.counts.settled, feed.counts.new) == (1, 1)
 
 
 BAD = (
@@ -157,15 +157,15 @@ BAD = (
 )
 
 
-def test_a_bad_line_is_told_and_harms_no_other(tmp_path: Path) -> None:
+def test_a_wrong_line_is_reported_and_affects_no_other(tmp_path: Path) -> None:
     ran = run_program(tmp_path, "enqueue", "-", given=BAD)
     assert ran.code == 1
     assert ran.out.startswith("2 jobs enqueued in ")
-    assert ran.out.endswith(", 1 there already, 7 refused\n")
-    told = [line.partition(":")[0] for line in ran.err.splitlines()]
-    assert told == [f"line {number}" for number in (2, 4, 7, 8, 9, 10, 6)]
+    assert ran.out.endswith(", 1 known already, 7 refused\n")
+    reported = [line.partition(":")[0] for line in ran.err.splitlines()]
+    assert reported == [f"line {number}" for number in (2, 4, 7, 8, 9, 10, 6)]
     assert "line 6: queue nowhere does not exist: declare it first (unknown_queue)" in ran.err
-    assert "line 7: it has an unknown field colour" in ran.err
+    assert "line 7: unknown field colour" in ran.err
     (tmp_path / "jobs").write_bytes(BAD.replace(b"one", b"two"))
     ran = run_program(tmp_path, "--json", "enqueue", "--file", "jobs")
     told_in_json = json.loads(ran.out)
@@ -176,7 +176,7 @@ def test_a_bad_line_is_told_and_harms_no_other(tmp_path: Path) -> None:
     assert status["queues"][0]["ready"] == 4
 
 
-def test_flags_are_for_every_line(tmp_path: Path) -> None:
+def test_flags_are_defaults_for_every_line(tmp_path: Path) -> None:
     given = lines_of({"payload": 1}, {"payload": 2, "priority": 9}, {"command": "x"})
     flags = ["--task", "send", "--priority", "3"]
     assert run_program(tmp_path, "enqueue", "-", *flags, given=given).code == 0
@@ -191,19 +191,21 @@ def test_flags_are_for_every_line(tmp_path: Path) -> None:
 def test_a_dry_run_of_many(tmp_path: Path) -> None:
     given = lines_of({"task": "t"}, {"task": "t", "priority": 101}, {"task": "t"})
     ran = run_program(tmp_path, "enqueue", "-", "--dry-run", given=given)
-    assert (ran.code, ran.out) == (1, "2 jobs would be enqueued, 0 there already, 1 refused\n")
+    assert (ran.code, ran.out) == (1, "2 jobs would be enqueued, 0 known already, 1 refused\n")
     assert ran.err.startswith("line 2: priority 101")
     assert run_program(tmp_path, "status", "--json").json["queues"][0]["ready"] == 0
 
 
-def test_nothing_from_a_pipe_is_nothing_wrong(cli: Cli, tmp_path: Path) -> None:
+def test_an_empty_pipe_is_not_an_error(cli: Cli, tmp_path: Path) -> None:
     assert run_program(tmp_path, "enqueue", "-").out.startswith("0 jobs enqueued")
     (tmp_path / "empty").touch()
     assert cli("enqueue", "--file", "empty", "--json").json["lines"] == 0
     assert cli("enqueue", "--file", str(tmp_path)).code == 2, "a folder is no file"
 
 
-async def test_a_slow_pipe_is_not_waited_for_and_an_interrupt_tells(tmp_path: Path) -> None:
+async def test_a_slow_pipe_does_not_delay_jobs_and_an_interrupt_prints_counts(
+    tmp_path: Path,
+) -> None:
     async with Holdfast(f"sqlite:///{tmp_path}/holdfast.db") as app:
         process = await asyncio.create_subprocess_exec(
             *command("enqueue", "-"),
@@ -222,26 +224,26 @@ async def test_a_slow_pipe_is_not_waited_for_and_an_interrupt_tells(tmp_path: Pa
         process.send_signal(signal.SIGINT)
         out, err = await process.communicate()
     assert (process.returncode, out) == (130, b"")
-    assert err.startswith(b"the lines up to ")
+    assert err.startswith(b"lines 1 to ")
 
 
 @pytest.mark.parametrize(
     ("error", "code", "says"),
     [
-        (EngineUnavailable("gone"), "unavailable", "settled, 0 new jobs went in (unavailable)"),
+        (EngineUnavailable("gone"), "unavailable", "settled, with 0 new jobs (unavailable)"),
         (OutcomeUnknown("torn"), "outcome_unknown", "repeat those only if each has an id or a key"),
     ],
 )
-def test_what_is_certain_is_said_when_the_store_fails(
+def test_an_error_says_which_lines_are_settled(
     cli: Cli, monkeypatch: pytest.MonkeyPatch, error: EngineError, code: str, says: str
 ) -> None:
-    async def fail(self: Feed, lines: Lines) -> None:
+    async def fail(self: LineFeed, lines: LineReader) -> None:
         raise error
 
-    monkeypatch.setattr(Feed, "run", fail)
+    monkeypatch.setattr(LineFeed, "run", fail)
     Path("lines").write_bytes(b"")
     ran = cli("enqueue", "--file", "lines")
     assert (ran.code, ran.out) == (1, "")
-    assert ran.err.startswith(f"holdfast: {error}; the lines up to 0 are settled")
+    assert ran.err.startswith(f"holdfast: {error}; lines 1 to 0 are settled")
     assert ran.err.endswith(f"({code})\n")
     assert says in ran.err

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.cli.logs import grown
+from holdfast.cli.jobs import new_output
 from holdfast.core.model import Failure, JobFilter
 from holdfast.core.verdict import Complete, Expedite, Retry
-from tests.cli import making
+from tests.cli import seed
 from tests.cli.program import Cli, command, environment, run_program
 
 FIELDS = """id queue task state attempts max_attempts priority created_at due_at finished_at
@@ -17,14 +17,14 @@ FIELDS = """id queue task state attempts max_attempts priority created_at due_at
 HOSTILE = "\x1b[31m\x07\r\x9b2J\u202e\u2028[bold]red[/bold]"
 
 
-def test_every_state_is_shown_with_the_fields_that_scripts_rely_on(cli: Cli) -> None:
-    making.done("done", {"exit_code": 0, "duration_ms": 5}, b"hello\n", task="command")
-    making.dead("dead")
-    making.enqueue("gone")
+def test_every_state_has_the_fields_that_scripts_rely_on(cli: Cli) -> None:
+    seed.done("done", {"exit_code": 0, "duration_ms": 5}, b"hello\n", task="command")
+    seed.dead("dead")
+    seed.enqueue("gone")
     assert cli("job", "cancel", "gone").code == 0
-    making.enqueue("run")
-    making.lease()
-    making.enqueue("wait", priority=3)
+    seed.enqueue("run")
+    seed.lease()
+    seed.enqueue("wait", priority=3)
     shown = {each: cli("--json", "job", "show", each).json for each in STATES}
     for id_, state in STATES.items():
         assert set(FIELDS) <= set(shown[id_])
@@ -41,13 +41,13 @@ def test_every_state_is_shown_with_the_fields_that_scripts_rely_on(cli: Cli) -> 
     assert shown["run"]["worker"] == "w"
     listed = cli("--json", "list").json
     for job in [*listed, *shown.values()]:
-        # The deadline is kept by another clock, and told in wall time as that is at the moment.
+        # The deadline is kept by another clock, and shown in present wall time.
         del job["deadline_at"]
     assert {job["id"]: job for job in listed} == shown
     assert [job["id"] for job in listed] == ["wait", "run", "gone", "dead", "done"]
 
 
-def test_what_a_waiting_job_waits_for_is_named(cli: Cli) -> None:
+def test_show_names_the_jobs_that_a_job_waits_for(cli: Cli) -> None:
     assert cli("queue", "create", "mail").code == 0
     assert cli("queue", "limit", "mail", "few", "--concurrency", "1", "--key", "{tenant}").code == 0
     for id_, *flags in (
@@ -59,7 +59,7 @@ def test_what_a_waiting_job_waits_for_is_named(cli: Cli) -> None:
         ["full", "--queue", "mail", "--tenant", "acme"],
     ):
         assert cli("enqueue", "--id", id_, "--task", "t", *flags).code == 0
-    making.lease("mail")
+    seed.lease("mail")
     waits = {
         each: cli("--json", "job", "show", each).json["waits_for"]
         for each in ("parent", "child", "head", "next", "taken", "full")
@@ -74,14 +74,14 @@ def test_what_a_waiting_job_waits_for_is_named(cli: Cli) -> None:
     assert "after             parent\n" in child
     assert "waits_for         1 job: parent (waiting)\n" in child
     assert (
-        "waits_for         job head of its group g goes first\n" in cli("job", "show", "next").out
+        "waits_for         job head is ahead of it in group g\n" in cli("job", "show", "next").out
     )
-    full = "waits_for         limit few for acme is full: 1 of 1 are held, by taken\n"
+    full = "waits_for         limit few for acme is full: 1 of 1 slots are held, by taken\n"
     assert full in cli("job", "show", "full").out
     assert "waits_for" not in cli("job", "show", "parent").out
 
 
-def test_of_many_parents_a_few_are_shown(cli: Cli) -> None:
+def test_show_names_only_a_few_of_many_parents(cli: Cli) -> None:
     parents = [f"p{number}" for number in range(9)]
     for each in parents:
         assert cli("enqueue", "--id", each, "--task", "t").code == 0
@@ -96,10 +96,10 @@ def test_of_many_parents_a_few_are_shown(cli: Cli) -> None:
 STATES = {"done": "done", "dead": "dead", "gone": "cancelled", "run": "leased", "wait": "waiting"}
 
 
-def test_the_error_of_a_job_is_of_its_last_run(cli: Cli) -> None:
-    making.retried("j", delay_ms=0, text="no route")
+def test_the_error_of_a_job_is_that_of_its_last_attempt(cli: Cli) -> None:
+    seed.retried("j", delay_ms=0, text="no route")
     assert cli("job", "show", "j", "--json").json["error"] == "no route"
-    making.settle(making.lease(), Complete())
+    seed.settle(seed.lease(), Complete())
     shown = cli("job", "show", "j", "--json").json
     assert (shown["state"], shown["error"], shown["exit_code"]) == ("done", None, None)
     assert [failure["error"] for failure in shown["failures"]] == ["no route"]
@@ -125,21 +125,21 @@ def test_the_error_of_a_job_is_of_its_last_run(cli: Cli) -> None:
         (["--state", "waiting", "--queue", "default", "--task", "t"], "e"),
     ],
 )
-def test_lists_can_be_narrowed(cli: Cli, flags: list[str], ids: str) -> None:
+def test_filters_narrow_a_list(cli: Cli, flags: list[str], ids: str) -> None:
     cli("queue", "create", "mail")
-    making.done("a")
-    making.dead("b")
-    making.enqueue("c", queue="mail")
-    making.enqueue("d", task="send")
-    making.enqueue("e", tenant="acme", labels={"a": "1"})
+    seed.done("a")
+    seed.dead("b")
+    seed.enqueue("c", queue="mail")
+    seed.enqueue("d", task="send")
+    seed.enqueue("e", tenant="acme", labels={"a": "1"})
     assert [job["id"] for job in cli("job", "list", *flags, "--json").json] == list(ids)
     table = cli("list", *flags).out.splitlines()[1:]
     assert [line.split()[0] for line in table] == list(ids)
 
 
-def test_a_long_list_is_read_in_parts(cli: Cli) -> None:
+def test_a_long_list_is_read_in_pages(cli: Cli) -> None:
     for id_ in "abcde":
-        making.enqueue(id_)
+        seed.enqueue(id_)
     ran = cli("list", "--limit", "2")
     assert [line.split()[0] for line in ran.out.splitlines()[1:]] == ["e", "d"]
     after = ran.err.strip().partition("--after ")[2]
@@ -147,18 +147,18 @@ def test_a_long_list_is_read_in_parts(cli: Cli) -> None:
     assert [job["id"] for job in rest] == ["c", "b", "a"]
 
 
-def test_the_list_says_what_a_command_runs_and_when_a_job_is_due(cli: Cli) -> None:
+def test_the_list_shows_commands_and_due_times(cli: Cli) -> None:
     cli("enqueue", "--delay", "1h", "--", "echo", "a b")
     line = cli("list").out.splitlines()[1]
     assert "echo 'a b'" in line
     assert "due in 59m" in line
 
 
-def test_a_job_for_people(cli: Cli) -> None:
-    making.retried("j", text="no route")
+def test_show_prints_a_job_as_text(cli: Cli) -> None:
+    seed.retried("j", text="no route")
     expedite = Expedite()
-    making.with_app(lambda app: app.amend(JobFilter(ids=("j",)), expedite))
-    making.note(making.lease(), b"one\ntwo")
+    seed.with_app(lambda app: app.amend(JobFilter(ids=("j",)), expedite))
+    seed.note(seed.lease(), b"one\ntwo")
     text = cli("job", "show", "j").out
     for part in (
         "id                j",
@@ -174,11 +174,11 @@ def test_a_job_for_people(cli: Cli) -> None:
     assert events[1]["error"] == "no route"
 
 
-def test_no_control_byte_of_a_job_reaches_the_terminal(cli: Cli) -> None:
-    making.enqueue("e", payload={HOSTILE: HOSTILE}, tenant="x\u202e")
-    taken = making.lease(worker="w\u202e")
-    making.note(taken, HOSTILE.encode())
-    making.settle(taken, Retry(60_000, Failure(message=HOSTILE)))
+def test_no_control_character_of_a_job_reaches_the_terminal(cli: Cli) -> None:
+    seed.enqueue("e", payload={HOSTILE: HOSTILE}, tenant="x\u202e")
+    taken = seed.lease(worker="w\u202e")
+    seed.note(taken, HOSTILE.encode())
+    seed.settle(taken, Retry(60_000, Failure(message=HOSTILE)))
     lines = [
         ["job", "show", "e"],
         ["job", "timeline", "e"],
@@ -196,13 +196,13 @@ def test_no_control_byte_of_a_job_reaches_the_terminal(cli: Cli) -> None:
             assert char.isprintable(), (line, char)
 
 
-def test_explain_tells_all_causes_and_what_helps(cli: Cli) -> None:
-    making.retried("j", text="no route")
-    making.enqueue("k")
+def test_explain_prints_all_causes_and_remedies(cli: Cli) -> None:
+    seed.retried("j", text="no route")
+    seed.enqueue("k")
     cli("queue", "pause", "default", "--text", "moving house")
-    told = cli("job", "explain", "j", "--json").json
-    assert told["state"] == "waiting"
-    assert [reason["code"] for reason in told["reasons"]] == [
+    answer = cli("job", "explain", "j", "--json").json
+    assert answer["state"] == "waiting"
+    assert [reason["code"] for reason in answer["reasons"]] == [
         "retry_backoff",
         "queue_paused",
         "queue_unserved",
@@ -213,54 +213,54 @@ def test_explain_tells_all_causes_and_what_helps(cli: Cli) -> None:
     assert ": moving house [" in text
     assert "holdfast queue resume default" in text
     cli("queue", "resume", "default")
-    making.worker("w")
+    seed.worker("w")
     assert [reason["code"] for reason in cli("job", "explain", "k", "--json").json["reasons"]] == [
         "ready"
     ]
 
 
-def test_explain_counts_only_what_can_be_started_first(cli: Cli) -> None:
-    making.worker("w", tasks=("t",))
-    making.enqueue("unknown", task="nobody-knows")
-    making.enqueue("expired", expires="1ms")
-    making.enqueue("later", priority=9, delay="1h")
-    making.enqueue("early")
-    making.enqueue("j")
+def test_explain_counts_only_jobs_that_can_start_before(cli: Cli) -> None:
+    seed.worker("w", tasks=("t",))
+    seed.enqueue("unknown", task="nobody-knows")
+    seed.enqueue("expired", expires="1ms")
+    seed.enqueue("later", priority=9, delay="1h")
+    seed.enqueue("early")
+    seed.enqueue("j")
     [reason] = cli("job", "explain", "j", "--json").json["reasons"]
-    assert reason["text"].startswith("1 waiting job of its queue must be started first")
-    making.enqueue("typo", task="tt")
+    assert reason["text"].startswith("1 waiting job of its queue must start first")
+    seed.enqueue("typo", task="tt")
     reasons = cli("job", "explain", "typo", "--json").json["reasons"]
     assert [reason["code"] for reason in reasons] == ["task_unknown", "jobs_ahead"]
     assert reasons[1]["text"].startswith("2 waiting jobs")
 
 
-def test_explain_counts_what_is_leased_first(cli: Cli) -> None:
-    making.worker("w")
-    making.enqueue("low", priority=-1)
-    making.enqueue("early")
-    making.enqueue("j")
-    making.enqueue("late")
-    making.enqueue("high", priority=9)
+def test_explain_counts_jobs_in_lease_order(cli: Cli) -> None:
+    seed.worker("w")
+    seed.enqueue("low", priority=-1)
+    seed.enqueue("early")
+    seed.enqueue("j")
+    seed.enqueue("late")
+    seed.enqueue("high", priority=9)
     [reason] = cli("job", "explain", "j", "--json").json["reasons"]
     assert reason["text"].startswith("2 waiting jobs")
     [reason] = cli("job", "explain", "high", "--json").json["reasons"]
     assert reason["code"] == "ready"
 
 
-def test_explain_looks_at_no_more_than_it_must(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("holdfast.explaining._PAGE", 2)
-    monkeypatch.setattr("holdfast.explaining._PAGES_MAX", 2)
-    making.worker("w")
+def test_explain_reads_a_bounded_number_of_jobs(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("holdfast.ops.jobs.explain._PAGE", 2)
+    monkeypatch.setattr("holdfast.ops.jobs.explain._PAGES_MAX", 2)
+    seed.worker("w")
     for number in range(7):
-        making.enqueue(f"j{number}")
+        seed.enqueue(f"j{number}")
     [reason] = cli("job", "explain", "j6", "--json").json["reasons"]
     assert reason["text"].startswith("at least 3 waiting jobs")
 
 
 def test_logs(cli: Cli) -> None:
-    making.enqueue("j")
-    assert cli("job", "logs", "j").err == "j has printed nothing\n"
-    making.note(making.lease(), b"one\ntwo")
+    seed.enqueue("j")
+    assert cli("job", "logs", "j").err == "j has no output\n"
+    seed.note(seed.lease(), b"one\ntwo")
     assert cli("job", "logs", "j") == (0, "one\ntwo\n", "")
     assert cli("job", "logs", "j", "--json").json == {
         "id": "j",
@@ -270,9 +270,9 @@ def test_logs(cli: Cli) -> None:
 
 
 def test_logs_are_followed_until_the_job_ends(cli: Cli, tmp_path: Path) -> None:
-    making.enqueue("j")
-    taken = making.lease()
-    making.note(taken, "é".encode()[:1])
+    seed.enqueue("j")
+    taken = seed.lease()
+    seed.note(taken, "é".encode()[:1])
     with subprocess.Popen(
         command("job", "logs", "-f", "j"),
         cwd=tmp_path,
@@ -283,11 +283,11 @@ def test_logs_are_followed_until_the_job_ends(cli: Cli, tmp_path: Path) -> None:
     ) as process:
         assert process.stdout is not None
         assert process.stderr is not None
-        making.note(taken, "é one\n".encode())
+        seed.note(taken, "é one\n".encode())
         assert process.stdout.readline() == "é one\n"
-        making.note(taken, "é one\ntwo\n".encode())
+        seed.note(taken, "é one\ntwo\n".encode())
         assert process.stdout.readline() == "two\n"
-        making.settle(taken, Complete())
+        seed.settle(taken, Complete())
         assert (process.stdout.read(), process.stderr.read()) == ("", "j is done\n")
     assert process.returncode == 0
     ran = cli("--json", "job", "logs", "j", "--follow")
@@ -308,34 +308,34 @@ def test_logs_are_followed_until_the_job_ends(cli: Cli, tmp_path: Path) -> None:
         (b"y" * 300, b"head" + b"x" * 300, b"head" + b"x" * 300),
     ],
 )
-def test_only_what_is_new_is_printed(seen: bytes, output: bytes, fresh: bytes) -> None:
-    assert grown(seen, output) == fresh
+def test_only_new_output_is_printed(seen: bytes, output: bytes, fresh: bytes) -> None:
+    assert new_output(seen, output) == fresh
 
 
 @pytest.mark.parametrize(
     ("line", "code", "says"),
     [
-        (["job", "show", "no"], 3, "no job has the id 'no'"),
-        (["job", "explain", "no"], 3, "'no'"),
-        (["job", "timeline", "no"], 3, "'no'"),
-        (["job", "logs", "no", "-f"], 3, "'no'"),
+        (["job", "show", "no"], 3, 'no job has the id "no"'),
+        (["job", "explain", "no"], 3, '"no"'),
+        (["job", "timeline", "no"], 3, '"no"'),
+        (["job", "logs", "no", "-f"], 3, '"no"'),
         (["list", "--state", "sleeping"], 2, "sleeping"),
-        (["list", "--since", "soon"], 2, "since 'soon'"),
+        (["list", "--since", "soon"], 2, 'since "soon"'),
         (["list", "--since", "2026-01-01"], 2, "no time zone"),
-        (["list", "--since", "2026-1-x"], 2, "is no time"),
-        (["list", "--label", "a"], 2, "label 'a' is not name=value"),
+        (["list", "--since", "2026-1-x"], 2, "expected an age"),
+        (["list", "--label", "a"], 2, 'label "a": expected NAME=VALUE'),
         (["list", "--limit", "0"], 2, "limit"),
         (["list", "--reason", "nothing"], 2, "reason"),
     ],
 )
 def test_an_error_names_the_value(cli: Cli, line: list[str], code: int, says: str) -> None:
-    making.begin()
+    seed.begin()
     ran = cli(*line)
     assert (ran.code, ran.out, ran.err.count("\n")) == (code, "", 1)
     assert says in ran.err
 
 
-def test_as_a_program(tmp_path: Path) -> None:
+def test_job_commands_as_a_program(tmp_path: Path) -> None:
     assert run_program(tmp_path, "enqueue", '{"id":"j1","command":"sleep 2"}').code == 0
     shown = run_program(tmp_path, "--json", "job", "show", "j1", name="queuectl").json
     assert (shown["id"], shown["task"], shown["state"]) == ("j1", "command", "waiting")

@@ -5,7 +5,9 @@ import pytest
 from tests.cli.program import Cli
 
 
-def test_every_noun_works(cli: Cli, pg_dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_group_of_commands_works(
+    cli: Cli, pg_dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("HOLDFAST_URL", pg_dsn)
     assert cli("queue", "create", "mail", "--dead-queue", "default").code == 0
     assert cli("enqueue", "--task", "t", "--id", "a", "--queue", "mail", "--delay", "1h").code == 0
@@ -29,7 +31,7 @@ def test_every_noun_works(cli: Cli, pg_dsn: str, monkeypatch: pytest.MonkeyPatch
     assert cli("schedule", "run", "s").code == 0
     assert cli("queue", "clear", "default", "--yes", "--json").json["deleted"] == 2
     assert cli("queue", "delete", "mail").code == 0
-    told = cli("doctor", "--deep", "--json").json
-    assert told["ok"] is True
-    assert any("PostgreSQL " in finding["text"] for finding in told["findings"])
+    answer = cli("doctor", "--deep", "--json").json
+    assert answer["ok"] is True
+    assert any("PostgreSQL " in finding["text"] for finding in answer["findings"])
     assert cli("status", "--json").json["queues"][0]["name"] == "default"

@@ -1,4 +1,4 @@
-"""`migrate-data`: there and back between SQLite and PostgreSQL, killed in the middle, and large."""
+"""`migrate-data` between SQLite and PostgreSQL: both ways, killed half-way, and large."""
 
 import asyncio
 import signal
@@ -10,14 +10,14 @@ from typing import TypeVar
 
 import pytest
 
-from holdfast.app import Holdfast
+from holdfast.app.application import Holdfast
 from holdfast.core.model import NewJob
 from holdfast.engines.base import Engine
-from holdfast.moving.records import Coming, coming
-from tests.cli import making
+from holdfast.ops.migrate.progress import TargetProgress, target_progress
+from tests.cli import seed
 from tests.cli.program import Cli, command, environment
-from tests.moving import mixture
-from tests.moving.mixture import all_of, canonical, keys_of, mover_of
+from tests.ops.migrate import sample_jobs
+from tests.ops.migrate.sample_jobs import all_of, canonical, keys_of, mover_of
 
 T = TypeVar("T")
 OLD = "sqlite:///holdfast.db"
@@ -38,7 +38,7 @@ async def dump(engine: Engine) -> object:
 
 
 def test_there_and_back(cli: Cli, pg_dsn: str) -> None:
-    on(OLD, mixture.fill)
+    on(OLD, sample_jobs.fill)
     before = on(OLD, dump)
     cli("schedule", "add", "nightly", "--cron", "0 3 * * *", "--", "true")
     cli("config", "set", "lease", "45s")
@@ -61,8 +61,8 @@ def test_there_and_back(cli: Cli, pg_dsn: str) -> None:
 
 
 def test_a_dry_run_says_what_would_be_done(cli: Cli, tmp_path: Path) -> None:
-    making.done("a")
-    making.enqueue("b")
+    seed.done("a")
+    seed.enqueue("b")
     ran = cli("migrate-data", "--to", "sqlite:///new.db", "--dry-run")
     assert ran.out == "would move 2 jobs (1 waiting, 1 done) of 1 queue\n"
     assert not (tmp_path / "new.db").exists()
@@ -70,28 +70,28 @@ def test_a_dry_run_says_what_would_be_done(cli: Cli, tmp_path: Path) -> None:
 
 
 def test_a_target_with_jobs_is_refused(cli: Cli) -> None:
-    making.enqueue("a")
+    seed.enqueue("a")
     assert cli("enqueue", "--url", "sqlite:///new.db", "--", "true").code == 0
     ran = cli("migrate-data", "--to", "sqlite:///new.db")
     assert (ran.code, ran.out) == (2, "")
-    assert "the target has jobs already: give one that is empty (usage)" in ran.err
+    assert "the target has jobs already: give an empty store (usage)" in ran.err
     assert cli("migrate-data", "--to", "sqlite:///new.db", "--dry-run").code == 2
     assert cli("queue", "show", "default", "--json").json["accepting"] is True
 
 
 def test_the_same_store_twice_is_refused(cli: Cli) -> None:
-    making.begin()
+    seed.begin()
     ran = cli("migrate-data", "--from", OLD, "--to", OLD)
     assert (ran.code, "give two stores" in ran.err) == (2, True)
     assert cli("migrate-data", "--from", OLD).code == 2
 
 
-def test_jobs_that_run_are_named(cli: Cli) -> None:
-    making.enqueue("busy")
-    making.lease(worker="w1")
+def test_running_jobs_are_named(cli: Cli) -> None:
+    seed.enqueue("busy")
+    seed.lease(worker="w1")
     ran = cli("migrate-data", "--to", "sqlite:///new.db", "--wait", "0s")
     assert ran.code == 5
-    assert ran.out == "nothing was moved: still running are busy (worker w1)\n"
+    assert ran.out == "nothing was moved: still running: busy (worker w1)\n"
     assert "migrate-data --from OLD --reopen" in ran.err
     ran = cli("migrate-data", "--to", "sqlite:///new.db", "--wait", "0s", "--json")
     assert '"leased": ["busy"]' in ran.out
@@ -110,7 +110,7 @@ def fill_much(url: str, count: int, payload: bytes) -> None:
 
 
 @pytest.mark.parametrize("to", ["sqlite", "postgres"])
-def test_killed_in_the_middle_and_resumed(cli: Cli, tmp_path: Path, pg_dsn: str, to: str) -> None:
+def test_a_killed_migration_is_resumed(cli: Cli, tmp_path: Path, pg_dsn: str, to: str) -> None:
     new = "sqlite:///new.db" if to == "sqlite" else pg_dsn
     fill_much(OLD, 12_000, b'{"n": 1}')
     line = command("migrate-data", "--from", OLD, "--to", new, "--json")
@@ -130,12 +130,12 @@ def test_killed_in_the_middle_and_resumed(cli: Cli, tmp_path: Path, pg_dsn: str,
 
 
 async def progress_of(engine: Engine) -> int:
-    found: Coming | None = await coming(engine).read()
+    found: TargetProgress | None = await target_progress(engine).read()
     return 0 if found is None else found.jobs
 
 
 async def reopened(engine: Engine) -> object:
-    from holdfast.moving import reopen
+    from holdfast.ops.migrate.steps import reopen
 
     await reopen(engine)
     return await dump(engine)
@@ -149,7 +149,7 @@ sys.exit(code)
 """
 
 
-def test_much_takes_little_memory(tmp_path: Path, cli: Cli) -> None:
+def test_a_large_migration_takes_little_memory(tmp_path: Path, cli: Cli) -> None:
     """200 MB of jobs; the process itself takes about 70."""
     fill_much(OLD, 10_000, b"x" * 20_000)
     line = command("migrate-data", "--from", OLD, "--to", "sqlite:///new.db", "--json")
@@ -160,8 +160,8 @@ def test_much_takes_little_memory(tmp_path: Path, cli: Cli) -> None:
     assert int(run.stderr.splitlines()[-1]) < 170_000, "kilobytes"
 
 
-def test_an_engine_that_cannot_is_named(cli: Cli) -> None:
-    making.enqueue("a")
+def test_an_engine_without_migration_is_named(cli: Cli) -> None:
+    seed.enqueue("a")
     ran = cli("migrate-data", "--to", "partitioned:sqlite:///p1.db,sqlite:///p2.db")
-    assert (ran.code, "does not offer migrate-data" in ran.err) == (2, True), ran
+    assert (ran.code, "does not support migrate-data" in ran.err) == (2, True), ran
     assert cli("queue", "show", "default", "--json").json["accepting"] is True

@@ -1,4 +1,4 @@
-"""What reaches the terminal, and what is asked there."""
+"""Output at a terminal, and questions that are asked there."""
 
 import io
 import logging
@@ -9,18 +9,17 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.cli import guards, running
-from holdfast.cli.exits import Declined
-from holdfast.cli.output import print_table, show_age
+from holdfast.cli import flags, output
+from holdfast.cli.output import Declined, print_table, show_age
 from holdfast.core.text import printable
 from holdfast.errors import UsageError
-from holdfast.logs import PrintableFormatter
+from holdfast.process import PrintableFormatter
 from tests.cli.program import command, environment
 
 HOSTILE = "\x1b[31m\x07\r\x9b2J\u202e\u2028\x00[bold]red[/bold]"
 
 
-def test_what_is_not_seen_is_written_out() -> None:
+def test_invisible_characters_are_escaped() -> None:
     assert printable("a\x1b[0m\nb\tc\r\ud800é漢") == "a\\x1b[0m\nb\tc\\r\\ud800é漢"
     assert printable("a\nb", one_line=True) == "a\\nb"
 
@@ -60,35 +59,35 @@ class Terminal(io.StringIO):
 
 
 @pytest.mark.parametrize("answer", ["y\n", "YES\n"])
-def test_a_person_who_is_sure(
+def test_yes_confirms(
     answer: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("sys.stdin", Terminal(answer))
-    guards.sure("Delete \x1b all?", yes=False)
+    flags.confirm("Delete \x1b all?", yes=False)
     assert capsys.readouterr() == ("", "Delete \\x1b all? [y/N] ")
 
 
 @pytest.mark.parametrize("answer", ["n\n", "\n", "", "yesterday\n"])
-def test_a_person_who_is_not(answer: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_anything_but_yes_declines(answer: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stdin", Terminal(answer))
     with pytest.raises(Declined):
-        guards.sure("Delete all?", yes=False)
+        flags.confirm("Delete all?", yes=False)
 
 
-def test_nobody_is_asked_where_nobody_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_terminal_yes_is_required(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stdin", io.StringIO("y\n"))
     with pytest.raises(UsageError, match="--yes"):
-        guards.sure("Delete all?", yes=False)
-    guards.sure("Delete all?", yes=True)
+        flags.confirm("Delete all?", yes=False)
+    flags.confirm("Delete all?", yes=True)
 
 
-def test_no_bar_without_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
-    with running.progress("counting", 3) as advance:
+def test_no_progress_bar_without_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    with output.progress("counting", 3) as advance:
         advance(3)
     assert capsys.readouterr() == ("", "")
 
 
-def test_a_bar_at_a_terminal_and_only_the_answer_on_stdout(tmp_path: Path) -> None:
+def test_a_progress_bar_goes_to_the_terminal_and_results_to_stdout(tmp_path: Path) -> None:
     main, terminal = pty.openpty()
     with subprocess.Popen(
         command("enqueue", "-"),
@@ -108,10 +107,10 @@ def test_a_bar_at_a_terminal_and_only_the_answer_on_stdout(tmp_path: Path) -> No
         pass  # The other end is closed, which is how a terminal ends.
     os.close(main)
     assert out.startswith(b"3,000 jobs enqueued")
-    assert b"enqueuing" in seen
+    assert b"enqueueing" in seen
 
 
-def test_a_narrow_terminal_gets_names_that_are_whole(
+def test_names_are_not_wrapped_on_a_narrow_terminal(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)

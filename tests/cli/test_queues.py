@@ -7,24 +7,24 @@ import pytest
 
 from holdfast.core.model import Queue
 from holdfast.core.verdict import Complete
-from tests.cli import making
+from tests.cli import seed
 from tests.cli.program import Cli, command, environment
 
 COUNTS = "name ready delayed blocked leased overdue done dead oldest_age_ms".split()
 
 
 def queue(name: str = "mail") -> Queue:
-    views = making.with_app(lambda app: app.queues(counts=False))
+    views = seed.with_app(lambda app: app.queues(counts=False))
     return next(view.queue for view in views if view.queue.name == name)
 
 
-def test_status_has_queues_and_workers(cli: Cli) -> None:
-    making.dead("c")
-    making.enqueue("l")
-    making.lease()
-    making.enqueue("a")
-    making.enqueue("b", delay="1h")
-    making.worker("w", running=1, capacity=4, consecutive_failures=3)
+def test_status_shows_queues_and_workers(cli: Cli) -> None:
+    seed.dead("c")
+    seed.enqueue("l")
+    seed.lease()
+    seed.enqueue("a")
+    seed.enqueue("b", delay="1h")
+    seed.worker("w", running=1, capacity=4, consecutive_failures=3)
     status = cli("--json", "status").json
     [standing] = status["queues"]
     assert set(COUNTS) <= set(standing)
@@ -56,22 +56,22 @@ def test_status_has_queues_and_workers(cli: Cli) -> None:
 
 
 def test_status_names_queues_that_no_worker_serves(cli: Cli) -> None:
-    making.worker("w")
+    seed.worker("w")
     assert cli("queue", "create", "mail").code == 0
-    making.enqueue("a")
+    seed.enqueue("a")
     assert cli("status").err == ""
-    making.enqueue("b", queue="mail")
-    told = cli("status").err
-    assert told == (
-        "jobs are ready in queue mail, and no worker serves it:"
-        " holdfast worker start --queues mail\n"
+    seed.enqueue("b", queue="mail")
+    answer = cli("status").err
+    assert answer == (
+        "queue mail has ready jobs and no worker: start one with"
+        ' "holdfast worker start --queues mail"\n'
     )
     assert cli("queue", "pause", "mail").code == 0
     assert cli("status").err == ""
 
 
 def test_status_without_workers_says_how_to_start_one(cli: Cli) -> None:
-    making.begin()
+    seed.begin()
     assert "worker start" in cli("status").err
     assert cli("status", "--json").json["workers"] == []
 
@@ -108,7 +108,7 @@ def test_every_setting_has_a_flag(cli: Cli, verb: str) -> None:
 
 
 @pytest.mark.parametrize("flag", SETTINGS)
-def test_update_changes_only_what_is_given(cli: Cli, flag: str) -> None:
+def test_update_changes_only_the_given_settings(cli: Cli, flag: str) -> None:
     cli("queue", "create", "mail", "--max-attempts", "2", "--lease", "9s", "--timeout", "1h")
     before = cli("queue", "show", "mail", "--json").json
     text, name, value = SETTINGS[flag]
@@ -116,7 +116,7 @@ def test_update_changes_only_what_is_given(cli: Cli, flag: str) -> None:
     assert cli("queue", "show", "mail", "--json").json == {**before, name: value}
 
 
-def test_what_a_queue_may_be_without_is_taken_away(cli: Cli) -> None:
+def test_none_removes_an_optional_setting(cli: Cli) -> None:
     cli("queue", "create", "mail", "--timeout", "1s", "--dead-queue", "default", "--max-depth", "1")
     for flag in ("--timeout", "--dead-queue", "--max-depth"):
         assert cli("queue", "update", "mail", flag, "none").code == 0
@@ -124,7 +124,7 @@ def test_what_a_queue_may_be_without_is_taken_away(cli: Cli) -> None:
 
 
 def test_pause_and_resume(cli: Cli) -> None:
-    making.begin()
+    seed.begin()
     assert cli("queue", "pause", "default").out == "paused queue default\n"
     assert queue("default").paused
     assert "(paused)" in cli("status").out
@@ -135,8 +135,8 @@ def test_pause_and_resume(cli: Cli) -> None:
 
 
 def test_drain_waits_until_the_queue_is_empty(cli: Cli, tmp_path: Path) -> None:
-    making.enqueue("j")
-    taken = making.lease()
+    seed.enqueue("j")
+    taken = seed.lease()
     with subprocess.Popen(
         command("queue", "drain", "default", "--json"),
         cwd=tmp_path,
@@ -149,31 +149,31 @@ def test_drain_waits_until_the_queue_is_empty(cli: Cli, tmp_path: Path) -> None:
         refused = cli("enqueue", "--task", "t")
         assert (refused.code, "not_accepting" in refused.err) == (2, True)
         assert process.poll() is None
-        making.settle(taken, Complete())
+        seed.settle(taken, Complete())
         assert process.wait() == 0
     assert not queue("default").accepting
     assert cli("queue", "update", "default", "--accepting").code == 0
     assert cli("enqueue", "--task", "t").code == 0
 
 
-def test_drain_may_give_up_or_not_wait(cli: Cli) -> None:
-    making.enqueue("j")
+def test_drain_can_time_out_or_not_wait(cli: Cli) -> None:
+    seed.enqueue("j")
     ran = cli("queue", "drain", "default", "--timeout", "0s")
     assert ran.code == 5
-    assert "1 job is left" in ran.out
+    assert "1 job left" in ran.out
     ran = cli("queue", "drain", "default", "--no-wait", "--json")
     assert ran.json == {"queue": "default", "accepting": False, "left": 1}
     cli("queue", "pause", "default")
     assert "is paused" in cli("queue", "drain", "default", "--no-wait").err
 
 
-def test_clear_deletes_what_waits_after_it_was_asked(cli: Cli) -> None:
-    making.done("done")
-    making.dead("dead")
-    making.enqueue("run")
-    making.lease()
+def test_clear_deletes_waiting_jobs_after_confirmation(cli: Cli) -> None:
+    seed.done("done")
+    seed.dead("dead")
+    seed.enqueue("run")
+    seed.lease()
     for number in range(3):
-        making.enqueue(f"w{number}")
+        seed.enqueue(f"w{number}")
     assert (
         cli("queue", "clear", "default", "--dry-run").out
         == "would delete 3 jobs of queue default\n"
@@ -191,10 +191,10 @@ def test_clear_deletes_what_waits_after_it_was_asked(cli: Cli) -> None:
     assert cli("list", "--json").json == []
 
 
-def test_clear_goes_on_past_one_batch(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("holdfast.bulk.batches.__defaults__", (2,))
+def test_clear_deletes_more_than_one_batch(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("holdfast.ops.jobs.bulk.job_batches.__defaults__", (2,))
     for number in range(5):
-        making.enqueue(f"w{number}")
+        seed.enqueue(f"w{number}")
     assert cli("queue", "clear", "default", "--yes", "--json").json["deleted"] == 5
 
 
@@ -202,7 +202,7 @@ def test_delete_asks_only_when_there_are_jobs(cli: Cli) -> None:
     cli("queue", "create", "mail")
     assert cli("queue", "delete", "mail").code == 0
     cli("queue", "create", "mail")
-    making.enqueue(queue="mail")
+    seed.enqueue(queue="mail")
     assert cli("queue", "delete", "mail", "--dry-run", "--json").json == {
         "queue": "mail",
         "jobs": 1,
@@ -219,38 +219,38 @@ def test_delete_asks_only_when_there_are_jobs(cli: Cli) -> None:
     [
         (["create", "a/b"], 2, "queue name 'a/b'"),
         (["create", "default"], 2, "exists already"),
-        (["create", "x", "--lease", "soon"], 2, "lease 'soon'"),
-        (["create", "x", "--backoff", "slow"], 2, "backoff 'slow'"),
+        (["create", "x", "--lease", "soon"], 2, 'lease "soon"'),
+        (["create", "x", "--backoff", "slow"], 2, 'backoff "slow"'),
         (["create", "x", "--order", "heap"], 2, "order"),
-        (["create", "x", "--max-depth", "many"], 2, "max-depth 'many'"),
+        (["create", "x", "--max-depth", "many"], 2, 'max-depth "many"'),
         (["update", "default"], 2, "nothing to change"),
-        (["update", "nowhere", "--lease", "1s"], 3, "queue 'nowhere' does not exist"),
-        (["show", "nowhere"], 3, "'nowhere'"),
-        (["pause", "nowhere"], 3, "'nowhere'"),
-        (["resume", "nowhere"], 3, "'nowhere'"),
-        (["drain", "nowhere"], 3, "'nowhere'"),
-        (["drain", "default", "--timeout", "x"], 2, "timeout 'x'"),
-        (["clear", "nowhere", "--yes"], 3, "'nowhere'"),
-        (["delete", "nowhere", "--yes"], 3, "'nowhere'"),
+        (["update", "nowhere", "--lease", "1s"], 3, 'queue "nowhere" does not exist'),
+        (["show", "nowhere"], 3, '"nowhere"'),
+        (["pause", "nowhere"], 3, '"nowhere"'),
+        (["resume", "nowhere"], 3, '"nowhere"'),
+        (["drain", "nowhere"], 3, '"nowhere"'),
+        (["drain", "default", "--timeout", "x"], 2, 'timeout "x"'),
+        (["clear", "nowhere", "--yes"], 3, '"nowhere"'),
+        (["delete", "nowhere", "--yes"], 3, '"nowhere"'),
     ],
 )
 def test_an_error_names_the_value(cli: Cli, line: list[str], code: int, says: str) -> None:
-    making.begin()
+    seed.begin()
     ran = cli("queue", *line)
     assert (ran.code, ran.out, ran.err.count("\n")) == (code, "", 1)
     assert says in ran.err
 
 
-def test_a_queue_that_is_not_there_says_how_it_is_made(cli: Cli) -> None:
+def test_the_error_for_a_missing_queue_says_how_to_create_it(cli: Cli) -> None:
     ran = cli("enqueue", "--queue", "mail", "--task", "t")
     assert ran.err == (
-        "holdfast: queue mail does not exist: create it with holdfast queue create mail"
+        'holdfast: queue mail does not exist: create it with "holdfast queue create mail"'
         " (unknown_queue)\n"
     )
 
 
-def test_a_closed_queue_says_how_it_is_opened(cli: Cli) -> None:
+def test_the_error_for_a_closed_queue_says_how_to_open_it(cli: Cli) -> None:
     assert cli("queue", "create", "q", "--no-accepting").code == 0
     ran = cli("enqueue", "--queue", "q", "--task", "t")
     assert "queue update q --accepting" in ran.err
-    assert "accepts no new job yet" in cli("queue", "resume", "q").err
+    assert "still refuses new jobs" in cli("queue", "resume", "q").err

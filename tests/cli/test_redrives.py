@@ -1,4 +1,4 @@
-"""`dlq retry --rate`, `--canary` and `redrive …`: bit by bit, by upkeep, watched or not."""
+"""`dlq retry --rate`, `--canary` and `redrive …`: redrives that upkeep does."""
 
 import asyncio
 import os
@@ -8,16 +8,17 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.app import Holdfast
+from holdfast.app.application import Holdfast
 from holdfast.core.model import Failure
 from holdfast.core.verdict import Bury, Complete, Settlement
-from holdfast.upkeep import Redriver, wall_ms
-from tests.cli import making
+from holdfast.notation.durations import wall_ms
+from holdfast.upkeep import Redriver
+from tests.cli import seed
 from tests.cli.program import Cli, command, environment
 
 
 def step(times: int = 1) -> None:
-    """What upkeep does."""
+    """Run the redriver of upkeep."""
 
     async def work(app: Holdfast) -> None:
         redriver = Redriver(app.engine, wall_ms)
@@ -25,7 +26,7 @@ def step(times: int = 1) -> None:
             while await redriver.once() == 0:
                 pass
 
-    making.with_app(work)
+    seed.with_app(work)
 
 
 def end(verdict: Bury | Complete) -> None:
@@ -33,13 +34,13 @@ def end(verdict: Bury | Complete) -> None:
         while leases := await app.lease("default", limit=100):
             await app.settle([Settlement(lease=each, verdict=verdict) for each in leases])
 
-    making.with_app(work)
+    seed.with_app(work)
 
 
 @pytest.fixture
 def letters(cli: Cli) -> Cli:
     for number in range(5):
-        making.dead(f"j{number}")
+        seed.dead(f"j{number}")
     return cli
 
 
@@ -49,8 +50,8 @@ def test_a_rate_makes_it_a_redrive(letters: Cli) -> None:
     assert (started["rate"], started["max_redrives"]) == ("2/s burst 2", 3)
     assert "@" in started["by"]
     step()
-    told = letters("redrive", "show", started["id"], "--json").json
-    assert (told["retried"], told["left"], told["open"]) == (2, 3, 2)
+    answer = letters("redrive", "show", started["id"], "--json").json
+    assert (answer["retried"], answer["left"], answer["open"]) == (2, 3, 2)
     shown = letters("redrive", "show", started["id"]).out
     assert "running" in shown
     cancelled = letters("redrive", "cancel", started["id"])
@@ -73,18 +74,18 @@ def test_a_canary_goes_first(letters: Cli) -> None:
     assert letters("redrive", "show", id_, "--json").json["state"] == "canary"
     end(Bury(failure=Failure(type="ValueError", message="boom", exit_code=3)))
     step()
-    told = letters("redrive", "show", id_, "--json").json
-    assert (told["state"], told["retried"], told["recurred"]) == ("stopped", 1, 1)
-    assert "recurred in job j4" in told["text"]
+    answer = letters("redrive", "show", id_, "--json").json
+    assert (answer["state"], answer["retried"], answer["recurred"]) == ("stopped", 1, 1)
+    assert "recurred in job j4" in answer["text"]
     second = letters("dlq", "retry", "--all", "--canary", "--json").json["id"]
     step()
     end(Complete())
     step(2)
-    told = letters("redrive", "show", second, "--json").json
-    assert (told["state"], told["retried"], told["done"]) == ("finished", 5, 1)
+    answer = letters("redrive", "show", second, "--json").json
+    assert (answer["state"], answer["retried"], answer["done"]) == ("finished", 5, 1)
 
 
-def test_status_and_doctor_tell_of_those_that_need_somebody(letters: Cli) -> None:
+def test_status_and_doctor_show_redrives_that_need_attention(letters: Cli) -> None:
     assert letters("status", "--json").json["redrives"] == []
     assert "redrive" not in letters("status").out
     id_ = letters("dlq", "retry", "--queue", "default", "--canary").out.strip()
@@ -96,12 +97,12 @@ def test_status_and_doctor_tell_of_those_that_need_somebody(letters: Cli) -> Non
     end(Bury(failure=Failure(type="ValueError", message="boom", exit_code=3)))
     step()
     assert letters("status", "--json").json["redrives"] == []
-    told = letters("doctor").out
-    assert f"redrive {id_} was stopped, with 4 dead letters left: fingerprint " in told
-    assert f"holdfast redrive show {id_}" in told
+    answer = letters("doctor").out
+    assert f"redrive {id_} was stopped, with 4 dead letters left: fingerprint " in answer
+    assert f"holdfast redrive show {id_}" in answer
 
 
-def test_a_dry_run_starts_none(letters: Cli) -> None:
+def test_a_dry_run_starts_no_redrive(letters: Cli) -> None:
     dry = letters("dlq", "retry", "--all", "--rate", "2/s", "--dry-run")
     assert dry.out == "would retry 5 jobs\n"
     assert letters("redrive", "list", "--json").json == []
@@ -109,13 +110,13 @@ def test_a_dry_run_starts_none(letters: Cli) -> None:
 
 
 @pytest.mark.parametrize("verb", ["show", "cancel"])
-def test_one_that_is_not_there(letters: Cli, verb: str) -> None:
+def test_an_unknown_redrive_is_not_found(letters: Cli, verb: str) -> None:
     ran = letters("redrive", verb, "nothing")
     assert (ran.code, ran.out) == (3, "")
-    assert "no redrive has the id 'nothing'" in ran.err
+    assert 'no redrive has the id "nothing"' in ran.err
 
 
-def test_watching_ends_with_the_redrive(letters: Cli) -> None:
+def test_watch_ends_with_the_redrive(letters: Cli) -> None:
     async def work(app: Holdfast) -> None:
         stop = asyncio.Event()
         upkeep = asyncio.create_task(app.upkeep().run(stop))
@@ -132,10 +133,10 @@ def test_watching_ends_with_the_redrive(letters: Cli) -> None:
         stop.set()
         await upkeep
 
-    making.with_app(work)
+    seed.with_app(work)
 
 
-def test_an_interrupt_ends_the_watching_alone(letters: Cli, tmp_path: Path) -> None:
+def test_an_interrupt_ends_only_the_display(letters: Cli, tmp_path: Path) -> None:
     watching = subprocess.Popen(
         command("dlq", "retry", "--all", "--rate", "1/h", "--watch"),
         env=environment(PYTHONUNBUFFERED="1"),
@@ -148,7 +149,7 @@ def test_an_interrupt_ends_the_watching_alone(letters: Cli, tmp_path: Path) -> N
             assert watching.poll() is None
         os.kill(watching.pid, signal.SIGINT)
         _, err = watching.communicate(timeout=60)
-    [told] = letters("redrive", "list", "--json").json
+    [answer] = letters("redrive", "list", "--json").json
     assert watching.returncode == 130
-    assert f"redrive {told['id']} goes on" in err
-    assert told["state"] == "running"
+    assert f"redrive {answer['id']} continues" in err
+    assert answer["state"] == "running"

@@ -1,4 +1,4 @@
-"""What all commands share: where flags stand, their variables, help, names, errors, codes."""
+"""Features of all commands: common flags, environment variables, help, errors and exit codes."""
 
 import os
 import re
@@ -13,29 +13,29 @@ from typing import Any
 import pytest
 from cyclopts import App, Argument
 
-from holdfast import __version__
-from holdfast.cli import exits, pages, root
-from holdfast.cli.exits import Exit
+from holdfast import __version__, errors
+from holdfast.cli import output, pages, root
+from holdfast.cli.output import Exit
 from holdfast.cli.pages import page
-from holdfast.cli.variables import EVERYWHERE, variable
+from holdfast.cli.root import COMMON_FLAGS, variable
 from holdfast.errors import BY_CODE, EngineUnavailable, InvalidJob, UnknownQueue
-from tests.cli import making
+from tests.cli import seed
 from tests.cli.program import Cli, command, environment, run_program
 
 DOCS = Path(__file__).parents[2] / "docs" / "cli.md"
 
 
-def test_the_kept_pages_are_what_the_parser_prints(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_kept_pages_equal_the_help_of_the_parser(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("HOLDFAST_URL", raising=False)
-    printed = root.helps()
+    printed = root.help_pages()
     assert len(printed) == 1 + len(root.GROUPS) + len(root.COMMANDS)
     names = {"-".join(["holdfast", *words]): text for words, text in printed.items()}
     kept = {path.stem: path.read_text() for path in pages.FOLDER.glob("*.txt")}
-    assert kept == names, "python -c 'from holdfast.cli import pages; pages.write()'"
+    assert kept == names, "python -c 'from holdfast.cli import root; root.write_help_pages()'"
 
 
 def test_no_help_loads_the_parser() -> None:
-    commands = [words.split() for words, _, _ in root.COMMANDS]
+    commands = [words.split() for words, _ in root.COMMANDS]
     lines = [[], *([group] for group in root.GROUPS), *commands]
     code = (
         f"import sys; from holdfast.cli import run; [run([*line, '--help']) for line in {lines}];"
@@ -57,7 +57,7 @@ def test_no_help_loads_the_parser() -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "command_asked"),
+    ("line", "requested"),
     [
         (["-h"], []),
         (["--json", "--help"], []),
@@ -74,25 +74,25 @@ def test_no_help_loads_the_parser() -> None:
         (["status"], None),
     ],
 )
-def test_which_help_is_asked_for(line: list[str], command_asked: list[str] | None) -> None:
-    wanted = None if command_asked is None else page(command_asked)
-    assert pages.asked(line) == wanted
-    assert wanted is not None or command_asked is None
+def test_which_page_is_requested(line: list[str], requested: list[str] | None) -> None:
+    wanted = None if requested is None else page(requested)
+    assert pages.requested_page(line) == wanted
+    assert wanted is not None or requested is None
 
 
-@pytest.mark.parametrize("words", [words for words, _, _ in root.COMMANDS])
-def test_every_command_has_help_and_takes_what_all_take(cli: Cli, words: str) -> None:
+@pytest.mark.parametrize("words", [words for words, _ in root.COMMANDS])
+def test_every_command_has_help_and_the_common_flags(cli: Cli, words: str) -> None:
     ran = cli(*words.split(), "--help")
     assert (ran.code, ran.err) == (0, "")
     assert ran.out.startswith(f"Usage: holdfast {words} ")
     assert re.search(r"(?m)^  --url ", ran.out)
     assert re.search(r"(?m)^  --json ", ran.out)
     prefix = "_".join(["HOLDFAST", *words.split()]).upper().replace("-", "_")
-    assert f"Every flag has a variable too: {prefix}_ and" in ran.out
+    assert f"environment variable: {prefix}_" in " ".join(ran.out.split())
     assert max(map(len, ran.out.splitlines())) <= 80
 
 
-def test_what_all_take_stands_before_inside_or_after_the_name(cli: Cli) -> None:
+def test_common_flags_may_stand_before_inside_or_after_the_command(cli: Cli) -> None:
     for line in (
         ["--url", "sqlite:///other.db", "--json", "queue", "create", "q"],
         ["--url", "sqlite:///other.db", "--json", "queue", "list"],
@@ -117,8 +117,8 @@ def test_what_all_take_stands_before_inside_or_after_the_name(cli: Cli) -> None:
         (["--", "--json"], ["--", "--json"]),
     ],
 )
-def test_what_is_moved_behind_the_command(line: list[str], moved: list[str]) -> None:
-    assert root.common_last(line) == moved
+def test_common_flags_are_moved_behind_the_command(line: list[str], moved: list[str]) -> None:
+    assert root.move_common_flags(line) == moved
 
 
 def test_the_url_comes_from_the_environment(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,7 +135,7 @@ def test_the_url_comes_from_the_environment(cli: Cli, monkeypatch: pytest.Monkey
 
 def _leaves() -> Iterator[tuple[tuple[str, ...], App]]:
     app = root.build()
-    for words, _, _ in root.COMMANDS:
+    for words, _ in root.COMMANDS:
         path = tuple(words.split())
         yield path, _leaf(app, path)
 
@@ -151,7 +151,7 @@ def _kinds(hint: Any) -> list[Any]:
 
 
 def _sample(argument: Argument) -> str:
-    """A text that is right for the argument, and never its default."""
+    """A valid text for the argument that is not its default."""
     choices = argument.get_choices()
     if choices:
         return next(each for each in choices if each != str(argument.field_info.default))
@@ -170,9 +170,9 @@ def _arguments(app: App) -> list[Argument]:
     return [each for each in app.assemble_argument_collection() if each.parse and not each.children]
 
 
-@pytest.mark.parametrize("words", [words for words, _, _ in root.COMMANDS])
-def test_every_flag_has_its_variable(words: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Parsed with the variable it is not as without it, and just as with the flag."""
+@pytest.mark.parametrize("words", [words for words, _ in root.COMMANDS])
+def test_every_flag_has_a_variable(words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The variable changes the result, and in the same way as the flag."""
     for there in os.environ:
         if there.startswith("HOLDFAST_"):
             monkeypatch.delenv(there)
@@ -210,12 +210,15 @@ def _parsed(app: App, line: list[str]) -> Any:
 def test_the_names_of_variables() -> None:
     assert variable(("enqueue",), "--max-attempts") == "HOLDFAST_ENQUEUE_MAX_ATTEMPTS"
     assert variable(("queue", "create"), "--lease") == "HOLDFAST_QUEUE_CREATE_LEASE"
-    assert [variable(("status",), flag) for flag in EVERYWHERE] == ["HOLDFAST_URL", "HOLDFAST_JSON"]
+    assert [variable(("status",), flag) for flag in COMMON_FLAGS] == [
+        "HOLDFAST_URL",
+        "HOLDFAST_JSON",
+    ]
     names = [
         variable(path, argument.name)
         for path, app in _leaves()
         for argument in _arguments(app)
-        if argument.name.startswith("-") and argument.name not in EVERYWHERE
+        if argument.name.startswith("-") and argument.name not in COMMON_FLAGS
     ]
     twice = {name for name in names if names.count(name) > 1}
     assert not twice, "two flags with one variable"
@@ -227,7 +230,7 @@ def test_several_values_in_one_variable(cli: Cli, monkeypatch: pytest.MonkeyPatc
     assert cli("job", "show", id_, "--json").json["labels"] == {"a": "1", "b": "2"}
 
 
-def test_both_names_are_the_same_program(tmp_path: Path) -> None:
+def test_both_program_names_work(tmp_path: Path) -> None:
     assert run_program(tmp_path, "--help", name="queuectl").out.startswith("Usage: queuectl ")
     ran = run_program(tmp_path, "queue", "create", "--help", name="/usr/bin/queuectl")
     assert ran.out.startswith("Usage: queuectl queue create ")
@@ -236,7 +239,7 @@ def test_both_names_are_the_same_program(tmp_path: Path) -> None:
     assert run_program(tmp_path, "nonsense", name="queuectl").err.startswith("queuectl: unknown")
     assert run_program(tmp_path, "queue", "create", "q").code == 0
     ran = run_program(tmp_path, "job", "show", "x", HOLDFAST_COMMAND="./hf")
-    assert ran.err.startswith("./hf: no job has the id 'x'")
+    assert ran.err.startswith('./hf: no job has the id "x"')
     assert run_program(tmp_path, "--version", name="queuectl").out == f"holdfast {__version__}\n"
     assert run_program(tmp_path, "--help", name="-c").out.startswith("Usage: holdfast ")
 
@@ -244,30 +247,30 @@ def test_both_names_are_the_same_program(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "code", "says"),
     [
-        (["nonsense"], 2, "unknown command 'nonsense': there are"),
+        (["nonsense"], 2, 'unknown command "nonsense": expected one of'),
         (["enqueu"], 2, "did you mean enqueue?"),
-        (["queue", "lst"], 2, "unknown command 'lst': did you mean list?"),
-        (["queue", "--json"], 2, "a command is missing"),
-        (["--json"], 2, "a command is missing"),
-        (["--url"], 2, "a command is missing"),
+        (["queue", "lst"], 2, 'unknown command "lst": did you mean list?'),
+        (["queue", "--json"], 2, "the command is missing"),
+        (["--json"], 2, "the command is missing"),
+        (["--url"], 2, "the command is missing"),
         (["nonsense", "--help"], 2, "nonsense"),
         (["../pages", "--help"], 2, "pages"),
         (["status", "--colour", "red"], 2, "--colour"),
-        (["--colour", "red", "status"], 2, "unknown option '--colour'"),
+        (["--colour", "red", "status"], 2, 'unknown option "--colour"'),
         (["status", "extra"], 2, "too many arguments: 'extra'"),
-        (["job", "show"], 2, "ID is missing: see holdfast job show --help"),
-        (["enqueue", "--queue"], 2, "--queue needs a value: see holdfast enqueue --help"),
+        (["job", "show"], 2, 'ID is missing: see "holdfast job show --help"'),
+        (["enqueue", "--queue"], 2, '--queue needs a value: see "holdfast enqueue --help"'),
         (["up", "--processes", "-1"], 2, "--processes -1 is not 0 to 256"),
         (["worker", "start", "--concurrency", "0"], 2, "--concurrency 0 is not 1 to 10000"),
-        (["job", "show", "nothing"], 3, "no job has the id 'nothing'"),
+        (["job", "show", "nothing"], 3, 'no job has the id "nothing"'),
         (["queue", "create", "a/b"], 2, "queue name 'a/b'"),
         (["status", "--url", "mysql://u:hunter2@h/d"], 2, "no engine for the URL scheme 'mysql'"),
         (["status", "--url", "postgresql://u:hunter2@127.0.0.1:1/d"], 1, ""),
-        (["backup", "x.db", "--url", "memory:"], 2, "memory engine does not offer backup"),
+        (["backup", "x.db", "--url", "memory:"], 2, "memory engine does not support backup"),
     ],
 )
 def test_an_error_is_one_line_and_a_code(cli: Cli, line: list[str], code: int, says: str) -> None:
-    making.begin()
+    seed.begin()
     for json in ([], ["--json"]):
         ran = cli(*json, *line)
         assert (ran.code, ran.out) == (code, ""), ran
@@ -276,20 +279,20 @@ def test_an_error_is_one_line_and_a_code(cli: Cli, line: list[str], code: int, s
         assert "hunter2" not in ran.err
 
 
-def test_exit_codes_are_those_of_the_documentation() -> None:
-    assert exits.exit_for(exits.NotFound("x")) is Exit.NOT_FOUND
-    assert exits.exit_for(UnknownQueue("x")) is Exit.NOT_FOUND
-    assert exits.exit_for(InvalidJob("x")) is Exit.USAGE
-    assert exits.exit_for(EngineUnavailable("x")) is Exit.FAILED
-    assert exits.exit_for(exits.Declined("x")) is Exit.FAILED
-    told = [int(code) for code in re.findall(r"(?m)^\| (\d+) \|", DOCS.read_text())]
-    assert told == [int(code) for code in Exit]
+def test_the_documentation_lists_all_exit_and_error_codes() -> None:
+    assert output.exit_for(errors.NotFound("x")) is Exit.NOT_FOUND
+    assert output.exit_for(UnknownQueue("x")) is Exit.NOT_FOUND
+    assert output.exit_for(InvalidJob("x")) is Exit.USAGE
+    assert output.exit_for(EngineUnavailable("x")) is Exit.FAILED
+    assert output.exit_for(output.Declined("x")) is Exit.FAILED
+    listed = [int(code) for code in re.findall(r"(?m)^\| (\d+) \|", DOCS.read_text())]
+    assert listed == [int(code) for code in Exit]
     codes = set(re.findall(r"(?m)^\| `([a-z_]+)` \|", DOCS.read_text()))
-    assert codes >= {*BY_CODE, exits.NotFound.code, exits.Declined.code}
+    assert codes >= {*BY_CODE, errors.NotFound.code, output.Declined.code}
 
 
 @pytest.mark.parametrize("line", [["queue", "list"], ["status", "--json"], ["--help"]])
-def test_a_reader_that_leaves_early_is_no_trouble(
+def test_a_reader_that_closes_the_pipe_early_causes_no_error(
     cli: Cli, line: list[str], tmp_path: Path
 ) -> None:
     assert cli("queue", "create", "q").code == 0
@@ -298,7 +301,7 @@ def test_a_reader_that_leaves_early_is_no_trouble(
     assert _written(line, writer, tmp_path) == (1, "")
 
 
-def test_an_output_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
+def test_a_full_output_is_reported_in_one_line(tmp_path: Path) -> None:
     full = os.open("/dev/full", os.O_WRONLY)
     code, errors = _written(["--help"], full, tmp_path)
     assert (code, errors.count("\n")) == (1, 1)

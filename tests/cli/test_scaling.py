@@ -1,13 +1,13 @@
-"""`scaling`: a line for each queue, and numbers for machines."""
+"""`scaling`: advice for each queue, as a table and as JSON."""
 
 import pytest
 
-from tests.cli import making
+from tests.cli import seed
 from tests.cli.program import Cli
 
 
 def test_a_line_for_each_queue(cli: Cli) -> None:
-    making.enqueue("a")
+    seed.enqueue("a")
     cli("queue", "create", "mail")
     lines = cli("scaling").out.splitlines()
     assert lines[0].split() == ["queue", "waiting", "wait", "workers", "wanted", "slots", "because"]
@@ -16,8 +16,8 @@ def test_a_line_for_each_queue(cli: Cli) -> None:
 
 
 def test_json(cli: Cli) -> None:
-    making.done("a")
-    making.enqueue("b")
+    seed.done("a")
+    seed.enqueue("b")
     [found] = cli(
         "scaling", "--queue", "default", "--target-wait", "5s", "--min", "2", "--json"
     ).json
@@ -36,6 +36,6 @@ def test_json(cli: Cli) -> None:
         (["--slots", "0"], 2),
     ],
 )
-def test_what_is_wrong_is_refused(cli: Cli, line: list[str], code: int) -> None:
-    making.begin()
+def test_invalid_values_are_refused(cli: Cli, line: list[str], code: int) -> None:
+    seed.begin()
     assert cli("scaling", *line).code == code

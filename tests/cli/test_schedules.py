@@ -1,29 +1,32 @@
-"""`schedule …`: rules and jobs that are enqueued again and again."""
+"""`schedule …`: rules, and the jobs of their ticks."""
 
 import json
 
 import pytest
 
-from holdfast.upkeep import Schedule
-from tests.cli import making
+from holdfast.ops.schedules import Schedule
+from tests.cli import seed
 from tests.cli.program import Cli
 
 DAILY = ["--cron", "0 3 * * *", "--zone", "Europe/Berlin"]
 
 
 def schedule(name: str = "s") -> Schedule:
-    found = making.with_app(lambda app: app.schedules.get(name))
+    found = seed.with_app(lambda app: app.schedules.get(name))
     assert found is not None
     return found
 
 
-def test_none_says_how_to_add_one(cli: Cli) -> None:
-    making.begin()
+def test_an_empty_list_says_how_to_add_a_schedule(cli: Cli) -> None:
+    seed.begin()
     ran = cli("schedule", "list")
-    assert (ran.out, ran.err) == ("", "there is no schedule: add one with holdfast schedule add\n")
+    assert (ran.out, ran.err) == (
+        "",
+        'there is no schedule: add one with "holdfast schedule add"\n',
+    )
 
 
-def test_a_command_is_kept_word_for_word(cli: Cli) -> None:
+def test_a_command_keeps_its_arguments(cli: Cli) -> None:
     ran = cli("schedule", "add", "s", *DAILY, "--", "ls", "-l", "--json", "a b; rm")
     assert ran.out.startswith("added schedule s; next tick ")
     assert schedule().job.task == "command"
@@ -31,7 +34,7 @@ def test_a_command_is_kept_word_for_word(cli: Cli) -> None:
     assert (schedule().cron, schedule().zone) == ("0 3 * * *", "Europe/Berlin")
 
 
-def test_a_task_with_all_that_can_be_said(cli: Cli) -> None:
+def test_a_task_with_every_field(cli: Cli) -> None:
     cli("queue", "create", "mail")
     line = ["--every", "10m", "--missed", "all", "--missed-max", "3", "--grace", "5s"]
     line += ["--task", "send", "--payload", '{"to": "ä"}', "--queue", "mail", "--priority", "4"]
@@ -48,7 +51,7 @@ def test_a_task_with_all_that_can_be_said(cli: Cli) -> None:
     assert "every 10m" in cli("schedule", "list").out
 
 
-def test_edit_changes_what_is_given_and_keeps_the_rest(cli: Cli) -> None:
+def test_edit_changes_only_the_given_fields(cli: Cli) -> None:
     cli("schedule", "add", "s", *DAILY, "--task", "t", "--payload", "[1]", "--timeout", "5s")
     before = schedule()
     assert cli("schedule", "edit", "s", "--priority", "7", "--max-attempts", "1").code == 0
@@ -108,13 +111,13 @@ def test_preview(cli: Cli) -> None:
         (["add", "x", *DAILY, "--command", "ls", "--", "ls"], 2, "not both"),
         (["add", "a/b", *DAILY, "--task", "t"], 2, "a/b"),
         (["edit", "s"], 2, "nothing to change"),
-        (["edit", "no", "--every", "1h"], 3, "'no'"),
+        (["edit", "no", "--every", "1h"], 3, '"no"'),
         (["edit", "s", "--every", "1ms"], 2, "every_ms 1"),
-        (["remove", "no"], 3, "'no'"),
-        (["pause", "no"], 3, "'no'"),
-        (["resume", "no"], 3, "'no'"),
-        (["run", "no"], 3, "'no'"),
-        (["preview", "no"], 3, "'no'"),
+        (["remove", "no"], 3, '"no"'),
+        (["pause", "no"], 3, '"no"'),
+        (["resume", "no"], 3, '"no"'),
+        (["run", "no"], 3, '"no"'),
+        (["preview", "no"], 3, '"no"'),
         (["preview"], 2, "name a schedule"),
     ],
 )

@@ -1,4 +1,4 @@
-"""`holdfast serve` and `holdfast up` on the command line: what they refuse, and what runs."""
+"""`holdfast serve` and `holdfast up`: invalid flags, and the server that runs."""
 
 import json
 import os
@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 
 from holdfast.cli import serve
-from holdfast.server.binding import listener
+from holdfast.server.http.listener import listen
 from holdfast.server.settings import ServerSettings
 from tests.cli.program import Cli, run_program
 from tests.cli.test_up import last_line, program, users_of
-from tests.server.processes import PATIENCE_S, Process, self_signed
+from tests.server.server_process import TIMEOUT_S, ServerProcess, self_signed
 
 
-def test_a_port_that_is_in_use_is_a_line_with_the_remedy(cli: Cli, tmp_path: Path) -> None:
+def test_a_port_in_use_is_reported_with_a_remedy(cli: Cli, tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
         ran = cli("serve", "--port", port)
@@ -31,24 +31,24 @@ def test_a_port_that_is_in_use_is_a_line_with_the_remedy(cli: Cli, tmp_path: Pat
 @pytest.mark.parametrize(
     ("flags", "says"),
     [
-        (["--host", "0.0.0.0", "--no-auth"], "can be reached by others"),
-        (["--host", "::", "--no-auth"], "can be reached by others"),
-        (["--host", "192.0.2.1"], "is no address of this machine"),
-        (["--port", "70000"], "is not 0 to 65535"),
-        (["--proxy", "proxy.internal"], "is no address or network"),
-        (["--proxy", "*"], "is no address or network"),
+        (["--host", "0.0.0.0", "--no-auth"], "can be reached from other machines"),
+        (["--host", "::", "--no-auth"], "can be reached from other machines"),
+        (["--host", "192.0.2.1"], "is not an address of this machine"),
+        (["--port", "70000"], "expected 0 to 65535"),
+        (["--proxy", "proxy.internal"], "expected an address or network"),
+        (["--proxy", "*"], "expected an address or network"),
         (["--tls-key", "key.pem"], "--tls-cert"),
         (["--tls-cert", "missing.pem"], "missing.pem"),
         (["--grace", "soon"], "soon"),
         (["--body-max", "1"], "--body-max must be"),
         (["--allow-host", "https://jobs.internal"], "without https://"),
         (["--allow-host", "jobs.internal:7433"], "without a port"),
-        (["--allow-origin", "*"], "is no origin"),
-        (["--allow-origin", "https://tools.test/"], "is no origin"),
+        (["--allow-origin", "*"], "expected an origin"),
+        (["--allow-origin", "https://tools.test/"], "expected an origin"),
         (["--archive", "missing/old.jsonl"], "there is no folder"),
     ],
 )
-def test_what_cannot_be_is_refused_before_anything_starts(
+def test_invalid_settings_are_refused_before_anything_starts(
     flags: list[str], says: str, cli: Cli, tmp_path: Path
 ) -> None:
     ran = cli("serve", *flags)
@@ -70,23 +70,21 @@ def test_an_archive_without_a_folder_is_refused_by_workers_too(cli: Cli) -> None
         ((), ("https://tools.test", "http://[::1]:3000", "chrome-extension://abc")),
     ],
 )
-def test_names_and_origins_as_requests_have_them(
-    hosts: tuple[str, ...], origins: tuple[str, ...]
-) -> None:
-    listener(ServerSettings(port=0, hosts=hosts, origins=origins)).close()
+def test_hosts_and_origins_are_normalized(hosts: tuple[str, ...], origins: tuple[str, ...]) -> None:
+    listen(ServerSettings(port=0, hosts=hosts, origins=origins)).close()
 
 
-def test_jobs_that_end_with_the_server_are_told_of(tmp_path: Path) -> None:
+def test_a_memory_store_warns_that_jobs_are_lost(tmp_path: Path) -> None:
     with program(tmp_path, "serve", "--port", "0", "--url", "memory:") as process:
         last_line(process, "holdfast")
         process.terminate()
-        assert "when it ends they are gone" in process.communicate()[1]
+        assert "they are lost when this process ends" in process.communicate()[1]
 
 
-def test_up_serves_too_and_goes_on_when_the_server_is_killed(tmp_path: Path) -> None:
+def test_up_serves_http_and_restarts_a_killed_server(tmp_path: Path) -> None:
     with program(tmp_path, "up", "--count", "1", "--json") as up:
         url = json.loads(last_line(up, "{"))["server"]
-        process = Process(url, up)
+        process = ServerProcess(url, up)
         assert process.get("/readyz")[0] == 200
         workers = run_program(tmp_path, "worker", "list", "--json").json
         [server] = [pid for pid in users_of(tmp_path) if is_server(pid)]
@@ -98,11 +96,11 @@ def test_up_serves_too_and_goes_on_when_the_server_is_killed(tmp_path: Path) -> 
         after = run_program(tmp_path, "worker", "list", "--json").json
         assert [each["pid"] for each in after] == [each["pid"] for each in workers]
         up.send_signal(signal.SIGTERM)
-        assert up.wait(PATIENCE_S) == 0
+        assert up.wait(TIMEOUT_S) == 0
     assert users_of(tmp_path) == []
 
 
-def test_up_takes_another_port_unless_one_was_said(cli: Cli, tmp_path: Path) -> None:
+def test_up_takes_a_free_port_unless_one_is_given(cli: Cli, tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
         ran = cli("up", "--port", port)
@@ -113,8 +111,8 @@ def test_up_takes_another_port_unless_one_was_said(cli: Cli, tmp_path: Path) -> 
             with program(tmp_path, "up", "--count", "1", "--json") as second:
                 other = json.loads(last_line(second, "{"))["server"]
                 assert one != other
-                assert Process(one, first).get("/readyz")[0] == 200
-                assert Process(other, second).get("/readyz")[0] == 200
+                assert ServerProcess(one, first).get("/readyz")[0] == 200
+                assert ServerProcess(other, second).get("/readyz")[0] == 200
 
 
 def test_up_without_a_server(tmp_path: Path) -> None:
@@ -129,7 +127,7 @@ def is_server(pid: int) -> bool:
         return False
 
 
-def test_without_the_extra_it_says_how_to_get_it(
+def test_a_missing_package_is_reported_with_a_remedy(
     cli: Cli, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(serve, "find_spec", lambda _name: None)
@@ -137,17 +135,17 @@ def test_without_the_extra_it_says_how_to_get_it(
         ran = cli(*line)
         assert ran.code == 2
         assert "pip install 'holdfast[server]'" in ran.err
-    # What was not asked for by name is left out.
-    assert serve.listening_else_free(None) is None
+    # A server that was not asked for is left out.
+    assert serve.listener_for_up(None) is None
     assert "pip install 'holdfast[server]'" in capfd.readouterr().err
 
 
-def test_a_key_that_nobody_could_unlock_is_refused(cli: Cli, tmp_path: Path) -> None:
+def test_an_encrypted_key_is_refused(cli: Cli, tmp_path: Path) -> None:
     certificate, key = self_signed(tmp_path, "server")
     locked, other = tmp_path / "locked.key", self_signed(tmp_path, "other")[1]
     line = ["openssl", "pkey", "-in", str(key), "-out", str(locked), "-aes256", "-passout"]
     subprocess.run([*line, "pass:secret"], check=True, capture_output=True)
-    for wrong, says in ((locked, "encrypted"), (other, "cannot be used"), (tmp_path, "cannot")):
+    for wrong, says in ((locked, "encrypted"), (other, "cannot load"), (tmp_path, "cannot")):
         ran = cli("serve", "--tls-cert", str(certificate), "--tls-key", str(wrong))
         assert ran.code == 2
         assert says in ran.err

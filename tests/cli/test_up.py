@@ -1,4 +1,4 @@
-"""`holdfast up` as a person uses it: started, asked for a hello, told to end."""
+"""`holdfast up` as people use it: start it, run a job, stop it."""
 
 import json
 import os
@@ -19,7 +19,7 @@ _PATIENCE_S = 60
 
 @contextmanager
 def program(folder: Path, *line: str) -> Iterator["subprocess.Popen[str]"]:
-    """A command that goes on until it is told to end."""
+    """A command that runs until it is stopped."""
     started = subprocess.Popen(
         command(*line),
         cwd=folder,
@@ -40,7 +40,7 @@ def program(folder: Path, *line: str) -> Iterator["subprocess.Popen[str]"]:
 
 
 def last_line(process: "subprocess.Popen[str]", start: str) -> str:
-    """Read up to the line that begins so."""
+    """Read up to the line with this beginning."""
     assert process.stdout is not None
     for line in process.stdout:
         if line.strip().startswith(start):
@@ -64,7 +64,7 @@ def users_of(folder: Path) -> list[int]:
     return found
 
 
-def test_up_says_hello_and_leaves_nothing_running(tmp_path: Path) -> None:
+def test_up_runs_a_job_and_leaves_no_process(tmp_path: Path) -> None:
     with program(tmp_path, "up") as up:
         last_line(up, "holdfast top")
         assert users_of(tmp_path), "or this test would see nothing of what is left"
@@ -80,7 +80,7 @@ def test_up_says_hello_and_leaves_nothing_running(tmp_path: Path) -> None:
     assert users_of(tmp_path) == []
 
 
-def test_a_wait_shows_output_and_tells_how_it_ended(tmp_path: Path) -> None:
+def test_wait_prints_output_and_the_outcome(tmp_path: Path) -> None:
     script = r"printf '\033[31mred'; printf '\007' >&2; exit 7"
     with program(tmp_path, "up", "--count", "1", "--json") as up:
         assert json.loads(last_line(up, "{"))["event"] == "started"
@@ -114,15 +114,17 @@ def test_a_second_up_on_the_same_file_adds_workers(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "code", "says"),
     [
-        (["--queues", "nowhere"], 3, "no queue nowhere"),
+        (["--queues", "nowhere"], 3, "queue nowhere does not exist"),
         (["--count", "0"], 2, "--count 0 is not 1 to 256"),
         (["--name", "a b"], 2, "is no name for a worker"),
         (["--app", "nothing.py:app"], 2, "no file 'nothing.py'"),
         (["--url", "memory:"], 2, "use a file"),
-        (["--cwd", "nowhere"], 2, "--cwd nowhere is no folder"),
+        (["--cwd", "nowhere"], 2, "--cwd nowhere is not a directory"),
     ],
 )
-def test_what_cannot_start_says_why(tmp_path: Path, line: list[str], code: int, says: str) -> None:
+def test_up_with_invalid_flags_says_why(
+    tmp_path: Path, line: list[str], code: int, says: str
+) -> None:
     ran = run_program(tmp_path, "up", *line)
     assert ran.code == code
     assert says in ran.err
@@ -130,19 +132,19 @@ def test_what_cannot_start_says_why(tmp_path: Path, line: list[str], code: int, 
     assert "draining" not in ran.err
 
 
-def test_a_wait_for_what_nobody_runs_says_why(tmp_path: Path) -> None:
+def test_wait_for_a_job_without_a_worker_says_why(tmp_path: Path) -> None:
     ran = run_program(tmp_path, "enqueue", "--wait", "--wait-timeout", "6s", "--", "true")
     assert (ran.code, ran.out) == (5, "")
     first, last = ran.err.splitlines()
     assert first.startswith("still waiting: no worker serves queue default")
     assert "job explain" in first
-    assert last.endswith("has not ended yet; it goes on")
+    assert last.endswith("has not ended yet; it continues")
 
 
-def test_a_short_demo_ends_with_what_it_did(tmp_path: Path) -> None:
-    told: dict[str, Any] = run_program(
+def test_a_short_demo_prints_its_results(tmp_path: Path) -> None:
+    answer: dict[str, Any] = run_program(
         tmp_path, "demo", "--for", "4s", "--workers", "1", "--json"
     ).json
-    assert sum(queue["done"] for queue in told["queues"]) > 0
+    assert sum(queue["done"] for queue in answer["queues"]) > 0
     assert users_of(tmp_path) == []
     assert list(tmp_path.iterdir()) == [], "without --url it works on a file of its own"

@@ -19,7 +19,7 @@ from tests.cli.program import environment, run_program
 SITE = Path(__file__).parent / "site"
 
 
-def test_tasks_run_in_a_worker_and_what_is_no_task_does_not(tmp_path: Path) -> None:
+def test_a_worker_runs_tasks_and_nothing_else(tmp_path: Path) -> None:
     check_refused(act("refused", tmp_path))
     with worker(tmp_path):
         check_worked(act("worked", tmp_path))
@@ -73,7 +73,7 @@ def check_worked(ended: Any) -> None:
     assert all(each["workers"] == ["site-worker"] for each in ended.values()), ended
 
 
-def test_what_is_stored_and_that_the_plain_command_runs_it_too(tmp_path: Path) -> None:
+def test_stored_jobs_also_run_with_the_plain_command(tmp_path: Path) -> None:
     found = act("enqueued", tmp_path)
     payload = {"args": [1], "kwargs": {"other": 2}}
     assert found["job"] == ["shop.tasks.add", "mail", -100, payload]
@@ -89,7 +89,7 @@ def test_what_is_stored_and_that_the_plain_command_runs_it_too(tmp_path: Path) -
         assert act("worked", tmp_path)["shaky"]["value"] == 2
 
 
-def test_jobs_of_every_fate_can_be_read(tmp_path: Path) -> None:
+def test_a_job_in_every_state_can_be_read(tmp_path: Path) -> None:
     found = act("read", tmp_path)
     assert found["errors"] == {
         "crashed": ["ChildProcessError", "killed by SIGSEGV"],
@@ -114,7 +114,7 @@ def test_test_modes(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("where", ["files", "same_database", "another_database"])
-def test_a_job_is_there_if_its_transaction_commits(
+def test_a_job_exists_only_if_its_transaction_commits(
     where: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     given: dict[str, str] = {}

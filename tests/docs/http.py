@@ -1,6 +1,6 @@
-"""The reference of docs/http.md, printed from the server's own description of its API.
+"""Generates the reference in docs/http.md from the server's description of its API.
 
-`python -m tests.docs.http` writes it anew.
+`python -m tests.docs.http` rewrites it.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import Any
 
 from holdfast.errors import HoldfastError
 from holdfast.server.application import OPERATIONS
-from holdfast.server.openapi import document
-from holdfast.server.problems import STATUS
+from holdfast.server.http.openapi import document
+from holdfast.server.http.problems import STATUS
 
 PAGE = Path(__file__).parents[2] / "docs" / "http.md"
 _REF = "#/components/schemas/"
@@ -154,7 +154,7 @@ def _errors() -> Iterator[str]:
 
 
 def kinds(root: type[HoldfastError] = HoldfastError) -> Iterator[type[HoldfastError]]:
-    """The errors that a server tells, the special ones first."""
+    """All errors of the server, the special ones first."""
     for child in sorted(root.__subclasses__(), key=lambda each: each.__name__):
         yield from kinds(child)
     if root.__module__ == "holdfast.errors" or root.__module__.startswith("holdfast.server."):

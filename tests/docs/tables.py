@@ -1,6 +1,6 @@
-"""The engine table of the README, printed from the engines' own traits.
+"""Generates the engine table of the README from the traits of the engines.
 
-`python -m tests.docs.tables` writes it anew.
+`python -m tests.docs.tables` rewrites it.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ _ROWS = {
 
 
 def engine_table() -> str:
+    """Format the table as Markdown."""
     lines = [f"| | {' | '.join(_ENGINES)} |", f"|---|{'---|' * len(_ENGINES)}"]
     for label, trait in _ROWS.items():
         marks = ("yes" if getattr(traits, trait) else "no" for traits in _ENGINES.values())
@@ -45,7 +46,10 @@ def engine_table() -> str:
 
 
 def with_table(text: str) -> str:
-    assert _MARKED.search(text), "README.md has lost its <!-- engines --> marks"
+    """Return the README text with the current table."""
+    assert _MARKED.search(text), (
+        "README.md must contain the marks <!-- engines --> and <!-- /engines -->"
+    )
     return _MARKED.sub(lambda match: match[1] + engine_table() + match[2], text)
 
 

@@ -1,4 +1,4 @@
-"""What deploy/ and docs/deploying.md tell people to run is there: commands, flags, paths."""
+"""Commands, flags, variables and paths in deploy/ and docs/deploying.md exist."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ DEPLOY = ROOT / "deploy"
 PAGE = ROOT / "docs" / "deploying.md"
 FILES = [*sorted(path for path in DEPLOY.rglob("*") if path.is_file()), PAGE]
 MANIFESTS = sorted(DEPLOY.rglob("*.yaml"))
-# What is no flag of a command, and is read by the library.
+# Variables that are not flags of a command; the library reads them.
 OWN = {"HOLDFAST_URL", "HOLDFAST_TOKEN", "HOLDFAST_JSON"}
 
 
 def words_of(path: Path) -> Iterator[list[str]]:
-    """Every command line of ours in a file, without the program."""
+    """Every holdfast command line in a file, without the program."""
     text = path.read_text()
     for line in re.findall(r"(?m)^ExecStart=(.*)$", text):
         yield shlex.split(line)[1:]
@@ -47,34 +47,34 @@ def words_of(path: Path) -> Iterator[list[str]]:
 def help_of(words: list[str]) -> str:
     end = next((at for at, word in enumerate(words) if word.startswith("-")), len(words))
     page = pages.page(words[: min(2, end)]) or pages.page(words[:1])
-    assert page is not None, f"there is no command {words}"
+    assert page is not None, f"unknown command {words}"
     return page
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
 def test_commands_and_their_flags_exist(path: Path) -> None:
     for words in words_of(path):
-        said = help_of(words)
+        help_page = help_of(words)
         for word in words:
             if word == "--":
                 break
             if word.startswith("--"):
                 flag = word.partition("=")[0]
-                assert re.search(rf"{flag}[\s,]", said), f"{flag} is no flag of {words}"
+                assert re.search(rf"{flag}[\s,]", help_page), f"{flag} is not a flag of {words}"
 
 
-def test_something_was_looked_at() -> None:
+def test_commands_were_found() -> None:
     found = {tuple(words[:2]) for path in FILES for words in words_of(path)}
     assert {("serve", "--host"), ("worker", "run"), ("token", "create")} <= found
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
-def test_variables_are_those_of_flags(path: Path) -> None:
+def test_every_variable_belongs_to_a_flag(path: Path) -> None:
     for name in set(re.findall(r"\bHOLDFAST_[A-Z_]+", path.read_text())) - OWN:
         words = name.removeprefix("HOLDFAST_").lower().split("_")
         flag = f"--{'-'.join(words[1:])}"
-        said = pages.page(words[:1]) or ""
-        assert re.search(rf"{flag}[\s,]", said), f"nothing reads {name}"
+        help_page = pages.page(words[:1]) or ""
+        assert re.search(rf"{flag}[\s,]", help_page), f"no flag reads {name}"
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
@@ -89,7 +89,7 @@ def documents(path: Path) -> list[Any]:
 
 
 def values(node: Any, name: str) -> Iterator[Any]:
-    """Whatever has this name, anywhere below."""
+    """All values with this key, at any depth."""
     if isinstance(node, dict):
         for key, value in node.items():
             if key == name:
@@ -106,7 +106,7 @@ def operation_at(path: str) -> Any:
 
 
 @pytest.mark.parametrize("path", MANIFESTS, ids=lambda path: path.name)
-def test_manifests_ask_for_what_the_server_has(path: Path) -> None:
+def test_manifests_use_existing_paths_and_ports(path: Path) -> None:
     for document in documents(path):
         for probe in values(document, "httpGet"):
             assert operation_at(probe["path"]).needs is None, "a probe has no token"
@@ -114,22 +114,22 @@ def test_manifests_ask_for_what_the_server_has(path: Path) -> None:
             assert port == PORT
 
 
-def test_the_scaler_reads_a_number_that_is_there() -> None:
+def test_the_scaler_reads_an_existing_integer_field() -> None:
     [scaled] = [
         each for path in MANIFESTS for each in documents(path) if each["kind"] == "ScaledObject"
     ]
     [trigger] = scaled["spec"]["triggers"]
     parts = urlsplit(trigger["metadata"]["url"])
     operation = operation_at(parts.path)
-    asked = dict(parse_qsl(parts.query))
-    read = msgspec.convert(asked, operation.query, strict=False)
-    assert read.queue == asked["queue"]
+    query = dict(parse_qsl(parts.query))
+    read = msgspec.convert(query, operation.query, strict=False)
+    assert read.queue == query["queue"]
     fields = {field.name: field for field in msgspec.structs.fields(operation.answer)}
     assert fields[trigger["metadata"]["valueLocation"]].type is int
 
 
-def test_the_server_answers_to_the_names_it_is_asked_by() -> None:
-    """Whatever asks from another namespace, as an autoscaler does, needs the whole of the name."""
+def test_the_server_accepts_the_names_in_the_manifests() -> None:
+    """A client in another namespace, such as an autoscaler, needs the full name."""
     everything = [each for path in MANIFESTS for each in documents(path)]
     arguments = [words for words in values(everything, "args") if words[0] == "serve"]
     names = {
@@ -139,14 +139,14 @@ def test_the_server_answers_to_the_names_it_is_asked_by() -> None:
         if flag == "--allow-host"
     }
     written = "\n".join(path.read_text() for path in MANIFESTS)
-    asked = set(re.findall(rf"http://([^:/\s]+):{PORT}", written))
-    assert asked <= names
+    used = set(re.findall(rf"http://([^:/\s]+):{PORT}", written))
+    assert used <= names
     scaled = [url for url in values(everything, "url") if "/v1/scaling" in url]
     assert scaled
     assert all(".svc:" in url for url in scaled)
 
 
-def test_a_stop_waits_longer_than_the_grace_time() -> None:
+def test_the_stop_timeout_exceeds_the_grace_time() -> None:
     for path in DEPLOY.rglob("*.service"):
         text = path.read_text()
         [grace_s] = re.findall(r"--grace (\d+)s", text)

@@ -1,4 +1,4 @@
-"""What the docs show runs, what they link to exists, and the engine table is the traits'."""
+"""Code and commands in the docs run, links exist, and the engine table matches the traits."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def blocks(language: str) -> list[object]:
 
 
 @pytest.mark.parametrize("source", blocks("python"))
-def test_python_shown_runs(source: str, tmp_path: Path) -> None:
+def test_python_code_runs(source: str, tmp_path: Path) -> None:
     script = tmp_path / "shown.py"
     script.write_text(source)
     run = subprocess.run(
@@ -54,8 +54,8 @@ def test_python_shown_runs(source: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_commands_shown_run(page: Path, tmp_path: Path) -> None:
-    """One after the other in one folder, with workers or a server if the page starts them."""
+def test_commands_run(page: Path, tmp_path: Path) -> None:
+    """Run the commands in order in one folder, with workers or a server if the page starts them."""
     shown = [step for match in _BLOCK.finditer(page.read_text()) for step in steps(match)]
     environment = {**os.environ, "HOLDFAST_URL": "sqlite:///holdfast.db", "COLUMNS": "200"}
     environment.pop("HOLDFAST_COMMAND", None)
@@ -72,7 +72,7 @@ def test_commands_shown_run(page: Path, tmp_path: Path) -> None:
                 assert looks_like(printed, expected), f"{words} printed:\n{printed}"
                 token = token_in(printed) or token
                 continue
-            assert words[0] == "./hf", f"only ./hf and curl are shown: {words}"
+            assert words[0] == "./hf", f"docs may show only ./hf and curl: {words}"
             if words[1] in _LONG_RUNNING:
                 continue
             run = subprocess.run(
@@ -89,7 +89,7 @@ def test_commands_shown_run(page: Path, tmp_path: Path) -> None:
 
 
 def steps(block: re.Match[str]) -> list[tuple[list[str], list[str]]]:
-    """Each command of a block and the lines shown below it; `$ ` marks commands in a transcript."""
+    """Commands of a block with their expected output; `$ ` marks commands in a transcript."""
     if block[1] != "console":
         return []
     found: list[tuple[list[str], list[str]]] = []
@@ -105,7 +105,7 @@ def steps(block: re.Match[str]) -> list[tuple[list[str], list[str]]]:
 
 
 def looks_like(printed: str, expected: list[str]) -> bool:
-    """As shown, whatever stands for `…`; spaces do not count."""
+    """Compare output with the docs: `…` matches any text on a line, spaces are ignored."""
     shapes = (map(re.escape, line.split()) for line in expected)
     pattern = r"\s*".join(r"\s*".join(shape).replace("…", r"[^\n]*") for shape in shapes)
     return not expected or re.search(pattern, printed) is not None
@@ -146,7 +146,7 @@ def running_server(program: str, folder: Path, environment: dict[str, str]) -> I
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_links_lead_somewhere(page: Path) -> None:
+def test_links_exist(page: Path) -> None:
     missing = [
         target
         for target in _LINK.findall(page.read_text())
@@ -155,6 +155,6 @@ def test_links_lead_somewhere(page: Path) -> None:
     assert missing == []
 
 
-def test_the_engine_table_is_printed_from_the_traits() -> None:
+def test_engine_table_matches_the_traits() -> None:
     text = README.read_text()
     assert text == with_table(text), "run: .venv/bin/python -m tests.docs.tables"

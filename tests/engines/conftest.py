@@ -4,11 +4,11 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from tests.engines.kept import Kept
+from tests.engines.pg_connections import KeptConnections
 
 
 @pytest.fixture(scope="module")
-async def kept() -> AsyncIterator[Kept]:
+async def kept() -> AsyncIterator[KeptConnections]:
     """Asynchronous, so that all tests of a module share the event loop of its connections."""
-    with Kept() as kept:
+    with KeptConnections() as kept:
         yield kept

@@ -1,4 +1,4 @@
-"""Engines that stand in for a slow or failing one."""
+"""A slow or failing engine."""
 
 import asyncio
 from collections.abc import Sequence

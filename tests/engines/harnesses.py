@@ -1,17 +1,17 @@
-"""How each engine is put under test: one function that makes its harness, by name."""
+"""Harnesses of the engines, one function for each."""
 
 from collections.abc import Callable
 from pathlib import Path
 from uuid import uuid4
 
+from holdfast.conformance.harness import Harness
 from holdfast.engines.base import Engine
 from holdfast.engines.coalesced import Coalesced
 from holdfast.engines.memory import MemoryEngine
 from holdfast.engines.observed import Observed
 from holdfast.events import Happening
 from holdfast.testing.clock import ManualClock
-from holdfast.testing.harness import Harness
-from tests.engines.kept import Kept
+from tests.engines.pg_connections import KeptConnections
 
 Wrap = Callable[[Engine], Engine]
 
@@ -42,7 +42,7 @@ def sqlite(place: Path, wrap: Wrap = plain, *, namespace: str = "default") -> Ha
 
 
 def postgres(
-    dsn: str, wrap: Wrap = plain, *, connections: int = 4, kept: Kept | None = None
+    dsn: str, wrap: Wrap = plain, *, connections: int = 4, kept: KeptConnections | None = None
 ) -> Harness:
     """Each in a namespace of its own. In tests it has one clock, the wall's: `can_jump` is off."""
     from holdfast.engines.postgres import PostgresEngine

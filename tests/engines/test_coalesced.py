@@ -1,4 +1,4 @@
-"""Group commit: who goes together, who is told what, and what becomes of a caller that left."""
+"""Group commit: which calls are merged, who gets which answer, and cancelled callers."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -11,7 +11,7 @@ from holdfast.core.model import JobFilter, LeaseRequest, NewJob, Note, Queue, Re
 from holdfast.core.verdict import Complete, Delete, Outcome, Settlement
 from holdfast.engines.coalesced import Coalesced
 from holdfast.engines.observed import Observed
-from holdfast.engines.url import open_engine
+from holdfast.engines.registry import open_engine
 from holdfast.errors import EngineUnavailable, UsageError
 from holdfast.events import EngineCalled, Happening
 from tests.engines.doubles import GatedEngine
@@ -54,7 +54,7 @@ async def test_an_idle_engine_is_called_at_once(inner: GatedEngine) -> None:
     assert inner.calls == [("enqueue", 1)]
 
 
-async def test_calls_that_wait_go_together_and_each_gets_its_own_answers(
+async def test_pending_calls_are_merged_and_each_gets_its_own_answers(
     inner: GatedEngine,
 ) -> None:
     engine = Coalesced(inner)
@@ -70,7 +70,7 @@ async def test_calls_that_wait_go_together_and_each_gets_its_own_answers(
     assert inner.calls == [("enqueue", 1), ("enqueue", 0 + 1 + 2 + 3 + 4)]
 
 
-async def test_a_batch_is_never_divided(inner: GatedEngine) -> None:
+async def test_a_batch_is_never_split(inner: GatedEngine) -> None:
     engine = Coalesced(inner)
     first = await hold_back(inner, engine)
     others = [
@@ -92,7 +92,7 @@ async def test_a_big_batch_does_not_wait_for_others(inner: GatedEngine) -> None:
     await asyncio.gather(first, big)
 
 
-async def test_an_outage_is_told_to_every_caller(inner: GatedEngine) -> None:
+async def test_an_outage_is_raised_in_every_caller(inner: GatedEngine) -> None:
     engine = Coalesced(inner)
     first = await hold_back(inner, engine)
     others = [asyncio.create_task(engine.enqueue([job(f"{n}")])) for n in range(3)]
@@ -105,7 +105,7 @@ async def test_an_outage_is_told_to_every_caller(inner: GatedEngine) -> None:
     assert receipt.status is Status.NEW
 
 
-async def test_a_wrong_call_is_told_only_to_its_own_caller(inner: GatedEngine) -> None:
+async def test_an_invalid_call_fails_only_its_own_caller(inner: GatedEngine) -> None:
     engine = Coalesced(inner)
     await engine.enqueue([job("a"), job("b")])
     leases = await engine.lease(LeaseRequest(queues=("default",), limit=2))
@@ -125,7 +125,7 @@ async def test_a_wrong_call_is_told_only_to_its_own_caller(inner: GatedEngine) -
     await first
 
 
-async def test_a_caller_that_leaves_before_its_turn_is_left_out(inner: GatedEngine) -> None:
+async def test_a_call_cancelled_before_it_is_sent_is_left_out(inner: GatedEngine) -> None:
     engine = Coalesced(inner)
     first = await hold_back(inner, engine)
     leaver = asyncio.create_task(engine.enqueue([job("gone")]))
@@ -140,7 +140,7 @@ async def test_a_caller_that_leaves_before_its_turn_is_left_out(inner: GatedEngi
         await leaver
 
 
-async def test_a_caller_that_leaves_in_flight_does_not_break_the_others(
+async def test_a_call_cancelled_in_flight_does_not_break_the_others(
     inner: GatedEngine,
 ) -> None:
     engine = Coalesced(inner)
@@ -154,7 +154,7 @@ async def test_a_caller_that_leaves_in_flight_does_not_break_the_others(
     assert await engine.get("first") is not None, "in flight already, so it happened"
 
 
-async def test_equal_lease_requests_share_in_their_order(inner: GatedEngine) -> None:
+async def test_equal_lease_requests_share_in_order(inner: GatedEngine) -> None:
     engine = Coalesced(inner)
     await engine.enqueue([job(f"{i}") for i in range(6)])
     inner.gate.clear()
@@ -181,7 +181,7 @@ async def test_equal_lease_requests_share_in_their_order(inner: GatedEngine) -> 
     assert await other == []
 
 
-async def test_the_batch_of_a_group_is_for_one_caller(inner: GatedEngine) -> None:
+async def test_the_batch_of_a_group_goes_to_one_caller(inner: GatedEngine) -> None:
     """Divided among callers, its jobs would run side by side."""
     engine = Coalesced(inner)
     await engine.declare(Queue(name="default", group_batch=3))
@@ -199,12 +199,12 @@ async def test_the_batch_of_a_group_is_for_one_caller(inner: GatedEngine) -> Non
     assert given_back is not None
     assert (given_back.state, given_back.attempt, given_back.releases) == (State.WAITING, 0, 1)
     inner.calls.clear()
-    # Those who ask so have met a batch, and go one by one from now on.
+    # A request that got a batch of a strict group is sent alone from now on.
     await asyncio.gather(*(engine.lease(replace(ONE, limit=2)) for _ in range(3)))
     assert inner.calls == [("lease", 2)] * 3
 
 
-async def test_workers_are_not_taken_for_one_another(inner: GatedEngine) -> None:
+async def test_requests_of_different_workers_are_not_merged(inner: GatedEngine) -> None:
     engine = Coalesced(inner)
     await engine.enqueue([job(f"{i}") for i in range(5)])
     requests = [LeaseRequest(queues=("default",), worker=f"w{n}") for n in range(5)]
@@ -212,7 +212,7 @@ async def test_workers_are_not_taken_for_one_another(inner: GatedEngine) -> None
     assert [lease.job.worker for [lease] in answers] == [f"w{n}" for n in range(5)]
 
 
-async def test_a_waiting_lease_keeps_nobody_else_waiting(inner: GatedEngine) -> None:
+async def test_a_waiting_lease_does_not_delay_others(inner: GatedEngine) -> None:
     engine = Coalesced(inner)
     patient = asyncio.create_task(
         engine.lease(LeaseRequest(queues=("default",), wait_ms=60_000, worker="w"))
@@ -223,7 +223,7 @@ async def test_a_waiting_lease_keeps_nobody_else_waiting(inner: GatedEngine) -> 
     assert [lease.id for lease in await patient] == ["a"]
 
 
-async def test_what_was_leased_for_a_caller_that_left_is_released(inner: GatedEngine) -> None:
+async def test_leases_of_a_cancelled_caller_are_released(inner: GatedEngine) -> None:
     engine = Coalesced(inner)
     await engine.enqueue([job("a")])
     inner.gate.clear()
@@ -240,7 +240,7 @@ async def test_what_was_leased_for_a_caller_that_left_is_released(inner: GatedEn
     assert (back.state, back.attempt) == (State.WAITING, 0)
 
 
-async def test_a_caller_cancelled_just_after_its_leases_came_loses_none(
+async def test_a_caller_cancelled_after_its_leases_arrived_loses_none(
     inner: GatedEngine,
 ) -> None:
     engine = Coalesced(inner)
@@ -267,7 +267,7 @@ async def test_a_caller_cancelled_just_after_its_leases_came_loses_none(
     assert back.state is State.WAITING
 
 
-async def test_leases_of_a_caller_that_left_go_to_those_that_stayed(inner: GatedEngine) -> None:
+async def test_leases_of_a_cancelled_caller_go_to_the_others(inner: GatedEngine) -> None:
     engine = Coalesced(inner)
     await engine.enqueue([job("a"), job("b")])
     inner.gate.clear()
@@ -288,7 +288,7 @@ async def test_leases_of_a_caller_that_left_go_to_those_that_stayed(inner: Gated
         await leaver
 
 
-async def test_settles_are_merged_and_answered_each(inner: GatedEngine) -> None:
+async def test_settles_are_merged_and_answered_separately(inner: GatedEngine) -> None:
     engine = Coalesced(inner)
     await engine.enqueue([job(f"{i}") for i in range(4)])
     leases = await engine.lease(LeaseRequest(queues=("default",), limit=4))
@@ -305,7 +305,7 @@ async def test_settles_are_merged_and_answered_each(inner: GatedEngine) -> None:
     assert inner.calls == [("settle", 4)]
 
 
-async def test_closing_answers_what_was_asked_before(inner: GatedEngine) -> None:
+async def test_closing_answers_pending_calls(inner: GatedEngine) -> None:
     engine = Coalesced(inner)
     first = await hold_back(inner, engine)
     second = asyncio.create_task(engine.enqueue([job("second")]))
@@ -339,7 +339,7 @@ async def test_a_hundred_callers_share_a_file_in_a_few_transactions(tmp_path: Pa
     assert transactions <= 1_000 / 4
 
 
-async def test_nothing_is_kept_once_everything_is_answered(inner: GatedEngine) -> None:
+async def test_no_state_remains_when_all_calls_are_answered(inner: GatedEngine) -> None:
     engine = Coalesced(inner)
     for n in range(10):
         await engine.lease(LeaseRequest(queues=("default",), worker=f"w{n}"))

@@ -1,4 +1,4 @@
-"""Every engine, and every composition of engines, under the one contract."""
+"""The contract over every engine and wrapper."""
 
 from collections import Counter
 from collections.abc import AsyncIterator
@@ -6,16 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.testing.contract import (
+from holdfast.conformance.contract import (
     DurableContract,
     EngineContract,
     Harness,
     JumpContract,
     SharedContract,
 )
-from holdfast.testing.contract.concurrency import Concurrency
+from holdfast.conformance.contract.concurrency import ConcurrencyContract
 from tests.engines import harnesses
-from tests.engines.kept import Kept
+from tests.engines.pg_connections import KeptConnections
 
 
 class TestMemory(EngineContract, JumpContract):
@@ -55,21 +55,21 @@ class TestCoalescedSQLite(EngineContract, DurableContract, SharedContract, JumpC
 
 class TestPostgres(EngineContract, DurableContract, SharedContract):
     @pytest.fixture
-    async def harness(self, shared_pg_dsn: str, kept: Kept) -> AsyncIterator[Harness]:
+    async def harness(self, shared_pg_dsn: str, kept: KeptConnections) -> AsyncIterator[Harness]:
         async with harnesses.postgres(shared_pg_dsn, kept=kept) as harness:
             yield harness
 
 
-class TestCoalescedPostgres(Concurrency):
+class TestCoalescedPostgres(ConcurrencyContract):
     """Coalescing is proven above; here it meets several connections at once."""
 
     @pytest.fixture
-    async def harness(self, shared_pg_dsn: str, kept: Kept) -> AsyncIterator[Harness]:
+    async def harness(self, shared_pg_dsn: str, kept: KeptConnections) -> AsyncIterator[Harness]:
         async with harnesses.postgres(shared_pg_dsn, harnesses.coalesced, kept=kept) as harness:
             yield harness
 
 
-def test_no_theme_hides_a_test_of_another() -> None:
+def test_no_theme_overrides_a_test_of_another() -> None:
     names = Counter(
         name
         for base in TestSQLite.__mro__

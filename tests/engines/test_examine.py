@@ -1,16 +1,16 @@
-"""What engines say of themselves when they are asked how they are."""
+"""The reports of engines on themselves."""
 
 from pathlib import Path
 
 import pytest
 
-from holdfast.engines.base import Examination
+from holdfast.engines.extras import Examination
 from holdfast.engines.memory import MemoryEngine
 from holdfast.engines.sqlite import SQLiteEngine
 from holdfast.testing.clock import ManualClock
 
 
-async def test_memory_has_a_clock_and_nothing_else() -> None:
+async def test_memory_reports_only_its_clock() -> None:
     assert await MemoryEngine(clock=ManualClock(5)).examine(deep=True) == Examination(now=5)
 
 

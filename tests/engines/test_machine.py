@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.testing.harness import Harness
-from holdfast.testing.machine import run_histories
+from holdfast.conformance.harness import Harness
+from holdfast.conformance.machine import run_histories
 from tests.engines import harnesses
-from tests.engines.kept import Kept
+from tests.engines.pg_connections import KeptConnections
 
 STEPS = 50
 EXAMPLES = os.environ.get("HOLDFAST_EXAMPLES")
@@ -55,6 +55,6 @@ def test_coalesced_sqlite(quick_path: Path) -> None:
 
 
 def test_postgres(shared_pg_dsn: str) -> None:
-    with asyncio.Runner() as runner, Kept() as kept:
+    with asyncio.Runner() as runner, KeptConnections() as kept:
         make = partial(harnesses.postgres, shared_pg_dsn, connections=1, kept=kept)
         explore("postgres", make, 45, runner)

@@ -1,16 +1,15 @@
-"""Two namespaces in one store: the same names in both, and neither knows of the other."""
+"""Two namespaces in one store: the same names in both do not affect each other."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
+from holdfast.conformance.contract.cases import a_job, from_default, lease_one, settle
+from holdfast.conformance.harness import Harness, Twin
 from holdfast.core.model import JobFilter, Queue, Record, Renewal, State, Status
 from holdfast.core.verdict import Cancel, Complete, Delete, Outcome, Retry
 from holdfast.engines.base import Saved
-from holdfast.testing.contract.making import a_job, from_default, lease_one, settle
-from holdfast.testing.harness import Harness
-from holdfast.testing.twin import Twin
 from tests.engines import harnesses
 
 ENGINES = ("sqlite", "postgres")
@@ -37,7 +36,7 @@ async def twins(pair: tuple[Harness, Harness]) -> AsyncIterator[list[Twin]]:
         await twin.agree()
 
 
-async def test_ids_keys_queues_and_records_are_of_their_namespace(twins: list[Twin]) -> None:
+async def test_ids_keys_queues_and_records_belong_to_a_namespace(twins: list[Twin]) -> None:
     for number, twin in enumerate(twins):
         await twin.declare(Queue(name="q", lease_ms=100 + number))
         (receipt,) = await twin.enqueue([a_job(queue="q", key="k", payload=b"%d" % number)])
@@ -65,7 +64,7 @@ async def test_a_lease_reaches_no_job_of_another_namespace(twins: list[Twin]) ->
     assert await settle(two, other, Complete(b"2")) is Outcome.SETTLED
 
 
-async def test_acts_and_drops_stay_in_their_namespace(twins: list[Twin]) -> None:
+async def test_amendments_and_drops_stay_in_their_namespace(twins: list[Twin]) -> None:
     one, two = twins
     for twin in twins:
         await twin.declare(Queue(name="q"))
@@ -77,7 +76,7 @@ async def test_acts_and_drops_stay_in_their_namespace(twins: list[Twin]) -> None
     assert [view.queue.name for view in await two.queues()] == ["default", "q"]
 
 
-async def test_the_clocks_lists_stay_in_their_namespace(
+async def test_lists_for_upkeep_stay_in_their_namespace(
     pair: tuple[Harness, Harness], twins: list[Twin]
 ) -> None:
     one, two = twins

@@ -1,4 +1,4 @@
-"""What is told about an engine's calls, and that telling harms nothing."""
+"""Events about the calls of an engine; reporting never affects a call."""
 
 import logging
 
@@ -48,7 +48,7 @@ async def test_answers_are_counted_by_queue_and_outcome() -> None:
     assert all(call.duration_ms >= 0 and not call.error for call in ear.heard)
 
 
-async def test_an_error_is_told_by_its_code_and_still_raised() -> None:
+async def test_an_error_is_reported_by_its_code_and_still_raised() -> None:
     ear = Ear()
     engine = Observed(MemoryEngine(), ear)
     with pytest.raises(EngineClosed):
@@ -72,7 +72,7 @@ async def test_a_failing_listener_harms_neither_the_call_nor_other_listeners(
     assert "a listener failed on EngineCalled" in caplog.text
 
 
-def test_a_listener_can_leave() -> None:
+def test_a_listener_can_be_removed() -> None:
     ear = Ear()
     listeners = Listeners(ear)
     listeners.remove(ear)

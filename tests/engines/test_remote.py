@@ -1,4 +1,4 @@
-"""The remote engine beside a server that errs: what is repeated, what is not, and what is told."""
+"""The remote engine and a faulty server: retries, and the errors that are raised."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -6,11 +6,12 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from holdfast.conformance.contract.cases import a_job
 from holdfast.core.model import Job, JobFilter, Lease, LeaseRequest, Receipt, Record, Status
 from holdfast.core.verdict import Cancel, Complete, Outcome, Settlement
 from holdfast.engines import verbs
 from holdfast.engines.base import Saved
-from holdfast.engines.remote import RemoteEngine, client, connection, engine, pool
+from holdfast.engines.remote import RemoteEngine, client, connection, engine
 from holdfast.errors import (
     EngineClosed,
     EngineError,
@@ -24,8 +25,17 @@ from holdfast.errors import (
     Unsupported,
     UsageError,
 )
-from holdfast.testing.contract.making import a_job
-from tests.engines.remoting import Act, Script, answer, cut, page, scripted, silence, words, wrong
+from tests.engines.scripted_server import (
+    Act,
+    Script,
+    answer,
+    cut,
+    page,
+    scripted,
+    silence,
+    words,
+    wrong,
+)
 
 SLEEP = asyncio.sleep
 NEW = [Receipt(id="a", status=Status.NEW)]
@@ -34,7 +44,7 @@ RECORD = Record(kind="setting", key="k", value=b"v")
 
 @pytest.fixture
 def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """What would have been slept between two tries."""
+    """The pauses between attempts."""
     slept: list[float] = []
 
     async def sleep(seconds: float) -> None:
@@ -66,7 +76,7 @@ async def test_one_connection_is_enough_for_one_caller() -> None:
         assert {said.headers["authorization"] for said in script.heard} == {"Bearer hf_a_b"}
 
 
-async def test_what_its_id_or_token_makes_safe_is_sent_again(pauses: list[float]) -> None:
+async def test_calls_with_ids_or_tokens_are_repeated(pauses: list[float]) -> None:
     acts = (cut, cut, answer(NEW), cut, answer(["settled"]), cut, answer([]))
     async with meeting(*acts) as (script, remote):
         assert await remote.enqueue([a_job("a")]) == NEW
@@ -85,7 +95,7 @@ async def test_what_its_id_or_token_makes_safe_is_sent_again(pauses: list[float]
     [cut, page(502), page(504), words(b"HTTP/1.1 200 x\r\n")],
     ids=["nothing", "502", "504", "half"],
 )
-async def test_what_may_have_happened_is_not_done_twice(act: Act) -> None:
+async def test_calls_that_may_have_happened_are_not_repeated(act: Act) -> None:
     async def cut_after(script: Script, writer: asyncio.StreamWriter) -> None:
         act(script, writer)
         writer.close()
@@ -98,7 +108,7 @@ async def test_what_may_have_happened_is_not_done_twice(act: Act) -> None:
     assert script.verbs == ["save", "amend"]
 
 
-async def test_a_connection_that_was_closed_meanwhile_is_not_used() -> None:
+async def test_a_connection_closed_by_the_server_is_not_reused() -> None:
     def last(script: Script, writer: asyncio.StreamWriter) -> None:
         answer([Saved.SAVED])(script, writer)
         writer.close()
@@ -112,7 +122,7 @@ async def test_a_connection_that_was_closed_meanwhile_is_not_used() -> None:
     assert script.connections == 3
 
 
-async def test_it_comes_back_when_the_server_does(pauses: list[float]) -> None:
+async def test_it_reconnects_when_the_server_is_back(pauses: list[float]) -> None:
     async with meeting(answer(NEW)) as (script, remote):
         await script.stop()
 
@@ -127,14 +137,14 @@ async def test_it_comes_back_when_the_server_does(pauses: list[float]) -> None:
     assert all(pause <= 2.0 for pause in pauses)
 
 
-async def test_who_is_away_for_long_is_told_of() -> None:
+async def test_a_long_outage_raises_unavailable() -> None:
     async with meeting() as (script, remote):
         await script.stop()
         with pytest.raises(EngineUnavailable, match=r"127\.0\.0\.1:\d+ cannot be reached"):
-            await remote._opened.call("save", verbs.Save([RECORD]), patience_s=0)
+            await remote._opened.call("save", verbs.SaveCall([RECORD]), patience_s=0)
 
 
-async def test_an_overloaded_server_says_when_to_come_back(pauses: list[float]) -> None:
+async def test_an_overloaded_server_says_when_to_try_again(pauses: list[float]) -> None:
     busy = wrong("overloaded", 503, retry_after="3")
     async with meeting(busy, busy, answer([Saved.SAVED])) as (script, remote):
         # Nothing was done, so that even this may be asked again.
@@ -143,7 +153,7 @@ async def test_an_overloaded_server_says_when_to_come_back(pauses: list[float]) 
     assert len(script.heard) == 3
 
 
-async def test_it_does_not_wait_for_ever(pauses: list[float]) -> None:
+async def test_a_silent_server_is_given_up(pauses: list[float]) -> None:
     async with meeting(wrong("overloaded", 503, retry_after="3600")) as (_, remote):
         with pytest.raises(EngineUnavailable, match="overloaded"):
             await remote.save([RECORD])
@@ -164,7 +174,7 @@ async def test_it_does_not_wait_for_ever(pauses: list[float]) -> None:
         ("error", 500, EngineError),
     ],
 )
-async def test_errors_are_what_they_were_and_not_repeated(
+async def test_errors_keep_their_class_and_are_not_retried(
     code: str, status: int, kind: type[HoldfastError], pauses: list[float]
 ) -> None:
     async with meeting(wrong(code, status)) as (script, remote):
@@ -174,14 +184,14 @@ async def test_errors_are_what_they_were_and_not_repeated(
     assert (len(script.heard), pauses) == (1, [])
 
 
-async def test_a_server_that_is_ending_is_not_an_engine_that_is_closed(
+async def test_a_server_shutting_down_is_unavailable_not_closed(
     pauses: list[float],
 ) -> None:
     async with meeting(wrong("closed", 503), answer(NEW)) as (_, remote):
         assert await remote.enqueue([a_job("a")]) == NEW
 
 
-async def test_what_is_known_of_a_batch_is_told() -> None:
+async def test_known_answers_of_a_batch_are_kept() -> None:
     problem = {
         "code": "outcome_unknown",
         "message": "m",
@@ -199,12 +209,12 @@ async def test_what_is_known_of_a_batch_is_told() -> None:
     [
         (page(200), "answered 200 with text/html"),
         (page(404), "answered 404 with text/html"),
-        (answer({"a": 1}), "no server of Holdfast's"),
-        (answer(NEW, status=400), "no server of Holdfast's"),
+        (answer({"a": 1}), "is not a Holdfast server"),
+        (answer(NEW, status=400), "is not a Holdfast server"),
     ],
     ids=["page", "no-page", "other", "other-error"],
 )
-async def test_somebody_else_is_not_believed(act: Act, says: str) -> None:
+async def test_answers_of_other_servers_are_rejected(act: Act, says: str) -> None:
     async with meeting(act) as (_, remote):
         with pytest.raises(EngineError, match=says):
             await remote.enqueue([a_job("a")])
@@ -221,7 +231,7 @@ async def test_somebody_else_is_not_believed(act: Act, says: str) -> None:
     ],
     ids=["no-http", "large", "head", "upgrade", "chunk"],
 )
-async def test_an_answer_is_bounded_and_must_be_one(
+async def test_an_answer_is_bounded_and_must_be_http(
     data: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(client, "_BODY_MAX", 1000)
@@ -230,7 +240,7 @@ async def test_an_answer_is_bounded_and_must_be_one(
             await remote.save([RECORD])
 
 
-async def test_chunks_and_words_in_between_are_understood() -> None:
+async def test_chunked_and_interim_answers_are_understood() -> None:
     body = b"\x91\xa5saved"
     chunks = b"".join(b"1\r\n%c\r\n" % byte for byte in body) + b"0\r\n\r\n"
     head = b"content-type: application/msgpack\r\ntransfer-encoding: chunked\r\n\r\n"
@@ -241,7 +251,7 @@ async def test_chunks_and_words_in_between_are_understood() -> None:
     assert script.connections == 1
 
 
-async def test_who_stops_waiting_hangs_up() -> None:
+async def test_a_cancelled_wait_closes_the_connection() -> None:
     async with meeting(silence) as (script, remote):
         waiting = asyncio.create_task(remote.lease(LeaseRequest(queues=("q",), wait_ms=60_000)))
         await script.came.get()
@@ -251,26 +261,28 @@ async def test_who_stops_waiting_hangs_up() -> None:
         await script.left.wait()
 
 
-async def test_what_comes_just_after_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_leases_that_arrive_after_a_cancel_are_released(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """The answer is there, and its caller was cancelled before it could take it."""
     released = answer(["settled"])
     async with meeting(answer([a_lease()]), released) as (script, remote):
         waiting = asyncio.create_task(remote.lease(LeaseRequest(queues=("q",), wait_ms=60_000)))
-        taken = connection.Connection.on_message_complete
+        taken = connection.HttpConnection.on_message_complete
 
-        def cancelled_then(self: connection.Connection) -> None:
+        def cancelled_then(self: connection.HttpConnection) -> None:
             taken(self)
             waiting.cancel()
             monkeypatch.undo()
 
-        monkeypatch.setattr(connection.Connection, "on_message_complete", cancelled_then)
+        monkeypatch.setattr(connection.HttpConnection, "on_message_complete", cancelled_then)
         with pytest.raises(asyncio.CancelledError):
             await waiting
         assert [(await script.came.get()).verb for _ in range(2)] == ["lease", "settle"]
         assert b"the caller left" in script.heard[1].body
 
 
-async def test_a_wait_goes_on_through_an_outage(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_wait_continues_through_an_outage(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine, "_PAUSE_S", 0.001)
     acts = (cut, page(502), wrong("stopping", 503), answer([]), answer([a_lease()]))
     async with meeting(*acts) as (script, remote):
@@ -281,21 +293,21 @@ async def test_a_wait_goes_on_through_an_outage(monkeypatch: pytest.MonkeyPatch)
     assert asked == [20_000] * 5
 
 
-async def test_what_a_wait_met_last_is_told_at_its_end() -> None:
+async def test_a_wait_raises_its_last_error_at_the_end() -> None:
     async with meeting() as (script, remote):
         await script.stop()
         with pytest.raises(EngineUnavailable):
             await remote.lease(LeaseRequest(queues=("q",), wait_ms=20))
 
 
-async def test_a_try_waits_for_no_more_than_is_left() -> None:
+async def test_a_retry_waits_no_longer_than_the_time_left() -> None:
     async with meeting(cut, answer([a_lease()])) as (script, remote):
         assert await remote.lease(LeaseRequest(queues=("q",), wait_ms=15_000))
     asked = [verbs.VERBS["lease"].read_call(said.body).request.wait_ms for said in script.heard]
     assert 15_000 >= asked[0] >= asked[1]
 
 
-async def test_closing_ends_a_wait_empty() -> None:
+async def test_closing_ends_a_wait_with_no_leases() -> None:
     async with meeting(silence) as (script, remote):
         waiting = asyncio.create_task(remote.lease(LeaseRequest(queues=("q",), wait_ms=60_000)))
         await script.came.get()
@@ -305,7 +317,7 @@ async def test_closing_ends_a_wait_empty() -> None:
             await remote.enqueue([])
 
 
-async def test_opening_says_whom_it_did_not_find() -> None:
+async def test_opening_names_the_server_it_did_not_reach() -> None:
     async with scripted() as script:
         await script.stop()
         remote = RemoteEngine(script.place)
@@ -315,7 +327,7 @@ async def test_opening_says_whom_it_did_not_find() -> None:
                 await remote.open()
 
 
-async def test_opening_says_when_the_other_of_http_and_https_is_meant(
+async def test_opening_hints_at_http_instead_of_https(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A server with TLS hangs up on what is none; one without it answers in plain words."""
@@ -342,16 +354,16 @@ async def _saying(answer: bytes) -> AsyncIterator[int]:
         yield server.sockets[0].getsockname()[1]
 
 
-async def test_a_server_of_another_version_is_told_from_a_stranger() -> None:
+async def test_another_version_is_distinguished_from_another_server() -> None:
     body = b'{"error":{"code":"unknown_path","message":"there is nothing","detail":{}}}'
     head = b"HTTP/1.1 404 x\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
     async with meeting(words(head % len(body) + body)) as (_, remote):
-        with pytest.raises(EngineError, match="of the same version"):
+        with pytest.raises(EngineError, match="the same version"):
             await remote.enqueue([a_job("a")])
 
 
-async def test_there_is_a_most_of_connections(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pool, "_CONNECTIONS_MAX", 2)
+async def test_connections_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "_CONNECTIONS_MAX", 2)
     async with meeting(*[answer(NEW)] * 20) as (script, remote):
         await asyncio.gather(*(remote.enqueue([a_job("a")]) for _ in range(20)))
         assert len(script.heard) == 20

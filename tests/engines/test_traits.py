@@ -1,4 +1,4 @@
-"""What each engine can do, pinned: a gap is a decision, made here first."""
+"""The traits of each engine, pinned: a missing trait is a decision."""
 
 import inspect
 from pathlib import Path
@@ -6,25 +6,31 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from holdfast.core import limits
+from holdfast.conformance.contract.cases import missing
+from holdfast.core import bounds
 from holdfast.engines.base import Engine, Traits
+from holdfast.engines.extras import Transactional, extra
+from holdfast.engines.verbs import About
 from tests.engines import harnesses
 
 # yes and no, in the order of COLUMNS.
 COLUMNS = """
     durable shared inspect priority keys renew fencing transactional groups dependencies rates
-    ordered
+    ordered limits fairness refunds results notes follow_ups records combinations exact_counts
 """
 MATRIX = """
-    memory    no  no  yes yes yes yes yes no  yes yes yes yes
-    sqlite    yes yes yes yes yes yes yes yes yes yes yes yes
-    postgres  yes yes yes yes yes yes yes yes yes yes yes yes
+    memory    no  no  yes yes yes yes yes no  yes yes yes yes yes yes yes yes yes yes yes yes yes
+    sqlite    yes yes yes yes yes yes yes yes yes yes yes yes yes yes yes yes yes yes yes yes yes
+    postgres  yes yes yes yes yes yes yes yes yes yes yes yes yes yes yes yes yes yes yes yes yes
 """
 ROWS = [line.split() for line in MATRIX.strip().splitlines()]
 BOUNDS = {
-    "delay_ms_max": limits.DELAY_MS_MAX,
-    "batch_max": limits.BATCH_MAX,
-    "payload_max": limits.PAYLOAD_MAX,
+    "delay_ms_max": bounds.DELAY_MS_MAX,
+    "batch_max": bounds.BATCH_MAX,
+    "payload_max": bounds.PAYLOAD_MAX,
+    "atomic_max": bounds.BATCH_MAX,
+    "lease_ms_max": bounds.LEASE_MS_MAX,
+    "retry_ms_max": bounds.DELAY_MS_MAX,
 }
 
 
@@ -58,9 +64,17 @@ def test_a_composition_can_do_what_its_engine_can(row: list[str], wrap: harnesse
 
 
 @pytest.mark.parametrize("row", ROWS, ids=[row[0] for row in ROWS])
-def test_who_says_transactional_has_the_call_for_it(row: list[str]) -> None:
+def test_a_transactional_engine_has_the_extra_for_it(row: list[str]) -> None:
     engine = make(row[0])
-    assert hasattr(engine, "within") == engine.traits.transactional
+    assert (extra(engine, Transactional) is not None) == engine.traits.transactional
+
+
+def test_traits_of_an_older_server_can_be_read() -> None:
+    """It does not know the newer traits, and has what they stand for."""
+    about = {"version": "0.1", "now": 5}
+    about["traits"] = {"name": "sqlite", "durable": True, "shared": True, "rates": True}
+    traits = msgspec.msgpack.decode(msgspec.msgpack.encode(about), type=About).traits
+    assert missing(traits) == {"groups", "dependencies"}
 
 
 @pytest.mark.parametrize("wrap", [harnesses.plain, harnesses.observed, harnesses.coalesced])

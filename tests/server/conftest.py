@@ -1,17 +1,17 @@
-"""A server over REST, on an engine in memory and on a file."""
+"""A server over REST, on a memory engine and on SQLite."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
-from holdfast.server import hand
-from tests.server.asking import Rest, serving
+from holdfast.server.rest import leases
+from tests.server.rest_client import RestClient, rest_server
 
 
 @pytest.fixture(params=["memory", "sqlite"])
-async def rest(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Rest]:
-    async with serving(request.param, tmp_path) as rest:
+async def rest(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[RestClient]:
+    async with rest_server(request.param, tmp_path) as rest:
         yield rest
 
 
@@ -19,5 +19,5 @@ async def rest(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[
 def memory(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Whether the server still knows the leases it handed out: one that was restarted does not."""
     if request.param == "forgotten":
-        monkeypatch.setattr(hand, "_KEPT_MAX", 0)
+        monkeypatch.setattr(leases, "_CACHED_MAX", 0)
     return str(request.param)

@@ -1,4 +1,4 @@
-"""A server over three files: one of them goes away and comes back, and the others serve."""
+"""A server on three partitions: one goes out and comes back while the others serve."""
 
 import signal
 from pathlib import Path
@@ -9,19 +9,19 @@ import pytest
 from holdfast.core.model import JobFilter, NewJob
 from holdfast.engines.memory import MemoryEngine
 from holdfast.engines.partitioned import PartitionedEngine
-from holdfast.engines.partitioned.homes import home_of
+from holdfast.engines.partitioned.placement import home_of
 from holdfast.errors import UsageError
 from tests.cli.program import run_program
 from tests.patience import wait_until
-from tests.server.asking import client_of
-from tests.server.processes import PATIENCE_S, Process, served
-from tests.server.serving import Served
+from tests.server.loop_server import ServedEngine
+from tests.server.rest_client import http_client
+from tests.server.server_process import TIMEOUT_S, ServerProcess, server_process
 
 URL = "partitioned:sqlite:///a.db,sqlite:///b.db,sqlite:///c.db"
 
 
-def enqueue(process: Process, ids: list[str] | None = None, count: int = 30) -> list[str]:
-    """The ids of those that were acknowledged."""
+def enqueue(process: ServerProcess, ids: list[str] | None = None, count: int = 30) -> list[str]:
+    """The ids of acknowledged jobs."""
     jobs: list[dict[str, Any]] = [{"task": "noop"} for _ in range(count)]
     if ids is not None:
         jobs = [{"task": "noop", "id": each} for each in ids]
@@ -38,8 +38,8 @@ def of_each(prefix: str, *homes: int) -> list[str]:
     return [id_ for home in homes for id_ in [id_ for id_ in ids if home_of(id_, 3) == home][:10]]
 
 
-def work_off(process: Process) -> list[str]:
-    """The ids of those that could be leased and were settled."""
+def work_off(process: ServerProcess) -> list[str]:
+    """The ids of leased and settled jobs."""
     done: list[str] = []
     while True:
         status, said = process.post("/v1/lease", {"queues": ["default"], "limit": 100})
@@ -56,7 +56,7 @@ def work_off(process: Process) -> list[str]:
             done += [each["id"] for each in said["outcomes"] if each["outcome"] == "settled"]
 
 
-def shut_out(process: Process) -> list[int]:
+def shut_out(process: ServerProcess) -> list[int]:
     """Their numbers; the server is ready all the same."""
     status, said = process.get("/readyz")
     assert status == 200, said
@@ -74,8 +74,8 @@ def put_back(folder: Path) -> None:
         path.rename(folder / path.name.removeprefix("away-"))
 
 
-def test_with_one_of_three_gone_the_others_serve_and_nothing_is_lost(tmp_path: Path) -> None:
-    with served(tmp_path, url=URL) as process:
+def test_with_one_of_three_partitions_out_the_others_serve(tmp_path: Path) -> None:
+    with server_process(tmp_path, url=URL) as process:
         assert shut_out(process) == []
         before = enqueue(process, of_each("before", 0, 1, 2))
         assert len(before) == 30
@@ -100,7 +100,7 @@ def test_with_one_of_three_gone_the_others_serve_and_nothing_is_lost(tmp_path: P
         assert {home_of(each, 3) for each in missing} <= {1}
         # Also a server that never saw the missing one begins with the others.
         process.popen.send_signal(signal.SIGKILL)
-    with served(tmp_path, url=URL) as process:
+    with server_process(tmp_path, url=URL) as process:
         assert shut_out(process) == [2]
         later = enqueue(process)
         put_back(tmp_path)
@@ -109,14 +109,14 @@ def test_with_one_of_three_gone_the_others_serve_and_nothing_is_lost(tmp_path: P
     assert sorted(done) == sorted({*acknowledged, *later})
 
 
-def test_one_that_fails_its_first_read_is_shut_out_and_let_back_in(tmp_path: Path) -> None:
-    with served(tmp_path, url=URL) as process:
+def test_a_partition_that_fails_its_first_read_is_shut_out_and_readmitted(tmp_path: Path) -> None:
+    with server_process(tmp_path, url=URL) as process:
         before = enqueue(process, of_each("before", 0, 1, 2))
         process.popen.send_signal(signal.SIGTERM)
-        assert process.popen.wait(PATIENCE_S) == 0
+        assert process.popen.wait(TIMEOUT_S) == 0
     take_away(tmp_path)
     (tmp_path / "b.db").write_bytes(b"\xff" * 65_536)
-    with served(tmp_path, url=URL) as process:
+    with server_process(tmp_path, url=URL) as process:
         assert shut_out(process) == [2]
         _, said = process.get("/readyz")
         assert said["partitions"][1]["code"]
@@ -128,10 +128,10 @@ def test_one_that_fails_its_first_read_is_shut_out_and_let_back_in(tmp_path: Pat
     assert sorted(done) == sorted([*before, *meanwhile])
 
 
-async def test_pages_of_many_partitions_go_on() -> None:
+async def test_pages_continue_over_partitions() -> None:
     # Their cursor has a place for each partition, and is larger than any number of MessagePack.
     partitions = [(f"p{number}", MemoryEngine()) for number in range(16)]
-    remote = Served(PartitionedEngine(partitions))
+    remote = ServedEngine(PartitionedEngine(partitions))
     await remote.open()
     try:
         await remote.enqueue([NewJob(id=f"j{at}", task="t") for at in range(100)])
@@ -139,7 +139,7 @@ async def test_pages_of_many_partitions_go_on() -> None:
         rest = await remote.find(JobFilter(), limit=60, after=page.after)
         assert rest.after is None
         assert len({job.id for job in (*page.jobs, *rest.jobs)}) == 100
-        async with client_of(remote.place) as client:
+        async with http_client(remote.place) as client:
             first = (await client.get("/v1/jobs", params={"limit": 60})).json()
             query = {"limit": 60, "after": first["after"]}
             second = (await client.get("/v1/jobs", params=query)).json()

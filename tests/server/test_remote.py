@@ -12,9 +12,10 @@ import pytest
 
 from holdfast import Holdfast
 from holdfast.cli import run
+from holdfast.conformance.contract.cases import a_job
 from holdfast.core.model import JobFilter, LeaseRequest, Queue, State, Status
 from holdfast.core.verdict import Complete, Outcome, Settlement
-from holdfast.engines.url import open_engine
+from holdfast.engines.registry import open_engine
 from holdfast.errors import (
     ConfigError,
     EngineError,
@@ -23,9 +24,8 @@ from holdfast.errors import (
     Unauthenticated,
     Unsupported,
 )
-from holdfast.testing.contract.making import a_job
 from tests.cli.program import command, environment, run_program
-from tests.server.processes import Process, self_signed, served
+from tests.server.server_process import ServerProcess, self_signed, server_process
 
 _PATIENCE_S = 60
 _APP = """
@@ -60,7 +60,7 @@ def a_worker(folder: Path, url: str, *flags: str) -> "Iterator[subprocess.Popen[
             popen.kill()
 
 
-def with_token(process: Process, token: str) -> str:
+def with_token(process: ServerProcess, token: str) -> str:
     return process.url.replace("://", f"://{token}@")
 
 
@@ -77,7 +77,7 @@ async def ended(app: Holdfast, *ids: str) -> list[Any]:
 async def test_a_worker_drains_a_queue_through_the_server(tmp_path: Path) -> None:
     """With a token that is for nothing else. Upkeep runs where the server is."""
     worker, producer = a_token_at(tmp_path, "consume"), a_token_at(tmp_path, "produce")
-    with served(tmp_path, "--auth") as process:
+    with server_process(tmp_path, "--auth") as process:
         async with Holdfast(with_token(process, producer)) as app:
             ids = [(await app.enqueue("work:double", [n])).id for n in range(300)]
             (bad,) = [(await app.enqueue("work:double", [-1], backoff="constant(0s)")).id]
@@ -96,9 +96,9 @@ def a_token_at(folder: Path, scopes: str) -> str:
 
 
 async def test_the_server_is_killed_under_a_worker_and_a_producer(tmp_path: Path) -> None:
-    """Nobody but the server is started again, and nothing that was acknowledged is lost."""
+    """Only the server is restarted, and no acknowledged job is lost."""
     with contextlib.ExitStack() as stack:
-        process = stack.enter_context(served(tmp_path))
+        process = stack.enter_context(server_process(tmp_path))
         app = Holdfast(process.url)
         await app.open()
         await app.engine.declare(Queue(name="default", lease_ms=2_000))
@@ -121,13 +121,13 @@ async def test_the_server_is_killed_under_a_worker_and_a_producer(tmp_path: Path
         await app.close()
 
 
-def started(folder: Path, port: int) -> contextlib.AbstractContextManager[Process]:
+def started(folder: Path, port: int) -> contextlib.AbstractContextManager[ServerProcess]:
     """A server that listens already."""
     stack = contextlib.ExitStack()
-    process = stack.enter_context(served(folder, port=port))
+    process = stack.enter_context(server_process(folder, port=port))
 
     @contextlib.contextmanager
-    def held() -> Iterator[Process]:
+    def held() -> Iterator[ServerProcess]:
         with stack:
             yield process
 
@@ -135,7 +135,7 @@ def started(folder: Path, port: int) -> contextlib.AbstractContextManager[Proces
 
 
 async def enqueue_more(app: Holdfast, round_: int) -> list[str]:
-    """What is not known to have happened is asked for again, with the same id."""
+    """A call with an unknown outcome is repeated with the same id."""
     ids = [f"more-{round_}-{n}" for n in range(20)]
     for n, id_ in enumerate(ids):
         receipt = await app.enqueue("work:double", [n], id=id_)
@@ -143,8 +143,8 @@ async def enqueue_more(app: Holdfast, round_: int) -> list[str]:
     return ids
 
 
-async def test_what_is_leased_for_somebody_who_left_is_there_at_once(tmp_path: Path) -> None:
-    with served(tmp_path) as process:
+async def test_leases_of_a_disconnected_worker_are_released_at_once(tmp_path: Path) -> None:
+    with server_process(tmp_path) as process:
         engine = open_engine(process.url)
         await engine.open()
         request = LeaseRequest(queues=("default",), wait_ms=30_000, worker="w")
@@ -173,7 +173,7 @@ def test_the_command_line_is_the_same(
         assert code == 0, (line, out, err)
         return out
 
-    with served(tmp_path) as process:
+    with server_process(tmp_path) as process:
         cli("queue", "create", "mail")
         cli("enqueue", '{"task": "send", "queue": "mail", "id": "a", "payload": 1}')
         Path("many.jsonl").write_text('{"task": "send", "id": "b"}\n')
@@ -197,10 +197,10 @@ def test_the_command_line_is_the_same(
         assert "this machine's clock agrees" in cli("doctor")
 
 
-async def test_what_only_a_store_of_its_own_can_do_is_refused(tmp_path: Path) -> None:
-    with served(tmp_path) as process:
+async def test_commands_that_need_the_store_itself_are_refused(tmp_path: Path) -> None:
+    with server_process(tmp_path) as process:
         async with Holdfast(process.url) as app:
-            with pytest.raises(Unsupported, match="remote engine does not offer backup"):
+            with pytest.raises(Unsupported, match="remote engine does not support backup"):
                 await app.backup(tmp_path / "copy.db")
             with pytest.raises(Unsupported, match="within a transaction"):
                 app.within(object())
@@ -213,12 +213,12 @@ async def test_what_only_a_store_of_its_own_can_do_is_refused(tmp_path: Path) ->
         assert "unsupported" in ran.err
 
 
-async def test_a_token_is_needed_and_must_be_for_it(tmp_path: Path) -> None:
+async def test_a_token_with_the_right_scope_is_needed(tmp_path: Path) -> None:
     token = a_token_at(tmp_path, "produce")
-    with served(tmp_path, "--auth") as process:
+    with server_process(tmp_path, "--auth") as process:
         with pytest.raises(Unauthenticated, match="HOLDFAST_TOKEN"):
             await open_engine(process.url).open()
-        with pytest.raises(Unauthenticated, match="not known") as caught:
+        with pytest.raises(Unauthenticated, match="unknown, expired or revoked") as caught:
             await open_engine(with_token(process, "hf_hunter2_hunter2")).open()
         assert "hunter2" not in str(caught.value)
         async with Holdfast(with_token(process, token)) as app:
@@ -229,12 +229,12 @@ async def test_a_token_is_needed_and_must_be_for_it(tmp_path: Path) -> None:
 
 
 async def test_the_url_may_name_a_namespace(tmp_path: Path) -> None:
-    with served(tmp_path, "--namespace", "other") as process:
+    with server_process(tmp_path, "--namespace", "other") as process:
         async with Holdfast(process.url) as one, Holdfast(f"{process.url}?namespace=other") as two:
             await one.enqueue("t", 1, id="a")
             await two.enqueue("t", 2, id="a")
             assert [(await app.get("a")).payload for app in (one, two)] == [b"1", b"2"]  # type: ignore[union-attr]
-        with pytest.raises(Forbidden, match="no namespace"):
+        with pytest.raises(Forbidden, match="unknown namespace"):
             await open_engine(f"{process.url}?namespace=unknown").open()
 
 
@@ -248,7 +248,7 @@ async def test_tls_is_verified_at_both_ends(
     both = tmp_path / "both.pem"
     both.write_text(mine.read_text() + mine_key.read_text())
     flags = ("--tls-cert", str(certificate), "--tls-key", str(key))
-    with served(tmp_path, *flags, "--tls-client-ca", str(authority)) as process:
+    with server_process(tmp_path, *flags, "--tls-client-ca", str(authority)) as process:
         assert process.url.startswith("https:")
         with pytest.raises(EngineUnavailable, match="certificate is not trusted"):
             await open_engine(process.url).open()

@@ -1,4 +1,4 @@
-"""An engine of each sort on a clock that only the test moves."""
+"""An engine of each kind on a clock that only the test moves."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.engines.base import Engine
-from holdfast.engines.url import open_engine
+from holdfast.engines.registry import open_engine
 from holdfast.testing.clock import ManualClock
 
 

@@ -1,4 +1,4 @@
-"""Counts reach the store once, whoever is killed or cut off when; and no account stays for good."""
+"""Counts reach the store exactly once, also with crashes and outages; accounts are cleaned up."""
 
 import asyncio
 import contextlib
@@ -13,23 +13,28 @@ from holdfast.engines.base import Engine
 from holdfast.engines.memory import MemoryEngine
 from holdfast.errors import EngineUnavailable, OutcomeUnknown
 from holdfast.telemetry import accounts
-from holdfast.telemetry.accounts import ENDED_KEY, KIND, SILENT_MS, Account, Ended
-from holdfast.telemetry.closing import Closer
-from holdfast.telemetry.flushing import Flusher
-from holdfast.telemetry.looking import Looker
-from holdfast.telemetry.meter import Meter
-from holdfast.telemetry.notable import KIND as EVENTS
-from holdfast.telemetry.notable import Kind, Notable, events_of
-from holdfast.telemetry.totals import OTHER, QUEUES_MAX, QueueTotals
+from holdfast.telemetry.accounts import (
+    ACCOUNT_KIND,
+    ENDED_KEY,
+    SILENT_MS,
+    Account,
+    EndedAccounts,
+    FleetReader,
+    Flusher,
+)
+from holdfast.telemetry.bookkeeper import AccountCloser
+from holdfast.telemetry.event_log import EVENTS_KIND as EVENTS
+from holdfast.telemetry.event_log import FeedEvent, FeedEventKind, decode_events
+from holdfast.telemetry.meter import OTHER, QUEUES_MAX, Meter, QueueTotals
 from holdfast.testing.clock import ManualClock
 from tests.killed import Killed
-from tests.telemetry.doubles import FaultyEngine, count_of, fleet_of
+from tests.telemetry.faulty_saves import FaultyEngine, count_of, fleet_of
 
 MINUTE = 60_000
 
 
 class Process:
-    """One that counts."""
+    """A process that counts."""
 
     def __init__(self, engine: Engine, clock: ManualClock, role: str = "worker") -> None:
         self.meter = Meter(clock.wall_ms)
@@ -44,7 +49,7 @@ class Process:
 
 
 async def keys(engine: Engine) -> list[str]:
-    return [record.key for record in await engine.load(KIND, limit=1_000)]
+    return [record.key for record in await engine.load(ACCOUNT_KIND, limit=1_000)]
 
 
 async def test_processes_are_summed(engine: Engine, clock: ManualClock) -> None:
@@ -62,7 +67,7 @@ async def test_processes_are_summed(engine: Engine, clock: ManualClock) -> None:
     assert (await fleet_of(engine)).processes == 2
 
 
-async def test_who_has_nothing_to_tell_writes_nothing_but_that_it_lives(clock: ManualClock) -> None:
+async def test_an_idle_process_writes_only_that_it_is_alive(clock: ManualClock) -> None:
     engine = FaultyEngine(clock)
     await engine.open()
     process = Process(engine, clock)
@@ -82,7 +87,7 @@ async def test_who_has_nothing_to_tell_writes_nothing_but_that_it_lives(clock: M
 
 
 @pytest.mark.parametrize("done", [False, True])
-async def test_what_may_not_be_stored_is_stored_once(done: bool, clock: ManualClock) -> None:
+async def test_a_write_of_unknown_outcome_counts_once(done: bool, clock: ManualClock) -> None:
     engine = FaultyEngine(clock)
     await engine.open()
     process = Process(engine, clock)
@@ -98,10 +103,10 @@ async def test_what_may_not_be_stored_is_stored_once(done: bool, clock: ManualCl
     assert await count_of(engine, "enqueued") == 8
 
 
-async def test_a_process_taken_for_ended_goes_on_with_the_rest(
+async def test_a_process_taken_for_ended_goes_on_in_a_new_account(
     engine: Engine, clock: ManualClock
 ) -> None:
-    """Found closed, found removed: what it told before is not told again."""
+    """Whether the account is closed or removed, stored counts are not written again."""
     for turns in range(4):
         before = await count_of(engine, "enqueued")
         process = Process(engine, clock)
@@ -109,7 +114,7 @@ async def test_a_process_taken_for_ended_goes_on_with_the_rest(
         await process.flush()
         clock.advance(SILENT_MS + 1)
         for _ in range(turns):
-            await Closer(engine, clock.wall_ms).once()
+            await AccountCloser(engine, clock.wall_ms).once()
             clock.advance(20_000)
         process.count(2)
         await process.flush()
@@ -120,9 +125,9 @@ async def test_a_process_taken_for_ended_goes_on_with_the_rest(
         assert await count_of(engine, "enqueued") == before + 8
 
 
-async def test_unsure_and_then_taken_for_ended_never_counts_twice(clock: ManualClock) -> None:
-    """If the account is gone nobody can say whether the last write was in it: it is taken to have
-    been, and what is lost is what was counted in those seconds."""
+async def test_an_unknown_write_and_a_closed_account_never_count_twice(clock: ManualClock) -> None:
+    """If the account is removed, the last write of unknown outcome counts as stored; only the
+    counts of those seconds may be lost."""
     for done, removed in itertools.product((False, True), (False, True)):
         engine = FaultyEngine(clock)
         await engine.open()
@@ -135,7 +140,7 @@ async def test_unsure_and_then_taken_for_ended_never_counts_twice(clock: ManualC
             await process.flush()
         clock.advance(SILENT_MS + 1)
         for _ in range(4 if removed else 1):
-            await Closer(engine, clock.wall_ms).once()
+            await AccountCloser(engine, clock.wall_ms).once()
             clock.advance(20_000)
         process.count(10)
         await process.flush()
@@ -144,8 +149,8 @@ async def test_unsure_and_then_taken_for_ended_never_counts_twice(clock: ManualC
         assert await count_of(engine, "enqueued") == 18 - lost, (done, removed)
 
 
-async def test_accounts_that_ended_become_one(engine: Engine, clock: ManualClock) -> None:
-    closer = Closer(engine, clock.wall_ms)
+async def test_ended_accounts_become_one(engine: Engine, clock: ManualClock) -> None:
+    closer = AccountCloser(engine, clock.wall_ms)
     for number in range(5):
         process = Process(engine, clock)
         process.count(number, "mail")
@@ -163,14 +168,14 @@ async def test_accounts_that_ended_become_one(engine: Engine, clock: ManualClock
     assert await keys(engine) == [ENDED_KEY]
     assert await count_of(engine, "enqueued", "mail") == 10
     assert await count_of(engine, "enqueued") == 100
-    # It is forgotten which they were, once nobody can still be reading them.
+    # Their keys are forgotten once no reader can still use them.
     clock.advance(20 * MINUTE)
     last = Process(engine, clock)
     last.count()
     await last.flush(last=True)
     await closer.once()
-    [ended, _] = await engine.load(KIND, limit=10)
-    known = accounts.read(ended, Ended)
+    [ended, _] = await engine.load(ACCOUNT_KIND, limit=10)
+    known = accounts.decode_account(ended, EndedAccounts)
     assert known is not None
     assert list(known.added) == [last.flusher.key]
 
@@ -178,15 +183,15 @@ async def test_accounts_that_ended_become_one(engine: Engine, clock: ManualClock
 async def test_killed_at_any_write_and_beside_others_nothing_is_lost_or_counted_twice(
     clock: ManualClock,
 ) -> None:
-    """Every step of upkeep is cut short before or after each of its writes, two upkeeps go on
-    beside each other, and the sum is right whenever somebody looks."""
+    """Every step is killed before or after each of its writes, two bookkeepers run concurrently,
+    and the sum is right at any time."""
     seed = random.randrange(10**6)
     print(f"seed {seed}: put it into random.Random below")
     dice = random.Random(seed)
     for _ in range(60):
         engine = FaultyEngine(clock)
         await engine.open()
-        told = 0
+        counted = 0
         processes: list[Process] = []
         for _ in range(25):
             match dice.randrange(6):
@@ -197,7 +202,7 @@ async def test_killed_at_any_write_and_beside_others_nothing_is_lost_or_counted_
                     process.count(count)
                     await process.flush()
                     await process.flush()
-                    told += count
+                    counted += count
                 case 3 if processes:
                     process = processes.pop(dice.randrange(len(processes)))
                     if dice.random() < 0.5:
@@ -206,19 +211,19 @@ async def test_killed_at_any_write_and_beside_others_nothing_is_lost_or_counted_
                     clock.advance(dice.choice([1_000, 20_000, SILENT_MS + 1]))
                 case _:
                     await cut_short(engine, clock, dice)
-            assert await count_of(engine, "enqueued") == told, seed
+            assert await count_of(engine, "enqueued") == counted, seed
         for _ in range(10):
             clock.advance(SILENT_MS + 1)
-            await Closer(engine, clock.wall_ms).once()
-        assert await count_of(engine, "enqueued") == told, seed
+            await AccountCloser(engine, clock.wall_ms).once()
+        assert await count_of(engine, "enqueued") == counted, seed
         assert len(await keys(engine)) == 1
 
 
 async def cut_short(engine: FaultyEngine, clock: ManualClock, dice: random.Random) -> None:
-    """Two upkeeps at once, each of which may be killed at a write."""
+    """Two bookkeepers at the same time, each of which may be killed at a write."""
     where = engine.after if dice.random() < 0.5 else engine.before
     where += [Killed() if dice.random() < 0.4 else None for _ in range(4)]
-    steps = [asyncio.create_task(Closer(engine, clock.wall_ms).once()) for _ in range(2)]
+    steps = [asyncio.create_task(AccountCloser(engine, clock.wall_ms).once()) for _ in range(2)]
     for step in steps:
         with contextlib.suppress(Killed):
             await step
@@ -226,10 +231,10 @@ async def cut_short(engine: FaultyEngine, clock: ManualClock, dice: random.Rando
     engine.after.clear()
 
 
-async def test_queues_keep_their_names_and_the_rest_is_one(
+async def test_queues_keep_their_labels_and_the_rest_share_one(
     engine: Engine, clock: ManualClock
 ) -> None:
-    closer = Closer(engine, clock.wall_ms)
+    closer = AccountCloser(engine, clock.wall_ms)
     one, two = Process(engine, clock), Process(engine, clock)
     one.count(1, "zebra")
     await one.flush()
@@ -248,10 +253,10 @@ async def test_queues_keep_their_names_and_the_rest_is_one(
     assert (await fleet_of(engine)).totals.queues.keys() == fleet.totals.queues.keys()
 
 
-async def test_a_part_of_the_store_that_is_away_takes_no_counts_with_it(
+async def test_counts_do_not_drop_while_a_part_of_the_store_is_unreachable(
     clock: ManualClock,
 ) -> None:
-    """Counters never go back, and do not leap when it is there again."""
+    """Counters never drop, and do not jump when the part is back."""
 
     class Partly(MemoryEngine):
         away: frozenset[str] = frozenset()
@@ -267,8 +272,8 @@ async def test_a_part_of_the_store_that_is_away_takes_no_counts_with_it(
     for process in (*processes, gone):
         process.count(10)
         await process.flush(last=process is gone)
-    await Closer(engine, clock.wall_ms).once()
-    looker = Looker(engine, age_s_max=0)
+    await AccountCloser(engine, clock.wall_ms).once()
+    looker = FleetReader(engine, age_s_max=0)
 
     async def total() -> int:
         return (await looker.fleet()).totals.queues["default"].counts["enqueued"]
@@ -279,48 +284,48 @@ async def test_a_part_of_the_store_that_is_away_takes_no_counts_with_it(
         assert await total() == 40
         engine.away = frozenset()
         assert await total() == 40
-    # One that was added meanwhile is not counted beside.
+    # An account that was added meanwhile does not count twice.
     await processes[0].flush(last=True)
     for _ in range(3):
-        await Closer(engine, clock.wall_ms).once()
+        await AccountCloser(engine, clock.wall_ms).once()
         clock.advance(20_000)
         assert await total() == 40
     assert processes[0].flusher.key not in await keys(engine)
 
 
-async def test_many_silent_accounts_go_sooner(clock: ManualClock) -> None:
+async def test_many_silent_accounts_are_closed_sooner(clock: ManualClock) -> None:
     engine = MemoryEngine(clock=clock)
     await engine.open()
     value = msgspec.json.encode(Account(role="worker"))
-    await engine.save([Record(kind=KIND, key=f"a-{n:04}", value=value) for n in range(600)])
+    await engine.save([Record(kind=ACCOUNT_KIND, key=f"a-{n:04}", value=value) for n in range(600)])
     clock.advance(31_000)
-    closer = Closer(engine, clock.wall_ms)
+    closer = AccountCloser(engine, clock.wall_ms)
     for _ in range(30):
         await closer.once()
         clock.advance(16_000)
     assert len(await keys(engine)) <= 1 + accounts.CROWD
 
 
-async def test_what_a_later_version_wrote_is_left_alone(clock: ManualClock) -> None:
+async def test_records_of_a_later_version_are_left_alone(clock: ManualClock) -> None:
     engine = MemoryEngine(clock=clock)
     await engine.open()
-    await engine.save([Record(kind=KIND, key=ENDED_KEY, value=b'{"totals": 3}')])
-    await engine.save([Record(kind=KIND, key="later", value=b"\xff")])
-    await Closer(engine, clock.wall_ms).once()
+    await engine.save([Record(kind=ACCOUNT_KIND, key=ENDED_KEY, value=b'{"totals": 3}')])
+    await engine.save([Record(kind=ACCOUNT_KIND, key="later", value=b"\xff")])
+    await AccountCloser(engine, clock.wall_ms).once()
     assert await keys(engine) == [ENDED_KEY, "later"]
     assert (await fleet_of(engine)).processes == 1
 
 
-async def test_events_are_told_once_and_in_their_order(clock: ManualClock) -> None:
+async def test_events_are_written_once_and_in_order(clock: ManualClock) -> None:
     engine = FaultyEngine(clock)
     await engine.open()
     process = Process(engine, clock)
-    process.meter.notables.add(Notable(kind=Kind.JOB_DIED, id="a"))
+    process.meter.events.add(FeedEvent(kind=FeedEventKind.JOB_DIED, id="a"))
     engine.after.append(OutcomeUnknown("cut off"))
     with pytest.raises(OutcomeUnknown):
         await process.flush()
     clock.advance(2_000)
-    process.meter.notables.add(Notable(kind=Kind.JOB_DIED, id="b"))
+    process.meter.events.add(FeedEvent(kind=FeedEventKind.JOB_DIED, id="b"))
     engine.before.append(EngineUnavailable("away"))
     with pytest.raises(EngineUnavailable):
         await process.flush()
@@ -328,7 +333,7 @@ async def test_events_are_told_once_and_in_their_order(clock: ManualClock) -> No
     await process.flush()
     await process.flush()
     found = await engine.load(EVENTS, limit=10)
-    assert [[event.id for event in events_of(record)] for record in found] == [["a"], ["b"]]
+    assert [[event.id for event in decode_events(record)] for record in found] == [["a"], ["b"]]
     assert [record.key[:13] for record in found] == sorted(record.key[:13] for record in found)
 
 
@@ -337,7 +342,7 @@ async def test_events_of_a_long_outage_are_bounded(clock: ManualClock) -> None:
     await engine.open()
     process = Process(engine, clock)
     for number in range(100):
-        process.meter.notables.add(Notable(kind=Kind.JOB_DIED, id=f"{number}"))
+        process.meter.events.add(FeedEvent(kind=FeedEventKind.JOB_DIED, id=f"{number}"))
         engine.before.append(EngineUnavailable("away"))
         with pytest.raises(EngineUnavailable):
             await process.flush()

@@ -1,4 +1,4 @@
-"""What is counted of what goes through an engine: all of it, once, under the right queue."""
+"""The meter counts every engine call once, under the right queue."""
 
 from collections.abc import Sequence
 
@@ -33,9 +33,8 @@ from holdfast.engines.memory import MemoryEngine
 from holdfast.engines.observed import Observed
 from holdfast.errors import OutcomeUnknown
 from holdfast.events import EngineCalled
-from holdfast.telemetry.meter import Meter
-from holdfast.telemetry.notable import Kind
-from holdfast.telemetry.totals import OTHER
+from holdfast.telemetry.event_log import FeedEventKind
+from holdfast.telemetry.meter import OTHER, Meter
 from holdfast.testing.clock import ManualClock
 from holdfast.upkeep import Reaper
 
@@ -103,7 +102,7 @@ async def test_each_verdict_has_its_counter() -> None:
     }
 
 
-async def test_queues_are_told_apart_in_one_batch() -> None:
+async def test_queues_in_one_batch_are_counted_separately() -> None:
     one = await counted()
     await one.put(3)
     await one.put(2, "mail")
@@ -119,7 +118,7 @@ async def test_follow_ups_are_enqueued_too() -> None:
     assert one.of("mail") == {"enqueued": 1}
 
 
-async def test_duplicates_and_refusals_are_no_new_jobs_and_make_no_names() -> None:
+async def test_duplicates_and_refusals_are_not_new_and_take_no_labels() -> None:
     one = await counted()
     jobs = [NewJob(id="a", task="t"), NewJob(id="b", task="t", queue="who-knows")]
     await one.engine.enqueue([*jobs, jobs[0]])
@@ -128,8 +127,8 @@ async def test_duplicates_and_refusals_are_no_new_jobs_and_make_no_names() -> No
     assert "who-knows" not in one.meter.totals.queues
 
 
-async def test_a_caller_cannot_make_names() -> None:
-    """Whoever settles over the network says what the job is. Only queues that there are count."""
+async def test_a_caller_cannot_use_up_labels() -> None:
+    """A client that settles over HTTP names the queue; only existing queues count."""
     one = await counted()
     await one.put(2)
     leases = await one.engine.lease(LeaseRequest(queues=("default",), limit=2))
@@ -137,7 +136,7 @@ async def test_a_caller_cannot_make_names() -> None:
     await one.engine.renew([Renewal(lease=lease) for lease in feigned])
     await one.engine.settle([Settlement(lease=lease, verdict=Complete()) for lease in feigned])
     assert sorted(one.meter.totals.queues) == [OTHER, "default"]
-    # One that was leased elsewhere is known once its queue is.
+    # A job leased elsewhere counts once its queue is known.
     await one.engine.queues(counts=False)
     real = [replace(lease, job=replace(lease.job, queue="mail")) for lease in leases]
     await one.engine.settle([Settlement(lease=lease, verdict=Complete()) for lease in real])
@@ -160,8 +159,8 @@ async def test_lost_leases_are_counted() -> None:
     }
 
 
-async def test_waits_and_runs_are_by_the_engines_clock() -> None:
-    """The meter's own clock is far behind, and says nothing."""
+async def test_waits_and_runs_go_by_the_engines_clock() -> None:
+    """The meter's own clock is far behind, and does not matter."""
     one = await counted()
     await one.put(3)
     one.clock.advance(20 * SECOND)
@@ -173,11 +172,11 @@ async def test_waits_and_runs_are_by_the_engines_clock() -> None:
     )
     queue = one.meter.totals.queues["default"]
     assert (queue.waits.count, queue.waits.total) == (3, 60 * SECOND)
-    # What was given back did not run.
+    # A released job did not run.
     assert (queue.runs.count, queue.runs.total) == (2, 800)
 
 
-async def test_what_expired_is_counted_where_it_waited() -> None:
+async def test_expired_jobs_count_for_their_queue() -> None:
     one = await counted()
     await one.engine.enqueue(
         [NewJob(id=queue, task="t", queue=queue, expires_ms=10) for queue in ("default", "mail")]
@@ -188,7 +187,7 @@ async def test_what_expired_is_counted_where_it_waited() -> None:
         assert one.of(queue) == {"enqueued": 1, "dead": 1, "expired": 1}
 
 
-async def test_a_lapsed_lease_is_a_crash() -> None:
+async def test_an_overdue_lease_counts_as_a_crash() -> None:
     one = await counted()
     await one.put(1)
     await one.engine.lease(LeaseRequest(queues=("default",)))
@@ -197,7 +196,7 @@ async def test_a_lapsed_lease_is_a_crash() -> None:
     assert one.of() == {"enqueued": 1, "leased": 1, "retried": 1, "failed": 1, "crashed": 1}
 
 
-async def test_acts_of_people_are_counted() -> None:
+async def test_operators_acts_are_counted() -> None:
     one = await counted()
     await one.put(3)
     wanted = JobFilter(queue="default", ids=("default-0",))
@@ -207,8 +206,8 @@ async def test_acts_of_people_are_counted() -> None:
     assert one.of() == {"enqueued": 3, "cancelled": 1, "dead": 2, "redriven": 2}
 
 
-async def test_of_an_unknown_outcome_what_is_known_is_counted() -> None:
-    """Who asked has those answers and does not ask again; the others are counted when they are
+async def test_known_parts_of_an_unknown_outcome_are_counted() -> None:
+    """The caller has these answers and does not repeat the call; the rest counts when it is
     known."""
 
     class Half(MemoryEngine):
@@ -224,23 +223,23 @@ async def test_of_an_unknown_outcome_what_is_known_is_counted() -> None:
     assert meter.totals.queues["default"].counts == {"enqueued": 1}
 
 
-async def test_a_death_is_an_event_and_a_storm_of_them_is_bounded() -> None:
+async def test_deaths_are_events_and_their_number_is_bounded() -> None:
     one = await counted()
     await one.put(100)
     failure = Failure(type="ValueError", message="x" * 5_000)
     await one.settle(*[Bury(Reason.REJECTED, failure)] * 100)
-    events = one.meter.notables.take(5)
+    events = one.meter.events.take(5)
     assert len(events) == 41
     first, last = events[0], events[-1]
     assert (first.kind, first.queue, first.id, first.name) == (
-        Kind.JOB_DIED,
+        FeedEventKind.JOB_DIED,
         "default",
         "default-0",
         "t",
     )
     assert (first.at, first.reason, len(first.text)) == (5, "rejected", 300)
-    assert (last.kind, last.count) == (Kind.LEFT_OUT, 60)
-    assert not one.meter.notables.take(6)
+    assert (last.kind, last.count) == (FeedEventKind.LEFT_OUT, 60)
+    assert not one.meter.events.take(6)
 
 
 async def test_batches_requests_and_lag_are_counted() -> None:
@@ -255,7 +254,7 @@ async def test_batches_requests_and_lag_are_counted() -> None:
     assert totals.lags["server"].count == 1
 
 
-def test_what_failed_or_is_about_no_jobs_counts_nothing() -> None:
+def test_failed_and_empty_calls_count_nothing() -> None:
     meter = Meter(lambda: 0)
     meter.hear(EngineCalled(verb="enqueue", duration_ms=1, error="unavailable"))
     meter.hear(EngineCalled(verb="lease", duration_ms=1, answer=[]))

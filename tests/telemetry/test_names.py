@@ -1,4 +1,4 @@
-"""The names of queues that are counted are those of queues that there are."""
+"""Only existing queues get labels in the counts."""
 
 import pytest
 
@@ -6,9 +6,8 @@ from holdfast.core.model import LeaseRequest, NewJob, Queue
 from holdfast.core.verdict import Complete, Outcome, Settlement
 from holdfast.engines.base import Engine
 from holdfast.engines.observed import Observed
-from holdfast.telemetry.meter import Meter
-from holdfast.telemetry.totals import OTHER
-from holdfast.upkeep import wall_ms
+from holdfast.notation.durations import wall_ms
+from holdfast.telemetry.meter import OTHER, Meter
 
 
 @pytest.fixture
@@ -21,10 +20,8 @@ def observed(engine: Engine, meter: Meter) -> Engine:
     return Observed(engine, meter.hear)
 
 
-async def test_who_repeats_what_is_done_already_makes_no_names(
-    observed: Engine, meter: Meter
-) -> None:
-    """A verdict that is settled already is not looked at again, and says what it likes."""
+async def test_a_repeated_enqueue_takes_no_label(observed: Engine, meter: Meter) -> None:
+    """A repeated settle is not checked again, and may name any queue."""
     await observed.enqueue([NewJob(id="a", task="t")])
     [lease] = await observed.lease(LeaseRequest(queues=("default",)))
     await observed.settle([Settlement(lease=lease, verdict=Complete())])
@@ -36,7 +33,7 @@ async def test_who_repeats_what_is_done_already_makes_no_names(
     assert set(meter.totals.queues) == {"default", OTHER}
 
 
-async def test_a_queue_that_was_just_made_has_its_name(observed: Engine, meter: Meter) -> None:
+async def test_a_new_queue_has_its_label(observed: Engine, meter: Meter) -> None:
     await observed.enqueue([NewJob(id="a", task="t")])
     await observed.declare(Queue(name="mail"))
     [lease] = await observed.lease(LeaseRequest(queues=("default",)))

@@ -1,4 +1,4 @@
-"""One process counts and flushes while it lives: by upkeep, by itself, once, and not for others."""
+"""A process counts and flushes while it runs, once, and not for other processes."""
 
 import asyncio
 from collections.abc import Sequence
@@ -6,17 +6,17 @@ from collections.abc import Sequence
 import pytest
 
 from holdfast import telemetry
-from holdfast.app import Holdfast
+from holdfast.app.application import Holdfast
 from holdfast.core.model import Record
 from holdfast.engines.base import Engine, Saved, Traits
 from holdfast.engines.memory import MemoryEngine
 from holdfast.errors import EngineUnavailable, Forbidden
-from holdfast.telemetry.accounts import KIND, Account, read
-from tests.telemetry.doubles import count_of, fleet_of
+from holdfast.telemetry.accounts import ACCOUNT_KIND, Account, decode_account
+from tests.telemetry.faulty_saves import count_of, fleet_of
 
 
 class Heard(MemoryEngine):
-    """Says when counts were written; `error` is what comes instead."""
+    """Signals when counts were written, or raises `error` instead."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -25,7 +25,7 @@ class Heard(MemoryEngine):
         self.error: Exception | None = None
 
     async def save(self, records: Sequence[Record]) -> list[Saved]:
-        counts = any(record.kind == KIND for record in records)
+        counts = any(record.kind == ACCOUNT_KIND for record in records)
         if counts and self.error is not None:
             self.refused.set()
             raise self.error
@@ -41,11 +41,13 @@ def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def accounts(engine: Engine) -> list[Account]:
-    found = [read(record, Account) for record in await engine.load(KIND, limit=100)]
+    found = [
+        decode_account(record, Account) for record in await engine.load(ACCOUNT_KIND, limit=100)
+    ]
     return [each for each in found if each is not None and each.role]
 
 
-async def test_counts_come_while_it_runs_and_are_closed_at_its_end() -> None:
+async def test_counts_are_flushed_and_closed_at_the_end() -> None:
     engine, stop = Heard(), asyncio.Event()
     async with Holdfast(engine=engine) as app:
         app.telemetry.role = "worker"
@@ -60,11 +62,11 @@ async def test_counts_come_while_it_runs_and_are_closed_at_its_end() -> None:
         [account] = await accounts(engine)
         assert (account.role, account.closed) == ("worker", True)
         assert await count_of(engine, "enqueued") == 2
-        # Nobody listens any more: what nobody counts costs nothing.
+        # The listener is removed, so that calls cost nothing.
         assert not app.listeners
 
 
-async def test_upkeep_counts_and_keeps_the_books() -> None:
+async def test_upkeep_counts_and_runs_the_bookkeepers() -> None:
     engine, stop = Heard(), asyncio.Event()
     async with Holdfast(engine=engine) as app:
         running = asyncio.create_task(app.upkeep().run(stop))
@@ -80,7 +82,7 @@ async def test_upkeep_counts_and_keeps_the_books() -> None:
             assert len(await engine.load(kind, limit=10)) == 1
 
 
-async def test_an_outage_is_outlived() -> None:
+async def test_an_outage_is_survived() -> None:
     engine, stop = Heard(), asyncio.Event()
     async with Holdfast(engine=engine) as app:
         running = asyncio.create_task(app.telemetry.run(stop))
@@ -95,7 +97,9 @@ async def test_an_outage_is_outlived() -> None:
         await running
 
 
-async def test_a_fault_of_its_own_harms_nobody(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_bug_in_telemetry_does_not_stop_the_process(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     engine, stop = Heard(), asyncio.Event()
     async with Holdfast(engine=engine) as app:
         running = asyncio.create_task(app.telemetry.run(stop))
@@ -111,7 +115,7 @@ async def test_a_fault_of_its_own_harms_nobody(caplog: pytest.LogCaptureFixture)
     assert "counts could not be written" in caplog.text
 
 
-async def test_who_may_not_write_counts_is_left_in_peace() -> None:
+async def test_a_process_that_may_not_write_counts_stops_counting() -> None:
     engine = Heard()
     async with Holdfast(engine=engine) as app:
         running = asyncio.create_task(app.telemetry.run(asyncio.Event()))
@@ -121,7 +125,7 @@ async def test_who_may_not_write_counts_is_left_in_peace() -> None:
         await running
 
 
-async def test_a_store_that_is_closed_ends_it() -> None:
+async def test_a_closed_store_ends_telemetry() -> None:
     engine = Heard()
     app = Holdfast(engine=engine)
     await app.open()
@@ -132,7 +136,7 @@ async def test_a_store_that_is_closed_ends_it() -> None:
     await running
 
 
-async def test_what_goes_through_another_server_is_counted_there() -> None:
+async def test_a_server_counts_for_its_clients() -> None:
     class Remote(Heard):
         @property
         def traits(self) -> Traits:

@@ -7,8 +7,8 @@ from pathlib import Path
 SUITE = """
 import sys
 
-def test_nothing_is_imported_for_those_who_do_not_ask():
-    assert "holdfast.app" not in sys.modules
+def test_nothing_is_imported_before_a_fixture_is_used():
+    assert "holdfast.app.application" not in sys.modules
     assert "apsw" not in sys.modules
 
 def test_inline(holdfast_inline):

@@ -1,9 +1,9 @@
-"""What a traced worker runs: a task that enqueues another, with a span of its own in between."""
+"""A worker application: a task with a span that enqueues another task."""
 
 from opentelemetry import trace
 
 from holdfast import Holdfast
-from holdfast.worker.context import Context
+from holdfast.worker.child.context import Context
 
 app = Holdfast()
 

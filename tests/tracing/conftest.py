@@ -1,4 +1,4 @@
-"""The spans of this process, kept in memory: OpenTelemetry has one provider for each process."""
+"""The spans of this process in memory: OpenTelemetry has one provider per process."""
 
 from collections.abc import Iterator
 from functools import cache

@@ -1,4 +1,4 @@
-"""One trace from the producer through the server to the worker, and nothing while it is off."""
+"""One trace from the producer through the server to the worker, and none while tracing is off."""
 
 import asyncio
 import json
@@ -15,25 +15,25 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import SpanKind, StatusCode
 
 from holdfast import tracing
-from holdfast.app import Holdfast
-from holdfast.core import limits
+from holdfast.app.application import Holdfast
+from holdfast.core import bounds, codec
 from holdfast.core.model import Job, LeaseRequest, NewJob
 from holdfast.engines.coalesced import Coalesced
+from holdfast.engines.extras import Transactional, extra
 from holdfast.engines.memory import MemoryEngine
 from holdfast.errors import ConfigError, UnknownQueue
-from holdfast.server.application import Application
-from holdfast.server.endpoint import Endpoint
-from holdfast.server.state import Server
-from holdfast.worker.attempt import Attempt
-from holdfast.worker.command import plan
-from holdfast.worker.runner import _attempt_class
-from holdfast.worker.webhook import webhook_handler
-from holdfast.worker.wire import ChildSetup, Given, Raised, Returned, WebhookSetup
-from tests.server.asking import client_of
-from tests.server.serving import Served
-from tests.worker.handling import handler
-from tests.worker.receiving import receiving
+from holdfast.server.application import AsgiApplication
+from holdfast.server.http.endpoint import Endpoint
+from holdfast.server.state import ServerState
+from holdfast.worker.child.attempt import Attempt, attempt_class
+from holdfast.worker.commands.command import plan
+from holdfast.worker.webhooks.webhook import webhook_handler
+from holdfast.worker.wire import CallJob, ChildSetup, Raised, Returned, WebhookSetup
+from tests.server.loop_server import ServedEngine
+from tests.server.rest_client import http_client
+from tests.worker.sample_handlers import handler
 from tests.worker.test_webhook import secrets_file
+from tests.worker.webhook_receiver import receiving
 
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 TRACE = "0af7651916cd43dd8448eb211c80319c"
@@ -60,8 +60,8 @@ def header(span: ReadableSpan) -> str:
     return f"00-{trace_id:032x}-{span_id:016x}-{span.context.trace_flags:02x}"
 
 
-def given(job: Job) -> Given:
-    return Given(
+def given(job: Job) -> CallJob:
+    return CallJob(
         job.id,
         job.queue,
         job.payload,
@@ -74,7 +74,7 @@ def given(job: Job) -> Given:
 
 
 def attempt(function: Any, *jobs: Job, **fields: Any) -> Attempt:
-    made = _attempt_class()
+    made = attempt_class()
     return made(handler(function, name="greet", **fields), tuple(given(job) for job in jobs))
 
 
@@ -87,7 +87,7 @@ async def the_job(app: Holdfast, id: str) -> Job:
 async def test_from_the_producer_through_the_server_to_the_worker(
     spans: InMemorySpanExporter,
 ) -> None:
-    served = Served(MemoryEngine())
+    served = ServedEngine(MemoryEngine())
     async with Holdfast(engine=served) as app:
         for number in range(2):
             with trace.get_tracer("tests").start_as_current_span(f"order {number}"):
@@ -134,10 +134,10 @@ def _of_job(spans: InMemorySpanExporter, name: str, id: str) -> ReadableSpan:
     return found
 
 
-async def test_a_request_that_names_a_trace_passes_it_on(spans: InMemorySpanExporter) -> None:
+async def test_a_request_with_a_trace_passes_it_on(spans: InMemorySpanExporter) -> None:
     store = MemoryEngine()
-    served = Served(store)
-    async with Holdfast(engine=served), client_of(served.place) as client:
+    served = ServedEngine(store)
+    async with Holdfast(engine=served), http_client(served.place) as client:
         body = {"jobs": [{"task": "greet", "id": "a"}, {"task": "greet", "id": "b"}]}
         headers = {"traceparent": PARENT, "tracestate": "vendor=1"}
         answer = await client.post("/v1/queues/default/jobs", json=body, headers=headers)
@@ -186,7 +186,7 @@ async def test_several_jobs_in_one_run_are_linked(spans: InMemorySpanExporter) -
     assert (run.attributes or {})["messaging.batch.message_count"] == 3
 
 
-async def test_a_failure_is_told_by_its_kind_alone(spans: InMemorySpanExporter) -> None:
+async def test_a_failure_is_recorded_by_its_type_only(spans: InMemorySpanExporter) -> None:
     async with Holdfast(engine=MemoryEngine()) as app:
         await app.enqueue("greet", [], id="a")
         job = await the_job(app, "a")
@@ -210,7 +210,7 @@ async def test_a_failure_is_told_by_its_kind_alone(spans: InMemorySpanExporter) 
     assert "secret" not in "".join(span.to_json() for span in spans.get_finished_spans())
 
 
-async def test_follow_ups_go_on_with_the_trace(spans: InMemorySpanExporter) -> None:
+async def test_follow_ups_continue_the_trace(spans: InMemorySpanExporter) -> None:
     async with Holdfast(engine=MemoryEngine()) as app:
         await app.enqueue("greet", [], id="a")
         [lease] = await app.engine.lease(LeaseRequest(queues=("default",)))
@@ -250,7 +250,7 @@ def _nothing_of_many(values: list[Any]) -> None:
 @pytest.mark.parametrize(
     "headers",
     [
-        {f"h{number}": "x" for number in range(limits.PAIRS_MAX)},
+        {f"h{number}": "x" for number in range(bounds.PAIRS_MAX)},
         {f"h{number}": "x" * 4_000 for number in range(16)},
     ],
 )
@@ -262,11 +262,12 @@ async def test_no_job_is_refused_for_its_trace(
         assert (await the_job(app, "a")).headers == headers
 
 
-def test_while_it_is_off_nothing_is_imported_and_nothing_is_between(tmp_path: Path) -> None:
+def test_while_off_nothing_is_imported_or_wrapped(tmp_path: Path) -> None:
     code = (
         "import asyncio, sys\n"
         "from holdfast import Holdfast\n"
-        "import holdfast.worker.runner, holdfast.server.application, holdfast.cli.root\n"
+        "import holdfast.worker.child.runner\n"
+        "import holdfast.server.application, holdfast.cli.root\n"
         "async def main():\n"
         "    async with Holdfast('memory:') as app:\n"
         "        await app.enqueue('t', id='a')\n"
@@ -281,20 +282,20 @@ def test_while_it_is_off_nothing_is_imported_and_nothing_is_between(tmp_path: Pa
     assert ran.stdout.splitlines() == ["Coalesced", "[]"]
 
 
-async def test_off_is_as_if_it_were_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_while_off_jobs_are_unchanged(monkeypatch: pytest.MonkeyPatch) -> None:
     for text in ("", "no", "0", "OFF"):
         monkeypatch.setenv(tracing.VARIABLE, text)
         assert not tracing.is_on()
-        assert _attempt_class() is Attempt
+        assert attempt_class() is Attempt
         app = Holdfast(engine=MemoryEngine())
         assert isinstance(app.engine, Coalesced)
-        endpoints: Sequence[Any] = list(_endpoints(Application(Server(app=app))))
+        endpoints: Sequence[Any] = list(_endpoints(AsgiApplication(ServerState(app=app))))
         assert {type(each) for each in endpoints} == {Endpoint}
-        tracing.begin("nothing")
-        tracing.end()
+        tracing.start_exporter("nothing")
+        tracing.flush_exporter()
 
 
-def _endpoints(application: Application) -> Any:
+def _endpoints(application: AsgiApplication) -> Any:
     def walk(value: Any, depth: int = 0) -> Any:
         if isinstance(value, Endpoint):
             yield value
@@ -310,9 +311,9 @@ def _endpoints(application: Application) -> Any:
     return walk(application._routes)
 
 
-def test_what_cannot_be_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_settings_are_errors(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(tracing.VARIABLE, "perhaps")
-    with pytest.raises(ConfigError, match="HOLDFAST_TRACING 'perhaps' is not yes or no"):
+    with pytest.raises(ConfigError, match="HOLDFAST_TRACING 'perhaps': expected yes or no"):
         tracing.is_on()
     monkeypatch.setenv(tracing.VARIABLE, "yes")
     monkeypatch.setattr(tracing, "find_spec", lambda _: None)
@@ -323,16 +324,16 @@ def test_what_cannot_be_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     "text", ["", "00-0-0-01", PARENT + "\r\nx: y", PARENT.upper(), PARENT[:-1], " " + PARENT]
 )
-def test_what_is_no_trace_goes_nowhere(text: str) -> None:
-    assert tracing.parent_of({"traceparent": text}) is None
-    assert tracing.parent_of({"traceparent": PARENT}) == PARENT
-    assert tracing.outgoing({"traceparent": text}) == {}
+def test_a_malformed_trace_is_not_passed_on(text: str) -> None:
+    assert codec.trace_parent({"traceparent": text}) is None
+    assert codec.trace_parent({"traceparent": PARENT}) == PARENT
+    assert tracing.outgoing_headers({"traceparent": text}) == {}
 
 
-def test_a_command_is_told_the_trace_of_its_job() -> None:
+def test_a_command_gets_the_trace_of_its_job() -> None:
     def planned(headers: dict[str, str], env: dict[str, str] | None = None) -> dict[str, str]:
         payload = json.dumps({"command": ["true"], "env": env or {}}).encode()
-        job = Given("j", "q", payload, "application/json", 1, 7, 0, headers=headers)
+        job = CallJob("j", "q", payload, "application/json", 1, 7, 0, headers=headers)
         return plan(job, ChildSetup(worker="w", worker_id="1", slots=1), {}).environment
 
     assert planned({"traceparent": PARENT})["TRACEPARENT"] == PARENT
@@ -341,7 +342,7 @@ def test_a_command_is_told_the_trace_of_its_job() -> None:
 
 
 @pytest.mark.parametrize("on", [True, False])
-async def test_a_webhook_takes_the_trace_along(
+async def test_a_webhook_sends_the_trace(
     spans: InMemorySpanExporter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, on: bool
 ) -> None:
     if not on:
@@ -349,15 +350,17 @@ async def test_a_webhook_takes_the_trace_along(
     setup = WebhookSetup(secrets_file=secrets_file(tmp_path), allow=("127.0.0.1/32",))
     async with receiving() as receiver:
         payload = json.dumps({"url": f"http://127.0.0.1:{receiver.port}/"}).encode()
-        job = Given("j", "q", payload, "application/json", 1, 7, 0, headers={"traceparent": PARENT})
-        await _attempt_class()(webhook_handler(setup), (job,)).run_async()
+        job = CallJob(
+            "j", "q", payload, "application/json", 1, 7, 0, headers={"traceparent": PARENT}
+        )
+        await attempt_class()(webhook_handler(setup), (job,)).run_async()
     [got] = receiver.got
     expected = header(named(spans, "run webhook")) if on else PARENT
     assert got.headers["traceparent"] == expected
     assert expected[3:35] == TRACE
 
 
-def test_what_is_enqueued_in_a_transaction_goes_on_with_the_trace(
+def test_jobs_enqueued_in_a_transaction_carry_the_trace(
     spans: InMemorySpanExporter,
 ) -> None:
     class Within:
@@ -366,7 +369,13 @@ def test_what_is_enqueued_in_a_transaction_goes_on_with_the_trace(
         def enqueue(self, jobs: Sequence[NewJob]) -> Sequence[NewJob]:
             return jobs
 
-    within = tracing.traced_within(Within())
+    class Engine(MemoryEngine):
+        def within(self, connection: object) -> Within:
+            return Within()
+
+    transactional = extra(tracing.traced(Engine()), Transactional)
+    assert transactional is not None
+    within = transactional.within(None)
     with trace.get_tracer("tests").start_as_current_span("order"):
         [job] = within.enqueue([NewJob(id="a", task="t")])
     assert job.headers["traceparent"] == header(named(spans, "order"))

@@ -1,147 +1,80 @@
 """Who may import whom: the layers of the package, and where third-party code may appear."""
 
-import ast
 import sys
-from collections.abc import Iterator
 
 import pytest
 
-from tests.sources import Source, is_within, read_all
+from tests.sources import Source, imports, is_within, read_all
 
 ENGINES = ("memory", "sqlite", "postgres", "sqs", "rabbitmq", "remote")
-COMPOSITIONS = ("observed", "coalesced", "partitioned", "brokered")
 
-# Each part of the package, and the other parts it may import. The longest name that fits counts.
-FRONT = ("app", "config", "core", "durations", "engines.base", "errors", "events", "options")
-LAYERS: dict[str, tuple[str, ...]] = {
-    "": (
-        *("app", "blocking", "core", "engines.base", "errors", "events", "handles", "outcomes"),
-        *("tasks", "upkeep", "worker"),
+# From the bottom to the top: some parts of the package, and the other parts that these may import.
+# Each of those is in a row above, so that there is no cycle. The longest name that fits counts.
+# A process that is started by `python -m` is a program: nothing imports it.
+PROGRAMS = ("cli", "__main__", "worker.supervisor.main")
+LAYERS: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
+    (("", "errors", "events"), ()),
+    (("core",), ("errors",)),
+    (("notation", "process"), ("core", "errors")),
+    (("config",), ("core", "errors", "notation")),
+    (("engines",), ("core", "errors", "events")),
+    (("tracing",), ("core", "engines", "errors")),
+    (("ops",), ("config", "core", "engines", "errors", "events", "notation", "process")),
+    (("upkeep",), ("core", "engines", "errors", "events", "notation", "ops")),
+    (("telemetry",), ("core", "engines", "errors", "events", "ops")),
+    (
+        ("worker",),
+        ("core", "engines", "errors", "events", "notation", "ops", "process", "tracing"),
     ),
-    "errors": (),
-    "durations": ("errors",),
-    "backoffs": ("core", "durations", "errors"),
-    "rates": ("core", "durations", "errors"),
-    "breakers": ("core", "durations", "errors"),
-    "options": ("backoffs", "core", "durations", "errors"),
-    "bulk": ("core", "engines.base", "engines.parts", "errors", "options", "upkeep"),
-    "batches": ("app", "core", "engines.base", "errors", "options"),
-    "flows": ("app", "batches", "core", "engines.base", "limiting", "options", "rates"),
-    "limiting": ("core", "engines.base", "errors", "options"),
-    "outcomes": ("durations", "errors"),
-    "loops": ("errors",),
-    "home": ("core", "engines.base", "errors", "loops"),
-    "leasing": ("core", "durations", "engines.base", "errors", "options"),
-    "hints": ("errors",),
-    "signatures": ("core", "errors", "hints", "worker"),
-    "handles": ("core", "durations", "errors", "tasks"),
-    "using": (*FRONT, "handles", "tasks"),
-    "tasks": (*FRONT, "breakers", "handles", "rates", "signatures", "upkeep", "using", "worker"),
-    "starting": ("app", "errors", "worker"),
-    "core": ("durations", "errors"),
-    "events": ("core", "errors"),
-    "config": ("core", "durations", "engines.base", "errors"),
-    "engines": ("core", "engines", "errors"),
-    "engines.remote": ("core", "engines", "errors", "tracing"),
-    "tracing": ("core", "engines.base", "errors"),
-    **{
-        f"engines.{name}": ("core", "engines.base", "engines.parts", "errors", "events")
-        for name in COMPOSITIONS
-    },
-    "worker": ("core", "engines.base", "errors", "events", "limiting", "outcomes", "tracing"),
-    "logs": ("core",),
-    "worker.main": ("", "app", "core", "errors", "logs", "loops", "tracing", "worker"),
-    "demo": ("app", "outcomes", "worker"),
-    "upkeep": ("core", "durations", "engines.base", "engines.parts", "errors", "events"),
-    "telemetry": ("config", "core", "engines.base", "errors", "events", "upkeep"),
-    "alerts": (
-        *("config", "core", "durations", "engines.base", "errors", "events", "telemetry"),
-        *("upkeep", "worker"),
-    ),
-    "app": (
-        *FRONT[1:],
-        *(
-            "engines",
-            "flows",
-            "home",
-            "limiting",
-            "leasing",
-            "starting",
-            "tasks",
-            "telemetry",
-            "tracing",
-            "worker",
-            "upkeep",
+    (
+        ("alerts",),
+        (
+            *("config", "core", "engines", "errors", "events", "notation"),
+            *("ops", "telemetry", "upkeep", "worker"),
         ),
     ),
-    "blocking": (*FRONT, "batches", "loops", "upkeep", "worker"),
-    "checkup": ("core", "durations", "engines.base", "errors", "upkeep", "worker"),
-    "dead_letters": ("bulk", "core", "engines.base"),
-    "moving": ("config", "core", "engines.base", "errors", "explaining", "upkeep"),
-    "scaling": ("core", "engines.base", "errors", "worker"),
-    "explaining": ("core", "engines.base", "errors", "worker"),
-    "chaos": ("app", "core", "engines.base", "errors", "events", "upkeep", "worker"),
-    "django": ("", *FRONT, "engines.url", "outcomes", "tasks", "worker"),
-    "queues": ("core", "engines.base", "explaining", "limiting", "options"),
-    "standing": ("alerts", "core", "engines.base", "upkeep", "worker"),
-    "retrying": ("core", "durations", "errors", "rates", "upkeep"),
-    "scheduling": (*("config", "core", "durations", "engines.base", "errors", "newjob", "upkeep"),),
-    "acting": ("core", "engines.base", "errors"),
-    "filters": ("core", "durations", "errors", "upkeep"),
-    "reading": ("core", "engines.base", "views"),
-    "views": (
-        *("alerts", "breakers", "checkup", "config", "core", "dead_letters", "durations"),
-        *("errors", "rates", "scaling", "standing", "upkeep", "worker"),
+    (
+        ("app",),
+        (
+            *("core", "engines", "errors", "events", "notation", "ops"),
+            *("telemetry", "tracing", "upkeep", "worker"),
+        ),
     ),
-    "newjob": ("backoffs", "config", "core", "durations", "errors", "options", "views"),
-    "server.main": ("app", "engines.url", "errors", "logs", "loops", "server", "tracing"),
-    "server": (
-        *("", *FRONT, "checkup", "config", "explaining", "newjob", "upkeep", "views", "worker"),
-        *("alerts", "batches", "bulk", "dead_letters", "limiting", "queues", "rates", "retrying"),
-        *("scaling", "scheduling", "standing", "acting", "filters", "reading", "telemetry"),
-        "tracing",
-        *("engines.parts", "engines.url", "engines.verbs"),
+    (("django",), ("app", "core", "engines", "errors", "notation", "worker")),
+    (
+        ("server",),
+        (
+            *("", "alerts", "app", "config", "core", "engines", "errors", "notation"),
+            *("ops", "process", "telemetry", "tracing", "worker"),
+        ),
     ),
-    "cli": (
-        "",
-        *FRONT,
-        "engines.url",
-        "acting",
-        "alerts",
-        "backoffs",
-        "batches",
-        "bulk",
-        "breakers",
-        "rates",
-        "checkup",
-        "dead_letters",
-        "chaos",
-        "explaining",
-        "filters",
-        "moving",
-        "scaling",
-        "logs",
-        "newjob",
-        "queues",
-        "reading",
-        "retrying",
-        "scheduling",
-        "standing",
-        "tracing",
-        "views",
-        "worker",
-        "upkeep",
-        "blocking",
-        "server",
-        "fleet",
+    (
+        PROGRAMS,
+        (
+            *("", "alerts", "app", "config", "core", "engines", "errors", "events", "notation"),
+            *("ops", "process", "server", "tracing", "upkeep", "worker"),
+        ),
     ),
-    "fleet": FRONT,
+)
+ROWS_MAX = 15
+
+# Outside the engines only these of their modules are used, and only these know the others.
+ENGINE_DOORS: dict[str, tuple[str, ...]] = {
+    "engines.base": ("",),
+    "engines.extras": ("",),
+    "engines.wrapper": ("tracing", "server.access"),
+    "engines.registry": ("app", "cli", "django", "server"),
+    "engines.clock": ("app",),
+    "engines.coalesced": ("app",),
+    "engines.observed": ("app",),
+    "engines.verbs": ("server.rest",),
+    "engines.partial_commit": ("ops", "server"),
 }
 
 # Third-party code, and the only places where it may appear. Nothing else may be imported.
 PLACES: dict[str, tuple[str, ...]] = {
     "msgspec": ("",),
-    "anyio": ("engines", "worker", "upkeep", "app", "blocking", "server", "cli", "fleet"),
+    "anyio": ("engines", "worker", "upkeep", "app", "server", "cli", "fleet"),
     "apsw": ("engines.sqlite",),
     "asyncpg": ("engines.postgres",),
     "psycopg": ("engines.postgres",),
@@ -154,25 +87,33 @@ PLACES: dict[str, tuple[str, ...]] = {
     "aio_pika": ("engines.rabbitmq",),
     "aiormq": ("engines.rabbitmq",),
     "httptools": ("engines.remote",),
-    "cronsim": ("upkeep",),
-    "uuid_utils": ("engines", "options", "worker.main"),
+    "cronsim": ("ops",),
+    "uuid_utils": ("engines", "notation", "worker"),
     "cyclopts": ("cli",),
     "rich": ("cli",),
-    "uvloop": ("cli", "loops", "worker"),
+    "uvloop": ("process",),
     "h11": ("server",),
     "opentelemetry": ("tracing",),
     "prometheus_client": ("server",),
     "uvicorn": ("server",),
 }
 
-# The one thing of the tests that people run too: chaos on a private server.
-TESTING_USED = {"chaos.places": "testing.services"}
+# The one part of the conformance suite that users run: `holdfast chaos`.
+CONFORMANCE_USERS = ("cli",)
 
 # The core decides; it has no clock, no dice, no files, no threads and no voice.
 IMPURE = """
     asyncio http io logging multiprocessing os pathlib random secrets shutil signal socket
     sqlite3 subprocess tempfile threading time urllib uuid zoneinfo
 """
+
+
+def test_the_table_is_short_and_has_no_cycle() -> None:
+    assert len(LAYERS) <= ROWS_MAX
+    below: set[str] = set()
+    for parts, allowed in LAYERS:
+        assert set(allowed) <= below, f"{parts} may import only what is above it in the table"
+        below.update(parts)
 
 
 def test_every_import_is_allowed() -> None:
@@ -192,12 +133,14 @@ def test_every_import_is_allowed() -> None:
         ("engines.coalesced", "from holdfast.engines.memory import MemoryEngine"),
         ("engines.memory.engine", "import apsw"),
         ("engines.sqlite.schema", "import sqlite3"),
-        ("upkeep.reaper", "from holdfast.engines.url import open_engine"),
-        ("app", "def f():\n    from holdfast.engines.sqlite import SqliteEngine"),
+        ("upkeep.reaper", "from holdfast.engines.registry import open_engine"),
+        ("app", "def f():\n    from holdfast.engines.sqlite import SQLiteEngine"),
         ("app", "from holdfast.testing.clock import ManualClock"),
-        ("engines.url", "from holdfast.app import Holdfast"),
+        ("engines.registry", "from holdfast.app.application import Holdfast"),
         ("engines.postgres.engine", "import requests"),
-        ("worker.attempt", "import pickle"),
+        ("worker.child.attempt", "import pickle"),
+        ("ops.jobs", "from holdfast.worker import launcher"),
+        ("ops.jobs", "from holdfast.engines.verbs import About"),
         ("novelty", "from holdfast.core import model"),
     ],
 )
@@ -211,9 +154,9 @@ def test_a_forbidden_import_is_found(module: str, statement: str) -> None:
         ("core.lifecycle", "from holdfast.core import limits, model"),
         ("engines.sqlite.schema", "import apsw\nfrom holdfast.engines.base import Engine"),
         ("engines.sqlite.engine", "from . import schema"),
-        ("engines.url", "def f():\n    from holdfast.engines.memory import MemoryEngine"),
-        ("testing.contract.laws", "import pytest\nfrom holdfast.engines.sqlite import engine"),
-        ("app", "from holdfast.engines import base, coalesced, url"),
+        ("engines.registry", "def f():\n    from holdfast.engines.memory import MemoryEngine"),
+        ("conformance.contract.laws", "import pytest\nfrom holdfast.engines.sqlite import engine"),
+        ("app", "from holdfast.engines import base, coalesced, registry"),
     ],
 )
 def test_an_allowed_import_is_not_found(module: str, statement: str) -> None:
@@ -221,34 +164,14 @@ def test_an_allowed_import_is_not_found(module: str, statement: str) -> None:
 
 
 def import_faults(source: Source) -> list[str]:
-    if source.is_in("testing"):
+    # The root names the public API, which it imports lazily.
+    if source.module == "" or source.is_in("testing", "conformance"):
         return []
     return [
         f"holdfast.{source.module} line {line}: {fault}"
         for line, target in imports(source)
         if (fault := find_fault(source, target))
     ]
-
-
-def imports(source: Source) -> Iterator[tuple[int, str]]:
-    """Each imported thing, in full: a name from a package may itself be a module."""
-    for node in ast.walk(source.tree):
-        match node:
-            case ast.Import():
-                yield from ((node.lineno, alias.name) for alias in node.names)
-            case ast.ImportFrom():
-                base = absolute(source, node)
-                yield from ((node.lineno, f"{base}.{alias.name}") for alias in node.names)
-            case _:
-                pass
-
-
-def absolute(source: Source, node: ast.ImportFrom) -> str:
-    if node.level == 0:
-        return node.module or ""
-    here = ["holdfast", *filter(None, source.module.split("."))]
-    up = node.level - (1 if source.is_package else 0)
-    return ".".join([*here[: len(here) - up], *filter(None, [node.module])])
 
 
 def find_fault(source: Source, target: str) -> str | None:
@@ -271,34 +194,50 @@ def find_fault(source: Source, target: str) -> str | None:
 
 def find_layer_fault(module: str, target: str) -> str | None:
     if is_within(target, "testing"):
-        if any(module == user and is_within(target, used) for user, used in TESTING_USED.items()):
-            return None
         return "nothing imports holdfast.testing"
-    owner = layer_of(module)
-    if owner is None:
+    if is_within(target, "conformance"):
+        allowed = any(is_within(module, user) for user in CONFORMANCE_USERS)
+        return None if allowed else "only `holdfast chaos` imports holdfast.conformance"
+    row = row_of(module)
+    if row is None:
         return f"holdfast.{module} is in no layer: give it a place in {__name__}"
-    if is_within(target, owner) and owner not in ("", "engines"):
+    if part_of(target) == part_of(module) != "engines":
         return None
-    engine, other = concrete_engine(module), concrete_engine(target)
-    if other and other != engine and module != "engines.url":
-        return f"only engines.url knows the concrete engines, and this imports {other}"
-    if not any(reaches(target, allowed) for allowed in LAYERS[owner]):
-        return f"{owner or 'the root'} must not import holdfast.{target}"
+    if is_within(module, "engines") and is_within(target, "engines"):
+        return engine_fault(module, target)
+    if part_of(module) in PROGRAMS and part_of(target) in PROGRAMS:
+        return None
+    if part_of(target) not in row:
+        return f"{part_of(module) or 'the root'} must not import holdfast.{target}"
+    if is_within(target, "engines"):
+        return door_fault(module, target)
     return None
 
 
-def layer_of(module: str) -> str | None:
-    fitting = [name for name in LAYERS if name and is_within(module, name)]
-    if not module:
-        return ""
-    return max(fitting, key=len, default=None)
+def row_of(module: str) -> tuple[str, ...] | None:
+    part = part_of(module)
+    return next((allowed for parts, allowed in LAYERS if part in parts), None)
 
 
-def reaches(target: str, allowed: str) -> bool:
-    """The root gives only its own names, such as the version; a part gives all that is below."""
-    if allowed == "":
-        return "." not in target and layer_of(target) is None
-    return is_within(target, allowed)
+def part_of(module: str) -> str:
+    """The entry of the table that a module belongs to; the root has only names of its own."""
+    parts = [part for row, _ in LAYERS for part in row if part and is_within(module, part)]
+    return max(parts, key=len, default="" if "." not in module else module)
+
+
+def engine_fault(module: str, target: str) -> str | None:
+    engine, other = concrete_engine(module), concrete_engine(target)
+    if other and other != engine and not is_within(module, "engines.registry"):
+        return f"only engines.registry knows the concrete engines, and this imports {other}"
+    return None
+
+
+def door_fault(module: str, target: str) -> str | None:
+    for door, users in ENGINE_DOORS.items():
+        if is_within(target, door):
+            known = any(not user or is_within(module, user) for user in users)
+            return None if known else f"{door} is for {', '.join(users)}"
+    return f"holdfast.{target} is a matter of the engines: use engines.base or engines.extras"
 
 
 def concrete_engine(module: str) -> str | None:

@@ -1,11 +1,12 @@
-"""Who redrives on the engine of the test."""
+"""Redrives and a redriver on the engine of the test."""
 
 import pytest
 
 from holdfast.engines.base import Engine
+from holdfast.ops.redrives import Redrives
 from holdfast.testing.clock import ManualClock
-from holdfast.upkeep import Redriver, Redrives
-from tests.upkeep.redriving import redriver_on
+from holdfast.upkeep import Redriver
+from tests.upkeep.redrive_steps import redriver_on
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Tenants' queues feed one work queue in fair turns, whoever is killed and however many do it."""
+"""The distributor: fair turns into one work queue, with crashes and several distributors."""
 
 import asyncio
 from collections import Counter
@@ -21,10 +21,11 @@ from holdfast.engines.base import Engine
 from holdfast.engines.memory import MemoryEngine
 from holdfast.errors import ConfigError, EngineUnavailable
 from holdfast.events import Distributed
+from holdfast.ops.queues import Distribution, Distributions
 from holdfast.testing.clock import ManualClock
-from holdfast.upkeep import Distribution, Distributions, Distributor, Reaper, Upkeep
+from holdfast.upkeep import Distributor, Reaper, Upkeep
 from tests.killed import Killed
-from tests.upkeep.doubles import Ear
+from tests.upkeep.faulty_engine import RecordingListener
 
 MAIL = Distribution(source="mail.*", target="mail", depth=100)
 
@@ -44,7 +45,7 @@ async def enqueue(engine: Engine, queue: str, count: int, **fields: object) -> N
 
 
 async def work(engine: Engine, count: int) -> list[str]:
-    """What a worker of the work queue gets, in order; all of it is done."""
+    """Lease and complete up to so many jobs of the work queue; their ids in order."""
     leases = await engine.lease(LeaseRequest(queues=("mail",), limit=count))
     await engine.settle([Settlement(lease=lease, verdict=Complete()) for lease in leases])
     return [lease.id for lease in leases]
@@ -55,14 +56,14 @@ async def depth(engine: Engine, name: str = "mail") -> int:
     return views[name].ready
 
 
-async def test_jobs_start_afresh_in_turns(engine: Engine) -> None:
+async def test_jobs_are_forwarded_in_fair_turns(engine: Engine) -> None:
     await declare(engine, "mail", "mail.a", "mail.b", "post.c")
     await enqueue(engine, "mail.a", 4)
     await enqueue(engine, "mail.b", 2)
     await enqueue(engine, "post.c", 1)
-    ear = Ear()
-    await Distributor(engine, [MAIL], tell=ear).once()
-    assert ear.heard == [Distributed(queue="mail", moved={"mail.a": 4, "mail.b": 2})]
+    listener = RecordingListener()
+    await Distributor(engine, [MAIL], tell=listener).once()
+    assert listener.events == [Distributed(queue="mail", moved={"mail.a": 4, "mail.b": 2})]
     job = await engine.get("mail.a-00000")
     assert job is not None
     assert (job.state, job.queue, job.origin) == (State.WAITING, "mail", "mail.a")
@@ -87,7 +88,7 @@ async def test_a_noisy_queue_does_not_delay_a_quiet_one(engine: Engine) -> None:
     while sum(id_.startswith("mail.quiet") for id_ in started) < 20:
         await distributor.once()
         started += await work(engine, 50)
-    # What was in the work queue before it, then the quiet one's own.
+    # The jobs that were in the work queue before, then the quiet queue's own.
     assert len(started) <= MAIL.depth + 50
     assert await depth(engine) <= MAIL.depth
 
@@ -118,8 +119,10 @@ async def test_the_work_queue_is_filled_to_its_depth(engine: Engine) -> None:
     assert await depth(engine) == 100
 
 
-async def test_what_may_not_go_stays(engine: Engine, clock: ManualClock) -> None:
-    """Delayed jobs, paused queues, all but the first of a group, and what waits for others."""
+async def test_jobs_that_cannot_be_leased_are_not_forwarded(
+    engine: Engine, clock: ManualClock
+) -> None:
+    """Jobs that are delayed, in a paused queue, or not at the head of their group."""
     await declare(engine, "mail", "mail.a", "mail.b")
     await engine.declare(Queue(name="mail.shut", paused=True))
     await enqueue(engine, "mail.shut", 1)
@@ -138,20 +141,22 @@ async def test_two_at_once(engine: Engine) -> None:
     await declare(engine, "mail", *(f"mail.{n}" for n in range(5)))
     for n in range(5):
         await enqueue(engine, f"mail.{n}", 100)
-    ear = Ear()
-    distributors = [Distributor(engine, [MAIL], tell=ear) for _ in range(2)]
+    listener = RecordingListener()
+    distributors = [Distributor(engine, [MAIL], tell=listener) for _ in range(2)]
     started: list[str] = []
     while len(started) < 500:
         await asyncio.gather(*(each.once() for each in distributors))
         assert await depth(engine) <= 2 * MAIL.depth
         started += await work(engine, 60)
     assert len(set(started)) == 500
-    moved = sum(sum(each.moved.values()) for each in ear.heard if isinstance(each, Distributed))
+    moved = sum(
+        sum(each.moved.values()) for each in listener.events if isinstance(each, Distributed)
+    )
     assert moved == 500
 
 
 class KillableEngine(MemoryEngine):
-    """Ends the process when it is about to settle, or when it has."""
+    """Ends the process before or after a settle."""
 
     kill: str | None = None
 
@@ -165,7 +170,7 @@ class KillableEngine(MemoryEngine):
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
-async def test_whoever_is_killed_loses_nothing(clock: ManualClock, when: str) -> None:
+async def test_a_killed_distributor_loses_nothing(clock: ManualClock, when: str) -> None:
     engine = KillableEngine(clock=clock)
     await engine.open()
     await declare(engine, "mail", "mail.a", "mail.b")
@@ -187,7 +192,7 @@ async def test_whoever_is_killed_loses_nothing(clock: ManualClock, when: str) ->
     assert {(job.state, job.attempt) for job in jobs} == {(State.DONE, 1)}
 
 
-async def test_what_is_in_hand_is_handed_on_when_a_lease_fails(clock: ManualClock) -> None:
+async def test_leased_jobs_are_forwarded_when_a_later_lease_fails(clock: ManualClock) -> None:
     class Faulty(MemoryEngine):
         async def lease(self, request: LeaseRequest) -> list[Lease]:
             if request.queues == ("mail.b",):
@@ -205,7 +210,7 @@ async def test_what_is_in_hand_is_handed_on_when_a_lease_fails(clock: ManualCloc
     assert (await engine.find(JobFilter(states=(State.LEASED,)), limit=1)).jobs == ()
 
 
-async def test_a_work_queue_that_is_gone(clock: ManualClock) -> None:
+async def test_a_dropped_work_queue(clock: ManualClock) -> None:
     class Dropping(MemoryEngine):
         async def lease(self, request: LeaseRequest) -> list[Lease]:
             leases = await super().lease(request)
@@ -223,7 +228,7 @@ async def test_a_work_queue_that_is_gone(clock: ManualClock) -> None:
     assert {(job.state, job.queue, job.attempt) for job in jobs} == {(State.WAITING, "mail.a", 0)}
 
 
-async def test_what_is_stored_is_done_by_upkeep(engine: Engine) -> None:
+async def test_upkeep_carries_out_stored_distributions(engine: Engine) -> None:
     await declare(engine, "mail", "mail.a")
     await enqueue(engine, "mail.a", 3)
     stored = Distributions(engine)
@@ -252,7 +257,9 @@ async def test_what_is_stored_is_done_by_upkeep(engine: Engine) -> None:
         {"source": "mail.*", "target": "mail", "weights": {"mail.a": 0}},
     ],
 )
-async def test_a_wrong_one_is_refused(clock: ManualClock, wrong: dict[str, object]) -> None:
+async def test_an_invalid_distribution_is_refused(
+    clock: ManualClock, wrong: dict[str, object]
+) -> None:
     engine = MemoryEngine(clock=clock)
     await engine.open()
     with pytest.raises(ConfigError):

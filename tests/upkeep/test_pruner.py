@@ -1,4 +1,4 @@
-"""Finished jobs go after their retention: archived first, and never one that lives again."""
+"""The pruner: finished jobs are archived and deleted, never one that was retried meanwhile."""
 
 import fcntl
 import os
@@ -15,10 +15,10 @@ from holdfast.core.verdict import Bury, Complete, Redrive, Settlement
 from holdfast.engines.base import Engine
 from holdfast.engines.memory import MemoryEngine
 from holdfast.events import Pruned
+from holdfast.ops.jobs.bulk import Archive, delete_unchanged
 from holdfast.testing.clock import ManualClock
-from holdfast.upkeep import Archive, Pruner
-from holdfast.upkeep.pruner import delete_unchanged
-from tests.upkeep.doubles import Ear
+from holdfast.upkeep import Pruner
+from tests.upkeep.faulty_engine import RecordingListener
 
 DAY = 24 * 3_600_000
 
@@ -34,7 +34,9 @@ def archived(path: Path) -> list[Job]:
     return [decode_job(line) for line in path.read_bytes().splitlines()]
 
 
-async def test_jobs_go_after_their_own_retention(engine: Engine, clock: ManualClock) -> None:
+async def test_jobs_are_deleted_after_their_own_retention(
+    engine: Engine, clock: ManualClock
+) -> None:
     pruner = Pruner(engine)
     await finish(engine, "done")
     await finish(engine, "dead", dead=True)
@@ -52,8 +54,8 @@ async def test_jobs_go_after_their_own_retention(engine: Engine, clock: ManualCl
     assert await engine.get("waiting") is not None
 
 
-async def test_breakers_of_tasks_that_are_gone_go_too(engine: Engine, clock: ManualClock) -> None:
-    """What a person opened stays, and one that is open stays a day longer than that."""
+async def test_old_breakers_are_forgotten(engine: Engine, clock: ManualClock) -> None:
+    """A breaker that an operator opened stays, and an open one stays a day longer."""
     records = {
         "task:gone": BreakerRecord(streak=2),
         "task:open": BreakerRecord(state=BreakerState.OPEN, open_ms=DAY),
@@ -75,7 +77,7 @@ async def test_breakers_of_tasks_that_are_gone_go_too(engine: Engine, clock: Man
     assert await left() == ["task:by-hand"]
 
 
-async def test_the_whole_job_is_archived_before_it_goes(
+async def test_the_full_job_is_archived_before_it_is_deleted(
     engine: Engine, clock: ManualClock, tmp_path: Path
 ) -> None:
     path = tmp_path / "jobs.jsonl"
@@ -83,18 +85,18 @@ async def test_the_whole_job_is_archived_before_it_goes(
     await finish(engine, "c", dead=True)
     whole = [await engine.get(id_) for id_ in "abc"]
     clock.advance(30 * DAY)
-    ear = Ear()
+    listener = RecordingListener()
     old = os.umask(0)
     try:
-        assert await Pruner(engine, archive=Archive(path), tell=ear).once() is None
+        assert await Pruner(engine, archive=Archive(path), tell=listener).once() is None
     finally:
         os.umask(old)
     assert archived(path) == whole
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    assert ear.heard == [Pruned(deleted=3, archived=3)]
+    assert listener.events == [Pruned(deleted=3, archived=3)]
 
 
-async def test_nothing_goes_when_the_archive_fails(
+async def test_nothing_is_deleted_when_the_archive_fails(
     engine: Engine, clock: ManualClock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "jobs.jsonl"
@@ -115,7 +117,7 @@ async def test_nothing_goes_when_the_archive_fails(
     assert [job.id for job in archived(path)][-2:] == ["a", "b"]
 
 
-async def test_a_torn_line_spoils_no_other(tmp_path: Path) -> None:
+async def test_a_torn_line_does_not_damage_the_next(tmp_path: Path) -> None:
     path = tmp_path / "jobs.jsonl"
     job = Job(id="a", task="t", queue="default")
     archive = Archive(path)
@@ -128,9 +130,7 @@ async def test_a_torn_line_spoils_no_other(tmp_path: Path) -> None:
     assert lines[1] == b'{"id": "torn'
 
 
-async def test_everything_is_written_even_a_little_at_a_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_short_writes_are_completed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "jobs.jsonl"
     real = os.write
     monkeypatch.setattr(os, "write", lambda file, data: real(file, data[:7]))
@@ -139,7 +139,7 @@ async def test_everything_is_written_even_a_little_at_a_time(
     assert archived(path) == jobs
 
 
-async def test_lines_are_synced_before_the_jobs_go(
+async def test_lines_are_synced_before_jobs_are_deleted(
     clock: ManualClock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     steps: list[str] = []
@@ -169,7 +169,7 @@ async def test_lines_are_synced_before_the_jobs_go(
 
 
 @pytest.mark.parametrize("finished_again", [False, True])
-async def test_a_job_put_back_to_work_in_between_stays(
+async def test_a_job_retried_in_between_is_not_deleted(
     engine: Engine, clock: ManualClock, finished_again: bool
 ) -> None:
     await engine.declare(Queue(name="default", retention_ms=0, dead_retention_ms=0))
@@ -186,13 +186,13 @@ async def test_a_job_put_back_to_work_in_between_stays(
     assert await engine.get("b") is None
 
 
-async def test_full_batches_go_on_at_once(engine: Engine, clock: ManualClock) -> None:
+async def test_a_full_batch_is_followed_at_once(engine: Engine, clock: ManualClock) -> None:
     await finish(engine, *[f"{i}" for i in range(25)])
     clock.advance(30 * DAY)
-    ear = Ear()
-    pruner = Pruner(engine, tell=ear, batch=10)
+    listener = RecordingListener()
+    pruner = Pruner(engine, tell=listener, batch=10)
     assert [await pruner.once() for _ in range(4)] == [0, 0, None, None]
-    assert [each.deleted for each in ear.heard if isinstance(each, Pruned)] == [10, 10, 5]
+    assert [each.deleted for each in listener.events if isinstance(each, Pruned)] == [10, 10, 5]
 
 
 def test_the_lines_of_two_pruners_do_not_mix(
@@ -217,11 +217,11 @@ def test_the_lines_of_two_pruners_do_not_mix(
 
 
 async def test_big_jobs_are_read_a_few_at_a_time(clock: ManualClock) -> None:
-    asked: list[int] = []
+    limits_used: list[int] = []
 
     class Counted(MemoryEngine):
         async def finished(self, limit: int) -> list[Job]:
-            asked.append(limit)
+            limits_used.append(limit)
             return await super().finished(limit)
 
     engine = Counted(clock=clock)
@@ -232,13 +232,13 @@ async def test_big_jobs_are_read_a_few_at_a_time(clock: ManualClock) -> None:
         await finish(engine, *(f"small-{number}-{at}" for at in range(100)))
     while await pruner.once() == 0:
         pass
-    assert asked == [16, 32, 64, 128, 200, 200], "small ones in growing batches"
+    assert limits_used == [16, 32, 64, 128, 200, 200], "small ones in growing batches"
     big = b"x" * 1024 * 1024
     await engine.enqueue([NewJob(id=f"big-{at}", task="t", payload=big) for at in range(250)])
     leases = await engine.lease(LeaseRequest(queues=("default",), limit=250))
     await engine.settle([Settlement(lease=lease, verdict=Complete()) for lease in leases])
-    asked.clear()
+    limits_used.clear()
     while await pruner.once() == 0:
         pass
-    assert asked[:2] == [200, 16], "about 16 MiB at a time"
+    assert limits_used[:2] == [200, 16], "about 16 MiB at a time"
     assert (await engine.find(JobFilter(), limit=1)).jobs == ()

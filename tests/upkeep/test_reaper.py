@@ -1,4 +1,4 @@
-"""Work of a dead worker comes back, expired jobs die, and every race is decided by the engine."""
+"""The reaper: overdue leases and expired jobs; the engine decides every race."""
 
 import pytest
 
@@ -7,9 +7,10 @@ from holdfast.core.verdict import Cancel, Complete, Edit, Outcome, Settlement
 from holdfast.engines.base import Engine, Overdue
 from holdfast.engines.memory import MemoryEngine
 from holdfast.events import Reaped
+from holdfast.ops import workers
 from holdfast.testing.clock import ManualClock
 from holdfast.upkeep import Reaper
-from tests.upkeep.doubles import Ear
+from tests.upkeep.faulty_engine import RecordingListener
 
 SECOND = 1_000
 
@@ -20,9 +21,9 @@ async def state_of(engine: Engine, id: str) -> State:
     return job.state
 
 
-async def test_a_lapsed_lease_comes_back_and_says_why(engine: Engine, clock: ManualClock) -> None:
-    ear = Ear()
-    reaper = Reaper(engine, tell=ear)
+async def test_an_overdue_job_is_retried_with_a_reason(engine: Engine, clock: ManualClock) -> None:
+    listener = RecordingListener()
+    reaper = Reaper(engine, tell=listener)
     await engine.enqueue([NewJob(id="a", task="t")])
     await engine.lease(LeaseRequest(queues=("default",), worker="w1"))
     clock.advance(29 * SECOND)
@@ -36,7 +37,7 @@ async def test_a_lapsed_lease_comes_back_and_says_why(engine: Engine, clock: Man
     [failure] = job.failures
     assert failure.failure is not None
     assert "w1 let its lease lapse in attempt 1" in failure.failure.message
-    assert ear.heard == [Reaped(overdue=1, expired=0)]
+    assert listener.events == [Reaped(overdue=1, expired=0)]
 
 
 async def test_the_last_attempt_is_buried(engine: Engine, clock: ManualClock) -> None:
@@ -62,8 +63,8 @@ async def test_a_cancel_request_ends_with_the_lease(engine: Engine, clock: Manua
 async def test_expired_jobs_are_buried_whatever_their_attempts(
     engine: Engine, clock: ManualClock
 ) -> None:
-    ear = Ear()
-    reaper = Reaper(engine, tell=ear)
+    listener = RecordingListener()
+    reaper = Reaper(engine, tell=listener)
     await engine.enqueue(
         [NewJob(id=f"{i}", task="t", expires_ms=60 * SECOND) for i in range(5)]
         + [NewJob(id="lasting", task="t")]
@@ -78,7 +79,7 @@ async def test_expired_jobs_are_buried_whatever_their_attempts(
         assert job is not None
         assert (job.state, job.reason) == (State.DEAD, Reason.EXPIRED)
     assert await state_of(engine, "lasting") is State.WAITING
-    assert ear.heard == [Reaped(overdue=2, expired=0), Reaped(overdue=0, expired=5)]
+    assert listener.events == [Reaped(overdue=2, expired=0), Reaped(overdue=0, expired=5)]
 
 
 async def test_an_expiry_that_was_put_off_in_between_is_respected(clock: ManualClock) -> None:
@@ -93,7 +94,7 @@ async def test_an_expiry_that_was_put_off_in_between_is_respected(clock: ManualC
     await engine.open()
     await engine.enqueue([NewJob(id="a", task="t", expires_ms=SECOND)])
     clock.advance(SECOND)
-    assert await Reaper(engine).once() is None, "no hot loop when there was nothing to win"
+    assert await Reaper(engine).once() is None, "no hot loop when others were first"
     assert await state_of(engine, "a") is State.WAITING
 
 
@@ -129,7 +130,7 @@ async def test_a_late_settle_wins_until_the_job_is_leased_anew(
     assert await engine.settle(late) == [Outcome.SETTLED, Outcome.LOST]
 
 
-async def test_a_queue_that_vanished_takes_its_jobs_along(clock: ManualClock) -> None:
+async def test_a_dropped_queue_takes_its_jobs_along(clock: ManualClock) -> None:
     class Vanishing(MemoryEngine):
         async def overdue(self, limit: int) -> Overdue:
             found = await super().overdue(limit)
@@ -152,8 +153,8 @@ async def test_full_batches_are_paged_past(engine: Engine, clock: ManualClock) -
     jobs = [NewJob(id=f"{i}", task="t", expires_ms=90 * SECOND) for i in range(2 * count)]
     await engine.enqueue(jobs)
     await engine.lease(LeaseRequest(queues=("default",), limit=count))
-    ear = Ear()
-    reaper = Reaper(engine, tell=ear, batch=100)
+    listener = RecordingListener()
+    reaper = Reaper(engine, tell=listener, batch=100)
     clock.advance(30 * SECOND)
     steps = 1
     while (next_ms := await reaper.once()) == 0:
@@ -162,7 +163,7 @@ async def test_full_batches_are_paged_past(engine: Engine, clock: ManualClock) -
     clock.advance(60 * SECOND)
     while await reaper.once() == 0:
         pass
-    told = [happening for happening in ear.heard if isinstance(happening, Reaped)]
+    told = [happening for happening in listener.events if isinstance(happening, Reaped)]
     assert sum(happening.overdue for happening in told) == count
     assert sum(happening.expired for happening in told) == 2 * count
 
@@ -171,10 +172,9 @@ async def test_two_reapers_charge_a_job_once(engine: Engine, clock: ManualClock)
     await engine.enqueue([NewJob(id=f"{i}", task="t") for i in range(50)])
     await engine.lease(LeaseRequest(queues=("default",), limit=50))
     clock.advance(30 * SECOND)
-    first, second = Reaper(engine), Reaper(engine)
     page = (await engine.overdue(100)).leases
-    assert await first._reap(page) == 50
-    await second._reap(page)
+    assert await workers._end_leases(engine, page) == 50
+    await workers._end_leases(engine, page)
     for i in range(50):
         job = await engine.get(f"{i}")
         assert job is not None
@@ -182,7 +182,7 @@ async def test_two_reapers_charge_a_job_once(engine: Engine, clock: ManualClock)
 
 
 class Miscounting(MemoryEngine):
-    """Says of each recount how much it mended."""
+    """Returns planned numbers of repaired counts."""
 
     def __init__(self, mended: list[int]) -> None:
         super().__init__()
@@ -205,7 +205,7 @@ async def test_counts_are_compared_at_the_start_and_once_a_minute(
     assert engine.mended == [5_000, 0, 0]
     assert "2 counts" in caplog.text
     now += 60
-    # There may be more than one call can mend.
+    # There may be more than one call can repair.
     for _ in range(3):
         await reaper.once()
     assert engine.mended == [0]

@@ -1,4 +1,4 @@
-"""Redrivers that are killed, cut off or many at once: each job once, and every count is true."""
+"""Redrivers that are killed, cut off or concurrent: each job once, and exact counts."""
 
 import asyncio
 import random
@@ -12,40 +12,40 @@ from holdfast.core.verdict import Amendment, Complete, Delete, Edit
 from holdfast.engines.base import Engine, Saved
 from holdfast.engines.memory import MemoryEngine
 from holdfast.errors import EngineUnavailable
+from holdfast.ops.redrives import RedrivePlan, Redrives, RedriveState
 from holdfast.testing.clock import ManualClock
-from holdfast.upkeep import RedrivePlan, Redrives, RedriveState
 from holdfast.upkeep.redriver import PATIENCE_MS
 from tests.killed import Killed
-from tests.upkeep.redriving import (
+from tests.upkeep.redrive_steps import (
     ALL,
     KillableEngine,
-    dead,
-    end,
-    go_on,
-    jobs_of,
+    bury_jobs,
+    read_jobs,
+    read_redrive,
     redriver_on,
-    seen,
-    times_put_back,
+    settle_waiting,
+    step_until_idle,
+    times_redriven,
 )
 
 
-async def test_one_that_was_changed_meanwhile_is_not_put_back(clock: ManualClock) -> None:
+async def test_a_job_changed_meanwhile_is_not_put_back(clock: ManualClock) -> None:
     engine = KillableEngine(clock)
     await engine.open()
-    [first, second, *_] = await dead(engine, 3)
+    [first, second, *_] = await bury_jobs(engine, 3)
     redrives = Redrives(engine, clock.wall_ms)
     redriver = redriver_on(engine, clock)
     id_ = (await redrives.start(RedrivePlan(wanted=ALL))).id
-    # It is killed when it has saved what it is about to do.
+    # It is killed after it saved its pending jobs.
     engine.writes, engine.kill_at = 0, (0, True)
     with pytest.raises(Killed):
         await redriver.once()
     await engine.amend(JobFilter(ids=(first,)), Edit(priority=5), limit=1)
     await engine.amend(JobFilter(ids=(second,)), Delete(), limit=1)
-    assert await redriver.once() == PATIENCE_MS, "another may be about to do it"
+    assert await redriver.once() == PATIENCE_MS, "another redriver may be doing it"
     clock.advance(PATIENCE_MS)
-    await go_on(redriver)
-    view = await seen(redrives, id_)
+    await step_until_idle(redriver)
+    view = await read_redrive(redrives, id_)
     assert (view.redrive.retried, view.redrive.changed) == (1, 2)
     job = await engine.get(first)
     assert job is not None
@@ -55,10 +55,10 @@ async def test_one_that_was_changed_meanwhile_is_not_put_back(clock: ManualClock
 async def doomed(
     clock: ManualClock, kill_at: tuple[int, bool], patch: bytes | None = None
 ) -> tuple[KillableEngine, Redrives, str]:
-    """Ten dead jobs and their redrive, which whoever goes on with it is killed over."""
+    """Ten dead jobs and their redrive, whose redrivers are killed."""
     engine = KillableEngine(clock)
     await engine.open()
-    await dead(engine, 10, payload=b'{"n": 1}')
+    await bury_jobs(engine, 10, payload=b'{"n": 1}')
     redrives = Redrives(engine, clock.wall_ms)
     id_ = (await redrives.start(RedrivePlan(wanted=ALL, canary=True, patch=patch))).id
     engine.writes, engine.kill_at = 0, kill_at
@@ -70,66 +70,66 @@ async def doomed(
 async def test_killed_at_every_write(
     clock: ManualClock, monkeypatch: pytest.MonkeyPatch, done: bool, patch: bytes | None
 ) -> None:
-    """Wherever it dies, the next one goes on: each job once, and the counts say so."""
-    monkeypatch.setattr("holdfast.upkeep.redrive.BATCH", 4)
+    """After each kill another redriver goes on: each job once, with exact counts."""
+    monkeypatch.setattr("holdfast.ops.redrives.BATCH", 4)
     for kill_at in range(100):
         engine, redrives, id_ = await doomed(clock, (kill_at, done), patch)
         killed = False
         for _ in range(12):
             try:
-                await go_on(redriver_on(engine, clock))
+                await step_until_idle(redriver_on(engine, clock))
             except Killed:
                 killed = True
-            await end(engine, Complete())
+            await settle_waiting(engine, Complete())
             clock.advance(PATIENCE_MS)
-        view = await seen(redrives, id_)
-        told = (kill_at, done, view)
-        assert view.redrive.state is RedriveState.FINISHED, told
-        assert (view.redrive.retried, view.redrive.changed, view.done) == (10, 0, 10), told
-        for job in await jobs_of(engine):
-            assert (job.redrives, times_put_back(job), job.state) == (1, 1, State.DONE), told
+        view = await read_redrive(redrives, id_)
+        context = (kill_at, done, view)
+        assert view.redrive.state is RedriveState.FINISHED, context
+        assert (view.redrive.retried, view.redrive.changed, view.done) == (10, 0, 10), context
+        for job in await read_jobs(engine):
+            assert (job.redrives, times_redriven(job), job.state) == (1, 1, State.DONE), context
             assert sum(event.kind is EventKind.EDITED for event in job.events) == bool(patch)
         if not killed:
             assert kill_at > 8, "it was killed in every phase"
             return
-    raise AssertionError("it never came through")
+    raise AssertionError("the redrive never finished")
 
 
 @pytest.mark.parametrize("done", [False, True])
-async def test_killed_at_every_write_and_cancelled_then(
+async def test_killed_at_every_write_and_then_cancelled(
     clock: ManualClock, monkeypatch: pytest.MonkeyPatch, done: bool
 ) -> None:
-    """What was in hand is finished by the next one, no more is put back, the counts are true."""
-    monkeypatch.setattr("holdfast.upkeep.redrive.BATCH", 4)
+    """The next redriver finishes pending jobs, puts no more back, and the counts are exact."""
+    monkeypatch.setattr("holdfast.ops.redrives.BATCH", 4)
     for kill_at in range(100):
         engine, redrives, id_ = await doomed(clock, (kill_at, done))
         killed = False
         for _ in range(12):
             try:
-                await go_on(redriver_on(engine, clock))
+                await step_until_idle(redriver_on(engine, clock))
             except Killed:
                 killed = True
-                in_hand = await seen(redrives, id_)
+                in_hand = await read_redrive(redrives, id_)
                 await redrives.cancel(id_, "ann")
                 most = in_hand.redrive.retried + len(in_hand.redrive.pending)
-            await end(engine, Complete())
+            await settle_waiting(engine, Complete())
             clock.advance(PATIENCE_MS)
         if not killed:
             assert kill_at > 8, "it was killed in every phase"
             return
-        view = await seen(redrives, id_)
-        told = (kill_at, done, view)
-        assert view.redrive.state in (RedriveState.CANCELLED, RedriveState.FINISHED), told
-        assert view.redrive.pending == (), told
-        assert view.redrive.retried == view.done == most, told
-        times = [times_put_back(job) for job in await jobs_of(engine)]
-        assert max(times) <= 1, told
-        assert sum(times) == view.redrive.retried, told
-    raise AssertionError("it never came through")
+        view = await read_redrive(redrives, id_)
+        context = (kill_at, done, view)
+        assert view.redrive.state in (RedriveState.CANCELLED, RedriveState.FINISHED), context
+        assert view.redrive.pending == (), context
+        assert view.redrive.retried == view.done == most, context
+        times = [times_redriven(job) for job in await read_jobs(engine)]
+        assert max(times) <= 1, context
+        assert sum(times) == view.redrive.retried, context
+    raise AssertionError("the redrive never finished")
 
 
 class Slow(MemoryEngine):
-    """Others come in between any two calls."""
+    """Yields to other tasks between any two calls."""
 
     def __init__(self, clock: ManualClock, seed: int) -> None:
         super().__init__(clock=clock)
@@ -153,16 +153,16 @@ class Slow(MemoryEngine):
 
 
 @pytest.mark.parametrize("patch", [None, b'{"fixed": true}'])
-async def test_several_redrivers_at_once(
+async def test_several_redrivers_at_the_same_time(
     clock: ManualClock, monkeypatch: pytest.MonkeyPatch, patch: bytes | None
 ) -> None:
-    """Without patience, so that they get into each other's way as much as they can."""
-    monkeypatch.setattr("holdfast.upkeep.redrive.BATCH", 5)
+    """Without patience, so that they interfere as much as possible."""
+    monkeypatch.setattr("holdfast.ops.redrives.BATCH", 5)
     monkeypatch.setattr("holdfast.upkeep.redriver.PATIENCE_MS", 0)
     for seed in range(40):
         engine = Slow(clock, seed)
         await engine.open()
-        await dead(engine, 23, payload=b'{"n": 1}')
+        await bury_jobs(engine, 23, payload=b'{"n": 1}')
         redrives = Redrives(engine, clock.wall_ms)
         id_ = (await redrives.start(RedrivePlan(wanted=ALL, patch=patch))).id
 
@@ -172,40 +172,40 @@ async def test_several_redrivers_at_once(
                 await redriver.once()
 
         await asyncio.gather(*(work() for _ in range(4)))
-        view = await seen(redrives, id_)
-        told = f"seed {seed}: {view}"
-        assert view.redrive.state is RedriveState.FINISHED, told
-        assert (view.redrive.retried, view.redrive.changed) == (23, 0), told
-        await end(engine, Complete())
-        await go_on(redriver_on(engine, clock))
-        view = await seen(redrives, id_)
-        assert (view.done, view.open) == (23, 0), told
-        assert {times_put_back(job) for job in await jobs_of(engine)} == {1}, told
+        view = await read_redrive(redrives, id_)
+        context = f"seed {seed}: {view}"
+        assert view.redrive.state is RedriveState.FINISHED, context
+        assert (view.redrive.retried, view.redrive.changed) == (23, 0), context
+        await settle_waiting(engine, Complete())
+        await step_until_idle(redriver_on(engine, clock))
+        view = await read_redrive(redrives, id_)
+        assert (view.done, view.open) == (23, 0), context
+        assert {times_redriven(job) for job in await read_jobs(engine)} == {1}, context
 
 
 async def test_several_redrivers_on_a_real_store(
     engine: Engine, redrives: Redrives, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("holdfast.upkeep.redrive.BATCH", 5)
+    monkeypatch.setattr("holdfast.ops.redrives.BATCH", 5)
     monkeypatch.setattr("holdfast.upkeep.redriver.PATIENCE_MS", 0)
-    await dead(engine, 43)
+    await bury_jobs(engine, 43)
     id_ = (await redrives.start(RedrivePlan(wanted=ALL, patch=b'{"fixed": true}'))).id
 
     async def work() -> None:
         redriver = redriver_on(engine, clock)
-        while not (await seen(redrives, id_)).redrive.state.ended:
+        while not (await read_redrive(redrives, id_)).redrive.state.ended:
             await redriver.once()
 
     await asyncio.gather(*(work() for _ in range(4)))
-    view = await seen(redrives, id_)
+    view = await read_redrive(redrives, id_)
     assert (view.redrive.retried, view.redrive.changed) == (43, 0)
-    assert {times_put_back(job) for job in await jobs_of(engine)} == {1}
+    assert {times_redriven(job) for job in await read_jobs(engine)} == {1}
 
 
 async def test_an_outage_in_the_middle_is_survived(clock: ManualClock) -> None:
     engine = KillableEngine(clock)
     await engine.open()
-    await dead(engine, 2)
+    await bury_jobs(engine, 2)
     redrives = Redrives(engine, clock.wall_ms)
     redriver = redriver_on(engine, clock)
     id_ = (await redrives.start(RedrivePlan(wanted=ALL))).id
@@ -219,5 +219,5 @@ async def test_an_outage_in_the_middle_is_survived(clock: ManualClock) -> None:
         await redriver.once()
     engine.amend = real  # type: ignore[method-assign]
     clock.advance(PATIENCE_MS)
-    await go_on(redriver)
-    assert (await seen(redrives, id_)).redrive.retried == 2
+    await step_until_idle(redriver)
+    assert (await read_redrive(redrives, id_)).redrive.retried == 2

@@ -1,4 +1,4 @@
-"""One job per tick, whatever runs twice, dies in between, or has its clock set."""
+"""The scheduler: one job per tick, with several schedulers, crashes and clock changes."""
 
 import asyncio
 import random
@@ -7,17 +7,18 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from holdfast.core import limits
+from holdfast.core import bounds
 from holdfast.core.model import JobFilter, LeaseRequest, NewJob, Queue, Record, State, Status
 from holdfast.core.verdict import Complete, Settlement
-from holdfast.durations import show_at
 from holdfast.engines.base import Engine
-from holdfast.engines.url import open_engine
+from holdfast.engines.registry import open_engine
 from holdfast.errors import ConfigError, EngineUnavailable, Exists, InvalidJob, OutcomeUnknown
 from holdfast.events import Ticked
+from holdfast.notation.durations import show_at
+from holdfast.ops.schedules import Schedule, Schedules
 from holdfast.testing.clock import ManualClock
-from holdfast.upkeep import Pruner, Schedule, Scheduler, Schedules
-from tests.upkeep.doubles import Ear, FaultyEngine
+from holdfast.upkeep import Pruner, Scheduler
+from tests.upkeep.faulty_engine import FaultyEngine, RecordingListener
 
 SECOND = 1_000
 MINUTE = 60 * SECOND
@@ -35,12 +36,12 @@ async def ids(engine: Engine) -> list[str]:
     return sorted(job.id for job in page.jobs)
 
 
-async def test_a_tick_becomes_a_job_that_says_where_it_comes_from(
+async def test_a_tick_becomes_a_job_with_its_origin_in_the_headers(
     engine: Engine, clock: ManualClock
 ) -> None:
     await Schedules(engine, clock.wall_ms).add(minutely())
-    ear = Ear()
-    scheduler = Scheduler(engine, clock.wall_ms, tell=ear)
+    listener = RecordingListener()
+    scheduler = Scheduler(engine, clock.wall_ms, tell=listener)
     start = clock.wall_ms()
     assert start % MINUTE == 0
     assert await scheduler.once() == MINUTE, "nothing is due; the next tick sets the timer"
@@ -51,13 +52,13 @@ async def test_a_tick_becomes_a_job_that_says_where_it_comes_from(
     assert job is not None
     assert (job.task, job.payload, job.key) == ("report", b"1", f"schedule/s/{text}")
     assert job.headers == {"h": "1", "schedule": "s", "tick": text}
-    assert ear.heard == [Ticked(schedule="s", tick_at=start + MINUTE, status="new")]
+    assert listener.events == [Ticked(schedule="s", tick_at=start + MINUTE, status="new")]
     kept = await Schedules(engine, clock.wall_ms).get("s")
     assert kept is not None
     assert (kept.last_tick, kept.passed_at) == (start + MINUTE, start + MINUTE)
 
 
-async def test_any_number_of_schedulers_make_one_job_a_tick(
+async def test_any_number_of_schedulers_enqueue_one_job_per_tick(
     engine: Engine, clock: ManualClock
 ) -> None:
     schedules = Schedules(engine, clock.wall_ms)
@@ -90,9 +91,7 @@ async def test_schedulers_with_engines_of_their_own(
 
 
 @pytest.mark.parametrize("where", ["before enqueue", "after enqueue", "before save"])
-async def test_dying_between_two_steps_fires_neither_twice_nor_never(
-    clock: ManualClock, where: str
-) -> None:
+async def test_a_crash_between_two_steps_fires_exactly_once(clock: ManualClock, where: str) -> None:
     engine = FaultyEngine(clock)
     await engine.open()
     await Schedules(engine, clock.wall_ms).add(minutely())
@@ -108,7 +107,7 @@ async def test_dying_between_two_steps_fires_neither_twice_nor_never(
     assert len(await ids(engine)) == 1
 
 
-async def test_a_lost_note_does_not_fire_again_after_the_job_is_done_and_gone(
+async def test_a_lost_record_does_not_fire_again_after_the_job_is_pruned(
     clock: ManualClock,
 ) -> None:
     engine = FaultyEngine(clock)
@@ -167,7 +166,7 @@ async def test_a_clock_that_was_far_ahead_does_not_stop_a_schedule_for_ever(
     assert len(await ids(engine)) == 2
 
 
-async def test_a_clock_that_was_some_hours_ahead_silences_nothing_for_hours(
+async def test_a_clock_some_hours_ahead_does_not_silence_a_schedule(
     engine: Engine, clock: ManualClock
 ) -> None:
     await Schedules(engine, clock.wall_ms).add(minutely())
@@ -183,7 +182,7 @@ async def test_a_clock_that_was_some_hours_ahead_silences_nothing_for_hours(
 
 
 @pytest.mark.parametrize(("missed", "want"), [("skip", 0), ("once", 1), ("all", 3)])
-async def test_what_was_missed_while_nobody_ran(
+async def test_ticks_missed_while_no_scheduler_ran(
     engine: Engine, clock: ManualClock, missed: Any, want: int
 ) -> None:
     await Schedules(engine, clock.wall_ms).add(minutely(every_ms=HOUR, missed=missed, missed_max=3))
@@ -199,11 +198,11 @@ async def test_what_was_missed_while_nobody_ran(
 async def test_a_full_queue_is_tried_again(engine: Engine, clock: ManualClock) -> None:
     await engine.declare(Queue(name="default", accepting=False))
     await Schedules(engine, clock.wall_ms).add(minutely(every_ms=HOUR, missed="all"))
-    ear = Ear()
-    scheduler = Scheduler(engine, clock.wall_ms, tell=ear)
+    listener = RecordingListener()
+    scheduler = Scheduler(engine, clock.wall_ms, tell=listener)
     clock.advance(2 * HOUR)
     await scheduler.once()
-    assert [each.status for each in ear.heard if isinstance(each, Ticked)] == ["refused"]
+    assert [each.status for each in listener.events if isinstance(each, Ticked)] == ["refused"]
     assert await ids(engine) == []
     await engine.declare(Queue(name="default"))
     await scheduler.once()
@@ -273,7 +272,7 @@ async def test_editing_at_run_time(engine: Engine, clock: ManualClock) -> None:
         await schedules.edit("s", every_ms=HOUR)
 
 
-async def test_an_edited_rule_makes_up_for_nothing(engine: Engine, clock: ManualClock) -> None:
+async def test_an_edited_rule_starts_from_now(engine: Engine, clock: ManualClock) -> None:
     schedules = Schedules(engine, clock.wall_ms)
     await schedules.add(minutely(every_ms=30 * DAY, missed="all"))
     clock.advance(DAY)
@@ -337,13 +336,13 @@ async def test_an_edit_and_a_tick_do_not_overwrite_each_other(clock: ManualClock
 async def test_a_tick_that_would_be_refused_is_refused_at_once(
     engine: Engine, clock: ManualClock
 ) -> None:
-    headers = {f"h{number}": "" for number in range(limits.PAIRS_MAX - 1)}
+    headers = {f"h{number}": "" for number in range(bounds.PAIRS_MAX - 1)}
     job = NewJob(id="-", task="t", headers=headers)
     with pytest.raises(InvalidJob, match="65 headers"):
         await Schedules(engine, clock.wall_ms).add(minutely(job=job))
 
 
-async def test_names_that_are_close_are_told_apart(engine: Engine, clock: ManualClock) -> None:
+async def test_similar_names_are_distinct(engine: Engine, clock: ManualClock) -> None:
     schedules = Schedules(engine, clock.wall_ms)
     names = ["a", "aa", "ab", "b", "A", "-", "ab.c"]
     for name in names:

@@ -1,4 +1,4 @@
-"""The shared start/stop shape: outages are survived, a stop is heard, a closed engine ends it."""
+"""The loop of a service: it survives outages, obeys a stop, and ends with a closed engine."""
 
 import asyncio
 import logging
@@ -8,14 +8,15 @@ import pytest
 from holdfast.core.model import LeaseRequest, NewJob, State
 from holdfast.errors import EngineClosed, EngineUnavailable, Forbidden, OutcomeUnknown
 from holdfast.events import Reaped, Troubled
+from holdfast.ops import service
+from holdfast.ops.service import keep
 from holdfast.testing.clock import ManualClock
-from holdfast.upkeep import Reaper, Upkeep, service
-from holdfast.upkeep.service import keep
-from tests.upkeep.doubles import Ear, FaultyEngine
+from holdfast.upkeep import Reaper, Upkeep
+from tests.upkeep.faulty_engine import FaultyEngine, RecordingListener
 
 
 class Counting:
-    """A service that answers what it is given and stops when there is nothing left."""
+    """A service with planned answers, which sets `stop` after the last."""
 
     name = "counting"
     net_ms = 60_000
@@ -33,8 +34,8 @@ class Counting:
         return answer
 
 
-async def test_outages_are_survived_and_told() -> None:
-    stop, ear = asyncio.Event(), Ear()
+async def test_outages_are_survived_and_reported() -> None:
+    stop, listener = asyncio.Event(), RecordingListener()
     troubles: list[int | Exception | None] = [
         EngineUnavailable("down"),
         OutcomeUnknown("who knows"),
@@ -45,28 +46,30 @@ async def test_outages_are_survived_and_told() -> None:
     ]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(service, "_PAUSE_MS_FIRST", 1)
-        await asyncio.wait_for(keep(Counting(troubles, stop), stop, ear), 60)
-    told = [(each.error, each.text) for each in ear.heard if isinstance(each, Troubled)]
+        await asyncio.wait_for(keep(Counting(troubles, stop), stop, listener), 60)
+    told = [(each.error, each.text) for each in listener.events if isinstance(each, Troubled)]
     assert told == [("unavailable", "down"), ("outcome_unknown", "who knows"), ("OSError", "disk")]
 
 
-async def test_who_may_not_leaves_it_to_others() -> None:
-    stop, ear = asyncio.Event(), Ear()
+async def test_a_forbidden_service_waits_for_the_stop() -> None:
+    stop, listener = asyncio.Event(), RecordingListener()
     counting = Counting([Forbidden("not for this"), 0], stop)
-    keeping = asyncio.create_task(keep(counting, stop, ear))
+    keeping = asyncio.create_task(keep(counting, stop, listener))
     for _ in range(10):
         await asyncio.sleep(0)
-    assert (counting.answers, ear.heard, keeping.done()) == ([0], [], False)
+    assert (counting.answers, listener.events, keeping.done()) == ([0], [], False)
     stop.set()
     await keeping
 
 
 def test_pauses_grow_to_a_bound() -> None:
-    stop, ear = asyncio.Event(), Ear()
+    stop, listener = asyncio.Event(), RecordingListener()
     counting = Counting([], stop)
     logging.getLogger("holdfast.upkeep").disabled = True
     try:
-        pauses = [service._trouble(counting, OSError("x"), n, ear) for n in range(1, 100)]
+        pauses = [
+            service._report_failure(counting, OSError("x"), n, listener) for n in range(1, 100)
+        ]
     finally:
         logging.getLogger("holdfast.upkeep").disabled = False
     assert pauses[0] <= 200
@@ -81,7 +84,7 @@ def test_the_net_bounds_every_sleep_and_a_timer_is_never_early() -> None:
         assert 1_000 < service._pause_ms(1_000, 5_000) <= 1_051
 
 
-async def test_a_stop_is_heard_in_the_middle_of_a_sleep() -> None:
+async def test_a_stop_interrupts_a_sleep() -> None:
     stop = asyncio.Event()
     asleep = asyncio.Event()
 
@@ -90,7 +93,7 @@ async def test_a_stop_is_heard_in_the_middle_of_a_sleep() -> None:
             asleep.set()
             return None
 
-    task = asyncio.create_task(keep(Sleeper([], stop), stop, Ear()))
+    task = asyncio.create_task(keep(Sleeper([], stop), stop, RecordingListener()))
     await asleep.wait()
     stop.set()
     await asyncio.wait_for(task, 60)
@@ -99,7 +102,7 @@ async def test_a_stop_is_heard_in_the_middle_of_a_sleep() -> None:
 async def test_a_closed_engine_ends_the_service_with_the_reason() -> None:
     stop = asyncio.Event()
     with pytest.raises(EngineClosed):
-        await keep(Counting([EngineClosed("closed"), 0], stop), stop, Ear())
+        await keep(Counting([EngineClosed("closed"), 0], stop), stop, RecordingListener())
 
 
 async def test_the_reaper_goes_on_after_an_unknown_outcome(clock: ManualClock) -> None:
@@ -112,7 +115,7 @@ async def test_the_reaper_goes_on_after_an_unknown_outcome(clock: ManualClock) -
     engine.after = {"settle": [OutcomeUnknown("lost the answer")]}
     stop = asyncio.Event()
     again = asyncio.Event()
-    ear = Ear()
+    listener = RecordingListener()
 
     class Watched(Reaper):
         async def once(self) -> int | None:
@@ -122,17 +125,17 @@ async def test_the_reaper_goes_on_after_an_unknown_outcome(clock: ManualClock) -
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(service, "_PAUSE_MS_FIRST", 1)
-        task = asyncio.create_task(keep(Watched(engine), stop, ear))
+        task = asyncio.create_task(keep(Watched(engine), stop, listener))
         await asyncio.wait_for(again.wait(), 60)
     stop.set()
     await task
     job = await engine.get("a")
     assert job is not None
     assert (job.state, len(job.failures)) == (State.WAITING, 1)
-    assert [type(each) for each in ear.heard] == [Troubled, Troubled]
+    assert [type(each) for each in listener.events] == [Troubled, Troubled]
 
 
-async def test_upkeep_runs_all_until_told_to_stop(clock: ManualClock) -> None:
+async def test_upkeep_runs_all_services_until_it_is_stopped(clock: ManualClock) -> None:
     engine = FaultyEngine(clock)
     await engine.open()
     await engine.enqueue([NewJob(id="a", task="t")])

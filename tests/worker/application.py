@@ -1,4 +1,4 @@
-"""The tasks that real workers run in tests. Each writes what it does into a journal in `folder`,
+"""The tasks that real workers run in tests. Each records its steps in a journal in `folder`,
 and those that hold wait for the file `go` there.
 """
 
@@ -21,7 +21,7 @@ app = Holdfast("memory:")
 
 
 def write(folder: str, word: str, ctx: Context) -> None:
-    """One line, one write: nothing of two processes can mix."""
+    """One line in one write, so that lines of two processes cannot mix."""
     entry = {"word": word, "id": ctx.id, "attempt": ctx.attempt, "token": ctx.token}
     line = json.dumps({**entry, "pid": os.getpid(), "at_ns": time.monotonic_ns()}) + "\n"
     descriptor = os.open(Path(folder) / "journal", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
@@ -66,7 +66,7 @@ async def hold_async(folder: str, *, ctx: Context) -> None:
 
 @app.task(name="heed")
 def heed(folder: str, *, ctx: Context) -> None:
-    """Stops when it is told."""
+    """Stops when it is cancelled."""
     write(folder, "start", ctx)
     while not ctx.cancelled:
         time.sleep(0.01)
@@ -89,7 +89,7 @@ def backtrack(folder: str, longer_s: float, *, ctx: Context) -> None:
 
 @app.task(name="die")
 def die(folder: str, *, ctx: Context) -> None:
-    """Killed from outside of Python, after some last words."""
+    """Killed by a signal, after some last output."""
     write(folder, "start", ctx)
     print("these were the last words", file=sys.stderr)
     os.kill(os.getpid(), signal.SIGKILL)
@@ -98,7 +98,7 @@ def die(folder: str, *, ctx: Context) -> None:
 
 @app.task(name="leave_survivors")
 def leave_survivors(folder: str, *, ctx: Context) -> None:
-    """Two processes that only a careful worker finds, one of them out of the session."""
+    """Starts two processes that are hard to find, one of them in another session."""
     subprocess.Popen(["sleep", "600"])
     subprocess.Popen(["sleep", "600"], start_new_session=True)
     hold.handler.function(folder, ctx=ctx)
@@ -111,7 +111,7 @@ def fail() -> None:
 
 @app.task(name="resume_from")
 def resume_from(folder: str, *, ctx: Context) -> list[int]:
-    """Goes on where the attempt before it stopped."""
+    """Resumes where the attempt before it stopped."""
     done: list[int] = ctx.resume([])
     write(folder, f"resumed at {len(done)}", ctx)
     done = [*done, ctx.attempt]
@@ -186,13 +186,13 @@ def hold_then_cancel(folder: str, *, ctx: Context) -> None:
 
 @app.task(name="hold_interpreter")
 def hold_interpreter(seconds: int) -> None:
-    """Nothing else of Python runs in this process meanwhile."""
+    """Holds the interpreter: no other Python code runs in this process meanwhile."""
     ctypes.PyDLL(None).sleep(seconds)
 
 
 @app.task(name="frail", breaker="3 failures, 300ms to 300ms")
 def frail(folder: str, *, ctx: Context) -> None:
-    """Fails until it may go."""
+    """Fails until the file `go` exists."""
     write(folder, "start", ctx)
     if not may_go(folder):
         raise ConnectionError("nobody there")
@@ -209,7 +209,7 @@ def two_at_a_time(folder: str, *, ctx: Context) -> None:
 
 @app.task(name="fickle")
 def fickle(folder: str, seed: int, *, ctx: Context) -> None:
-    """Fails, is not ready or kills its process, now and then; comes through in the end."""
+    """Fails, releases itself or kills its process now and then; completes in the end."""
     write(folder, "start", ctx)
     dice = random.Random(f"{seed} {ctx.id} {ctx.token}").random()
     time.sleep(dice / 100)
@@ -223,7 +223,7 @@ def fickle(folder: str, seed: int, *, ctx: Context) -> None:
 
 
 def come_after(folder: str, number: int) -> None:
-    """Fails unless the one before has come through."""
+    """Fails unless the one before has completed."""
     if number and not (Path(folder) / f"came-{number - 1}").exists():
         raise AssertionError(f"{number} came too early")
     (Path(folder) / f"came-{number}").touch()

@@ -1,15 +1,16 @@
-"""Places where real workers can be started, and doubles for those that are not."""
+"""Fixtures: folders in which real workers run, and doubles of children and engines."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
-from holdfast.app import Holdfast
-from holdfast.worker import births, crew, processes, renewer, settler, supervisor
-from tests.worker.doubles import FakeLink, TroubledEngine
-from tests.worker.running import Place
-from tests.worker.staging import Stage
+from holdfast.app.application import Holdfast
+from holdfast.worker import processes
+from holdfast.worker.supervisor import child_pool, child_process, held_leases, settle, supervisor
+from tests.worker.doubles import FakeChild, TroubledEngine
+from tests.worker.live_workers import Place
+from tests.worker.pool_stage import Stage
 
 
 @pytest.fixture
@@ -30,18 +31,18 @@ async def pg_place(tmp_path: Path, pg_dsn: str) -> AsyncIterator[Place]:
 
 
 @pytest.fixture
-def crew_doubles(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Doubles count as processes, and nobody looks for those that strangers left here."""
-    monkeypatch.setattr(crew, "Link", FakeLink)
+def pool_doubles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Doubles count as child processes, and no orphaned processes are swept."""
+    monkeypatch.setattr(child_pool, "ChildProcess", FakeChild)
     monkeypatch.setattr(processes, "sweep_strangers", lambda _known: 0)
-    monkeypatch.setattr(births, "_PAUSE_S_FIRST", 0.001)
+    monkeypatch.setattr(child_process, "_PAUSE_S_FIRST", 0.001)
 
 
 @pytest.fixture
-async def stage(crew_doubles: None) -> AsyncIterator[Stage]:
+async def stage(pool_doubles: None) -> AsyncIterator[Stage]:
     made = Stage()
     yield made
-    await made.crew.stop("the test is over")
+    await made.pool.stop("the test is over")
 
 
 @pytest.fixture
@@ -53,11 +54,11 @@ async def troubled() -> TroubledEngine:
 
 @pytest.fixture
 def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A supervisor that looks often, and has no real process to look for."""
+    """A supervisor with short intervals and no real processes."""
     monkeypatch.setattr(supervisor, "TICK_S", 0.005)
     monkeypatch.setattr(supervisor, "_ORDERS_S", 0.01)
-    monkeypatch.setattr(settler, "_PAUSE_S_MAX", 0.01)
-    monkeypatch.setattr(renewer, "_PAUSE_S", 0.01)
-    monkeypatch.setattr(births, "_PAUSE_S_FIRST", 0.001)
+    monkeypatch.setattr(settle, "_PAUSE_S_MAX", 0.01)
+    monkeypatch.setattr(held_leases, "_PAUSE_S", 0.01)
+    monkeypatch.setattr(child_process, "_PAUSE_S_FIRST", 0.001)
     monkeypatch.setattr(processes, "sweep_strangers", lambda _known: 0)
     monkeypatch.setattr(processes, "kill_marked", lambda _marker: 0)

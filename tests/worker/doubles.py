@@ -1,5 +1,5 @@
-"""Stand-ins for tests inside one process: an engine with troubles, leases in hand, and children
-that are nothing but a board and a list of what they were told.
+"""Test doubles: an engine that fails on demand, held leases, and children that are only a board and
+a list of the messages they got.
 """
 
 import asyncio
@@ -11,16 +11,23 @@ from holdfast.core.verdict import Outcome, Settlement
 from holdfast.engines.base import Saved
 from holdfast.engines.clock import Clock
 from holdfast.engines.memory import MemoryEngine
-from holdfast.worker.board import Board
-from holdfast.worker.clock import boot_s
-from holdfast.worker.hand import Hand, Held, Kind
-from holdfast.worker.link import Link, Listener
-from holdfast.worker.wire import Call, ChildSetup, Down, Ready, TaskInfo, Up
+from holdfast.process import boot_s
+from holdfast.worker.supervisor.child_process import ChildListener, ChildProcess
+from holdfast.worker.supervisor.held_leases import HeldLease, HeldLeases, RunnerKind
+from holdfast.worker.wire import (
+    Board,
+    ChildCall,
+    ChildReady,
+    ChildSetup,
+    FromChild,
+    TaskInfo,
+    ToChild,
+)
 
 
 class TroubledEngine(MemoryEngine):
-    """The next calls of a verb raise what `trouble` holds for it; with `for_ever`, all of them.
-    `asked` counts the calls, `settled` keeps what was settled, in batches."""
+    """The next calls of a verb raise the errors in `trouble`, or every call the one in `for_ever`.
+    `asked` counts the calls, `settled` has the settled batches."""
 
     def __init__(self, clock: Clock | None = None) -> None:
         super().__init__(clock=clock)
@@ -56,53 +63,56 @@ class TroubledEngine(MemoryEngine):
             raise self.for_ever[verb]
 
 
-async def in_hand(
-    engine: MemoryEngine, hand: Hand, *ids: str, kind: Kind = "python", **fields: Any
-) -> list[Held]:
-    """New jobs, leased and held."""
+async def hold_new(
+    engine: MemoryEngine, held: HeldLeases, *ids: str, kind: RunnerKind = "python", **fields: Any
+) -> list[HeldLease]:
+    """Enqueue, lease and hold new jobs."""
     await engine.enqueue([NewJob(**{"id": id_, "task": "work", **fields}) for id_ in ids])
     request = LeaseRequest(ids=ids, limit=len(ids), worker="w")
     leases = await engine.lease(request)
     assert len(leases) == len(ids)
     by_id = {lease.id: lease for lease in leases}
-    return hand.take([by_id[id_] for id_ in ids], boot_s(), lambda _job: kind)
+    leased = [HeldLease(by_id[id_], boot_s(), kind) for id_ in ids]
+    held.add(leased)
+    return leased
 
 
-class FakeLink(Link):
-    """A child without a process: `said` is what it was told; `die` and `speak` are for the test."""
+class FakeChild(ChildProcess):
+    """A child without a process: `sent` has the instructions it got; `die` and `answer` are for the
+    test."""
 
-    def __init__(self, setup: ChildSetup, listener: Listener, solo: bool) -> None:
+    def __init__(self, setup: ChildSetup, listener: ChildListener, solo: bool) -> None:
         super().__init__(setup, listener, solo)
-        self.said: list[Down] = []
+        self.sent: list[ToChild] = []
         self.killed = False
-        self.mourned = asyncio.Event()
+        self.reported = asyncio.Event()
 
     @property
     def pid(self) -> int:
         return 0
 
     @property
-    def calls(self) -> list[Call]:
-        return [word for word in self.said if isinstance(word, Call)]
+    def calls(self) -> list[ChildCall]:
+        return [message for message in self.sent if isinstance(message, ChildCall)]
 
     async def start(self) -> None:
         self.board = Board.make(self.setup.slots)
 
-    def say(self, words: list[Down]) -> None:
-        self.said += words
+    def write(self, instructions: list[ToChild]) -> None:
+        self.sent += instructions
 
     def kill(self) -> None:
         self.killed = True
         asyncio.get_running_loop().call_soon(self.die, -9)
 
-    async def dead(self) -> None:
-        await self.mourned.wait()
+    async def wait_dead(self) -> None:
+        await self.reported.wait()
 
-    def speak(self, *words: Up) -> None:
-        self._listener.heard(self, list(words))
+    def answer(self, *messages: FromChild) -> None:
+        self._listener.received(self, list(messages))
 
     def ready(self, *tasks: TaskInfo) -> None:
-        self.speak(Ready(tasks or (TaskInfo("work"),)))
+        self.answer(ChildReady(tasks or (TaskInfo("work"),)))
 
     def run(self, *numbers: int) -> None:
         """These calls have started."""
@@ -115,4 +125,4 @@ class FakeLink(Link):
             self.status = status
             self._listener.died(self)
             self.board.close()
-            self.mourned.set()
+            self.reported.set()

@@ -11,8 +11,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from holdfast.worker.context import Context
-from tests.worker.handling import handler
+from holdfast.worker.child.context import Context
+from tests.worker.sample_handlers import handler
 
 
 def echo(value: Any) -> Any:
@@ -45,7 +45,7 @@ def variables() -> list[str]:
 
 
 def descriptors() -> str:
-    """What a process that a handler starts has open."""
+    """The open descriptors of a process that a handler starts."""
     return subprocess.check_output(["ls", "/proc/self/fd"], text=True)
 
 
@@ -55,7 +55,7 @@ def start_sleeper(path: str) -> None:
 
 
 def fork_and_terminate() -> list[int | None]:
-    """A forked process obeys SIGTERM, as its parent expects, however early it comes."""
+    """A forked process obeys SIGTERM, however early it comes."""
     statuses = []
     for _ in range(20):
         process = multiprocessing.get_context("fork").Process(target=time.sleep, args=(600,))

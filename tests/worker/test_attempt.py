@@ -9,23 +9,23 @@ from typing import Any
 import msgspec
 import pytest
 
-from holdfast.core import codec, limits
+from holdfast.core import bounds, codec
 from holdfast.core.model import FailureKind, NewJob
-from holdfast.outcomes import Bury, Cancelled, Outcome, Release, Retry
-from holdfast.worker.attempt import Attempt
-from holdfast.worker.context import Context
+from holdfast.worker.child.attempt import Attempt
+from holdfast.worker.child.context import Context
+from holdfast.worker.outcomes import Bury, Cancelled, HandlerOutcome, Release, Retry
 from holdfast.worker.wire import (
     AskedBury,
     AskedCancel,
     AskedRelease,
     AskedRetry,
     Ending,
+    NoteUpdate,
     Raised,
     Returned,
-    Told,
 )
-from tests.worker.driving import given_job
-from tests.worker.handling import both, handler
+from tests.worker.child_driver import given_job
+from tests.worker.sample_handlers import both, handler
 
 
 def run(attempt: Attempt) -> tuple[Ending, ...]:
@@ -35,7 +35,7 @@ def run(attempt: Attempt) -> tuple[Ending, ...]:
 
 
 def end_both(function: Callable[..., Any], payload: Any = None, **fields: Any) -> Ending:
-    """The ending, which is the same for both kinds of function."""
+    """The ending, which is the same for functions and coroutines."""
     endings = [
         run(Attempt(handler(each, name="sample", **fields), (given_job(payload),)))[0]
         for each in both(function)
@@ -60,7 +60,7 @@ def raising(error: BaseException) -> Callable[[], None]:
 
 
 @pytest.mark.parametrize("value", [0, "text", [1, 2], {"a": None}, False, ""])
-def test_what_is_returned_is_the_result(value: Any) -> None:
+def test_the_returned_value_is_the_result(value: Any) -> None:
     assert end_both(lambda: value) == Returned(codec.encode(value))
 
 
@@ -90,11 +90,11 @@ def test_a_result_that_cannot_be_written_is_fatal(value: Any) -> None:
 
 
 def test_a_result_over_the_bound_is_fatal() -> None:
-    ending = end_both(lambda: "x" * limits.RESULT_MAX)
+    ending = end_both(lambda: "x" * bounds.RESULT_MAX)
     assert isinstance(ending, Raised)
     assert ending.fatal
-    assert str(limits.RESULT_MAX) in ending.failure.message
-    assert isinstance(end_both(lambda: "x" * (limits.RESULT_MAX - 2)), Returned)
+    assert str(bounds.RESULT_MAX) in ending.failure.message
+    assert isinstance(end_both(lambda: "x" * (bounds.RESULT_MAX - 2)), Returned)
 
 
 @pytest.mark.parametrize(
@@ -110,7 +110,7 @@ def test_a_result_over_the_bound_is_fatal() -> None:
         (ExceptionGroup("several", [ValueError("one")]), "ExceptionGroup"),
     ],
 )
-def test_what_is_raised_is_a_failure(error: BaseException, kind: str) -> None:
+def test_an_exception_is_a_failure(error: BaseException, kind: str) -> None:
     ending = end_both(raising(error))
     assert isinstance(ending, Raised)
     assert (ending.failure.kind, ending.failure.type) == (FailureKind.ERROR, kind)
@@ -128,7 +128,7 @@ def test_what_is_raised_is_a_failure(error: BaseException, kind: str) -> None:
         (KeyError(), {"retry_on": (KeyError,), "give_up_on": (KeyError,)}, True),
     ],
 )
-def test_the_task_says_what_is_worth_another_attempt(
+def test_the_task_decides_which_errors_are_retried(
     error: Exception, fields: dict[str, Any], fatal: bool
 ) -> None:
     ending = end_both(raising(error), **fields)
@@ -148,7 +148,7 @@ def test_the_task_says_what_is_worth_another_attempt(
         (Cancelled("\ud800"), AskedCancel, {"text": "\ufffd"}),
     ],
 )
-def test_outcomes(outcome: Outcome, kind: type, fields: dict[str, Any]) -> None:
+def test_outcomes(outcome: HandlerOutcome, kind: type, fields: dict[str, Any]) -> None:
     ending = end_both(raising(outcome))
     assert isinstance(ending, kind)
     assert {name: getattr(ending, name) for name in fields} == fields
@@ -158,7 +158,7 @@ def test_outcomes(outcome: Outcome, kind: type, fields: dict[str, Any]) -> None:
         assert (failure.type, failure.message) == (type(outcome).__name__, str(outcome))
 
 
-def test_a_timeout_of_ours_is_told_from_theirs() -> None:
+def test_our_timeout_is_distinguished_from_the_handlers_own() -> None:
     async def sample() -> None:
         await asyncio.Event().wait()
 
@@ -175,7 +175,7 @@ def test_a_timeout_of_ours_is_told_from_theirs() -> None:
 
 
 @pytest.mark.parametrize("makes", [ValueError("interrupted"), Retry("later")])
-def test_what_a_handler_makes_of_its_timeout(makes: Exception) -> None:
+def test_a_handler_may_react_to_its_timeout(makes: Exception) -> None:
     async def sample() -> None:
         try:
             await asyncio.Event().wait()
@@ -223,7 +223,7 @@ async def test_a_coroutine_may_finish_in_spite_of_a_cancel() -> None:
     assert await running == (Returned(b'"finished all the same"'),)
 
 
-async def test_a_cancellation_from_elsewhere_comes_through() -> None:
+async def test_a_cancellation_from_elsewhere_is_passed_on() -> None:
     attempt = Attempt(handler(both(lambda: None)[1]), (given_job(),))
     running = asyncio.create_task(attempt.run_async())
     await asyncio.sleep(0)
@@ -232,7 +232,7 @@ async def test_a_cancellation_from_elsewhere_comes_through() -> None:
         await running
 
 
-def test_one_that_is_cancelled_before_it_starts_does_not_run() -> None:
+def test_a_call_cancelled_before_it_starts_does_not_run() -> None:
     for function in both(lambda: pytest.fail("it ran")):
         attempt = Attempt(handler(function), (given_job(),))
         attempt.cancel(lost=True)
@@ -252,8 +252,8 @@ def test_context_output_and_follow_ups_come_with_the_ending() -> None:
 
     attempt = Attempt(handler(sample), (given_job({"fail": False}),), number=3)
     assert attempt.run() == (Returned(None, (follow_up,), b"hello 5\n"),)
-    assert attempt.told() == [Told(3, 0, 0.5, b"[1]")]
-    assert attempt.told() == []
+    assert attempt.take_notes() == [NoteUpdate(3, 0, 0.5, b"[1]")]
+    assert attempt.take_notes() == []
     (ending,) = Attempt(handler(sample), (given_job({"fail": True}),)).run()
     assert isinstance(ending, Raised)
     assert ending.output == b"hello 5\n"
@@ -285,7 +285,7 @@ def test_a_batch_answers_for_each_job() -> None:
     assert endings[0] == Returned(b"5")
 
 
-def test_a_bad_payload_in_a_batch_hurts_itself_alone() -> None:
+def test_a_bad_payload_in_a_batch_fails_only_its_own_job() -> None:
     def sample(values: list[int], contexts: list[Context]) -> list[str]:
         return [f"{context.id}={value}" for value, context in zip(values, contexts, strict=True)]
 
@@ -305,7 +305,7 @@ def test_a_batch_that_raises_fails_as_a_whole() -> None:
 
 
 @pytest.mark.parametrize("answer", [[1], [1, 2, 3], "ab", 5, {"a": 1}])
-def test_a_batch_that_answers_for_another_number_is_told(answer: Any) -> None:
+def test_a_batch_that_returns_the_wrong_number_is_buried(answer: Any) -> None:
     endings = batch_of(lambda _: answer, 1, 2)
     assert len(endings) == 2
     for ending in endings:
@@ -313,7 +313,7 @@ def test_a_batch_that_answers_for_another_number_is_told(answer: Any) -> None:
         assert "one for each" in ending.failure.message
 
 
-def test_a_failure_leaves_nothing_for_the_collector() -> None:
+def test_a_failure_leaves_no_reference_cycle() -> None:
     class Payload:
         pass
 

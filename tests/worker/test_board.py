@@ -1,4 +1,4 @@
-"""What runs in a child is read from outside, also after its death."""
+"""The running calls of a child can be read from outside, also after its death."""
 
 import os
 import time
@@ -6,8 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from holdfast.worker.board import Board
-from holdfast.worker.clock import boot_ns
+from holdfast.worker.wire import Board, boot_ns
 
 
 @pytest.fixture
@@ -35,7 +34,7 @@ def test_calls_come_and_go(board: Board) -> None:
     assert (list(board.running()), board.started) == ([7], 7)
 
 
-def test_what_has_started_only_grows(board: Board) -> None:
+def test_the_highest_started_number_only_grows(board: Board) -> None:
     board.start(0, 9)
     board.start(1, 4)
     assert board.started == 9
@@ -52,7 +51,7 @@ def test_calls_may_begin_until_the_instant_the_supervisor_wrote(board: Board) ->
     theirs.close()
 
 
-def test_it_outlives_whoever_wrote_it(board: Board) -> None:
+def test_it_outlives_the_process_that_wrote_it(board: Board) -> None:
     pid = os.fork()
     if not pid:
         theirs = Board(os.dup(board.descriptor), board.slots)

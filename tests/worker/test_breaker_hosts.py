@@ -1,4 +1,4 @@
-"""The breakers of hosts: webhooks to one that fails wait, and those to others do not."""
+"""Breakers of hosts: webhooks to a failing host wait, those to other hosts do not."""
 
 import pytest
 
@@ -8,15 +8,27 @@ from holdfast.engines.base import Engine, Saved
 from holdfast.errors import EngineUnavailable
 from holdfast.testing.clock import ManualClock
 from holdfast.worker.wire import Ending, Raised
-from tests.worker.doors import BAD, GOOD, POLICY, SECOND, Worker, a_job, hook, probed, state
+from tests.worker.breaker_worker import (
+    BAD,
+    GOOD,
+    POLICY,
+    SECOND,
+    Worker,
+    a_job,
+    hook,
+    probed,
+    state,
+)
 
 
-async def test_a_host_is_left_alone_and_others_are_not(engine: Engine, clock: ManualClock) -> None:
+async def test_a_failing_host_is_shut_out_and_others_are_not(
+    engine: Engine, clock: ManualClock
+) -> None:
     worker = Worker(engine, "1", hosts=POLICY)
     await worker.breakers.look()
     worker.breakers.admit([hook()])
     for _ in range(3):
-        worker.breakers.ended(hook(), BAD)
+        worker.breakers.record([(hook(), BAD)])
     await worker.breakers.look()
     assert await state(engine, HOST_PREFIX + "a.example:443") == "open"
     worker.breakers.admit([hook(), hook("b.example"), a_job("t")])
@@ -31,16 +43,16 @@ async def test_a_host_is_left_alone_and_others_are_not(engine: Engine, clock: Ma
     assert second.verdict is not None
     await worker.breakers.look()
     assert worker.started[-1] is probe
-    worker.breakers.ended(probe, GOOD)
+    worker.breakers.record([(probe, GOOD)])
     await worker.breakers.look()
     assert await engine.load(KIND, limit=10) == [], "nothing is kept of a host that is well"
 
 
-async def test_an_answer_that_refuses_shows_that_the_host_is_well(engine: Engine) -> None:
+async def test_a_refusal_shows_that_the_host_works(engine: Engine) -> None:
     worker = Worker(engine, "1", hosts=POLICY)
     refused: Ending = Raised(Failure(type="HttpRefused", message="HTTP 404"))
     for ending in (BAD, BAD, refused, BAD, BAD):
-        worker.breakers.ended(hook(), ending)
+        worker.breakers.record([(hook(), ending)])
     await worker.breakers.look()
     assert await state(engine, HOST_PREFIX + "a.example:443") == "closed"
 
@@ -48,7 +60,7 @@ async def test_an_answer_that_refuses_shows_that_the_host_is_well(engine: Engine
 async def test_of_two_workers_one_sends_the_probe(engine: Engine, clock: ManualClock) -> None:
     one, two = Worker(engine, "1", hosts=POLICY), Worker(engine, "2", hosts=POLICY)
     for _ in range(3):
-        one.breakers.ended(hook(), BAD)
+        one.breakers.record([(hook(), BAD)])
     await one.breakers.look()
     clock.advance(10 * SECOND)
     await one.breakers.look()
@@ -61,7 +73,9 @@ async def test_of_two_workers_one_sends_the_probe(engine: Engine, clock: ManualC
     assert len(two.given_back) == 1
 
 
-async def test_what_waits_here_at_the_end_is_given_up(engine: Engine, clock: ManualClock) -> None:
+async def test_jobs_kept_for_a_probe_are_released_at_the_end(
+    engine: Engine, clock: ManualClock
+) -> None:
     worker = Worker(engine, "1", hosts=POLICY)
     held = await probed(worker, clock)
     assert worker.breakers.close() == [held]
@@ -69,7 +83,7 @@ async def test_what_waits_here_at_the_end_is_given_up(engine: Engine, clock: Man
     assert worker.started == []
 
 
-async def test_a_store_out_of_reach_keeps_what_waits_here(
+async def test_jobs_kept_for_a_probe_survive_an_outage(
     engine: Engine, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     worker = Worker(engine, "1", hosts=POLICY)
@@ -87,11 +101,11 @@ async def test_a_store_out_of_reach_keeps_what_waits_here(
     assert worker.started == [held]
 
 
-async def test_hosts_that_nobody_asks_for_are_forgotten(engine: Engine, clock: ManualClock) -> None:
+async def test_unused_hosts_are_forgotten(engine: Engine, clock: ManualClock) -> None:
     worker = Worker(engine, "1", hosts=POLICY)
     for number in range(3):
         for _ in range(3):
-            worker.breakers.ended(hook(f"h{number}.example"), BAD)
+            worker.breakers.record([(hook(f"h{number}.example"), BAD)])
     await worker.breakers.look()
     assert len(await engine.load(KIND, limit=10)) == 3
     clock.advance(3_611 * SECOND)

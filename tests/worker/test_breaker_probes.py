@@ -1,4 +1,4 @@
-"""After the cool-down one job of one worker probes a breaker; nobody dies with the right to."""
+"""After the cool-down one job of one worker probes; if that worker dies, another probes."""
 
 import asyncio
 
@@ -8,12 +8,12 @@ from holdfast.core.breaker import PROBE_MS
 from holdfast.core.model import Failure
 from holdfast.engines.base import Engine
 from holdfast.testing.clock import ManualClock
-from holdfast.worker import breaking
+from holdfast.worker.supervisor import breaker_check
 from holdfast.worker.wire import AskedRetry
-from tests.worker.doors import BAD, GOOD, SECOND, Worker, a_job, opened, record, state
+from tests.worker.breaker_worker import BAD, GOOD, SECOND, Worker, a_job, opened, record, state
 
 
-async def test_one_of_them_probes_with_one_job(engine: Engine, clock: ManualClock) -> None:
+async def test_one_worker_probes_with_one_job(engine: Engine, clock: ManualClock) -> None:
     one, two = Worker(engine, "1"), Worker(engine, "2")
     await opened(engine, one, two)
     one.jobs, two.jobs = [a_job(), a_job()], [a_job()]
@@ -26,14 +26,14 @@ async def test_one_of_them_probes_with_one_job(engine: Engine, clock: ManualCloc
         await worker.breakers.look()
     assert (len(one.started), len(two.started)) == (0, 1)
     assert await state(engine) == "half_open"
-    two.breakers.ended(two.started[0], GOOD)
+    two.breakers.record([(two.started[0], GOOD)])
     await two.breakers.look()
     await one.breakers.look()
     assert await state(engine) == "closed"
     assert one.shut == two.shut == frozenset()
 
 
-async def test_of_many_at_once_one_probes_and_no_failure_gets_lost(
+async def test_of_many_workers_one_probes_and_no_failure_is_lost(
     engine: Engine, clock: ManualClock
 ) -> None:
     workers = [Worker(engine, str(number)) for number in range(8)]
@@ -59,14 +59,14 @@ async def test_a_failed_probe_opens_it_for_longer(engine: Engine, clock: ManualC
         assert known is not None
         clock.advance(known.open_ms)
         await worker.breakers.look()
-        worker.breakers.ended(worker.started.pop(), BAD)
+        worker.breakers.record([(worker.started.pop(), BAD)])
         await worker.breakers.look()
         found = await record(engine)
         assert found is not None
         assert (str(found.state), found.open_ms) == ("open", open_ms)
 
 
-async def test_a_probe_that_says_nothing_is_followed_by_another(
+async def test_an_inconclusive_probe_is_followed_by_another(
     engine: Engine, clock: ManualClock
 ) -> None:
     worker = Worker(engine, "1")
@@ -74,12 +74,12 @@ async def test_a_probe_that_says_nothing_is_followed_by_another(
     worker.jobs = [a_job(), a_job()]
     clock.advance(10 * SECOND)
     await worker.breakers.look()
-    worker.breakers.ended(worker.started[0], AskedRetry(Failure(), 1_000))
+    worker.breakers.record([(worker.started[0], AskedRetry(Failure(), 1_000))])
     await worker.breakers.look()
     assert (len(worker.started), await state(engine)) == (2, "half_open")
 
 
-async def test_a_worker_that_dies_with_the_probe_is_succeeded(
+async def test_another_worker_probes_when_the_prober_dies(
     engine: Engine, clock: ManualClock
 ) -> None:
     dead, other = Worker(engine, "1"), Worker(engine, "2")
@@ -93,7 +93,7 @@ async def test_a_worker_that_dies_with_the_probe_is_succeeded(
     clock.advance(1)
     await other.breakers.look()
     assert len(other.started) == 1
-    dead.breakers.ended(dead.started[0], BAD)
+    dead.breakers.record([(dead.started[0], BAD)])
     await dead.breakers.look()
     assert await state(engine) == "half_open", "it is not the dead one's to decide any more"
 
@@ -108,16 +108,16 @@ async def test_a_long_probe_keeps_its_right(engine: Engine, clock: ManualClock) 
         await other.breakers.look()
         clock.advance(PROBE_MS // 2)
     assert (len(long.started), len(other.started)) == (1, 0)
-    long.breakers.ended(long.started[0], GOOD)
+    long.breakers.record([(long.started[0], GOOD)])
     await long.breakers.look()
     assert await state(engine) == "closed"
 
 
-async def test_who_finds_no_job_lets_others_try(
+async def test_a_worker_without_a_job_leaves_the_probe_to_others(
     engine: Engine, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It may not serve the queue that the jobs are in."""
-    monkeypatch.setattr(breaking, "_HOLD_S", 0.0)
+    """It may not serve the queue of the jobs."""
+    monkeypatch.setattr(breaker_check, "_HOLD_S", 0.0)
     without, other = Worker(engine, "1"), Worker(engine, "2")
     await opened(engine, without, other)
     clock.advance(10 * SECOND)
@@ -129,9 +129,7 @@ async def test_who_finds_no_job_lets_others_try(
     assert len(other.started) == 1
 
 
-async def test_who_has_no_room_does_not_ask_for_the_right(
-    engine: Engine, clock: ManualClock
-) -> None:
+async def test_a_worker_without_room_does_not_probe(engine: Engine, clock: ManualClock) -> None:
     full, other = Worker(engine, "1"), Worker(engine, "2")
     await opened(engine, full, other)
     full.has_room, other.jobs = False, [a_job()]

@@ -7,13 +7,14 @@ from holdfast.core import breaker as rules
 from holdfast.core.backoff import Backoff
 from holdfast.core.breaker import KIND, Breaker, BreakerRecord, BreakerState
 from holdfast.core.model import JobFilter, Overrides, State
-from holdfast.worker import processes, supervisor
-from holdfast.worker.breaker_book import Book
-from holdfast.worker.intake import Pace
+from holdfast.ops.breakers import BreakerRecords
+from holdfast.worker import processes
+from holdfast.worker.supervisor import supervisor
+from holdfast.worker.supervisor.intake import LeaseAhead
 from holdfast.worker.wire import TaskInfo
 from tests.worker.doubles import TroubledEngine
-from tests.worker.running import Place, until
-from tests.worker.story import Story
+from tests.worker.live_workers import Place, until
+from tests.worker.supervisor_driver import Story
 
 LATER = Backoff(kind="constant", first_ms=1_000_000, cap_ms=1_000_000, jitter=0.0)
 _RETRIED = {"max_attempts": 100, "backoff": "constant(1ms, jitter=0)"}
@@ -26,7 +27,7 @@ async def stands(place: Place) -> BreakerRecord:
     return BreakerRecord()
 
 
-async def test_a_failing_task_is_left_alone_and_comes_back(place: Place) -> None:
+async def test_a_failing_task_is_shut_out_and_comes_back(place: Place) -> None:
     ids = [f"f{number}" for number in range(30)]
     await place.worker(name="one", concurrency=2, prefetch=50)
     await place.worker(name="two", concurrency=2, prefetch=50)
@@ -62,28 +63,28 @@ async def test_a_failing_task_is_left_alone_and_comes_back(place: Place) -> None
     await until(closed, "the breaker to close")
 
 
-async def test_what_was_leased_ahead_goes_back_and_nothing_more_is_leased(
+async def test_jobs_leased_ahead_are_released_and_no_more_are_leased(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """One supervisor, with a double for its child."""
     monkeypatch.setattr(supervisor, "_ORDERS_S", 0.01)
     monkeypatch.setattr(processes, "sweep_strangers", lambda _known: 0)
-    monkeypatch.setattr(Pace, "ahead", lambda _self: 20)
+    monkeypatch.setattr(LeaseAhead, "count", lambda _self: 20)
     engine = TroubledEngine()
     await engine.open()
     story = Story(engine, prefetch=20)
     await story.enqueue(*(f"j{number}" for number in range(10)), overrides=Overrides(backoff=LATER))
     policy = Breaker(failures=2, cooldown_ms=1_000_000, cooldown_ms_max=1_000_000)
-    rooms = story.supervisor._rooms
+    capacity = story.supervisor._capacity
     async with story.running():
-        story.link.ready(TaskInfo("work", breaker=policy), TaskInfo("other"))
+        story.child.ready(TaskInfo("work", breaker=policy), TaskInfo("other"))
         calls = await story.calls(4)
-        await until(lambda: len(story.supervisor._hand) == 10, "all to be leased")
+        await until(lambda: len(story.supervisor._held) == 10, "all to be leased")
         story.end(*calls[:2], failed=True)
-        await until(lambda: rooms.shut == {"work"}, "the breaker to open")
+        await until(lambda: capacity.shut_out == {"work"}, "the breaker to open")
         # Those that took the places of the two before it was known run on.
         running = {job.id for call in story.open_calls for job in call.jobs}
-        await until(lambda: len(story.supervisor._hand) == len(running), "the others to go back")
+        await until(lambda: len(story.supervisor._held) == len(running), "the others to go back")
         story.end(story.open_calls[0])
         await story.enqueue("later")
         await story.enqueue("another", task="other")
@@ -97,9 +98,9 @@ async def test_what_was_leased_ahead_goes_back_and_nothing_more_is_leased(
         assert costs == {(0, 0)}, "it costs nothing"
         assert "later" in {job.id for job in page.jobs}
         assert await story.supervisor._find_stall() == ""
-        book = Book(engine, lambda _: None)
+        book = BreakerRecords(engine, lambda _: None)
         await book.load()
         assert await book.change("task:work", lambda record, _: rules.closed(record))
-        await until(lambda: not rooms.shut, "the breaker to close")
+        await until(lambda: not capacity.shut_out, "the breaker to close")
         story.end(*story.open_calls)
         await until(lambda: any(call.task == "work" for call in story.open_calls), "it to go on")

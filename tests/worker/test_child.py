@@ -1,4 +1,4 @@
-"""The process itself: how it starts, what it survives, and that it ends with its supervisor."""
+"""The child process: its start, what it survives, and its end with the supervisor."""
 
 import os
 import signal
@@ -13,26 +13,26 @@ from holdfast.core import codec
 from holdfast.core.model import FailureKind
 from holdfast.worker.wire import (
     AskedCancel,
-    Broken,
-    Call,
-    Cancel,
-    Ended,
+    CallEnded,
+    CancelCall,
+    ChildBroken,
+    ChildCall,
+    ChildReady,
     Finish,
     Raised,
-    Ready,
     Returned,
     TaskInfo,
 )
 from tests.patience import wait_until
 from tests.sources import ROOT
-from tests.worker.driving import Child, given_job, is_alive, started, wait_for_pid
+from tests.worker.child_driver import Child, given_job, is_alive, started, wait_for_pid
 
 TARGET = f"{Path(__file__).parent}/sample_app.py:app"
 
 PARENT = """
 import os, sys, time
 from pathlib import Path
-from tests.worker.driving import Child, setup
+from tests.worker.child_driver import Child, setup
 target = sys.argv[3] or None
 child = Child(setup(worker_id=sys.argv[2], target=target))
 os.set_inheritable(child.socket.fileno(), True)
@@ -55,8 +55,8 @@ def child() -> Iterator[Child]:
         yield child
 
 
-def test_it_tells_what_it_can_do(child: Child) -> None:
-    tasks = {info.name: info for info in child.hear(Ready).tasks}
+def test_it_reports_its_tasks(child: Child) -> None:
+    tasks = {info.name: info for info in child.wait_for(ChildReady).tasks}
     assert tasks["echo"] == TaskInfo("echo")
     assert tasks["aecho"] == TaskInfo("aecho", gentle=True)
     assert tasks["total"] == TaskInfo("total", batch=5)
@@ -67,12 +67,12 @@ def test_calls_of_every_kind(child: Child) -> None:
     assert child.ending(child.call("aecho", {"value": 5})) == Returned(b"5")
     number = child.call("report", None, attempt=3, token=9, checkpoint=b'{"at":1}')
     assert child.ending(number) == Returned(b'[3,9,{"at":1}]', output=b"from j3\n")
-    child.say(Call(50, "total", (given_job(1), given_job(2), given_job(3))))
-    ended = child.hear(Ended, lambda word: word.number == 50)
+    child.write(ChildCall(50, "total", (given_job(1), given_job(2), given_job(3))))
+    ended = child.wait_for(CallEnded, lambda word: word.number == 50)
     assert ended.endings == (Returned(b"6"),) * 3
 
 
-def test_what_would_end_a_process_ends_only_the_job(child: Child) -> None:
+def test_exits_in_a_handler_end_only_the_job(child: Child) -> None:
     for number in (child.call("leave", [3]), child.call("interrupt")):
         ending = child.ending(number)
         assert isinstance(ending, Raised)
@@ -82,13 +82,13 @@ def test_what_would_end_a_process_ends_only_the_job(child: Child) -> None:
 
 
 def test_signals_to_the_whole_service_do_not_end_it(child: Child) -> None:
-    child.hear(Ready)
+    child.wait_for(ChildReady)
     child.process.send_signal(signal.SIGTERM)
     child.process.send_signal(signal.SIGINT)
     assert child.ending(child.call("echo", [1])) == Returned(b"1")
 
 
-def test_it_keeps_its_secrets_from_what_it_starts(child: Child) -> None:
+def test_processes_it_starts_do_not_get_its_secrets(child: Child) -> None:
     assert child.ending(child.call("variables")) == Returned(b"[]")
     assert child.ending(child.call("descriptors")) == Returned(b'"0\\n1\\n2\\n3\\n"')
 
@@ -123,13 +123,15 @@ def test_a_crash_shows_on_the_board_and_in_the_status(child: Child) -> None:
 
 def test_finish_waits_for_what_runs(child: Child) -> None:
     number = child.call("wait")
-    child.say(Finish())
-    child.say(Cancel(number))
+    child.write(Finish())
+    child.write(CancelCall(number))
     assert isinstance(child.ending(number), AskedCancel)
     assert child.process.wait(60) == 0
 
 
-def test_everything_ends_when_the_supervisor_hangs_up(child: Child, tmp_path: Path) -> None:
+def test_everything_ends_when_the_supervisor_closes_the_connection(
+    child: Child, tmp_path: Path
+) -> None:
     child.call("block", [str(tmp_path / "blocked")])
     wait_for_pid(tmp_path / "blocked")
     assert child.ending(child.call("start_sleeper", [str(tmp_path / "sleeper")])) == Returned()
@@ -153,7 +155,7 @@ def test_an_application_that_cannot_be_imported(
 ) -> None:
     (tmp_path / "broken_app.py").write_text(source)
     with started(cwd=tmp_path, target="broken_app:app") as child:
-        failure = child.hear(Broken).failure
+        failure = child.wait_for(ChildBroken).failure
         assert failure.type == kind
         assert text in failure.message
         assert "Traceback" in failure.trace or kind == "SyntaxError"

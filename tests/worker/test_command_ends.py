@@ -1,4 +1,4 @@
-"""Commands that will not go, or leave something behind: nothing of a job survives it."""
+"""Commands that do not end or leave processes behind: no process survives its job."""
 
 import os
 import signal
@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from holdfast.core.model import FailureKind
-from holdfast.worker.wire import AskedCancel, Cancel, Raised, Ready, Returned, Told
+from holdfast.worker.wire import AskedCancel, CancelCall, ChildReady, NoteUpdate, Raised, Returned
 from tests.patience import wait_until
-from tests.worker.driving import Child, is_alive, started, wait_for_pid
+from tests.worker.child_driver import Child, is_alive, started, wait_for_pid
 
 STUBBORN = "trap '' TERM INT HUP; echo ready; while :; do sleep 0.05; done"
 DAEMON = """
@@ -39,7 +39,7 @@ SPAWNS_DAEMON = [
 @pytest.fixture
 def child() -> Iterator[Child]:
     with started() as child:
-        child.hear(Ready)
+        child.wait_for(ChildReady)
         yield child
 
 
@@ -59,7 +59,7 @@ def test_timeout_lets_a_command_end_by_itself(child: Child) -> None:
     assert child.output(number).endswith(b"tidied up\n")
 
 
-def test_timeout_kills_what_ignores_the_request(child: Child) -> None:
+def test_timeout_kills_a_command_that_ignores_sigterm(child: Child) -> None:
     assert_timeout(child, child.command(["sh", "-c", STUBBORN], timeout_ms=300))
 
 
@@ -80,7 +80,7 @@ def test_timeout_kills_a_stopped_command(child: Child) -> None:
     assert_timeout(child, child.command(["sh", "-c", "kill -STOP $$"], timeout_ms=300))
 
 
-def test_timeout_finds_what_left_the_session(child: Child, tmp_path: Path) -> None:
+def test_timeout_finds_processes_that_left_the_session(child: Child, tmp_path: Path) -> None:
     path = tmp_path / "pid"
     number = child.command([*SPAWNS_DAEMON, str(path), "sleep 600"], timeout_ms=3_000)
     pid = wait_for_pid(path)
@@ -88,7 +88,7 @@ def test_timeout_finds_what_left_the_session(child: Child, tmp_path: Path) -> No
     assert not is_alive(pid)
 
 
-def test_timeout_of_one_leaves_its_neighbours_alone(child: Child, tmp_path: Path) -> None:
+def test_timeout_of_one_does_not_affect_others(child: Child, tmp_path: Path) -> None:
     path = tmp_path / "pid"
     beside = child.command([*SPAWNS_DAEMON, str(path), "sleep 600"])
     pid = wait_for_pid(path)
@@ -96,28 +96,28 @@ def test_timeout_of_one_leaves_its_neighbours_alone(child: Child, tmp_path: Path
     assert isinstance(child.ending(number), Raised)
     assert is_alive(pid)
     assert list(child.board.running()) == [beside]
-    child.say(Cancel(beside))
+    child.write(CancelCall(beside))
     child.ending(beside)
     assert not is_alive(pid)
 
 
-def test_a_daemon_goes_when_its_job_is_done(child: Child, tmp_path: Path) -> None:
+def test_a_daemon_is_killed_when_its_job_is_done(child: Child, tmp_path: Path) -> None:
     path = tmp_path / "pid"
     ending = child.run([*SPAWNS_DAEMON, str(path), "exit 0"])
     assert isinstance(ending, Returned), ending
     assert not is_alive(wait_for_pid(path))
 
 
-def test_a_daemon_that_cleared_its_environment_goes_too(child: Child, tmp_path: Path) -> None:
+def test_a_daemon_that_cleared_its_environment_is_killed_too(child: Child, tmp_path: Path) -> None:
     path = tmp_path / "pid"
     bare = ["env", "-i", f"PATH={os.environ['PATH']}", *SPAWNS_DAEMON, str(path), "exit 0"]
     beside = child.command(["sh", "-c", "echo ready; sleep 600"])
-    child.hear(Told)
+    child.wait_for(NoteUpdate)
     child.ending(child.command(bare))
     pid = wait_for_pid(path)
     # It may be the neighbour's for all that can be known, and goes with the last who may own it.
     assert is_alive(pid)
-    child.say(Cancel(beside))
+    child.write(CancelCall(beside))
     child.ending(beside)
     assert not is_alive(pid)
     second = tmp_path / "second"
@@ -133,16 +133,16 @@ def test_a_background_process_holding_the_output_open_hangs_nothing(child: Child
     assert not child.survivors()
 
 
-def test_a_brood_that_forks_on_goes_as_a_whole(child: Child) -> None:
+def test_processes_that_keep_forking_are_all_killed(child: Child) -> None:
     brood = "setsid sh -c 'while :; do setsid sleep 600 & sleep 0.02; done' & sleep 600"
     number = child.command(["sh", "-c", brood], timeout_ms=1_000)
     assert_timeout(child, number)
 
 
-def test_cancel_asks_and_then_kills(child: Child) -> None:
+def test_cancel_terminates_and_then_kills(child: Child) -> None:
     number = child.command(["sh", "-c", STUBBORN])
-    child.hear(Told)
-    child.say(Cancel(number))
+    child.wait_for(NoteUpdate)
+    child.write(CancelCall(number))
     assert isinstance(child.ending(number), AskedCancel)
     assert not child.survivors()
 
@@ -150,34 +150,34 @@ def test_cancel_asks_and_then_kills(child: Child) -> None:
 def test_a_lost_command_is_killed_without_grace() -> None:
     with started(grace_ms=600_000) as child:
         number = child.command(["sh", "-c", STUBBORN])
-        child.hear(Told)
-        child.say(Cancel(number, lost=True))
+        child.wait_for(NoteUpdate)
+        child.write(CancelCall(number, lost=True))
         assert isinstance(child.ending(number), AskedCancel)
         assert not child.survivors()
 
 
-def test_a_cancelled_one_that_is_then_lost_has_no_more_grace() -> None:
+def test_a_cancelled_command_that_is_lost_has_no_more_grace() -> None:
     with started(grace_ms=600_000) as child:
         number = child.command(["sh", "-c", STUBBORN])
-        child.hear(Told)
-        child.say(Cancel(number))
-        child.say(Cancel(number, lost=True))
+        child.wait_for(NoteUpdate)
+        child.write(CancelCall(number))
+        child.write(CancelCall(number, lost=True))
         assert isinstance(child.ending(number), AskedCancel)
 
 
-def test_cancel_of_one_that_waits_and_of_one_that_is_gone(child: Child) -> None:
+def test_cancel_of_a_waiting_and_of_an_ended_command(child: Child) -> None:
     running = [child.command(["sleep", "600"]) for _ in range(4)]
     waiting = child.command(["sleep", "600"])
-    child.say(Cancel(waiting), Cancel(12345))
+    child.write(CancelCall(waiting), CancelCall(12345))
     assert isinstance(child.ending(waiting), AskedCancel)
     for number in running:
-        child.say(Cancel(number), Cancel(number))
+        child.write(CancelCall(number), CancelCall(number))
         assert isinstance(child.ending(number), AskedCancel)
-    child.say(Cancel(running[0]))
+    child.write(CancelCall(running[0]))
     assert isinstance(child.run(["true"]), Returned)
 
 
-def test_when_the_supervisor_hangs_up_everything_ends(tmp_path: Path) -> None:
+def test_everything_ends_when_the_supervisor_closes_the_connection(tmp_path: Path) -> None:
     path = tmp_path / "pid"
     with started() as child:
         child.command([*SPAWNS_DAEMON, str(path), STUBBORN])
@@ -196,7 +196,7 @@ def test_signals_to_the_whole_service_do_not_end_it(child: Child) -> None:
 
 def test_killed_outright_the_child_leaves_marked_processes_to_be_found(child: Child) -> None:
     number = child.command(["sh", "-c", "echo ready; sleep 600"])
-    child.hear(Told)
+    child.wait_for(NoteUpdate)
     child.process.kill()
     child.process.wait()
     wait_until(child.survivors)

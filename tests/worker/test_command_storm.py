@@ -1,5 +1,5 @@
-"""Many commands of every kind at once, cancelled and timed out at random: each ends once, none
-stays. The seed is in the name of the test, so that pytest's own line runs it again."""
+"""Many commands at once, cancelled and timed out at random: each ends once and leaves nothing.
+The seed is in the test's name, so that pytest's own line runs it again."""
 
 import random
 from collections import Counter
@@ -8,8 +8,8 @@ import pytest
 
 from holdfast.core.model import FailureKind
 from holdfast.worker import processes
-from holdfast.worker.wire import AskedCancel, Cancel, Ended, Raised, Returned
-from tests.worker.driving import started
+from holdfast.worker.wire import AskedCancel, CallEnded, CancelCall, Raised, Returned
+from tests.worker.child_driver import started
 
 DETACHED = "setsid -f sleep 600; setsid -f sh -c 'setsid -f sleep 600; sleep 600'; "
 SCRIPTS = {
@@ -41,7 +41,7 @@ def test_every_command_ends_once_and_leaves_nothing(seed: int) -> None:
             if rng.random() < 0.2:
                 target = rng.choice(list(kinds))
                 cancelled.add(target)
-                child.say(Cancel(target, lost=rng.random() < 0.3))
+                child.write(CancelCall(target, lost=rng.random() < 0.3))
         for number, kind in kinds.items():
             ending = child.ending(number)
             timed_out = isinstance(ending, Raised) and ending.failure.kind is FailureKind.TIMEOUT
@@ -54,5 +54,5 @@ def test_every_command_ends_once_and_leaves_nothing(seed: int) -> None:
         assert not child.survivors()
         assert processes.children(child.process.pid) == []
         assert child.board.running() == {}
-        ended = Counter(word.number for word in child.words if isinstance(word, Ended))
+        ended = Counter(word.number for word in child.answers if isinstance(word, CallEnded))
         assert set(ended.values()) == {1}

@@ -10,19 +10,19 @@ import pytest
 
 from holdfast.worker.wire import (
     AskedRelease,
-    Back,
-    Cancel,
-    Ended,
+    CallEnded,
+    CancelCall,
+    ChildReady,
     Finish,
+    GivenBack,
+    NoteUpdate,
     Raised,
-    Ready,
     Recall,
     Returned,
     TaskInfo,
-    Told,
 )
 from tests.patience import wait_until
-from tests.worker.driving import Child, started
+from tests.worker.child_driver import Child, started
 
 HOSTILE = [
     "; echo injected",
@@ -56,7 +56,7 @@ def shared() -> Iterator[Child]:
 
 @pytest.fixture
 def child(shared: Child) -> Child:
-    """One for many tests: each leaves it idle."""
+    """One child for many tests; each leaves it idle."""
     assert not shared.board.running()
     return shared
 
@@ -64,7 +64,7 @@ def child(shared: Child) -> Child:
 @pytest.fixture
 def own() -> Iterator[Child]:
     with started() as child:
-        assert child.hear(Ready).tasks == (TaskInfo("command", gentle=True),)
+        assert child.wait_for(ChildReady).tasks == (TaskInfo("command", gentle=True),)
         yield child
 
 
@@ -146,7 +146,7 @@ def test_only_the_three_standard_descriptors_are_open_and_input_is_empty(child: 
     assert listing == ["0", "1", "2", "3"]
     assert returned(child, ["cat"]) == b""
     for number in beside:
-        child.say(Cancel(number, lost=True))
+        child.write(CancelCall(number, lost=True))
         child.ending(number)
 
 
@@ -171,7 +171,7 @@ def test_signal_by_its_name(child: Child) -> None:
     assert (ending.failure.signal, ending.failure.message) == (9, "killed by SIGKILL")
 
 
-def test_what_cannot_be_started_says_why(child: Child, tmp_path: Path) -> None:
+def test_a_command_that_cannot_be_started_says_why(child: Child, tmp_path: Path) -> None:
     plain = tmp_path / "plain"
     plain.write_text("echo hello\n")
     lost = tmp_path / "lost"
@@ -235,8 +235,8 @@ def test_too_many_arguments_are_fatal(child: Child) -> None:
     assert "too long" in ending.failure.message
 
 
-def test_a_machine_without_room_gives_the_job_back(own: Child) -> None:
-    own.hear(Ready)
+def test_a_machine_out_of_processes_releases_the_job(own: Child) -> None:
+    own.wait_for(ChildReady)
     old = resource.prlimit(own.process.pid, resource.RLIMIT_NOFILE)
     kinds = []
     # Fewer than it has open already, then ever more, so that each step in turn has none left.
@@ -260,26 +260,26 @@ def test_no_more_run_than_there_are_slots_and_the_rest_can_be_recalled(child: Ch
     running = [child.command(["sleep", "60"]) for _ in range(4)]
     waiting = [child.command(["sleep", "60"]) for _ in range(3)]
     wait_until(lambda: len(child.board.running()) == 4)
-    child.say(Recall())
-    assert list(child.hear(Back).numbers) == waiting
+    child.write(Recall())
+    assert list(child.wait_for(GivenBack).numbers) == waiting
     assert sorted(child.board.running()) == running
     for number in running:
-        child.say(Cancel(number))
+        child.write(CancelCall(number))
         child.ending(number)
 
 
 def test_finish_ends_it_when_all_is_done(own: Child) -> None:
     number = own.command(["sh", "-c", "read x; echo end"])
-    own.say(Finish())
+    own.write(Finish())
     assert isinstance(own.ending(number), Returned)
     assert own.process.wait(60) == 0
 
 
-def test_output_is_told_while_it_runs(child: Child) -> None:
+def test_output_is_reported_while_it_runs(child: Child) -> None:
     number = child.command(["sh", "-c", "echo begun; sleep 60"])
-    told = child.hear(Told, lambda word: word.number == number)
+    told = child.wait_for(NoteUpdate, lambda word: word.number == number)
     assert told.output == b"begun\n"
-    child.say(Cancel(number))
+    child.write(CancelCall(number))
     child.ending(number)
 
 
@@ -298,7 +298,7 @@ def test_endless_output_is_cut_and_does_not_fail() -> None:
     assert peak_kb < 200_000
 
 
-def test_bytes_that_are_no_text_are_kept(child: Child) -> None:
+def test_invalid_utf8_is_kept(child: Child) -> None:
     output = returned(child, ["printf", "\\377\\000\\033[31m"])
     assert output == b"\xff\x00\x1b[31m"
     ending = raised(child, ["sh", "-c", "printf '\\377bad'; exit 1"])
@@ -309,4 +309,6 @@ def test_many_commands_end_each_with_its_own_output(child: Child) -> None:
     numbers = {child.command(["echo", str(index)]): index for index in range(200)}
     for number, index in numbers.items():
         assert child.output(number) == f"{index}\n".encode()
-    assert len({w.number for w in child.words if isinstance(w, Ended)} & numbers.keys()) == 200
+    assert (
+        len({w.number for w in child.answers if isinstance(w, CallEnded)} & numbers.keys()) == 200
+    )

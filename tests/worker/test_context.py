@@ -1,4 +1,4 @@
-"""What a handler sees and leaves behind: alone, without a runner."""
+"""The Context of a job, without a runner."""
 
 import threading
 import time
@@ -6,16 +6,16 @@ from typing import Any
 
 import pytest
 
-from holdfast.core import limits
+from holdfast.core import bounds
 from holdfast.core.model import NewJob
 from holdfast.errors import InvalidJob, UsageError
-from holdfast.worker.context import Context, Standing
-from holdfast.worker.wire import Told
-from tests.worker.driving import given_job
+from holdfast.worker.child.context import CallState, Context
+from holdfast.worker.wire import NoteUpdate
+from tests.worker.child_driver import given_job
 
 
-def make(**fields: Any) -> tuple[Context, Standing]:
-    standing = Standing("sample", number=3)
+def make(**fields: Any) -> tuple[Context, CallState]:
+    standing = CallState("sample", number=3)
     return Context(given_job(None, **fields), standing, 1), standing
 
 
@@ -55,30 +55,30 @@ def test_cancelled_and_lost() -> None:
     assert (context.cancelled, context.lost) == (True, True)
 
 
-def test_everything_new_is_told_once() -> None:
+def test_each_note_is_taken_once() -> None:
     context, _ = make()
-    assert context.told() is None
+    assert context.take_note() is None
     context.progress(0.25, "a quarter")
     context.checkpoint({"at": 5})
-    assert context.told() == Told(3, 1, 0.25, b'{"at":5}', b"a quarter\n")
-    assert context.told() is None
+    assert context.take_note() == NoteUpdate(3, 1, 0.25, b'{"at":5}', b"a quarter\n")
+    assert context.take_note() is None
     context.log("more")
-    assert context.told() == Told(3, 1, output=b"a quarter\nmore\n")
-    assert context.remains() == (None, ())
+    assert context.take_note() == NoteUpdate(3, 1, output=b"a quarter\nmore\n")
+    assert context.take_rest() == (None, ())
 
 
 def test_an_ending_takes_the_output_along() -> None:
     context, _ = make()
     context.progress(1, "done")
-    assert context.told(ending=True) == Told(3, 1, 1.0)
-    assert context.remains() == (b"done\n", ())
+    assert context.take_note(ending=True) == NoteUpdate(3, 1, 1.0)
+    assert context.take_rest() == (b"done\n", ())
 
 
 @pytest.mark.parametrize(("given", "kept"), [(0, 0.0), (1, 1.0), (-5, 0.0), (1.0001, 1.0)])
 def test_progress_is_from_zero_to_one(given: float, kept: float) -> None:
     context, _ = make()
     context.progress(given)
-    told = context.told()
+    told = context.take_note()
     assert told is not None
     assert told.progress == kept
 
@@ -105,19 +105,19 @@ def test_a_checkpoint_that_cannot_be_kept_is_refused_and_the_last_one_stays() ->
     context, _ = make(checkpoint=b"1")
     with pytest.raises(InvalidJob):
         context.checkpoint(object())
-    with pytest.raises(UsageError, match=str(limits.CHECKPOINT_MAX)):
-        context.checkpoint("x" * limits.CHECKPOINT_MAX)
+    with pytest.raises(UsageError, match=str(bounds.CHECKPOINT_MAX)):
+        context.checkpoint("x" * bounds.CHECKPOINT_MAX)
     assert context.resume() == 1
-    assert context.told() is None
+    assert context.take_note() is None
 
 
 def test_log_is_bounded_and_takes_anything() -> None:
-    standing = Standing("sample", output_max=1_000)
+    standing = CallState("sample", output_max=1_000)
     context = Context(given_job(), standing)
     context.log("\ud800", 5, None)
     for index in range(10_000):
         context.log("line", index)
-    output, _ = context.remains()
+    output, _ = context.take_rest()
     assert output is not None
     assert output.startswith(b"? 5 None\nline 0\n")
     assert output.endswith(b"line 9999\n")
@@ -126,7 +126,7 @@ def test_log_is_bounded_and_takes_anything() -> None:
 
 def test_follow_ups_are_jobs_and_bounded() -> None:
     context, _ = make()
-    jobs = [NewJob(id=f"n{index}", task="t") for index in range(limits.FOLLOW_UPS_MAX)]
+    jobs = [NewJob(id=f"n{index}", task="t") for index in range(bounds.FOLLOW_UPS_MAX)]
     context.then(*jobs[:10])
     context.then(*jobs[10:])
     with pytest.raises(UsageError, match="at most"):
@@ -135,18 +135,18 @@ def test_follow_ups_are_jobs_and_bounded() -> None:
         context.then("job")  # type: ignore[arg-type]
     with pytest.raises(InvalidJob):
         make()[0].then(NewJob(id="n", task="t", labels={"a": "\ud800"}))
-    assert context.remains()[1] == tuple(jobs)
+    assert context.take_rest()[1] == tuple(jobs)
 
 
-def test_the_runner_hears_once_until_it_asks() -> None:
+def test_the_runner_is_notified_once_until_it_takes_the_note() -> None:
     heard: list[Context] = []
-    standing = Standing("sample", hear=heard.append)
+    standing = CallState("sample", noted=heard.append)
     context = Context(given_job(), standing)
     for _ in range(5):
         context.log("x")
         context.progress(0.5)
     assert heard == [context]
-    context.told()
+    context.take_note()
     context.log("x")
     assert heard == [context, context]
 
@@ -157,8 +157,8 @@ def test_it_may_be_used_from_many_threads() -> None:
     def work() -> None:
         for _ in range(500):
             context.log("x")
-            context.then(NewJob(id="n", task="t")) if len(context.remains()[1]) < 10 else None
-            context.told()
+            context.then(NewJob(id="n", task="t")) if len(context.take_rest()[1]) < 10 else None
+            context.take_note()
 
     threads = [threading.Thread(target=work) for _ in range(8)]
     for thread in threads:
@@ -166,6 +166,6 @@ def test_it_may_be_used_from_many_threads() -> None:
     for thread in threads:
         thread.join()
     context.log("end")
-    output, follow_ups = context.remains()
+    output, follow_ups = context.take_rest()
     assert output == b"x\n" * 4_000 + b"end\n"
     assert len(follow_ups) >= 10

@@ -1,4 +1,4 @@
-"""Children, supervisors and launchers are killed: who is charged, who goes on, who is left."""
+"""Killed children, supervisors and launchers: which jobs are charged, and which processes end."""
 
 import os
 import signal
@@ -7,7 +7,7 @@ import pytest
 
 from holdfast.core.model import EventKind, FailureKind, Reason, State
 from holdfast.worker import processes
-from tests.worker.running import Place, until
+from tests.worker.live_workers import Place, until
 
 
 async def test_a_death_alone_is_a_crash_and_buried_after_too_many(place: Place) -> None:
@@ -38,8 +38,8 @@ async def test_an_exit_is_a_crash_with_its_code(place: Place) -> None:
     assert (job.reason, job.events[-1].failure.exit_code) == (Reason.CRASHED, 3)
 
 
-async def test_those_who_shared_a_dead_child_run_alone_next(place: Place) -> None:
-    """Nobody knows who did it, so nobody is charged; what had not started just goes on."""
+async def test_jobs_that_shared_a_dead_child_run_alone_next(place: Place) -> None:
+    """The culprit is unknown, so no job is charged; jobs that had not started go on."""
     await place.worker(concurrency=3)
     await place.enqueue("hold", *"abc")
     (child, *_) = {entry.pid for entry in await place.started(*"abc")}
@@ -100,7 +100,7 @@ async def test_a_killed_supervisor_leaves_nothing_and_its_jobs_come_back(place: 
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGABRT])
-async def test_a_killed_launcher_takes_its_workers_along(place: Place, number: int) -> None:
+async def test_the_workers_of_a_killed_launcher_end(place: Place, number: int) -> None:
     launcher = await place.launcher(place.options(name="w-1"), place.options(name="w-2"))
     await place.enqueue("hold", *"ab")
     await place.started(*"ab")
@@ -113,9 +113,9 @@ async def test_a_killed_launcher_takes_its_workers_along(place: Place, number: i
 
 
 @pytest.mark.parametrize("outright", [False, True])
-async def test_everybody_killed_at_once(place: Place, outright: bool) -> None:
+async def test_all_processes_killed_at_once(place: Place, outright: bool) -> None:
     """The child that runs commands ends them when it is alone; killed as well, it leaves them to
-    the next worker on this host, whatever that is called."""
+    the next worker on this host, whatever its name."""
     await place.app.declare("default", lease="2s")
     launcher = await place.launcher(place.options(name="first", commands=True))
     (view,) = await place.workers()

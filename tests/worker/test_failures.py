@@ -1,16 +1,15 @@
-"""Exceptions are hostile: whatever they say or do, a bounded failure comes of them."""
+"""Exceptions are hostile: each becomes a bounded failure, whatever it contains."""
 
 import msgspec
 import pytest
 
-from holdfast.core import limits
+from holdfast.core import bounds
 from holdfast.core.model import Failure
-from holdfast.outcomes import Bury, Retry
-from holdfast.worker.attempt import Attempt
-from holdfast.worker.failures import failure_of, plain_failure
+from holdfast.worker.child.attempt import Attempt, failure_of, plain_failure
+from holdfast.worker.outcomes import Bury, Retry
 from holdfast.worker.wire import Raised
-from tests.worker.driving import given_job
-from tests.worker.handling import handler
+from tests.worker.child_driver import given_job
+from tests.worker.sample_handlers import handler
 
 
 class Unprintable(Exception):
@@ -53,9 +52,9 @@ def caught(error: BaseException) -> Failure:
 )
 def test_texts_are_bounded_and_storable(error: BaseException) -> None:
     failure = caught(error)
-    assert 0 < len(failure.type) <= limits.NAME_BYTES_MAX
-    assert len(failure.message) <= limits.ERROR_TEXT_MAX
-    assert len(failure.trace) <= limits.ERROR_TEXT_MAX
+    assert 0 < len(failure.type) <= bounds.NAME_BYTES_MAX
+    assert len(failure.message) <= bounds.ERROR_TEXT_MAX
+    assert len(failure.trace) <= bounds.ERROR_TEXT_MAX
 
 
 def test_trace_begins_in_the_handler() -> None:

@@ -1,15 +1,15 @@
 """Real workers on jobs with limits, groups and parents."""
 
 from holdfast.core.model import State
-from tests.worker.running import Place, until
+from tests.worker.live_workers import Place, until
 
 
 async def leased(place: Place, queue: str) -> int:
     return next(view.leased for view in await place.app.queues() if view.queue.name == queue)
 
 
-async def test_what_a_task_says_of_itself_holds_over_all_workers(place: Place) -> None:
-    """Its limit is set before any of its jobs is leased, also of those that wait already."""
+async def test_limits_of_a_task_hold_for_all_workers(place: Place) -> None:
+    """Its limit is set before any of its jobs is leased, even of those that wait already."""
     await place.app.declare("narrow")
     ids = [f"j{number}" for number in range(8)]
     await place.enqueue("two_at_a_time", *ids, queue="narrow")
@@ -40,7 +40,7 @@ async def test_a_group_runs_one_by_one_as_it_came(place: Place) -> None:
     assert [entry.id for entry in place.journal("start")] == ids
 
 
-async def test_a_child_has_what_its_parents_returned(place: Place) -> None:
+async def test_a_job_can_read_the_results_of_its_parents(place: Place) -> None:
     await place.worker()
     await place.enqueue("note", "a", "b", delay=0.2)
     await place.enqueue("heirs", "child", after=["b", "a"], payload={"url": place.url})

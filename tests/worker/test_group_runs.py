@@ -7,7 +7,7 @@ import signal
 import pytest
 
 from holdfast.core.model import State
-from tests.worker.running import Place, until
+from tests.worker.live_workers import Place, until
 
 GROUPS, MEMBERS = 5, 12
 KINDS = ("come", "come_alone", "come_together", "command")
@@ -68,7 +68,7 @@ async def go_through_trouble(place: Place) -> None:
 
 @pytest.mark.parametrize("processes", [2, 0])
 async def test_members_of_all_kinds_come_one_after_the_other(place: Place, processes: int) -> None:
-    """Each fails for good unless the one before it has come through."""
+    """Each fails for good unless the one before it has completed."""
     await place.app.declare("default", group_batch=8, max_attempts=1)
     ids = [f"{number}" for number in range(24)]
     for number, id_ in enumerate(ids):

@@ -1,4 +1,4 @@
-"""Health from a worker's record and its age, and what it may lease then."""
+"""Health from a worker's record and its age, and the capacity that follows."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from holdfast.core.workers import (
     WorkerRecord,
     addressee,
     health,
-    room,
+    usable_slots,
     worker_queue,
 )
 
@@ -49,8 +49,8 @@ def test_the_health_of_a_worker(
 @pytest.mark.parametrize(
     ("free", "rooms"), [(0, (0, 0, 0)), (1, (1, 1, 0)), (2, (2, 1, 0)), (9, (9, 5, 0))]
 )
-def test_what_may_be_leased_in_each_state(free: int, rooms: tuple[int, ...]) -> None:
-    assert tuple(room(free, state) for state in (HEALTHY, DEGRADED, UNHEALTHY)) == rooms
+def test_capacity_in_each_state(free: int, rooms: tuple[int, ...]) -> None:
+    assert tuple(usable_slots(free, state) for state in (HEALTHY, DEGRADED, UNHEALTHY)) == rooms
 
 
 def test_a_worker_and_its_own_queue() -> None:

@@ -1,5 +1,5 @@
-"""Leases only as there is room, only for known tasks; changes cut a wait short, outages do not end
-it, and nothing that was leased at the last moment is left lying."""
+"""Leases only with room and only known tasks; changes interrupt a wait, outages do not end it, and
+jobs leased in the last moment are delivered."""
 
 import asyncio
 from collections import Counter
@@ -12,21 +12,21 @@ from holdfast.core.model import Job, Lease, LeaseRequest, NewJob, Queue
 from holdfast.core.verdict import Complete
 from holdfast.core.workers import Health
 from holdfast.errors import EngineClosed, EngineUnavailable, StorageFull
-from holdfast.worker import intake as module
-from holdfast.worker.clock import boot_s
-from holdfast.worker.crew import Crew
-from holdfast.worker.hand import Hand, Held
-from holdfast.worker.intake import Intake, Pace
+from holdfast.process import boot_s
 from holdfast.worker.options import WorkerOptions
-from holdfast.worker.rooms import Rooms
+from holdfast.worker.supervisor import intake as capacity_module
+from holdfast.worker.supervisor import intake as module
+from holdfast.worker.supervisor.child_pool import ChildPool
+from holdfast.worker.supervisor.held_leases import GroupOrder, HeldLease, HeldLeases, RunnerKind
+from holdfast.worker.supervisor.intake import Intake, LeaseAhead, WorkerCapacity
 from holdfast.worker.wire import ChildSetup, TaskInfo
 from tests.worker.doubles import TroubledEngine
-from tests.worker.running import alongside, until
-from tests.worker.staging import Listening
+from tests.worker.live_workers import alongside, until
+from tests.worker.pool_stage import Recorder
 
 
 class Story:
-    """An intake with `room`, and what it took."""
+    """An intake with `room`, and the jobs it delivered."""
 
     def __init__(self, engine: TroubledEngine) -> None:
         self.engine = engine
@@ -34,16 +34,23 @@ class Story:
         self.taken: list[str] = []
         self.asked: list[float] = []
         self.tasks = frozenset({"work"})
-        self.intake = Intake(engine, lambda: (self.room, self.tasks), self._take, self._give)
+        self.left_out: set[RunnerKind] = set()
+        self.intake = Intake(engine, self, self._deliver)
         self.intake.serve("w", {"default": 1})
 
-    def _take(self, leases: list[Lease], asked: float) -> list[Held]:
+    def wanted(self) -> tuple[int, frozenset[str]]:
+        return self.room, self.tasks
+
+    def has_room(self, task: str) -> bool:
+        return self.room > 0
+
+    def accept(self, leases: list[Lease], asked: float) -> list[HeldLease]:
         assert len(leases) <= self.room
         self.room -= len(leases)
         self.asked.append(asked)
-        return [Held(lease, asked, "python") for lease in leases]
+        return [HeldLease(lease, asked, "python") for lease in leases]
 
-    def _give(self, taken: list[Held]) -> None:
+    def _deliver(self, taken: list[HeldLease]) -> None:
         self.taken += [held.job.id for held in taken]
 
     def free(self, room: int) -> None:
@@ -78,7 +85,7 @@ async def test_no_more_than_there_is_room_for(story: Story) -> None:
     assert [request.limit for request in story.engine.requests] == [2, 3]
 
 
-async def test_a_lease_counts_from_when_it_was_asked_for(story: Story) -> None:
+async def test_a_lease_counts_from_its_request(story: Story) -> None:
     """The worker may be frozen between the store's answer and its own reading of it."""
     async with story.running():
         story.free(1)
@@ -89,7 +96,7 @@ async def test_a_lease_counts_from_when_it_was_asked_for(story: Story) -> None:
     assert story.asked[0] <= before_the_job
 
 
-async def test_nobody_waits_for_longer_than_a_part_of_a_lease(story: Story) -> None:
+async def test_no_request_waits_longer_than_a_third_of_a_lease(story: Story) -> None:
     await story.engine.declare(Queue(name="default", lease_ms=1_500))
     await enqueue(story.engine, "a")
     async with story.running():
@@ -98,7 +105,7 @@ async def test_nobody_waits_for_longer_than_a_part_of_a_lease(story: Story) -> N
     assert [request.wait_ms for request in story.engine.requests[:2]] == [5_000, 500]
 
 
-async def test_without_room_nothing_is_asked(story: Story) -> None:
+async def test_without_room_nothing_is_requested(story: Story) -> None:
     async with story.running():
         await asyncio.sleep(0)
         story.intake.look()
@@ -137,8 +144,8 @@ async def test_an_interrupted_wait_leases_nothing_more(story: Story) -> None:
     assert lease.job.attempt == 1
 
 
-async def test_what_came_in_the_last_moment_is_taken(story: Story) -> None:
-    """The engine has answered when the intake is cancelled: those leases must not lie around."""
+async def test_jobs_leased_in_the_last_moment_are_delivered(story: Story) -> None:
+    """The engine has answered when the intake is cancelled: those leases must be delivered."""
     story.room = 5
     await enqueue(story.engine, "ab")
     task = asyncio.create_task(story.intake.run())
@@ -158,11 +165,13 @@ async def test_what_came_in_the_last_moment_is_taken(story: Story) -> None:
     assert story.taken == ["a", "b"]
 
 
-async def test_nothing_may_come_in_the_last_moment_too(story: Story) -> None:
-    """An empty answer that crosses the cancel must not break the worker's end."""
-    rooms = make_rooms(story.engine, Hand())
-    rooms.learn("w", {"work": TaskInfo("work")})
-    task = asyncio.create_task(rooms.intake.run())
+async def test_an_empty_answer_in_the_last_moment_is_no_error(story: Story) -> None:
+    """An empty answer during the cancel must not break the worker's end."""
+    capacity = make_capacity(HeldLeases())
+    capacity.learn({"work": TaskInfo("work")})
+    intake = Intake(story.engine, capacity, lambda _leased: None)
+    intake.serve("w", {"default": 1})
+    task = asyncio.create_task(intake.run())
 
     async def answering(request: LeaseRequest) -> list[Lease]:
         task.cancel()
@@ -174,7 +183,7 @@ async def test_nothing_may_come_in_the_last_moment_too(story: Story) -> None:
 
 
 @pytest.mark.parametrize("error", [EngineUnavailable, StorageFull])
-async def test_an_outage_is_waited_out(
+async def test_it_survives_an_outage(
     story: Story, monkeypatch: pytest.MonkeyPatch, error: type[Exception]
 ) -> None:
     monkeypatch.setattr(module, "_PAUSE_S_FIRST", 0.001)
@@ -200,99 +209,100 @@ async def test_heavier_queues_come_first_more_often(story: Story) -> None:
     assert first["heavy"] > 3 * first["light"] > 0
 
 
-def test_the_pace_follows_what_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_jobs_leased_ahead_follow_the_rate(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 0.0
-    monkeypatch.setattr(module, "monotonic", lambda: now)
-    pace = Pace(50)
-    assert pace.ahead() == 0
+    monkeypatch.setattr(capacity_module, "monotonic", lambda: now)
+    pace = LeaseAhead(50)
+    assert pace.count() == 0
     for _ in range(100):
         pace.ended(1_000)
         now += 1.0
         pace.measure()
     # A tenth of a second's worth, but never more than it was told.
-    assert pace.ahead() == 50
+    assert pace.count() == 50
     for _ in range(50):
         now += 1.0
         pace.measure()
-    assert pace.ahead() == 0
+    assert pace.count() == 0
 
 
-def make_rooms(engine: TroubledEngine, hand: Hand, *, commands: bool = True) -> Rooms:
+def make_capacity(held: HeldLeases) -> WorkerCapacity:
     setup = ChildSetup(worker="w", worker_id="1", slots=4)
-    crew = Crew(
-        Listening(),
+    pool = ChildPool(
+        Recorder(),
         lambda _name: None,  # type: ignore[arg-type, return-value]
         python=ChildSetup(worker="w", worker_id="1", slots=4, target="a:app"),
         processes=2,
-        commands=setup if commands else None,
+        built_in=(setup,),
     )
     options = WorkerOptions(url="memory:", prefetch=100)
-    return Rooms(engine, options, hand, crew, lambda _leases: None)
+    return WorkerCapacity(options, held, pool, GroupOrder())
 
 
 async def test_each_kind_has_its_own_room(story: Story) -> None:
-    hand = Hand()
-    rooms = make_rooms(story.engine, hand)
-    assert [rooms.room(kind) for kind in ("python", "solo", "command")] == [8, 2, 4]
-    hand.unjudged["python"] = 8
-    assert [rooms.room(kind) for kind in ("python", "solo", "command")] == [0, 2, 4]
-    hand.unjudged["python"] = 11
-    assert rooms.room("python") == 0
+    held = HeldLeases()
+    capacity = make_capacity(held)
+    assert [capacity.room(kind) for kind in ("python", "solo", "command")] == [8, 2, 4]
+    held.active["python"] = 8
+    assert [capacity.room(kind) for kind in ("python", "solo", "command")] == [0, 2, 4]
+    held.active["python"] = 11
+    assert capacity.room("python") == 0
 
 
 async def test_room_by_health(story: Story) -> None:
-    rooms = make_rooms(story.engine, Hand())
+    capacity = make_capacity(HeldLeases())
     by_health = {}
     for state in Health:
-        rooms.set(closed=False, health=state)
-        by_health[state] = rooms.room("python")
+        capacity.set_state(closed=False, health=state)
+        by_health[state] = capacity.room("python")
     assert by_health == {Health.HEALTHY: 8, Health.DEGRADED: 4, Health.UNHEALTHY: 0}
-    rooms.set(closed=True, health=Health.HEALTHY)
-    assert rooms.room("python") == 0
+    capacity.set_state(closed=True, health=Health.HEALTHY)
+    assert capacity.room("python") == 0
 
 
 async def test_a_batch_task_makes_room_for_a_batch(story: Story) -> None:
-    rooms = make_rooms(story.engine, Hand())
-    rooms.learn("w", {"many": TaskInfo("many", batch=10)})
-    assert (rooms.room("python"), rooms.room("command")) == (17, 4)
+    capacity = make_capacity(HeldLeases())
+    capacity.learn({"many": TaskInfo("many", batch=10)})
+    assert (capacity.room("python"), capacity.room("command")) == (17, 4)
 
 
-async def test_all_kinds_with_room_are_asked_for_in_one_call(story: Story) -> None:
-    hand = Hand()
-    rooms = make_rooms(story.engine, hand)
-    rooms.learn("w", {"work": TaskInfo("work"), "command": TaskInfo("command")})
-    assert rooms.wanted() == (8, frozenset({"work", "command"}))
-    hand.unjudged["python"] = 8
-    assert rooms.wanted() == (4, frozenset({"command"}))
-    hand.unjudged["command"] = 4
-    assert rooms.wanted() == (0, frozenset())
+async def test_one_request_asks_for_all_kinds_with_room(story: Story) -> None:
+    held = HeldLeases()
+    capacity = make_capacity(held)
+    capacity.learn({"work": TaskInfo("work"), "command": TaskInfo("command")})
+    assert capacity.wanted() == (8, frozenset({"work", "command"}))
+    held.active["python"] = 8
+    assert capacity.wanted() == (4, frozenset({"command"}))
+    held.active["command"] = 4
+    assert capacity.wanted() == (0, frozenset())
 
 
-async def test_the_kind_with_the_least_room_bounds_the_call_by_its_share(story: Story) -> None:
-    rooms = make_rooms(story.engine, Hand())
-    rooms.learn("w", {"work": TaskInfo("work"), "command": TaskInfo("command")})
-    for _ in range(200):
-        rooms.ended("python")
-    rooms._paces["python"]._rate = 10_000.0
-    plain, _ = rooms.wanted()
+async def test_the_kind_with_the_least_room_bounds_the_request(story: Story) -> None:
+    held = HeldLeases()
+    capacity = make_capacity(held)
+    capacity.learn({"work": TaskInfo("work"), "command": TaskInfo("command")})
+    capacity.ended("python", 200)
+    capacity._ahead["python"]._rate = 10_000.0
+    plain, _ = capacity.wanted()
     assert plain == 108
     mixed = [Job(id=f"j{n}", task=("command", "work")[n % 2], queue="default") for n in range(2)]
     for _ in range(20):
-        for held in rooms._take([Lease(job=job, token=1, lease_ms=1000) for job in mixed], 0.0):
-            rooms._hand.judge(held, Complete())
-            rooms._hand.drop(held)
-    limit, _ = rooms.wanted()
+        leases = [Lease(job=job, token=1, lease_ms=1000) for job in mixed]
+        for each in capacity.accept(leases, 0.0):
+            held.decide(each, Complete())
+            held.drop(each)
+    limit, _ = capacity.wanted()
     assert limit == 8
 
 
-async def test_a_kind_that_was_left_out_is_asked_for_as_soon_as_it_has_room(story: Story) -> None:
-    hand = Hand()
-    rooms = make_rooms(story.engine, hand)
-    rooms.learn("w", {"work": TaskInfo("work"), "command": TaskInfo("command")})
-    rooms.intake._interrupted.clear()
-    hand.unjudged["python"] = 8
-    rooms.wanted()
-    rooms.ended("command")
-    assert not rooms.intake._interrupted.is_set()
-    rooms.ended("python")
-    assert rooms.intake._interrupted.is_set()
+async def test_a_kind_that_was_left_out_is_requested_when_it_has_room(story: Story) -> None:
+    held = HeldLeases()
+    capacity = make_capacity(held)
+    capacity.learn({"work": TaskInfo("work"), "command": TaskInfo("command")})
+    intake = Intake(story.engine, capacity, lambda _leased: None)
+    held.active["python"] = 8
+    capacity.wanted()
+    intake.freed("command")
+    assert not intake._interrupted.is_set()
+    intake.freed("python")
+    assert intake._interrupted.is_set()

@@ -1,4 +1,4 @@
-"""The launcher: workers start again when they die, not when they never could, and names come."""
+"""The launcher restarts workers that die, not those that cannot start, and reports their names."""
 
 import os
 import signal
@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.worker.launcher import Post, as_program
-from holdfast.worker.launcher import _tend as tend
+from holdfast.worker.launcher import ManagedProcess, as_program
+from holdfast.worker.launcher import _keep_running as keep_running
 from holdfast.worker.options import WorkerOptions
-from tests.worker.running import Place, until
+from tests.worker.live_workers import Place, until
 
 
-async def test_a_mistake_in_the_options_ends_it(place: Place) -> None:
-    """Also beside workers that could run: what fails at once would fail again."""
+async def test_invalid_options_end_it(place: Place) -> None:
+    """Also beside workers that can run: it would fail again."""
     launcher = place.start(
         "holdfast.worker.launcher",
         [place.options(name="w"), place.options(name="x", target="missing:app")],
@@ -37,11 +37,11 @@ async def test_an_application_that_cannot_be_imported_ends_it(place: Place, proc
     assert "broken:app cannot be imported: RuntimeError: half written" in place.stderr()
 
 
-def test_a_machine_that_can_start_nothing_now_is_asked_again(
+def test_a_process_that_cannot_be_started_is_tried_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The launcher must outlive it: its other workers end with it."""
-    post = Post(as_program(WorkerOptions(url="memory:")))
+    post = ManagedProcess(as_program(WorkerOptions(url="memory:")))
     descriptors = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
 
     def refuse(*_args: object, **_named: object) -> None:
@@ -49,13 +49,13 @@ def test_a_machine_that_can_start_nothing_now_is_asked_again(
 
     with monkeypatch.context() as patched:
         patched.setattr(subprocess, "Popen", refuse)
-        assert tend(post, stopping=False) == 0
+        assert keep_running(post, stopping=False) == 0
     assert (post.process, post.ready, post.over) == (None, -1, False)
     assert post.start_at > time.monotonic()
     assert len(os.listdir("/proc/self/fd")) == descriptors  # noqa: PTH208
 
 
-async def test_a_name_twice(place: Place) -> None:
+async def test_a_name_in_use_ends_it(place: Place) -> None:
     await place.worker(name="w")
     launcher = place.start("holdfast.worker.launcher", [place.options(name="w")])
     await until(lambda: launcher.poll() is not None, "the launcher to end")
@@ -93,21 +93,21 @@ async def test_a_worker_that_dies_starts_again_under_its_name(place: Place) -> N
 
 
 def test_a_signal_that_came_while_a_process_was_started() -> None:
-    """It is passed on afterwards, and each one once."""
-    post = Post.__new__(Post)
-    post.told = 0
+    """It is passed on afterwards, once."""
+    post = ManagedProcess.__new__(ManagedProcess)
+    post.passed = 0
     post.process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
-    post.tell(0)
-    assert post.told == 0
-    post.tell(1)
+    post.pass_signals(0)
+    assert post.passed == 0
+    post.pass_signals(1)
     assert post.process.wait() == -signal.SIGTERM
-    post.tell(1)
-    post.tell(2)
-    assert post.told == 2
+    post.pass_signals(1)
+    post.pass_signals(2)
+    assert post.passed == 2
 
 
 @pytest.mark.parametrize("count", [1, 2])
-async def test_the_names_are_told_when_all_are_ready(place: Place, count: int) -> None:
+async def test_the_names_are_reported_when_all_are_ready(place: Place, count: int) -> None:
     code = (
         "import sys, msgspec; from holdfast.worker.launcher import run;"
         "from holdfast.worker.options import WorkerOptions as O;"

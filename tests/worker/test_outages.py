@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.app import Holdfast
+from holdfast.app.application import Holdfast
+from holdfast.conformance.postgres_server import PrivatePostgres
 from holdfast.core.model import Job, State
 from holdfast.errors import EngineError, StorageFull
-from holdfast.testing.services import PrivatePostgres
-from holdfast.worker import link
-from tests.worker.running import Place, until
+from holdfast.worker.supervisor import child_process
+from tests.worker.live_workers import Place, until
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +30,7 @@ async def far_place(tmp_path: Path, own_server: PrivatePostgres) -> AsyncIterato
 
 
 async def persist(place: Place, *ids: str) -> list[Job]:
-    """As soon as the server answers and all are finished."""
+    """Wait until the server answers and all jobs are finished."""
 
     async def look() -> list[Job]:
         try:
@@ -58,7 +58,7 @@ async def test_postgresql_goes_away_and_comes_back(
     own_server.kill()
     place.go()
     await until(lambda: len(place.journal("end")) == 7, "the runs to end")
-    await until(lambda: " kept for " in place.stderr(), "the worker to notice")
+    await until(lambda: "cannot settle " in place.stderr(), "the worker to notice")
     assert process.poll() is None
     await asyncio.to_thread(own_server.restart)
     jobs = await persist(place, *"abcdef")
@@ -76,7 +76,7 @@ async def test_postgresql_goes_away_and_comes_back(
 async def test_a_disk_that_is_full(
     small_disk: Path, fill_up: Callable[[int], None], tmp_path: Path
 ) -> None:
-    """What runs when the room ends is settled once, and others come when there is room again."""
+    """Running jobs are settled once, and others are leased when there is space again."""
     url = f"sqlite:///{small_disk}/work.db"
     async with Holdfast(url) as app:
         place = Place(tmp_path, url, app)
@@ -102,13 +102,15 @@ async def test_a_disk_that_is_full(
 
 
 async def test_a_terminal_that_was_stopped_does_not_stop_the_worker() -> None:
-    """Nobody reads the worker's standard error: what handlers print there is let go."""
+    """No process reads the worker's standard error: output of handlers is dropped."""
     read, write = os.pipe()
     kept = os.dup(2)
     try:
         os.dup2(write, 2)
         for _ in range(40):
-            await asyncio.wait_for(asyncio.to_thread(link._pass_on, b"x" * 65_536), 60)
+            await asyncio.wait_for(
+                asyncio.to_thread(child_process._write_stderr, b"x" * 65_536), 60
+            )
     finally:
         os.dup2(kept, 2)
         for descriptor in (kept, write):

@@ -5,11 +5,11 @@ import signal
 from itertools import pairwise
 
 from holdfast.core.model import EventKind, FailureKind, State
-from tests.worker.running import Place, until
+from tests.worker.live_workers import Place, until
 
 
 async def test_a_handler_that_holds_the_interpreter_keeps_its_lease(place: Place) -> None:
-    """The match takes longer than the lease, in which the child can do nothing else."""
+    """The match takes longer than the lease, and blocks the whole child."""
     await place.worker()
     payload = {"folder": str(place.folder), "longer_s": 2.5}
     await place.enqueue("backtrack", "a", payload=payload, lease="2s")
@@ -20,7 +20,7 @@ async def test_a_handler_that_holds_the_interpreter_keeps_its_lease(place: Place
 
 
 async def test_jobs_leased_ahead_keep_their_leases(place: Place) -> None:
-    """They wait in the worker's hand behind a batch task's whole slot for longer than a lease."""
+    """They wait in the worker, behind a call that holds the slot for longer than a lease."""
     await place.app.declare("default", lease="2s")
     await place.worker(concurrency=1)
     await place.enqueue("gather", "a", payload=str(place.folder))

@@ -1,4 +1,4 @@
-"""Who is whose child, who dies with whom, and what a subreaper finds: with real processes."""
+"""Process trees, death with the parent, and subreapers, with real processes."""
 
 import os
 import signal
@@ -11,7 +11,7 @@ import pytest
 
 from holdfast.worker import processes
 from tests.patience import wait_until
-from tests.worker.driving import is_alive, wait_for_pid
+from tests.worker.child_driver import is_alive, wait_for_pid
 
 FAMILY = "sleep 600 & sleep 600 & wait"
 
@@ -69,13 +69,13 @@ def test_stat_of_a_process_with_a_hostile_name(tmp_path: Path) -> None:
         process.kill()
 
 
-def test_what_is_gone_is_no_error() -> None:
+def test_a_process_that_is_gone_is_no_error() -> None:
     process = subprocess.Popen(["true"])
     process.wait()
     assert processes.stat(process.pid) is None
     assert processes.children(process.pid) == []
     assert processes.environment(process.pid) == {}
-    assert processes.bury(process.pid)
+    assert processes.reap(process.pid)
     processes.kill(process.pid)
     processes.kill_group(process.pid)
 
@@ -86,7 +86,7 @@ def test_marked_processes_are_found() -> None:
     with subprocess.Popen(["sleep", "600"], env=environment) as process:
         assert list(processes.marked({b"MARK": mark.encode()})) == [process.pid]
         assert not list(processes.marked({b"MARK": mark.encode(), b"OTHER": b"2"}))
-        assert not processes.bury(process.pid)
+        assert not processes.reap(process.pid)
         process.kill()
 
 
@@ -99,7 +99,7 @@ def test_a_process_dies_with_its_parent(tmp_path: Path) -> None:
     wait_until(lambda: not is_alive(pid))
 
 
-def test_a_parent_that_is_gone_already_is_told(tmp_path: Path) -> None:
+def test_a_parent_that_is_gone_already_is_an_error(tmp_path: Path) -> None:
     script = "from holdfast.worker import processes; processes.die_with_parent(1 << 30)"
     done = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, check=False
@@ -117,7 +117,7 @@ def test_a_subreaper_sweeps_strangers_and_spares_its_own(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_a_group_is_signalled_as_a_whole(number: int) -> None:
+def test_a_signal_reaches_the_whole_group(number: int) -> None:
     with subprocess.Popen(["sh", "-c", FAMILY], start_new_session=True) as top:
         wait_until(lambda: len(processes.children(top.pid)) == 2)
         family = processes.children(top.pid)

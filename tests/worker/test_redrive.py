@@ -1,17 +1,18 @@
-"""Dead letters of real workers, and redrives that their upkeep does."""
+"""Dead letters of real workers, and redrives by their upkeep."""
 
 import signal
 from pathlib import Path
 
 import pytest
 
-from holdfast.core.flow import Rate
+from holdfast.core.limits import Rate
 from holdfast.core.model import EventKind, JobFilter, Reason, State
-from holdfast.dead_letters import DeadGroup, dead_groups
-from holdfast.upkeep import RedrivePlan, RedriveState, RedriveView, wall_ms
-from tests.worker.running import Place, until
+from holdfast.notation.durations import wall_ms
+from holdfast.ops.dead_letters import DeadGroup, dead_groups
+from holdfast.ops.redrives import RedrivePlan, RedriveState, RedriveView
+from tests.worker.live_workers import Place, until
 
-TARGET = f"{Path(__file__).with_name('redriven.py')}:app"
+TARGET = f"{Path(__file__).with_name('redrive_app.py')}:app"
 
 
 async def broken(place: Place, task: str, count: int, max_attempts: int = 1) -> list[str]:
@@ -89,7 +90,7 @@ async def test_from_two_errors_to_none(place: Place) -> None:
 
 @pytest.mark.parametrize("survivors", [0, 1])
 async def test_killed_in_the_middle_it_is_finished_by_another(place: Place, survivors: int) -> None:
-    """All of its jobs once, and the counts are true, whoever goes on."""
+    """Each of its jobs is redriven once and the counts are right, whichever worker finishes it."""
     await place.app.declare("default", lease="3s", backoff="constant(1ms)")
     first = await place.worker(target=TARGET, name="first")
     # One attempt is lost by those that it had in hand when it was killed.
@@ -138,7 +139,7 @@ async def test_a_cancel_leaves_the_rest_dead(place: Place) -> None:
     assert (states.count(State.DONE), states.count(State.DEAD)) == (1, 19)
 
 
-async def test_one_that_crashed_is_put_back_alone(place: Place) -> None:
+async def test_a_crashed_job_is_redriven_alone(place: Place) -> None:
     """Beside it another job runs, which its crash must not touch."""
     await place.worker(concurrency=2)
     await place.enqueue("die", "a", max_crashes=1)

@@ -1,21 +1,22 @@
-"""A worker's name: taken, kept by heartbeats, lost to another, left; and its own queue."""
+"""A worker's name: taken, kept by heartbeats, lost to another, removed; and its own queue."""
 
 import os
 import socket
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import pytest
 from msgspec.structs import replace
 
 from holdfast.core.model import Queue, QueueView, Record
-from holdfast.core.workers import KIND, ORDER_KIND, Order, WorkerRecord, worker_queue
+from holdfast.core.workers import KIND, ORDER_KIND, WorkerOrder, WorkerRecord, worker_queue
 from holdfast.engines.base import Saved
 from holdfast.errors import OutcomeUnknown, UsageError
+from holdfast.ops.records import encode, load_all
+from holdfast.ops.workers import Workers
 from holdfast.testing.clock import ManualClock
-from holdfast.worker.registration import Registration, start_ticks
-from holdfast.worker.registry import Workers, encode, load_all
+from holdfast.worker.supervisor.registration import Registration, start_ticks
 from tests.worker.doubles import TroubledEngine
 
 HOST = socket.gethostname()
@@ -53,12 +54,14 @@ async def test_a_name_and_a_queue_of_its_own(engine: TroubledEngine) -> None:
 
 
 async def test_its_queue_is_left_as_an_operator_made_it(engine: TroubledEngine) -> None:
-    """Also when that happened after it was looked for."""
+    """Even if it was created after the search for it."""
     made = Queue(name=worker_queue("mail-1"), paused=True)
     looked = engine.queues
 
-    async def too_early(*, counts: bool = True) -> list[QueueView]:
-        return [view for view in await looked(counts=counts) if view.queue != made]
+    async def too_early(
+        *, names: Collection[str] | None = None, counts: bool = True
+    ) -> list[QueueView]:
+        return [view for view in await looked(names=names, counts=counts) if view.queue != made]
 
     await engine.declare(made)
     engine.queues = too_early  # type: ignore[method-assign]
@@ -86,7 +89,7 @@ async def test_a_name_that_is_in_use_is_refused(engine: TroubledEngine) -> None:
 
 
 @pytest.mark.parametrize("name", ["", "a b", "x" * 200, "ä", "a/b"])
-async def test_what_is_no_name(engine: TroubledEngine, name: str) -> None:
+async def test_invalid_names_are_refused(engine: TroubledEngine, name: str) -> None:
     if name:
         with pytest.raises(UsageError, match="is no name for a worker"):
             await registration(engine).enter(name)
@@ -94,7 +97,7 @@ async def test_what_is_no_name(engine: TroubledEngine, name: str) -> None:
         assert await registration(engine).enter(name)
 
 
-async def test_two_that_take_a_name_at_the_same_moment(engine: TroubledEngine) -> None:
+async def test_two_workers_that_take_a_name_at_once(engine: TroubledEngine) -> None:
     """The one that comes second must not go on under the name of the first."""
     save = engine.save
 
@@ -126,10 +129,10 @@ async def test_a_dead_process_of_this_host_is_gone_at_once(engine: TroubledEngin
     assert (await mine.enter("w"), mine.before) == ("w", "1")
 
 
-async def test_another_process_under_the_old_number_is_not_the_worker(
+async def test_a_reused_process_id_is_not_the_worker(
     engine: TroubledEngine,
 ) -> None:
-    """As in a container that is started again, where the numbers are the same each time."""
+    """As in a restarted container, where process ids repeat."""
     ticks = start_ticks(os.getpid())
     assert ticks is not None
     await registration(engine, "1", start_ticks=ticks - 1).enter("w")
@@ -139,7 +142,7 @@ async def test_another_process_under_the_old_number_is_not_the_worker(
         await registration(engine, "3").enter("w")
 
 
-async def test_a_process_that_nobody_buried_is_gone(engine: TroubledEngine) -> None:
+async def test_a_zombie_is_gone(engine: TroubledEngine) -> None:
     process = subprocess.Popen(["true"])
     os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
     await registration(engine, "1", pid=process.pid).enter("w")
@@ -147,7 +150,7 @@ async def test_a_process_that_nobody_buried_is_gone(engine: TroubledEngine) -> N
     process.wait()
 
 
-async def test_whose_processes_may_have_been_left_here(engine: TroubledEngine) -> None:
+async def test_dead_workers_of_this_host_are_found(engine: TroubledEngine) -> None:
     process = subprocess.Popen(["true"])
     process.wait()
     await registration(engine, "dead", pid=process.pid).enter("a")
@@ -170,7 +173,7 @@ async def test_heartbeats_renew_the_record(engine: TroubledEngine, clock: Manual
 
 
 async def test_a_lost_answer_to_a_heartbeat(engine: TroubledEngine) -> None:
-    """It was written, but nobody said so: the record is still this worker's."""
+    """It was written, but the answer was lost: the record is still this worker's."""
     mine = registration(engine)
     await mine.enter("w")
     save = engine.save
@@ -188,7 +191,7 @@ async def test_a_lost_answer_to_a_heartbeat(engine: TroubledEngine) -> None:
     assert (mine.name, await names(engine)) == ("w", ["w"])
 
 
-async def test_whoever_lost_its_name_takes_another(engine: TroubledEngine) -> None:
+async def test_a_worker_that_lost_its_name_takes_another(engine: TroubledEngine) -> None:
     mine = registration(engine, "1")
     await mine.enter("w")
     (record,) = await load_all(engine, KIND)
@@ -200,7 +203,7 @@ async def test_whoever_lost_its_name_takes_another(engine: TroubledEngine) -> No
     assert await names(engine) == ["w"]
 
 
-async def test_a_name_of_which_the_record_was_deleted(engine: TroubledEngine) -> None:
+async def test_a_worker_whose_record_was_deleted_keeps_its_name(engine: TroubledEngine) -> None:
     mine = registration(engine)
     await mine.enter("w")
     (record,) = await load_all(engine, KIND)
@@ -213,7 +216,7 @@ async def test_a_name_of_which_the_record_was_deleted(engine: TroubledEngine) ->
     assert (mine.name, await names(engine)) == ("w", ["w"])
 
 
-async def test_leaving_after_a_heartbeat_whose_answer_never_came(engine: TroubledEngine) -> None:
+async def test_leaving_after_a_heartbeat_without_an_answer(engine: TroubledEngine) -> None:
     mine = registration(engine)
     await mine.enter("w")
     (record,) = await load_all(engine, KIND)
@@ -222,7 +225,7 @@ async def test_leaving_after_a_heartbeat_whose_answer_never_came(engine: Trouble
     assert await names(engine) == []
 
 
-async def test_a_late_leave_takes_nothing_from_the_next(engine: TroubledEngine) -> None:
+async def test_a_late_leave_does_not_remove_the_next_worker(engine: TroubledEngine) -> None:
     mine = registration(engine, "1")
     await mine.enter("w")
     (record,) = await load_all(engine, KIND)
@@ -234,14 +237,14 @@ async def test_a_late_leave_takes_nothing_from_the_next(engine: TroubledEngine) 
 async def test_orders_to_this_name(engine: TroubledEngine) -> None:
     mine = registration(engine)
     await mine.enter("w")
-    assert await mine.order() == Order()
-    order = Order(cordoned=True, by="me")
+    assert await mine.order() == WorkerOrder()
+    order = WorkerOrder(cordoned=True, by="me")
     for name in ("v", "w"):
         await engine.save([Record(kind=ORDER_KIND, key=name, value=encode(order))])
     assert await mine.order() == order
 
 
-async def test_workers_gone_for_a_day_are_tidied_away(
+async def test_records_of_workers_gone_for_a_day_are_removed(
     engine: TroubledEngine, clock: ManualClock
 ) -> None:
     await registration(engine, "1", host="elsewhere").enter("old")
@@ -252,7 +255,7 @@ async def test_workers_gone_for_a_day_are_tidied_away(
     assert await names(engine) == ["new"]
 
 
-async def test_old_orders_to_nobody_are_tidied_away_but_no_cordon(
+async def test_old_orders_to_missing_workers_are_removed_but_no_cordon(
     engine: TroubledEngine, clock: ManualClock
 ) -> None:
     """Names may be new with every start; a cordon waits for its worker to come back."""

@@ -1,4 +1,4 @@
-"""Renewals in batches; what was lost or shall stop is told once, and outages are waited out."""
+"""Renewals in batches; lost and cancelled jobs are reported once; outages are survived."""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
@@ -6,27 +6,26 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from holdfast.core import limits
+from holdfast.core import bounds
 from holdfast.core.model import JobFilter, Lease, Note, Renewal
 from holdfast.core.verdict import Cancel, Complete, Delete
 from holdfast.errors import EngineUnavailable, OutcomeUnknown, StorageFull
 from holdfast.testing.clock import ManualClock
-from holdfast.worker import renewer as module
-from holdfast.worker.hand import Hand, Held
-from holdfast.worker.renewer import Renewer
-from tests.worker.doubles import TroubledEngine, in_hand
-from tests.worker.running import alongside, until
+from holdfast.worker.supervisor import held_leases as module
+from holdfast.worker.supervisor.held_leases import HeldLease, HeldLeases, Renewer
+from tests.worker.doubles import TroubledEngine, hold_new
+from tests.worker.live_workers import alongside, until
 
 
 class Story:
-    """A renewer, and what it told."""
+    """A renewer, and the jobs it reported."""
 
     def __init__(self, engine: TroubledEngine) -> None:
         self.engine = engine
-        self.hand = Hand()
-        self.lost: list[Held] = []
-        self.cancelled: list[Held] = []
-        self.renewer = Renewer(engine, self.hand, self.lost.append, self.cancelled.append)
+        self.held = HeldLeases()
+        self.lost: list[HeldLease] = []
+        self.cancelled: list[HeldLease] = []
+        self.renewer = Renewer(engine, self.held, self.lost.append, self.cancelled.append)
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -48,14 +47,14 @@ def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_nothing_is_renewed_before_its_time(story: Story) -> None:
-    await in_hand(story.engine, story.hand, "a")
+    await hold_new(story.engine, story.held, "a")
     await story.renewer._turn()
     assert "renew" not in story.engine.asked
 
 
 async def test_everything_due_goes_in_one_batch(story: Story) -> None:
-    helds = await in_hand(story.engine, story.hand, *"abc")
-    (later,) = await in_hand(story.engine, story.hand, "d")
+    helds = await hold_new(story.engine, story.held, *"abc")
+    (later,) = await hold_new(story.engine, story.held, "d")
     for held in helds:
         held.renewed_at -= 10.0
     await story.renewer._turn()
@@ -66,9 +65,9 @@ async def test_everything_due_goes_in_one_batch(story: Story) -> None:
 
 
 async def test_many_go_in_batches_that_the_engine_takes(story: Story) -> None:
-    ids = [f"j{number}" for number in range(limits.BATCH_MAX)]
-    await in_hand(story.engine, story.hand, *ids)
-    await in_hand(story.engine, story.hand, "another")
+    ids = [f"j{number}" for number in range(bounds.BATCH_MAX)]
+    await hold_new(story.engine, story.held, *ids)
+    await hold_new(story.engine, story.held, "another")
     story.renewer.at_once()
     await story.renewer._turn()
     assert story.engine.asked["renew"] == 2
@@ -76,13 +75,13 @@ async def test_many_go_in_batches_that_the_engine_takes(story: Story) -> None:
 
 async def test_the_pace_follows_the_shortest_lease(story: Story) -> None:
     assert await story.renewer._turn() == module._TICK_S_MAX
-    (held,) = await in_hand(story.engine, story.hand, "a")
+    (held,) = await hold_new(story.engine, story.held, "a")
     held.lease = type(held.lease)(job=held.job, token=held.lease.token, lease_ms=120)
     assert await story.renewer._turn() == pytest.approx(0.01)
 
 
-async def test_what_is_lost_is_told_once(story: Story, clock: ManualClock) -> None:
-    (held,) = await in_hand(story.engine, story.hand, "a")
+async def test_a_lost_lease_is_reported_once(story: Story, clock: ManualClock) -> None:
+    (held,) = await hold_new(story.engine, story.held, "a")
     clock.advance(held.lease.lease_ms)
     story.renewer.at_once()
     await story.renewer._turn()
@@ -94,17 +93,17 @@ async def test_what_is_lost_is_told_once(story: Story, clock: ManualClock) -> No
 
 async def test_a_verdict_is_kept_though_the_lease_lapsed(story: Story, clock: ManualClock) -> None:
     """A late settle may still win."""
-    (held,) = await in_hand(story.engine, story.hand, "a")
-    story.hand.judge(held, Complete())
+    (held,) = await hold_new(story.engine, story.held, "a")
+    story.held.decide(held, Complete())
     clock.advance(held.lease.lease_ms)
     story.renewer.at_once()
     await story.renewer._turn()
     assert (story.lost, held.lost) == ([], False)
 
 
-async def test_judged_jobs_are_renewed_too(story: Story, clock: ManualClock) -> None:
-    (held,) = await in_hand(story.engine, story.hand, "a")
-    story.hand.judge(held, Complete())
+async def test_decided_jobs_are_renewed_too(story: Story, clock: ManualClock) -> None:
+    (held,) = await hold_new(story.engine, story.held, "a")
+    story.held.decide(held, Complete())
     held.add_note(Note(output=b"its own way"))
     clock.advance(20_000)
     story.renewer.at_once()
@@ -117,8 +116,8 @@ async def test_judged_jobs_are_renewed_too(story: Story, clock: ManualClock) -> 
     assert (job.output, held.note) == (None, Note(output=b"its own way"))
 
 
-async def test_notes_are_passed_on_soon(story: Story) -> None:
-    (held,) = await in_hand(story.engine, story.hand, "a")
+async def test_notes_are_stored_soon(story: Story) -> None:
+    (held,) = await hold_new(story.engine, story.held, "a")
     held.add_note(Note(progress=0.5, checkpoint=b"1"))
     await story.renewer._turn()
     assert "renew" not in story.engine.asked
@@ -130,7 +129,7 @@ async def test_notes_are_passed_on_soon(story: Story) -> None:
 
 
 async def test_a_note_that_comes_meanwhile_is_kept(story: Story) -> None:
-    (held,) = await in_hand(story.engine, story.hand, "a")
+    (held,) = await hold_new(story.engine, story.held, "a")
     held.add_note(Note(progress=0.5))
     story.renewer.at_once()
     turn = asyncio.create_task(story.renewer._turn())
@@ -146,8 +145,8 @@ async def test_a_note_that_comes_meanwhile_is_kept(story: Story) -> None:
     assert held.note == Note(progress=0.7)
 
 
-async def test_a_wish_to_cancel_is_told_once(story: Story) -> None:
-    (held, _) = await in_hand(story.engine, story.hand, *"ab")
+async def test_a_cancel_request_is_reported_once(story: Story) -> None:
+    (held, _) = await hold_new(story.engine, story.held, *"ab")
     await story.engine.amend(JobFilter(ids=("a",)), Cancel(by="me"), limit=1)
     for _turn in range(2):
         story.renewer.at_once()
@@ -155,13 +154,13 @@ async def test_a_wish_to_cancel_is_told_once(story: Story) -> None:
     assert (story.cancelled, held.lease.cancel_requested) == ([held], True)
 
 
-async def test_what_was_dropped_meanwhile_is_not_told(story: Story) -> None:
-    (held,) = await in_hand(story.engine, story.hand, "a")
+async def test_a_job_dropped_meanwhile_is_not_reported(story: Story) -> None:
+    (held,) = await hold_new(story.engine, story.held, "a")
     await story.engine.amend(JobFilter(ids=("a",)), Delete(force=True), limit=1)
     renew = story.engine.renew
 
     async def late(renewals: Sequence[Renewal]) -> list[Lease | None]:
-        story.hand.drop(held)
+        story.held.drop(held)
         return await renew(renewals)
 
     story.engine.renew = late  # type: ignore[method-assign]
@@ -171,8 +170,8 @@ async def test_what_was_dropped_meanwhile_is_not_told(story: Story) -> None:
 
 
 @pytest.mark.usefixtures("hurried")
-async def test_a_wish_to_cancel_outlasts_an_outage(story: Story) -> None:
-    (held,) = await in_hand(story.engine, story.hand, "a")
+async def test_a_cancel_request_outlasts_an_outage(story: Story) -> None:
+    (held,) = await hold_new(story.engine, story.held, "a")
     await story.engine.amend(JobFilter(ids=("a",)), Cancel(by="me"), limit=1)
     story.engine.trouble["renew"] = [EngineUnavailable("down")]
     story.renewer.at_once()
@@ -184,8 +183,8 @@ async def test_a_wish_to_cancel_outlasts_an_outage(story: Story) -> None:
 
 @pytest.mark.parametrize("error", [EngineUnavailable, OutcomeUnknown, StorageFull])
 @pytest.mark.usefixtures("hurried")
-async def test_an_outage_is_waited_out(story: Story, error: type[Exception]) -> None:
-    (held,) = await in_hand(story.engine, story.hand, "a")
+async def test_it_survives_an_outage(story: Story, error: type[Exception]) -> None:
+    (held,) = await hold_new(story.engine, story.held, "a")
     held.renewed_at = before = held.renewed_at - 10.0
     story.engine.trouble["renew"] = [error("down")] * 3
     async with story.running():

@@ -1,4 +1,4 @@
-"""How a worker ends: by signals, by orders through the engine, and when its launcher is gone."""
+"""The end of a worker: by signals, by orders through the engine, and without its launcher."""
 
 import signal
 import subprocess
@@ -7,7 +7,7 @@ import pytest
 
 from holdfast.core.model import EventKind, State
 from holdfast.errors import UsageError
-from tests.worker.running import Place, until
+from tests.worker.live_workers import Place, until
 
 
 async def ended(process: subprocess.Popen[bytes]) -> int:
@@ -92,7 +92,7 @@ async def test_a_stop_through_the_engine(place: Place) -> None:
 
 
 async def test_a_drain_through_the_engine_waits_for_ever(place: Place) -> None:
-    """Longer than the grace period, until a signal says that it must be."""
+    """Longer than the grace period, until a signal stops it."""
     process = await place.worker(name="w", grace_ms=100)
     await place.enqueue("hold", "a")
     await place.started("a")
@@ -142,6 +142,6 @@ async def test_cordon_and_uncordon_over_a_restart(place: Place) -> None:
     assert job.state is State.DONE
 
 
-async def test_an_order_to_nobody(place: Place) -> None:
-    with pytest.raises(UsageError, match=r"no worker is called 'x'; there are: none"):
+async def test_an_order_to_an_unknown_worker(place: Place) -> None:
+    with pytest.raises(UsageError, match=r'unknown worker "x": .*; there are: none;'):
         await place.app.workers.drain("x")

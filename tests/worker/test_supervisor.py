@@ -1,19 +1,21 @@
-"""One worker with doubles for children, on an engine in memory: what it leases and lets go."""
+"""One worker with doubles for children, on a memory engine: leases and releases."""
 
 import asyncio
+from collections.abc import Collection
 from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
-from holdfast.core.flow import Limit
+from holdfast.core.limits import Limit
 from holdfast.core.model import JobFilter, Queue, QueueView, State
 from holdfast.core.workers import KIND, Health, WorkerRecord, worker_queue
-from holdfast.worker.registry import Workers, encode
+from holdfast.ops.records import encode
+from holdfast.ops.workers import Workers
 from holdfast.worker.wire import TaskInfo
 from tests.worker.doubles import TroubledEngine
-from tests.worker.running import until
-from tests.worker.story import ERROR, Story
+from tests.worker.live_workers import until
+from tests.worker.supervisor_driver import ERROR, Story
 
 pytestmark = pytest.mark.usefixtures("hurried")
 
@@ -24,7 +26,7 @@ async def test_jobs_run_and_their_verdicts_are_settled(troubled: TroubledEngine)
     async with story.running():
         story.end(*await story.calls(4))
         story.end(*await story.calls(2))
-        await until(lambda: len(story.supervisor._hand) == 0)
+        await until(lambda: len(story.supervisor._held) == 0)
         view = await story.view()
         assert (view.name, view.health, view.record.capacity) == ("w", Health.HEALTHY, 4)
     page = await troubled.find(JobFilter(states=(State.DONE,)), limit=10)
@@ -35,7 +37,7 @@ async def test_jobs_run_and_their_verdicts_are_settled(troubled: TroubledEngine)
 async def test_nothing_is_leased_until_the_limits_of_its_tasks_are_set(
     troubled: TroubledEngine,
 ) -> None:
-    """Neither of those that have none: such a call would be given up at once for another."""
+    """Not even jobs of other tasks: such a request would be given up at once for another."""
     story = Story(troubled)
     await story.enqueue("a")
     gate = asyncio.Event()
@@ -46,10 +48,10 @@ async def test_nothing_is_leased_until_the_limits_of_its_tasks_are_set(
         return await declare(queue, **given)
 
     task = asyncio.create_task(story.supervisor.run())
-    await until(lambda: story.links)
+    await until(lambda: story.children)
     troubled.declare = slow  # type: ignore[method-assign]
     limit = Limit(name="few", task="other", concurrency=1)
-    story.link.ready(TaskInfo("work"), TaskInfo("other", limits=(limit,)))
+    story.child.ready(TaskInfo("work"), TaskInfo("other", limits=(limit,)))
     beats = troubled.asked.get("save", 0)
     await until(lambda: troubled.asked.get("save", 0) > beats + 3, "some heartbeats")
     assert troubled.requests == []
@@ -66,8 +68,10 @@ async def test_a_queue_that_an_operator_made_meanwhile_is_left_as_it_is(
     made = Queue(name="mail", paused=True, max_attempts=9)
     looked = troubled.queues
 
-    async def too_early(*, counts: bool = True) -> list[QueueView]:
-        found = await looked(counts=counts)
+    async def too_early(
+        *, names: Collection[str] | None = None, counts: bool = True
+    ) -> list[QueueView]:
+        found = await looked(names=names, counts=counts)
         await troubled.declare(made, instead_of=None)
         return found
 
@@ -78,16 +82,16 @@ async def test_a_queue_that_an_operator_made_meanwhile_is_left_as_it_is(
     assert made in [view.queue for view in await looked()]
 
 
-async def test_never_more_in_hand_than_slots_and_prefetch(troubled: TroubledEngine) -> None:
-    """However fast jobs end, of which the pace wants many more ahead."""
+async def test_never_more_leased_than_slots_and_prefetch(troubled: TroubledEngine) -> None:
+    """Even if jobs end so fast that more would be leased ahead."""
     story = Story(troubled, prefetch=5)
     ids = [f"j{number}" for number in range(300)]
     await story.enqueue(*ids)
-    hand = story.supervisor._hand
+    hand = story.supervisor._held
     most = 0
     async with story.running():
         while sum(map(len, troubled.settled)) < 300:
-            most = max(most, hand.unjudged_all)
+            most = max(most, hand.active_count)
             story.end(*story.open_calls)
             await asyncio.sleep(0.001)
     assert 4 < most <= 4 + 5
@@ -96,7 +100,7 @@ async def test_never_more_in_hand_than_slots_and_prefetch(troubled: TroubledEngi
 
 
 async def test_a_worker_whose_name_was_taken_serves_another_queue(troubled: TroubledEngine) -> None:
-    """It slept for longer than its record was good; jobs for that name are the other's now."""
+    """It was frozen until its record was out of date; jobs for that name are the other's now."""
     story = Story(troubled, name="w")
     async with story.running():
         await until(lambda: story.supervisor.name == "w")
@@ -108,7 +112,7 @@ async def test_a_worker_whose_name_was_taken_serves_another_queue(troubled: Trou
             taken = replace(mine, value=encode(theirs))
         await until(lambda: story.supervisor.name != "w", "another name")
         await story.enqueue("theirs", queue=worker_queue("w"))
-        await until(lambda: story.supervisor._rooms.intake._worker != "w")
+        await until(lambda: story.supervisor._intake._worker != "w")
         await story.enqueue("mine", queue=worker_queue(story.supervisor.name))
         (call,) = await story.calls(1)
         assert [given.id for given in call.jobs] == ["mine"]
@@ -118,55 +122,55 @@ async def test_a_worker_whose_name_was_taken_serves_another_queue(troubled: Trou
     assert (left.state, left.attempt) == (State.WAITING, 0)
 
 
-async def test_a_lost_job_leaves_the_hand(troubled: TroubledEngine) -> None:
+async def test_a_lost_job_is_dropped(troubled: TroubledEngine) -> None:
     story = Story(troubled)
     await story.enqueue(*"abcdef")
     async with story.running():
         await story.calls(4)
-        story.link.run(story.link.calls[0].number)
-        for held in story.supervisor._hand.all():
-            story.supervisor._hand.lose(held)
+        story.child.run(story.child.calls[0].number)
+        for held in story.supervisor._held.all():
+            story.supervisor._held.lose(held)
             story.supervisor._lose(held)
-        story.link.die()
-        await until(lambda: not any(held.lost for held in story.supervisor._hand.all()))
+        story.child.die()
+        await until(lambda: not any(held.lost for held in story.supervisor._held.all()))
 
 
 @pytest.mark.parametrize("how", ["crashed", "lost", "cancelled"])
-async def test_whoever_leaves_the_hand_makes_room_for_its_kind(
+async def test_a_job_that_leaves_makes_room_for_its_kind(
     troubled: TroubledEngine, how: str
 ) -> None:
-    """That kind was left out of what is being waited for, since it was full."""
+    """The present request leaves that kind out, because it was full."""
     story = Story(troubled)
     await story.enqueue("a")
     async with story.running():
         await story.calls(1)
-        (held,) = story.supervisor._hand.all()
-        rooms = story.supervisor._rooms
-        rooms._left_out = {"python"}
-        rooms.intake._interrupted.clear()
+        (held,) = story.supervisor._held.all()
+        intake = story.supervisor._intake
+        story.supervisor._capacity.left_out = {"python"}
+        intake._interrupted.clear()
         match how:
             case "crashed":
-                story.supervisor.crashed(held, ERROR, alone=True)
+                story.supervisor.crashed([held], ERROR)
             case "lost":
-                story.supervisor._hand.lose(held)
+                story.supervisor._held.lose(held)
                 story.supervisor._lose(held)
             case _:
                 held.call = 0
-                story.supervisor._crew._lines.add(held)
+                story.supervisor._pool.queue.add([held])
                 story.supervisor._cancel(held)
-        assert rooms.intake._interrupted.is_set()
+        assert intake._interrupted.is_set()
 
 
-async def test_a_wish_to_cancel_that_finds_the_job_nowhere_is_told_again(
+async def test_a_cancel_request_for_a_job_not_queued_yet_is_repeated(
     troubled: TroubledEngine,
 ) -> None:
-    """It is leased, and not yet in any line."""
+    """It is leased, and not yet in the dispatch queue."""
     story = Story(troubled)
     await story.enqueue("a")
     async with story.running():
         await story.calls(1)
-        (held,) = story.supervisor._hand.all()
-        call, held.call, held.cancel_told = held.call, 0, True
+        (held,) = story.supervisor._held.all()
+        call, held.call, held.cancel_reported = held.call, 0, True
         story.supervisor._cancel(held)
-        assert not held.cancel_told
+        assert not held.cancel_reported
         held.call = call

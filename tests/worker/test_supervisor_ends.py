@@ -1,4 +1,4 @@
-"""A worker ends, by order or in an outage: every verdict is kept for as long as it may take."""
+"""The end of a worker, by order or in an outage: verdicts are kept as long as allowed."""
 
 import asyncio
 
@@ -6,11 +6,11 @@ import pytest
 
 from holdfast.core.model import State
 from holdfast.errors import EngineUnavailable, StorageFull
-from holdfast.worker import supervisor
-from holdfast.worker.registry import Workers
+from holdfast.ops.workers import Workers
+from holdfast.worker.supervisor import supervisor
 from tests.worker.doubles import TroubledEngine
-from tests.worker.running import until
-from tests.worker.story import TASKS, Story
+from tests.worker.live_workers import until
+from tests.worker.supervisor_driver import TASKS, Story
 
 pytestmark = pytest.mark.usefixtures("hurried")
 
@@ -19,20 +19,20 @@ pytestmark = pytest.mark.usefixtures("hurried")
 async def test_verdicts_are_kept_through_an_outage_and_its_end(
     troubled: TroubledEngine, error: type[Exception]
 ) -> None:
-    """Nothing can be written, the worker is told to stop, and then something can be."""
+    """The store is out of reach, the worker is stopped, and then the store is back."""
     story = Story(troubled, name="w")
     await story.enqueue(*"abc")
     task = asyncio.create_task(story.supervisor.run())
-    await until(lambda: story.links)
-    story.link.ready(*TASKS)
+    await until(lambda: story.children)
+    story.child.ready(*TASKS)
     calls = await story.calls(3)
     for verb in ("settle", "renew", "lease", "save"):
         troubled.for_ever[verb] = error("down")
     story.end(calls[0], calls[1])
     await until(lambda: troubled.asked.get("settle", 0) > 2, "some tries")
-    assert len(story.supervisor._hand) == 3
+    assert len(story.supervisor._held) == 3
     story.supervisor.stop()
-    await until(lambda: story.link.killed)
+    await until(lambda: story.child.killed)
     tries = troubled.asked["settle"]
     await until(lambda: troubled.asked["settle"] > tries + 1, "more tries")
     assert not task.done()
@@ -45,7 +45,7 @@ async def test_verdicts_are_kept_through_an_outage_and_its_end(
     assert released.attempt == 0
 
 
-async def test_an_order_is_obeyed_and_told_once(
+async def test_an_order_is_obeyed_and_logged_once(
     troubled: TroubledEngine, caplog: pytest.LogCaptureFixture
 ) -> None:
     story = Story(troubled, name="w")
@@ -58,8 +58,8 @@ async def test_an_order_is_obeyed_and_told_once(
             for _ in range(3):
                 await story.supervisor._read_order()
             story.end(*calls)
-    told = [record for record in caplog.records if "asked to drain by ada" in record.getMessage()]
-    assert len(told) == 1
+    logged = [record for record in caplog.records if "drain ordered by ada" in record.getMessage()]
+    assert len(logged) == 1
 
 
 @pytest.mark.parametrize("for_ever", [True, False])
@@ -70,13 +70,13 @@ async def test_verdicts_wait_for_the_store_as_long_as_a_drain_may_take(
     story = Story(troubled, name="w", grace_ms=60_000)
     await story.enqueue("a")
     task = asyncio.create_task(story.supervisor.run())
-    await until(lambda: story.links)
-    story.link.ready(*TASKS)
+    await until(lambda: story.children)
+    story.child.ready(*TASKS)
     calls = await story.calls(1)
     troubled.for_ever["settle"] = EngineUnavailable("down")
     story.supervisor.drain(for_ever=for_ever)
     story.end(*calls)
-    await until(lambda: story.link.killed)
+    await until(lambda: story.child.killed)
     tries = troubled.asked["settle"]
     await until(lambda: task.done() or troubled.asked["settle"] > tries + 2, "more tries")
     assert not task.done()
@@ -87,7 +87,7 @@ async def test_verdicts_wait_for_the_store_as_long_as_a_drain_may_take(
     assert job.state is State.DONE
 
 
-async def test_a_stop_gives_up_on_a_store_that_stays_away(
+async def test_a_stop_gives_up_on_a_store_out_of_reach(
     troubled: TroubledEngine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(supervisor, "_LAST_SETTLE_S", 0.0)

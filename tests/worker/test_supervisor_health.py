@@ -1,4 +1,4 @@
-"""A worker that is not well: what it leases, what it says of itself, and how it recovers."""
+"""A worker in poor health: its leases, its record, and its recovery."""
 
 import asyncio
 from typing import Any
@@ -8,12 +8,12 @@ import pytest
 from holdfast.core.model import Failure, Overrides, State
 from holdfast.core.workers import Health
 from holdfast.errors import ConfigError
-from holdfast.worker import supervisor, watch
-from holdfast.worker.registry import Workers
-from holdfast.worker.wire import Broken
+from holdfast.ops.workers import Workers
+from holdfast.worker.supervisor import health, supervisor
+from holdfast.worker.wire import ChildBroken
 from tests.worker.doubles import TroubledEngine
-from tests.worker.running import until
-from tests.worker.story import TASKS, Story
+from tests.worker.live_workers import until
+from tests.worker.supervisor_driver import TASKS, Story
 
 pytestmark = pytest.mark.usefixtures("hurried")
 
@@ -29,11 +29,11 @@ async def test_a_degraded_worker_leases_half_its_room(troubled: TroubledEngine) 
         story.end(others[0], failed=True)
         story.end(others[1], failed=True)
         # Three failures in a row: of three free slots, two may be taken.
-        await until(lambda: story.supervisor._rooms._health is Health.DEGRADED)
-        story.supervisor._rooms.intake.look()
-        assert story.supervisor._rooms.room("python") <= 2
+        await until(lambda: story.supervisor._capacity._health is Health.DEGRADED)
+        story.supervisor._intake.look()
+        assert story.supervisor._capacity.room("python") <= 2
         story.end(*story.open_calls)
-        await until(lambda: story.supervisor._rooms._health is Health.HEALTHY)
+        await until(lambda: story.supervisor._capacity._health is Health.HEALTHY)
         await story.calls(4)
 
 
@@ -42,27 +42,27 @@ async def test_an_unhealthy_worker_leases_nothing_and_recovers(
 ) -> None:
     story = Story(troubled)
     async with story.running():
-        fortune = story.supervisor._fortune
+        fortune = story.supervisor._outcomes
         for task in ("work", "other") * 10:
             fortune.failed_at(task)
-        await until(lambda: story.supervisor._rooms._health is Health.UNHEALTHY)
+        await until(lambda: story.supervisor._capacity._health is Health.UNHEALTHY)
         await story.enqueue("a")
 
         async def red() -> bool:
             return (await story.view()).health is Health.UNHEALTHY
 
         await until(red, "the registry to say so")
-        assert story.link.calls == []
+        assert story.child.calls == []
         fortune._failed_at -= 60.0
         story.end(*await story.calls(1))
-        await until(lambda: story.supervisor._rooms._health is Health.HEALTHY)
+        await until(lambda: story.supervisor._capacity._health is Health.HEALTHY)
 
 
-async def test_room_and_work_and_nothing_leased_is_red_until_something_is(
+async def test_a_worker_that_leases_no_due_work_is_unhealthy_until_it_does(
     troubled: TroubledEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The intake is wedged, as by an engine that never answers; being red must not keep it so."""
-    monkeypatch.setattr(watch, "STALL_MS", 20)
+    """The intake hangs, as with an engine that never answers; it must be able to recover."""
+    monkeypatch.setattr(health, "STALL_MS", 20)
     monkeypatch.setattr(supervisor, "STALL_MS", 20)
     story = Story(troubled)
     gate = asyncio.Event()
@@ -97,8 +97,8 @@ async def test_room_and_work_and_nothing_leased_is_red_until_something_is(
 async def test_an_application_that_never_could_be_imported(troubled: TroubledEngine) -> None:
     story = Story(troubled)
     task = asyncio.create_task(story.supervisor.run())
-    await until(lambda: story.links)
-    story.link.speak(Broken(Failure(type="ImportError", message="no module")))
+    await until(lambda: story.children)
+    story.child.answer(ChildBroken(Failure(type="ImportError", message="no module")))
     with pytest.raises(ConfigError, match="a:app cannot be imported: ImportError: no module"):
         await task
     assert await Workers(troubled).all() == []
@@ -107,9 +107,9 @@ async def test_an_application_that_never_could_be_imported(troubled: TroubledEng
 async def test_an_application_that_is_being_changed(troubled: TroubledEngine) -> None:
     story = Story(troubled)
     async with story.running():
-        await until(lambda: story.supervisor._crew.tasks)
+        await until(lambda: story.supervisor._pool.tasks)
         await story.another_child(1)
-        story.link.speak(Broken(Failure(type="SyntaxError", message="half a line")))
+        story.child.answer(ChildBroken(Failure(type="SyntaxError", message="half a line")))
 
         async def red() -> str:
             view = await story.view()
@@ -117,31 +117,31 @@ async def test_an_application_that_is_being_changed(troubled: TroubledEngine) ->
 
         assert "half a line" in await until(red)
         await story.another_child(0)
-        story.link.ready(*TASKS)
+        story.child.ready(*TASKS)
         await story.enqueue("a")
         story.end(*await story.calls(1))
 
 
-async def test_an_application_that_cannot_start_keeps_no_jobs_from_others(
+async def test_an_application_that_cannot_start_holds_no_jobs(
     troubled: TroubledEngine,
 ) -> None:
-    """They would be renewed for as long as it is broken, and run nowhere."""
+    """Otherwise they would be renewed while it is broken, and run nowhere."""
     story = Story(troubled)
     async with story.running():
-        await until(lambda: story.supervisor._crew.tasks)
+        await until(lambda: story.supervisor._pool.tasks)
         await story.another_child(1)
         await story.enqueue(*"ab")
-        await until(lambda: len(story.supervisor._hand) == 2, "them to be leased")
-        story.link.speak(Broken(Failure(type="SyntaxError", message="half a line")))
-        await until(lambda: len(story.supervisor._hand) == 0, "them to be released")
+        await until(lambda: len(story.supervisor._held) == 2, "them to be leased")
+        story.child.answer(ChildBroken(Failure(type="SyntaxError", message="half a line")))
+        await until(lambda: len(story.supervisor._held) == 0, "them to be released")
         asked = len(troubled.requests)
         await story.enqueue("c")
-        await until(lambda: story.supervisor._rooms.wanted()[0] == 0)
+        await until(lambda: story.supervisor._capacity.wanted()[0] == 0)
         for id_ in "abc":
             job = await troubled.get(id_)
             assert job is not None
             assert (job.state, job.attempt) == (State.WAITING, 0)
         assert len(troubled.requests) <= asked + 1
         await story.another_child(0)
-        story.link.ready(*TASKS)
+        story.child.ready(*TASKS)
         story.end(*await story.calls(3))

@@ -1,9 +1,9 @@
-"""What jobs can do in a real worker: batches, follow-ups, cancels, checkpoints, output."""
+"""Jobs in a real worker: batches, follow-up jobs, cancels, checkpoints, output."""
 
 import pytest
 
 from holdfast.core.model import EventKind, State
-from tests.worker.running import Place, until
+from tests.worker.live_workers import Place, until
 
 
 async def test_only_known_tasks_are_leased(place: Place) -> None:
@@ -15,8 +15,8 @@ async def test_only_known_tasks_are_leased(place: Place) -> None:
     assert (job.state, job.attempt, job.leased_at) == (State.WAITING, 0, None)
 
 
-async def test_never_more_in_hand_than_slots_and_prefetch(place: Place) -> None:
-    """Without prefetch just the slots; a batch task may fill one batch more."""
+async def test_never_more_leased_than_slots_and_prefetch(place: Place) -> None:
+    """Without prefetch only the slots; a batch task may lease one batch more."""
     ids = [f"j{number}" for number in range(40)]
     await place.enqueue("hold", *ids)
     await place.worker(concurrency=3)
@@ -93,7 +93,7 @@ async def test_an_attempt_goes_on_where_the_last_one_stopped(place: Place) -> No
     assert job.output == b"step 3\n"
 
 
-async def test_what_it_says_can_be_read_while_it_runs(place: Place) -> None:
+async def test_notes_can_be_read_while_it_runs(place: Place) -> None:
     await place.worker()
     await place.enqueue("talk", "a")
     await place.started("a")
@@ -119,7 +119,7 @@ async def test_an_isolated_task_has_its_process_to_itself(place: Place) -> None:
     place.go()
 
 
-async def test_long_jobs_of_one_kind_do_not_keep_out_another(place: Place) -> None:
+async def test_long_jobs_of_one_kind_do_not_block_another(place: Place) -> None:
     ids = [f"j{number}" for number in range(30)]
     await place.enqueue("hold", *ids)
     await place.worker(concurrency=2, commands=True)

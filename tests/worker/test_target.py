@@ -1,4 +1,4 @@
-"""Targets: what they may be, and what is said of those that are wrong."""
+"""Targets of workers, valid and invalid."""
 
 import sys
 from collections.abc import Iterator
@@ -9,7 +9,7 @@ from typing import cast
 import pytest
 
 from holdfast.errors import ConfigError
-from holdfast.worker.target import load_target
+from holdfast.worker.child.handlers import load_target
 
 APP = """
 from types import SimpleNamespace
@@ -86,7 +86,7 @@ def test_a_wrong_target_is_named_with_the_remedy(target: str, text: str) -> None
         ("raise ValueError('mine')", ValueError),
     ],
 )
-def test_what_the_application_raises_comes_through(
+def test_exceptions_of_the_application_are_passed_on(
     folder: Path, source: str, error: type[BaseException]
 ) -> None:
     (folder / "sample_broken.py").write_text(source)

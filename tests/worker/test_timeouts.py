@@ -1,8 +1,8 @@
-"""A run past its timeout is ended, gently where that is possible, and nothing of it is left."""
+"""A run past its timeout is interrupted or killed, and leaves nothing."""
 
 from holdfast.core.model import EventKind, FailureKind, Reason, State
 from holdfast.worker import processes
-from tests.worker.running import Place, until
+from tests.worker.live_workers import Place, until
 
 
 async def test_a_function_is_killed_with_its_child_and_neighbours_go_on(place: Place) -> None:
@@ -27,7 +27,7 @@ async def test_a_function_is_killed_with_its_child_and_neighbours_go_on(place: P
         assert job.events[0].text == "a job beside it ran past its timeout"
 
 
-async def test_a_coroutine_is_ended_gently(place: Place) -> None:
+async def test_a_coroutine_is_interrupted(place: Place) -> None:
     """The child lives on, and its other calls do not notice."""
     await place.worker(concurrency=2)
     await place.enqueue("hold", "a")

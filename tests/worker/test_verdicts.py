@@ -1,12 +1,12 @@
-"""What a call came to → its verdict; the policy itself is tested in core."""
+"""Endings → verdicts; the policy itself is tested in core."""
 
 import pytest
 
-from holdfast.core import limits
+from holdfast.core import bounds
 from holdfast.core.backoff import Backoff
 from holdfast.core.model import Failure, FailureKind, Job, NewJob, Note, Overrides, Queue, Reason
 from holdfast.core.verdict import Bury, Complete, Release, Retry, Verdict
-from holdfast.worker.verdicts import after_death, after_refusal, note_of, verdict_on
+from holdfast.worker.supervisor.settle import after_death, after_refusal, note_of, verdict_on
 from holdfast.worker.wire import (
     AskedBury,
     AskedCancel,
@@ -38,11 +38,11 @@ def a_job(**fields: object) -> Job:
         (Raised(ERROR, fatal=True), Bury(Reason.REJECTED, ERROR)),
         (AskedRetry(ERROR), Retry(7, ERROR)),
         (AskedRetry(ERROR, 0), Retry(0, ERROR)),
-        (AskedRetry(ERROR, 2 * limits.DELAY_MS_MAX), Retry(limits.DELAY_MS_MAX, ERROR)),
+        (AskedRetry(ERROR, 2 * bounds.DELAY_MS_MAX), Retry(bounds.DELAY_MS_MAX, ERROR)),
         (AskedBury(ERROR), Bury(Reason.EXPLICIT, ERROR)),
         (AskedRelease("later", 5), Release("later", 5)),
         (AskedRelease("beside", alone=True), Release("beside", alone=True)),
-        (AskedRelease("late", 2 * limits.DELAY_MS_MAX), Release("late", limits.DELAY_MS_MAX)),
+        (AskedRelease("late", 2 * bounds.DELAY_MS_MAX), Release("late", bounds.DELAY_MS_MAX)),
         (AskedCancel("enough"), Release("enough")),
     ],
 )
@@ -51,13 +51,13 @@ def test_an_ending_and_its_verdict(ending: Ending, verdict: Verdict) -> None:
 
 
 @pytest.mark.parametrize("ending", [Raised(ERROR), AskedRetry(ERROR), AskedRetry(ERROR, 0)])
-def test_the_last_attempt_asks_in_vain(ending: Ending) -> None:
+def test_the_last_attempt_cannot_be_retried(ending: Ending) -> None:
     assert verdict_on(ending, QUEUE, a_job(attempt=3), 0.5) == Bury(Reason.ATTEMPTS, ERROR)
 
 
 @pytest.mark.parametrize("ending", [Raised(ERROR), AskedRetry(ERROR), AskedRetry(ERROR, 9_000)])
 def test_a_job_that_was_asked_to_stop_does_not_wait(ending: Ending) -> None:
-    """The engine ends a retry of it as cancelled; a delay would say something else."""
+    """The engine ends its retry as cancelled; a delay would be misleading."""
     job = a_job(cancel_requested=True)
     assert verdict_on(ending, QUEUE, job, 0.5) == Retry(0, ERROR)
 
@@ -69,7 +69,7 @@ def test_a_death_alone_is_a_crash() -> None:
     assert after_death(QUEUE, job, CRASH, 0.5, alone=True) == Bury(Reason.CRASHED, CRASH)
 
 
-def test_a_death_in_company_charges_nobody() -> None:
+def test_a_death_beside_others_charges_no_job() -> None:
     verdict = after_death(QUEUE, a_job(attempt=3, crashes=2), CRASH, 0.5, alone=False)
     assert verdict == Release(
         "its process was killed by SIGKILL; its next attempt runs alone", alone=True
@@ -86,5 +86,5 @@ def test_a_refused_verdict_is_a_failure() -> None:
 def test_the_output_of_an_ending_is_kept_within_bounds() -> None:
     assert note_of(Returned(b"1")) is None
     assert note_of(AskedBury(ERROR, b"words")) == Note(output=b"words")
-    note = note_of(Raised(ERROR, output=b"x" + b"y" * limits.OUTPUT_MAX))
-    assert note == Note(output=b"y" * limits.OUTPUT_MAX)
+    note = note_of(Raised(ERROR, output=b"x" + b"y" * bounds.OUTPUT_MAX))
+    assert note == Note(output=b"y" * bounds.OUTPUT_MAX)

@@ -1,4 +1,4 @@
-"""The task `webhook`: what is sent, signed with what, and what each answer means for the job."""
+"""The task `webhook`: requests, signatures, and the ending of the job for each response."""
 
 import hashlib
 import hmac
@@ -9,26 +9,26 @@ from typing import Any
 import msgspec
 import pytest
 
-from holdfast.breakers import to_breaker
-from holdfast.core import limits
+from holdfast.core import bounds
 from holdfast.core.breaker import KIND
-from holdfast.core.model import FailureKind, Reason, State
+from holdfast.core.model import WEBHOOK_TASK, FailureKind, Reason, State
 from holdfast.errors import ConfigError
-from holdfast.worker.attempt import Attempt
+from holdfast.notation.policies import to_breaker
+from holdfast.worker.child.attempt import Attempt
 from holdfast.worker.options import WorkerOptions
-from holdfast.worker.signing import Secrets, signature
-from holdfast.worker.webhook import WEBHOOK, host_of, webhook_handler, webhook_setup
+from holdfast.worker.webhooks.client import Secrets, signature
+from holdfast.worker.webhooks.webhook import host_of, webhook_handler, webhook_setup
 from holdfast.worker.wire import (
     AskedBury,
     AskedRetry,
+    CallJob,
     Ending,
-    Given,
     Raised,
     Returned,
     WebhookSetup,
 )
-from tests.worker.receiving import Receiver, receiving
-from tests.worker.running import Place, until
+from tests.worker.live_workers import Place, until
+from tests.worker.webhook_receiver import Receiver, receiving
 
 NOW = 1_700_000_000
 OLD, NEW = "an old secret of the tests", "a new secret of the tests"
@@ -45,7 +45,7 @@ async def run(folder: Path, payload: Any, *secrets: str) -> Ending:
     setup = WebhookSetup(secrets_file=secrets_file(folder, *secrets), allow=("127.0.0.1/32",))
     handler = webhook_handler(setup, lambda: NOW)
     raw = payload if isinstance(payload, bytes) else json.dumps(payload).encode()
-    given = Given("job-1", "default", raw, "application/json", 2, 7, 0)
+    given = CallJob("job-1", "default", raw, "application/json", 2, 7, 0)
     [ending] = await Attempt(handler, (given,)).run_async()
     return ending
 
@@ -61,7 +61,7 @@ async def answered(folder: Path, answer: bytes) -> Ending:
         return await run(folder, {"url": f"http://127.0.0.1:{receiver.port}/"})
 
 
-async def test_what_is_sent_and_what_comes_of_it(tmp_path: Path) -> None:
+async def test_request_and_result(tmp_path: Path) -> None:
     async with receiving() as receiver:
         payload = {
             "url": f"http://127.0.0.1:{receiver.port}/in?token=1",
@@ -84,7 +84,7 @@ async def test_what_is_sent_and_what_comes_of_it(tmp_path: Path) -> None:
     assert got.headers["holdfast-signature"] == f"t={NOW},v1={made[0]},v1={made[1]}"
 
 
-async def test_a_text_goes_as_it_is_and_nothing_as_nothing(tmp_path: Path) -> None:
+async def test_a_text_body_is_sent_as_it_is(tmp_path: Path) -> None:
     async with receiving() as receiver:
         url = f"http://127.0.0.1:{receiver.port}"
         await run(tmp_path, {"url": url, "body": "a=1", "headers": {"content-type": "text/x"}})
@@ -130,7 +130,7 @@ async def test_a_redirect_is_not_followed(tmp_path: Path) -> None:
     assert "redirects are not followed" in ending.failure.message
 
 
-async def test_gone_is_gone(tmp_path: Path) -> None:
+async def test_status_410_buries_the_job(tmp_path: Path) -> None:
     ending = await answered(tmp_path, status(410))
     assert isinstance(ending, AskedBury)
 
@@ -142,10 +142,10 @@ async def test_gone_is_gone(tmp_path: Path) -> None:
         (503, "120", 120_000),
         (503, "Tue, 14 Nov 2023 22:14:20 GMT", 60_000),
         (503, "Tue, 14 Nov 2000 22:14:20 GMT", 0),
-        (429, "999999999", limits.HOUR_MS),
+        (429, "999999999", bounds.HOUR_MS),
     ],
 )
-async def test_who_says_when_to_come_again_is_heeded(
+async def test_retry_after_is_respected(
     tmp_path: Path, code: int, after: str, delay_ms: int
 ) -> None:
     ending = await answered(tmp_path, status(code, f"Retry-After: {after}"))
@@ -226,7 +226,7 @@ def test_secrets_are_read_again_when_they_change(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "# none\n", "short\n", "a secret of the tests\n" * 9])
-def test_secrets_that_do_not_do_are_refused(tmp_path: Path, text: str) -> None:
+def test_invalid_secrets_are_refused(tmp_path: Path, text: str) -> None:
     path = tmp_path / "secrets"
     path.write_text(text)
     with pytest.raises(ConfigError) as caught:
@@ -250,7 +250,7 @@ def test_a_signature_covers_the_time_and_the_body() -> None:
         ({"webhook_ca": "/nowhere"}, "--webhook-ca"),
     ],
 )
-def test_a_worker_is_told_what_is_missing(
+def test_missing_webhook_options_are_named(
     tmp_path: Path, options: dict[str, Any], text: str
 ) -> None:
     given = {"webhook_secrets": secrets_file(tmp_path), **options} if options else {}
@@ -260,7 +260,7 @@ def test_a_worker_is_told_what_is_missing(
 
 async def hooked(place: Place, receiver: Receiver, *ids: str, **options: Any) -> None:
     payload = {"url": f"http://127.0.0.1:{receiver.port}/", "body": {"a": 1}}
-    await place.enqueue(WEBHOOK, *ids, payload=payload, **options)
+    await place.enqueue(WEBHOOK_TASK, *ids, payload=payload, **options)
 
 
 def sending(place: Place, **options: Any) -> dict[str, Any]:
@@ -279,7 +279,7 @@ async def test_a_real_worker_sends_and_signs(place: Place) -> None:
     assert NEW not in everything, "the secret stays with the worker"
 
 
-async def test_a_worker_that_was_not_told_to_sends_nothing(place: Place) -> None:
+async def test_a_worker_without_webhooks_sends_nothing(place: Place) -> None:
     async with receiving() as receiver:
         await place.worker()
         await hooked(place, receiver, "j")
@@ -304,7 +304,7 @@ async def test_a_job_may_hang_and_is_ended_by_its_timeout(place: Place) -> None:
     assert job.failures[-1].failure.kind is FailureKind.TIMEOUT
 
 
-async def test_webhooks_go_on_beside_an_application(place: Place) -> None:
+async def test_webhooks_run_beside_an_application(place: Place) -> None:
     async with receiving() as receiver:
         await place.worker(**{**sending(place), "target": place.options().target})
         await hooked(place, receiver, "hook")
@@ -313,8 +313,8 @@ async def test_webhooks_go_on_beside_an_application(place: Place) -> None:
     assert {job.state for job in jobs} == {State.DONE}
 
 
-async def test_a_host_that_fails_is_left_alone_until_it_is_well(place: Place) -> None:
-    """Its jobs are given back uncharged, and each is delivered in the end."""
+async def test_a_failing_host_is_shut_out_until_it_recovers(place: Place) -> None:
+    """Its jobs are released uncharged, and each is delivered in the end."""
     ids = [f"j{number}" for number in range(12)]
     async with receiving() as receiver:
         receiver.answer = status(500)

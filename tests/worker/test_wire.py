@@ -1,4 +1,4 @@
-"""Frames come in whatever pieces the socket gives, and every word survives the way."""
+"""Frames arrive in any pieces, and every message survives the way."""
 
 import random
 from typing import Any
@@ -13,24 +13,24 @@ from holdfast.worker.wire import (
     AskedCancel,
     AskedRelease,
     AskedRetry,
-    Back,
-    Broken,
-    Call,
-    Cancel,
+    CallEnded,
+    CancelCall,
+    ChildBroken,
+    ChildCall,
+    ChildReady,
     ChildSetup,
-    Down,
-    Ended,
     Finish,
-    Frames,
+    FrameReader,
+    GivenBack,
+    NoteUpdate,
     Raised,
-    Ready,
     Recall,
     Returned,
     TaskInfo,
-    Told,
-    frame,
-    words_down,
-    words_up,
+    ToChild,
+    decode_from_child,
+    decode_to_child,
+    encode_frame,
 )
 
 FAILURE = Failure(kind=FailureKind.CRASH, type="SIGKILL", message="\x00\ud7ff", signal=9)
@@ -39,13 +39,13 @@ GIVEN = (
     ("b", "mail", b"", "text/plain", 1, 2**62, 0),
 )
 UP: list[Any] = [
-    Ready((TaskInfo("work", 10, True, True), TaskInfo("other"))),
-    Broken(FAILURE),
-    Told(3, 1, 0.5, b"[1]", b"words"),
-    Told(3),
-    Back((1, 2, 3)),
-    Back(()),
-    Ended(
+    ChildReady((TaskInfo("work", 10, True, True), TaskInfo("other"))),
+    ChildBroken(FAILURE),
+    NoteUpdate(3, 1, 0.5, b"[1]", b"words"),
+    NoteUpdate(3),
+    GivenBack((1, 2, 3)),
+    GivenBack(()),
+    CallEnded(
         4,
         (
             Returned(b"1", (NewJob(id="n", task="next", payload=b"\xff"),), b"out"),
@@ -60,25 +60,25 @@ UP: list[Any] = [
 ]
 
 
-def test_what_a_supervisor_says() -> None:
-    calls = msgspec.convert([["call", 1, "work", [list(g) for g in GIVEN], 500]], list[Call])
-    words: list[Down] = [*calls, Cancel(1), Cancel(2, True), Recall(), Finish()]
-    [body] = Frames().feed(frame(words))
-    assert words_down(body) == words
+def test_instructions_survive_the_way() -> None:
+    calls = msgspec.convert([["call", 1, "work", [list(g) for g in GIVEN], 500]], list[ChildCall])
+    words: list[ToChild] = [*calls, CancelCall(1), CancelCall(2, True), Recall(), Finish()]
+    [body] = FrameReader().feed(encode_frame(words))
+    assert decode_to_child(body) == words
 
 
-def test_what_a_child_says() -> None:
-    [body] = Frames().feed(frame(UP))
-    assert words_up(body) == UP
+def test_answers_survive_the_way() -> None:
+    [body] = FrameReader().feed(encode_frame(UP))
+    assert decode_from_child(body) == UP
 
 
 @pytest.mark.parametrize("piece", [1, 2, 3, 5, 4096])
 def test_frames_in_pieces(piece: int) -> None:
-    batches = [[Back((number,))] * (number % 5) for number in range(60)]
-    data = b"".join(frame(batch) for batch in batches)
-    frames = Frames()
+    batches = [[GivenBack((number,))] * (number % 5) for number in range(60)]
+    data = b"".join(encode_frame(batch) for batch in batches)
+    frames = FrameReader()
     heard = [
-        words_up(body)
+        decode_from_child(body)
         for at in range(0, len(data), piece)
         for body in frames.feed(data[at : at + piece])
     ]
@@ -89,8 +89,8 @@ def test_frames_in_random_pieces() -> None:
     seed = random.randrange(2**32)
     print(f"seed {seed}")
     draw = random.Random(seed)
-    data = b"".join(frame([Told(n, output=draw.randbytes(n * 7))]) for n in range(80))
-    frames, heard, at = Frames(), 0, 0
+    data = b"".join(encode_frame([NoteUpdate(n, output=draw.randbytes(n * 7))]) for n in range(80))
+    frames, heard, at = FrameReader(), 0, 0
     while at < len(data):
         size = draw.choice((1, 3, 50, 5000))
         heard += sum(1 for _ in frames.feed(data[at : at + size]))
@@ -103,7 +103,7 @@ def test_a_setup_goes_through_the_environment() -> None:
     assert msgspec.json.decode(msgspec.json.encode(setup), type=ChildSetup) == setup
 
 
-def test_a_word_of_the_wrong_side_is_refused() -> None:
-    [body] = Frames().feed(frame([wire.Recall()]))
+def test_a_message_of_the_wrong_side_is_refused() -> None:
+    [body] = FrameReader().feed(encode_frame([wire.Recall()]))
     with pytest.raises(msgspec.ValidationError):
-        words_up(body)
+        decode_from_child(body)

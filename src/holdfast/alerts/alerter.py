@@ -1,8 +1,8 @@
-"""Looks every few seconds whether a rule holds; of many that look, one tells.
+"""The loop that evaluates alert rules every few seconds. Of many servers, one notifies.
 
-Any number of servers may run it. A step is read, judged and written on the version that was read;
-who wrote it tells. What cannot be written, because its part of the store is away or full, is kept
-here and told by this server all the same: rather twice than not at all.
+Any number of servers may run it. A step reads, evaluates and writes on the version that was read;
+the process whose write succeeds notifies. An alert that cannot be written, because its part of the
+store is unreachable or full, is kept in memory and notified from here: better twice than never.
 """
 
 from __future__ import annotations
@@ -13,113 +13,112 @@ import secrets
 
 from msgspec.structs import replace
 
-from holdfast.alerts.book import KIND, Alert, after, alert_of, key_of, record_of, retried
-from holdfast.alerts.facts import Reader
-from holdfast.alerts.judging import Facts, readings
-from holdfast.alerts.rules import Thresholds
-from holdfast.alerts.telling import Teller
-from holdfast.config import Settings, settings
-from holdfast.core import limits
-from holdfast.core.model import Record
-from holdfast.engines.base import Engine, Saved
+from holdfast.alerts.facts import AlertFacts, FactReader
+from holdfast.alerts.notify import Notifier
+from holdfast.alerts.rules import Thresholds, measure, next_alert, with_retry
+from holdfast.config import Settings
+from holdfast.core import bounds
+from holdfast.engines.base import Engine
 from holdfast.errors import EngineClosed, EngineError, OutcomeUnknown
 from holdfast.events import Tell, tell_nobody
-from holdfast.upkeep.paging import records
-from holdfast.upkeep.service import keep
+from holdfast.ops.alerts import ALERTS, Alert, alert_key
+from holdfast.ops.service import keep
+from holdfast.ops.settings import read_settings
 
 _log = logging.getLogger("holdfast.alerts")
 
-LOOK_MS = 5 * limits.SECOND_MS
+LOOK_MS = 5 * bounds.SECOND_MS
 ALERTS_MAX = 500
-"""Raised at once: of more nobody learns anything new."""
-_TELLING_MAX = 4
-_ROUNDS_MAX = 5
+"""Alerts that are raised at the same time; more would tell nothing new."""
+_NOTIFY_AT_ONCE = 4
+_TRIES_MAX = 5
 _LAST_S = 3.0
 
-Known = tuple[int, Alert]
-"""An alert, and the version of its record that it is from."""
+VersionedAlert = tuple[int, Alert]
+"""The version of a record, and the alert in it."""
 
 
 class Alerter:
-    """A service, as upkeep's are, of one namespace."""
+    """A service, like those of upkeep, for one namespace."""
 
     name = "alerter"
     net_ms = LOOK_MS
 
-    def __init__(self, engine: Engine, reader: Reader, teller: Teller) -> None:
+    def __init__(self, engine: Engine, reader: FactReader, notifier: Notifier) -> None:
         self._engine = engine
         self._reader = reader
-        self._teller = teller
+        self._notifier = notifier
         self._by = secrets.token_hex(4)
-        self._held: Settings | None = None
-        self._last: dict[str, Known] = {}
-        self._unsaved: dict[str, Known] = {}
-        self._wrong: set[str] = set()
-        self._room = asyncio.Semaphore(_TELLING_MAX)
-        self._tellings: set[asyncio.Task[None]] = set()
+        self._settings: Settings | None = None
+        self._last: dict[str, VersionedAlert] = {}
+        self._unsaved: dict[str, VersionedAlert] = {}
+        self._unreadable: set[str] = set()
+        self._wrong_settings: set[str] = set()
+        self._room = asyncio.Semaphore(_NOTIFY_AT_ONCE)
+        self._notifications: set[asyncio.Task[None]] = set()
 
     @property
     def unsaved(self) -> tuple[Alert, ...]:
-        """Those that the store does not take, for now."""
+        """The alerts that the store does not accept at present."""
         return tuple(alert for _, alert in self._unsaved.values())
 
     async def run(self, stop: asyncio.Event, tell: Tell = tell_nobody) -> None:
-        """Until `stop` is set. What is still to be told then, others find in the store."""
+        """Run until `stop` is set. Other servers find notices that are pending then."""
         try:
             await keep(self, stop, tell)
-            if self._tellings:
-                await asyncio.wait(self._tellings, timeout=_LAST_S)
+            if self._notifications:
+                await asyncio.wait(self._notifications, timeout=_LAST_S)
         finally:
-            for task in self._tellings:
+            for task in self._notifications:
                 task.cancel()
-            await asyncio.gather(*self._tellings, return_exceptions=True)
+            await asyncio.gather(*self._notifications, return_exceptions=True)
 
     async def once(self) -> int | None:
+        """Evaluate every rule once."""
         facts = await self._reader.read()
-        if self._held is None or not facts.partial:
-            self._held = await settings(self._engine)
-        levels = Thresholds(self._held, self._mind)
+        if self._settings is None or not facts.partial:
+            self._settings = await read_settings(self._engine)
+        levels = Thresholds(self._settings, self._warn_of_setting)
         known = await self._load(facts)
-        found = {key_of(each.rule.name, each.about): each for each in readings(facts, levels)}
+        measured = {alert_key(each.rule.name, each.about): each for each in measure(facts, levels)}
         raised = sum(alert.is_raised for _, alert in known.values())
-        for key in dict.fromkeys((*known, *found)):
-            if key in self._strange:
+        for key in dict.fromkeys((*known, *measured)):
+            if key in self._unreadable:
                 continue
             version, alert = known.get(key, (0, None))
-            new = after(
+            new = next_alert(
                 alert,
-                found.get(key),
+                measured.get(key),
                 now=facts.now,
                 cool_down_ms=levels.cool_down_ms,
                 by=self._by,
             )
             if new is not None:
-                new = retried(new, facts.now)
-            raised += _raised(new) - _raised(alert)
-            if raised > ALERTS_MAX and not _raised(alert) and _raised(new):
+                new = with_retry(new, facts.now)
+            raised += _is_raised(new) - _is_raised(alert)
+            if raised > ALERTS_MAX and not _is_raised(alert) and _is_raised(new):
                 raised -= 1
                 continue
             if new is not alert or key in self._unsaved:
                 await self._change(key, version, alert, new)
         return None
 
-    async def told(self) -> None:
-        """When all that is being told has been, or could not be."""
-        while self._tellings:
-            await asyncio.wait(self._tellings)
+    async def delivered(self) -> None:
+        """Wait until every notice in progress was delivered or failed."""
+        while self._notifications:
+            await asyncio.wait(self._notifications)
 
-    async def _load(self, facts: Facts) -> dict[str, Known]:
-        """What the store has. While a part of it is away, what it had; and what it did not take,
-        unless somebody else was faster."""
-        known: dict[str, Known] = {}
-        self._strange: set[str] = set()
-        async for record in records(self._engine, KIND):
-            alert = alert_of(record)
-            if alert is None:
-                # A later version's: it looks after it.
-                self._strange.add(record.key)
+    async def _load(self, facts: AlertFacts) -> dict[str, VersionedAlert]:
+        """The stored alerts. While a part of the store is unreachable, also those it had; and the
+        unsaved ones, unless another server wrote them since."""
+        known: dict[str, VersionedAlert] = {}
+        self._unreadable = set()
+        async for stored in ALERTS.read_all(self._engine):
+            if stored.value is None:
+                # A later version wrote it, and its servers evaluate it.
+                self._unreadable.add(stored.key)
             else:
-                known[record.key] = (record.version, alert)
+                known[stored.key] = (stored.version, stored.value)
         if facts.partial:
             known = self._last | known
         self._last = dict(known)
@@ -131,16 +130,13 @@ class Alerter:
         return known
 
     async def _change(self, key: str, version: int, old: Alert | None, new: Alert | None) -> None:
-        """One conditional write. Who made it tells."""
-        record = Record(kind=KIND, key=key, value=None, version=version)
-        if new is not None:
-            record = record_of(new, version)
+        """One conditional write. The process whose write succeeds notifies."""
         try:
-            [saved] = await self._engine.save([record])
+            saved = await ALERTS.save(self._engine, key, new, version)
         except EngineClosed:
             raise
         except OutcomeUnknown:
-            # The next look finds it or does it again; what is to be told is told then.
+            # The next step finds the alert or writes it again, and notifies then.
             return
         except EngineError as error:
             _log.debug("alert %s is not stored: %s", key, error)
@@ -149,57 +145,59 @@ class Alerter:
                 self._unsaved[key] = (version, new)
         else:
             self._unsaved.pop(key, None)
-            if saved is not Saved.SAVED:
+            if not saved:
                 return
             self._last.pop(key, None)
             if new is not None:
                 self._last[key] = (version + 1, new)
-        telling = None if new is None else new.telling
-        if new is not None and telling is None and old is not None and old.telling is not None:
-            _log.error("alert %s was not told everywhere: no more tries", key)
-        if new is not None and telling is not None and telling != (old and old.telling):
-            task = asyncio.create_task(self._tell(new))
-            self._tellings.add(task)
-            task.add_done_callback(self._tellings.discard)
+        if new is not None:
+            self._notify_changes(old, new)
 
-    async def _tell(self, alert: Alert) -> None:
+    def _notify_changes(self, old: Alert | None, new: Alert) -> None:
+        before = None if old is None else old.telling
+        if new.telling is None and before is not None:
+            _log.error("alert %s was not delivered everywhere: no more tries", new.key)
+        if new.telling is not None and new.telling != before:
+            task = asyncio.create_task(self._notify(new))
+            self._notifications.add(task)
+            task.add_done_callback(self._notifications.discard)
+
+    async def _notify(self, alert: Alert) -> None:
         assert alert.telling is not None
         async with self._room:
             try:
-                await self._teller.tell(alert, alert.telling)
-                await self._done(alert)
+                await self._notifier.notify(alert, alert.telling)
+                await self._clear_notice(alert)
             except Exception as error:  # noqa: BLE001 (whatever it is, it is tried again)
-                tries = alert.telling.tries
-                _log.warning("alert %s could not be told everywhere: %s", alert.key, error)
-                _log.debug("that was try %d", tries, exc_info=error)
+                _log.warning("alert %s was not delivered everywhere: %s", alert.key, error)
+                _log.debug("that was try %d", alert.telling.tries, exc_info=error)
 
-    async def _done(self, alert: Alert) -> None:
-        """It was told; what has changed meanwhile stays."""
-        key, telling = alert.key, alert.telling
-        assert telling is not None
+    async def _clear_notice(self, alert: Alert) -> None:
+        """Store that the notice was delivered; other changes since then stay."""
+        key, notice = alert.key, alert.telling
+        assert notice is not None
         if key in self._unsaved:
             version, known = self._unsaved[key]
-            if known.telling == telling:
+            if known.telling == notice:
                 self._unsaved[key] = (version, replace(known, telling=None))
-        for _ in range(_ROUNDS_MAX):
-            page = await self._engine.load(KIND, after=key[:-1], limit=20)
-            found = next((record for record in page if record.key == key), None)
-            there = None if found is None else alert_of(found)
-            if found is None or there is None or there.telling is None:
+        for _ in range(_TRIES_MAX):
+            found = await ALERTS.read(self._engine, key)
+            present = None if found is None else found.value
+            if found is None or present is None or present.telling is None:
                 return
-            if (there.telling.what, there.telling.at) != (telling.what, telling.at):
+            if (present.telling.what, present.telling.at) != (notice.what, notice.at):
                 return
-            quiet = replace(there, telling=None)
-            if await self._engine.save([record_of(quiet, found.version)]) == [Saved.SAVED]:
-                self._last[key] = (found.version + 1, quiet)
+            cleared = replace(present, telling=None)
+            if await ALERTS.save(self._engine, key, cleared, found.version):
+                self._last[key] = (found.version + 1, cleared)
                 return
 
-    def _mind(self, wrong: str) -> None:
-        """A setting that cannot be read, told once."""
-        if wrong not in self._wrong and len(self._wrong) < ALERTS_MAX:
-            self._wrong.add(wrong)
-            _log.warning("the default holds instead: %s", wrong)
+    def _warn_of_setting(self, text: str) -> None:
+        """Log once that a setting cannot be read."""
+        if text not in self._wrong_settings and len(self._wrong_settings) < ALERTS_MAX:
+            self._wrong_settings.add(text)
+            _log.warning("the default is used instead: %s", text)
 
 
-def _raised(alert: Alert | None) -> bool:
+def _is_raised(alert: Alert | None) -> bool:
     return alert is not None and alert.is_raised

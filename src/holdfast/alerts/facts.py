@@ -1,25 +1,65 @@
-"""Reads from the store how everything stands, in bounded calls."""
+"""The facts that alert rules are evaluated on, read from the store in bounded calls."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections import deque
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from time import monotonic
+from typing import Final
 
-from holdfast.alerts.growth import Grower
-from holdfast.alerts.judging import Facts, Out
+import msgspec
+
+from holdfast.core import bounds
 from holdfast.core.model import QueueView
-from holdfast.engines.base import Engine, Examination
-from holdfast.telemetry.accounts import Fleet
-from holdfast.telemetry.looking import Looker
-from holdfast.telemetry.partitions import View
-from holdfast.upkeep import wall_ms
-from holdfast.worker.registry import Workers
+from holdfast.engines.base import Engine
+from holdfast.engines.extras import Examinable, Examination, Partitioned, extra
+from holdfast.notation.durations import wall_ms
+from holdfast.ops.workers import Workers, WorkerView
+from holdfast.telemetry.accounts import FleetReader, FleetTotals
+from holdfast.telemetry.meter import QueueTotals
+
+WINDOW_MS: Final = bounds.MINUTE_MS
+
+_OBSERVED_MAX = 100
 
 
-class Reader:
-    """`store` is the engine without what is wrapped around it. Without `whole` somebody else looks
-    after what is about all of it: its disk and its partitions. Whoever reads queues and counts for
-    others too gives their `views` and `fleet`."""
+class Growth(msgspec.Struct, frozen=True):
+    """Jobs of a queue that died and that were leased within the last minute."""
+
+    dead: int = 0
+    leased: int = 0
+
+
+class PartitionOut(msgspec.Struct, frozen=True):
+    """A partition that is shut out."""
+
+    name: str
+    out_ms: int
+    text: str = ""
+
+
+class AlertFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """The state of a store. `grown` is by the counters' queue names; queues beyond their bound
+    share one. It may be too low until a whole `minute` was observed. `partial` is true while a
+    part of the store is unreachable."""
+
+    now: int
+    views: Sequence[QueueView] = ()
+    workers: Sequence[WorkerView] = ()
+    grown: Mapping[str, Growth] = {}
+    minute: bool = True
+    out: Sequence[PartitionOut] = ()
+    free_bytes: int | None = None
+    partial: bool = False
+
+
+class FactReader:
+    """Reads the facts of one namespace.
+
+    `store` is the engine without its wrappers. With `whole` false, another reader reports the
+    store's disk and partitions. A server that reads queues and counts for other uses too passes
+    its shared `views` and `fleet`.
+    """
 
     def __init__(
         self,
@@ -28,36 +68,90 @@ class Reader:
         *,
         whole: bool = True,
         views: Callable[[], Awaitable[list[QueueView]]] | None = None,
-        fleet: Callable[[], Awaitable[Fleet]] | None = None,
+        fleet: Callable[[], Awaitable[FleetTotals]] | None = None,
         clock_s: Callable[[], float] = monotonic,
     ) -> None:
         self._engine = engine
         self._whole = whole
         self._views = views or engine.queues
-        self._fleet = fleet or Looker(engine, age_s_max=0).fleet
+        self._fleet = fleet or FleetReader(engine, age_s_max=0).fleet
         self._clock_s = clock_s
-        self._partitions: Callable[[], Sequence[View]] | None
-        self._partitions = getattr(store, "partitions", None)
-        self._examine: Callable[[], Awaitable[Examination]] | None
-        self._examine = getattr(store, "examine", None)
-        self._grower = Grower()
+        self._partitioned = extra(store, Partitioned)
+        self._examinable = extra(store, Examinable)
+        self._tracker = GrowthTracker()
 
-    async def read(self) -> Facts:
-        found = Examination(now=wall_ms()) if self._examine is None else await self._examine()
-        out = self._out()
+    async def read(self) -> AlertFacts:
+        """Read everything once."""
+        found = Examination(now=wall_ms())
+        if self._examinable is not None:
+            found = await self._examinable.examine()
+        out = self._partitions_out()
         at = round(self._clock_s() * 1000)
-        grown = self._grower.look(at, await self._fleet(), [each.name for each in out])
-        return Facts(
+        grown = self._tracker.observe(at, await self._fleet(), [each.name for each in out])
+        return AlertFacts(
             now=found.now,
             views=await self._views(),
             workers=await Workers(self._engine).all(),
             grown=grown,
-            minute=self._grower.minute,
+            minute=self._tracker.minute,
             out=out if self._whole else (),
             free_bytes=found.free_bytes if self._whole else None,
             partial=bool(out),
         )
 
-    def _out(self) -> list[Out]:
-        views = () if self._partitions is None else self._partitions()
-        return [Out(view.name, view.out_ms, view.text) for view in views if view.out_ms is not None]
+    def _partitions_out(self) -> list[PartitionOut]:
+        views = () if self._partitioned is None else self._partitioned.partitions()
+        return [
+            PartitionOut(view.name, view.out_ms, view.text)
+            for view in views
+            if view.out_ms is not None
+        ]
+
+
+class GrowthTracker:
+    """Growth of the fleet's counts within the last minute, from repeated observations.
+
+    Pure, and never too high: it starts with the oldest observation within the minute. A count that
+    drops, because a part of the store is unreachable, has not grown when it is complete again.
+    """
+
+    def __init__(self) -> None:
+        self._observed: deque[tuple[int, Mapping[str, Growth]]] = deque(maxlen=_OBSERVED_MAX)
+        self._highest: dict[str, Growth] = {}
+        self._basis: object = None
+        self._since: int | None = None
+        self.minute = False
+        """True once a whole minute was observed."""
+
+    def observe(self, at: int, fleet: FleetTotals, out: object = None) -> dict[str, Growth]:
+        """The growth by queue. `at` is a monotonic clock in milliseconds. Counts are not
+        compared with earlier ones once `out`, the unreachable partitions, has changed."""
+        if (fleet.epoch, out) != self._basis:
+            self._basis = (fleet.epoch, out)
+            self._observed.clear()
+            self._highest = {}
+            self._since = None
+        for queue, totals in fleet.totals.queues.items():
+            self._highest[queue] = _higher(self._highest.get(queue), totals)
+        self._since = at if self._since is None else self._since
+        self.minute = at - self._since >= WINDOW_MS
+        while self._observed and at - self._observed[0][0] > WINDOW_MS:
+            self._observed.popleft()
+        self._observed.append((at, dict(self._highest)))
+        first = self._observed[0][1]
+        # A queue that is missing in the first observation had counted nothing.
+        return {
+            queue: _grown(first.get(queue, Growth()), now) for queue, now in self._highest.items()
+        }
+
+
+def _higher(known: Growth | None, totals: QueueTotals) -> Growth:
+    before = known or Growth()
+    return Growth(
+        max(before.dead, totals.counts.get("dead", 0)),
+        max(before.leased, totals.counts.get("leased", 0)),
+    )
+
+
+def _grown(before: Growth, now: Growth) -> Growth:
+    return Growth(now.dead - before.dead, now.leased - before.leased)

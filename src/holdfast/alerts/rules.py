@@ -1,32 +1,46 @@
-"""The rules of the alerts, as data: what is measured, when it is too much, how bad that is.
+"""The alert rules: their thresholds, their evaluation on facts, and the next state of an alert.
 
-Pure. The levels are settings that are stored with the queues, and may differ by queue.
+Pure. Thresholds are stored settings, and may differ by queue. Every change of an alert is one
+conditional write, and its writer notifies; the pending notice is stored with the alert, so that
+another server can deliver it after a crash. Instants are the engine's; after its clock was set
+back, an instant in the future counts as long past.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Final, Literal
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final
 
 import msgspec
+from msgspec.structs import replace
 
-from holdfast.config import SETTINGS, Settings
-from holdfast.core import limits
-from holdfast.core.levels import Levels
+from holdfast.alerts.facts import WINDOW_MS, AlertFacts, Growth
+from holdfast.config import SETTINGS, Levels, Settings
+from holdfast.core import bounds
+from holdfast.core.explain import ABSENT_MS, serves
+from holdfast.core.model import QueueView
+from holdfast.core.text import counted, show_ms
+from holdfast.core.workers import addressee
 from holdfast.errors import ConfigError
-
-Severity = Literal["warn", "critical"]
-Unit = Literal["jobs", "ms", "bytes"]
+from holdfast.ops.alerts import SEEN_MS, STALE_MS, Alert, PendingNotice, Severity, Unit
+from holdfast.ops.workers import WorkerView
 
 COOL_DOWN: Final = "alert-cool-down"
-WINDOW_MS: Final = limits.MINUTE_MS
+
+KEPT_MS: Final = bounds.DAY_MS
+"""Retention of ended alerts."""
+
+TRIES_MAX: Final = 10
+
+_RETRY_MS_FIRST = 30 * bounds.SECOND_MS
+_RETRY_MS_MAX = 15 * bounds.MINUTE_MS
 
 
-class Rule(msgspec.Struct, frozen=True, kw_only=True):
-    """An alert is raised beyond the level of the rule's `setting`, and ends when the value is back
-    at `clear` of that level: one that wavers around it is one alert. What is counted is counted
-    over `window_ms`. With `floor` it is too little that is bad. `own` says that each server sees
-    it for itself, and that it is about the whole store."""
+class AlertRule(msgspec.Struct, frozen=True, kw_only=True):
+    """An alert is raised beyond the threshold in `setting`, and ends when the value is back at the
+    share `clear` of it, so that a value around the threshold makes one alert. Counts are over
+    `window_ms`. With `floor`, a value below the threshold is bad. With `own`, each server sees it
+    for itself, and it is about the whole store."""
 
     name: str
     setting: str
@@ -40,10 +54,10 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
     scale: int = 1
 
 
-RULES: Final[dict[str, Rule]] = {
+RULES: Final[dict[str, AlertRule]] = {
     rule.name: rule
     for rule in (
-        Rule(
+        AlertRule(
             name="dead_letters",
             setting="alert-dead",
             severity="warn",
@@ -51,29 +65,29 @@ RULES: Final[dict[str, Rule]] = {
             window_ms=WINDOW_MS,
             says="Jobs of the queue that died within the last minute.",
         ),
-        Rule(
+        AlertRule(
             name="depth",
             setting="alert-depth",
             severity="critical",
             unit="jobs",
-            says="Ready jobs of the queue: due, and not leased.",
+            says="Ready jobs of the queue: due and not leased.",
         ),
-        Rule(
+        AlertRule(
             name="oldest_age",
             setting="alert-age",
             severity="warn",
             unit="ms",
-            says="How long the longest-due ready job of the queue has been due.",
+            says="How long the oldest ready job of the queue has been due.",
         ),
-        Rule(
+        AlertRule(
             name="no_worker",
             setting="alert-no-worker",
             severity="critical",
             unit="ms",
             clear=0,
-            says="The same, of a queue that no worker serves and nobody leases from.",
+            says="How long the oldest ready job has been due, in a queue that no worker serves.",
         ),
-        Rule(
+        AlertRule(
             name="partition_out",
             setting="alert-partition",
             severity="critical",
@@ -82,7 +96,7 @@ RULES: Final[dict[str, Rule]] = {
             own=True,
             says="How long a partition has been shut out.",
         ),
-        Rule(
+        AlertRule(
             name="disk_floor",
             setting="alert-disk",
             severity="critical",
@@ -98,28 +112,216 @@ RULES: Final[dict[str, Rule]] = {
 
 
 class Thresholds:
-    """What holds now. A setting that cannot be read is as if nobody had set it, and `wrong` hears
-    of it."""
+    """The present thresholds. For a setting that cannot be read the default applies, and `wrong`
+    gets the reason."""
 
     def __init__(self, held: Settings, wrong: Callable[[str], None]) -> None:
-        self.cool_down_ms: int = _read(held, COOL_DOWN, wrong)
+        self.cool_down_ms: int = _threshold(held, COOL_DOWN, wrong)
         self._levels: dict[str, Levels] = {}
         for rule in RULES.values():
-            value = _read(held, rule.setting, wrong)
+            value = _threshold(held, rule.setting, wrong)
             if isinstance(value, bool):
                 value = Levels(0 if value else None)
             self._levels[rule.name] = value
 
-    def of(self, rule: Rule, queue: str = "") -> int | None:
-        """None is off."""
+    def of(self, rule: AlertRule, queue: str = "") -> int | None:
+        """The threshold of a rule for a queue; None if the rule is off."""
         level = self._levels[rule.name].of(queue)
         return None if level is None else level * rule.scale
 
 
-def _read(held: Settings, name: str, wrong: Callable[[str], None]) -> Any:
+def _threshold(held: Settings, name: str, wrong: Callable[[str], None]) -> Any:
     try:
         value = held.value(name)
     except ConfigError as error:
         wrong(str(error))
         value = None
     return SETTINGS[name].read(SETTINGS[name].default) if value is None else value
+
+
+class Measurement(msgspec.Struct, frozen=True, kw_only=True):
+    """The value of a rule for a queue, or for what `about` names. Unless it is `sure`, the true
+    value may be worse."""
+
+    rule: AlertRule
+    about: str
+    value: int
+    threshold: int
+    text: str
+    queue: str = ""
+    sure: bool = True
+
+
+def exceeds(measured: Measurement, *, raised: bool) -> bool:
+    """True if the value is beyond the threshold or, once the alert is raised, not yet back at the
+    level that ends it."""
+    level = measured.threshold * (measured.rule.clear if raised else 1)
+    return measured.value < level if measured.rule.floor else measured.value > level
+
+
+def measure(facts: AlertFacts, levels: Thresholds) -> Iterator[Measurement]:
+    """The measurements of every rule that is on, in no order."""
+    for queue, growth in facts.grown.items():
+        yield from _of_rule(
+            "dead_letters",
+            levels,
+            queue,
+            growth.dead,
+            f"{counted(growth.dead, 'job')} of queue {queue} died within a minute",
+            sure=facts.minute,
+        )
+    present = [
+        each
+        for each in facts.workers
+        if each.age_ms <= ABSENT_MS and not each.record.cordoned and not each.record.stopping
+    ]
+    for view in facts.views:
+        yield from _of_queue(view, levels, facts, present)
+    yield from _of_store(facts, levels)
+
+
+def _of_queue(
+    view: QueueView, levels: Thresholds, facts: AlertFacts, present: Sequence[WorkerView]
+) -> Iterator[Measurement]:
+    name, age_ms = view.queue.name, view.oldest_age_ms or 0
+    least = "at least " if "ready" in view.estimated else ""
+    ready = f"{least}{counted(view.ready, 'job')} {'is' if view.ready == 1 else 'are'} ready"
+    yield from _of_rule("depth", levels, name, view.ready, f"{ready} in queue {name}")
+    since = f"the first for {span(age_ms)}"
+    yield from _of_rule("oldest_age", levels, name, age_ms, f"{ready} in queue {name}, {since}")
+    served = (
+        any(serves(each.record, name) for each in present)
+        # Programs that lease over HTTP or through the engine have no worker record.
+        or view.leased > view.overdue
+        or facts.grown.get(name, Growth()).leased > 0
+    )
+    if view.ready and not served and not view.queue.paused:
+        worker = addressee(name)
+        missing = "no worker serves it" if worker is None else f"worker {worker} is not running"
+        text = f"{ready} in queue {name}, {since}, and {missing}"
+        yield from _of_rule("no_worker", levels, name, age_ms, text)
+
+
+def _of_store(facts: AlertFacts, levels: Thresholds) -> Iterator[Measurement]:
+    rule = RULES["partition_out"]
+    level = levels.of(rule)
+    for each in facts.out:
+        if level is not None:
+            text = f"partition {each.name} is shut out, with the jobs in it: {each.text}"
+            # At least 1, so that a partition that was shut out just now counts.
+            out_ms = max(1, each.out_ms)
+            yield Measurement(rule=rule, about=each.name, value=out_ms, threshold=level, text=text)
+    rule = RULES["disk_floor"]
+    level, free = levels.of(rule), facts.free_bytes
+    if level is not None and free is not None:
+        text = f"{free / 1024**2:,.0f} MiB are free on the disk: a full disk accepts no jobs"
+        yield Measurement(rule=rule, about="disk", value=free, threshold=level, text=text)
+
+
+def _of_rule(
+    name: str, levels: Thresholds, queue: str, value: int, text: str, *, sure: bool = True
+) -> Iterator[Measurement]:
+    rule = RULES[name]
+    level = levels.of(rule, queue)
+    if level is not None:
+        yield Measurement(
+            rule=rule,
+            about=queue,
+            queue=queue,
+            value=value,
+            threshold=level,
+            text=text,
+            sure=sure,
+        )
+
+
+def span(ms: int) -> str:
+    """A rough duration: whole seconds, and from a minute on whole minutes."""
+    unit = bounds.MINUTE_MS if ms >= bounds.MINUTE_MS else bounds.SECOND_MS
+    return show_ms(ms // unit * unit) if ms >= unit else "a moment"
+
+
+def next_alert(
+    known: Alert | None, measured: Measurement | None, *, now: int, cool_down_ms: int, by: str
+) -> Alert | None:
+    """The alert to store: the same object if nothing changes, None if there is none to keep."""
+    raised = known is not None and known.is_raised
+    if measured is not None and exceeds(measured, raised=raised):
+        return _raised_alert(known, measured, now=now, cool_down_ms=cool_down_ms, by=by)
+    if known is None:
+        return None
+    if raised:
+        if measured is None or measured.sure:
+            return _ended_alert(known, now=now, by=by)
+        fresh = _since(known.seen_at, now) < SEEN_MS
+        return known if fresh else replace(known, seen_at=now, by=by)
+    gone = known.ended_at is not None and _since(known.ended_at, now) >= KEPT_MS
+    return None if gone and known.telling is None else known
+
+
+def _raised_alert(
+    known: Alert | None, measured: Measurement, *, now: int, cool_down_ms: int, by: str
+) -> Alert:
+    rule = measured.rule
+    alert = Alert(
+        rule=rule.name,
+        about=measured.about,
+        queue=measured.queue,
+        severity=rule.severity,
+        unit=rule.unit,
+        value=measured.value,
+        threshold=measured.threshold,
+        text=measured.text,
+        raised_at=now,
+        seen_at=now,
+        by=by,
+    )
+    if known is not None:
+        was_raised = known.is_raised
+        alert = replace(
+            alert,
+            raised_at=known.raised_at if was_raised else now,
+            told=known.told and was_raised,
+            told_at=known.told_at,
+            telling=known.telling,
+        )
+    if not alert.told and (alert.told_at is None or _since(alert.told_at, now) >= cool_down_ms):
+        notice = PendingNotice(what="raised", at=now, tried_at=now)
+        return replace(alert, told=True, told_at=now, telling=notice)
+    if known is not None and known.is_raised and _since(known.seen_at, now) < SEEN_MS:
+        return known
+    return alert
+
+
+def _ended_alert(known: Alert, *, now: int, by: str) -> Alert:
+    """The alert after its end. An alert that each server sees for itself ends when the server that
+    saw it last says so, or when none refreshed it for long. An end is only notified if the raise
+    was."""
+    rule = RULES.get(known.rule)
+    if rule is not None and rule.own and known.by != by and _since(known.seen_at, now) < STALE_MS:
+        return known
+    notice = known.telling
+    if known.told:
+        is_pending = notice is not None and notice.what == "raised"
+        first = notice.at if notice is not None and is_pending else None
+        notice = PendingNotice(what="ended", at=now, tried_at=now, first=first)
+    return replace(known, ended_at=now, seen_at=now, telling=notice)
+
+
+def with_retry(alert: Alert, now: int) -> Alert:
+    """The alert with one more try of its pending notice, if that is due, else the same object.
+    After too many tries the notice is dropped."""
+    notice = alert.telling
+    if notice is None:
+        return alert
+    wait_ms = min(_RETRY_MS_MAX, _RETRY_MS_FIRST << (notice.tries - 1))
+    if _since(notice.tried_at, now) < wait_ms:
+        return alert
+    if notice.tries >= TRIES_MAX:
+        return replace(alert, telling=None)
+    return replace(alert, telling=replace(notice, tries=notice.tries + 1, tried_at=now))
+
+
+def _since(then: int, now: int) -> float:
+    """The time since an instant; infinite if the instant is in the future."""
+    return now - then if now >= then else float("inf")

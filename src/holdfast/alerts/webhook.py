@@ -1,6 +1,6 @@
-"""Alerts as signed requests to one place, in the way and with the care of webhook jobs.
+"""Send alert notices as signed requests to one URL, with the protections of webhook jobs.
 
-The URL may hold a secret: it is in no log, no record and no error.
+The URL may hold a secret: it appears in no log, record or error.
 """
 
 from __future__ import annotations
@@ -10,22 +10,26 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from holdfast.alerts.telling import Notice
+from holdfast.alerts.notify import Notice
 from holdfast.errors import ConfigError
 from holdfast.worker.options import WorkerOptions
-from holdfast.worker.signing import Secrets, signature
-from holdfast.worker.webclient import AddressRefused, Client
-from holdfast.worker.webhook import InvalidWebhook, WebhookPayload, request_of, webhook_setup
+from holdfast.worker.webhooks.client import AddressRefused, Secrets, WebhookClient, signature
+from holdfast.worker.webhooks.webhook import (
+    InvalidWebhook,
+    WebhookPayload,
+    request_of,
+    webhook_setup,
+)
 
 TIMEOUT_S = 10.0
 
 
-class NotTaken(Exception):
-    """The receiver did not say 2xx."""
+class AlertNotDelivered(Exception):
+    """The receiver did not answer with 2xx."""
 
 
-class Hook:
-    """Raises ConfigError for what cannot be."""
+class AlertWebhook:
+    """The webhook of all alerts. ConfigError if the URL or the secrets cannot be used."""
 
     def __init__(
         self,
@@ -38,7 +42,7 @@ class Hook:
     ) -> None:
         if secrets_file is None:
             raise ConfigError(
-                "alerts are signed: name a file with secrets by --alert-webhook-secrets"
+                "alerts are signed: give a file with secrets by --alert-webhook-secrets"
             )
         options = WorkerOptions(
             url="", webhook_secrets=secrets_file, webhook_allow=tuple(allow), webhook_ca=ca_file
@@ -52,11 +56,11 @@ class Hook:
             raise ConfigError(str(error).replace("--webhook-", "--alert-webhook-")) from None
         self._url = url
         self._secrets = Secrets(setup.secrets_file)
-        self._client = Client(setup)
+        self._client = WebhookClient(setup)
         self._wall_s = wall_s
 
     async def deliver(self, notice: Notice) -> None:
-        """Once; who asked tries again."""
+        """Send a notice once. Raises unless the receiver accepted it; the alerter tries again."""
         request = request_of(WebhookPayload(url=self._url, body=msgspec.to_builtins(notice)))
         request.headers.update(
             {
@@ -69,8 +73,8 @@ class Hook:
         try:
             answer = await self._client.ask(request, TIMEOUT_S)
         except AddressRefused:
-            raise NotTaken(
-                f"{request.host} is at no public address: allow it with --alert-webhook-allow"
+            raise AlertNotDelivered(
+                f"{request.host} has no public address: allow it with --alert-webhook-allow"
             ) from None
         if not 200 <= answer.status < 300:
-            raise NotTaken(f"{request.host} answered HTTP {answer.status}")
+            raise AlertNotDelivered(f"{request.host} answered HTTP {answer.status}")

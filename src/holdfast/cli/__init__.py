@@ -1,8 +1,8 @@
 """TYPE: the `holdfast` command, one module per noun. It prints, and decides nothing.
 
-Exit codes: 0 done · 1 the engine could not, or not all was done · 2 the command line is wrong ·
-3 no such job, queue, … · 4 the job waited for ended dead or cancelled · 5 it did not end in time ·
-130 interrupted. `docs/cli.md` says more.
+Exit codes: 0 done · 1 the engine failed, or part of the work was not done · 2 the command line is
+wrong · 3 no such job, queue, … · 4 the awaited job ended dead or cancelled · 5 it did not end in
+time · 130 interrupted. `docs/cli.md` says more.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import sys
 
-from holdfast.cli.pages import asked, program
+from holdfast.cli.pages import program, requested_page
 
 
 def main() -> None:
@@ -19,8 +19,7 @@ def main() -> None:
         code = run(sys.argv[1:])
         print(end="", flush=True)
     except OSError as error:
-        # Whoever read the output has seen enough, or it cannot be written: nothing may be
-        # flushed there again at the end.
+        # The output is closed or full: Python must not flush it once more at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if not isinstance(error, BrokenPipeError):
             print(f"{program()}: {error}", file=sys.stderr)
@@ -29,9 +28,9 @@ def main() -> None:
 
 
 def run(arguments: list[str]) -> int:
-    """Run one command line and give its exit code."""
+    """Run one command line and return its exit code."""
     arguments = arguments or ["--help"]
-    help_text = asked(arguments)
+    help_text = requested_page(arguments)
     if help_text is not None:
         print(help_text, end="")
         return 0

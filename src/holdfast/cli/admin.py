@@ -1,57 +1,329 @@
-"""What the commands of an admin share: a store is changed where it is, a server is asked."""
+"""`holdfast token`, `quota`, `config` and `audit`: access to the server, and stored settings."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
-from typing import Any
-from urllib.parse import quote
+from typing import Annotated, Any
 
 import msgspec
+from cyclopts import Parameter
 
-from holdfast.app import Holdfast
-from holdfast.cli.output import Common
-from holdfast.cli.person import person
-from holdfast.cli.running import running
-from holdfast.engines.url import default_url, with_namespace
-from holdfast.server.audit import Act, Audit
-from holdfast.upkeep import wall_ms
+from holdfast.app.application import Holdfast
+from holdfast.cli.flags import option
+from holdfast.cli.output import COMMON, Common, print_either, print_json, print_table, say
+from holdfast.cli.pages import program
+from holdfast.cli.session import (
+    open_app,
+    open_token_store,
+    path_segment,
+    person,
+    server_of,
+)
+from holdfast.config import SETTINGS, Setting
+from holdfast.config import find_setting as setting_of
+from holdfast.core import bounds
+from holdfast.core.text import printable
+from holdfast.errors import ConfigError, NotFound, UsageError
+from holdfast.notation.durations import wall_ms
+from holdfast.ops.audit import ActView, Audit, AuditEntry, act_view
+from holdfast.ops.quotas import QuotaBody, Quotas, quota_of, quota_view, show_owner
+from holdfast.ops.settings import read_settings, save_setting, setting_view
+from holdfast.ops.tokens import TokenRequest, Tokens, TokenView, expiry_ms, made_token, token_view
+from holdfast.ops.views import plain
+from holdfast.server.state import is_fully_readable
 
-Ask = Callable[..., Awaitable[Any]]
+QuotaOwner = Annotated[
+    str,
+    Parameter(help="namespace, tenant:NAME, or tenant:* for each tenant without its own quota."),
+]
 
-
-@asynccontextmanager
-async def at_home(common: Common, *, create: bool = False) -> AsyncIterator[Holdfast]:
-    """Where tokens are kept: in the namespace `default`, whatever the URL says. A server knows
-    that itself."""
-    url = common.url or default_url()
-    if not url.startswith(("http:", "https:")):
-        url = with_namespace(url, "default")
-    async with running(Common(url=url, json=common.json), create=create) as app:
-        yield app
-
-
-def server_of(app: Holdfast) -> Ask | None:
-    """How to ask the server that the URL names; None where it names a store."""
-    able = getattr(app.home.store, "ask", None)
-    if able is None:
-        return None
-
-    async def ask(method: str, path: str, body: Any = None) -> Any:
-        given = b"" if body is None else msgspec.json.encode(body)
-        answer: bytes = await able(method, path, given)
-        return msgspec.json.decode(answer) if answer else None
-
-    return ask
+SettingName = Annotated[str, Parameter(help="Name of the setting, e.g. max-retries.")]
 
 
-def in_path(name: str) -> str:
-    return quote(name, safe="")
+async def create_token(
+    name: Annotated[str, Parameter(help="Name for the token, e.g. of the program that uses it.")],
+    /,
+    *,
+    scopes: Annotated[
+        list[str],
+        option(
+            "SCOPE...",
+            "Grant these scopes: produce, consume, operate, admin, run-commands. Repeatable, "
+            "or separated by commas.",
+            "--scopes",
+            "--scope",
+        ),
+    ],
+    namespace: Annotated[
+        str | None,
+        option("NAME", "Restrict the token to this namespace; * allows all. [default: default]"),
+    ] = None,
+    prefix: Annotated[
+        str, option("TEXT", "Restrict the token to queues that begin with this.")
+    ] = "",
+    expires: Annotated[
+        str | None, option("DURATION", "Lifetime, e.g. 12h, or never. [default: 90d]")
+    ] = None,
+    common: Common = COMMON,
+) -> None:
+    """Create a token and print it. It cannot be shown again."""
+    wanted = tuple(filter(None, (each.strip() for each in ",".join(scopes).split(","))))
+    async with open_token_store(common, create=True) as app:
+        ask = server_of(app)
+        if ask is not None:
+            body = {"name": name, "scopes": wanted, "prefix": prefix}
+            body |= {"namespace": namespace} if namespace is not None else {}
+            body |= {"expires": expires} if expires is not None else {}
+            made = await ask("POST", "/v1/tokens", body)
+        else:
+            request = TokenRequest(
+                name=name,
+                scopes=wanted,
+                namespace="default" if namespace is None else namespace,
+                prefix=prefix,
+                expires_ms=expiry_ms(expires),
+                by=person(),
+            )
+            async with audit_of(app).doing(audit_act("token.create", name)):
+                text, token = await Tokens(lambda: app.engine, wall_ms).create(request)
+            made = msgspec.to_builtins(made_token(token, text))
+    if common.json:
+        print_json(made)
+        return
+    print(made["token"])
+    until = made["expires_at"] or "it is revoked"
+    say(f"token {made['id']} is valid until {until}; it is not shown again, so keep it safe")
+
+
+async def list_tokens(*, common: Common = COMMON) -> None:
+    """List tokens with their scopes and expiry."""
+    async with open_token_store(common) as app:
+        ask = server_of(app)
+        if ask is not None:
+            tokens: list[dict[str, Any]] = (await ask("GET", "/v1/tokens"))["tokens"]
+        else:
+            found = await Tokens(lambda: app.engine, wall_ms).all()
+            tokens = [msgspec.to_builtins(token_view(token)) for token in found]
+    if common.json:
+        print_json(tokens)
+        return
+    if not tokens:
+        say(f'there is no token: create one with "{program()} token create"')
+        return
+    rows = [
+        (
+            token.id,
+            token.name,
+            token.namespace,
+            ", ".join(token.scopes),
+            token.prefix,
+            token.created_at,
+            token.expires_at or "never",
+        )
+        for token in (msgspec.convert(each, TokenView) for each in tokens)
+    ]
+    print_table(("token", "name", "namespace", "scopes", "prefix", "created", "expires"), rows)
+
+
+async def revoke_token(
+    token: Annotated[str, Parameter(help="Id or name of the token.")],
+    /,
+    *,
+    common: Common = COMMON,
+) -> None:
+    """Revoke a token. Servers refuse it within a second."""
+    if token.startswith("hf_"):
+        # The token itself was given: its second part is its id, and no secret.
+        token = token.split("_")[1]
+    async with open_token_store(common) as app:
+        ask = server_of(app)
+        if ask is not None:
+            revoked = await ask("DELETE", f"/v1/tokens/{path_segment(token)}")
+        else:
+            async with audit_of(app).doing(audit_act("token.revoke", token)):
+                tokens = Tokens(lambda: app.engine, wall_ms, lambda: is_fully_readable(app))
+                revoked = msgspec.to_builtins(token_view(await tokens.revoke(token)))
+    if common.json:
+        print_json(revoked)
+    elif not isinstance(revoked, dict):
+        raise ConfigError("the server did not answer which token it revoked")
+    else:
+        print(f"revoked token {revoked['id']}, {revoked['name']}")
+
+
+async def list_quotas(*, common: Common = COMMON) -> None:
+    """List the quotas of the namespace and its tenants."""
+    async with open_app(common) as app:
+        ask = server_of(app)
+        if ask is not None:
+            quotas: list[dict[str, Any]] = (await ask("GET", "/v1/quotas"))["quotas"]
+        else:
+            found = sorted((await _quotas(app).all()).items())
+            quotas = [msgspec.to_builtins(quota_view(whose, quota)) for whose, quota in found]
+    if common.json:
+        print_json(quotas)
+        return
+    if not quotas:
+        say(f'there is no quota: set one with "{program()} quota set"')
+        return
+    names = ("whose", "depth", "rate", "bytes")
+    rows = [["-" if each[name] is None else each[name] for name in names] for each in quotas]
+    print_table(names, rows)
+
+
+async def set_quota(
+    whose: QuotaOwner,
+    /,
+    *,
+    depth: Annotated[int | None, option("N", "Refuse jobs while this many have not ended.")] = None,
+    rate: Annotated[
+        str | None, option("RATE", "Accept at most this many jobs, e.g. 100/s or 5000/h.")
+    ] = None,
+    bytes: Annotated[
+        str | None, option("RATE", "Accept at most this much payload, e.g. 10MB/m or 1GB/d.")
+    ] = None,
+    common: Common = COMMON,
+) -> None:
+    """Limit what a tenant or the namespace may enqueue over HTTP."""
+    quota = quota_of(QuotaBody(depth=depth, rate=rate, bytes=bytes))
+    async with open_app(common, create=True) as app:
+        ask = server_of(app)
+        if ask is not None:
+            body = {"depth": depth, "rate": rate, "bytes": bytes}
+            view = await ask("PUT", f"/v1/quotas/{path_segment(whose)}", body)
+        else:
+            async with audit_of(app).doing(audit_act("quota.put", whose)):
+                await _quotas(app).put(whose, quota)
+            view = msgspec.to_builtins(quota_view(whose, quota))
+    limits = [f"{name} {view[name]}" for name in ("depth", "rate", "bytes") if view[name]]
+    print_either(view, f"quota of {show_owner(whose)}: {', '.join(limits)}", common)
+
+
+async def remove_quota(whose: QuotaOwner, /, *, common: Common = COMMON) -> None:
+    """Remove a quota."""
+    async with open_app(common) as app:
+        ask = server_of(app)
+        if ask is not None:
+            await ask("DELETE", f"/v1/quotas/{path_segment(whose)}")
+        else:
+            async with audit_of(app).doing(audit_act("quota.remove", whose)):
+                if not await _quotas(app).remove(whose):
+                    raise NotFound(f'"{whose[:80]}" has no quota; see "{program()} quota list"')
+    print_either({"whose": whose}, f"removed the quota of {show_owner(whose)}", common)
+
+
+def _quotas(app: Holdfast) -> Quotas:
+    return Quotas(lambda: app.engine)
+
+
+async def get_setting(name: SettingName, /, *, common: Common = COMMON) -> None:
+    """Print the value of a setting."""
+    setting = _known_setting(name)
+    async with open_app(common) as app:
+        held = await read_settings(app.engine)
+    if common.json:
+        print_json(plain(setting_view(setting, held)))
+    else:
+        print(printable(held.shown(setting.name).text, one_line=True))
+
+
+async def set_setting(
+    name: SettingName,
+    value: Annotated[str, Parameter(help="New value, e.g. 5 or 30s.")],
+    /,
+    *,
+    common: Common = COMMON,
+) -> None:
+    """Store a setting, for every command that uses this store."""
+    await _change_setting(_known_setting(name), value, common)
+
+
+async def unset_setting(name: SettingName, /, *, common: Common = COMMON) -> None:
+    """Remove a stored setting."""
+    await _change_setting(_known_setting(name), None, common)
+
+
+async def list_settings(*, common: Common = COMMON) -> None:
+    """List every setting with its value and where the value comes from."""
+    async with open_app(common) as app:
+        held = await read_settings(app.engine)
+    if common.json:
+        print_json([plain(setting_view(setting, held)) for setting in SETTINGS.values()])
+        return
+    rows = [
+        (name, held.shown(name).text or "-", held.shown(name).source, setting.does)
+        for name, setting in SETTINGS.items()
+    ]
+    print_table(("setting", "value", "from", "what it does"), rows)
+
+
+async def _change_setting(setting: Setting, value: str | None, common: Common) -> None:
+    async with open_app(common, create=value is not None) as app:
+        await save_setting(app.engine, setting.name, value)
+        held = await read_settings(app.engine)
+    print_either(plain(setting_view(setting, held)), _setting_changed(setting, value), common)
+    if held.shown(setting.name).source == "environment":
+        now = held.shown(setting.name).text
+        say(f"here the variable {setting.variable} overrides the stored value with {now}")
+
+
+def _setting_changed(setting: Setting, value: str | None) -> str:
+    if value is not None:
+        users = {"enqueue": "for jobs enqueued ", "serve, up": ""}
+        user = users.get(setting.feeds, "for workers started ")
+        return f"{setting.name} is {value.strip()} {user}from now on"
+    default = f"{setting.default} by default" if setting.default else "not set"
+    return f"{setting.name} is {default}"
+
+
+def _known_setting(name: str) -> Setting:
+    try:
+        return setting_of(name)
+    except ConfigError as error:
+        raise NotFound(str(error)) from None
+
+
+async def audit(
+    *,
+    limit: Annotated[int, option("N", "Show at most this many entries.")] = 50,
+    common: Common = COMMON,
+) -> None:
+    """Show what operators changed over HTTP, newest first."""
+    if not 1 <= limit <= bounds.PAGE_MAX:
+        raise UsageError(f"--limit {limit} is not 1 to {bounds.PAGE_MAX}")
+    async with open_app(common) as app:
+        ask = server_of(app)
+        if ask is not None:
+            acts: list[dict[str, Any]] = (await ask("GET", f"/v1/audit?limit={limit}"))["acts"]
+        else:
+            found = await audit_of(app).page(limit=limit)
+            acts = [msgspec.to_builtins(act_view(act)) for _, act in found if act is not None]
+    if common.json:
+        print_json(acts)
+        return
+    if not acts:
+        say("the audit log is empty")
+        return
+    rows = [
+        (
+            act.at,
+            act.who,
+            act.token or "",
+            act.peer or "",
+            act.what,
+            act.on,
+            act.outcome or "unknown",
+            "" if act.changed is None else act.changed,
+        )
+        for act in (msgspec.convert(each, ActView) for each in acts)
+    ]
+    print_table(("at", "who", "token", "from", "what", "on", "outcome", "changed"), rows)
 
 
 def audit_of(app: Holdfast) -> Audit:
+    """The audit log of the store."""
     return Audit(lambda: app.engine, wall_ms)
 
 
-def act(what: str, on: str) -> Act:
-    return Act(at=0, who=person(), what=what, on=on)
+def audit_act(what: str, on: str) -> AuditEntry:
+    """An entry of the audit log, by the person at the command line."""
+    return AuditEntry(at=0, who=person(), what=what, on=on)

@@ -1,4 +1,4 @@
-"""`holdfast bench`: what this store does on this machine, on a queue of its own that is dropped."""
+"""`holdfast bench`: measure this store on this machine, in a queue of its own."""
 
 from __future__ import annotations
 
@@ -6,15 +6,14 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Annotated, Any
 
-from cyclopts import Parameter
-
-from holdfast.app import Holdfast
-from holdfast.cli.output import COMMON, Common, print_json, print_table, say
-from holdfast.cli.running import progress, running
+from holdfast.app.application import Holdfast
+from holdfast.cli.flags import option
+from holdfast.cli.output import COMMON, Common, print_json, print_table, progress, say
+from holdfast.cli.session import open_app
 from holdfast.core.text import counted
 from holdfast.core.verdict import Complete, Outcome, Settlement
 from holdfast.errors import EngineError, UsageError
-from holdfast.options import new_id
+from holdfast.notation.options import new_id
 
 _SINGLES = 100
 _PAYLOAD = b"x" * 256
@@ -22,27 +21,31 @@ _PAYLOAD = b"x" * 256
 
 async def bench(
     *,
-    jobs: Annotated[int, Parameter(help="How many jobs go through.")] = 10_000,
-    batch: Annotated[int, Parameter(help="How many in one call.")] = 500,
+    jobs: Annotated[int, option("N", "Enqueue, lease and settle this many jobs.")] = 10_000,
+    batch: Annotated[int, option("N", "Jobs in one call.")] = 500,
     common: Common = COMMON,
 ) -> None:
-    """Measure enqueue, lease and settle here. Uses a queue of its own and drops it afterwards."""
+    """Measure how fast this store enqueues, leases and settles jobs.
+
+    It uses a queue of its own and deletes it afterwards.
+    """
     if not 1 <= batch <= 1_000 or not batch <= jobs <= 1_000_000:
-        raise UsageError("--batch is 1 to 1000, and --jobs from that to 1000000")
-    async with running(common, create=True) as app:
+        raise UsageError("--batch is 1 to 1000, and --jobs is --batch to 1000000")
+    async with open_app(common, create=True) as app:
         queue = f"bench-{new_id()[-12:]}"
         await app.declare(queue, retention=0)
         try:
-            told = await _measure(app, queue, jobs, batch)
+            results = await _measure(app, queue, jobs, batch)
         finally:
             await app.drop(queue)
         place = app.place
     if common.json:
-        print_json({"place": place, "jobs": jobs, "batch": batch, "results": told})
+        print_json({"place": place, "jobs": jobs, "batch": batch, "results": results})
         return
-    say(f"{counted(jobs, 'job')} of {len(_PAYLOAD)} bytes, {batch} in a call, on {place}")
+    say(f"{counted(jobs, 'job')} of {len(_PAYLOAD)} bytes, {batch} per call, on {place}")
     rows = [
-        (name, f"{value:,.0f}" if value >= 10 else f"{value:.2f}") for name, value in told.items()
+        (name, f"{value:,.0f}" if value >= 10 else f"{value:.2f}")
+        for name, value in results.items()
     ]
     print_table(("what", "value"), rows)
 
@@ -51,24 +54,24 @@ async def _measure(app: Holdfast, queue: str, jobs: int, batch: int) -> dict[str
     made = [app.job("bench", _PAYLOAD, queue=queue) for _ in range(jobs)]
     with progress("measuring", 3 * jobs) as advance:
 
-        async def put() -> None:
+        async def enqueue() -> None:
             for at in range(0, jobs, batch):
                 await app.engine.enqueue(made[at : at + batch])
                 advance(batch)
 
-        async def work() -> None:
+        async def lease_and_settle() -> None:
             done = 0
             while done < jobs:
                 leases = await app.lease(queue, limit=batch, worker="bench")
-                ended = [Settlement(lease=lease, verdict=Complete()) for lease in leases]
-                outcomes = await app.engine.settle(ended) if ended else []
+                settlements = [Settlement(lease=lease, verdict=Complete()) for lease in leases]
+                outcomes = await app.engine.settle(settlements) if settlements else []
                 if not outcomes or outcomes.count(Outcome.SETTLED) != len(outcomes):
-                    raise EngineError("the bench lost a lease: is somebody else on its queue?")
+                    raise EngineError("a lease was lost: does another worker use this queue?")
                 done += len(leases)
                 advance(2 * len(leases))
 
-        enqueue_s = await _timed(put)
-        work_s = await _timed(work)
+        enqueue_s = await _timed(enqueue)
+        work_s = await _timed(lease_and_settle)
     singles = [
         await _timed(lambda: app.enqueue("bench", _PAYLOAD, queue=queue)) for _ in range(_SINGLES)
     ]

@@ -1,4 +1,4 @@
-"""`holdfast breaker …`: see circuit breakers, open them and close them."""
+"""`holdfast breaker …`: inspect, open and close circuit breakers."""
 
 from __future__ import annotations
 
@@ -8,47 +8,56 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from holdfast.breakers import show_breaker
-from holdfast.cli.exits import Exit, NotFound
-from holdfast.cli.output import COMMON, Common, print_json, print_table, say, show_age
+from holdfast.cli.output import COMMON, Common, Exit, print_json, print_table, say, show_age
 from holdfast.cli.pages import program
-from holdfast.cli.person import person
-from holdfast.cli.running import running
+from holdfast.cli.session import open_app, person
 from holdfast.core import breaker as rules
 from holdfast.core.breaker import BreakerRecord, BreakerState
 from holdfast.core.text import printable
-from holdfast.views.breakers import breaker_view
-from holdfast.views.values import plain
-from holdfast.worker.breaker_book import Change, Known, breakers_of, change_by_hand, key_of
+from holdfast.errors import NotFound
+from holdfast.notation.policies import show_breaker
+from holdfast.ops.breakers import (
+    BreakerChange,
+    StoredBreaker,
+    breaker_key,
+    breaker_view,
+    change_breakers,
+    read_breakers,
+)
+from holdfast.ops.views import plain
 
+Name = Annotated[str, Parameter(help="Name of the breaker: task:NAME or host:NAME:PORT.")]
 Names = Annotated[
-    list[str], Parameter(help="As the list has them: task:NAME, host:NAME:PORT.", negative=())
+    list[str],
+    Parameter(help="Names of the breakers: task:NAME or host:NAME:PORT.", negative=()),
 ]
-Name = Annotated[str, Parameter(help="As the list has it: task:NAME, host:NAME:PORT.")]
 COLUMNS = ("breaker", "state", "failures", "tried in", "opens after", "last")
 
 
 async def list_all(*, common: Common = COMMON) -> None:
-    """List the breakers of tasks, and of hosts that fail."""
-    async with running(common) as app:
-        known = await breakers_of(app.engine)
+    """List circuit breakers of tasks and webhook hosts.
+
+    A host has a breaker while webhooks to it fail.
+    """
+    async with open_app(common) as app:
+        known = await read_breakers(app.engine)
     if common.json:
         print_json([plain(breaker_view(key, each)) for key, each in known.items()])
     elif known:
         print_breakers(known)
     else:
         say(
-            "there is no breaker: a task with @app.task(breaker=…) has one as soon as a worker"
-            " knows it, and a webhook's host while it fails"
+            "there is no breaker: a task with @app.task(breaker=…) has one once a worker has"
+            " registered it, and a webhook's host has one while it fails"
         )
 
 
 async def show(name: Name, /, *, common: Common = COMMON) -> None:
-    """Show how a breaker stands."""
-    async with running(common) as app:
-        known = await breakers_of(app.engine)
-        with _told():
-            key = key_of(name, known)
+    """Show the state of a circuit breaker."""
+    async with open_app(common) as app:
+        known = await read_breakers(app.engine)
+        with _hint_at_list():
+            key = breaker_key(name, known)
     view = plain(breaker_view(key, known[key]))
     if common.json:
         print_json(view)
@@ -59,17 +68,24 @@ async def show(name: Name, /, *, common: Common = COMMON) -> None:
 
 
 async def open_(names: Names, /, *, common: Common = COMMON) -> int:
-    """Let no job start behind these breakers, until they are closed by hand."""
+    """Open circuit breakers, so that their jobs do not start.
+
+    They stay open until they are closed by hand.
+    """
     by = person()
-    return await _each(names, lambda record, _: rules.opened_by(record, by), "open", common)
+    return await _change_each(names, lambda record, _: rules.opened_by(record, by), "open", common)
 
 
 async def close(names: Names, /, *, common: Common = COMMON) -> int:
-    """Let jobs start again; failures are counted from none."""
-    return await _each(names, lambda record, _: rules.closed(record), "closed", common)
+    """Close circuit breakers, so that their jobs start again.
+
+    Failures are counted from 0 again.
+    """
+    return await _change_each(names, lambda record, _: rules.closed(record), "closed", common)
 
 
-def print_breakers(known: dict[str, Known]) -> None:
+def print_breakers(known: dict[str, StoredBreaker]) -> None:
+    """Print breakers as a table."""
     rows = [
         (
             key,
@@ -90,10 +106,10 @@ def _state(record: BreakerRecord) -> str:
     return f"{shown} by {record.by}" if by_hand else shown
 
 
-async def _each(names: list[str], change: Change, done: str, common: Common) -> int:
-    async with running(common) as app:
-        with _told():
-            keys = await change_by_hand(app.engine, names, change)
+async def _change_each(names: list[str], change: BreakerChange, done: str, common: Common) -> int:
+    async with open_app(common) as app:
+        with _hint_at_list():
+            keys = await change_breakers(app.engine, names, change)
     if common.json:
         print_json({done: keys})
     else:
@@ -103,8 +119,8 @@ async def _each(names: list[str], change: Change, done: str, common: Common) -> 
 
 
 @contextmanager
-def _told() -> Iterator[None]:
+def _hint_at_list() -> Iterator[None]:
     try:
         yield
     except NotFound as error:
-        raise NotFound(f"{error}: see {program()} breaker list") from None
+        raise NotFound(f'{error}; see "{program()} breaker list"') from None

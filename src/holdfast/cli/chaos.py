@@ -1,4 +1,4 @@
-"""`holdfast chaos`: kill and freeze workers over real jobs, and tell whether anything was lost."""
+"""`holdfast chaos`: kill and freeze workers over real jobs, and report whether any was lost."""
 
 from __future__ import annotations
 
@@ -13,42 +13,49 @@ from pathlib import Path
 from random import SystemRandom
 from typing import Annotated, Any
 
-from cyclopts import Parameter
 from msgspec.structs import replace
 
-from holdfast.chaos.judge import Findings, percentile
-from holdfast.chaos.places import Place, private, within
-from holdfast.chaos.storm import QUEUE, Storm, Weather
-from holdfast.cli.exits import Exit
-from holdfast.cli.output import COMMON, Common, print_json, say
+from holdfast.cli.flags import option, switch
+from holdfast.cli.output import COMMON, Common, Exit, print_json, say
 from holdfast.cli.pages import program
-from holdfast.cli.running import running
+from holdfast.cli.session import open_app
+from holdfast.conformance.chaos.scenario import (
+    QUEUE,
+    ChaosPlan,
+    ChaosRun,
+    ChaosStore,
+    private_store,
+    store_within,
+)
+from holdfast.conformance.chaos.verify import ChaosFindings, percentile
 from holdfast.core.text import counted
 from holdfast.errors import UsageError
 
 _SCALE = 0.4
-"""Jobs of 0.04 to 2 seconds."""
-_TOLD_MAX = 20
+"""Jobs run 0.04 to 2 seconds."""
+_VIOLATIONS_SHOWN = 20
 
 
 async def chaos(
     *,
-    seconds: Annotated[float, Parameter(help="How long there are blows.")] = 30.0,
-    kills: Annotated[int | None, Parameter(help="How many kills; one every two seconds.")] = None,
-    workers: Annotated[int, Parameter(help="How many workers.")] = 3,
+    seconds: Annotated[float, option("N", "Kill and freeze for this many seconds.")] = 30.0,
+    kills: Annotated[
+        int | None, option("N", "Kill this many times. [default: once every two seconds]")
+    ] = None,
+    workers: Annotated[int, option("N", "Start this many workers.")] = 3,
     postgres: Annotated[
-        bool,
-        Parameter(help="On a private PostgreSQL, which is killed and restarted too.", negative=()),
+        bool, switch("Use a private PostgreSQL, and kill and restart it too.")
     ] = False,
     queue: Annotated[
-        str | None, Parameter(help="The queue to create and drop: also beside jobs of others.")
+        str | None,
+        option("NAME", "Create and delete this queue; needed in a store with other jobs."),
     ] = None,
-    seed: Annotated[int | None, Parameter(help="The dice of an earlier run.")] = None,
+    seed: Annotated[int | None, option("N", "Repeat the random choices of an earlier run.")] = None,
     common: Common = COMMON,
 ) -> int:
-    """Kill and freeze workers of its own over real jobs, let everything heal, and judge it.
+    """Kill and freeze workers, and check that no job is lost.
 
-    Without --url on a private store. It ends only processes that it started.
+    Without --url it uses a private store. It ends only processes that it started.
     """
     if postgres and common.url:
         raise UsageError("--postgres is a private server: leave out --url, or --postgres")
@@ -57,20 +64,20 @@ async def chaos(
         async with _place(common, Path(folder), queue, weather.seed, postgres=postgres) as place:
             again = _again(weather, common, place)
             if not common.json:
-                say(f"chaos on {place.told} for {seconds:g} s; again: {again}")
-            storm = Storm(
+                say(f"chaos on {place.told} for {seconds:g} s; to repeat it: {again}")
+            storm = ChaosRun(
                 place.url,
                 weather,
                 Path(folder),
                 queue=replace(QUEUE, name=place.queue),
                 options=place.options,
                 server=place.server,
-                tell=_tell,
+                tell=_print_progress,
             )
             findings = await _until_interrupted(storm)
-    _tell("")
+    _print_progress("")
     if findings is None:
-        say("stopped before the end: nothing was judged, and nothing is left")
+        say("stopped early: nothing was checked, and everything was cleaned up")
         return Exit.INTERRUPTED
     figures = {"again": again, **_figures(findings, storm, weather)}
     if common.json:
@@ -82,11 +89,11 @@ async def chaos(
 
 def _weather(
     seconds: float, kills: int | None, workers: int, seed: int | None, *, restarts: bool
-) -> Weather:
+) -> ChaosPlan:
     kills = max(1, round(seconds / 2)) if kills is None else kills
     if not 1 <= seconds <= 86_400 or not 1 <= workers <= 64 or not 0 <= kills <= 100_000:
         raise UsageError("--seconds is 1 to 86400, --workers 1 to 64 and --kills 0 to 100000")
-    return Weather(
+    return ChaosPlan(
         workers=workers,
         kills=kills,
         freezes=max(1, kills // 5),
@@ -100,18 +107,21 @@ def _weather(
 @contextlib.asynccontextmanager
 async def _place(
     common: Common, home: Path, queue: str | None, seed: int, *, postgres: bool
-) -> AsyncIterator[Place]:
+) -> AsyncIterator[ChaosStore]:
     name = queue or f"chaos.{seed}"
     if not common.url:
-        async with private(home, name, postgres=postgres) as place:
+        async with private_store(home, name, postgres=postgres) as place:
             yield place
         return
-    async with running(common, create=True) as app, within(app, name, named=bool(queue)) as place:
+    async with (
+        open_app(common, create=True) as app,
+        store_within(app, name, named=bool(queue)) as place,
+    ):
         yield place
 
 
-async def _until_interrupted(storm: Storm) -> Findings | None:
-    """None if it was told to stop: then it has ended all that it started."""
+async def _until_interrupted(storm: ChaosRun) -> ChaosFindings | None:
+    """The findings; None if it was interrupted, after it has ended all that it started."""
     loop = asyncio.get_running_loop()
     running_storm = asyncio.create_task(storm.run())
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -125,22 +135,22 @@ async def _until_interrupted(storm: Storm) -> Findings | None:
             loop.remove_signal_handler(number)
 
 
-def _print(findings: Findings, figures: dict[str, Any]) -> None:
-    """What was wrong, and then the one line."""
-    blows = [counted(figures[f"{name}s"], name) for name in ("kill", "freeze", "restart")]
+def _print(findings: ChaosFindings, figures: dict[str, Any]) -> None:
+    """Print what was wrong, and one line of results last."""
+    faults = [counted(figures[f"{name}s"], name) for name in ("kill", "freeze", "restart")]
     jobs = f"{counted(findings.jobs, 'job')}, {counted(findings.dead, 'dead letter')}"
-    say(f"{jobs}; {', '.join(blows)}")
-    for violation in findings.violations[:_TOLD_MAX]:
+    say(f"{jobs}; {', '.join(faults)}")
+    for violation in findings.violations[:_VIOLATIONS_SHOWN]:
         say(violation)
-    if len(findings.violations) > _TOLD_MAX:
-        say(f"and {len(findings.violations) - _TOLD_MAX} more")
+    if len(findings.violations) > _VIOLATIONS_SHOWN:
+        say(f"and {len(findings.violations) - _VIOLATIONS_SHOWN} more")
     others = len(findings.violations) - len(findings.lost)
     line = f"{len(findings.lost)} lost, {counted(findings.reruns, 're-run')}"
     line += f", recovery p99 {figures['recovery_ms_p99'] / 1000:.1f} s"
     print(line + (f", {counted(others, 'other fault')}" if others > 0 else ""))
 
 
-def _figures(findings: Findings, storm: Storm, weather: Weather) -> dict[str, Any]:
+def _figures(findings: ChaosFindings, storm: ChaosRun, weather: ChaosPlan) -> dict[str, Any]:
     return {
         "seed": weather.seed,
         "seconds": weather.seconds,
@@ -161,7 +171,8 @@ def _figures(findings: Findings, storm: Storm, weather: Weather) -> dict[str, An
     }
 
 
-def _again(weather: Weather, common: Common, place: Place) -> str:
+def _again(weather: ChaosPlan, common: Common, place: ChaosStore) -> str:
+    """The command line that repeats this run."""
     given = {
         "seconds": f"{weather.seconds:g}",
         "kills": str(weather.kills),
@@ -176,6 +187,6 @@ def _again(weather: Weather, common: Common, place: Place) -> str:
     return shlex.join(words)
 
 
-def _tell(text: str) -> None:
+def _print_progress(text: str) -> None:
     if sys.stderr.isatty():
         print(f"{text:100}", end="\r", file=sys.stderr, flush=True)

@@ -1,13 +1,18 @@
-"""`holdfast enqueue`: one job as JSON, as flags or as a command; many from a pipe or a file."""
+"""`holdfast enqueue`: one job as JSON, flags or a command; many as lines of a pipe or a file.
+
+Lines are read, made into jobs and enqueued concurrently: while one batch is in flight, the next is
+read. A line that is wrong is reported and does not affect the others.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import difflib
+import os
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated
@@ -15,45 +20,43 @@ from typing import Annotated
 import msgspec
 from cyclopts import Parameter
 
-from holdfast import newjob
-from holdfast.app import accepted
-from holdfast.cli import feeding
-from holdfast.cli.exits import Exit, NotFound
-from holdfast.cli.guards import DryRun
-from holdfast.cli.jobflags import Flags
-from holdfast.cli.output import COMMON, Common, print_json, say
+from holdfast.cli.flags import DryRun, JobFlags, option, switch
+from holdfast.cli.jobs import unknown_worker, wait_for_job
+from holdfast.cli.output import COMMON, Common, Exit, print_json, progress, say
 from holdfast.cli.pages import program
-from holdfast.cli.running import progress, running
-from holdfast.cli.waiting import wait_for
-from holdfast.config import settings
-from holdfast.core import checks
+from holdfast.cli.session import open_app
+from holdfast.core import bounds, checks
+from holdfast.core.checks import accepted
 from holdfast.core.model import NewJob, Receipt, Status
 from holdfast.core.text import counted, printable
-from holdfast.durations import to_ms
-from holdfast.errors import EngineError, OutcomeUnknown, UnknownQueue, UsageError
+from holdfast.errors import EngineError, HoldfastError, OutcomeUnknown, UnknownQueue, UsageError
+from holdfast.notation.durations import to_ms
+from holdfast.notation.job import JobLine
+from holdfast.notation.lines import JobDefaults, job_defaults, make_job, read_line
+from holdfast.ops.settings import read_settings
 
 _FAULTS_MAX = 1_000
-_PERHAPS = (
-    "and perhaps some of the 1,000 lines after them: repeat those only if each has an id or a key"
-)
+_CHUNK_BYTES = 64 * 1024
+_BATCH_BYTES_MAX = 8 * 1024 * 1024
+LINE_BYTES_MAX = 4 * bounds.PAYLOAD_MAX
 
 
 @Parameter(name="*")
 @dataclass(frozen=True, slots=True)
-class Ways:
-    """How it is done."""
+class EnqueueFlags:
+    """Where jobs come from, and whether to wait."""
 
-    file: Annotated[Path | None, Parameter(help="Jobs of this file, one JSON object a line.")] = (
-        None
-    )
-    wait: Annotated[bool, Parameter(help="Show its output, until it has ended.", negative=())] = (
-        False
-    )
-    wait_timeout: Annotated[str | None, Parameter(help="Wait no longer than this: 30s.")] = None
+    file: Annotated[
+        Path | None, option("PATH", "Enqueue the jobs of this file, one JSON object per line.")
+    ] = None
+    wait: Annotated[bool, switch("Print the output of the job until it ends.")] = False
+    wait_timeout: Annotated[
+        str | None, option("DURATION", "Wait no longer than this, e.g. 30s.")
+    ] = None
     dry_run: DryRun = False
 
 
-_FLAGS, _WAYS = Flags(), Ways()
+_NO_JOB, _NO_FLAGS = JobFlags(), EnqueueFlags()
 
 
 async def enqueue(
@@ -62,73 +65,72 @@ async def enqueue(
         Parameter(
             name="JOB",
             help=(
-                "The job as JSON, or - for jobs from the standard input, one a line, or "
+                "The job as JSON; or - to read jobs from the standard input, one per line; or "
                 "-- and a command with its arguments."
             ),
             allow_leading_hyphen=True,
         ),
     ],
-    flags: Flags = _FLAGS,
-    ways: Ways = _WAYS,
+    job: JobFlags = _NO_JOB,
+    flags: EnqueueFlags = _NO_FLAGS,
     common: Common = COMMON,
 ) -> Exit:
-    """Put a job in a queue, or many.
+    """Enqueue a job, or many.
 
-    A job is a command, or a task with a payload. Each flag about the job is a key of its JSON too,
-    and there it wins, so that a flag is for every line of many.
+    A job is a command, a webhook, or a task with a payload. Every flag about the job is also a key
+    of its JSON. A key wins over the flag, which is thus the default for all lines.
 
       holdfast enqueue '{"id": "j1", "command": "sleep 2", "timeout": "3s"}'
       holdfast enqueue --wait -- echo hello
       holdfast enqueue --task mail:send --payload '{"to": "a@b.c"}' --delay 10m
       generate | holdfast enqueue - --queue mail
     """
-    base = flags.line()
-    many = words == ("-",) or ways.file is not None
-    if not many:
+    given = job.line()
+    if words != ("-",) and flags.file is None:
         line = _line(words)
-        if words[:1] == ("--",) and (base.task is not None or base.command is not None):
-            raise UsageError("--task, --command or a command after --: a job is only one of them")
-        return await _one(line, base, ways, common)
-    if ways.file is not None and words:
-        raise UsageError("jobs come from --file or from the command line, not both")
-    if base.id is not None or ways.wait:
-        raise UsageError("--id and --wait are for one job, not for many")
-    with _opened(ways.file) as file:
-        return await _many(file, base, ways, common)
+        if words[:1] == ("--",) and (given.task is not None or given.command is not None):
+            raise UsageError("a job has only one of --task, --command and a command after --")
+        return await _enqueue_one(line, given, flags, common)
+    if flags.file is not None and words:
+        raise UsageError("give jobs with --file or on the command line, not both")
+    if given.id is not None or flags.wait:
+        raise UsageError("--id and --wait are for a single job")
+    with _opened(flags.file) as file:
+        return await _enqueue_many(file, given, flags, common)
 
 
-def _line(words: tuple[str, ...]) -> newjob.Line:
+def _line(words: tuple[str, ...]) -> JobLine:
     match words:
         case ():
-            return newjob.Line()
+            return JobLine()
         case ("--", *command):
-            return newjob.Line(command=list(command))
+            return JobLine(command=list(command))
         case (text,) if text.lstrip().startswith("{"):
-            return newjob.read(text)
+            return read_line(text)
         case (word, *_) if word.startswith("-") and word != "-":
-            close = difflib.get_close_matches(word, _options(), 1)
-            remedy = f"did you mean {close[0]}?" if close else f"see {program()} enqueue --help"
-            raise UsageError(f"unknown option {word[:80]!r}: {remedy}")
+            close = difflib.get_close_matches(word, _flag_names(), 1)
+            remedy = f"did you mean {close[0]}?" if close else f'see "{program()} enqueue --help"'
+            raise UsageError(f'unknown option "{word[:80]}": {remedy}')
         case _:
             raise UsageError(
-                f'{words[0][:80]!r} is no job: give JSON, such as \'{{"command": "sleep 2"}}\', '
+                f'"{words[0][:80]}" is not a job: give JSON such as \'{{"command": "sleep 2"}}\', '
                 "or put -- before a command"
             )
 
 
-def _options() -> list[str]:
-    names = [field.name for shape in (Flags, Ways) for field in fields(shape)]
+def _flag_names() -> list[str]:
+    names = [field.name for flags in (_NO_JOB, _NO_FLAGS) for field in fields(flags)]
     return [f"--{name.replace('_', '-')}" for name in names]
 
 
-async def _one(line: newjob.Line, flags: newjob.Line, ways: Ways, common: Common) -> Exit:
-    wait_ms = (
-        None if ways.wait_timeout is None else to_ms("wait_timeout", ways.wait_timeout, UsageError)
-    )
-    async with running(common, create=True) as app:
-        base = newjob.base_of(flags, await settings(app.engine), app.new_id)
-        job = newjob.make(line, base)
-        if ways.dry_run:
+async def _enqueue_one(line: JobLine, given: JobLine, flags: EnqueueFlags, common: Common) -> Exit:
+    wait_ms = None
+    if flags.wait_timeout is not None:
+        wait_ms = to_ms("--wait-timeout", flags.wait_timeout, UsageError)
+    async with open_app(common, create=True) as app:
+        defaults = job_defaults(given, await read_settings(app.engine), app.new_id)
+        job = make_job(line, defaults)
+        if flags.dry_run:
             checks.check_job(job)
             _print_receipt(Receipt(id=job.id, status=Status.NEW), job, common, dry_run=True)
             return Exit.DONE
@@ -138,13 +140,11 @@ async def _one(line: newjob.Line, flags: newjob.Line, ways: Ways, common: Common
         except UnknownQueue:
             if line.to is None:
                 raise
-            raise NotFound(
-                f"no worker of the name {line.to[:80]!r} was ever here: see {program()} worker list"
-            ) from None
-        if not ways.wait:
+            raise unknown_worker(line.to) from None
+        if not flags.wait:
             _print_receipt(receipt, job, common)
             return Exit.DONE
-        return await wait_for(app, receipt.id, wait_ms, common)
+        return await wait_for_job(app, receipt.id, wait_ms, common)
 
 
 def _print_receipt(receipt: Receipt, job: NewJob, common: Common, *, dry_run: bool = False) -> None:
@@ -153,46 +153,45 @@ def _print_receipt(receipt: Receipt, job: NewJob, common: Common, *, dry_run: bo
             {"id": receipt.id, "status": receipt.status} | ({"dry_run": True} if dry_run else {})
         )
         return
-    there = ""
+    note = ""
     if dry_run:
-        there = " (not enqueued: a dry run)"
+        note = " (dry run: not enqueued)"
     elif receipt.status is not Status.NEW:
-        there = " (it was there already)" if receipt.id == job.id else " (it holds the key)"
-    print(f"{printable(receipt.id, one_line=True)}{there}")
+        note = " (known already)" if receipt.id == job.id else " (holds the key)"
+    print(f"{printable(receipt.id, one_line=True)}{note}")
 
 
-async def _many(file: int, flags: newjob.Line, ways: Ways, common: Common) -> Exit:
-    faults: list[feeding.Fault] = []
+async def _enqueue_many(file: int, given: JobLine, flags: EnqueueFlags, common: Common) -> Exit:
+    faults: list[LineFault] = []
 
-    def tell(fault: feeding.Fault) -> None:
+    def tell(fault: LineFault) -> None:
         if len(faults) < _FAULTS_MAX:
             faults.append(fault)
         say(f"line {fault.line}: {fault.text} ({fault.code})")
 
     started = time.monotonic()
-    async with running(common, create=True) as app:
-        base = newjob.base_of(flags, await settings(app.engine), app.new_id)
-        with progress("enqueuing") as advance:
-            send = _only_checked if ways.dry_run else app.engine.enqueue
-            feed = feeding.Feed(send, base, tell, advance)
+    async with open_app(common, create=True) as app:
+        defaults = job_defaults(given, await read_settings(app.engine), app.new_id)
+        with progress("enqueueing") as advance:
+            enqueue = _check_only if flags.dry_run else app.engine.enqueue
+            feed = LineFeed(enqueue, defaults, tell, advance)
             try:
-                await feed.run(feeding.Lines(file))
+                await feed.run(LineReader(file))
             except OutcomeUnknown as error:
-                raise OutcomeUnknown(f"{error}; {_certain(feed.fed)}, {_PERHAPS}") from None
+                raise OutcomeUnknown(
+                    f"{error}; {_settled(feed.counts)}, and perhaps some of the next 1,000 lines:"
+                    " repeat those only if each has an id or a key"
+                ) from None
             except EngineError as error:
-                raise type(error)(f"{error}; {_certain(feed.fed)}") from None
+                raise type(error)(f"{error}; {_settled(feed.counts)}") from None
             except asyncio.CancelledError:
-                say(_certain(feed.fed))
+                say(_settled(feed.counts))
                 raise
-    _print_fed(feed.fed, faults, time.monotonic() - started, ways, common)
-    return Exit.FAILED if feed.fed.refused else Exit.DONE
+    _print_counts(feed.counts, faults, time.monotonic() - started, flags, common)
+    return Exit.FAILED if feed.counts.refused else Exit.DONE
 
 
-def _certain(fed: feeding.Fed) -> str:
-    return f"the lines up to {fed.settled} are settled, {counted(fed.new, 'new job')} went in"
-
-
-async def _only_checked(jobs: Sequence[NewJob]) -> list[Receipt]:
+async def _check_only(jobs: Sequence[NewJob]) -> list[Receipt]:
     receipts = []
     for job in jobs:
         try:
@@ -204,18 +203,26 @@ async def _only_checked(jobs: Sequence[NewJob]) -> list[Receipt]:
     return receipts
 
 
-def _print_fed(
-    fed: feeding.Fed, faults: list[feeding.Fault], seconds: float, ways: Ways, common: Common
+def _settled(counts: FeedCounts) -> str:
+    return f"lines 1 to {counts.settled} are settled, with {counted(counts.new, 'new job')}"
+
+
+def _print_counts(
+    counts: FeedCounts,
+    faults: list[LineFault],
+    seconds: float,
+    flags: EnqueueFlags,
+    common: Common,
 ) -> None:
     if common.json:
-        counts = {name: getattr(fed, name) for name in ("lines", "new", "duplicate", "refused")}
-        view = {**counts, "dry_run": ways.dry_run, "duration_ms": round(seconds * 1000)}
+        view = {name: getattr(counts, name) for name in ("lines", "new", "duplicate", "refused")}
+        view |= {"dry_run": flags.dry_run, "duration_ms": round(seconds * 1000)}
         print_json({**view, "errors": [msgspec.to_builtins(fault) for fault in faults]})
         return
-    rate = f"{fed.new / max(seconds, 0.001):,.0f}/s"
-    what = "would be enqueued" if ways.dry_run else f"enqueued in {seconds:.1f} s ({rate})"
-    new = counted(fed.new, "job")
-    print(f"{new} {what}, {fed.duplicate:,} there already, {fed.refused:,} refused")
+    rate = f"{counts.new / max(seconds, 0.001):,.0f}/s"
+    what = "would be enqueued" if flags.dry_run else f"enqueued in {seconds:.1f} s ({rate})"
+    new = counted(counts.new, "job")
+    print(f"{new} {what}, {counts.duplicate:,} known already, {counts.refused:,} refused")
 
 
 @contextlib.contextmanager
@@ -229,3 +236,160 @@ def _opened(path: Path | None) -> Iterator[int]:
         raise UsageError(f"{path} cannot be read: {error.strerror}") from None
     with file:
         yield file.fileno()
+
+
+class LineFault(msgspec.Struct, frozen=True):
+    """Why a line was refused."""
+
+    line: int
+    code: str
+    text: str
+
+
+class FeedCounts(msgspec.Struct):
+    """Counts of lines; `settled` is the last line whose outcome is certain."""
+
+    lines: int = 0
+    settled: int = 0
+    new: int = 0
+    duplicate: int = 0
+    refused: int = 0
+
+
+class LineReader:
+    """Reads numbered lines as they arrive, in bounded memory."""
+
+    def __init__(self, file: int) -> None:
+        self._file = file
+        self._rest = b""
+        self._number = 0
+        self._skipping = False
+
+    async def read(self) -> list[tuple[int, bytes]] | None:
+        """The next lines, perhaps none; None at the end. A line that is too long is cut."""
+        chunk = await _read_chunk(self._file)
+        if not chunk:
+            last, self._rest = self._rest, b""
+            return [self._numbered(last)] if last and not self._skipping else None
+        *complete, self._rest = (self._rest + chunk).split(b"\n")
+        lines = [self._numbered(line) for line in complete]
+        if self._skipping and lines:
+            # The first one is the end of a line that was reported already.
+            self._skipping = False
+            self._number -= 1
+            lines = [(number - 1, line) for number, line in lines[1:]]
+        if len(self._rest) > LINE_BYTES_MAX:
+            if not self._skipping:
+                lines.append(self._numbered(self._rest))
+            self._skipping, self._rest = True, b""
+        return lines
+
+    def _numbered(self, line: bytes) -> tuple[int, bytes]:
+        self._number += 1
+        return self._number, line
+
+
+class LineFeed:
+    """Makes jobs of lines and enqueues them in batches, one batch at a time, in order."""
+
+    def __init__(
+        self,
+        enqueue: Callable[[Sequence[NewJob]], Awaitable[list[Receipt]]],
+        defaults: JobDefaults,
+        tell: Callable[[LineFault], None],
+        advance: Callable[[int], None],
+    ) -> None:
+        self._enqueue = enqueue
+        self._defaults = defaults
+        self._tell = tell
+        self._advance = advance
+        self._waiting: list[tuple[int, NewJob]] = []
+        self._in_flight: list[tuple[int, NewJob]] = []
+        self._call: asyncio.Future[list[Receipt]] | None = None
+        self.counts = FeedCounts()
+
+    async def run(self, reader: LineReader) -> None:
+        """Enqueue every line. When interrupted, the batch in flight is still awaited, so that
+        `counts` is right."""
+        reading: asyncio.Task[list[tuple[int, bytes]] | None] | None = None
+        ended = False
+        try:
+            while True:
+                if reading is None and not ended and len(self._waiting) < bounds.BATCH_MAX:
+                    reading = asyncio.create_task(reader.read())
+                if self._call is None and self._waiting:
+                    self._start_batch()
+                tasks = [task for task in (reading, self._call) if task]
+                if not tasks:
+                    return
+                await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+                if self._call and self._call.done():
+                    self._finish_batch()
+                if reading and reading.done():
+                    lines, reading = reading.result(), None
+                    ended = lines is None
+                    self._make_jobs(lines or [])
+        except (asyncio.CancelledError, HoldfastError):
+            if reading:
+                reading.cancel()
+            if self._call:
+                await asyncio.wait([self._call])
+                self._finish_batch()
+            raise
+
+    def _make_jobs(self, lines: list[tuple[int, bytes]]) -> None:
+        for number, text in lines:
+            self.counts.lines = number
+            if len(text) > LINE_BYTES_MAX:
+                self._refuse(number, "invalid_job", f"the line is over {LINE_BYTES_MAX} bytes")
+            elif text and not text.isspace():
+                try:
+                    self._waiting.append((number, make_job(read_line(text), self._defaults)))
+                except UsageError as error:
+                    self._refuse(number, error.code, str(error))
+
+    def _start_batch(self) -> None:
+        size, count = 0, 0
+        for _, job in self._waiting[: bounds.BATCH_MAX]:
+            size += len(job.payload)
+            if count and size > _BATCH_BYTES_MAX:
+                break
+            count += 1
+        self._in_flight, self._waiting = self._waiting[:count], self._waiting[count:]
+        jobs = [job for _, job in self._in_flight]
+        self._call = asyncio.ensure_future(self._enqueue(jobs))
+
+    def _finish_batch(self) -> None:
+        assert self._call is not None
+        call, self._call = self._call, None
+        receipts = call.result()
+        for (number, _), receipt in zip(self._in_flight, receipts, strict=True):
+            match receipt.status:
+                case Status.NEW:
+                    self.counts.new += 1
+                case Status.DUPLICATE:
+                    self.counts.duplicate += 1
+                case Status.REFUSED:
+                    self._refuse(number, receipt.code, receipt.text)
+        self.counts.settled = self._in_flight[-1][0]
+        self._advance(len(self._in_flight))
+
+    def _refuse(self, number: int, code: str, text: str) -> None:
+        self.counts.refused += 1
+        self._tell(LineFault(number, code, text))
+
+
+async def _read_chunk(file: int) -> bytes:
+    """Read without a thread: a thread that waits for input could not be ended."""
+    loop = asyncio.get_running_loop()
+    ready = asyncio.Event()
+    try:
+        loop.add_reader(file, ready.set)
+    except PermissionError:
+        # A regular file never blocks.
+        return os.read(file, _CHUNK_BYTES)
+    try:
+        await ready.wait()
+        return os.read(file, _CHUNK_BYTES)
+    finally:
+        loop.remove_reader(file)

@@ -1,4 +1,4 @@
-"""`holdfast redrive list`, `show` and `cancel`, and how `dlq retry` starts and watches one."""
+"""`holdfast redrive …`: list, follow and cancel redrives; `dlq retry` starts them."""
 
 from __future__ import annotations
 
@@ -10,62 +10,72 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from holdfast import retrying
-from holdfast.app import Holdfast
-from holdfast.cli.exits import Exit, NotFound
-from holdfast.cli.output import COMMON, Common, print_json, print_table, say, show_age
+from holdfast.app.application import Holdfast
+from holdfast.cli.flags import option, switch
+from holdfast.cli.output import (
+    COMMON,
+    Common,
+    Exit,
+    print_either,
+    print_json,
+    print_table,
+    progress,
+    say,
+    show_age,
+)
 from holdfast.cli.pages import program
-from holdfast.cli.person import person
-from holdfast.cli.running import progress, running
+from holdfast.cli.session import open_app, person
 from holdfast.core.model import JobFilter
 from holdfast.core.text import printable
-from holdfast.upkeep import RedrivePlan, RedriveState, RedriveView, wall_ms
-from holdfast.upkeep.redrive import is_late
-from holdfast.views.redrives import redrive_view
-from holdfast.views.values import plain
+from holdfast.errors import NotFound
+from holdfast.notation.durations import wall_ms
+from holdfast.ops import dead_letters
+from holdfast.ops.redrives import RedrivePlan, RedriveState, RedriveView, is_late, redrive_view
+from holdfast.ops.views import plain
 
-_LOOK_S = 0.5
+_POLL_S = 0.5
 _QUIET_MS = 20_000
 
-Id = Annotated[str, Parameter(help="The id of the redrive.")]
-Watch = Annotated[bool, Parameter(help="Watch it until it ends. Ctrl-C ends the watching alone.")]
+RedriveId = Annotated[str, Parameter(help="Id of the redrive.")]
 
 
 @Parameter(name="*")
 @dataclass(frozen=True, slots=True)
-class Pace:
-    """How dead letters are put back."""
+class PaceFlags:
+    """Flags for the pace and the conditions of a redrive."""
 
-    delay: Annotated[str, Parameter(help="Not before so long from now.")] = "0s"
+    delay: Annotated[str, option("DURATION", "Start no earlier than this long from now.")] = "0s"
     edit: Annotated[
         str | None,
-        Parameter(help="A JSON merge patch for each payload, first: null takes a field away."),
+        option("JSON", "Apply this JSON merge patch to each payload; null removes a field."),
     ] = None
     max_redrives: Annotated[
         int | None,
-        Parameter(help="Leave alone what was redriven so often; 3, unless ids are given."),
+        option("N", "Skip jobs that were redriven this often. [default: 3, unless ids are given]"),
     ] = None
-    rate: Annotated[str | None, Parameter(help="Bit by bit, done by upkeep: 10/s, or 100/m.")] = (
-        None
-    )
+    rate: Annotated[
+        str | None, option("RATE", "Let upkeep redrive them at this rate, e.g. 10/s or 100/m.")
+    ] = None
     canary: Annotated[
         bool,
-        Parameter(
-            help="A hundredth first, done by upkeep; stop if one dies of the same.", negative=()
-        ),
+        switch("Let upkeep redrive 1 in 100 first, and stop if one dies of the same error."),
     ] = False
-    canary_wait: Annotated[str, Parameter(help="How long to wait for those.")] = "10m"
+    canary_wait: Annotated[
+        str, option("DURATION", "Wait at most this long for the canaries to end.")
+    ] = "10m"
     watch: Annotated[
         bool | None,
-        Parameter(help="Watch a redrive until it ends; by default at a terminal."),
+        Parameter(help="Show the progress of the redrive until it ends. [default: at a terminal]"),
     ] = None
 
     @property
     def is_durable(self) -> bool:
+        """True if upkeep does it, so that it survives this command."""
         return self.canary or self.rate is not None
 
     def plan(self, wanted: JobFilter) -> RedrivePlan:
-        said = retrying.Pace(
+        """The plan for these dead letters. Raises UsageError."""
+        pace = dead_letters.RetryOptions(
             delay=self.delay,
             edit=self.edit,
             max_redrives=self.max_redrives,
@@ -73,25 +83,103 @@ class Pace:
             canary=self.canary,
             canary_wait=self.canary_wait,
         )
-        return said.plan(wanted, person())
+        return pace.plan(wanted, person())
 
 
-PACE = Pace()
+PACE = PaceFlags()
 
 
 async def list_all(*, common: Common = COMMON) -> None:
     """List redrives, oldest first."""
-    async with running(common) as app:
+    async with open_app(common) as app:
         views = await app.redrives.all()
     if common.json:
         print_json([plain(redrive_view(view)) for view in views])
         return
     print_redrives(views)
     if not views:
-        say(f"there is no redrive: {program()} dlq retry --all --rate 10/s starts one")
+        say(f'there is no redrive: start one with "{program()} dlq retry --all --rate 10/s"')
+
+
+async def show(
+    id: RedriveId,
+    /,
+    *,
+    watch: Annotated[
+        bool, Parameter(help="Show the progress until it ends. Ctrl-C ends only the display.")
+    ] = False,
+    common: Common = COMMON,
+) -> int:
+    """Show the progress of a redrive."""
+    async with open_app(common) as app:
+        if watch:
+            return await watch_redrive(app, id, common)
+        view = await read_redrive(app, id)
+    print_redrive(view, common)
+    return Exit.DONE
+
+
+async def cancel(id: RedriveId, /, *, common: Common = COMMON) -> None:
+    """Cancel a redrive. Jobs that were put back already stay."""
+    async with open_app(common) as app:
+        before = await read_redrive(app, id)
+        await app.redrives.cancel(id, person())
+        view = await read_redrive(app, id)
+    if before.redrive.state.ended:
+        say(f"redrive {id} had ended already")
+    text = f"redrive {id} is {view.redrive.state}: {view.redrive.retried} retried"
+    print_either(plain(redrive_view(view)), text, common)
+
+
+async def start_redrive(
+    app: Holdfast, plan: RedrivePlan, watch: bool | None, common: Common
+) -> int:
+    """Store a redrive for upkeep to do, and watch it if asked to or at a terminal."""
+    redrive = await app.redrives.start(plan)
+    if watch if watch is not None else sys.stderr.isatty() and not common.json:
+        return await watch_redrive(app, redrive.id, common)
+    if common.json:
+        print_json(plain(redrive_view(await read_redrive(app, redrive.id))))
+    else:
+        print(redrive.id)
+        say(f'upkeep works on it: see "{program()} redrive show {redrive.id}"')
+    return Exit.DONE
+
+
+async def watch_redrive(app: Holdfast, id: str, common: Common) -> int:
+    """Show a progress bar until the redrive ends, then its result."""
+    view = await read_redrive(app, id)
+    shown = 0
+    hinted = False
+    with progress(f"redrive {id}", view.redrive.total) as advance:
+        try:
+            while not view.redrive.state.ended:
+                finished = view.redrive.total - view.redrive.left
+                advance(finished - shown)
+                shown = finished
+                if not hinted and is_late(view.redrive, view.age_ms, _QUIET_MS):
+                    hinted = True
+                    say(f'no progress for a while: start upkeep with "{program()} up"')
+                await asyncio.sleep(_POLL_S)
+                view = await read_redrive(app, id)
+        except asyncio.CancelledError:
+            see = f"{program()} redrive show {id}"
+            say(f'redrive {id} continues: see "{see}", or stop it with "redrive cancel {id}"')
+            raise
+    print_redrive(view, common)
+    return Exit.DONE if view.redrive.state is RedriveState.FINISHED else Exit.FAILED
+
+
+async def read_redrive(app: Holdfast, id: str) -> RedriveView:
+    """The redrive. Raises NotFound."""
+    view = await app.redrives.get(id)
+    if view is None:
+        raise NotFound(f'no redrive has the id "{id[:80]}"; see "{program()} redrive list"')
+    return view
 
 
 def print_redrives(views: list[RedriveView]) -> None:
+    """Print redrives as a table."""
     now = wall_ms()
     rows = [
         (
@@ -111,80 +199,13 @@ def print_redrives(views: list[RedriveView]) -> None:
     print_table(columns, rows)
 
 
-async def show(id: Id, /, *, watch: Watch = False, common: Common = COMMON) -> int:
-    """Show a redrive, and how far it is."""
-    async with running(common) as app:
-        if watch:
-            return await watched(app, id, common)
-        view = await one(app, id)
-    tell(view, common)
-    return Exit.DONE
-
-
-async def cancel(id: Id, /, *, common: Common = COMMON) -> None:
-    """Put back no more; what was put back stays."""
-    async with running(common) as app:
-        before = await one(app, id)
-        await app.redrives.cancel(id, person())
-        view = await one(app, id)
-    if before.redrive.state.ended:
-        say(f"redrive {id} had ended already")
+def print_redrive(view: RedriveView, common: Common) -> None:
+    """Print the fields of one redrive."""
+    fields = plain(redrive_view(view))
     if common.json:
-        print_json(plain(redrive_view(view)))
-    else:
-        print(f"redrive {id} is {view.redrive.state}: {view.redrive.retried} retried")
-
-
-async def start(app: Holdfast, plan: RedrivePlan, watch: bool | None, common: Common) -> int:
-    """Of a plan that upkeep shall do."""
-    redrive = await app.redrives.start(plan)
-    seen = watch if watch is not None else sys.stderr.isatty() and not common.json
-    if seen:
-        return await watched(app, redrive.id, common)
-    if common.json:
-        print_json(plain(redrive_view(await one(app, redrive.id))))
-    else:
-        print(redrive.id)
-        say(f"upkeep does it; see {program()} redrive show {redrive.id}")
-    return Exit.DONE
-
-
-async def watched(app: Holdfast, id: str, common: Common) -> int:
-    """A bar until it ends, then how it ended."""
-    view = await one(app, id)
-    met = 0
-    hinted = False
-    with progress(f"redrive {id}", view.redrive.total) as advance:
-        try:
-            while not view.redrive.state.ended:
-                now = view.redrive.total - view.redrive.left
-                advance(now - met)
-                met = now
-                if not hinted and is_late(view.redrive, view.age_ms, _QUIET_MS):
-                    hinted = True
-                    say(f"nothing has happened for a while: is upkeep running? {program()} up")
-                await asyncio.sleep(_LOOK_S)
-                view = await one(app, id)
-        except asyncio.CancelledError:
-            say(f"redrive {id} goes on: {program()} redrive show {id}, or redrive cancel {id}")
-            raise
-    tell(view, common)
-    return Exit.DONE if view.redrive.state is RedriveState.FINISHED else Exit.FAILED
-
-
-async def one(app: Holdfast, id: str) -> RedriveView:
-    view = await app.redrives.get(id)
-    if view is None:
-        raise NotFound(f"no redrive has the id {id[:80]!r}: see {program()} redrive list")
-    return view
-
-
-def tell(view: RedriveView, common: Common) -> None:
-    shown = plain(redrive_view(view))
-    if common.json:
-        print_json(shown)
+        print_json(fields)
         return
-    for name, value in shown.items():
+    for name, value in fields.items():
         if value not in (None, "", "0ms", 0, False, {}) or name in ("retried", "left"):
             text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
             print(f"{name:16}  {printable(text, one_line=True)}")

@@ -1,4 +1,4 @@
-"""Which command runs which function, and what its failure looks like: one line and a code."""
+"""The command table, the parser, and how errors are printed: one line with a stable code."""
 
 from __future__ import annotations
 
@@ -8,186 +8,185 @@ import logging
 import os
 import re
 import sys
-from typing import Any
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
 
-from cyclopts import App, CycloptsError, Parameter
+from cyclopts import App, ArgumentCollection, CycloptsError, Parameter, Token
+from cyclopts.config import Env
 
 from holdfast import __version__, tracing
-from holdfast.cli.exits import Exit, exit_for
-from holdfast.cli.helping import TwoColumns, variables_told
-from holdfast.cli.pages import NAME, program
-from holdfast.cli.variables import EVERYWHERE, Variables
+from holdfast.cli.output import COMMON, Common, Exit, exit_for, print_json, say
+from holdfast.cli.pages import FOLDER, NAME, TwoColumns, program, variables_note
 from holdfast.core.text import printable
 from holdfast.errors import HoldfastError, NotAccepting, UnknownQueue, UsageError
-from holdfast.logs import log_to_stderr
+from holdfast.process import log_to_stderr
+
+COMMON_FLAGS = ("--url", "--json")
 
 GROUPS: dict[str, str] = {
-    "worker": "Start workers, see them, and ask things of them.",
-    "config": "Settings that are stored with the queues.",
-    "job": "Look at jobs, and act on those that are named.",
-    "queue": "Create queues, see them, change them and empty them.",
-    "dlq": "Dead letters: see them, put them back to work, or let them go.",
-    "redrive": "Dead letters that upkeep puts back to work bit by bit.",
-    "breaker": "Circuit breakers of tasks, and of hosts that webhooks go to.",
-    "schedule": "Jobs that are enqueued again and again.",
-    "token": "Tokens for the server: who may do what over HTTP.",
-    "quota": "How much a tenant or a namespace may put in over HTTP.",
+    "worker": "Start, list and control workers.",
+    "config": "Read and change stored settings.",
+    "job": "Inspect and change jobs.",
+    "queue": "Create, inspect, change and empty queues.",
+    "dlq": "Inspect, retry and delete dead letters.",
+    "redrive": "List, follow and cancel redrives of dead letters.",
+    "breaker": "Inspect, open and close circuit breakers.",
+    "schedule": "Manage schedules, which enqueue jobs regularly.",
+    "token": "Create, list and revoke tokens of the server.",
+    "quota": "Limit how much can be enqueued over HTTP.",
 }
 
-# The words of each command, the function that runs it, and what its group's help says of it. The
-# function may be async; it returns its exit code, or None for done.
-COMMANDS: tuple[tuple[str, str, str], ...] = (
-    ("up", "workers:up", "Start workers, upkeep and a server on one file."),
-    ("serve", "serve:serve", "Serve the queues over HTTP."),
-    ("demo", "demo:demo", "Run a lively mixture of real jobs and watch it."),
-    ("bench", "bench:bench", "Measure what this store does on this machine."),
-    ("chaos", "chaos:chaos", "Kill and freeze workers, and see that no job is lost."),
-    ("top", "top:top", "Watch queues, workers and running jobs, live."),
-    ("worker start", "workers:start", "Start workers here, in the foreground."),
-    ("worker run", "workers:run", "Start workers for the tasks of your application."),
-    ("worker list", "workers:show_all", "List the workers and how well they are."),
-    ("worker stop", "workers:stop", "Ask workers to release what they have and end."),
-    ("worker drain", "workers:drain", "Ask workers to finish what they have and end."),
-    ("worker cordon", "workers:cordon", "Let workers lease nothing more."),
-    ("worker uncordon", "workers:uncordon", "Let workers lease again."),
-    ("status", "status:status", "Show every queue and every worker, and how they stand."),
-    ("enqueue", "enqueue:enqueue", "Put a job in a queue, or many."),
-    ("completion", "completion:completion", "Print the completion script for a shell."),
-    ("config get", "config:get", "Print the value of a setting."),
-    ("config set", "config:set_", "Store a setting."),
-    ("config unset", "config:unset", "Forget a stored setting."),
-    ("config list", "config:show_all", "Show every setting and where its value is from."),
-    ("backup", "backup:backup", "Copy the queue file while work goes on."),
-    ("migrate-data", "migrate:migrate_data", "Move everything to another store."),
-    ("scaling", "scaling:scaling", "Say how many workers would keep the waiting short."),
-    ("distribute", "distribute:distribute", "Bring jobs of many queues to one, in fair turns."),
-    ("list", "jobs:list_all", "List jobs, newest first."),
-    ("job list", "jobs:list_all", "List jobs, newest first."),
-    ("job show", "jobs:show", "Show one job and what happened to it."),
-    ("job explain", "jobs:explain", "Say why a job is not running, and what would change it."),
-    ("job timeline", "jobs:timeline", "Show what happened to a job, oldest first."),
-    ("job logs", "logs:logs", "Show what a job printed."),
-    ("job cancel", "acts:cancel", "Cancel jobs that wait, and ask those that run to stop."),
-    ("job retry", "acts:retry", "Run dead, cancelled or done jobs again."),
-    ("job edit", "edits:edit", "Change a job that waits or is dead."),
-    ("job reroute", "rerouting:reroute", "Give jobs that wait for one worker to another."),
-    ("job expedite", "acts:expedite", "Make jobs that wait due now, in front of all others."),
-    ("job delete", "acts:delete", "Remove jobs for good."),
-    ("queue list", "queues:list_all", "List the queues: their settings and how they stand."),
-    ("queue show", "queues:show", "Show one queue: its settings and how it stands."),
-    ("queue create", "queues:create", "Create a queue."),
-    ("queue update", "queues:update", "Change settings of a queue."),
-    ("queue pause", "queues:pause", "Let no job of a queue start, until it is resumed."),
-    ("queue resume", "queues:resume", "Let the jobs of a queue start again."),
-    (
-        "queue limit",
-        "flow:limit",
-        "Bound the jobs of a queue: how many at a time, how many starts.",
-    ),
-    ("queue unlimit", "flow:unlimit", "Take a limit of a queue away."),
-    ("queue limits", "flow:show_limits", "Show the limits of a queue, and who holds their slots."),
-    ("queue tenants", "flow:show_tenants", "Show the tenants of a queue, and what they get."),
-    ("queue drain", "emptying:drain", "Accept no new job, and wait until the queue is empty."),
-    ("queue clear", "emptying:clear", "Delete the jobs of a queue that wait."),
-    ("queue delete", "emptying:delete", "Remove a queue and every job in it."),
-    ("dlq groups", "deadgroups:groups", "Group dead letters by what killed them."),
-    ("dlq list", "dead:list_all", "List dead letters, newest first, with what went wrong."),
-    ("dlq show", "dead:show", "Show one dead letter and what happened to it."),
-    ("dlq retry", "dead:retry", "Put dead letters back to work: some, or all."),
-    ("dlq purge", "dead:purge", "Delete dead letters for good: some, or all."),
-    ("dlq export", "dead:export", "Write dead letters as lines of JSON."),
-    ("dlq quarantine", "deadgroups:quarantine", "List jobs that crashed their workers."),
-    ("redrive list", "redrives:list_all", "List redrives, oldest first."),
-    ("redrive show", "redrives:show", "Show a redrive, and how far it is."),
-    ("redrive cancel", "redrives:cancel", "Put back no more."),
-    ("breaker list", "breakers:list_all", "List the breakers, and how they stand."),
-    ("breaker show", "breakers:show", "Show how a breaker stands."),
-    ("breaker open", "breakers:open_", "Let no job start behind a breaker."),
-    ("breaker close", "breakers:close", "Let jobs start again."),
-    ("schedule list", "schedules:list_all", "List the schedules."),
-    ("schedule add", "scheduling:add", "Enqueue a job again and again."),
-    ("schedule edit", "scheduling:edit", "Change a schedule."),
-    ("schedule remove", "schedules:remove", "Remove a schedule."),
-    ("schedule pause", "schedules:pause", "Let a schedule tick no more, until it is resumed."),
-    ("schedule resume", "schedules:resume", "Let a schedule tick again."),
-    ("schedule run", "schedules:run", "Enqueue the job of a schedule now."),
-    ("schedule preview", "scheduling:preview", "Show the next ticks of a schedule or a rule."),
-    ("token create", "tokens:create", "Make a token and print it, this once."),
-    ("token list", "tokens:list_all", "List the tokens: what they may do, and until when."),
-    ("token revoke", "tokens:revoke", "Let nobody in with a token any more."),
-    ("quota list", "quotas:list_all", "List the quotas of a namespace and its tenants."),
-    ("quota set", "quotas:set_", "Bound what a tenant or a namespace may put in."),
-    ("quota remove", "quotas:remove", "Take a quota away."),
-    ("audit", "audit:audit", "Show what operators did over HTTP, the newest first."),
-    ("cleanup", "cleanup:cleanup", "Delete finished jobs that are old."),
-    ("doctor", "doctor:doctor", "Look at everything that could be wrong, and say what helps."),
+# The words of each command and the function that runs it. The first line of the function's
+# docstring is its help in the list of commands. It may be async, and returns an exit code or None.
+COMMANDS: tuple[tuple[str, str], ...] = (
+    ("up", "workers:up"),
+    ("serve", "serve:serve"),
+    ("demo", "demo:demo"),
+    ("bench", "bench:bench"),
+    ("chaos", "chaos:chaos"),
+    ("top", "status:top"),
+    ("worker start", "workers:start"),
+    ("worker run", "workers:run"),
+    ("worker list", "workers:show_all"),
+    ("worker stop", "workers:stop"),
+    ("worker drain", "workers:drain"),
+    ("worker cordon", "workers:cordon"),
+    ("worker uncordon", "workers:uncordon"),
+    ("status", "status:status"),
+    ("enqueue", "enqueue:enqueue"),
+    ("completion", "root:completion"),
+    ("config get", "admin:get_setting"),
+    ("config set", "admin:set_setting"),
+    ("config unset", "admin:unset_setting"),
+    ("config list", "admin:list_settings"),
+    ("backup", "upkeep:backup"),
+    ("migrate-data", "migrate:migrate_data"),
+    ("scaling", "workers:scaling"),
+    ("distribute", "upkeep:distribute"),
+    ("list", "jobs:list_all"),
+    ("job list", "jobs:list_all"),
+    ("job show", "jobs:show"),
+    ("job explain", "jobs:explain"),
+    ("job timeline", "jobs:timeline"),
+    ("job logs", "jobs:logs"),
+    ("job cancel", "jobs:cancel"),
+    ("job retry", "jobs:retry"),
+    ("job edit", "jobs:edit"),
+    ("job reroute", "jobs:reroute"),
+    ("job expedite", "jobs:expedite"),
+    ("job delete", "jobs:delete"),
+    ("queue list", "queues:list_all"),
+    ("queue show", "queues:show"),
+    ("queue create", "queues:create"),
+    ("queue update", "queues:update"),
+    ("queue pause", "queues:pause"),
+    ("queue resume", "queues:resume"),
+    ("queue limit", "queues:limit"),
+    ("queue unlimit", "queues:unlimit"),
+    ("queue limits", "queues:show_limits"),
+    ("queue tenants", "queues:show_tenants"),
+    ("queue drain", "queues:drain"),
+    ("queue clear", "queues:clear"),
+    ("queue delete", "queues:delete"),
+    ("dlq groups", "dead_letters:groups"),
+    ("dlq list", "dead_letters:list_all"),
+    ("dlq show", "dead_letters:show"),
+    ("dlq retry", "dead_letters:retry"),
+    ("dlq purge", "dead_letters:purge"),
+    ("dlq export", "dead_letters:export"),
+    ("dlq quarantine", "dead_letters:quarantine"),
+    ("redrive list", "redrives:list_all"),
+    ("redrive show", "redrives:show"),
+    ("redrive cancel", "redrives:cancel"),
+    ("breaker list", "breakers:list_all"),
+    ("breaker show", "breakers:show"),
+    ("breaker open", "breakers:open_"),
+    ("breaker close", "breakers:close"),
+    ("schedule list", "schedules:list_all"),
+    ("schedule add", "schedules:add"),
+    ("schedule edit", "schedules:edit"),
+    ("schedule remove", "schedules:remove"),
+    ("schedule pause", "schedules:pause"),
+    ("schedule resume", "schedules:resume"),
+    ("schedule run", "schedules:run"),
+    ("schedule preview", "schedules:preview"),
+    ("token create", "admin:create_token"),
+    ("token list", "admin:list_tokens"),
+    ("token revoke", "admin:revoke_token"),
+    ("quota list", "admin:list_quotas"),
+    ("quota set", "admin:set_quota"),
+    ("quota remove", "admin:remove_quota"),
+    ("audit", "admin:audit"),
+    ("cleanup", "upkeep:cleanup"),
+    ("doctor", "upkeep:doctor"),
 )
 
 _PLAIN: dict[str, Any] = {"help_format": "plaintext", "help_formatter": TwoColumns()}
-_EVERYWHERE_TOLD = (
-    "Every command takes --url, or HOLDFAST_URL; without one it works on the file holdfast.db "
-    "here. With --json it prints JSON alone."
+_COMMON_NOTE = (
+    "Every command takes --url, or HOLDFAST_URL, and without either uses the file holdfast.db in "
+    "the current directory. With --json it prints only JSON."
 )
 
 
-def build(name: str = NAME, *, in_full: bool = False) -> App:
-    """The parser. Commands are imported when they are run, or when their help is shown.
-
-    `in_full` takes the help of each command from its function; else it is the one line.
-    """
+def build(name: str = NAME) -> App:
+    """The parser. The module of a command is imported when it runs or its help is rendered."""
     app = App(
         name=name,
         help="A durable work queue that holds every job fast until it is done.",
         version=f"holdfast {__version__}",
-        help_epilogue=_EVERYWHERE_TOLD,
-        config=Variables(show=False),
+        help_epilogue=_COMMON_NOTE,
+        config=EnvironmentVariables(show=False),
         default_parameter=Parameter(negative_iterable=()),
         **_PLAIN,
     )
-    for group, does in GROUPS.items():
-        app.command(App(name=group, help=does, **_PLAIN))
-    for words, function, does in COMMANDS:
+    for group, summary in GROUPS.items():
+        app.command(App(name=group, help=summary, **_PLAIN))
+    for words, function in COMMANDS:
         *above, last = words.split()
         (app[above[0]] if above else app).command(
-            f"holdfast.cli.{function}",
-            name=last,
-            help=None if in_full else does,
-            help_epilogue=variables_told(words.split()),
+            f"holdfast.cli.{function}", name=last, help_epilogue=variables_note(words.split())
         )
     return app
 
 
-def helps() -> dict[tuple[str, ...], str]:
-    """The help of every command, 80 columns wide."""
+def help_pages() -> dict[tuple[str, ...], str]:
+    """The help of every command and group, 80 columns wide."""
     from rich.console import Console
 
-    def tell(command: tuple[str, ...], app: App) -> None:
+    app = build()
+    pages: dict[tuple[str, ...], str] = {}
+    # Groups last: a command has a summary once its module is imported.
+    commands = [*(tuple(words.split()) for words, _ in COMMANDS), (), *((name,) for name in GROUPS)]
+    for command in commands:
         printed = io.StringIO()
         app.help_print(list(command), console=Console(file=printed, width=80))
         lines = [line.rstrip() for line in printed.getvalue().splitlines()]
-        told[command] = re.sub(r"\n{3,}", "\n\n", "\n".join(lines) + "\n")
+        pages[command] = re.sub(r"\n{3,}", "\n\n", "\n".join(lines) + "\n")
+    return pages
 
-    told: dict[tuple[str, ...], str] = {}
-    short, full = build(), build(in_full=True)
-    for group in ((), *((name,) for name in GROUPS)):
-        tell(group, short)
-    for words, _, _ in COMMANDS:
-        tell(tuple(words.split()), full)
-    return told
+
+def write_help_pages() -> None:
+    """Write the kept help pages anew."""
+    rendered = help_pages()
+    FOLDER.mkdir(exist_ok=True)
+    for old in FOLDER.glob("*.txt"):
+        old.unlink()
+    for command, text in rendered.items():
+        (FOLDER / f"{'-'.join([NAME, *command])}.txt").write_text(text)
 
 
 def dispatch(arguments: list[str]) -> int:
-    """Run the command; whatever goes wrong is one line on stderr, with a code that stays."""
+    """Run a command. An error is printed as one line on the standard error."""
     if isinstance(sys.stdout, io.TextIOWrapper):
-        # A terminal that cannot show a character gets it written out.
+        # A character that the terminal cannot show is escaped.
         sys.stdout.reconfigure(errors="backslashreplace")
     if not os.environ.get("HOLDFAST_URL"):
-        # Empty is the same as not there, as it is for the library.
+        # An empty variable counts as unset, as in the library.
         os.environ.pop("HOLDFAST_URL", None)
     log_to_stderr(program(), logging.WARNING)
-    line = command_kept(common_last(arguments))
+    line = keep_separator(move_common_flags(arguments))
     try:
-        tracing.begin("holdfast-server" if line[:1] == ["serve"] else "holdfast")
+        tracing.start_exporter("holdfast-server" if line[:1] == ["serve"] else "holdfast")
         refuse_unknown(line)
         code = build(program())(
             line,
@@ -198,9 +197,9 @@ def dispatch(arguments: list[str]) -> int:
     except CycloptsError as error:
         return _fail(_reworded(" ".join(str(error).split())), UsageError.code, Exit.USAGE)
     except UnknownQueue as error:
-        return _fail(_creatable(str(error)), error.code, exit_for(error))
+        return _fail(_with_create_command(str(error)), error.code, exit_for(error))
     except NotAccepting as error:
-        return _fail(_openable(str(error)), error.code, exit_for(error))
+        return _fail(_with_open_command(str(error)), error.code, exit_for(error))
     except HoldfastError as error:
         return _fail(str(error), error.code, exit_for(error))
     except KeyboardInterrupt:
@@ -208,13 +207,13 @@ def dispatch(arguments: list[str]) -> int:
     return code if isinstance(code, int) else Exit.DONE
 
 
-def common_last(arguments: list[str]) -> list[str]:
-    """What every command takes may also stand before its name, or inside it: move it behind."""
+def move_common_flags(arguments: list[str]) -> list[str]:
+    """--url and --json may precede the command or stand inside it: move them behind it."""
     moved: list[str] = []
     words: list[str] = []
     rest = list(arguments)
     while rest and rest[0] != "--":
-        if rest[0].partition("=")[0] in EVERYWHERE:
+        if rest[0].partition("=")[0] in COMMON_FLAGS:
             moved.append(rest.pop(0))
             if moved[-1] == "--url" and rest:
                 moved.append(rest.pop(0))
@@ -227,57 +226,138 @@ def common_last(arguments: list[str]) -> list[str]:
 
 
 def refuse_unknown(arguments: list[str]) -> None:
-    """A word that is no command, before every command is imported to find the likeliest."""
+    """Refuse an unknown command. The parser would import every command to suggest one."""
     if arguments[:1] and arguments[0].startswith("--") and len(arguments[0]) > 2:
         flag = arguments[0].partition("=")[0]
-        if flag not in (*EVERYWHERE, "--help", "--version"):
-            raise UsageError(
-                f"unknown option {flag[:80]!r}: the flags of a command stand behind it"
-            )
+        if flag not in (*COMMON_FLAGS, "--help", "--version"):
+            raise UsageError(f'unknown option "{flag[:80]}": put flags after the command')
     given = [word for word in arguments[:2] if not word.startswith("-")]
     depth = 2 if given[:1] and given[0] in GROUPS else 1
-    names = {tuple(words.split()[:depth]) for words, _, _ in COMMANDS}
+    names = {tuple(words.split()[:depth]) for words, _ in COMMANDS}
     if tuple(given[:depth]) in names:
         return
-    there = sorted(name[-1] for name in names if name[:-1] == tuple(given[: depth - 1]))
+    known = sorted(name[-1] for name in names if name[:-1] == tuple(given[: depth - 1]))
     if len(given) >= depth:
         wrong = given[depth - 1]
-        close = difflib.get_close_matches(wrong, there, 1)
-        remedy = f"did you mean {close[0]}?" if close else f"there are {', '.join(there)}"
-        raise UsageError(f"unknown command {wrong[:80]!r}: {remedy}")
-    if any(word.partition("=")[0] in EVERYWHERE for word in arguments):
-        raise UsageError(f"a command is missing: there are {', '.join(there)}")
+        close = difflib.get_close_matches(wrong, known, 1)
+        remedy = f"did you mean {close[0]}?" if close else f"expected one of {', '.join(known)}"
+        raise UsageError(f'unknown command "{wrong[:80]}": {remedy}')
+    if any(word.partition("=")[0] in COMMON_FLAGS for word in arguments):
+        raise UsageError(f"the command is missing: expected one of {', '.join(known)}")
 
 
-def command_kept(arguments: list[str]) -> list[str]:
-    """Only the first `--` is the parser's: a second one shows `enqueue` that there was one."""
+def keep_separator(arguments: list[str]) -> list[str]:
+    """The parser drops the first `--`: a second one tells `enqueue` that a command follows."""
     if arguments[:1] != ["enqueue"] or "--" not in arguments:
         return arguments
     end = arguments.index("--")
     return [*arguments[:end], "--", *arguments[end:]]
 
 
-def _creatable(text: str) -> str:
-    """A queue is declared in Python, and created here."""
-    create = rf"\1: create it with {program()} queue create \2"
-    return re.sub(r"(queue (\S+) does not exist): declare it first$", create, text)
+class EnvironmentVariables(Env):
+    """A variable for every flag: HOLDFAST_, the command and the flag, in capitals.
+
+    `enqueue --max-attempts` is HOLDFAST_ENQUEUE_MAX_ATTEMPTS; common flags have one variable for
+    all commands, such as HOLDFAST_URL. A flag wins over its variable, an empty variable counts as
+    unset, and commas separate several values. Cyclopts would also match parts of names, so that
+    HOLDFAST_ENQUEUE_KEY_WINDOW could set --key.
+    """
+
+    def __call__(self, app: App, commands: tuple[str, ...], arguments: ArgumentCollection) -> None:
+        for argument in arguments:
+            if argument.children or argument.tokens or not argument.parse:
+                continue
+            if not argument.name.startswith("--"):
+                continue
+            name = variable(commands, argument.name)
+            value = os.environ.get(name)
+            if value:
+                for index, part in enumerate(argument.env_var_split(value, ",")):
+                    argument.append(Token(keyword=name, value=part, source="env", index=index))
 
 
-def _openable(text: str) -> str:
-    named = re.search(r"queue (\S+) accepts no", text)
+def variable(command: Sequence[str], flag: str) -> str:
+    """The environment variable of a command's flag."""
+    words = [flag] if flag in COMMON_FLAGS else [*command, flag]
+    return "_".join(["HOLDFAST", *(word.lstrip("-").replace("-", "_").upper() for word in words)])
+
+
+_COMPLETION_FILES = {
+    "bash": "~/.local/share/bash-completion/completions/{name}",
+    "zsh": "~/.zfunc/_{name}",
+    "fish": "~/.config/fish/completions/{name}.fish",
+}
+_ZSH_END = """
+if [[ $funcstack[1] == _{name} ]]; then
+  _cyclopts_{name} "$@"
+else
+  compdef _cyclopts_{name} {name}
+fi
+"""
+_ZSH_COMMANDS = "'1: :->cmds' \\\n"
+_ZSH_COMMON = "'--url[Store or server.]:url:' \\\n    '--json[Print only JSON.]' \\\n    "
+_COMPLETION_NOTES = {"zsh": " (and put fpath+=~/.zfunc before compinit in ~/.zshrc)"}
+
+
+def completion(
+    shell: Annotated[Literal["bash", "zsh", "fish"], Parameter(help="Your shell.")],
+    /,
+    *,
+    common: Common = COMMON,
+) -> None:
+    """Print the completion script for a shell.
+
+    A note on the standard error says which file it belongs in.
+    """
+    name = program() if program().isalnum() else "holdfast"
+    script = _completed(build().generate_completion(prog_name=name, shell=shell), shell, name)
+    path = _COMPLETION_FILES[shell].format(name=name)
+    if common.json:
+        print_json({"shell": shell, "program": name, "script": script, "file": path})
+        return
+    print(script, end="" if script.endswith("\n") else "\n")
+    note = _COMPLETION_NOTES.get(shell, "")
+    say(f"to keep it for new shells: {program()} completion {shell} > {path}{note}")
+
+
+def _completed(script: str, shell: str, name: str) -> str:
+    """Add what the generator leaves out: common flags before the command, in zsh the call when the
+    script is sourced, and in fish that commands take no files."""
+    if shell == "bash":
+        return script.replace('("--help"', '("--url" "--json" "--help"')
+    if shell == "zsh":
+        script = script.replace(_ZSH_COMMANDS, _ZSH_COMMON + _ZSH_COMMANDS)
+        return script.rstrip() + "\n" + _ZSH_END.format(name=name)
+    for words in ("", *GROUPS):
+        where = f"complete -c {name} -n '__fish_{name}_using_command {words}'"
+        script += f"{where} -f\n{where} -l json -d 'Print only JSON.'\n"
+        script += f"{where} -l url -x -d 'Store or server.'\n"
+    return script
+
+
+def _with_create_command(text: str) -> str:
+    """The library says to declare a queue; here it is created by a command."""
+    named = re.search(r'queue "?([\w.-]+)"? does not exist(?=: declare it first)', text)
+    if named is None:
+        return text
+    return f'{text[: named.end()]}: create it with "{program()} queue create {named[1]}"'
+
+
+def _with_open_command(text: str) -> str:
+    named = re.search(r'queue "?([\w.-]+)', text)
     name = named[1] if named else "NAME"
-    return f"{text}: open it with {program()} queue update {name} --accepting"
+    return f'{text}: open it with "{program()} queue update {name} --accepting"'
 
 
 def _reworded(text: str) -> str:
-    """What the parser says, in this program's words."""
-    many = re.fullmatch(r"Unused Tokens: \[(.*)\]\.", text)
-    if many:
-        return f"too many arguments: {many[1]}"
+    """An error of the parser in this program's words."""
+    unused = re.fullmatch(r"Unused Tokens: \[(.*)\]\.", text)
+    if unused:
+        return f"too many arguments: {unused[1]}"
     missing = re.fullmatch(r'Command "(.*)" parameter (.*) requires an argument\.', text)
     if missing:
-        lack = "needs a value" if missing[2].startswith("--") else "is missing"
-        return f"{missing[2]} {lack}: see {program()} {missing[1]} --help"
+        problem = "needs a value" if missing[2].startswith("--") else "is missing"
+        return f'{missing[2]} {problem}: see "{program()} {missing[1]} --help"'
     return text
 
 

@@ -1,30 +1,81 @@
-"""`holdfast schedule list`, `remove`, `pause`, `resume` and `run`."""
+"""`holdfast schedule …`: add, change, list and preview schedules."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from dataclasses import asdict, dataclass
+from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from holdfast.app import Holdfast, accepted
-from holdfast.cli.admin import in_path, server_of
-from holdfast.cli.exits import NotFound
-from holdfast.cli.output import COMMON, Common, print_json, print_table, say
+from holdfast.app.application import Holdfast
+from holdfast.cli.flags import TickFlags, option
+from holdfast.cli.output import COMMON, Common, print_either, print_json, print_table, say
 from holdfast.cli.pages import program
-from holdfast.cli.running import running
-from holdfast.core.model import NewJob
-from holdfast.core.text import printable
-from holdfast.durations import show_at, show_ms
-from holdfast.upkeep import Schedule
-from holdfast.views.schedules import schedule_view
-from holdfast.views.values import COMMAND, command_of, plain, value_of
+from holdfast.cli.session import open_app, path_segment, server_of
+from holdfast.core.checks import accepted
+from holdfast.core.model import COMMAND_TASK, NewJob
+from holdfast.core.text import printable, show_ms
+from holdfast.errors import NotFound, UsageError
+from holdfast.notation import lines
+from holdfast.notation.durations import show_at
+from holdfast.ops import schedules
+from holdfast.ops.queues import find_queue
+from holdfast.ops.schedules import Schedule, schedule_view
+from holdfast.ops.views import command_of, plain, value_of
 
-Name = Annotated[str, Parameter(help="The name of the schedule.")]
+Name = Annotated[str, Parameter(help="Name of the schedule.")]
+Command = Annotated[
+    str,
+    Parameter(name="COMMAND", help="-- and a command with its arguments.", show_env_var=False),
+]
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, slots=True)
+class RuleFlags:
+    """When a schedule ticks, and what happens to missed ticks."""
+
+    cron: Annotated[
+        str | None,
+        option("CRON", 'Minute, hour, day, month and weekday, e.g. "0 3 * * 1-5", or @daily.'),
+    ] = None
+    every: Annotated[str | None, option("DURATION", "Tick at this interval instead, e.g. 10m.")] = (
+        None
+    )
+    zone: Annotated[
+        str | None, option("ZONE", "Time zone of --cron, e.g. Europe/Berlin. [default: UTC]")
+    ] = None
+    missed: Annotated[
+        Literal["skip", "once", "all"] | None,
+        option(
+            "POLICY",
+            "Policy for missed ticks: skip them, run one, or run all. [default: once]",
+        ),
+    ] = None
+    missed_max: Annotated[
+        int | None, option("N", "With --missed all, run at most the latest N. [default: 100]")
+    ] = None
+    grace: Annotated[
+        str | None,
+        option("DURATION", "Count a tick as missed if it is later than this. [default: 1m]"),
+    ] = None
+
+    def rule(self) -> schedules.ScheduleRule:
+        """The rule. Raises UsageError, before a store is opened."""
+        if self.cron is not None and self.every is not None:
+            raise UsageError("a schedule has either --cron or --every, not both")
+        rule = schedules.ScheduleRule(**asdict(self))
+        rule.fields()
+        return rule
+
+
+_NO_RULE = RuleFlags()
+_NO_FLAGS = TickFlags()
 
 
 async def list_all(*, common: Common = COMMON) -> None:
-    """List the schedules."""
-    async with running(common) as app:
+    """List schedules with their last and next tick."""
+    async with open_app(common) as app:
         schedules = await app.schedules.all()
     if common.json:
         print_json([_view(app, schedule) for schedule in schedules])
@@ -35,72 +86,158 @@ async def list_all(*, common: Common = COMMON) -> None:
             schedule.cron or f"every {show_ms(schedule.every_ms or 0)}",
             schedule.zone if schedule.cron else "",
             schedule.job.queue,
-            _doing(schedule.job),
+            _title(schedule.job),
             "" if schedule.last_tick is None else show_at(schedule.last_tick),
-            "paused" if schedule.paused else "".join(next_ticks(app, schedule, 1)),
+            "paused" if schedule.paused else "".join(_next_ticks(app, schedule, 1)),
         )
         for schedule in schedules
     ]
     if rows:
         print_table(("schedule", "rule", "zone", "queue", "job", "last", "next"), rows)
     else:
-        say(f"there is no schedule: add one with {program()} schedule add")
+        say(f'there is no schedule: add one with "{program()} schedule add"')
+
+
+async def add(
+    name: Name,
+    /,
+    *command: Command,
+    rule: RuleFlags = _NO_RULE,
+    flags: TickFlags = _NO_FLAGS,
+    common: Common = COMMON,
+) -> None:
+    """Add a schedule, which enqueues a job at every tick.
+
+    The job is a command, a webhook, or a task with a payload.
+
+      holdfast schedule add nightly --cron "0 3 * * *" -- ./backup.sh
+      holdfast schedule add report --every 1h --task report:send
+    """
+    given = rule.rule()
+    if not given.says_when:
+        raise UsageError("the rule is missing: give --cron or --every")
+    line = _line(flags, command)
+    async with open_app(common, create=True) as app:
+        schedule = await schedules.new_schedule(app.engine, name, given, line)
+        await _check_queue(app, schedule.job)
+        await app.schedules.add(schedule)
+    _print_schedule(app, schedule, "added", common)
+
+
+async def edit(
+    name: Name,
+    /,
+    *command: Command,
+    rule: RuleFlags = _NO_RULE,
+    flags: TickFlags = _NO_FLAGS,
+    common: Common = COMMON,
+) -> None:
+    """Change a schedule.
+
+    Fields that are not given stay as they are. A new rule starts from now.
+    """
+    given = rule.rule()
+    line = _line(flags, command)
+    async with open_app(common) as app:
+        old = await read_schedule(app, name)
+        changes = schedules.schedule_changes(old, given, line)
+        if "job" in changes:
+            await _check_queue(app, changes["job"])
+        if not changes:
+            raise UsageError("nothing to change: give --cron, --every, --payload, …")
+        schedule = await app.schedules.edit(name, **changes)
+    _print_schedule(app, schedule, "changed", common)
 
 
 async def remove(name: Name, /, *, common: Common = COMMON) -> None:
-    """Remove a schedule; jobs that it enqueued stay."""
-    async with running(common) as app:
-        schedule = await one(app, name)
+    """Remove a schedule. Jobs that it enqueued stay."""
+    async with open_app(common) as app:
+        schedule = await read_schedule(app, name)
         await app.schedules.remove(name)
-    tell(app, schedule, "removed", common, ticks=0)
+    _print_schedule(app, schedule, "removed", common, ticks=0)
 
 
 async def pause(name: Name, /, *, common: Common = COMMON) -> None:
-    """Let a schedule tick no more, until it is resumed."""
-    async with running(common) as app:
-        await one(app, name)
+    """Stop the ticks of a schedule until it is resumed."""
+    async with open_app(common) as app:
+        await read_schedule(app, name)
         schedule = await app.schedules.edit(name, paused=True)
-    tell(app, schedule, "paused", common, ticks=0)
+    _print_schedule(app, schedule, "paused", common, ticks=0)
 
 
 async def resume(name: Name, /, *, common: Common = COMMON) -> None:
-    """Let a schedule tick again; what it missed meanwhile is not made up for."""
-    async with running(common) as app:
-        await one(app, name)
+    """Resume a schedule. Ticks during the pause are skipped."""
+    async with open_app(common) as app:
+        await read_schedule(app, name)
         schedule = await app.schedules.edit(name, paused=False)
-    tell(app, schedule, "resumed", common)
+    _print_schedule(app, schedule, "resumed", common)
 
 
 async def run(name: Name, /, *, common: Common = COMMON) -> None:
-    """Enqueue the job of a schedule now, besides its ticks."""
-    async with running(common) as app:
-        await one(app, name)
+    """Enqueue the job of a schedule now, in addition to its ticks."""
+    async with open_app(common) as app:
+        await read_schedule(app, name)
         ask = server_of(app)
         if ask is None:
             receipt = accepted(await app.schedules.run_now(name, app.new_id()))
             ran = {"id": receipt.id, "status": str(receipt.status)}
         else:
-            # A server would take the job for a producer's, and nobody's act.
-            ran = await ask("POST", f"/v1/schedules/{in_path(name)}/run", {"id": app.new_id()})
+            # Asked of the server, so that it is in its audit log.
+            ran = await ask("POST", f"/v1/schedules/{path_segment(name)}/run", {"id": app.new_id()})
+    print_either(ran, ran["id"], common)
+
+
+async def preview(
+    name: Name | None = None,
+    /,
+    *,
+    rule: RuleFlags = _NO_RULE,
+    count: Annotated[int, option("N", "Show this many ticks.")] = 5,
+    common: Common = COMMON,
+) -> None:
+    """Show the next ticks of a schedule, or of a rule before it is stored."""
+    async with open_app(common) as app:
+        given = rule.rule()
+        old = None if name is None else await read_schedule(app, name)
+        if old is None and not given.says_when:
+            raise UsageError("name a schedule, or give a rule with --cron or --every")
+        schedule = schedules.with_rule(old, given)
+    ticks = _next_ticks(app, schedule, count)
     if common.json:
-        print_json(ran)
+        print_json(ticks)
     else:
-        print(ran["id"])
+        print("\n".join(ticks))
 
 
-async def one(app: Holdfast, name: str) -> Schedule:
+async def read_schedule(app: Holdfast, name: str) -> Schedule:
+    """The schedule. Raises NotFound."""
     schedule = await app.schedules.get(name)
     if schedule is None:
-        raise NotFound(f"schedule {name[:80]!r} does not exist: see {program()} schedule list")
+        raise NotFound(f'schedule "{name[:80]}" does not exist; see "{program()} schedule list"')
     return schedule
 
 
-def tell(app: Holdfast, schedule: Schedule, done: str, common: Common, ticks: int = 1) -> None:
-    if common.json:
-        print_json(_view(app, schedule))
-        return
-    next_ = "".join(f"; next tick {tick}" for tick in next_ticks(app, schedule, ticks))
-    print(f"{done} schedule {schedule.name}{next_}")
+async def _check_queue(app: Holdfast, job: NewJob) -> None:
+    """Refuse a missing queue now, instead of at the first tick in the night."""
+    if await find_queue(app.engine, job.queue) is None:
+        create = f"{program()} queue create {job.queue}"
+        raise NotFound(f'queue {job.queue} does not exist: create it with "{create}"')
+
+
+def _line(flags: TickFlags, command: tuple[str, ...]) -> lines.JobLine:
+    line = flags.line()
+    if command:
+        if line.command is not None:
+            raise UsageError("give the command with --command or after --, not both")
+        line.command = list(command)
+    return line
+
+
+def _print_schedule(
+    app: Holdfast, schedule: Schedule, done: str, common: Common, ticks: int = 1
+) -> None:
+    next_ = "".join(f"; next tick {tick}" for tick in _next_ticks(app, schedule, ticks))
+    print_either(_view(app, schedule), f"{done} schedule {schedule.name}{next_}", common)
 
 
 def _view(app: Holdfast, schedule: Schedule) -> dict[str, Any]:
@@ -108,10 +245,10 @@ def _view(app: Holdfast, schedule: Schedule) -> dict[str, Any]:
     return plain(schedule_view(schedule, ticks[0] if ticks else None))
 
 
-def next_ticks(app: Holdfast, schedule: Schedule, count: int) -> list[str]:
+def _next_ticks(app: Holdfast, schedule: Schedule, count: int) -> list[str]:
     return [show_at(tick) for tick in app.schedules.preview(schedule, count)]
 
 
-def _doing(job: NewJob) -> str:
-    payload = value_of(job.payload, job.content_type) if job.task == COMMAND else None
+def _title(job: NewJob) -> str:
+    payload = value_of(job.payload, job.content_type) if job.task == COMMAND_TASK else None
     return printable(command_of(payload) or job.task, one_line=True)[:60]

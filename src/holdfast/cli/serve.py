@@ -1,4 +1,4 @@
-"""`holdfast serve`: an application over HTTP, in the foreground."""
+"""`holdfast serve`: the HTTP server in the foreground; `holdfast up` starts one beside workers."""
 
 from __future__ import annotations
 
@@ -14,13 +14,12 @@ import msgspec
 from cyclopts import Parameter
 
 from holdfast import __version__
-from holdfast.cli.alertflags import AlertFlags
-from holdfast.cli.guards import archive_at
-from holdfast.cli.output import COMMON, Common, print_json, say
-from holdfast.cli.running import running
-from holdfast.core.text import printable
-from holdfast.durations import to_ms
+from holdfast.alerts.webhook import AlertWebhook
+from holdfast.cli.flags import Archive, Upkeep, archive_path, option
+from holdfast.cli.output import COMMON, Common, print_either, say
+from holdfast.cli.session import open_app
 from holdfast.errors import ConfigError, UsageError
+from holdfast.notation.durations import to_ms
 from holdfast.server.settings import PORT, ServerSettings
 from holdfast.worker.launcher import Program
 
@@ -28,47 +27,50 @@ from holdfast.worker.launcher import Program
 @Parameter(name="*")
 @dataclass(frozen=True, slots=True)
 class ServeFlags:
-    """How a server is to be."""
+    """Settings of the server."""
 
     host: Annotated[
-        str, Parameter(help="The address to listen on; others than loopback need tokens.")
+        str, option("ADDRESS", "Listen on this address; any but loopback requires tokens.")
     ] = "127.0.0.1"
-    port: Annotated[int, Parameter(help="The port; 0 takes one that is free.")] = PORT
+    port: Annotated[int, option("PORT", "Listen on this port; 0 picks a free one.")] = PORT
     auth: Annotated[
         bool | None,
-        Parameter(help="Answer to tokens alone; off where only this machine can ask."),
+        Parameter(help="Require a token. [default: off on loopback, else on]"),
     ] = None
     allow_host: Annotated[
         list[str] | None,
-        Parameter(help="One more name that requests may call it by.", negative=()),
+        option("NAME...", "Also accept requests for this host name. Repeatable."),
     ] = None
     allow_origin: Annotated[
         list[str] | None,
-        Parameter(help="A web page's origin that may use it: https://tools.test.", negative=()),
+        option(
+            "URL...", "Accept requests of web pages from here, e.g. https://tools.test. Repeatable."
+        ),
     ] = None
     proxy: Annotated[
         list[str] | None,
-        Parameter(help="A proxy's address whose X-Forwarded-For is believed.", negative=()),
+        option("ADDRESS...", "Trust X-Forwarded-For from this proxy. Repeatable."),
     ] = None
     namespace: Annotated[
-        list[str] | None, Parameter(help="Serve this namespace too.", negative=())
+        list[str] | None, option("NAME...", "Also serve this namespace. Repeatable.")
     ] = None
-    tls_cert: Annotated[Path | None, Parameter(help="Its certificate, for HTTPS.")] = None
-    tls_key: Annotated[Path | None, Parameter(help="The key of that certificate.")] = None
+    tls_cert: Annotated[Path | None, option("PATH", "Certificate; turns HTTPS on.")] = None
+    tls_key: Annotated[Path | None, option("PATH", "Private key of the certificate.")] = None
     tls_client_ca: Annotated[
-        Path | None, Parameter(help="Whose certificates clients must show.")
+        Path | None, option("PATH", "Require client certificates of this CA.")
     ] = None
-    grace: Annotated[str, Parameter(help="How long a stop waits for what was asked.")] = "10s"
-    body_max: Annotated[int, Parameter(help="Bytes of a request, at most.")] = 32 * 1024 * 1024
-    requests_max: Annotated[int, Parameter(help="Requests under way at once.")] = 512
-    connections_max: Annotated[int, Parameter(help="Connections at once.")] = 16_000
-    access_log: Annotated[bool, Parameter(help="A line of JSON for each request.")] = False
-    upkeep: Annotated[bool, Parameter(help="Also bring lapsed leases back, and so on.")] = True
-    archive: Annotated[
-        Path | None, Parameter(help="Keep finished jobs in this file before they are deleted.")
-    ] = None
+    grace: Annotated[
+        str, option("DURATION", "Finish requests for at most this long when stopping.")
+    ] = "10s"
+    body_max: Annotated[int, option("BYTES", "Refuse larger requests.")] = 32 * 1024 * 1024
+    requests_max: Annotated[int, option("N", "Handle at most this many requests at a time.")] = 512
+    connections_max: Annotated[int, option("N", "Keep at most this many connections.")] = 16_000
+    access_log: Annotated[bool, Parameter(help="Log each request as a line of JSON.")] = False
+    upkeep: Upkeep = True
+    archive: Archive = None
 
     def settings(self) -> ServerSettings:
+        """The settings of the server. Raises UsageError."""
         for name, low in (("body_max", 1024), ("requests_max", 1), ("connections_max", 1)):
             if getattr(self, name) < low:
                 raise UsageError(f"--{name.replace('_', '-')} must be {low} or more")
@@ -83,14 +85,51 @@ class ServeFlags:
             tls_cert=_absolute(self.tls_cert),
             tls_key=_absolute(self.tls_key),
             tls_client_ca=_absolute(self.tls_client_ca),
-            grace_ms=to_ms("grace", self.grace, UsageError),
+            grace_ms=to_ms("--grace", self.grace, UsageError),
             body_max=self.body_max,
             requests_max=self.requests_max,
             connections_max=self.connections_max,
             access_log=self.access_log,
             upkeep=self.upkeep,
-            archive=archive_at(self.archive),
+            archive=archive_path(self.archive),
         )
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, slots=True)
+class AlertFlags:
+    """Where the server sends alerts."""
+
+    alert_webhook: Annotated[str | None, option("URL", "Send signed alerts to this URL.")] = None
+    alert_webhook_secrets: Annotated[
+        Path | None, option("PATH", "File of the secrets that sign alerts, one per line.")
+    ] = None
+    alert_webhook_allow: Annotated[
+        list[str] | None,
+        option("NETWORK...", "Allow alerts to this private network, e.g. 10.0.0.0/8. Repeatable."),
+    ] = None
+    alert_webhook_ca: Annotated[
+        Path | None, option("PATH", "CA bundle for TLS of alerts, instead of the system's.")
+    ] = None
+
+    def settings(self) -> dict[str, Any]:
+        """Fields of `ServerSettings`. Raises UsageError or ConfigError."""
+        if self.alert_webhook is None:
+            if self != AlertFlags():
+                raise UsageError("--alert-webhook is missing: without it alerts are not sent")
+            return {}
+        settings: dict[str, Any] = {
+            "alert_webhook_secrets": _absolute(self.alert_webhook_secrets),
+            "alert_webhook_allow": tuple(self.alert_webhook_allow or ()),
+            "alert_webhook_ca": _absolute(self.alert_webhook_ca),
+        }
+        AlertWebhook(
+            self.alert_webhook,
+            secrets_file=settings["alert_webhook_secrets"],
+            allow=settings["alert_webhook_allow"],
+            ca_file=settings["alert_webhook_ca"],
+        )
+        return {"alert_webhook": self.alert_webhook, **settings}
 
 
 _FLAGS = ServeFlags()
@@ -100,37 +139,39 @@ _ALERTS = AlertFlags()
 def serve(
     *, flags: ServeFlags = _FLAGS, alerts: AlertFlags = _ALERTS, common: Common = COMMON
 ) -> None:
-    """Serve the queues over HTTP: for any language, and for workers on other machines."""
+    """Serve the queues over HTTP.
+
+    Programs in any language and workers on other machines can then use them.
+    """
     require_server()
+    from holdfast.server.http.listener import tls_context
     from holdfast.server.main import run
-    from holdfast.server.tls import tls_context
 
     settings = msgspec.structs.replace(flags.settings(), **alerts.settings())
     tls_context(settings)
     if settings.access_log:
         logging.getLogger("holdfast.access").setLevel(logging.INFO)
-    with listening_on(settings) as listening:
+    with open_listener(settings) as listening:
         url, place = asyncio.run(_prepare(common))
-        run(url, settings, listening, lambda where: _tell_started(where, place, common))
+        run(url, settings, listening, lambda where: _print_started(where, place, common))
 
 
-def _tell_started(where: str, place: str, common: Common) -> None:
-    if common.json:
-        print_json({"event": "started", "server": where})
-    else:
-        print(f"holdfast {__version__} on {printable(place, one_line=True)}: {where}", flush=True)
-        say("Ctrl-C lets what was asked be answered, twice ends it at once")
+def _print_started(where: str, place: str, common: Common) -> None:
+    started = {"event": "started", "server": where}
+    print_either(started, f"holdfast {__version__} on {place}: {where}", common)
+    if not common.json:
+        say("Ctrl-C finishes open requests and stops; a second Ctrl-C stops at once")
 
 
 def require_server() -> None:
-    """Raises ConfigError where what it needs is not installed; without importing all of it."""
+    """Raise ConfigError if the packages of the server are not installed."""
     if find_spec("uvicorn") is None:
         raise ConfigError("serving HTTP needs the package uvicorn: pip install 'holdfast[server]'")
 
 
-def listening_else_free(port: int | None) -> socket.socket | None:
-    """On loopback, for `up`: without a port that must be, any other will do. None where HTTP
-    cannot be served, which is said."""
+def listener_for_up(port: int | None) -> socket.socket | None:
+    """A listening socket on loopback, on any free port if the usual one is taken and none was
+    asked for. None if the server is not installed, which is said."""
     try:
         require_server()
     except ConfigError as error:
@@ -140,16 +181,16 @@ def listening_else_free(port: int | None) -> socket.socket | None:
         return None
     settings = ServeFlags(port=PORT if port is None else port).settings()
     try:
-        return listening_on(settings)
+        return open_listener(settings)
     except ConfigError:
         if port is not None:
             raise
-        return listening_on(msgspec.structs.replace(settings, port=0))
+        return open_listener(msgspec.structs.replace(settings, port=0))
 
 
-def beside_workers(url: str, listening: socket.socket, alerts: dict[str, Any]) -> Program:
-    """The socket stays with whoever starts it: while a server that was killed is started again,
-    its clients wait and are not refused."""
+def server_program(url: str, listening: socket.socket, alerts: dict[str, Any]) -> Program:
+    """The server as a program beside workers. The launcher keeps the socket, so that clients wait
+    instead of being refused while a killed server is restarted."""
     from holdfast.server.main import ServeOptions
 
     settings = ServeFlags(port=listening.getsockname()[1]).settings()
@@ -163,17 +204,18 @@ def beside_workers(url: str, listening: socket.socket, alerts: dict[str, Any]) -
     )
 
 
-def listening_on(settings: ServerSettings) -> socket.socket:
-    from holdfast.server.binding import listener
+def open_listener(settings: ServerSettings) -> socket.socket:
+    """The listening socket. Raises ConfigError."""
+    from holdfast.server.http.listener import listen
 
-    return listener(settings)
+    return listen(settings)
 
 
 async def _prepare(common: Common) -> tuple[str, str]:
-    """Whether there is such a place, before anybody is told of a server."""
-    async with running(common, create=True) as app:
+    """Open the store once, so that a wrong URL is an error before the server is announced."""
+    async with open_app(common, create=True) as app:
         if not app.engine.traits.durable:
-            say("the jobs are in this process alone: when it ends they are gone")
+            say("the jobs are kept in memory: they are lost when this process ends")
         return app.url or "", app.place
 
 

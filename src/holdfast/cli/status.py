@@ -1,36 +1,53 @@
-"""`holdfast status`: every queue and every worker, how they stand, and what is wrong."""
+"""`holdfast status` and `holdfast top`: queues, workers and running jobs, once or live."""
 
 from __future__ import annotations
 
+import asyncio
+import signal
+import sys
 from collections.abc import Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Annotated, Literal
 
+from holdfast.app.application import Holdfast
 from holdfast.cli.breakers import print_breakers
+from holdfast.cli.flags import option, switch
 from holdfast.cli.output import COMMON, Common, print_json, print_table, say, show_age
 from holdfast.cli.pages import program
 from holdfast.cli.redrives import print_redrives
-from holdfast.cli.running import running
+from holdfast.cli.session import open_app
 from holdfast.core.breaker import BreakerState
 from holdfast.core.explain import ABSENT_MS, serves
-from holdfast.core.model import QueueView
-from holdfast.standing import standing_of
-from holdfast.views.alerts import AlertView, alert_views
-from holdfast.views.queues import COUNTS, counts_view, worth_showing
-from holdfast.views.status import status_view
-from holdfast.views.values import plain
-from holdfast.views.workers import worker_view
-from holdfast.worker.registry import WorkerView
+from holdfast.core.model import JobFilter, QueueView, State
+from holdfast.core.text import printable
+from holdfast.engines.extras import Partitioned, extra
+from holdfast.errors import UsageError
+from holdfast.notation.durations import to_ms
+from holdfast.ops.alerts import AlertView, alert_views
+from holdfast.ops.queues import COUNTS, counts_view, worth_showing
+from holdfast.ops.status import TopView, read_status, status_view, top_view
+from holdfast.ops.views import plain
+from holdfast.ops.workers import Workers, WorkerView, worker_view
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+    from rich.table import Table
+
+_JOBS = 15
+_NUMBERS = (*COUNTS, "failed", "attempt", "progress")
+_COLOURS = {"healthy": "green", "degraded": "yellow", "unhealthy": "red"}
 
 
 async def status(*, common: Common = COMMON) -> None:
-    """Show every queue and every worker, and how they stand."""
-    async with running(common) as app:
-        standing = await standing_of(app.engine)
-        look = getattr(app.home.store, "partitions", None)
-        partitions = look() if look is not None else []
+    """Show queues, workers, alerts and redrives."""
+    async with open_app(common) as app:
+        standing = await read_status(app.engine)
+        partitioned = extra(app.engine, Partitioned)
+        partitions = [] if partitioned is None else partitioned.partitions()
     for each in partitions:
         if each.out_ms is not None:
-            out = show_age(each.out_ms)
-            say(f"partition {each.name} is shut out for {out}, with what is in it: {each.text}")
+            age = show_age(each.out_ms)
+            say(f"partition {each.name} has been shut out for {age}, with its jobs: {each.text}")
     if common.json:
         print_json(plain(status_view(standing)))
         return
@@ -38,48 +55,104 @@ async def status(*, common: Common = COMMON) -> None:
     if standing.alerts:
         print_alerts(alert_views(standing.alerts))
         print()
-    print_counts(shown(views))
+    print_counts(visible_queues(views))
     print()
     if workers:
         print_workers(workers)
         for name in unserved(views, workers):
             start = f"{program()} worker start --queues {name}"
-            say(f"jobs are ready in queue {name}, and no worker serves it: {start}")
+            say(f'queue {name} has ready jobs and no worker: start one with "{start}"')
     else:
-        say(f"there is no worker: start one with {program()} worker start")
-    troubled = {
+        say_no_worker()
+    open_breakers = {
         key: each
         for key, each in standing.breakers.items()
         if each.record.state is not BreakerState.CLOSED
     }
-    if troubled:
+    if open_breakers:
         print()
-        print_breakers(troubled)
+        print_breakers(open_breakers)
     if standing.redrives:
         print()
         print_redrives(standing.redrives)
 
 
-def shown(views: list[QueueView]) -> list[QueueView]:
-    """Those that a person wants to see; scripts get all of them."""
+async def top(
+    *,
+    interval: Annotated[str, option("DURATION", "Refresh this often.")] = "1s",
+    once: Annotated[bool, switch("Print once and exit.")] = False,
+    common: Common = COMMON,
+) -> None:
+    """Watch queues, workers and running jobs live.
+
+    Ctrl-C ends it. With --json it prints a line at every refresh.
+    """
+    interval_s = max(to_ms("--interval", interval, UsageError) / 1000, 0.1)
+    async with open_app(common) as app:
+        stop = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, stop.set)
+        if common.json:
+            while not stop.is_set():
+                print_json(plain(await snapshot(app)))
+                if once:
+                    return
+                await _pause(stop, interval_s)
+        else:
+            await draw_live(app, stop, interval_s=interval_s, once=once or not sys.stdout.isatty())
+
+
+async def snapshot(app: Holdfast) -> TopView:
+    """Read the queues, workers and running jobs that `top` shows."""
+    views = await app.queues()
+    workers = await Workers(app.engine).all()
+    page = await app.find(JobFilter(states=(State.LEASED,)), limit=_JOBS)
+    return top_view(views, workers, page.jobs)
+
+
+async def draw_live(
+    app: Holdfast, stop: asyncio.Event, *, interval_s: float, once: bool = False
+) -> None:
+    """Draw `top` on the terminal's alternate screen until `stop`; without a terminal, once."""
+    from rich.console import Console
+    from rich.live import Live
+
+    console = Console(highlight=False)
+    if once or not console.is_terminal:
+        if not once:
+            await stop.wait()
+        console.print(_rendered(await snapshot(app), app.place))
+        return
+    first = _rendered(await snapshot(app), app.place)
+    with Live(first, console=console, screen=True, auto_refresh=False) as screen:
+        while not stop.is_set():
+            screen.update(_rendered(await snapshot(app), app.place), refresh=True)
+            await _pause(stop, interval_s)
+
+
+def visible_queues(views: list[QueueView]) -> list[QueueView]:
+    """The queues that people want to see; with --json all are printed."""
     return [view for view in views if worth_showing(counts_view(view))]
 
 
 def unserved(views: list[QueueView], workers: list[WorkerView]) -> list[str]:
-    """Queues with jobs that could start, if a worker looked there."""
+    """Queues with ready jobs that no present worker serves."""
     present = [each.record for each in workers if each.age_ms <= ABSENT_MS]
     waiting = [view.queue.name for view in views if view.ready and not view.queue.paused]
     return [name for name in waiting if not any(serves(each, name) for each in present)]
 
 
 def print_alerts(alerts: Sequence[AlertView]) -> None:
+    """Print alerts as a table."""
     rows = [(each.severity, each.rule, each.text, f"since {each.raised_at}") for each in alerts]
     print_table(("alert", "rule", "what", "when"), rows)
     if any(each.stale for each in alerts):
-        say("some of them nobody looked at lately: alerts are looked after by a server")
+        say("some alerts may be out of date: a server must run to check them")
 
 
 def print_counts(views: list[QueueView]) -> None:
+    """Print the counts of queues as a table."""
     rows = [
         (
             view.queue.name + queue_state(view, " ({})"),
@@ -92,6 +165,7 @@ def print_counts(views: list[QueueView]) -> None:
 
 
 def print_workers(workers: list[WorkerView]) -> None:
+    """Print workers as a table."""
     rows = []
     for each in workers:
         view = worker_view(each)
@@ -113,14 +187,70 @@ def print_workers(workers: list[WorkerView]) -> None:
     print_table(columns, rows)
 
 
+def say_no_worker() -> None:
+    """Say how to start a worker."""
+    say(f'there is no worker: start one with "{program()} worker start"')
+
+
 def count_of(view: QueueView, name: str) -> int | str:
-    """With a plus where it is at least so many."""
+    """A count, with a plus if there are at least so many."""
     count: int = getattr(view, name)
     return f"{count}+" if name in view.estimated else count
 
 
 def queue_state(view: QueueView, shape: str = "{}") -> str:
-    """What keeps jobs from coming in or going out; "" when nothing does."""
-    told = ["paused"] if view.queue.paused else []
-    told += [] if view.queue.accepting else ["closed"]
-    return shape.format(", ".join(told)) if told else ""
+    """ "paused", "closed" or both; "" for a queue that is open."""
+    states = ["paused"] if view.queue.paused else []
+    states += [] if view.queue.accepting else ["closed"]
+    return shape.format(", ".join(states)) if states else ""
+
+
+async def _pause(stop: asyncio.Event, seconds: float) -> None:
+    with suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await stop.wait()
+
+
+def _rendered(view: TopView, place: str) -> RenderableType:
+    from rich.console import Group
+    from rich.text import Text
+
+    queues = _table("queue", *COUNTS, "oldest")
+    for queue in filter(worth_showing, view.queues):
+        counts = (f"{getattr(queue, name):,}" for name in COUNTS)
+        _add(queues, queue.name, *counts, show_age(queue.oldest_age_ms))
+    workers = _table("worker", "health", "running", "done", "failed", "heartbeat")
+    for worker in view.workers:
+        _add(
+            workers,
+            worker.name,
+            worker.health + (" cordoned" if worker.cordoned else ""),
+            f"{worker.running}/{worker.capacity}",
+            worker.done,
+            worker.failed,
+            f"{show_age(worker.heartbeat_age_ms)} ago",
+            style=_COLOURS.get(worker.health, ""),
+        )
+    jobs = _table("running", "queue", "attempt", "progress", "worker")
+    for job in view.jobs:
+        progress = "" if job.progress is None else f"{job.progress:.0%}"
+        _add(jobs, job.does, job.queue, job.attempt, progress, job.worker or "")
+    title = Text(f"holdfast on {printable(place, one_line=True)}", style="bold")
+    return Group(title, Text(), queues, Text(), workers, Text(), jobs)
+
+
+def _table(*columns: str) -> Table:
+    from rich.table import Table
+
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold", expand=False)
+    for column in columns:
+        side: Literal["left", "right"] = "right" if column in _NUMBERS else "left"
+        table.add_column(column, no_wrap=True, overflow="ellipsis", justify=side)
+    return table
+
+
+def _add(table: Table, *values: object, style: str = "") -> None:
+    from rich.text import Text
+
+    cells = (Text(printable(str(value), one_line=True)) for value in values)
+    table.add_row(*cells, style=style)

@@ -1,4 +1,4 @@
-"""`holdfast up` and `holdfast worker …`: start workers, see them, and ask things of them."""
+"""`holdfast up`, `worker …` and `scaling`: start, list and control workers, and advise how many."""
 
 from __future__ import annotations
 
@@ -6,33 +6,35 @@ import asyncio
 import contextlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from cyclopts import Parameter
 
 from holdfast import __version__
-from holdfast.cli.alertflags import AlertFlags
-from holdfast.cli.exits import Exit, NotFound
-from holdfast.cli.guards import All, archive_at
-from holdfast.cli.output import COMMON, Common, print_json, say
+from holdfast.cli.flags import All, Archive, Upkeep, archive_path, option, switch
+from holdfast.cli.jobs import unknown_worker
+from holdfast.cli.output import COMMON, Common, Exit, print_json, print_table, say, show_age
 from holdfast.cli.pages import program
-from holdfast.cli.person import person
-from holdfast.cli.running import running
-from holdfast.cli.serve import beside_workers, listening_else_free
-from holdfast.cli.status import print_workers
-from holdfast.cli.webhookflags import WebhookFlags
-from holdfast.config import SETTINGS, Settings, queue_weights, settings
+from holdfast.cli.serve import AlertFlags, listener_for_up, server_program
+from holdfast.cli.session import open_app, person
+from holdfast.cli.status import print_workers, say_no_worker
+from holdfast.config import SETTINGS, Settings, queue_weights
+from holdfast.core import bounds
+from holdfast.core.scaling import Goal
 from holdfast.core.text import printable
-from holdfast.durations import to_ms
-from holdfast.errors import ConfigError, UsageError
-from holdfast.views.values import plain
-from holdfast.views.workers import Ordered, worker_view
+from holdfast.core.workers import addressee
+from holdfast.errors import ConfigError, NotFound, UsageError
+from holdfast.notation.durations import to_ms
+from holdfast.notation.policies import to_breaker
+from holdfast.ops.doctor import examine
+from holdfast.ops.scaling import Scaling, read_scaling, scaling_view
+from holdfast.ops.settings import read_settings
+from holdfast.ops.views import plain
+from holdfast.ops.workers import Ordered, OrderName, Workers, worker_view
 from holdfast.worker import launcher
 from holdfast.worker.options import INHERITED, WorkerOptions, default_processes, numbered
-from holdfast.worker.registry import OrderName, Workers
+from holdfast.worker.webhooks.webhook import webhook_setup
 
-_ALERTS = AlertFlags()
-_HOOKS = WebhookFlags()
 _TRY_NEXT = """\
 running: {running}; Ctrl-C drains and stops them
 in another terminal:
@@ -43,48 +45,107 @@ in another terminal:
 
 @Parameter(name="*")
 @dataclass(frozen=True, slots=True)
+class WebhookFlags:
+    """Whether a worker runs webhook jobs, and which hosts they may reach."""
+
+    webhooks: Annotated[bool, switch("Run webhook jobs, which send HTTP requests.")] = False
+    webhook_secrets: Annotated[
+        Path | None, option("PATH", "File of the secrets that sign webhooks, one per line.")
+    ] = None
+    webhook_allow: Annotated[
+        list[str] | None,
+        option(
+            "NETWORK...", "Allow webhooks to this private network, e.g. 10.0.0.0/8. Repeatable."
+        ),
+    ] = None
+    webhook_ca: Annotated[
+        Path | None, option("PATH", "CA bundle for webhook TLS, instead of the system's.")
+    ] = None
+    webhook_breaker: Annotated[
+        str | None,
+        option("BREAKER", 'Stop calling a host that fails, e.g. after "5 failures, 30s"; or off.'),
+    ] = None
+
+    def options(self) -> dict[str, Any]:
+        """Fields of `WorkerOptions`. Raises UsageError or ConfigError."""
+        if not self.webhooks:
+            if self != WebhookFlags():
+                raise UsageError("--webhooks is missing: without it this worker sends no webhooks")
+            return {}
+        options: dict[str, Any] = {
+            "webhooks": True,
+            "webhook_secrets": _absolute(self.webhook_secrets),
+            "webhook_allow": tuple(self.webhook_allow or ()),
+            "webhook_ca": _absolute(self.webhook_ca),
+        }
+        if self.webhook_breaker is not None:
+            off = self.webhook_breaker == "off"
+            named = "--webhook-breaker"
+            options["webhook_breaker"] = None if off else to_breaker(named, self.webhook_breaker)
+        webhook_setup(WorkerOptions(url="", **options))
+        return options
+
+
+_NO_WEBHOOKS = WebhookFlags()
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, slots=True)
 class WorkerFlags:
-    """How a worker is to be."""
+    """Settings of a worker."""
 
     queues: Annotated[
-        str | None, Parameter(help="Queues by weight: mail:10,default. The default is default.")
+        str | None,
+        option("QUEUES", "Serve these queues by weight, e.g. mail:10,default. [default: default]"),
     ] = None
     name: Annotated[
-        str | None, Parameter(help="A name that stays; with --count, NAME-1, NAME-2, …")
+        str | None, option("NAME", "Name of the worker. With --count N: NAME-1 to NAME-N.")
     ] = None
     processes: Annotated[
         int | None,
-        Parameter(
-            help="Child processes for Python tasks; one a core. 0 runs them in the worker itself, "
-            "where one that holds the interpreter lets leases lapse."
+        option(
+            "N",
+            "Child processes for Python tasks. 0 runs them in the worker itself, where a task "
+            "that blocks the interpreter delays lease renewals. [default: one per core]",
         ),
     ] = None
-    concurrency: Annotated[int | None, Parameter(help="Jobs at once in each of them; 16.")] = None
-    prefetch: Annotated[int | None, Parameter(help="Jobs leased ahead, at most; 1000.")] = None
+    concurrency: Annotated[
+        int | None, option("N", "Jobs each process runs at the same time. [default: 16]")
+    ] = None
+    prefetch: Annotated[
+        int | None, option("N", "Lease at most this many jobs ahead. [default: 1000]")
+    ] = None
     grace: Annotated[
-        str | None, Parameter(help="How long a stop waits for what is running; 30s.")
+        str | None,
+        option("DURATION", "Let running jobs finish for this long when stopping. [default: 30s]"),
     ] = None
     label: Annotated[
-        list[str] | None, Parameter(help="KEY=VALUE; may be given several times.", negative=())
+        list[str] | None, option("NAME=VALUE...", "Label of the worker. Repeatable.")
     ] = None
     shell: Annotated[
         bool | None,
-        Parameter(help="Run a command that is one text by the shell; on for a local file alone."),
+        Parameter(
+            help="Run a command that is one string in a shell. [default: only for a local file]"
+        ),
     ] = None
-    commands: Annotated[bool, Parameter(help="Run command jobs at all.")] = True
+    commands: Annotated[bool, Parameter(help="Run command jobs.")] = True
     env: Annotated[
         list[str] | None,
-        Parameter(help="One more variable that commands see of the environment.", negative=()),
+        option("NAME...", "Pass this environment variable on to commands. Repeatable."),
     ] = None
-    cwd: Annotated[Path | None, Parameter(help="Where commands run; here.")] = None
-    hooks: WebhookFlags = _HOOKS
-    output_max: Annotated[int | None, Parameter(help="Bytes of output kept of a job.")] = None
-    upkeep: Annotated[bool, Parameter(help="Also bring lapsed leases back, and so on.")] = True
-    archive: Annotated[
-        Path | None, Parameter(help="Keep finished jobs in this file before they are deleted.")
+    cwd: Annotated[
+        Path | None, option("PATH", "Directory of commands. [default: the current one]")
     ] = None
+    hooks: WebhookFlags = _NO_WEBHOOKS
+    output_max: Annotated[
+        int | None, option("BYTES", "Keep this much output of a job. [default: 65536]")
+    ] = None
+    upkeep: Upkeep = True
+    archive: Archive = None
 
     def options(self, url: str, stored: Settings, target: str | None) -> WorkerOptions:
+        """The options of the worker: flags win over stored settings. Raises UsageError."""
+
         def first(flag: int | None, name: str, default: int) -> int:
             if flag is not None:
                 low, high = SETTINGS[name].low, SETTINGS[name].high
@@ -92,10 +153,10 @@ class WorkerFlags:
                     shown = f"--{name.removeprefix('worker-')} {flag}"
                     raise UsageError(f"{shown} is not {low:.0f} to {high:.0f}")
                 return flag
-            said = stored.value(name)
-            return default if said is None else int(said)
+            value = stored.value(name)
+            return default if value is None else int(value)
 
-        grace_ms = None if self.grace is None else to_ms("grace", self.grace, UsageError)
+        grace_ms = None if self.grace is None else to_ms("--grace", self.grace, UsageError)
         shell = self.shell if self.shell is not None else stored.value("worker-shell")
         weights = queue_weights(self.queues) if self.queues else stored.value("worker-queues")
         return WorkerOptions(
@@ -108,22 +169,23 @@ class WorkerFlags:
             concurrency=first(self.concurrency, "worker-concurrency", 16),
             prefetch=first(self.prefetch, "worker-prefetch", 1000),
             grace_ms=first(grace_ms, "worker-grace", 30_000),
-            labels=dict(_pair(each) for each in self.label or []),
+            labels=dict(_label(each) for each in self.label or []),
             shell=shell,
             environment=(*INHERITED, *(self.env or [])),
-            cwd=None if self.cwd is None else str(self.cwd.absolute()),
+            cwd=_absolute(self.cwd),
             output_max=first(self.output_max, "worker-output-max", 64 * 1024),
             **self.hooks.options(),
             upkeep=self.upkeep,
-            archive=archive_at(self.archive),
+            archive=archive_path(self.archive),
         )
 
 
+_ALERTS = AlertFlags()
 _FLAGS = WorkerFlags()
-Names = Annotated[list[str] | None, Parameter(help="The workers' names.", negative=())]
-Count = Annotated[int, Parameter(help="How many workers, each a process of its own.")]
+Names = Annotated[list[str] | None, Parameter(help="Names of the workers.", negative=())]
+Count = Annotated[int, option("N", "Start this many workers, each in its own process.")]
 Target = Annotated[
-    str | None, Parameter(help="Your application too: module:app or path/to/file.py:app.")
+    str | None, option("APP", "Also run the tasks of module:app or path/to/file.py:app.")
 ]
 
 
@@ -131,31 +193,34 @@ def up(
     *,
     count: Count = 2,
     app: Target = None,
-    serve: Annotated[bool, Parameter(help="Serve HTTP too, to this machine alone.")] = True,
+    serve: Annotated[bool, Parameter(help="Also serve HTTP, to this machine only.")] = True,
     port: Annotated[
-        int | None, Parameter(help="The server's port; 7433, or a free one if that is taken.")
+        int | None,
+        option("PORT", "Port of the server. [default: 7433, or a free one if it is taken]"),
     ] = None,
     alerts: AlertFlags = _ALERTS,
     flags: WorkerFlags = _FLAGS,
     common: Common = COMMON,
 ) -> int:
-    """Start workers, upkeep and a server on one file, and say what to try next."""
-    told = alerts.settings()
-    if told and not serve:
-        raise UsageError("alerts are sent by the server: leave out --no-serve")
+    """Start workers, upkeep and a server, all in one."""
+    alert_settings = alerts.settings()
+    if alert_settings and not serve:
+        raise UsageError("the server sends alerts: leave out --no-serve")
     with contextlib.ExitStack() as stack:
-        listening = listening_else_free(port) if serve else None
+        listening = listener_for_up(port) if serve else None
         if listening is not None:
             stack.enter_context(listening)
         workers, place = asyncio.run(_prepare(common, flags, app, count))
         if not common.json:
             print(f"holdfast {__version__} on {printable(place, one_line=True)}")
-        beside = [] if listening is None else [beside_workers(workers[0].url, listening, told)]
+        beside = []
+        if listening is not None:
+            beside = [server_program(workers[0].url, listening, alert_settings)]
         code = launcher.run(
             workers,
             beside=beside,
-            started=lambda names: _tell_started(names[:count], names[count:], common),
-            asked=_tell_ending,
+            started=lambda names: _print_started(names[:count], names[count:], common),
+            asked=_say_stopping,
         )
     if not common.json and code == 0:
         print("stopped", flush=True)
@@ -165,17 +230,17 @@ def up(
 def start(
     *, count: Count = 1, app: Target = None, flags: WorkerFlags = _FLAGS, common: Common = COMMON
 ) -> int:
-    """Start workers here, in the foreground."""
+    """Start workers in the foreground."""
     workers, place = asyncio.run(_prepare(common, flags, app, count))
 
     def started(names: list[str]) -> None:
-        say(f"running on {place}: {', '.join(sorted(names))}; Ctrl-C drains, twice stops")
+        say(f"running on {place}: {', '.join(sorted(names))}; Ctrl-C drains, twice stops at once")
 
-    return launcher.run(workers, started=started, asked=_tell_ending)
+    return launcher.run(workers, started=started, asked=_say_stopping)
 
 
 def run(
-    app: Annotated[str, Parameter(help="module:app or path/to/file.py:app.")],
+    app: Annotated[str, Parameter(help="Application: module:app or path/to/file.py:app.")],
     /,
     *,
     count: Count = 1,
@@ -187,51 +252,114 @@ def run(
 
 
 async def show_all(*, common: Common = COMMON) -> None:
-    """List the workers and how well they are."""
-    async with running(common) as app:
+    """List workers and their health."""
+    async with open_app(common) as app:
         workers = await Workers(app.engine).all()
     if common.json:
         print_json([plain(worker_view(each)) for each in workers])
     elif workers:
         print_workers(workers)
     else:
-        say(f"there is no worker: start one with {program()} worker start")
+        say_no_worker()
 
 
 async def stop(names: Names = None, /, *, all: All = False, common: Common = COMMON) -> int:
-    """Ask workers to release what they have and end at once."""
+    """Stop workers at once. Their jobs are released to other workers."""
     return await _order(common, names, all, "stopping", "stop")
 
 
 async def drain(names: Names = None, /, *, all: All = False, common: Common = COMMON) -> int:
-    """Ask workers to finish what they have, lease nothing more and end."""
+    """Stop workers after they have finished their running jobs."""
     return await _order(common, names, all, "draining", "drain")
 
 
 async def cordon(names: Names = None, /, *, all: All = False, common: Common = COMMON) -> int:
-    """Let workers lease nothing more, over restarts too; what runs goes on."""
+    """Stop workers from leasing jobs, also after a restart.
+
+    Running jobs continue.
+    """
     return await _order(common, names, all, "cordoned", "cordon")
 
 
 async def uncordon(names: Names = None, /, *, all: All = False, common: Common = COMMON) -> int:
-    """Let workers lease again."""
+    """Let cordoned workers lease jobs again."""
     return await _order(common, names, all, "uncordoned", "uncordon")
 
 
-def _tell_started(workers: list[str], served: list[str], common: Common) -> None:
+async def scaling(
+    *,
+    queue: Annotated[str | None, option("NAME", "Only for this queue.")] = None,
+    target_wait: Annotated[
+        str, option("DURATION", "Jobs should wait no longer than this.")
+    ] = "30s",
+    slots: Annotated[
+        int | None,
+        option("N", "Jobs one worker runs at a time. [default: as the present workers]"),
+    ] = None,
+    workers_min: Annotated[int, option("N", "Advise at least this many workers.", "--min")] = 0,
+    workers_max: Annotated[int, option("N", "Advise at most this many workers.", "--max")] = 1_000,
+    common: Common = COMMON,
+) -> None:
+    """Advise how many workers to run.
+
+    The advice for each queue follows from how fast jobs arrive, how long they run, how many wait,
+    and for how long.
+    """
+    goal = Goal(
+        wait_ms=to_ms("--target-wait", target_wait, UsageError),
+        workers_min=workers_min,
+        workers_max=workers_max,
+    )
+    if not 1 <= goal.wait_ms <= bounds.DELAY_MS_MAX:
+        raise UsageError(f'--target-wait "{target_wait[:40]}": expected a duration such as 30s')
+    if not 0 <= workers_min <= workers_max <= bounds.SLOTS_MAX:
+        raise UsageError(
+            f"--min {workers_min} --max {workers_max}: expected 0 to {bounds.SLOTS_MAX} workers,"
+            " and --min not above --max"
+        )
+    if slots is not None and not 1 <= slots <= bounds.SLOTS_MAX:
+        raise UsageError(f"--slots {slots} is not 1 to {bounds.SLOTS_MAX}")
+    async with open_app(common) as app:
+        now = (await examine(app.home.store)).now
+        found = await read_scaling(app.engine, queue, goal, now=now, worker_slots=slots)
     if common.json:
-        server = next(iter(served), None)
+        print_json([plain(scaling_view(each)) for each in found])
+        return
+    rows = [
+        (
+            each.queue,
+            each.load.waiting,
+            show_age(each.advice.wait_ms) if each.advice.wait_ms is not None else "?",
+            each.load.workers,
+            each.advice.workers,
+            each.advice.slots,
+            each.advice.reason,
+        )
+        for each in found
+        if queue is not None or _is_visible(each)
+    ]
+    print_table(("queue", "waiting", "wait", "workers", "wanted", "slots", "because"), rows)
+
+
+def _is_visible(scaling: Scaling) -> bool:
+    """A worker's own queue is left out while it is empty."""
+    return addressee(scaling.queue) is None or scaling.load.waiting > 0
+
+
+def _print_started(workers: list[str], servers: list[str], common: Common) -> None:
+    if common.json:
+        server = next(iter(servers), None)
         print_json({"event": "started", "workers": sorted(workers), "server": server})
     else:
-        told = ", ".join([*sorted(workers), *served])
-        print(_TRY_NEXT.format(running=told, program=program()), flush=True)
+        running = ", ".join([*sorted(workers), *servers])
+        print(_TRY_NEXT.format(running=running, program=program()), flush=True)
 
 
-def _tell_ending(times: int) -> None:
+def _say_stopping(times: int) -> None:
     if times == 1:
-        say("draining: what runs may finish; Ctrl-C again stops at once")
+        say("draining: running jobs may finish; Ctrl-C again stops at once")
     elif times == 2:
-        say("stopping: what runs is released")
+        say("stopping: running jobs are released")
 
 
 async def _prepare(
@@ -240,20 +368,19 @@ async def _prepare(
     if not 1 <= count <= 256:
         raise UsageError(f"--count {count} is not 1 to 256")
     if flags.cwd is not None and not flags.cwd.is_dir():
-        raise UsageError(f"--cwd {flags.cwd} is no folder: commands could not be run there")
-    async with running(common, create=True) as app:
+        raise UsageError(f"--cwd {flags.cwd} is not a directory")
+    async with open_app(common, create=True) as app:
         if not app.engine.traits.shared:
             raise ConfigError(
-                f"workers are processes of their own, and {app.place} is within one: use a file"
+                f"workers are processes of their own and cannot share {app.place}: use a file"
             )
-        options = flags.options(app.url or "", await settings(app.engine), target)
-        known = {view.queue.name for view in await app.queues(counts=False)}
+        options = flags.options(app.url or "", await read_settings(app.engine), target)
+        views = await app.queues(names=options.queues, counts=False)
+        known = {view.queue.name for view in views}
         missing = sorted(set(options.queues) - known)
         if missing:
-            raise NotFound(
-                f"there is no queue {', '.join(missing)}: make it with {program()} queue create "
-                f"{missing[0]}"
-            )
+            create = f"{program()} queue create {missing[0]}"
+            raise NotFound(f'queue {", ".join(missing)} does not exist: create it with "{create}"')
     return numbered(options, count), app.place
 
 
@@ -265,24 +392,28 @@ async def _order(
     order: OrderName,
 ) -> int:
     if bool(names) == every:
-        raise UsageError("name the workers, or say --all for all of them")
-    async with running(common) as app:
+        raise UsageError("give the names of workers, or --all for all of them")
+    async with open_app(common) as app:
         wanted = None if every else names
-        asked, missing = await Workers(app.engine).order(order, wanted, by=person())
+        ordered, missing = await Workers(app.engine).order(order, wanted, by=person())
     if common.json:
-        print_json(plain(Ordered(workers=asked, missing=missing)))
+        print_json(plain(Ordered(workers=ordered, missing=missing)))
     else:
-        for name in asked:
+        for name in ordered:
             print(f"{printable(name, one_line=True)}: {done}")
-        if every and not asked:
+        if every and not ordered:
             say("there is no worker")
     if missing:
-        raise NotFound(f"no worker is called {', '.join(missing)}; see {program()} worker list")
+        raise unknown_worker(", ".join(missing))
     return Exit.DONE
 
 
-def _pair(text: str) -> tuple[str, str]:
-    key, equals, value = text.partition("=")
-    if not equals or not key:
-        raise UsageError(f"the label {text[:80]!r} is not KEY=VALUE")
-    return key, value
+def _label(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals or not name:
+        raise UsageError(f'--label "{text[:80]}": expected NAME=VALUE')
+    return name, value
+
+
+def _absolute(path: Path | None) -> str | None:
+    return None if path is None else str(path.absolute())

@@ -1,7 +1,8 @@
-"""What an operator's act makes of a job: the pure half of `Engine.amend`.
+"""Applies an operator's amendment to a job, and matches jobs against a filter: the pure half of
+`Engine.amend` and `Engine.find`, which SQL engines mirror.
 
-An act on a waiting job takes its token away, so that a late worker cannot settle what a person
-changed. A leased job only ever gets a cancel request.
+Amending a waiting job clears its token, so that a late worker cannot settle a job that an operator
+has changed. A leased job only ever gets a cancel request.
 """
 
 from __future__ import annotations
@@ -10,8 +11,8 @@ from typing import assert_never
 
 from msgspec.structs import replace
 
-from holdfast.core import limits
-from holdfast.core.lifecycle import Change, bury
+from holdfast.core import bounds
+from holdfast.core.lifecycle import Change, bury, is_expired
 from holdfast.core.model import Event, EventKind, Job, JobFilter, Queue, Reason, State
 from holdfast.core.verdict import (
     Amendment,
@@ -25,13 +26,16 @@ from holdfast.core.verdict import (
     Retime,
 )
 
+_EXACT = (
+    "queue", "task", "tenant", "group", "key", "worker", "reason", "fingerprint", "version",
+)  # fmt: skip
 _FINISHED = (State.DONE, State.DEAD, State.CANCELLED)
 
 
 def amendable(amendment: Amendment, wanted: JobFilter) -> tuple[State, ...]:
-    """The states this act applies to, within those the filter asks for.
+    """The states to which this amendment applies, within those of the filter.
 
-    A redrive that names no state means dead letters: nobody re-runs what is done by accident.
+    A redrive without a state means dead letters, so that finished jobs are not re-run by accident.
     """
     allowed: tuple[State, ...]
     match amendment:
@@ -53,9 +57,9 @@ def amendable(amendment: Amendment, wanted: JobFilter) -> tuple[State, ...]:
 
 
 def amend(job: Job, amendment: Amendment, queue: Queue, now: int) -> Change | None:
-    """The job after the act; None removes it. The caller has checked `amendable`."""
+    """The job after the amendment; None deletes it. The caller has checked `amendable`."""
     if job.state is State.LEASED and isinstance(amendment, Cancel):
-        asked = replace(job, cancel_requested=True, version=job.version + 1)
+        requested = replace(job, cancel_requested=True, version=job.version + 1)
         event = Event(
             at=now,
             kind=EventKind.CANCEL_REQUESTED,
@@ -63,7 +67,7 @@ def amend(job: Job, amendment: Amendment, queue: Queue, now: int) -> Change | No
             by=amendment.by,
             text=amendment.text,
         )
-        return Change(asked, event)
+        return Change(requested, event)
     changed = replace(job, token=None, version=job.version + 1)
     match amendment:
         case Delete():
@@ -79,8 +83,8 @@ def amend(job: Job, amendment: Amendment, queue: Queue, now: int) -> Change | No
         case Edit(by=by, text=text):
             fields = _edits(amendment, now)
             edited = replace(changed, **fields)
-            told = ": ".join(filter(None, (", ".join(sorted(fields)), text)))
-            event = _event(job, EventKind.EDITED, now, by, told)
+            description = ": ".join(filter(None, (", ".join(sorted(fields)), text)))
+            event = _event(job, EventKind.EDITED, now, by, description)
             if amendment.payload is None:
                 return Change(edited, event)
             return Change(replace(edited, progress=None, checkpoint=None), event, forgets=True)
@@ -92,15 +96,15 @@ def amend(job: Job, amendment: Amendment, queue: Queue, now: int) -> Change | No
             retimed = replace(changed, due_at=now + delay_ms)
             return Change(retimed, _event(job, EventKind.RETIMED, now, by), tail=True)
         case Expedite(by=by):
-            sooner = replace(changed, due_at=min(job.due_at, now), priority=limits.PRIORITY_MAX)
+            sooner = replace(changed, due_at=min(job.due_at, now), priority=bounds.PRIORITY_MAX)
             return Change(sooner, _event(job, EventKind.EXPEDITED, now, by))
         case never:
             assert_never(never)
 
 
 def redrive(job: Job, due_at: int) -> Job:
-    """A finished job as it starts again; its history stays. One that was given up for crashing
-    its worker runs alone, so that it can harm no others."""
+    """A finished job, waiting again with its counters at zero; its history stays. A job that died
+    by crashing its worker runs alone, so that it cannot take others down."""
     return replace(
         job,
         state=State.WAITING,
@@ -117,6 +121,42 @@ def redrive(job: Job, due_at: int) -> Job:
         cancel_requested=False,
         alone=job.reason is Reason.CRASHED,
     )
+
+
+def matches(wanted: JobFilter, job: Job, now: int) -> bool:
+    """Whether the job meets every condition of the filter."""
+    for name in _EXACT:
+        value = getattr(wanted, name)
+        if value is not None and getattr(job, name) != value:
+            return False
+    if wanted.ids is not None and job.id not in wanted.ids:
+        return False
+    if wanted.states is not None and job.state not in wanted.states:
+        return False
+    if wanted.labels and not wanted.labels.items() <= job.labels.items():
+        return False
+    if wanted.search and not _found(wanted.search, job):
+        return False
+    return _in_time(wanted, job, now)
+
+
+def _in_time(wanted: JobFilter, job: Job, now: int) -> bool:
+    if wanted.created_from is not None and job.created_at < wanted.created_from:
+        return False
+    if wanted.created_before is not None and job.created_at >= wanted.created_before:
+        return False
+    if wanted.finished_before_ms is not None and (
+        job.finished_at is None or job.finished_at > now - wanted.finished_before_ms
+    ):
+        return False
+    if wanted.expired is not None:
+        expired = job.state is State.WAITING and is_expired(job, now)
+        return expired is wanted.expired
+    return True
+
+
+def _found(text: str, job: Job) -> bool:
+    return any(text in field for field in (job.id, job.task, job.key or "", job.tenant or ""))
 
 
 def _edits(edit: Edit, now: int) -> dict[str, object]:

@@ -1,4 +1,4 @@
-"""How long a failed job waits: attempt number → delay. The random part is passed in."""
+"""Backoff: attempt number → delay before the next attempt. The random number is passed in."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Literal, get_args
 
 import msgspec
 
-from holdfast.core.limits import DELAY_MS_MAX
+from holdfast.core.bounds import DELAY_MS_MAX
 from holdfast.errors import InvalidQueue
 
 Kind = Literal["exponential", "linear", "constant"]
@@ -26,7 +26,7 @@ class Backoff(msgspec.Struct, frozen=True, kw_only=True):
     jitter: float = 1.0
 
     def __post_init__(self) -> None:
-        # Types too: what a store cannot read back would make the whole of it unreadable.
+        # Types too: a stored value of a wrong type would make its queue unreadable.
         if self.kind not in get_args(Kind):
             raise InvalidQueue(f"backoff kind is {self.kind!r}; use {', '.join(get_args(Kind))}")
         for name, value, low, high, kinds in (
@@ -53,6 +53,6 @@ class Backoff(msgspec.Struct, frozen=True, kw_only=True):
             case "linear":
                 return self.first_ms * attempt
             case "exponential":
-                # A float power overflows long after every cap was passed.
+                # Bounded, because a float power overflows; every cap is reached long before.
                 steps = min(attempt - 1, 100)
                 return min(self.first_ms * self.factor**steps, float(DELAY_MS_MAX))

@@ -1,8 +1,7 @@
-"""Circuit breakers: what keeps failing is left alone for a while, then tried with one job.
+"""Circuit breakers: a failing task or host is paused for a cool-down, then probed with one job.
 
-Pure: a record of what all workers saw, its age by the engine's clock, and what happened since go
-in; the next record comes out. Nothing here reads a clock: a record that is open was saved when it
-opened, so its age is how long that was ago.
+Pure: the shared record, its age by the engine's clock and new results go in, the next record comes
+out. A breaker is saved when it opens, so the age of its record is the time since then.
 """
 
 from __future__ import annotations
@@ -12,27 +11,27 @@ from enum import StrEnum
 import msgspec
 from msgspec.structs import replace
 
-from holdfast.core import limits
+from holdfast.core import bounds
 
 KIND = "breaker"
 TASK_PREFIX, HOST_PREFIX = "task:", "host:"
 
-PROBE_MS = 15 * limits.SECOND_MS
-"""A probe that nobody has renewed for so long may be made by another worker."""
+PROBE_MS = 15 * bounds.SECOND_MS
+"""After this time without a renewal, another worker may take over the probe."""
 _LAST_MAX = 200
 
 
 class Breaker(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """When it opens, and for how long. By `failures` in a row; or, with a `share`, when of the
-    last `window_ms` at least `calls_min` attempts were made and so large a share of them failed.
-    The cool-down doubles each time a probe fails, up to its most."""
+    """The policy of a breaker. It opens after `failures` in a row or, with a `share`, when at least
+    `calls_min` attempts ended within `window_ms` and that share of them failed. The cool-down
+    doubles each time a probe fails, up to `cooldown_ms_max`."""
 
     failures: int = 5
     share: float | None = None
     calls_min: int = 20
-    window_ms: int = limits.MINUTE_MS
-    cooldown_ms: int = 30 * limits.SECOND_MS
-    cooldown_ms_max: int = 10 * limits.MINUTE_MS
+    window_ms: int = bounds.MINUTE_MS
+    cooldown_ms: int = 30 * bounds.SECOND_MS
+    cooldown_ms_max: int = 10 * bounds.MINUTE_MS
 
 
 class BreakerState(StrEnum):
@@ -42,10 +41,10 @@ class BreakerState(StrEnum):
 
 
 class BreakerRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What all workers know of one breaker. `streak` failures in a row; `good` and `bad` attempts
-    of a window that is `window_ms` old. It is open for `open_ms` from when it was saved, or, when
-    `by` somebody's hand, until somebody closes it. `openings` in a row lengthen the cool-down.
-    `prober` is the id of the worker whose one job decides."""
+    """The state of one breaker, shared by all workers. `streak` counts failures in a row; `good`
+    and `bad` count attempts in a window that is `window_ms` old. It stays open for `open_ms` after
+    it was saved or, if an operator opened it (`by`), until an operator closes it. `openings` in a
+    row lengthen the cool-down. `prober` is the id of the worker that runs the probe."""
 
     policy: Breaker = Breaker()
     state: BreakerState = BreakerState.CLOSED
@@ -60,9 +59,9 @@ class BreakerRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     by: str = ""
 
 
-class Results(msgspec.Struct, frozen=True, kw_only=True):
-    """What attempts came to, in the order in which they ended: `first` failures before the first
-    success, `last` after the last one, and never more than `longest` in between."""
+class AttemptResults(msgspec.Struct, frozen=True, kw_only=True):
+    """Results of attempts in the order in which they ended: `first` failures before the first
+    success, `last` failures after the last one, and at most `longest` in a row."""
 
     good: int = 0
     bad: int = 0
@@ -71,7 +70,8 @@ class Results(msgspec.Struct, frozen=True, kw_only=True):
     last: int = 0
     text: str = ""
 
-    def plus(self, *, good: bool, text: str = "") -> Results:
+    def plus(self, *, good: bool, text: str = "") -> AttemptResults:
+        """These results and one more."""
         if good:
             return replace(self, good=self.good + 1, last=0)
         last = self.last + 1
@@ -85,12 +85,14 @@ class Results(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-NO_RESULTS = Results()
+NO_RESULTS = AttemptResults()
 
 
-def counted(record: BreakerRecord, results: Results, policy: Breaker, age_ms: int) -> BreakerRecord:
-    """With these results of attempts that were no probes. One that is not closed ignores them:
-    they began before it opened."""
+def count_results(
+    record: BreakerRecord, results: AttemptResults, policy: Breaker, age_ms: int
+) -> BreakerRecord:
+    """The record after results of attempts that were not probes; it may open. A breaker that is
+    not closed ignores them, because those attempts began before it opened."""
     if record.state is not BreakerState.CLOSED or results == NO_RESULTS:
         return record
     most = max(record.streak + results.first, results.longest)
@@ -111,7 +113,7 @@ def counted(record: BreakerRecord, results: Results, policy: Breaker, age_ms: in
 
 
 def may_probe(record: BreakerRecord, age_ms: int) -> bool:
-    """Is it time for one job, and is nobody about to run it?"""
+    """Whether a probe is due and no other worker is running one."""
     match record.state:
         case BreakerState.OPEN:
             return not record.by and age_ms >= record.open_ms
@@ -122,11 +124,12 @@ def may_probe(record: BreakerRecord, age_ms: int) -> bool:
 
 
 def probing(record: BreakerRecord, worker: str) -> BreakerRecord:
+    """Half open: this worker runs the probe."""
     return replace(record, state=BreakerState.HALF_OPEN, prober=worker)
 
 
 def probed(record: BreakerRecord, worker: str, *, good: bool, text: str = "") -> BreakerRecord:
-    """What the probe decides, if it is still this worker's to decide."""
+    """Close or reopen after a probe, if it is still this worker's probe."""
     if record.state is not BreakerState.HALF_OPEN or record.prober != worker:
         return record
     if good:
@@ -135,35 +138,35 @@ def probed(record: BreakerRecord, worker: str, *, good: bool, text: str = "") ->
 
 
 def closed(record: BreakerRecord) -> BreakerRecord:
-    """As new; what went wrong last stays to be read."""
+    """Closed, with all counters reset; the last error text stays."""
     return BreakerRecord(policy=record.policy, last=record.last)
 
 
 def opened_by(record: BreakerRecord, by: str) -> BreakerRecord:
-    """By hand: it stays open until it is closed by hand."""
+    """Opened by an operator: it stays open until an operator closes it."""
     return replace(record, state=BreakerState.OPEN, prober="", by=by or "somebody")
 
 
 def is_forgotten(record: BreakerRecord, age_ms: int) -> bool:
-    """Nothing was heard of it for a day: its task may be gone. A worker that has the task writes
-    it anew, closed; what a person opened stays."""
-    return not record.by and age_ms > record.open_ms + limits.DAY_MS
+    """Whether the record is unused for a day and may be deleted: its task may be gone. A worker
+    that has the task creates it again, closed. A breaker opened by an operator stays."""
+    return not record.by and age_ms > record.open_ms + bounds.DAY_MS
 
 
 def is_plain(record: BreakerRecord) -> bool:
-    """Says it nothing that a new one would not?"""
+    """Whether the record equals that of a breaker that has never seen a failure."""
     return record.state is BreakerState.CLOSED and not (record.streak or record.good or record.bad)
 
 
 def left_ms(record: BreakerRecord, age_ms: int) -> int | None:
-    """How long until a probe; None when nobody knows."""
+    """Milliseconds until the next probe; None if none is planned."""
     if record.state is BreakerState.OPEN and not record.by:
         return max(0, record.open_ms - age_ms)
     return None
 
 
 def told(record: BreakerRecord, name: str) -> str:
-    """How it stands, in a sentence without instants."""
+    """The state of the breaker in a sentence, without instants."""
     last = f", last: {record.last}" if record.last else ""
     match record.state:
         case BreakerState.CLOSED:
@@ -174,7 +177,7 @@ def told(record: BreakerRecord, name: str) -> str:
             return f"the breaker of {name} is open after {_failures(record.streak)}{last}"
         case BreakerState.HALF_OPEN:
             return (
-                f"the breaker of {name} is half open: one job is tried first, "
+                f"the breaker of {name} is half open: one job runs as a probe, "
                 f"after {_failures(record.streak)}{last}"
             )
 
@@ -187,7 +190,7 @@ def title(key: str) -> str:
 
 def _opened(record: BreakerRecord) -> BreakerRecord:
     policy = record.policy
-    # Bounded before it is shifted: a breaker may have opened for years.
+    # Bounded before the shift: a breaker may have opened any number of times.
     open_ms = min(policy.cooldown_ms << min(record.openings, 32), policy.cooldown_ms_max)
     return replace(
         record,

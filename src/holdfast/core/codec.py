@@ -1,12 +1,15 @@
-"""Payload ↔ bytes and Job ↔ JSON. What JSON has no way to write is refused.
+"""Payload ↔ bytes, Job → JSON, and the trace in a job's headers. Values that JSON cannot represent
+are refused.
 
-As everywhere in JSON, a tuple is read back as a list and the keys of an object as text.
+As always with JSON, a tuple is read back as a list and the keys of an object as text.
 """
 
 from __future__ import annotations
 
 import json
-from typing import Any
+import re
+from collections.abc import Mapping
+from typing import Any, Final
 
 import msgspec
 
@@ -15,11 +18,16 @@ from holdfast.errors import InvalidJob
 
 JSON = "application/json"
 
+TRACEPARENT: Final = "traceparent"
+TRACESTATE: Final = "tracestate"
+"""The headers that carry a W3C trace with a job or a request."""
+_TRACEPARENT_FORM = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}\Z")
+
 
 def encode(value: Any) -> bytes:
     """JSON bytes of a value. NaN, lone surrogates and endless nesting are refused, not altered."""
     try:
-        # The standard encoder, because msgspec's would write NaN as null without a word.
+        # The standard encoder: msgspec's writes NaN as null without an error.
         text = json.dumps(
             value,
             allow_nan=False,
@@ -43,7 +51,7 @@ def decode(data: bytes) -> Any:
 
 
 def merge_patch(target: bytes, patch: bytes) -> bytes:
-    """RFC 7396: what `patch` says, laid over `target`."""
+    """Apply a JSON merge patch (RFC 7396) to `target`."""
     try:
         return encode(_merged(decode(target) if target else {}, decode(patch)))
     except RecursionError:
@@ -68,4 +76,11 @@ def encode_job(job: Job) -> bytes:
 
 
 def decode_job(line: bytes) -> Job:
+    """A job from a line of an archive, as `encode_job` wrote it."""
     return msgspec.json.decode(line, type=Job)
+
+
+def trace_parent(headers: Mapping[str, str]) -> str | None:
+    """The traceparent header, if there is a well-formed one."""
+    found = headers.get(TRACEPARENT)
+    return found if found is not None and _TRACEPARENT_FORM.match(found) else None

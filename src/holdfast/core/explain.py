@@ -1,7 +1,7 @@
-"""Why is this job not running, and what would change it? Facts in, causes out, in order.
+"""Explains why a job is not running and what would change that: facts → causes, in order.
 
-Pure: whoever asks reads the facts. A cause never repeats the instant it is about: `at` says it,
-so that each reader can show it in a way of its own.
+Pure: the caller reads the facts. The text of a cause contains no instant; `at` holds it, so that
+each reader can format it.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from typing import assert_never
 import msgspec
 
 from holdfast.core import lifecycle, policy
-from holdfast.core.causes import Cause, of_the_flow
-from holdfast.core.flow import Waits
-from holdfast.core.model import Event, EventKind, Job, Queue, Reason, State
+from holdfast.core.fairness import TenantView
+from holdfast.core.limits import Slot
+from holdfast.core.model import Event, EventKind, Job, Queue, Reason, State, Waits
 from holdfast.core.text import counted
 from holdfast.core.workers import (
     HEARTBEAT_MS,
@@ -23,28 +23,29 @@ from holdfast.core.workers import (
     WorkerRecord,
     addressee,
     health,
-    knows,
-    room,
+    knows_task,
+    usable_slots,
 )
 
 NAMES_MAX = 5
+JOBS_SHOWN_MAX = 3
 ABSENT_MS = 6 * HEARTBEAT_MS
-"""A worker that was not heard of for so long is not there."""
+"""A worker without a heartbeat for this long counts as absent."""
 
 
 class Seen(msgspec.Struct, frozen=True, kw_only=True):
-    """A worker's record, and how old it is by the engine's clock."""
+    """A worker's record and its age by the engine's clock."""
 
     record: WorkerRecord
     age_ms: int = 0
 
 
 class Facts(msgspec.Struct, frozen=True, kw_only=True):
-    """What there is to know. `ahead` jobs of the queue that can be started come first; with
-    `ahead_more` at least so many. `paused_by` and `paused_at` say who paused the queue, where
-    that is known. `waits` is what the engine says of it, and `parents` how the first of those
-    stand that it waits for. `breaker` says how one stands that keeps the job, under `breaker_key`,
-    and `breaker_at` when that is over."""
+    """Everything an explanation needs. `ahead` counts the startable jobs before it in the queue;
+    with `ahead_more` it is a lower bound. `paused_by` and `paused_at` tell who paused the queue,
+    if known. `waits` is the engine's answer; `parents` holds the states of the first parents.
+    `breaker` describes the breaker that holds the job, `breaker_key` names it, and `breaker_at` is
+    when it is probed."""
 
     job: Job
     queue: Queue | None
@@ -61,8 +62,19 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     parents: dict[str, State] = {}
 
 
+class Cause(msgspec.Struct, frozen=True, kw_only=True):
+    """One reason why a job is not running. `command` is what a person can type after the name of
+    the program to apply the remedy; "" if there is no such command."""
+
+    code: str
+    text: str
+    remedy: str = ""
+    command: str = ""
+    at: int | None = None
+
+
 def explain(facts: Facts) -> list[Cause]:
-    """Every cause, the one that matters most first; never empty."""
+    """Every cause, the most important first; never empty."""
     match facts.job.state:
         case State.WAITING:
             return list(_waiting(facts))
@@ -75,20 +87,21 @@ def explain(facts: Facts) -> list[Cause]:
 
 
 def serves(record: WorkerRecord, queue: str) -> bool:
-    """A worker also serves the queue of the jobs that are addressed to it."""
+    """Whether a worker leases from a queue; its own queue counts."""
     return queue in record.queues or addressee(queue) == record.name
 
 
 def startable(task: str, queue: str, workers: Iterable[Seen]) -> bool:
-    """Would jobs of this task be started here? While nobody serves the queue, nobody knows."""
+    """Whether jobs of this task can start: some worker of the queue knows it, or the queue has no
+    worker and nothing is known."""
     serving = [seen for seen in workers if _is_present(seen) and serves(seen.record, queue)]
-    return not serving or any(knows(seen.record, task) for seen in serving)
+    return not serving or any(knows_task(seen.record, task) for seen in serving)
 
 
 def _waiting(facts: Facts) -> Iterator[Cause]:
     causes = list(_of_the_job(facts))
     if facts.waits is not None:
-        causes += of_the_flow(facts.job, facts.waits, facts.parents, facts.now)
+        causes += flow_control_causes(facts.job, facts.waits, facts.parents, facts.now)
     causes += [*_of_the_queue(facts), *_of_the_workers(facts)]
     if facts.breaker:
         causes.append(_of_the_breaker(facts))
@@ -97,17 +110,17 @@ def _waiting(facts: Facts) -> Iterator[Cause]:
         least = "at least " if facts.ahead_more else ""
         yield Cause(
             code="jobs_ahead",
-            text=f"{least}{counted(facts.ahead, 'waiting job')} of its queue must be started "
-            "first: of a higher priority, or due earlier",
-            remedy="put it in front of them, or start more workers",
+            text=f"{least}{counted(facts.ahead, 'waiting job')} of its queue must start first: "
+            "they have a higher priority or were due earlier",
+            remedy="expedite it, or start more workers",
             command=f"job expedite {facts.job.id}",
         )
     elif not causes:
-        yield Cause(code="ready", text="nothing is in its way: a worker should start it at once")
+        yield Cause(code="ready", text="nothing holds it: a worker should start it at once")
 
 
 def _is_held(facts: Facts) -> bool:
-    """By what no place in the line would change."""
+    """Whether the job is held by something other than its place in the queue."""
     waits = facts.waits
     behind = waits is not None and (waits.parent_count > 0 or waits.group_head is not None)
     return behind or lifecycle.is_expired(facts.job, facts.now)
@@ -117,7 +130,7 @@ def _of_the_breaker(facts: Facts) -> Cause:
     return Cause(
         code="breaker_open",
         text=facts.breaker,
-        remedy="wait until it is tried again, or close it if what failed is mended",
+        remedy="wait for the next probe, or close it if the cause is fixed",
         command=f"breaker close {facts.breaker_key}",
         at=facts.breaker_at,
     )
@@ -131,10 +144,10 @@ def _of_the_job(facts: Facts) -> Iterator[Cause]:
     job = facts.job
     if lifecycle.is_expired(job, facts.now):
         onward = job.overrides.reroute is not None and addressee(job.queue) is not None
-        fate = "goes on to another worker, or dies" if onward else "becomes a dead letter"
+        fate = "moves to another worker or dies" if onward else "becomes a dead letter"
         yield Cause(
             code="expired",
-            text=f"it was not started before its expiry, and {fate}",
+            text=f"it did not start before its expiry, and {fate}",
             remedy="give it more time",
             command=f"job edit {job.id} --expires 1h",
             at=job.expires_at,
@@ -152,45 +165,45 @@ def _delayed(facts: Facts) -> Cause:
         of = f" of {most}" if most else ""
         return Cause(
             code="retry_backoff",
-            text=f"attempt {last.attempt}{of} failed{_said(last)}: it waits before the next",
+            text=f"attempt {last.attempt}{of} failed{_quoted(last)}; it waits for the next attempt",
             remedy="run it at once",
             command=command,
             at=job.due_at,
         )
     if last is not None and last.kind is EventKind.RELEASED:
         by = f" by {last.by}" if last.by else ""
-        text = f"it was given back{by}{_said(last)}, and is not due again yet"
+        text = f"it was released{by}{_quoted(last)} and is not due again yet"
         return Cause(
             code="released", text=text, remedy="run it at once", command=command, at=job.due_at
         )
-    text = "it is delayed, and not due yet"
+    text = "it is delayed and not due yet"
     return Cause(code="delayed", text=text, remedy="run it at once", command=command, at=job.due_at)
 
 
 def _of_the_queue(facts: Facts) -> Iterator[Cause]:
     queue = facts.queue
     if queue is None:
-        yield Cause(code="queue_gone", text=f"queue {facts.job.queue} does not exist any more")
+        yield Cause(code="queue_gone", text=f"queue {facts.job.queue} no longer exists")
     elif queue.paused:
         by = f" by {facts.paused_by}" if facts.paused_by else ""
         yield Cause(
             code="queue_paused",
             text=f"queue {queue.name} was paused{by}",
-            remedy="let it go on",
+            remedy="resume the queue",
             command=f"queue resume {queue.name}",
             at=facts.paused_at,
         )
 
 
 def _of_the_workers(facts: Facts) -> Iterator[Cause]:
-    """Only when no worker could take the job: one with room is enough."""
+    """Nothing if at least one worker could take the job now."""
     job = facts.job
     present = [seen for seen in facts.workers if _is_present(seen)]
     serving = [seen for seen in present if serves(seen.record, job.queue)]
     if not serving:
         yield _unserved(facts, present)
         return
-    knowing = [seen for seen in serving if knows(seen.record, job.task)]
+    knowing = [seen for seen in serving if knows_task(seen.record, job.task)]
     if not knowing:
         yield _unknown(job, serving)
         return
@@ -203,11 +216,12 @@ def _unknown(job: Job, serving: list[Seen]) -> Cause:
     names = {task for seen in serving for task in seen.record.tasks}
     close = difflib.get_close_matches(job.task, sorted(names), 1)
     meant = f" (did you mean {close[0]}?)" if close else ""
-    anew = "enqueue it under that name, or " if close else ""
+    rename = "enqueue it under that name, or " if close else ""
     return Cause(
         code="task_unknown",
-        text=f"no worker of queue {job.queue} knows the task {job.task}{meant}; {_there(serving)}",
-        remedy=f"{anew}start a worker with the application that has the task",
+        text=f"no worker of queue {job.queue} knows the task {job.task}{meant};"
+        f" {_present(serving)}",
+        remedy=f"{rename}start a worker with the application that has the task",
         command=f"worker run MODULE:APP --queues {job.queue}",
     )
 
@@ -217,18 +231,18 @@ def _unserved(facts: Facts, present: list[Seen]) -> Cause:
     name = addressee(queue)
     if name is not None:
         last = [seen for seen in facts.workers if seen.record.name == name]
-        heard = f", last heard of {last[0].age_ms // 1000} s ago" if last else ""
+        heard = f"; its last heartbeat was {last[0].age_ms // 1000} s ago" if last else ""
         return Cause(
             code="addressee_absent",
-            text=f"it is addressed to worker {name}, which is not there{heard}",
-            remedy="start that worker, or give the job more time until it comes",
+            text=f"it is addressed to worker {name}, which is not running{heard}",
+            remedy="start that worker, or extend the job's expiry",
             command=f"worker start --name {name}",
             at=facts.job.expires_at,
         )
-    there = f"; {_there(present)}" if present else ", and there is no worker at all"
+    others = f"; {_present(present)}" if present else "; no worker is running"
     return Cause(
         code="queue_unserved",
-        text=f"no worker serves queue {queue}{there}",
+        text=f"no worker serves queue {queue}{others}",
         remedy="start a worker for it",
         command=f"worker start --queues {queue}",
     )
@@ -236,14 +250,14 @@ def _unserved(facts: Facts, present: list[Seen]) -> Cause:
 
 _HINDRANCES = {
     "stopping": ("{} stopping", "start another worker", "worker start --queues {queue}"),
-    "cordoned": ("{} cordoned", "let them lease again", "worker uncordon {name}"),
-    "unhealthy": ("{} unhealthy", "see what is wrong with them", "worker list"),
+    "cordoned": ("{} cordoned", "uncordon them", "worker uncordon {name}"),
+    "unhealthy": ("{} unhealthy", "see why", "worker list"),
     "saturated": ("{} saturated", "wait, or start more workers", "worker start --queues {queue}"),
 }
 
 
 def _hindrance(seen: Seen) -> str:
-    """Why this worker, which could run it, leases nothing now."""
+    """Why this worker, which knows the task, leases nothing now; "" if it could."""
     record = seen.record
     state, _ = health(record, seen.age_ms)
     if record.stopping:
@@ -252,16 +266,16 @@ def _hindrance(seen: Seen) -> str:
         return "cordoned"
     if state is Health.UNHEALTHY:
         return "unhealthy"
-    return "" if room(max(record.capacity - record.running, 0), state) else "saturated"
+    return "" if usable_slots(max(record.capacity - record.running, 0), state) else "saturated"
 
 
 def _hindered(hindered: list[tuple[Seen, str]], queue: str) -> Iterator[Cause]:
-    for code, (does, remedy, command) in _HINDRANCES.items():
+    for code, (template, remedy, command) in _HINDRANCES.items():
         alike = [seen for seen, why in hindered if why == code]
         if not alike:
             continue
         record = alike[0].record
-        text = does.format(f"{_names(alike)} {'is' if len(alike) == 1 else 'are'}")
+        text = template.format(f"{_names(alike)} {'is' if len(alike) == 1 else 'are'}")
         if code == "saturated":
             busy = sum(seen.record.running for seen in alike)
             slots = sum(seen.record.capacity for seen in alike)
@@ -283,23 +297,23 @@ def _leased(facts: Facts) -> Iterator[Cause]:
     if job.deadline_at is not None and job.deadline_at <= facts.now:
         yield Cause(
             code="overdue",
-            text=f"its lease lapsed, and nobody has ended it: {worker} did not renew it",
-            remedy="run upkeep, which gives the job to another worker",
+            text=f"its lease has lapsed: {worker} did not renew it",
+            remedy="run upkeep, which returns the job to its queue",
             command="up",
             at=job.deadline_at,
         )
     elif seen is not None and seen.age_ms > ABSENT_MS:
         yield Cause(
             code="worker_lost",
-            text=f"{worker} holds it, and was last heard of {seen.age_ms // 1000} s ago",
-            remedy="wait until the lease lapses: then another worker gets it",
+            text=f"{worker} holds it; its last heartbeat was {seen.age_ms // 1000} s ago",
+            remedy="wait until the lease lapses; then another worker gets it",
             at=job.deadline_at,
         )
     if job.cancel_requested:
         yield Cause(code="cancelling", text=f"{worker} was asked to stop it")
     yield Cause(
         code="running",
-        text=f"it is leased by {worker}, in attempt {job.attempt}",
+        text=f"{worker} is running attempt {job.attempt}",
         remedy="follow its output",
         command=f"job logs {job.id} --follow",
         at=job.leased_at,
@@ -308,11 +322,11 @@ def _leased(facts: Facts) -> Iterator[Cause]:
 
 _DEATHS = {
     Reason.ATTEMPTS: "its last attempt failed",
-    Reason.EXPIRED: "it was not started before its expiry",
-    Reason.CRASHED: "it took too many workers down with it",
-    Reason.REJECTED: "it was turned away",
-    Reason.EXPLICIT: "it was given up on purpose",
-    Reason.DEPENDENCY: "a job that it waited for died",
+    Reason.EXPIRED: "it did not start before its expiry",
+    Reason.CRASHED: "it crashed too many workers",
+    Reason.REJECTED: "it was rejected",
+    Reason.EXPLICIT: "it was buried on purpose",
+    Reason.DEPENDENCY: "a job it depends on died",
 }
 
 
@@ -321,8 +335,8 @@ def _finished(job: Job) -> Cause:
     if job.state is State.DEAD:
         why = _DEATHS[job.reason] if job.reason else "it is a dead letter"
         failed = job.failures
-        said = _said(failed[-1]) if failed else ""
-        text = f"it is dead: {why}{said}"
+        error = _quoted(failed[-1]) if failed else ""
+        text = f"it is dead: {why}{error}"
         return Cause(code="dead", text=text, remedy=remedy, command=command, at=job.finished_at)
     text = "it is done" if job.state is State.DONE else "it was cancelled"
     if job.state is State.CANCELLED and job.events and job.events[-1].by:
@@ -330,13 +344,13 @@ def _finished(job: Job) -> Cause:
     return Cause(code=str(job.state), text=text, remedy=remedy, command=command, at=job.finished_at)
 
 
-def _said(event: Event) -> str:
+def _quoted(event: Event) -> str:
     text = event.failure.message if event.failure else event.text
     return f" ({text[:200]})" if text else ""
 
 
-def _there(workers: list[Seen]) -> str:
-    return f"there {'is' if len(workers) == 1 else 'are'} {_names(workers)}"
+def _present(workers: list[Seen]) -> str:
+    return f"{_names(workers)} {'is' if len(workers) == 1 else 'are'} running"
 
 
 def _names(workers: list[Seen]) -> str:
@@ -344,3 +358,84 @@ def _names(workers: list[Seen]) -> str:
     rest = len(workers) - len(names)
     shown = ", ".join(names) + (f" and {rest} more" if rest else "")
     return f"{'worker' if len(workers) == 1 else 'workers'} {shown}"
+
+
+def flow_control_causes(
+    job: Job, waits: Waits, parents: dict[str, State], now: int
+) -> Iterator[Cause]:
+    if waits.parent_count:
+        yield _parents(waits, parents)
+    if waits.group_head is not None:
+        yield Cause(
+            code="group",
+            text=f"job {waits.group_head} is ahead of it in group {job.group}",
+            remedy="see why that job has not ended",
+            command=f"job explain {waits.group_head}",
+        )
+    for slot in waits.slots:
+        yield from _slot(job, slot, now)
+    if waits.tenant is not None and waits.tenant.noisy:
+        yield _noisy(waits.tenant)
+
+
+def _parents(waits: Waits, states: dict[str, State]) -> Cause:
+    shown = [
+        f"{id_} ({states[id_]})" if id_ in states else id_ for id_ in waits.parents[:JOBS_SHOWN_MAX]
+    ]
+    rest = waits.parent_count - len(shown)
+    more = f" and {rest} more" if rest > 0 else ""
+    text = f"it waits for {counted(waits.parent_count, 'job')}: {', '.join(shown)}{more}"
+    first = waits.parents[0] if waits.parents else ""
+    if states.get(first) in (State.DEAD, State.CANCELLED):
+        return Cause(
+            code="parents",
+            text=f"{text}; it is held until the dead job is redriven",
+            remedy="retry that job",
+            command=f"job retry {first}",
+        )
+    return Cause(
+        code="parents",
+        text=text,
+        remedy="see why they have not ended",
+        command=f"job explain {first}" if first else "",
+    )
+
+
+def has_room(slot: Slot) -> bool:
+    """Whether the counter allows one more job to start now."""
+    return not _is_full(slot) and (slot.rate is None or slot.free_ms == 0)
+
+
+def _is_full(slot: Slot) -> bool:
+    return slot.concurrency is not None and slot.used >= slot.concurrency
+
+
+def _slot(job: Job, slot: Slot, now: int) -> Iterator[Cause]:
+    name = f"limit {slot.limit}" + (f" for {slot.key}" if slot.key else "")
+    if _is_full(slot):
+        holders = ", ".join(slot.holders[:JOBS_SHOWN_MAX])
+        rest = slot.used - min(JOBS_SHOWN_MAX, len(slot.holders))
+        by = f", by {holders}" + (f" and {rest} more" if rest > 0 else "") if holders else ""
+        yield Cause(
+            code="limit_full",
+            text=f"{name} is full: {slot.used} of {slot.concurrency} slots are held{by}",
+            remedy="wait until one of them ends, or raise the limit",
+            command=f"queue limits {job.queue}",
+        )
+    if slot.rate is not None and slot.free_ms > 0:
+        yield Cause(
+            code="rate",
+            text=f"{name} has reached its rate",
+            remedy="wait, or raise the limit",
+            command=f"queue limits {job.queue}",
+            at=now + slot.free_ms,
+        )
+
+
+def _noisy(tenant: TenantView) -> Cause:
+    return Cause(
+        code="tenant_noisy",
+        text=f"its tenant {tenant.tenant or '(none)'} uses {tenant.share:.0%} of the queue's time,"
+        f" with {counted(tenant.leased, 'job')} leased, and goes behind the others",
+        remedy="start more workers",
+    )

@@ -1,8 +1,8 @@
-"""Failures that are alike have one fingerprint: the error's type, the top frames of the user's
-code, and the text without what differs from job to job.
+"""Fingerprints that group similar failures: a hash of the error's type, the innermost frames of
+the user's code, and the error text without ids, numbers and other values.
 
-Texts and traces are hostile: whatever they say, a fingerprint comes of them in bounded time. A
-wrong guess groups what is not alike, or parts what is, and does no other harm.
+Texts and traces are hostile: any input gives a fingerprint in bounded time. A wrong guess merges
+or splits groups and has no other effect.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ _OTHERS_MAX = 8
 _TRACE_LINES_MAX = 2_000
 
 _ABOUT_THE_TASK = (FailureKind.TIMEOUT, FailureKind.OVERDUE, FailureKind.EXPIRED)
-"""Where it happened to be, and on which worker, says nothing about these."""
+"""Kinds that are grouped by task: their message and trace depend on chance."""
 
 _ABOUT_CODE = (
     *("AttributeError", "ImportError", "ModuleNotFoundError", "NameError", "TypeError"),
     "UnboundLocalError",
 )
-"""What these quote are names in the code, which do not differ from job to job."""
+"""Errors whose messages quote names in the code; those do not vary between jobs."""
 
 _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 _FRAME = re.compile(r'\s*File "([^"]{1,1000})", line \d+,? in (\S{1,200})')
@@ -36,7 +36,7 @@ _LAST_IS_LAST = "Traceback (most recent call last):"
 _FOREIGN = re.compile(r"(?i)/(?:site-packages|dist-packages|lib(?:64)?/python\d[^/]*)/|^<frozen ")
 _OWN = re.compile(r"/(?:site-packages|dist-packages|src)/holdfast/")
 _INLINED = ("<listcomp>", "<dictcomp>", "<setcomp>")
-"""Frames of their own until Python 3.11, and not since."""
+"""Comprehensions have frames of their own up to Python 3.11 only."""
 
 _VARIABLE = re.compile(
     r"""
@@ -60,14 +60,14 @@ _DATA = re.compile(r"\{[^{}\n]*\}")
 _DEPTH_MAX = 10
 _VALUE = "<>"
 _VALUES = re.compile(r"<>(?:[\s,;]*<>)+")
-"""How many there are of them differs too."""
+"""A run of values counts as one, because its length varies too."""
 _NAME = re.compile(r"\W[A-Za-z_][\w.]{0,99}\W")
 
 
 def fingerprint(reason: Reason, failure: Failure | None, task: str = "") -> str:
-    """Twelve characters, the same for what failed alike.
+    """Twelve characters that are equal for similar failures.
 
-    An error is told by its frames, whichever task met it; what has none is its task's own.
+    An error with frames in the user's code is grouped across tasks; one without is grouped by task.
     """
     if failure is None:
         parts = [str(reason), task]
@@ -79,17 +79,17 @@ def fingerprint(reason: Reason, failure: Failure | None, task: str = "") -> str:
         where = frames(failure.trace, kind, crashed=failure.kind is FailureKind.CRASH)
         parts = [str(failure.kind), kind, str(failure.exit_code), str(failure.signal), text]
         parts += where or [task]
-    # As it is kept: a text is cleaned before, or after, it was on its way to a store.
+    # Replaced as when stored, so that a cleaned text has the same fingerprint as the original.
     whole = _LONE_SURROGATE.sub("\ufffd", "\0".join(parts))
     return hashlib.sha256(whole.encode()).hexdigest()[:12]
 
 
 def frames(trace: str, kind: str = "", *, crashed: bool = False) -> list[str]:
-    """The innermost frames of the user's code, as file name and function, and of each error that
-    led to it the innermost one. No line numbers, which move with every edit, nor folders, which
-    differ between machines.
+    """The innermost frames of the user's code, as file name and function, and the innermost frame
+    of each error that led to it. Without line numbers, which change with every edit, and without
+    folders, which differ between machines.
 
-    Of a process that died only the frames it died in count: what else it printed, it printed.
+    For a crashed process only the frames it died in count; any other traceback is output.
     """
     found = [each for each in _errors(trace) if each.died or not crashed]
     if not found:
@@ -97,14 +97,14 @@ def frames(trace: str, kind: str = "", *, crashed: bool = False) -> list[str]:
     *_, main = [each for each in found if each.kind == kind.rpartition(".")[2]] or found
     others = sorted({f"{each.kind} {''.join(each.own(1))}" for each in found if each is not main})
     inner = main.own(FRAMES_MAX)
-    # Which of them reached the bound of a recursion is chance.
+    # Which frame of a recursion reached the limit is chance.
     inner = sorted(inner) if main.kind == "RecursionError" else inner
     return [*inner, *others[:_OTHERS_MAX]]
 
 
 def normal(text: str, *, names: bool = False) -> str:
-    """What an error says, without ids, numbers, paths and quoted values; with `names`, quoted
-    names stay."""
+    """An error text without ids, numbers, paths and quoted values; with `names`, quoted names
+    stay."""
 
     def named(match: re.Match[str]) -> str:
         what = match.lastgroup
@@ -114,7 +114,7 @@ def normal(text: str, *, names: bool = False) -> str:
 
     plain = _VARIABLE.sub(named, text[: 4 * TEXT_MAX])
     for _ in range(_DEPTH_MAX):
-        # The innermost first: what has others inside is one value too.
+        # The innermost first: a value that contains values is one value too.
         plain, found = _DATA.subn(_VALUE, plain)
         if not found:
             break
@@ -122,14 +122,14 @@ def normal(text: str, *, names: bool = False) -> str:
 
 
 class _Error(NamedTuple):
-    """One of the errors that a trace tells of, and the frames it went through, innermost last."""
+    """One error in a trace, and its frames, innermost last."""
 
     kind: str
     places: tuple[tuple[str, str], ...]
     died: bool
 
     def own(self, most: int) -> list[str]:
-        """The innermost distinct frames of the user's code; of a library if there are none."""
+        """The innermost distinct frames of the user's code, or of libraries if there are none."""
         paths = [(path.replace("\\", "/"), name) for path, name in self.places]
         ours = [each for each in paths if not _OWN.search(each[0]) and each[1] not in _INLINED]
         users = [each for each in ours if not _FOREIGN.search(each[0])]
@@ -141,12 +141,12 @@ def _file(path: str) -> str:
     folder, _, name = path.rpartition("/")
     if name in ("__init__.py", "__main__.py"):
         return f"{folder.rpartition('/')[2]}/{name}"
-    # A cell of a notebook is a file with a number for a name.
+    # A notebook cell has a number as its file name.
     return re.sub(r"\d{3,}", "<n>", name)
 
 
 def _errors(trace: str) -> list[_Error]:
-    """Every error of a trace in its order: causes before what they led to, groups before parts."""
+    """Every error of a trace in order: causes before effects, groups before their parts."""
     found: list[_Error] = []
     places: list[tuple[str, str]] = []
     died = False

@@ -1,5 +1,5 @@
-"""Which lane a job waits in: jobs that share their queue, task, tenant and limits are alike to
-whoever leases, so one of them stands for all. Pure; engines keep the lanes."""
+"""Lanes: waiting jobs with the same queue, task, tenant and limit keys. If one job of a lane cannot
+start because of a limit, none can. Pure; engines store the lanes."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Any
 
 import msgspec
 
-from holdfast.core import limits
+from holdfast.core import bounds
 from holdfast.core.codec import JSON
-from holdfast.core.flow import Limit, SlotKey
+from holdfast.core.limits import Limit, SlotKey
 from holdfast.core.model import Job, NewJob, Queue
 from holdfast.errors import InvalidJob, InvalidQueue
 
@@ -21,7 +21,8 @@ _OWN = ("queue", "task", "tenant", "group")
 
 
 class Lane(msgspec.Struct, frozen=True, kw_only=True):
-    """`tenant` is None where the queue is not fair, and "" for jobs without one where it is."""
+    """The identity of a lane. `tenant` is None in a queue without fairness, and "" for a job
+    without a tenant in a queue with it."""
 
     queue: str
     task: str
@@ -30,10 +31,10 @@ class Lane(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def lane_of(job: NewJob | Job, queue: Queue, *, strict: bool = False) -> Lane | None:
-    """The job's lane; None where nothing but priority and time decides.
+    """The job's lane; None if its queue has neither limits for it nor fairness.
 
-    A template's field that the job lacks is refused when `strict`, as at the door; a job that is
-    in already, and comes under such a limit, counts as having it empty.
+    With `strict`, as for a new job, a job that lacks a field of a key template is refused. For a
+    job that is stored already the missing field counts as empty.
     """
     if not queue.limits and queue.fairness == "off":
         return None
@@ -51,12 +52,13 @@ def lane_of(job: NewJob | Job, queue: Queue, *, strict: bool = False) -> Lane | 
 
 
 def is_same_flow(before: Queue, after: Queue) -> bool:
-    """Do jobs stay in their lanes when a queue's settings change so? Numbers alone move nobody."""
+    """Whether all jobs stay in their lanes when a queue's settings change from `before` to `after`.
+    A changed number in a limit moves no job."""
     return _shape(before) == _shape(after)
 
 
 def fields_of(template: str) -> tuple[str, ...]:
-    """The names in a template; InvalidQueue if it is none."""
+    """The field names in a key template; InvalidQueue if the template is malformed."""
     try:
         parts = list(Formatter().parse(template))
     except ValueError as error:
@@ -95,14 +97,14 @@ def _key(limit: Limit, job: NewJob | Job, *, strict: bool) -> str:
         return key
     if strict:
         raise InvalidJob(
-            f"limit {limit.name} makes a key of job {job.id} that is over {limits.NAME_BYTES_MAX}"
+            f"limit {limit.name} makes a key of job {job.id} that is over {bounds.NAME_BYTES_MAX}"
             " bytes, or has a NUL or a lone surrogate"
         )
     return limit.key.format_map(dict.fromkeys(names, ""))
 
 
 def _is_storable(key: str) -> bool:
-    return not _UNSTORABLE.search(key) and len(key.encode()) <= limits.NAME_BYTES_MAX
+    return not _UNSTORABLE.search(key) and len(key.encode()) <= bounds.NAME_BYTES_MAX
 
 
 def _payload_fields(job: NewJob | Job) -> Mapping[str, Any]:
@@ -124,5 +126,5 @@ def _remedy(name: str) -> str:
 
 
 def _shape(queue: Queue) -> object:
-    bounds = sorted((limit.name, limit.task or "", limit.key) for limit in queue.limits)
-    return bounds, queue.fairness != "off"
+    keys = sorted((limit.name, limit.task or "", limit.key) for limit in queue.limits)
+    return keys, queue.fairness != "off"

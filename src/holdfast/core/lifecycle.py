@@ -1,7 +1,7 @@
-"""The ways of a job through its states: job + verdict → the next job.
+"""State transitions: job + verdict → the next job; `policy` has decided on the verdict. And the
+effect of a new job on the waiting job that holds its key; the engine looks up that job.
 
-Engines apply these functions or mirror them in SQL; the contract suite proves the mirror.
-Which verdict a job gets, `policy` has decided.
+Engines call these functions or mirror them in SQL; the contract suite verifies the mirror.
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ from typing import NamedTuple, assert_never
 
 from msgspec.structs import replace
 
-from holdfast.core import limits
+from holdfast.core import bounds, checks, codec
 from holdfast.core.fingerprint import fingerprint
+from holdfast.core.lanes import lane_of
 from holdfast.core.model import (
     Event,
     EventKind,
@@ -26,13 +27,21 @@ from holdfast.core.model import (
 )
 from holdfast.core.policy import exhausted, is_crash
 from holdfast.core.text import counted
-from holdfast.core.verdict import Bury, Complete, Forward, Outcome, Release, Retry, Verdict
+from holdfast.core.verdict import (
+    Bury,
+    Complete,
+    Forward,
+    Outcome,
+    Release,
+    Retry,
+    Verdict,
+)
 
 
 class Change(NamedTuple):
-    """The next job, its timeline row if it is worth one, and whether it goes to the tail.
+    """The changed job, its timeline event if there is one, and whether it goes to the tail.
 
-    `forgets`: its progress and its checkpoint are gone, being of another payload.
+    `forgets`: its progress and checkpoint are cleared, because they belong to another payload.
     """
 
     job: Job
@@ -42,15 +51,17 @@ class Change(NamedTuple):
 
 
 def is_expired(job: Job, now: int) -> bool:
+    """Whether the job is past its expiry, whatever its state."""
     return job.expires_at is not None and job.expires_at <= now
 
 
 def is_ready(job: Job, now: int) -> bool:
+    """Whether the job waits, is due and has not expired."""
     return job.state is State.WAITING and job.due_at <= now and not is_expired(job, now)
 
 
 def admit(new: NewJob, seq: int, now: int) -> Job:
-    """A new job as it enters its queue."""
+    """The stored job for a new one."""
     return Job(
         id=new.id,
         task=new.task,
@@ -74,11 +85,33 @@ def admit(new: NewJob, seq: int, now: int) -> Job:
     )
 
 
-def replace_waiting(job: Job, new: NewJob, now: int) -> Change:
-    """A waiting job takes over what a later one under the same key says; its id and its counts
-    stay, and the output of its runs, but not what they could have gone on from.
+def apply_key_policy(job: Job, new: NewJob, queue: Queue, now: int) -> Change | None:
+    """The change to `job`, which holds the key of `new`: replaced or merged; None keeps it."""
+    if job.state is not State.WAITING or not updates_held_job(job, new):
+        return None
+    if new.key_policy == "replace":
+        change = replace_waiting(job, new, now)
+    else:
+        payload = codec.merge_patch(job.payload, new.payload)
+        checks.check_job(replace(new, payload=payload), queue.payload_max)
+        change = merge_waiting(job, payload, now)
+    if change.job is not job:
+        lane_of(change.job, queue, strict=True)
+    return change
 
-    One that was moved on to another queue, such as a dead letter, is left as it is.
+
+def updates_held_job(job: Job, new: NewJob) -> bool:
+    """Whether `new` changes the waiting job that holds its key. A payload is never merged into a
+    job of another task: a caller who may enqueue one task may not be allowed the other."""
+    same = job.task == new.task
+    return new.key_policy == "replace" or (new.key_policy == "merge" and same)
+
+
+def replace_waiting(job: Job, new: NewJob, now: int) -> Change:
+    """Replace a waiting job with a later one under the same key. Its id, counters and output stay;
+    progress and checkpoint do not.
+
+    A job that was moved to another queue, such as a dead letter, is left unchanged.
     """
     if job.origin is not None:
         return Change(job)
@@ -94,8 +127,8 @@ def replace_waiting(job: Job, new: NewJob, now: int) -> Change:
 
 
 def merge_waiting(job: Job, payload: bytes, now: int) -> Change:
-    """A waiting job with the payload that merging made; all stays but what a run could have gone
-    on from. One that was moved on to another queue, such as a dead letter, is left as it is."""
+    """Give a waiting job the merged payload; only its progress and checkpoint are cleared. A job
+    that was moved to another queue, such as a dead letter, is left unchanged."""
     if job.origin is not None:
         return Change(job)
     merged = replace(
@@ -111,7 +144,8 @@ def merge_waiting(job: Job, payload: bytes, now: int) -> Change:
 
 
 def lease(job: Job, *, token: int, worker: str, now: int, lease_ms: int) -> Job:
-    """The attempt is counted here, so that a job which kills its worker cannot run for ever."""
+    """Lease a due job. The attempt is counted now, so that a job that kills its worker cannot run
+    for ever."""
     assert job.state is State.WAITING
     assert job.due_at <= now
     return replace(
@@ -127,27 +161,27 @@ def lease(job: Job, *, token: int, worker: str, now: int, lease_ms: int) -> Job:
 
 
 def judge(job: Job | None, token: int, verdict: Verdict, *, lapsed: bool) -> Outcome | None:
-    """May `verdict` end the lease `token`? None: apply it; else the answer to give.
+    """Whether `verdict` may end the lease `token`: None to apply it, else the answer to give.
 
-    A late settle still wins while the job waits under its token; a repeat is harmless. The
-    verdict on a lapsed lease must find it lapsed still: `lapsed` is whether its deadline is past.
+    A late settle still wins while the job waits under its token; a repeat is harmless. The reaper's
+    verdict counts only while the lease is `lapsed`, that is, past its deadline.
     """
     if job is None or job.token != token:
         return Outcome.LOST
     match job.state:
         case State.LEASED:
-            # A renewal may have been on its way when the reaper looked.
+            # The lease may have been renewed since the reaper read it.
             return Outcome.LOST if is_reaped(verdict) and not lapsed else None
         case State.WAITING if isinstance(verdict, Retry | Release):
             return Outcome.SETTLED
         case State.WAITING:
-            # Its worker was faster with a release, which gave back what this was decided on.
+            # The worker released the job after the reaper had read it.
             return Outcome.LOST if is_reaped(verdict) else None
         case State.DONE:
             return Outcome.SETTLED if isinstance(verdict, Complete) else Outcome.LOST
         case State.DEAD:
-            # A release too many buries the job.
-            last = isinstance(verdict, Release) and job.releases > limits.RELEASES_MAX
+            # One release too many buries the job.
+            last = isinstance(verdict, Release) and job.releases > bounds.RELEASES_MAX
             return Outcome.SETTLED if last or isinstance(verdict, Bury) else Outcome.LOST
         case State.CANCELLED:
             repeat = isinstance(verdict, Retry | Release | Forward)
@@ -157,15 +191,14 @@ def judge(job: Job | None, token: int, verdict: Verdict, *, lapsed: bool) -> Out
 
 
 def is_reaped(verdict: Verdict) -> bool:
-    """Is it about a lease that lapsed?"""
+    """Whether the verdict was made by the reaper about a lapsed lease."""
     failure = verdict.failure if isinstance(verdict, Retry | Bury) else None
     return failure is not None and failure.kind is FailureKind.OVERDUE
 
 
 def apply(job: Job, verdict: Verdict, queue: Queue, now: int) -> Change:
-    """The job after its lease ended by `verdict`. `queue` is the job's own.
-
-    A dead_queue must exist: the engine passes a queue without one otherwise.
+    """The job after `verdict` ended its lease. `queue` is the job's own; if its dead_queue does not
+    exist, the engine passes a queue without one.
     """
     ended = replace(job, deadline_at=None, version=job.version + 1)
     match verdict:
@@ -183,12 +216,12 @@ def apply(job: Job, verdict: Verdict, queue: Queue, now: int) -> Change:
             event = _event(job, EventKind.RETRIED, now, failure=failure)
             return _wait(again, queue, delay_ms, now, event)
         case Release(text=text, delay_ms=delay_ms, alone=alone, unstarted=unstarted):
-            given_back = job.attempt > 0 and (unstarted or job.releases < limits.RELEASES_MAX)
+            given_back = job.attempt > 0 and (unstarted or job.releases < bounds.RELEASES_MAX)
             attempt, releases = job.attempt - given_back, job.releases + (not unstarted)
             again = replace(ended, attempt=attempt, releases=releases, alone=job.alone or alone)
             if not given_back and exhausted(queue, job):
                 often = counted(again.releases, "time")
-                failure = Failure(message=f"released {often}, at last: {text}")
+                failure = Failure(message=f"released {often}, the last time: {text}")
                 by = job.worker or ""
                 return bury(again, queue, reason=Reason.ATTEMPTS, failure=failure, by=by, now=now)
             event = _event(job, EventKind.RELEASED, now, text=text)
@@ -204,9 +237,9 @@ def apply(job: Job, verdict: Verdict, queue: Queue, now: int) -> Change:
 def bury(
     job: Job, queue: Queue, *, reason: Reason, failure: Failure | None, by: str, now: int
 ) -> Change:
-    """A dead letter in its place, or a new start in the queue's dead_queue.
+    """Make the job a dead letter, or move it to the queue's dead_queue as a fresh job.
 
-    A job that came as a dead letter already stays: dead queues may lead in a circle.
+    A job that was moved as a dead letter before stays: dead queues may form a cycle.
     """
     target = queue.dead_queue if job.reason is None else None
     text = f"{reason}: moved from {job.queue} to {target}" if target else str(reason)
@@ -222,7 +255,7 @@ def bury(
 
 
 def _afresh(job: Job, now: int, *, queue: str) -> Job:
-    # Without its token: a late settle must not reach the job in its new life.
+    # Without its token: a late settle must not affect the job in its new queue.
     return replace(
         job,
         queue=queue,
@@ -239,39 +272,39 @@ def _afresh(job: Job, now: int, *, queue: str) -> Job:
 
 
 def _wait(job: Job, queue: Queue, delay_ms: int, now: int, event: Event) -> Change:
-    """Back to waiting: at the tail, or with `order = keep` and no delay at its old place. In a
-    strict group nothing passes it, so there it keeps its place too."""
+    """Put the job back to waiting: at the tail or, with `order = keep` and no delay, at its old
+    place. A job of a strict group always keeps its place when there is no delay."""
     keep = (queue.order == "keep" or job.group is not None) and delay_ms == 0
     due_at = job.due_at if keep else now + delay_ms
     return Change(replace(job, state=State.WAITING, due_at=due_at), event, tail=not keep)
 
 
-class Parting(StrEnum):
-    """What the end of a parent means for a child that waits for it."""
+class ParentEffect(StrEnum):
+    """The effect of a parent's end on a child that waits for it."""
 
     SATISFIED = "satisfied"
     CANCELLED = "cancelled"
     HELD = "held"
 
 
-def after_parent(child: Job, ended: State | None) -> Parting:
-    """`ended` is the parent's last state; None when it was deleted before it ended."""
+def after_parent(child: Job, ended: State | None) -> ParentEffect:
+    """The effect on `child`; `ended` is the parent's last state, None if it was deleted."""
     lived = ended is State.DONE
     match child.after_on:
         case "either":
-            return Parting.SATISFIED
+            return ParentEffect.SATISFIED
         case "death":
-            return Parting.CANCELLED if lived else Parting.SATISFIED
+            return ParentEffect.CANCELLED if lived else ParentEffect.SATISFIED
         case "success" if lived or child.parent_death == "run":
-            return Parting.SATISFIED
+            return ParentEffect.SATISFIED
         case "success":
-            return Parting.HELD if child.parent_death == "hold" else Parting.CANCELLED
+            return ParentEffect.HELD if child.parent_death == "hold" else ParentEffect.CANCELLED
         case never:
             assert_never(never)
 
 
 def orphan(child: Job, parent: str, ended: State | None, now: int) -> Change:
-    """A waiting child that will never have what it waited for."""
+    """Cancel a waiting child whose parent did not end as it required."""
     fate = "was deleted" if ended is None else f"is {ended}"
     text = f"parent {parent} {fate}"
     event = Event(at=now, kind=EventKind.CANCELLED, attempt=child.attempt, text=text)
@@ -288,3 +321,28 @@ def _event(
     return Event(
         at=now, kind=kind, attempt=job.attempt, by=job.worker or "", text=text, failure=failure
     )
+
+
+def timeline(job: Job) -> tuple[Event, ...]:
+    """Every event of a job read by `get`, oldest first."""
+    events = [Event(at=job.created_at, kind=EventKind.ENQUEUED), *job.events]
+    if job.leased_at is not None:
+        events.append(
+            Event(
+                at=job.leased_at,
+                kind=EventKind.LEASED,
+                attempt=job.attempt,
+                by=job.worker or "",
+            )
+        )
+    if job.state is State.DONE and job.finished_at is not None:
+        events.append(
+            Event(
+                at=job.finished_at,
+                kind=EventKind.COMPLETED,
+                attempt=job.attempt,
+                by=job.worker or "",
+            )
+        )
+    # The sort is stable: events of the same millisecond keep the order in which they were stored.
+    return tuple(sorted(events, key=lambda event: event.at))

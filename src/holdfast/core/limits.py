@@ -1,58 +1,82 @@
-"""Every bound in the system, named once.
+"""Concurrency limits and rates of a queue: the values and their arithmetic.
 
-Sizes are bytes, durations milliseconds. A bound that a queue may change is only its default here.
+Rates count in microseconds, so that a thousand starts a second are evenly spaced. An engine stores
+the counters and asks these functions what they allow.
 """
 
 from __future__ import annotations
 
-import re
+import msgspec
 
-SECOND_MS = 1_000
-MINUTE_MS = 60 * SECOND_MS
-HOUR_MS = 60 * MINUTE_MS
-DAY_MS = 24 * HOUR_MS
 
-PAYLOAD_MAX = 1024 * 1024
-RESULT_MAX = 1024 * 1024
-CHECKPOINT_MAX = 1024 * 1024
-OUTPUT_MAX = 128 * 1024
-RECORD_MAX = 256 * 1024
-ERROR_TEXT_MAX = 16 * 1024
+class Rate(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """At most `count` starts in any `per_ms`, evenly spaced, with up to `burst` at once.
 
-BATCH_MAX = 1_000
-FOLLOW_UPS_MAX = 1_000
-PAGE_MAX = 1_000
-SCAN_MAX = 100_000
-COUNT_EXACT_MAX = 10_000
+    With a burst above 1, a window may contain `burst - 1` more starts.
+    """
 
-LIMITS_MAX = 16
-WEIGHTS_MAX = 1_000
-WEIGHT_MAX = 1_000
-GROUP_BATCH_MAX = 100
-PARENTS_MAX = 10_000
-CASCADE_MAX = 10_000
-RATE_COUNT_MAX = 1_000_000
-SLOTS_MAX = 10_000_000
+    count: int
+    per_ms: int
+    burst: int = 1
 
-PRIORITY_MIN, PRIORITY_MAX = -100, 100
-ATTEMPTS_MAX = 1_000_000
-RELEASES_MAX = 20
-REROUTES_MAX = 100
+    @property
+    def apart_us(self) -> int:
+        """The time between two evenly spaced starts."""
+        return -(-self.per_ms * 1_000 // self.count)
 
-DELAY_MS_MAX = 100 * 365 * DAY_MS
-LEASE_MS_MIN, LEASE_MS_MAX = 10, 7 * DAY_MS
-WAIT_MS_MAX = HOUR_MS
-RETENTION_MS_MAX = 100 * 365 * DAY_MS
-KEY_WINDOW_MS = DAY_MS
 
-NAME_BYTES_MAX = 256
-PAIRS_MAX = 64
-PAIR_VALUE_BYTES_MAX = 4096
-EXTRA_BYTES_MAX = 64 * 1024
+class Limit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A limit on the jobs of a queue, or of one task in it, that share a key.
 
-QUEUE_NAME = re.compile(r"[A-Za-z0-9_.-]{1,80}\Z")
-TASK_NAME = re.compile(r"[A-Za-z0-9_.:/-]{1,200}\Z")
-JOB_ID = re.compile(r"[A-Za-z0-9_.:@-]{1,128}\Z")
-NAMESPACE = re.compile(r"[A-Za-z0-9_.-]{1,80}\Z")
-RECORD_KIND = re.compile(r"[a-z0-9_-]{1,40}\Z")
-CONTENT_TYPE = re.compile(r"[\x21-\x7e][\x20-\x7e]{0,126}\Z")
+    `key` is a template such as "{tenant}:{region}"; all jobs share an empty one. Queues whose
+    limits have the same `name` share its slots.
+    """
+
+    name: str
+    task: str | None = None
+    key: str = ""
+    concurrency: int | None = None
+    rate: Rate | None = None
+
+
+class SlotKey(msgspec.Struct, frozen=True, order=True):
+    """One counter of one limit: the limit's name, and the key its template gives for a job."""
+
+    limit: str
+    key: str
+
+
+class Slot(msgspec.Struct, frozen=True, kw_only=True):
+    """The current state of one counter. `free_ms` is the time until its rate allows another start;
+    `holders` are the first jobs that hold it, by id."""
+
+    limit: str
+    key: str
+    concurrency: int | None
+    rate: Rate | None
+    used: int
+    free_ms: int = 0
+    holders: tuple[str, ...] = ()
+
+
+def starts_now(rate: Rate, free_us: int, now_us: int) -> int:
+    """How many jobs may start now if the next evenly spaced start is at `free_us`."""
+    ahead = max(0, free_us - now_us)
+    return max(0, rate.burst * rate.apart_us - ahead) // rate.apart_us
+
+
+def after_starts(rate: Rate, free_us: int, now_us: int, count: int) -> int:
+    """The next `free_us` after `count` more starts."""
+    return max(free_us, now_us) + count * rate.apart_us
+
+
+def free_ms(rate: Rate, free_us: int, now_us: int) -> int:
+    """Milliseconds until one more job may start; 0 means now."""
+    ahead = free_us - now_us - (rate.burst - 1) * rate.apart_us
+    return max(0, -(-ahead // 1_000))
+
+
+def clamp_free_us(rate: Rate, free_us: int, now_us: int) -> int:
+    """`free_us`, bounded by what the rate can reach. A later value was stored before the clock was
+    set back or the rate was changed."""
+    return min(free_us, now_us + rate.burst * rate.apart_us)

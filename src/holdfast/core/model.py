@@ -1,8 +1,8 @@
-"""The nouns: Queue, NewJob, Job, Lease, Failure, Event, and what calls carry in and out.
+"""The data model: Queue, NewJob, Job, Lease, Failure, Event, and the values that calls exchange.
 
-All are frozen values. Instants (`…_at`) and durations (`…_ms`) are integer milliseconds. Those
-that are made by the thousand are left out of garbage collection (`gc=False`): they cannot be part
-of a cycle, and following them would cost more than making them.
+All are frozen. Instants (`…_at`) and durations (`…_ms`) are integer milliseconds. Structs that are
+created by the thousand are excluded from garbage collection (`gc=False`): they cannot be part of a
+cycle, and traversing them would cost more than creating them.
 """
 
 from __future__ import annotations
@@ -12,13 +12,17 @@ from typing import Literal
 
 import msgspec
 
-from holdfast.core import limits
+from holdfast.core import bounds
 from holdfast.core.backoff import Backoff
-from holdfast.core.flow import Fairness, Limit
+from holdfast.core.fairness import (
+    Fairness,
+    TenantView,
+)
+from holdfast.core.limits import Limit, Slot
 
 
 class State(StrEnum):
-    """What is stored. Ready, delayed, overdue and expired are read from the job and the clock."""
+    """The stored state. Ready, delayed, overdue and expired follow from the job and the clock."""
 
     WAITING = "waiting"
     LEASED = "leased"
@@ -28,6 +32,7 @@ class State(StrEnum):
 
     @property
     def finished(self) -> bool:
+        """Whether the job is done, dead or cancelled."""
         return self not in (State.WAITING, State.LEASED)
 
 
@@ -47,6 +52,8 @@ class Reason(StrEnum):
 
 
 class FailureKind(StrEnum):
+    """How an attempt failed."""
+
     ERROR = "error"
     TIMEOUT = "timeout"
     CRASH = "crash"
@@ -55,7 +62,7 @@ class FailureKind(StrEnum):
 
 
 class Failure(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What went wrong in one attempt. `message` and `trace` are hostile text, cleaned on entry."""
+    """The failure of one attempt. `message` and `trace` are hostile text, cleaned on entry."""
 
     kind: FailureKind = FailureKind.ERROR
     type: str = ""
@@ -66,8 +73,8 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class EventKind(StrEnum):
-    """What happens to a job. The first three are read from the job's own columns; the others add
-    a row to its timeline, because they went wrong or were done by a person."""
+    """The kinds of timeline events. The first three are derived from the job's own columns; the
+    others are stored."""
 
     ENQUEUED = "enqueued"
     LEASED = "leased"
@@ -87,7 +94,7 @@ class EventKind(StrEnum):
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One row of a job's timeline. `by` is the worker or the person who did it."""
+    """One event in a job's timeline. `by` is the worker or person that caused it."""
 
     at: int
     kind: EventKind
@@ -98,9 +105,9 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Reroute(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Where a job goes that its worker did not take in time: to another one with these labels, at
-    most so often; `done` so often already. `ttl_ms` is the time it gets there; None is as long as
-    it had at first."""
+    """Reroute policy of an addressed job that its worker did not take in time: to another worker
+    with these labels, at most `most` times; `done` counts them. `ttl_ms` is its TTL there; None
+    means the original one."""
 
     labels: dict[str, str] = {}
     most: int = 3
@@ -109,8 +116,8 @@ class Reroute(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Overrides(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A job's own answer where it differs from its queue's; None asks the queue. With `reroute` a
-    job that is addressed to one worker goes on to another instead of dying by its expiry."""
+    """A job's own settings; None means the queue's. With `reroute`, an addressed job moves to
+    another worker when it expires, instead of dying."""
 
     lease_ms: int | None = None
     timeout_ms: int | None = None
@@ -129,24 +136,24 @@ ParentDeath = Literal["cancel", "run", "hold"]
 
 
 class Queue(msgspec.Struct, frozen=True, kw_only=True):
-    """A named line and its settings; every one of them can change at any time.
+    """A queue's name and settings; every setting can change at any time.
 
-    Each `aging_ms` that a job has waited counts as one more of priority. Of one strict group at
-    most `group_batch` jobs are leased, together by one call. `weights` are of tenants.
+    A job's priority grows by one for each `aging_ms` it has waited. At most `group_batch` jobs of a
+    strict group are leased at a time, by one call. `weights` maps tenants to their weights.
     """
 
     name: str
-    lease_ms: int = 30 * limits.SECOND_MS
+    lease_ms: int = 30 * bounds.SECOND_MS
     timeout_ms: int | None = None
     max_attempts: int = 4
     max_crashes: int = 3
     backoff: Backoff = Backoff()
     order: Order = "tail"
-    retention_ms: int = 7 * limits.DAY_MS
-    dead_retention_ms: int = 14 * limits.DAY_MS
+    retention_ms: int = 7 * bounds.DAY_MS
+    dead_retention_ms: int = 14 * bounds.DAY_MS
     dead_queue: str | None = None
     max_depth: int | None = None
-    payload_max: int = limits.PAYLOAD_MAX
+    payload_max: int = bounds.PAYLOAD_MAX
     accepting: bool = True
     paused: bool = False
     limits: tuple[Limit, ...] = ()
@@ -157,11 +164,11 @@ class Queue(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NewJob(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """A job on its way in. The id is the producer's, so that a repeated enqueue adds nothing.
+    """A job to enqueue. The producer chooses the id, so that a repeated enqueue adds nothing.
 
-    It waits until every job of `after` has ended as `after_on` says. `parent_death` is what comes
-    of it when one died instead, or was cancelled or deleted; if one is done that had to die, it is
-    cancelled.
+    The job waits until every job in `after` has ended as `after_on` requires. `parent_death` says
+    what happens to it when one of them died, or was cancelled or deleted, instead; if one succeeds
+    that was required to die, the job is cancelled.
     """
 
     id: str
@@ -173,7 +180,7 @@ class NewJob(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     delay_ms: int = 0
     expires_ms: int | None = None
     key: str | None = None
-    key_window_ms: int = limits.KEY_WINDOW_MS
+    key_window_ms: int = bounds.KEY_WINDOW_MS
     key_policy: KeyPolicy = "keep"
     tenant: str | None = None
     group: str | None = None
@@ -186,12 +193,12 @@ class NewJob(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """A job as the engine knows it.
+    """A stored job.
 
-    `events`, `output` and `result` are filled by `get` alone; `checkpoint`, `progress` and `after`
-    by `get` and by `lease`. `seq` is the engine's number of arrival, `version` grows at every
-    change but a renewal. `alone` says that a run of it shared a process that died. `fingerprint`
-    is of what killed it.
+    Only `get` fills `events`, `output` and `result`; `get` and `lease` fill `checkpoint`,
+    `progress` and `after`. `seq` is the engine's arrival number; `version` grows with every change
+    except a renewal. `alone` means that an attempt shared a process that died. `fingerprint`
+    identifies the failure that killed the job.
     """
 
     id: str
@@ -237,11 +244,12 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     @property
     def failures(self) -> tuple[Event, ...]:
+        """The events of failed attempts, oldest first."""
         return tuple(event for event in self.events if event.failure is not None)
 
     @property
     def runs_alone(self) -> bool:
-        """Its next run gets a process of its own, so that a death there has one possible cause."""
+        """Whether the next attempt gets a process of its own, so that a crash has one culprit."""
         return self.alone or self.crashes > 0
 
 
@@ -262,9 +270,9 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class LeaseRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """Which jobs a worker asks for: from `queues` in that order, or just those with `ids`.
+    """The jobs to lease: from `queues` in that order, or exactly those with `ids`.
 
-    `tasks` None means any task; `lease_ms` None means each job's own or its queue's.
+    `tasks` None means any task; `lease_ms` None means the job's own or its queue's.
     """
 
     queues: tuple[str, ...] = ()
@@ -277,7 +285,7 @@ class LeaseRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Note(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a run leaves behind while it goes on; None leaves what is there."""
+    """Intermediate data of a running attempt; None keeps the stored value."""
 
     progress: float | None = None
     checkpoint: bytes | None = None
@@ -285,19 +293,23 @@ class Note(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Renewal(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """A request to push a lease's deadline; `lease_ms` None means its present duration."""
+
     lease: Lease
     lease_ms: int | None = None
     note: Note | None = None
 
 
 class Status(StrEnum):
+    """The outcome of enqueueing one job."""
+
     NEW = "new"
     DUPLICATE = "duplicate"
     REFUSED = "refused"
 
 
 class Receipt(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
-    """The answer to one NewJob; `id` is the earlier job's when it is a duplicate by key."""
+    """The answer to one NewJob. For a duplicate by key, `id` is that of the earlier job."""
 
     id: str
     status: Status
@@ -306,8 +318,8 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=
 
 
 class QueueView(msgspec.Struct, frozen=True, kw_only=True):
-    """A queue and how it stands. Counts are exact up to `limits.COUNT_EXACT_MAX`; `estimated`
-    names those that are at least so many. `oldest_age_ms` is of the longest-due ready job."""
+    """A queue with its counts, exact up to `bounds.COUNT_EXACT_MAX`; `estimated` names those that
+    are lower bounds. `oldest_age_ms` is the age of the ready job that has been due longest."""
 
     queue: Queue
     ready: int = 0
@@ -323,10 +335,10 @@ class QueueView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JobFilter(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Which jobs; every field given must match. `search` looks into id, task, key and tenant.
+    """A filter over jobs; every field given must match. `search` looks in id, task, key and tenant.
 
-    `expired` asks for waiting jobs past their expiry by the engine's clock, `finished_before_ms`
-    for those that finished at least so long ago, `version` for a job not changed since it was read.
+    `expired` selects waiting jobs past their expiry by the engine's clock; `finished_before_ms`
+    those that finished at least that long ago; `version` a job unchanged since it was read.
     """
 
     ids: tuple[str, ...] | None = None
@@ -349,7 +361,7 @@ class JobFilter(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Page(msgspec.Struct, frozen=True, kw_only=True):
-    """Newest first. A page may be short or even empty: go on while `after` is not None."""
+    """One page of jobs, newest first. It may be short or empty: continue until `after` is None."""
 
     jobs: tuple[Job, ...]
     after: int | None = None
@@ -359,15 +371,17 @@ TallyBy = Literal["queue", "state", "task", "tenant", "reason", "worker", "group
 
 
 class Tally(msgspec.Struct, frozen=True, kw_only=True):
+    """How many jobs have one value of the field that was counted."""
+
     value: str | None
     count: int
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True):
-    """A small versioned value beside the jobs. Version 0 means "not there yet"; value None deletes.
+    """A small versioned value stored beside the jobs. Version 0 creates it; value None deletes it.
 
-    `save` succeeds only on the version that was read; what it stores has version + 1. `age_ms` is
-    filled by `load`: the time since it was saved, by the engine's own clock and never negative.
+    `save` succeeds only on the version that was read, and stores version + 1. `load` fills
+    `age_ms`: the time since it was saved, by the engine's own clock and never negative.
     """
 
     kind: str
@@ -375,3 +389,29 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     value: bytes | None
     version: int = 0
     age_ms: int = 0
+
+
+class Flow(msgspec.Struct, frozen=True, kw_only=True):
+    """The current state of a queue's limits, by (limit, key), and tenants, by name; bounded."""
+
+    slots: tuple[Slot, ...] = ()
+    tenants: tuple[TenantView, ...] = ()
+
+
+class Waits(msgspec.Struct, frozen=True, kw_only=True):
+    """Why a due job still waits: parents that have not ended as required (the first of
+    `parent_count`), the job that is ahead in its group, its limits and its tenant."""
+
+    parents: tuple[str, ...] = ()
+    parent_count: int = 0
+    group_head: str | None = None
+    slots: tuple[Slot, ...] = ()
+    tenant: TenantView | None = None
+
+
+COMMAND_TASK = "command"
+"""The task that runs a command line; its result is the exit code and the output. Every worker has
+it, without an application."""
+
+WEBHOOK_TASK = "webhook"
+"""The task that sends the request in its payload; every worker has it, too."""

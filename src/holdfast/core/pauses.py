@@ -1,4 +1,5 @@
-"""What is known of a queue's pause beside that it is paused: who did it, when, and why. Pure."""
+"""The pause record of a queue: who paused it, when and why. Informational only: the queue's own
+`paused` setting decides. Pure."""
 
 from __future__ import annotations
 
@@ -7,12 +8,12 @@ import msgspec
 from holdfast.core.model import Record
 
 KIND = "pause"
-"""Under the name of the queue. It only tells: what counts is the queue's own setting."""
+"""The record kind; the key is the queue's name."""
 
 
 class Pause(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """By whom a queue was paused, when, and why. One that is `over` stays, so that who looks only
-    now and then sees that it was."""
+    """The person who paused a queue, the time and the reason. A pause that is `over` is kept, so
+    that an observer who polls does not miss it."""
 
     by: str = ""
     text: str = ""
@@ -21,7 +22,7 @@ class Pause(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 def pause_of(record: Record) -> Pause:
-    """Nothing of what cannot be read."""
+    """The pause in a record; an empty one if the record cannot be decoded."""
     try:
         return msgspec.json.decode(record.value or b"", type=Pause)
     except msgspec.DecodeError:

@@ -1,41 +1,41 @@
-"""All policy: facts → Verdict. What `lifecycle` makes of a job by that verdict is not its concern.
+"""The retry policy: facts about an attempt → Verdict. `lifecycle` applies the verdict.
 
-A worker, a client over HTTP, a program with a lease and the reaper all ask here. Nowhere else is
-an attempt number compared with its bound.
+Workers, HTTP clients, programs that lease jobs and the reaper all use these functions. Nowhere else
+is an attempt number compared with its limit.
 """
 
 from __future__ import annotations
 
-from holdfast.core import limits
+from holdfast.core import bounds
 from holdfast.core.model import Failure, FailureKind, Job, NewJob, Queue, Reason, State
-from holdfast.core.text import counted
+from holdfast.core.text import counted, show_ms
 from holdfast.core.verdict import Bury, BuryWaiting, Complete, Retry, Verdict
 from holdfast.core.workers import DISTRIBUTOR, addressee
-from holdfast.durations import show_ms
 
 
 def after_success(result: bytes | None, then: tuple[NewJob, ...] = ()) -> Verdict:
+    """The verdict on a handler that returned."""
     return Complete(result, then)
 
 
 def after_failure(queue: Queue, job: Job, failure: Failure, draw: float) -> Verdict:
-    """An attempt failed. `draw` is a random number in [0, 1) for the jitter."""
-    return after_asking(queue, job, failure, None, draw)
+    """The verdict on a failed attempt. `draw` is a random number in [0, 1) for the jitter."""
+    return after_retry_request(queue, job, failure, None, draw)
 
 
-def after_asking(
+def after_retry_request(
     queue: Queue, job: Job, failure: Failure | None, delay_ms: int | None, draw: float
 ) -> Verdict:
-    """Whoever ran it asks for another attempt: after the delay, or without one when the backoff
-    says. It gets no more than there are, and a crash counts as one whatever is asked for."""
+    """The verdict when another attempt is requested, after `delay_ms` or by the backoff if that is
+    None. The limits on attempts and crashes apply to a requested retry as well."""
     if job.cancel_requested:
         return Retry(0, failure)
     if is_crash(failure) and job.crashes + 1 >= crashes_max(queue, job):
         return Bury(Reason.CRASHED, failure)
     if exhausted(queue, job):
         most = attempts_max(queue, job)
-        unsaid = Failure(message=f"it asked to be retried after attempt {job.attempt} of {most}")
-        return Bury(Reason.ATTEMPTS, failure or unsaid)
+        requested = Failure(message=f"asked for a retry after attempt {job.attempt} of {most}")
+        return Bury(Reason.ATTEMPTS, failure or requested)
     if delay_ms is None:
         backoff = job.overrides.backoff or queue.backoff
         delay_ms = backoff.delay_ms(max(job.attempt, 1), draw)
@@ -43,8 +43,9 @@ def after_asking(
 
 
 def after_overdue(queue: Queue, job: Job) -> Verdict:
-    """A lease lapsed: its worker is gone or frozen. The wait was the lease; no delay is added. What
-    a distributor let lapse was not run, and so was no attempt that could be the last."""
+    """The verdict on a lapsed lease, whose worker is gone or frozen. It retries without a delay,
+    since the lease was the wait. A distributor never runs a job, so its lapsed lease never counts
+    as the last attempt."""
     failure = Failure(
         kind=FailureKind.OVERDUE,
         message=f"worker {job.worker or 'unnamed'} let its lease lapse in attempt {job.attempt}",
@@ -56,8 +57,8 @@ def after_overdue(queue: Queue, job: Job) -> Verdict:
 
 
 def after_expiry(job: Job, why: str = "") -> BuryWaiting:
-    """A job waited past its expiry. Jobs alike get equal acts, so that one call buries them all.
-    `why` is told of one that could go nowhere else."""
+    """The amendment for a job that waited past its expiry. Similar jobs get equal amendments, so
+    that one call buries them all. `why` explains why it could not be rerouted."""
     worker = addressee(job.queue)
     if worker:
         did = f"finish it in {counted(job.attempt, 'attempt')}" if job.attempt else "take it"
@@ -70,7 +71,7 @@ def after_expiry(job: Job, why: str = "") -> BuryWaiting:
 
 
 def ttl_ms(job: Job) -> int:
-    """How long it may wait for one worker; a job that was rerouted knows it."""
+    """How long an addressed job may wait for one worker; a rerouted job carries it along."""
     reroute = job.overrides.reroute
     if reroute is not None and reroute.ttl_ms is not None:
         return reroute.ttl_ms
@@ -78,37 +79,40 @@ def ttl_ms(job: Job) -> int:
 
 
 def show_ttl(job: Job) -> str:
-    """In whole seconds, or no two jobs whose expiry was edited would be alike."""
+    """The TTL in whole seconds, so that jobs with nearly equal TTLs get the same text."""
     ms = ttl_ms(job)
-    return show_ms(ms if ms < limits.SECOND_MS else round(ms, -3))
+    return show_ms(ms if ms < bounds.SECOND_MS else round(ms, -3))
 
 
 def attempts_max(queue: Queue, job: Job) -> int:
-    """Total runs; 0 is unlimited."""
+    """The most attempts this job gets; 0 means unlimited."""
     own = job.overrides.max_attempts
     return queue.max_attempts if own is None else own
 
 
 def timeout_ms(queue: Queue, job: Job) -> int | None:
-    """How long one attempt may run; None is as long as it likes."""
+    """How long one attempt may run; None means no limit."""
     return job.overrides.timeout_ms or queue.timeout_ms
 
 
 def crashes_max(queue: Queue, job: Job) -> int:
+    """After how many crashes the job is buried."""
     return job.overrides.max_crashes or queue.max_crashes
 
 
 def exhausted(queue: Queue, job: Job) -> bool:
+    """Whether the current attempt is the last one."""
     most = attempts_max(queue, job)
     return most > 0 and job.attempt >= most
 
 
 def is_crash(failure: Failure | None) -> bool:
+    """Whether the attempt ended with the death of its process."""
     return failure is not None and failure.kind is FailureKind.CRASH
 
 
 def retention_ms(queue: Queue, state: State) -> int:
-    """How long a finished job is kept; a dead letter never less than a done one."""
+    """How long a finished job is kept; a dead letter at least as long as a done job."""
     if state is State.DEAD:
         return max(queue.dead_retention_ms, queue.retention_ms)
     return queue.retention_ms

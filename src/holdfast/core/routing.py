@@ -1,6 +1,6 @@
-"""Which worker may have a job that was meant for another: the healthiest, then the least loaded.
+"""Chooses another worker for an addressed job: the healthiest, then the least loaded.
 
-Pure: whoever asks reads the workers, and how many jobs wait in the queue of each.
+Pure: the caller reads the workers and the number of jobs that wait in the queue of each.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from holdfast.core.explain import ABSENT_MS, Seen
 from holdfast.core.model import Job, Reroute
 from holdfast.core.policy import show_ttl, ttl_ms
 from holdfast.core.verdict import Move
-from holdfast.core.workers import Health, WorkerRecord, addressee, health, knows, worker_queue
+from holdfast.core.workers import Health, WorkerRecord, addressee, health, knows_task, worker_queue
 
 _BETTER = (Health.HEALTHY, Health.DEGRADED)
 
@@ -21,9 +21,9 @@ _BETTER = (Health.HEALTHY, Health.DEGRADED)
 def choose(
     job: Job, workers: Iterable[Seen], labels: Mapping[str, str], waiting: Mapping[str, int]
 ) -> str | None:
-    """The name of the worker that shall have it, never the one that has it now; None if nobody
-    fits. `waiting` says how many jobs wait in a worker's own queue; one that is not there has
-    none."""
+    """The name of the worker to reroute the job to, never its present one; None if none fits.
+    `waiting` maps a worker's name to the number of jobs in its queue; a worker that is missing
+    from it has no queue."""
     away = addressee(job.queue)
     fitting = [
         seen
@@ -31,7 +31,7 @@ def choose(
         if seen.record.name != away
         and seen.record.name in waiting
         and _is_open(seen)
-        and knows(seen.record, job.task)
+        and knows_task(seen.record, job.task)
         and labels.items() <= seen.record.labels.items()
     ]
     best = min(fitting, key=lambda seen: _standing(seen, waiting), default=None)
@@ -44,7 +44,7 @@ def left_of(policy: Reroute | None) -> int:
 
 
 def onward(job: Job, policy: Reroute, to: str) -> Move:
-    """The act that gives an expired job to another worker, with as much time as it had."""
+    """The amendment that moves an expired job to another worker, with its original TTL."""
     did = "finished" if job.attempt else "taken"
     return Move(
         queue=worker_queue(to),
@@ -56,9 +56,9 @@ def onward(job: Job, policy: Reroute, to: str) -> Move:
 
 
 def why_not(policy: Reroute) -> str:
-    """Why a job with this policy died all the same."""
+    """Why a job with this policy could not be rerouted."""
     if left_of(policy) == 0:
-        return f"it was rerouted {policy.done} times before, which is the most"
+        return f"it was already rerouted {policy.done} times, the maximum"
     labels = ", ".join(f"{name}={value}" for name, value in sorted(policy.labels.items()))
     return f"no other worker{f' with {labels}' if labels else ''} could take it"
 

@@ -1,7 +1,7 @@
-"""How many workers keep the waiting short: the sums, from what is known of one queue.
+"""How many workers keep a queue's waiting time below a target: the arithmetic.
 
-Pure. More slots than there are jobs, than a limit allows or than help are never asked for, and
-where nothing is known the advice is to stay as it is.
+Pure. The advice never exceeds the number of jobs or what the queue's limits allow. Where too little
+is known, it is to keep the present number.
 """
 
 from __future__ import annotations
@@ -10,18 +10,18 @@ import math
 
 import msgspec
 
-from holdfast.durations import show_ms
+from holdfast.core.text import show_ms
 
 SLOTS_MAX = 100_000
 SLOTS_DEFAULT = 16
 _ENDED_MIN = 10
-"""So many ends, all of them failures, say that the work itself is broken."""
+"""If at least this many attempts ended and all failed, more workers would not help."""
 
 
 class Load(msgspec.Struct, frozen=True, kw_only=True):
-    """A queue as it stands. Rates are jobs a second; `run_ms` is how long one attempt holds a slot,
-    None if nobody knows, and `attempts` how many a job takes. `slots` and `workers` are there for
-    it now. `slots_bound` and `rate_bound` are what its limits allow."""
+    """The current load of a queue. Rates are jobs per second. `run_ms` is how long an attempt holds
+    a slot, None if unknown; `attempts` is the mean number per job. `slots` and `workers` serve the
+    queue now. `slots_bound` and `rate_bound` are the limits of the queue."""
 
     waiting: int = 0
     leased: int = 0
@@ -39,7 +39,7 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Goal(msgspec.Struct, frozen=True, kw_only=True):
-    """Jobs start within `wait_ms`; a worker has `worker_slots`, and there are so many of them."""
+    """The target: jobs start within `wait_ms`, with workers of `worker_slots` slots each."""
 
     wait_ms: int = 30_000
     worker_slots: int = SLOTS_DEFAULT
@@ -48,8 +48,8 @@ class Goal(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Advice(msgspec.Struct, frozen=True, kw_only=True):
-    """`wait_ms` is about how long a job that comes now would wait, with as many slots as there
-    are; None if nobody knows."""
+    """The advised numbers and their reason. `wait_ms` estimates how long a job that arrives now
+    would wait with the present slots; None if unknown."""
 
     slots: int
     workers: int
@@ -58,7 +58,7 @@ class Advice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def advise(load: Load, goal: Goal) -> Advice:
-    """The slots that bring the waiting under the goal, and the workers that have them."""
+    """The number of slots that meets the goal, and the workers that provide them."""
     wait_ms = wait_of(load)
     if load.paused:
         return _advice(0, goal, wait_ms, "the queue is paused: nothing starts")
@@ -68,31 +68,31 @@ def advise(load: Load, goal: Goal) -> Advice:
         text = f"all of the last {load.ended} attempts failed: more workers would fail more"
         return _advice(load.slots, goal, wait_ms, text)
     if not load.waiting and not load.leased and load.arrivals == 0:
-        return _advice(0, goal, wait_ms, "nothing waits and nothing comes")
+        return _advice(0, goal, wait_ms, "no job waits and none arrives")
     steady = steady_slots(load, goal.wait_ms)
     behind = backlog_slots(load, goal.wait_ms)
     text = (
-        f"{load.arrivals:.2g} jobs/s of {show_ms(round(_service_ms(load)))} keep {steady} busy"
+        f"{load.arrivals:.2g} jobs/s of {show_ms(round(_service_ms(load)))} fill {steady} slots"
         if steady >= behind
         else f"{load.waiting} jobs wait, the oldest for {show_ms(load.oldest_age_ms or 0)}"
     )
     wanted = max(steady, behind)
     bound = _bound(load)
     if bound is not None and wanted > bound:
-        return _advice(bound, goal, wait_ms, f"{text}; its limits let {bound} run at a time")
+        return _advice(bound, goal, wait_ms, f"{text}; its limits allow {bound} at a time")
     return _advice(wanted, goal, wait_ms, text)
 
 
 def steady_slots(load: Load, wait_ms: int) -> int:
-    """To keep up with what comes: the fewest with which a job waits no longer on average, if both
-    arrivals and run times scatter (Erlang's formula for queues)."""
+    """The fewest slots that keep up with arrivals: the mean wait stays within `wait_ms` for random
+    arrivals and run times (Erlang C)."""
     service_ms = _service_ms(load)
     busy = load.arrivals * service_ms / 1000
     if busy <= 0:
         return 0
     if busy >= SLOTS_MAX / 2:
         return SLOTS_MAX
-    # The chance that all of so many slots are taken when nobody may wait, one slot after another.
+    # Erlang B, the probability that all slots are busy, computed for one slot after another.
     blocked = 1.0
     slots = 0
     while slots < SLOTS_MAX:
@@ -106,8 +106,8 @@ def steady_slots(load: Load, wait_ms: int) -> int:
 
 
 def backlog_slots(load: Load, wait_ms: int) -> int:
-    """To start all that waits, and what comes meanwhile, in the time that is left for it. Jobs
-    that are late already get half of the time, so that the number stays sane."""
+    """The slots that start all waiting jobs, and those that arrive meanwhile, in the time left. For
+    jobs that are late already half of the target is assumed, so that the number stays finite."""
     if not load.waiting:
         return 0
     left_ms = max(wait_ms - (load.oldest_age_ms or 0), wait_ms / 2, 1)
@@ -116,13 +116,13 @@ def backlog_slots(load: Load, wait_ms: int) -> int:
     running = load.leased
     if due <= running * rounds:
         return math.ceil(due / rounds)
-    # A slot that is free now starts one at once, and then as many more as there are rounds.
+    # A free slot starts one job at once and then one more per round.
     more = (due - running * rounds) / (1 + rounds)
     return min(SLOTS_MAX, running + math.ceil(more), running + load.waiting + math.ceil(due))
 
 
 def wait_of(load: Load) -> int | None:
-    """How long a job that comes now waits for those before it."""
+    """How long a job that arrives now waits for those ahead of it; None if unknown."""
     if load.waiting == 0:
         return 0
     if load.run_ms is None or load.slots == 0 or load.paused:
@@ -131,7 +131,7 @@ def wait_of(load: Load) -> int | None:
 
 
 def _service_ms(load: Load) -> float:
-    """The time in a slot that a job takes in all; never nothing, or one slot could do all."""
+    """The total time a job holds a slot over all its attempts; at least 1 ms."""
     return max(1.0, (load.run_ms or 0) * max(1.0, load.attempts))
 
 
@@ -144,8 +144,8 @@ def _bound(load: Load) -> int | None:
 
 def _unknown(load: Load, goal: Goal, wait_ms: int | None) -> Advice:
     if not load.waiting and not load.leased:
-        return _advice(0, goal, wait_ms, "nothing waits, and no job has ended yet")
-    text = "jobs wait, but none has ended yet: nobody knows how long they take"
+        return _advice(0, goal, wait_ms, "no job waits, and none has ended yet")
+    text = "jobs wait, but none has ended yet: their run time is unknown"
     return _advice(max(load.slots, 1), goal, wait_ms, text)
 
 
@@ -153,7 +153,7 @@ def _advice(slots: int, goal: Goal, wait_ms: int | None, reason: str) -> Advice:
     wanted = math.ceil(slots / max(1, goal.worker_slots))
     workers = min(max(wanted, goal.workers_min), goal.workers_max)
     if workers < wanted:
-        reason += f"; {wanted} workers would be needed, {goal.workers_max} are allowed"
+        reason += f"; {wanted} workers are needed, {goal.workers_max} are allowed"
     elif workers > wanted:
-        reason += f"; never fewer than {goal.workers_min} workers"
+        reason += f"; at least {goal.workers_min} workers"
     return Advice(slots=slots, workers=workers, wait_ms=wait_ms, reason=reason)

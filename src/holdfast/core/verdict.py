@@ -1,4 +1,4 @@
-"""How a lease ends (Verdict), and what a person may do to jobs without one (Amendment)."""
+"""Verdict: how a lease ends. Amendment: what an operator may do to jobs without a lease."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from holdfast.core.model import Failure, Lease, NewJob, Note, Reason, Reroute
 
 
 class Complete(msgspec.Struct, frozen=True, tag="complete", gc=False):
-    """Done. The follow-up jobs `then` are enqueued in the same transaction."""
+    """The job is done. The follow-up jobs `then` are enqueued in the same transaction."""
 
     result: bytes | None = None
     then: tuple[NewJob, ...] = ()
@@ -25,16 +25,16 @@ class Retry(msgspec.Struct, frozen=True, tag="retry"):
 
 
 class Bury(msgspec.Struct, frozen=True, tag="bury"):
-    """It cannot be done: a dead letter, or a job of the queue's dead_queue."""
+    """Give up: the job becomes a dead letter, or moves to the queue's dead_queue."""
 
     reason: Reason = Reason.EXPLICIT
     failure: Failure | None = None
 
 
 class Release(msgspec.Struct, frozen=True, tag="release"):
-    """Not now, through no fault of the job: the attempt is given back. With `alone` its next
-    attempts run in a process of their own, because this one shared a process that died. One that
-    was `unstarted` had none: that is given back however often, and not counted."""
+    """Return the job through no fault of its own: the attempt is refunded. With `alone` its next
+    attempts run in a process of their own, because this one shared a process that died. An
+    `unstarted` job is refunded any number of times; other releases are limited."""
 
     text: str = ""
     delay_ms: int = 0
@@ -43,7 +43,7 @@ class Release(msgspec.Struct, frozen=True, tag="release"):
 
 
 class Forward(msgspec.Struct, frozen=True, tag="forward"):
-    """Hand the job on to another queue, where it starts afresh."""
+    """Move the job to another queue, where it starts with fresh counters."""
 
     queue: str
 
@@ -52,15 +52,17 @@ Verdict: TypeAlias = Complete | Retry | Bury | Release | Forward
 
 
 class Settlement(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """A verdict on a lease, with a last note."""
+
     lease: Lease
     verdict: Verdict
     note: Note | None = None
 
 
 class Outcome(StrEnum):
-    """SETTLED also answers a repeat of what was settled before. LOST: the token is no longer the
-    job's. REFUSED: the verdict names a queue that does not exist or has a value out of bounds
-    (`checks.check_settlement`); the lease goes on."""
+    """The answer to a settlement. SETTLED is also the answer to a repeat. LOST: the token is no
+    longer the job's. REFUSED: the verdict names an unknown queue or has a value out of bounds
+    (`checks.check_settlement`); the lease continues."""
 
     SETTLED = "settled"
     LOST = "lost"
@@ -68,7 +70,7 @@ class Outcome(StrEnum):
 
 
 class Cancel(msgspec.Struct, frozen=True, kw_only=True, tag="cancel"):
-    """A waiting job is cancelled; a leased one is asked to stop at its next renewal."""
+    """Cancel a waiting job; ask a leased one to stop at its next renewal."""
 
     by: str = ""
     text: str = ""
@@ -83,7 +85,7 @@ class Redrive(msgspec.Struct, frozen=True, kw_only=True, tag="redrive"):
 
 
 class BuryWaiting(msgspec.Struct, frozen=True, kw_only=True, tag="bury"):
-    """A waiting job becomes a dead letter."""
+    """Turn a waiting job into a dead letter."""
 
     by: str = ""
     reason: Reason = Reason.EXPLICIT
@@ -91,8 +93,8 @@ class BuryWaiting(msgspec.Struct, frozen=True, kw_only=True, tag="bury"):
 
 
 class Edit(msgspec.Struct, frozen=True, kw_only=True, tag="edit"):
-    """Change a waiting or dead job; None leaves a field as it is. A new payload forgets the
-    progress and the checkpoint that runs of the old one left."""
+    """Change a waiting or dead job; None keeps a field. A new payload clears the progress and the
+    checkpoint of earlier attempts."""
 
     by: str = ""
     text: str = ""
@@ -105,8 +107,8 @@ class Edit(msgspec.Struct, frozen=True, kw_only=True, tag="edit"):
 
 
 class Move(msgspec.Struct, frozen=True, kw_only=True, tag="move"):
-    """Put waiting or dead jobs in another queue, state and attempts unchanged. `text` says why.
-    With `expires_ms` they have so long there; `reroute` is what is left of that policy."""
+    """Move waiting or dead jobs to another queue, state and attempts unchanged. `text` says why;
+    `expires_ms` is their time limit there, `reroute` the remaining reroute policy."""
 
     queue: str
     by: str = ""
@@ -116,20 +118,20 @@ class Move(msgspec.Struct, frozen=True, kw_only=True, tag="move"):
 
 
 class Retime(msgspec.Struct, frozen=True, kw_only=True, tag="retime"):
-    """A waiting job becomes due so long from now."""
+    """Make a waiting job due `delay_ms` from now."""
 
     delay_ms: int
     by: str = ""
 
 
 class Expedite(msgspec.Struct, frozen=True, kw_only=True, tag="expedite"):
-    """A waiting job becomes due now, at the highest priority."""
+    """Make a waiting job due now, at the highest priority."""
 
     by: str = ""
 
 
 class Delete(msgspec.Struct, frozen=True, kw_only=True, tag="delete"):
-    """Remove waiting and finished jobs; with `force` leased ones too, whose leases are lost."""
+    """Delete waiting and finished jobs; with `force` also leased ones, whose leases are lost."""
 
     force: bool = False
 

@@ -1,7 +1,6 @@
-"""What is known of a worker beside its jobs: the record it keeps, and how well it is.
+"""The record that a worker keeps of itself, orders to it, and its health.
 
-Pure: ages and counts come in, a judgement goes out. Who runs what is read from the jobs, never
-from here.
+Pure: ages and counts go in, a judgement comes out. Which worker runs a job is read from the job.
 """
 
 from __future__ import annotations
@@ -10,18 +9,18 @@ from enum import StrEnum
 
 import msgspec
 
-from holdfast.core import limits
+from holdfast.core import bounds
 
 KIND = "worker"
 ORDER_KIND = "order"
 
-HEARTBEAT_MS = 10 * limits.SECOND_MS
+HEARTBEAT_MS = 10 * bounds.SECOND_MS
 QUEUE_PREFIX = "worker."
 DISTRIBUTOR = "(distributor)"
-"""Leases jobs only to hand them on, and never runs one. No worker can have this name."""
-ADDRESSED_EXPIRES_MS = 5 * limits.MINUTE_MS
+"""The worker name of distributors, which lease jobs only to forward them. No worker can have it."""
+ADDRESSED_EXPIRES_MS = 5 * bounds.MINUTE_MS
 TASKS_SHOWN = 500
-"""A worker's record names so many of its tasks at most: the first by name."""
+"""The most task names in a worker's record: the first in alphabetical order."""
 
 DEGRADED_FAILURES, UNHEALTHY_FAILURES = 3, 10
 DEGRADED_RATE, UNHEALTHY_RATE = 0.3, 0.7
@@ -35,7 +34,7 @@ class Health(StrEnum):
 
 
 class WorkerRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a worker writes of itself every ten seconds, under its stable name."""
+    """A worker's own record, saved every ten seconds under its stable name."""
 
     name: str
     id: str
@@ -43,7 +42,7 @@ class WorkerRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     pid: int
     started_at: int
     start_ticks: int = 0
-    """When its process was started, by its kernel: with the pid it is the name of that process."""
+    """The kernel's start time of the process; together with the pid it identifies the process."""
     version: str = ""
     queues: dict[str, int] = {}
     tasks: tuple[str, ...] = ()
@@ -56,15 +55,15 @@ class WorkerRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     consecutive_failures: int = 0
     failure_rate: float = 0.0
     blocked: str = ""
-    """Why it makes no progress although it has room and work waits; "" when it does."""
+    """Why it makes no progress although it has free slots and jobs wait; "" if it does."""
     cordoned: bool = False
     stopping: bool = False
 
 
-class Order(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What was asked of a worker from elsewhere. `cordoned` holds for its name, over restarts;
-    `ending` only for the start with that id. `renew` grows when it shall renew at once, so that
-    a cancel is heard of soon."""
+class WorkerOrder(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Orders to a worker from outside. `cordoned` applies to its name, across restarts; `ending`
+    applies only to the process with that id. `renew` is increased to make the worker renew at once,
+    so that it learns of a cancel request soon."""
 
     cordoned: bool = False
     ending: str = ""
@@ -74,23 +73,24 @@ class Order(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 def worker_queue(name: str) -> str:
-    """The queue of the jobs that are addressed to one worker."""
+    """The queue for jobs addressed to one worker."""
     return QUEUE_PREFIX + name
 
 
 def addressee(queue: str) -> str | None:
-    """The worker whose own queue this is."""
+    """The worker whose own queue this is; None for any other queue."""
     return queue.removeprefix(QUEUE_PREFIX) if queue.startswith(QUEUE_PREFIX) else None
 
 
-def knows(record: WorkerRecord, task: str) -> bool:
-    """A record that is full names only the first of its tasks."""
+def knows_task(record: WorkerRecord, task: str) -> bool:
+    """Whether the worker has this task. A record lists only the first TASKS_SHOWN of them; a later
+    name is assumed to be known."""
     cut = len(record.tasks) >= TASKS_SHOWN
     return task in record.tasks or (cut and task > record.tasks[-1])
 
 
 def health(record: WorkerRecord, age_ms: int) -> tuple[Health, str]:
-    """How well a worker is, and why; `age_ms` is the age of its record by the engine's clock."""
+    """A worker's health and the reason; `age_ms` is the age of its record by the engine's clock."""
     if age_ms > UNHEALTHY_AGE_MS:
         return Health.UNHEALTHY, f"no heartbeat for {age_ms // 1000} s"
     if record.blocked:
@@ -108,8 +108,8 @@ def health(record: WorkerRecord, age_ms: int) -> tuple[Health, str]:
     return Health.HEALTHY, ""
 
 
-def room(free: int, state: Health) -> int:
-    """How much of its free room a worker may fill."""
+def usable_slots(free: int, state: Health) -> int:
+    """How many of its free slots a worker may fill, given its health."""
     match state:
         case Health.HEALTHY:
             return free

@@ -1,7 +1,7 @@
-"""Holdfast behind Django's tasks: "BACKEND": "holdfast.django.HoldfastBackend" in `TASKS`.
+"""A backend for Django's tasks: "BACKEND": "holdfast.django.HoldfastBackend" in `TASKS`.
 
-`app` is what a worker runs: `holdfast worker run holdfast.django:app`. Nothing of Django is
-imported before one of them is asked for.
+Workers run `app`: `holdfast worker run holdfast.django:app`. Django is imported only when one of
+the two names is used.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from holdfast.app import Holdfast
+    from holdfast.app.application import Holdfast
     from holdfast.django.backend import HoldfastBackend
 
     app: Holdfast
@@ -23,7 +23,7 @@ def __getattr__(name: str) -> Any:
 
         return HoldfastBackend
     if name == "app":
-        from holdfast.django.serving import application
+        from holdfast.django.backend import application
 
         return application()
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

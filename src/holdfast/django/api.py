@@ -1,4 +1,4 @@
-"""Django's task framework by one name: its own from version 6 on, before that `django-tasks`."""
+"""Django's task framework: built in from Django 6 on, before that the package `django-tasks`."""
 
 from __future__ import annotations
 

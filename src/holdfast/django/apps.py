@@ -1,4 +1,4 @@
-"""What `INSTALLED_APPS` takes, for the sake of the command `manage.py holdfast_worker`."""
+"""The entry for `INSTALLED_APPS`, which adds the command `manage.py holdfast_worker`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from django.apps import AppConfig
 
 
 class HoldfastConfig(AppConfig):  # type: ignore[misc]
-    """It has no models: Holdfast keeps its own store."""
+    """An app without models: Holdfast has a store of its own."""
 
     name = "holdfast.django"
     label = "holdfast"

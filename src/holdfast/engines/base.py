@@ -1,20 +1,22 @@
-"""The narrow waist: `Engine`, its laws, and `Traits`, which say what an engine can do.
+"""`Engine`, the interface of every store and broker, its laws, and `Traits`, its abilities.
 
-Every store and every broker stands behind this interface at the level of job verbs. SQL never
-crosses it, durations go in, and only the engine makes instants, from its own clock.
+The interface speaks in job verbs; SQL never crosses it. Callers pass durations, and only the
+engine makes instants, from its own clock.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from enum import Enum, StrEnum
 from typing import Final, Literal, Protocol, TypeAlias
 
 import msgspec
 
-from holdfast.core import limits
-from holdfast.core.flow import Flow, Waits
+from holdfast.core import bounds
 from holdfast.core.model import (
+    Flow,
     Job,
     JobFilter,
     Lease,
@@ -28,33 +30,83 @@ from holdfast.core.model import (
     Renewal,
     Tally,
     TallyBy,
+    Waits,
 )
 from holdfast.core.verdict import Amendment, Outcome, Settlement
+from holdfast.errors import EngineUnavailable, OutcomeUnknown, StorageFull, UsageError
 
 
 class Traits(msgspec.Struct, frozen=True, kw_only=True):
-    """What an engine can do. A gap raises Unsupported where it would matter, never approximates.
+    """The abilities of an engine, fixed when it is made.
 
-    Not `ordered` means that the order of a queue, and of every list, is kept within each of the
-    stores that the engine is made of, and not over all of them.
+    A call that needs a missing one is Unsupported before anything is written: see `support`. The
+    traits of a remote engine travel over the wire, so a new one has a default that older servers
+    keep.
     """
 
     name: str
     durable: bool
+    """Jobs outlive the process."""
     shared: bool
+    """Several processes may open the same store."""
     inspect: bool = True
+    """Jobs can be searched, read by id, leased by id and amended."""
     priority: bool = True
+    """Priorities, and priorities that grow with waiting (`aging_ms`)."""
     keys: bool = True
+    """Once-only keys."""
     renew: bool = True
+    """A lease can be renewed."""
     fencing: bool = True
+    """Only the holder of the current token can renew or settle (laws 3, 4, 5 and 8)."""
     ordered: bool = True
+    """Queues and lists have one order. Without it the order holds within each store of a
+    composition, and not across them."""
     transactional: bool = False
+    """Enqueue and settle inside the caller's own transaction: the extra `Transactional`."""
     groups: bool = False
+    """Strict groups, and `group_batch`."""
     dependencies: bool = False
+    """Jobs that wait for other jobs (`after`)."""
     rates: bool = False
-    delay_ms_max: int = limits.DELAY_MS_MAX
-    batch_max: int = limits.BATCH_MAX
-    payload_max: int = limits.PAYLOAD_MAX
+    """Limits on starts per time."""
+    delay_ms_max: int = bounds.DELAY_MS_MAX
+    """Longest delay of a new, retimed or redriven job."""
+    batch_max: int = bounds.BATCH_MAX
+    """Most entries in one call."""
+    payload_max: int = bounds.PAYLOAD_MAX
+    """Largest payload, in bytes."""
+    limits: bool = True
+    """Limits on concurrency, and `max_depth`: counts over a whole queue that are never exceeded."""
+    fairness: bool = True
+    """Fairness between tenants, and their weights."""
+    refunds: bool = True
+    """Release gives the attempt back. Without it a released job keeps its count."""
+    results: bool = True
+    """The result of a completed job is stored."""
+    notes: bool = True
+    """Progress, checkpoint and output of a run are stored."""
+    follow_ups: bool = True
+    """Complete may enqueue follow-up jobs: in the same transaction if `atomic`, else before the
+    completion, and then at least once."""
+    records: bool = True
+    """Versioned records beside the jobs: workers, schedules, settings."""
+    combinations: bool = True
+    """One job may combine any key, group and parents. Without it they must share a partition."""
+    exact_counts: bool = True
+    """Counts of a queue are exact up to `limits.COUNT_EXACT_MAX`; without it all are estimates."""
+    atomic_max: int = bounds.BATCH_MAX
+    """Most entries that one call applies in one transaction. 1: each by itself. 0: not even one
+    and its effects, such as a move to a dead queue."""
+    lease_ms_max: int = bounds.LEASE_MS_MAX
+    """Longest lease."""
+    retry_ms_max: int = bounds.DELAY_MS_MAX
+    """Longest delay of a Retry or Release."""
+
+    @property
+    def atomic(self) -> bool:
+        """One item and all its effects are one transaction (law 14)."""
+        return self.atomic_max > 0
 
 
 class _Any(Enum):
@@ -62,8 +114,8 @@ class _Any(Enum):
 
 
 class Overdue(msgspec.Struct, frozen=True, kw_only=True):
-    """Lapsed leases by (deadline, seq), and the time to the next deadline; None when there is
-    none, 0 when there may be more than were asked for."""
+    """Lapsed leases by (deadline, seq), and the time to the next deadline: None if there is none,
+    0 if there may be more than the limit."""
 
     leases: tuple[Lease, ...]
     next_ms: int | None = None
@@ -76,55 +128,52 @@ class Expired(msgspec.Struct, frozen=True, kw_only=True):
     next_ms: int | None = None
 
 
-class Examination(msgspec.Struct, frozen=True, kw_only=True):
-    """What an engine that can `examine` itself finds: its clock, what it runs on, the room that is
-    left on its disk, what a person should see to, and what is damaged if it was asked to look."""
-
-    now: int
-    versions: dict[str, str] = {}
-    free_bytes: int | None = None
-    trouble: tuple[str, ...] = ()
-    damage: tuple[str, ...] | None = None
-
-
 ANY: Final = _Any.ANY
-"""Whatever is there."""
+"""Whatever the settings are now."""
 
 Known: TypeAlias = Queue | Literal[_Any.ANY] | None
-"""The settings that a change was made from."""
+"""The settings that a change was based on; None if the queue did not exist."""
 
 
 class Saved(StrEnum):
+    """The answer to one saved record; STALE if its version was not the current one."""
+
     SAVED = "saved"
     STALE = "stale"
 
 
 class Engine(Protocol):
-    """Batch in, same-length list out, same order. The laws, each with a contract test:
+    """A store of jobs. Batch in, same-length list out, same order.
 
-    1. Durable before return.
+    The laws, each with a contract test. Brackets name the trait that a law needs; the contract
+    leaves out the tests of traits that an engine does not have.
+
+    1. Durable before return. [durable]
     2. Never early: no job is leased before it is due, nor after it expired.
-    3. One live token per job.
-    4. A stale token changes nothing.
+    3. One live token per job. [fencing]
+    4. A stale token changes nothing. [fencing]
     5. A late settle still wins while the job is leased or waiting under that token, never once it
-       is finished or leased anew; a late renew does not.
-    6. The attempt is counted when leased, and given back by Release.
+       is finished or leased anew; a late renew does not. [fencing]
+    6. The attempt is counted when leased, and given back by Release. [the second half: refunds]
     7. Retried and reaped jobs go behind those already due at the same priority, unless the queue
-       says `order = keep` or the job is in a strict group.
-    8. Repeating a settle is harmless.
-    9. Every list has a stated order.
+       says `order = keep` or the job is in a strict group. [ordered]
+    8. Repeating a settle is harmless. [fencing]
+    9. Every list has a stated order. [ordered]
     10. Every call is bounded.
     11. No policy, and no clock but its own.
     12. A valid lease is never ended by expiry, by max_attempts, by a reaper that looked too early
-        or by an operator, who can only ask; except by `drop` and by a forced delete, which
+        or by an operator, who can only request it; except by `drop` and by a forced delete, which
         revoke it.
     13. An outcome that is not known is reported as OutcomeUnknown, and repeating the call with
-        the same id, key or token is safe.
-    14. A move to a dead queue is one transaction.
-    15. Of a strict group one batch is leased at a time, in the order of arrival.
+        the same id, key or token is safe. [for enqueue: keys]
+    14. A move to a dead queue is one transaction. [atomic]
+    15. Of a strict group one batch is leased at a time, in the order of arrival. [groups]
     16. No limit is exceeded: slots are taken and given back in the transaction that grants or ends
-        the lease, and no start is given back to a rate.
-    17. No job is leased before its parents have ended as it asked.
+        the lease, and no start is given back to a rate. [limits, rates]
+    17. No job is leased before its parents have ended as it requires. [dependencies]
+
+    A call that needs a missing trait changes nothing and raises Unsupported, with one exception:
+    in `enqueue` the job is REFUSED with the code `unsupported`, and its neighbours go in.
     """
 
     @property
@@ -134,68 +183,89 @@ class Engine(Protocol):
         """Create or check the store. Idempotent. The queue `default` exists afterwards."""
 
     async def close(self) -> None:
-        """Let go of everything; waiting leases return empty. Idempotent."""
+        """Close the store; waiting leases return empty. Idempotent."""
 
     async def declare(self, queue: Queue, *, instead_of: Known = ANY) -> bool:
-        """Create a queue or replace its settings: only while they are `instead_of`, if that is
-        given; None is a queue that is not there yet. Whether it was written."""
+        """Create a queue or replace its settings; with `instead_of` only if those are the current
+        settings (None: the queue does not exist yet). True if it was written."""
 
     async def drop(self, name: str) -> None:
         """Remove a queue and its jobs, revoking their leases. Unknown names are no error."""
 
-    async def queues(self, *, counts: bool = True) -> list[QueueView]:
-        """Every queue by name; without `counts` only the settings are read."""
+    async def queues(
+        self, *, names: Collection[str] | None = None, counts: bool = True
+    ) -> list[QueueView]:
+        """Queues sorted by name: all of them, or those of `names` that exist. Without `counts`
+        only the settings are read."""
 
     async def enqueue(self, jobs: Sequence[NewJob]) -> list[Receipt]:
         """Durable on return. A bad job is REFUSED with a code and harms no neighbour. A known id,
         or a key still held, is a DUPLICATE."""
 
     async def lease(self, request: LeaseRequest) -> list[Lease]:
-        """Due jobs by (queue as asked, priority, due_at, place); empty after `wait_ms`."""
+        """Due jobs by (queue in the order of the request, priority, due_at, place); empty after
+        `wait_ms`."""
 
     async def renew(self, renewals: Sequence[Renewal]) -> list[Lease | None]:
-        """Push the deadlines and keep the notes; None = lost. The lease that comes back carries an
-        operator's cancel request."""
+        """Push the deadlines and store the notes; None = lost. The renewed lease carries an
+        operator's cancel request. [renew]"""
 
     async def settle(self, settlements: Sequence[Settlement]) -> list[Outcome]:
         """The only way a lease ends."""
 
     async def overdue(self, limit: int) -> Overdue:
-        """What the reaper must look at; without payloads, which it has no use for."""
+        """Leases past their deadline, for the reaper; jobs without payloads."""
 
     async def expired(self, limit: int) -> Expired:
-        """What the reaper must bury; without payloads too."""
+        """Waiting jobs past their expiry, for the reaper; without payloads."""
 
     async def finished(self, limit: int) -> list[Job]:
-        """Whole jobs past their queue's retention, by (finished_at, seq): archived by the pruner,
-        then deleted with `amend`. Also lets go of once-only keys that are past their window."""
+        """Whole jobs past their queue's retention, by (finished_at, seq): the pruner archives them
+        and deletes them with `amend`. Also frees once-only keys past their window."""
 
     async def recount(self, limit: int) -> int:
-        """Compare what is counted beside the jobs with the jobs themselves, and mend what differs:
-        slots that no lease holds, groups without a head, children whose parents have ended. How
-        many were mended; bounded by `limit`, and repeated calls come round to everything."""
+        """Compare the counters beside the jobs with the jobs, and repair differences: slots that
+        no lease holds, groups without a head, children whose parents have ended. Returns the
+        number of repairs; each call checks at most `limit`, and repeated calls cover everything."""
 
     async def flow(self, queue: str, *, limit: int) -> Flow:
-        """How the limits and the tenants of a queue stand: at most `limit` of each."""
+        """Use of the limits and tenants of a queue: at most `limit` of each."""
 
     async def waits(self, id: str) -> Waits | None:
-        """What keeps a waiting job, beside its time; None if no such job waits."""
+        """The parents, group and limits that a waiting job waits for; None if no such job waits.
+        [inspect]"""
 
     async def get(self, id: str) -> Job | None:
-        """The whole job, with its timeline rows, output and result."""
+        """The whole job, with its timeline rows, output and result. [inspect]"""
 
     async def find(self, wanted: JobFilter, *, limit: int, after: int | None = None) -> Page:
-        """Newest first, without payload-sized extras beyond the payload itself."""
+        """Matching jobs, newest first, without output, result and checkpoint. [inspect]"""
 
     async def tally(self, wanted: JobFilter, by: TallyBy, *, limit: int) -> list[Tally]:
-        """How many by value, most first, then by value; over at most `limits.SCAN_MAX` jobs."""
+        """Counts by value, highest first, then by value; over at most `limits.SCAN_MAX` jobs.
+        [inspect]"""
 
     async def amend(self, wanted: JobFilter, amendment: Amendment, *, limit: int) -> int:
-        """Act on at most `limit` matching jobs, oldest first, guarded by their state in the same
-        write; how many were changed."""
+        """Apply to at most `limit` matching jobs, oldest first, guarded by their state in the same
+        write; returns how many were changed. [inspect]"""
 
     async def load(self, kind: str, *, after: str | None = None, limit: int) -> list[Record]:
-        """Records of one kind by key."""
+        """Records of one kind, sorted by key. [records]"""
 
     async def save(self, records: Sequence[Record]) -> list[Saved]:
-        """Each is written only on the version that was read."""
+        """Write each record only if its version is the current one. [records]"""
+
+
+@contextmanager
+def unknown_if_partial(happened: Callable[[], object]) -> Iterator[None]:
+    """For a call of several transactions: turn an error which says that nothing was changed into
+    OutcomeUnknown, if `happened()` says that something was. Other errors stay as they are."""
+    try:
+        yield
+    except (EngineUnavailable, StorageFull, UsageError) as error:
+        if not happened():
+            raise
+        text = re.sub("[;:] nothing was changed", "", str(error))
+        raise OutcomeUnknown(
+            f"{text}; a part of it had happened: repeat with the same ids"
+        ) from error

@@ -1,4 +1,4 @@
-"""The machine's clocks, as an engine on this machine reads them; tests inject their own."""
+"""The clocks of this machine, for engines that run on it; tests inject their own."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _BOOT_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
 class Clock(Protocol):
-    """Leases run on the boot clock, which no one can set; the wall clock is for due times.
+    """Leases use the boot clock, which cannot be set; due times use the wall clock.
 
-    `boot_id` is `<boot>/<time namespace>`: boot clocks compare only where both are the same.
+    `boot_id` is `<boot>/<time namespace>`: boot clocks are comparable only if both are equal.
     """
 
     def wall_ms(self) -> int: ...
@@ -28,11 +28,13 @@ class Clock(Protocol):
 
 
 class SystemClock:
+    """The clocks of the operating system."""
+
     def wall_ms(self) -> int:
         return time.time_ns() // 1_000_000
 
     def boot_ms(self) -> int:
-        # CLOCK_BOOTTIME goes on through suspend; where it is missing, monotonic is the nearest.
+        # CLOCK_BOOTTIME includes time in suspend; without it, monotonic is the closest.
         return time.clock_gettime_ns(_BOOT_CLOCK) // 1_000_000
 
     def boot_id(self) -> str:
@@ -42,12 +44,12 @@ class SystemClock:
             boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         except OSError as error:
             raise ConfigError(
-                f"this system has no boot id to tell old leases by: {error}"
+                f"cannot read the boot id of this system, which dates leases: {error}"
             ) from error
         try:
             namespace = str(Path("/proc/self/ns/time").readlink())
         except OSError:
-            namespace = ""  # A kernel before 5.6 knows only one.
+            namespace = ""  # Kernels before 5.6 have no time namespaces.
         return f"{boot}/{namespace}"
 
 

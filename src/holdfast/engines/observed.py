@@ -1,18 +1,18 @@
-"""Tells what went through an engine: each call's verb, time, answers by queue, and error.
+"""Reports every call of an engine to listeners: verb, time, answers by queue, and error.
 
-The engine itself stays silent. Telling comes after the call and never changes its result.
+The engine itself stays silent. The report follows the call and never changes its result.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from typing import Any, TypeVar
 
 from msgspec.structs import replace
 
-from holdfast.core.flow import Flow, Waits
 from holdfast.core.model import (
+    Flow,
     Job,
     JobFilter,
     Lease,
@@ -26,9 +26,11 @@ from holdfast.core.model import (
     Renewal,
     Tally,
     TallyBy,
+    Waits,
 )
 from holdfast.core.verdict import Amendment, Outcome, Settlement
-from holdfast.engines.base import ANY, Engine, Expired, Known, Overdue, Saved, Traits
+from holdfast.engines.base import ANY, Engine, Expired, Known, Overdue, Saved
+from holdfast.engines.wrapper import Wrapper
 from holdfast.errors import HoldfastError, OutcomeUnknown
 from holdfast.events import EngineCalled, Listeners, Tell
 
@@ -37,16 +39,12 @@ Counted = Iterable[tuple[str, str]]
 """(queue, outcome) of each answer."""
 
 
-class Observed:
-    """See `Engine`."""
+class Observed(Wrapper):
+    """See `Engine`. `tell` hears of every call after it has ended."""
 
     def __init__(self, engine: Engine, tell: Tell) -> None:
-        self._engine = engine
+        super().__init__(engine)
         self._tell = tell if isinstance(tell, Listeners) else Listeners(tell)
-
-    @property
-    def traits(self) -> Traits:
-        return self._engine.traits
 
     async def open(self) -> None:
         await self._observe("open", self._engine.open())
@@ -64,8 +62,10 @@ class Observed:
     async def drop(self, name: str) -> None:
         await self._observe("drop", self._engine.drop(name), lambda _: [(name, "dropped")])
 
-    async def queues(self, *, counts: bool = True) -> list[QueueView]:
-        return await self._observe("queues", self._engine.queues(counts=counts))
+    async def queues(
+        self, *, names: Collection[str] | None = None, counts: bool = True
+    ) -> list[QueueView]:
+        return await self._observe("queues", self._engine.queues(names=names, counts=counts))
 
     async def enqueue(self, jobs: Sequence[NewJob]) -> list[Receipt]:
         def outcomes(receipts: list[Receipt]) -> Counted:
@@ -171,7 +171,7 @@ class Observed:
         except BaseException as error:
             self._tell(_failed(verb, _ms_since(start), error, asked))
             raise
-        # What nobody hears need not be told, and what nobody asks for is not counted.
+        # Without listeners no event is made; answers are counted only if a listener asks.
         if self._tell:
             self._tell(
                 EngineCalled(
@@ -189,7 +189,7 @@ def _failed(verb: str, duration_ms: float, error: BaseException, asked: Any) -> 
     code = error.code if isinstance(error, HoldfastError) else type(error).__name__
     called = EngineCalled(verb=verb, duration_ms=duration_ms, error=code)
     if isinstance(error, OutcomeUnknown) and error.known and isinstance(asked, Sequence):
-        # Their callers have these answers, and do not ask again.
+        # Callers get these answers and do not repeat them, so they are reported here.
         known = sorted(error.known.items())
         some, answer = [asked[at] for at, _ in known], [each for _, each in known]
         return replace(called, asked=some, answer=answer)

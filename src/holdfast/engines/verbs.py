@@ -1,7 +1,7 @@
-"""The verbs of an engine as they travel between processes: MessagePack, nothing lost.
+"""The wire format of the engine verbs between client and server: MessagePack, lossless.
 
-One table for both ends: what a call carries, what it answers, and how it is made on an engine. A
-lease goes back without its job. Fields are added at the end, with a default, and never taken away.
+One table for both ends: the arguments of a call, its answer, and how to call it on an engine. A
+lease is sent back without its job. New fields go last, have a default and are never removed.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from typing import Annotated, Any, Generic, TypeVar
 
 import msgspec
 
-from holdfast.core.flow import Flow, Waits
 from holdfast.core.model import (
+    Flow,
     Job,
     JobFilter,
     Lease,
@@ -27,9 +27,11 @@ from holdfast.core.model import (
     Renewal,
     Tally,
     TallyBy,
+    Waits,
 )
 from holdfast.core.verdict import Amendment, Outcome, Settlement, Verdict
-from holdfast.engines.base import ANY, Engine, Examination, Expired, Overdue, Saved, Traits
+from holdfast.engines.base import ANY, Engine, Expired, Overdue, Saved, Traits
+from holdfast.engines.extras import Examinable, Examination, extra
 from holdfast.errors import Unsupported
 
 CONTENT_TYPE = "application/msgpack"
@@ -40,15 +42,15 @@ Carried = TypeVar("Carried", bound=msgspec.Struct)
 
 
 class About(msgspec.Struct):
-    """What a server says of itself, of its engine and of the time."""
+    """A server's version, the traits of its engine and its time."""
 
     version: str
     traits: Traits
     now: int
 
 
-class Held(msgspec.Struct, frozen=True, gc=False, array_like=True):
-    """What of a lease goes back: its names, and what helps a store to find it quickly."""
+class SentLease(msgspec.Struct, frozen=True, gc=False, array_like=True):
+    """The parts of a lease that are sent back: ids, and fields that help a store to find it."""
 
     id: str
     token: int
@@ -60,7 +62,7 @@ class Held(msgspec.Struct, frozen=True, gc=False, array_like=True):
     is_child: bool = False
 
     @classmethod
-    def of(cls, lease: Lease) -> Held:
+    def of(cls, lease: Lease) -> SentLease:
         job = lease.job
         return cls(
             job.id,
@@ -81,118 +83,156 @@ class Held(msgspec.Struct, frozen=True, gc=False, array_like=True):
             token=self.token,
             seq=self.seq,
             group=self.group,
-            after=_SOMEBODY if self.is_child else (),
+            after=_UNKNOWN_PARENT if self.is_child else (),
         )
         return Lease(job=job, token=self.token, lease_ms=self.lease_ms)
 
 
-_SOMEBODY = ("?",)
-"""That it waited for others matters, and not for whom."""
+_UNKNOWN_PARENT = ("?",)
+"""Engines need to know that the job had parents, not which."""
 
 
-class Declare(msgspec.Struct):
+class DeclareCall(msgspec.Struct):
+    """`instead_of` is unset if any settings may be replaced."""
+
     queue: Queue
     instead_of: Queue | msgspec.UnsetType | None = msgspec.UNSET
 
 
-class Drop(msgspec.Struct):
+class DropCall(msgspec.Struct):
+    """Drop a queue."""
+
     name: str
 
 
-class Queues(msgspec.Struct):
+class QueuesCall(msgspec.Struct):
+    """Read queues; `names` None means all."""
+
     counts: bool = True
+    names: list[str] | None = None
 
 
-class Enqueue(msgspec.Struct):
+class EnqueueCall(msgspec.Struct):
+    """Enqueue jobs."""
+
     jobs: Sequence[NewJob]
 
 
 class LeaseCall(msgspec.Struct):
+    """Lease jobs."""
+
     request: LeaseRequest
 
 
-class Renewed(msgspec.Struct, gc=False, array_like=True):
-    held: Held
+class SentRenewal(msgspec.Struct, gc=False, array_like=True):
+    """One renewal."""
+
+    held: SentLease
     lease_ms: int | None = None
     note: Note | None = None
 
 
-class Renew(msgspec.Struct):
-    renewals: list[Renewed]
+class RenewCall(msgspec.Struct):
+    """Renew leases."""
+
+    renewals: list[SentRenewal]
 
 
-class Settled(msgspec.Struct, gc=False, array_like=True):
-    held: Held
+class SentSettlement(msgspec.Struct, gc=False, array_like=True):
+    """One verdict on a lease."""
+
+    held: SentLease
     verdict: Verdict
     note: Note | None = None
 
 
-class Settle(msgspec.Struct):
-    settlements: list[Settled]
+class SettleCall(msgspec.Struct):
+    """Settle leases."""
+
+    settlements: list[SentSettlement]
 
 
-class Bounded(msgspec.Struct):
+class LimitCall(msgspec.Struct):
+    """A verb whose only argument is a limit."""
+
     limit: int
 
 
 class FlowCall(msgspec.Struct):
+    """Read the limits and tenants of a queue."""
+
     queue: str
     limit: int
 
 
-class One(msgspec.Struct):
+class IdCall(msgspec.Struct):
+    """A verb about one job."""
+
     id: str
 
 
-class Find(msgspec.Struct):
-    """A cursor is told as text: that of a partitioned store is larger than any number here."""
+class FindCall(msgspec.Struct):
+    """The cursor is text: that of a partitioned store exceeds the integers of MessagePack."""
 
     wanted: JobFilter
     limit: int
     after: Cursor | None = None
 
 
-class Found(msgspec.Struct):
+class FoundPage(msgspec.Struct):
+    """A page, with its cursor as text."""
+
     jobs: tuple[Job, ...] = ()
     after: Cursor | None = None
 
     @classmethod
-    def of(cls, page: Page) -> Found:
+    def of(cls, page: Page) -> FoundPage:
         return cls(page.jobs, None if page.after is None else str(page.after))
 
 
 def number_of(cursor: str | None) -> int | None:
+    """The cursor as the engine's integer."""
     return None if cursor is None else int(cursor)
 
 
 class TallyCall(msgspec.Struct):
+    """Count jobs by value."""
+
     wanted: JobFilter
     by: TallyBy
     limit: int
 
 
-class Amend(msgspec.Struct):
+class AmendCall(msgspec.Struct):
+    """Amend jobs."""
+
     wanted: JobFilter
     amendment: Amendment
     limit: int
 
 
-class Load(msgspec.Struct):
+class LoadCall(msgspec.Struct):
+    """Read records."""
+
     kind: str
     limit: int
     after: str | None = None
 
 
-class Save(msgspec.Struct):
+class SaveCall(msgspec.Struct):
+    """Write records."""
+
     records: list[Record]
 
 
-class Examine(msgspec.Struct):
+class ExamineCall(msgspec.Struct):
+    """Examine the store."""
+
     deep: bool = False
 
 
 class Verb(Generic[Carried]):
-    """How a call of one verb is written, read and made."""
+    """Encoding and decoding of one verb, and how to call it on an engine."""
 
     def __init__(
         self,
@@ -205,37 +245,37 @@ class Verb(Generic[Carried]):
         self.carries = carries
         self.make = make
         self.repeatable = repeatable
-        """Harmless when it happens twice: it only reads, or its ids and tokens make it so. What
-        was leased for nobody lapses."""
+        """Safe to send twice: it only reads, or ids and tokens make it idempotent. Jobs that were
+        leased for a lost answer lapse."""
         self.read_call = msgspec.msgpack.Decoder(carries).decode
         self.read_answer = msgspec.msgpack.Decoder(answer).decode
         self.read_known = msgspec.msgpack.Decoder(_known(answer)).decode
 
 
 def _known(answer: Any) -> Any:
-    """Some of a list's answers by their positions."""
+    """The type of a partial answer to a batch: answers by position."""
     arguments = getattr(answer, "__args__", (Any,))
     return dict[int, arguments[0]]  # type: ignore[valid-type]
 
 
-def _examine(engine: Engine, call: Examine) -> Awaitable[Examination]:
-    able: Callable[..., Awaitable[Examination]] | None = getattr(engine, "examine", None)
-    if able is None:
+def _examine(engine: Engine, call: ExamineCall) -> Awaitable[Examination]:
+    examinable = extra(engine, Examinable)
+    if examinable is None:
         raise Unsupported(engine.traits.name, "an examination")
-    return able(deep=call.deep)
+    return examinable.examine(deep=call.deep)
 
 
-def _declare(engine: Engine, call: Declare) -> Awaitable[bool]:
+def _declare(engine: Engine, call: DeclareCall) -> Awaitable[bool]:
     known = call.instead_of
     return engine.declare(call.queue, instead_of=ANY if known is msgspec.UNSET else known)
 
 
-async def _find(engine: Engine, call: Find) -> Found:
+async def _find(engine: Engine, call: FindCall) -> FoundPage:
     after = number_of(call.after)
-    return Found.of(await engine.find(call.wanted, limit=call.limit, after=after))
+    return FoundPage.of(await engine.find(call.wanted, limit=call.limit, after=after))
 
 
-def _renew(engine: Engine, call: Renew) -> Awaitable[list[Lease | None]]:
+def _renew(engine: Engine, call: RenewCall) -> Awaitable[list[Lease | None]]:
     return engine.renew(
         [
             Renewal(lease=each.held.lease(), lease_ms=each.lease_ms, note=each.note)
@@ -244,7 +284,7 @@ def _renew(engine: Engine, call: Renew) -> Awaitable[list[Lease | None]]:
     )
 
 
-def _settle(engine: Engine, call: Settle) -> Awaitable[list[Outcome]]:
+def _settle(engine: Engine, call: SettleCall) -> Awaitable[list[Outcome]]:
     return engine.settle(
         [
             Settlement(lease=each.held.lease(), verdict=each.verdict, note=each.note)
@@ -254,16 +294,16 @@ def _settle(engine: Engine, call: Settle) -> Awaitable[list[Outcome]]:
 
 
 VERBS: dict[str, Verb[Any]] = {
-    "declare": Verb(Declare, bool, _declare),
-    "drop": Verb(Drop, None, lambda engine, call: engine.drop(call.name), repeatable=True),
+    "declare": Verb(DeclareCall, bool, _declare),
+    "drop": Verb(DropCall, None, lambda engine, call: engine.drop(call.name), repeatable=True),
     "queues": Verb(
-        Queues,
+        QueuesCall,
         list[QueueView],
-        lambda engine, call: engine.queues(counts=call.counts),
+        lambda engine, call: engine.queues(names=call.names, counts=call.counts),
         repeatable=True,
     ),
     "enqueue": Verb(
-        Enqueue, list[Receipt], lambda engine, call: engine.enqueue(call.jobs), repeatable=True
+        EnqueueCall, list[Receipt], lambda engine, call: engine.enqueue(call.jobs), repeatable=True
     ),
     "lease": Verb(
         LeaseCall,
@@ -271,27 +311,31 @@ VERBS: dict[str, Verb[Any]] = {
         lambda engine, call: engine.lease(call.request),
         repeatable=True,
     ),
-    "renew": Verb(Renew, list[Lease | None], _renew, repeatable=True),
-    "settle": Verb(Settle, list[Outcome], _settle, repeatable=True),
+    "renew": Verb(RenewCall, list[Lease | None], _renew, repeatable=True),
+    "settle": Verb(SettleCall, list[Outcome], _settle, repeatable=True),
     "overdue": Verb(
-        Bounded, Overdue, lambda engine, call: engine.overdue(call.limit), repeatable=True
+        LimitCall, Overdue, lambda engine, call: engine.overdue(call.limit), repeatable=True
     ),
     "expired": Verb(
-        Bounded, Expired, lambda engine, call: engine.expired(call.limit), repeatable=True
+        LimitCall, Expired, lambda engine, call: engine.expired(call.limit), repeatable=True
     ),
     "finished": Verb(
-        Bounded, list[Job], lambda engine, call: engine.finished(call.limit), repeatable=True
+        LimitCall, list[Job], lambda engine, call: engine.finished(call.limit), repeatable=True
     ),
-    "recount": Verb(Bounded, int, lambda engine, call: engine.recount(call.limit), repeatable=True),
+    "recount": Verb(
+        LimitCall, int, lambda engine, call: engine.recount(call.limit), repeatable=True
+    ),
     "flow": Verb(
         FlowCall,
         Flow,
         lambda engine, call: engine.flow(call.queue, limit=call.limit),
         repeatable=True,
     ),
-    "waits": Verb(One, Waits | None, lambda engine, call: engine.waits(call.id), repeatable=True),
-    "get": Verb(One, Job | None, lambda engine, call: engine.get(call.id), repeatable=True),
-    "find": Verb(Find, Found, _find, repeatable=True),
+    "waits": Verb(
+        IdCall, Waits | None, lambda engine, call: engine.waits(call.id), repeatable=True
+    ),
+    "get": Verb(IdCall, Job | None, lambda engine, call: engine.get(call.id), repeatable=True),
+    "find": Verb(FindCall, FoundPage, _find, repeatable=True),
     "tally": Verb(
         TallyCall,
         list[Tally],
@@ -299,16 +343,16 @@ VERBS: dict[str, Verb[Any]] = {
         repeatable=True,
     ),
     "amend": Verb(
-        Amend,
+        AmendCall,
         int,
         lambda engine, call: engine.amend(call.wanted, call.amendment, limit=call.limit),
     ),
     "load": Verb(
-        Load,
+        LoadCall,
         list[Record],
         lambda engine, call: engine.load(call.kind, after=call.after, limit=call.limit),
         repeatable=True,
     ),
-    "examine": Verb(Examine, Examination, _examine, repeatable=True),
-    "save": Verb(Save, list[Saved], lambda engine, call: engine.save(call.records)),
+    "examine": Verb(ExamineCall, Examination, _examine, repeatable=True),
+    "save": Verb(SaveCall, list[Saved], lambda engine, call: engine.save(call.records)),
 }

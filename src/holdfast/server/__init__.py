@@ -1,4 +1,4 @@
-"""SERVE: an application over HTTP. REST for any language, and the verbs of the remote engine.
+"""SERVE: an application over HTTP, as REST for any language and as verbs for the remote engine.
 
-Nothing here decides about jobs, and no engine is known by its name.
+No module here decides about jobs or knows an engine by name.
 """

@@ -1,102 +1,109 @@
-"""All operations as one ASGI application."""
+"""All operations as one ASGI application: routing, CORS, and one endpoint for each operation."""
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Iterable, MutableMapping
+from typing import Any
+
 from holdfast import tracing
 from holdfast.errors import HoldfastError
-from holdfast.server import (
-    acts,
+from holdfast.server.access.admission import Admission
+from holdfast.server.http.endpoint import Endpoint, EndpointServices, TracedEndpoint
+from holdfast.server.http.idempotency import IdempotencyKeys
+from holdfast.server.http.openapi import with_api_docs
+from holdfast.server.http.operation import Operation, Routes
+from holdfast.server.http.pressure import Pressure
+from holdfast.server.http.request import AsgiScope, Receive, Send
+from holdfast.server.http.response import error_reply, send_reply
+from holdfast.server.live import feed, history, metrics
+from holdfast.server.rest import (
     admin,
-    alerts,
-    amending,
-    enqueuing,
-    health,
-    history,
+    dead_letters,
+    engine_verbs,
+    enqueue,
     jobs,
     leases,
-    live,
-    metrics,
-    operating,
-    remote,
+    queues,
+    schedules,
+    settle,
+    status,
+    workers,
 )
-from holdfast.server.answers import bad_reply, send_whole
-from holdfast.server.calls import AsgiScope, Receive, Send
-from holdfast.server.cors import Cors, is_preflight
-from holdfast.server.door import Door
-from holdfast.server.endpoint import Endpoint, Shared
-from holdfast.server.idempotency import Keys
-from holdfast.server.operations import Operation
-from holdfast.server.pressure import Pressure
-from holdfast.server.routes import Routes
-from holdfast.server.state import Server
-from holdfast.server.viewer import described
+from holdfast.server.state import ServerState
 
-OPERATIONS: tuple[Operation, ...] = described(
+OPERATIONS: tuple[Operation, ...] = with_api_docs(
     (
-        *health.OPERATIONS,
-        *enqueuing.OPERATIONS,
-        *acts.OPERATIONS,
-        *amending.OPERATIONS,
-        *leases.OPERATIONS,
+        *status.OPERATIONS,
+        *enqueue.OPERATIONS,
         *jobs.OPERATIONS,
-        *operating.OPERATIONS,
+        *leases.OPERATIONS,
+        *settle.OPERATIONS,
+        *queues.OPERATIONS,
+        *dead_letters.OPERATIONS,
+        *schedules.OPERATIONS,
+        *workers.OPERATIONS,
         *metrics.OPERATIONS,
         *history.OPERATIONS,
-        *live.OPERATIONS,
-        *alerts.OPERATIONS,
+        *feed.OPERATIONS,
         *admin.OPERATIONS,
-        *remote.OPERATIONS,
+        *engine_verbs.OPERATIONS,
     )
 )
 
+_CORS_METHODS = b"GET, HEAD, POST, PUT, PATCH, DELETE"
+_CORS_HEADERS = b"authorization, content-type, holdfast-namespace, idempotency-key, last-event-id"
+_CORS_EXPOSED = b"retry-after, location"
+_CORS_MAX_AGE_S = b"600"
 
-class Application:
-    """For a server whose application is open."""
 
-    def __init__(self, server: Server, operations: tuple[Operation, ...] = OPERATIONS) -> None:
+class AsgiApplication:
+    """Routes each request to the endpoint of its operation. The server's application is open."""
+
+    def __init__(self, server: ServerState, operations: tuple[Operation, ...] = OPERATIONS) -> None:
         self.pressure = Pressure(server)
         settings = server.settings
         self._meter = server.app.telemetry.meter
-        shared = Shared(
-            door=Door(server),
+        services = EndpointServices(
+            admission=Admission(server),
             pressure=self.pressure,
-            keys=Keys(request_ms_max=settings.request_ms_max + settings.wait_ms_max),
+            keys=IdempotencyKeys(request_ms_max=settings.request_ms_max + settings.wait_ms_max),
             meter=self._meter,
             body_max=settings.body_max,
         )
         self._cors = Cors(settings.origins) if settings.origins else None
         self._routes: Routes[Endpoint] = Routes()
-        made = _endpoint_class()
+        endpoint_class = TracedEndpoint if tracing.is_on() else Endpoint
         for operation in operations:
-            endpoint = made(operation, shared)
+            endpoint = endpoint_class(operation, services)
             self._routes.add(operation.method, operation.path, endpoint)
             if operation.method == "GET":
                 self._routes.add("HEAD", operation.path, endpoint)
 
     async def __call__(self, scope: AsgiScope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
-            await _other(scope, receive, send)
+            await _handle_other(scope, receive, send)
             return
         path = scope.get("raw_path") or scope["path"].encode()
         method = scope["method"]
-        origin = None if self._cors is None else self._cors.origin(scope)
+        origin = None if self._cors is None else self._cors.allowed_origin(scope)
         if self._cors is not None and origin is not None:
-            send = self._cors.telling(origin, send)
-            if is_preflight(scope):
-                await self._cors.preflight(send)
+            send = self._cors.add_headers(origin, send)
+            if _is_preflight(scope):
+                await self._cors.answer_preflight(send)
                 return
         try:
-            endpoint, given = self._routes.find(method, path)
+            endpoint, arguments = self._routes.find(method, path)
         except HoldfastError as error:
-            reply = bad_reply(error)
+            reply = error_reply(error)
             self._meter.requested("unknown", reply.status, 0.0)
-            await send_whole(send, reply, head=method == "HEAD")
+            await send_reply(send, reply, head=method == "HEAD")
             return
-        await endpoint(scope, receive, send, given)
+        await endpoint(scope, receive, send, arguments)
 
 
-async def _other(scope: AsgiScope, receive: Receive, send: Send) -> None:
-    """The web server's own start and end need nothing; web sockets are not spoken."""
+async def _handle_other(scope: AsgiScope, receive: Receive, send: Send) -> None:
+    """Acknowledge the ASGI lifespan, and refuse web sockets."""
     if scope["type"] == "websocket":
         await receive()
         await send({"type": "websocket.close", "code": 1000})
@@ -107,13 +114,51 @@ async def _other(scope: AsgiScope, receive: Receive, send: Send) -> None:
             return
 
 
-def _endpoint_class() -> type[Endpoint]:
-    if not tracing.is_on():
-        return Endpoint
-    from holdfast.server.tracing import TracedEndpoint
+class Cors:
+    """CORS headers for pages of the allowed origins, written as browsers do:
+    https://queue.example.com. `Admission` refuses pages of other origins."""
 
-    return TracedEndpoint
+    def __init__(self, origins: Iterable[str]) -> None:
+        self._origins = {origin.lower().encode("latin-1") for origin in origins}
+
+    def allowed_origin(self, scope: AsgiScope) -> bytes | None:
+        """The origin of the request, if it is allowed."""
+        for name, value in scope["headers"]:
+            if name == b"origin":
+                origin: bytes = value
+                return origin if origin.lower() in self._origins else None
+        return None
+
+    def add_headers(self, origin: bytes, send: Send) -> Send:
+        """A `send` that lets the page read the response. Credentials are not allowed, since the
+        server reads no cookies."""
+
+        @functools.wraps(send)
+        async def send_with_headers(event: MutableMapping[str, Any]) -> None:
+            if event["type"] == "http.response.start":
+                event["headers"] = [
+                    *event.get("headers", ()),
+                    (b"access-control-allow-origin", origin),
+                    (b"access-control-expose-headers", _CORS_EXPOSED),
+                    (b"vary", b"origin"),
+                ]
+            await send(event)
+
+        return send_with_headers
+
+    async def answer_preflight(self, send: Send) -> None:
+        """Answer the OPTIONS request that a browser sends before the page's own."""
+        headers = [
+            (b"access-control-allow-methods", _CORS_METHODS),
+            (b"access-control-allow-headers", _CORS_HEADERS),
+            (b"access-control-max-age", _CORS_MAX_AGE_S),
+            (b"content-length", b"0"),
+        ]
+        await send({"type": "http.response.start", "status": 204, "headers": headers})
+        await send({"type": "http.response.body", "body": b""})
 
 
-def application(server: Server) -> Application:
-    return Application(server)
+def _is_preflight(scope: AsgiScope) -> bool:
+    return scope["method"] == "OPTIONS" and any(
+        name == b"access-control-request-method" for name, _ in scope["headers"]
+    )

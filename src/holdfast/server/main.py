@@ -1,12 +1,15 @@
-"""The process of a server: `holdfast serve`, or `python -m holdfast.server.main` beside workers.
+"""Runs a server: `holdfast serve`, or `python -m holdfast.server.main` beside workers.
 
-There its options come as one line of JSON on its standard input, because a URL may hold a
-password. The pipe stays open: when it closes, who started it is gone and so must this be.
+The second form reads its options as one line of JSON from standard input, because a URL may hold a
+password. The pipe stays open: when it closes, the parent process is gone, and the server stops.
+The first signal answers requests within the grace period while streams and waits end; the second
+stops the server at once. Upkeep and alert checks of every open namespace run inside the server.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import logging
 import os
@@ -14,36 +17,56 @@ import re
 import signal
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import suppress
+from pathlib import Path
 
 import msgspec
 
 from holdfast import tracing
-from holdfast.app import Holdfast
-from holdfast.engines.url import with_namespace
+from holdfast.alerts.alerter import Alerter
+from holdfast.alerts.facts import FactReader
+from holdfast.alerts.notify import Notifier
+from holdfast.alerts.webhook import AlertWebhook
+from holdfast.app.application import Holdfast
+from holdfast.engines.registry import with_namespace
 from holdfast.errors import ConfigError, EngineError, HoldfastError
-from holdfast.logs import log_to_stderr
-from holdfast.loops import loop_run
-from holdfast.server.namespaces import DEFAULT
-from holdfast.server.serve import serve
+from holdfast.process import log_to_stderr, loop_runner
+from holdfast.server.application import AsgiApplication
+from holdfast.server.http.uvicorn_server import UvicornServer
+from holdfast.server.live.metrics import snapshot_reader
 from holdfast.server.settings import ServerSettings
+from holdfast.server.state import DEFAULT_NAMESPACE, ServerState
+from holdfast.telemetry import is_counted_elsewhere
 
 _log = logging.getLogger("holdfast.server")
 
 EXIT_FAILED, EXIT_USAGE = 1, 2
-_GARBAGE = (5_000, 4, 400)
-"""The middle one is what ten thousand streams pay for that are opened at once: a look at as many
-objects as the first two make together takes some 20 ms."""
-_NAMED = re.compile(r"[?&]namespace=([^&,]*)")
+_GC_THRESHOLD = (5_000, 4, 400)
+"""The second number bounds the pause when ten thousand streams open at once: a collection of as
+many objects as the first two allow takes about 20 ms."""
+_NAMESPACE = re.compile(r"[?&]namespace=([^&,]*)")
 
 
 class ServeOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """`descriptor` is a socket that listens already, handed down by whoever starts this."""
+    """Options of the process. `descriptor` is a listening socket inherited from the parent."""
 
     url: str
     settings: ServerSettings
     descriptor: int
+
+
+def main() -> None:
+    """Run a server with options from standard input."""
+    log_to_stderr("holdfast", logging.INFO)
+    logging.getLogger("asyncio").setLevel(logging.ERROR)
+    options = msgspec.json.decode(sys.stdin.buffer.readline(), type=ServeOptions)
+    try:
+        listening = socket.socket(fileno=options.descriptor)
+        run(options.url, options.settings, listening, _report_to_parent)
+    except HoldfastError as error:
+        _log.error("%s (%s)", error, error.code)
+        sys.exit(EXIT_FAILED if isinstance(error, EngineError) else EXIT_USAGE)
 
 
 def run(
@@ -52,42 +75,145 @@ def run(
     listening: socket.socket,
     started: Callable[[str], None],
 ) -> None:
-    """Until a signal ends it. A server is for all namespaces of its store."""
-    if any(name != DEFAULT for name in _NAMED.findall(url)):
+    """Serve all namespaces of a store until a signal stops the server."""
+    if any(name != DEFAULT_NAMESPACE for name in _NAMESPACE.findall(url)):
         raise ConfigError(
-            "a server serves every namespace: leave `namespace` out of its URL; callers are told "
-            "apart by their tokens"
+            "a server serves every namespace: remove `namespace` from its URL; the token of a "
+            "caller decides its namespace"
         )
-    tracing.begin("holdfast-server")
-    # Requests come by the thousand, live for a moment and are in no cycle: look less often, and
-    # never again at what was imported.
+    tracing.start_exporter("holdfast-server")
+    # Requests are many and short-lived and form no cycles: collect rarely, and never look at
+    # imported modules again.
     gc.freeze()
-    gc.set_threshold(*_GARBAGE)
+    gc.set_threshold(*_GC_THRESHOLD)
 
-    async def whole() -> None:
-        async with Holdfast(with_namespace(url, DEFAULT)) as app:
+    async def open_and_serve() -> None:
+        async with Holdfast(with_namespace(url, DEFAULT_NAMESPACE)) as app:
             await serve(app, settings, listening, started)
 
     try:
-        loop_run()(whole())
+        loop_runner()(open_and_serve())
     except* HoldfastError as group:
         raise _first(group) from None
 
 
-def main() -> None:
-    log_to_stderr("holdfast", logging.INFO)
-    logging.getLogger("asyncio").setLevel(logging.ERROR)
-    options = msgspec.json.decode(sys.stdin.buffer.readline(), type=ServeOptions)
+async def serve(
+    app: Holdfast,
+    settings: ServerSettings,
+    listening: socket.socket,
+    started: Callable[[str], None] | None = None,
+) -> None:
+    """Serve an open application until a signal stops it. `started` is called with the URL."""
+    # The end of an alert is logged at INFO.
+    logging.getLogger("holdfast.alerts").setLevel(logging.INFO)
+    server = ServerState(app=app, settings=settings)
+    web = UvicornServer(server, AsgiApplication(server))
+    upkeep = NamespaceUpkeep(server)
     try:
-        listening = socket.socket(fileno=options.descriptor)
-        run(options.url, options.settings, listening, _started)
-    except HoldfastError as error:
-        _log.error("%s (%s)", error, error.code)
-        sys.exit(EXIT_FAILED if isinstance(error, EngineError) else EXIT_USAGE)
+        with _signal_handlers(web.on_signal):
+            try:
+                server.namespaces.opened.append(upkeep.start)
+                upkeep.start(DEFAULT_NAMESPACE, app)
+                for name in sorted({*settings.namespaces, *await server.tokens.namespaces()}):
+                    await server.namespaces.get(name)
+                await web.run(listening, started)
+            finally:
+                await upkeep.stop(web.at_once)
+    finally:
+        await server.namespaces.close()
 
 
-def _started(url: str) -> None:
-    """To whoever started this, once."""
+class NamespaceUpkeep:
+    """Starts the loops of each namespace, and stops them before its store is closed."""
+
+    def __init__(self, server: ServerState) -> None:
+        self._server = server
+        self._settings = settings = server.settings
+        self._webhook: AlertWebhook | None = None
+        if settings.alert_webhook is not None:
+            self._webhook = AlertWebhook(
+                settings.alert_webhook,
+                secrets_file=settings.alert_webhook_secrets,
+                allow=settings.alert_webhook_allow,
+                ca_file=settings.alert_webhook_ca,
+            )
+        self._stop = asyncio.Event()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def start(self, name: str, app: Holdfast) -> None:
+        """Start the loops of a namespace. Counters are flushed and alerts checked even with upkeep
+        off."""
+        app.telemetry.role = "server"
+        if not self._stop.is_set():
+            upkeep = app.upkeep(archive=self._archive_of(name))
+            run = upkeep.run if self._settings.upkeep else app.telemetry.run
+            self._start_task(run(self._stop), f"upkeep of {name}")
+            if not is_counted_elsewhere(app.engine):
+                self._server.alerters[name] = alerter = self._alerter(name, app)
+                self._start_task(alerter.run(self._stop, app.listeners), f"alert check of {name}")
+
+    async def stop(self, at_once: asyncio.Event) -> None:
+        """Stop all loops. Steps under way are finished, within the grace period."""
+        self._stop.set()
+        all_tasks = asyncio.gather(*self._tasks, return_exceptions=True)
+        hurry = asyncio.create_task(at_once.wait())
+        grace_s = self._settings.grace_ms / 1000
+        await asyncio.wait((all_tasks, hurry), timeout=grace_s, return_when=asyncio.FIRST_COMPLETED)
+        hurry.cancel()
+        for task in list(self._tasks):
+            task.cancel()
+        await all_tasks
+
+    def _start_task(self, run: Coroutine[object, object, None], name: str) -> None:
+        task = asyncio.create_task(run, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._on_done)
+
+    def _alerter(self, name: str, app: Holdfast) -> Alerter:
+        """Alerts about the whole store are raised once, by the namespace `default`."""
+        snapshots = snapshot_reader(app)
+        reader = FactReader(
+            app.engine,
+            app.home.store,
+            whole=name == DEFAULT_NAMESPACE,
+            views=snapshots.views,
+            fleet=snapshots.fleet,
+        )
+        deliver = None if self._webhook is None else self._webhook.deliver
+        return Alerter(app.engine, reader, Notifier(app.engine, name, deliver))
+
+    def _on_done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            _log.error("the %s failed", task.get_name(), exc_info=task.exception())
+
+    def _archive_of(self, name: str) -> Path | None:
+        """The archive file of a namespace; each has its own."""
+        if self._settings.archive is None:
+            return None
+        path = Path(self._settings.archive)
+        return (
+            path
+            if name == DEFAULT_NAMESPACE
+            else path.with_name(f"{path.stem}-{name}{path.suffix}")
+        )
+
+
+@contextlib.contextmanager
+def _signal_handlers(on_signal: Callable[[], None]) -> Iterator[None]:
+    loop = asyncio.get_running_loop()
+    numbers = (signal.SIGTERM, signal.SIGINT)
+    for number in numbers:
+        loop.add_signal_handler(number, on_signal)
+    try:
+        yield
+    finally:
+        for number in numbers:
+            loop.remove_signal_handler(number)
+
+
+def _report_to_parent(url: str) -> None:
+    """Write the URL to the parent's pipe, and stop when the parent closes standard input."""
     descriptor = int(os.environ.pop("HOLDFAST_READY", "-1"))
     if descriptor >= 0:
         with suppress(OSError):
@@ -95,15 +221,15 @@ def _started(url: str) -> None:
         os.close(descriptor)
     loop = asyncio.get_running_loop()
 
-    def look() -> None:
+    def on_input() -> None:
         if not os.read(0, 4096):
             loop.remove_reader(0)
-            # The same as being told twice: nobody is left to wait for a slow end.
+            # Two signals stop at once: no parent is left to wait for a graceful stop.
             for _ in range(2):
                 os.kill(os.getpid(), signal.SIGTERM)
 
     os.set_blocking(0, False)
-    loop.add_reader(0, look)
+    loop.add_reader(0, on_input)
 
 
 def _first(group: BaseExceptionGroup[HoldfastError]) -> HoldfastError:

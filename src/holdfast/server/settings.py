@@ -1,4 +1,4 @@
-"""Everything a server can be told; the defaults are closed."""
+"""The settings of a server. The defaults are closed to other machines."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import ipaddress
 
 import msgspec
 
-from holdfast.core import limits
+from holdfast.core import bounds
 
 PORT = 7433
 
 
 class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """`auth` None is off where only this machine can ask, and a must everywhere else. `hosts` are
-    the names a request may call the server by, beside loopback ones; `origins` the pages that may
-    use it from a browser; `proxies` the addresses whose X-Forwarded-… is believed."""
+    """`auth` None asks for tokens unless only this machine can connect. `hosts` are names of the
+    server in Host headers, beside loopback ones; `origins` the web pages that may use it from a
+    browser; `proxies` the addresses whose X-Forwarded-… headers are trusted."""
 
     host: str = "127.0.0.1"
     port: int = PORT
@@ -28,48 +28,49 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     tls_client_ca: str | None = None
     body_max: int = 32 * 1024 * 1024
     requests_max: int = 512
-    """Requests under way at once, of one namespace at most half of them; beyond, 503."""
+    """Concurrent requests; one namespace gets at most half. Beyond it, 503."""
     waiters_max: int = 2_000
-    """Long-polls at once."""
+    """Concurrent long-polls."""
     streams_max: int = 10_000
-    """Event streams at once."""
+    """Concurrent event streams."""
     connections_max: int = 16_000
     held_bytes_max: int = 96 * 1024 * 1024
-    """Bodies and answers in memory at once, of one namespace at most half of it."""
-    lag_ms_max: int = limits.SECOND_MS
-    """How far the server's loop may be behind before new requests are refused."""
+    """Bytes of bodies and answers in memory; one namespace gets at most half."""
+    lag_ms_max: int = bounds.SECOND_MS
+    """Lag of the event loop above which new requests are refused."""
     head_max: int = 64 * 1024
-    """Bytes of a request line and its headers."""
+    """Bytes of a request line and headers."""
     headers_max: int = 100
-    head_ms_max: int = 10 * limits.SECOND_MS
-    """From the first byte of a request, or from the connection, to the end of its headers."""
-    slow_ms_max: int = 20 * limits.SECOND_MS
-    """How long a reader may read nothing of what it asked for."""
-    keep_alive_ms: int = 75 * limits.SECOND_MS
-    request_ms_max: int = 30 * limits.SECOND_MS
-    wait_ms_max: int = 60 * limits.SECOND_MS
-    grace_ms: int = 10 * limits.SECOND_MS
+    head_ms_max: int = 10 * bounds.SECOND_MS
+    """Time from the connection, or the first byte of a request, to the end of its headers."""
+    slow_ms_max: int = 20 * bounds.SECOND_MS
+    """The longest time in which a client reads nothing of its answer."""
+    keep_alive_ms: int = 75 * bounds.SECOND_MS
+    request_ms_max: int = 30 * bounds.SECOND_MS
+    wait_ms_max: int = 60 * bounds.SECOND_MS
+    grace_ms: int = 10 * bounds.SECOND_MS
     access_log: bool = False
     upkeep: bool = True
     archive: str | None = None
     alert_webhook: str | None = None
-    """Where alerts are told; it may hold a secret, and is never shown."""
+    """URL for alerts. It may hold a secret, and is never shown."""
     alert_webhook_secrets: str | None = None
     alert_webhook_allow: tuple[str, ...] = ()
     alert_webhook_ca: str | None = None
 
     @property
     def on_loopback(self) -> bool:
-        """Whether nobody but this machine can reach the address."""
+        """True if only this machine can connect to the address."""
         try:
             return ipaddress.ip_address(self.host).is_loopback
         except ValueError:
-            # A name may be made to mean any address; this one never may.
+            # Any other name may resolve to an address that others reach.
             return self.host == "localhost"
 
     @property
     def auth_on(self) -> bool:
-        """Whoever named proxies or other names for it means it for others than this machine."""
+        """True if callers need tokens. Settings for proxies or hosts imply callers on other
+        machines."""
         if self.auth is not None:
             return self.auth
         return not self.on_loopback or bool(self.proxies or self.hosts)

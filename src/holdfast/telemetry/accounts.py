@@ -1,40 +1,58 @@
-"""The records that counts are kept in: one account for each process, and one for all that ended.
+"""The records that hold counts: one account for each process, and one for all that ended.
 
-Pure. An account holds everything its process counted since it started, so that writing it twice
-changes nothing. Only its process writes it, until upkeep closes it; a closed one is added to the
-ended ones and then goes. Whoever reads sums the ended ones and all accounts not yet among them.
+An account holds everything its process counted since it started, so that writing it twice changes
+nothing. The flusher writes it every few seconds, until upkeep closes it; a closed account is added
+to the ended ones and then removed. A reader sums the ended ones and all accounts that were not
+added yet. A process that is killed loses the counts since its last flush.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import asyncio
+import logging
+import os
+import re
+import secrets
+import socket
+from collections.abc import Callable, Iterable, Sequence
+from time import monotonic
 from typing import Final, TypeVar
 
 import msgspec
 from msgspec.structs import replace
 
-from holdfast.core import limits
+from holdfast.core import bounds
 from holdfast.core.model import Record
-from holdfast.telemetry.totals import OTHER, QUEUES_MAX, Totals, label_of, summed_up
+from holdfast.engines.base import Engine, Saved
+from holdfast.ops.records import RecordKind, decode, encode, scan
+from holdfast.telemetry.event_log import event_key, event_record
+from holdfast.telemetry.meter import OTHER, QUEUES_MAX, Meter, Totals, queue_label, sum_totals
 
-KIND: Final = "counters"
+_log = logging.getLogger("holdfast.telemetry")
+
+ACCOUNT_KIND: Final = "counters"
 ENDED_KEY: Final = "(ended)"
 
-SILENT_MS: Final = 5 * limits.MINUTE_MS
-"""A process that wrote nothing for so long is taken for ended. One that is not begins anew."""
-ALIVE_MS: Final = limits.MINUTE_MS
-"""A process that has nothing to tell tells that."""
+SILENT_MS: Final = 5 * bounds.MINUTE_MS
+"""A process that wrote nothing for so long counts as ended. If it has not, it begins a new one."""
+ALIVE_MS: Final = bounds.MINUTE_MS
+"""A process without news writes its account this often."""
 CROWD: Final = 500
-"""Beyond so many accounts those go sooner that are silent for a while."""
-CROWD_SILENT_MS: Final = 30 * limits.SECOND_MS
-GONE_MS: Final = 15 * limits.SECOND_MS
-"""How long an account stays after it was added: nobody reads for so long."""
-REMEMBERED_MS: Final = 10 * limits.MINUTE_MS
-"""How long it is known that an account was added: no upkeep takes so long over one step."""
+"""With more accounts than this, silent ones are closed sooner."""
+CROWD_SILENT_MS: Final = 30 * bounds.SECOND_MS
+GONE_MS: Final = 15 * bounds.SECOND_MS
+"""The time an account stays after it was added: no reader takes so long."""
+REMEMBERED_MS: Final = 10 * bounds.MINUTE_MS
+"""The time that the key of an added account is remembered: no step takes so long."""
+_MEMORY_S = REMEMBERED_MS / 1000 / 2
+
+_EVENT_RECORDS_MAX = 20
+"""Records with events that are kept while the store is unreachable."""
 
 
 class Account(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """`closed` by its process, which has ended, or by upkeep: nothing is added to it any more."""
+    """The counts of one process. Nothing is added once it is `closed`, by its process at the end
+    or by upkeep."""
 
     role: str = ""
     host: str = ""
@@ -43,10 +61,13 @@ class Account(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     totals: Totals = msgspec.field(default_factory=Totals)
 
 
-class Ended(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """`epoch` is another one if the counts began anew. `queues` have a name of their own in the
-    fleet's counts, from when they were first seen on. `added` are the keys of the accounts that
-    are in the totals, and when that was."""
+ACCOUNTS = RecordKind(ACCOUNT_KIND, Account, label="account")
+
+
+class EndedAccounts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The sum of all ended processes. `epoch` changes if the counts start from 0. `queues` have a
+    name of their own in the fleet's counts, in the order they were first seen. `added` are the
+    keys of the accounts in the totals, and when each was added."""
 
     epoch: str = ""
     queues: tuple[str, ...] = ()
@@ -54,61 +75,189 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     totals: Totals = msgspec.field(default_factory=Totals)
 
 
-class Fleet(msgspec.Struct, frozen=True, kw_only=True):
-    """What all processes counted, as far as the store knows."""
+class FleetTotals(msgspec.Struct, frozen=True, kw_only=True):
+    """The counts of all processes, as far as the store has them."""
 
     epoch: str = ""
     totals: Totals = msgspec.field(default_factory=Totals)
     processes: int = 0
 
 
-Kept = TypeVar("Kept", Account, Ended)
+AnyAccount = TypeVar("AnyAccount", Account, EndedAccounts)
 
 
-def read(record: Record, kind: type[Kept]) -> Kept | None:
-    """None for what another version wrote and this one cannot read."""
-    try:
-        return msgspec.json.decode(record.value or b"", type=kind)
-    except msgspec.DecodeError:
-        return None
+def decode_account(record: Record, type: type[AnyAccount]) -> AnyAccount | None:
+    """None for a record that this version cannot read."""
+    return decode(record.value or b"", type)
 
 
-def written(kept: Account | Ended) -> bytes:
-    """As it is stored. If it were too large for a record, the requests of the servers would be
-    what is left out: they are most of it."""
-    value = msgspec.json.encode(kept)
-    if len(value) <= limits.RECORD_MAX:
+def encode_account(account: Account | EndedAccounts) -> bytes:
+    """The stored form. If it is too large for a record, the counts of requests, which are most of
+    it, are left out."""
+    value = encode(account)
+    if len(value) <= bounds.RECORD_MAX:
         return value
-    return msgspec.json.encode(replace(kept, totals=replace(kept.totals, requests={})))
+    return encode(replace(account, totals=replace(account.totals, requests={})))
 
 
-def summed(ended: Ended, accounts: Sequence[tuple[str, Account]]) -> Fleet:
-    """Queues that are new get a name of their own while there is room, as `names` will say."""
+def sum_fleet(ended: EndedAccounts, accounts: Sequence[tuple[str, Account]]) -> FleetTotals:
+    """The sum of all processes. New queues get names of their own while there is room, as
+    `queue_names` will store them."""
     new = (account.totals for key, account in accounts if key not in ended.added)
-    totals = summed_up((ended.totals, *new))
-    return Fleet(
+    totals = sum_totals((ended.totals, *new))
+    return FleetTotals(
         epoch=ended.epoch,
-        totals=totals.named(names(ended, totals.queues)),
+        totals=totals.named(queue_names(ended, totals.queues)),
         processes=sum(not account.closed for _, account in accounts),
     )
 
 
-def is_anew(before: str, epoch: str) -> bool:
-    """Did the counts begin anew in between? Not known is no."""
+def counts_restarted(before: str, epoch: str) -> bool:
+    """True if the counts started from 0 between two epochs; an unknown epoch is no sign of it."""
     return bool(before and epoch) and before != epoch
 
 
-def names(ended: Ended, seen: Iterable[str]) -> tuple[str, ...]:
-    """Those that have a name keep it; others that were seen follow while there is room."""
+def queue_names(ended: EndedAccounts, seen: Iterable[str]) -> tuple[str, ...]:
+    """The queues with a name of their own: the known ones, then others while there is room."""
     known = dict.fromkeys(ended.queues)
     for name in sorted(seen):
-        if name != OTHER and len(known) < QUEUES_MAX and label_of(name, known) == name:
+        if name != OTHER and len(known) < QUEUES_MAX and queue_label(name, known) == name:
             known[name] = None
     return tuple(known)
 
 
-def is_over(record: Record, account: Account | None, count: int) -> bool:
-    """Shall upkeep close it?"""
+def should_close(record: Record, account: Account | None, count: int) -> bool:
+    """True if upkeep has to close the account, one of `count`."""
     if account is not None and account.closed:
         return True
     return record.age_ms > (SILENT_MS if count <= CROWD else CROWD_SILENT_MS)
+
+
+class FleetReader:
+    """Reads and sums all accounts, at most every `age_s_max` seconds for all callers. An account
+    that has not changed since the last read is not decoded again."""
+
+    def __init__(self, engine: Engine, *, age_s_max: float = 1.0) -> None:
+        self._engine = engine
+        self._age_s_max = age_s_max
+        self._known: dict[str, tuple[int, Account]] = {}
+        self._ended = EndedAccounts()
+        self._guard = asyncio.Lock()
+        self._fleet = FleetTotals()
+        self._read_at = float("-inf")
+
+    async def fleet(self) -> FleetTotals:
+        """The sum; concurrent callers share one read."""
+        async with self._guard:
+            if monotonic() - self._read_at >= self._age_s_max:
+                self._fleet = await self._read()
+                self._read_at = monotonic()
+            return self._fleet
+
+    async def _read(self) -> FleetTotals:
+        found: dict[str, tuple[int, Account]] = {}
+        ended: EndedAccounts | None = None
+        async for record in scan(self._engine, ACCOUNT_KIND):
+            if record.key == ENDED_KEY:
+                ended = decode_account(record, EndedAccounts)
+                continue
+            known = self._known.get(record.key)
+            if known is None or known[0] != record.version:
+                known = (record.version, decode_account(record, Account) or Account())
+            found[record.key] = known
+        self._ended = ended or self._ended
+        if monotonic() - self._read_at < _MEMORY_S:
+            # An account is removed only after it was added. One that is missing otherwise is in an
+            # unreachable part of the store: without it, counters would drop and then jump.
+            added = self._ended.added
+            found |= {
+                key: known
+                for key, known in self._known.items()
+                if key not in found and key not in added
+            }
+        self._known = found
+        return sum_fleet(self._ended, [(key, account) for key, (_, account) in found.items()])
+
+
+class Flusher:
+    """Writes counts and events of one process, each exactly once; `role` is worker, server or app.
+
+    A write of unknown outcome is repeated unchanged before anything else. A process that upkeep
+    took for ended goes on in a new account.
+    """
+
+    def __init__(self, engine: Engine, meter: Meter, role: str, wall_ms: Callable[[], int]) -> None:
+        self._engine = engine
+        self._meter = meter
+        self._role = role
+        self._wall_ms = wall_ms
+        self._events: list[Record] = []
+        self._number = 0
+        self._begin()
+
+    def _begin(self) -> None:
+        """Start a new account; its key sorts by role and start."""
+        role = re.sub(r"[^a-z]", "", self._role) or "app"
+        self.key = f"{role}-{self._wall_ms():013d}-{secrets.token_hex(4)}"
+        self._version = 0
+        self._saved = b"{}"
+        self._saved_at = 0
+        self._changes = -1
+        self._unsure: bytes | None = None
+        """A value that may or may not be stored."""
+
+    async def flush(self, *, last: bool = False) -> None:
+        """Write what is new. With `last` the account is closed."""
+        await self._flush_events()
+        if self._unsure is not None:
+            await self._save(self._unsure)
+        changes, now = self._meter.changes, self._wall_ms()
+        quiet = changes == self._changes and 0 <= now - self._saved_at < ALIVE_MS
+        if changes and (last or not quiet) and await self._save(self._account(closed=last)):
+            self._changes, self._saved_at = changes, now
+
+    def _account(self, *, closed: bool) -> bytes:
+        return encode_account(
+            Account(
+                role=self._role,
+                host=socket.gethostname()[:60],
+                pid=os.getpid(),
+                closed=closed,
+                totals=self._meter.totals,
+            )
+        )
+
+    async def _save(self, value: bytes) -> bool:
+        """True if this very value is stored; if not, there is more to write."""
+        tried, self._unsure = self._unsure is not None, value
+        record = Record(kind=ACCOUNT_KIND, key=self.key, value=value, version=self._version)
+        [saved] = await self._engine.save([record])
+        if saved is Saved.SAVED:
+            self._version, self._saved, self._unsure = self._version + 1, value, None
+            return True
+        found = await ACCOUNTS.read(self._engine, self.key)
+        if found is not None and found.record.value == value:
+            # An earlier try had succeeded, and its answer was lost.
+            self._version, self._saved, self._unsure = found.version, value, None
+            return True
+        # Upkeep closed the account. If it is removed already, what was tried before counts as
+        # written, although it may not have been: never twice.
+        written = None if found is None else decode_account(found.record, Account)
+        written = written or msgspec.json.decode(value if tried else self._saved, type=Account)
+        _log.info("upkeep took this process for ended: it goes on counting in a new account")
+        self._meter.subtract(written.totals)
+        self._begin()
+        return False
+
+    async def _flush_events(self) -> None:
+        """Write each record of events once, under the key of its first try."""
+        now = self._wall_ms()
+        new = self._meter.events.take(now)
+        if new:
+            self._number += 1
+            self._events.append(event_record(event_key(now, self.key, self._number), new))
+            del self._events[:-_EVENT_RECORDS_MAX]
+        if self._events:
+            # A stale record is in the store already.
+            await self._engine.save(self._events)
+            self._events = []

@@ -1,13 +1,19 @@
-"""Counts what goes through one process's engine: hears of each call, keeps numbers, does no I/O.
+"""Count the engine calls of one process: the meter, its counters and histograms, and their sums.
 
-It is on the way of every job. Batches are mostly alike (one queue, all settled, all complete), and
-those are counted without looking at each job for its own sake.
+No I/O. The meter hears every engine call; most batches are uniform (one queue, all settled, all
+complete) and are counted without a look at each job. Counts only grow from the start of a process,
+so a later value always replaces an earlier one. Queues are the only labels that users choose:
+their number is bounded, and the rest share one label. Tenants, keys and ids are never labels.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import TypeVar
+import time
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Final, Literal, TypeVar
+
+import msgspec
 
 from holdfast.core.model import FailureKind, Job, Lease, NewJob, Reason, Receipt, Renewal, Status
 from holdfast.core.verdict import (
@@ -23,16 +29,10 @@ from holdfast.core.verdict import (
     Retry,
     Settlement,
 )
+from holdfast.core.workers import addressee
+from holdfast.engines.extras import Partitioned, extra
 from holdfast.events import EngineCalled, Happening
-from holdfast.telemetry.notable import Kind, Notable, Notables
-from holdfast.telemetry.totals import (
-    Histogram,
-    QueueTotals,
-    Scale,
-    Totals,
-    histogram,
-    label_of,
-)
+from holdfast.telemetry.event_log import EventBuffer, FeedEvent, FeedEventKind
 
 Each = TypeVar("Each")
 
@@ -42,86 +42,86 @@ _COUNTED = ("enqueue", "lease", "settle", "renew")
 
 
 class Meter:
-    """`hear` is a listener. `totals` grow; `notables` are taken out. `wall_ms` is this machine's
-    clock: how far the engine's is from it, each lease tells."""
+    """Counts into `totals`, which only grow, and into `events`, which the flusher takes. Each lease
+    shows how far `wall_ms`, this machine's clock, is from the engine's."""
 
-    def __init__(self, wall_ms: Callable[[], int]) -> None:
+    def __init__(self, wall_ms: Callable[[], int] | None = None) -> None:
         self.totals = Totals()
-        self.notables = Notables()
+        self.events = EventBuffer()
         self.changes = 0
-        """Grows with everything that is counted."""
-        self._wall_ms = wall_ms
+        """Grows with every change of the counts."""
+        self._wall_ms = wall_ms or _wall_ms
         self._ahead_ms = 0
-        self._there: set[str] = set()
-        """Queues that there are."""
+        self._existing: set[str] = set()
+        """Queues that the engine has named."""
 
     def hear(self, happening: Happening) -> None:
+        """Count one event of the engine."""
         if not isinstance(happening, EngineCalled) or not happening.answer:
             return
-        verb, asked, answer = happening.verb, happening.asked, happening.answer
+        verb, request, answer = happening.verb, happening.asked, happening.answer
         if verb in _COUNTED:
             self.changes += 1
             _at(self.totals.batches, verb, "batch").add(len(answer))
         match verb:
             case "enqueue":
-                self._enqueued(asked, answer)
+                self._enqueued(request, answer)
             case "lease":
                 self._leased(answer)
             case "settle":
-                self._settled(asked, answer)
+                self._settled(request, answer)
             case "renew":
-                self._renewed(asked, answer)
-            case "queues" if len(answer) != len(self._there):
-                self._there = {view.queue.name for view in answer}
+                self._renewed(request, answer)
+            case "queues" if len(answer) != len(self._existing):
+                self._existing = {view.queue.name for view in answer}
             case "declare":
-                self._there.update(name for name, _ in happening.counted())
+                self._existing.update(name for name, _ in happening.counted())
             case "amend":
-                wanted, amendment = asked
+                wanted, amendment = request
                 self.changes += 1
                 self._amended(wanted.queue or "", amendment, answer)
             case _:
                 pass
 
     def lagged(self, role: str, lag_ms: float) -> None:
-        """The event loop came so much later than it was asked to. That it did not is no news, and
-        is told with the next."""
+        """The event loop was late by so much. A small lag is written with the next change."""
         self.changes += lag_ms > _LAG_MS_WORTH
         _at(self.totals.lags, role, "lag").add(lag_ms)
 
     def requested(self, operation: str, status: int, duration_ms: float) -> None:
-        """A request was answered."""
+        """Count a request that was answered."""
         self.changes += 1
         found = self.totals.requests.setdefault(operation, {})
         _at(found, f"{status // 100}xx", "request").add(duration_ms)
 
-    def take_away(self, told: Totals) -> None:
-        """What was told under another name already."""
-        self.totals = self.totals.plus(told, -1)
+    def subtract(self, stored: Totals) -> None:
+        """Subtract counts that are stored in an account that was closed."""
+        self.totals = self.totals.plus(stored, -1)
 
     def _queue(self, name: str) -> QueueTotals:
         queues = self.totals.queues
         found = queues.get(name)
         if found is None:
-            found = queues.setdefault(label_of(name, queues), QueueTotals())
+            found = queues.setdefault(queue_label(name, queues), QueueTotals())
         return found
 
     def _named(self, name: str) -> QueueTotals:
-        """What a caller says that the queue is: only one that the engine has told of is believed,
-        else whoever settles, or repeats what is done already, could fill the names with any."""
-        return self._queue(name if name in self._there else "")
+        """The queue that a caller names, if the engine has named it too; otherwise a caller could
+        fill up the names with a settle or a repeated enqueue."""
+        return self._queue(name if name in self._existing else "")
 
     def _enqueued(self, jobs: Sequence[NewJob], receipts: Sequence[Receipt]) -> None:
         statuses = [receipt.status for receipt in receipts]
         queues = {job.queue for job in jobs}
         if len(queues) == 1 and statuses.count(Status.NEW) == len(jobs):
             name = queues.pop()
-            self._there.add(name)
+            self._existing.add(name)
             self._queue(name).add("enqueued", len(jobs))
             return
         for job, status in zip(jobs, statuses, strict=True):
             if status is Status.NEW:
-                self._there.add(job.queue)
-            # A queue that is not there must not be given a name by whoever asks for it.
+                self._existing.add(job.queue)
+            # A queue that does not exist must not take up a name.
             name = "" if status is Status.REFUSED else job.queue
             self._named(name).add(_BY_STATUS[status])
 
@@ -131,7 +131,7 @@ class Meter:
         if last is not None:
             self._ahead_ms = self._wall_ms() - last
         for name, some in _by_queue(jobs, jobs):
-            self._there.add(name)
+            self._existing.add(name)
             queue = self._queue(name)
             queue.add("leased", len(some))
             queue.waits.add_all([(job.leased_at or job.due_at) - job.due_at for job in some])
@@ -159,7 +159,7 @@ class Meter:
         else:
             for settlement in settlements:
                 self._judged_one(queue, settlement)
-            # What was given back did not run.
+            # A released job did not run.
             ran = [each for each in settlements if each.verdict.__class__ is not Release]
         starts = [settlement.lease.job.leased_at for settlement in ran]
         queue.runs.add_all([now - start for start in starts if start is not None])
@@ -179,7 +179,7 @@ class Meter:
             case Bury():
                 queue.add("dead")
                 self._failed(queue, verdict)
-                self.notables.add(_death(settlement.lease.job, verdict))
+                self.events.add(_death(settlement.lease.job, verdict))
             case Release():
                 queue.add("released")
             case Forward():
@@ -216,6 +216,10 @@ class Meter:
                 pass
 
 
+def _wall_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
 _BY_STATUS = {
     Status.NEW: "enqueued",
     Status.DUPLICATE: "duplicates",
@@ -231,7 +235,7 @@ def _at(found: dict[str, Histogram], name: str, scale: Scale) -> Histogram:
 
 
 def _by_queue(some: Sequence[Each], jobs: Sequence[Job]) -> Iterable[tuple[str, Sequence[Each]]]:
-    """Told apart by the queues of their jobs, which mostly are one."""
+    """Grouped by the queues of their jobs, which mostly are one."""
     queues = {job.queue for job in jobs}
     if len(queues) == 1:
         return [(queues.pop(), some)]
@@ -241,14 +245,261 @@ def _by_queue(some: Sequence[Each], jobs: Sequence[Job]) -> Iterable[tuple[str, 
     return found.items()
 
 
-def _death(job: Job, verdict: Bury) -> Notable:
+def _death(job: Job, verdict: Bury) -> FeedEvent:
     failure = verdict.failure
     text = "" if failure is None else ": ".join(filter(None, (failure.type, failure.message)))
-    return Notable(
-        kind=Kind.JOB_DIED,
+    return FeedEvent(
+        kind=FeedEventKind.JOB_DIED,
         queue=job.queue,
         id=job.id,
         name=job.task,
         reason=verdict.reason,
         text=text,
     )
+
+
+class PartitionWatch:
+    """Reports partitions that this process shuts out or uses again. Most stores have none."""
+
+    def __init__(self, engine: object) -> None:
+        self._partitioned = extra(engine, Partitioned)
+        self._out: frozenset[str] = frozenset()
+
+    def check(self, meter: Meter) -> None:
+        """Compare with the last check, and add events for the changes."""
+        if self._partitioned is None:
+            return
+        views = self._partitioned.partitions()
+        out = frozenset(view.name for view in views if view.out_ms is not None)
+        for view in views:
+            if view.name in out - self._out:
+                meter.events.add(
+                    FeedEvent(kind=FeedEventKind.PARTITION_OUT, name=view.name, text=view.text)
+                )
+            elif view.name in self._out - out:
+                meter.events.add(FeedEvent(kind=FeedEventKind.PARTITION_BACK, name=view.name))
+        self._out = out
+
+
+OTHER: Final = "(other)"
+"""The label of all other queues, which no queue can have. Workers' own queues count here too."""
+QUEUES_MAX: Final = 100
+
+COUNTERS: Final = {
+    "enqueued": "Jobs that were enqueued, follow-up jobs included.",
+    "duplicates": "Jobs that existed already, by their id or key.",
+    "refused": "Jobs that their queue refused.",
+    "leased": "Attempts that were leased.",
+    "completed": "Attempts that succeeded.",
+    "retried": "Attempts after which the job waits for a retry.",
+    "failed": "Attempts that failed, whether the job is retried or not.",
+    "crashed": "Attempts whose process crashed, or whose lease was overdue.",
+    "dead": "Jobs that died, by their last attempt or by an operator.",
+    "expired": "Jobs that expired before they started.",
+    "released": "Leases that were released.",
+    "forwarded": "Jobs that were forwarded to another queue.",
+    "cancelled": "Jobs that were cancelled, or requested to stop.",
+    "redriven": "Finished jobs that were redriven.",
+    "renewals": "Leases that were renewed.",
+    "renewals_lost": "Renewals that came too late.",
+    "settles_lost": "Verdicts that came too late.",
+}
+"""Every counter by queue, and what it counts."""
+
+Scale = Literal["time", "lag", "request", "batch"]
+BOUNDS: Final[dict[Scale, tuple[int, ...]]] = {
+    "time": (
+        *(1, 5, 10, 25, 50, 100, 250, 500),
+        *(1_000, 2_500, 5_000, 10_000, 30_000, 60_000),
+        *(300_000, 1_800_000, 7_200_000),
+    ),
+    "lag": (1, 5, 10, 25, 50, 100, 250, 500, 1_000, 5_000),
+    "request": (1, 2, 5, 10, 25, 50, 100, 250, 500, 1_000, 2_500, 5_000, 10_000, 30_000),
+    "batch": (1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000),
+}
+"""Upper bounds of the buckets, in milliseconds or jobs. A scale with changed bounds needs a new
+name, since stored histograms are recognised by it."""
+
+
+class Histogram(msgspec.Struct, array_like=True):
+    """Counts by bucket: up to the first bound, up to the second, …, beyond the last."""
+
+    scale: Scale
+    counts: list[int]
+    total: float = 0
+
+    @property
+    def bounds(self) -> tuple[int, ...]:
+        """The upper bounds of all buckets but the last."""
+        return BOUNDS[self.scale]
+
+    @property
+    def count(self) -> int:
+        """The number of values."""
+        return sum(self.counts)
+
+    def add(self, value: float) -> None:
+        """Add one value."""
+        self.counts[bisect_left(BOUNDS[self.scale], value)] += 1
+        self.total += value
+
+    def add_all(self, values: list[int]) -> None:
+        """Add many values. Negative ones, from clocks that differ, count as 0. With more values
+        than buckets it is cheaper to sort them and to search for each bound."""
+        if not values:
+            return
+        bounds, counts = BOUNDS[self.scale], self.counts
+        if min(values) < 0:
+            values = [max(0, value) for value in values]
+        if len(values) < len(bounds):
+            for value in values:
+                counts[bisect_left(bounds, value)] += 1
+        else:
+            values = sorted(values)
+            below = 0
+            for at, bound in enumerate(bounds):
+                up_to = bisect_left(values, bound + 1, below)
+                counts[at] += up_to - below
+                below = up_to
+            counts[-1] += len(values) - below
+        self.total += sum(values)
+
+    def plus(self, other: Histogram, sign: int = 1) -> Histogram:
+        """The sum, or the difference with sign -1; a histogram of another scale is ignored."""
+        if other.scale != self.scale:
+            return self
+        counts = [one + sign * two for one, two in zip(self.counts, other.counts, strict=True)]
+        return Histogram(self.scale, counts, self.total + sign * other.total)
+
+    def copy(self) -> Histogram:
+        """A copy that can be changed on its own."""
+        return Histogram(self.scale, list(self.counts), self.total)
+
+    def absorb(self, other: Histogram) -> None:
+        """Like `plus`, in place."""
+        if other.scale == self.scale:
+            counts = zip(self.counts, other.counts, strict=True)
+            self.counts = [one + two for one, two in counts]
+            self.total += other.total
+
+    def quantile(self, share: float) -> float | None:
+        """The value below which about this share lies, at most the last bound; None if empty."""
+        wanted = share * self.count
+        below = 0
+        for at, count in enumerate(self.counts[:-1]):
+            if count and below + count >= wanted:
+                low = self.bounds[at - 1] if at else 0
+                return low + (self.bounds[at] - low) * (wanted - below) / count
+            below += count
+        return float(self.bounds[-1]) if self.count else None
+
+
+def histogram(scale: Scale) -> Histogram:
+    """An empty histogram."""
+    return Histogram(scale, [0] * (len(BOUNDS[scale]) + 1))
+
+
+class QueueTotals(msgspec.Struct, omit_defaults=True):
+    """The counts of one queue. `waits` are from due to leased, `runs` from leased to settled."""
+
+    counts: dict[str, int] = msgspec.field(default_factory=dict)
+    waits: Histogram = msgspec.field(default_factory=lambda: histogram("time"))
+    runs: Histogram = msgspec.field(default_factory=lambda: histogram("time"))
+
+    def add(self, counter: str, count: int = 1) -> None:
+        """Count for one of `COUNTERS`."""
+        self.counts[counter] = self.counts.get(counter, 0) + count
+
+    def plus(self, other: QueueTotals, sign: int = 1) -> QueueTotals:
+        """The sum, or the difference with sign -1."""
+        counts = dict(self.counts)
+        for name, count in other.counts.items():
+            counts[name] = counts.get(name, 0) + sign * count
+        waits, runs = self.waits.plus(other.waits, sign), self.runs.plus(other.runs, sign)
+        return QueueTotals(counts, waits, runs)
+
+    def copy(self) -> QueueTotals:
+        """A copy that can be changed on its own."""
+        return QueueTotals(dict(self.counts), self.waits.copy(), self.runs.copy())
+
+    def absorb(self, other: QueueTotals) -> None:
+        """Like `plus`, in place."""
+        mine = self.counts
+        for name, count in other.counts.items():
+            mine[name] = mine.get(name, 0) + count
+        self.waits.absorb(other.waits)
+        self.runs.absorb(other.runs)
+
+
+class Totals(msgspec.Struct, omit_defaults=True):
+    """All counts of a process. `lags` are by role, `batches` by engine verb, `requests` by
+    operation and status class (`2xx`)."""
+
+    queues: dict[str, QueueTotals] = msgspec.field(default_factory=dict)
+    lags: dict[str, Histogram] = msgspec.field(default_factory=dict)
+    batches: dict[str, Histogram] = msgspec.field(default_factory=dict)
+    requests: dict[str, dict[str, Histogram]] = msgspec.field(default_factory=dict)
+
+    def plus(self, other: Totals, sign: int = 1) -> Totals:
+        """The sum; with sign -1 the difference to an earlier state of the same counts."""
+        return Totals(
+            queues=_merged(self.queues, other.queues, sign),
+            lags=_merged(self.lags, other.lags, sign),
+            batches=_merged(self.batches, other.batches, sign),
+            requests={
+                name: _merged(self.requests.get(name, {}), other.requests.get(name, {}), sign)
+                for name in self.requests | other.requests
+            },
+        )
+
+    def named(self, names: Iterable[str]) -> Totals:
+        """The counts with all queues but these under `OTHER`."""
+        kept = set(names)
+        queues: dict[str, QueueTotals] = {}
+        for name, each in self.queues.items():
+            label = name if name in kept else OTHER
+            queues[label] = queues[label].plus(each) if label in queues else each
+        return msgspec.structs.replace(self, queues=queues)
+
+
+def sum_totals(some: Iterable[Totals]) -> Totals:
+    """The sum of all; the arguments are not changed."""
+    found = Totals()
+    for each in some:
+        _absorb(found.queues, each.queues)
+        _absorb(found.lags, each.lags)
+        _absorb(found.batches, each.batches)
+        for name, by_status in each.requests.items():
+            _absorb(found.requests.setdefault(name, {}), by_status)
+    return found
+
+
+Part = TypeVar("Part", Histogram, QueueTotals)
+
+
+def _absorb(into: dict[str, Part], parts: Mapping[str, Part]) -> None:
+    for name, part in parts.items():
+        known = into.get(name)
+        if known is None:
+            into[name] = part.copy()
+        else:
+            known.absorb(part)
+
+
+def _merged(one: Mapping[str, Part], two: Mapping[str, Part], sign: int) -> dict[str, Part]:
+    found = dict(one)
+    for name, each in two.items():
+        known = found.get(name)
+        if known is not None:
+            found[name] = known.plus(each, sign)
+        elif sign > 0:
+            found[name] = each
+    return found
+
+
+def queue_label(queue: str, known: Mapping[str, object]) -> str:
+    """The label that a queue counts under, given the labels in use."""
+    if queue in known:
+        return queue
+    room = len(known) - (OTHER in known) < QUEUES_MAX
+    return queue if room and queue and addressee(queue) is None else OTHER

@@ -1,37 +1,169 @@
-"""How the fleet's counts stood at the start of each minute, hour and day; charts are differences.
+"""Snapshots of the fleet's counts for each minute, hour and day; charts are their differences.
 
-Pure. A snapshot holds counts that only grow, so that one that is missing makes a point of a chart
-longer and loses nothing, and none can count anything twice. It also holds how long the queues were
-at that instant.
+The first process in a minute takes that minute's snapshot, and no other writes it again. Counts
+only grow, so a missing snapshot makes one point of a chart longer, and nothing is lost or counted
+twice. A snapshot also holds the depths of the queues.
 """
 
 from __future__ import annotations
 
+import random
+import re
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Final, Literal
 
 import msgspec
 
-from holdfast.core import limits
+from holdfast.core import bounds
 from holdfast.core.model import QueueView, Record
-from holdfast.telemetry.accounts import Fleet, is_anew
-from holdfast.telemetry.totals import Histogram, QueueTotals, histogram, label_of
+from holdfast.engines.base import Engine, Saved
+from holdfast.errors import ConfigError
+from holdfast.ops.records import decode, remove_records, scan
+from holdfast.ops.settings import read_settings
+from holdfast.telemetry.accounts import FleetReader, FleetTotals, counts_restarted
+from holdfast.telemetry.event_log import EVENTS_KIND
+from holdfast.telemetry.meter import Histogram, QueueTotals, histogram, queue_label
 
 Step = Literal["minute", "hour", "day"]
+
 STEPS: Final[dict[Step, int]] = {
-    "minute": limits.MINUTE_MS,
-    "hour": limits.HOUR_MS,
-    "day": limits.DAY_MS,
+    "minute": bounds.MINUTE_MS,
+    "hour": bounds.HOUR_MS,
+    "day": bounds.DAY_MS,
 }
+
 KINDS: Final[dict[Step, str]] = {"minute": "minutes", "hour": "hours", "day": "days"}
 
-Wanted = Callable[[str], bool]
-"""Whether a queue is asked for."""
+QueueFilter = Callable[[str], bool]
+"""True for the queues of a chart."""
+
+_PAGE = 20
+_SPREAD_MS = 1_000
+_EVENTS_MAX = 2_000
+_SETTINGS: Final[dict[Step, str]] = {
+    "minute": "history-minutes",
+    "hour": "history-hours",
+    "day": "history-days",
+}
+_KEY = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d\Z")
+
+
+class Retention(msgspec.Struct, frozen=True, kw_only=True):
+    """The retention of snapshots and events, and the most records of events."""
+
+    minute_ms: int = bounds.DAY_MS
+    hour_ms: int = 14 * bounds.DAY_MS
+    day_ms: int = 400 * bounds.DAY_MS
+    events_ms: int = bounds.DAY_MS
+    events_max: int = _EVENTS_MAX
+
+    def of(self, step: Step) -> int:
+        """The retention of snapshots of this step."""
+        return {"minute": self.minute_ms, "hour": self.hour_ms, "day": self.day_ms}[step]
+
+
+class Roller:
+    """A service of upkeep. Without `retention` the stored settings apply."""
+
+    name = "roller"
+
+    def __init__(
+        self,
+        engine: Engine,
+        wall_ms: Callable[[], int],
+        *,
+        retention: Retention | None = None,
+        net_ms: int = 2 * bounds.MINUTE_MS,
+    ) -> None:
+        self.net_ms = net_ms
+        self._engine = engine
+        self._wall_ms = wall_ms
+        self._retention = retention
+        self._reader = FleetReader(engine, age_s_max=0)
+        self._taken: dict[Step, str] = {}
+
+    async def once(self) -> int | None:
+        """Take missing snapshots; the process that took one removes old ones. Returns the time to
+        the next minute."""
+        now = self._wall_ms()
+        missing = await self._missing(now)
+        if missing and await self._take(missing):
+            retention = self._retention or await _stored_retention(self._engine)
+            for step in STEPS:
+                await self._trim(step, now, retention.of(step))
+            await self._trim_events(retention.events_ms, retention.events_max)
+        next_ms = step_start("minute", now) + bounds.MINUTE_MS - self._wall_ms()
+        # Spread, so that most processes find the snapshot taken.
+        return max(1, next_ms) + random.randrange(_SPREAD_MS)
+
+    async def _missing(self, now: int) -> dict[Step, str]:
+        """The keys of snapshots that were not taken yet, by step."""
+        missing: dict[Step, str] = {}
+        for step in STEPS:
+            key = snapshot_key(step, now)
+            if self._taken.get(step) == key:
+                continue
+            found = await self._engine.load(KINDS[step], after=key[:-1], limit=10)
+            if any(record.key == key for record in found):
+                self._taken[step] = key
+            else:
+                missing[step] = key
+        return missing
+
+    async def _take(self, missing: dict[Step, str]) -> bool:
+        """True if this process was the first to take one."""
+        views = await self._engine.queues()
+        fleet = await self._reader.fleet()
+        value = msgspec.json.encode(take_snapshot(fleet, views, self._wall_ms()))
+        # A stale one was taken by another process at the same moment.
+        answers = await self._engine.save(
+            [Record(kind=KINDS[step], key=key, value=value) for step, key in missing.items()]
+        )
+        self._taken |= missing
+        return Saved.SAVED in answers
+
+    async def _trim(self, step: Step, now: int, kept_ms: int) -> None:
+        """Remove snapshots that are old by their key and by the store's clock, since this
+        machine's clock may be far ahead."""
+        oldest = snapshot_key(step, max(0, now - kept_ms))
+        spared_ms = kept_ms - STEPS[step]
+        while True:
+            found = await self._engine.load(KINDS[step], limit=_PAGE)
+            old = [
+                record
+                for record in found
+                if (record.key < oldest and record.age_ms >= spared_ms)
+                or not _KEY.match(record.key)
+            ]
+            await remove_records(self._engine, old)
+            if len(old) < _PAGE:
+                return
+
+    async def _trim_events(self, kept_ms: int, most: int) -> None:
+        """Remove old events by the store's clock: their keys come from many clocks."""
+        found = [record async for record in scan(self._engine, EVENTS_KIND)]
+        found.sort(key=lambda record: -record.age_ms)
+        over = len(found) - most
+        old = [record for at, record in enumerate(found) if at < over or record.age_ms > kept_ms]
+        await remove_records(self._engine, old)
+
+
+async def _stored_retention(engine: Engine) -> Retention:
+    """The retention in the stored settings; a setting that cannot be read is ignored."""
+    settings = await read_settings(engine)
+    given: dict[str, int] = {}
+    for step, name in _SETTINGS.items():
+        with suppress(ConfigError):
+            value = settings.value(name)
+            if value is not None:
+                given[f"{step}_ms"] = int(value)
+    return Retention(**given)
 
 
 class Depths(msgspec.Struct, frozen=True, omit_defaults=True):
-    """How a queue stood."""
+    """The counts of a queue at one instant."""
 
     ready: int = 0
     delayed: int = 0
@@ -41,6 +173,7 @@ class Depths(msgspec.Struct, frozen=True, omit_defaults=True):
     oldest_age_ms: int | None = None
 
     def plus(self, other: Depths) -> Depths:
+        """The depths of both together."""
         ages = [age for age in (self.oldest_age_ms, other.oldest_age_ms) if age is not None]
         return Depths(
             self.ready + other.ready,
@@ -53,16 +186,16 @@ class Depths(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """`at` is when it was taken. The parts are left as they are stored until somebody asks for
-    that queue: most charts are of one."""
+    """The counts and depths of all queues at `at`. Counts are decoded only for the queues that are
+    read, since most charts are of one."""
 
     at: int
     epoch: str = ""
     totals: dict[str, msgspec.Raw] = {}
     depths: dict[str, Depths] = {}
 
-    def of(self, wanted: Wanted) -> Standing:
-        """All wanted queues together."""
+    def of(self, wanted: QueueFilter) -> SnapshotSlice:
+        """The wanted queues together."""
         totals, depths = QueueTotals(), Depths()
         for name, raw in self.totals.items():
             if wanted(name):
@@ -70,11 +203,11 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         for name, each in self.depths.items():
             if wanted(name):
                 depths = depths.plus(each)
-        return Standing(self.at, self.epoch, totals, depths)
+        return SnapshotSlice(self.at, self.epoch, totals, depths)
 
 
-class Standing(msgspec.Struct, frozen=True):
-    """What a snapshot says of some queues."""
+class SnapshotSlice(msgspec.Struct, frozen=True):
+    """The part of a snapshot about some queues, together."""
 
     at: int
     epoch: str
@@ -83,7 +216,7 @@ class Standing(msgspec.Struct, frozen=True):
 
 
 class Point(msgspec.Struct, frozen=True, kw_only=True):
-    """What was counted from `at` for `length_ms`, and how the queue stood at its end."""
+    """The counts from `at` on for `length_ms`, and the depths at the end."""
 
     at: int
     length_ms: int
@@ -93,12 +226,13 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
     depths: Depths
 
 
-def snapshot(fleet: Fleet, views: Iterable[QueueView], at: int) -> Snapshot:
+def take_snapshot(fleet: FleetTotals, views: Iterable[QueueView], at: int) -> Snapshot:
+    """The snapshot of these counts and queues."""
     depths: dict[str, Depths] = {}
-    # The names that the counts have come first.
+    # Queues with counts keep their names; others get one while there is room.
     names = dict.fromkeys(fleet.totals.queues)
     for view in views:
-        name = label_of(view.queue.name, names)
+        name = queue_label(view.queue.name, names)
         names[name] = None
         depths[name] = depths.get(name, Depths()).plus(depths_of(view))
     return Snapshot(
@@ -113,35 +247,34 @@ def snapshot(fleet: Fleet, views: Iterable[QueueView], at: int) -> Snapshot:
 
 
 def depths_of(view: QueueView) -> Depths:
+    """The depths of one queue."""
     return Depths(
         view.ready, view.delayed, view.blocked, view.leased, view.dead, view.oldest_age_ms
     )
 
 
-def key_of(step: Step, at: int) -> str:
-    """Of the minute, hour or day that an instant is in; they sort by time."""
-    return datetime.fromtimestamp(start_of(step, at) / 1000, UTC).strftime("%Y-%m-%dT%H:%M")
+def snapshot_key(step: Step, at: int) -> str:
+    """The key of the minute, hour or day that contains the instant; keys sort by time."""
+    return datetime.fromtimestamp(step_start(step, at) / 1000, UTC).strftime("%Y-%m-%dT%H:%M")
 
 
-def start_of(step: Step, at: int) -> int:
+def step_start(step: Step, at: int) -> int:
+    """The start of the minute, hour or day that contains the instant."""
     return at - at % STEPS[step]
 
 
-def read_snapshot(record: Record) -> Snapshot | None:
-    """None for what another version wrote and this one cannot read."""
-    try:
-        return msgspec.json.decode(record.value or b"", type=Snapshot)
-    except msgspec.DecodeError:
-        return None
+def decode_snapshot(record: Record) -> Snapshot | None:
+    """None for a record that this version cannot read."""
+    return decode(record.value or b"", Snapshot)
 
 
-def points(standings: Iterable[Standing]) -> list[Point]:
-    """From each to the next. A count that is lower than before was not seen whole, as when a part
-    of the store is away: nothing is said of it until it has grown beyond what it was."""
+def chart_points(standings: Iterable[SnapshotSlice]) -> list[Point]:
+    """The differences between successive snapshots. A count that dropped was incomplete, because a
+    part of the store was unreachable: it adds nothing until it is higher than before."""
     found: list[Point] = []
     highest, epoch, at = QueueTotals(), "", -1
     for each in standings:
-        if is_anew(epoch, each.epoch):
+        if counts_restarted(epoch, each.epoch):
             highest = QueueTotals()
         grown = _highest(highest, each.totals)
         if at >= 0:
@@ -156,7 +289,7 @@ def points(standings: Iterable[Standing]) -> list[Point]:
                     depths=each.depths,
                 )
             )
-        # The epoch is not in one that was taken while a part of the store was away.
+        # A snapshot that was taken while a part of the store was unreachable has no epoch.
         highest, epoch, at = grown, each.epoch or epoch, each.at
     return found
 

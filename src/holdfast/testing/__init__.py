@@ -1,9 +1,5 @@
-"""For tests of Holdfast, of programs that use it, and of engines that others write.
-
-Programs start with `inline`, `manual` and `fake`; engines with `contract` (what every engine must
-do) and `machine` (random histories of any engine against the reference). Nothing else in the
-package imports this, but chaos its private server.
-"""
+"""For tests of programs that use Holdfast: the modes `inline`, `manual` and `fake`, a manual clock
+and a pytest plugin. The tests for authors of engines are in `holdfast.conformance`."""
 
 from __future__ import annotations
 
@@ -17,14 +13,16 @@ if TYPE_CHECKING:
 __all__ = ["Fake", "Inline", "Manual", "fake", "inline", "manual"]
 
 if "pytest" in sys.modules:
-    # Before they are imported, so that a failed assert of theirs shows its values.
+    # Registered before they are imported, so that their failed asserts show the values.
     sys.modules["pytest"].register_assert_rewrite(
-        "holdfast.testing.contract", "holdfast.testing.machine", "holdfast.testing.twin"
+        "holdfast.conformance.contract",
+        "holdfast.conformance.machine",
+        "holdfast.conformance.harness",
     )
 
 
 def __getattr__(name: str) -> Any:
-    # When first asked for: the plugin is loaded at the start of every pytest.
+    # Imported on first use: every pytest run loads the plugin at its start.
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module("holdfast.testing.modes"), name)

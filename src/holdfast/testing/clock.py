@@ -1,10 +1,10 @@
-"""A clock that moves only when a test says so."""
+"""ManualClock: a clock that moves only when a test advances it."""
 
 from __future__ import annotations
 
 
 class ManualClock:
-    """Wall and boot time advance together; `jump` moves the wall alone, as people do."""
+    """Wall and boot time advance together; `jump` moves only the wall clock."""
 
     def __init__(self, wall_ms: int = 1_800_000_000_000, boot_ms: int = 1_000_000) -> None:
         self._wall_ms = wall_ms
@@ -29,6 +29,6 @@ class ManualClock:
         self._wall_ms += ms
 
     def reboot(self) -> None:
-        """The boot clock starts again and the boot id is a new one."""
+        """Restart the boot clock with a new boot id."""
         self._boots += 1
         self._boot_ms = 1_000

@@ -1,7 +1,7 @@
-"""Three ways to test a program that enqueues: `inline`, `manual` and `fake`.
+"""Three modes to test a program that enqueues jobs: `inline`, `manual` and `fake`.
 
-Each is a context manager for some applications, or for all there are. Jobs go to a store in
-memory; the real one is never opened.
+Each is a context manager for the given applications, by default for all. Jobs go to a store in
+memory; the real store is never opened.
 """
 
 from __future__ import annotations
@@ -9,42 +9,41 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Self
 
-from holdfast.app import ALIVE, Holdfast
+from holdfast.app.application import ALIVE, Holdfast
+from holdfast.app.engine_host import EngineHost
+from holdfast.app.task import Task
 from holdfast.core import codec
 from holdfast.core.model import Job, JobFilter, Receipt
-from holdfast.durations import Duration, to_ms
 from holdfast.errors import InvalidJob, UsageError
-from holdfast.home import Home
-from holdfast.tasks import Task
-from holdfast.testing.draining import Drained, adrain, drain
-from holdfast.testing.stage import Stage
+from holdfast.notation.durations import Duration, to_ms
+from holdfast.testing.stage import Drained, Stage, adrain, drain
 
 _PAGE = 1_000
 
 
 def inline(*apps: Holdfast) -> Inline:
-    """Jobs run at once, where they are enqueued."""
+    """Run each job at once, in the call that enqueues it."""
     return Inline(apps, InlineStage)
 
 
 def manual(*apps: Holdfast) -> Manual:
-    """Jobs wait for `drain()`, and time for `advance()`."""
+    """Run jobs only on `drain()`, and let time pass only on `advance()`."""
     return Manual(apps)
 
 
 def fake(*apps: Holdfast) -> Fake:
-    """Jobs are only kept, for `assert_enqueued` and `refute_enqueued`."""
+    """Run nothing; only record jobs, for `assert_enqueued` and `refute_enqueued`."""
     return Fake(apps)
 
 
 class Mode:
-    """What is the same in all. Modes may be nested: the inner one counts, the outer comes back."""
+    """The base of all modes. Modes may be nested: the innermost one applies."""
 
     def __init__(
         self, apps: tuple[Holdfast, ...], make: Callable[[Holdfast], Stage] = Stage
     ) -> None:
         self._stages = [make(app) for app in _apps(apps)]
-        self._before: list[Home] = []
+        self._before: list[EngineHost] = []
 
     def __enter__(self) -> Self:
         self._before = [stage.app.home for stage in self._stages]
@@ -58,7 +57,7 @@ class Mode:
 
     @property
     def jobs(self) -> list[Job]:
-        """Those that were enqueued, oldest first."""
+        """The enqueued jobs, oldest first."""
         found: list[Job] = []
         for stage in self._stages:
             after: int | None = None
@@ -74,21 +73,22 @@ class Mode:
 
 
 class Inline(Mode):
-    """A job has run, with all its attempts and follow-ups, when `enqueue` returns. Delays and
-    backoff are not waited for. `result()` gives what it came to."""
+    """When `enqueue` returns, the job has run with all its attempts and follow-ups. Delays and
+    backoff are skipped. `result()` returns or raises its outcome."""
 
 
 class Manual(Mode):
-    """Nothing runs until `drain`, and time passes only by `advance`."""
+    """Jobs run on `drain`; time passes on `advance`."""
 
     def drain(self) -> Drained:
-        """Run everything that is due, and what that makes due at once. Returns how it went.
+        """Run all due jobs, and those that become due at once; returns how they ended.
 
-        In an async test, `await adrain()`, so that async handlers run on the test's own loop.
+        An async test awaits `adrain()`, so that async handlers run on the test's own loop.
         """
         return sum((drain(stage) for stage in self._stages), Drained())
 
     async def adrain(self) -> Drained:
+        """The async form of `drain`."""
         return sum([await adrain(stage) for stage in self._stages], Drained())
 
     def advance(self, duration: Duration) -> None:
@@ -99,13 +99,13 @@ class Manual(Mode):
 
 
 class Fake(Mode):
-    """Nothing runs: only what was enqueued is looked at."""
+    """Nothing runs; tests check which jobs were enqueued."""
 
     def assert_enqueued(
         self, task: Task[Any] | str, *args: Any, times: int | None = None, **named: Any
     ) -> list[Job]:
-        """That a job of the task was enqueued, `times` times if that is given, with exactly these
-        arguments if any are; the jobs."""
+        """Assert that a job of the task was enqueued: `times` times if given, with exactly these
+        arguments if any are given. Returns the jobs."""
         found = self._matching(task, args, named)
         wanted = "at least once" if times is None else f"{times} times"
         if not found if times is None else len(found) != times:
@@ -116,7 +116,7 @@ class Fake(Mode):
         return found
 
     def refute_enqueued(self, task: Task[Any] | str, *args: Any, **named: Any) -> None:
-        """That no such job was enqueued."""
+        """Assert that no such job was enqueued."""
         found = self._matching(task, args, named)
         if found:
             raise AssertionError(f"{_call(task, args, named)} was enqueued {len(found)} times")
@@ -129,7 +129,7 @@ class Fake(Mode):
         if not args and not named:
             return jobs
         if isinstance(task, str):
-            raise UsageError("arguments are compared as the task sees them: give the task itself")
+            raise UsageError("comparing arguments needs the task itself, not its name")
         wanted = codec.decode(task.signature.payload(args, named))
         return [job for job in jobs if _decoded(job) == wanted]
 
@@ -141,7 +141,7 @@ class Fake(Mode):
 
 
 class InlineStage(Stage):
-    """Drained after every enqueue."""
+    """A stage that drains after every enqueue."""
 
     def enqueued(self, receipts: list[Receipt]) -> None:
         drain(self, jump=True)
@@ -153,7 +153,7 @@ class InlineStage(Stage):
 def _apps(given: tuple[Holdfast, ...]) -> list[Holdfast]:
     for app in given:
         if not isinstance(app, Holdfast):
-            raise UsageError(f"a {type(app).__name__} is no Holdfast to test")
+            raise UsageError(f"a test mode takes Holdfast applications, not {type(app).__name__}")
     return list(given) or sorted(ALIVE, key=id)
 
 

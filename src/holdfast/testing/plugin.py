@@ -1,4 +1,4 @@
-"""The pytest plugin: a fixture for each test mode. It imports nothing until one is asked for."""
+"""The pytest plugin: a fixture for each test mode. It imports nothing until one is used."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from holdfast.app import Holdfast
+    from holdfast.app.application import Holdfast
     from holdfast.testing.modes import Fake, Inline, Manual
 
 
 @pytest.fixture
 def holdfast_app() -> Holdfast | None:
-    """Override it to give the application under test; None means every one there is."""
+    """The application under test; override this fixture. None means all applications."""
     return None
 
 
 @pytest.fixture
 def holdfast_inline(holdfast_app: Holdfast | None) -> Iterator[Inline]:
-    """Jobs run at once, where they are enqueued."""
+    """Run each job at once, in the call that enqueues it."""
     from holdfast.testing.modes import inline
 
     with inline(*_given(holdfast_app)) as mode:
@@ -29,7 +29,7 @@ def holdfast_inline(holdfast_app: Holdfast | None) -> Iterator[Inline]:
 
 @pytest.fixture
 def holdfast_manual(holdfast_app: Holdfast | None) -> Iterator[Manual]:
-    """Jobs wait for `drain()`, and time for `advance()`."""
+    """Run jobs only on `drain()`, and let time pass only on `advance()`."""
     from holdfast.testing.modes import manual
 
     with manual(*_given(holdfast_app)) as mode:
@@ -38,7 +38,7 @@ def holdfast_manual(holdfast_app: Holdfast | None) -> Iterator[Manual]:
 
 @pytest.fixture
 def holdfast_fake(holdfast_app: Holdfast | None) -> Iterator[Fake]:
-    """Jobs are only kept, for `assert_enqueued` and `refute_enqueued`."""
+    """Run nothing; only record jobs, for `assert_enqueued` and `refute_enqueued`."""
     from holdfast.testing.modes import fake
 
     with fake(*_given(holdfast_app)) as mode:

@@ -1,50 +1,74 @@
-"""Where an application's jobs go while a test mode is on: a store in memory with a clock by hand.
+"""Stage: the engine host of an application in a test mode, a memory store with a manual clock.
 
-Nothing here waits for anything, so the same calls serve blocking and async tests, on any thread
-and inside any event loop.
+Its calls never wait, so they serve blocking and async tests, on any thread and in any event loop.
+`drain` runs due jobs through the real lifecycle, one after the other, in the test's own thread, as
+a worker's child would. Only timeouts of blocking handlers and crashes of processes are not
+simulated.
 """
 
 from __future__ import annotations
 
+import asyncio
+import contextvars
+import logging
+import random
 import threading
-from collections.abc import Coroutine, Sequence
-from typing import Any, TypeVar
+from collections import Counter
+from collections.abc import Coroutine, Generator, Sequence
+from dataclasses import dataclass, fields
+from functools import reduce
+from typing import Any, TypeAlias, TypeVar
 
-from holdfast.app import Holdfast
-from holdfast.core import checks
-from holdfast.core.model import Lease, LeaseRequest, NewJob, Queue, Receipt
-from holdfast.core.verdict import Complete, Outcome, Settlement
+from msgspec.structs import replace
+
+from holdfast.app.application import Holdfast
+from holdfast.app.engine_host import EngineHost, Make
+from holdfast.core import checks, policy
+from holdfast.core.model import JobFilter, Lease, LeaseRequest, NewJob, Note, Queue, Receipt, State
+from holdfast.core.verdict import Cancel, Complete, Outcome, Release, Settlement
 from holdfast.engines.memory import MemoryEngine
+from holdfast.engines.memory.lease import LeaseSelection
 from holdfast.engines.observed import Observed
-from holdfast.errors import ResultTimeout
-from holdfast.home import Home, Make
+from holdfast.errors import ResultTimeout, UsageError
 from holdfast.testing.clock import ManualClock
+from holdfast.worker.child.attempt import Attempt
+from holdfast.worker.child.handlers import Handler
+from holdfast.worker.supervisor.dispatch import call_job, shorter_timeout
+from holdfast.worker.supervisor.held_leases import by_group
+from holdfast.worker.supervisor.settle import after_refusal, note_of, verdict_on
+from holdfast.worker.wire import AskedCancel, Ending
+
+WORKER = "test"
+_ATTEMPTS_MAX, _ATTEMPTS_OF_ONE_MAX = 100_000, 100
+_PAGE = 1_000
 
 Answer = TypeVar("Answer")
 
+_log = logging.getLogger("holdfast.testing")
+
 
 def driven(coroutine: Coroutine[Any, Any, Answer]) -> Answer:
-    """The answer of a coroutine that never has to wait."""
+    """The result of a coroutine that never waits."""
     try:
         coroutine.send(None)
     except StopIteration as stop:
         answer: Answer = stop.value
         return answer
     coroutine.close()
-    raise AssertionError("a call to the store in memory had to wait")
+    raise AssertionError("a call to the memory store waited")
 
 
 class StagedEngine(MemoryEngine):
-    """Every queue is there when it is needed: which ones exist is no matter of a unit test."""
+    """A memory engine that declares missing queues, which are no concern of a unit test."""
 
     async def enqueue(self, jobs: Sequence[NewJob]) -> list[Receipt]:
         await self._declare_missing(jobs)
         return await super().enqueue(jobs)
 
     async def lease(self, request: LeaseRequest) -> list[Lease]:
-        # Nothing is waited for: time passes only when the test says so.
+        # It never waits: time passes only when the test advances the clock.
         checks.check_request(request)
-        return self._store.take(request)
+        return LeaseSelection(self._store, request).run()
 
     async def settle(self, settlements: Sequence[Settlement]) -> list[Outcome]:
         for settlement in settlements:
@@ -61,7 +85,7 @@ class StagedEngine(MemoryEngine):
 
 
 class StagedWithin:
-    """The caller's transaction is not looked at: what is enqueued in it is there at once."""
+    """Enqueues at once, whatever becomes of the caller's transaction."""
 
     def __init__(self, engine: StagedEngine) -> None:
         self._engine = engine
@@ -70,8 +94,8 @@ class StagedWithin:
         return driven(self._engine.enqueue(jobs))
 
 
-class Stage(Home):
-    """The home of an application in a test mode; opening and closing it changes nothing."""
+class Stage(EngineHost):
+    """The host of an application in a test mode; opening and closing it has no effect."""
 
     def __init__(self, app: Holdfast) -> None:
         self.app = app
@@ -101,10 +125,199 @@ class Stage(Home):
 
     async def pause(self, seconds: float) -> None:
         raise ResultTimeout(
-            "the job is not over, and in this test mode nobody works on it: call drain(), after "
-            "advance() if it is to wait"
+            "the job has not ended, and this test mode runs no jobs by itself: call drain(), after "
+            "advance() if the job is delayed"
         )
 
     def ask(self, coroutine: Coroutine[Any, Any, Answer]) -> Answer:
         with self._turn:
             return driven(coroutine)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drained:
+    """The number of attempts, and how they ended."""
+
+    attempts: int = 0
+    done: int = 0
+    retried: int = 0
+    released: int = 0
+    dead: int = 0
+    cancelled: int = 0
+
+    def __add__(self, other: Drained) -> Drained:
+        return Drained(
+            **{
+                each.name: getattr(self, each.name) + getattr(other, each.name)
+                for each in fields(self)
+            }
+        )
+
+
+Steps: TypeAlias = Generator[Attempt, "tuple[Ending, ...]", Drained]
+"""A generator that yields each attempt to run and receives its endings."""
+
+
+def drain(stage: Stage, *, jump: bool = False) -> Drained:
+    """Run all due jobs; with `jump`, advance the clock to those that are not due yet."""
+    steps = _steps(stage, jump=jump)
+    try:
+        attempt = next(steps)
+        while True:
+            attempt = steps.send(_run(attempt))
+    except StopIteration as stop:
+        drained: Drained = stop.value
+        return drained
+
+
+async def adrain(stage: Stage, *, jump: bool = False) -> Drained:
+    """`drain` on the running loop, so that async handlers can share the test's resources."""
+    steps = _steps(stage, jump=jump)
+    try:
+        attempt = next(steps)
+        while True:
+            is_async = attempt.handler.is_async
+            attempt = steps.send(await attempt.run_async() if is_async else attempt.run())
+    except StopIteration as stop:
+        drained: Drained = stop.value
+        return drained
+
+
+def _steps(stage: Stage, *, jump: bool) -> Steps:
+    counts: Counter[str] = Counter()
+    of_one: Counter[str] = Counter()
+    while True:
+        _expire(stage)
+        leases = _lease(stage)
+        if not leases:
+            if jump and _jump(stage):
+                continue
+            return Drained(**counts)
+        handler = stage.app.tasks[leases[0].job.task].handler
+        attempt = _attempt(stage, handler, leases)
+        endings = yield attempt
+        notes = _notes(attempt, len(leases))
+        for lease, ending, note in zip(leases, endings, notes, strict=True):
+            counts["attempts"] += 1
+            counts[_settle(stage, lease, ending, note)] += 1
+            of_one[lease.id] += 1
+        if of_one[leases[0].id] > _ATTEMPTS_OF_ONE_MAX or counts["attempts"] > _ATTEMPTS_MAX:
+            raise UsageError(
+                f"jobs are still due after {counts['attempts']} attempts: job {leases[0].id} of "
+                f"{handler.name} is retried for ever, or each job enqueues the next"
+            )
+
+
+def _lease(stage: Stage) -> list[Lease]:
+    tasks = stage.app.tasks
+    queues = tuple(_queues(stage))
+    if not tasks:
+        return []
+    one = LeaseRequest(queues=queues, tasks=frozenset(tasks), worker=WORKER)
+    leases = stage.ask(stage.engine.lease(one))
+    if leases and (batch := tasks[leases[0].job.task].batch) > 1:
+        alike = replace(
+            one,
+            queues=(leases[0].job.queue,),
+            tasks=frozenset({leases[0].job.task}),
+            limit=batch - 1,
+        )
+        leases += stage.ask(stage.engine.lease(alike))
+    return _one_of_each_group(stage, leases)
+
+
+def _one_of_each_group(stage: Stage, leases: list[Lease]) -> list[Lease]:
+    """As in a worker, jobs of a strict group that were leased together run one after the other."""
+    groups = by_group(leases, lambda lease: lease.job)
+    release = Release("an earlier job of its group goes first", unstarted=True)
+    behind = [Settlement(lease=lease, verdict=release) for group in groups for lease in group[1:]]
+    if behind:
+        stage.ask(stage.engine.settle(behind))
+    return [group[0] for group in groups]
+
+
+def _expire(stage: Stage) -> None:
+    """Bury expired jobs, as the reaper does. Leases are not reaped: no worker dies here."""
+    for job in stage.ask(stage.engine.expired(_PAGE)).jobs:
+        wanted = JobFilter(ids=(job.id,), expired=True)
+        stage.ask(stage.engine.amend(wanted, policy.after_expiry(job), limit=1))
+
+
+def _jump(stage: Stage) -> bool:
+    """Advance the clock until a job of a known task is due or a rate allows a start; False if time
+    alone makes no job runnable."""
+    now = stage.clock.wall_ms()
+    wanted = JobFilter(states=(State.WAITING,))
+    page = stage.ask(stage.engine.find(wanted, limit=_PAGE))
+    known = [job for job in page.jobs if job.task in stage.app.tasks]
+    ahead_ms = [job.due_at - now for job in known if job.due_at > now]
+    for job in known:
+        waits = stage.ask(stage.engine.waits(job.id)) if job.due_at <= now else None
+        ahead_ms += [slot.free_ms for slot in waits.slots if slot.free_ms] if waits else []
+    if not ahead_ms:
+        return False
+    stage.clock.advance(min(ahead_ms))
+    return True
+
+
+def _attempt(stage: Stage, handler: Handler, leases: list[Lease]) -> Attempt:
+    queues = _queues(stage)
+    given = tuple(call_job(lease, queues[lease.job.queue]) for lease in leases)
+    limits_ms = (policy.timeout_ms(queues[lease.job.queue], lease.job) for lease in leases)
+    return Attempt(handler, given, timeout_ms=reduce(shorter_timeout, limits_ms))
+
+
+def _notes(attempt: Attempt, count: int) -> list[Note]:
+    notes = [Note()] * count
+    for reported in attempt.take_notes():
+        notes[reported.index] = Note(progress=reported.progress, checkpoint=reported.checkpoint)
+    return notes
+
+
+def _settle(stage: Stage, lease: Lease, ending: Ending, note: Note) -> str:
+    """Settle one attempt; returns the name of its count in `Drained`."""
+    engine = stage.engine
+    queue = _queues(stage)[lease.job.queue]
+    verdict = verdict_on(ending, queue, lease.job, random.random())
+    if isinstance(ending, AskedCancel):
+        act = Cancel(by=WORKER, text=ending.text)
+        stage.ask(engine.amend(JobFilter(ids=(lease.id,)), act, limit=1))
+    failure = getattr(ending, "failure", None)
+    if failure is not None:
+        _log.warning("job %s of %s failed: %s", lease.id, lease.job.task, failure.trace or failure)
+    output = note_of(ending)
+    full_note = note if output is None else replace(note, output=output.output)
+    settlement = Settlement(lease=lease, verdict=verdict, note=full_note)
+    [outcome] = stage.ask(engine.settle([settlement]))
+    if outcome is Outcome.REFUSED:
+        again = after_refusal(queue, lease.job, "the verdict was not accepted", random.random())
+        stage.ask(engine.settle([Settlement(lease=lease, verdict=again)]))
+    job = stage.ask(engine.get(lease.id))
+    if job is None or job.state.finished:
+        return "done" if job is None else str(job.state)
+    return "released" if job.attempt < lease.job.attempt else "retried"
+
+
+def _queues(stage: Stage) -> dict[str, Queue]:
+    views = stage.ask(stage.engine.queues(counts=False))
+    return {view.queue.name: view.queue for view in views}
+
+
+def _run(attempt: Attempt) -> tuple[Ending, ...]:
+    """Run an attempt in this thread; a coroutine runs in another if a loop is running here."""
+    if not attempt.handler.is_async:
+        return attempt.run()
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(attempt.run_async())
+    endings: list[tuple[Ending, ...]] = []
+    context = contextvars.copy_context()
+
+    def beside() -> None:
+        endings.append(context.run(asyncio.run, attempt.run_async()))
+
+    thread = threading.Thread(target=beside, name="holdfast-test")
+    thread.start()
+    thread.join()
+    return endings[0]

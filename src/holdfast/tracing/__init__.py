@@ -1,90 +1,71 @@
-"""TRACE: OpenTelemetry spans from the producer through the server to the worker, where wanted.
+"""OpenTelemetry spans from the producer through the server to the worker; off by default.
 
-It is off unless HOLDFAST_TRACING says yes, and then nothing of OpenTelemetry is imported and
-nothing is in the way. The trace of a job travels in its headers, in the form that W3C gave it.
-Programs of our own send their spans where the standard OTEL_… variables say; a program that embeds
-Holdfast sets that up itself.
+HOLDFAST_TRACING switches tracing on. While it is off, nothing of OpenTelemetry is imported. The
+trace of a job travels in its headers, in the W3C format. The programs of Holdfast export their
+spans as the standard OTEL_… variables say; a program that embeds Holdfast sets up its own export.
 """
 
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Mapping
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Final
 
+from holdfast.core.codec import TRACEPARENT, trace_parent
 from holdfast.errors import ConfigError
 
 if TYPE_CHECKING:
     from holdfast.engines.base import Engine
 
 VARIABLE: Final = "HOLDFAST_TRACING"
-PARENT: Final = "traceparent"
-STATE: Final = "tracestate"
-_PARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}\Z")
 _YES, _NO = ("yes", "true", "on", "1"), ("", "no", "false", "off", "0")
 
 
 def is_on() -> bool:
-    """Raises ConfigError where it cannot be."""
-    given = os.environ.get(VARIABLE, "").strip().lower()
-    if given in _NO:
+    """True if tracing is switched on; ConfigError if the variable or the packages are wrong."""
+    value = os.environ.get(VARIABLE, "").strip().lower()
+    if value in _NO:
         return False
-    if given not in _YES:
-        raise ConfigError(f"{VARIABLE} {given[:40]!r} is not yes or no")
+    if value not in _YES:
+        raise ConfigError(f"{VARIABLE} {value[:40]!r}: expected yes or no")
     if find_spec("opentelemetry") is None:
         raise ConfigError(
-            f"{VARIABLE} is on, and OpenTelemetry is missing: pip install 'holdfast[otel]'"
+            f"{VARIABLE} is on, but OpenTelemetry is not installed: pip install 'holdfast[otel]'"
         )
     return True
 
 
-def parent_of(headers: Mapping[str, str]) -> str | None:
-    """The trace that a job, or a request, is part of."""
-    found = headers.get(PARENT)
-    return found if found is not None and _PARENT.match(found) else None
-
-
-def outgoing(headers: Mapping[str, str]) -> dict[str, str]:
-    """The headers of a request that a job makes: with the trace of its run, or else its own."""
+def outgoing_headers(headers: Mapping[str, str]) -> dict[str, str]:
+    """Trace headers for a request made by a job: of the current span, else of the job."""
     if is_on():
-        from holdfast.tracing.spans import current
+        from holdfast.tracing.spans import current_headers
 
-        return current()
-    parent = parent_of(headers)
-    return {} if parent is None else {PARENT: parent}
+        return current_headers()
+    parent = trace_parent(headers)
+    return {} if parent is None else {TRACEPARENT: parent}
 
 
-def begin(service: str) -> None:
-    """For programs of our own: `service` is what they are called, unless a variable says."""
+def start_exporter(service: str) -> None:
+    """Export the spans of this program; `service` is its name unless a variable names it."""
     if is_on():
-        from holdfast.tracing.exporting import set_up
+        from holdfast.tracing.spans import set_up_export
 
-        set_up(service)
+        set_up_export(service)
 
 
-def end() -> None:
-    """What was not sent yet is, in a process that ends without the interpreter's own end."""
+def flush_exporter() -> None:
+    """Send the remaining spans of a process that ends without running its exit handlers."""
     if is_on():
-        from holdfast.tracing.exporting import flush
+        from holdfast.tracing.spans import flush_export
 
-        flush()
+        flush_export()
 
 
 def traced(engine: Engine) -> Engine:
-    """The same engine, whose jobs carry their trace; itself while tracing is off."""
+    """The engine, wrapped so that its jobs carry their trace; unchanged while tracing is off."""
     if not is_on():
         return engine
-    from holdfast.tracing.engine import Traced
+    from holdfast.tracing.engine import TracedEngine
 
-    return cast("Engine", Traced(engine))
-
-
-def traced_within(within: Any) -> Any:
-    """The same for what enqueues inside the caller's own transaction."""
-    if not is_on():
-        return within
-    from holdfast.tracing.engine import TracedWithin
-
-    return TracedWithin(within)
+    return TracedEngine(engine)

@@ -1,12 +1,15 @@
-"""The spans: one for what is enqueued, one for a request, one for each run of a handler.
+"""OpenTelemetry spans of an enqueue, a request and a run of a handler, and their export.
 
-They hold names, ids and kinds of errors, and never what a job or an error says.
+Spans hold names, ids and error types, never the content of a job or an error. Export follows
+OpenTelemetry's standard variables.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from importlib.metadata import entry_points
 from typing import Any, Protocol
 
 from msgspec.structs import replace
@@ -15,18 +18,21 @@ from opentelemetry.context import Context
 from opentelemetry.trace import Link, Span, SpanKind, StatusCode
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from holdfast.core import limits
+from holdfast.core import bounds
+from holdfast.core.codec import TRACEPARENT, TRACESTATE
 from holdfast.core.model import NewJob
-from holdfast.tracing import PARENT, STATE
+from holdfast.errors import ConfigError
 
+_EXPORTERS = "opentelemetry_traces_exporter"
 _W3C = TraceContextTextMapPropagator()
 _SCOPE = "holdfast"
 _BYTES_SPARE = 2_048
-"""A job that is almost as large as may be is left as it is: it is not refused for its trace."""
+"""A job close to the size limit gets no trace headers, so that they do not make it too large."""
+_SYSTEM: dict[str, Any] = {"messaging.system": "holdfast"}
 
 
-class Run(Protocol):
-    """A job that is about to be run."""
+class TracedJob(Protocol):
+    """A job that is about to run."""
 
     @property
     def id(self) -> str: ...
@@ -38,25 +44,25 @@ class Run(Protocol):
     def headers(self) -> Mapping[str, str]: ...
 
 
-def current() -> dict[str, str]:
-    """The trace of whoever asks, as headers; none outside of any."""
+def current_headers() -> dict[str, str]:
+    """Headers of the current span; empty if there is none."""
     carried: dict[str, str] = {}
     _W3C.inject(carried)
     return carried
 
 
-def carrying(jobs: Sequence[NewJob]) -> list[NewJob]:
-    """With the trace of whoever asks, where they have none."""
-    carried = current()
+def with_current_trace(jobs: Sequence[NewJob]) -> list[NewJob]:
+    """The jobs with the current trace in their headers, unless they have one already."""
+    carried = current_headers()
     if not carried:
         return list(jobs)
     return [_carrying(job, carried) if _is_bare(job) else job for job in jobs]
 
 
 @contextmanager
-def producing(jobs: Sequence[NewJob]) -> Iterator[list[NewJob]]:
-    """The jobs as they are to be enqueued. Those that have a trace keep it, and if all of them do
-    there is nothing to tell."""
+def enqueue_span(jobs: Sequence[NewJob]) -> Iterator[list[NewJob]]:
+    """A producer span around an enqueue; yields the jobs with its trace. A job with a trace keeps
+    it, and if all do there is no span."""
     bare = [job for job in jobs if _is_bare(job)]
     if not bare:
         yield list(jobs)
@@ -72,30 +78,30 @@ def producing(jobs: Sequence[NewJob]) -> Iterator[list[NewJob]]:
         attributes["messaging.batch.message_count"] = len(bare)
     name = f"enqueue {bare[0].queue}" if len(queues) == 1 else "enqueue"
     with _span(name, SpanKind.PRODUCER, attributes):
-        yield carrying(jobs)
+        yield with_current_trace(jobs)
 
 
 @contextmanager
-def serving(method: str, route: str, headers: Mapping[str, str]) -> Iterator[None]:
-    """A request, as part of the trace that it names."""
+def request_span(method: str, route: str, headers: Mapping[str, str]) -> Iterator[None]:
+    """A server span around a request, continuing the trace in its headers."""
     attributes = {"http.request.method": method, "http.route": route}
     context = _W3C.extract(headers, context=Context())
     with _span(f"{method} {route}", SpanKind.SERVER, attributes, context=context):
         yield
 
 
-def answered(status: int) -> None:
-    """To the request that is being served."""
+def set_response_status(status: int) -> None:
+    """Set the status on the span of the current request."""
     span = trace.get_current_span()
     span.set_attribute("http.response.status_code", status)
     if status >= 500:
         span.set_status(StatusCode.ERROR)
 
 
-class Consuming:
-    """A run: of one job it goes on with the job's trace; of several it is linked to each."""
+class RunSpan:
+    """The span of a run. For one job it continues the job's trace; for several it links to each."""
 
-    def __init__(self, task: str, jobs: Sequence[Run]) -> None:
+    def __init__(self, task: str, jobs: Sequence[TracedJob]) -> None:
         contexts = [_W3C.extract(job.headers, context=Context()) for job in jobs]
         origins = [trace.get_current_span(each).get_span_context() for each in contexts]
         attributes: dict[str, Any] = {
@@ -118,11 +124,11 @@ class Consuming:
         )
 
     def inside(self) -> AbstractContextManager[Span]:
-        """What is done meanwhile is part of it."""
+        """Make the span current."""
         return trace.use_span(self._span, record_exception=False, set_status_on_exception=False)
 
     def failed(self, kind: str) -> None:
-        """With this kind of error."""
+        """Mark the span as failed with this type of error."""
         _failed(self._span, kind)
 
     def end(self) -> None:
@@ -130,8 +136,9 @@ class Consuming:
 
 
 @contextmanager
-def consuming(task: str, jobs: Sequence[Run]) -> Iterator[Consuming]:
-    run = Consuming(task, jobs)
+def run_span(task: str, jobs: Sequence[TracedJob]) -> Iterator[RunSpan]:
+    """A span around a run; an exception marks it as failed."""
+    run = RunSpan(task, jobs)
     with run.inside():
         try:
             yield run
@@ -145,9 +152,6 @@ def consuming(task: str, jobs: Sequence[Run]) -> Iterator[Consuming]:
 def _failed(span: Span, kind: str) -> None:
     span.set_attribute("error.type", kind)
     span.set_status(StatusCode.ERROR, kind)
-
-
-_SYSTEM: dict[str, Any] = {"messaging.system": "holdfast"}
 
 
 @contextmanager
@@ -177,13 +181,63 @@ def _span(
 
 
 def _is_bare(job: NewJob) -> bool:
-    return PARENT not in job.headers
+    return TRACEPARENT not in job.headers
 
 
 def _carrying(job: NewJob, carried: Mapping[str, str]) -> NewJob:
     pairs = (*job.headers.items(), *job.labels.items())
     size = sum(len(name.encode()) + len(value.encode()) for name, value in pairs)
-    if len(job.headers) + 2 > limits.PAIRS_MAX or size + _BYTES_SPARE > limits.EXTRA_BYTES_MAX:
+    if len(job.headers) + 2 > bounds.PAIRS_MAX or size + _BYTES_SPARE > bounds.EXTRA_BYTES_MAX:
         return job
-    own = {name: value for name, value in job.headers.items() if name != STATE}
+    own = {name: value for name, value in job.headers.items() if name != TRACESTATE}
     return replace(job, headers={**own, **carried})
+
+
+def set_up_export(service: str) -> None:
+    """Install a tracer provider, unless the application in this process already has one."""
+    if not isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider):
+        return
+    try:
+        from opentelemetry.sdk.resources import SERVICE_NAME, Resource
+        from opentelemetry.sdk.trace import TracerProvider
+        from opentelemetry.sdk.trace.export import BatchSpanProcessor
+    except ImportError:
+        raise ConfigError(
+            "tracing needs the OpenTelemetry SDK: pip install 'holdfast[otel]'"
+        ) from None
+    resource = Resource.create()
+    if str(resource.attributes.get(SERVICE_NAME, "unknown")).startswith("unknown"):
+        resource = resource.merge(Resource({SERVICE_NAME: service}))
+    provider = TracerProvider(resource=resource)
+    for exporter in _exporters():
+        provider.add_span_processor(BatchSpanProcessor(exporter))
+    trace.set_tracer_provider(provider)
+
+
+def flush_export() -> None:
+    """Send the spans that are still in memory."""
+    # Only providers of the SDK have this; the API's default has nothing to send.
+    force_flush = getattr(trace.get_tracer_provider(), "force_flush", None)
+    if force_flush is not None:
+        force_flush(2_000)
+
+
+def _exporters() -> list[Any]:
+    names = (os.environ.get("OTEL_TRACES_EXPORTER") or "otlp").split(",")
+    return [_exporter(name.strip()) for name in names if name.strip() not in ("", "none")]
+
+
+def _exporter(name: str) -> Any:
+    if name == "otlp":
+        # "otlp" itself is a package that only installs the two real exporters.
+        protocol = os.environ.get("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL") or os.environ.get(
+            "OTEL_EXPORTER_OTLP_PROTOCOL", ""
+        )
+        name = "otlp_proto_grpc" if protocol == "grpc" else "otlp_proto_http"
+    found = list(entry_points(group=_EXPORTERS, name=name))
+    if not found:
+        raise ConfigError(
+            f"OTEL_TRACES_EXPORTER: exporter {name[:80]!r} is not installed: pip install "
+            "'holdfast[otel]' has otlp over HTTP, and console"
+        )
+    return found[0].load()()

@@ -1,61 +1,33 @@
-"""KEEP TIME: the reaper, pruner, scheduler, redriver and distributor, together or apart.
+"""KEEP TIME: the loops that end overdue leases, prune, tick schedules, redrive and distribute.
 
-No leader: any number of each may run, in any number of processes.
+There is no leader: any number of each loop may run, in any number of processes.
 """
 
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 
 from holdfast.engines.base import Engine
 from holdfast.events import Tell, tell_nobody
-from holdfast.upkeep.archive import Archive
-from holdfast.upkeep.distributions import Distribution, Distributions
+from holdfast.notation.durations import wall_ms
+from holdfast.ops.jobs.bulk import Archive
+from holdfast.ops.service import Service, keep
 from holdfast.upkeep.distributor import Distributor
 from holdfast.upkeep.pruner import Pruner
 from holdfast.upkeep.reaper import Reaper
-from holdfast.upkeep.redrive import RedrivePlan, RedriveRecord, RedriveState
 from holdfast.upkeep.redriver import Redriver
-from holdfast.upkeep.redrives import Redrives, RedriveView
-from holdfast.upkeep.schedule import Schedule
 from holdfast.upkeep.scheduler import Scheduler
-from holdfast.upkeep.schedules import Schedules
-from holdfast.upkeep.service import Service, keep
 
-__all__ = [
-    "Archive",
-    "Distribution",
-    "Distributions",
-    "Distributor",
-    "Pruner",
-    "Reaper",
-    "RedrivePlan",
-    "RedriveRecord",
-    "RedriveState",
-    "RedriveView",
-    "Redriver",
-    "Redrives",
-    "Schedule",
-    "Scheduler",
-    "Schedules",
-    "Upkeep",
-    "wall_ms",
-]
+__all__ = ["Distributor", "Pruner", "Reaper", "Redriver", "Scheduler", "Upkeep"]
 
-Run = Callable[[asyncio.Event], Coroutine[object, object, None]]
-"""Until the event is set."""
-
-
-def wall_ms() -> int:
-    """This machine's wall clock."""
-    return time.time_ns() // 1_000_000
+RunUntil = Callable[[asyncio.Event], Coroutine[object, object, None]]
+"""Runs until the event is set."""
 
 
 class Upkeep:
-    """All of them on one engine."""
+    """All loops on one engine."""
 
     def __init__(
         self,
@@ -65,14 +37,13 @@ class Upkeep:
         tell: Tell = tell_nobody,
         wall_ms: Callable[[], int] = wall_ms,
         more: Sequence[Service] = (),
-        beside: Run | None = None,
+        beside: RunUntil | None = None,
     ) -> None:
-        """`more` are services of others; `beside` them runs something with its own way to end."""
-        kept = None if archive is None else Archive(archive)
+        """`more` are further services; `beside` runs next to them and ends by itself."""
         self._tell = tell
         self.services: tuple[Service, ...] = (
             Reaper(engine, tell=tell),
-            Pruner(engine, archive=kept, tell=tell),
+            Pruner(engine, archive=None if archive is None else Archive(archive), tell=tell),
             Scheduler(engine, wall_ms, tell=tell),
             Redriver(engine, wall_ms, tell=tell),
             Distributor(engine, tell=tell),
@@ -81,7 +52,7 @@ class Upkeep:
         self._beside = beside
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Until `stop` is set; a step that has begun is finished."""
+        """Run until `stop` is set; a step that began is finished."""
         async with asyncio.TaskGroup() as group:
             if self._beside is not None:
                 group.create_task(self._beside(stop), name="beside")

@@ -1,8 +1,9 @@
-"""Tenants' queues → one work queue, in fair turns, for engines that cannot take turns inside.
+"""The loop that moves jobs from tenants' queues to one work queue, in fair turns, for engines
+without fairness of their own.
 
-A job is leased and forwarded under its token, so that any number of distributors may run. One that
-is killed in between lets its leases lapse, and the jobs come back. Each keeps the turns it gave in
-memory: they only decide who is first, never whether.
+A job is leased and forwarded under its token, so any number of distributors may run. The leases of
+one that is killed expire, and the jobs come back. Each keeps its turns in memory: they decide only
+the order.
 """
 
 from __future__ import annotations
@@ -11,27 +12,27 @@ import logging
 from collections import Counter, defaultdict, deque
 from collections.abc import Sequence
 
-from holdfast.core import limits
+from holdfast.core import bounds
+from holdfast.core.fairness import FairTurns
 from holdfast.core.model import Lease, LeaseRequest, QueueView
-from holdfast.core.turns import Turns
 from holdfast.core.verdict import Forward, Outcome, Release, Settlement
 from holdfast.core.workers import DISTRIBUTOR
 from holdfast.engines.base import Engine
 from holdfast.events import Distributed, Tell, tell_nobody
-from holdfast.upkeep.distributions import Distribution, Distributions
+from holdfast.ops.queues import Distribution, Distributions
 
 _log = logging.getLogger("holdfast.upkeep")
 
 STEP = 200
-"""Jobs that are in hand at a time, at most: by so much several distributors may overfill."""
+"""The most jobs that one step leases. Several distributors may exceed the depth by as much."""
 
-_LEASE_MS = 10 * limits.SECOND_MS
+_LEASE_MS = 10 * bounds.SECOND_MS
 _SOON_MS = 50
 _IDLE_MS = 250
 
 
 class Distributor:
-    """Does what `given` says, or else what is stored."""
+    """Carries out the distributions in `given`, or else the stored ones."""
 
     name = "distributor"
 
@@ -41,17 +42,17 @@ class Distributor:
         given: Sequence[Distribution] | None = None,
         *,
         tell: Tell = tell_nobody,
-        net_ms: int = 5 * limits.SECOND_MS,
+        net_ms: int = 5 * bounds.SECOND_MS,
     ) -> None:
         self.net_ms = net_ms
         self._engine = engine
         self._given = given
         self._tell = tell
-        self._turns: dict[str, Turns] = defaultdict(Turns)
+        self._turns: dict[str, FairTurns] = defaultdict(FairTurns)
         self._missing: set[str] = set()
 
     async def once(self) -> int | None:
-        """One step of each; the time to the next."""
+        """One step of every distribution; the time to the next."""
         wanted = self._given
         if wanted is None:
             wanted = await Distributions(self._engine).all()
@@ -67,9 +68,7 @@ class Distributor:
         target = views.get(distribution.target)
         if target is None:
             if distribution.target not in self._missing:
-                _log.warning(
-                    "nothing is distributed to %s: there is no such queue", distribution.target
-                )
+                _log.warning("queue %s does not exist: its distribution waits", distribution.target)
             self._missing.add(distribution.target)
             return 0
         self._missing.discard(distribution.target)
@@ -88,26 +87,28 @@ class Distributor:
         try:
             await self._take(Counter(order), waiting, taken)
         finally:
-            # Whatever became of the others, these are in hand and belong in the queue.
-            count = await self._hand_on(_interleaved(order, taken), distribution, turns)
+            # Jobs that were leased before a failure are forwarded all the same.
+            count = await self._forward(_interleaved(order, taken), distribution, turns)
         return count
 
     async def _take(
         self, wanted: Counter[str], waiting: dict[str, int], taken: dict[str, deque[Lease]]
     ) -> None:
-        """Queues of which all is wanted are asked together, the others one by one."""
+        """Lease from queues that are emptied in one call, and from the others one by one."""
         emptied = tuple(name for name, count in wanted.items() if count >= waiting[name])
-        asked = [(emptied, sum(wanted[name] for name in emptied))] if emptied else []
-        asked += [((name,), count) for name, count in wanted.items() if name not in emptied]
-        for queues, count in asked:
+        requests = [(emptied, sum(wanted[name] for name in emptied))] if emptied else []
+        requests += [((name,), count) for name, count in wanted.items() if name not in emptied]
+        for queues, count in requests:
             request = LeaseRequest(
                 queues=queues, limit=count, worker=DISTRIBUTOR, lease_ms=_LEASE_MS
             )
             for lease in await self._engine.lease(request):
                 taken[lease.job.queue].append(lease)
 
-    async def _hand_on(self, leases: list[Lease], distribution: Distribution, turns: Turns) -> int:
-        """In this order they stand in the work queue."""
+    async def _forward(
+        self, leases: list[Lease], distribution: Distribution, turns: FairTurns
+    ) -> int:
+        """Forward leases to the work queue, in this order; how many."""
         if not leases:
             return 0
         verdict = Forward(distribution.target)
@@ -124,14 +125,14 @@ class Distributor:
                 refused.append(lease)
         if refused:
             # The work queue was dropped meanwhile.
-            back = Release(f"queue {distribution.target} is gone", unstarted=True)
-            await self._engine.settle([Settlement(lease=each, verdict=back) for each in refused])
+            release = Release(f"queue {distribution.target} is gone", unstarted=True)
+            await self._engine.settle([Settlement(lease=each, verdict=release) for each in refused])
         if moved:
             self._tell(Distributed(queue=distribution.target, moved=dict(moved)))
         return moved.total()
 
 
 def _interleaved(order: list[str], taken: dict[str, deque[Lease]]) -> list[Lease]:
-    """As the turns are; what came beyond them goes last."""
+    """The leases in the order of the turns; extra ones go last."""
     leases = [taken[name].popleft() for name in order if taken[name]]
     return leases + [lease for rest in taken.values() for lease in rest]

@@ -1,47 +1,47 @@
-"""Finished jobs past their retention → archived if asked → gone; breakers of tasks that are gone.
+"""The loop that deletes finished jobs past their retention, after they were archived if wanted,
+and forgets breakers of tasks that are gone.
 
-Idempotent, in bounded batches. A job that was put back to work after it was read is not deleted:
-the engine compares its version in the same write.
+Idempotent, in bounded batches. A job that was retried after it was read is not deleted: the engine
+compares its version in the same write.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import defaultdict
 from collections.abc import Sequence
 from typing import Protocol
 
-import msgspec
-from msgspec.structs import replace
-
-from holdfast.core import limits
-from holdfast.core.breaker import KIND, BreakerRecord, is_forgotten
-from holdfast.core.model import Job, JobFilter, Record, State
-from holdfast.core.verdict import Delete
+from holdfast.core import bounds
+from holdfast.core.breaker import KIND, is_forgotten
+from holdfast.core.model import Job, Record
 from holdfast.engines.base import Engine
 from holdfast.events import Pruned, Tell, tell_nobody
+from holdfast.ops.breakers import BREAKERS
+from holdfast.ops.jobs.bulk import delete_unchanged
+from holdfast.ops.records import remove_records
 
-_FINISHED = tuple(state for state in State if state.finished)
 _BATCH_FIRST = 16
 _BYTES_AIM = 16 * 1024 * 1024
 
 
-class Keeper(Protocol):
-    """What an archive must do; see `Archive`."""
+class ArchiveWriter(Protocol):
+    """The archive that jobs are written to before they are deleted; see `Archive`."""
 
     def write(self, jobs: Sequence[Job]) -> None: ...
 
 
 class Pruner:
+    """Deletes one batch of jobs in each step."""
+
     name = "pruner"
 
     def __init__(
         self,
         engine: Engine,
         *,
-        archive: Keeper | None = None,
+        archive: ArchiveWriter | None = None,
         tell: Tell = tell_nobody,
-        net_ms: int = limits.MINUTE_MS,
+        net_ms: int = bounds.MINUTE_MS,
         batch: int = 200,
     ) -> None:
         self.net_ms = net_ms
@@ -68,14 +68,12 @@ class Pruner:
         return 0 if deleted and len(jobs) >= batch else None
 
     async def _forget_breakers(self) -> None:
-        """Some, at each look."""
-        found = await self._engine.load(KIND, limit=limits.PAGE_MAX)
-        old = [each for each in found if is_forgotten(_breaker(each), each.age_ms)]
-        if old:
-            await self._engine.save([replace(each, value=None) for each in old])
+        """Remove breakers that were not used for long, from one page in each step."""
+        found = await self._engine.load(KIND, limit=bounds.PAGE_MAX)
+        await remove_records(self._engine, [record for record in found if _is_old(record)])
 
     def _next_batch(self, batch: int, jobs: Sequence[Job]) -> int:
-        """A thousand whole jobs may be gigabytes: as many as will be about so many bytes."""
+        """As many jobs as are about 16 MiB: a thousand with their results may be gigabytes."""
         size = sum(
             len(part or b"")
             for job in jobs
@@ -86,28 +84,7 @@ class Pruner:
         return min(self._batch_max, batch * 2)
 
 
-def _breaker(record: Record) -> BreakerRecord:
-    """What another version wrote goes by its age alone."""
-    try:
-        return msgspec.json.decode(record.value or b"{}", type=BreakerRecord)
-    except msgspec.DecodeError:
-        return BreakerRecord()
-
-
-async def delete_unchanged(engine: Engine, jobs: Sequence[Job]) -> int:
-    """Remove finished jobs that are still as they were read; how many."""
-    # Jobs that went the same way have the same version, so the groups are few.
-    versions: dict[int, list[Job]] = defaultdict(list)
-    for job in jobs:
-        versions[job.version].append(job)
-    deleted = 0
-    for version, group in versions.items():
-        unchanged = JobFilter(
-            ids=tuple(job.id for job in group),
-            states=_FINISHED,
-            version=version,
-            # An id that was deleted and enqueued again since is another job.
-            created_before=max(job.created_at for job in group) + 1,
-        )
-        deleted += await engine.amend(unchanged, Delete(), limit=len(group))
-    return deleted
+def _is_old(record: Record) -> bool:
+    """A breaker that cannot be read counts as closed, and goes by its age alone."""
+    breaker = BREAKERS.decode(record)
+    return breaker is not None and is_forgotten(breaker, record.age_ms)

@@ -1,8 +1,8 @@
-"""Ticks that are due → jobs, once each over any number of schedulers.
+"""The loop that enqueues the ticks of schedules, once each over any number of schedulers.
 
-The enqueue is the truth: its id and its once-only key are the tick's own, so a second scheduler,
-a restart between two steps or a wall clock set back adds nothing. The record's note of what was
-dealt with is only a hint that saves asking again.
+The enqueue decides: its id and once-only key belong to the tick, so a second scheduler, a restart
+between two steps or a wall clock set back adds nothing. The `passed_at` of the record only saves
+repeated enqueues.
 """
 
 from __future__ import annotations
@@ -13,28 +13,36 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from holdfast.core import limits
+from holdfast.core import bounds
 from holdfast.core.model import NewJob, Receipt, Record, Status
-from holdfast.durations import show_at
 from holdfast.engines.base import Engine
 from holdfast.errors import UsageError
 from holdfast.events import Tell, Ticked, tell_nobody
-from holdfast.upkeep.paging import records
-from holdfast.upkeep.schedule import Schedule, due_ticks, next_tick
-from holdfast.upkeep.schedules import RECORD_KIND, decode, encode, job_of
+from holdfast.notation.durations import show_at
+from holdfast.ops.records import scan
+from holdfast.ops.schedules import (
+    SCHEDULE_KIND,
+    Schedule,
+    decode_schedule,
+    due_ticks,
+    encode_schedule,
+    next_tick,
+    schedule_job,
+)
 
 _log = logging.getLogger("holdfast.upkeep")
 
-KEY_WINDOW_MS = 7 * limits.DAY_MS
-"""How long a tick stays once-only after it was enqueued, whatever became of its job."""
+KEY_WINDOW_MS = 7 * bounds.DAY_MS
+"""The time that the key of a tick is held after its enqueue, whatever its job did."""
 
-_AHEAD_MS_MAX = 15 * limits.MINUTE_MS
-"""A note further in the future than this was made by a wrong clock and is set back: until then
-nothing ticks. Less would make schedulers whose clocks differ a little undo each other's notes."""
+_AHEAD_MS_MAX = 15 * bounds.MINUTE_MS
+"""A `passed_at` further in the future than this was written by a wrong clock, and is set back, as
+nothing would tick until then. A smaller bound would make schedulers whose clocks differ a little
+undo each other's writes."""
 
 
 class Scheduler:
-    """`wall_ms` is this machine's wall clock, which decides when it is time."""
+    """Enqueues due ticks by `wall_ms`, this machine's wall clock."""
 
     name = "scheduler"
 
@@ -44,7 +52,7 @@ class Scheduler:
         wall_ms: Callable[[], int],
         *,
         tell: Tell = tell_nobody,
-        net_ms: int = 5 * limits.SECOND_MS,
+        net_ms: int = 5 * bounds.SECOND_MS,
     ) -> None:
         self.net_ms = net_ms
         self._engine = engine
@@ -56,12 +64,12 @@ class Scheduler:
         now = self._wall_ms()
         due: list[_Due] = []
         next_ms: int | None = None
-        async for record in records(self._engine, RECORD_KIND):
+        async for record in scan(self._engine, SCHEDULE_KIND):
             try:
-                found = _look(record, now)
+                found = _due(record, now)
             except UsageError as error:
-                # One that cannot be read or reckoned here must not hold up the others.
-                _log.warning("schedule %s is passed over: %s", record.key, error)
+                # A schedule that cannot be read here must not hold up the others.
+                _log.warning("schedule %s is skipped: %s", record.key, error)
                 continue
             if found.ticks or found.passed_at != found.schedule.passed_at:
                 due.append(found)
@@ -74,20 +82,20 @@ class Scheduler:
     async def _enqueue(self, due: list[_Due]) -> None:
         jobs = [_tick_job(each.schedule, tick) for each in due for tick in each.ticks]
         receipts: list[Receipt] = []
-        for at in range(0, len(jobs), limits.BATCH_MAX):
-            receipts += await self._engine.enqueue(jobs[at : at + limits.BATCH_MAX])
-        notes = []
+        for start in range(0, len(jobs), bounds.BATCH_MAX):
+            receipts += await self._engine.enqueue(jobs[start : start + bounds.BATCH_MAX])
+        records = []
         for each in due:
             own, receipts = receipts[: len(each.ticks)], receipts[len(each.ticks) :]
-            noted = self._noted(each, own)
-            if noted != each.schedule:
-                notes.append(encode(noted, each.version))
-        for at in range(0, len(notes), limits.BATCH_MAX):
-            # A stale note is no loss: somebody else's is there, and the keys hold.
-            await self._engine.save(notes[at : at + limits.BATCH_MAX])
+            handled = self._handled(each, own)
+            if handled != each.schedule:
+                records.append(encode_schedule(handled, each.version))
+        for start in range(0, len(records), bounds.BATCH_MAX):
+            # A stale record is no loss: another process wrote one, and the keys hold.
+            await self._engine.save(records[start : start + bounds.BATCH_MAX])
 
-    def _noted(self, due: _Due, receipts: list[Receipt]) -> Schedule:
-        """What is now dealt with; a refused tick is not, and comes again or is missed."""
+    def _handled(self, due: _Due, receipts: list[Receipt]) -> Schedule:
+        """The schedule after its ticks; a refused tick is due again, or missed."""
         schedule, passed_at, last_tick = due.schedule, due.passed_at, due.schedule.last_tick
         for tick, receipt in zip(due.ticks, receipts, strict=True):
             self._tell(
@@ -104,6 +112,8 @@ class Scheduler:
 
 
 class _Due(NamedTuple):
+    """A schedule, its due ticks, and its new `passed_at`."""
+
     schedule: Schedule
     version: int
     ticks: list[int]
@@ -111,8 +121,8 @@ class _Due(NamedTuple):
     next_ms: int | None
 
 
-def _look(record: Record, now: int) -> _Due:
-    schedule = decode(record)
+def _due(record: Record, now: int) -> _Due:
+    schedule = decode_schedule(record)
     if schedule.paused:
         return _Due(schedule, record.version, [], schedule.passed_at, None)
     if schedule.passed_at > now + _AHEAD_MS_MAX:
@@ -125,7 +135,7 @@ def _look(record: Record, now: int) -> _Due:
 
 def _tick_job(schedule: Schedule, tick: int) -> NewJob:
     text = show_at(tick)
-    job = job_of(
+    job = schedule_job(
         schedule,
         f"schedule:{schedule.name}:{text}",
         key=f"schedule/{schedule.name}/{text}",

@@ -1,8 +1,8 @@
-"""Starts workers as processes of their own, starts them again, and leaves nothing behind. Other
-programs may run beside them in the same way, as long as there is a worker.
+"""Starts workers as processes, restarts them, and leaves no process behind. Other programs may
+run beside them in the same way, as long as there is a worker.
 
-It holds no engine and runs nobody's code, so there is nothing for it to die of. What a dead
-supervisor leaves becomes this process's child, as the system is told at the start, and is killed.
+It holds no engine and runs no user code, so that nothing makes it crash. Processes that a dead
+supervisor leaves become children of this one, which is a subreaper, and are killed.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ _EXIT_USAGE = 2
 
 
 class Program(msgspec.Struct, frozen=True, kw_only=True):
-    """A module of Python that takes its `options` as one line on its standard input and writes
-    its name to the descriptor HOLDFAST_READY. It keeps these `descriptors`, started again too."""
+    """A Python module that reads its `options` as one line from standard input and writes its name
+    to the descriptor HOLDFAST_READY. It inherits these `descriptors` at every start."""
 
     what: str
     module: str
@@ -40,8 +40,8 @@ class Program(msgspec.Struct, frozen=True, kw_only=True):
     descriptors: tuple[int, ...] = ()
 
 
-class Post:
-    """One program's place, and the process that fills it."""
+class ManagedProcess:
+    """A program and the process that runs it now."""
 
     def __init__(self, program: Program) -> None:
         self.program = program
@@ -50,15 +50,15 @@ class Post:
         self.start_at = 0.0
         self.started_at = 0.0
         self.over = False
-        self.told = 0
-        """Signals that this process got."""
+        self.passed = 0
+        """Number of signals passed on to this process."""
         self.name = ""
         self.ready = -1
 
     def start(self) -> None:
-        """Its name comes through a pipe when it is ready for work."""
+        """Start it. Its name comes through a pipe when it is ready for work."""
         self.started_at = time.monotonic()
-        self.told = 0
+        self.passed = 0
         ready, theirs = os.pipe()
         try:
             self.process = subprocess.Popen(  # noqa: S603 (a module of our own)
@@ -86,14 +86,14 @@ class Post:
         self.start_at = time.monotonic() + self.pause_s
         self.pause_s = min(self.pause_s * 2, _PAUSE_S_MAX)
 
-    def tell(self, times: int) -> None:
-        """Pass on what was heard, also what came while the process was being started."""
-        if self.process is not None and self.told < times:
-            self.told += 1
+    def pass_signals(self, times: int) -> None:
+        """Pass signals on, also those that came while the process was being started."""
+        if self.process is not None and self.passed < times:
+            self.passed += 1
             self.process.send_signal(signal.SIGTERM)
 
-    def hear(self) -> None:
-        """Read its name, if it has come; nothing more comes after it."""
+    def read_name(self) -> None:
+        """Read its name, if it has come; nothing else comes after it."""
         with suppress(BlockingIOError):
             name = os.read(self.ready, 1024).decode()
             self.name = name or self.name
@@ -108,97 +108,99 @@ def run(
     started: Callable[[list[str]], None] | None = None,
     asked: Callable[[int], None] | None = None,
 ) -> int:
-    """Until every worker has ended, and then what is beside them. The first SIGTERM or SIGINT
-    drains them, the second stops them at once; `asked` hears which it was. `started` hears the
-    names, those of the workers first. The exit code is 0, or that of one that could not even start.
+    """Run until every worker has ended, and then the programs beside them. The first SIGTERM or
+    SIGINT drains the workers, the second stops them at once; `asked` is called with its number.
+    `started` is called with the names, those of the workers first. Returns 0, or the exit code of a
+    program that could not even start.
 
-    For a process that has no other children: whatever becomes its child is killed.
+    Only for a process without other children: any other child it gets is killed.
     """
     processes.become_subreaper()
     before = processes.children(os.getpid())
-    posts = [Post(as_program(options)) for options in workers]
-    others = [Post(program) for program in beside]
-    everything = [*posts, *others]
+    supervisors = [ManagedProcess(as_program(options)) for options in workers]
+    others = [ManagedProcess(program) for program in beside]
+    everything = [*supervisors, *others]
     wake_read, wake_write = os.pipe()
     os.set_blocking(wake_write, False)
     signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
-    signals, told = 0, 0
+    signals, reported = 0, 0
 
-    def hear(_number: int, _frame: FrameType | None) -> None:
+    def on_signal(_number: int, _frame: FrameType | None) -> None:
         nonlocal signals
         signals += 1
 
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, hear)
+        signal.signal(number, on_signal)
     signal.signal(signal.SIGCHLD, lambda _number, _frame: None)
     code = 0
-    while not all(post.over for post in everything):
-        alone = all(post.over for post in posts)
-        for post in everything:
-            wishes = max(signals, 1) if alone else signals
-            code = max(code, _tend(post, stopping=wishes > 0))
-            post.tell(wishes)
+    while not all(managed.over for managed in everything):
+        alone = all(managed.over for managed in supervisors)
+        for managed in everything:
+            requests = max(signals, 1) if alone else signals
+            code = max(code, _keep_running(managed, stopping=requests > 0))
+            managed.pass_signals(requests)
         if code == _EXIT_USAGE and not signals:
-            signals = told = 1
+            signals = reported = 1
             continue
-        if started is not None and all(post.name for post in everything):
-            started([post.name for post in everything])
+        if started is not None and all(managed.name for managed in everything):
+            started([managed.name for managed in everything])
             started = None
-        # What a dead supervisor left behind is ours now.
-        known = [post.process.pid for post in everything if post.process]
+        # Processes of a dead supervisor are children of this one now.
+        known = [managed.process.pid for managed in everything if managed.process]
         processes.sweep_strangers([*before, *known])
-        unheard = {post.ready: post for post in everything if post.ready >= 0}
-        if asked is not None and signals > told:
-            told += 1
-            asked(told)
-        readable, _, _ = select.select([wake_read, *unheard], [], [], 0.5)
+        unnamed = {managed.ready: managed for managed in everything if managed.ready >= 0}
+        if asked is not None and signals > reported:
+            reported += 1
+            asked(reported)
+        readable, _, _ = select.select([wake_read, *unnamed], [], [], 0.5)
         for descriptor in readable:
             if descriptor == wake_read:
                 os.read(wake_read, 4096)
             else:
-                unheard[descriptor].hear()
+                unnamed[descriptor].read_name()
     while processes.sweep_strangers(before):
         time.sleep(0.01)
     return code
 
 
 def as_program(options: WorkerOptions) -> Program:
+    """The program that runs a worker."""
     encoded = msgspec.json.encode(options)
-    return Program(what="a worker", module="holdfast.worker.main", options=encoded)
+    return Program(what="a worker", module="holdfast.worker.supervisor.main", options=encoded)
 
 
-def _tend(post: Post, *, stopping: bool) -> int:
-    """Start, or start again, what should run; the exit code that must be passed on."""
-    if post.over:
+def _keep_running(managed: ManagedProcess, *, stopping: bool) -> int:
+    """Start or restart the program if it should run; returns the exit code to pass on."""
+    if managed.over:
         return 0
-    if post.process is None:
+    if managed.process is None:
         if stopping:
-            post.over = True
-        elif time.monotonic() >= post.start_at:
+            managed.over = True
+        elif time.monotonic() >= managed.start_at:
             try:
-                post.start()
+                managed.start()
             except OSError as error:
-                post.put_off(f"{post.program.what} could not be started: {error}")
+                managed.put_off(f"{managed.program.what} could not be started: {error}")
         return 0
-    status = post.process.poll()
+    status = managed.process.poll()
     if status is None:
         return 0
-    assert post.process.stdin is not None
+    assert managed.process.stdin is not None
     with suppress(BrokenPipeError):
-        post.process.stdin.close()
-    post.process = None
+        managed.process.stdin.close()
+    managed.process = None
     if status in (0, _EXIT_USAGE) or stopping:
-        post.over = True
+        managed.over = True
         return status if status in (0, _EXIT_USAGE) else 0
-    if time.monotonic() - post.started_at > _STEADY_S:
-        post.pause_s = _PAUSE_S_FIRST
+    if time.monotonic() - managed.started_at > _STEADY_S:
+        managed.pause_s = _PAUSE_S_FIRST
     how = f"signal {-status}" if status < 0 else f"exit code {status}"
-    post.put_off(f"{post.program.what} ended by {how}")
+    managed.put_off(f"{managed.program.what} ended by {how}")
     return 0
 
 
 def main() -> None:
-    """In a process of its own: the options come as one line on the standard input."""
+    """Entry point of a launcher process: the options come as one line on standard input."""
     processes.die_with_parent(os.getppid(), signal.SIGTERM)
     sys.exit(run(msgspec.json.decode(sys.stdin.buffer.readline(), type=list[WorkerOptions])))
 

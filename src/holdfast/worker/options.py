@@ -1,4 +1,4 @@
-"""Everything a worker can be told, as one frozen value."""
+"""All options of a worker, as one frozen value."""
 
 from __future__ import annotations
 
@@ -12,22 +12,24 @@ from holdfast.core.breaker import Breaker
 from holdfast.errors import UsageError
 
 INHERITED = ("PATH", "HOME", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "TMPDIR", "USER", "LOGNAME")
-"""What a command sees of the worker's environment, beside what its job adds."""
+"""Variables of the worker's environment that commands inherit by default."""
 _WORKERS_MAX = 256
 
 
 def default_processes() -> int:
+    """One child process for each CPU, at most four."""
     return max(1, min(os.cpu_count() or 1, 4))
 
 
 class WorkerOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """`queues` maps a queue to its weight; empty, it is `default` and those the tasks name.
+    """`queues` maps a queue to its weight; if it is empty, the worker serves `default` and the
+    queues that its tasks name.
 
-    `target` names the application, `module:attribute`; its handlers run in `processes` children,
-    `concurrency` calls at once in each. 0 runs them in the supervisor itself, where a handler that
-    holds the interpreter lets leases lapse. `prefetch` bounds how many jobs are leased ahead of
-    free slots. `shell` None allows shells on the embedded file alone. `webhooks` lets jobs make it
-    send requests, signed with the secrets of a file; each host has a breaker.
+    `target` names the application, `module:attribute`. Its handlers run in `processes` children
+    with `concurrency` calls each; 0 runs them in the supervisor itself, where a handler that holds
+    the interpreter lets leases lapse. `prefetch` bounds how many jobs are leased ahead of free
+    slots. `shell` None allows shells only on an embedded file. `webhooks` runs the task `webhook`,
+    which sends requests signed with the secrets of a file; each host has a circuit breaker.
     """
 
     url: str
@@ -58,7 +60,7 @@ class WorkerOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def numbered(options: WorkerOptions, count: int) -> list[WorkerOptions]:
-    """So many workers of one sort: each with a name of its own, if they have one."""
+    """Options of so many equal workers. Names get a number each."""
     if not 1 <= count <= _WORKERS_MAX:
         raise UsageError(f"{count} workers: start 1 to {_WORKERS_MAX}")
     if count == 1 or options.name is None:

@@ -1,7 +1,7 @@
-"""Processes as the kernel knows them: who is whose child, who must die with whom.
+"""Process trees as the kernel knows them: find, mark and kill processes. Linux only.
 
-A worker's processes are subreapers: what a command leaves behind becomes their child, and is
-found here. Linux alone; nothing here knows of jobs.
+A worker's processes are subreapers: a process that a command leaves behind becomes their child,
+and is found here. Nothing here knows of jobs.
 """
 
 from __future__ import annotations
@@ -9,10 +9,12 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
+import time
 from collections.abc import Collection, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
 
 _PROC = Path("/proc")
 _PR_SET_PDEATHSIG = 1
@@ -20,7 +22,7 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 
 def die_with_parent(parent: int, number: int = signal.SIGKILL) -> None:
-    """Ask the kernel for this signal when the thread that started this process ends.
+    """Ask the kernel to send this signal when the thread that started this process ends.
 
     Raises ProcessLookupError if the parent is gone already: then no signal would ever come.
     """
@@ -30,16 +32,16 @@ def die_with_parent(parent: int, number: int = signal.SIGKILL) -> None:
 
 
 def become_subreaper() -> None:
-    """Orphans among the descendants become children of this process, not of the first one."""
+    """Make this process, instead of init, the parent of orphaned descendants."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 def children(pid: int) -> list[int]:
-    """The direct children, zombies too. One that starts or ends meanwhile may be missed, and all
-    are when this process has no descriptor left to look with: look again later."""
+    """The direct children, including zombies. A child that starts or ends meanwhile may be missed,
+    and all are if no file descriptor is left: look again later."""
     found: list[int] = []
     with suppress(OSError):
-        # Without pathlib: this is asked after each command.
+        # Without pathlib: this runs after each command.
         for task in os.listdir(f"/proc/{pid}/task"):  # noqa: PTH208
             with suppress(OSError), open(f"/proc/{pid}/task/{task}/children", "rb", 0) as file:  # noqa: PTH123
                 found += map(int, file.read().split())
@@ -47,7 +49,7 @@ def children(pid: int) -> list[int]:
 
 
 def descendants(pid: int) -> list[int]:
-    """Children, their children, and so on; parents before their children."""
+    """Children, their children and so on; parents before their children."""
     found = children(pid)
     for each in found:
         found += [child for child in children(each) if child not in found]
@@ -56,6 +58,8 @@ def descendants(pid: int) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class Stat:
+    """Fields of /proc/PID/stat."""
+
     state: str
     parent: int
     group: int
@@ -63,18 +67,18 @@ class Stat:
 
 
 def stat(pid: int) -> Stat | None:
-    """What the kernel says of a process; None if it is gone."""
+    """State and parents of a process; None if it is gone."""
     try:
         text = (_PROC / str(pid) / "stat").read_bytes()
     except OSError:
         return None
-    # The name stands in brackets and may itself contain any of them.
+    # The name is in brackets and may contain brackets itself.
     state, parent, group, session = text[text.rindex(b")") + 2 :].split(maxsplit=4)[:4]
     return Stat(state.decode(), int(parent), int(group), int(session))
 
 
 def environment(pid: int) -> dict[bytes, bytes]:
-    """What the process was started with; empty if that cannot be read."""
+    """The environment that the process was started with; empty if it cannot be read."""
     try:
         data = (_PROC / str(pid) / "environ").read_bytes()
     except OSError:
@@ -84,7 +88,7 @@ def environment(pid: int) -> dict[bytes, bytes]:
 
 
 def marked(marker: dict[bytes, bytes]) -> Iterator[int]:
-    """Every process on the machine that was started with all of these in its environment."""
+    """Every other process on the machine that was started with these variables."""
     for entry in _PROC.iterdir():
         if entry.name.isdigit() and int(entry.name) != os.getpid():
             has = environment(int(entry.name))
@@ -93,7 +97,7 @@ def marked(marker: dict[bytes, bytes]) -> Iterator[int]:
 
 
 def kill_marked(marker: dict[bytes, bytes]) -> int:
-    """Kill what bears this in its environment; how many there were."""
+    """Kill every process that was started with these variables; returns how many there were."""
     found = list(marked(marker))
     for pid in found:
         kill(pid)
@@ -101,19 +105,19 @@ def kill_marked(marker: dict[bytes, bytes]) -> int:
 
 
 def kill(pid: int, number: int = signal.SIGKILL) -> None:
-    """To a process that may be gone."""
+    """Send a signal to a process that may be gone."""
     with suppress(ProcessLookupError, PermissionError):
         os.kill(pid, number)
 
 
 def kill_group(group: int, number: int = signal.SIGKILL) -> None:
-    """To a process group that may be gone."""
+    """Send a signal to a process group that may be gone."""
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(group, number)
 
 
 def kill_descendants(pid: int) -> int:
-    """Kill all that this process started; how many there were."""
+    """Kill all descendants of a process; returns how many there were."""
     found = descendants(pid)
     for each in found:
         kill(each)
@@ -121,16 +125,16 @@ def kill_descendants(pid: int) -> int:
 
 
 def sweep_strangers(known: Collection[int]) -> int:
-    """Kill the orphans that this subreaper inherited, and what they started; bury the dead ones.
+    """Kill the orphans that this subreaper inherited, with their descendants, and reap dead ones.
 
-    `known` are its own children, which are left alone. How many were still there: sweep again
-    until none are, because the children of the killed come to this process next.
+    `known` are its own children, which are left alone. Returns how many lived: sweep again until
+    none do, because the children of killed orphans come to this process next.
     """
     living = 0
     for pid in children(os.getpid()):
         if pid in known:
             continue
-        if bury(pid):
+        if reap(pid):
             continue
         living += 1
         for each in (pid, *descendants(pid)):
@@ -138,12 +142,22 @@ def sweep_strangers(known: Collection[int]) -> int:
     return living
 
 
-def bury(pid: int) -> bool:
-    """Take a dead child's status, so that it is not kept; False while it lives."""
+def reap(pid: int) -> bool:
+    """Collect the status of a dead child; False while it lives."""
     try:
         return os.waitpid(pid, os.WNOHANG)[0] == pid
     except ChildProcessError:
         return True
+
+
+def end_at_once(status: int = 0) -> NoReturn:
+    """Kill every process that was started here, and exit."""
+    for _ in range(500):
+        sweep_strangers(())
+        if not kill_descendants(os.getpid()):
+            break
+        time.sleep(0.002)
+    os._exit(status)
 
 
 def _prctl(option: int, value: int) -> None:

@@ -1,23 +1,33 @@
-"""What a supervisor and its children say to each other: framed msgpack, many words in a frame.
+"""Messages between a supervisor and its children, and the board: memory that they share.
 
-A call is what takes one slot: one job, or several of a batch task. Children know nothing of
-leases; they are told of calls by number and answer with one ending for each job of a call.
+A frame of msgpack holds many messages. A call takes one slot: it runs one job, or several of a
+batch task. Children know nothing of leases; they get calls by number and answer with one ending for
+each job of a call. The board says which calls run, and until when others may begin.
 """
 
 from __future__ import annotations
 
+import mmap
+import os
 import struct
-from collections.abc import Iterable, Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import TypeAlias
 
 import msgspec
 
 from holdfast.core.breaker import Breaker
-from holdfast.core.flow import Limit
-from holdfast.core.model import Failure, NewJob
+from holdfast.core.limits import Limit
+from holdfast.core.model import COMMAND_TASK, WEBHOOK_TASK, Failure, NewJob
+
+BUILT_IN_TASKS = frozenset((COMMAND_TASK, WEBHOOK_TASK))
+"""Tasks that need no application."""
+TEMPLATE_READY = b"ready"
+"""The first message of a fork template: it has imported the application."""
 
 
-class Given(msgspec.Struct, frozen=True, array_like=True, gc=False):
+class CallJob(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One job of a call, as far as its handler may see it."""
 
     id: str
@@ -28,7 +38,7 @@ class Given(msgspec.Struct, frozen=True, array_like=True, gc=False):
     token: int
     created_at: int
     last: bool = False
-    """No attempt comes after this one, if it fails."""
+    """If this attempt fails, there is no other one."""
     checkpoint: bytes | None = None
     key: str | None = None
     tenant: str | None = None
@@ -37,37 +47,37 @@ class Given(msgspec.Struct, frozen=True, array_like=True, gc=False):
     after: tuple[str, ...] = ()
 
 
-class Call(msgspec.Struct, frozen=True, array_like=True, tag="call", gc=False):
-    """Run this. `timeout_ms` counts from when it starts; children of the loop keep it gently, the
-    supervisor with a kill."""
+class ChildCall(msgspec.Struct, frozen=True, array_like=True, tag="call", gc=False):
+    """Run these jobs. `timeout_ms` counts from the start; a child interrupts a coroutine itself;
+    the supervisor kills the child of a blocking function."""
 
     number: int
     task: str
-    jobs: tuple[Given, ...]
+    jobs: tuple[CallJob, ...]
     timeout_ms: int | None = None
 
 
-class Cancel(msgspec.Struct, frozen=True, array_like=True, tag="cancel"):
-    """Stop this call: the operator asked for it, or its lease is lost."""
+class CancelCall(msgspec.Struct, frozen=True, array_like=True, tag="cancel"):
+    """Stop this call: an operator requested it, or its lease is lost."""
 
     number: int
     lost: bool = False
 
 
 class Recall(msgspec.Struct, frozen=True, array_like=True, tag="recall"):
-    """Give back every call that has not started; the answer is a `Back`."""
+    """Give back every call that has not started; the answer is a `GivenBack`."""
 
 
 class Finish(msgspec.Struct, frozen=True, array_like=True, tag="finish"):
-    """End when nothing is left in hand."""
+    """Exit when no call is left."""
 
 
-Down: TypeAlias = Call | Cancel | Recall | Finish
+ToChild: TypeAlias = ChildCall | CancelCall | Recall | Finish
 
 
 class Returned(msgspec.Struct, frozen=True, array_like=True, tag="returned", gc=False):
-    """The handler returned. `output`, here and below, is what the job printed or logged, if it
-    changed since the last `Told`."""
+    """The handler returned. `output`, here and below, is the text that the job printed or logged,
+    if there is more than in the last `NoteUpdate`."""
 
     result: bytes | None = None
     then: tuple[NewJob, ...] = ()
@@ -75,7 +85,7 @@ class Returned(msgspec.Struct, frozen=True, array_like=True, tag="returned", gc=
 
 
 class Raised(msgspec.Struct, frozen=True, array_like=True, tag="raised"):
-    """It failed; a fatal failure gets no other attempt."""
+    """The handler failed. A fatal failure gets no other attempt."""
 
     failure: Failure
     fatal: bool = False
@@ -83,7 +93,7 @@ class Raised(msgspec.Struct, frozen=True, array_like=True, tag="raised"):
 
 
 class AskedRetry(msgspec.Struct, frozen=True, array_like=True, tag="retry"):
-    """It wants to run again after `delay_ms`, or, if that is None, as the policy says."""
+    """The handler asked for another attempt after `delay_ms`; None leaves that to the policy."""
 
     failure: Failure
     delay_ms: int | None = None
@@ -91,12 +101,14 @@ class AskedRetry(msgspec.Struct, frozen=True, array_like=True, tag="retry"):
 
 
 class AskedBury(msgspec.Struct, frozen=True, array_like=True, tag="bury"):
+    """The handler asked to make the job a dead letter."""
+
     failure: Failure
     output: bytes | None = None
 
 
 class AskedRelease(msgspec.Struct, frozen=True, array_like=True, tag="release"):
-    """With `alone` its next attempt gets a process of its own."""
+    """The attempt is given back. With `alone` the next one gets a process of its own."""
 
     text: str = ""
     delay_ms: int = 0
@@ -105,7 +117,7 @@ class AskedRelease(msgspec.Struct, frozen=True, array_like=True, tag="release"):
 
 
 class AskedCancel(msgspec.Struct, frozen=True, array_like=True, tag="cancelled"):
-    """It stopped because it was cancelled, or cancelled itself."""
+    """The handler stopped because the job was cancelled, or cancelled it itself."""
 
     text: str = ""
     output: bytes | None = None
@@ -115,9 +127,9 @@ Ending: TypeAlias = Returned | Raised | AskedRetry | AskedBury | AskedRelease | 
 
 
 class TaskInfo(msgspec.Struct, frozen=True, array_like=True):
-    """What a supervisor must know of a task: how many jobs a call takes, whether it runs in a
-    process of its own, whether the child can end it gently when its time is over, its queue
-    and what bounds it there."""
+    """Facts about a task that a supervisor needs: how many jobs a call takes, whether it runs in a
+    process of its own, whether the child can interrupt it at its timeout, its queue, and the
+    limits and the circuit breaker that it declares."""
 
     name: str
     batch: int = 1
@@ -128,27 +140,27 @@ class TaskInfo(msgspec.Struct, frozen=True, array_like=True):
     breaker: Breaker | None = None
 
 
-class Ready(msgspec.Struct, frozen=True, array_like=True, tag="ready"):
-    """The child can take calls of these tasks."""
+class ChildReady(msgspec.Struct, frozen=True, array_like=True, tag="ready"):
+    """The child can run calls of these tasks."""
 
     tasks: tuple[TaskInfo, ...]
 
 
-class Broken(msgspec.Struct, frozen=True, array_like=True, tag="broken"):
-    """The child cannot start: its application cannot be imported. It ends after saying so."""
+class ChildBroken(msgspec.Struct, frozen=True, array_like=True, tag="broken"):
+    """The application cannot be imported; the child exits after this message."""
 
     failure: Failure
 
 
-class Ended(msgspec.Struct, frozen=True, array_like=True, tag="ended", gc=False):
-    """A call is over, with one ending for each of its jobs."""
+class CallEnded(msgspec.Struct, frozen=True, array_like=True, tag="ended", gc=False):
+    """A call has ended, with one ending for each of its jobs."""
 
     number: int
     endings: tuple[Ending, ...]
 
 
-class Told(msgspec.Struct, frozen=True, array_like=True, tag="told"):
-    """What a running job leaves behind: see `Note`. `index` is the job's place in its call."""
+class NoteUpdate(msgspec.Struct, frozen=True, array_like=True, tag="told"):
+    """A note of a running job: see `Note`. `index` is the job's place in its call."""
 
     number: int
     index: int = 0
@@ -157,18 +169,18 @@ class Told(msgspec.Struct, frozen=True, array_like=True, tag="told"):
     output: bytes | None = None
 
 
-class Back(msgspec.Struct, frozen=True, array_like=True, tag="back"):
-    """These calls have not started and will not."""
+class GivenBack(msgspec.Struct, frozen=True, array_like=True, tag="back"):
+    """These calls have not started, and will not."""
 
     numbers: tuple[int, ...]
 
 
-Up: TypeAlias = Ready | Broken | Ended | Told | Back
+FromChild: TypeAlias = ChildReady | ChildBroken | CallEnded | NoteUpdate | GivenBack
 
 
 class WebhookSetup(msgspec.Struct, frozen=True, kw_only=True):
-    """`secrets_file` has what requests are signed with. `allow` names networks that may be reached
-    though they are not public; `ca_file` whom to trust instead of the system's authorities."""
+    """`secrets_file` has the secrets that sign requests. `allow` names networks that may be reached
+    although they are not public; `ca_file` is a CA bundle used instead of the system's."""
 
     secrets_file: str
     allow: tuple[str, ...] = ()
@@ -176,12 +188,12 @@ class WebhookSetup(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ChildSetup(msgspec.Struct, frozen=True, kw_only=True):
-    """How a child is to be, as JSON in its environment: it holds no secret.
+    """The setup of a child, passed as JSON in its environment: it holds no secret.
 
-    `target` is `module:attribute` or `path.py:attribute` of the application; None for a child
-    that runs commands, or, with `webhook`, sends those. `shell` says whether one string may be
-    given to a shell, and `shell_off` why not. `environment` names what a command inherits; `cwd`
-    is where commands run.
+    `target` is `module:attribute` or `path.py:attribute` of the application; None for a child that
+    runs commands or, with `webhook`, sends webhooks. `shell` allows command strings for a shell;
+    `shell_off` says why they are not. `environment` names the variables that a command inherits;
+    `cwd` is where commands run.
     """
 
     worker: str
@@ -195,28 +207,29 @@ class ChildSetup(msgspec.Struct, frozen=True, kw_only=True):
     cwd: str | None = None
     output_max: int = 64 * 1024
     grace_ms: int = 2_000
-    """Between asking a command's process group to end and killing it."""
+    """Time between SIGTERM and SIGKILL for a command's process group."""
 
 
 _LENGTH = struct.Struct(">I")
 _ENCODER = msgspec.msgpack.Encoder()
-_DOWN = msgspec.msgpack.Decoder(list[Down])
-_UP = msgspec.msgpack.Decoder(list[Up])
+_TO_CHILD = msgspec.msgpack.Decoder(list[ToChild])
+_FROM_CHILD = msgspec.msgpack.Decoder(list[FromChild])
 
 
-def frame(words: Iterable[Down] | Iterable[Up]) -> bytes:
-    """One frame of many words."""
-    body = _ENCODER.encode(words if isinstance(words, list) else list(words))
+def encode_frame(content: Sequence[ToChild] | Sequence[FromChild]) -> bytes:
+    """One frame of many messages."""
+    body = _ENCODER.encode(content)
     return _LENGTH.pack(len(body)) + body
 
 
-class Frames:
-    """Bytes as they come → whole frames' bodies."""
+class FrameReader:
+    """Turns bytes as they arrive into the bodies of whole frames."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> Iterator[bytes]:
+        """The frames that are whole with this data; the rest is kept."""
         buffer = self._buffer
         buffer += data
         at = 0
@@ -230,9 +243,93 @@ class Frames:
         del buffer[:at]
 
 
-def words_down(body: bytes) -> list[Down]:
-    return _DOWN.decode(body)
+def decode_to_child(body: bytes) -> list[ToChild]:
+    """The messages of a frame to a child."""
+    return _TO_CHILD.decode(body)
 
 
-def words_up(body: bytes) -> list[Up]:
-    return _UP.decode(body)
+def decode_from_child(body: bytes) -> list[FromChild]:
+    """The messages of a frame from a child."""
+    return _FROM_CHILD.decode(body)
+
+
+_STARTED = 0  # the highest number of a call that was ever started
+_UNTIL = 1  # when calls must have begun, by the boot clock
+_HEAD = 2
+_CELLS = 2  # the call's number, 0 when the slot is free; and when it started
+NO_DEADLINE_NS = 2**63 - 1
+
+boot_ns: Callable[[], int] = partial(
+    time.clock_gettime_ns, getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+)
+"""Nanoseconds of the boot clock, which goes on while the machine is suspended."""
+
+
+class Board:
+    """Shared memory of a supervisor and one child, made with `Board.make`; the child opens the
+    descriptor it inherits.
+
+    The child writes the call of each slot, which costs no message; the supervisor reads it to
+    enforce timeouts and to know what a dead child was running. The supervisor writes until when the
+    leases of the child's calls hold. If it freezes, it need not take that back: the instant passes.
+    """
+
+    def __init__(self, descriptor: int, slots: int) -> None:
+        self.descriptor = descriptor
+        self.slots = slots
+        self._map = mmap.mmap(descriptor, _size(slots))
+        self._cells = memoryview(self._map).cast("q")
+
+    @classmethod
+    def make(cls, slots: int) -> Board:
+        """A new board for so many slots."""
+        descriptor = os.memfd_create("holdfast-board", os.MFD_CLOEXEC)
+        os.ftruncate(descriptor, _size(slots))
+        board = cls(descriptor, slots)
+        board.until_ns = NO_DEADLINE_NS
+        return board
+
+    @property
+    def until_ns(self) -> int:
+        """The child may begin its calls before this instant of `boot_ns`. Written by the
+        supervisor."""
+        return self._cells[_UNTIL]
+
+    @until_ns.setter
+    def until_ns(self, instant: int) -> None:
+        self._cells[_UNTIL] = instant
+
+    def may_begin(self) -> bool:
+        """True while the leases of all calls in the child surely hold."""
+        return boot_ns() < self._cells[_UNTIL]
+
+    def start(self, slot: int, number: int) -> None:
+        """Write the time first: a reader that sees the number must see when the call started."""
+        cells = self._cells
+        cells[_STARTED] = max(cells[_STARTED], number)
+        cells[_HEAD + slot * _CELLS + 1] = time.monotonic_ns()
+        cells[_HEAD + slot * _CELLS] = number
+
+    def end(self, slot: int) -> None:
+        """The call of this slot has ended."""
+        self._cells[_HEAD + slot * _CELLS] = 0
+
+    @property
+    def started(self) -> int:
+        """The highest number of a started call. Calls start in order: higher ones have not."""
+        return self._cells[_STARTED]
+
+    def running(self) -> dict[int, int]:
+        """Numbers of the running calls, with the `monotonic_ns` at which each started."""
+        cells = self._cells
+        ends = _HEAD + self.slots * _CELLS
+        return {cells[at]: cells[at + 1] for at in range(_HEAD, ends, _CELLS) if cells[at]}
+
+    def close(self) -> None:
+        self._cells.release()
+        self._map.close()
+        os.close(self.descriptor)
+
+
+def _size(slots: int) -> int:
+    return (_HEAD + slots * _CELLS) * 8

@@ -1,4 +1,4 @@
-"""Tasks in a module that no app has, and what the project does when it hears of tasks."""
+"""Tasks in a module outside the apps, and receivers of the task signals."""
 
 # mypy: disable-error-code="untyped-decorator"
 
@@ -24,7 +24,7 @@ def hear(name: str) -> Any:
         line = f"{name} {task_result.task.name} {task_result.status} {task_result.attempts}\n"
         with (Path(os.environ["SITE_FOLDER"]) / "heard").open("a") as file:
             file.write(line)
-        # What a receiver does wrong changes nothing.
+        # An error in a receiver must change nothing.
         raise RuntimeError("a receiver failed")
 
     return heard

@@ -1,4 +1,4 @@
-"""What the tests act out in the project, each in a process of its own: `python scenes.py NAME`."""
+"""The steps of the tests in the project, each in its own process: `python scenes.py NAME`."""
 
 import asyncio
 import json
@@ -28,7 +28,7 @@ from holdfast.core.model import (  # noqa: E402
     JobFilter,
     State,
 )
-from holdfast.django import api, results  # noqa: E402
+from holdfast.django import api, runner  # noqa: E402
 from holdfast.django.backend import HoldfastBackend  # noqa: E402
 from holdfast.testing import inline  # noqa: E402
 
@@ -37,7 +37,7 @@ backend: HoldfastBackend = api.task_backends["default"]
 app = backend.app
 PATIENCE_S = 60
 FOREIGN = ("os.system", "shop.tasks.plain", "settings.FOLDER", "nowhere.at_all")
-"""What a job may name, and what is no task."""
+"""Names of importable objects, and of nothing, that are not tasks; a job may contain them."""
 
 
 def worked() -> Any:
@@ -177,11 +177,11 @@ def read() -> Any:
 
     def errors(failure: Failure) -> Any:
         event = Event(at=5_000, kind=EventKind.RETRIED, attempt=1, by="w1", failure=failure)
-        [error] = results.read("default", tasks.add, replace(job, events=(event,))).errors
+        [error] = runner.read_result("default", tasks.add, replace(job, events=(event,))).errors
         return [error.exception_class.__name__, error.traceback]
 
-    ended = results.read("default", tasks.add, job)
-    moved = results.read(
+    ended = runner.read_result("default", tasks.add, job)
+    moved = runner.read_result(
         "default",
         tasks.add,
         replace(job, queue="grave", payload=b"[" * 10**6, state=State.DONE, result=b"\xff"),
@@ -189,7 +189,7 @@ def read() -> Any:
     return {
         "errors": {name: errors(failure) for name, failure in kinds.items()},
         "states": [
-            str(results.read("default", tasks.add, replace(job, state=state)).status)
+            str(runner.read_result("default", tasks.add, replace(job, state=state)).status)
             for state in State
         ],
         "garbage": [ended.args, ended.kwargs, ended.attempts],

@@ -1,4 +1,4 @@
-"""Three partitions that can fail, open for a test."""
+"""Three partitions that can fail, opened for a test."""
 
 from collections.abc import AsyncIterator
 

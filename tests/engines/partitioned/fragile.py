@@ -1,4 +1,4 @@
-"""A partition that fails when a test says so, and a back-off that waits for the test."""
+"""A partition that fails on demand, and a back-off controlled by the test."""
 
 import asyncio
 from collections.abc import Callable
@@ -6,7 +6,7 @@ from typing import Any
 
 from holdfast.engines.memory import MemoryEngine
 from holdfast.engines.partitioned import PartitionedEngine
-from holdfast.engines.partitioned.homes import home_of, tagged_home
+from holdfast.engines.partitioned.placement import home_of, tagged_home
 from holdfast.errors import EngineUnavailable, HoldfastError, StorageFull
 from holdfast.testing.clock import ManualClock
 
@@ -92,7 +92,7 @@ class Trio:
 
     async def back(self) -> None:
         """When a partition that was out is in use again."""
-        changed = self.engine._keeper.changed
+        changed = self.engine._members.changed
         await self.pauses.end()
         await changed.wait()
 

@@ -1,4 +1,4 @@
-"""The contract over one partition, where nothing may be missing, and over several."""
+"""The contract over one partition, without any gap, and over several."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -6,77 +6,79 @@ from uuid import uuid4
 
 import pytest
 
-from holdfast.testing.contract import (
+from holdfast.conformance.contract import (
     DurableContract,
     EngineContract,
     Harness,
     JumpContract,
     SharedContract,
+    TwinContract,
 )
-from holdfast.testing.contract.concurrency import Concurrency
-from holdfast.testing.contract.depending import Depending
-from holdfast.testing.contract.fencing import Fencing
-from holdfast.testing.contract.grouping import Grouping
-from holdfast.testing.contract.whole import Twinned, WithoutFlow
-from tests.engines.kept import Kept
-from tests.engines.partitioned import making
-from tests.engines.partitioned.apart import APART
+from holdfast.conformance.contract.concurrency import ConcurrencyContract
+from holdfast.conformance.contract.dependencies import DependencyContract
+from holdfast.conformance.contract.groups import GroupContract
+from holdfast.conformance.contract.settle import FenceContract
+from holdfast.engines.partitioned.engine import common_traits
+from holdfast.engines.support import FULL
+from tests.engines.partitioned import harnesses
+from tests.engines.pg_connections import KeptConnections
 
 
 class TestOneInMemory(EngineContract, JumpContract):
     @pytest.fixture
     async def harness(self) -> AsyncIterator[Harness]:
-        async with making.memory(1) as harness:
+        async with harnesses.memory(1) as harness:
             yield harness
 
 
-class TestOneFile(Twinned, DurableContract, SharedContract):
+class TestOneFile(TwinContract, DurableContract, SharedContract):
     @pytest.fixture
     async def harness(self, quick_path: Path) -> AsyncIterator[Harness]:
-        async with making.sqlite(quick_path, 1) as harness:
+        async with harnesses.sqlite(quick_path, 1) as harness:
             yield harness
 
 
-class TestThreeInMemory(WithoutFlow, JumpContract):
+class TestThreeInMemory(EngineContract, JumpContract):
+    traits = common_traits([FULL] * 3)
+
     @pytest.fixture
     async def harness(self) -> AsyncIterator[Harness]:
-        async with making.memory(3) as harness:
+        async with harnesses.memory(3) as harness:
             yield harness
 
 
-class TestThreeFiles(WithoutFlow, DurableContract, SharedContract, JumpContract):
+class TestThreeFiles(EngineContract, DurableContract, SharedContract, JumpContract):
+    traits = common_traits([FULL] * 3)
+
     @pytest.fixture
     async def harness(self, quick_path: Path) -> AsyncIterator[Harness]:
-        async with making.sqlite(quick_path, 3) as harness:
+        async with harnesses.sqlite(quick_path, 3) as harness:
             yield harness
 
 
 class TestMixed(
-    Twinned, Fencing, Concurrency, Grouping, Depending, DurableContract, SharedContract
+    TwinContract,
+    FenceContract,
+    ConcurrencyContract,
+    GroupContract,
+    DependencyContract,
+    DurableContract,
+    SharedContract,
 ):
-    """Two files and a database. In tests that has one clock, the wall's. What the stores answer is
+    """Two files and a database, which in tests has one clock, the wall's. What the stores answer is
     their own contract's; this is about where jobs go."""
+
+    traits = common_traits([FULL] * 3)
 
     @pytest.fixture
     async def harness(
-        self, quick_path: Path, shared_pg_dsn: str, kept: Kept
+        self, quick_path: Path, shared_pg_dsn: str, kept: KeptConnections
     ) -> AsyncIterator[Harness]:
-        mixed = making.partitioned(
-            making.file(quick_path / "a.db"),
-            making.database(shared_pg_dsn, kept, uuid4().hex),
-            making.file(quick_path / "b.db"),
+        mixed = harnesses.partitioned(
+            harnesses.file(quick_path / "a.db"),
+            harnesses.database(shared_pg_dsn, kept, uuid4().hex),
+            harnesses.file(quick_path / "b.db"),
             can_jump=False,
         )
         async with mixed as harness:
             yield harness
-
-
-for _contract in (TestThreeInMemory, TestThreeFiles, TestMixed):
-    for _name in APART:
-        setattr(_contract, _name, None)
-
-
-def test_what_is_not_asked_of_partitions_is_in_the_contract() -> None:
-    asked = (TestOneInMemory, TestOneFile)
-    missing = [n for n in APART if not any(callable(getattr(each, n, None)) for each in asked)]
-    assert missing == []

@@ -13,16 +13,16 @@ from pathlib import Path
 import apsw
 import pytest
 
+from holdfast.conformance.contract.cases import a_job, from_default
+from holdfast.conformance.postgres_server import PrivatePostgres
 from holdfast.core.model import JobFilter, LeaseRequest, Status
 from holdfast.core.verdict import Complete, Outcome, Settlement
 from holdfast.engines.base import Engine
 from holdfast.engines.partitioned import PartitionedEngine
-from holdfast.engines.partitioned.homes import home_of
+from holdfast.engines.partitioned.placement import home_of
+from holdfast.engines.registry import open_engine
 from holdfast.engines.sqlite import SQLiteEngine, connection
-from holdfast.engines.url import open_engine
 from holdfast.errors import ConfigError, EngineError, EngineUnavailable, StorageFull
-from holdfast.testing.contract.making import a_job, from_default
-from holdfast.testing.services import PrivatePostgres
 from tests.engines.partitioned.fragile import names_at
 
 NAMES = ("a", "b", "c")
@@ -32,7 +32,7 @@ pytestmark = pytest.mark.anyio
 
 
 async def soon(seconds: float) -> None:
-    """The back-off, but not for long: what is tested is what comes after it."""
+    """A short back-off."""
     await asyncio.sleep(min(seconds, 0.01))
 
 
@@ -85,7 +85,7 @@ async def is_back(engine: PartitionedEngine, place: int = SECOND) -> None:
     try:
         async with asyncio.timeout(30):
             while engine.partitions()[place].out_ms is not None:
-                await engine._keeper.changed.wait()
+                await engine._members.changed.wait()
     except TimeoutError:
         pytest.fail(f"it is still out: {engine.partitions()[place]}")
 
@@ -107,10 +107,10 @@ async def go_on(engine: PartitionedEngine) -> list[str]:
     return [*ids, *minted]
 
 
-async def test_a_deleted_file_is_not_begun_anew(tmp_path: Path, engine: PartitionedEngine) -> None:
+async def test_a_deleted_file_is_not_recreated(tmp_path: Path, engine: PartitionedEngine) -> None:
     before = await fill(engine, "before")
     saved = tmp_path / "saved"
-    await SQLiteEngine.backup(engine._keeper.all[SECOND].engine, saved)  # type: ignore[arg-type]
+    await SQLiteEngine.backup(engine._members.all[SECOND].engine, saved)  # type: ignore[arg-type]
     for path in tmp_path.glob("b.db*"):
         path.unlink(missing_ok=True)
     await is_out(engine)
@@ -123,7 +123,7 @@ async def test_a_deleted_file_is_not_begun_anew(tmp_path: Path, engine: Partitio
     assert sorted(await work_off(engine)) == sorted([*before, *meanwhile])
 
 
-async def test_a_file_of_another_set_in_its_place_is_not_used(
+async def test_a_file_of_another_partition_set_is_not_used(
     tmp_path: Path, engine: PartitionedEngine
 ) -> None:
     before = await fill(engine, "before")
@@ -134,7 +134,7 @@ async def test_a_file_of_another_set_in_its_place_is_not_used(
     await fill(other, "strange")
     await other.close()
     whole = tmp_path / "whole"
-    await SQLiteEngine.backup(engine._keeper.all[SECOND].engine, whole)  # type: ignore[arg-type]
+    await SQLiteEngine.backup(engine._members.all[SECOND].engine, whole)  # type: ignore[arg-type]
     for ending in ("-wal", "-shm"):
         (tmp_path / f"b.db{ending}").unlink(missing_ok=True)
     (folder / "b.db").rename(tmp_path / "b.db")
@@ -150,11 +150,11 @@ async def test_a_file_of_another_set_in_its_place_is_not_used(
     assert sorted(await work_off(engine)) == sorted([*before, *meanwhile])
 
 
-async def test_a_file_that_goes_while_it_is_looked_for_is_not_made_anew(
+async def test_a_file_that_vanishes_while_reopening_is_not_recreated(
     tmp_path: Path, engine: PartitionedEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await fill(engine, "before")
-    lost = engine._keeper.all[SECOND]
+    lost = engine._members.all[SECOND]
     await lost.close()
 
     def gone(_engine: SQLiteEngine) -> str:
@@ -168,7 +168,7 @@ async def test_a_file_that_goes_while_it_is_looked_for_is_not_made_anew(
     assert not (tmp_path / "b.db").exists()
 
 
-async def test_a_damaged_file_is_left_alone_until_it_is_restored(tmp_path: Path) -> None:
+async def test_a_damaged_file_stays_out_until_it_is_restored(tmp_path: Path) -> None:
     engine = files(tmp_path)
     await engine.open()
     before = await fill(engine, "before")
@@ -184,7 +184,7 @@ async def test_a_damaged_file_is_left_alone_until_it_is_restored(tmp_path: Path)
     await engine.close()
 
 
-async def test_a_locked_file_holds_up_its_own_jobs_alone(
+async def test_a_locked_file_blocks_only_its_own_jobs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connection, "BUSY_MS", 20)
@@ -203,7 +203,7 @@ async def test_a_locked_file_holds_up_its_own_jobs_alone(
     await engine.close()
 
 
-async def test_a_full_disk_takes_no_job_and_ends_those_in_hand(
+async def test_a_full_disk_refuses_new_jobs_and_settles_leases(
     tmp_path: Path, small_disk: Path, fill_up: Callable[[int], None]
 ) -> None:
     engine = over(
@@ -240,7 +240,7 @@ def own_server() -> Iterator[PrivatePostgres]:
         yield server
 
 
-async def test_a_killed_database_comes_back_with_all_it_acknowledged(
+async def test_a_killed_database_comes_back_with_every_acknowledged_job(
     tmp_path: Path, own_server: PrivatePostgres
 ) -> None:
     urls = (f"sqlite:///{tmp_path}/a.db", own_server.dsn, f"sqlite:///{tmp_path}/c.db")
@@ -263,7 +263,7 @@ async def test_a_killed_database_comes_back_with_all_it_acknowledged(
 
 
 @pytest.mark.parametrize("content", [None, b"no database" * 1_000])
-async def test_a_file_that_is_lost_while_nobody_looks_is_shut_out_at_the_next_opening(
+async def test_a_file_lost_while_closed_is_shut_out_at_the_next_opening(
     tmp_path: Path, content: bytes | None
 ) -> None:
     engine = files(tmp_path)
@@ -283,7 +283,7 @@ async def test_a_file_that_is_lost_while_nobody_looks_is_shut_out_at_the_next_op
     await again.close()
 
 
-async def test_the_first_opening_says_what_is_wrong_with_a_file(tmp_path: Path) -> None:
+async def test_the_first_opening_names_the_problem_of_a_file(tmp_path: Path) -> None:
     (tmp_path / "b.db").write_bytes(b"no database" * 1_000)
     with pytest.raises(ConfigError, match="not a database"):
         await files(tmp_path).open()

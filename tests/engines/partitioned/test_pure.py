@@ -1,4 +1,4 @@
-"""What follows from names, numbers and times alone."""
+"""The pure parts: homes, map, health, placement, traits, cursors and merging."""
 
 import random
 from collections import Counter
@@ -10,13 +10,20 @@ from hypothesis import strategies as st
 
 from holdfast.core.model import Job, Lease, NewJob, Page, Queue, QueueView
 from holdfast.engines.base import Expired, Overdue, Traits
-from holdfast.engines.partitioned import cursor, health, homes, merging, placing, traits
-from holdfast.engines.partitioned.map import Identity, Store, check_distinct, check_map, known_map
+from holdfast.engines.partitioned import engine, merge, partition, placement
+from holdfast.engines.partitioned.partition import (
+    PartitionIdentity,
+    PartitionStore,
+    check_distinct,
+    check_map,
+    known_map,
+)
+from holdfast.engines.support import Support
 from holdfast.errors import ConfigError, EngineUnavailable, StorageFull, Unsupported, UsageError
 
-STORES = (Store("1", "a"), Store("2", "b"), Store("3", "c"))
+STORES = (PartitionStore("1", "a"), PartitionStore("2", "b"), PartitionStore("3", "c"))
 NAMES = ["a", "b", "c"]
-HERE = {place: Identity(store.id, STORES) for place, store in enumerate(STORES)}
+HERE = {place: PartitionIdentity(store.id, STORES) for place, store in enumerate(STORES)}
 FAULT = EngineUnavailable("gone")
 
 
@@ -25,37 +32,37 @@ def new(id: str, **fields: object) -> NewJob:
 
 
 class TestHomes:
-    def test_they_never_change(self) -> None:
+    def test_homes_never_change(self) -> None:
         """Jobs are where they were put: another hash would not find them."""
-        assert [homes.home_of(name, 3) for name in ("a", "b", "c", "é", "\ud800", "")] == PINNED
+        assert [placement.home_of(name, 3) for name in ("a", "b", "c", "é", "\ud800", "")] == PINNED
 
-    def test_they_are_even(self) -> None:
-        counts = Counter(homes.home_of(f"job-{n}", 5) for n in range(5_000))
+    def test_homes_are_evenly_distributed(self) -> None:
+        counts = Counter(placement.home_of(f"job-{n}", 5) for n in range(5_000))
         assert set(counts) == set(range(5))
         assert min(counts.values()) > 850
 
     def test_one_more_partition_moves_names_only_to_it(self) -> None:
         for n in range(500):
-            before, after = homes.home_of(str(n), 3), homes.home_of(str(n), 4)
+            before, after = placement.home_of(str(n), 3), placement.home_of(str(n), 4)
             assert after in (before, 3)
 
     def test_a_tag_decides_for_keys_and_groups(self) -> None:
-        together = {homes.tagged_home(name, 7) for name in ("{x}", "mail {x}", "{x}{y}", "x")}
+        together = {placement.tagged_home(name, 7) for name in ("{x}", "mail {x}", "{x}{y}", "x")}
         assert len(together) == 1
-        assert homes.tagged_home("{}", 7) == homes.home_of("{}", 7)
+        assert placement.tagged_home("{}", 7) == placement.home_of("{}", 7)
 
-    def test_made_ids(self) -> None:
-        assert homes.is_made(str(uuid_utils.uuid7()))
+    def test_minted_ids_are_recognised(self) -> None:
+        assert placement.is_made(str(uuid_utils.uuid7()))
         for id_ in ("a", str(uuid_utils.uuid4()), str(uuid_utils.uuid7()).upper(), "x" * 36):
-            assert not homes.is_made(id_)
+            assert not placement.is_made(id_)
 
-    @given(token=st.integers(1, 2**53), place=st.integers(0, homes.PARTITIONS_MAX - 1))
-    def test_a_token_says_its_partition(self, token: int, place: int) -> None:
+    @given(token=st.integers(1, 2**53), place=st.integers(0, placement.PARTITIONS_MAX - 1))
+    def test_a_token_includes_its_partition(self, token: int, place: int) -> None:
         lease = Lease(job=Job(id="a", task="t", queue="q", token=token), token=token, lease_ms=1)
-        shown = homes.outer(lease, place)
-        assert homes.place_of(shown.token) == place
+        shown = placement.outer(lease, place)
+        assert placement.place_of(shown.token) == place
         assert shown.job.token == shown.token
-        assert homes.inner(shown).token == token
+        assert placement.inner(shown).token == token
 
 
 PINNED = [2, 0, 2, 0, 1, 0]
@@ -68,161 +75,171 @@ class TestMap:
         check_map(STORES, NAMES, {1: HERE[1]})
         check_distinct(NAMES, HERE)
 
-    def test_there_is_none_before_the_first_opening(self) -> None:
-        assert known_map(NAMES, {0: Identity("1"), 1: Identity()}) is None
+    def test_there_is_no_map_before_the_first_opening(self) -> None:
+        assert known_map(NAMES, {0: PartitionIdentity("1"), 1: PartitionIdentity()}) is None
 
-    def test_one_that_heard_of_its_id_but_not_of_the_map(self) -> None:
-        check_map(STORES, NAMES, {**HERE, 1: Identity("2")})
+    def test_a_store_with_an_id_but_no_map(self) -> None:
+        check_map(STORES, NAMES, {**HERE, 1: PartitionIdentity("2")})
 
     @pytest.mark.parametrize(
         ("names", "found", "says"),
         [
             (["a", "b"], {0: HERE[0], 1: HERE[1]}, r"3 partitions \(a, b, c\) and the URL names 2"),
-            ([*NAMES, "d"], {**HERE, 3: Identity()}, "names 4"),
+            ([*NAMES, "d"], {**HERE, 3: PartitionIdentity()}, "names 4"),
             (["b", "a", "c"], {0: HERE[1], 1: HERE[0]}, "b is given as partition 1 and is part"),
             (
                 ["a", "x", "c"],
-                {**HERE, 1: Identity()},
+                {**HERE, 1: PartitionIdentity()},
                 r"x is another store than partition 2 \(b\)",
             ),
-            (NAMES, {**HERE, 1: Identity("9")}, r"b is another store than partition 2 \(b\)"),
-            (NAMES, {1: Identity("2", STORES[:2])}, r"b is a partition of another set \(a, b\)"),
+            (
+                NAMES,
+                {**HERE, 1: PartitionIdentity("9")},
+                r"b is another store than partition 2 \(b\)",
+            ),
+            (
+                NAMES,
+                {1: PartitionIdentity("2", STORES[:2])},
+                r"b is a partition of another set \(a, b\)",
+            ),
         ],
     )
     def test_a_map_that_changed_is_refused(
-        self, names: list[str], found: dict[int, Identity], says: str
+        self, names: list[str], found: dict[int, PartitionIdentity], says: str
     ) -> None:
         with pytest.raises(ConfigError, match=says) as refusal:
             check_map(STORES, names, found)
         assert "Name a, b, c, in this order" in str(refusal.value)
 
-    def test_a_store_that_is_lost_harms_none_but_itself(self) -> None:
+    def test_a_lost_store_affects_only_itself(self) -> None:
         with pytest.raises(EngineUnavailable, match=r"b is empty, but partition 2 is not.*restore"):
-            check_map(STORES, NAMES, {**HERE, 1: Identity()})
+            check_map(STORES, NAMES, {**HERE, 1: PartitionIdentity()})
 
     def test_two_sets_and_one_store_twice(self) -> None:
         with pytest.raises(ConfigError, match="a and b are partitions of different sets"):
-            known_map(NAMES, {0: HERE[0], 1: Identity("9", STORES[1:])})
+            known_map(NAMES, {0: HERE[0], 1: PartitionIdentity("9", STORES[1:])})
         with pytest.raises(ConfigError, match=r"partitions 1 and 3 .* the same store"):
-            check_distinct(NAMES, {0: Identity("1"), 2: Identity("1")})
+            check_distinct(NAMES, {0: PartitionIdentity("1"), 2: PartitionIdentity("1")})
 
 
 class TestHealth:
     def test_the_back_off_doubles_up_to_its_bound(self) -> None:
-        now, one = health.WELL_MS, health.Health()
+        now, one = partition.WELL_MS, partition.PartitionHealth()
         waits = []
         for _ in range(12):
-            one = health.after_failure(one, FAULT, now)
-            waits.append(health.retry_ms(one))
+            one = partition.after_failure(one, FAULT, now)
+            waits.append(partition.retry_ms(one))
         assert waits[:4] == [100, 200, 400, 800]
-        assert waits[-1] == health.RETRY_MS_MAX
+        assert waits[-1] == partition.RETRY_MS_MAX
         assert one.out_at == now
         assert one.is_out
 
-    def test_who_fails_again_soon_goes_on_backing_off(self) -> None:
-        one = health.after_failure(health.Health(), FAULT, health.WELL_MS)
-        back = health.after_clean_read(one, health.WELL_MS)
+    def test_a_repeated_failure_continues_the_back_off(self) -> None:
+        one = partition.after_failure(partition.PartitionHealth(), FAULT, partition.WELL_MS)
+        back = partition.after_clean_read(one, partition.WELL_MS)
         assert not back.is_out
         assert back.error is None
-        soon = health.after_failure(back, FAULT, 2 * health.WELL_MS - 1)
-        assert health.retry_ms(soon) == 200
-        late = health.after_failure(back, FAULT, 2 * health.WELL_MS)
-        assert health.retry_ms(late) == 100
+        soon = partition.after_failure(back, FAULT, 2 * partition.WELL_MS - 1)
+        assert partition.retry_ms(soon) == 200
+        late = partition.after_failure(back, FAULT, 2 * partition.WELL_MS)
+        assert partition.retry_ms(late) == 100
 
     def test_a_full_disk_still_settles(self) -> None:
-        assert health.after_failure(health.Health(), StorageFull("full"), 0).settles
-        assert not health.after_failure(health.Health(), FAULT, 0).settles
-        assert health.Health().settles
+        assert partition.after_failure(partition.PartitionHealth(), StorageFull("full"), 0).settles
+        assert not partition.after_failure(partition.PartitionHealth(), FAULT, 0).settles
+        assert partition.PartitionHealth().settles
 
 
 class TestPlacing:
     def test_a_plain_job_goes_by_its_id(self) -> None:
         jobs = [new(f"j{n}", after=()) for n in range(20)]
-        assert placing.arrange(jobs, 3, {}) == [homes.home_of(job.id, 3) for job in jobs]
+        assert placement.arrange(jobs, 3, {}) == [placement.home_of(job.id, 3) for job in jobs]
 
     def test_a_group_and_a_key_go_before_the_id(self) -> None:
         for n in range(20):
             by_key, by_group = new(f"j{n}", key="k"), new(f"j{n}", group="g")
-            assert placing.arrange([by_key, by_group], 3, {}) == [
-                homes.tagged_home("k", 3),
-                homes.tagged_home("g", 3),
+            assert placement.arrange([by_key, by_group], 3, {}) == [
+                placement.tagged_home("k", 3),
+                placement.tagged_home("g", 3),
             ]
 
     def test_a_key_and_a_group_of_two_homes_are_refused_and_a_tag_helps(self) -> None:
         groups = [f"g{n}" for n in range(20)]
-        answers = placing.arrange([new("a", key="k", group=group) for group in groups], 3, {})
-        home = homes.tagged_home("k", 3)
+        answers = placement.arrange([new("a", key="k", group=group) for group in groups], 3, {})
+        home = placement.tagged_home("k", 3)
         for group, answer in zip(groups, answers, strict=True):
-            if homes.tagged_home(group, 3) == home:
+            if placement.tagged_home(group, 3) == home:
                 assert answer == home
             else:
                 assert isinstance(answer, Unsupported)
                 assert f"group {group}" in str(answer)
                 assert "the same {tag}" in str(answer)
         tagged = [new("a", key=f"{{{group}}} k", group=group) for group in groups]
-        assert all(isinstance(each, int) for each in placing.arrange(tagged, 3, {}))
+        assert all(isinstance(each, int) for each in placement.arrange(tagged, 3, {}))
 
     def test_children_go_where_their_parents_are(self) -> None:
         jobs = [new(f"c{n}", after=("p",)) for n in range(9)]
-        assert placing.arrange(jobs, 3, {"p": 1}) == [1] * 9
+        assert placement.arrange(jobs, 3, {"p": 1}) == [1] * 9
 
     def test_a_family_of_one_call_stays_together(self) -> None:
         family = [new("c", after=("a", "b")), new("b", after=("a",)), new("a"), new("d")]
-        places = placing.arrange(family, 3, {})
-        assert places[:3] == [homes.home_of("a", 3)] * 3, "the one without parents"
-        assert places[3] == homes.home_of("d", 3)
+        places = placement.arrange(family, 3, {})
+        assert places[:3] == [placement.home_of("a", 3)] * 3, "the one without parents"
+        assert places[3] == placement.home_of("d", 3)
         bound = [*family[:2], new("a", group="g")]
-        assert placing.arrange(bound, 3, {}) == [homes.tagged_home("g", 3)] * 3
+        assert placement.arrange(bound, 3, {}) == [placement.tagged_home("g", 3)] * 3
 
     def test_a_family_of_two_homes_is_refused_whole(self) -> None:
-        away = next(place for place in range(3) if place != homes.tagged_home("g", 3))
+        away = next(place for place in range(3) if place != placement.tagged_home("g", 3))
         family = [new("a", group="g"), new("b", after=("a",)), new("c", after=("b", "p"))]
-        answers = placing.arrange(family, 3, {"p": away})
+        answers = placement.arrange(family, 3, {"p": away})
         assert all(isinstance(answer, Unsupported) for answer in answers)
 
     def test_parents_in_two_partitions(self) -> None:
-        (answer,) = placing.arrange([new("c", after=("p", "q"))], 3, {"p": 0, "q": 2})
+        (answer,) = placement.arrange([new("c", after=("p", "q"))], 3, {"p": 0, "q": 2})
         assert isinstance(answer, Unsupported)
         assert "parent p; parent q" in str(answer)
 
-    def test_a_circle_does_not_go_round_for_ever(self) -> None:
+    def test_a_dependency_circle_terminates(self) -> None:
         circle = [new("a", after=("b",)), new("b", after=("a",)), new("c", after=("c",))]
-        assert all(isinstance(each, int) for each in placing.arrange(circle, 3, {}))
+        assert all(isinstance(each, int) for each in placement.arrange(circle, 3, {}))
 
 
 class TestTraits:
-    def test_several_can_do_what_each_can_less_what_would_count_apart(self) -> None:
+    def test_common_traits_without_those_that_need_one_count(self) -> None:
         able = Traits(name="x", durable=True, shared=True, groups=True, rates=True, batch_max=9)
         less = Traits(name="y", durable=True, shared=False, groups=False, rates=True)
-        both = traits.common_traits([able, less])
+        both = engine.common_traits([able, less])
         assert (both.name, both.durable, both.shared) == ("partitioned", True, False)
         assert (both.groups, both.rates, both.ordered, both.batch_max) == (False, False, False, 9)
-        alone = traits.common_traits([able])
+        alone = engine.common_traits([able])
         assert (alone.rates, alone.ordered, alone.transactional) == (True, True, False)
 
-    def test_what_each_would_count_by_itself_is_refused(self) -> None:
+    def test_settings_that_need_one_count_are_refused(self) -> None:
+        full = Traits(name="x", durable=True, shared=True, rates=True)
+        one, three = (Support(engine.common_traits([full] * count)) for count in (1, 3))
         for settings in ({"max_depth": 1}, {"fairness": "shares"}):
             queue = Queue(name="q", **settings)
-            traits.check_queue(queue, 1)
-            with pytest.raises(Unsupported, match=f"{next(iter(settings))} over 3 partitions"):
-                traits.check_queue(queue, 3)
+            one.check_queue(queue)
+            with pytest.raises(Unsupported, match=f"support {next(iter(settings))}: leave it out"):
+                three.check_queue(queue)
 
 
 class TestCursor:
     @given(st.lists(st.none() | st.just(-1) | st.integers(0, 2**63 - 1), min_size=1, max_size=16))
-    def test_it_comes_back(self, marks: list[int | None]) -> None:
+    def test_a_cursor_round_trips(self, marks: list[int | None]) -> None:
         positions = [
-            cursor.Position(None if mark == -1 else mark, ended=mark == -1) for mark in marks
+            merge.PartitionCursor(None if mark == -1 else mark, ended=mark == -1) for mark in marks
         ]
-        back = cursor.decode(cursor.encode(positions), len(marks))
+        back = merge.decode_cursor(merge.encode_cursor(positions), len(marks))
         assert [(each.after, each.ended) for each in back] == [
             (each.after, each.ended) for each in positions
         ]
 
     @pytest.mark.parametrize("after", [-1, 0, 1, 10**30, 2**193, "x", 1.5])
-    def test_what_is_none_is_refused(self, after: int) -> None:
+    def test_an_invalid_cursor_is_refused(self, after: int) -> None:
         with pytest.raises(UsageError, match="no cursor of this engine"):
-            cursor.decode(after, 3)
+            merge.decode_cursor(after, 3)
 
 
 class TestMerging:
@@ -240,7 +257,7 @@ class TestMerging:
         found: list[str] = []
         after: int | None = None
         for _ in range(200):
-            positions = cursor.decode(after, 3)
+            positions = merge.decode_cursor(after, 3)
             out = dice.choice([0, 1, 2, None, None])
             pages = {}
             for place, store in enumerate(stores):
@@ -259,10 +276,10 @@ class TestMerging:
                     )
             if not pages:
                 continue
-            page_ = merging.page(positions, pages, 4)
+            page_ = merge.page(positions, pages, 4)
             assert len(page_.jobs) <= 4
             found += [job.id for job in page_.jobs]
-            after = cursor.encode(positions)
+            after = merge.encode_cursor(positions)
             if page_.after is None and all(each.ended for each in positions):
                 break
         else:
@@ -280,25 +297,25 @@ class TestMerging:
                 )
             )
 
-        merged = merging.page(cursor.decode(None, 2), {0: page(9, 4, 1), 1: page(7, 5)}, 10)
+        merged = merge.page(merge.decode_cursor(None, 2), {0: page(9, 4, 1), 1: page(7, 5)}, 10)
         assert [job.created_at for job in merged.jobs] == [9, 7, 5, 4, 1]
         assert merged.after is None
 
-    def test_the_next_deadline_of_any(self) -> None:
+    def test_the_earliest_deadline_of_any_partition(self) -> None:
         some = {0: Overdue(leases=(), next_ms=7), 1: Overdue(leases=(), next_ms=None)}
-        assert merging.overdue(some, 5).next_ms == 7
-        assert merging.overdue({0: some[1]}, 5).next_ms is None
+        assert merge.overdue(some, 5).next_ms == 7
+        assert merge.overdue({0: some[1]}, 5).next_ms is None
         jobs = tuple(Job(id=str(n), task="t", queue="q", expires_at=n) for n in range(3))
-        late = merging.expired({0: Expired(jobs=jobs), 1: Expired(jobs=jobs, next_ms=4)}, 4)
+        late = merge.expired({0: Expired(jobs=jobs), 1: Expired(jobs=jobs, next_ms=4)}, 4)
         assert [job.expires_at for job in late.jobs] == [0, 0, 1, 1]
         assert late.next_ms == 0
 
-    def test_counts_are_added_and_say_when_some_are_missing(self) -> None:
+    def test_counts_are_added_and_marked_if_incomplete(self) -> None:
         def view(name: str, ready: int, age: int | None) -> QueueView:
             return QueueView(queue=Queue(name=name), ready=ready, dead=1, oldest_age_ms=age)
 
         found = {1: [view("a", 1, None)], 0: [view("a", 2, 5), view("b", 4, 1)]}
-        a, b = merging.queues(found, whole=True)
+        a, b = merge.queues(found, whole=True)
         assert (a.ready, a.dead, a.oldest_age_ms, a.estimated) == (3, 2, 5, frozenset())
         assert (b.queue.name, b.ready) == ("b", 4)
-        assert "ready" in merging.queues(found, whole=False)[0].estimated
+        assert "ready" in merge.queues(found, whole=False)[0].estimated

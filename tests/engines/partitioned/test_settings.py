@@ -1,21 +1,22 @@
-"""The settings of queues are the same in all partitions, whoever was out or killed meanwhile."""
+"""Queue settings stay equal in all partitions, through outages and kills."""
 
 import asyncio
+from collections.abc import Collection
 
 import pytest
 
+from holdfast.conformance.contract.cases import a_queue
 from holdfast.core.model import Queue, QueueView
 from holdfast.engines.partitioned import settings
-from holdfast.engines.partitioned.homes import home_of
+from holdfast.engines.partitioned.placement import home_of
 from holdfast.errors import OutcomeUnknown
-from holdfast.testing.contract.making import a_queue
 from tests.engines.partitioned.fragile import GONE, Trio, shut_out
 from tests.killed import Killed
 
 pytestmark = pytest.mark.anyio
 
 
-async def test_who_was_out_hears_of_them_before_it_comes_back(trio: Trio) -> None:
+async def test_a_returning_partition_gets_missed_settings_first(trio: Trio) -> None:
     engine = trio.engine
     await engine.declare(a_queue("old"))
     await shut_out(trio, 1)
@@ -31,14 +32,14 @@ async def test_who_was_out_hears_of_them_before_it_comes_back(trio: Trio) -> Non
     assert views[1][0].queue.paused
 
 
-async def test_what_is_said_while_it_comes_back_is_heard_too(trio: Trio) -> None:
+async def test_settings_changed_during_the_return_are_applied_too(trio: Trio) -> None:
     await trio.engine.declare(a_queue("old"))
     await shut_out(trio, 1)
     inner = trio.fragile[1].engine
     queues = inner.queues
 
-    async def late(*, counts: bool = True) -> list[QueueView]:
-        found = await queues(counts=counts)
+    async def late(*, names: Collection[str] | None = None, counts: bool = True) -> list[QueueView]:
+        found = await queues(names=names, counts=counts)
         if not counts:
             # It has heard what the others know, and is not in use yet.
             inner.queues = queues  # type: ignore[method-assign]
@@ -52,7 +53,7 @@ async def test_what_is_said_while_it_comes_back_is_heard_too(trio: Trio) -> None
     assert names == ["default", "new", "old"]
 
 
-async def test_only_a_new_queue_is_made_and_everywhere(trio: Trio) -> None:
+async def test_a_new_queue_is_created_once_and_everywhere(trio: Trio) -> None:
     engine = trio.engine
     made = await asyncio.gather(
         *(engine.declare(a_queue("q", lease_ms=100 + n), instead_of=None) for n in range(5))
@@ -69,7 +70,7 @@ async def test_only_a_new_queue_is_made_and_everywhere(trio: Trio) -> None:
     assert [view.queue.name for view in await engine.queues()] == ["default", "half", "q"]
 
 
-async def test_of_two_at_once_all_partitions_keep_the_same(trio: Trio) -> None:
+async def test_all_partitions_keep_the_same_of_two_concurrent_changes(trio: Trio) -> None:
     engine = trio.engine
     for _ in range(5):
         await asyncio.gather(
@@ -80,7 +81,7 @@ async def test_of_two_at_once_all_partitions_keep_the_same(trio: Trio) -> None:
         assert views[0] == views[1] == views[2]
 
 
-async def test_no_change_of_many_at_once_is_lost(trio: Trio) -> None:
+async def test_no_concurrent_change_is_lost(trio: Trio) -> None:
     async def add() -> None:
         written = False
         while not written:
@@ -94,23 +95,23 @@ async def test_no_change_of_many_at_once_is_lost(trio: Trio) -> None:
     assert [view[0].queue.lease_ms for view in views] == [before + 8] * 3
 
 
-async def test_whoever_acts_last_does_the_greatest_word(trio: Trio) -> None:
+async def test_the_last_process_applies_the_highest_version(trio: Trio) -> None:
     """Another process says and does a greater one while this one is about to act."""
     engine = trio.fragile[0].engine
-    old, new = (settings.Word(n, a_queue("q", lease_ms=n * 100)) for n in (1, 2))
+    old, new = (settings.SettingsVersion(n, a_queue("q", lease_ms=n * 100)) for n in (1, 2))
     declare = engine.declare
 
     async def late(queue: Queue) -> bool:
         engine.declare = declare  # type: ignore[method-assign]
-        await settings.bring(engine, "q", new)
+        await settings.apply_version(engine, "q", new)
         return await declare(queue)
 
     engine.declare = late  # type: ignore[method-assign,assignment]
-    await settings.bring(engine, "q", old)
+    await settings.apply_version(engine, "q", old)
     assert (await engine.queues(counts=False))[1].queue == new.queue
 
 
-async def test_what_a_killed_process_left_undone_is_done_at_the_next_opening() -> None:
+async def test_a_change_of_a_killed_process_is_completed_at_the_next_opening() -> None:
     trio = Trio()
     await trio.engine.open()
     trio.fragile[2].engine.declare = _killed  # type: ignore[method-assign,assignment]
@@ -124,7 +125,7 @@ async def test_what_a_killed_process_left_undone_is_done_at_the_next_opening() -
     await trio.engine.close()
 
 
-async def test_what_was_decided_and_reached_nobody_is_in_doubt() -> None:
+async def test_a_decided_change_that_reached_no_partition_is_unknown() -> None:
     trio = Trio()
     await trio.engine.open()
     for each in trio.fragile:

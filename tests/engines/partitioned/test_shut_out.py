@@ -1,20 +1,20 @@
-"""A partition that fails is shut out and asked again; the others go on without it."""
+"""A partition that fails is shut out and retried; the others continue."""
 
 import asyncio
 
 import pytest
 
+from holdfast.conformance.contract.cases import a_job, a_queue, from_default, lease_ids
 from holdfast.core.model import JobFilter, LeaseRequest, NewJob, Record, Renewal, Status
 from holdfast.core.verdict import Cancel, Complete, Outcome, Settlement
-from holdfast.engines.partitioned.homes import home_of, place_of
+from holdfast.engines.partitioned.placement import home_of, place_of
 from holdfast.errors import EngineUnavailable, OutcomeUnknown, StorageFull
-from holdfast.testing.contract.making import a_job, a_queue, from_default, lease_ids
 from tests.engines.partitioned.fragile import GONE, Trio, shut_out, where
 
 pytestmark = pytest.mark.anyio
 
 
-async def test_with_one_of_three_gone_the_others_go_on(trio: Trio) -> None:
+async def test_with_one_of_three_gone_the_others_continue(trio: Trio) -> None:
     engine = trio.engine
     ids = [id_ for place in range(3) for id_ in trio.names(place, 2)]
     await engine.enqueue([a_job(id_) for id_ in ids])
@@ -36,7 +36,7 @@ async def test_with_one_of_three_gone_the_others_go_on(trio: Trio) -> None:
     assert sorted(await lease_ids(engine)) == sorted(trio.names(1, 2))
 
 
-async def test_a_job_whose_home_is_out_is_refused_by_an_error(trio: Trio) -> None:
+async def test_a_job_whose_home_is_out_raises_unavailable(trio: Trio) -> None:
     await shut_out(trio, 1)
     with pytest.raises(EngineUnavailable, match="p2 is shut out"):
         await trio.engine.enqueue([a_job(trio.names(1, 1)[0])])
@@ -44,7 +44,7 @@ async def test_a_job_whose_home_is_out_is_refused_by_an_error(trio: Trio) -> Non
         await trio.engine.save([Record(kind="s", key=_key_at(1), value=b"")])
 
 
-async def test_what_may_be_in_a_partition_that_is_out_is_not_denied(trio: Trio) -> None:
+async def test_a_job_that_may_be_in_a_lost_partition_is_not_reported_missing(trio: Trio) -> None:
     (here,), (there,) = trio.names(0, 1), trio.names(1, 1)
     await trio.engine.enqueue([a_job(here), a_job(there)])
     await shut_out(trio, 1)
@@ -60,7 +60,7 @@ async def test_what_may_be_in_a_partition_that_is_out_is_not_denied(trio: Trio) 
     assert await trio.engine.amend(JobFilter(), Cancel(), limit=9) == 1
 
 
-async def test_a_batch_that_is_partly_out_has_its_other_answers(trio: Trio) -> None:
+async def test_a_batch_with_a_lost_partition_keeps_its_other_answers(trio: Trio) -> None:
     ids = [trio.names(place, 1)[0] for place in range(3)]
     await trio.engine.enqueue([a_job(id_) for id_ in ids])
     leases = await trio.engine.lease(LeaseRequest(ids=tuple(ids), limit=3))
@@ -78,7 +78,7 @@ async def test_a_batch_that_is_partly_out_has_its_other_answers(trio: Trio) -> N
     assert await trio.engine.settle(done) == [Outcome.SETTLED] * 3
 
 
-async def test_a_full_disk_takes_nothing_new_but_settles(trio: Trio) -> None:
+async def test_a_full_disk_refuses_new_jobs_but_settles(trio: Trio) -> None:
     (own, more) = trio.names(1, 2)
     await trio.engine.enqueue([a_job(own)])
     (lease,) = await trio.engine.lease(from_default())
@@ -117,7 +117,7 @@ async def test_a_lost_reply_is_unknown_and_its_repeat_adds_nothing(trio: Trio) -
         assert len(await where(trio, id_)) == 1
 
 
-async def test_with_all_of_them_gone_nothing_is_pretended(trio: Trio) -> None:
+async def test_with_all_partitions_gone_calls_raise(trio: Trio) -> None:
     for each in trio.fragile:
         each.fault = GONE
     for _ in range(2):
@@ -136,7 +136,9 @@ async def test_with_all_of_them_gone_nothing_is_pretended(trio: Trio) -> None:
             await call
 
 
-async def test_it_is_reported(trio: Trio, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_shut_out_partition_is_reported(
+    trio: Trio, caplog: pytest.LogCaptureFixture
+) -> None:
     await shut_out(trio, 1)
     assert "partition p2 is shut out: nobody answers" in caplog.text
     examined = await trio.engine.examine()
@@ -153,7 +155,7 @@ async def test_it_is_reported(trio: Trio, caplog: pytest.LogCaptureFixture) -> N
     assert (await trio.engine.examine()).trouble == ()
 
 
-async def test_it_is_asked_again_with_back_off_until_a_clean_read(trio: Trio) -> None:
+async def test_a_partition_is_retried_with_back_off_until_a_clean_read(trio: Trio) -> None:
     await shut_out(trio, 1)
     for _ in range(4):
         await trio.pauses.end()
@@ -168,7 +170,7 @@ async def test_it_is_asked_again_with_back_off_until_a_clean_read(trio: Trio) ->
     assert trio.engine.partitions()[1].out_ms is None
 
 
-async def test_it_is_asked_again_whatever_went_wrong(trio: Trio) -> None:
+async def test_a_partition_is_retried_after_any_error(trio: Trio) -> None:
     await shut_out(trio, 1)
     trio.fragile[1].fault = MemoryError("no room for a thread")  # type: ignore[assignment]
     await trio.pauses.end()
@@ -179,7 +181,7 @@ async def test_it_is_asked_again_whatever_went_wrong(trio: Trio) -> None:
     assert trio.engine.partitions()[1].out_ms is None
 
 
-async def test_a_call_that_fails_after_the_end_opens_nothing() -> None:
+async def test_a_call_that_fails_after_close_reopens_nothing() -> None:
     trio = Trio()
     await trio.engine.open()
     asked, closed = asyncio.Event(), asyncio.Event()
@@ -197,10 +199,10 @@ async def test_a_call_that_fails_after_the_end_opens_nothing() -> None:
     closed.set()
     with pytest.raises(EngineUnavailable):
         await asking
-    assert trio.engine._keeper._tries == {}
+    assert trio.engine._members._tries == {}
 
 
-async def test_one_that_can_be_read_but_not_written_stays_out(trio: Trio) -> None:
+async def test_a_read_only_partition_stays_out(trio: Trio) -> None:
     await shut_out(trio, 1)
     trio.fragile[1].fault = None
     engine = trio.fragile[1].engine

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
+from holdfast.conformance.contract.cases import a_job, a_queue
 from holdfast.core.model import JobFilter, LeaseRequest, NewJob, State, Status
 from holdfast.core.verdict import Complete, Outcome, Settlement
 from holdfast.engines.partitioned import PartitionedEngine
 from holdfast.errors import EngineError, EngineUnavailable, OutcomeUnknown
 from holdfast.testing.clock import ManualClock
-from holdfast.testing.contract.making import a_job, a_queue
 from holdfast.upkeep import Reaper
 from tests.engines.partitioned.fragile import Fragile
 
@@ -128,16 +128,16 @@ class Story:
     async def calm(self) -> None:
         for each in self.stores:
             each.share = 0.0
-        keeper = self.engine._keeper
-        while not keeper.whole:
-            await keeper.changed.wait()
+        members = self.engine._members
+        while not members.whole:
+            await members.changed.wait()
         while await self.work() or (await self.engine.queues())[0].leased:
             await self.reap()
 
 
 @pytest.mark.parametrize("seed", range(10))
-async def test_whatever_fails_when(seed: int) -> None:
-    """Once more with its number: pytest -k "test_whatever_fails_when[SEED]"."""
+async def test_random_failures_lose_nothing(seed: int) -> None:
+    """Once more with its number: pytest -k "test_random_failures_lose_nothing[SEED]"."""
     story = Story(seed)
     engine = story.engine
     await engine.open()

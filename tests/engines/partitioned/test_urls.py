@@ -1,25 +1,27 @@
-"""What a partitioned URL names, and how it is shown."""
+"""Partitioned URLs."""
 
 from typing import Any
 
 import pytest
 
+from holdfast.engines.extras import Partitioned, extra
 from holdfast.engines.partitioned import PartitionedEngine
-from holdfast.engines.url import open_engine, partitions_of, redacted
+from holdfast.engines.registry import open_engine, partitions_of, redacted
 from holdfast.errors import ConfigError
 
 
-def test_it_names_its_partitions() -> None:
+def test_a_url_names_its_partitions() -> None:
     engine: Any = open_engine("partitioned:memory:,sqlite:///a,b.db,sqlite:////c.db?namespace=n")
-    assert isinstance(engine, PartitionedEngine)
-    assert [view.name for view in engine.partitions()] == [
+    partitioned = extra(engine, Partitioned)
+    assert isinstance(partitioned, PartitionedEngine)
+    assert [view.name for view in partitioned.partitions()] == [
         "memory:",
         "sqlite:///a,b.db",
         "sqlite:////c.db",
     ]
 
 
-def test_commas_of_hosts_part_nothing() -> None:
+def test_commas_in_hosts_do_not_separate_partitions() -> None:
     url = "partitioned:postgresql://u:p@h1:1,h2:2/d?namespace=n,postgres://h3/e"
     assert partitions_of(url) == [
         "postgresql://u:p@h1:1,h2:2/d?namespace=n",
@@ -42,6 +44,6 @@ def test_no_password_is_shown() -> None:
         ("partitioned:" + ",".join(["memory:"] * 17), "17 partitions are not 1 to 16"),
     ],
 )
-def test_what_is_wrong_is_said(url: str, says: str) -> None:
+def test_errors_name_the_mistake(url: str, says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         open_engine(url)

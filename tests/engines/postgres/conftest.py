@@ -1,5 +1,5 @@
-"""An open engine on a database of the test's own, near or behind a proxy, and a way to look into
-that database."""
+"""Fixtures: an open engine on a database of its own, directly or through a proxy, and a plain
+connection to that database."""
 
 from collections.abc import AsyncIterator
 from typing import Any

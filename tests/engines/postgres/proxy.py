@@ -1,4 +1,4 @@
-"""A TCP proxy that a test can tell to lose replies, to fall silent, or to cut everything."""
+"""A TCP proxy that a test can make lose replies, fall silent or cut all connections."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 
 class Proxy:
-    """`dsn` leads through it."""
+    """A running proxy; `dsn` leads through it."""
 
     def __init__(self, dsn: str) -> None:
         parts = urlsplit(dsn)
@@ -30,7 +30,7 @@ class Proxy:
         return self._parts._replace(netloc=f"{user}127.0.0.1:{port}").geturl()
 
     def lose_reply(self, number: int) -> None:
-        """Of the answers to come, let so many minus one through; lose the next and cut."""
+        """Lose the n-th reply from now, and cut the connection."""
         self._replies_left = number - 1
 
     def heal(self) -> None:
@@ -38,11 +38,11 @@ class Proxy:
         self._silent = False
 
     def fall_silent(self) -> None:
-        """Connections stay up and nothing comes through: a peer that vanished."""
+        """Keep connections open but forward nothing, like a peer that vanished."""
         self._silent = True
 
     def say(self, data: bytes) -> None:
-        """To every client, as if the server had said it of itself."""
+        """Send this to every client, as if it came from the server."""
         for writer in self._clients:
             writer.write(data)
 
@@ -57,7 +57,7 @@ class Proxy:
         assert self._server is not None
         self._server.close()
         self.cut()
-        # Its handlers end with their connections.
+        # The handlers end with their connections.
         await asyncio.gather(*self._handlers)
         await self._server.wait_closed()
 
@@ -102,7 +102,7 @@ class Proxy:
 
 
 class _Cut(Exception):
-    """One end is gone, and so the other."""
+    """Close one end because the other is gone."""
 
 
 @contextlib.asynccontextmanager

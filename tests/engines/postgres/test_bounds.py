@@ -1,14 +1,14 @@
-"""Calls at their bounds: the largest batches, and lines in which much stands in the way."""
+"""Calls at their bounds: the largest batches, and many expired jobs in front."""
 
 from typing import Any
 
 import pytest
 
+from holdfast.conformance.contract.cases import a_job, a_queue
 from holdfast.core.model import LeaseRequest, Note, Renewal, State, Status
 from holdfast.core.verdict import Bury, Complete, Outcome, Settlement
-from holdfast.engines.postgres import PostgresEngine, steps
-from holdfast.engines.postgres.steps import Ask
-from holdfast.testing.contract.making import a_job, a_queue
+from holdfast.engines.postgres import PostgresEngine, script
+from holdfast.engines.postgres.script import Statement
 
 LARGE = bytes(range(256)) * 16
 COUNT = 40
@@ -16,30 +16,30 @@ COUNT = 40
 
 @pytest.fixture
 def carried(engine: PostgresEngine, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The bytes that each statement carried, where ten large values are the most."""
+    """The bytes sent with each statement; ten large values are the most allowed."""
     most = 10 * len(LARGE)
-    for module in ("steps", "enqueuing", "settling", "leasing"):
+    for module in ("script", "enqueue", "settle"):
         path = f"holdfast.engines.postgres.{module}.STATEMENT_BYTES_MAX"
         monkeypatch.setattr(path, most)
     sizes: list[int] = []
     pool, _ = engine._opened()
     fetch = pool._fetch
 
-    async def weigh(connection: Any, ask: Ask) -> list[Any]:
-        columns = [value for value in ask.values if isinstance(value, list)]
+    async def weigh(connection: Any, statement: Statement) -> list[Any]:
+        columns = [value for value in statement.values if isinstance(value, list)]
         sizes.append(
             sum(len(one) for column in columns for one in column if isinstance(one, bytes))
         )
-        return await fetch(connection, ask)
+        return await fetch(connection, statement)
 
     monkeypatch.setattr(pool, "_fetch", weigh)
     return sizes
 
 
-async def test_no_statement_carries_a_large_batch_whole(
+async def test_large_batches_are_split_into_statements(
     engine: PostgresEngine, carried: list[int]
 ) -> None:
-    """The server copies what one statement carries several times over: 1,000 × 1 MiB were 4 GB."""
+    """The server copies the values of a statement several times: 1,000 × 1 MiB took 4 GB."""
     ids = [f"j{number}" for number in range(COUNT)]
     receipts = await engine.enqueue([a_job(id_, payload=LARGE) for id_ in ids])
     assert [receipt.status for receipt in receipts] == [Status.NEW] * COUNT
@@ -61,11 +61,11 @@ async def test_no_statement_carries_a_large_batch_whole(
         assert job is not None
         assert (job.state, job.payload, job.checkpoint) == (state, LARGE, LARGE)
     assert max(carried) > 5 * len(LARGE), "nothing was measured"
-    assert max(carried) <= steps.STATEMENT_BYTES_MAX + 100 * COUNT
+    assert max(carried) <= script.STATEMENT_BYTES_MAX + 100 * COUNT
 
 
 async def test_expired_jobs_behind_ready_ones_of_another_queue(engine: PostgresEngine) -> None:
-    """More than one statement puts aside, after the first queue has given its jobs already."""
+    """More expired jobs than one statement puts aside, after the first queue's jobs were leased."""
     await engine.declare(a_queue("first"))
     await engine.declare(a_queue("second"))
     await engine.enqueue([a_job("a", queue="first"), a_job("b", queue="second")])
@@ -77,7 +77,7 @@ async def test_expired_jobs_behind_ready_ones_of_another_queue(engine: PostgresE
     assert leases == ["a", "b"]
 
 
-async def test_an_id_asked_for_twice_counts_once(engine: PostgresEngine) -> None:
+async def test_id_requested_twice_counts_once(engine: PostgresEngine) -> None:
     await engine.enqueue([a_job("a"), a_job("b")])
     leases = await engine.lease(LeaseRequest(ids=("a", "a", "b"), limit=2))
     assert [lease.id for lease in leases] == ["a", "b"]

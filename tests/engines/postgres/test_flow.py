@@ -1,16 +1,16 @@
-"""What flow control means in this store: in a caller's transaction, after a process that died in
-the middle, and when what is counted beside the jobs is wrong."""
+"""Flow control in a caller's transaction, after a crash, and when its counters are wrong."""
 
 from typing import Any
 
 import asyncpg
 import pytest
 
-from holdfast.core.flow import Limit
+from holdfast.conformance.contract.cases import a_job, a_queue, lease_ids, lease_one
+from holdfast.core.limits import Limit
 from holdfast.core.model import JobFilter, LeaseRequest, State
 from holdfast.core.verdict import Cancel, Complete, Expedite, Outcome, Settlement
-from holdfast.engines.postgres import PostgresEngine, edges
-from holdfast.testing.contract.making import a_job, a_queue, lease_ids, lease_one
+from holdfast.engines.postgres import PostgresEngine
+from holdfast.engines.postgres.flow import dependencies
 
 ONE = Limit(name="one", concurrency=1)
 
@@ -39,20 +39,22 @@ async def test_children_groups_and_slots_in_a_callers_transaction(
     assert await engine.recount(100) == 0
 
 
-async def test_a_parents_end_is_told_after_a_crash(engine: PostgresEngine, look: Any) -> None:
-    """The process is gone between the end of the parent and the word to its children."""
+async def test_children_are_told_of_an_ending_after_a_crash(
+    engine: PostgresEngine, look: Any
+) -> None:
+    """The process died after the end of the parent and before its children were told."""
 
     async def die(endings: object) -> None:
         del endings
 
     await engine.enqueue([a_job("parent"), a_job("child", after=("parent",))])
-    engine._part = die  # type: ignore[method-assign]
+    engine._tell_children = die  # type: ignore[method-assign]
     lease = await lease_one(engine)
     await engine.settle([Settlement(lease=lease, verdict=Complete())])
     assert await lease_ids(engine) == []
     other = PostgresEngine(engine._pool._dsn)  # type: ignore[union-attr]
     await other.open()
-    assert await other.recount(100) == 0, "somebody may still be about to tell"
+    assert await other.recount(100) == 0, "another call may still tell them"
     await look.execute("UPDATE endings SET at = 0")
     assert await other.recount(100) == 1
     assert await lease_ids(other) == ["child"]
@@ -60,10 +62,10 @@ async def test_a_parents_end_is_told_after_a_crash(engine: PostgresEngine, look:
     await other.close()
 
 
-async def test_in_small_steps_too_the_first_that_ended_is_told_first(
+async def test_endings_are_told_in_order_in_small_batches(
     engine: PostgresEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(edges, "STEP", 1)
+    monkeypatch.setattr(dependencies, "TELL_BATCH", 1)
     family = {"a": "q", "b": "p", "c": "ab", "d": "bq", "e": "cd"}
     await engine.enqueue([a_job(id_) for id_ in "pq"])
     await engine.enqueue([a_job(id_, after=tuple(parents)) for id_, parents in family.items()])
@@ -77,7 +79,7 @@ async def test_in_small_steps_too_the_first_that_ended_is_told_first(
     assert named == {id_: [f"parent {parent} is cancelled"] for id_, parent in first.items()}
 
 
-async def test_the_oldest_is_told_first_though_another_needs_less_held(
+async def test_endings_are_told_in_order_of_arrival_with_and_without_flow_lock(
     engine: PostgresEngine,
 ) -> None:
     await engine.declare(a_queue("default", fairness="shares"))
@@ -91,7 +93,7 @@ async def test_the_oldest_is_told_first_though_another_needs_less_held(
     assert [event.text for event in job.events] == ["parent p is done"]
 
 
-async def test_a_declaration_that_died_before_it_sorted(
+async def test_crash_between_declare_and_sorting(
     engine: PostgresEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def die(self: object, number: int) -> None:
@@ -99,19 +101,19 @@ async def test_a_declaration_that_died_before_it_sorted(
 
     await engine.enqueue([a_job(f"j{n}", tenant=f"t{n % 2}") for n in range(4)])
     with monkeypatch.context() as patch:
-        patch.setattr(PostgresEngine, "_sort", die)
+        patch.setattr(PostgresEngine, "_sort_into_lanes", die)
         await engine.declare(
             a_queue("default", limits=(Limit(name="l", key="{tenant}", concurrency=1),))
         )
     assert await lease_ids(engine) == ["j0", "j1"]
     with monkeypatch.context() as patch:
-        patch.setattr(PostgresEngine, "_sort", die)
+        patch.setattr(PostgresEngine, "_sort_into_lanes", die)
         await engine.declare(a_queue("default"))
     assert await lease_ids(engine) == ["j2", "j3"]
     assert await engine.recount(100) == 0
 
 
-async def test_many_are_sorted_in_steps(engine: PostgresEngine, look: Any) -> None:
+async def test_many_jobs_are_sorted_in_batches(engine: PostgresEngine, look: Any) -> None:
     for start in range(0, 3_000, 1_000):
         await engine.enqueue(
             [
@@ -125,7 +127,7 @@ async def test_many_are_sorted_in_steps(engine: PostgresEngine, look: Any) -> No
     await engine.declare(a_queue("default"))
     assert await look.fetchval("SELECT count(*) FROM jobs WHERE lane IS NOT NULL OR flow <> 0") == 0
     await engine.recount(100)
-    assert await look.fetchval("SELECT count(*) FROM lanes") == 0, "nobody needs them any more"
+    assert await look.fetchval("SELECT count(*) FROM lanes") == 0, "no job needs them"
 
 
 @pytest.mark.parametrize(
@@ -139,7 +141,7 @@ async def test_many_are_sorted_in_steps(engine: PostgresEngine, look: Any) -> No
         "UPDATE jobs SET flow = flow | 16, holds = holds + 1 WHERE id = 'g1'",
     ],
 )
-async def test_what_is_wrong_is_mended(engine: PostgresEngine, look: Any, harm: str) -> None:
+async def test_recount_repairs_wrong_counters(engine: PostgresEngine, look: Any, harm: str) -> None:
     await engine.declare(a_queue("default", limits=(Limit(name="l", concurrency=2),)))
     await engine.enqueue([a_job("a"), a_job("g1", group="g"), a_job("g2", group="g"), a_job("b")])
     lease = await lease_one(engine)

@@ -1,5 +1,5 @@
-"""What goes wrong between engine and server: killed backends, a killed server, lost replies,
-silence, a server that became read-only. Nothing acknowledged is lost, and nobody has to restart.
+"""Failures between engine and server: killed backends, a killed server, lost replies,
+silence, a server that became read-only. No acknowledged job is lost, and no process has to restart.
 """
 
 import asyncio
@@ -10,6 +10,8 @@ from typing import Any
 import asyncpg
 import pytest
 
+from holdfast.conformance.contract.cases import a_job, jobs, lease_one
+from holdfast.conformance.postgres_server import PrivatePostgres
 from holdfast.core.model import LeaseRequest, State, Status
 from holdfast.core.verdict import Complete, Outcome, Retry, Settlement
 from holdfast.engines.postgres import PostgresEngine, pool
@@ -20,8 +22,6 @@ from holdfast.errors import (
     SchemaMismatch,
     StorageFull,
 )
-from holdfast.testing.contract.making import a_job, jobs, lease_one
-from holdfast.testing.services import PrivatePostgres
 from tests.engines.postgres.proxy import Proxy
 
 PATIENT = LeaseRequest(queues=("default",), wait_ms=60_000)
@@ -41,7 +41,7 @@ async def end_backends(look: Any) -> None:
 
 
 async def persist(call: Any) -> Any:
-    """Repeat until it is answered, as the errors tell callers to."""
+    """Repeat a call until it succeeds, as the errors say."""
     while True:
         try:
             return await call()
@@ -73,7 +73,7 @@ async def test_killed_backends_are_replaced(engine: PostgresEngine, look: Any) -
     assert len(leases) == 5
 
 
-async def test_work_goes_on_while_backends_are_killed(engine: PostgresEngine, look: Any) -> None:
+async def test_work_continues_while_backends_are_killed(engine: PostgresEngine, look: Any) -> None:
     wanted = [f"j{number}" for number in range(120)]
     waiting = asyncio.create_task(_work(engine, set(wanted)))
     for id_ in wanted:
@@ -89,7 +89,7 @@ async def _work(engine: PostgresEngine, wanted: set[str]) -> None:
     request = LeaseRequest(queues=("default",), limit=10, wait_ms=200, lease_ms=1_000)
     while wanted:
         leases = await persist(lambda: engine.lease(request))
-        # Leases whose answer was lost lapse, and are given back as the reaper would.
+        # Leases whose answer was lost become overdue, and are released as by the reaper.
         lapsed = await persist(lambda: engine.overdue(100))
         back = [Settlement(lease=lease, verdict=Retry()) for lease in lapsed.leases]
         await persist(lambda back=back: engine.settle(back))
@@ -107,7 +107,7 @@ async def test_a_killed_server(own_server: PrivatePostgres) -> None:
     waiting = asyncio.create_task(engine.lease(PATIENT))
     await asyncio.sleep(0)
     own_server.kill()
-    # Its backends answer for a moment longer, until they notice.
+    # Its backends answer a moment longer, until they notice.
     await until_troubled(lambda: engine.enqueue(jobs("b")))
     error = await until_refused(lambda: engine.get("a"))
     assert "nothing was changed" in str(error)
@@ -142,7 +142,7 @@ async def test_a_server_that_became_read_only(own_server: PrivatePostgres) -> No
 async def test_a_lost_reply_to_a_careful_enqueue(
     far_engine: PostgresEngine, proxy: Proxy, look: Any, number: int
 ) -> None:
-    """Wherever the connection ends: what is called unchanged is, and repeating is harmless."""
+    """Wherever the connection ends, the error is right about the outcome, and repeating is safe."""
     await far_engine.enqueue([a_job("warm", key="warm")])
     proxy.lose_reply(number)
     try:
@@ -159,10 +159,10 @@ async def test_a_lost_reply_to_a_careful_enqueue(
     assert (receipt.status, receipt.id) == (Status.DUPLICATE, "a")
 
 
-async def test_the_last_reply_of_a_transaction_is_in_doubt(
+async def test_lost_reply_to_a_commit_is_an_unknown_outcome(
     far_engine: PostgresEngine, proxy: Proxy, look: Any
 ) -> None:
-    """Only the answer to the commit is: whatever was cut before it was undone by the server."""
+    """Only the outcome of the commit is unknown: a statement before it was rolled back."""
     doubts = 0
     for number in range(1, 14):
         await persist(lambda n=number: far_engine.enqueue([a_job(f"w{n}", key=f"w{n}")]))
@@ -223,7 +223,7 @@ async def test_a_vanished_server_is_noticed(
     assert (await persist(lambda: far_engine.get("a"))).id == "a"
 
 
-async def test_nobody_there_and_no_secrets_told() -> None:
+async def test_error_of_an_unreachable_server_shows_no_password() -> None:
     engine = PostgresEngine("postgresql://me:hunter2@127.0.0.1:9/d?password=hunter3")
     with pytest.raises(EngineUnavailable, match=r"postgresql://me@127.0.0.1:9/d") as caught:
         await engine.open()
@@ -246,7 +246,7 @@ async def test_errors_of_the_server(
 
 
 @pytest.mark.parametrize("code", ["40P01", "40001"])
-async def test_what_the_server_undid_is_repeated(
+async def test_serialization_failures_are_retried(
     engine: PostgresEngine, look: Any, code: str
 ) -> None:
     await _raise_on_insert(look, code, times=3)
@@ -276,15 +276,13 @@ async def _raise_on_insert(look: Any, code: str, *, times: int) -> None:
     )
 
 
-async def test_a_dropped_schema_is_not_made_again(engine: PostgresEngine, look: Any) -> None:
+async def test_dropped_schema_is_not_recreated(engine: PostgresEngine, look: Any) -> None:
     await look.execute("DROP SCHEMA holdfast CASCADE")
     with pytest.raises(SchemaMismatch):
         await engine.enqueue(jobs("a"))
 
 
-async def test_a_lease_that_ends_in_an_outage_says_so(
-    far_engine: PostgresEngine, proxy: Proxy
-) -> None:
+async def test_wait_that_ends_in_an_outage_raises(far_engine: PostgresEngine, proxy: Proxy) -> None:
     await proxy.stop()
     with pytest.raises(EngineUnavailable):
         await far_engine.lease(LeaseRequest(queues=("default",), wait_ms=50))

@@ -1,4 +1,4 @@
-"""Connections that end while nobody uses them, callers that give up, and a pool that is busy."""
+"""Connections that end while idle, calls that are cancelled, and a busy pool."""
 
 import asyncio
 import contextlib
@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
+from holdfast.conformance.contract.cases import a_job, jobs, lease_one
 from holdfast.core.model import State, Status
 from holdfast.core.verdict import Complete, Outcome, Settlement
 from holdfast.engines.postgres import PostgresEngine, pool
 from holdfast.errors import ConfigError, EngineClosed, EngineUnavailable
-from holdfast.testing.contract.making import a_job, jobs, lease_one
 from tests.engines.postgres.proxy import Proxy
 from tests.engines.postgres.until import until, until_blocked
 
@@ -30,15 +30,17 @@ def _message(kind: bytes, body: bytes) -> bytes:
     return kind + struct.pack("!I", len(body) + 4) + body
 
 
-# The second is for the test, which sees by it that the first has been read.
+# The second notice shows the test that the first has been read.
 FAREWELL = _message(
     b"E", b"SFATAL\0VFATAL\0C57P01\0Mterminating connection due to administrator command\0\0"
 ) + _message(b"S", b"farewell\0said\0")
 
 
 @pytest.mark.parametrize("key", [None, "k"])
-async def test_a_connection_that_was_told_to_end_is_not_used(proxy: Proxy, key: str | None) -> None:
-    """The server's words arrive before the connection is seen to close."""
+async def test_connection_that_the_server_is_ending_is_not_used(
+    proxy: Proxy, key: str | None
+) -> None:
+    """The server's notice arrives before the connection is seen to close."""
     engine = PostgresEngine(proxy.dsn, connections=3)
     await engine.open()
     await asyncio.gather(*(engine.queues() for _ in range(9)))
@@ -56,7 +58,7 @@ async def test_a_connection_that_was_told_to_end_is_not_used(proxy: Proxy, key: 
     await engine.close()
 
 
-async def test_a_call_that_is_given_up_leaves_the_pool_as_it_was(
+async def test_cancelled_call_leaves_the_pool_usable(
     narrow_engine: PostgresEngine, look: Any
 ) -> None:
     await narrow_engine.enqueue(jobs("a"))
@@ -75,7 +77,7 @@ async def test_a_call_that_is_given_up_leaves_the_pool_as_it_was(
     assert await narrow_engine.settle(settlements) == [Outcome.SETTLED]
 
 
-async def test_a_busy_pool_is_waited_for_so_long(
+async def test_wait_for_a_busy_pool_is_bounded(
     narrow_engine: PostgresEngine, look: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await narrow_engine.enqueue(jobs("a"))
@@ -92,8 +94,8 @@ async def test_a_busy_pool_is_waited_for_so_long(
     assert await settling == [Outcome.SETTLED]
 
 
-async def test_who_would_try_again_after_the_close_is_told(engine: PostgresEngine) -> None:
-    """Between two tries a call holds no connection, and must not wait for one for ever."""
+async def test_retry_after_close_raises(engine: PostgresEngine) -> None:
+    """Between two attempts a call holds no connection, and must not wait for one forever."""
     late, _ = engine._opened()
     await engine.close()
     with pytest.raises(EngineClosed):
@@ -106,7 +108,7 @@ async def test_who_would_try_again_after_the_close_is_told(engine: PostgresEngin
     ["u:hunter2#x@127.0.0.1:9/d", "u:hunter2/x@127.0.0.1:9/d", "u:hunter2@127.0.0.1:99999/d",
      "[::1/d", "u:hunter2@127.0.0.1:9/d?sslmode=bogus"],
 )  # fmt: skip
-async def test_an_address_that_cannot_be_read_is_not_repeated(rest: str) -> None:
+async def test_unreadable_address_is_not_shown(rest: str) -> None:
     with pytest.raises(ConfigError, match="address of PostgreSQL") as caught:
         await PostgresEngine(f"postgresql://{rest}").open()
     assert "hunter" not in "".join(
@@ -119,12 +121,12 @@ async def test_opening_twice_at_once_opens_one_pool(
 ) -> None:
     made = []
 
-    class Counted(pool.Pool):
+    class Counted(pool.PostgresPool):
         def __init__(self, *args: Any, **more: Any) -> None:
             made.append(self)
             super().__init__(*args, **more)
 
-    monkeypatch.setattr("holdfast.engines.postgres.engine.Pool", Counted)
+    monkeypatch.setattr("holdfast.engines.postgres.engine.PostgresPool", Counted)
     engine = PostgresEngine(pg_dsn)
     await asyncio.gather(engine.open(), engine.open())
     assert len(made) == 1

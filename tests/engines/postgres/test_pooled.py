@@ -1,4 +1,4 @@
-"""With `pooled` nothing is kept in a session: each transaction may run on another connection.
+"""With `pooled` no state is kept in a session: each transaction may run on another connection.
 
 The simulated pooler gives every statement outside a transaction, and every transaction, a session
 that was just emptied.
@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from holdfast.conformance.contract.cases import a_job, a_queue, jobs, lease_ids
 from holdfast.core.model import (
     JobFilter,
     LeaseRequest,
@@ -31,8 +32,7 @@ from holdfast.core.verdict import (
 )
 from holdfast.engines.base import Saved
 from holdfast.engines.postgres import PostgresEngine
-from holdfast.engines.postgres.steps import Ask
-from holdfast.testing.contract.making import a_job, a_queue, jobs, lease_ids
+from holdfast.engines.postgres.script import Statement
 
 
 @pytest.fixture
@@ -42,11 +42,11 @@ async def pooled(pg_dsn: str) -> AsyncIterator[PostgresEngine]:
     pool, _ = engine._opened()
     fetch = pool._fetch
 
-    async def forgetful(connection: Any, ask: Ask) -> list[Any]:
+    async def forgetful(connection: Any, statement: Statement) -> list[Any]:
         if not connection.is_in_transaction():
             await connection.execute("DISCARD ALL")
         pool._idle.reverse()
-        rows = await fetch(connection, ask)
+        rows = await fetch(connection, statement)
         kept = "SELECT count(*) FROM pg_prepared_statements WHERE name <> ''"
         assert await connection.fetchval(kept) == 0
         assert await connection.fetchval("SELECT count(*) FROM pg_listening_channels()") == 0
@@ -98,8 +98,8 @@ async def test_every_call(pooled: PostgresEngine) -> None:
     assert set(await lease_ids(pooled)) == {"b", "f"}
 
 
-async def test_who_waits_polls(pooled: PostgresEngine, pg_dsn: str) -> None:
-    """Another engine's job is found without any notification."""
+async def test_waiting_lease_polls(pooled: PostgresEngine, pg_dsn: str) -> None:
+    """A job of another engine is found without a notification."""
     waiting = asyncio.create_task(pooled.lease(LeaseRequest(queues=("default",), wait_ms=60_000)))
     other = PostgresEngine(pg_dsn, pooled=True)
     await other.open()

@@ -1,4 +1,4 @@
-"""Two calls for one row at the same instant, each held open until the other waits for it."""
+"""Two calls for one row at the same time: one is held open until the other waits for it."""
 
 import asyncio
 from typing import Any
@@ -6,12 +6,7 @@ from typing import Any
 import asyncpg
 import pytest
 
-from holdfast.core import limits, policy
-from holdfast.core.model import JobFilter, LeaseRequest, Renewal, State, Status
-from holdfast.core.verdict import Complete, Edit, Outcome, Retry, Settlement
-from holdfast.engines.postgres import PostgresEngine
-from holdfast.testing.clock import ManualClock
-from holdfast.testing.contract.making import (
+from holdfast.conformance.contract.cases import (
     a_job,
     a_queue,
     from_default,
@@ -20,11 +15,16 @@ from holdfast.testing.contract.making import (
     lease_one,
     settle,
 )
+from holdfast.core import bounds, policy
+from holdfast.core.model import JobFilter, LeaseRequest, Renewal, State, Status
+from holdfast.core.verdict import Complete, Edit, Outcome, Retry, Settlement
+from holdfast.engines.postgres import PostgresEngine
+from holdfast.testing.clock import ManualClock
 from tests.engines.postgres.until import until, until_blocked
 
 
 async def test_a_completion_waits_for_a_renewal_and_wins(engine: PostgresEngine, look: Any) -> None:
-    """The row moves while the completion waits for it: it must be found where it went."""
+    """The row is updated while the completion waits for it: the new version must be found."""
     await engine.enqueue(jobs("abc"))
     leases = await engine.lease(LeaseRequest(queues=("default",), limit=3))
     async with look.transaction():
@@ -77,7 +77,7 @@ async def test_a_renewal_that_waited_past_its_deadline_is_lost(
     assert [overdue.id for overdue in (await engine.overdue(10)).leases] == ["a"]
 
 
-async def test_an_edit_that_waited_changes_what_it_finds(engine: PostgresEngine, look: Any) -> None:
+async def test_edit_that_waited_changes_the_new_version(engine: PostgresEngine, look: Any) -> None:
     await engine.enqueue(jobs("ab"))
     async with look.transaction():
         await look.execute("UPDATE jobs SET attempt = 7, version = 9 WHERE id = 'a'")
@@ -91,7 +91,7 @@ async def test_an_edit_that_waited_changes_what_it_finds(engine: PostgresEngine,
     assert (job.attempt, job.version, job.payload) == (7, 10, b"")
 
 
-async def test_a_leaser_passes_over_what_is_locked(engine: PostgresEngine, look: Any) -> None:
+async def test_lease_skips_locked_rows(engine: PostgresEngine, look: Any) -> None:
     await engine.enqueue(jobs("abc"))
     async with look.transaction():
         await look.execute("SELECT FROM jobs WHERE id = 'b' FOR UPDATE")
@@ -100,7 +100,7 @@ async def test_a_leaser_passes_over_what_is_locked(engine: PostgresEngine, look:
 
 
 async def test_a_dropped_queue_goes_in_steps(engine: PostgresEngine, look: Any) -> None:
-    """A job that somebody is at work on stays for the pruner; readers see none of it."""
+    """A job that another call holds is left to the pruner; readers see none of them."""
     await engine.declare(a_queue("q"))
     for start in range(0, 2_500, 500):
         await engine.enqueue(
@@ -123,10 +123,10 @@ async def test_a_dropped_queue_goes_in_steps(engine: PostgresEngine, look: Any) 
 
 
 @pytest.mark.parametrize("key", [None, "k"])
-async def test_what_a_dropped_queue_left_behind_takes_no_id(
+async def test_leftovers_of_a_dropped_queue_take_no_id(
     engine: PostgresEngine, look: Any, key: str | None
 ) -> None:
-    """A producer that is told "duplicate" relies on a job that somebody can lease."""
+    """A producer that gets DUPLICATE relies on a job that can be leased."""
     await engine.declare(a_queue("q"))
     await engine.enqueue([a_job("a", queue="q"), a_job("b", queue="q")])
     async with look.transaction():
@@ -138,8 +138,8 @@ async def test_what_a_dropped_queue_left_behind_takes_no_id(
     assert await lease_ids(engine) == ["a", "c"]
 
 
-async def test_keys_that_are_held_do_not_stand_in_front(pg_dsn: str, look: Any) -> None:
-    """A call frees a bounded number, and goes on where the one before it ended."""
+async def test_held_keys_do_not_delay_the_removal_of_free_ones(pg_dsn: str, look: Any) -> None:
+    """A call removes a bounded number and continues where the last one ended."""
     clock = ManualClock()
     engine = PostgresEngine(pg_dsn, clock=clock)
     await engine.open()
@@ -148,7 +148,7 @@ async def test_keys_that_are_held_do_not_stand_in_front(pg_dsn: str, look: Any) 
     await engine.enqueue([a_job("z", key="free", priority=1)])
     lease = await lease_one(engine)
     await engine.settle([Settlement(lease=lease, verdict=Complete())])
-    clock.advance(limits.KEY_WINDOW_MS)
+    clock.advance(bounds.KEY_WINDOW_MS)
     await look.execute("UPDATE keys SET look_at = look_at - 1 WHERE key <> 'free'")
     left = []
     for _ in range(3):
@@ -159,8 +159,10 @@ async def test_keys_that_are_held_do_not_stand_in_front(pg_dsn: str, look: Any) 
     await engine.close()
 
 
-async def test_the_isolation_that_others_chose_does_not_matter(pg_dsn: str, look: Any) -> None:
-    """A bounded queue is counted after the wait for the one who fills it."""
+async def test_default_isolation_level_of_the_database_does_not_matter(
+    pg_dsn: str, look: Any
+) -> None:
+    """A bounded queue is counted after the wait for the call that fills it."""
     database = await look.fetchval("SELECT quote_ident(current_database())")
     await look.execute(
         f"ALTER DATABASE {database} SET default_transaction_isolation = 'repeatable read'"
@@ -196,7 +198,7 @@ async def test_jobs_leased_for_a_cancelled_caller_are_given_back(
             await caller
         closing = asyncio.create_task(engine.close())
         await asyncio.sleep(0)
-        assert not closing.done(), "it waits for what is under way"
+        assert not closing.done(), "it waits for calls in flight"
     await closing
     await engine.open()
     for id_ in "ab":

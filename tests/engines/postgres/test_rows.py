@@ -1,4 +1,4 @@
-"""A job that is leased says the same as the job that is looked at, whatever it has set."""
+"""A leased job has the same fields as the job that `get` returns, whatever is set."""
 
 from msgspec.structs import replace
 
@@ -39,7 +39,7 @@ async def opened(dsn: str) -> PostgresEngine:
 
 
 async def lease_all(engine: PostgresEngine) -> list[Job]:
-    """As they were handed out, each of which `get` must confirm."""
+    """Lease all jobs and compare each with `get`."""
     request = LeaseRequest(queues=("default",), limit=100, worker="w")
     leases = await engine.lease(request)
     for lease in leases:
@@ -50,7 +50,7 @@ async def lease_all(engine: PostgresEngine) -> list[Job]:
     return [lease.job for lease in leases]
 
 
-async def test_each_rare_field_by_itself_and_all_together(pg_dsn: str) -> None:
+async def test_each_rare_field_alone_and_all_together(pg_dsn: str) -> None:
     engine = await opened(pg_dsn)
     news = [replace(PLAIN, id=name, **{name: value}) for name, value in RARE.items()]
     others = {"key": "other", "group": "other"}
@@ -60,7 +60,7 @@ async def test_each_rare_field_by_itself_and_all_together(pg_dsn: str) -> None:
     await engine.close()
 
 
-async def test_what_earlier_runs_left_behind(pg_dsn: str) -> None:
+async def test_fields_left_by_earlier_attempts(pg_dsn: str) -> None:
     engine = await opened(pg_dsn)
     await engine.enqueue([replace(PLAIN, id=name) for name in ("noted", "released", "alone")])
     noted, released, alone = await engine.lease(LeaseRequest(queues=("default",), limit=3))
@@ -82,7 +82,7 @@ async def test_what_earlier_runs_left_behind(pg_dsn: str) -> None:
     await engine.close()
 
 
-async def test_what_a_job_came_after_and_how_often_it_was_redriven(pg_dsn: str) -> None:
+async def test_parents_and_redrives(pg_dsn: str) -> None:
     engine = await opened(pg_dsn)
     await engine.enqueue([PLAIN, replace(PLAIN, id="child", after=("plain",))])
     for _ in range(2):

@@ -1,4 +1,4 @@
-"""Transactional enqueue and settle on every connection that a caller may bring."""
+"""Transactional enqueue and settle on every kind of connection that a caller may use."""
 
 import asyncio
 import contextlib
@@ -13,11 +13,11 @@ import sqlalchemy
 import sqlalchemy.ext.asyncio
 import sqlalchemy.orm
 
+from holdfast.conformance.contract.cases import a_job, a_queue, jobs, lease_ids, lease_one
 from holdfast.core.model import LeaseRequest, Note, Receipt, State, Status
 from holdfast.core.verdict import Complete, Forward, Outcome, Retry, Settlement, Verdict
 from holdfast.engines.postgres import PostgresEngine
 from holdfast.errors import EngineUnavailable, UsageError
-from holdfast.testing.contract.making import a_job, a_queue, jobs, lease_ids, lease_one
 from tests import services
 from tests.engines.postgres.until import until_blocked
 
@@ -150,7 +150,7 @@ async def django_connection(dsn: str) -> AsyncIterator[tuple[Any, End]]:
     async def end(commit: bool) -> None:
         connection.commit() if commit else connection.rollback()
 
-    # The library keeps blocking connections out of event loops; nothing else runs in this one.
+    # Django refuses blocking connections in an event loop; nothing else runs in this one.
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("DJANGO_ALLOW_ASYNC_UNSAFE", "true")
         yield connection, end
@@ -176,9 +176,7 @@ async def answered(answer: Any) -> Any:
 
 
 @every_caller
-async def test_what_is_rolled_back_never_was(
-    engine: PostgresEngine, pg_dsn: str, caller: Any
-) -> None:
+async def test_rollback_leaves_nothing(engine: PostgresEngine, pg_dsn: str, caller: Any) -> None:
     await engine.enqueue(jobs("a"))
     lease = await lease_one(engine)
     async with caller(pg_dsn) as (connection, end):
@@ -196,7 +194,7 @@ async def test_what_is_rolled_back_never_was(
 
 
 @every_caller
-async def test_what_is_committed_is_done(engine: PostgresEngine, pg_dsn: str, caller: Any) -> None:
+async def test_commit_takes_effect(engine: PostgresEngine, pg_dsn: str, caller: Any) -> None:
     await engine.enqueue(jobs("abc"))
     leases = await engine.lease(LeaseRequest(queues=("default",), limit=3))
     hostile = "'; DROP TABLE holdfast.jobs; --%s %(v1)s $1 \\ \u202e"
@@ -225,7 +223,7 @@ async def test_what_is_committed_is_done(engine: PostgresEngine, pg_dsn: str, ca
             )
         )
         assert outcomes == [Outcome.SETTLED, Outcome.SETTLED, Outcome.REFUSED]
-        assert await engine.get("p") is None, "seen before it was committed"
+        assert await engine.get("p") is None, "visible before the commit"
         await end(True)
     job = await engine.get("p")
     assert job is not None
@@ -251,7 +249,7 @@ async def test_a_plain_batch_is_the_same(engine: PostgresEngine, pg_dsn: str, ca
     assert (await engine.queues())[0].done == 6
 
 
-async def test_who_waits_is_told_at_the_commit(engine: PostgresEngine, pg_dsn: str) -> None:
+async def test_waiting_lease_is_notified_at_commit(engine: PostgresEngine, pg_dsn: str) -> None:
     waiting = asyncio.create_task(engine.lease(LeaseRequest(queues=("default",), wait_ms=60_000)))
     async with psycopg_async(pg_dsn) as (connection, end):
         within: Any = engine.within(connection)
@@ -263,24 +261,26 @@ async def test_who_waits_is_told_at_the_commit(engine: PostgresEngine, pg_dsn: s
 async def test_no_transaction_is_refused(engine: PostgresEngine, pg_dsn: str) -> None:
     connection = await asyncpg.connect(pg_dsn)
     within: Any = engine.within(connection)
-    with pytest.raises(UsageError, match="in no transaction"):
+    with pytest.raises(UsageError, match="no transaction is open"):
         await within.enqueue(jobs("a"))
     await connection.close()
     with psycopg.connect(pg_dsn, autocommit=True) as blocking:
         within = engine.within(blocking)
-        with pytest.raises(UsageError, match="in no transaction"):
+        with pytest.raises(UsageError, match="no transaction is open"):
             within.enqueue(jobs("a"))
     assert await engine.get("a") is None
 
 
-async def test_a_transaction_that_is_over_is_noticed(engine: PostgresEngine, pg_dsn: str) -> None:
-    """What would be half done if the process ended now must not be begun."""
+async def test_call_after_the_end_of_the_transaction_is_refused(
+    engine: PostgresEngine, pg_dsn: str
+) -> None:
+    """A call outside of a transaction could be half done after a crash, so it is refused."""
     connection = await asyncpg.connect(pg_dsn)
     within: Any = engine.within(connection)
     async with connection.transaction():
         await within.enqueue(jobs("a"))
         await within.enqueue(jobs("b"))
-    with pytest.raises(UsageError, match="in no transaction"):
+    with pytest.raises(UsageError, match="no transaction is open"):
         await within.enqueue([a_job("c", key="k")])
     async with connection.transaction():
         await within.enqueue(jobs("d"))
@@ -288,10 +288,10 @@ async def test_a_transaction_that_is_over_is_noticed(engine: PostgresEngine, pg_
     assert await lease_ids(engine) == ["a", "b", "d"]
 
 
-async def test_nothing_of_a_lost_race_can_be_committed(
+async def test_lost_race_aborts_the_transaction(
     engine: PostgresEngine, pg_dsn: str, look: Any
 ) -> None:
-    """Another call adds the id after it was looked for: all of the batch must go, its key too."""
+    """Another call adds the id after the check: nothing of the batch may be committed."""
     connection = await asyncpg.connect(pg_dsn)
     within: Any = engine.within(connection)
     await connection.execute("BEGIN")
@@ -327,7 +327,7 @@ async def test_another_database_is_refused(engine: PostgresEngine, pg_server_dsn
 
 
 @pytest.mark.parametrize("thing", [None, "postgresql://", object(), psycopg])
-async def test_other_things_are_refused(engine: PostgresEngine, thing: object) -> None:
+async def test_other_objects_are_refused(engine: PostgresEngine, thing: object) -> None:
     with pytest.raises(UsageError, match="psycopg, asyncpg, SQLAlchemy or Django"):
         engine.within(thing)
 

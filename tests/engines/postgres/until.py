@@ -1,4 +1,4 @@
-"""Waits for what the server shows and nothing in this process announces; tests end hangs."""
+"""Waits for state that only the server shows. A hang is ended by the timeout of the test."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -10,7 +10,7 @@ T = TypeVar("T")
 
 
 async def until(look: Callable[[], Awaitable[T]]) -> T:
-    """What `look` finds, as soon as it is something."""
+    """Poll `look` until its answer is true, and return it."""
     while True:
         found = await look()
         if found:
@@ -19,7 +19,7 @@ async def until(look: Callable[[], Awaitable[T]]) -> T:
 
 
 async def until_blocked(look: Any) -> None:
-    """Somebody waits for a lock in this database."""
+    """Wait until a call waits for a lock in this database."""
     waiting = (
         "SELECT count(*) FROM pg_stat_activity"
         " WHERE datname = current_database() AND wait_event_type = 'Lock'"
@@ -28,9 +28,26 @@ async def until_blocked(look: Any) -> None:
 
 
 async def until_waiting(engine: PostgresEngine) -> None:
-    """A lease of this engine has found nothing and waits for the bell."""
+    """Wait until a lease of this engine has found no job and waits."""
 
     async def awaited() -> bool:
         return engine._bell.awaited
 
     await until(awaited)
+
+
+async def deadlocks(look: Any, *engines: PostgresEngine) -> int:
+    """How many deadlocks PostgreSQL counted in this database. A server process reports what it
+    counted at the latest when it ends, so the engines are closed first."""
+    for engine in engines:
+        await engine.close()
+    alone = """
+    SELECT count(*) = 0 FROM pg_stat_activity
+    WHERE datname = current_database() AND pid <> pg_backend_pid()
+      AND backend_type = 'client backend'
+    """
+    await until(lambda: look.fetchval(alone))
+    count: int = await look.fetchval(
+        "SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()"
+    )
+    return count

@@ -1,4 +1,4 @@
-"""Engines on a file of the test's own, closed in the end. Relaxed: nothing here cuts the power."""
+"""Engines on a temporary file, closed after the test. Relaxed: no test here cuts the power."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -34,6 +34,6 @@ async def open_engine(path: Path, clock: ManualClock) -> AsyncIterator[OpenEngin
 
 
 async def until_awaited(engine: SQLiteEngine) -> None:
-    """Return when a lease of this engine sleeps and only a ring can wake it."""
-    while not engine._bell.awaited:  # noqa: ASYNC110 - the bell has nobody else to tell
+    """Return when a lease of this engine waits for the bell."""
+    while not engine._bell.awaited:  # noqa: ASYNC110 - the bell has no event for this
         await asyncio.sleep(0)

@@ -1,7 +1,5 @@
-"""What a call costs does not depend on what lies about: counted in SQLite's VM steps."""
+"""The cost of a call does not depend on the size of the table; counted in SQLite's VM steps."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,46 +11,13 @@ from holdfast.core.verdict import Complete, Outcome, Retry, Settlement
 from holdfast.engines.sqlite import SQLiteEngine
 from holdfast.testing.clock import ManualClock
 from tests.engines.sqlite.conftest import OpenEngine
+from tests.engines.sqlite.vm_steps import BATCH, FILL, Meter, metered
 
 FEW, MANY = 10_000, 1_000_000
-BATCH = 100
-# One statement fills a queue with `count` jobs of one kind, as fast as SQLite can.
-FILL = """
-WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < :count)
-INSERT INTO hf_jobs(seq, ns, queue, state, rank, due_at, place, created_at, finished_at,
-  id, task, payload)
-SELECT :first + i, 1, :queue, :state, :rank, :due_at, :first + i, 1, :finished_at,
-  printf('job-%d-%09d', :first, i), 'work', x'7b7d' FROM n
-"""
-
-
-class Meter:
-    """Adds up the VM steps of every statement, and notes those that scan a table."""
-
-    def __init__(self) -> None:
-        self.steps = 0
-        self.scans: list[str] = []
-
-    def __call__(self, trace: dict[str, Any]) -> None:
-        self.steps += trace["stmt_status"]["SQLITE_STMTSTATUS_VM_STEP"]
-        scanned = trace["stmt_status"]["SQLITE_STMTSTATUS_FULLSCAN_STEP"]
-        # A batch of numbers handed over as JSON is walked, once.
-        if scanned > 2 * BATCH:
-            self.scans.append(trace["sql"])
-
-
-@contextmanager
-def metered(engine: SQLiteEngine) -> Iterator[Meter]:
-    meter = Meter()
-    connection = engine._store._writer.connection
-    assert connection is not None
-    connection.trace_v2(apsw.SQLITE_TRACE_PROFILE, meter)
-    yield meter
-    connection.trace_v2(0, None)
 
 
 def fill(path: Path, count: int, now: int) -> None:
-    """Waiting, finished, and delayed at a higher priority: `count` of each."""
+    """Insert `count` jobs each: waiting, finished, and delayed at a higher priority."""
     connection = apsw.Connection(str(path))
     connection.pragma("synchronous", "off")
     connection.pragma("cache_size", -200_000)
@@ -82,7 +47,7 @@ def fill(path: Path, count: int, now: int) -> None:
 
 
 async def steps_per_call(engine: SQLiteEngine) -> dict[str, int]:
-    """The second call of each, so that nothing is counted that is done only once."""
+    """Steps of the second call of each verb, without work that is done only once."""
     request = LeaseRequest(queues=("default",), limit=BATCH, worker="w")
     steps = {}
     for _ in range(2):
@@ -104,7 +69,7 @@ async def steps_per_call(engine: SQLiteEngine) -> dict[str, int]:
     return steps
 
 
-async def test_lease_and_settle_cost_the_same_among_a_million(
+async def test_lease_and_settle_cost_the_same_among_a_million_jobs(
     tmp_path: Path, clock: ManualClock
 ) -> None:
     steps = {}
@@ -118,7 +83,7 @@ async def test_lease_and_settle_cost_the_same_among_a_million(
         assert steps[MANY][call] <= few * 1.02, f"{call}: {steps}"
 
 
-async def test_each_priority_that_only_waits_costs_one_seek(
+async def test_each_priority_with_only_delayed_jobs_costs_one_seek(
     open_engine: OpenEngine, clock: ManualClock
 ) -> None:
     engine = await open_engine()
@@ -140,7 +105,7 @@ async def test_each_priority_that_only_waits_costs_one_seek(
     assert spent[2] - spent[1] == spent[1] - spent[0]
 
 
-async def test_expired_jobs_in_front_are_met_once(
+async def test_expired_jobs_in_front_are_read_once(
     open_engine: OpenEngine, clock: ManualClock
 ) -> None:
     engine = await open_engine()
@@ -165,7 +130,7 @@ async def test_expired_jobs_in_front_are_met_once(
     assert expired.next_ms == 0
 
 
-async def test_jobs_put_aside_come_back_when_the_clock_is_set_back(
+async def test_held_jobs_return_when_the_clock_is_set_back(
     open_engine: OpenEngine, clock: ManualClock
 ) -> None:
     engine = await open_engine()
@@ -177,7 +142,7 @@ async def test_jobs_put_aside_come_back_when_the_clock_is_set_back(
     assert lease.id == "bounded"
 
 
-async def test_the_happy_path_writes_no_row_but_the_jobs_own(
+async def test_the_happy_path_writes_only_the_row_of_the_job(
     open_engine: OpenEngine, path: Path
 ) -> None:
     engine = await open_engine()
@@ -187,8 +152,9 @@ async def test_the_happy_path_writes_no_row_but_the_jobs_own(
     assert await engine.settle(done) == [Outcome.SETTLED] * 10
     tables = ("events", "notes", "payloads", "results", "keys", "records")
     counts = await engine._read(
-        lambda unit: {
-            table: unit.run(f"SELECT count(*) FROM hf_{table}").get for table in ("jobs", *tables)
+        lambda transaction: {
+            table: transaction.run(f"SELECT count(*) FROM hf_{table}").get
+            for table in ("jobs", *tables)
         }
     )
     assert counts == {"jobs": 10} | dict.fromkeys(tables, 0)
@@ -199,13 +165,13 @@ async def test_a_large_payload_is_written_once(open_engine: OpenEngine, size: in
     engine = await open_engine()
     payload = bytes(size)
     await engine.enqueue([NewJob(id="large", task="t", payload=payload)])
-    before = engine._store.log.pages
+    before = engine._database.wal.pages
     (lease,) = await engine.lease(LeaseRequest(queues=("default",)))
     assert lease.job.payload == payload
     result = bytes(reversed(payload))
     assert await engine.settle([Settlement(lease=lease, verdict=Retry())]) == [Outcome.SETTLED]
     (lease,) = await engine.lease(LeaseRequest(queues=("default",)))
-    assert engine._store.log.pages - before < 40
+    assert engine._database.wal.pages - before < 40
     done = Settlement(lease=lease, verdict=Complete(result))
     assert await engine.settle([done]) == [Outcome.SETTLED]
     job = await engine.get("large")
@@ -224,11 +190,11 @@ async def test_an_empty_lease_begins_no_transaction(open_engine: OpenEngine) -> 
     await engine.enqueue(jobs)
     begun: list[str] = []
 
-    def trace(told: dict[str, Any]) -> None:
-        if told["sql"].startswith("BEGIN"):
-            begun.append(told["sql"])
+    def trace(event: dict[str, Any]) -> None:
+        if event["sql"].startswith("BEGIN"):
+            begun.append(event["sql"])
 
-    connection = engine._store._writer.connection
+    connection = engine._database._writer.connection
     assert connection is not None
     connection.trace_v2(apsw.SQLITE_TRACE_STMT, trace)
     tasks = frozenset({"t"})
@@ -242,14 +208,14 @@ async def test_an_empty_lease_begins_no_transaction(open_engine: OpenEngine) -> 
     assert begun == ["BEGIN IMMEDIATE"]
 
 
-async def test_find_walks_dead_letters_and_not_what_is_done(
+async def test_find_of_dead_letters_skips_done_jobs(
     open_engine: OpenEngine, path: Path, clock: ManualClock
 ) -> None:
     engine = await open_engine()
     fill(path, FEW, clock.wall_ms())
     meter = Meter()
     await engine.get("nothing")
-    reader = engine._store._reader.connection
+    reader = engine._database._reader.connection
     assert reader is not None
     reader.trace_v2(apsw.SQLITE_TRACE_PROFILE, meter)
     page = await engine.find(JobFilter(states=(State.DEAD,)), limit=10)

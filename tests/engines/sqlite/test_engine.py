@@ -1,4 +1,4 @@
-"""What only this engine does: threads, cancelled calls, drops, long tables, backups, alarms."""
+"""Threads, cancelled calls, drops, long tables, backups and alarms of this engine."""
 
 import asyncio
 from collections.abc import Callable
@@ -8,7 +8,7 @@ from typing import Any
 import apsw
 import pytest
 
-from holdfast.core import limits
+from holdfast.core import bounds
 from holdfast.core.model import (
     JobFilter,
     LeaseRequest,
@@ -19,8 +19,8 @@ from holdfast.core.model import (
     Status,
 )
 from holdfast.core.verdict import Cancel, Complete, Delete, Outcome, Retry, Settlement
-from holdfast.engines.sqlite import SQLiteEngine, log, queues
-from holdfast.engines.sqlite.unit import Unit
+from holdfast.engines.sqlite import SQLiteEngine, connection, queues
+from holdfast.engines.sqlite.transaction import Transaction
 from holdfast.errors import ConfigError, EngineClosed
 from holdfast.testing.clock import ManualClock
 from tests.engines.sqlite.conftest import OpenEngine, until_awaited
@@ -33,28 +33,28 @@ async def engine(open_engine: OpenEngine) -> SQLiteEngine:
     return await open_engine()
 
 
-async def test_jobs_leased_for_a_cancelled_caller_are_given_back(
+async def test_leases_of_a_cancelled_caller_are_returned(
     engine: SQLiteEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await engine.enqueue([NewJob(id="a", task="t")])
-    begun, go_on = asyncio.Event(), asyncio.Event()
+    begun, resume = asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
-    transact = engine._store._transact
+    transact = engine._database._transact
 
-    def slowly(work: Callable[[Unit], Any]) -> Any:
+    def slowly(work: Callable[[Transaction], Any]) -> Any:
         answer = transact(work)
         loop.call_soon_threadsafe(begun.set)
-        asyncio.run_coroutine_threadsafe(go_on.wait(), loop).result()
+        asyncio.run_coroutine_threadsafe(resume.wait(), loop).result()
         return answer
 
-    monkeypatch.setattr(engine._store, "_transact", slowly)
+    monkeypatch.setattr(engine._database, "_transact", slowly)
     caller = asyncio.create_task(engine.lease(REQUEST))
     await begun.wait()
     caller.cancel()
     with pytest.raises(asyncio.CancelledError):
         await caller
     monkeypatch.undo()
-    go_on.set()
+    resume.set()
     await engine.get("a")
     (lease,) = await engine.lease(REQUEST) or await engine.lease(
         LeaseRequest(queues=("default",), wait_ms=60_000)
@@ -62,18 +62,18 @@ async def test_jobs_leased_for_a_cancelled_caller_are_given_back(
     assert (lease.id, lease.job.attempt, lease.job.releases) == ("a", 1, 1)
 
 
-async def test_a_call_cancelled_before_its_turn_does_nothing(engine: SQLiteEngine) -> None:
-    go_on = asyncio.Event()
+async def test_a_call_cancelled_before_it_starts_does_nothing(engine: SQLiteEngine) -> None:
+    resume = asyncio.Event()
     loop = asyncio.get_running_loop()
 
-    def wait(_: Unit) -> None:
-        asyncio.run_coroutine_threadsafe(go_on.wait(), loop).result()
+    def wait(_: Transaction) -> None:
+        asyncio.run_coroutine_threadsafe(resume.wait(), loop).result()
 
     first = asyncio.create_task(engine._write(wait))
     second = asyncio.create_task(engine.enqueue([NewJob(id="a", task="t")]))
     await asyncio.sleep(0)
     second.cancel()
-    go_on.set()
+    resume.set()
     await first
     with pytest.raises(asyncio.CancelledError):
         await second
@@ -92,7 +92,7 @@ async def test_close_wakes_a_waiting_lease(engine: SQLiteEngine) -> None:
         await engine.lease(REQUEST)
 
 
-async def test_closed_and_opened_again(engine: SQLiteEngine) -> None:
+async def test_close_and_open_again(engine: SQLiteEngine) -> None:
     await engine.enqueue([NewJob(id="a", task="t")])
     await engine.close()
     await engine.close()
@@ -101,7 +101,7 @@ async def test_closed_and_opened_again(engine: SQLiteEngine) -> None:
     assert [lease.id for lease in await engine.lease(REQUEST)] == ["a"]
 
 
-async def test_a_drop_that_was_cut_short_is_finished_at_the_next_open(
+async def test_an_interrupted_drop_is_finished_at_the_next_open(
     engine: SQLiteEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(queues, "DROP_BATCH", 3)
@@ -113,7 +113,7 @@ async def test_a_drop_that_was_cut_short_is_finished_at_the_next_open(
     await engine.enqueue(jobs)
     leases = await engine.lease(LeaseRequest(queues=("gone",), limit=4))
     await engine.settle([Settlement(lease=leases[0], verdict=Complete(bytes(5_000)))])
-    await engine._write(lambda unit: queues.begin_drop(unit, "gone"))
+    await engine._write(lambda transaction: queues.begin_drop(transaction, "gone"))
     assert await engine.get("job-5") is None
     assert (await engine.find(JobFilter(), limit=10)).jobs == ()
     outcomes = await engine.settle([Settlement(lease=leases[1], verdict=Complete(bytes(5_000)))])
@@ -122,18 +122,20 @@ async def test_a_drop_that_was_cut_short_is_finished_at_the_next_open(
     await engine.open()
     tables = ("jobs", "keys", "payloads", "results")
     left = await engine._read(
-        lambda unit: [unit.run(f"SELECT count(*) FROM hf_{table}").get for table in tables]
+        lambda transaction: [
+            transaction.run(f"SELECT count(*) FROM hf_{table}").get for table in tables
+        ]
     )
     assert left == [0, 0, 0, 0]
 
 
-async def test_a_queue_that_is_being_dropped_is_gone_for_everybody(engine: SQLiteEngine) -> None:
+async def test_a_queue_being_dropped_is_gone_for_every_call(engine: SQLiteEngine) -> None:
     await engine.declare(Queue(name="gone"))
     await engine.enqueue([NewJob(id=f"job-{n}", task="t", queue="gone") for n in range(3)])
     leases = await engine.lease(LeaseRequest(queues=("gone",), limit=2))
     assert await engine.get("job-0") is not None
-    await engine._write(lambda unit: queues.begin_drop(unit, "gone"))
-    # A queue of the same name is another one, and takes over nothing.
+    await engine._write(lambda transaction: queues.begin_drop(transaction, "gone"))
+    # A queue of the same name is a new one and takes over no jobs.
     await engine.declare(Queue(name="gone"))
     assert await engine.get("job-0") is None
     assert await engine.tally(JobFilter(), "queue", limit=5) == []
@@ -145,7 +147,7 @@ async def test_a_queue_that_is_being_dropped_is_gone_for_everybody(engine: SQLit
     assert await engine.settle(settlements) == [Outcome.LOST] * 2
     assert await engine.renew([Renewal(lease=lease) for lease in leases]) == [None, None]
     assert await engine.lease(LeaseRequest(queues=("gone",))) == []
-    # What is left of a job does not keep a new one out, nor does it go with the old ones.
+    # The rows left do not refuse a new job with the same id, and it survives the drop.
     (receipt,) = await engine.enqueue([NewJob(id="job-2", task="t", queue="gone")])
     assert receipt.status is Status.NEW
     assert await engine.finished(10) == []
@@ -153,23 +155,25 @@ async def test_a_queue_that_is_being_dropped_is_gone_for_everybody(engine: SQLit
     assert [job.id for job in (await engine.find(JobFilter(), limit=10)).jobs] == ["job-2"]
 
 
-async def test_a_deleted_job_leaves_nothing_behind(engine: SQLiteEngine) -> None:
+async def test_a_deleted_job_leaves_no_rows(engine: SQLiteEngine) -> None:
     await engine.enqueue([NewJob(id="a", task="t", payload=bytes(5_000))])
     (lease,) = await engine.lease(REQUEST)
     await engine.settle([Settlement(lease=lease, verdict=Complete(bytes(5_000)))])
     assert await engine.amend(JobFilter(), Delete(), limit=10) == 1
     tables = ("jobs", "payloads", "results", "notes", "events")
     left = await engine._read(
-        lambda unit: [unit.run(f"SELECT count(*) FROM hf_{table}").get for table in tables]
+        lambda transaction: [
+            transaction.run(f"SELECT count(*) FROM hf_{table}").get for table in tables
+        ]
     )
     assert left == [0] * 5
 
 
-async def test_a_long_table_is_walked_page_by_page(
+async def test_a_long_table_is_read_in_pages(
     engine: SQLiteEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await engine.enqueue([NewJob(id=f"job-{n:03d}", task=f"t{n % 40}") for n in range(200)])
-    monkeypatch.setattr(limits, "SCAN_MAX", 30)
+    monkeypatch.setattr(bounds, "SCAN_MAX", 30)
     found: list[str] = []
     pages, after = 0, None
     while True:
@@ -180,23 +184,23 @@ async def test_a_long_table_is_walked_page_by_page(
             break
     assert found == [f"job-{n:03d}" for n in (167, 127, 87, 47, 7)]
     assert pages == 7
-    # An act has no cursor, so it walks on by itself.
+    # An amendment has no cursor, so it continues by itself.
     assert await engine.amend(JobFilter(task="t7"), Cancel(), limit=3) == 3
     cancelled = await engine.find(JobFilter(states=(State.CANCELLED,)), limit=10)
     assert [job.id for job in cancelled.jobs] == ["job-087", "job-047", "job-007"]
 
 
-async def test_counts_beyond_the_exact_are_marked(
+async def test_counts_beyond_the_exact_range_are_marked_as_estimates(
     engine: SQLiteEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(queues, "_MOST", 5)
+    monkeypatch.setattr(queues, "_COUNT_MAX", 5)
     await engine.enqueue([NewJob(id=f"now-{n}", task="t", priority=n % 3) for n in range(8)])
     await engine.enqueue([NewJob(id=f"later-{n}", task="t", delay_ms=9) for n in range(5)])
     (view,) = await engine.queues()
     assert (view.ready, view.delayed, view.estimated) == (5, 5, frozenset({"ready"}))
 
 
-async def test_a_backup_is_one_instant_and_overwrites_nothing(
+async def test_a_backup_is_one_snapshot_and_overwrites_nothing(
     engine: SQLiteEngine, tmp_path: Path, clock: ManualClock
 ) -> None:
     for n in range(50):
@@ -219,14 +223,14 @@ async def test_a_backup_is_one_instant_and_overwrites_nothing(
         await engine.backup(tmp_path / "copy.db")
 
 
-async def test_a_reader_that_stays_is_told_of(
+async def test_a_reader_that_blocks_checkpoints_is_reported(
     engine: SQLiteEngine, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert await engine.trouble() != [], "there is no ballast before the first job"
     await engine.enqueue([NewJob(id="a", task="t")])
     assert await engine.trouble() == []
-    monkeypatch.setattr(log, "WAL_PAGES", 4)
-    monkeypatch.setattr(log, "WAL_ALARM_PAGES", 20)
+    monkeypatch.setattr(connection, "WAL_PAGES", 4)
+    monkeypatch.setattr(connection, "WAL_ALARM_PAGES", 20)
     await engine.close()
     await engine.open()
     reader = apsw.Connection(str(path))
@@ -241,7 +245,7 @@ async def test_a_reader_that_stays_is_told_of(
     assert await engine.trouble() == []
 
 
-async def test_namespaces_share_a_file_and_nothing_else(open_engine: OpenEngine) -> None:
+async def test_namespaces_share_only_the_file(open_engine: OpenEngine) -> None:
     one, other = await open_engine(), await open_engine(namespace="other")
     for engine in (one, other):
         await engine.enqueue([NewJob(id="same", task="t", key="same")])

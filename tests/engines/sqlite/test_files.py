@@ -1,4 +1,4 @@
-"""Where the files lie, who may read them, and what is refused."""
+"""Paths, modes and owners of the files, and the places that are refused."""
 
 import os
 import stat
@@ -10,14 +10,14 @@ import apsw
 import pytest
 
 from holdfast.core.model import NewJob
-from holdfast.engines.sqlite import SQLiteEngine, presence
+from holdfast.engines.sqlite import SQLiteEngine, connection
 from holdfast.engines.sqlite.files import Files
 from holdfast.errors import ConfigError, EngineUnavailable
 from holdfast.testing.clock import ManualClock
 from tests.engines.sqlite.conftest import OpenEngine
 
 
-async def test_nobody_else_can_read_anything_whatever_the_umask(tmp_path: Path) -> None:
+async def test_files_are_private_whatever_the_umask(tmp_path: Path) -> None:
     before = os.umask(0)
     try:
         engine = SQLiteEngine(tmp_path / "new" / "deep" / "jobs.db")
@@ -38,7 +38,7 @@ async def test_nobody_else_can_read_anything_whatever_the_umask(tmp_path: Path) 
     assert stat.S_IMODE((tmp_path / "copy.db").stat().st_mode) == 0o600
 
 
-async def test_a_mode_given_on_purpose_is_kept(open_engine: OpenEngine, path: Path) -> None:
+async def test_a_mode_set_by_the_owner_is_kept(open_engine: OpenEngine, path: Path) -> None:
     engine = await open_engine()
     await engine.close()
     path.chmod(0o660)
@@ -47,7 +47,7 @@ async def test_a_mode_given_on_purpose_is_kept(open_engine: OpenEngine, path: Pa
     assert stat.S_IMODE(path.stat().st_mode) == 0o660
 
 
-async def test_a_link_is_followed_and_all_its_files_lie_beside_the_target(
+async def test_a_link_is_followed_and_our_files_are_created_beside_the_target(
     tmp_path: Path, clock: ManualClock, open_engine: OpenEngine, path: Path
 ) -> None:
     engine = await open_engine()
@@ -62,9 +62,7 @@ async def test_a_link_is_followed_and_all_its_files_lie_beside_the_target(
     await other.close()
 
 
-async def test_a_second_name_is_refused(
-    tmp_path: Path, open_engine: OpenEngine, path: Path
-) -> None:
+async def test_a_hard_link_is_refused(tmp_path: Path, open_engine: OpenEngine, path: Path) -> None:
     engine = await open_engine()
     await engine.close()
     (tmp_path / "second.db").hardlink_to(path)
@@ -72,7 +70,7 @@ async def test_a_second_name_is_refused(
         await SQLiteEngine(tmp_path / "second.db").open()
 
 
-async def test_a_directory_where_anybody_may_replace_files_is_refused(tmp_path: Path) -> None:
+async def test_a_directory_writable_by_every_user_is_refused(tmp_path: Path) -> None:
     (tmp_path / "open").mkdir()
     (tmp_path / "open").chmod(0o777)
     with pytest.raises(ConfigError, match="chmod o-w"):
@@ -92,7 +90,7 @@ async def test_our_own_files_are_never_opened_through_a_link(tmp_path: Path, pat
     assert victim.read_text() == "precious"
 
 
-async def test_the_ballast_is_never_given_up_through_a_link(
+async def test_the_ballast_is_never_truncated_through_a_link(
     tmp_path: Path, open_engine: OpenEngine
 ) -> None:
     victim = tmp_path / "victim"
@@ -105,7 +103,7 @@ async def test_the_ballast_is_never_given_up_through_a_link(
     assert any("ballast" in text for text in await engine.trouble())
 
 
-async def test_a_lock_file_that_lay_there_opens_the_database_to_nobody(
+async def test_an_existing_lock_file_does_not_make_the_database_public(
     open_engine: OpenEngine, path: Path
 ) -> None:
     lock = path.with_name("jobs.db-lock")
@@ -116,7 +114,7 @@ async def test_a_lock_file_that_lay_there_opens_the_database_to_nobody(
         assert not file.stat().st_mode & stat.S_IRWXO
 
 
-async def test_a_database_that_anybody_may_read_is_told_of(
+async def test_a_database_readable_by_every_user_is_reported(
     open_engine: OpenEngine, path: Path
 ) -> None:
     engine = await open_engine()
@@ -129,7 +127,7 @@ async def test_a_database_that_anybody_may_read_is_told_of(
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
 @pytest.mark.parametrize("ending", ["", "-lock", "-bell"])
-async def test_a_strangers_file_in_an_open_directory_is_refused(
+async def test_another_users_file_in_a_shared_directory_is_refused(
     tmp_path: Path, ending: str
 ) -> None:
     (tmp_path / "open").mkdir()
@@ -141,12 +139,12 @@ async def test_a_strangers_file_in_an_open_directory_is_refused(
         await SQLiteEngine(tmp_path / "open" / "jobs.db").open()
 
 
-async def test_a_name_that_is_not_utf8_is_refused() -> None:
+async def test_a_path_that_is_not_utf8_is_refused() -> None:
     with pytest.raises(ConfigError, match="UTF-8"):
         SQLiteEngine(os.fsdecode(b"jobs-\xff.db"))
 
 
-async def test_no_name_of_a_backup_has_a_second_meaning(
+async def test_a_backup_path_is_always_a_file_name(
     tmp_path: Path, open_engine: OpenEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = await open_engine()
@@ -156,20 +154,20 @@ async def test_no_name_of_a_backup_has_a_second_meaning(
 
 
 @pytest.mark.parametrize("bad", ["", ":memory:", "file:jobs.db", "a\0b"])
-def test_what_is_no_path_of_a_file_is_refused(bad: str) -> None:
+def test_a_path_that_names_no_file_is_refused(bad: str) -> None:
     with pytest.raises(ConfigError):
         SQLiteEngine(bad)
 
 
-async def test_a_file_that_is_no_database_is_refused_and_kept(path: Path) -> None:
+async def test_a_file_that_is_no_database_is_refused_and_unchanged(path: Path) -> None:
     path.write_text("My diary. " * 1_000)
     with pytest.raises(ConfigError, match="is not a database"):
         await SQLiteEngine(path).open()
     assert path.read_text().startswith("My diary.")
-    assert list(path.parent.iterdir()) == [path], "nothing is laid beside it"
+    assert list(path.parent.iterdir()) == [path], "no file was created beside it"
 
 
-async def test_a_database_of_ours_that_was_overwritten_is_damaged(
+async def test_an_overwritten_database_is_reported_as_damaged(
     path: Path, open_engine: OpenEngine
 ) -> None:
     await (await open_engine()).close()
@@ -180,10 +178,10 @@ async def test_a_database_of_ours_that_was_overwritten_is_damaged(
         await engine.open()
 
 
-async def test_a_look_for_what_is_missing_is_free_beside_an_open_engine(
+async def test_missing_keeps_the_locks_of_an_open_engine(
     path: Path, open_engine: OpenEngine, tmp_path: Path
 ) -> None:
-    """Closing a file drops every lock that the process has on it, unless SQLite sees to it."""
+    """Closing a file drops all locks of the process on it, unless SQLite itself closes it."""
     engine = await open_engine()
     await engine.enqueue([NewJob(id="one", task="t")])
     other = apsw.Connection(str(path))
@@ -211,11 +209,11 @@ async def test_odd_characters_in_the_path(tmp_path: Path, clock: ManualClock) ->
 
 
 @pytest.mark.parametrize("ending", ["-wal", "-journal", "-lock"])
-def test_a_torn_first_page_is_not_taken_for_a_foreign_file(tmp_path: Path, ending: str) -> None:
-    """After a power cut what is right may be in the log or the journal: SQLite is to say."""
+def test_a_torn_first_page_still_counts_as_a_database(tmp_path: Path, ending: str) -> None:
+    """After a power cut the right page may be in the log or the journal; SQLite decides."""
     files = Files(tmp_path / "jobs.db")
     files.database.write_bytes(os.urandom(4096))
     with pytest.raises(ConfigError, match="is not a database"):
-        presence.has_tables(files, None)
+        connection.has_tables(files, None)
     (tmp_path / f"jobs.db{ending}").write_bytes(b"")
-    assert presence.has_tables(files, None)
+    assert connection.has_tables(files, None)

@@ -1,4 +1,4 @@
-"""Several processes on one file: wake-ups, and a lock whose holder is killed."""
+"""Several processes on one file: wake-ups, a killed lock holder, and shared work."""
 
 import asyncio
 import signal
@@ -11,7 +11,7 @@ import pytest
 
 from holdfast.core.model import LeaseRequest, NewJob, State
 from holdfast.core.verdict import Complete, Outcome, Retry, Settlement
-from holdfast.engines.sqlite import SQLiteEngine, bell
+from holdfast.engines.sqlite import SQLiteEngine, wait
 from holdfast.engines.sqlite import engine as engine_module
 from tests.engines.sqlite.conftest import OpenEngine, until_awaited
 
@@ -21,10 +21,9 @@ import asyncio, sys, time
 from holdfast.core.model import JobFilter, LeaseRequest, NewJob
 from holdfast.core.verdict import Complete, Outcome, Redrive, Release, Settlement
 from holdfast.engines.sqlite import SQLiteEngine
-from holdfast.engines.sqlite.threads import Turn
 
-def hold(unit):
-    unit.run("UPDATE hf_meta SET number = number + 1000")
+def hold(transaction):
+    transaction.run("UPDATE hf_meta SET number = number + 1000")
     print("holding", flush=True)
     time.sleep(3600)
 
@@ -76,7 +75,7 @@ async def start(path: Path) -> AsyncIterator[Start]:
             sys.executable, "-c", OTHER, str(path), stdin=PIPE, stdout=PIPE
         )
         started.append(process)
-        assert await said(process) == "open"
+        assert await read_line(process) == "open"
         return process
 
     yield start_one
@@ -86,21 +85,21 @@ async def start(path: Path) -> AsyncIterator[Start]:
         await process.communicate()
 
 
-async def said(process: Process) -> str:
+async def read_line(process: Process) -> str:
     assert process.stdout is not None
     return (await process.stdout.readline()).decode().strip()
 
 
-async def told(process: Process, order: str) -> str:
+async def send(process: Process, order: str) -> str:
     assert process.stdin is not None
     process.stdin.write(f"{order}\n".encode())
-    return await said(process)
+    return await read_line(process)
 
 
 @pytest.fixture
 def only_the_bell(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever wakes up was woken: nothing is looked at by the clock."""
-    monkeypatch.setattr(bell, "LOOK_S", 3_600)
+    """Switch off polling, so that only the bell file can wake a lease."""
+    monkeypatch.setattr(wait, "POLL_S", 3_600)
     monkeypatch.setattr(engine_module, "_POLL_NET_MS", 3_600_000)
 
 
@@ -119,53 +118,53 @@ async def test_a_waiting_lease_is_woken_by_another_process(
     async def woken_by(order: str) -> str:
         waiting = asyncio.create_task(engine.lease(request))
         await until_awaited(engine)
-        assert await told(other, order) == "done"
+        assert await send(other, order) == "done"
         (lease,) = await waiting
         done = Retry(delay_ms=0) if order == "enqueue a" else Complete()
         assert await engine.settle([Settlement(lease=lease, verdict=done)]) == [Outcome.SETTLED]
         return lease.id
 
     assert await woken_by("enqueue a") == "a"
-    assert await told(other, "lease 1") == "done"
+    assert await send(other, "lease 1") == "done"
     assert await woken_by("release") == "a"
 
 
-async def test_a_waiting_lease_is_found_by_looking_where_nothing_tells(
+async def test_a_waiting_lease_is_woken_by_polling_without_inotify(
     open_engine: OpenEngine, start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bell, "_inotify", lambda _: None)
+    monkeypatch.setattr(wait, "_inotify", lambda _: None)
     monkeypatch.setattr(engine_module, "_POLL_NET_MS", 3_600_000)
     engine = await open_engine(clock=None)
     other = await start()
     request = LeaseRequest(queues=("default",), wait_ms=3_600_000)
     waiting = asyncio.create_task(engine.lease(request))
     await until_awaited(engine)
-    assert await told(other, "enqueue a") == "done"
+    assert await send(other, "enqueue a") == "done"
     assert [lease.id for lease in await waiting] == ["a"]
 
 
-async def test_news_before_the_first_look_are_found_where_nothing_tells(
+async def test_changes_before_the_first_poll_are_noticed_without_inotify(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bell, "_inotify", lambda _: None)
+    monkeypatch.setattr(wait, "_inotify", lambda _: None)
     rung = asyncio.Event()
 
     async def data_version() -> int:
-        """Of a file that was written to after the waiter's own look, and never again."""
+        """The version of a file that was written after the lease looked, and never again."""
         return 7
 
-    watch = bell.Watch(path, rung.set, data_version)
-    with watch.listening():
+    listener = wait.ChangeListener(path, rung.set, data_version)
+    with listener.listening():
         await rung.wait()
-    watch.close()
+    listener.close()
 
 
-async def test_a_process_killed_inside_a_transaction_holds_nobody_up(
+async def test_a_process_killed_inside_a_transaction_releases_the_lock(
     engine: SQLiteEngine, start: Start
 ) -> None:
     await engine.enqueue([NewJob(id="before", task="t")])
     other = await start()
-    assert await told(other, "hold") == "holding"
+    assert await send(other, "hold") == "holding"
     blocked = asyncio.create_task(engine.enqueue([NewJob(id="after", task="t")]))
     assert await engine.get("before") is not None
     assert not blocked.done()
@@ -175,13 +174,13 @@ async def test_a_process_killed_inside_a_transaction_holds_nobody_up(
     assert seqs[1] - seqs[0] < 1_000
 
 
-async def test_each_job_is_done_by_one_of_many_processes(
+async def test_each_job_is_done_by_exactly_one_of_many_processes(
     engine: SQLiteEngine, start: Start
 ) -> None:
     jobs = 240
     await engine.enqueue([NewJob(id=f"job-{n}", task="t") for n in range(jobs)])
     others = await asyncio.gather(*(start() for _ in range(4)))
-    shares = await asyncio.gather(*(told(other, "work") for other in others))
+    shares = await asyncio.gather(*(send(other, "work") for other in others))
     assert sum(map(int, shares)) == jobs
     (view,) = await engine.queues()
     assert (view.done, view.ready, view.leased) == (jobs, 0, 0)

@@ -1,4 +1,4 @@
-"""Migrations: all or nothing, side by side with a program's own tables."""
+"""Migrations are atomic and leave a program's own tables alone."""
 
 import asyncio
 from pathlib import Path
@@ -10,15 +10,13 @@ from holdfast.core.model import LeaseRequest, NewJob, Queue, Record
 from holdfast.core.verdict import Complete, Outcome, Settlement
 from holdfast.engines.base import Saved
 from holdfast.engines.sqlite import SQLiteEngine, schema
-from holdfast.engines.sqlite.catalog import encode_queue
+from holdfast.engines.sqlite.schema import encode_queue
 from holdfast.errors import EngineUnavailable, SchemaMismatch
 from holdfast.testing.clock import ManualClock
 from tests.engines.sqlite.conftest import OpenEngine
 
 
-async def test_a_newer_schema_is_refused_and_left_alone(
-    open_engine: OpenEngine, path: Path
-) -> None:
+async def test_a_newer_schema_is_refused_and_unchanged(open_engine: OpenEngine, path: Path) -> None:
     engine = await open_engine()
     await engine.close()
     newer = len(schema.MIGRATIONS) + 1
@@ -58,9 +56,9 @@ async def test_a_migration_keeps_the_jobs(
     )
     await engine.open()
     assert await engine.get("one") is not None
-    assert await engine._read(lambda unit: schema.stored_schema(unit.connection)) == len(
-        schema.MIGRATIONS
-    )
+    assert await engine._read(
+        lambda transaction: schema.stored_schema(transaction.connection)
+    ) == len(schema.MIGRATIONS)
 
 
 OLD_JOB = """
@@ -71,8 +69,8 @@ VALUES (?, 1, 1, ?, ?, 0, 5, ?, ?, ?, 5, ?, ?, ?, 't', ?, ?)
 
 
 def make_first_schema(path: Path) -> None:
-    """As the first version left it: two of one group leased or waiting alike, for groups had no
-    order then; one job put aside as expired; one with its payload beside it."""
+    """Create a store of schema 1: groups without order, one job held as expired, one with a large
+    payload."""
     connection = apsw.Connection(str(path))
     connection.pragma("journal_mode", "wal")
     with connection:
@@ -102,7 +100,7 @@ def make_first_schema(path: Path) -> None:
     connection.close()
 
 
-async def test_a_store_of_the_first_schema_is_brought_up_with_all_that_is_in_it(
+async def test_a_store_of_the_first_schema_is_migrated_with_its_jobs(
     path: Path, open_engine: OpenEngine
 ) -> None:
     make_first_schema(path)
@@ -125,7 +123,7 @@ async def test_a_store_of_the_first_schema_is_brought_up_with_all_that_is_in_it(
     assert second.id == "second", "one of the other group is still leased"
 
 
-async def test_many_that_open_a_new_file_at_once(path: Path, clock: ManualClock) -> None:
+async def test_many_engines_open_a_new_file_at_once(path: Path, clock: ManualClock) -> None:
     engines = [SQLiteEngine(path, clock=clock, namespace=f"n{n % 3}") for n in range(9)]
     await asyncio.gather(*(engine.open() for engine in engines))
     for number, engine in enumerate(engines):

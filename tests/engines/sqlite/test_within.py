@@ -29,7 +29,9 @@ def own(engine: SQLiteEngine, path: Path) -> Iterator[apsw.Connection]:
     connection.close()
 
 
-async def test_both_or_neither(engine: SQLiteEngine, own: apsw.Connection) -> None:
+async def test_commit_and_rollback_decide_about_both(
+    engine: SQLiteEngine, own: apsw.Connection
+) -> None:
     for id_, ending, expected in (("a", "COMMIT", 1), ("b", "ROLLBACK", 0)):
         own.execute("BEGIN IMMEDIATE")
         own.execute("INSERT INTO orders VALUES (?)", (id_,))
@@ -42,7 +44,7 @@ async def test_both_or_neither(engine: SQLiteEngine, own: apsw.Connection) -> No
         assert found == expected
 
 
-async def test_complete_with_the_programs_own_change(
+async def test_complete_together_with_the_programs_own_change(
     engine: SQLiteEngine, own: apsw.Connection
 ) -> None:
     await engine.enqueue([NewJob(id="a", task="t")])
@@ -73,7 +75,7 @@ async def test_numbers_are_not_used_twice(engine: SQLiteEngine, own: apsw.Connec
     assert seqs == sorted(set(seqs))
 
 
-async def test_a_lease_that_waits_hears_of_the_programs_commit(
+async def test_a_waiting_lease_is_woken_by_the_programs_commit(
     engine: SQLiteEngine, own: apsw.Connection
 ) -> None:
     waiting = asyncio.create_task(engine.lease(LeaseRequest(queues=("default",), wait_ms=600_000)))
@@ -84,17 +86,17 @@ async def test_a_lease_that_waits_hears_of_the_programs_commit(
     assert [lease.id for lease in await waiting] == ["a"]
 
 
-async def test_a_call_that_fails_half_way_leaves_nothing(
+async def test_a_call_that_fails_half_way_changes_nothing(
     engine: SQLiteEngine, own: apsw.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(unit: object, seq: int, payload: bytes) -> None:
+    def fail(transaction: object, seq: int, payload: bytes) -> None:
         raise apsw.IOError("no more")
 
     own.execute("BEGIN IMMEDIATE")
     within = engine.within(own)
     within.enqueue([NewJob(id="before", task="t")])
     with monkeypatch.context() as patch:
-        patch.setattr("holdfast.engines.sqlite.enqueue.keep_outside", fail)
+        patch.setattr("holdfast.engines.sqlite.rows.write_large_payload", fail)
         with pytest.raises(EngineUnavailable):
             within.enqueue([NewJob(id="large", task="t", payload=bytes(10_000))])
     own.execute("COMMIT")
@@ -102,7 +104,7 @@ async def test_a_call_that_fails_half_way_leaves_nothing(
     assert await engine.get("large") is None
 
 
-async def test_outside_a_transaction_it_is_refused(
+async def test_a_call_outside_a_transaction_is_refused(
     engine: SQLiteEngine, own: apsw.Connection
 ) -> None:
     with pytest.raises(UsageError, match="BEGIN IMMEDIATE"):
@@ -125,10 +127,10 @@ async def test_another_library_is_refused_with_the_reason(engine: SQLiteEngine) 
     foreign.close()
 
 
-async def test_a_transaction_left_open_makes_writers_wait_and_then_say_so(
+async def test_writers_report_a_transaction_that_is_left_open(
     engine: SQLiteEngine, own: apsw.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    writer = engine._store._writer.connection
+    writer = engine._database._writer.connection
     assert writer is not None
     writer.set_busy_timeout(1)
     own.execute("BEGIN IMMEDIATE")
@@ -139,7 +141,7 @@ async def test_a_transaction_left_open_makes_writers_wait_and_then_say_so(
     assert receipt.status is Status.NEW
 
 
-async def test_a_program_may_like_its_rows_otherwise(
+async def test_a_programs_own_row_format_is_kept(
     engine: SQLiteEngine, own: apsw.Connection
 ) -> None:
     def shape(cursor: apsw.Cursor, row: tuple[Any, ...]) -> Any:
@@ -153,7 +155,7 @@ async def test_a_program_may_like_its_rows_otherwise(
     assert own.row_trace is shape
 
 
-async def test_a_full_disk_is_called_one_though_all_was_rolled_back(
+async def test_a_full_disk_that_rolled_back_everything_is_reported(
     engine: SQLiteEngine, own: apsw.Connection
 ) -> None:
     own.pragma("cache_size", 10)
@@ -168,7 +170,7 @@ async def test_a_full_disk_is_called_one_though_all_was_rolled_back(
     assert await engine.get("job-0") is None
 
 
-async def test_a_connection_closed_in_the_meantime(
+async def test_a_connection_closed_before_the_call_is_refused(
     engine: SQLiteEngine, own: apsw.Connection
 ) -> None:
     within = engine.within(own)

@@ -1,4 +1,4 @@
-"""The reference engine: plain Python, in this process, gone with it."""
+"""The reference engine: plain Python objects in this process."""
 
 from holdfast.engines.memory.engine import MemoryEngine
 

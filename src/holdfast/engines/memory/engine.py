@@ -1,20 +1,21 @@
-"""The reference engine. The others are checked against it; it is the one to read first.
+"""The reference engine: the contract compares all others with it. Read this one first.
 
-Every call is plain Python without an await in its middle, and so a transaction by itself.
+No call awaits anything while it changes the store, so each call is a transaction.
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from copy import deepcopy
 
 from msgspec.structs import replace
 
-from holdfast.core import admission, checks, policy
 from holdfast.core import amend as amending
-from holdfast.core.flow import Flow, Waits
-from holdfast.core.match import matches
+from holdfast.core import checks, policy
+from holdfast.core.amend import matches
 from holdfast.core.model import (
+    Flow,
     Job,
     JobFilter,
     Lease,
@@ -29,15 +30,17 @@ from holdfast.core.model import (
     State,
     Tally,
     TallyBy,
+    Waits,
 )
 from holdfast.core.verdict import Amendment, Cancel, Move, Outcome, Settlement
-from holdfast.engines.base import ANY, Examination, Expired, Known, Overdue, Saved, Traits
+from holdfast.engines.base import ANY, Expired, Known, Overdue, Saved, Traits
 from holdfast.engines.clock import Clock, SystemClock
-from holdfast.engines.memory import views
-from holdfast.engines.memory.adopt import MemoryMover
-from holdfast.engines.memory.rows import Row, bare, brief
-from holdfast.engines.memory.store import Store
-from holdfast.engines.waiting import Bell, lease_patiently
+from holdfast.engines.extras import Examination
+from holdfast.engines.lease import Bell, lease_with_wait
+from holdfast.engines.memory.counts import count_jobs, flow_of, next_start_ms, waits_of
+from holdfast.engines.memory.lease import LeaseSelection
+from holdfast.engines.memory.move import MemoryMover
+from holdfast.engines.memory.store import JobRow, MemoryStore, for_list, for_reaper
 from holdfast.errors import EngineClosed
 
 _TRAITS = Traits(
@@ -51,9 +54,9 @@ class MemoryEngine:
 
     def __init__(self, *, clock: Clock | None = None) -> None:
         self._clock = clock or SystemClock()
-        self._store = Store(self._clock)
+        self._store = MemoryStore(self._clock)
         self._records: dict[str, dict[str, tuple[Record, int]]] = defaultdict(dict)
-        """By kind and key: each with the instant at which it was saved."""
+        """By kind and key, with the time at which each was saved."""
         self._bell = Bell()
         self._open = False
 
@@ -72,7 +75,7 @@ class MemoryEngine:
     async def declare(self, queue: Queue, *, instead_of: Known = ANY) -> bool:
         self._check_open()
         checks.check_queue(queue)
-        admission.check_dead_queue(queue, self._store.queues)
+        checks.check_dead_queue(queue, self._store.queues)
         if instead_of is not ANY and instead_of != self._store.queues.get(queue.name):
             return False
         self._store.queues[queue.name] = queue
@@ -93,10 +96,14 @@ class MemoryEngine:
             del store.keys[held]
         self._bell.ring()
 
-    async def queues(self, *, counts: bool = True) -> list[QueueView]:
+    async def queues(
+        self, *, names: Collection[str] | None = None, counts: bool = True
+    ) -> list[QueueView]:
         self._check_open()
-        found = [QueueView(queue=queue) for _, queue in sorted(self._store.queues.items())]
-        return [views.counted(self._store, view) for view in found] if counts else found
+        known = self._store.queues
+        chosen = sorted(known if names is None else known.keys() & set(names))
+        found = [QueueView(queue=known[name]) for name in chosen]
+        return [count_jobs(self._store, view) for view in found] if counts else found
 
     async def enqueue(self, jobs: Sequence[NewJob]) -> list[Receipt]:
         self._check_open()
@@ -109,7 +116,7 @@ class MemoryEngine:
     async def lease(self, request: LeaseRequest) -> list[Lease]:
         self._check_open()
         checks.check_request(request)
-        return await lease_patiently(
+        return await lease_with_wait(
             request, self._try_lease, self._bell, net_ms=_POLL_NET_MS, open_=lambda: self._open
         )
 
@@ -134,7 +141,7 @@ class MemoryEngine:
         leased.sort(key=lambda row: (row.deadline, row.job.seq))
         lapsed = [row for row in leased if row.deadline <= now]
         leases = tuple(
-            Lease(job=bare(self._shown(row)), token=row.job.token or 0, lease_ms=0)
+            Lease(job=for_reaper(self._with_deadline(row)), token=row.job.token or 0, lease_ms=0)
             for row in lapsed[:limit]
         )
         if len(lapsed) >= limit:
@@ -152,7 +159,7 @@ class MemoryEngine:
             if row.job.state is State.WAITING and row.job.expires_at is not None
         ]
         bounded.sort(key=lambda entry: entry[:2])
-        past = tuple(bare(job) for at, _, job in bounded if at <= now)
+        past = tuple(for_reaper(job) for at, _, job in bounded if at <= now)
         if len(past) >= limit:
             return Expired(jobs=past[:limit], next_ms=0)
         ahead = bounded[len(past) :]
@@ -169,10 +176,10 @@ class MemoryEngine:
             row = store.rows.get(id_)
             if until <= now and (row is None or row.job.state.finished):
                 del store.keys[held]
-        return [self._whole(row) for row in past[:limit]]
+        return [self._full_job(row) for row in past[:limit]]
 
     async def recount(self, limit: int) -> int:
-        """Nothing to mend: beside the jobs there is hardly anything that could differ."""
+        """Always 0: the counters are kept in the same objects as the jobs."""
         self._check_open()
         checks.check_page(limit)
         return 0
@@ -182,18 +189,18 @@ class MemoryEngine:
         checks.check_page(limit)
         known = self._store.queues.get(queue)
         if known is None:
-            raise admission.unknown(queue)
-        return views.flow_of(self._store, known, limit)
+            raise checks.unknown_queue(queue)
+        return flow_of(self._store, known, limit)
 
     async def waits(self, id: str) -> Waits | None:
         self._check_open()
         row = self._store.rows.get(id)
-        return None if row is None else views.waits_of(self._store, row)
+        return None if row is None else waits_of(self._store, row)
 
     async def get(self, id: str) -> Job | None:
         self._check_open()
         row = self._store.rows.get(id)
-        return None if row is None else self._whole(row)
+        return None if row is None else self._full_job(row)
 
     async def find(self, wanted: JobFilter, *, limit: int, after: int | None = None) -> Page:
         self._check_open()
@@ -202,7 +209,7 @@ class MemoryEngine:
         now = self._clock.wall_ms()
         newest = sorted(self._store.rows.values(), key=lambda row: -row.job.seq)
         found = [
-            brief(self._shown(row))
+            for_list(self._with_deadline(row))
             for row in newest
             if (after is None or row.job.seq < after) and matches(wanted, row.job, now)
         ]
@@ -228,7 +235,7 @@ class MemoryEngine:
         checks.check_filter(wanted)
         checks.check_amendment(amendment)
         if isinstance(amendment, Move) and amendment.queue not in self._store.queues:
-            raise admission.unknown(amendment.queue)
+            raise checks.unknown_queue(amendment.queue)
         states = amending.amendable(amendment, wanted)
         now = self._clock.wall_ms()
         oldest = sorted(self._store.rows.values(), key=lambda row: row.job.seq)
@@ -246,18 +253,22 @@ class MemoryEngine:
         return len(chosen)
 
     async def examine(self, *, deep: bool = False) -> Examination:
-        """There is nothing to look at but the clock."""
+        """Reports only the clock."""
         return Examination(now=self._clock.wall_ms())
 
+    def copy(self) -> MemoryEngine:
+        """An independent engine with the same jobs, on the same clock: for trying out a call."""
+        return deepcopy(self, {id(self._clock): self._clock})
+
     def mover(self) -> MemoryMover:
-        """Whole jobs out of this store and into it, as they are."""
+        """Access to the stored jobs as they are."""
         self._check_open()
         return MemoryMover(self._store)
 
     async def load(self, kind: str, *, after: str | None = None, limit: int) -> list[Record]:
         self._check_open()
         checks.check_load(kind, after, limit)
-        # By bytes, as every store sorts them, not by code units.
+        # Sorted by bytes, as in every store.
         kept = sorted(self._records[kind].values(), key=lambda each: each[0].key.encode())
         cut = b"" if after is None else after.encode()
         now = self._clock.wall_ms()
@@ -275,8 +286,8 @@ class MemoryEngine:
         return [self._save(record) for record in records]
 
     async def _try_lease(self, request: LeaseRequest) -> tuple[list[Lease], int | None]:
-        leases = self._store.take(request)
-        return leases, None if leases else views.next_start_ms(self._store, request)
+        leases = LeaseSelection(self._store, request).run()
+        return leases, None if leases else next_start_ms(self._store, request)
 
     def _past_retention(self, job: Job, now: int) -> bool:
         if job.finished_at is None:
@@ -297,11 +308,11 @@ class MemoryEngine:
             kept[record.key] = (saved, self._clock.wall_ms())
         return Saved.SAVED
 
-    def _whole(self, row: Row) -> Job:
-        return replace(self._shown(row), events=tuple(row.events))
+    def _full_job(self, row: JobRow) -> Job:
+        return replace(self._with_deadline(row), events=tuple(row.events))
 
-    def _shown(self, row: Row) -> Job:
-        """A deadline is on the boot clock; on the wall it is as far ahead as it is now."""
+    def _with_deadline(self, row: JobRow) -> Job:
+        """The job with its deadline, which is kept on the boot clock, as wall-clock time."""
         if row.job.deadline_at is None:
             return row.job
         ahead_ms = row.deadline - self._clock.boot_ms()

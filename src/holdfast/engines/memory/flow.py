@@ -1,6 +1,7 @@
-"""What is counted beside the jobs: slots, rates, turns and processing times.
+"""Counters beside the jobs: slots of limits, rates, and turns of tenants.
 
-The sums are `core.flow`'s. Rates run on the boot clock, which nobody can set.
+The arithmetic is in `core.limits` and `core.fairness`. Rates use the boot clock, which cannot be
+set.
 """
 
 from __future__ import annotations
@@ -8,15 +9,16 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Collection
 
-from holdfast.core import flow
-from holdfast.core.flow import Limit, SlotKey
+from holdfast.core import fairness, limits
 from holdfast.core.lanes import Lane
+from holdfast.core.limits import Limit, SlotKey
 from holdfast.core.model import Job, Queue
 from holdfast.engines.clock import Clock
 
 
 class Slots:
-    """The counters of every limit, over all queues; the numbers are those of a job's queue."""
+    """Used slots and next free start of every limit. Limits of one name are shared by queues; the
+    bounds are those of the job's own queue."""
 
     def __init__(self, clock: Clock) -> None:
         self.used: Counter[SlotKey] = Counter()
@@ -32,25 +34,25 @@ class Slots:
             self.used[slot] += 1
             rate = limit_of(slot, queue).rate
             if rate is not None:
-                free_us = flow.sane_us(rate, self._free_us.get(slot, 0), now_us)
-                self._free_us[slot] = flow.after_starts(rate, free_us, now_us, 1)
+                free_us = limits.clamp_free_us(rate, self._free_us.get(slot, 0), now_us)
+                self._free_us[slot] = limits.after_starts(rate, free_us, now_us, 1)
         return lane.slots
 
     def give_back(self, slots: tuple[SlotKey, ...]) -> None:
-        """The room alone: no start is given back to a rate."""
+        """Free the slots; starts are never given back to a rate."""
         self.used.subtract(slots)
 
     def free_ms(self, slot: SlotKey, queue: Queue) -> int:
-        """The time until its rate lets another job start; 0 is now."""
+        """The time until the rate allows another start; 0 is now."""
         rate = limit_of(slot, queue).rate
         if rate is None:
             return 0
         now_us = self._now_us()
-        free_us = flow.sane_us(rate, self._free_us.get(slot, 0), now_us)
-        return flow.free_ms(rate, free_us, now_us)
+        free_us = limits.clamp_free_us(rate, self._free_us.get(slot, 0), now_us)
+        return limits.free_ms(rate, free_us, now_us)
 
     def declared(self, queue: Queue, queues: Collection[Queue]) -> None:
-        """What an older rate said of the future does not bind a new one."""
+        """A changed rate shortens waits that an older, slower rate has caused."""
         now_us = self._now_us()
         for name in {limit.name for limit in queue.limits if limit.rate is not None}:
             rates = [limit.rate for each in queues for limit in each.limits if limit.name == name]
@@ -70,15 +72,15 @@ class Slots:
         if rate is None:
             return True
         now_us = self._now_us()
-        free_us = flow.sane_us(rate, self._free_us.get(slot, 0), now_us)
-        return flow.starts_now(rate, free_us, now_us) > 0
+        free_us = limits.clamp_free_us(rate, self._free_us.get(slot, 0), now_us)
+        return limits.starts_now(rate, free_us, now_us) > 0
 
     def _now_us(self) -> int:
         return self._clock.boot_ms() * 1_000
 
 
-class Tenant:
-    """A tenant of one queue."""
+class TenantTurn:
+    """The turn and the processing time of a tenant in one queue."""
 
     __slots__ = ("busy_at", "busy_ms", "turn")
 
@@ -88,38 +90,38 @@ class Tenant:
         self.busy_at = 0
 
     def busy_us(self, now: int) -> int:
-        """In whole microseconds, so that every engine finds the same."""
-        return round(flow.decayed(self.busy_ms, now - self.busy_at) * 1_000)
+        """In whole microseconds, so that every engine computes the same."""
+        return round(fairness.decayed(self.busy_ms, now - self.busy_at) * 1_000)
 
 
-class Tenants:
+class TenantCounters:
     """Turns and processing times by queue and tenant."""
 
     def __init__(self) -> None:
-        self._queues: dict[str, defaultdict[str, Tenant]] = {}
+        self._queues: dict[str, defaultdict[str, TenantTurn]] = {}
         self._vclocks: Counter[str] = Counter()
 
-    def of(self, queue: str) -> defaultdict[str, Tenant]:
-        return self._queues.setdefault(queue, defaultdict(Tenant))
+    def of(self, queue: str) -> defaultdict[str, TenantTurn]:
+        return self._queues.setdefault(queue, defaultdict(TenantTurn))
 
     def forget(self, queue: str) -> None:
         self._queues.pop(queue, None)
         self._vclocks.pop(queue, None)
 
     def turn(self, queue: str, tenant: str) -> int:
-        """As it counts now."""
-        return flow.turn_now(self.of(queue)[tenant].turn, self._vclocks[queue])
+        """The tenant's turn, with its credit limited as of now."""
+        return fairness.turn_now(self.of(queue)[tenant].turn, self._vclocks[queue])
 
     def took(self, queue: Queue, tenant: str, count: int) -> None:
         turn = self.turn(queue.name, tenant)
         weight = queue.weights.get(tenant, 1)
-        self.of(queue.name)[tenant].turn = flow.turn_after(turn, count, weight)
+        self.of(queue.name)[tenant].turn = fairness.turn_after(turn, count, weight)
         self._vclocks[queue.name] = max(turn, self._vclocks[queue.name])
 
     def ended(self, job: Job, now: int) -> None:
-        """A lease of this job is over."""
+        """Add the processing time of an ended lease."""
         tenant = self.of(job.queue)[job.tenant or ""]
-        before = flow.decayed(tenant.busy_ms, now - tenant.busy_at)
+        before = fairness.decayed(tenant.busy_ms, now - tenant.busy_at)
         tenant.busy_ms = before + max(0, now - (job.leased_at or now))
         tenant.busy_at = now
 
@@ -128,16 +130,17 @@ class Tenants:
 
 
 def limit_of(slot: SlotKey, queue: Queue) -> Limit:
+    """The queue's limit that a slot belongs to."""
     return next(limit for limit in queue.limits if limit.name == slot.limit)
 
 
 def noisy(leased: Counter[str], busy_us: dict[str, int]) -> set[str]:
-    """The tenants of one queue that hold up the others."""
+    """The tenants of one queue that use too much of it."""
     leased_all, busy_all = leased.total(), sum(busy_us.values())
     return {
         tenant
         for tenant in leased.keys() | busy_us.keys()
-        if flow.is_noisy(
+        if fairness.is_noisy(
             leased=leased[tenant],
             leased_all=leased_all,
             busy_ms=busy_us.get(tenant, 0),

@@ -1,77 +1,82 @@
-"""One partition: its engine, its health, and how full it was when it was last looked at."""
+"""One partition: its engine, its health, and the identity of its store.
+
+The partition map says which stores are the partitions, in which order; each store holds a copy. A
+store is recognised by the id that is stored in it; its name is for people.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
+from msgspec.structs import replace
 
 from holdfast.core.model import QueueView, Record
 from holdfast.engines.base import Engine
-from holdfast.engines.partitioned.health import Health
-from holdfast.engines.partitioned.map import KIND, Identity, identity
-from holdfast.errors import EngineUnavailable
+from holdfast.engines.extras import FileBacked, PartitionView, extra
+from holdfast.errors import (
+    ConfigError,
+    EngineUnavailable,
+    HoldfastError,
+    SchemaMismatch,
+    StorageFull,
+)
 
-_PROBE = "probe"
+KIND = "partition"
+_STORE, _MAP, _PROBE = "store", "map", "probe"
 
-
-class PartitionView(msgspec.Struct, frozen=True, kw_only=True):
-    """A partition as it may be shown. `out_ms` is None while it is in use."""
-
-    name: str
-    waiting: int
-    out_ms: int | None = None
-    code: str = ""
-    text: str = ""
+RETRY_MS_FIRST, RETRY_MS_MAX = 100, 30_000
+WELL_MS = 60_000
+"""After this time without failures the back-off starts from the beginning."""
 
 
 class Partition:
-    """`place` is its number, from 0, and `name` what people call it."""
+    """`place` is its index in the partition map; `name` is shown to people."""
 
     def __init__(self, place: int, name: str, engine: Engine) -> None:
         self.place = place
         self.name = name
         self.engine = engine
-        self.health = Health()
+        self.health = PartitionHealth()
         self._ready: dict[str, int] = {}
         self.waiting = 0
-        """Jobs that are not yet leased, about."""
+        """Approximate number of jobs that are not yet leased."""
 
     @property
     def is_in(self) -> bool:
-        """In use: not shut out."""
+        """In use, not shut out."""
         return not self.health.is_out
 
-    async def open(self) -> Identity:
-        """Idempotent, like the engine's own."""
+    async def open(self) -> PartitionIdentity:
+        """Open the engine and read which store it is. Idempotent."""
         await self.engine.open()
-        return identity(await self.engine.load(KIND, limit=100))
+        return read_identity(await self.engine.load(KIND, limit=100))
 
-    async def reopen(self) -> Identity:
-        """A file that was there before is not made anew: whoever puts a backup in its place would
-        meet one that is just being written."""
-        look = getattr(self.engine, "missing", None)
-        gone = "" if look is None else await asyncio.to_thread(look)
+    async def reopen(self) -> PartitionIdentity:
+        """Open a store that was in use before. A missing file is not created: it would collide
+        with a backup that an operator is restoring."""
+        files = extra(self.engine, FileBacked)
+        gone = "" if files is None else await asyncio.to_thread(files.missing)
         if gone:
             raise EngineUnavailable(
                 f"{gone}, but it was partition {self.place + 1}: restore it from a backup"
             )
-        # It may go just now, so that this makes none either.
-        await getattr(self.engine, "reopen", self.engine.open)()
+        # The file may disappear at this moment, so this call must not create it either.
+        await (self.engine.open() if files is None else files.reopen())
         return await self.open()
 
     async def close(self) -> None:
         await self.engine.close()
 
     async def read_lifecycle(self) -> None:
-        """What upkeep reads, and how full it is: a store that answers this can be worked with."""
+        """The reads of upkeep, and the counts: a store that answers these can be used."""
         await self.engine.overdue(1)
         await self.engine.expired(1)
         await self.count()
 
     async def write(self) -> None:
-        """A store that can be read may still be one that nothing can be written to."""
+        """Prove that the store can be written: a readable one may be read-only."""
         kept = await self.engine.load(KIND, after=_PROBE[:-1], limit=1)
         version = kept[0].version if kept and kept[0].key == _PROBE else 0
         await self.engine.save([Record(kind=KIND, key=_PROBE, value=b"", version=version)])
@@ -88,7 +93,7 @@ class Partition:
         return sum(self._ready.get(queue, 0) for queue in queues)
 
     def changed(self, queue: str, count: int) -> None:
-        """So many more wait in the queue, or fewer; what is not known is counted soon."""
+        """Adjust the count by `count` jobs until it is read again."""
         self._ready[queue] = max(0, self._ready.get(queue, 0) + count)
         self.waiting = max(0, self.waiting + count)
 
@@ -106,3 +111,157 @@ class Partition:
         return EngineUnavailable(
             f"partition {self.name} is shut out ({self.health.error}): try again later"
         )
+
+
+class PartitionHealth(msgspec.Struct, frozen=True, kw_only=True):
+    """`out_at` is None while in use; `error` is the reason or the last failed try. A partition that
+    fails again soon after it came back continues its back-off: a flapping one is asked rarely."""
+
+    out_at: int | None = None
+    well_at: int = 0
+    failures: int = 0
+    error: HoldfastError | None = None
+
+    @property
+    def is_out(self) -> bool:
+        return self.out_at is not None
+
+    @property
+    def settles(self) -> bool:
+        """True if leases can be settled there: a full disk refuses only new jobs."""
+        return not self.is_out or isinstance(self.error, StorageFull)
+
+
+def after_failure(health: PartitionHealth, error: HoldfastError, now: int) -> PartitionHealth:
+    """The health after a failed call or a failed try to reopen."""
+    if health.is_out:
+        return replace(health, failures=health.failures + 1, error=error)
+    forgotten = now - health.well_at >= WELL_MS
+    return replace(
+        health, out_at=now, failures=1 if forgotten else health.failures + 1, error=error
+    )
+
+
+def after_clean_read(health: PartitionHealth, now: int) -> PartitionHealth:
+    """The health of a partition that comes back."""
+    return replace(health, out_at=None, well_at=now, error=None)
+
+
+def retry_ms(health: PartitionHealth) -> int:
+    """The time to the next try, before jitter."""
+    return min(RETRY_MS_MAX, RETRY_MS_FIRST << min(max(health.failures - 1, 0), 20))
+
+
+class PartitionStore(msgspec.Struct, frozen=True):
+    """One entry of the map."""
+
+    id: str
+    name: str
+
+
+class PartitionIdentity(msgspec.Struct, frozen=True):
+    """The id and the map that are stored in one store; None if not written yet."""
+
+    store: str | None = None
+    map: tuple[PartitionStore, ...] | None = None
+
+
+def read_identity(records: Sequence[Record]) -> PartitionIdentity:
+    """Read from the partition records of a store."""
+    found = {record.key: record.value for record in records}
+    own, known = found.get(_STORE), found.get(_MAP)
+    try:
+        return PartitionIdentity(
+            None if own is None else own.decode(),
+            None if known is None else msgspec.json.decode(known, type=tuple[PartitionStore, ...]),
+        )
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise SchemaMismatch(f"its partition map cannot be read ({error}): restore it") from None
+
+
+def store_record(id: str) -> Record:
+    """The record that gives a store its id."""
+    return Record(kind=KIND, key=_STORE, value=id.encode())
+
+
+def map_record(stores: Sequence[PartitionStore]) -> Record:
+    """The record that holds the map."""
+    return Record(kind=KIND, key=_MAP, value=msgspec.json.encode(stores))
+
+
+def known_map(
+    names: Sequence[str], identities: Mapping[int, PartitionIdentity]
+) -> tuple[PartitionStore, ...] | None:
+    """The map that the stores agree on, as far as they were read; None before there is one."""
+    maps = {
+        place: found.map for place, found in sorted(identities.items()) if found.map is not None
+    }
+    first = min(maps, default=0)
+    for place, other in maps.items():
+        if [store.id for store in other] != [store.id for store in maps[first]]:
+            raise ConfigError(
+                f"{names[first]} and {names[place]} are partitions of different sets"
+                f" ({_list(maps[first])}; {_list(other)}): name only stores of one set"
+            )
+    return maps.get(first)
+
+
+def check_map(
+    stores: Sequence[PartitionStore],
+    names: Sequence[str],
+    identities: Mapping[int, PartitionIdentity],
+) -> None:
+    """Raise ConfigError unless the stores that were read match the map and its order, and
+    EngineUnavailable for a store that was lost."""
+    if len(stores) != len(names):
+        raise _changed(
+            f"these stores are {len(stores)} partitions ({_list(stores)}) and the URL names"
+            f" {len(names)}",
+            stores,
+        )
+    ids = [store.id for store in stores]
+    for place, found in sorted(identities.items()):
+        if found.map is not None and [store.id for store in found.map] != ids:
+            raise _changed(
+                f"{names[place]} is a partition of another set ({_list(found.map)})", stores
+            )
+        if found.store == ids[place]:
+            continue
+        if found.store in ids:
+            was = ids.index(found.store)
+            raise _changed(
+                f"{names[place]} is given as partition {place + 1} and is partition {was + 1}",
+                stores,
+            )
+        if found.store is None and names[place] == stores[place].name:
+            raise EngineUnavailable(
+                f"{names[place]} is empty, but partition {place + 1} is not: it was deleted or"
+                " replaced; restore it from a backup"
+            )
+        raise _changed(
+            f"{names[place]} is another store than partition {place + 1} ({stores[place].name})",
+            stores,
+        )
+
+
+def check_distinct(names: Sequence[str], identities: Mapping[int, PartitionIdentity]) -> None:
+    """ConfigError if two partitions are the same store."""
+    seen: dict[str | None, int] = {}
+    for place, found in sorted(identities.items()):
+        if found.store in seen:
+            raise ConfigError(
+                f"partitions {seen[found.store] + 1} and {place + 1} ({names[place]}) are the same"
+                " store: name each once"
+            )
+        seen[found.store] = place
+
+
+def _changed(what: str, stores: Sequence[PartitionStore]) -> ConfigError:
+    return ConfigError(
+        f"the partition map changed: {what}. Name {_list(stores)}, in this order; for another"
+        " number of partitions move the jobs to new stores"
+    )
+
+
+def _list(stores: Sequence[PartitionStore]) -> str:
+    return ", ".join(store.name for store in stores)

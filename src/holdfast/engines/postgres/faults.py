@@ -1,6 +1,6 @@
-"""What a database error means to a caller: nothing changed, not known, full, or another schema.
+"""Turns database errors into engine errors: unavailable, outcome unknown, full, or wrong schema.
 
-Passwords never get into a text: the address is shown without its secrets.
+No text contains a password: addresses are shown without their secrets.
 """
 
 from __future__ import annotations
@@ -20,56 +20,57 @@ from holdfast.errors import (
 )
 
 REPEATABLE = frozenset({"40001", "40P01"})
-"""Serialization failure and deadlock: the transaction is gone and may simply be run again."""
+"""Serialization failure and deadlock: the transaction was rolled back and may be run again. Calls
+of the engine do not deadlock with each other; a caller's transaction may be part of one."""
 
 ENDED_BETWEEN = "the server ended the connection between two statements"
 READ_ONLY = "25006"
 _DISK_FULL = "53100"
 _SCHEMA = frozenset({"3F000", "42P01", "42883", "42703"})
-# The server ends the connection: shutdown, crash, database dropped, idle too long.
+# The server ended the connection: shutdown, crash, database dropped, idle too long.
 _CUT = ("08", "57P", "25P03", "25P04")
-# Refusals for now: resources, waiting locks, cancelled statements, privileges, unknown database.
+# Refused for now: resources, lock waits, cancelled statements, privileges, unknown database.
 _REFUSED = ("28", "3D", "53", "55", "57", "42501", READ_ONLY, *REPEATABLE)
 
 
 def sqlstate_of(error: BaseException) -> str | None:
-    """The server's code, by whatever name the caller's library keeps it."""
-    seen: BaseException | None = error
-    while seen is not None:
+    """The server's error code, under any of the names that client libraries use for it."""
+    current: BaseException | None = error
+    while current is not None:
         for name in ("sqlstate", "pgcode"):
-            code = getattr(seen, name, None)
+            code = getattr(current, name, None)
             if isinstance(code, str):
                 return code
-        original: Any = getattr(seen, "orig", None)
-        seen = original if isinstance(original, BaseException) else seen.__cause__
+        original: Any = getattr(current, "orig", None)
+        current = original if isinstance(original, BaseException) else current.__cause__
     return None
 
 
 def is_cut(error: BaseException) -> bool:
-    """Did the connection end, so that what was in flight is in doubt?"""
+    """Whether the connection ended, so that the outcome of a statement in flight is unknown."""
     code = sqlstate_of(error)
     return code is None or code.startswith(_CUT)
 
 
 def is_unsent(error: BaseException) -> bool:
-    """Did the library refuse to send the statement? A server that ends an idle connection says so
-    first, and until the connection is seen to close the library knows no more than that."""
+    """Whether the library did not send the statement, because the server had announced the end of
+    the connection."""
     return isinstance(error, asyncpg.InternalClientError) and str(error).startswith(
         "cannot switch to state"
     )
 
 
 def explain(error: BaseException, *, doubtful: bool, where: str) -> EngineError:
-    """The error to raise. `doubtful`: something that may commit by itself was in flight."""
+    """The error to raise. `doubtful`: a statement that commits was in flight."""
     code = sqlstate_of(error)
-    said = " ".join(str(error).split()) or type(error).__name__
+    message = " ".join(str(error).split()) or type(error).__name__
     if is_unsent(error):
-        said = ENDED_BETWEEN
-    text = f"PostgreSQL at {where}: {said}" + (f" ({code})" if code else "")
+        message = ENDED_BETWEEN
+    text = f"PostgreSQL at {where}: {message}" + (f" ({code})" if code else "")
     if code == _DISK_FULL:
         return StorageFull(text)
     if code in _SCHEMA:
-        return SchemaMismatch(f"{text}; the schema is not what this version made")
+        return SchemaMismatch(f"{text}; the schema does not match this version of Holdfast")
     if is_cut(error):
         if doubtful:
             return OutcomeUnknown(f"{text}; it may have happened: repeat with the same ids")
@@ -80,7 +81,7 @@ def explain(error: BaseException, *, doubtful: bool, where: str) -> EngineError:
 
 
 def mask(dsn: str) -> str:
-    """The address for people: without password, and without options, which may hold one."""
+    """The address without its password, and without options, which may contain one."""
     try:
         parts = urlsplit(dsn)
         host, port, user = parts.hostname or "", parts.port, parts.username

@@ -1,7 +1,7 @@
-"""Connections: made with back-off and jitter, lent one at a time, dropped when in doubt.
+"""A pool of connections: opened with back-off and jitter, lent one at a time, closed when in doubt.
 
-Runs the conversations of `steps`, decides what a failure left behind, and repeats only what the
-server says it has undone. It knows no job.
+Runs scripts, decides what a failure means for them, and repeats only what the server has undone. It
+knows nothing about jobs.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from typing import Any
 import asyncpg
 
 from holdfast.engines.postgres import faults
-from holdfast.engines.postgres.schemas import quoted
-from holdfast.engines.postgres.steps import Again, Ask, Steps, T
+from holdfast.engines.postgres.schema import quoted
+from holdfast.engines.postgres.script import Restart, Script, Statement, T
 from holdfast.errors import (
     ConfigError,
     EngineClosed,
@@ -38,9 +38,9 @@ DEAD_PEER_MS_MAX = 15_000
 
 SESSION = {
     "application_name": "holdfast",
-    # Each statement must see what those before it waited for.
+    # Each statement must see the changes that the one before it waited for.
     "default_transaction_isolation": "read committed",
-    # A plan that was kept since the table was small must not read it whole.
+    # A plan cached while a table was small must not scan it when it is large.
     "enable_seqscan": "off",
     "jit": "off",
     "tcp_keepalives_idle": "10",
@@ -50,16 +50,17 @@ SESSION = {
 BEGIN = """
 BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL idle_in_transaction_session_timeout = '30s'
 """
-"""A process that freezes in the middle must not hold its locks for ever."""
+"""The timeout frees the locks of a process that freezes within a transaction."""
 
 FAILURES = (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError, OSError)
-"""What a library call may raise when the server or the way to it fails; timeouts are OSErrors."""
+"""Errors of the library when the server or the network fails; timeouts are OSErrors."""
 
 
-class Connection(asyncpg.Connection):  # type: ignore[misc] # it ships no types
-    """Notices a peer that vanished without a word."""
+class PostgresConnection(asyncpg.Connection):  # type: ignore[misc] # it ships no types
+    """A connection that notices when its peer vanishes."""
 
     def keep_alive(self) -> None:
+        """Switch on TCP keepalives."""
         peer = self._transport.get_extra_info("socket")
         if peer is None or peer.family not in (socket.AF_INET, socket.AF_INET6):
             return
@@ -74,11 +75,11 @@ class Connection(asyncpg.Connection):  # type: ignore[misc] # it ships no types
                 peer.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
-Setup = Callable[[Connection], Awaitable[None]]
+Setup = Callable[[PostgresConnection], Awaitable[None]]
 
 
-class Pool:
-    """At most `size` connections. `setup` checks each new one before it is used."""
+class PostgresPool:
+    """At most `size` connections. `setup` checks each new connection before it is used."""
 
     def __init__(self, dsn: str, *, schema: str, size: int, pooled: bool, setup: Setup) -> None:
         self.where = faults.mask(dsn)
@@ -86,8 +87,8 @@ class Pool:
         self._schema = quoted(schema)
         self._pooled = pooled
         self._setup = setup
-        self._idle: list[Connection] = []
-        self._lent: set[Connection] = set()
+        self._idle: list[PostgresConnection] = []
+        self._lent: set[PostgresConnection] = set()
         self._size = size
         self._slots = asyncio.Semaphore(size)
         self._texts: dict[str, str] = {}
@@ -98,15 +99,29 @@ class Pool:
         self._open = True
 
     def text(self, statement: str) -> str:
-        """The statement with the schema's name in it."""
+        """The SQL with the schema's name in it."""
         text = self._texts.get(statement)
         if text is None:
             text = self._texts[statement] = statement.replace("$schema", self._schema)
         return text
 
-    async def connect(self) -> Connection:
-        """A new connection, for the caller to close. After a failure the next try waits a while,
-        and whoever asks meanwhile is refused at once: a server that comes back is not stormed."""
+    async def open(self, prepare: Callable[[PostgresConnection], Awaitable[T]]) -> T:
+        """Dial the first connection, run `prepare` on it, and keep it."""
+        try:
+            connection = await self.dial()
+            try:
+                prepared = await prepare(connection)
+            except BaseException:
+                connection.terminate()
+                raise
+        except FAILURES as error:
+            raise self.explain(error) from error
+        self._idle.append(connection)
+        return prepared
+
+    async def connect(self) -> PostgresConnection:
+        """A new connection, for the caller to close. After a failure the next attempt is refused at
+        once until a pause is over, so that a recovering server is not overrun."""
         if time.monotonic() < self._retry_at:
             raise EngineUnavailable(self._refusal)
         try:
@@ -126,12 +141,12 @@ class Pool:
         self._failures = 0
         return connection
 
-    async def dial(self) -> Connection:
-        """A connection as the library gives it, with its errors."""
+    async def dial(self) -> PostgresConnection:
+        """A connection that is not checked yet; raises the errors of the library."""
         try:
-            connection: Connection = await asyncpg.connect(
+            connection: PostgresConnection = await asyncpg.connect(
                 self._dsn,
-                connection_class=Connection,
+                connection_class=PostgresConnection,
                 timeout=CONNECT_S_MAX,
                 command_timeout=COMMAND_S_MAX,
                 statement_cache_size=0 if self._pooled else 100,
@@ -140,17 +155,13 @@ class Pool:
         except asyncpg.ClientConfigurationError as error:
             raise ConfigError(f"the address of PostgreSQL cannot be used: {error}") from error
         except (ValueError, OverflowError):
-            # What could not be read may be a part of the password, and is not to be shown.
+            # The part that could not be read may be the password, so it is not shown.
             raise ConfigError(
                 "the address of PostgreSQL cannot be read: its port must be 0 to 65535, and a "
                 "password with one of / # ? @ : % must have them percent-encoded"
             ) from None
         connection.keep_alive()
         return connection
-
-    def admit(self, connection: Connection) -> None:
-        """Use one that `dial` gave, and that has been checked, as the first of its own."""
-        self._idle.append(connection)
 
     def _back_off(self, error: EngineError) -> None:
         longest = min(BACKOFF_S_MAX, BACKOFF_S_FIRST * 2**self._failures)
@@ -159,10 +170,10 @@ class Pool:
         self._refusal = str(error)
 
     @contextlib.asynccontextmanager
-    async def lend(self) -> AsyncIterator[Connection]:
-        """A checked connection. Whoever leaves it in an unknown state has it closed."""
+    async def lend(self) -> AsyncIterator[PostgresConnection]:
+        """A checked connection. It is closed afterwards if its state is not known."""
         if self._pid != os.getpid():
-            raise EngineClosed("this engine belongs to the process that was forked: open a new one")
+            raise EngineClosed("this engine was opened before a fork: open a new one")
         async with self._slot():
             while self._idle and self._idle[-1].is_closed():
                 self._idle.pop()
@@ -183,7 +194,7 @@ class Pool:
 
     @contextlib.asynccontextmanager
     async def _slot(self) -> AsyncIterator[None]:
-        """The right to one of the connections, in the order of asking, for a bounded wait."""
+        """The right to one connection, first come first served, after a bounded wait."""
         try:
             async with asyncio.timeout(SLOT_S_MAX):
                 await self._slots.acquire()
@@ -199,7 +210,7 @@ class Pool:
         finally:
             self._slots.release()
 
-    def _take_back(self, connection: Connection) -> None:
+    def _take_back(self, connection: PostgresConnection) -> None:
         if not self._open:
             connection.terminate()
         elif not connection.is_closed():
@@ -209,12 +220,13 @@ class Pool:
         return faults.explain(error, doubtful=doubtful, where=self.where)
 
     def forget(self) -> None:
-        """Close what is idle: the address leads to another server now."""
+        """Close idle connections, because the address may lead to another server now."""
         while self._idle:
             self._idle.pop().terminate()
 
     async def close(self) -> None:
-        """What is in flight may end: a lease that nobody hears of would hold its job up."""
+        """Wait a moment for calls in flight, because a lease whose answer is lost delays its job;
+        then close all connections."""
         self._open = False
         try:
             with contextlib.suppress(TimeoutError):
@@ -225,47 +237,50 @@ class Pool:
             for connection in (*self._lent, *self._idle):
                 connection.terminate()
             self._idle.clear()
-            # Whoever is about to try again must not wait for a slot, but learn that it is over.
+            # A call that is about to retry gets a slot at once and sees that the pool is closed.
             for _ in range(self._size):
                 self._slots.release()
 
-    async def run(self, make: Callable[[], Steps[T]], *, writes: bool = True) -> T:
-        """Hold the conversation; repeat it while the server undid it, a bounded number of times."""
+    async def run(self, make: Callable[[], Script[T]], *, writes: bool = True) -> T:
+        """Run a script in a transaction. Run it again if the server undid it, a bounded number of
+        times."""
         for tried in range(1, TRIES_MAX + 1):
             try:
                 async with self.lend() as connection:
-                    return await self._converse(connection, make(), writes=writes)
+                    return await self._run_script(connection, make(), writes=writes)
             except _Undone as undone:
                 last = undone
                 if tried < TRIES_MAX:
                     await asyncio.sleep(random.uniform(0, 0.005 * 2**tried))
         raise EngineUnavailable(
-            f"PostgreSQL at {self.where} undid it {TRIES_MAX} times over: {last}; "
-            "nothing was changed"
+            f"PostgreSQL at {self.where} undid the call {TRIES_MAX} times: {last}; "
+            "nothing was changed: try again later"
         ) from last
 
-    async def _converse(self, connection: Connection, steps: Steps[T], *, writes: bool) -> T:
+    async def _run_script(
+        self, connection: PostgresConnection, script: Script[T], *, writes: bool
+    ) -> T:
         begun = doubtful = False
         rows: list[Any] | None = None
         try:
             while True:
                 try:
-                    ask = next(steps) if rows is None else steps.send(rows)
+                    statement = next(script) if rows is None else script.send(rows)
                 except StopIteration as stop:
                     if begun:
                         doubtful = writes
                         await connection.execute("COMMIT")
                     result: T = stop.value
                     return result
-                if not (ask.alone or begun):
+                if not (statement.alone or begun):
                     await connection.execute(BEGIN)
                     begun = True
                 doubtful = writes and not begun
-                rows = await self._fetch(connection, ask)
+                rows = await self._fetch(connection, statement)
                 doubtful = False
-        except Again as again:
+        except Restart as restart:
             await self._roll_back(connection)
-            raise _Undone("other calls were faster") from again
+            raise _Undone("other calls changed the same jobs or queues") from restart
         except HoldfastError:
             await self._roll_back(connection)
             raise
@@ -276,20 +291,20 @@ class Pool:
                 await self._roll_back(connection)
             raise self._judge(error, doubtful=doubtful, writes=writes) from error
 
-    async def _roll_back(self, connection: Connection) -> None:
-        """Failing at it changes nothing: a connection still in its transaction is closed."""
+    async def _roll_back(self, connection: PostgresConnection) -> None:
+        """Roll back, and ignore a failure: `lend` closes a connection left in its transaction."""
         if not connection.is_closed() and connection.is_in_transaction():
             with contextlib.suppress(*FAILURES):
                 await connection.execute("ROLLBACK")
 
-    async def _fetch(self, connection: Connection, ask: Ask) -> list[Any]:
-        rows: list[Any] = await connection.fetch(self.text(ask.statement), *ask.values)
+    async def _fetch(self, connection: PostgresConnection, statement: Statement) -> list[Any]:
+        rows: list[Any] = await connection.fetch(self.text(statement.text), *statement.values)
         return rows
 
     def _judge(self, error: BaseException, *, doubtful: bool, writes: bool) -> Exception:
         code = faults.sqlstate_of(error)
         if faults.is_unsent(error):
-            # The others have heard the same, or will before their next statement.
+            # The server is ending the other connections too.
             self.forget()
             return _Undone(faults.ENDED_BETWEEN)
         if code in faults.REPEATABLE or (faults.is_cut(error) and not writes):
@@ -300,4 +315,4 @@ class Pool:
 
 
 class _Undone(Exception):
-    """Nothing of the conversation is left; it may be held again."""
+    """The server undid the script, so it may run again."""

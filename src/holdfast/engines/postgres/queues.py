@@ -1,20 +1,32 @@
-"""Queues and their settings: declared, dropped, listed with counts, and read by other calls."""
+"""Queues: declared, dropped, listed with counts, and read by the calls that use them. Also the
+small versioned records that a namespace keeps beside its queues.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from collections.abc import Collection, Iterable, Sequence
+from typing import Literal, NamedTuple
 
-from holdfast.core import admission, limits
-from holdfast.core.flow import Limit
+from holdfast.core import bounds, checks
 from holdfast.core.lanes import fields_of
-from holdfast.core.model import Job, NewJob, Queue, QueueView
-from holdfast.engines.base import ANY, Known
-from holdfast.engines.postgres import lanes, sorting
-from holdfast.engines.postgres.rows import encode, queue_of
-from holdfast.engines.postgres.steps import Again, Ask, Row, Steps, Store, only
+from holdfast.core.limits import Limit
+from holdfast.core.model import Job, NewJob, Queue, QueueView, Record
+from holdfast.engines.base import ANY, Known, Saved
+from holdfast.engines.postgres.flow import lanes
+from holdfast.engines.postgres.rows import columns, encode, queue_of
+from holdfast.engines.postgres.script import (
+    CallContext,
+    Restart,
+    Row,
+    Script,
+    Statement,
+    only_value,
+)
 
 PURGE_BATCH = 1_000
+
+NameLock = Literal["wait", "try", "none"]
+"""Lock queue names by waiting, by trying (a failure restarts the script), or not at all."""
 
 _DECLARE = """
 INSERT INTO $schema.queues AS q (ns, name, lease_ms, retention_ms, dead_retention_ms, payload_max,
@@ -37,9 +49,13 @@ WHERE ns = $1::int AND name = $2::text AND settings = $10::bytea
 RETURNING number
 """
 _WAKE = "SELECT $schema.wake($1::int)"
-_READ = "SELECT name, number, settings FROM $schema.lines($1::int, $2::text[])"
-_READ_HELD = """
-SELECT q.name, q.number, q.settings FROM $schema.queues q
+_READ = "SELECT name, number, settings, laned FROM $schema.lines($1::int, $2::text[])"
+_TRY_NAMES = """
+SELECT bool_and(pg_try_advisory_xact_lock_shared($1::int, hashtext(w.name)))
+FROM unnest($2::text[]) AS w(name)
+"""
+_READ_UNLOCKED = """
+SELECT q.name, q.number, q.settings, q.laned FROM $schema.queues q
 WHERE q.ns = $1::int AND q.name = ANY ($2::text[])
 """
 _BEFORE = "SELECT settings, laned FROM $schema.queues WHERE ns = $1::int AND name = $2::text"
@@ -51,6 +67,10 @@ SELECT $schema.declare_flow($1::int, $2::bigint, $3::int, $4::int, $5::boolean, 
 """
 _FAIRNESS = ("off", "shares", "noisy")
 _LIST = "SELECT settings FROM $schema.queues WHERE ns = $1::int AND name IS NOT NULL ORDER BY name"
+_LIST_NAMED = """
+SELECT settings FROM $schema.queues
+WHERE ns = $1::int AND name = ANY ($2::text[]) ORDER BY name
+"""
 _COUNTS = "SELECT * FROM $schema.counts($1::int, $2::bigint, $3::int)"
 _NOW = "SELECT $schema.now_ms($1::bigint)"
 _DROP = """
@@ -59,116 +79,164 @@ WHERE ns = $1::int AND name = $2::text RETURNING number
 """
 _PURGE = "SELECT count_, endings_ FROM $schema.purge($1::int, $2::int, $3::int)"
 _COUNTED = ("ready", "delayed", "blocked", "leased", "overdue", "done", "dead", "cancelled")
+_LOAD_RECORDS = """
+SELECT key, value, version, greatest(0, $schema.now_ms($5::bigint) - saved_at)
+FROM $schema.records
+WHERE ns = $1::int AND kind = $2::text AND key > $3::text ORDER BY key LIMIT $4::bigint
+"""
+_SAVE_RECORDS = """
+SELECT $schema.save($1::int, $2::bigint, $3::text[], $4::text[], $5::bigint[], $6::bytea[])
+"""
 
 
-class Line(NamedTuple):
+class NumberedQueue(NamedTuple):
+    """A queue, the number of its row, and whether its jobs may still be in lanes."""
+
     number: int
     queue: Queue
+    laned: bool
 
 
-class Lines:
-    """The queues that a call deals with, by name; what is not among them does not exist."""
+class QueueSet:
+    """The queues that a call works with, by name. A queue that is not in it does not exist."""
 
     def __init__(self, rows: Iterable[Row]) -> None:
-        self._by_name = {row[0]: Line(row[1], queue_of(row[2])) for row in rows}
+        self._by_name = {row[0]: NumberedQueue(row[1], queue_of(row[2]), row[3]) for row in rows}
 
     def __contains__(self, name: object) -> bool:
         return name in self._by_name
 
-    def add(self, more: Lines) -> None:
+    def add(self, more: QueueSet) -> None:
+        """Add queues that were read later."""
         self._by_name.update(more._by_name)
 
     def number(self, name: str) -> int:
+        """The number of an existing queue."""
         return self._by_name[name].number
 
     @property
+    def names(self) -> set[str]:
+        return set(self._by_name)
+
+    @property
     def numbers(self) -> set[int]:
-        return {line.number for line in self._by_name.values()}
+        return {entry.number for entry in self._by_name.values()}
 
     @property
     def laned(self) -> set[str]:
-        return {name for name, line in self._by_name.items() if lanes.is_laned(line.queue)}
+        """The names of those with lanes, by their settings or because jobs are still in them."""
+        return {
+            name
+            for name, entry in self._by_name.items()
+            if entry.laned or lanes.is_laned(entry.queue)
+        }
 
     @property
     def reads_payload(self) -> bool:
-        return any(lanes.reads_payload(line.queue) for line in self._by_name.values())
+        """Whether one of them needs the payload to tell the lane of a job."""
+        return any(lanes.reads_payload(entry.queue) for entry in self._by_name.values())
 
-    def spot(self, job: NewJob | Job) -> lanes.Spot | None:
-        """Where the job waits, if its queue has lanes."""
-        line = self._by_name[job.queue]
-        return lanes.spot_of(job, line.queue, line.number)
+    def spot(self, job: NewJob | Job) -> lanes.LaneSpot | None:
+        """The lane that the job waits in, if its queue has lanes."""
+        entry = self._by_name[job.queue]
+        return lanes.spot_of(job, entry.queue, entry.number)
 
     def find(self, name: str) -> Queue | None:
-        line = self._by_name.get(name)
-        return None if line is None else line.queue
+        """The settings of a queue, if it exists."""
+        entry = self._by_name.get(name)
+        return None if entry is None else entry.queue
 
     def policy(self, job: Job) -> Queue:
-        return admission.policy(self._by_name[job.queue].queue, self)
+        """The settings of the job's queue, without a dead queue that does not exist."""
+        return checks.effective_queue(self._by_name[job.queue].queue, self)
 
     @property
     def dead_queues(self) -> set[str]:
-        return {line.queue.dead_queue for line in self._by_name.values() if line.queue.dead_queue}
+        """The names of their dead queues."""
+        return {
+            entry.queue.dead_queue for entry in self._by_name.values() if entry.queue.dead_queue
+        }
 
 
-def read_lines(store: Store, names: Iterable[str], *, held: bool = False) -> Steps[Lines]:
-    """These queues and their dead queues, as they are now. `held` says that flow is held: whoever
-    declares a queue waits for it with the name locked, so that to ask for the name would deadlock.
+def read_queues(
+    context: CallContext, names: Iterable[str], *, lock: NameLock = "wait"
+) -> Script[QueueSet]:
+    """These queues and their dead queues, as they are now.
+
+    A shared lock on the name keeps a queue from getting or losing lanes. A call that already holds
+    a lock of a later level must not wait for it: it tries, and starts again if another call is just
+    declaring the queue. It needs none if it holds the flow lock of the queue.
     """
-    read = _READ_HELD if held else _READ
     known = sorted(set(names))
-    rows = list((yield Ask(read, (store.ns, known))))
-    further = Lines(rows).dead_queues.difference(known)
+    rows = yield from _read(context, known, lock)
+    further = QueueSet(rows).dead_queues.difference(known)
     if further:
-        rows += yield Ask(read, (store.ns, sorted(further)))
-    return Lines(rows)
+        rows += yield from _read(context, sorted(further), lock)
+    return QueueSet(rows)
 
 
-def declare(store: Store, queue: Queue, instead_of: Known) -> Steps[tuple[bool, int | None]]:
-    """Whether it was written, and the number of the queue if its jobs have to be sorted."""
+def _read(context: CallContext, names: list[str], lock: NameLock) -> Script[list[Row]]:
+    if lock == "wait":
+        return list((yield Statement(_READ, (context.ns, names))))
+    if lock == "try" and not only_value((yield Statement(_TRY_NAMES, (context.ns, names)))):
+        raise Restart
+    return list((yield Statement(_READ_UNLOCKED, (context.ns, names))))
+
+
+def declare(
+    context: CallContext, queue: Queue, instead_of: Known
+) -> Script[tuple[bool, int | None]]:
+    """Create or change a queue: whether it was written, and its number if its waiting jobs must be
+    sorted into lanes."""
     if queue.dead_queue is not None:
-        found = yield Ask(_BEFORE, (store.ns, queue.dead_queue))
-        admission.check_dead_queue(queue, {queue.dead_queue} if found else ())
-    rows = yield Ask(_BEFORE, (store.ns, queue.name))
+        found = yield Statement(_BEFORE, (context.ns, queue.dead_queue))
+        checks.check_dead_queue(queue, {queue.dead_queue} if found else ())
+    rows = yield Statement(_BEFORE, (context.ns, queue.name))
     if not (lanes.is_laned(queue) or any(row[1] for row in rows)):
-        rows = yield from _write(store, queue, instead_of, rows, plain=True)
+        rows = yield from _write(context, queue, instead_of, rows, plain=True)
         if rows:
-            yield Ask(_WAKE, (store.ns,))
+            yield Statement(_WAKE, (context.ns,))
         elif instead_of is ANY:
-            # It came to have lanes meanwhile.
-            raise Again
+            # Another call gave it lanes meanwhile.
+            raise Restart
         return bool(rows), None
     names = [limit.name for limit in queue.limits]
-    domain = only((yield Ask(_JOIN_FLOW, (store.ns, queue.name, names))))
-    # Now nobody else changes its shape.
-    rows = yield Ask(_BEFORE, (store.ns, queue.name))
-    before = queue_of(only(rows)) if rows else Queue(name=queue.name)
-    anew = not sorting.is_same_shape(before, queue)
-    rows = yield from _write(store, queue, instead_of, rows)
+    domain = only_value((yield Statement(_JOIN_FLOW, (context.ns, queue.name, names))))
+    # The locks of `join_flow` keep other calls from changing its lanes.
+    rows = yield Statement(_BEFORE, (context.ns, queue.name))
+    before = queue_of(only_value(rows)) if rows else Queue(name=queue.name)
+    anew = not lanes.is_same_shape(before, queue)
+    rows = yield from _write(context, queue, instead_of, rows)
     if not rows:
         return False, None
-    number: int = only(rows)
+    number: int = only_value(rows)
     values = (
-        store.ns, store.given_ms, number, domain, lanes.is_laned(queue), anew,
+        context.ns, context.given_ms, number, domain, lanes.is_laned(queue), anew,
         *_flow_values(queue),
     )  # fmt: skip
-    is_sorting = only((yield Ask(_DECLARE_FLOW, values)))
-    yield Ask(_WAKE, (store.ns,))
+    is_sorting = only_value((yield Statement(_DECLARE_FLOW, values)))
+    yield Statement(_WAKE, (context.ns,))
     return True, number if is_sorting else None
 
 
 def _write(
-    store: Store, queue: Queue, instead_of: Known, found: Sequence[Row], *, plain: bool = False
-) -> Steps[Sequence[Row]]:
-    """The number of the queue, if it was written over what was found there. `plain` says that its
-    flow is not held: then it must have none."""
+    context: CallContext,
+    queue: Queue,
+    instead_of: Known,
+    found: Sequence[Row],
+    *,
+    plain: bool = False,
+) -> Script[Sequence[Row]]:
+    """The number of the queue, if it was written over the settings found. `plain` says that the
+    flow lock is not held: then the queue must have no lanes."""
     if instead_of is None:
-        return (yield Ask(_DECLARE_NEW, _values(store, queue)))
+        return (yield Statement(_DECLARE_NEW, _values(context, queue)))
     if instead_of is ANY:
         statement = _DECLARE_PLAIN if plain else _DECLARE
-        return (yield Ask(statement, _values(store, queue)))
-    if not found or queue_of(only(found)) != instead_of:
+        return (yield Statement(statement, _values(context, queue)))
+    if not found or queue_of(only_value(found)) != instead_of:
         return []
-    return (yield Ask(_DECLARE_OVER, (*_values(store, queue), only(found))))
+    return (yield Statement(_DECLARE_OVER, (*_values(context, queue), only_value(found))))
 
 
 def _flow_values(queue: Queue) -> tuple[object, ...]:
@@ -185,57 +253,89 @@ def _flow_values(queue: Queue) -> tuple[object, ...]:
 
 
 def _wide(limit: Limit) -> str | None:
-    """The key that all jobs of the queue have in common."""
+    """The slot key that all jobs of the queue share, if the limit does not tell them apart."""
     is_wide = limit.task is None and not fields_of(limit.key)
     return limit.key if is_wide else None
 
 
-def declare_default(store: Store) -> Steps[None]:
-    yield Ask(_DECLARE_NEW, _values(store, Queue(name="default")), alone=True)
+def declare_default(context: CallContext) -> Script[None]:
+    """Create the queue "default" if it does not exist."""
+    yield Statement(_DECLARE_NEW, _values(context, Queue(name="default")), alone=True)
 
 
-def _values(store: Store, queue: Queue) -> tuple[object, ...]:
+def _values(context: CallContext, queue: Queue) -> tuple[object, ...]:
     return (
-        store.ns, queue.name, queue.lease_ms, queue.retention_ms,
+        context.ns, queue.name, queue.lease_ms, queue.retention_ms,
         max(queue.dead_retention_ms, queue.retention_ms), queue.payload_max, queue.paused,
         queue.accepting and queue.max_depth is None and not lanes.is_laned(queue), encode(queue),
     )  # fmt: skip
 
 
-def take_name(store: Store, name: str) -> Steps[int | None]:
-    """The queue and its jobs are gone for every reader; the number is left to be purged."""
-    rows = yield Ask(_DROP, (store.ns, name), alone=True)
-    return only(rows) if rows else None
+def drop(context: CallContext, name: str) -> Script[int | None]:
+    """Drop a queue: it and its jobs are gone for every reader. Returns its number, to be purged."""
+    rows = yield Statement(_DROP, (context.ns, name), alone=True)
+    return only_value(rows) if rows else None
 
 
-def purge(store: Store, number: int) -> Steps[int]:
-    """Remove a bounded number of jobs of a dropped queue; how many."""
-    rows = yield Ask(_PURGE, (store.ns, number, PURGE_BATCH), alone=True)
+def purge(context: CallContext, number: int) -> Script[int]:
+    """Remove a bounded number of the jobs of a dropped queue; returns how many."""
+    rows = yield Statement(_PURGE, (context.ns, number, PURGE_BATCH), alone=True)
     count: int
     count, endings = rows[0]
-    store.duties.endings += endings or ()
+    context.effects.endings += endings or ()
     return count
 
 
-def list_queues(store: Store) -> Steps[list[QueueView]]:
-    rows = yield Ask(_LIST, (store.ns,), alone=True)
+def list_queues(context: CallContext, names: Collection[str] | None) -> Script[list[QueueView]]:
+    """The settings of the existing queues of `names`, or of all, by name."""
+    if names is None:
+        rows = yield Statement(_LIST, (context.ns,), alone=True)
+    else:
+        valid = sorted({name for name in names if bounds.QUEUE_NAME.match(name)})
+        rows = yield Statement(_LIST_NAMED, (context.ns, valid), alone=True)
     return [QueueView(queue=queue_of(row[0])) for row in rows]
 
 
-def count_queues(store: Store) -> Steps[list[QueueView]]:
-    most = limits.COUNT_EXACT_MAX
-    given = store.given_ms
-    rows = yield Ask(_COUNTS, (store.ns, given, most), alone=True)
-    now: int = only((yield Ask(_NOW, (given,), alone=True)))
-    return [_view(row, now, most) for row in rows]
+def count_queues(context: CallContext, names: Collection[str] | None) -> Script[list[QueueView]]:
+    """The settings and counts of the existing queues of `names`, or of all, by name. The server
+    always counts all of them."""
+    most = bounds.COUNT_EXACT_MAX
+    given = context.given_ms
+    rows = yield Statement(_COUNTS, (context.ns, given, most), alone=True)
+    now: int = only_value((yield Statement(_NOW, (given,), alone=True)))
+    views = [_view(row, now, most) for row in rows]
+    return [view for view in views if names is None or view.queue.name in names]
 
 
 def _view(row: Row, now: int, most: int) -> QueueView:
     _, settings, *counts, oldest_at = row
-    told = dict(zip(_COUNTED, counts, strict=True))
+    counted = dict(zip(_COUNTED, counts, strict=True))
     return QueueView(
         queue=queue_of(settings),
         oldest_age_ms=None if oldest_at is None else max(0, now - oldest_at),
-        estimated=frozenset(name for name, count in told.items() if count > most),
-        **{name: min(count, most) for name, count in told.items()},
+        estimated=frozenset(name for name, count in counted.items() if count > most),
+        **{name: min(count, most) for name, count in counted.items()},
     )
+
+
+def load_records(
+    context: CallContext, kind: str, *, after: str | None, limit: int
+) -> Script[list[Record]]:
+    """Records of a kind, by key."""
+    rows = yield Statement(
+        _LOAD_RECORDS, (context.ns, kind, after or "", limit, context.given_ms), alone=True
+    )
+    return [
+        Record(kind=kind, key=key, value=value, version=version, age_ms=age_ms)
+        for key, value, version, age_ms in rows
+    ]
+
+
+def save_records(context: CallContext, records: Sequence[Record]) -> Script[list[Saved]]:
+    """Write each record if its version is still the stored one; an answer for each."""
+    if not records:
+        return []
+    rows = ((record.kind, record.key, record.version, record.value) for record in records)
+    values = (context.ns, context.given_ms, *columns(rows, 4))
+    answers = only_value((yield Statement(_SAVE_RECORDS, values, alone=True)))
+    return [Saved.SAVED if saved else Saved.STALE for saved in answers]

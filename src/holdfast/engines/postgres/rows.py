@@ -1,4 +1,4 @@
-"""Jobs ↔ columns: what a row says as a Job, and the arrays in which jobs are written."""
+"""Jobs from rows and columns from jobs: every encoding of a job in the database."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from holdfast.core.model import (
     Reason,
     State,
 )
-from holdfast.engines.postgres.steps import Row
+from holdfast.engines.postgres.script import Row
 
 CODES = {state: code for code, state in enumerate(STATES)}
 
@@ -35,17 +35,17 @@ _MIDDLE = """
 _END = """
     j.state, j.finished_at, j.noted, j.fingerprint"""
 
-BRIEF = f"{_START} j.payload, {_MIDDLE} NULL::float8, NULL::bytea, {_END}"
-"""What a list carries."""
+BRIEF_COLUMNS = f"{_START} j.payload, {_MIDDLE} NULL::float8, NULL::bytea, {_END}"
+"""A job in a list."""
 
-BARE = f"{_START} ''::bytea, {_MIDDLE} NULL::float8, NULL::bytea, {_END}"
-"""What a decision about its end needs: no payload."""
+BARE_COLUMNS = f"{_START} ''::bytea, {_MIDDLE} NULL::float8, NULL::bytea, {_END}"
+"""A job without its payload, for a decision about its end."""
 
-WHOLE = f"""{_START} j.payload, {_MIDDLE} n.progress, n.checkpoint, {_END}, n.output, j.result,
-    ARRAY(SELECT e.body FROM $schema.events e WHERE e.job = j.seq ORDER BY e.number)"""
-"""Everything; `n` is the job's note."""
+WHOLE_COLUMNS = f"""{_START} j.payload, {_MIDDLE} n.progress, n.checkpoint, {_END}, n.output,
+    j.result, ARRAY(SELECT e.body FROM $schema.events e WHERE e.job = j.seq ORDER BY e.number)"""
+"""A job with everything; `n` is its row of `notes`."""
 
-TAKEN = """
+LEASE_COLUMNS = """
     h.id, h.seq, h.place, h.queue, h.task, h.payload, h.rank, h.version, h.attempt, h.created_at,
     h.due_at, h.leased_at, h.deadline_at, h.token, h.tenant, h.grp,
     CASE WHEN h.crashes <> 0 OR h.releases <> 0 OR h.cancel OR num_nonnulls(
@@ -54,18 +54,19 @@ TAKEN = """
         ROW(h.extra, h.crashes, h.releases, h.expires_at, h.cancel, h.reason, h.key, h.tenant,
             h.grp, h.origin, h.progress, h.checkpoint)
     END"""
-"""What a lease is made of, of a row `h` of the type `held`. What few jobs have comes as one value:
-reading a dozen columns that say nothing takes as long as all the others."""
+"""A new lease, from a row `h` of the SQL type `held`. Fields that few jobs set come as one value:
+decoding a dozen empty columns takes as long as all the others."""
 
-ALONE = 1 << 30
-"""The bit of the column `releases` that says `Job.alone`: one more column would cost every job."""
+ALONE_BIT = 1 << 30
+"""The bit of the column `releases` that stores `Job.alone`, because a column of its own would cost
+every job."""
 
 UNREAD = b"left in the database"
-"""Stands for a payload that was not read, and is known by its identity."""
+"""Stands for a payload that was not read; recognised by identity."""
 
 
-class Extra(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What few jobs set, kept in one column."""
+class RareFields(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Fields that few jobs set, stored as JSON in the column `extra`."""
 
     content_type: str = JSON
     labels: dict[str, str] = {}
@@ -77,7 +78,7 @@ class Extra(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     parent_death: ParentDeath = "cancel"
 
 
-_EXTRA = msgspec.json.Decoder(Extra)
+_EXTRA = msgspec.json.Decoder(RareFields)
 _EVENT = msgspec.json.Decoder(Event)
 _QUEUE = msgspec.json.Decoder(Queue)
 _ENCODER = msgspec.json.Encoder()
@@ -85,6 +86,7 @@ _LEASED = State.LEASED
 
 
 def extra_of(job: Job | NewJob) -> bytes | None:
+    """The column `extra` of a job; NULL if all its fields have their defaults."""
     overrides = None if job.overrides == NO_OVERRIDES else job.overrides
     redrives = job.redrives if isinstance(job, Job) else 0
     is_alone = not job.after and job.after_on == "success" and job.parent_death == "cancel"
@@ -92,7 +94,7 @@ def extra_of(job: Job | NewJob) -> bytes | None:
     if is_alone and is_plain and overrides is None:
         return None
     return _ENCODER.encode(
-        Extra(
+        RareFields(
             content_type=job.content_type,
             labels=job.labels,
             headers=job.headers,
@@ -105,16 +107,16 @@ def extra_of(job: Job | NewJob) -> bytes | None:
     )
 
 
-def held_job(row: Row) -> Job:
-    """A job in hand, from a row of the type `held`."""
+def leased_job(row: Row) -> Job:
+    """A leased job, from a row of the SQL type `held`."""
     return _job(row, State.LEASED, None)
 
 
-def taken_lease(row: Row, worker: str | None) -> Lease:
-    """A lease just given to `worker`, from the columns TAKEN."""
+def new_lease(row: Row, worker: str | None) -> Lease:
+    """A lease just given to `worker`, from LEASE_COLUMNS."""
     (
         id_, seq, _, queue, task, payload, rank, version, attempt, created_at, due_at, leased_at,
-        deadline_at, token, tenant, group, rest,
+        deadline_at, token, tenant, group, rare,
     ) = row  # fmt: skip
     job = Job(
         id=id_, seq=seq, queue=queue, task=task, payload=payload, priority=-rank, state=_LEASED,
@@ -122,26 +124,26 @@ def taken_lease(row: Row, worker: str | None) -> Lease:
         leased_at=leased_at, deadline_at=deadline_at, token=token, worker=worker, tenant=tenant,
         group=group,
     )  # fmt: skip
-    if rest is not None:
-        job = msgspec.structs.replace(job, **_rest(rest))
+    if rare is not None:
+        job = msgspec.structs.replace(job, **_rare_fields(rare))
     return Lease(job=job, token=token, lease_ms=deadline_at - leased_at)
 
 
 def brief_job(row: Row) -> Job:
-    """A job from the columns BRIEF: without the parents' ids, which may be many."""
-    job = kept_job(row)
+    """A job from BRIEF_COLUMNS, without the ids of its parents, which may be many."""
+    job = locked_job(row)
     return msgspec.structs.replace(job, after=()) if job.after else job
 
 
-def kept_job(row: Row) -> Job:
-    """A job from a row of the type `kept`."""
+def locked_job(row: Row) -> Job:
+    """A job from a row of the SQL type `kept`."""
     return _job(row[:27], STATES[row[27]], row[28], row[30])
 
 
 def whole_job(row: Row) -> Job:
-    """A job from the columns WHOLE."""
+    """A job from WHOLE_COLUMNS."""
     return msgspec.structs.replace(
-        kept_job(row),
+        locked_job(row),
         output=row[31],
         result=row[32],
         events=tuple(_EVENT.decode(body) for body in row[33]),
@@ -149,10 +151,12 @@ def whole_job(row: Row) -> Job:
 
 
 def queue_of(settings: bytes) -> Queue:
+    """A queue from its stored settings."""
     return _QUEUE.decode(settings)
 
 
 def encode(value: Event | Queue) -> bytes:
+    """The stored form of an event or of a queue's settings."""
     return _ENCODER.encode(value)
 
 
@@ -162,7 +166,7 @@ def _job(row: Row, state: State, finished_at: int | None, fingerprint: str | Non
         created_at, due_at, expires_at, leased_at, deadline_at, token, worker, cancel, reason, key,
         tenant, group, origin, progress, checkpoint,
     ) = row  # fmt: skip
-    rest = (
+    rare = (
         extra_json, crashes, releases, expires_at, cancel, reason, key, tenant, group, origin,
         progress, checkpoint,
     )  # fmt: skip
@@ -171,24 +175,24 @@ def _job(row: Row, state: State, finished_at: int | None, fingerprint: str | Non
         payload=UNREAD if payload is None else payload, version=version, attempt=attempt,
         created_at=created_at, due_at=due_at, leased_at=leased_at, deadline_at=deadline_at,
         finished_at=finished_at, token=token, worker=worker, fingerprint=fingerprint,
-        **_rest(rest),
+        **_rare_fields(rare),
     )  # fmt: skip
 
 
-def _rest(rest: Row) -> dict[str, Any]:
-    """The fields of a job that few jobs set, from their columns in the order of TAKEN."""
+def _rare_fields(rare: Row) -> dict[str, Any]:
+    """The fields that few jobs set, from their columns in the order of LEASE_COLUMNS."""
     (
         extra_json, crashes, releases, expires_at, cancel, reason, key, tenant, group, origin,
         progress, checkpoint,
-    ) = rest  # fmt: skip
+    ) = rare  # fmt: skip
     fields: dict[str, Any] = {
         "crashes": crashes, "releases": releases, "expires_at": expires_at,
         "cancel_requested": cancel, "reason": reason and Reason(reason), "key": key,
         "tenant": tenant, "group": group, "origin": origin, "progress": progress,
         "checkpoint": checkpoint,
     }  # fmt: skip
-    if releases >= ALONE:
-        fields |= {"releases": releases - ALONE, "alone": True}
+    if releases >= ALONE_BIT:
+        fields |= {"releases": releases - ALONE_BIT, "alone": True}
     if extra_json is not None:
         extra = _EXTRA.decode(extra_json)
         fields |= {
@@ -205,6 +209,6 @@ def _rest(rest: Row) -> dict[str, Any]:
 
 
 def columns(rows: Iterable[Sequence[Any]], width: int) -> tuple[list[Any], ...]:
-    """Rows turned on their side: one list for each column, also of no rows."""
-    turned = tuple(list(column) for column in zip(*rows, strict=True))
-    return turned or tuple([] for _ in range(width))
+    """One list for each column, also of no rows."""
+    lists = tuple(list(column) for column in zip(*rows, strict=True))
+    return lists or tuple([] for _ in range(width))

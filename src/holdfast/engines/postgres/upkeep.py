@@ -1,12 +1,13 @@
-"""What reaper and pruner ask for: lapsed leases, expired jobs, finished jobs past retention."""
+"""Upkeep: reads of leases and jobs that are due for it, and recounts of flow-control counters."""
 
 from __future__ import annotations
 
 from holdfast.core.model import Job, Lease
-from holdfast.engines.base import Examination, Expired, Overdue
+from holdfast.engines.base import Expired, Overdue
+from holdfast.engines.extras import Examination
 from holdfast.engines.postgres.queues import purge
-from holdfast.engines.postgres.rows import BARE, WHOLE, brief_job, whole_job
-from holdfast.engines.postgres.steps import Ask, Steps, Store, only
+from holdfast.engines.postgres.rows import BARE_COLUMNS, WHOLE_COLUMNS, brief_job, whole_job
+from holdfast.engines.postgres.script import CallContext, Script, Statement, only_value
 
 KEYS_BATCH = 1_000
 
@@ -16,7 +17,7 @@ SELECT $schema.now_ms($1::bigint), current_setting('server_version'),
     current_setting('synchronous_commit'), current_setting('fsync')
 """
 _OVERDUE = f"""
-SELECT {BARE} FROM (
+SELECT {BARE_COLUMNS} FROM (
     SELECT * FROM $schema.jobs j
     WHERE j.ns = $1::int AND j.state = 1 AND j.deadline_at <= $2::bigint
     ORDER BY j.deadline_at, j.seq LIMIT $3::bigint
@@ -28,7 +29,7 @@ SELECT deadline_at FROM $schema.jobs
 WHERE ns = $1::int AND state = 1 AND deadline_at > $2::bigint ORDER BY deadline_at, seq LIMIT 1
 """
 _EXPIRED = f"""
-SELECT {BARE} FROM (
+SELECT {BARE_COLUMNS} FROM (
     SELECT * FROM $schema.jobs j
     WHERE j.ns = $1::int AND j.state = 0 AND j.expires_at <= $2::bigint
     ORDER BY j.expires_at, j.seq LIMIT $3::bigint
@@ -40,7 +41,7 @@ SELECT expires_at FROM $schema.jobs
 WHERE ns = $1::int AND state = 0 AND expires_at > $2::bigint ORDER BY expires_at, seq LIMIT 1
 """
 _FINISHED = f"""
-SELECT {WHOLE} FROM (
+SELECT {WHOLE_COLUMNS} FROM (
     SELECT p.seq, p.finished_at
     FROM $schema.queues x CROSS JOIN (VALUES (2), (3), (4)) s(state) CROSS JOIN LATERAL (
         SELECT y.seq, y.finished_at FROM $schema.jobs y
@@ -58,52 +59,101 @@ ORDER BY f.finished_at, f.seq
 """
 _FREE_KEYS = "SELECT $schema.free_keys($1::int, $2::bigint, $3::int)"
 _DROPPED = "SELECT number FROM $schema.queues WHERE ns = $1::int AND name IS NULL"
-_FORGET = """
+_DELETE_QUEUE = """
 DELETE FROM $schema.queues
 WHERE number = $1::int AND name IS NULL AND dropped_at < $schema.now_ms(NULL) - 86400000
 """
+_RECOUNT_SLOTS = "SELECT $schema.recount_slots($1::int, $2::int)"
+_RECOUNT_PARKS = "SELECT $schema.recount_parks($1::int, $2::int)"
+_RECOUNT_LANES = "SELECT $schema.recount_lanes($1::int, $2::int)"
+_RECOUNT_HEADS = (
+    "SELECT count_, next_ FROM $schema.recount_heads($1::int, $2::bigint, $3::int, $4::int)"
+)
+_RECOUNT_GROUPS = """
+SELECT count_, next_queue, next_grp
+FROM $schema.recount_groups($1::int, $2::bigint, $3::int, $4::text, $5::int)
+"""
+_UNTOLD_ENDINGS = "SELECT * FROM $schema.untold($1::int, $2::int)"
+_PRUNE_FLOW = "SELECT $schema.prune_flow($1::int, $2::bigint, $3::int)"
 
 
-def overdue(store: Store, limit: int) -> Steps[Overdue]:
-    now: int = only((yield Ask(_NOW, (store.given_ms,), alone=True)))
-    rows = yield Ask(_OVERDUE, (store.ns, now, limit), alone=True)
+def overdue(context: CallContext, limit: int) -> Script[Overdue]:
+    """Leases past their deadline, the earliest first, and the time to the next deadline."""
+    now: int = only_value((yield Statement(_NOW, (context.given_ms,), alone=True)))
+    rows = yield Statement(_OVERDUE, (context.ns, now, limit), alone=True)
     jobs = [brief_job(row) for row in rows]
     leases = tuple(Lease(job=job, token=job.token or 0, lease_ms=0) for job in jobs)
     if len(leases) >= limit:
         return Overdue(leases=leases, next_ms=0)
-    ahead = yield Ask(_NEXT_DEADLINE, (store.ns, now), alone=True)
-    return Overdue(leases=leases, next_ms=only(ahead) - now if ahead else None)
+    following = yield Statement(_NEXT_DEADLINE, (context.ns, now), alone=True)
+    return Overdue(leases=leases, next_ms=only_value(following) - now if following else None)
 
 
-def expired(store: Store, limit: int) -> Steps[Expired]:
-    now: int = only((yield Ask(_NOW, (store.given_ms,), alone=True)))
-    rows = yield Ask(_EXPIRED, (store.ns, now, limit), alone=True)
+def expired(context: CallContext, limit: int) -> Script[Expired]:
+    """Waiting jobs past their expiry, the earliest first, and the time to the next expiry."""
+    now: int = only_value((yield Statement(_NOW, (context.given_ms,), alone=True)))
+    rows = yield Statement(_EXPIRED, (context.ns, now, limit), alone=True)
     jobs = tuple(brief_job(row) for row in rows)
     if len(jobs) >= limit:
         return Expired(jobs=jobs, next_ms=0)
-    ahead = yield Ask(_NEXT_EXPIRY, (store.ns, now), alone=True)
-    return Expired(jobs=jobs, next_ms=only(ahead) - now if ahead else None)
+    following = yield Statement(_NEXT_EXPIRY, (context.ns, now), alone=True)
+    return Expired(jobs=jobs, next_ms=only_value(following) - now if following else None)
 
 
-def finished(store: Store, limit: int) -> Steps[list[Job]]:
-    """Also lets go of free keys and of what dropped queues left, a bounded number at a time."""
-    now: int = only((yield Ask(_NOW, (store.given_ms,), alone=True)))
-    rows = yield Ask(_FINISHED, (store.ns, now, limit), alone=True)
-    yield Ask(_FREE_KEYS, (store.ns, now, KEYS_BATCH), alone=True)
-    for (number,) in (yield Ask(_DROPPED, (store.ns,), alone=True)):
-        if not (yield from purge(store, number)):
-            # A call that read the queue before it was dropped may still be on its way: a day later
-            # it is not.
-            yield Ask(_FORGET, (number,), alone=True)
+def finished(context: CallContext, limit: int) -> Script[list[Job]]:
+    """Jobs past retention, the earliest first. Also removes free keys and what dropped queues left
+    behind, a bounded number at a time."""
+    now: int = only_value((yield Statement(_NOW, (context.given_ms,), alone=True)))
+    rows = yield Statement(_FINISHED, (context.ns, now, limit), alone=True)
+    yield Statement(_FREE_KEYS, (context.ns, now, KEYS_BATCH), alone=True)
+    for (number,) in (yield Statement(_DROPPED, (context.ns,), alone=True)):
+        if not (yield from purge(context, number)):
+            # Kept for a day, for calls that read the queue before it was dropped.
+            yield Statement(_DELETE_QUEUE, (number,), alone=True)
     return [whole_job(row) for row in rows]
 
 
-def examine(store: Store) -> Steps[Examination]:
-    """The server's clock, its version, and whether it keeps what it promised."""
-    [[now, version, commit, sync]] = yield Ask(_EXAMINE, (store.given_ms,))
+def examine(context: CallContext) -> Script[Examination]:
+    """The server's clock and version, and settings that can lose jobs."""
+    [[now, version, commit, fsync]] = yield Statement(_EXAMINE, (context.given_ms,))
     trouble = []
-    if sync != "on":
+    if fsync != "on":
         trouble.append("the server runs with fsync off: a crash of its machine loses jobs")
     if commit == "off":
         trouble.append("synchronous_commit is off: a crash of the server loses the last jobs")
     return Examination(now=now, versions={"PostgreSQL": version}, trouble=tuple(trouble))
+
+
+class RecountProgress:
+    """The position after the last recount; `untold` counts the endings that it found untold."""
+
+    def __init__(self) -> None:
+        self.untold = 0
+        self.lane = 0
+        self.group = (0, "")
+
+
+def recount(context: CallContext, progress: RecountProgress, limit: int) -> Script[int]:
+    """Repair slots, parked lanes, lanes, heads and groups; how many were wrong. Endings that no
+    call told the children of are left to the engine as effects."""
+    repaired: int = only_value((yield Statement(_RECOUNT_SLOTS, (context.ns, limit), alone=True)))
+    repaired += only_value((yield Statement(_RECOUNT_PARKS, (context.ns, limit), alone=True)))
+    repaired += only_value((yield Statement(_RECOUNT_LANES, (context.ns, limit), alone=True)))
+    values = (context.ns, context.given_ms, progress.lane, limit)
+    ((count, lane),) = yield Statement(_RECOUNT_HEADS, values, alone=True)
+    repaired += count
+    progress.lane = lane or 0
+    groups = (context.ns, context.given_ms, *progress.group, limit)
+    ((count, queue, group),) = yield Statement(_RECOUNT_GROUPS, groups, alone=True)
+    repaired += count
+    progress.group = (0, "") if queue is None else (queue, group)
+    left = yield from untold_endings(context, limit)
+    yield Statement(_PRUNE_FLOW, (context.ns, context.given_ms, limit), alone=True)
+    progress.untold = len(left)
+    context.effects.endings += left
+    return repaired + len(left)
+
+
+def untold_endings(context: CallContext, limit: int) -> Script[list[int]]:
+    """Endings that children should have been told of by now: the process that had to is gone."""
+    return [row[0] for row in (yield Statement(_UNTOLD_ENDINGS, (context.ns, limit), alone=True))]

@@ -1,4 +1,12 @@
-"""Jobs on their way into the database: added, written back after a change, and their timelines."""
+"""Job rows in a transaction: locked in one order, added, and written back with their timelines.
+
+Every call takes its locks in this order, so that no two calls deadlock: 1 queue names (advisory) ·
+2 domains of flow control by number (advisory) · 3 keys by queue and key · 4 job rows by seq ·
+5 queue rows by number · 6 ids of new jobs by id · 7 awaited parents by id. Rows locked at 4 are
+written after 6: an insert waits for a row that another call has written, not for a locked one.
+A lock needed out of order is tried, never waited for. Everything else that a call writes belongs
+to a row or domain that it holds.
+"""
 
 from __future__ import annotations
 
@@ -8,14 +16,24 @@ from typing import Any, NamedTuple
 from holdfast.core import checks
 from holdfast.core.lifecycle import Change
 from holdfast.core.model import Event, Job, NewJob
-from holdfast.engines.postgres import lanes
-from holdfast.engines.postgres.lanes import Spot
-from holdfast.engines.postgres.queues import Lines
-from holdfast.engines.postgres.rows import ALONE, CODES, columns, encode, extra_of
-from holdfast.engines.postgres.steps import Again, Ask, Steps, Store, only, portions
+from holdfast.engines.postgres.flow import lanes
+from holdfast.engines.postgres.flow.lanes import LaneSpot
+from holdfast.engines.postgres.queues import QueueSet, read_queues
+from holdfast.engines.postgres.rows import ALONE_BIT, CODES, columns, encode, extra_of, locked_job
+from holdfast.engines.postgres.script import (
+    CallContext,
+    Restart,
+    Script,
+    Statement,
+    chunks,
+    only_value,
+)
 
-_PUT = """
-SELECT $schema.put($1::int, $2::bigint, $3::int[], $4::int[], $5::bigint[], $6::text[],
+HAS_LANE, HAS_GROUP, HAS_PARENTS, HAS_CHILDREN, IS_BEHIND = 1, 2, 4, 8, 16
+"""Bits of the column `flow`."""
+
+_ADD = """
+SELECT $schema.add_jobs($1::int, $2::bigint, true, $3::int[], $4::int[], $5::bigint[], $6::text[],
     $7::text[], $8::bytea[], $9::smallint[], $10::bigint[], $11::bigint[], $12::text[],
     $13::text[], $14::text[], $15::bigint[], $16::bytea[], $17::int[], $18::smallint[],
     $19::int[])
@@ -32,20 +50,35 @@ _DRAW = """
 SELECT $schema.now_ms($1::bigint),
        ARRAY(SELECT nextval('$schema.numbers') FROM generate_series(1, $2::int))
 """
-_WIDTH = 29
+_REWRITE_COLUMNS = 29
 _EVENTS = """
 INSERT INTO $schema.events (job, body) SELECT * FROM unnest($1::bigint[], $2::bytea[])
 """
-_FORGET = """
+_CLEAR_NOTES = """
 UPDATE $schema.notes SET progress = NULL, checkpoint = NULL WHERE job = ANY ($1::bigint[])
 """
+_HAVE_FLOW = """
+SELECT EXISTS (
+    SELECT FROM (
+        SELECT u.id FROM unnest($2::text[]) AS u(id)
+        UNION ALL
+        SELECT k.id FROM unnest($3::int[], $4::text[]) AS u(queue, key)
+        CROSS JOIN LATERAL (
+            SELECT x.id FROM $schema.keys x WHERE x.queue = u.queue AND x.key = u.key OFFSET 0
+        ) k
+    ) w
+    CROSS JOIN LATERAL (
+        SELECT FROM $schema.jobs j WHERE j.id = w.id AND j.ns + 0 = $1::int AND j.flow <> 0 OFFSET 0
+    ) j
+)
+"""
+_HOLD = "SELECT * FROM $schema.hold_ids($1::int, $2::text[], $3::boolean)"
+_NOTED = 29
+"""The position of `noted` in a row of the SQL type `kept`."""
 
 
-HAS_LANE, HAS_GROUP, HAS_PARENTS, HAS_CHILDREN, IS_BEHIND = 1, 2, 4, 8, 16
-
-
-class Kept(NamedTuple):
-    """A job that may change: as it was read, as it is to be, and what goes with it."""
+class LockedJob(NamedTuple):
+    """A job whose row is locked: as read, as it is to be written, and what is written with it."""
 
     before: Job
     after: Job
@@ -55,121 +88,196 @@ class Kept(NamedTuple):
     forgets: bool = False
 
 
-def changed(kept: Kept, change: Change, numbers: Iterator[int]) -> Kept:
-    """One more change to a job that is not yet written back; at the tail it has a new place."""
+def lock_flow(
+    context: CallContext, jobs: Sequence[NewJob | Job], queues: QueueSet, ids: Iterable[str] = ()
+) -> Script[bool]:
+    """Lock the domains of the queues, of the jobs' parents and of the jobs with these ids, if one
+    of them has flow control. Returns whether they are locked."""
+    parents = {id_ for job in jobs for id_ in job.after}
+    needed = bool(context.effects.locks or parents or queues.laned)
+    needed = needed or any(job.group is not None for job in jobs)
+    is_final = context.effects.is_final
+    if is_final and not needed:
+        keyed = [
+            (queues.number(job.queue), job.key) for job in jobs if job.key and job.queue in queues
+        ]
+        needed = yield from have_flow(context, ids, keyed)
+    if not needed:
+        return False
+    involved = parents.union(ids)
+    # In a caller's transaction the children are told right after: their domains are needed too.
+    names = yield from lanes.queues_of(context, involved, below=is_final)
+    unread = {name for name in names if name not in queues}
+    if unread:
+        queues.add((yield from read_queues(context, unread)))
+    yield from lanes.lock(queues.numbers)
+    if is_final:
+        # A child that arrived before the lock may be in a queue that is not locked.
+        names = yield from lanes.queues_of(context, involved, below=True)
+        if not all(name in queues for name in names):
+            raise Restart
+    return True
+
+
+def have_flow(
+    context: CallContext, ids: Iterable[str], keys: Iterable[tuple[int, str]] = ()
+) -> Script[bool]:
+    """Whether one of the jobs with these ids, or a holder of these keys, has flow control. Rows are
+    not locked."""
+    values = (context.ns, list(ids), *columns(keys, 2))
+    return bool(only_value((yield Statement(_HAVE_FLOW, values))))
+
+
+def lock_jobs(
+    context: CallContext, ids: Iterable[str], *, with_payload: bool
+) -> Script[dict[str, LockedJob]]:
+    """Lock the rows of these jobs in the order of seq, and read them."""
+    rows = yield Statement(_HOLD, (context.ns, list(ids), with_payload))
+    return {row[0]: LockedJob(job := locked_job(row), job, row[_NOTED]) for row in rows}
+
+
+def add_queues(
+    context: CallContext, queues: QueueSet, names: Iterable[str], *, locked: bool
+) -> Script[None]:
+    """Add queues that locked jobs were moved to. Queues are locked before jobs, so the script
+    starts again with them; if it cannot, their locks must be free and they must have no lanes."""
+    unread = {name for name in names if name not in queues}
+    if not unread:
+        return
+    if locked or not context.effects.is_final:
+        context.effects.queues |= unread
+        context.effects.locks = True
+        raise Restart
+    further = yield from read_queues(context, unread, lock="try")
+    if further.laned:
+        raise Restart
+    queues.add(further)
+
+
+def with_change(job: LockedJob, change: Change, numbers: Iterator[int]) -> LockedJob:
+    """The job after one more change; a change to the tail of the queue takes a new place."""
     event = () if change.event is None else (checks.clean_event(change.event),)
-    return kept._replace(
+    return job._replace(
         after=change.job,
-        place=next(numbers) if change.tail else kept.place,
-        events=kept.events + event,
-        forgets=kept.forgets or change.forgets,
+        place=next(numbers) if change.tail else job.place,
+        events=job.events + event,
+        forgets=job.forgets or change.forgets,
     )
 
 
-def draw(store: Store, count: int) -> Steps[tuple[int, Iterator[int]]]:
-    """The instant, and numbers for arrivals and places: they decide the order within a batch."""
-    ((now, numbers),) = yield Ask(_DRAW, (store.given_ms, count))
+def draw_numbers(context: CallContext, count: int) -> Script[tuple[int, Iterator[int]]]:
+    """The instant of the call, and ascending numbers for arrivals and places."""
+    ((now, numbers),) = yield Statement(_DRAW, (context.given_ms, count))
     return now, iter(numbers)
 
 
 def job_columns(jobs: Sequence[NewJob]) -> tuple[list[Any], ...]:
-    """Ids, tasks, payloads and so on; a column of nothing but defaults is empty, which is cheaper
-    to send and means the same."""
+    """Ids, tasks, payloads and so on. A column of nothing but defaults is sent empty, which means
+    the same and costs less."""
     return (
         [job.id for job in jobs],
         [job.task for job in jobs],
         [job.payload for job in jobs],
-        _unless_plain([-job.priority for job in jobs], 0),
-        _unless_plain([job.delay_ms for job in jobs], 0),
-        _unless_plain([job.expires_ms for job in jobs], None),
-        _unless_plain([job.key for job in jobs], None),
-        _unless_plain([job.tenant for job in jobs], None),
-        _unless_plain([job.group for job in jobs], None),
-        _unless_plain([job.overrides.lease_ms for job in jobs], None),
-        _unless_plain([extra_of(job) for job in jobs], None),
+        _unless_all([-job.priority for job in jobs], 0),
+        _unless_all([job.delay_ms for job in jobs], 0),
+        _unless_all([job.expires_ms for job in jobs], None),
+        _unless_all([job.key for job in jobs], None),
+        _unless_all([job.tenant for job in jobs], None),
+        _unless_all([job.group for job in jobs], None),
+        _unless_all([job.overrides.lease_ms for job in jobs], None),
+        _unless_all([extra_of(job) for job in jobs], None),
     )
 
 
-def _unless_plain(column: list[Any], plain: object) -> list[Any]:
-    return [] if column.count(plain) == len(column) else column
+def _unless_all(column: list[Any], default: object) -> list[Any]:
+    """The column, or an empty one if it holds nothing but the default."""
+    return [] if column.count(default) == len(column) else column
 
 
-def put(
-    store: Store, now: int, added: dict[int, NewJob], lines: Lines, parents: dict[int, int]
-) -> Steps[None]:
-    """Add jobs, by their numbers, whose admission is decided. `parents` says of how many of them
-    a job waits for, for those that have any."""
-    spots = {number: lines.spot(job) for number, job in added.items()}
-    found = yield from lanes.resolve(store, spots.values())
-    for portion in portions(added.items(), lambda entry: len(entry[1].payload)):
-        jobs = [job for _, job in portion]
+def add_jobs(
+    context: CallContext,
+    now: int,
+    added: dict[int, NewJob],
+    queues: QueueSet,
+    parent_counts: dict[int, int],
+) -> Script[None]:
+    """Insert admitted jobs, given by number, with how many parents each of them waits for."""
+    spots = {number: queues.spot(job) for number, job in added.items()}
+    lane_numbers = yield from lanes.resolve(context, spots.values())
+    # New ids are locked in their order.
+    ordered = sorted(added.items(), key=lambda entry: entry[1].id)
+    for chunk in chunks(ordered, lambda entry: len(entry[1].payload)):
+        jobs = [job for _, job in chunk]
         names = sorted({job.queue for job in jobs})
         refs = {name: position for position, name in enumerate(names, 1)}
         values = (
-            store.ns, now, [lines.number(name) for name in names],
+            context.ns, now, [queues.number(name) for name in names],
             [refs[job.queue] for job in jobs] if len(names) > 1 else [],
-            [number for number, _ in portion], *job_columns(jobs),
-            _unless_plain([_number(spots[number], found) for number, _ in portion], None),
-            _unless_plain(
-                [_flow(job, spots[number], parents.get(number, 0)) for number, job in portion], 0
+            [number for number, _ in chunk], *job_columns(jobs),
+            _unless_all([_lane(spots[number], lane_numbers) for number, _ in chunk], None),
+            _unless_all(
+                [_flow(job, spots[number], parent_counts.get(number, 0)) for number, job in chunk],
+                0,
             ),
-            _unless_plain(
-                [parents.get(number, 0) + (job.group is not None) for number, job in portion], 0
+            _unless_all(
+                [parent_counts.get(number, 0) + (job.group is not None) for number, job in chunk],
+                0,
             ),
         )  # fmt: skip
-        yield Ask(_PUT, values)
+        yield Statement(_ADD, values)
 
 
-def _number(spot: Spot | None, found: dict[Spot, int]) -> int | None:
-    return None if spot is None else found[spot]
+def _lane(spot: LaneSpot | None, lane_numbers: dict[LaneSpot, int]) -> int | None:
+    return None if spot is None else lane_numbers[spot]
 
 
-def _flow(job: NewJob, spot: Spot | None, parents: int) -> int:
-    """The bits of the column `flow`: whoever is in a group is behind until it is exposed."""
+def _flow(job: NewJob, spot: LaneSpot | None, parents: int) -> int:
+    """The column `flow` of a new job. One in a group is behind until the group exposes it."""
     grouped = (HAS_GROUP | IS_BEHIND) * (job.group is not None)
     return HAS_LANE * (spot is not None) | grouped | HAS_PARENTS * bool(parents)
 
 
 def rewrite(
-    store: Store, kept: Iterable[Kept], lines: Lines, *, now: int, locked: bool
-) -> Steps[None]:
-    """Write changed jobs back, each on the version that was read, and their timeline rows."""
-    written = [one for one in kept if one.after is not one.before]
-    spots = [lines.spot(one.after) for one in written]
+    context: CallContext, jobs: Iterable[LockedJob], queues: QueueSet, *, now: int, locked: bool
+) -> Script[None]:
+    """Write changed jobs back, each on the version that was read, and their events. `locked` says
+    that the flow locks are held."""
+    changed = [job for job in jobs if job.after is not job.before]
+    spots = [queues.spot(job.after) for job in changed]
     if any(spots) and not locked:
-        store.duties.locks = True
-        raise Again
-    found = yield from lanes.resolve(store, spots)
-    numbered = [(one, _number(spot, found)) for one, spot in zip(written, spots, strict=True)]
-    for portion in portions(numbered, lambda entry: _bytes_written(entry[0])):
-        values = columns((_row(one, lane, lines) for one, lane in portion), _WIDTH)
-        endings = only((yield Ask(_REWRITE, (store.ns, now, locked, *values))))
+        context.effects.locks = True
+        raise Restart
+    lane_numbers = yield from lanes.resolve(context, spots)
+    rows = [(job, _lane(spot, lane_numbers)) for job, spot in zip(changed, spots, strict=True)]
+    for chunk in chunks(rows, lambda entry: _bytes_written(entry[0])):
+        values = columns((_row(job, lane, queues) for job, lane in chunk), _REWRITE_COLUMNS)
+        endings = only_value((yield Statement(_REWRITE, (context.ns, now, locked, *values))))
         if endings is None:
-            # It was changed, or it has a flow that nobody knew of.
-            store.duties.locks = True
-            raise Again
-        store.duties.endings += endings
-    forgetful = [one.before.seq for one in written if one.forgets and one.noted]
-    if forgetful:
-        yield Ask(_FORGET, (forgetful,))
-    told = [(one.before.seq, encode(event)) for one in written for event in one.events]
-    for events in portions(told, lambda row: len(row[1])):
-        yield Ask(_EVENTS, columns(events, 2))
+            # A job was changed by another call, or has flow control that was not known of.
+            context.effects.locks = True
+            raise Restart
+        context.effects.endings += endings
+    forgetting = [job.before.seq for job in changed if job.forgets and job.noted]
+    if forgetting:
+        yield Statement(_CLEAR_NOTES, (forgetting,))
+    events = [(job.before.seq, encode(event)) for job in changed for event in job.events]
+    for some in chunks(events, lambda row: len(row[1])):
+        yield Statement(_EVENTS, columns(some, 2))
 
 
-def _bytes_written(kept: Kept) -> int:
-    payload = b"" if kept.after.payload is kept.before.payload else kept.after.payload
-    return len(payload) + len(kept.after.result or b"")
+def _bytes_written(job: LockedJob) -> int:
+    payload = b"" if job.after.payload is job.before.payload else job.after.payload
+    return len(payload) + len(job.after.result or b"")
 
 
-def _row(kept: Kept, lane: int | None, lines: Lines) -> tuple[Any, ...]:
-    before, job = kept.before, kept.after
+def _row(locked: LockedJob, lane: int | None, queues: QueueSet) -> tuple[Any, ...]:
+    before, job = locked.before, locked.after
     return (
-        before.seq, before.version, lines.number(job.queue), CODES[job.state], -job.priority,
-        job.due_at, kept.place, job.expires_at, job.version, job.attempt, job.crashes,
-        job.releases | ALONE * job.alone, job.token, job.deadline_at, job.finished_at,
-        job.overrides.lease_ms, job.cancel_requested, kept.noted, job.task, job.tenant, job.group,
-        job.origin, job.reason and str(job.reason), extra_of(job),
+        before.seq, before.version, queues.number(job.queue), CODES[job.state], -job.priority,
+        job.due_at, locked.place, job.expires_at, job.version, job.attempt, job.crashes,
+        job.releases | ALONE_BIT * job.alone, job.token, job.deadline_at, job.finished_at,
+        job.overrides.lease_ms, job.cancel_requested, locked.noted, job.task, job.tenant,
+        job.group, job.origin, job.reason and str(job.reason), extra_of(job),
         None if job.payload is before.payload else job.payload, job.result, job.fingerprint,
         lane, job.key,
     )  # fmt: skip

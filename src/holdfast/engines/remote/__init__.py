@@ -1,4 +1,4 @@
-"""Another Holdfast, over its server."""
+"""The engine of a Holdfast server, over HTTP."""
 
 from holdfast.engines.remote.engine import RemoteEngine
 

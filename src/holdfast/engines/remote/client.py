@@ -1,7 +1,7 @@
-"""One server: a call of a verb in, its answer or its error out.
+"""Calls the verbs of one server, and turns its errors into exceptions.
 
-What is safe to repeat is repeated while the server is away, with pauses that grow, are drawn anew
-each time, and are never shorter than the server asks for.
+While the server is away, calls that are safe to repeat are repeated with growing random pauses,
+never shorter than the server asks for.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from holdfast.engines.remote.connection import Answer, Cut
-from holdfast.engines.remote.pool import Pool, Unreachable
-from holdfast.engines.verbs import CONTENT_TYPE, VERBS, About, Enqueue
+from holdfast.core.codec import trace_parent
+from holdfast.engines.remote.connection import ConnectionCut, HttpPool, HttpReply, ServerUnreachable
+from holdfast.engines.verbs import CONTENT_TYPE, VERBS, About, EnqueueCall
 from holdfast.errors import (
     BY_CODE,
     EngineClosed,
@@ -29,26 +29,25 @@ from holdfast.errors import (
     Unsupported,
     UsageError,
 )
-from holdfast.tracing import parent_of
 
 ANSWER_S = 30.0
 PATIENCE_S = 10.0
 _PAUSE_S, _PAUSE_S_MAX = 0.05, 2.0
 _JSON = "application/json"
 _BODY_MAX = 1024 * 1024 * 1024
-"""A thousand jobs of a megabyte each is the most that any verb answers."""
+"""The largest answer of any verb: a thousand jobs of a megabyte."""
 
 _encode = msgspec.msgpack.Encoder().encode
 
 
-class NotTaken(UsageError):
-    """The call does not fit into words: a value of it is of a wrong kind. Nothing was changed."""
+class UnsendableCall(UsageError):
+    """A value of the call cannot be encoded or has a wrong type. Nothing was changed."""
 
     code = "invalid_request"
 
 
-class Trouble(msgspec.Struct):
-    """An error as the server tells it."""
+class ServerError(msgspec.Struct):
+    """An error in an answer of the server."""
 
     code: str
     message: str = ""
@@ -56,16 +55,16 @@ class Trouble(msgspec.Struct):
     known: bytes | None = None
 
 
-class _Wrong(msgspec.Struct):
-    error: Trouble
+class _ErrorReply(msgspec.Struct):
+    error: ServerError
 
 
-_read_wrong = msgspec.msgpack.Decoder(_Wrong).decode
+_read_wrong = msgspec.msgpack.Decoder(_ErrorReply).decode
 _read_about = msgspec.msgpack.Decoder(About).decode
 
 
-class Client:
-    """`place` is the server's address, without the token, which is in `headers`."""
+class ServerClient:
+    """`place` is the server's address without the token, which is in `headers`."""
 
     def __init__(
         self, place: str, *, headers: Mapping[str, str], tls: ssl.SSLContext | None
@@ -73,7 +72,7 @@ class Client:
         self.place = place
         parts = urlsplit(place)
         port = parts.port or (443 if parts.scheme == "https" else 80)
-        self._pool = Pool(parts.hostname or "", port, tls=tls, body_max=_BODY_MAX)
+        self._pool = HttpPool(parts.hostname or "", port, tls=tls, body_max=_BODY_MAX)
         self._path = parts.path
         given = {
             "host": parts.netloc,
@@ -93,7 +92,7 @@ class Client:
         try:
             answer = await self._repeat(request, repeatable=True, patience_s=patience_s)
         except OutcomeUnknown as error:
-            # Nothing was to be done.
+            # The request only reads, so nothing can have been done.
             hint = "; does it serve https://?" if self.place.startswith("http:") else ""
             raise EngineUnavailable(f"{error}{hint}") from None
         about: About = self._read(answer, _read_about)
@@ -109,9 +108,9 @@ class Client:
         until: float | None = None,
         unheard: Callable[[Any], None] | None = None,
     ) -> Any:
-        """What the server's engine answered. A function is asked at each try what to carry. With
-        `until` the loop's time, and not patience, bounds the tries. `unheard` gets an answer that
-        came when its caller had just been cancelled."""
+        """Call a verb of the server's engine. `carried` may be a function that makes the arguments
+        anew for each try. The tries end at the loop time `until`, or after `patience_s`. `unheard`
+        gets an answer that arrived after the caller was cancelled."""
         known = VERBS[verb]
         request = partial(self._call_of, verb, carried)
         answer = await self._repeat(
@@ -130,7 +129,7 @@ class Client:
             raise
 
     async def ask(self, method: str, path: str, body: bytes = b"") -> bytes:
-        """An operation of the server that is no verb: JSON in and out."""
+        """Call a REST operation of the server: JSON in and out."""
         head = self._head(method, path).replace(CONTENT_TYPE.encode(), _JSON.encode())
         request = b"%b%d\r\n\r\n%b" % (head, len(body), body)
         answer = await self._repeat(
@@ -141,7 +140,7 @@ class Client:
         if answer.status < 300:
             return answer.body
         try:
-            trouble = msgspec.json.decode(answer.body, type=_Wrong).error
+            trouble = msgspec.json.decode(answer.body, type=_ErrorReply).error
         except msgspec.MsgspecError:
             raise EngineError(f"{self.place} answered {answer.status}") from None
         raise _error(trouble, answer.status)
@@ -150,14 +149,14 @@ class Client:
         try:
             body = _encode(carried() if callable(carried) else carried)
         except (TypeError, ValueError, OverflowError) as error:
-            raise NotTaken(f"this cannot be sent: {error}") from None
+            raise UnsendableCall(f"this cannot be sent: {error}") from None
         head = self._heads[verb]
-        if isinstance(carried, Enqueue) and carried.jobs and carried.jobs[0].headers:
+        if isinstance(carried, EnqueueCall) and carried.jobs and carried.jobs[0].headers:
             head = _with_trace(head, carried.jobs[0].headers)
         return b"%b%d\r\n\r\n%b" % (head, len(body), body)
 
     def _head(self, method: str, path: str) -> bytes:
-        """All but the length, which comes last."""
+        """The request head without the value of content-length, which comes last."""
         text = f"{method} {self._path}{path} HTTP/1.1\r\n{self._headers}content-length: "
         return text.encode("ascii")
 
@@ -169,9 +168,9 @@ class Client:
         patience_s: float,
         until: float | None = None,
         answer_s: float = ANSWER_S,
-        unheard: Callable[[Answer], None] | None = None,
-    ) -> Answer:
-        """An answer of the server itself, sooner or later."""
+        unheard: Callable[[HttpReply], None] | None = None,
+    ) -> HttpReply:
+        """Send the request until the server itself answers, or the time is over."""
         end = until
         doubtful = False
         pause_s = _PAUSE_S
@@ -180,21 +179,21 @@ class Client:
             try:
                 words = request if isinstance(request, bytes) else request()
                 answer = await self._pool.ask(words, timeout_s=answer_s, unheard=unheard)
-            except Unreachable as error:
+            except ServerUnreachable as error:
                 why, again = str(error), True
-            except Cut as error:
+            except ConnectionCut as error:
                 why, again, doubtful = str(error), repeatable, True
             else:
                 if answer.status not in (502, 503, 504):
                     return answer
-                if _said(answer) == CONTENT_TYPE:
+                if _content_type(answer) == CONTENT_TYPE:
                     if answer.status != 503:
                         return answer
-                    # The server itself says that it did nothing.
+                    # The server itself refused: it did nothing.
                     why, again, asked_s = self._refusal(answer), True, _seconds(answer.retry_after)
                 else:
-                    # Whoever lies between may have sent it on.
-                    why = f"something between here and the server answered {answer.status}"
+                    # A proxy answered: it may have forwarded the request.
+                    why = f"a proxy before the server answered {answer.status}"
                     again, doubtful = repeatable, True
             if self._pool.closed and not doubtful:
                 raise EngineClosed("the engine was closed")
@@ -211,76 +210,80 @@ class Client:
             return OutcomeUnknown(f"{self.place} did not answer: {why}")
         return EngineUnavailable(f"{self.place} cannot be reached: {why}")
 
-    def _refusal(self, answer: Answer) -> str:
+    def _refusal(self, answer: HttpReply) -> str:
         try:
             return _read_wrong(answer.body).error.message
         except msgspec.MsgspecError:
             return "it is overloaded"
 
-    def _read(self, answer: Answer, read: Callable[[bytes], Any]) -> Any:
-        said = _said(answer)
+    def _read(self, answer: HttpReply, read: Callable[[bytes], Any]) -> Any:
+        content_type = _content_type(answer)
         try:
-            if answer.status == 404 and said == _JSON and _is_unknown_path(answer.body):
+            if answer.status == 404 and content_type == _JSON and _is_unknown_path(answer.body):
                 raise EngineError(
-                    f"{self.place} does not know what it is asked here: correct the path of the "
-                    "URL, or let both ends be of the same version"
+                    f"{self.place} does not know this request: correct the path of the URL, or use "
+                    "the same version of Holdfast at both ends"
                 )
-            if said != CONTENT_TYPE:
-                raise msgspec.DecodeError(f"it answered {answer.status} with {said or 'nothing'}")
+            if content_type != CONTENT_TYPE:
+                raise msgspec.DecodeError(
+                    f"it answered {answer.status} with {content_type or 'nothing'}"
+                )
             if answer.status < 300:
                 return read(answer.body)
             trouble = _read_wrong(answer.body).error
         except msgspec.MsgspecError as error:
-            raise EngineError(f"{self.place} is no server of Holdfast's: {error}") from None
+            raise EngineError(f"{self.place} is not a Holdfast server: {error}") from None
         raise _error(trouble, answer.status)
 
     def _hear(
-        self, late: Answer, read: Callable[[bytes], Any], unheard: Callable[[Any], None]
+        self, late: HttpReply, read: Callable[[bytes], Any], unheard: Callable[[Any], None]
     ) -> None:
-        if late.status < 300 and _said(late) == CONTENT_TYPE:
+        if late.status < 300 and _content_type(late) == CONTENT_TYPE:
             unheard(read(late.body))
 
 
 def _is_unknown_path(body: bytes) -> bool:
-    """Said by a server of Holdfast's, and by nobody else."""
+    """True for the error that only a Holdfast server sends."""
     try:
-        return msgspec.json.decode(body, type=_Wrong).error.code == "unknown_path"
+        return msgspec.json.decode(body, type=_ErrorReply).error.code == "unknown_path"
     except msgspec.MsgspecError:
         return False
 
 
-def _said(answer: Answer) -> str:
+def _content_type(answer: HttpReply) -> str:
     return answer.content_type.partition(";")[0].strip()
 
 
 def _seconds(text: str) -> float:
-    """Of a Retry-After; a date in it is left alone."""
+    """The seconds of a Retry-After header; 0 if it is missing or a date."""
     return float(text) if text.isascii() and text.isdecimal() and len(text) < 6 else 0.0
 
 
-def _error(trouble: Trouble, status: int) -> HoldfastError:
+def _error(trouble: ServerError, status: int) -> HoldfastError:
     kind = BY_CODE.get(trouble.code, UsageError)
-    if trouble.code in (NotTaken.code, "bad_request"):
-        return NotTaken(trouble.message)
+    if trouble.code in (UnsendableCall.code, "bad_request"):
+        return UnsendableCall(trouble.message)
     if status >= 500 and not issubclass(kind, (EngineError, UsageError)):
         return EngineError(trouble.message)
     if status == 504 and kind is UsageError:
-        # It was given up with nothing changed.
+        # The server gave up before it changed anything.
         return EngineUnavailable(trouble.message)
     if kind is Unsupported:
         detail = trouble.detail
-        return Unsupported(str(detail.get("engine")), str(detail.get("feature")))
+        return Unsupported(
+            str(detail.get("engine")), str(detail.get("feature")), str(detail.get("remedy") or "")
+        )
     if kind is OutcomeUnknown:
         return OutcomeUnknown(trouble.message, known={-1: trouble.known} if trouble.known else None)
     if kind is EngineClosed:
-        # That one is the server's, which will be back.
+        # The server's engine is closed, not this one: it will be back.
         return EngineUnavailable(trouble.message)
     return kind(trouble.message)
 
 
 def _with_trace(head: bytes, headers: Mapping[str, str]) -> bytes:
-    """The request belongs to the trace of what it carries."""
-    parent = parent_of(headers)
+    """The request head with the trace of the job it carries."""
+    parent = trace_parent(headers)
     if parent is None:
         return head
     line, _, length = head.rpartition(b"\r\n")

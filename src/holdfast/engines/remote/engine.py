@@ -1,7 +1,7 @@
-"""Another Holdfast as an engine: every verb is one request to its server.
+"""RemoteEngine: the engine of a Holdfast server; every verb is one request.
 
-It holds nothing and decides nothing. What is safe to repeat is repeated while the server is away;
-a lease that was being waited for when the caller left is let go by the server.
+It stores and decides nothing. Calls that are safe to repeat are repeated while the server is away.
+If a caller leaves while it waits for a lease, the server releases what it granted.
 """
 
 from __future__ import annotations
@@ -10,15 +10,15 @@ import asyncio
 import logging
 import random
 import ssl
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import msgspec
 from msgspec.structs import replace
 
-from holdfast.core import checks
-from holdfast.core.flow import Flow, Waits
+from holdfast.core import bounds, checks
 from holdfast.core.model import (
+    Flow,
     Job,
     JobFilter,
     Lease,
@@ -32,12 +32,14 @@ from holdfast.core.model import (
     Renewal,
     Tally,
     TallyBy,
+    Waits,
 )
 from holdfast.core.verdict import Amendment, Outcome, Release, Settlement
 from holdfast.engines import verbs
-from holdfast.engines.base import ANY, Examination, Expired, Known, Overdue, Saved, Traits
-from holdfast.engines.remote import parting, unfit
-from holdfast.engines.remote.client import ANSWER_S, Client, NotTaken
+from holdfast.engines.base import ANY, Expired, Known, Overdue, Saved, Traits
+from holdfast.engines.extras import Examination
+from holdfast.engines.remote import calls
+from holdfast.engines.remote.client import ANSWER_S, ServerClient, UnsendableCall
 from holdfast.errors import (
     ConfigError,
     EngineClosed,
@@ -52,22 +54,22 @@ from holdfast.errors import (
 _log = logging.getLogger("holdfast.remote")
 
 _WAIT_S_ONE = 20.0
-"""The longest wait of one request: what lies between may cut off a silent one."""
+"""The longest wait of one request: proxies may cut off a silent one."""
 _OPEN_PATIENCE_S = 3.0
 _RENEW_S = 5.0
-"""A renewal that hangs is worth a new connection sooner than anything else."""
+"""A renewal must not hang: try a new connection early."""
 _PAUSE_S = 0.5
 _CURSOR_MAX = 10**400 - 1
 
-_UNSEEN = Traits(
+_BEFORE_OPEN = Traits(
     name="remote", durable=True, shared=True, groups=True, dependencies=True, rates=True
 )
 
 
 class RemoteEngine:
-    """See `Engine`. `place` is the server's address. `namespace` is for a token that may choose;
-    `ca` is a file of certificates to trust instead of the system's, `cert` one with a certificate
-    to show and its key."""
+    """See `Engine`. `place` is the server's address. `namespace` is for tokens that may choose one;
+    `ca` is a file of CA certificates to use instead of the system's, `cert` a file with a client
+    certificate and its key."""
 
     def __init__(
         self,
@@ -86,26 +88,27 @@ class RemoteEngine:
             self._headers["holdfast-namespace"] = namespace
         self._ca = ca
         self._cert = cert
-        self._client: Client | None = None
-        self._traits = _UNSEEN
+        self._client: ServerClient | None = None
+        self._traits = _BEFORE_OPEN
         self._releases: set[asyncio.Task[None]] = set()
 
     @property
     def traits(self) -> Traits:
-        """Those of the server's engine. Through the server it is shared, whatever it is."""
+        """The traits of the server's engine, which checks them; through the server any engine is
+        shared. Full until the engine is open."""
         return self._traits
 
     async def open(self) -> None:
         if self._client is not None:
             return
-        client = Client(self.place, headers=self._headers, tls=self._tls())
+        client = ServerClient(self.place, headers=self._headers, tls=self._tls())
         try:
             about = await client.about(patience_s=_OPEN_PATIENCE_S)
         except BaseException as error:
             client.close()
             if isinstance(error, Unauthenticated) and "authorization" not in self._headers:
                 remedy = "give it as HOLDFAST_TOKEN, or before the host as hf_…@"
-                raise Unauthenticated(f"{self.place} asks for a token: {remedy}") from None
+                raise Unauthenticated(f"{self.place} requires a token: {remedy}") from None
             raise
         self._traits = replace(about.traits, name="remote", shared=True, transactional=False)
         self._client = client
@@ -118,40 +121,48 @@ class RemoteEngine:
             client.close()
 
     async def examine(self, *, deep: bool = False) -> Examination:
-        """By the server, of its store: for whoever may ask for that. The time is for everybody."""
+        """The server's report on its store; only the time if the token may not read it."""
         try:
-            found: Examination = await self._call("examine", verbs.Examine(deep))
+            found: Examination = await self._call("examine", verbs.ExamineCall(deep))
         except (Forbidden, Unsupported):
             return Examination(now=(await self._opened.about()).now)
         return found
 
     async def ask(self, method: str, path: str, body: bytes = b"") -> bytes:
-        """What only a server has, and is no verb of an engine: in JSON."""
+        """Call a REST operation of the server: JSON in and out."""
         return await self._opened.ask(method, path, body)
 
     async def declare(self, queue: Queue, *, instead_of: Known = ANY) -> bool:
         checks.check_queue(queue)
         known = msgspec.UNSET if instead_of is ANY else instead_of
-        written: bool = await self._call("declare", verbs.Declare(queue, known))
+        written: bool = await self._call("declare", verbs.DeclareCall(queue, known))
         return written
 
     async def drop(self, name: str) -> None:
-        await self._called("drop", verbs.Drop(name))
+        await self._call_by_name("drop", verbs.DropCall(name))
 
-    async def queues(self, *, counts: bool = True) -> list[QueueView]:
-        views: list[QueueView] = await self._call("queues", verbs.Queues(counts))
+    async def queues(
+        self, *, names: Collection[str] | None = None, counts: bool = True
+    ) -> list[QueueView]:
+        valid = None
+        if names is not None:
+            valid = [name for name in names if bounds.QUEUE_NAME.match(name)]
+        views: list[QueueView] = await self._call("queues", verbs.QueuesCall(counts, valid))
+        if valid is not None:
+            # A server that does not know of names sends all queues.
+            views = [view for view in views if view.queue.name in valid]
         return views
 
     async def enqueue(self, jobs: Sequence[NewJob]) -> list[Receipt]:
         checks.check_batch(len(jobs))
-        parts = parting.jobs(jobs)
+        parts = calls.split_jobs(jobs)
         receipts: list[Receipt] = await self._in_parts(
-            parts, "enqueue", verbs.Enqueue, jobs, unfit.jobs
+            parts, "enqueue", verbs.EnqueueCall, jobs, calls.unsendable_jobs
         )
         return receipts
 
     async def lease(self, request: LeaseRequest) -> list[Lease]:
-        """A wait goes on through an outage; what it met last is told at its end."""
+        """Keeps waiting through an outage; raises the last error if the outage lasts to the end."""
         checks.check_request(request)
         loop = asyncio.get_running_loop()
         end = loop.time() + request.wait_ms / 1000
@@ -162,14 +173,14 @@ class RemoteEngine:
             return verbs.LeaseCall(replace(request, wait_ms=round(wait_s * 1000)))
 
         while True:
-            asked = loop.time()
+            sent_at = loop.time()
             try:
                 leases: list[Lease] = await client.call(
                     "lease",
                     asking,
                     answer_s=ANSWER_S + _WAIT_S_ONE,
                     until=end if request.wait_ms else None,
-                    unheard=self._let_go,
+                    unheard=self._release_soon,
                 )
             except (EngineClosed, OutcomeUnknown):
                 if self._client is client:
@@ -178,39 +189,39 @@ class RemoteEngine:
             now = loop.time()
             if leases or now >= end or self._client is not client:
                 return leases
-            if now - asked < min(end - asked, _WAIT_S_ONE) / 2:
-                # One that is ending may answer every wait at once.
+            if now - sent_at < min(end - sent_at, _WAIT_S_ONE) / 2:
+                # A server that shuts down answers every wait at once: do not spin.
                 await asyncio.sleep(min(random.uniform(0, _PAUSE_S), end - now))
 
     async def renew(self, renewals: Sequence[Renewal]) -> list[Lease | None]:
         checks.check_renewals(renewals)
         answers: list[Lease | None] = await self._fitting(
-            "renew", _carried_renewals, renewals, unfit.renewals
+            "renew", _carried_renewals, renewals, calls.unsendable_renewals
         )
         return answers
 
     async def settle(self, settlements: Sequence[Settlement]) -> list[Outcome]:
         checks.check_batch(len(settlements))
-        parts = parting.settlements(settlements)
+        parts = calls.split_settlements(settlements)
         outcomes: list[Outcome] = await self._in_parts(
-            parts, "settle", _carried_settlements, settlements, unfit.settlements
+            parts, "settle", _carried_settlements, settlements, calls.unsendable_settlements
         )
         return outcomes
 
     async def overdue(self, limit: int) -> Overdue:
-        found: Overdue = await self._call("overdue", verbs.Bounded(limit))
+        found: Overdue = await self._call("overdue", verbs.LimitCall(limit))
         return found
 
     async def expired(self, limit: int) -> Expired:
-        found: Expired = await self._call("expired", verbs.Bounded(limit))
+        found: Expired = await self._call("expired", verbs.LimitCall(limit))
         return found
 
     async def finished(self, limit: int) -> list[Job]:
-        jobs: list[Job] = await self._call("finished", verbs.Bounded(limit))
+        jobs: list[Job] = await self._call("finished", verbs.LimitCall(limit))
         return jobs
 
     async def recount(self, limit: int) -> int:
-        count: int = await self._call("recount", verbs.Bounded(limit))
+        count: int = await self._call("recount", verbs.LimitCall(limit))
         return count
 
     async def flow(self, queue: str, *, limit: int) -> Flow:
@@ -218,11 +229,11 @@ class RemoteEngine:
         return flow
 
     async def waits(self, id: str) -> Waits | None:
-        waits: Waits | None = await self._called("waits", verbs.One(id))
+        waits: Waits | None = await self._call_by_name("waits", verbs.IdCall(id))
         return waits
 
     async def get(self, id: str) -> Job | None:
-        job: Job | None = await self._called("get", verbs.One(id))
+        job: Job | None = await self._call_by_name("get", verbs.IdCall(id))
         return job
 
     async def find(self, wanted: JobFilter, *, limit: int, after: int | None = None) -> Page:
@@ -234,9 +245,9 @@ class RemoteEngine:
         jobs: list[Job] = []
         cursor = None if after is None else str(int(after))
         while True:
-            # A server says less at a time than could be too much.
-            found: verbs.Found = await self._call(
-                "find", verbs.Find(wanted, limit - len(jobs), cursor)
+            # The server bounds the size of a reply, so a page may take several.
+            found: verbs.FoundPage = await self._call(
+                "find", verbs.FindCall(wanted, limit - len(jobs), cursor)
             )
             jobs += found.jobs
             cursor = found.after
@@ -253,27 +264,27 @@ class RemoteEngine:
         checks.check_page(limit)
         checks.check_filter(wanted)
         checks.check_amendment(amendment)
-        carried = verbs.Amend(wanted, amendment, limit)
+        carried = verbs.AmendCall(wanted, amendment, limit)
         try:
             count: int = await self._call("amend", carried)
-        except NotTaken:
-            count = await self._call("amend", unfit.worded(carried))
+        except UnsendableCall:
+            count = await self._call("amend", calls.cleaned(carried))
         return count
 
     async def load(self, kind: str, *, after: str | None = None, limit: int) -> list[Record]:
         checks.check_load(kind, after, limit)
-        records: list[Record] = await self._call("load", verbs.Load(kind, limit, after))
+        records: list[Record] = await self._call("load", verbs.LoadCall(kind, limit, after))
         return records
 
     async def save(self, records: Sequence[Record]) -> list[Saved]:
         checks.check_batch(len(records))
         for record in records:
             checks.check_record(record)
-        saved: list[Saved] = await self._call("save", verbs.Save(list(records)))
+        saved: list[Saved] = await self._call("save", verbs.SaveCall(list(records)))
         return saved
 
     @property
-    def _opened(self) -> Client:
+    def _opened(self) -> ServerClient:
         if self._client is None:
             raise EngineClosed("the engine is not open")
         return self._client
@@ -282,16 +293,16 @@ class RemoteEngine:
         answer_s = _RENEW_S if verb == "renew" else ANSWER_S
         return await self._opened.call(verb, carried, answer_s=answer_s)
 
-    async def _called(self, verb: str, carried: Any) -> Any:
-        """What a name stands for; one that cannot even be sent stands for nothing."""
+    async def _call_by_name(self, verb: str, carried: Any) -> Any:
+        """Like `_call`, but an id that cannot be encoded is not found."""
         try:
             return await self._call(verb, carried)
-        except NotTaken:
+        except UnsendableCall:
             return None
 
     async def _in_parts(
         self,
-        parts: list[parting.Part] | None,
+        parts: list[calls.Part] | None,
         verb: str,
         carry: Callable[[Sequence[Any]], msgspec.Struct],
         batch: Sequence[Any],
@@ -301,7 +312,7 @@ class RemoteEngine:
             return await self._fitting(verb, carry, batch, judge)
         judged = judge(batch)
         good = [[at for at in part if at not in judged] for part in parts]
-        made = await parting.in_turn(
+        made = await calls.in_turn(
             [part for part in good if part],
             lambda part: self._fitting(verb, carry, [batch[at] for at in part], judge),
         )
@@ -315,13 +326,13 @@ class RemoteEngine:
         batch: Sequence[Any],
         judge: Callable[[Sequence[Any]], dict[int, Any]],
     ) -> list[Any]:
-        """The answers to a batch. What cannot be sent is judged here and harms no neighbour."""
+        """The answers to a batch. Items that cannot be sent are answered here, the others sent."""
         try:
             answers: list[Any] = await self._call(verb, carry(batch))
-        except NotTaken:
+        except UnsendableCall:
             judged = judge(batch)
             rest = [each for place, each in enumerate(batch) if place not in judged]
-            others = iter(await self._call(verb, unfit.worded(carry(rest))) if rest else ())
+            others = iter(await self._call(verb, calls.cleaned(carry(rest))) if rest else ())
             return [judged[at] if at in judged else next(others) for at in range(len(batch))]
         return answers
 
@@ -335,13 +346,13 @@ class RemoteEngine:
             if self._cert is not None:
                 context.load_cert_chain(self._cert)
         except OSError as error:
-            # An error of TLS is one, too.
+            # ssl.SSLError is an OSError.
             named = " and ".join(filter(None, (self._ca, self._cert)))
             raise ConfigError(f"{named} cannot be used for TLS: {error}") from None
         return context
 
-    def _let_go(self, leases: list[Lease]) -> None:
-        """Release what nobody is there to work on; failing that, the leases lapse."""
+    def _release_soon(self, leases: list[Lease]) -> None:
+        """Release leases that no caller takes; if that fails, they lapse."""
         if leases:
             task = asyncio.create_task(self._release(leases))
             self._releases.add(task)
@@ -358,13 +369,19 @@ class RemoteEngine:
             _log.warning("%d leases of a caller that left will lapse: %s", len(leases), error)
 
 
-def _carried_renewals(renewals: Sequence[Renewal]) -> verbs.Renew:
-    return verbs.Renew(
-        [verbs.Renewed(verbs.Held.of(each.lease), each.lease_ms, each.note) for each in renewals]
+def _carried_renewals(renewals: Sequence[Renewal]) -> verbs.RenewCall:
+    return verbs.RenewCall(
+        [
+            verbs.SentRenewal(verbs.SentLease.of(each.lease), each.lease_ms, each.note)
+            for each in renewals
+        ]
     )
 
 
-def _carried_settlements(settlements: Sequence[Settlement]) -> verbs.Settle:
-    return verbs.Settle(
-        [verbs.Settled(verbs.Held.of(each.lease), each.verdict, each.note) for each in settlements]
+def _carried_settlements(settlements: Sequence[Settlement]) -> verbs.SettleCall:
+    return verbs.SettleCall(
+        [
+            verbs.SentSettlement(verbs.SentLease.of(each.lease), each.verdict, each.note)
+            for each in settlements
+        ]
     )

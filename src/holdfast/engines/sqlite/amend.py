@@ -1,4 +1,4 @@
-"""An operator's act: the jobs are looked for without the lock, and judged again inside it."""
+"""Amendments by operators: candidates are found without the lock and checked again inside it."""
 
 from __future__ import annotations
 
@@ -8,28 +8,31 @@ from typing import Any, TypeAlias
 
 from msgspec.structs import replace
 
-from holdfast.core import admission
-from holdfast.core import amend as amending
-from holdfast.core.match import matches
+from holdfast.core import amend as core_amend
+from holdfast.core import checks
+from holdfast.core.amend import matches
 from holdfast.core.model import JobFilter
 from holdfast.core.verdict import Amendment, Cancel, Move
-from holdfast.engines.parts import told_in_part
-from holdfast.engines.sqlite import flow, rows
-from holdfast.engines.sqlite.search import oldest_span, search_for
+from holdfast.engines.base import unknown_if_partial
+from holdfast.engines.sqlite import rows
+from holdfast.engines.sqlite.flow import effects
+from holdfast.engines.sqlite.search import oldest_range, query_for
 from holdfast.engines.sqlite.settle import policy
-from holdfast.engines.sqlite.unit import Unit
+from holdfast.engines.sqlite.transaction import Transaction
 
-Run: TypeAlias = Callable[[Callable[[Unit], Any]], Awaitable[Any]]
+Run: TypeAlias = Callable[[Callable[[Transaction], Any]], Awaitable[Any]]
 
 
-async def in_rounds(
+async def amend_in_rounds(
     read: Run, write: Run, wanted: JobFilter, amendment: Amendment, *, limit: int
 ) -> int:
-    """Each looks and acts: one, unless the table is long or another act was faster. How many jobs
-    were changed."""
+    """Find and amend jobs; returns how many were changed.
+
+    One round, unless the table is long or another process was faster.
+    """
     changed = 0
     after: int | None = 0
-    with told_in_part(lambda: changed):
+    with unknown_if_partial(lambda: changed):
         while after is not None and changed < limit:
             look = partial(candidates, wanted=wanted, amendment=amendment, after=after)
             seqs, after = await read(partial(look, limit=limit - changed))
@@ -41,50 +44,52 @@ async def in_rounds(
 
 
 def candidates(
-    unit: Unit, wanted: JobFilter, amendment: Amendment, *, limit: int, after: int
+    transaction: Transaction, wanted: JobFilter, amendment: Amendment, *, limit: int, after: int
 ) -> tuple[list[int], int | None]:
-    """Seqs of jobs to act on, oldest first, and where to look on; None at the end."""
-    _check_target(unit, amendment)
-    states = amending.amendable(amendment, wanted)
-    search = search_for(unit, replace(wanted, states=states))
-    if search is None:
+    """Seqs of jobs to amend, oldest first, and the seq to continue after; None at the end."""
+    _check_target(transaction, amendment)
+    states = core_amend.amendable(amendment, wanted)
+    query = query_for(transaction, replace(wanted, states=states))
+    if query is None:
         return [], None
-    span = oldest_span(unit, search, after)
-    asked = "AND cancel = 0" if isinstance(amendment, Cancel) else ""
-    found = unit.run(
-        f"SELECT seq {search.source} {asked} ORDER BY seq LIMIT ?",  # sql: constant pieces
-        (*search.values, span.low, span.high, limit),
+    span = oldest_range(transaction, query, after)
+    not_cancelled = "AND cancel = 0" if isinstance(amendment, Cancel) else ""
+    found = transaction.run(
+        f"SELECT seq {query.source} {not_cancelled} ORDER BY seq LIMIT ?",  # sql: constant pieces
+        (*query.values, span.low, span.high, limit),
     ).fetchall()
     if len(found) == limit:
         return [seq for (seq,) in found], found[-1][0]
     return [seq for (seq,) in found], span.high if span.more else None
 
 
-def amend(unit: Unit, seqs: list[int], wanted: JobFilter, amendment: Amendment) -> int:
-    """Act on those that still match; how many were changed."""
-    _check_target(unit, amendment)
-    states = amending.amendable(amendment, wanted)
+def amend(
+    transaction: Transaction, seqs: list[int], wanted: JobFilter, amendment: Amendment
+) -> int:
+    """Amend the jobs that still match; returns how many were changed."""
+    _check_target(transaction, amendment)
+    states = core_amend.amendable(amendment, wanted)
     changed = 0
     for seq in seqs:
-        row = unit.run(rows.BY_SEQ, (seq,)).fetchone()
-        job = None if row is None else rows.job_of(unit, row)
-        if job is None or job.state not in states or not matches(wanted, job, unit.now):
+        row = transaction.run(rows.BY_SEQ, (seq,)).fetchone()
+        job = None if row is None else rows.to_job(transaction, row)
+        if job is None or job.state not in states or not matches(wanted, job, transaction.now):
             continue
         if isinstance(amendment, Cancel) and job.cancel_requested:
             continue
-        queue = policy(unit, job)
+        queue = policy(transaction, job)
         if queue is None:
             continue
-        change = amending.amend(job, amendment, queue, unit.now)
+        change = core_amend.amend(job, amendment, queue, transaction.now)
         if change is None:
-            flow.remove(unit, row)
+            effects.delete_job(transaction, row)
         else:
-            flow.keep(unit, row, job, change)
+            effects.write_change(transaction, row, job, change)
         changed += 1
-    unit.rings = changed > 0
+    transaction.notifies = changed > 0
     return changed
 
 
-def _check_target(unit: Unit, amendment: Amendment) -> None:
-    if isinstance(amendment, Move) and amendment.queue not in unit.catalog.lines:
-        raise admission.unknown(amendment.queue)
+def _check_target(transaction: Transaction, amendment: Amendment) -> None:
+    if isinstance(amendment, Move) and amendment.queue not in transaction.queues:
+        raise checks.unknown_queue(amendment.queue)

@@ -1,7 +1,6 @@
-"""SQLiteEngine: the Engine's calls, each handed to the writer's or the reader's thread.
+"""SQLiteEngine: runs each Engine verb as transactions in the writer's or the reader's thread.
 
-It holds no SQL and makes no decision: `store` owns the transactions, the other modules what is
-done in them.
+It holds no SQL and no policy: `database` owns the transactions, the other modules their statements.
 """
 
 from __future__ import annotations
@@ -9,16 +8,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
 import apsw
 
-from holdfast.core import checks, limits
-from holdfast.core.flow import Flow, Waits
+from holdfast.core import bounds, checks
 from holdfast.core.model import (
+    Flow,
     Job,
     JobFilter,
     Lease,
@@ -32,37 +31,23 @@ from holdfast.core.model import (
     Renewal,
     Tally,
     TallyBy,
+    Waits,
 )
 from holdfast.core.verdict import Amendment, Outcome, Settlement
-from holdfast.engines.base import ANY, Examination, Expired, Known, Overdue, Saved, Traits
+from holdfast.engines.base import ANY, Expired, Known, Overdue, Saved, Traits
 from holdfast.engines.clock import Clock, SystemClock
-from holdfast.engines.returning import Returns
-from holdfast.engines.sqlite import (
-    amend,
-    backup,
-    enqueue,
-    examine,
-    insight,
-    inspect,
-    pruning,
-    queues,
-    recount,
-    renew,
-    settle,
-    sorting,
-)
-from holdfast.engines.sqlite import records as recording
-from holdfast.engines.sqlite.adopt import SQLiteMover
-from holdfast.engines.sqlite.attempt import Answer, Attempt
-from holdfast.engines.sqlite.bell import Watch
-from holdfast.engines.sqlite.connection import Durability
-from holdfast.engines.sqlite.disk import FLOOR_BYTES, Disk
-from holdfast.engines.sqlite.files import Files
-from holdfast.engines.sqlite.store import Store
-from holdfast.engines.sqlite.threads import Turn, Worker
-from holdfast.engines.sqlite.unit import Unit
-from holdfast.engines.sqlite.within import Within
-from holdfast.engines.waiting import Bell, lease_patiently, may_make_due
+from holdfast.engines.extras import Examination
+from holdfast.engines.lease import Bell, LeaseReturns, lease_with_wait, may_make_due
+from holdfast.engines.sqlite import amend, enqueue, lease, queues, search, settle, upkeep
+from holdfast.engines.sqlite.connection import Durability, back_up
+from holdfast.engines.sqlite.database import Database, SerialThread, StartGuard
+from holdfast.engines.sqlite.files import FLOOR_BYTES, Disk, Files
+from holdfast.engines.sqlite.flow import lanes, status
+from holdfast.engines.sqlite.lease import DueCheck
+from holdfast.engines.sqlite.move import SQLiteMover
+from holdfast.engines.sqlite.transaction import Transaction
+from holdfast.engines.sqlite.wait import ChangeListener
+from holdfast.engines.sqlite.within import SQLiteWithin
 from holdfast.errors import ConfigError, EngineClosed, EngineError
 
 Result = TypeVar("Result")
@@ -77,11 +62,15 @@ _TRAITS = Traits(
     rates=True,
 )
 _POLL_NET_MS = 1_000
-_FAREWELL_S = 1.0
+_JOIN_S = 1.0
+_LEASE_ROUNDS_MAX = 10
+
+Leased = tuple[list[Lease], DueCheck]
+"""The leases taken, and the last look for due jobs."""
 
 
 class SQLiteEngine:
-    """See `Engine`. Opened and used from one event loop of one process."""
+    """An `Engine` on one SQLite file. Opened and used from one event loop of one process."""
 
     def __init__(
         self,
@@ -93,16 +82,18 @@ class SQLiteEngine:
         vfs: str | None = None,
         floor_bytes: int = FLOOR_BYTES,
     ) -> None:
-        if not limits.NAMESPACE.match(namespace):
-            raise ConfigError(f"namespace {namespace[:80]!r} is not 1 to 80 of A-Z a-z 0-9 _ . -")
+        if not bounds.NAMESPACE.match(namespace):
+            raise ConfigError(
+                f"namespace {namespace[:80]!r} is not 1 to 80 characters of A-Z a-z 0-9 _ . -"
+            )
         if durability not in ("full", "relaxed"):
-            raise ConfigError(f"durability {durability!r} is not full or relaxed")
+            raise ConfigError(f"durability {durability!r} is unknown: use full or relaxed")
         self._namespace = namespace
         self._clock = clock or SystemClock()
         self._files = Files(path)
         self._disk = Disk(self._files, floor_bytes)
-        self._new_store = partial(
-            Store,
+        self._new_database = partial(
+            Database,
             self._files,
             disk=self._disk,
             clock=self._clock,
@@ -111,9 +102,9 @@ class SQLiteEngine:
             vfs=vfs,
         )
         self._bell = Bell()
-        self._recounted = recount.Cursor()
+        self._recount_cursor = upkeep.RecountCursor()
         self._opening = asyncio.Lock()
-        self._returns = Returns(self.settle)
+        self._returns = LeaseReturns(self.settle)
         self._open = False
         self._pid = os.getpid()
 
@@ -125,7 +116,7 @@ class SQLiteEngine:
         await self._begin(create=True)
 
     async def reopen(self) -> None:
-        """Open what was there before: a file that is gone is not made anew."""
+        """Open an existing file; one that is missing is not created."""
         await self._begin(create=False)
 
     async def _begin(self, *, create: bool) -> None:
@@ -134,24 +125,24 @@ class SQLiteEngine:
                 self._check_open()
                 return
             self._pid = os.getpid()
-            writer, reader = Worker("holdfast-sqlite-writer"), Worker("holdfast-sqlite-reader")
-            # A store of its own each time: a thread that still hangs in a lock keeps the last one.
-            store = self._new_store()
+            writer, reader = (
+                SerialThread("holdfast-sqlite-writer"),
+                SerialThread("holdfast-sqlite-reader"),
+            )
+            # A new one each time: a thread that still hangs in a lock keeps the last one.
+            database = self._new_database()
             writer.start()
             try:
-                await writer.call(partial(store.open, create=create))
+                await writer.call(partial(database.open, create=create))
             except BaseException:
-                writer.stop(store.close)
-                await asyncio.to_thread(writer.join, _FAREWELL_S)
+                writer.stop(database.close)
+                await asyncio.to_thread(writer.join, _JOIN_S)
                 raise
             reader.start()
-            self._store, self._writer, self._reader = store, writer, reader
-            self._attempt = Attempt(
-                store, writer, read=self._read, sort=self._sort, orphan=self._release
-            )
-            self._watch = Watch(self._files.bell, self._bell.ring, self._data_version)
+            self._database, self._writer, self._reader = database, writer, reader
+            self._listener = ChangeListener(self._files.bell, self._bell.ring, self._data_version)
             self._open = True
-        # What cannot be removed now harms nobody, and the pruner comes by again.
+        # Rows of dropped queues that cannot be deleted now are left to the pruner.
         with contextlib.suppress(EngineError):
             await self._finish_drops()
 
@@ -163,33 +154,37 @@ class SQLiteEngine:
             await self._returns.ended()
             self._open = False
             self._bell.ring()
-            self._watch.close()
+            self._listener.close()
             self._reader.stop()
-            self._writer.stop(partial(_wind_up, self._reader, self._store))
+            self._writer.stop(partial(_close, self._reader, self._database))
             await asyncio.to_thread(self._writer.join)
 
     async def declare(self, queue: Queue, *, instead_of: Known = ANY) -> bool:
         self._check_open()
         checks.check_queue(queue)
-        written = await self._write(lambda unit: queues.declare(unit, queue, instead_of))
+        written = await self._write(
+            lambda transaction: queues.declare(transaction, queue, instead_of)
+        )
         with contextlib.suppress(EngineError):
-            # It is declared by now; what is not sorted here the next lease sorts.
-            await self._sort(queue.name)
+            # The queue is declared; the next lease continues the relaning if this fails.
+            await self._relane(queue.name)
         self._bell.ring()
         return written
 
     async def drop(self, name: str) -> None:
         self._check_open()
-        await self._write(lambda unit: queues.begin_drop(unit, name))
+        await self._write(lambda transaction: queues.begin_drop(transaction, name))
         with contextlib.suppress(EngineError):
-            # It is gone by now; what is left of it the pruner removes.
+            # The queue is gone; the pruner deletes what is left of it if this fails.
             await self._finish_drops()
-        # What was dropped may have held slots, or been waited for.
+        # Dropped jobs may have held slots or been parents of others.
         self._bell.ring()
 
-    async def queues(self, *, counts: bool = True) -> list[QueueView]:
+    async def queues(
+        self, *, names: Collection[str] | None = None, counts: bool = True
+    ) -> list[QueueView]:
         self._check_open()
-        return await self._read(lambda unit: queues.views(unit, counts=counts))
+        return await self._read(lambda transaction: queues.views(transaction, names, counts=counts))
 
     async def enqueue(self, jobs: Sequence[NewJob]) -> list[Receipt]:
         self._check_open()
@@ -204,85 +199,91 @@ class SQLiteEngine:
         self._check_open()
         checks.check_request(request)
         if request.wait_ms == 0:
-            return (await self._attempt(request))[0]
-        with self._watch.listening():
-            return await lease_patiently(
-                request, self._attempt, self._bell, net_ms=_POLL_NET_MS, open_=lambda: self._open
+            return (await self._try_lease(request))[0]
+        with self._listener.listening():
+            return await lease_with_wait(
+                request, self._try_lease, self._bell, net_ms=_POLL_NET_MS, open_=lambda: self._open
             )
 
     async def renew(self, renewals: Sequence[Renewal]) -> list[Lease | None]:
         self._check_open()
         checks.check_renewals(renewals)
-        return await self._write(lambda unit: renew.renew(unit, renewals), urgent=True)
+        return await self._write(
+            lambda transaction: settle.renew(transaction, renewals), urgent=True
+        )
 
     async def settle(self, settlements: Sequence[Settlement]) -> list[Outcome]:
         self._check_open()
         checks.check_batch(len(settlements))
-        # A job that ends may free a slot, or others that came behind it or waited for it.
-        outcomes, rings = await self._write(
-            lambda unit: (settle.settle(unit, settlements), unit.rings)
+        # A job that ends may free a slot, its group or its children.
+        outcomes, notifies = await self._write(
+            lambda transaction: (settle.settle(transaction, settlements), transaction.notifies)
         )
-        if rings or may_make_due(settlements):
+        if notifies or may_make_due(settlements):
             self._bell.ring()
         return outcomes
 
     async def overdue(self, limit: int) -> Overdue:
         self._check_open()
         checks.check_page(limit)
-        return await self._read(lambda unit: inspect.overdue(unit, limit))
+        return await self._read(lambda transaction: upkeep.overdue(transaction, limit))
 
     async def expired(self, limit: int) -> Expired:
         self._check_open()
         checks.check_page(limit)
-        return await self._read(lambda unit: inspect.expired(unit, limit))
+        return await self._read(lambda transaction: upkeep.expired(transaction, limit))
 
     async def finished(self, limit: int) -> list[Job]:
         self._check_open()
         checks.check_page(limit)
         jobs, keys = await self._read(
-            lambda unit: (inspect.finished(unit, limit), inspect.free_keys(unit))
+            lambda transaction: (upkeep.finished(transaction, limit), upkeep.free_keys(transaction))
         )
         if keys:
-            await self._write(lambda unit: inspect.drop_keys(unit, keys))
+            await self._write(lambda transaction: upkeep.delete_keys(transaction, keys))
         await self._finish_drops()
         return jobs
 
     async def recount(self, limit: int) -> int:
         self._check_open()
         checks.check_page(limit)
-        cursor = self._recounted
-        found = await self._read(lambda unit: recount.suspect(unit, cursor, limit))
-        self._recounted = found.cursor
-        mended = await self._write(partial(recount.mend, found=found)) if found.any else 0
-        await self._write(partial(pruning.prune, limit=limit))
-        if mended:
+        cursor = self._recount_cursor
+        found = await self._read(
+            lambda transaction: upkeep.find_discrepancies(transaction, cursor, limit)
+        )
+        self._recount_cursor = found.cursor
+        repaired = (
+            await self._write(partial(upkeep.repair_discrepancies, found=found)) if found.any else 0
+        )
+        await self._write(partial(upkeep.prune_flow, limit=limit))
+        if repaired:
             self._bell.ring()
-        return mended
+        return repaired
 
     async def flow(self, queue: str, *, limit: int) -> Flow:
         self._check_open()
         checks.check_page(limit)
-        return await self._read(lambda unit: insight.flow_of(unit, queue, limit))
+        return await self._read(lambda transaction: status.flow_of(transaction, queue, limit))
 
     async def waits(self, id: str) -> Waits | None:
         self._check_open()
-        return await self._read(lambda unit: insight.waits_of(unit, id))
+        return await self._read(lambda transaction: status.waits_of(transaction, id))
 
     async def get(self, id: str) -> Job | None:
         self._check_open()
-        return await self._read(lambda unit: inspect.get(unit, id))
+        return await self._read(lambda transaction: search.get(transaction, id))
 
     async def find(self, wanted: JobFilter, *, limit: int, after: int | None = None) -> Page:
         self._check_open()
         checks.check_page(limit, after)
         checks.check_filter(wanted)
-        return await self._read(lambda unit: inspect.find(unit, wanted, limit, after))
+        return await self._read(lambda transaction: search.find(transaction, wanted, limit, after))
 
     async def tally(self, wanted: JobFilter, by: TallyBy, *, limit: int) -> list[Tally]:
         self._check_open()
         checks.check_page(limit)
         checks.check_filter(wanted)
-        return await self._read(lambda unit: inspect.tally(unit, wanted, by, limit))
+        return await self._read(lambda transaction: search.tally(transaction, wanted, by, limit))
 
     async def amend(self, wanted: JobFilter, amendment: Amendment, *, limit: int) -> int:
         self._check_open()
@@ -290,31 +291,35 @@ class SQLiteEngine:
         checks.check_filter(wanted)
         checks.check_amendment(amendment)
         try:
-            return await amend.in_rounds(self._read, self._write, wanted, amendment, limit=limit)
+            return await amend.amend_in_rounds(
+                self._read, self._write, wanted, amendment, limit=limit
+            )
         finally:
             self._bell.ring()
 
     async def load(self, kind: str, *, after: str | None = None, limit: int) -> list[Record]:
         self._check_open()
         checks.check_load(kind, after, limit)
-        return await self._read(lambda unit: recording.load(unit, kind, after, limit))
+        return await self._read(
+            lambda transaction: queues.load_records(transaction, kind, after, limit)
+        )
 
     async def save(self, records: Sequence[Record]) -> list[Saved]:
         self._check_open()
         checks.check_batch(len(records))
         for record in records:
             checks.check_record(record)
-        return await self._write(lambda unit: recording.save(unit, records))
+        return await self._write(lambda transaction: queues.save_records(transaction, records))
 
     async def backup(self, path: str | os.PathLike[str]) -> None:
-        """Copy the whole database, as it is now, to a new file that only its owner can read."""
+        """Copy the database, as it is now, to a new file that only its owner can read."""
         self._check_open()
-        await asyncio.to_thread(backup.back_up, self._store, Path(path))
+        await asyncio.to_thread(back_up, self._database.connect_reader, Path(path))
 
-    def within(self, connection: apsw.Connection) -> Within:
-        """Enqueue and settle in the caller's own transaction on the same file."""
+    def within(self, connection: apsw.Connection) -> SQLiteWithin:
+        """Enqueue and settle in the caller's own transaction on this file."""
         self._check_open()
-        return Within(
+        return SQLiteWithin(
             connection,
             files=self._files,
             disk=self._disk,
@@ -323,61 +328,102 @@ class SQLiteEngine:
         )
 
     def missing(self, *, creating: bool = False) -> str:
-        """What is not there that opening would make; "" when all is. `creating`: a file may be
-        made, but no folder. It changes nothing, and waits for the disk."""
-        return self._new_store().missing(creating=creating)
+        """Name the first thing that opening would have to create, or "".
+
+        With `creating`, only a missing folder counts. Changes nothing; blocks on the disk.
+        """
+        return self._new_database().missing(creating=creating)
 
     async def trouble(self) -> list[str]:
-        """What a person should see to although everything still works; empty when all is well."""
+        """Conditions an operator should fix although everything still works."""
         self._check_open()
-        return await asyncio.to_thread(self._store.trouble)
+        return await asyncio.to_thread(self._database.trouble)
 
     async def examine(self, *, deep: bool = False) -> Examination:
-        """Everything there is to say about the file; `deep` reads all of it."""
+        """Versions, free space, trouble; `deep` also checks every page for damage."""
         self._check_open()
         now = self._clock.wall_ms()
-        return await asyncio.to_thread(examine.examine, self._store, now, deep=deep)
+        return await asyncio.to_thread(self._database.examine, now, deep=deep)
 
     def mover(self) -> SQLiteMover:
-        """Whole jobs out of this store and into it, as they are."""
+        """Reads whole jobs from this store and inserts whole jobs into it."""
         self._check_open()
         return SQLiteMover(self._read, self._write)
 
-    async def _finish_drops(self) -> None:
-        while await self._read(queues.is_dropping):
-            await self._write(queues.go_on_dropping)
+    async def _try_lease(self, request: LeaseRequest) -> tuple[list[Lease], int | None]:
+        """Lease once; the leases, and if there are none, the time until a job may be due."""
+        known: DueCheck | None = None
+        next_ms: int | None = None
+        # More rounds only if another process was faster, or if many jobs had expired.
+        for _ in range(_LEASE_ROUNDS_MAX):
+            take = partial(self._look_and_take, request, known)
+            leases, seen = await self._writer.call(take, orphan=self._release)
+            if leases:
+                return leases, None
+            if seen.needs_relane is not None:
+                await self._relane(seen.needs_relane)
+                known = None
+                continue
+            next_ms = seen.next_ms
+            while seen.resume is not None:
+                # In the reader's thread, so that the writer's is free for renewals meanwhile.
+                look = partial(lease.check_due, request=request, after=seen.resume)
+                seen = await self._read(look)
+                times = [ms for ms in (next_ms, seen.next_ms) if ms is not None]
+                next_ms = min(times, default=None)
+            if next_ms != 0:
+                break
+            known = seen
+        return [], next_ms
 
-    async def _sort(self, queue: str | int) -> None:
-        """Put a queue's jobs into the lanes its settings ask for, step by step."""
-        while await self._write(partial(sorting.go_on, queue=queue)):
-            pass
+    def _look_and_take(
+        self, request: LeaseRequest, known: DueCheck | None, guard: StartGuard
+    ) -> Leased:
+        """In the writer's thread: look without the lock, then lease in a transaction."""
+        database = self._database
+        look = partial(lease.check_due, request=request)
+        seen = database.peek(look) if known is None else known
+        if seen.next_ms != 0 or seen.needs_relane is not None:
+            return [], seen
+        take = partial(lease.take, request=request, start=seen.start)
+        leases = database.write(take, guard)
+        return leases, seen if leases else database.peek(look)
 
-    def _release(self, answer: Answer) -> None:
-        """The caller was cancelled while its jobs were being leased: nobody else has them."""
-        leases, _ = answer
+    def _release(self, leased: Leased) -> None:
+        """Give back leases whose caller was cancelled while they were taken."""
+        leases, _ = leased
         if leases and self._open:
             self._returns.begin(leases)
 
+    async def _finish_drops(self) -> None:
+        while await self._read(queues.is_dropping):
+            await self._write(queues.drop_step)
+
+    async def _relane(self, queue: str | int) -> None:
+        """Move a queue's jobs into the lanes that its settings demand, step by step."""
+        while await self._write(partial(lanes.relane_step, queue=queue)):
+            pass
+
     async def _write(
         self,
-        work: Callable[[Unit], Result],
+        work: Callable[[Transaction], Result],
         *,
         grows_bytes: int | None = None,
         urgent: bool = False,
     ) -> Result:
-        def call(turn: Turn) -> Result:
-            return self._store.write(work, turn, grows_bytes=grows_bytes)
+        def call(guard: StartGuard) -> Result:
+            return self._database.write(work, guard, grows_bytes=grows_bytes)
 
         return await self._writer.call(call, urgent=urgent)
 
-    async def _read(self, work: Callable[[Unit], Result]) -> Result:
-        def call(turn: Turn) -> Result:
-            return self._store.read(work, turn)
+    async def _read(self, work: Callable[[Transaction], Result]) -> Result:
+        def call(guard: StartGuard) -> Result:
+            return self._database.read(work, guard)
 
         return await self._reader.call(call)
 
     async def _data_version(self) -> int:
-        return await self._read(lambda unit: int(unit.run("PRAGMA data_version").get))
+        return await self._read(lambda transaction: int(transaction.run("PRAGMA data_version").get))
 
     def _check_open(self) -> None:
         if os.getpid() != self._pid:
@@ -389,7 +435,7 @@ class SQLiteEngine:
             raise EngineClosed("the SQLite engine is not open: call open() first")
 
 
-def _wind_up(reader: Worker, store: Store) -> None:
-    """The last act of the writer's thread. A reader that hangs keeps what it still uses."""
+def _close(reader: SerialThread, database: Database) -> None:
+    """Runs last in the writer's thread. A reader that hangs keeps its connection open."""
     if reader.join():
-        store.close()
+        database.close()

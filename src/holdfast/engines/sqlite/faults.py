@@ -1,4 +1,4 @@
-"""What SQLite and the file system raise, in the words of `holdfast.errors`. None escapes."""
+"""Translates errors of SQLite and the file system into `holdfast.errors`. None escapes."""
 
 from __future__ import annotations
 
@@ -10,27 +10,28 @@ import msgspec
 from holdfast.errors import EngineError, EngineUnavailable, OutcomeUnknown, StorageFull
 
 _UNREADABLE = (UnicodeDecodeError, msgspec.MsgspecError)
-"""What a damaged row raises when it is read."""
+"""Raised when a damaged row is decoded."""
 
 Trouble = (apsw.Error, OSError, *_UNREADABLE)
-"""A fault of the store; anything else is a mistake of ours and is left as it is."""
+"""A fault of the store. Any other exception is a programming error and passes unchanged."""
 
 _DAMAGED = (apsw.CorruptError, apsw.NotADBError, *_UNREADABLE)
 
 
 def is_full(error: BaseException) -> bool:
+    """True if the disk or a quota is full."""
     if isinstance(error, OSError):
         return error.errno in (errno.ENOSPC, errno.EDQUOT)
     return isinstance(error, apsw.FullError)
 
 
 def is_harmless(error: BaseException) -> bool:
-    """The connection is as good as before: it only had to wait too long, or found no room."""
+    """True if the connection can still be used: it timed out on a lock or found no space."""
     return is_full(error) or isinstance(error, apsw.BusyError | apsw.LockedError)
 
 
 def before_commit(error: BaseException) -> EngineError:
-    """The transaction was not committed, so nothing was changed."""
+    """The error to raise when the transaction was not committed: nothing was changed."""
     if is_full(error):
         return StorageFull(f"the disk is full ({error}): free some space; nothing was changed")
     if isinstance(error, apsw.BusyError | apsw.LockedError):
@@ -41,11 +42,11 @@ def before_commit(error: BaseException) -> EngineError:
         return EngineUnavailable(
             f"the database file is damaged ({error}): stop its users and restore a backup"
         )
-    return EngineUnavailable(f"SQLite could not do it ({_name(error)}): nothing was changed")
+    return EngineUnavailable(f"SQLite failed ({_name(error)}): nothing was changed")
 
 
 def at_commit(error: BaseException) -> EngineError:
-    """COMMIT failed. After an I/O error the change may still be found when the file is reopened."""
+    """The error to raise when COMMIT failed: after an I/O error the change may still be there."""
     if is_harmless(error):
         return before_commit(error)
     return OutcomeUnknown(

@@ -1,20 +1,22 @@
-"""The files beside the database, their modes, and whether the database is still the same file.
+"""Paths, owners and modes of the database and the files beside it, and the free space on its disk.
 
-The database itself is never opened here, only looked at: closing any descriptor of it would drop
-the locks that SQLite holds on it in this process.
+Never opens the database itself: closing any descriptor of it would drop the locks that SQLite holds
+on it in this process.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import stat
 import sys
+import time
 from pathlib import Path
 
-from holdfast.errors import ConfigError, EngineUnavailable
+from holdfast.errors import ConfigError, EngineUnavailable, StorageFull
 
-# File systems without dependable locks or shared memory, by the number statfs gives them.
+# File systems without reliable locks or shared memory, by the magic number of statfs(2).
 NETWORK_FILE_SYSTEMS = {
     0x6969: "NFS",
     0x517B: "SMB",
@@ -34,12 +36,18 @@ NETWORK_FILE_SYSTEMS = {
     0x786F4256: "VirtualBox shared folder",
     0xBACBACBC: "VMware shared folder",
 }
+FLOOR_BYTES = 64 * 1024 * 1024
+"""Free space below which no job is accepted."""
 
-Identity = tuple[int, int]
+BALLAST_BYTES = 4 * 1024 * 1024
+"""Size of the ballast file."""
+
+_EXHAUSTED_BYTES = 1024 * 1024
+_RESTORE_INTERVAL_S = 1.0
 
 
 class Files:
-    """The paths of one database: links are followed once, so that all its users meet."""
+    """The paths of one database. Links are resolved, so that all its users share the same files."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         given = os.fspath(path)
@@ -52,12 +60,12 @@ class Files:
         self.database = Path(os.path.realpath(given))
         self.lock = self._beside("-lock")
         self.bell = self._beside("-bell")
-        self.log = self._beside("-wal")
+        self.wal = self._beside("-wal")
         self.journal = self._beside("-journal")
         self.ballast = self._beside("-ballast")
 
     def prepare(self) -> None:
-        """Make the directory, and refuse places where a queue could be lost or read by others."""
+        """Create the directory; refuse places where data could be lost or read by other users."""
         directory = self.database.parent
         _make_private(directory)
         if self.database.is_dir():
@@ -67,8 +75,8 @@ class Files:
             self._check_owner(self.database, status)
             if status.st_nlink > 1:
                 raise ConfigError(
-                    f"{self.database} has a second name (hard link), under which another program"
-                    " would miss what is in the log: remove one of the two"
+                    f"{self.database} has a second name (hard link), and a program that uses the"
+                    " other name would not see the log: remove one of the two"
                 )
         network = NETWORK_FILE_SYSTEMS.get(file_system_number(directory))
         if network is not None:
@@ -78,14 +86,12 @@ class Files:
             )
         mode = directory.stat().st_mode
         if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
-            raise ConfigError(
-                f"anybody may replace files in {directory}: take the right away, chmod o-w"
-            )
+            raise ConfigError(f"every user may replace files in {directory}: run chmod o-w on it")
 
     def open_private(self, path: Path) -> int:
-        """A file of our own beside the database, 0600, never through a link.
+        """Open or create one of our own files beside the database: 0600, never through a link.
 
-        A new database takes over the lock file's mode, so what was laid here before is checked.
+        A new database copies the lock file's mode, so an existing file is checked too.
         """
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
@@ -99,36 +105,19 @@ class Files:
         return descriptor
 
     def trouble(self) -> list[str]:
+        """Conditions an operator should fix."""
         if self.database.stat().st_mode & stat.S_IRWXO:
-            return [f"anybody may open {self.database}: take the right away, chmod o-rwx"]
+            return [f"every user may open {self.database}: run chmod o-rwx on it"]
         return []
 
-    def identity(self) -> Identity | None:
-        """What the path leads to now; None when there is nothing."""
-        try:
-            status = os.stat(self.database)  # noqa: PTH116 - once per call, twice as fast
-        except FileNotFoundError:
-            return None
-        return status.st_dev, status.st_ino
-
-    def check_same(self, identity: Identity | None) -> None:
-        """Raise unless the path still leads to the file that was opened."""
-        found = self.identity()
-        if found is None:
-            raise EngineUnavailable(f"{self.database} was deleted while in use: restore it")
-        if found != identity:
-            raise EngineUnavailable(
-                f"{self.database} was replaced while in use: it is opened anew at the next call"
-            )
-
     def _check_owner(self, path: Path, status: os.stat_result) -> None:
-        """In a directory such as /tmp a stranger may have laid the file here before us."""
+        """In a directory such as /tmp another user may have created the file first."""
         if not stat.S_ISREG(status.st_mode):
-            raise ConfigError(f"{path} is no regular file: give the path of one")
-        anybody = self.database.parent.stat().st_mode & stat.S_IWOTH
-        if anybody and status.st_uid not in (os.geteuid(), 0):
+            raise ConfigError(f"{path} is not a regular file: give the path of one")
+        is_shared = self.database.parent.stat().st_mode & stat.S_IWOTH
+        if is_shared and status.st_uid not in (os.geteuid(), 0):
             raise ConfigError(
-                f"{path} belongs to user {status.st_uid}, in a directory that anybody may write"
+                f"{path} belongs to user {status.st_uid}, in a directory that every user may write"
                 " to: use a directory of your own"
             )
 
@@ -137,15 +126,15 @@ class Files:
 
 
 def file_system_number(directory: Path) -> int:
-    """The first field of statfs(2), which names the file system; 0 where there is none."""
+    """The magic number of the file system from statfs(2); 0 on other systems than Linux."""
     if not sys.platform.startswith("linux"):
         return 0
-    answer = (ctypes.c_long * 64)()
+    result = (ctypes.c_long * 64)()
     libc = ctypes.CDLL(None, use_errno=True)
-    if libc.statfs(os.fsencode(directory), ctypes.byref(answer)) != 0:
+    if libc.statfs(os.fsencode(directory), ctypes.byref(result)) != 0:
         code = ctypes.get_errno()
-        raise EngineUnavailable(f"{directory} cannot be looked at: {os.strerror(code)}")
-    return answer[0] & 0xFFFFFFFF
+        raise EngineUnavailable(f"cannot read the file system of {directory}: {os.strerror(code)}")
+    return result[0] & 0xFFFFFFFF
 
 
 def _make_private(directory: Path) -> None:
@@ -155,3 +144,87 @@ def _make_private(directory: Path) -> None:
         directory = directory.parent
     for path in reversed(missing):
         path.mkdir(mode=0o700, exist_ok=True)
+
+
+class Disk:
+    """Free space of the file system that holds the database.
+
+    On a full disk SQLite can neither settle nor delete, so a few megabytes are kept in a ballast
+    file beside the database and freed when the disk is full.
+    """
+
+    def __init__(self, files: Files, floor_bytes: int) -> None:
+        self._files = files
+        self._floor_bytes = floor_bytes
+        self._checked_at = -_RESTORE_INTERVAL_S
+
+    def free_bytes(self) -> int:
+        """Bytes available to this user."""
+        status = os.statvfs(self._files.database.parent)
+        return status.f_bavail * status.f_frsize
+
+    def is_exhausted(self) -> bool:
+        """True if there may be too little space even to open the database."""
+        return self.free_bytes() < _EXHAUSTED_BYTES
+
+    def check_room(self, grows_bytes: int) -> None:
+        """Raise StorageFull if an enqueue of `grows_bytes` would use up what settling needs."""
+        free_bytes = self.free_bytes()
+        # A payload is written to the log and later copied from there into the database.
+        if free_bytes - 2 * grows_bytes < self._floor_bytes:
+            raise StorageFull(
+                f"{free_bytes} bytes are free beside {self._files.database}, the floor is "
+                f"{self._floor_bytes}: free some space; leased jobs can still be settled"
+            )
+        if free_bytes >= self._floor_bytes + BALLAST_BYTES:
+            self._restore_ballast()
+
+    def trouble(self) -> list[str]:
+        """Conditions an operator should fix."""
+        found = []
+        if self.free_bytes() < self._floor_bytes:
+            found.append(
+                f"the disk of {self._files.database} is at its floor: no job is accepted;"
+                " free some space"
+            )
+        if not self._has_ballast():
+            found.append(
+                f"the ballast {self._files.ballast} was used up: a full disk would stop all work"
+            )
+        return found
+
+    def give_up_ballast(self) -> bool:
+        """Free the space of the ballast file; False if it was already empty."""
+        if not self._has_ballast():
+            return False
+        # Never through a link: truncating would destroy the file it leads to.
+        descriptor = os.open(self._files.ballast, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        try:
+            os.ftruncate(descriptor, 0)
+        finally:
+            os.close(descriptor)
+        return True
+
+    def _has_ballast(self) -> bool:
+        try:
+            status = self._files.ballast.lstat()
+        except FileNotFoundError:
+            return False
+        return stat.S_ISREG(status.st_mode) and status.st_size > 0
+
+    def _restore_ballast(self) -> None:
+        # Another process may have given it up; checking once in a while is enough.
+        if time.monotonic() - self._checked_at < _RESTORE_INTERVAL_S:
+            return
+        self._checked_at = time.monotonic()
+        try:
+            descriptor = self._files.open_private(self._files.ballast)
+            try:
+                if os.fstat(descriptor).st_size < BALLAST_BYTES:
+                    os.posix_fallocate(descriptor, 0, BALLAST_BYTES)
+            finally:
+                os.close(descriptor)
+        except (OSError, ConfigError):
+            # An allocation that failed half-way holds on to the last free space.
+            with contextlib.suppress(OSError):
+                self.give_up_ballast()

@@ -1,59 +1,67 @@
-"""Queues: declared, dropped in bounded transactions, and how they stand."""
+"""Queues: declare, drop in bounded transactions, and views with counts. Also the small versioned
+records that a namespace keeps beside its queues.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
+
 from msgspec.structs import replace
 
-from holdfast.core import admission, limits
-from holdfast.core.model import Queue, QueueView
-from holdfast.engines.base import ANY, Known
-from holdfast.engines.sqlite import flow, rows, slots, sorting
-from holdfast.engines.sqlite.catalog import Line, encode_queue
-from holdfast.engines.sqlite.schema import RANK_FIRST
-from holdfast.engines.sqlite.unit import Unit
+from holdfast.core import bounds, checks
+from holdfast.core.model import Queue, QueueView, Record
+from holdfast.engines.base import ANY, Known, Saved
+from holdfast.engines.sqlite import rows
+from holdfast.engines.sqlite.flow import effects, lanes
+from holdfast.engines.sqlite.flow.limits import change_rates
+from holdfast.engines.sqlite.schema import RANK_FIRST, encode_queue
+from holdfast.engines.sqlite.transaction import QueueRow, Transaction
 
 DROP_BATCH = 2_000
-_MOST = limits.COUNT_EXACT_MAX
+_COUNT_MAX = bounds.COUNT_EXACT_MAX
 
 
-def declare(unit: Unit, queue: Queue, instead_of: Known) -> bool:
-    admission.check_dead_queue(queue, unit.catalog.lines)
-    line = unit.catalog.lines.get(queue.name)
-    if instead_of is not ANY and instead_of != (None if line is None else line.queue):
+def declare(transaction: Transaction, queue: Queue, instead_of: Known) -> bool:
+    """Create or update a queue; False if its settings are no longer `instead_of`."""
+    checks.check_dead_queue(queue, transaction.queues)
+    queue_row = transaction.queues.get(queue.name)
+    if instead_of is not ANY and instead_of != (None if queue_row is None else queue_row.settings):
         return False
-    if line is None:
-        unit.run(
+    if queue_row is None:
+        transaction.run(
             "INSERT INTO hf_queues(id, ns, name, settings) VALUES (?, ?, ?, ?)",
-            (unit.numbers(1), unit.namespace_id, queue.name, encode_queue(queue)),
+            (transaction.allocate(1), transaction.namespace_id, queue.name, encode_queue(queue)),
         )
     else:
-        unit.run("UPDATE hf_queues SET settings = ? WHERE id = ?", (encode_queue(queue), line.id))
-        sorting.begin(unit, line, queue)
-    slots.change_rates(unit, queue)
-    unit.bump_revision()
-    unit.rings = True
+        transaction.run(
+            "UPDATE hf_queues SET settings = ? WHERE id = ?", (encode_queue(queue), queue_row.id)
+        )
+        lanes.begin_relane(transaction, queue_row, queue)
+    change_rates(transaction, queue)
+    transaction.bump_revision()
+    transaction.notifies = True
     return True
 
 
-def begin_drop(unit: Unit, name: str) -> None:
-    """From here on the queue is gone for everybody; what is left of it has no name."""
-    line = unit.catalog.lines.get(name)
-    if line is not None:
-        unit.run("UPDATE hf_queues SET name = NULL WHERE id = ?", (line.id,))
-        unit.bump_revision()
+def begin_drop(transaction: Transaction, name: str) -> None:
+    """Remove the queue's name: from now on no call sees it. Its rows are deleted in steps."""
+    queue_row = transaction.queues.get(name)
+    if queue_row is not None:
+        transaction.run("UPDATE hf_queues SET name = NULL WHERE id = ?", (queue_row.id,))
+        transaction.bump_revision()
 
 
-def is_dropping(unit: Unit) -> bool:
-    """Did a queue leave something behind, perhaps in a process that was killed?"""
-    return bool(unit.run("SELECT 1 FROM hf_queues WHERE name IS NULL LIMIT 1").get)
+def is_dropping(transaction: Transaction) -> bool:
+    """True if rows of a dropped queue are left, perhaps by a process that was killed."""
+    return bool(transaction.run("SELECT 1 FROM hf_queues WHERE name IS NULL LIMIT 1").get)
 
 
-def go_on_dropping(unit: Unit) -> None:
-    """Remove some of what a nameless queue left."""
-    queue_id = unit.run("SELECT id FROM hf_queues WHERE name IS NULL LIMIT 1").get
+def drop_step(transaction: Transaction) -> None:
+    """Delete some rows of a dropped queue."""
+    queue_id = transaction.run("SELECT id FROM hf_queues WHERE name IS NULL LIMIT 1").get
     if queue_id is None:
         return
-    found = unit.run(
+    found = transaction.run(
         "SELECT seq FROM ("
         " SELECT seq FROM hf_jobs INDEXED BY hf_ready"
         "  WHERE queue = ?1 AND state = 0 AND holds = 0"
@@ -67,34 +75,44 @@ def go_on_dropping(unit: Unit) -> None:
         (queue_id, DROP_BATCH),
     ).fetchall()
     for (seq,) in sorted(found):
-        flow.remove(unit, unit.run(rows.BY_SEQ, (seq,)).fetchone())
+        effects.delete_job(transaction, transaction.run(rows.BY_SEQ, (seq,)).fetchone())
     if len(found) == DROP_BATCH:
         return
-    unit.run(
+    transaction.run(
         "DELETE FROM hf_keys WHERE queue = ?1"
         " AND key IN (SELECT key FROM hf_keys WHERE queue = ?1 LIMIT ?2)",
         (queue_id, DROP_BATCH),
     )
-    if unit.changes() < DROP_BATCH and not sorting.drop(unit, queue_id, DROP_BATCH):
-        unit.run("DELETE FROM hf_queues WHERE id = ?", (queue_id,))
-        unit.bump_revision()
+    if transaction.changes() < DROP_BATCH and not lanes.drop_flow_rows(
+        transaction, queue_id, DROP_BATCH
+    ):
+        transaction.run("DELETE FROM hf_queues WHERE id = ?", (queue_id,))
+        transaction.bump_revision()
 
 
-def views(unit: Unit, *, counts: bool) -> list[QueueView]:
-    lines = [line for _, line in sorted(unit.catalog.lines.items())]
+def views(
+    transaction: Transaction, names: Collection[str] | None, *, counts: bool
+) -> list[QueueView]:
+    """The queues of `names` that exist, or all, sorted by name, with their counts if wanted."""
+    queues = transaction.queues
+    wanted = queues.keys() if names is None else queues.keys() & set(names)
+    queue_rows = [queues[name] for name in sorted(wanted)]
     if not counts:
-        return [QueueView(queue=line.queue) for line in lines]
-    leased = _leased(unit)
-    return [_counted(unit, line, leased.get(line.id, (0, 0))) for line in lines]
+        return [QueueView(queue=queue_row.settings) for queue_row in queue_rows]
+    leased = _leased(transaction)
+    return [
+        _counted(transaction, queue_row, leased.get(queue_row.id, (0, 0)))
+        for queue_row in queue_rows
+    ]
 
 
-def _counted(unit: Unit, line: Line, leased: tuple[int, int]) -> QueueView:
-    ready, delayed, oldest_at = _waiting(unit, line)
-    done, dead, cancelled = (_ended(unit, line, code) for code in (2, 3, 4))
+def _counted(transaction: Transaction, queue_row: QueueRow, leased: tuple[int, int]) -> QueueView:
+    ready, delayed, oldest_at = _waiting(transaction, queue_row)
+    done, dead, cancelled = (_ended(transaction, queue_row, code) for code in (2, 3, 4))
     exact = {
         "ready": ready,
         "delayed": delayed,
-        "blocked": _blocked(unit, line),
+        "blocked": _blocked(transaction, queue_row),
         "leased": leased[0],
         "overdue": leased[1],
         "done": done,
@@ -102,79 +120,133 @@ def _counted(unit: Unit, line: Line, leased: tuple[int, int]) -> QueueView:
         "cancelled": cancelled,
     }
     view = QueueView(
-        queue=line.queue,
-        oldest_age_ms=None if oldest_at is None else unit.now - oldest_at,
-        estimated=frozenset(name for name, count in exact.items() if count > _MOST),
+        queue=queue_row.settings,
+        oldest_age_ms=None if oldest_at is None else transaction.now - oldest_at,
+        estimated=frozenset(name for name, count in exact.items() if count > _COUNT_MAX),
     )
-    return replace(view, **{name: min(count, _MOST) for name, count in exact.items()})
+    return replace(view, **{name: min(count, _COUNT_MAX) for name, count in exact.items()})
 
 
-def _waiting(unit: Unit, line: Line) -> tuple[int, int, int | None]:
-    """Ready, delayed and the oldest due instant, with two bounded walks per priority."""
-    ready, delayed, oldest_at = _aside(unit, line)
+def _waiting(transaction: Transaction, queue_row: QueueRow) -> tuple[int, int, int | None]:
+    """Ready, delayed and the oldest due instant, with two bounded scans per priority."""
+    ready, delayed, oldest_at = _held(transaction, queue_row)
     rank = RANK_FIRST
     while True:
-        rank = unit.run(
+        rank = transaction.run(
             "SELECT rank FROM hf_jobs INDEXED BY hf_ready"
             " WHERE queue = ? AND state = 0 AND holds = 0 AND rank > ? ORDER BY rank LIMIT 1",
-            (line.id, rank),
+            (queue_row.id, rank),
         ).get
         if rank is None:
             return ready, delayed, oldest_at
-        count, due_at = unit.run(
+        count, due_at = transaction.run(
             "SELECT count(*), min(due_at) FROM (SELECT due_at FROM hf_jobs INDEXED BY hf_ready"
             " WHERE queue = ?1 AND state = 0 AND holds = 0 AND rank = ?2 AND due_at <= ?3"
             " AND (expires_at IS NULL OR expires_at > ?3) LIMIT ?4)",
-            (line.id, rank, unit.now, _MOST + 1),
+            (queue_row.id, rank, transaction.now, _COUNT_MAX + 1),
         ).fetchone()
         ready += count
         if due_at is not None and (oldest_at is None or due_at < oldest_at):
             oldest_at = due_at
-        delayed += unit.run(
+        delayed += transaction.run(
             "SELECT count(*) FROM (SELECT 1 FROM hf_jobs INDEXED BY hf_ready"
             " WHERE queue = ?1 AND state = 0 AND holds = 0 AND rank = ?2 AND due_at > ?3 LIMIT ?4)",
-            (line.id, rank, unit.now, _MOST + 1),
+            (queue_row.id, rank, transaction.now, _COUNT_MAX + 1),
         ).get
 
 
-def _ended(unit: Unit, line: Line, code: int) -> int:
-    count: int = unit.run(
+def _ended(transaction: Transaction, queue_row: QueueRow, code: int) -> int:
+    count: int = transaction.run(
         "SELECT count(*) FROM (SELECT 1 FROM hf_jobs INDEXED BY hf_ended"
         " WHERE queue = ? AND state = ? AND state >= 2 LIMIT ?)",
-        (line.id, code, _MOST + 1),
+        (queue_row.id, code, _COUNT_MAX + 1),
     ).get
     return count
 
 
-def _aside(unit: Unit, line: Line) -> tuple[int, int, int | None]:
-    """The same three of jobs in lanes, and of those put aside as expired before the clock was set
-    back, over a bounded number of them."""
-    ready, delayed, oldest_at = unit.run(
+def _held(transaction: Transaction, queue_row: QueueRow) -> tuple[int, int, int | None]:
+    """The same for jobs in lanes, and for those held as expired before the clock was set back, over
+    a bounded number of them."""
+    ready, delayed, oldest_at = transaction.run(
         "SELECT total(due_at <= ?2 AND ifnull(expires_at > ?2, 1)), total(due_at > ?2),"
         " min(due_at) FILTER (WHERE due_at <= ?2 AND ifnull(expires_at > ?2, 1)) FROM ("
         " SELECT due_at, expires_at FROM hf_jobs INDEXED BY hf_aside"
         " WHERE queue = ?1 AND state = 0 AND holds <> 0 AND holds < 4 LIMIT ?3)",
-        (line.id, unit.now, limits.SCAN_MAX),
+        (queue_row.id, transaction.now, bounds.SCAN_MAX),
     ).fetchone()
     return int(ready), int(delayed), oldest_at
 
 
-def _blocked(unit: Unit, line: Line) -> int:
-    """Behind in their group, or with an open parent."""
-    count: int = unit.run(
+def _blocked(transaction: Transaction, queue_row: QueueRow) -> int:
+    """Jobs behind in their group, or with an open parent."""
+    count: int = transaction.run(
         "SELECT count(*) FROM (SELECT 1 FROM hf_jobs INDEXED BY hf_aside"
         " WHERE queue = ? AND state = 0 AND holds <> 0 AND holds >= 4 LIMIT ?)",
-        (line.id, _MOST + 1),
+        (queue_row.id, _COUNT_MAX + 1),
     ).get
     return count
 
 
-def _leased(unit: Unit) -> dict[int, tuple[int, int]]:
-    """Leases and overdue ones by queue id, over a bounded number of leases."""
-    found = unit.run(
+def _leased(transaction: Transaction) -> dict[int, tuple[int, int]]:
+    """Leased and overdue jobs by queue id, over a bounded number of leases."""
+    found = transaction.run(
         "SELECT queue, count(*), sum(deadline <= ?1) FROM ("
         " SELECT queue, deadline FROM hf_jobs INDEXED BY hf_leased"
         " WHERE ns = ?2 AND state = 1 LIMIT ?3) GROUP BY queue",
-        (unit.boot, unit.namespace_id, limits.SCAN_MAX),
+        (transaction.boot, transaction.namespace_id, bounds.SCAN_MAX),
     ).fetchall()
     return {queue_id: (leased, overdue) for queue_id, leased, overdue in found}
+
+
+def load_records(
+    transaction: Transaction, kind: str, after: str | None, limit: int
+) -> list[Record]:
+    """Records of a kind by key, from behind `after`."""
+    found = transaction.run(
+        "SELECT key, version, value, saved_at FROM hf_records"
+        " WHERE ns = ? AND kind = ? AND key > ? ORDER BY key LIMIT ?",
+        (transaction.namespace_id, kind, after or "", limit),
+    ).fetchall()
+    return [
+        Record(
+            kind=kind,
+            key=key,
+            value=value,
+            version=version,
+            age_ms=max(0, transaction.now - saved_at),
+        )
+        for key, version, value, saved_at in found
+    ]
+
+
+def save_records(transaction: Transaction, records: Sequence[Record]) -> list[Saved]:
+    """Write each record if its version is still the stored one."""
+    return [_save_record(transaction, record) for record in records]
+
+
+def _save_record(transaction: Transaction, record: Record) -> Saved:
+    """One conditional write, guarded by the version that was read."""
+    name = (transaction.namespace_id, record.kind, record.key)
+    if record.value is None and record.version == 0:
+        known = transaction.run(
+            "SELECT 1 FROM hf_records WHERE ns = ? AND kind = ? AND key = ?", name
+        ).get
+        return Saved.STALE if known else Saved.SAVED
+    if record.value is None:
+        transaction.run(
+            "DELETE FROM hf_records WHERE ns = ? AND kind = ? AND key = ? AND version = ?",
+            (*name, record.version),
+        )
+    elif record.version == 0:
+        transaction.run(
+            "INSERT INTO hf_records(ns, kind, key, version, value, saved_at)"
+            " VALUES (?, ?, ?, 1, ?, ?) ON CONFLICT DO NOTHING",
+            (*name, record.value, transaction.now),
+        )
+    else:
+        transaction.run(
+            "UPDATE hf_records SET version = version + 1, value = ?, saved_at = ?"
+            " WHERE ns = ? AND kind = ? AND key = ? AND version = ?",
+            (record.value, transaction.now, *name, record.version),
+        )
+    return Saved.SAVED if transaction.changes() == 1 else Saved.STALE

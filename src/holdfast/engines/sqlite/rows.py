@@ -1,4 +1,7 @@
-"""A stored row ↔ a Job, and the one general write that mirrors a `lifecycle.Change`."""
+"""Stored rows ↔ Jobs, and the general write of a `lifecycle.Change`.
+
+Does not maintain flow control: callers that change or delete a job go through `flow.effects`.
+"""
 
 from __future__ import annotations
 
@@ -29,10 +32,10 @@ from holdfast.engines.sqlite.schema import (
     PART_PAYLOAD,
     PART_RESULT,
 )
-from holdfast.engines.sqlite.unit import Unit
+from holdfast.engines.sqlite.transaction import Transaction
 
 INLINE_MAX = 1024
-"""A longer payload or result lives beside the row, which is rewritten at every change."""
+"""A longer payload or result has a table of its own, because each change rewrites the row."""
 
 COLUMNS = (
     "seq, queue, state, rank, due_at, place, expires_at, parts, attempt, crashes, releases,"
@@ -52,8 +55,8 @@ WAITING, LEASED, DONE, DEAD, CANCELLED = range(5)
 CODES = {state: code for code, state in enumerate(STATES)}
 
 
-class Extra(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What few jobs have, in one column, so that a plain job writes little."""
+class ExtraColumn(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Fields that few jobs have, in one JSON column, so that a plain job writes little."""
 
     content_type: str = JSON
     labels: dict[str, str] = {}
@@ -65,39 +68,52 @@ class Extra(msgspec.Struct, frozen=True, omit_defaults=True):
     parent_death: ParentDeath = "cancel"
 
 
-class Stand(NamedTuple):
-    """How a job stands beside its own state: see `flow_schema`."""
+class FlowColumns(NamedTuple):
+    """The flow-control columns of a job; their bits are explained in `schema`."""
 
     flow: int = 0
     lane: int | None = None
     holds: int = 0
 
 
-PLAIN = Stand()
-NO_EXTRA = Extra()
-_EXTRA = msgspec.json.Decoder(Extra)
+class QueuePosition(NamedTuple):
+    """A job's position in the order of its queue."""
+
+    queue_id: int
+    rank: int
+    due_at: int
+    place: int
+
+
+PLAIN = FlowColumns()
+NO_EXTRA = ExtraColumn()
+decode_extra = msgspec.json.Decoder(ExtraColumn).decode
 _EVENT = msgspec.json.Decoder(Event)
 _IDS = msgspec.json.Decoder(tuple[str, ...])
 _ENCODER = msgspec.json.Encoder()
 
 
-def fetch(unit: Unit, id: str) -> Row | None:
+def fetch(transaction: Transaction, id: str) -> Row | None:
+    """The row of the job with this id."""
     try:
-        row: Row | None = unit.run(BY_ID, (id, unit.namespace_id)).fetchone()
+        row: Row | None = transaction.run(BY_ID, (id, transaction.namespace_id)).fetchone()
     except UnicodeEncodeError:
-        return None  # No job was ever stored under a lone surrogate.
+        return None  # An id with a lone surrogate cannot be stored.
     return row
 
 
-def job_of(unit: Unit, row: Row, *, payload: bytes | None = None) -> Job | None:
-    """The brief view. None when its queue is being dropped: the job is as good as gone."""
-    name = unit.catalog.names.get(row[1])
+def to_job(transaction: Transaction, row: Row, *, payload: bytes | None = None) -> Job | None:
+    """The job without notes, events and result; None if its queue is being dropped.
+
+    Callers that do not need a large payload pass `payload=b""`.
+    """
+    name = transaction.queue_names.get(row[1])
     if name is None:
         return None
     extra = NO_EXTRA if row[26] is None else decode_extra(row[26])
     inline = row[27]
     if payload is None:
-        payload = inline if inline is not None else outside(unit, row[0])
+        payload = inline if inline is not None else large_payload(transaction, row[0])
     deadline = row[13]
     return Job(
         id=row[21],
@@ -116,7 +132,7 @@ def job_of(unit: Unit, row: Row, *, payload: bytes | None = None) -> Job | None:
         due_at=row[4],
         expires_at=row[6],
         leased_at=row[14],
-        deadline_at=None if deadline is None else unit.now + deadline - unit.boot,
+        deadline_at=None if deadline is None else transaction.now + deadline - transaction.boot,
         finished_at=row[16],
         token=row[12],
         worker=row[19],
@@ -137,36 +153,35 @@ def job_of(unit: Unit, row: Row, *, payload: bytes | None = None) -> Job | None:
     )
 
 
-def in_hand(unit: Unit, seq: int, parts: int, job: Job) -> Job:
-    """With what its next run must know: the progress and the checkpoint to go on from, and whether
-    to run alone."""
+def with_checkpoint(transaction: Transaction, seq: int, parts: int, job: Job) -> Job:
+    """Add what the next attempt needs: progress, checkpoint, parents, and `alone`."""
     if parts & PART_ALONE:
         job = msgspec.structs.replace(job, alone=True)
     if parts & PART_AFTER:
-        job = msgspec.structs.replace(job, after=after(unit, seq))
+        job = msgspec.structs.replace(job, after=read_after(transaction, seq))
     if not parts & PART_NOTES:
         return job
-    progress, checkpoint = unit.run(
+    progress, checkpoint = transaction.run(
         "SELECT progress, checkpoint FROM hf_notes WHERE seq = ?", (seq,)
     ).fetchone()
     return msgspec.structs.replace(job, progress=progress, checkpoint=checkpoint)
 
 
-def whole(unit: Unit, row: Row, job: Job) -> Job:
-    """With everything the store knows."""
+def with_details(transaction: Transaction, row: Row, job: Job) -> Job:
+    """Add everything else that is stored: notes, result, parents and events."""
     seq, parts = row[SEQ], row[PARTS]
     progress = checkpoint = output = None
     if parts & PART_NOTES:
-        progress, checkpoint, output = unit.run(
+        progress, checkpoint, output = transaction.run(
             "SELECT progress, checkpoint, output FROM hf_notes WHERE seq = ?", (seq,)
         ).fetchone()
-    beside = (
+    result_sql = (
         "SELECT data FROM hf_results WHERE seq = ?"
         if parts & PART_RESULT
         else "SELECT result FROM hf_jobs WHERE seq = ?"
     )
     bodies = (
-        unit.run("SELECT body FROM hf_events WHERE seq = ? ORDER BY n", (seq,)).fetchall()
+        transaction.run("SELECT body FROM hf_events WHERE seq = ? ORDER BY n", (seq,)).fetchall()
         if parts & PART_EVENTS
         else []
     )
@@ -175,23 +190,24 @@ def whole(unit: Unit, row: Row, job: Job) -> Job:
         progress=progress,
         checkpoint=checkpoint,
         output=output,
-        result=unit.run(beside, (seq,)).get,
-        after=after(unit, seq) if parts & PART_AFTER else (),
+        result=transaction.run(result_sql, (seq,)).get,
+        after=read_after(transaction, seq) if parts & PART_AFTER else (),
         events=tuple(_EVENT.decode(body) for (body,) in bodies),
     )
 
 
-def after(unit: Unit, seq: int) -> tuple[str, ...]:
-    """The ids of its parents, as they were given."""
-    return _IDS.decode(unit.run("SELECT ids FROM hf_after WHERE seq = ?", (seq,)).get)
+def read_after(transaction: Transaction, seq: int) -> tuple[str, ...]:
+    """The ids of a job's parents, in the order given."""
+    return _IDS.decode(transaction.run("SELECT ids FROM hf_after WHERE seq = ?", (seq,)).get)
 
 
-def keep_after(unit: Unit, seq: int, ids: tuple[str, ...]) -> None:
-    unit.run("INSERT INTO hf_after(seq, ids) VALUES (?, ?)", (seq, _ENCODER.encode(ids)))
+def write_after(transaction: Transaction, seq: int, ids: tuple[str, ...]) -> None:
+    """Store the ids of a job's parents."""
+    transaction.run("INSERT INTO hf_after(seq, ids) VALUES (?, ?)", (seq, _ENCODER.encode(ids)))
 
 
 def encode_extra(job: Any) -> bytes | None:
-    """Of a Job or a NewJob, which has no origin and was never redriven."""
+    """The `extra` column of a Job or NewJob; None if all its fields have their defaults."""
     origin = getattr(job, "origin", None)
     redrives = getattr(job, "redrives", 0)
     if (
@@ -205,7 +221,7 @@ def encode_extra(job: Any) -> bytes | None:
         and job.parent_death == "cancel"
     ):
         return None
-    extra = Extra(
+    extra = ExtraColumn(
         job.content_type,
         job.labels,
         job.headers,
@@ -218,15 +234,12 @@ def encode_extra(job: Any) -> bytes | None:
     return _ENCODER.encode(extra)
 
 
-def decode_extra(data: bytes) -> Extra:
-    return _EXTRA.decode(data)
-
-
 def reason_of(stored: str | None) -> Reason | None:
+    """The Reason stored in a row."""
     return None if stored is None else Reason(stored)
 
 
-_KEEP = """
+_WRITE_CHANGE = """
 UPDATE hf_jobs SET queue = ?, state = ?, rank = ?, due_at = ?, place = ?,
   expires_at = ?, parts = ?, attempt = ?, crashes = ?, releases = ?, version = ?, token = ?,
   deadline = iif(?2 = 1, deadline, NULL), leased_at = ?, finished_at = ?, cancel = ?,
@@ -236,55 +249,59 @@ WHERE seq = ? AND version = ? AND state = ? AND token IS ?
 """
 
 
-def keep(
-    unit: Unit,
+def write_change(
+    transaction: Transaction,
     row: Row,
     before: Job,
     change: Change,
     *,
-    stand: Stand = PLAIN,
+    columns: FlowColumns = PLAIN,
     note: Note | None = None,
 ) -> None:
-    """Write what `lifecycle` or `amend` decided, guarded by what it was decided on. Only
-    `flow.keep` calls this, which sees to what else it means."""
+    """Write a change, guarded by the version, state and token it was decided on.
+
+    Only `flow.effects.write_change` calls this; it also updates groups, lanes and children.
+    """
     job = change.job
-    place = unit.numbers(1) if change.tail and job.state is State.WAITING else row[PLACE]
+    place = transaction.allocate(1) if change.tail and job.state is State.WAITING else row[PLACE]
     seq, parts = row[SEQ], row[PARTS] & ~PART_ALONE
     if job.alone:
         parts |= PART_ALONE
     if change.forgets and parts & PART_NOTES:
-        unit.run("UPDATE hf_notes SET progress = NULL, checkpoint = NULL WHERE seq = ?", (seq,))
+        transaction.run(
+            "UPDATE hf_notes SET progress = NULL, checkpoint = NULL WHERE seq = ?", (seq,)
+        )
     payload = row[PAYLOAD]
     if job.payload is not before.payload:
-        payload, parts = _keep_payload(unit, seq, job.payload, parts)
+        payload, parts = _write_payload(transaction, seq, job.payload, parts)
     result = job.result if job.state is State.DONE else None
     if result is not None or parts & PART_RESULT:
-        result, parts = _keep_result(unit, seq, result, parts)
-    if note is not None and keep_note(unit, seq, note):
+        result, parts = _write_result(transaction, seq, result, parts)
+    if note is not None and write_note(transaction, seq, note):
         parts |= PART_NOTES
     if change.event is not None:
         parts |= PART_EVENTS
-        _keep_event(unit, seq, checks.clean_event(change.event))
-    unit.run(
-        _KEEP,
+        _append_event(transaction, seq, checks.clean_event(change.event))
+    transaction.run(
+        _WRITE_CHANGE,
         (
-            *_values(unit, job, place, parts),
+            *_values(transaction, job, place, parts),
             payload,
             result,
             job.fingerprint,
-            *stand,
+            *columns,
             seq,
             before.version,
             CODES[before.state],
             before.token,
         ),
     )
-    assert unit.changes() == 1, "the row changed inside our own transaction"
+    assert transaction.changes() == 1, "the row changed inside our own transaction"
 
 
-def _values(unit: Unit, job: Job, place: int, parts: int) -> tuple[object, ...]:
+def _values(transaction: Transaction, job: Job, place: int, parts: int) -> tuple[object, ...]:
     return (
-        unit.catalog.lines[job.queue].id,
+        transaction.queues[job.queue].id,
         CODES[job.state],
         -job.priority,
         job.due_at,
@@ -309,27 +326,27 @@ def _values(unit: Unit, job: Job, place: int, parts: int) -> tuple[object, ...]:
     )
 
 
-def remove(unit: Unit, seq: int, parts: int) -> None:
-    """Only `flow.remove` calls this."""
-    unit.run("DELETE FROM hf_jobs WHERE seq = ?", (seq,))
+def delete(transaction: Transaction, seq: int, parts: int) -> None:
+    """Delete a job's rows. Only `flow.effects.delete_job` calls this."""
+    transaction.run("DELETE FROM hf_jobs WHERE seq = ?", (seq,))
     if parts & PART_PAYLOAD:
-        unit.run("DELETE FROM hf_payloads WHERE seq = ?", (seq,))
+        transaction.run("DELETE FROM hf_payloads WHERE seq = ?", (seq,))
     if parts & PART_NOTES:
-        unit.run("DELETE FROM hf_notes WHERE seq = ?", (seq,))
+        transaction.run("DELETE FROM hf_notes WHERE seq = ?", (seq,))
     if parts & PART_EVENTS:
-        unit.run("DELETE FROM hf_events WHERE seq = ?", (seq,))
+        transaction.run("DELETE FROM hf_events WHERE seq = ?", (seq,))
     if parts & PART_RESULT:
-        unit.run("DELETE FROM hf_results WHERE seq = ?", (seq,))
+        transaction.run("DELETE FROM hf_results WHERE seq = ?", (seq,))
     if parts & PART_AFTER:
-        unit.run("DELETE FROM hf_after WHERE seq = ?", (seq,))
+        transaction.run("DELETE FROM hf_after WHERE seq = ?", (seq,))
 
 
-def keep_note(unit: Unit, seq: int, note: Note) -> bool:
-    """What the note says is laid over what is there; False when it says nothing."""
+def write_note(transaction: Transaction, seq: int, note: Note) -> bool:
+    """Store the fields that the note sets; False if it sets none."""
     output = None if note.output is None else checks.clip_output(note.output)
     if note.progress is None and note.checkpoint is None and output is None:
         return False
-    unit.run(
+    transaction.run(
         "INSERT INTO hf_notes(seq, progress, checkpoint, output) VALUES (?, ?, ?, ?)"
         " ON CONFLICT(seq) DO UPDATE SET progress = coalesce(excluded.progress, progress),"
         " checkpoint = coalesce(excluded.checkpoint, checkpoint),"
@@ -339,34 +356,42 @@ def keep_note(unit: Unit, seq: int, note: Note) -> bool:
     return True
 
 
-def _keep_payload(unit: Unit, seq: int, payload: bytes, parts: int) -> tuple[bytes | None, int]:
+def _write_payload(
+    transaction: Transaction, seq: int, payload: bytes, parts: int
+) -> tuple[bytes | None, int]:
     if len(payload) <= INLINE_MAX:
         if parts & PART_PAYLOAD:
-            unit.run("DELETE FROM hf_payloads WHERE seq = ?", (seq,))
+            transaction.run("DELETE FROM hf_payloads WHERE seq = ?", (seq,))
         return payload, parts & ~PART_PAYLOAD
-    unit.run("INSERT OR REPLACE INTO hf_payloads(seq, data) VALUES (?, ?)", (seq, payload))
+    transaction.run("INSERT OR REPLACE INTO hf_payloads(seq, data) VALUES (?, ?)", (seq, payload))
     return None, parts | PART_PAYLOAD
 
 
-def _keep_result(
-    unit: Unit, seq: int, result: bytes | None, parts: int
+def _write_result(
+    transaction: Transaction, seq: int, result: bytes | None, parts: int
 ) -> tuple[bytes | None, int]:
     if result is None or len(result) <= INLINE_MAX:
         if parts & PART_RESULT:
-            unit.run("DELETE FROM hf_results WHERE seq = ?", (seq,))
+            transaction.run("DELETE FROM hf_results WHERE seq = ?", (seq,))
         return result, parts & ~PART_RESULT
-    unit.run("INSERT OR REPLACE INTO hf_results(seq, data) VALUES (?, ?)", (seq, result))
+    transaction.run("INSERT OR REPLACE INTO hf_results(seq, data) VALUES (?, ?)", (seq, result))
     return None, parts | PART_RESULT
 
 
-def _keep_event(unit: Unit, seq: int, event: Event) -> None:
-    unit.run(
+def _append_event(transaction: Transaction, seq: int, event: Event) -> None:
+    transaction.run(
         "INSERT INTO hf_events(seq, n, body) VALUES"
         " (?1, (SELECT coalesce(max(n), 0) + 1 FROM hf_events WHERE seq = ?1), ?2)",
         (seq, _ENCODER.encode(event)),
     )
 
 
-def outside(unit: Unit, seq: int) -> bytes:
-    payload: bytes = unit.run("SELECT data FROM hf_payloads WHERE seq = ?", (seq,)).get
+def large_payload(transaction: Transaction, seq: int) -> bytes:
+    """A payload longer than INLINE_MAX."""
+    payload: bytes = transaction.run("SELECT data FROM hf_payloads WHERE seq = ?", (seq,)).get
     return payload
+
+
+def write_large_payload(transaction: Transaction, seq: int, payload: bytes) -> None:
+    """Store a payload longer than INLINE_MAX."""
+    transaction.run("INSERT INTO hf_payloads(seq, data) VALUES (?, ?)", (seq, payload))

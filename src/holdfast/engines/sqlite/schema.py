@@ -1,7 +1,7 @@
-"""The tables and their numbered migrations; each runs in one transaction under the write lock.
+"""Tables and their numbered migrations; each runs in one transaction under the write lock.
 
-Every name begins with `hf_` and the number lives in `hf_meta`, because a program may keep its own
-tables in the same file so as to enqueue and settle in its own transactions.
+Every name begins with `hf_` and the schema number lives in `hf_meta`, because a program may keep
+its own tables in the same file to enqueue and settle in its own transactions.
 """
 
 from __future__ import annotations
@@ -9,29 +9,42 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import apsw
+import msgspec
 
-from holdfast.core import limits
+from holdfast.core import bounds
 from holdfast.core.model import Queue
-from holdfast.engines.sqlite.catalog import encode_queue
-from holdfast.engines.sqlite.flow_schema import MIGRATION_3
 from holdfast.errors import EngineUnavailable, SchemaMismatch
 
 READY = "FROM hf_jobs INDEXED BY hf_ready WHERE queue = ? AND state = 0 AND holds = 0"
-RANK_FIRST = -limits.PRIORITY_MAX - 1
-"""The waiting jobs of a queue without those put aside, and a rank before all of theirs."""
+"""The waiting jobs of a queue that nothing holds back."""
+
+RANK_FIRST = -bounds.PRIORITY_MAX - 1
+"""A rank before all others; a job's rank is its negated priority."""
 
 PART_PAYLOAD, PART_NOTES, PART_EVENTS, PART_RESULT = 1, 2, 4, 8
-"""Bits of `hf_jobs.parts`: which rows a job has beside its own."""
+"""Bits of `hf_jobs.parts`: which other tables hold a row of the job."""
 
 PART_ALONE = 16
-"""The bit beside them that says `Job.alone`."""
+"""Bit of `hf_jobs.parts` that stores `Job.alone`."""
 
 PART_AFTER = 32
-"""The ids of its parents are kept beside it too."""
+"""Bit of `hf_jobs.parts`: `hf_after` holds the ids of the job's parents."""
+
+HOLD_LANED, HOLD_EXPIRED, HOLD_BEHIND, HOLD_PARENT = 1, 2, 4, 8
+"""Why a waiting job is not in `hf_ready`, summed in `hf_jobs.holds`: it waits in a lane; it has
+expired; it is behind in its strict group; and `HOLD_PARENT` for each open parent."""
+
+FLOW_LANE, FLOW_GROUP, FLOW_PARENTS, FLOW_CHILDREN, FLOW_TENANT = 1, 2, 4, 8, 16
+"""Bits of `hf_jobs.flow`: what else changes when the job ends. FLOW_TENANT: its tenant's leases
+are counted. A plain job has `flow` and `holds` 0 and no lane, and costs nothing extra."""
+
+OPEN, ASLEEP = 0, -1
+"""Values of `hf_lanes.bar`: the lane can be leased from, or its first job is not due yet. Any other
+value is the slot that had no capacity."""
 
 # The hot columns stand first, because SQLite decodes a row from its beginning. `rank` is the
 # negated priority, `deadline` is on the boot clock, and `holds` keeps a waiting job out of
-# `hf_ready`; a payload or result too large to be rewritten with its row lives beside it.
+# `hf_ready`; a payload or result too large to be rewritten with its row has a table of its own.
 _MIGRATION_1 = """
 CREATE TABLE hf_meta(
   one INTEGER PRIMARY KEY CHECK (one = 1),
@@ -117,30 +130,108 @@ CREATE TABLE hf_records(
 ) STRICT, WITHOUT ROWID;
 """
 
-# Nobody knows when the records that are there were saved: their age counts from now.
+# When existing records were saved is unknown: their age counts from the migration.
 _MIGRATION_2 = """
 ALTER TABLE hf_records ADD COLUMN saved_at INTEGER NOT NULL DEFAULT 0;
 UPDATE hf_records SET saved_at = CAST(unixepoch('subsec') * 1000 AS INTEGER);
 """
 
-MIGRATIONS: tuple[str, ...] = (_MIGRATION_1, _MIGRATION_2, MIGRATION_3)
+# `hf_aside` has every waiting job that is not plainly ready, with a lane's jobs in their order.
+# `hf_meta.aside_at` is when jobs were last held as expired: an earlier clock was set back.
+# `hf_edges` has open edges only, and `hf_meta.forsaken` says that some have lost their parent.
+# All jobs of a lane have one priority; its row stores the position of its first job. `hf_parks` has
+# the slots that lanes wait for, and from when (on the boot clock; 0 is now) to try again.
+_MIGRATION_3 = """
+ALTER TABLE hf_meta ADD COLUMN forsaken INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE hf_jobs ADD COLUMN flow INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE hf_jobs ADD COLUMN lane INTEGER;
+ALTER TABLE hf_jobs ADD COLUMN fingerprint TEXT;
+DROP INDEX hf_held;
+UPDATE hf_jobs SET holds = 2 WHERE state = 0 AND holds <> 0;
+ALTER TABLE hf_meta ADD COLUMN aside_at INTEGER NOT NULL DEFAULT 0;
+UPDATE hf_meta SET aside_at = ifnull(
+  (SELECT max(expires_at) FROM hf_jobs WHERE state = 0 AND holds <> 0), 0);
+CREATE INDEX hf_grouped ON hf_jobs(queue, grp, state) WHERE grp IS NOT NULL AND state < 2;
+UPDATE hf_jobs SET flow = 2 WHERE grp IS NOT NULL AND state < 2;
+UPDATE hf_jobs SET holds = holds + 4 WHERE grp IS NOT NULL AND state = 0 AND EXISTS (
+  SELECT 1 FROM hf_jobs AS other INDEXED BY hf_grouped
+  WHERE other.queue = hf_jobs.queue AND other.grp = hf_jobs.grp AND other.grp IS NOT NULL
+  AND other.state < 2 AND (other.state = 1 OR other.seq < hf_jobs.seq));
+CREATE INDEX hf_aside ON hf_jobs(queue, holds, lane, due_at, place, expires_at)
+  WHERE state = 0 AND holds <> 0;
+CREATE TABLE hf_after(seq INTEGER PRIMARY KEY, ids BLOB NOT NULL) STRICT;
+CREATE TABLE hf_edges(
+  parent TEXT NOT NULL,
+  ns INTEGER NOT NULL,
+  child INTEGER NOT NULL,
+  PRIMARY KEY (parent, ns, child)
+) STRICT, WITHOUT ROWID;
+CREATE INDEX hf_edges_child ON hf_edges(child);
+CREATE TABLE hf_lanes(
+  id INTEGER PRIMARY KEY,
+  queue INTEGER NOT NULL,
+  rank INTEGER NOT NULL,
+  bar INTEGER NOT NULL DEFAULT 0,
+  turn INTEGER NOT NULL DEFAULT 0,
+  due_at INTEGER,
+  place INTEGER,
+  tenant TEXT NOT NULL,
+  task TEXT NOT NULL,
+  slots TEXT NOT NULL,
+  name TEXT NOT NULL,
+  UNIQUE (queue, tenant, name, rank)
+) STRICT;
+CREATE INDEX hf_lanes_first ON hf_lanes(queue, bar, rank, turn, due_at, place)
+  WHERE due_at IS NOT NULL;
+CREATE INDEX hf_lanes_asleep ON hf_lanes(queue, due_at) WHERE bar = -1;
+CREATE TABLE hf_slots(
+  id INTEGER PRIMARY KEY,
+  ns INTEGER NOT NULL,
+  name TEXT NOT NULL,
+  key TEXT NOT NULL,
+  used INTEGER NOT NULL DEFAULT 0,
+  free_us INTEGER NOT NULL DEFAULT 0,
+  UNIQUE (ns, name, key)
+) STRICT;
+CREATE TABLE hf_parks(
+  queue INTEGER NOT NULL,
+  slot INTEGER NOT NULL,
+  wake_us INTEGER,
+  PRIMARY KEY (queue, slot)
+) STRICT, WITHOUT ROWID;
+CREATE INDEX hf_parks_slot ON hf_parks(slot);
+CREATE INDEX hf_parks_wake ON hf_parks(queue, wake_us) WHERE wake_us IS NOT NULL;
+CREATE TABLE hf_tenants(
+  queue INTEGER NOT NULL,
+  tenant TEXT NOT NULL,
+  turn INTEGER NOT NULL DEFAULT 0,
+  leased INTEGER NOT NULL DEFAULT 0,
+  busy_ms REAL NOT NULL DEFAULT 0,
+  busy_at INTEGER NOT NULL DEFAULT 0,
+  PRIMARY KEY (queue, tenant)
+) STRICT, WITHOUT ROWID;
+CREATE TABLE hf_flows(
+  queue INTEGER PRIMARY KEY,
+  vclock INTEGER NOT NULL DEFAULT 0,
+  sorting TEXT
+) STRICT;
+"""
+
+MIGRATIONS: tuple[str, ...] = (_MIGRATION_1, _MIGRATION_2, _MIGRATION_3)
 """Number n brings a store of schema n - 1 to schema n. Never edited once released."""
 
 
 def prepare(
     connection: apsw.Connection, namespace: str, boot_id: str, is_alone: Callable[[], bool]
 ) -> None:
-    """Inside a write transaction: everything that a writer expects to find."""
+    """Migrate, and create the namespace and its default queue. Runs in a write transaction."""
     migrate(connection)
     run = connection.execute
     known = run("SELECT boot FROM hf_meta").get
     if known != boot_id:
         if known and not is_alone():
-            raise EngineUnavailable(
-                f"{connection.filename} is in use by a process in another time namespace:"
-                " run all its users on one boot clock"
-            )
-        # The deadlines were on a clock that has started again: all of them have passed.
+            raise other_boot_clock(connection.filename)
+        # The deadlines refer to a boot clock that has restarted: all of them have passed.
         run("UPDATE hf_jobs SET deadline = 0 WHERE state = 1")
         run("UPDATE hf_parks SET wake_us = 0")
         run("UPDATE hf_slots SET free_us = 0")
@@ -157,7 +248,7 @@ def prepare(
 
 
 def migrate(connection: apsw.Connection) -> None:
-    """Inside a write transaction: bring the store to the newest schema."""
+    """Bring the store to the newest schema. Runs in a write transaction."""
     found = stored_schema(connection)
     if found > len(MIGRATIONS):
         raise mismatch(connection, found)
@@ -166,17 +257,32 @@ def migrate(connection: apsw.Connection) -> None:
         connection.execute("UPDATE hf_meta SET schema = ?", (number,))
 
 
-def mismatch(connection: apsw.Connection, found: int) -> SchemaMismatch:
-    return SchemaMismatch(
-        f"{connection.filename} has schema {found}, this version knows up to "
-        f"{len(MIGRATIONS)}: run the newer version of Holdfast that wrote it"
-    )
-
-
 def stored_schema(connection: apsw.Connection) -> int:
+    """The schema number of the file; 0 if it holds no store."""
     if not connection.table_exists("main", "hf_meta"):
         return 0
     found = connection.execute("SELECT schema FROM hf_meta").get
     if not isinstance(found, int):
         raise apsw.CorruptError("hf_meta has no row")
     return found
+
+
+def mismatch(connection: apsw.Connection, found: int) -> SchemaMismatch:
+    """The error for a file that a newer version has migrated."""
+    return SchemaMismatch(
+        f"{connection.filename} has schema {found}, this version knows up to "
+        f"{len(MIGRATIONS)}: run the newer version of Holdfast that wrote it"
+    )
+
+
+def other_boot_clock(path: str) -> EngineUnavailable:
+    """The error for a file in use by a process with another boot clock."""
+    return EngineUnavailable(
+        f"{path} is in use by a process in another time namespace:"
+        " run all its users on one boot clock"
+    )
+
+
+def encode_queue(queue: Queue) -> bytes:
+    """The stored form of a queue's settings."""
+    return msgspec.json.encode(queue)

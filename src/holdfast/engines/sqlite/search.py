@@ -1,20 +1,30 @@
-"""JobFilter → SQL: constant pieces with bound values, walked in the order of arrival.
+"""Reads of jobs: get, find and tally; and JobFilter → SQL.
 
-A walk looks at no more than `limits.SCAN_MAX` rows. Dead and cancelled jobs are few among many
-done ones and have an index of their own; so have leases.
+Filters become constant SQL fragments with bound values. One call looks at no more than
+`limits.SCAN_MAX` rows, in the order of arrival. Dead and cancelled jobs, which are few among many
+done ones, and leased jobs have indexes of their own.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
-from holdfast.core import limits
-from holdfast.core.model import JobFilter, State
+from holdfast.core import bounds
+from holdfast.core.model import (
+    STATES,
+    Job,
+    JobFilter,
+    Page,
+    State,
+    Tally,
+    TallyBy,
+)
 from holdfast.engines.sqlite import rows
-from holdfast.engines.sqlite.unit import Unit
+from holdfast.engines.sqlite.transaction import Transaction
 
 _EXACT = {
     "task": "task = ?",
@@ -27,11 +37,9 @@ _EXACT = {
     "created_from": "created_at >= ?",
     "created_before": "created_at < ?",
 }
-_FOUND = (
+_CONTAINS = (
     "(instr(id, ?) OR instr(task, ?) OR instr(ifnull(key, ''), ?) OR instr(ifnull(tenant, ''), ?))"
 )
-
-
 _LABELLED = (
     "EXISTS (SELECT 1 FROM json_each(CAST(extra AS TEXT), '$.labels') AS label"
     " WHERE label.key = ? AND label.value = ?)"
@@ -45,10 +53,69 @@ _INDEXED = {
     "hf_leased": "INDEXED BY hf_leased",
 }
 _SEQ_MAX = 2**63 - 1
+_TALLY_COLUMNS: dict[TallyBy, str] = {
+    "queue": "queue",
+    "state": "state",
+    "task": "task",
+    "tenant": "tenant",
+    "reason": "reason",
+    "worker": "worker",
+    "group": "grp",
+    "fingerprint": "fingerprint",
+}
 
 
-class Search(NamedTuple):
-    """Conditions joined by AND, their values, and the index to walk; None walks the table."""
+def get(transaction: Transaction, id: str) -> Job | None:
+    """The job with everything that is stored about it."""
+    row = rows.fetch(transaction, id)
+    job = None if row is None else rows.to_job(transaction, row)
+    return None if row is None or job is None else rows.with_details(transaction, row, job)
+
+
+def find(transaction: Transaction, wanted: JobFilter, limit: int, after: int | None) -> Page:
+    """One page of matching jobs, newest first."""
+    query = query_for(transaction, wanted)
+    if query is None:
+        return Page(jobs=())
+    span = newest_range(transaction, query, after)
+    found = transaction.run(
+        f"SELECT {rows.COLUMNS} {query.source} ORDER BY seq DESC LIMIT ?",  # sql: constant pieces
+        (*query.values, span.low, span.high, limit + 1),
+    ).fetchall()
+    jobs = tuple(job for row in found[:limit] if (job := rows.to_job(transaction, row)) is not None)
+    if len(found) > limit:
+        return Page(jobs=jobs, after=found[limit - 1][rows.SEQ] if limit else after)
+    return Page(jobs=jobs, after=span.low if span.more else None)
+
+
+def tally(transaction: Transaction, wanted: JobFilter, by: TallyBy, limit: int) -> list[Tally]:
+    """Counts of matching jobs by one field, largest first."""
+    query = query_for(transaction, wanted)
+    if query is None:
+        return []
+    span = newest_range(transaction, query, None)
+    column = _TALLY_COLUMNS[by]
+    found = transaction.run(
+        f"SELECT {column}, count(*) {query.source} GROUP BY 1",  # sql: constant pieces
+        (*query.values, span.low, span.high),
+    ).fetchall()
+    counts: Counter[str | None] = Counter()
+    for value, count in found:
+        if by == "queue" and value not in transaction.queue_names:
+            continue
+        counts[_tally_value(transaction, by, value)] += count
+    ranked = sorted(counts.items(), key=lambda pair: (-pair[1], pair[0] or ""))
+    return [Tally(value=value, count=count) for value, count in ranked[:limit]]
+
+
+def _tally_value(transaction: Transaction, by: TallyBy, value: Any) -> Any:
+    if by == "queue":
+        return transaction.queue_names[value]
+    return str(STATES[value]) if by == "state" else value
+
+
+class JobQuery(NamedTuple):
+    """Conditions joined by AND, their values, and the index to use; None scans the table."""
 
     conditions: str
     values: tuple[object, ...]
@@ -56,97 +123,97 @@ class Search(NamedTuple):
 
     @property
     def source(self) -> str:
-        """FROM and WHERE; the bounds of the walk are bound last."""
+        """FROM and WHERE; the bounds of the range are bound last."""
         indexed = _INDEXED[self.indexed_by]
         return f"FROM hf_jobs {indexed} WHERE {self.conditions} AND seq BETWEEN ? AND ?"
 
 
-class Span(NamedTuple):
-    """The seqs to look at, both included, and whether there are more beyond."""
+class SeqRange(NamedTuple):
+    """The seqs to look at, both ends included, and whether there are more beyond."""
 
     low: int
     high: int
     more: bool
 
 
-def search_for(unit: Unit, wanted: JobFilter) -> Search | None:
-    """None when nothing can match."""
+def query_for(transaction: Transaction, wanted: JobFilter) -> JobQuery | None:
+    """The query for a filter; None if nothing can match."""
     if wanted.states == ():
         return None
     conditions = ["ns = ?"]
-    values: list[object] = [unit.namespace_id]
+    values: list[object] = [transaction.namespace_id]
 
-    def demand(condition: str, *bound: object) -> None:
+    def require(condition: str, *bound: object) -> None:
         conditions.append(condition)
         values.extend(bound)
 
     for name, condition in _EXACT.items():
         value = getattr(wanted, name)
         if value is not None:
-            demand(condition, value)
+            require(condition, value)
     if wanted.queue is not None:
-        line = unit.catalog.lines.get(wanted.queue)
-        if line is None:
+        queue_row = transaction.queues.get(wanted.queue)
+        if queue_row is None:
             return None
-        demand("queue = ?", line.id)
+        require("queue = ?", queue_row.id)
     if wanted.reason is not None:
-        demand("reason = ?", wanted.reason.value)
+        require("reason = ?", wanted.reason.value)
     if wanted.search:
-        demand(_FOUND, *[wanted.search] * 4)
+        require(_CONTAINS, *[wanted.search] * 4)
     for name, value in (wanted.labels or {}).items():
-        demand(_LABELLED, name, value)
+        require(_LABELLED, name, value)
     if wanted.finished_before_ms is not None:
-        demand("finished_at <= ?", unit.now - wanted.finished_before_ms)
+        require("finished_at <= ?", transaction.now - wanted.finished_before_ms)
     if wanted.expired is not None:
-        demand(_EXPIRED if wanted.expired else _NOT_EXPIRED, unit.now)
-    index = _demand_states(wanted, demand)
+        require(_EXPIRED if wanted.expired else _NOT_EXPIRED, transaction.now)
+    index = _require_states(wanted, require)
     if wanted.ids is not None:
         index = "hf_id"
-        demand("id IN (SELECT value FROM json_each(?))", msgspec.json.encode(wanted.ids).decode())
-    return Search(" AND ".join(conditions), tuple(values), index)
+        require("id IN (SELECT value FROM json_each(?))", msgspec.json.encode(wanted.ids).decode())
+    return JobQuery(" AND ".join(conditions), tuple(values), index)
 
 
-def newest_span(unit: Unit, search: Search, before: int | None) -> Span:
-    """The newest SCAN_MAX rows below `before`, or fewer."""
+def newest_range(transaction: Transaction, query: JobQuery, before: int | None) -> SeqRange:
+    """The newest SCAN_MAX rows before `before`, or fewer."""
     high = _SEQ_MAX if before is None else before - 1
-    if search.indexed_by in ("hf_id", "hf_leased"):
-        return Span(0, high, more=False)
-    if search.indexed_by == "hf_buried":
-        low = unit.run(
+    if query.indexed_by in ("hf_id", "hf_leased"):
+        return SeqRange(0, high, more=False)
+    if query.indexed_by == "hf_buried":
+        low = transaction.run(
             "SELECT seq FROM hf_jobs INDEXED BY hf_buried"
             " WHERE ns = ? AND state >= 3 AND seq <= ? ORDER BY seq DESC LIMIT 1 OFFSET ?",
-            (unit.namespace_id, high, limits.SCAN_MAX),
+            (transaction.namespace_id, high, bounds.SCAN_MAX),
         ).get
-        return Span(0 if low is None else low + 1, high, more=low is not None)
-    # Numbers have gaps, so that this looks at fewer rows than it may, and never at more.
-    high = unit.run("SELECT max(seq) FROM hf_jobs WHERE seq <= ?", (high,)).get or 0
-    low = max(high - limits.SCAN_MAX + 1, 0)
-    lowest = unit.run("SELECT min(seq) FROM hf_jobs").get
-    return Span(low, high, more=lowest is not None and lowest < low)
+        return SeqRange(0 if low is None else low + 1, high, more=low is not None)
+    # Seqs have gaps, so this looks at SCAN_MAX rows at most.
+    high = transaction.run("SELECT max(seq) FROM hf_jobs WHERE seq <= ?", (high,)).get or 0
+    low = max(high - bounds.SCAN_MAX + 1, 0)
+    lowest = transaction.run("SELECT min(seq) FROM hf_jobs").get
+    return SeqRange(low, high, more=lowest is not None and lowest < low)
 
 
-def oldest_span(unit: Unit, search: Search, after: int) -> Span:
-    """The oldest SCAN_MAX rows above `after`, or fewer; an index is walked to its end."""
-    if search.indexed_by is not None:
-        return Span(after + 1, _SEQ_MAX, more=False)
-    low = unit.run("SELECT min(seq) FROM hf_jobs WHERE seq > ?", (after,)).get
+def oldest_range(transaction: Transaction, query: JobQuery, after: int) -> SeqRange:
+    """The oldest SCAN_MAX rows after `after`, or fewer; an index is read to its end."""
+    if query.indexed_by is not None:
+        return SeqRange(after + 1, _SEQ_MAX, more=False)
+    low = transaction.run("SELECT min(seq) FROM hf_jobs WHERE seq > ?", (after,)).get
     if low is None:
-        return Span(after + 1, after, more=False)
-    high = low + limits.SCAN_MAX - 1
-    highest = unit.run("SELECT max(seq) FROM hf_jobs").get
-    return Span(low, high, more=highest > high)
+        return SeqRange(after + 1, after, more=False)
+    high = low + bounds.SCAN_MAX - 1
+    highest = transaction.run("SELECT max(seq) FROM hf_jobs").get
+    return SeqRange(low, high, more=highest > high)
 
 
-def _demand_states(wanted: JobFilter, demand: Callable[..., None]) -> str | None:
-    """The index that fits the states; its own condition must be said again to use it."""
+def _require_states(wanted: JobFilter, require: Callable[..., None]) -> str | None:
+    """Add the states; returns the index that fits them, whose own condition must be repeated."""
     if wanted.states is None:
         return None
     codes = {rows.CODES[State(state)] for state in wanted.states}
-    demand("state IN (SELECT value FROM json_each(?))", str(sorted(codes)))
+    require("state IN (SELECT value FROM json_each(?))", str(sorted(codes)))
     if codes <= {rows.DEAD, rows.CANCELLED}:
-        demand("state >= 3")
+        require("state >= 3")
         return "hf_buried"
     if codes == {rows.LEASED}:
-        demand("state = 1")
+        require("state = 1")
         return "hf_leased"
     return None

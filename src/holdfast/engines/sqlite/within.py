@@ -1,7 +1,7 @@
 """Enqueue and settle inside a program's own transaction, on its own apsw connection.
 
-Only apsw: a second SQLite library in one process, such as the standard library's, lets go of the
-locks of the first one when it closes the file, and commits are lost.
+Only apsw: when a second SQLite library in the process, such as the standard library's, closes the
+file, it drops the locks of the first one, and commits are lost.
 """
 
 from __future__ import annotations
@@ -18,17 +18,16 @@ from holdfast.core.model import NewJob, Receipt
 from holdfast.core.verdict import Outcome, Settlement
 from holdfast.engines.clock import Clock
 from holdfast.engines.sqlite import enqueue, faults, settle
-from holdfast.engines.sqlite.catalog import Catalog
-from holdfast.engines.sqlite.disk import Disk
-from holdfast.engines.sqlite.files import Files
-from holdfast.engines.sqlite.unit import Unit
+from holdfast.engines.sqlite.files import Disk, Files
+from holdfast.engines.sqlite.flow.effects import apply_deferred
+from holdfast.engines.sqlite.transaction import QueueCache, Transaction
 from holdfast.errors import UsageError
 
 Result = TypeVar("Result")
 
 
-class Within:
-    """What is done here becomes true, or does not, when the caller commits or rolls back."""
+class SQLiteWithin:
+    """Enqueues and settles in the caller's transaction: its commit or rollback decides."""
 
     def __init__(
         self,
@@ -43,35 +42,39 @@ class Within:
         self._connection = connection
         self._disk = disk
         self._clock = clock
-        self._catalog = Catalog(namespace)
+        self._queue_cache = QueueCache(namespace)
 
     def enqueue(self, jobs: Sequence[NewJob]) -> list[Receipt]:
+        """See `Engine.enqueue`."""
         checks.check_batch(len(jobs))
         grows_bytes = sum(len(job.payload) for job in jobs)
 
-        def work(unit: Unit) -> list[Receipt]:
+        def work(transaction: Transaction) -> list[Receipt]:
             self._disk.check_room(grows_bytes)
-            return enqueue.enqueue(unit, jobs)
+            return enqueue.enqueue(transaction, jobs)
 
         return self._run(work)
 
     def settle(self, settlements: Sequence[Settlement]) -> list[Outcome]:
+        """See `Engine.settle`."""
         checks.check_batch(len(settlements))
-        return self._run(lambda unit: settle.settle(unit, settlements))
+        return self._run(lambda transaction: settle.settle(transaction, settlements))
 
-    def _run(self, work: Callable[[Unit], Result]) -> Result:
+    def _run(self, work: Callable[[Transaction], Result]) -> Result:
         connection = self._connection
         try:
             if not connection.in_transaction:
                 raise UsageError(
                     "no transaction is open on the connection: BEGIN IMMEDIATE first, COMMIT after"
                 )
-            with _all_or_nothing(connection):
-                # Never kept: what was read may be rolled back by the caller.
-                self._catalog.distrust()
-                unit = Unit(connection, self._catalog, self._clock)
-                result = work(unit)
-                unit.finish()
+            with _savepoint(connection):
+                # Never reused: the caller may roll back what was read.
+                self._queue_cache.invalidate()
+                transaction = Transaction(connection, self._queue_cache, self._clock)
+                result = work(transaction)
+                if transaction.deferred is not None:
+                    apply_deferred(transaction)
+                transaction.finish()
                 return result
         except apsw.ConnectionClosedError:
             raise UsageError("the connection is closed: open one to the engine's file") from None
@@ -80,23 +83,23 @@ class Within:
 
 
 @contextmanager
-def _all_or_nothing(connection: apsw.Connection) -> Iterator[None]:
-    """A call that fails half-way leaves nothing behind in a transaction that goes on."""
-    # Rows must come as they are stored, however the program likes its own.
-    shape, connection.row_trace = connection.row_trace, None
+def _savepoint(connection: apsw.Connection) -> Iterator[None]:
+    """Undo a call that fails half-way, without ending the caller's transaction."""
+    # The program's own row format must not apply to our rows.
+    row_trace, connection.row_trace = connection.row_trace, None
     try:
         connection.execute("SAVEPOINT holdfast")
         try:
             yield
         except BaseException:
-            # A full disk, for one, has rolled back the program's whole transaction already.
+            # A full disk, for example, has already rolled back the program's whole transaction.
             if connection.in_transaction:
                 connection.execute("ROLLBACK TO holdfast")
                 connection.execute("RELEASE holdfast")
             raise
         connection.execute("RELEASE holdfast")
     finally:
-        connection.row_trace = shape
+        connection.row_trace = row_trace
 
 
 def _check(connection: object, files: Files) -> None:
@@ -104,7 +107,7 @@ def _check(connection: object, files: Files) -> None:
         kind = f"{type(connection).__module__}.{type(connection).__qualname__}"
         raise UsageError(
             f"within() takes an apsw.Connection, not {kind}: two SQLite libraries on one file in"
-            " one process lose commits, because either one's close drops the other's locks"
+            " one process lose commits, because closing either one drops the other's locks"
         )
     try:
         filename = connection.filename

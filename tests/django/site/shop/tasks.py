@@ -1,4 +1,4 @@
-"""Tasks of every sort that Django knows."""
+"""Tasks of every kind that Django supports."""
 
 # mypy: disable-error-code="untyped-decorator"
 

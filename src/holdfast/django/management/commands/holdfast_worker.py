@@ -1,4 +1,4 @@
-"""`manage.py holdfast_worker`: workers for the project's tasks, until they are told to stop."""
+"""`manage.py holdfast_worker`: run workers for the project's tasks until they are stopped."""
 
 from __future__ import annotations
 
@@ -10,32 +10,54 @@ from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError
 
-from holdfast.app import Holdfast
+from holdfast.app.application import Holdfast
 from holdfast.core.model import Queue
-from holdfast.django.serving import ALIAS, chosen
+from holdfast.django.backend import ALIAS_VARIABLE, chosen_backend
 from holdfast.errors import HoldfastError
 from holdfast.worker import launcher
 from holdfast.worker.options import WorkerOptions, default_processes, numbered
 
 
 class Command(BaseCommand):  # type: ignore[misc]
-    """As `holdfast worker run holdfast.django:app`, with the URL and the queues of the settings."""
+    """Like `holdfast worker run holdfast.django:app`, with URL and queues from the settings."""
 
-    help = "Run the project's tasks. The first Ctrl-C finishes what runs, the second stops at once."
+    help = (
+        "Run workers for the project's tasks. The first Ctrl-C drains running tasks, "
+        "the second stops at once."
+    )
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        parser.add_argument("--backend", help="Which of TASKS, if several are Holdfast's.")
-        parser.add_argument("--queue", action="append", help="Serve only this one; repeatable.")
-        parser.add_argument("--count", type=int, default=1, help="How many workers.")
-        parser.add_argument("--processes", type=int, default=default_processes())
-        parser.add_argument("--concurrency", type=int, default=16, help="Tasks at once in each.")
-        parser.add_argument("--name", help="A name that stays.")
+        parser.add_argument("--backend", metavar="ALIAS", help="Use this backend of TASKS.")
+        parser.add_argument(
+            "--queue", action="append", metavar="NAME", help="Serve only this queue; repeatable."
+        )
+        parser.add_argument(
+            "--count", default=1, help="Number of workers. [default: 1]", type=int, metavar="N"
+        )
+        parser.add_argument(
+            "--processes",
+            default=default_processes(),
+            help="Child processes of each worker. [default: one per core]",
+            type=int,
+            metavar="N",
+        )
+        parser.add_argument(
+            "--concurrency",
+            default=16,
+            help="Tasks each worker runs at the same time. [default: 16]",
+            type=int,
+            metavar="N",
+        )
+        parser.add_argument("--name", metavar="NAME", help="A stable name for the worker.")
 
     def handle(self, *_: Any, **given: Any) -> None:
-        backend = chosen(given["backend"])
+        backend = chosen_backend(given["backend"])
         url = backend.app.url
         if url is None or not backend.app.home.store.traits.shared:
-            raise CommandError("workers are processes of their own: use a url such as sqlite:///…")
+            raise CommandError(
+                "workers are separate processes: set OPTIONS url to a shared store such as "
+                "sqlite:///work.db"
+            )
         queues = given["queue"] or sorted(backend.queues) or ["default"]
         options = WorkerOptions(
             url=url,
@@ -45,8 +67,8 @@ class Command(BaseCommand):  # type: ignore[misc]
             concurrency=given["concurrency"],
             name=given["name"],
         )
-        os.environ[ALIAS] = backend.alias
-        # The project is where manage.py is, whatever the current folder.
+        os.environ[ALIAS_VARIABLE] = backend.alias
+        # The project is in the folder of manage.py, which may not be the current one.
         path = [sys.path[0], *filter(None, [os.environ.get("PYTHONPATH")])]
         os.environ["PYTHONPATH"] = os.pathsep.join(path)
         try:
@@ -56,12 +78,14 @@ class Command(BaseCommand):  # type: ignore[misc]
             raise CommandError(str(error)) from None
 
         def started(names: list[str]) -> None:
-            told = ", ".join(sorted(names))
-            self.stdout.write(f"running on {backend.app.place}: {told}; Ctrl-C drains, twice stops")
+            workers = ", ".join(sorted(names))
+            self.stdout.write(
+                f"running on {backend.app.place}: {workers}; Ctrl-C drains, twice stops"
+            )
 
         code = launcher.run(workers, started=started)
         if code:
-            raise CommandError(f"the workers ended with {code}", returncode=code)
+            raise CommandError(f"the workers exited with code {code}", returncode=code)
 
 
 async def _declare(url: str, queues: list[str]) -> None:

@@ -1,0 +1,1 @@
+"""The Python API: `Holdfast`, its tasks and job handles, and the blocking façade."""

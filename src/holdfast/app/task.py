@@ -1,0 +1,447 @@
+"""Task: the object that `@app.task` makes of a function, and JobHandle, an enqueued job of it.
+
+Calling a task runs it here; enqueueing it runs it in a worker. Arguments are checked before they
+are enqueued. `BoundTask` adds options for the jobs. Workers use the task's `handler`.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Generic, TypedDict, TypeVar, Unpack, cast
+
+from msgspec.structs import replace
+
+from holdfast.app.signature import BatchSignature, Signature
+from holdfast.core import bounds, checks, codec
+from holdfast.core.backoff import Backoff
+from holdfast.core.model import Job, NewJob, Queue, Receipt, State, Status
+from holdfast.errors import (
+    InvalidJob,
+    JobCancelled,
+    JobFailed,
+    JobGone,
+    ResultTimeout,
+    UnknownQueue,
+    UsageError,
+)
+from holdfast.notation.durations import Duration, to_ms, wall_ms
+from holdfast.notation.job import JobOptions
+from holdfast.notation.options import expected, new_job
+from holdfast.notation.policies import BreakerText, RateText, task_limits, to_breaker
+from holdfast.worker.child.context import CallState, Context
+from holdfast.worker.child.handlers import Handler
+from holdfast.worker.wire import CallJob
+
+if TYPE_CHECKING:
+    from holdfast.app.application import Holdfast
+
+Answer = TypeVar("Answer")
+Errors = type[BaseException] | tuple[type[BaseException], ...]
+Arguments = Iterable[tuple[Any, ...] | Mapping[str, Any]]
+
+
+class TaskOptions(TypedDict, total=False):
+    """Defaults for every job of a task, which `using` can override, and how the task runs.
+
+    Only failures in `retry_on` are retried, if given; failures in `give_up_on` never are. `batch`
+    jobs make one call; `isolated` tasks run in a process of their own. `rate` and `concurrency`
+    limit all jobs of the task together or, with a key template, those that share a key:
+    `concurrency=(10, "{tenant}")`. A `breaker` pauses a task that keeps failing: "5 failures, 30s".
+    """
+
+    name: str | None
+    queue: str | None
+    max_attempts: int | None
+    max_crashes: int | None
+    backoff: Backoff | str | None
+    timeout: Duration | None
+    lease: Duration | None
+    priority: int | None
+    expires: Duration | None
+    retry_on: Errors | None
+    give_up_on: Errors
+    batch: int
+    isolated: bool
+    rate: RateText | tuple[RateText, str] | None
+    concurrency: int | tuple[int, str] | None
+    breaker: BreakerText | None
+
+
+_PAUSE_S, _PAUSE_GROWTH, _PAUSE_S_MAX = 0.01, 1.5, 1.0
+_OF_JOBS = (
+    "queue",
+    "max_attempts",
+    "max_crashes",
+    "backoff",
+    "timeout",
+    "lease",
+    "priority",
+    "expires",
+)
+
+
+class Task(Generic[Answer]):
+    """A function that can be called here, and enqueued to run in a worker."""
+
+    def __init__(self, app: Holdfast, function: Callable[..., Any], options: TaskOptions) -> None:
+        given: dict[str, Any] = {key: value for key, value in options.items() if value is not None}
+        self.app = app
+        self.function = function
+        self.name: str = _checked_name(given.pop("name", None), function)
+        _check_options(self.name, given)
+        self.defaults = cast(
+            "JobOptions", {key: given.pop(key) for key in _OF_JOBS if key in given}
+        )
+        self.retry_on = _errors("retry_on", given.get("retry_on"))
+        self.give_up_on = _errors("give_up_on", given.get("give_up_on")) or ()
+        self.batch: int = given.get("batch", 1)
+        self.isolated: bool = given.get("isolated", False)
+        self.limits = task_limits(self.name, given.get("rate"), given.get("concurrency"))
+        breaker = given.get("breaker")
+        name = f"breaker of task {self.name}"
+        self.breaker = None if breaker is None else to_breaker(name, breaker)
+        self._plain: BoundTask[Answer] = BoundTask(self, {})
+        functools.update_wrapper(self, function, updated=())
+
+    def __repr__(self) -> str:
+        return f"<Task {self.name}>"
+
+    @property
+    def queue(self) -> str:
+        return self.defaults.get("queue") or "default"
+
+    @functools.cached_property
+    def signature(self) -> Signature:
+        """Computed on first use: a type hint may name something defined later in the module."""
+        kind = BatchSignature if self.batch > 1 else Signature
+        return kind(self.name, self.function)
+
+    @functools.cached_property
+    def handler(self) -> Handler:
+        return Handler(
+            name=self.name,
+            function=self.function,
+            is_async=_is_async(self.function),
+            arguments=self.signature.arguments,
+            result=self.signature.result,
+            context=self.signature.context,
+            queue=self.queue,
+            batch=self.batch,
+            isolated=self.isolated,
+            limits=self.limits,
+            breaker=self.breaker,
+            retry_on=self.retry_on,
+            give_up_on=self.give_up_on,
+        )
+
+    def __call__(self, *args: Any, **named: Any) -> Any:
+        """Run the function here and now."""
+        context = self.signature.context
+        if context is not None and context not in named:
+            placed = self.signature.placed(args, named)
+            if placed is not None:
+                args, named = placed[0], {**placed[1], context: self._contexts(args)}
+        return self.function(*args, **named)
+
+    def using(self, **options: Unpack[JobOptions]) -> BoundTask[Answer]:
+        """The same task with these options for its jobs."""
+        return BoundTask(self, options)
+
+    def within(self, connection: Any) -> BoundTask[Answer]:
+        """Enqueue inside the caller's own transaction, which the caller commits."""
+        return BoundTask(self, {}, connection)
+
+    def job(self, *args: Any, **named: Any) -> NewJob:
+        """A job for `app.enqueue_many`, for `then` or for a schedule."""
+        return self._plain.job(*args, **named)
+
+    def enqueue(self, *args: Any, **named: Any) -> JobHandle[Answer]:
+        """Enqueue one job, durable on return. It blocks; async code awaits `aenqueue`."""
+        return self._plain.enqueue(*args, **named)
+
+    delay = enqueue
+
+    async def aenqueue(self, *args: Any, **named: Any) -> JobHandle[Answer]:
+        """Enqueue one job, durable on return."""
+        return await self._plain.aenqueue(*args, **named)
+
+    def enqueue_many(self, calls: Arguments) -> list[JobHandle[Answer]]:
+        """Enqueue one job per tuple or dict of arguments; none if one of them is invalid."""
+        return self._plain.enqueue_many(calls)
+
+    async def aenqueue_many(self, calls: Arguments) -> list[JobHandle[Answer]]:
+        """The async form of `enqueue_many`."""
+        return await self._plain.aenqueue_many(calls)
+
+    def _contexts(self, args: tuple[Any, ...]) -> Context | list[Context]:
+        """Contexts for a direct call: they work, but store nothing."""
+        count = len(args[0]) if self.batch > 1 and args else 1
+        standing = CallState(self.name)
+        item = CallJob("inline", self.queue, b"", codec.JSON, 1, 0, wall_ms(), last=True)
+        contexts = [Context(item, standing, index) for index in range(count)]
+        return contexts if self.batch > 1 else contexts[0]
+
+    def handle(self, id: str) -> JobHandle[Answer]:
+        """The handle of a job that was enqueued before, by its id."""
+        return JobHandle(self, expected("id", id, str))
+
+
+class BoundTask(Generic[Answer]):
+    """A task with options, and possibly a connection, for the jobs enqueued through it."""
+
+    def __init__(self, task: Task[Answer], options: JobOptions, connection: Any = None) -> None:
+        if options.get("content_type") is not None:
+            raise InvalidJob("the payload of a task is JSON: leave content_type out")
+        self._task = task
+        self._options = options
+        self._connection = connection
+        self._template = self._make()
+
+    def using(self, **options: Unpack[JobOptions]) -> BoundTask[Answer]:
+        return BoundTask(self._task, {**self._options, **options}, self._connection)
+
+    def within(self, connection: Any) -> BoundTask[Answer]:
+        return BoundTask(self._task, self._options, connection)
+
+    def job(self, *args: Any, **named: Any) -> NewJob:
+        payload = self._task.signature.payload(args, named)
+        # Options are converted and checked once, except `run_at`: the delay to it changes.
+        template = self._template if self._options.get("run_at") is None else self._make()
+        return replace(
+            template, id=self._options.get("id") or self._task.app.new_id(), payload=payload
+        )
+
+    def enqueue(self, *args: Any, **named: Any) -> JobHandle[Answer]:
+        return self._put([self.job(*args, **named)])[0]
+
+    delay = enqueue
+
+    async def aenqueue(self, *args: Any, **named: Any) -> JobHandle[Answer]:
+        return (await self._aput([self.job(*args, **named)]))[0]
+
+    def enqueue_many(self, calls: Arguments) -> list[JobHandle[Answer]]:
+        return self._put(self._jobs(calls))
+
+    async def aenqueue_many(self, calls: Arguments) -> list[JobHandle[Answer]]:
+        return await self._aput(self._jobs(calls))
+
+    def _make(self) -> NewJob:
+        options: dict[str, Any] = {**self._task.defaults, **self._options}
+        if self._options.get("to") is not None and self._options.get("queue") is None:
+            options.pop("queue", None)
+        template = new_job(self._task.name, None, cast("JobOptions", options))
+        checks.check_job(template)
+        return template
+
+    def _jobs(self, calls: Arguments) -> list[NewJob]:
+        jobs = []
+        for at, call in enumerate(calls):
+            given: object = call
+            if isinstance(given, Mapping):
+                jobs.append(self.job(**given))
+            elif isinstance(given, tuple | list):
+                jobs.append(self.job(*given))
+            else:
+                kind = type(given).__name__
+                raise InvalidJob(f"call {at} is a {kind}: give a tuple or dict of arguments")
+        if len(jobs) > 1 and self._options.get("id") is not None:
+            raise InvalidJob(f"id {jobs[0].id} would be that of {len(jobs)} jobs: leave it out")
+        return jobs
+
+    def _put(self, jobs: list[NewJob]) -> list[JobHandle[Answer]]:
+        app = self._task.app
+        if self._connection is None:
+            receipts = app.run(_enqueue(app, jobs), instead="task.aenqueue(…)")
+        else:
+            app.run(_nothing(), instead="task.within(connection).aenqueue(…)")
+            receipts = []
+            for answer in self._enqueue_within(jobs):
+                if inspect.iscoroutine(answer):
+                    answer.close()
+                    raise UsageError(
+                        "this connection is async: await task.within(connection).aenqueue(…)"
+                    )
+                receipts += answer
+        handles = self._handles(receipts)
+        app.home.enqueued(receipts)
+        return handles
+
+    async def _aput(self, jobs: list[NewJob]) -> list[JobHandle[Answer]]:
+        app = self._task.app
+        if self._connection is None:
+            receipts = await app.arun(_enqueue(app, jobs))
+        else:
+            await app.arun(_nothing())
+            receipts = []
+            for answer in self._enqueue_within(jobs):
+                receipts += await answer if inspect.isawaitable(answer) else answer
+        handles = self._handles(receipts)
+        await app.home.aenqueued(receipts)
+        return handles
+
+    def _enqueue_within(self, jobs: list[NewJob]) -> Iterator[Any]:
+        """Receipts, or awaitables of receipts, batch by batch, in the caller's transaction."""
+        within = self._task.app.within(self._connection)
+        for at in range(0, len(jobs), bounds.BATCH_MAX):
+            yield within.enqueue(jobs[at : at + bounds.BATCH_MAX])
+
+    def _handles(self, receipts: list[Receipt]) -> list[JobHandle[Answer]]:
+        from holdfast.core.checks import accepted
+
+        refused = [each for each in receipts if each.status is Status.REFUSED]
+        if refused:
+            one = refused[0]
+            if len(receipts) > 1:
+                text = f"{len(refused)} of {len(receipts)} jobs were refused, the first: {one.text}"
+                one = replace(one, text=text)
+            accepted(one)
+        return [
+            JobHandle(self._task, each.id, duplicate=each.status is Status.DUPLICATE)
+            for each in receipts
+        ]
+
+
+class JobHandle(Generic[Answer]):
+    """A job by its id. `duplicate`: an earlier job has the same key or id; this is its handle."""
+
+    def __init__(self, task: Task[Answer], id: str, *, duplicate: bool = False) -> None:
+        self._task = task
+        self.id = id
+        self.duplicate = duplicate
+
+    def __repr__(self) -> str:
+        return f"<JobHandle {self.id} of {self._task.name}>"
+
+    def job(self) -> Job | None:
+        """The current state of the job; None if it was deleted."""
+        return self._task.app.run(self._task.app.get(self.id), instead="handle.ajob()")
+
+    async def ajob(self) -> Job | None:
+        return await self._task.app.arun(self._task.app.get(self.id))
+
+    def result(self, timeout: Duration | None = None) -> Answer:
+        """Wait for the job and return the value of its handler.
+
+        Raises JobFailed, JobCancelled or JobGone if there will never be a result, and
+        ResultTimeout, a TimeoutError, if `timeout` passed; the job continues then.
+        """
+        return self._task.app.run(self._wait(timeout), instead="handle.aresult()")
+
+    # A parameter as in `result`, because its error names the job.
+    async def aresult(self, timeout: Duration | None = None) -> Answer:  # noqa: ASYNC109
+        return await self._task.app.arun(self._wait(timeout))
+
+    async def _wait(self, most: Duration | None) -> Answer:
+        until = None
+        if most is not None:
+            until = time.monotonic() + to_ms("timeout", most, UsageError) / 1000
+        pause_s = _PAUSE_S
+        while True:
+            job = await self._task.app.get(self.id)
+            if is_over(job, self.id):
+                assert job is not None
+                answer: Answer = self._task.signature.read_result(job.result)
+                return answer
+            left_s = _PAUSE_S_MAX if until is None else until - time.monotonic()
+            if left_s <= 0:
+                raise ResultTimeout(f"job {self.id} is still {job.state if job else 'unknown'}")
+            await self._task.app.home.pause(min(pause_s, left_s))
+            pause_s = min(pause_s * _PAUSE_GROWTH, _PAUSE_S_MAX)
+
+
+def is_over(job: Job | None, id: str) -> bool:
+    """Whether the job is done; raises if it never will be."""
+    if job is None:
+        raise JobGone(f"job {id} no longer exists: it was deleted, or its retention has ended")
+    if job.state is State.DONE:
+        return True
+    if job.state is State.CANCELLED:
+        raise JobCancelled(f"job {id} was cancelled", job)
+    # A job that was moved to a dead queue waits there and carries its reason.
+    if job.state is State.DEAD or job.reason is not None:
+        raise JobFailed(f"job {id} is dead ({job.reason}){_last_error(job)}", job)
+    return False
+
+
+def _last_error(job: Job) -> str:
+    for event in reversed(job.failures):
+        failure: Any = event.failure
+        return f": {': '.join(filter(None, (failure.type, failure.message)))}"
+    return ""
+
+
+async def _enqueue(app: Holdfast, jobs: list[NewJob]) -> list[Receipt]:
+    """Enqueue; declare the queues that tasks name if they do not exist, and enqueue again."""
+    receipts = await app.enqueue_many(jobs)
+    if not any(receipt.code == UnknownQueue.code for receipt in receipts):
+        return receipts
+    named = {task.queue for task in app.tasks.values()}
+    again = [
+        at
+        for at, receipt in enumerate(receipts)
+        if receipt.code == UnknownQueue.code and jobs[at].queue in named
+    ]
+    for queue in sorted({jobs[at].queue for at in again}):
+        await app.engine.declare(Queue(name=queue), instead_of=None)
+    answers = await app.enqueue_many(jobs[at] for at in again)
+    for at, receipt in zip(again, answers, strict=True):
+        receipts[at] = receipt
+    return receipts
+
+
+async def _nothing() -> None:
+    """Does nothing; running it opens the engine."""
+
+
+def _checked_name(given: object, function: Callable[..., Any]) -> str:
+    name = default_name(function) if given is None else expected("name", given, str)
+    if not bounds.TASK_NAME.match(name):
+        raise UsageError(
+            f"task name {name[:80]!r} is not 1 to 200 of A-Z a-z 0-9 _ . : / -: give it a name="
+        )
+    return str(name)
+
+
+def default_name(function: Callable[..., Any]) -> str:
+    """`module:function`. For a script, its file name replaces `__main__`, which is ambiguous."""
+    qualname = getattr(function, "__qualname__", None) or type(function).__qualname__
+    module = getattr(function, "__module__", "")
+    if module == "__main__":
+        main = sys.modules["__main__"]
+        spec = getattr(main, "__spec__", None)
+        module = spec.name if spec else Path(getattr(main, "__file__", None) or "main").stem
+    return f"{module}:{qualname.replace('<locals>.', '')}"
+
+
+def _check_options(name: str, given: dict[str, Any]) -> None:
+    unknown = sorted(set(given).difference(TaskOptions.__annotations__))
+    if unknown:
+        known = ", ".join(sorted(TaskOptions.__annotations__))
+        raise UsageError(f"a task has no {', '.join(unknown)}; it has {known}")
+    batch = given.get("batch", 1)
+    if type(batch) is not int or not 1 <= batch <= bounds.BATCH_MAX:
+        raise UsageError(f"batch of task {name} is {batch!r}; use 1 to {bounds.BATCH_MAX}")
+    expected("isolated", given.get("isolated", False), bool)
+
+
+def _errors(name: str, given: Any) -> tuple[type[BaseException], ...] | None:
+    if given is None:
+        return None
+    errors = given if isinstance(given, tuple) else (given,)
+    for error in errors:
+        if not (isinstance(error, type) and issubclass(error, BaseException)):
+            raise UsageError(
+                f"{name} has {error!r}: give exception classes, as `except` takes them"
+            )
+    return errors
+
+
+def _is_async(function: Callable[..., Any]) -> bool:
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
+        getattr(function, "__call__", None)  # noqa: B004 (the method itself is inspected)
+    )

@@ -1,0 +1,84 @@
+"""The application that a command works on: opening it, asking its server, and who is acting."""
+
+from __future__ import annotations
+
+import asyncio
+import getpass
+import os
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+from urllib.parse import quote
+
+import msgspec
+
+from holdfast.app.application import Holdfast
+from holdfast.cli.output import Common
+from holdfast.cli.pages import program
+from holdfast.engines.extras import FileBacked, ServerBacked, extra
+from holdfast.engines.registry import default_url, with_namespace
+from holdfast.errors import ConfigError, NotFound
+
+Ask = Callable[..., Awaitable[Any]]
+
+
+@asynccontextmanager
+async def open_app(common: Common, *, create: bool = False) -> AsyncIterator[Holdfast]:
+    """Open the application of --url. Only with `create` a missing store is created, and never a
+    missing folder: a mistyped path must not become a second, empty store."""
+    app = Holdfast(common.url)
+    files = extra(app.engine, FileBacked)
+    missing = "" if files is None else await asyncio.to_thread(files.missing, creating=create)
+    if missing and create:
+        raise ConfigError(f"{missing}: create it first, or correct the URL")
+    if missing:
+        start = f'start with "{program()} up" or "{program()} enqueue"'
+        raise NotFound(f"{missing}: {start}, or give the store with --url")
+    async with app:
+        yield app
+
+
+async def is_missing(url: str) -> bool:
+    """True if opening this store would create it."""
+    files = extra(Holdfast(url).engine, FileBacked)
+    return files is not None and bool(await asyncio.to_thread(files.missing))
+
+
+@asynccontextmanager
+async def open_token_store(common: Common, *, create: bool = False) -> AsyncIterator[Holdfast]:
+    """Open the namespace `default`, where tokens are stored whatever the URL says. A server finds
+    them by itself."""
+    url = common.url or default_url()
+    if not url.startswith(("http:", "https:")):
+        url = with_namespace(url, "default")
+    async with open_app(Common(url=url, json=common.json), create=create) as app:
+        yield app
+
+
+def server_of(app: Holdfast) -> Ask | None:
+    """A function that sends requests to the server of the URL; None if the URL names a store."""
+    server = extra(app.engine, ServerBacked)
+    if server is None:
+        return None
+
+    async def ask(method: str, path: str, body: Any = None) -> Any:
+        given = b"" if body is None else msgspec.json.encode(body)
+        answer = await server.ask(method, path, given)
+        return msgspec.json.decode(answer) if answer else None
+
+    return ask
+
+
+def path_segment(name: str) -> str:
+    """A name as one segment of a URL's path."""
+    return quote(name, safe="")
+
+
+def person() -> str:
+    """The user and the machine, for timelines and the audit log."""
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):
+        user = str(os.getuid())
+    return f"{user}@{socket.gethostname()}"[:200]

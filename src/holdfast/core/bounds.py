@@ -1,0 +1,56 @@
+"""All fixed bounds: sizes in bytes, durations in milliseconds, name patterns. Where a queue has a
+setting of its own, the value here is its default."""
+
+from __future__ import annotations
+
+import re
+
+SECOND_MS = 1_000
+MINUTE_MS = 60 * SECOND_MS
+HOUR_MS = 60 * MINUTE_MS
+DAY_MS = 24 * HOUR_MS
+
+PAYLOAD_MAX = 1024 * 1024
+RESULT_MAX = 1024 * 1024
+CHECKPOINT_MAX = 1024 * 1024
+OUTPUT_MAX = 128 * 1024
+RECORD_MAX = 256 * 1024
+ERROR_TEXT_MAX = 16 * 1024
+
+BATCH_MAX = 1_000
+FOLLOW_UPS_MAX = 1_000
+PAGE_MAX = 1_000
+SCAN_MAX = 100_000
+COUNT_EXACT_MAX = 10_000
+
+LIMITS_MAX = 16
+WEIGHTS_MAX = 1_000
+WEIGHT_MAX = 1_000
+GROUP_BATCH_MAX = 100
+PARENTS_MAX = 10_000
+CASCADE_MAX = 10_000
+RATE_COUNT_MAX = 1_000_000
+SLOTS_MAX = 10_000_000
+
+PRIORITY_MIN, PRIORITY_MAX = -100, 100
+ATTEMPTS_MAX = 1_000_000
+RELEASES_MAX = 20
+REROUTES_MAX = 100
+
+DELAY_MS_MAX = 100 * 365 * DAY_MS
+LEASE_MS_MIN, LEASE_MS_MAX = 10, 7 * DAY_MS
+WAIT_MS_MAX = HOUR_MS
+RETENTION_MS_MAX = 100 * 365 * DAY_MS
+KEY_WINDOW_MS = DAY_MS
+
+NAME_BYTES_MAX = 256
+PAIRS_MAX = 64
+PAIR_VALUE_BYTES_MAX = 4096
+EXTRA_BYTES_MAX = 64 * 1024
+
+QUEUE_NAME = re.compile(r"[A-Za-z0-9_.-]{1,80}\Z")
+TASK_NAME = re.compile(r"[A-Za-z0-9_.:/-]{1,200}\Z")
+JOB_ID = re.compile(r"[A-Za-z0-9_.:@-]{1,128}\Z")
+NAMESPACE = re.compile(r"[A-Za-z0-9_.-]{1,80}\Z")
+RECORD_KIND = re.compile(r"[a-z0-9_-]{1,40}\Z")
+CONTENT_TYPE = re.compile(r"[\x21-\x7e][\x20-\x7e]{0,126}\Z")

@@ -1,0 +1,120 @@
+"""Optional abilities of engines beyond the verbs of `Engine`, each a small protocol.
+
+`extra(engine, Ability)` finds one, through any wrappers around the engine. An engine has an
+ability by having its methods; a wrapper forwards those of the engine inside, or replaces them.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any, Protocol, TypeVar, runtime_checkable
+
+import msgspec
+
+from holdfast.core.transfer import Mover
+
+Ability = TypeVar("Ability")
+
+
+def extra(engine: object, ability: type[Ability]) -> Ability | None:
+    """The object that has this ability for the engine; None if there is none."""
+    if isinstance(engine, ForwardsExtras):
+        return engine.find_extra(ability)
+    return engine if isinstance(engine, ability) else None
+
+
+@runtime_checkable
+class ForwardsExtras(Protocol):
+    """A wrapper: it answers for the engine inside."""
+
+    def find_extra(self, ability: type[Ability]) -> Ability | None:
+        """The object that has this ability for the wrapped engine; None if there is none."""
+
+
+class Examination(msgspec.Struct, frozen=True, kw_only=True):
+    """An engine's report on itself: its clock, software versions, free disk space, problems for a
+    person to solve, and damage found (None if it did not look)."""
+
+    now: int
+    versions: dict[str, str] = {}
+    free_bytes: int | None = None
+    trouble: tuple[str, ...] = ()
+    damage: tuple[str, ...] | None = None
+
+
+@runtime_checkable
+class Examinable(Protocol):
+    """Can report on its own state."""
+
+    async def examine(self, *, deep: bool = False) -> Examination:
+        """With `deep` also read everything that is stored, looking for damage."""
+
+
+class PartitionView(msgspec.Struct, frozen=True, kw_only=True):
+    """The state of one partition. `out_ms` is how long it has been shut out; None if in use."""
+
+    name: str
+    waiting: int
+    out_ms: int | None = None
+    code: str = ""
+    text: str = ""
+
+
+@runtime_checkable
+class Partitioned(Protocol):
+    """Is made of several stores."""
+
+    def partitions(self) -> list[PartitionView]:
+        """The state of each, in the order of the partition map."""
+
+
+@runtime_checkable
+class IdMinting(Protocol):
+    """Chooses the ids of jobs that have none, and so the place where they are stored."""
+
+    def mint(self) -> str:
+        """A new job id."""
+
+
+@runtime_checkable
+class FileBacked(Protocol):
+    """Is stored in files that may not exist yet."""
+
+    def missing(self, *, creating: bool = False) -> str:
+        """The file or folder that `open` would have to create, in words; "" if all exists. With
+        `creating` a missing file is fine, a missing folder is not. Blocks on the disk."""
+
+    async def reopen(self) -> None:
+        """Open, but never create a file that has disappeared."""
+
+
+@runtime_checkable
+class Backable(Protocol):
+    """Can copy itself while in use."""
+
+    async def backup(self, path: str | os.PathLike[str]) -> None:
+        """Write a consistent copy to a new file."""
+
+
+@runtime_checkable
+class Movable(Protocol):
+    """Can export and import whole jobs."""
+
+    def mover(self) -> Mover:
+        """Access to the stored jobs as they are."""
+
+
+@runtime_checkable
+class Transactional(Protocol):
+    """Can work inside a transaction of the caller."""
+
+    def within(self, connection: Any) -> Any:
+        """An object with `enqueue` and `settle` that take effect when the caller commits."""
+
+
+@runtime_checkable
+class ServerBacked(Protocol):
+    """Reaches its store through a Holdfast server."""
+
+    async def ask(self, method: str, path: str, body: bytes = b"") -> bytes:
+        """Call a REST operation of the server: JSON in and out."""

@@ -1,0 +1,1 @@
+"""Flow control in PostgreSQL: lanes, limits, fairness, groups and dependencies."""

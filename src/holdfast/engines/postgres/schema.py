@@ -1,0 +1,114 @@
+"""The database schema: numbered migrations, run once under a lock, and the check at open."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from importlib import resources
+from typing import Any, NamedTuple
+
+from holdfast.errors import ConfigError, EngineUnavailable, SchemaMismatch
+
+SCHEMA_NAME = re.compile(r"[a-z_][a-z0-9_]{0,62}\Z")
+MIGRATION_S_MAX = 3600.0
+
+_EXISTS = "SELECT to_regclass('$schema.meta') IS NOT NULL"
+_LOCK = "SELECT pg_advisory_xact_lock(hashtextextended('holdfast ' || $1::text, 0))"
+_HAS_SCHEMA = "SELECT EXISTS (SELECT FROM pg_namespace WHERE nspname = $1::text)"
+_CREATE = "CREATE SCHEMA $schema"
+_PATH = "SET LOCAL search_path = $schema, pg_temp"
+_VERSION = "SELECT version FROM $schema.meta"
+_FIRST = "INSERT INTO $schema.meta (version) VALUES (0)"
+_SET_VERSION = "UPDATE $schema.meta SET version = $1::int"
+_NAMESPACE = """
+INSERT INTO $schema.namespaces (name) VALUES ($1::text) ON CONFLICT (name) DO NOTHING
+"""
+_IDENTITY = """
+SELECT m.version, m.store::text, n.number, current_setting('transaction_read_only') = 'on',
+       current_setting('server_encoding')
+FROM $schema.meta m LEFT JOIN $schema.namespaces n ON n.name = $1::text
+"""
+
+
+class NamespaceIdentity(NamedTuple):
+    """The unique name of a store, and the number of a namespace in it."""
+
+    store: str
+    ns: int
+
+
+async def prepare(connection: Any, schema: str, namespace: str) -> NamespaceIdentity:
+    """The identity of the store in this database, which is created or migrated if necessary."""
+    identity = await identify(connection, schema, namespace)
+    if identity is None:
+        await migrate(connection, schema, namespace)
+        identity = await identify(connection, schema, namespace)
+    assert identity is not None
+    return identity
+
+
+async def identify(connection: Any, schema: str, namespace: str) -> NamespaceIdentity | None:
+    """The identity of the store; None if the schema or namespace is missing or too old."""
+    if not await connection.fetchval(_text(_EXISTS, schema)):
+        return None
+    row = await connection.fetchrow(_text(_IDENTITY, schema), namespace)
+    version, store, number, read_only, encoding = row
+    if read_only:
+        raise EngineUnavailable("the server is read-only: a standby, or configured so")
+    if encoding != "UTF8":
+        raise ConfigError(f"the database's encoding is {encoding}: use a database with UTF8")
+    _check(version)
+    if version < len(migrations()) or number is None:
+        return None
+    return NamespaceIdentity(store, number)
+
+
+@cache
+def migrations() -> tuple[str, ...]:
+    """The SQL texts in order; their number is the schema version of this package."""
+    folder = resources.files(__package__) / "migrations"
+    files = sorted(
+        (entry for entry in folder.iterdir() if entry.name.endswith(".sql")),
+        key=lambda entry: entry.name,
+    )
+    return tuple(entry.read_text(encoding="utf-8") for entry in files)
+
+
+async def migrate(connection: Any, schema: str, namespace: str) -> None:
+    """Bring the schema to this version, in one transaction, one process at a time."""
+    async with connection.transaction():
+        await connection.execute(_LOCK, schema)
+        if not await connection.fetchval(_HAS_SCHEMA, schema):
+            await connection.execute(_text(_CREATE, schema))
+        await connection.execute(_text(_PATH, schema))
+        version = -1
+        if await connection.fetchval(_text(_EXISTS, schema)):
+            version = await connection.fetchval(_text(_VERSION, schema))
+            _check(version)
+        for number, migration in enumerate(migrations(), 1):
+            if number > version:
+                await connection.execute(migration, timeout=MIGRATION_S_MAX)
+                if version < 0:
+                    await connection.execute(_text(_FIRST, schema))
+                    version = 0
+                await connection.execute(_text(_SET_VERSION, schema), number)
+        await connection.execute(_text(_NAMESPACE, schema), namespace)
+
+
+def _check(version: int) -> None:
+    newest = len(migrations())
+    if version > newest:
+        raise SchemaMismatch(
+            f"the schema has version {version}, this Holdfast knows up to {newest}: "
+            "upgrade Holdfast"
+        )
+
+
+def quoted(schema: str) -> str:
+    """The schema's name quoted for SQL."""
+    assert SCHEMA_NAME.match(schema)
+    return f'"{schema}"'
+
+
+def _text(statement: str, schema: str) -> str:
+    return statement.replace("$schema", quoted(schema))

@@ -1,0 +1,179 @@
+"""Reads jobs: one job with everything, pages newest first, and counts by value.
+
+A `JobFilter` is one constant SQL condition whose parts are off while their value is NULL. Every
+scan is bounded before the condition is applied: a filter that matches nothing reads
+`limits.SCAN_MAX` rows and no more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+import msgspec
+
+from holdfast.core import bounds
+from holdfast.core.model import Job, JobFilter, Page, State, Tally, TallyBy
+from holdfast.engines.postgres.rows import BRIEF_COLUMNS, CODES, WHOLE_COLUMNS, brief_job, whole_job
+from holdfast.engines.postgres.script import CallContext, Script, Statement
+
+SCAN_MAX = str(bounds.SCAN_MAX)
+
+# $1 namespace, $2 instant, $3 … $19 the filter, as `filter_values` gives them.
+CONDITION = """
+    q.name IS NOT NULL
+    AND ($3::text[] IS NULL OR j.id = ANY ($3::text[]))
+    AND ($4::text IS NULL OR q.name = $4::text)
+    AND ($5::smallint[] IS NULL OR j.state = ANY ($5::smallint[]))
+    AND ($6::text IS NULL OR j.task = $6::text)
+    AND ($7::text IS NULL OR j.tenant = $7::text)
+    AND ($8::text IS NULL OR j.grp = $8::text)
+    AND ($9::text IS NULL OR j.key = $9::text)
+    AND ($10::text IS NULL OR j.worker = $10::text)
+    AND ($11::text IS NULL OR j.reason = $11::text)
+    AND ($12::text IS NULL
+         OR convert_from(j.extra, 'UTF8')::jsonb -> 'labels' @> ($12::text)::jsonb)
+    AND ($13::text IS NULL OR position($13::text IN j.id) > 0 OR position($13::text IN j.task) > 0
+         OR position($13::text IN coalesce(j.key, '')) > 0
+         OR position($13::text IN coalesce(j.tenant, '')) > 0)
+    AND ($14::bigint IS NULL OR j.created_at >= $14::bigint)
+    AND ($15::bigint IS NULL OR j.created_at < $15::bigint)
+    AND ($16::bigint IS NULL OR j.finished_at <= $schema.now_ms($2::bigint) - $16::bigint)
+    AND ($17::boolean IS NULL
+         OR (j.state = 0 AND coalesce(j.expires_at <= $schema.now_ms($2::bigint), false))
+            = $17::boolean)
+    AND ($18::bigint IS NULL OR j.version = $18::bigint)
+    AND ($19::text IS NULL OR j.fingerprint = $19::text)
+"""
+
+QUEUE_NAME = """
+    CROSS JOIN LATERAL (SELECT x.name FROM $schema.queues x WHERE x.number = j.queue OFFSET 0) q
+"""
+"""The job's queue as `q`, looked up row by row: a join of another kind would lose the order."""
+
+_ALL = "true"
+_BY_ID = "j.id = ANY ($3::text[])"
+_BY_STATE = {
+    frozenset({State.WAITING}): "j.state = 0",
+    frozenset({State.LEASED}): "j.state = 1",
+    frozenset({State.DONE}): "j.state = 2",
+    frozenset({State.DEAD}): "j.state >= 3",
+    frozenset({State.CANCELLED}): "j.state >= 3",
+    frozenset({State.DEAD, State.CANCELLED}): "j.state >= 3",
+    frozenset({State.WAITING, State.LEASED}): "j.state < 2",
+}
+SOURCES = (_ALL, _BY_ID, *dict.fromkeys(_BY_STATE.values()))
+"""Conditions that narrow a scan before it is bounded; each has an index."""
+
+
+def source_of(wanted: JobFilter, states: Collection[State] | None) -> str:
+    """The condition that narrows the scan of a filter most."""
+    if wanted.ids is not None:
+        return _BY_ID
+    return _ALL if states is None else _BY_STATE.get(frozenset(states), _ALL)
+
+
+def filter_values(wanted: JobFilter, states: Collection[State] | None) -> tuple[Any, ...]:
+    """The values of CONDITION from $3 on."""
+    return (
+        None if wanted.ids is None else [id_ for id_ in wanted.ids if bounds.JOB_ID.match(id_)],
+        wanted.queue,
+        None if states is None else [CODES[state] for state in states],
+        wanted.task, wanted.tenant, wanted.group, wanted.key, wanted.worker,
+        None if wanted.reason is None else str(wanted.reason),
+        msgspec.json.encode(wanted.labels).decode() if wanted.labels else None,
+        wanted.search or None, wanted.created_from, wanted.created_before,
+        wanted.finished_before_ms, wanted.expired, wanted.version, wanted.fingerprint,
+    )  # fmt: skip
+
+
+_GET = f"""
+SELECT {WHOLE_COLUMNS} FROM $schema.jobs j
+JOIN $schema.queues q ON q.number = j.queue AND q.name IS NOT NULL
+LEFT JOIN $schema.notes n ON n.job = j.seq
+WHERE j.id = $2::text AND j.ns + 0 = $1::int
+"""
+
+
+def _find(source: str) -> str:
+    return f"""
+    SELECT {BRIEF_COLUMNS} FROM (
+        SELECT * FROM $schema.jobs j
+        WHERE j.ns = $1::int AND j.seq < $20::bigint AND {source}
+        ORDER BY j.seq DESC LIMIT {SCAN_MAX}
+    ) j {QUEUE_NAME}
+    WHERE {CONDITION}
+    ORDER BY j.seq DESC LIMIT $21::bigint
+    """  # sql: the sources are the constants above
+
+
+def _end_of_scan(source: str) -> str:
+    return f"""
+    SELECT j.seq FROM $schema.jobs j
+    WHERE j.ns = $1::int AND j.seq < $2::bigint AND {source}
+    ORDER BY j.seq DESC OFFSET {SCAN_MAX} - 1 LIMIT 1
+    """  # sql: as above
+
+
+_COLUMNS: dict[TallyBy, str] = {
+    "queue": "q.name",
+    "state": "(ARRAY['waiting', 'leased', 'done', 'dead', 'cancelled'])[j.state + 1]",
+    "task": "j.task",
+    "tenant": "j.tenant",
+    "reason": "j.reason",
+    "worker": "j.worker",
+    "group": "j.grp",
+    "fingerprint": "j.fingerprint",
+}
+
+
+def _tally(source: str, column: str) -> str:
+    return f"""
+    SELECT v.value, count(*) FROM (
+        SELECT {column} AS value FROM (
+            SELECT * FROM $schema.jobs j WHERE j.ns = $1::int AND {source}
+            ORDER BY j.seq DESC LIMIT {SCAN_MAX}
+        ) j {QUEUE_NAME}
+        WHERE {CONDITION}
+    ) v
+    GROUP BY v.value ORDER BY count(*) DESC, coalesce(v.value, '') COLLATE "C" LIMIT $20::bigint
+    """  # sql: sources and columns are constants
+
+
+_FIND = {source: _find(source) for source in SOURCES}
+_END_OF_SCAN = {source: _end_of_scan(source) for source in SOURCES}
+_TALLY = {
+    (source, by): _tally(source, column) for source in SOURCES for by, column in _COLUMNS.items()
+}
+_NEWEST = 2**63 - 1
+
+
+def get(context: CallContext, id: str) -> Script[Job | None]:
+    """One job with everything."""
+    rows = yield Statement(_GET, (context.ns, id), alone=True)
+    return whole_job(rows[0]) if rows else None
+
+
+def find(context: CallContext, wanted: JobFilter, *, limit: int, after: int | None) -> Script[Page]:
+    """A page of jobs that match the filter, newest first."""
+    source = source_of(wanted, wanted.states)
+    start = _NEWEST if after is None else after
+    values = (context.ns, context.given_ms, *filter_values(wanted, wanted.states), start, limit + 1)
+    rows = yield Statement(_FIND[source], values, alone=True)
+    jobs = tuple(brief_job(row) for row in rows[:limit])
+    if len(rows) > limit:
+        return Page(jobs=jobs, after=jobs[-1].seq)
+    if wanted.ids is not None:
+        return Page(jobs=jobs)
+    ends = yield Statement(_END_OF_SCAN[source], (context.ns, start), alone=True)
+    return Page(jobs=jobs, after=ends[0][0] if ends else None)
+
+
+def tally(
+    context: CallContext, wanted: JobFilter, by: TallyBy, *, limit: int
+) -> Script[list[Tally]]:
+    """Counts of matching jobs by value, the most frequent first."""
+    source = source_of(wanted, wanted.states)
+    values = (context.ns, context.given_ms, *filter_values(wanted, wanted.states), limit)
+    rows = yield Statement(_TALLY[source, by], values, alone=True)
+    return [Tally(value=row[0], count=row[1]) for row in rows]

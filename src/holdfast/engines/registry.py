@@ -1,0 +1,320 @@
+"""URL scheme → engine, not yet opened. The only module that knows the concrete engines.
+
+An engine is imported when its scheme is used, so a program pays only for what it uses. Packages add
+schemes by an entry point in the group `holdfast.engines`. A URL may hold a password: error texts
+repeat no more of it than its scheme and the names of its options.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import parse_qsl, unquote, unquote_plus, urlencode, urlsplit
+
+from holdfast.core import bounds
+from holdfast.engines.base import Engine
+from holdfast.engines.clock import Clock
+from holdfast.engines.wrapper import enforced
+from holdfast.errors import ConfigError
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
+DEFAULT_URL = "sqlite:///holdfast.db"
+ENTRY_POINTS: Final = "holdfast.engines"
+"""Entry point group of other packages: the name is the URL scheme, the object an `OpenUrl`."""
+_EXAMPLES = (
+    "memory:, sqlite:///work.db (or sqlite:////absolute/work.db), postgresql://host/name, "
+    "partitioned:sqlite:///a.db,sqlite:///b.db, https://host"
+)
+_NAMESPACE = "namespace"
+
+# Options of the PostgreSQL client itself, passed on unchanged.
+_POSTGRES_OWN = (
+    "host port user password passfile dbname database service sslmode sslcert sslkey sslrootcert "
+    "sslcrl sslpassword sslnegotiation ssl_min_protocol_version ssl_max_protocol_version "
+    "target_session_attrs krbsrvname gsslib application_name search_path statement_timeout "
+    "lock_timeout"
+)
+
+OpenUrl = Callable[[str, Clock | None], Engine]
+"""Makes the engine of a URL, given the whole URL and the clock of a test (None: the engine's own);
+raises ConfigError if the URL is wrong."""
+
+
+def default_url() -> str:
+    """HOLDFAST_URL, else a file in the current folder."""
+    return os.environ.get("HOLDFAST_URL") or DEFAULT_URL
+
+
+def open_engine(url: str, *, clock: Clock | None = None) -> Engine:
+    """The engine that `url` names, with its traits enforced; the caller awaits its `open`."""
+    scheme, colon, _ = url.partition(":")
+    if not colon or scheme in ("", "/", "."):
+        raise ConfigError(f"the engine URL has no scheme: use one like {_EXAMPLES}")
+    open_url = _BUILT_IN.get(scheme) or _installed(scheme)
+    if open_url is None:
+        # A text that is no URL may be anything, even a password.
+        name = f" {scheme!r}" if re.fullmatch(r"[a-z0-9+]{1,20}", scheme) else ""
+        raise ConfigError(f"no engine for the URL scheme{name}: use one like {_EXAMPLES}")
+    return enforced(open_url(url, clock))
+
+
+def schemes() -> list[str]:
+    """Every URL scheme that can be opened, built in or installed."""
+    return sorted({*_BUILT_IN, *(point.name for point in _entry_points())})
+
+
+def redacted(url: str) -> str:
+    """The URL without user, password and options, for people to see."""
+    scheme, _, _ = url.partition(":")
+    if scheme == "partitioned":
+        return f"partitioned:{','.join(map(redacted, partitions_of(url)))}"
+    if scheme in ("memory", "sqlite"):
+        return url.partition("?")[0]
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        return f"{scheme}:…"
+    if parts.fragment or "@" in parts.query:
+        # A password that is not percent-encoded: its end is ambiguous.
+        return f"{scheme}:…"
+    return f"{parts.scheme}://{(parts.netloc + parts.path).rpartition('@')[2]}"
+
+
+def with_namespace(url: str, name: str) -> str:
+    """The same URL with this namespace instead of its own. Each memory engine is a store of its
+    own already, so its URL stays the same."""
+    _namespace("namespace", name)
+    scheme = url.partition(":")[0]
+    if scheme == "partitioned":
+        return f"partitioned:{','.join(with_namespace(one, name) for one in partitions_of(url))}"
+    if scheme == "memory":
+        return url
+    if scheme == "sqlite":
+        place, _, query = url.partition("?")
+        return f"{place}?{_query_with_namespace(query, name)}"
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        raise ConfigError(f"the {scheme[:20]} URL cannot be read") from None
+    return parts._replace(query=_query_with_namespace(parts.query, name)).geturl()
+
+
+def partitions_of(url: str) -> list[str]:
+    """The URLs of the partitions. Only a comma before another URL separates two: hosts and paths
+    may contain commas."""
+    names = "|".join(map(re.escape, schemes()))
+    return re.split(rf",(?=(?:{names}):)", url.partition(":")[2])
+
+
+def _query_with_namespace(query: str, name: str) -> str:
+    """The other options stay as they are written: one may be a password."""
+    others = [
+        option
+        for option in query.split("&")
+        if option and unquote_plus(option).split("=")[0] != _NAMESPACE
+    ]
+    return "&".join([*others, f"{_NAMESPACE}={name}"])
+
+
+def _installed(scheme: str) -> OpenUrl | None:
+    """From another package; two packages with one scheme are an error, not a choice."""
+    points = [point for point in _entry_points() if point.name == scheme]
+    if not points:
+        return None
+    if len({point.value for point in points}) > 1:
+        packages = " and ".join(sorted({_package_of(point) for point in points}))
+        raise ConfigError(f"the URL scheme {scheme} is claimed by {packages}: uninstall one")
+    try:
+        open_url: OpenUrl = points[0].load()
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(
+            f"the engine for the URL scheme {scheme} cannot be loaded ({error}): reinstall "
+            f"{_package_of(points[0])}"
+        ) from error
+    return open_url
+
+
+def _entry_points() -> Iterable[EntryPoint]:
+    # Imported here: it costs more than most commands, which use built-in schemes only.
+    from importlib.metadata import entry_points
+
+    return entry_points(group=ENTRY_POINTS)
+
+
+def _package_of(point: EntryPoint) -> str:
+    return point.dist.name if point.dist is not None else point.value
+
+
+def _memory(url: str, clock: Clock | None) -> Engine:
+    from holdfast.engines.memory import MemoryEngine
+
+    place, _, query = url.partition(":")[2].partition("?")
+    if place.strip("/"):
+        raise ConfigError("the memory engine has no path: write memory:")
+    _options("memory", query, {})
+    return MemoryEngine(clock=clock)
+
+
+def _sqlite(url: str, clock: Clock | None) -> Engine:
+    place, _, query = url.partition(":")[2].partition("?")
+    path = unquote(place[3:])
+    if not place.startswith("///") or not path.strip("/") or "\0" in path:
+        raise ConfigError(
+            "a sqlite URL is sqlite:/// and a path: sqlite:///work.db in the current folder, "
+            "sqlite:////var/lib/work.db for an absolute one"
+        )
+    known = {"durability": _one_of("full", "relaxed"), "namespace": _namespace}
+    options = _options("sqlite", query, known)
+    from holdfast.engines.sqlite import SQLiteEngine
+
+    return SQLiteEngine(path, clock=clock, **options)
+
+
+def _postgres(url: str, clock: Clock | None) -> Engine:
+    try:
+        parts = urlsplit(url)
+        parts.port  # noqa: B018 (reading it is what checks it)
+    except ValueError:
+        raise ConfigError(
+            "the postgresql URL cannot be read: write postgresql://user:password@host:port/name, "
+            "with special characters in the password percent-encoded"
+        ) from None
+    known = {
+        "namespace": _namespace,
+        "schema": _schema,
+        "connections": _whole_number,
+        "pooled": _switch,
+    }
+    options = _options("postgresql", parts.query, known, also=_POSTGRES_OWN.split())
+    own = {name: options.pop(name) for name in tuple(options) if name not in known}
+    dsn = parts._replace(query=urlencode(own)).geturl()
+    try:
+        from holdfast.engines.postgres import PostgresEngine
+    except ModuleNotFoundError as error:
+        raise _missing(error, "postgresql", "postgres") from None
+    return PostgresEngine(dsn, clock=clock, **options)
+
+
+def _remote(url: str, _clock: Clock | None) -> Engine:
+    try:
+        parts = urlsplit(url)
+        parts.port  # noqa: B018 (reading it is what checks it)
+    except ValueError:
+        parts = urlsplit("")
+    user, at, host = parts.netloc.rpartition("@")
+    if not host or parts.fragment or ":" in user or bool(at) != bool(user):
+        raise ConfigError(
+            "a server's URL is https://host, https://host:port or, with a token, "
+            "https://hf_…@host; the token may also be in HOLDFAST_TOKEN"
+        )
+    known = {"namespace": _namespace, "ca": _file, "cert": _file}
+    options = _options(parts.scheme, parts.query, known)
+    token = unquote(user) or os.environ.get("HOLDFAST_TOKEN") or None
+    if token is not None and not re.fullmatch(r"[\x21-\x7e]{1,512}", token):
+        raise ConfigError("the token has characters that no token has: copy it as it was shown")
+    try:
+        from holdfast.engines.remote import RemoteEngine
+    except ModuleNotFoundError as error:
+        raise _missing(error, "remote", "remote") from None
+    place = f"{parts.scheme}://{host}{parts.path.rstrip('/')}"
+    return RemoteEngine(place, token=token, **options)
+
+
+def _missing(error: ModuleNotFoundError, engine: str, extra: str) -> Exception:
+    """The error for an engine whose third-party package is not installed."""
+    if error.name is None or error.name.startswith("holdfast."):
+        return error
+    return ConfigError(
+        f"the {engine} engine needs the package {error.name}: pip install 'holdfast[{extra}]'"
+    )
+
+
+def _partitioned(url: str, clock: Clock | None) -> Engine:
+    from holdfast.engines.partitioned import PartitionedEngine
+
+    urls = partitions_of(url)
+    if any(each.partition(":")[0] == "partitioned" for each in urls):
+        raise ConfigError("a partition is one store: name all of them in one list")
+    if urls == [""]:
+        raise ConfigError(
+            "a partitioned URL names its stores: partitioned:sqlite:///a.db,sqlite:///b.db"
+        )
+    engines = [(redacted(each), open_engine(each, clock=clock)) for each in urls]
+    return PartitionedEngine(engines)
+
+
+Reader = Callable[[str, str], Any]
+
+
+def _options(
+    scheme: str, query: str, known: Mapping[str, Reader], *, also: Collection[str] = ()
+) -> dict[str, Any]:
+    options: dict[str, Any] = {}
+    for name, text in parse_qsl(query, keep_blank_values=True):
+        if name in options:
+            raise ConfigError(f"the option {name!r} is given twice in the {scheme} URL")
+        if name in known:
+            options[name] = known[name](name, text)
+        elif name in also:
+            options[name] = text
+        else:
+            options_known = ", ".join(sorted(known)) or "none"
+            raise ConfigError(
+                f"unknown option {name[:40]!r} in the {scheme} URL; its options are: "
+                f"{options_known}"
+            )
+    return options
+
+
+def _one_of(*values: str) -> Reader:
+    def read(name: str, text: str) -> str:
+        if text not in values:
+            raise ConfigError(f"the option {name} is {text[:40]!r}; use {' or '.join(values)}")
+        return text
+
+    return read
+
+
+def _namespace(name: str, text: str) -> str:
+    if not bounds.NAMESPACE.match(text):
+        raise ConfigError(f"the option {name} is {text[:40]!r}; use 1 to 80 of A-Z a-z 0-9 _ . -")
+    return text
+
+
+def _file(name: str, text: str) -> str:
+    if not text or "\0" in text:
+        raise ConfigError(f"the option {name} needs the path of a file with certificates (PEM)")
+    return text
+
+
+def _schema(name: str, text: str) -> str:
+    if not re.fullmatch(r"[a-z_][a-z0-9_]{0,62}", text):
+        raise ConfigError(f"the option {name} is {text[:40]!r}; use 1 to 63 of a-z 0-9 _")
+    return text
+
+
+def _whole_number(name: str, text: str) -> int:
+    if not re.fullmatch(r"[1-9][0-9]{0,2}", text):
+        raise ConfigError(f"the option {name} is {text[:40]!r}; use a number from 1 to 999")
+    return int(text)
+
+
+def _switch(name: str, text: str) -> bool:
+    if text not in ("true", "false"):
+        raise ConfigError(f"the option {name} is {text[:40]!r}; use true or false")
+    return text == "true"
+
+
+_BUILT_IN: dict[str, OpenUrl] = {
+    "memory": _memory,
+    "sqlite": _sqlite,
+    "postgresql": _postgres,
+    "postgres": _postgres,
+    "partitioned": _partitioned,
+    "http": _remote,
+    "https": _remote,
+}

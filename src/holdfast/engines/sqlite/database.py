@@ -1,0 +1,563 @@
+"""The open database: writer and reader connections, their threads, the process lock, recovery.
+
+Writers of all processes queue at a lock file, which is fair, before they take SQLite's own lock,
+which is not. A connection belongs to one `SerialThread`: a call that has not started within
+START_TIMEOUT_S is withdrawn and fails, one that has started is always waited for. After a fault all
+connections are reopened before they are used again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import os
+import queue
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
+
+import apsw
+
+from holdfast.engines.clock import Clock
+from holdfast.engines.extras import Examination
+from holdfast.engines.sqlite import connection as connections
+from holdfast.engines.sqlite import faults, schema
+from holdfast.engines.sqlite.connection import Durability, WriteAheadLog
+from holdfast.engines.sqlite.files import Disk, Files
+from holdfast.engines.sqlite.flow.effects import apply_deferred
+from holdfast.engines.sqlite.transaction import LaneCache, QueueCache, Transaction
+from holdfast.errors import EngineClosed, EngineError, EngineUnavailable, StorageFull
+
+Result = TypeVar("Result")
+Identity = tuple[int, int]
+"""(device, inode) of the database file."""
+
+START_TIMEOUT_S = 15.0
+"""Time a call may wait to start, behind earlier calls and other processes' locks."""
+
+_SAFE_LIBRARY = (3, 51, 3)
+"""In earlier SQLite versions a checkpoint concurrent with a commit can damage the file."""
+
+_open_databases: weakref.WeakSet[Database] = weakref.WeakSet()
+
+
+class Session:
+    """One connection with its caches; replaced after a fault."""
+
+    def __init__(self, namespace: str) -> None:
+        self.queue_cache = QueueCache(namespace)
+        self.lane_cache = LaneCache()
+        self.connection: apsw.Connection | None = None
+        self.identity: Identity | None = None
+        self.generation = -1
+
+    def clear(self) -> None:
+        """Close the connection and empty the caches."""
+        connection, self.connection = self.connection, None
+        self.queue_cache.invalidate()
+        self.lane_cache.clear()
+        if connection is not None:
+            with contextlib.suppress(*faults.Trouble):
+                connection.close()
+
+
+class Database:
+    """Runs functions in transactions on one file."""
+
+    def __init__(
+        self,
+        files: Files,
+        *,
+        disk: Disk,
+        clock: Clock,
+        namespace: str,
+        durability: Durability,
+        vfs: str | None,
+    ) -> None:
+        self._files = files
+        self._path = str(files.database)
+        self._disk = disk
+        self._clock = clock
+        self._namespace = namespace
+        self._durability = durability
+        self._vfs = vfs
+        self._writer = Session(namespace)
+        self._reader = Session(namespace)
+        self._lock = -1
+        self._bell = -1
+        self._boot_id = ""
+        self._generation = 0
+        self.wal = WriteAheadLog()
+
+    def open(self, guard: StartGuard, *, create: bool = True) -> None:
+        """Create or check the files; can be withdrawn until the lock is obtained."""
+        try:
+            self._files.prepare()
+            if not self._files.lock.exists():
+                # Refuse a file that is no database before creating files beside it.
+                connections.has_tables(self._files, self._vfs)
+            self._lock = self._files.open_private(self._files.lock)
+            self._bell = self._files.open_private(self._files.bell)
+            _open_databases.add(self)
+        except OSError as error:
+            raise faults.before_commit(error) from error
+        self._connect_writer(guard, create=create)
+
+    def missing(self, *, creating: bool) -> str:
+        """Name what opening would have to create, or ""; see `connection.missing`."""
+        return connections.missing(self._files, self._vfs, creating=creating)
+
+    def close(self) -> None:
+        """Close both connections and our own files."""
+        self._reader.clear()
+        self._writer.clear()
+        self.release_files()
+
+    def release_files(self) -> None:
+        """Close the lock and bell files. A forked child must: inherited locks outlive a kill."""
+        _open_databases.discard(self)
+        for descriptor in (self._lock, self._bell):
+            if descriptor >= 0:
+                os.close(descriptor)
+        self._lock = self._bell = -1
+
+    def write(
+        self,
+        work: Callable[[Transaction], Result],
+        guard: StartGuard,
+        *,
+        grows_bytes: int | None = None,
+    ) -> Result:
+        """Run `work` in one write transaction, unless its caller has withdrawn it.
+
+        A call that grows the store gives `grows_bytes`: it must leave the disk its floor and never
+        uses the ballast.
+        """
+        connection = self._writer_connection()
+        if grows_bytes is not None:
+            self._check_room(grows_bytes)
+        self._acquire_lock()
+        try:
+            _take(guard)
+            try:
+                result = self._transact(work)
+            except StorageFull:
+                if grows_bytes is None:
+                    self._disk.give_up_ballast()
+                # A log that took up the last free space gives it back.
+                self._truncate_wal(connection)
+                if grows_bytes is not None:
+                    raise
+                result = self._transact(work)
+            if self.wal.pages >= self.wal.due_at:
+                self._checkpoint(connection)
+            return result
+        finally:
+            self._release_lock()
+
+    def peek(self, look: Callable[[Transaction], Result]) -> Result:
+        """Run `look` in the writer's thread, without the lock and without a transaction."""
+        connection = self._writer_connection()
+        try:
+            return look(Transaction(connection, self._writer.queue_cache, self._clock))
+        except faults.Trouble as error:
+            raise self._translate(error) from error
+
+    def read(self, work: Callable[[Transaction], Result], guard: StartGuard) -> Result:
+        """Run `work` on one snapshot, in the reader's thread."""
+        _take(guard)
+        session = self._reader
+        self._check_file(session)
+        try:
+            if session.connection is None:
+                # Before connecting: if the file is replaced in between, the next call notices.
+                session.identity = self._identity()
+                session.connection = self.connect_reader()
+            connection = session.connection
+            connection.execute("BEGIN")
+            try:
+                return work(Transaction(connection, session.queue_cache, self._clock))
+            finally:
+                connection.execute("ROLLBACK")
+        except faults.Trouble as error:
+            raise self._translate(error) from error
+
+    def connect_reader(self) -> apsw.Connection:
+        """Open one more read-only connection; the caller closes it."""
+        return connections.connect(self._files, durability=self._durability, vfs=self._vfs)
+
+    def trouble(self) -> list[str]:
+        """Conditions an operator should fix although everything still works."""
+        found = self._files.trouble() + self._disk.trouble()
+        if self.wal.is_long:
+            found.append(
+                f"the log of {self._path} is {self.wal.pages} pages long, because"
+                " a reader has kept its transaction open: end it"
+            )
+        return found
+
+    def examine(self, now: int, *, deep: bool) -> Examination:
+        """Versions, free space and trouble; `deep` checks every page. Blocks; from any thread."""
+        with contextlib.suppress(StorageFull):
+            # Creates the ballast if there is room, so that a new store reports no trouble.
+            self._disk.check_room(0)
+        trouble = self.trouble()
+        library = apsw.sqlite_lib_version()
+        if tuple(int(part) for part in library.split(".")[:3]) < _SAFE_LIBRARY:
+            trouble.append(f"SQLite {library} can damage the file: install a newer apsw")
+        return Examination(
+            now=now,
+            versions={"SQLite": library, "apsw": apsw.apsw_version()},
+            free_bytes=self._disk.free_bytes(),
+            trouble=tuple(trouble),
+            damage=self._find_damage() if deep else None,
+        )
+
+    def _find_damage(self) -> tuple[str, ...]:
+        """Read every page on a connection of its own, so that other calls go on."""
+        try:
+            connection = self.connect_reader()
+            try:
+                found = connection.execute("PRAGMA integrity_check(100)")
+                problems = [str(problem) for (problem,) in found]
+            finally:
+                connection.close()
+        except apsw.CorruptError as error:
+            return (str(error),)
+        except faults.Trouble as error:
+            raise faults.before_commit(error) from error
+        return () if problems == ["ok"] else tuple(problems)
+
+    def _writer_connection(self) -> apsw.Connection:
+        self._check_file(self._writer)
+        return self._writer.connection or self._connect_writer()
+
+    def _check_file(self, session: Session) -> None:
+        """Drop connections of an earlier generation; raise if the file is gone or replaced."""
+        if session.generation != self._generation:
+            session.clear()
+            session.generation = self._generation
+        try:
+            found = self._identity()
+        except OSError as error:
+            raise faults.before_commit(error) from error
+        if found is None:
+            self._drop_connections()
+            raise EngineUnavailable(f"{self._path} was deleted while in use: restore it")
+        if session.connection is not None and found != session.identity:
+            self._drop_connections()
+            raise EngineUnavailable(
+                f"{self._path} was replaced while in use: the next call opens the new file"
+            )
+
+    def _identity(self) -> Identity | None:
+        """The file that the path leads to now; None if there is none."""
+        try:
+            status = os.stat(self._path)  # noqa: PTH116 - once per call, and twice as fast
+        except FileNotFoundError:
+            return None
+        return status.st_dev, status.st_ino
+
+    def _check_room(self, grows_bytes: int) -> None:
+        try:
+            self._disk.check_room(grows_bytes)
+        except OSError as error:
+            raise faults.before_commit(error) from error
+
+    def _connect_writer(
+        self, opening: StartGuard | None = None, *, create: bool = False
+    ) -> apsw.Connection:
+        """Only opening creates a file: one that is missing later was deleted."""
+        session = self._writer
+        session.generation = self._generation
+        try:
+            self._acquire_lock()
+            try:
+                if opening is not None:
+                    _take(opening)
+                    # Held while this database is open, so that `_is_alone` can tell.
+                    fcntl.flock(self._bell, fcntl.LOCK_SH)
+                try:
+                    connection = self._prepare_writer(create=create)
+                except faults.Trouble:
+                    # Opening needs some space for SQLite's shared memory; without any, SQLite
+                    # reports an I/O error.
+                    if not (self._disk.is_exhausted() and self._disk.give_up_ballast()):
+                        raise
+                    session.clear()
+                    connection = self._prepare_writer(create=create)
+            finally:
+                self._release_lock()
+        except BaseException as error:
+            session.clear()
+            if isinstance(error, faults.Trouble):
+                raise faults.before_commit(error) from error
+            raise
+        return connection
+
+    def _prepare_writer(self, *, create: bool) -> apsw.Connection:
+        session = self._writer
+        session.identity = self._identity()
+        connection = connections.connect(
+            self._files, durability=self._durability, vfs=self._vfs, create=create, writer=True
+        )
+        session.connection = connection
+        if session.identity is None:
+            session.identity = self._identity()
+        # A log left behind may hold pages that a failed sync never brought to the disk although
+        # they can be read: only their synced copy in the database can be relied on.
+        self.wal = WriteAheadLog()
+        connection.set_wal_hook(_page_counter(self.wal))
+        self.wal.truncate(connection)
+        self._boot_id = self._clock.boot_id()
+        with _immediate(connection):
+            schema.prepare(connection, self._namespace, self._boot_id, self._is_alone)
+        return connection
+
+    def _is_alone(self) -> bool:
+        """True if no other process has this file open. Only called under the lock."""
+        try:
+            fcntl.flock(self._bell, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        finally:
+            fcntl.flock(self._bell, fcntl.LOCK_SH)
+        return True
+
+    def _transact(self, work: Callable[[Transaction], Result]) -> Result:
+        session = self._writer
+        connection = session.connection
+        assert connection is not None
+        try:
+            connection.execute("BEGIN IMMEDIATE")
+            transaction = Transaction(
+                connection, session.queue_cache, self._clock, session.lane_cache
+            )
+            if transaction.boot_id != self._boot_id:
+                self._check_boot(transaction.boot_id)
+            result = work(transaction)
+            if transaction.deferred is not None:
+                apply_deferred(transaction)
+            transaction.finish()
+        except BaseException as error:
+            self._roll_back(connection)
+            if isinstance(error, faults.Trouble):
+                raise self._translate(error) from error
+            raise
+        try:
+            connection.execute("COMMIT")
+        except faults.Trouble as error:
+            self._roll_back(connection)
+            raise self._translate(error, at_commit=True) from error
+        if transaction.notifies:
+            # Any write to the bell file wakes the processes that watch it.
+            with contextlib.suppress(OSError):
+                os.pwrite(self._bell, b"\n", 0)
+        return result
+
+    def _check_boot(self, stored: str) -> None:
+        """Two boot clocks on one file would end each other's leases early or never."""
+        self._boot_id = self._clock.boot_id()
+        if stored != self._boot_id:
+            raise schema.other_boot_clock(self._path)
+
+    def _roll_back(self, connection: apsw.Connection) -> None:
+        self._writer.queue_cache.invalidate()
+        self._writer.lane_cache.clear()
+        try:
+            if connection.in_transaction:
+                connection.execute("ROLLBACK")
+        except faults.Trouble:
+            self._drop_connections()
+
+    def _translate(self, error: BaseException, *, at_commit: bool = False) -> EngineError:
+        if not faults.is_harmless(error):
+            self._drop_connections()
+        return faults.at_commit(error) if at_commit else faults.before_commit(error)
+
+    def _drop_connections(self) -> None:
+        """Make every thread reconnect: after a fault, nothing a connection holds is trusted."""
+        self._generation += 1
+
+    def _acquire_lock(self) -> None:
+        """Lock the lock file, which processes obtain in turn."""
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX)
+        except OSError as error:
+            raise faults.before_commit(error) from error
+
+    def _release_lock(self) -> None:
+        fcntl.flock(self._lock, fcntl.LOCK_UN)
+
+    def _checkpoint(self, connection: apsw.Connection) -> None:
+        try:
+            self.wal.checkpoint(connection)
+        except faults.Trouble:
+            # The change is durable in the log, so the call has succeeded.
+            self._drop_connections()
+
+    def _truncate_wal(self, connection: apsw.Connection) -> None:
+        try:
+            self.wal.truncate(connection)
+        except faults.Trouble as error:
+            raise self._translate(error) from error
+
+
+def _take(guard: StartGuard) -> None:
+    if not guard.take():
+        raise EngineUnavailable("the caller withdrew the call before it started")
+
+
+def _page_counter(wal: WriteAheadLog) -> Callable[[apsw.Connection, str, int], int]:
+    """A WAL hook; it must not refer to the connection, or neither would ever be freed."""
+
+    def count(_connection: apsw.Connection, _name: str, pages: int) -> int:
+        if pages < wal.pages:
+            wal.restart()
+        wal.pages = pages
+        return apsw.SQLITE_OK
+
+    return count
+
+
+@contextlib.contextmanager
+def _immediate(connection: apsw.Connection) -> Iterator[None]:
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+    except BaseException:
+        # Some faults have rolled back already.
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+        raise
+    connection.execute("COMMIT")
+
+
+def _release_all() -> None:
+    for database in list(_open_databases):
+        database.release_files()
+
+
+os.register_at_fork(after_in_child=_release_all)
+
+
+class StartGuard:
+    """Decides once whether a call runs: the thread starts it, or its caller withdraws it."""
+
+    def __init__(self) -> None:
+        self._taken = threading.Lock()
+
+    def take(self) -> bool:
+        """True for the first taker only."""
+        return self._taken.acquire(blocking=False)
+
+
+Work = Callable[[StartGuard], Any]
+_Call = tuple[Work, StartGuard, asyncio.Future[Any], Callable[[Any], None] | None]
+
+
+class SerialThread:
+    """One daemon thread with a queue of calls: the writer's or the reader's."""
+
+    def __init__(self, name: str) -> None:
+        self._calls: deque[_Call] = deque()
+        # True for each queued call, which an urgent one may overtake; False to stop.
+        self._signals: queue.SimpleQueue[bool] = queue.SimpleQueue()
+        self._stopping = False
+        self._last: Callable[[], None] | None = None
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    async def call(
+        self,
+        work: Callable[[StartGuard], Result],
+        *,
+        urgent: bool = False,
+        orphan: Callable[[Result], None] | None = None,
+    ) -> Result:
+        """Run `work` in the thread; it takes its guard once it can no longer be withdrawn.
+
+        `orphan` receives a result whose caller was cancelled and will never see it.
+        """
+        if self._stopping:
+            raise EngineClosed("the engine is closed: open it again")
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Result] = loop.create_future()
+        guard = StartGuard()
+        # A late renewal loses its lease, so urgent calls overtake all that still wait.
+        add = self._calls.appendleft if urgent else self._calls.append
+        add((work, guard, future, orphan))
+        self._signals.put(True)
+        timer = loop.call_later(START_TIMEOUT_S, _time_out, guard, future)
+        try:
+            return await future
+        except asyncio.CancelledError:
+            # The result may have arrived before the cancelled caller could run again.
+            answered = future.done() and not future.cancelled() and future.exception() is None
+            if answered and orphan is not None:
+                orphan(future.result())
+            raise
+        finally:
+            timer.cancel()
+            if not future.done() or future.cancelled():
+                guard.take()
+
+    def stop(self, last: Callable[[], None] | None = None) -> None:
+        """Accept no more calls; run those that wait, then `last`, however long a lock takes."""
+        self._stopping = True
+        self._last = last
+        self._signals.put(False)
+
+    def join(self, timeout_s: float | None = None) -> bool:
+        """Block until the thread has ended; False if it still hangs in a lock."""
+        self._thread.join(START_TIMEOUT_S if timeout_s is None else timeout_s)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        while self._signals.get():
+            _execute(*self._calls.popleft())
+        if self._last is not None:
+            self._last()
+
+
+def _execute(
+    work: Work,
+    guard: StartGuard,
+    future: asyncio.Future[Any],
+    orphan: Callable[[Any], None] | None,
+) -> None:
+    try:
+        result, error = work(guard), None
+    except BaseException as raised:  # noqa: BLE001 - the caller raises it
+        result, error = None, raised
+    try:  # noqa: SIM105 - suppress() would cost as much as the call
+        future.get_loop().call_soon_threadsafe(_resolve, future, result, error, orphan)
+    except RuntimeError:
+        pass  # The loop is closed, so nobody waits for the result.
+
+
+def _resolve(
+    future: asyncio.Future[Any],
+    result: Any,
+    error: BaseException | None,
+    orphan: Callable[[Any], None] | None,
+) -> None:
+    if future.done():
+        if error is None and orphan is not None:
+            orphan(result)
+    elif error is not None:
+        future.set_exception(error)
+    else:
+        future.set_result(result)
+
+
+def _time_out(guard: StartGuard, future: asyncio.Future[Any]) -> None:
+    if guard.take() and not future.done():
+        text = f"no turn to write within {START_TIMEOUT_S:.0f} s: another process holds the lock"
+        future.set_exception(EngineUnavailable(f"{text}; nothing was changed"))

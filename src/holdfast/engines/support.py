@@ -1,0 +1,221 @@
+"""Missing traits: each check turns one into Unsupported, with the feature and a remedy.
+
+Pure. `wrapper.Supported` calls the checks around every engine that lacks something, so neither
+engines nor wrappers need to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import assert_never
+
+from holdfast.core import bounds, checks
+from holdfast.core.model import LeaseRequest, NewJob, Note, Queue, Renewal
+from holdfast.core.verdict import (
+    Amendment,
+    Bury,
+    BuryWaiting,
+    Cancel,
+    Complete,
+    Delete,
+    Edit,
+    Expedite,
+    Forward,
+    Move,
+    Redrive,
+    Release,
+    Retime,
+    Retry,
+    Settlement,
+    Verdict,
+)
+from holdfast.engines.base import Traits
+from holdfast.errors import Unsupported, UsageError
+
+FULL = Traits(name="", durable=True, shared=True, groups=True, dependencies=True, rates=True)
+"""Every trait that a call can need."""
+_OF_JOBS = "priority keys groups dependencies delay_ms_max lease_ms_max payload_max".split()
+_CHECKED = (
+    *_OF_JOBS,
+    *"inspect renew rates limits fairness results notes follow_ups records retry_ms_max".split(),
+)
+
+
+def has_gaps(traits: Traits) -> bool:
+    """True if calls must be checked; an engine with all these traits needs no check."""
+    return any(lacks(traits, name) for name in _CHECKED)
+
+
+def lacks(traits: Traits, name: str) -> bool:
+    """True if the trait is off, or its bound lower than that of a full engine."""
+    return bool(getattr(traits, name) < getattr(FULL, name))
+
+
+class Support:
+    """The checks for one engine. Each raises Unsupported or returns nothing."""
+
+    def __init__(self, traits: Traits) -> None:
+        self._traits = traits
+        self._checks_jobs = any(lacks(traits, name) for name in _OF_JOBS)
+
+    def check_queue(self, queue: Queue) -> None:
+        """For `declare`."""
+        checks.check_queue(queue)
+        traits = self._traits
+        for feature, is_missing in (
+            ("max_depth", queue.max_depth is not None and not traits.limits),
+            ("limits", _has_concurrency(queue) and not traits.limits),
+            ("rates", _has_rate(queue) and not traits.rates),
+            ("fairness", queue.fairness != "off" and not traits.fairness),
+            ("weights of tenants", bool(queue.weights) and not traits.fairness),
+            ("aging_ms", queue.aging_ms is not None and not traits.priority),
+            ("group_batch", queue.group_batch > 1 and not traits.groups),
+        ):
+            if is_missing:
+                remedy = f"leave it out of queue {queue.name}, or use another engine for the queue"
+                raise self._unsupported(feature, remedy)
+        self._check_lease_ms(queue.lease_ms)
+
+    def job_errors(self, jobs: Sequence[NewJob]) -> dict[int, Unsupported]:
+        """For `enqueue`: the errors of unsupported jobs, by their positions."""
+        if not self._checks_jobs:
+            return {}
+        errors: dict[int, Unsupported] = {}
+        for at, job in enumerate(jobs):
+            try:
+                self._check_job(job)
+            except Unsupported as error:
+                if not _is_invalid(job):
+                    errors[at] = error
+        return errors
+
+    def check_request(self, request: LeaseRequest) -> None:
+        """For `lease`."""
+        checks.check_request(request)
+        if request.ids and not self._traits.inspect:
+            raise self._unsupported("leasing by id", "lease from a queue instead")
+        self._check_lease_ms(request.lease_ms)
+
+    def check_renewals(self, renewals: Sequence[Renewal]) -> None:
+        """For `renew`."""
+        checks.check_renewals(renewals)
+        if not self._traits.renew:
+            remedy = "give the job a lease that is long enough for its run"
+            raise self._unsupported("renewal of leases", remedy)
+        for renewal in renewals:
+            self._check_lease_ms(renewal.lease_ms)
+            self._check_note(renewal.note)
+
+    def check_settlements(self, settlements: Iterable[Settlement]) -> None:
+        """For `settle`. An invalid verdict is the engine's to refuse."""
+        for settlement in settlements:
+            if not _is_invalid(settlement):
+                self._check_note(settlement.note)
+                self._check_verdict(settlement.verdict)
+
+    def check_search(self, feature: str) -> None:
+        """For the verbs that look up jobs."""
+        if not self._traits.inspect:
+            remedy = "use an engine that can search its jobs, such as SQLite or PostgreSQL"
+            raise self._unsupported(feature, remedy)
+
+    def check_amendment(self, amendment: Amendment) -> None:
+        """For `amend`."""
+        checks.check_amendment(amendment)
+        self.check_search("changing jobs without a lease")
+        match amendment:
+            case Edit(payload=payload, priority=priority):
+                self._check_priority(priority or 0)
+                self._check_payload(payload or b"")
+            case Expedite():
+                self._check_priority(bounds.PRIORITY_MAX)
+            case Retime(delay_ms=delay_ms) | Redrive(delay_ms=delay_ms):
+                self._check_ms("a delay", delay_ms, self._traits.delay_ms_max)
+            case Cancel() | BuryWaiting() | Move() | Delete():
+                pass
+            case never:
+                assert_never(never)
+
+    def check_records(self) -> None:
+        """For `load` and `save`."""
+        if not self._traits.records:
+            remedy = "name an engine that stores them in the URL: control=URL"
+            raise self._unsupported("records (workers, schedules, settings)", remedy)
+
+    def _check_job(self, job: NewJob) -> None:
+        traits = self._traits
+        self._check_priority(job.priority)
+        if job.key is not None and not traits.keys:
+            remedy = "leave out the key, and let the handler recognise repeats"
+            raise self._unsupported("once-only keys", remedy)
+        if job.group is not None and not traits.groups:
+            raise self._unsupported("strict groups", "leave out the group")
+        if job.after and not traits.dependencies:
+            remedy = "enqueue the job after its parents have ended, e.g. as a follow-up"
+            raise self._unsupported("jobs after other jobs", remedy)
+        self._check_ms("a delay", job.delay_ms, traits.delay_ms_max)
+        self._check_lease_ms(job.overrides.lease_ms)
+        self._check_payload(job.payload)
+
+    def _check_verdict(self, verdict: Verdict) -> None:
+        match verdict:
+            case Complete(result=result, then=then):
+                self._check_completion(result, then)
+            case Retry(delay_ms=delay_ms) | Release(delay_ms=delay_ms):
+                self._check_ms("a retry delay", delay_ms, self._traits.retry_ms_max)
+            case Bury() | Forward():
+                pass
+            case never:
+                assert_never(never)
+
+    def _check_completion(self, result: bytes | None, then: Sequence[NewJob]) -> None:
+        if result is not None and not self._traits.results:
+            raise self._unsupported("results", "store the result elsewhere, and return nothing")
+        if then and not self._traits.follow_ups:
+            raise self._unsupported("follow-up jobs", "enqueue them before the job completes")
+        for error in self.job_errors(then).values():
+            raise error
+
+    def _check_priority(self, priority: int) -> None:
+        if priority and not self._traits.priority:
+            raise self._unsupported("priorities", "use a queue of its own for urgent jobs")
+
+    def _check_payload(self, payload: bytes) -> None:
+        if len(payload) > self._traits.payload_max:
+            remedy = "store the data elsewhere and enqueue a reference to it"
+            bound = f"over {self._traits.payload_max} bytes"
+            raise self._unsupported(f"a payload {bound} (this one is {len(payload)})", remedy)
+
+    def _check_note(self, note: Note | None) -> None:
+        if note is not None and not self._traits.notes:
+            remedy = "keep the state of the run in a store of your own"
+            raise self._unsupported("progress, checkpoints and output of a run", remedy)
+
+    def _check_lease_ms(self, lease_ms: int | None) -> None:
+        if lease_ms is not None:
+            self._check_ms("a lease", lease_ms, self._traits.lease_ms_max)
+
+    def _check_ms(self, what: str, ms: int, bound: int) -> None:
+        if ms > bound:
+            remedy = f"use at most {bound / 1000:g} s"
+            raise self._unsupported(f"{what} of {ms / 1000:g} s", remedy)
+
+    def _unsupported(self, feature: str, remedy: str) -> Unsupported:
+        return Unsupported(self._traits.name, feature, remedy)
+
+
+def _is_invalid(entry: NewJob | Settlement) -> bool:
+    """True if every engine refuses it: the engine then says why."""
+    try:
+        checks.check_job(entry) if isinstance(entry, NewJob) else checks.check_settlement(entry)
+    except UsageError:
+        return True
+    return False
+
+
+def _has_concurrency(queue: Queue) -> bool:
+    return any(limit.concurrency is not None for limit in queue.limits)
+
+
+def _has_rate(queue: Queue) -> bool:
+    return any(limit.rate is not None for limit in queue.limits)

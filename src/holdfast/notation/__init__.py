@@ -1,0 +1,1 @@
+"""READ AND WRITE what people type: durations, rates, backoffs, filters, and the fields of a job."""

@@ -1,0 +1,213 @@
+"""Options of the Python API → jobs and queues of the core.
+
+Seconds and plain values go in; milliseconds and bytes come out. A value of a wrong type is refused
+here by its name, before it fails somewhere deep inside.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime
+from typing import Any, TypedDict, TypeVar, get_args
+
+import msgspec
+import uuid_utils
+from msgspec.structs import asdict, astuple, replace
+
+from holdfast.core import codec
+from holdfast.core.backoff import Backoff
+from holdfast.core.fairness import Fairness
+from holdfast.core.limits import Limit
+from holdfast.core.model import NO_OVERRIDES, JobFilter, NewJob, Order, Overrides, Queue, Reroute
+from holdfast.core.workers import ADDRESSED_EXPIRES_MS, worker_queue
+from holdfast.errors import InvalidJob, InvalidQueue, UsageError
+from holdfast.notation.durations import Duration, to_ms
+from holdfast.notation.job import JobOptions
+from holdfast.notation.policies import to_backoff
+
+
+class QueueOptions(TypedDict, total=False):
+    """Settings of a queue in the Python API."""
+
+    lease: Duration
+    timeout: Duration | None
+    max_attempts: int
+    max_crashes: int
+    backoff: Backoff | str
+    order: Order
+    retention: Duration
+    dead_retention: Duration
+    dead_queue: str | None
+    max_depth: int | None
+    payload_max: int
+    accepting: bool
+    paused: bool
+    limits: Iterable[Limit]
+    fairness: Fairness
+    weights: Mapping[str, int]
+    aging: Duration | None
+    group_batch: int
+
+
+_OVERRIDES = ("lease_ms", "timeout_ms", "max_attempts", "max_crashes", "backoff", "reroute")
+_JOB_DURATIONS = ("delay", "expires", "key_window", "lease", "timeout")
+_QUEUE_DURATIONS = ("lease", "timeout", "retention", "dead_retention", "aging")
+_RAW = (bytes, bytearray, memoryview)
+_NESTED = (msgspec.Struct, tuple)
+
+Checked = TypeVar("Checked", bound=msgspec.Struct)
+
+
+def new_id() -> str:
+    """A new job id. Ids sort by the time they were made."""
+    return str(uuid_utils.uuid7())
+
+
+def new_job(task: str, payload: Any, options: JobOptions) -> NewJob:
+    """A job ready to enqueue, with a new id unless the options have one. Raises InvalidJob."""
+    given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
+    _refuse_unknown(given, JobOptions.__annotations__, InvalidJob, "a job")
+    if "run_at" in given:
+        if "delay" in given:
+            raise InvalidJob("a job has either a delay or a run_at, not both")
+        given["delay"] = _seconds_until(given.pop("run_at"))
+    _durations(given, _JOB_DURATIONS, InvalidJob)
+    _address(given)
+    if "after" in given:
+        given["after"] = _ids(given["after"])
+    if "backoff" in given:
+        given["backoff"] = to_backoff("backoff", given["backoff"], InvalidJob)
+    if isinstance(payload, _RAW):
+        given["payload"] = bytes(payload)
+        given.setdefault("content_type", "application/octet-stream")
+    else:
+        given["payload"] = codec.encode(payload)
+    for name in ("labels", "headers"):
+        if isinstance(given.get(name), Mapping):
+            given[name] = dict(given[name])
+    overrides = {name: given.pop(name) for name in _OVERRIDES if name in given}
+    if overrides:
+        given["overrides"] = Overrides(**overrides)
+    if "id" not in given:
+        given["id"] = new_id()
+    return checked(NewJob(**given, task=task), InvalidJob)
+
+
+def changed_queue(queue: Queue, options: QueueOptions) -> Queue:
+    """The queue with the given settings changed. Raises InvalidQueue."""
+    given: dict[str, Any] = dict(options)
+    _refuse_unknown(given, QueueOptions.__annotations__, InvalidQueue, "a queue")
+    _durations(given, _QUEUE_DURATIONS, InvalidQueue)
+    if "backoff" in given:
+        given["backoff"] = to_backoff("backoff", given["backoff"], InvalidQueue)
+    if "limits" in given:
+        given["limits"] = tuple(checked_all("limit", given["limits"], Limit, InvalidQueue))
+    if isinstance(given.get("weights"), Mapping):
+        given["weights"] = dict(given["weights"])
+    return checked(replace(queue, **given), InvalidQueue)
+
+
+def checked(value: Checked, error: type[UsageError]) -> Checked:
+    """The value, if each field has its type at any depth. Raises `error` with the field's name."""
+    try:
+        converted = msgspec.convert(asdict(value), type(value), builtin_types=(bytes,))
+    except (msgspec.ValidationError, TypeError) as invalid:
+        text, _, where = str(invalid).replace("`", "").partition(" - at $.")
+        raise error(f"{where or type(value).__name__}: {text}") from None
+    for name, field in zip(converted.__struct_fields__, astuple(converted), strict=True):
+        if not isinstance(field, _NESTED) or field is NO_OVERRIDES:
+            continue
+        if isinstance(field, msgspec.Struct):
+            # `convert` takes a struct as it is, and would drop unknown keys of a dict.
+            checked(expected(name, getattr(value, name), type(field), error), error)
+        else:
+            for each in field:
+                if isinstance(each, msgspec.Struct):
+                    checked(each, error)
+    return converted
+
+
+def checked_filter(wanted: JobFilter) -> JobFilter:
+    """The filter, if its fields have their types. Raises UsageError."""
+    given: JobFilter = expected("wanted", wanted, JobFilter)
+    return checked(given, UsageError)
+
+
+def checked_all(
+    name: str,
+    values: Iterable[Checked],
+    kind: type[Checked],
+    error: type[UsageError] = UsageError,
+) -> list[Checked]:
+    """Check each value before it joins those of other callers in one transaction."""
+    if not isinstance(values, Iterable):
+        raise error(f"expected a list of {kind.__name__}, not a {type(values).__name__}")
+    return [checked(expected(name, each, kind, error), error) for each in values]
+
+
+def expected(name: str, value: Any, kind: Any, error: type[UsageError] = UsageError) -> Any:
+    """The value, if it is an instance of the class or union `kind`."""
+    if isinstance(value, kind):
+        return value
+    names = " or ".join(each.__name__ for each in get_args(kind) or (kind,))
+    raise error(f"{name} is a {type(value).__name__}: give a {names}")
+
+
+def _refuse_unknown(
+    given: Mapping[str, Any], known: Iterable[str], error: type[UsageError], what: str
+) -> None:
+    unknown = sorted(set(given).difference(known))
+    if unknown:
+        raise error(f"{what} has no {', '.join(unknown)}; it has {', '.join(sorted(known))}")
+
+
+def _durations(given: dict[str, Any], names: Iterable[str], error: type[UsageError]) -> None:
+    for name in names:
+        if name in given:
+            value = given.pop(name)
+            given[f"{name}_ms"] = None if value is None else to_ms(name, value, error)
+
+
+def _address(given: dict[str, Any]) -> None:
+    """A job that is addressed to a worker goes to that worker's own queue, and expires."""
+    reroute = given.pop("reroute", False)
+    if "to" not in given:
+        if reroute is not False:
+            raise InvalidJob("reroute is for a job that is addressed to a worker: give to as well")
+        return
+    if "queue" in given:
+        raise InvalidJob("a job is either to one worker or in a queue: give to or queue, not both")
+    given["queue"] = worker_queue(expected("to", given.pop("to"), str, InvalidJob))
+    # Counted from when the job is due: a long delay must not make it expire.
+    given.setdefault("expires_ms", ADDRESSED_EXPIRES_MS + given.get("delay_ms", 0))
+    if reroute is not False:
+        given["reroute"] = _reroute(reroute)
+
+
+def _reroute(given: object) -> Reroute:
+    if given is True:
+        return Reroute()
+    if isinstance(given, Mapping):
+        return Reroute(labels=dict(given))
+    policy: Reroute = expected("reroute", given, bool | Mapping | Reroute, InvalidJob)
+    return policy
+
+
+def _ids(given: object) -> tuple[str, ...]:
+    """The ids of jobs, handles or receipts; a text is an id."""
+    if isinstance(given, str) or not isinstance(given, Iterable):
+        raise InvalidJob(f"after is a {type(given).__name__}: expected a list of jobs or ids")
+    ids = [each if isinstance(each, str) else getattr(each, "id", None) for each in given]
+    for at, id_ in enumerate(ids):
+        if not isinstance(id_, str):
+            raise InvalidJob(f"after[{at}] is neither an id nor has one")
+    return tuple(dict.fromkeys(id_ for id_ in ids if isinstance(id_, str)))
+
+
+def _seconds_until(instant: object) -> float:
+    """By this machine's clock; 0 if the instant is past."""
+    if not isinstance(instant, datetime):
+        raise InvalidJob(f"run_at is a {type(instant).__name__}: expected a datetime")
+    if instant.tzinfo is None:
+        raise InvalidJob("run_at has no time zone: give one, such as datetime.now(UTC)")
+    return max(0.0, (instant - datetime.now(UTC)).total_seconds())

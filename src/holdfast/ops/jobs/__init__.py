@@ -1,0 +1,1 @@
+"""Read, edit and show jobs, one or many at a time."""

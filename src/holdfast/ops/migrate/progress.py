@@ -1,0 +1,115 @@
+"""The records of a move: in the source, how its queues were; in the target, how far it is.
+
+Every change is on the version that was read, so that two runs of the same move notice each other.
+"""
+
+from __future__ import annotations
+
+import zlib
+from enum import StrEnum
+from typing import Generic, TypeVar
+
+import msgspec
+
+from holdfast.core.transfer import Mover
+from holdfast.engines.base import Engine
+from holdfast.errors import EngineUnavailable
+from holdfast.ops.records import RecordKind
+
+MOVE_KIND = "move"
+_SOURCE_KEY, _TARGET_KEY = "out", "in"
+
+Progress = TypeVar("Progress", bound=msgspec.Struct)
+
+
+class Side(msgspec.Struct, frozen=True):
+    """The store at one end of a move; `place` names it without secrets."""
+
+    engine: Engine
+    mover: Mover
+    place: str
+
+
+class Phase(StrEnum):
+    """Jobs are copied; then keys and records; then all is compared; then the target is opened."""
+
+    JOBS = "jobs"
+    REST = "rest"
+    COMPARED = "compared"
+    DONE = "done"
+
+
+class QueueSwitches(msgspec.Struct, frozen=True, array_like=True):
+    """Whether a queue accepted jobs and was paused before the move closed it."""
+
+    accepting: bool
+    paused: bool
+
+
+class SourceProgress(msgspec.Struct, frozen=True, kw_only=True):
+    """The record in the source store."""
+
+    id: str
+    to: str
+    queues: dict[str, QueueSwitches] = {}
+
+
+class TargetProgress(msgspec.Struct, frozen=True, kw_only=True):
+    """The record in the target store; `after` is the sequence number of the last copied job."""
+
+    id: str
+    source: str
+    begun_at: int
+    phase: Phase = Phase.JOBS
+    after: int = 0
+    jobs: int = 0
+
+
+class ProgressRecord(Generic[Progress]):
+    """One of the two records, as this process last read or wrote it."""
+
+    def __init__(self, engine: Engine, key: str, type: type[Progress]) -> None:
+        self._engine = engine
+        self._key = key
+        self._kind = _CompressedKind(
+            MOVE_KIND, type, remedy="finish the move with the version of Holdfast that began it"
+        )
+        self._version = 0
+        self.value: Progress | None = None
+
+    async def read(self) -> Progress | None:
+        """Read the record; None if there is none. ConfigError if it cannot be read."""
+        found = await self._kind.read(self._engine, self._key)
+        self._version = 0 if found is None else found.version
+        self.value = None if found is None else self._kind.require(found.record)
+        return self.value
+
+    async def write(self, value: Progress | None) -> None:
+        """Write the record, or remove it with None. EngineUnavailable if another run was first."""
+        if not await self._kind.save(self._engine, self._key, value, self._version):
+            raise EngineUnavailable("another process runs the same move: let it finish")
+        self._version = 0 if value is None else self._version + 1
+        self.value = value
+
+
+def source_progress(engine: Engine) -> ProgressRecord[SourceProgress]:
+    """The record of a move in its source store."""
+    return ProgressRecord(engine, _SOURCE_KEY, SourceProgress)
+
+
+def target_progress(engine: Engine) -> ProgressRecord[TargetProgress]:
+    """The record of a move in its target store."""
+    return ProgressRecord(engine, _TARGET_KEY, TargetProgress)
+
+
+class _CompressedKind(RecordKind[Progress]):
+    """The queues of a large store, uncompressed, are more than a record may hold."""
+
+    def encode_value(self, value: Progress) -> bytes:
+        return zlib.compress(super().encode_value(value))
+
+    def decode_value(self, data: bytes) -> Progress:
+        try:
+            return super().decode_value(zlib.decompress(data))
+        except zlib.error as error:
+            raise ValueError(str(error)) from None

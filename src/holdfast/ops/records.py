@@ -1,0 +1,228 @@
+"""Typed records beside the jobs: read, page through, create, change and remove them.
+
+A `RecordKind` owns how one kind is encoded, decoded and checked. `update` is the one
+compare-and-set loop. Records that this version cannot read are isolated, never fatal to others.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Generic, NamedTuple, TypeVar
+
+import msgspec
+from msgspec.structs import replace
+
+from holdfast.core import bounds, checks
+from holdfast.core.model import Record
+from holdfast.engines.base import Engine, Saved
+from holdfast.errors import ConfigError, EngineUnavailable, UsageError
+
+_log = logging.getLogger("holdfast.records")
+
+TRIES_MAX = 20
+"""Writes that other writers may overtake before `update` gives up."""
+
+_FIRST_PAGE = 20
+_UNREADABLE = (msgspec.MsgspecError, ValueError, RecursionError)
+
+Value = TypeVar("Value")
+
+
+class Stored(NamedTuple, Generic[Value]):
+    """A record and its decoded value; the value is None if this version cannot read it."""
+
+    record: Record
+    value: Value | None
+
+    @property
+    def key(self) -> str:
+        return self.record.key
+
+    @property
+    def version(self) -> int:
+        return self.record.version
+
+    @property
+    def age_ms(self) -> int:
+        return self.record.age_ms
+
+
+class RecordKind(Generic[Value]):
+    """All records of one kind, as values of one type.
+
+    `fallback` replaces a value that cannot be read; with `strict`, `update` raises instead.
+    `check` sees the key and the decoded value and returns False to reject it. `remedy` ends the
+    error that `require` raises.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        type: type[Value],
+        *,
+        label: str = "",
+        remedy: str = "another version of Holdfast wrote it",
+        strict: bool = False,
+        fallback: Callable[[], Value] | None = None,
+        check: Callable[[str, Value], bool] | None = None,
+    ) -> None:
+        self.name = name
+        self._label = label or name
+        self._remedy = remedy
+        self._strict = strict
+        self._fallback = fallback
+        self._check = check
+        self._decoder = msgspec.json.Decoder(type)
+
+    def encode_value(self, value: Value) -> bytes:
+        """The stored form: JSON, unless a subclass has another one."""
+        return msgspec.json.encode(value)
+
+    def decode_value(self, data: bytes) -> Value:
+        """The value of a stored form. A MsgspecError or ValueError if it cannot be read."""
+        return self._decoder.decode(data)
+
+    def decode(self, record: Record) -> Value | None:
+        """The value of a record; the fallback, or else None, if it cannot be read."""
+        try:
+            return self._read(record)
+        except _UNREADABLE as error:
+            _log.debug("the record of %s %s is not readable: %s", self._label, record.key, error)
+            return None if self._fallback is None else self._fallback()
+
+    def require(self, record: Record) -> Value:
+        """The value of a record. ConfigError if it cannot be read."""
+        try:
+            return self._read(record)
+        except _UNREADABLE as error:
+            raise ConfigError(
+                f"the record of {self._label} {record.key} cannot be read ({error}): {self._remedy}"
+            ) from None
+
+    def record(self, key: str, value: Value | None, version: int = 0) -> Record:
+        """The record to save; None as the value removes it."""
+        data = None if value is None else self.encode_value(value)
+        return Record(kind=self.name, key=key, value=data, version=version)
+
+    async def read(self, engine: Engine, key: str) -> Stored[Value] | None:
+        """The record under this key; None if there is none."""
+        try:
+            checks.check_text("record key", key)
+        except UsageError:
+            # No record can have this key.
+            return None
+        # Every proper prefix sorts before the key, and few other keys lie between the two.
+        after, limit = key[:-1] or None, _FIRST_PAGE
+        while True:
+            page = await engine.load(self.name, after=after, limit=limit)
+            for record in page:
+                if record.key == key:
+                    return Stored(record, self.decode(record))
+            if len(page) < limit or page[-1].key > key:
+                return None
+            after, limit = page[-1].key, bounds.PAGE_MAX
+
+    async def read_all(
+        self, engine: Engine, after: str | None = None
+    ) -> AsyncIterator[Stored[Value]]:
+        """Every record by key, unreadable ones too, in bounded pages."""
+        async for record in scan(engine, self.name, after):
+            yield Stored(record, self.decode(record))
+
+    async def values(self, engine: Engine) -> dict[str, Value]:
+        """Every readable value by key."""
+        return {
+            stored.key: stored.value
+            async for stored in self.read_all(engine)
+            if stored.value is not None
+        }
+
+    async def save(self, engine: Engine, key: str, value: Value | None, version: int) -> bool:
+        """One conditional write on the version that was read; False if another writer was first."""
+        return await engine.save([self.record(key, value, version)]) == [Saved.SAVED]
+
+    async def create(self, engine: Engine, key: str, value: Value) -> bool:
+        """False if a record with this key exists."""
+        return await self.save(engine, key, value, version=0)
+
+    async def update(
+        self,
+        engine: Engine,
+        key: str,
+        change: Callable[[Value | None], Value | None],
+        *,
+        tries_max: int = TRIES_MAX,
+    ) -> Value | None:
+        """Write what `change` makes of the present value, and return it.
+
+        `change` gets None if there is no readable record; it returns None to remove the record, or
+        the very object it got to leave the record alone. It runs again after a concurrent write.
+        """
+        for _ in range(tries_max):
+            found = await self.read(engine, key)
+            old = None if found is None else found.value
+            if self._strict and found is not None:
+                old = self.require(found.record)
+            new = change(old)
+            if new is old and (new is not None or found is None):
+                return new
+            if await self.save(engine, key, new, 0 if found is None else found.version):
+                return new
+        raise self.busy(key)
+
+    async def remove(self, engine: Engine, key: str) -> bool:
+        """Remove a record, readable or not; False if there is none."""
+        for _ in range(TRIES_MAX):
+            found = await self.read(engine, key)
+            if found is None:
+                return False
+            if await self.save(engine, key, None, found.version):
+                return True
+        raise self.busy(key)
+
+    def busy(self, key: str) -> EngineUnavailable:
+        """The error after too many lost races."""
+        return EngineUnavailable(f"{self._label} {key} is being changed by others: try again")
+
+    def _read(self, record: Record) -> Value:
+        value = self.decode_value(record.value or b"")
+        if self._check is not None and not self._check(record.key, value):
+            raise ValueError("its value contradicts its key or itself")
+        return value
+
+
+async def scan(engine: Engine, kind: str, after: str | None = None) -> AsyncIterator[Record]:
+    """Every record of a kind by key, undecoded, read in pages."""
+    while True:
+        page = await engine.load(kind, after=after, limit=bounds.PAGE_MAX)
+        for record in page:
+            yield record
+        if len(page) < bounds.PAGE_MAX:
+            return
+        after = page[-1].key
+
+
+async def remove_records(engine: Engine, records: Sequence[Record]) -> None:
+    """Remove records that are still as they were read, a batch in each call."""
+    for start in range(0, len(records), bounds.BATCH_MAX):
+        batch = records[start : start + bounds.BATCH_MAX]
+        await engine.save([replace(record, value=None) for record in batch])
+
+
+async def load_all(engine: Engine, kind: str) -> list[Record]:
+    """Every record of a kind by key, undecoded."""
+    return [record async for record in scan(engine, kind)]
+
+
+def encode(value: object) -> bytes:
+    """The stored form of a value: JSON."""
+    return msgspec.json.encode(value)
+
+
+def decode(value: bytes | None, type: type[Value]) -> Value | None:
+    """The value in JSON bytes; None if this version cannot read them."""
+    try:
+        return None if value is None else msgspec.json.decode(value, type=type)
+    except msgspec.DecodeError:
+        return None

@@ -1,0 +1,104 @@
+"""One snapshot of a store: queues, workers, breakers, redrives and alerts; and its views."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from holdfast.core.model import COMMAND_TASK, Job, QueueView
+from holdfast.engines.base import Engine
+from holdfast.notation.durations import wall_ms
+from holdfast.ops.alerts import AlertView, StoredAlert, alert_views, read_alerts
+from holdfast.ops.breakers import BreakerView, StoredBreaker, breaker_view, read_breakers
+from holdfast.ops.queues import QueueCounts, counts_view
+from holdfast.ops.redrives import RedriveDetails, Redrives, RedriveView, redrive_view
+from holdfast.ops.views import command_of, value_of
+from holdfast.ops.workers import WorkerDetails, Workers, WorkerView, worker_view
+
+
+class StoreStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """Queues, workers and breakers by name; redrives that have not ended, oldest first; raised
+    alerts, critical ones first."""
+
+    queues: list[QueueView]
+    workers: list[WorkerView]
+    breakers: dict[str, StoredBreaker]
+    redrives: list[RedriveView]
+    alerts: list[StoredAlert]
+
+
+async def read_status(engine: Engine) -> StoreStatus:
+    """Read the snapshot, in a few bounded calls."""
+    return StoreStatus(
+        queues=await engine.queues(),
+        workers=await Workers(engine).all(),
+        breakers=await read_breakers(engine),
+        redrives=await Redrives(engine, wall_ms).going_on(),
+        alerts=[each for each in await read_alerts(engine) if each[0].is_raised],
+    )
+
+
+class StatusView(msgspec.Struct, frozen=True, kw_only=True):
+    """Redrives are those that have not ended, and alerts those that are raised."""
+
+    queues: tuple[QueueCounts, ...]
+    workers: tuple[WorkerDetails, ...]
+    breakers: tuple[BreakerView, ...]
+    redrives: tuple[RedriveDetails, ...]
+    alerts: tuple[AlertView, ...]
+
+
+class RunningJob(msgspec.Struct, frozen=True, kw_only=True):
+    """`does` is the task, or the command line of a command job."""
+
+    id: str
+    queue: str
+    task: str
+    does: str
+    worker: str | None
+    attempt: int
+    progress: float | None
+
+
+class TopView(msgspec.Struct, frozen=True, kw_only=True):
+    """`jobs` are the first of the running ones."""
+
+    queues: tuple[QueueCounts, ...]
+    workers: tuple[WorkerDetails, ...]
+    jobs: tuple[RunningJob, ...]
+
+
+def status_view(status: StoreStatus) -> StatusView:
+    """The snapshot as people read it."""
+    return StatusView(
+        queues=tuple(counts_view(view) for view in status.queues),
+        workers=tuple(worker_view(view) for view in status.workers),
+        breakers=tuple(breaker_view(key, known) for key, known in status.breakers.items()),
+        redrives=tuple(redrive_view(view) for view in status.redrives),
+        alerts=alert_views(status.alerts),
+    )
+
+
+def top_view(
+    queues: Sequence[QueueView], workers: Sequence[WorkerView], jobs: Sequence[Job]
+) -> TopView:
+    """Queues, workers and running jobs, for a display that is redrawn."""
+    return TopView(
+        queues=tuple(counts_view(view) for view in queues),
+        workers=tuple(worker_view(view) for view in workers),
+        jobs=tuple(_running_job(job) for job in jobs),
+    )
+
+
+def _running_job(job: Job) -> RunningJob:
+    is_command = job.task == COMMAND_TASK
+    return RunningJob(
+        id=job.id,
+        queue=job.queue,
+        task=job.task,
+        does=command_of(value_of(job.payload, job.content_type)) if is_command else job.task,
+        worker=job.worker,
+        attempt=job.attempt,
+        progress=job.progress,
+    )

@@ -1,0 +1,247 @@
+"""API tokens: create, list and revoke them. Only a hash of the secret is stored.
+
+Tokens are records of the namespace `default`, whichever namespace they are for. The server
+authenticates requests with them; see `holdfast.server.access`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import secrets
+from collections.abc import Callable, Sequence
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from holdfast.core import bounds
+from holdfast.engines.base import Engine
+from holdfast.errors import ConfigError, EngineUnavailable, HoldfastError, NotFound
+from holdfast.notation.durations import show_at, to_ms
+from holdfast.ops.records import TRIES_MAX, RecordKind, Stored
+from holdfast.ops.views import at_of
+
+TOKEN_KIND = "token"  # noqa: S105 (the name of a record kind)
+EVERYWHERE = "*"
+"""The namespace of a token that is valid in all of them."""
+SCOPES = ("produce", "consume", "operate", "admin", "run-commands")
+"""The scopes that a token can have."""
+TOKENS_MAX = 10_000
+EXPIRES_MS = 90 * bounds.DAY_MS
+NEVER = "never"
+TOKEN_FORM = re.compile(r"hf_([0-9a-f]{12})_([0-9a-f]{64})", re.ASCII)
+
+_NAME = re.compile(r"[A-Za-z0-9_.@:/ -]{1,80}\Z", re.ASCII)
+_PREFIX = re.compile(r"[A-Za-z0-9_.-]{0,70}\Z", re.ASCII)
+_SHA256 = re.compile(r"[0-9a-f]{64}", re.ASCII)
+
+
+class Token(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The stored part of a token. `sha256` is the hash of its secret, which is not stored."""
+
+    id: str
+    name: str
+    sha256: str
+    namespace: str = "default"
+    scopes: tuple[str, ...] = ()
+    prefix: str = ""
+    created_at: int = 0
+    expires_at: int | None = None
+    by: str = ""
+
+    def __repr__(self) -> str:
+        return f"<Token {self.id} {self.name!r}>"
+
+
+class TokenRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """A token to create; it never expires if `expires_ms` is None."""
+
+    name: str
+    scopes: tuple[str, ...]
+    namespace: str = "default"
+    prefix: str = ""
+    expires_ms: int | None = EXPIRES_MS
+    by: str = ""
+
+
+TOKENS = RecordKind(
+    TOKEN_KIND,
+    Token,
+    check=lambda key, token: token.id == key and _SHA256.fullmatch(token.sha256) is not None,
+)
+"""A token that cannot be read, or contradicts itself, admits nobody."""
+
+
+class Tokens:
+    """The tokens of one store. `engine` is that of the namespace `default`, and tokens expire by
+    `wall_ms`. `is_whole` is False while a part of the store is unreachable."""
+
+    def __init__(
+        self,
+        engine: Callable[[], Engine],
+        wall_ms: Callable[[], int],
+        is_whole: Callable[[], bool] = lambda: True,
+    ) -> None:
+        self._engine = engine
+        self._wall_ms = wall_ms
+        self._is_whole = is_whole
+
+    async def create(self, wanted: TokenRequest) -> tuple[str, Token]:
+        """Store a new token. Returns its text, which cannot be shown again, and its record."""
+        check_request(wanted)
+        if len(await self.all()) >= TOKENS_MAX:
+            raise ConfigError(f"there are {TOKENS_MAX} tokens, which is the most: revoke some")
+        secret = secrets.token_hex(32)
+        now = self._wall_ms()
+        token = Token(
+            id=secrets.token_hex(6),
+            name=wanted.name,
+            sha256=hash_secret(secret).hex(),
+            namespace=wanted.namespace,
+            scopes=tuple(scope for scope in SCOPES if scope in wanted.scopes),
+            prefix=wanted.prefix,
+            created_at=now,
+            expires_at=None if wanted.expires_ms is None else now + wanted.expires_ms,
+            by=wanted.by,
+        )
+        if not await TOKENS.create(self._engine(), token.id, token):
+            raise EngineUnavailable("the id of the new token is taken: try again")
+        return f"hf_{token.id}_{secret}", token
+
+    async def revoke(self, named: str, *, namespace: str = EVERYWHERE) -> Token:
+        """Revoke a token of the namespace by its id or by its name, if only one token has it."""
+        for _ in range(TRIES_MAX):
+            found = await self._find(named, namespace)
+            if found is None:
+                raise self._missing(named, namespace)
+            if await TOKENS.save(self._engine(), found.key, None, found.version):
+                assert found.value is not None
+                return found.value
+        raise TOKENS.busy(named[:80])
+
+    async def all(self, *, namespace: str = EVERYWHERE) -> list[Token]:
+        """The tokens of one namespace or of all, oldest first."""
+        tokens = (await TOKENS.values(self._engine())).values()
+        found = [token for token in tokens if is_for(token, namespace)]
+        return sorted(found, key=lambda token: (token.created_at, token.id))
+
+    async def _find(self, named: str, namespace: str) -> Stored[Token] | None:
+        stored = [
+            each
+            async for each in TOKENS.read_all(self._engine())
+            if each.value is not None and is_for(each.value, namespace)
+        ]
+        found = [each for each in stored if each.value and each.value.id == named]
+        found = found or [each for each in stored if each.value and each.value.name == named]
+        if len(found) > 1:
+            ids = ", ".join(each.key for each in found)
+            raise ConfigError(f"several tokens have the name {named[:80]!r}: give one of {ids}")
+        return found[0] if found else None
+
+    def _missing(self, named: str, namespace: str) -> HoldfastError:
+        """The error for a token that was not found."""
+        if self._is_whole():
+            return NotFound(
+                'no token has this id or name: see "holdfast token list" or GET /v1/tokens'
+            )
+        return EngineUnavailable(
+            "a part of the store is unreachable, and the token may be in it: revoke it again later"
+        )
+
+
+def hash_secret(secret: str) -> bytes:
+    """The stored form of a secret."""
+    return hashlib.sha256(secret.encode("utf-8", "surrogatepass")).digest()
+
+
+def is_for(token: Token, namespace: str) -> bool:
+    """True if a request for tokens of `namespace` includes this one."""
+    return namespace in (EVERYWHERE, token.namespace)
+
+
+def check_request(wanted: TokenRequest) -> None:
+    """Raise ConfigError unless a token can be created from the request."""
+    if not _NAME.match(wanted.name) or wanted.name != wanted.name.strip():
+        raise ConfigError("a token's name is 1 to 80 of A-Z a-z 0-9 _ . @ : / - and blanks")
+    unknown: Sequence[str] = sorted(set(wanted.scopes) - set(SCOPES))
+    if unknown or not wanted.scopes:
+        scopes = ", ".join(SCOPES)
+        raise ConfigError(f"unknown scope {', '.join(unknown)[:80]!r}: use {scopes}")
+    if wanted.namespace != EVERYWHERE and not bounds.NAMESPACE.match(wanted.namespace):
+        raise ConfigError(
+            f"namespace {wanted.namespace[:80]!r} is not valid: use A-Z a-z 0-9 _ . - or *"
+        )
+    if not _PREFIX.match(wanted.prefix):
+        raise ConfigError(f"prefix {wanted.prefix[:80]!r} is not valid: use A-Z a-z 0-9 _ . -")
+    if wanted.prefix and "admin" in wanted.scopes:
+        raise ConfigError('the scope "admin" is for a whole namespace: leave the prefix out')
+    expires_ms = wanted.expires_ms
+    if expires_ms is not None and not bounds.SECOND_MS <= expires_ms <= bounds.DELAY_MS_MAX:
+        raise ConfigError(f"a token lasts from a second to 100 years, not {expires_ms} ms")
+
+
+ScopeName = Annotated[str, Meta(pattern="^(produce|consume|operate|admin|run-commands)$")]
+Prefix = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_.-]{0,70}$", max_length=70)]
+_SCOPES_MAX = 6
+
+
+class NewToken(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """A token to create. `expires` is how long it lasts, e.g. 90d, or "never". Without a
+    namespace it is for the caller's; "*" is for all of them."""
+
+    name: Annotated[
+        str, Meta(pattern=r"^[A-Za-z0-9_.@:/-]([A-Za-z0-9_.@:/ -]{0,78}[A-Za-z0-9_.@:/-])?$")
+    ]
+    scopes: Annotated[list[ScopeName], Meta(min_length=1, max_length=_SCOPES_MAX)]
+    namespace: Annotated[str, Meta(pattern=r"^([A-Za-z0-9_.-]{1,80}|\*)$")] | None = None
+    prefix: Prefix = ""
+    expires: Annotated[str, Meta(pattern=r"^([0-9]{1,6}(s|m|h|d|w)|never)$")] | None = None
+
+
+class TokenView(msgspec.Struct, frozen=True, kw_only=True):
+    """A token without its secret."""
+
+    id: str
+    name: str
+    namespace: str
+    scopes: tuple[str, ...]
+    prefix: str
+    created_at: str
+    expires_at: str | None
+    by: str
+
+
+class MadeToken(TokenView, frozen=True, kw_only=True):
+    """A new token; `token` is its text, which is shown only here."""
+
+    token: str
+
+    def __repr__(self) -> str:
+        return f"<MadeToken {self.id}>"
+
+
+def token_view(token: Token) -> TokenView:
+    """A token as people read it."""
+    return TokenView(
+        id=token.id,
+        name=token.name,
+        namespace=token.namespace,
+        scopes=token.scopes,
+        prefix=token.prefix,
+        created_at=show_at(token.created_at),
+        expires_at=at_of(token.expires_at),
+        by=token.by,
+    )
+
+
+def made_token(token: Token, text: str) -> MadeToken:
+    """A new token with its text."""
+    return MadeToken(token=text, **msgspec.structs.asdict(token_view(token)))
+
+
+def expiry_ms(text: str | None) -> int | None:
+    """The lifetime that a text names: None is "never", and no text is the default."""
+    if text is None:
+        return EXPIRES_MS
+    return None if text == NEVER else to_ms("expires", text, ConfigError)

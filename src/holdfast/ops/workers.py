@@ -1,0 +1,358 @@
+"""The workers of a store: list them, order them, reroute their jobs, end what they did not.
+
+An order is a record that the worker reads with its next heartbeat. Which jobs a worker runs is
+read from the jobs, never from here. Verdicts on overdue leases and expired jobs come from
+`core.policy`; the job's token and state decide races with a worker that settles meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Literal, NamedTuple
+
+import msgspec
+from msgspec.structs import asdict, replace
+
+from holdfast.core import policy, routing
+from holdfast.core.explain import Seen
+from holdfast.core.model import Job, JobFilter, Lease, State
+from holdfast.core.policy import ttl_ms
+from holdfast.core.verdict import BuryWaiting, Move, Outcome, Settlement
+from holdfast.core.workers import (
+    KIND,
+    ORDER_KIND,
+    Health,
+    WorkerOrder,
+    WorkerRecord,
+    addressee,
+    health,
+    worker_queue,
+)
+from holdfast.engines.base import Engine
+from holdfast.errors import NotFound, UsageError, WrongState
+from holdfast.notation.durations import show_at
+from holdfast.ops.queues import queue_settings
+from holdfast.ops.records import RecordKind
+
+WORKERS = RecordKind(KIND, WorkerRecord)
+ORDERS = RecordKind(ORDER_KIND, WorkerOrder, label="the order to worker")
+_REROUTE_TRIES_MAX = 10
+
+OrderName = Literal["stop", "drain", "cordon", "uncordon"]
+
+
+class OrderResult(NamedTuple):
+    """The workers that got an order, and the requested names that have not registered."""
+
+    workers: tuple[str, ...]
+    missing: tuple[str, ...]
+
+
+class WorkerView(msgspec.Struct, frozen=True, kw_only=True):
+    """A worker's record, its age, and the health that follows from both."""
+
+    record: WorkerRecord
+    age_ms: int
+    health: Health
+    why: str
+
+    @property
+    def name(self) -> str:
+        return self.record.name
+
+
+class Workers:
+    """The workers of one store, and orders to them from anywhere."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    async def all(self) -> list[WorkerView]:
+        """Every readable worker, by name."""
+        orders = await self.orders()
+        views: list[WorkerView] = []
+        async for stored in WORKERS.read_all(self._engine):
+            if stored.value is None:
+                continue
+            cordoned = orders.get(stored.value.name, WorkerOrder()).cordoned
+            record = replace(stored.value, cordoned=cordoned)
+            state, why = health(record, stored.age_ms)
+            views.append(WorkerView(record=record, age_ms=stored.age_ms, health=state, why=why))
+        return views
+
+    async def get(self, name: str) -> WorkerView | None:
+        """One worker; None if none with this name has registered."""
+        return next((view for view in await self.all() if view.name == name), None)
+
+    async def orders(self) -> dict[str, WorkerOrder]:
+        """Every readable order by worker name."""
+        return await ORDERS.values(self._engine)
+
+    async def cordon(self, name: str, *, by: str = "") -> None:
+        """Stop the worker from leasing, across restarts, until it is uncordoned."""
+        await self._known(name)
+        await self._order(name, cordoned=True, by=by)
+
+    async def uncordon(self, name: str, *, by: str = "") -> None:
+        """Let the worker lease again."""
+        await self._known(name)
+        await self._order(name, cordoned=False, by=by)
+
+    async def stop(self, name: str, *, by: str = "") -> None:
+        """Make the worker release its leases and exit at once."""
+        view = await self._known(name)
+        await self._order(name, ending="stop", ending_id=view.record.id, by=by)
+
+    async def drain(self, name: str, *, by: str = "") -> None:
+        """Make the worker finish its jobs, however long that takes, and exit."""
+        view = await self._known(name)
+        await self._order(name, ending="drain", ending_id=view.record.id, by=by)
+
+    async def order(
+        self, order: OrderName, names: Iterable[str] | None = None, *, by: str = ""
+    ) -> OrderResult:
+        """Send an order to these workers, or to all of them."""
+        registered = [view.name for view in await self.all()]
+        wanted = registered if names is None else list(dict.fromkeys(names))
+        ordered = tuple(name for name in wanted if name in registered)
+        for name in ordered:
+            match order:
+                case "stop":
+                    await self.stop(name, by=by)
+                case "drain":
+                    await self.drain(name, by=by)
+                case "cordon":
+                    await self.cordon(name, by=by)
+                case "uncordon":
+                    await self.uncordon(name, by=by)
+        return OrderResult(ordered, tuple(name for name in wanted if name not in registered))
+
+    async def nudge(self, name: str) -> None:
+        """Make the worker renew its leases at once, so that it sees a cancel request."""
+        await ORDERS.update(self._engine, name, _renewed)
+
+    async def forget(self, name: str) -> None:
+        """Remove the records of a worker that is gone."""
+        await WORKERS.remove(self._engine, name)
+        await ORDERS.remove(self._engine, name)
+
+    async def _known(self, name: str) -> WorkerView:
+        views = await self.all()
+        for view in views:
+            if view.name == name:
+                return view
+        names = ", ".join(view.name for view in views) or "none"
+        raise UsageError(
+            f'unknown worker "{name[:80]}": no worker with this name has registered; '
+            f'there are: {names}; see "holdfast worker list"'
+        )
+
+    async def _order(self, name: str, **changes: object) -> None:
+        await ORDERS.update(
+            self._engine, name, lambda order: replace(order or WorkerOrder(), **changes)
+        )
+
+
+def _renewed(order: WorkerOrder | None) -> WorkerOrder:
+    order = order or WorkerOrder()
+    return replace(order, renew=order.renew + 1)
+
+
+class WorkerChoice:
+    """Chooses workers for jobs that are addressed to one; each choice counts for the next."""
+
+    def __init__(self, workers: list[Seen], waiting: dict[str, int]) -> None:
+        self._workers = workers
+        self._waiting = waiting
+
+    @classmethod
+    async def read(cls, engine: Engine) -> WorkerChoice:
+        """The workers, and the number of jobs that wait in their own queues, as of now."""
+        views = await Workers(engine).all()
+        workers = [Seen(record=view.record, age_ms=view.age_ms) for view in views]
+        waiting = {
+            name: view.ready + view.delayed + view.blocked
+            for view in await engine.queues()
+            if (name := addressee(view.queue.name)) is not None
+        }
+        return cls(workers, waiting)
+
+    def next(self, job: Job, labels: Mapping[str, str]) -> str | None:
+        """The name of another worker for the job; None if none fits."""
+        name = routing.choose(job, self._workers, labels, self._waiting)
+        if name is not None:
+            self._waiting[name] += 1
+        return name
+
+
+async def reroute(
+    engine: Engine,
+    id: str,
+    *,
+    to: str | None = None,
+    labels: Mapping[str, str] | None = None,
+    expires_ms: int | None = None,
+    by: str = "",
+) -> str:
+    """Move a waiting job to another worker, and return that worker's name.
+
+    It does not count against the job's own reroutes. UsageError says why the job was not moved.
+    """
+    for _ in range(_REROUTE_TRIES_MAX):
+        job = _check_addressed(await engine.get(id), id)
+        policy = job.overrides.reroute
+        wanted = labels if labels is not None else policy.labels if policy is not None else {}
+        name = to or (await WorkerChoice.read(engine)).next(job, wanted)
+        if name is None:
+            raise UsageError("no other healthy worker knows the job's task and has these labels")
+        act = Move(
+            queue=worker_queue(name),
+            by=by,
+            text="rerouted",
+            expires_ms=ttl_ms(job) if expires_ms is None else expires_ms,
+        )
+        still = JobFilter(ids=(id,), states=(State.WAITING,), version=job.version)
+        if await engine.amend(still, act, limit=1):
+            return name
+    raise UsageError("it is being changed by others: try again")
+
+
+def _check_addressed(job: Job | None, id: str) -> Job:
+    if job is None:
+        raise NotFound(f"no job has the id {id[:128]!r}")
+    if job.state is not State.WAITING:
+        raise WrongState(f"it is {job.state}, and must be waiting")
+    if addressee(job.queue) is None:
+        raise UsageError(
+            f"it is in queue {job.queue}, and not addressed to a worker: "
+            'move it with "holdfast job edit"'
+        )
+    return job
+
+
+class ExpiryResult(NamedTuple):
+    """Counts of ended leases, and of expired jobs that were buried or rerouted. `next_ms` is
+    the time to the next deadline: 0 if there is more to do, None if not known."""
+
+    overdue: int = 0
+    buried: int = 0
+    rerouted: int = 0
+    next_ms: int | None = None
+
+
+async def end_overdue_and_expired(engine: Engine, limit: int) -> ExpiryResult:
+    """One batch of overdue leases and one of expired jobs."""
+    overdue = await engine.overdue(limit)
+    ended = await _end_leases(engine, overdue.leases) if overdue.leases else 0
+    expired = await engine.expired(limit)
+    rerouted, buried = await _end_expired(engine, expired.jobs) if expired.jobs else (0, 0)
+    ahead = [ms for ms in (overdue.next_ms, expired.next_ms) if ms is not None]
+    next_ms = min(ahead, default=None)
+    if not (ended or buried or rerouted) and (overdue.leases or expired.jobs):
+        # Other processes were first with all of them: look again later, not in a hot loop.
+        next_ms = None
+    return ExpiryResult(ended, buried, rerouted, next_ms)
+
+
+async def _end_leases(engine: Engine, leases: Collection[Lease]) -> int:
+    # Read after the leases, so that every queue they can be of is known.
+    queues = await queue_settings(engine, {lease.job.queue for lease in leases})
+    settlements = [
+        Settlement(lease=lease, verdict=policy.after_overdue(queue, lease.job))
+        for lease in leases
+        # A missing queue was dropped a moment ago, and its jobs with it.
+        if (queue := queues.get(lease.job.queue)) is not None
+    ]
+    outcomes = await engine.settle(settlements)
+    return outcomes.count(Outcome.SETTLED)
+
+
+async def _end_expired(engine: Engine, jobs: Sequence[Job]) -> tuple[int, int]:
+    """The numbers of rerouted and buried jobs."""
+    rerouted, stuck = await reroute_expired(engine, jobs)
+    alike: dict[tuple[str, BuryWaiting], list[str]] = defaultdict(list)
+    for job in jobs:
+        if not is_rerouted(job) or job.id in stuck:
+            verdict = policy.after_expiry(job, stuck.get(job.id, ""))
+            alike[job.queue, verdict].append(job.id)
+    buried = 0
+    for (queue, amendment), ids in alike.items():
+        # One call per queue, so that counters know the queue. A job that was moved since is left.
+        still = JobFilter(ids=tuple(ids), queue=queue, states=(State.WAITING,), expired=True)
+        buried += await engine.amend(still, amendment, limit=len(ids))
+    return rerouted, buried
+
+
+def is_rerouted(job: Job) -> bool:
+    """True if the job goes to another worker when its own does not take it in time. In a queue
+    that is no worker's own, the option has no effect."""
+    return job.overrides.reroute is not None and addressee(job.queue) is not None
+
+
+async def reroute_expired(engine: Engine, jobs: Iterable[Job]) -> tuple[int, dict[str, str]]:
+    """Move expired jobs that are addressed to one worker to another.
+
+    Returns how many were moved and, by id, why others that wanted to be moved could not be.
+    """
+    choice: WorkerChoice | None = None
+    moved, stuck = 0, {}
+    for job in jobs:
+        reroute = job.overrides.reroute
+        if reroute is None or not is_rerouted(job):
+            continue
+        if choice is None:
+            choice = await WorkerChoice.read(engine)
+        name = choice.next(job, reroute.labels) if routing.left_of(reroute) else None
+        if name is None:
+            stuck[job.id] = routing.why_not(reroute)
+            continue
+        still = JobFilter(ids=(job.id,), states=(State.WAITING,), expired=True, version=job.version)
+        moved += await engine.amend(still, routing.onward(job, reroute, name), limit=1)
+    return moved, stuck
+
+
+class WorkerDetails(msgspec.Struct, frozen=True, kw_only=True):
+    """A worker's record, which is `heartbeat_age_ms` old, and its health."""
+
+    name: str
+    id: str
+    host: str
+    pid: int
+    started_at: str
+    start_ticks: int
+    version: str
+    queues: dict[str, int]
+    tasks: tuple[str, ...]
+    labels: dict[str, str]
+    capacity: int
+    running: int
+    prefetched: int
+    done: int
+    failed: int
+    consecutive_failures: int
+    failure_rate: float
+    blocked: str
+    cordoned: bool
+    stopping: bool
+    health: Health
+    why: str
+    heartbeat_age_ms: int
+
+
+class Ordered(msgspec.Struct, frozen=True, kw_only=True):
+    """The workers that got an order, and the requested names that have not registered."""
+
+    workers: tuple[str, ...]
+    missing: tuple[str, ...]
+
+
+def worker_view(view: WorkerView) -> WorkerDetails:
+    """A worker as people read it."""
+    record = view.record
+    return WorkerDetails(
+        **{**asdict(record), "started_at": show_at(record.started_at)},
+        health=view.health,
+        why=view.why,
+        heartbeat_age_ms=view.age_ms,
+    )

@@ -1,0 +1,44 @@
+"""What every process of Holdfast shares: log output, the event loop and the boot clock."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Coroutine
+from functools import partial
+from typing import Any, TypeVar
+
+from holdfast.core.text import printable
+
+Answer = TypeVar("Answer")
+
+_BOOT_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+boot_s: Callable[[], float] = partial(time.clock_gettime, _BOOT_CLOCK)
+"""Seconds since boot. Unlike a monotonic clock it continues while the machine is suspended, so that
+a worker measures its leases as the store does."""
+
+
+class PrintableFormatter(logging.Formatter):
+    """Escapes control characters: a log line may contain text from a job."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return printable(super().format(record))
+
+
+def log_to_stderr(program: str, level: int) -> None:
+    """Send log lines to standard error. Only for our own programs; an embedding program configures
+    logging itself."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(PrintableFormatter(f"{program}: %(message)s"))
+    logging.basicConfig(handlers=[handler], level=level)
+
+
+def loop_runner() -> Callable[[Coroutine[Any, Any, Answer]], Answer]:
+    """`uvloop.run` where uvloop is installed, else `asyncio.run`. The loop must not start child
+    processes."""
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.run
+    return uvloop.run

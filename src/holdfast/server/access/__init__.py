@@ -1,0 +1,1 @@
+"""Permissions: authentication, namespaces, and an engine restricted to one caller."""

@@ -1,0 +1,204 @@
+"""Authenticates a request and picks its namespace. Closed by default.
+
+Host and Origin are checked first, so that no web page can use a server that trusts its own
+machine; then the token, its scopes and the namespace. Handlers get an `AuthorizedEngine`, which
+checks every verb again.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Mapping
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from functools import lru_cache, partial
+
+from msgspec.structs import replace
+
+from holdfast.app.application import Holdfast
+from holdfast.core import bounds
+from holdfast.engines.base import Engine
+from holdfast.errors import Forbidden, HoldfastError, Unauthenticated
+from holdfast.ops.audit import AuditedChange, AuditEntry
+from holdfast.ops.tokens import EVERYWHERE
+from holdfast.server.access.authorized_engine import AccessControls, AuthorizedEngine
+from holdfast.server.access.caller import ANONYMOUS, LOCAL_CALLER, Caller, Scope
+from holdfast.server.state import DEFAULT_NAMESPACE, NAMESPACE_HEADER, ServerState
+
+_ENGINES_MAX = 1_000
+_PROXY_HEADERS = (
+    *("forwarded", "via", "x-real-ip", "x-client-ip", "true-client-ip", "cf-connecting-ip"),
+    *(f"x-forwarded-{name}" for name in ("for", "host", "port", "proto", "server")),
+)
+"""Headers that proxies add. A request with one of them does not come from this machine."""
+_HOST = re.compile(r"(?:\[([^\[\]]*)\]|([^:\[\]]*))(?::[0-9]{0,5})?", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ApiCall:
+    """An admitted request: its caller, the application of its namespace, and the engine restricted
+    to what the caller may do."""
+
+    server: ServerState
+    app: Holdfast
+    engine: Engine
+    caller: Caller
+    headers: Mapping[str, str]
+    peer: str = ""
+
+    def noting(self, what: str, on: str) -> AbstractAsyncContextManager[AuditedChange]:
+        """Write an operator's act to the audit that the engine does not recognize as one."""
+        caller = self.caller
+        act = AuditEntry(
+            at=0, who=caller.name, token=caller.token, peer=self.peer, what=what, on=on
+        )
+        return self.server.audit_of(caller.namespace, self.app).doing(act)
+
+    async def is_good(self) -> bool:
+        """True while the caller's token is valid. Streams ask before each part they send."""
+        if not self.caller.token:
+            return True
+        try:
+            await self.server.tokens.require(self.caller.token)
+        except HoldfastError:
+            return False
+        return True
+
+
+class Admission:
+    """Turns the headers and the address of a request into an `ApiCall`, or refuses it."""
+
+    def __init__(self, server: ServerState) -> None:
+        self._server = server
+        settings = server.settings
+        self._is_open = settings.on_loopback and not settings.auth_on
+        self._hosts = {host.lower() for host in (*settings.hosts, settings.host)}
+        self._origins = {origin.lower() for origin in settings.origins}
+        self._engines: dict[tuple[str, str, str], AuthorizedEngine] = {}
+
+    async def admit(
+        self, needs: Scope | None, headers: Mapping[str, str], peer: str | None
+    ) -> ApiCall:
+        """Admit a request that needs a scope, or none. Raises Unauthenticated or Forbidden."""
+        self.check_origin(headers)
+        caller = await self._authenticate(headers, peer)
+        if needs is not None and needs not in caller.scopes:
+            if caller is ANONYMOUS:
+                raise Unauthenticated("a token is needed: send Authorization: Bearer hf_…")
+            raise Forbidden(f'this token may not do this: it needs the scope "{needs.value}"')
+        caller = await self._in_namespace(caller, headers)
+        namespaces = self._server.namespaces
+        app = namespaces.apps.get(caller.namespace) or await namespaces.get(caller.namespace)
+        return ApiCall(
+            server=self._server,
+            app=app,
+            engine=self._engine(app, caller, peer or ""),
+            caller=caller,
+            headers=headers,
+            peer=peer or "",
+        )
+
+    def check_origin(self, headers: Mapping[str, str]) -> None:
+        """Raise Forbidden unless Host is a name of this server and Origin is an allowed page."""
+        host = headers.get("host")
+        if host is None:
+            # Probes of load balancers send no Host. Browsers always do, so no page gets in here.
+            if self._is_open:
+                raise Forbidden("the request has no Host header: send one, e.g. localhost")
+        elif not self._is_own_name(host):
+            raise Forbidden(
+                f"this server does not answer to the host {host[:80]!r}: add it with --allow-host"
+            )
+        origin = headers.get("origin")
+        if origin is None:
+            site = headers.get("sec-fetch-site", "none")
+            if site in ("none", "same-origin") or headers.get("sec-fetch-mode") == "navigate":
+                return
+        elif origin.lower() in self._origins or origin.partition("://")[2] == host:
+            return
+        raise Forbidden("pages of this origin may not use the server: add it with --allow-origin")
+
+    async def _authenticate(self, headers: Mapping[str, str], peer: str | None) -> Caller:
+        given = headers.get("authorization")
+        if given is not None:
+            scheme, _, text = given.partition(" ")
+            if scheme.lower() != "bearer":
+                raise Unauthenticated("send the token as Authorization: Bearer hf_…")
+            return await self._server.tokens.authenticate(text.strip())
+        is_local = peer is not None and is_loopback(peer)
+        if self._is_open and is_local and not any(name in headers for name in _PROXY_HEADERS):
+            return LOCAL_CALLER
+        return ANONYMOUS
+
+    async def _in_namespace(self, caller: Caller, headers: Mapping[str, str]) -> Caller:
+        """The caller in its token's namespace. A token for all namespaces, or a local caller, may
+        name another one in the header."""
+        named = headers.get(NAMESPACE_HEADER)
+        if caller is ANONYMOUS:
+            return caller
+        everywhere = caller.namespace == EVERYWHERE
+        if named is None:
+            return replace(caller, namespace=DEFAULT_NAMESPACE) if everywhere else caller
+        if not everywhere and caller is not LOCAL_CALLER:
+            if named != caller.namespace:
+                raise Forbidden(f"the token is for the namespace {caller.namespace}")
+            return caller
+        if not bounds.NAMESPACE.match(named) or not await self._is_served(caller, named):
+            raise Forbidden(f"unknown namespace {named[:80]!r}: add it with --namespace")
+        return replace(caller, namespace=named)
+
+    async def _is_served(self, caller: Caller, name: str) -> bool:
+        if name == DEFAULT_NAMESPACE or name in self._server.settings.namespaces:
+            return True
+        return caller is not LOCAL_CALLER and name in await self._server.tokens.namespaces()
+
+    def _engine(self, app: Holdfast, caller: Caller, peer: str) -> AuthorizedEngine:
+        """The caller's engine, cached because most requests come from a known caller."""
+        key = (caller.token or caller.name, caller.namespace, peer)
+        engine = self._engines.get(key)
+        if engine is None:
+            if len(self._engines) >= _ENGINES_MAX:
+                self._engines.clear()
+            require = partial(self._server.tokens.require, caller.token) if caller.token else None
+            controls = AccessControls(
+                require_token=require,
+                quotas=self._server.quotas_of(caller.namespace, app),
+                audit=self._server.audit_of(caller.namespace, app),
+                peer=peer,
+            )
+            engine = self._engines[key] = AuthorizedEngine(app.engine, caller, controls)
+        return engine
+
+    def _is_own_name(self, host: str) -> bool:
+        name = host_name(host)
+        if not name:
+            return False
+        if name in self._hosts or name == "localhost" or is_loopback(name):
+            return True
+        # A numeric address is not resolved, so DNS cannot make it mean this machine.
+        return not self._is_open and _address(name) is not None
+
+
+@lru_cache(maxsize=1_000)
+def host_name(host: str) -> str:
+    """The name in a Host header, without the port, in lower case; empty if it is not valid."""
+    found = _HOST.fullmatch(host)
+    return "" if found is None else (found[1] or found[2] or "").lower()
+
+
+@lru_cache(maxsize=1_000)
+def is_loopback(host: str) -> bool:
+    """True for localhost and loopback addresses, also IPv4 ones mapped to IPv6."""
+    address = _address(host)
+    if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None:
+        address = address.ipv4_mapped
+    return host == "localhost" if address is None else address.is_loopback
+
+
+@lru_cache(maxsize=1_000)
+def _address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    try:
+        return ipaddress.ip_address(host)
+    except ValueError:
+        return None

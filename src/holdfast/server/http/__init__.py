@@ -1,0 +1,1 @@
+"""The web layer: uvicorn, connections, routing, requests, responses. Knows no REST resource."""

@@ -1,0 +1,313 @@
+"""Answers requests to one operation: reads the request, runs the handler, sends its answer.
+
+A request runs in the task that uvicorn created for it. If it is ended from outside (its deadline,
+a disconnected client, a stopping server), that task is cancelled and the ticket has the reason.
+With tracing on, requests are spans of the caller's trace.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from holdfast.core.codec import TRACEPARENT, TRACESTATE
+from holdfast.errors import HoldfastError, OutcomeUnknown, UsageError
+from holdfast.server.access.admission import Admission, ApiCall
+from holdfast.server.http.idempotency import HEADER, NOTHING_DONE, IdempotencyKeys
+from holdfast.server.http.operation import Operation
+from holdfast.server.http.pressure import EndReason, Pressure, RequestKind, Ticket
+from holdfast.server.http.problems import (
+    ClientDisconnected,
+    SlowRequest,
+    Stopping,
+    TimedOut,
+    Unexpected,
+)
+from holdfast.server.http.request import (
+    AsgiScope,
+    Receive,
+    RequestReader,
+    Send,
+    wait_for_disconnect,
+)
+from holdfast.server.http.response import (
+    Reply,
+    ResponseEncoder,
+    abort,
+    begin_stream,
+    end_stream,
+    is_disconnected,
+    send_part,
+    send_reply,
+)
+from holdfast.telemetry.meter import Meter
+
+_log = logging.getLogger("holdfast.server")
+_KEY_HEADER = HEADER.lower()
+_TRACE_HEADERS = {name.encode(): name for name in (TRACEPARENT, TRACESTATE)}
+
+Undo = Callable[[], Awaitable[None]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndpointServices:
+    """Services that all endpoints of a server share."""
+
+    admission: Admission
+    pressure: Pressure
+    keys: IdempotencyKeys
+    meter: Meter
+    body_max: int
+
+
+class Endpoint:
+    """Answers one operation. The router calls it with the values from the path."""
+
+    def __init__(self, operation: Operation, services: EndpointServices) -> None:
+        self.operation = operation
+        self._handler = operation.handler
+        self._pressure = pressure = services.pressure
+        self._keys = services.keys
+        self._count_request: Callable[[int, float], None]
+        self._count_request = partial(services.meter.requested, operation.name)
+        self._kind = _kind_of(operation)
+        self._reader = RequestReader(
+            operation, services.admission, pressure, body_max=services.body_max
+        )
+        self._encoder = ResponseEncoder(operation)
+
+    async def __call__(
+        self, scope: AsgiScope, receive: Receive, send: Send, arguments: dict[str, Any]
+    ) -> None:
+        started_at = time.perf_counter()
+        try:
+            ticket = self._pressure.begin(self._kind)
+        except HoldfastError as error:
+            reply = self._encoder.failure(error)
+            self._count_request(reply.status, 0.0)
+            await send_reply(send, reply, head=scope["method"] == "HEAD")
+            return
+        try:
+            if self._kind is RequestKind.STREAM:
+                await self._stream(scope, receive, send, arguments, ticket)
+            else:
+                reply = await self._reply(scope, receive, arguments, ticket)
+                self._count_request(reply.status, (time.perf_counter() - started_at) * 1000)
+                await self._send(send, reply, ticket, head=scope["method"] == "HEAD")
+                if ticket.undo is not None and is_disconnected(send):
+                    await ticket.undo()
+        except ClientDisconnected:
+            pass
+        except asyncio.CancelledError:
+            if ticket.end_reason is None:
+                raise
+            # Cancelled while sending: do not wait for a client that does not read.
+            ticket.clear_end()
+            abort(send)
+            # Let uvicorn see the abort before it checks whether the response was complete.
+            await asyncio.sleep(0)
+            if ticket.undo is not None:
+                await ticket.undo()
+        finally:
+            self._pressure.finish(ticket)
+
+    async def _reply(
+        self, scope: AsgiScope, receive: Receive, arguments: dict[str, Any], ticket: Ticket
+    ) -> Reply:
+        try:
+            call, body = await self._reader.read(scope, receive, arguments, ticket)
+            key = None if self.operation.repeatable else call.headers.get(_KEY_HEADER)
+            if key is None or self._is_repeatable(arguments):
+                reply, ticket.undo = await self._handle(call, arguments, receive, ticket)
+                return reply
+            path: bytes = scope.get("raw_path") or scope["path"].encode()
+            request = b"\n".join((scope["method"].encode(), path, scope["query_string"], body))
+            make = partial(self._handle_once, call, arguments, receive, ticket)
+            return await self._keys.once(call, key, request, make)
+        except (asyncio.CancelledError, Exception) as error:  # noqa: BLE001 (becomes a reply)
+            return self._failure(error, ticket)
+
+    def _is_repeatable(self, arguments: dict[str, Any]) -> bool:
+        by_body = self.operation.repeatable_if
+        return by_body is not None and by_body(arguments["body"])
+
+    async def _send(self, send: Send, reply: Reply, ticket: Ticket, *, head: bool) -> None:
+        pressure = self._pressure
+        pressure.sending(ticket)
+        pressure.hold(ticket, len(reply.body), refuse=False)
+        await send_reply(send, reply, head=head, on_progress=lambda: pressure.sending(ticket))
+
+    async def _handle(
+        self, call: ApiCall, arguments: dict[str, Any], receive: Receive, ticket: Ticket
+    ) -> tuple[Reply, Undo | None]:
+        """The reply, and a function that takes the answer back if the client never reads it."""
+        if self._kind is not RequestKind.WAIT:
+            return self._encoder.success(await self._handler(call, **arguments)), None
+        with _end_on_disconnect(receive, ticket) as disconnect:
+            answer = await self._handler(call, **arguments)
+            undo = self.operation.undo and partial(self.operation.undo, call, answer)
+            # No await between this check and the sending: a disconnect would be missed.
+            if not disconnect.done():
+                return self._encoder.success(answer), undo
+        if undo is not None:
+            await undo()
+        raise ClientDisconnected
+
+    async def _handle_once(
+        self, call: ApiCall, arguments: dict[str, Any], receive: Receive, ticket: Ticket
+    ) -> Reply:
+        """The reply to store under an Idempotency-Key. A refusal is stored like any other answer.
+        Nothing is undone: the client can ask for the answer again."""
+        try:
+            return (await self._handle(call, arguments, receive, ticket))[0]
+        except UsageError as error:
+            if isinstance(error, NOTHING_DONE):
+                raise
+            return self._encoder.failure(error)
+        except asyncio.CancelledError:
+            reason = ticket.end_reason
+            ended_early = reason in (EndReason.DISCONNECTED, EndReason.STOPPING)
+            if self._kind is not RequestKind.WAIT or not ended_early:
+                raise
+            # A waiting handler that is cancelled has released what it took.
+            ticket.clear_end()
+            raise self._end_error(reason, ticket) from None
+
+    async def _stream(
+        self,
+        scope: AsgiScope,
+        receive: Receive,
+        send: Send,
+        arguments: dict[str, Any],
+        ticket: Ticket,
+    ) -> None:
+        """Send a stream part by part, each after the one before was written: nothing is buffered
+        for a slow client."""
+        pressure = self._pressure
+        head = scope["method"] == "HEAD"
+        begun = False
+        try:
+            call, _ = await self._reader.read(scope, receive, arguments, ticket)
+            async with contextlib.aclosing(self._handler(call, **arguments)) as parts:
+                with _end_on_disconnect(receive, ticket):
+                    part = await anext(parts, b"")
+                    begun = True
+                    self._count_request(200, 0.0)
+                    await begin_stream(send, self._encoder.headers)
+                    while part and not head:
+                        pressure.sending(ticket)
+                        await send_part(send, part)
+                        pressure.sent(ticket)
+                        part = await anext(parts, b"")
+        except (asyncio.CancelledError, Exception) as error:  # noqa: BLE001 (becomes a reply)
+            is_late = ticket.end_reason is EndReason.LATE
+            reply = self._failure(error, ticket)
+            if not begun:
+                self._count_request(reply.status, 0.0)
+                await send_reply(send, reply, head=head)
+                return
+            if is_late:
+                abort(send)
+                await asyncio.sleep(0)
+                return
+        pressure.sending(ticket)
+        await end_stream(send)
+
+    def _failure(self, error: BaseException, ticket: Ticket) -> Reply:
+        """The reply for an error. Raises it again if there is no client to reply to."""
+        reason = ticket.end_reason
+        ticket.clear_end()
+        match error:
+            case asyncio.CancelledError():
+                if reason is None:
+                    raise error
+                return self._encoder.failure(self._end_error(reason, ticket))
+            case ClientDisconnected():
+                raise error
+            case HoldfastError():
+                return self._encoder.failure(error)
+            case _:
+                # The text of an unexpected error may hold anything: only the log gets it.
+                where = f"{self.operation.method} {self.operation.path}"
+                _log.error("%s failed", where, exc_info=error)
+                text = "the server failed with an unexpected error: see its log"
+                return self._encoder.failure(Unexpected(text))
+
+    def _end_error(self, reason: EndReason | None, ticket: Ticket) -> HoldfastError:
+        if reason is EndReason.DISCONNECTED:
+            raise ClientDisconnected
+        if reason is EndReason.STOPPING:
+            return Stopping("the server is stopping")
+        if ticket.reading:
+            return SlowRequest("the request did not arrive in time")
+        if self.operation.method == "GET":
+            return TimedOut("the request took too long and was cancelled: ask for less at a time")
+        return OutcomeUnknown("the request took too long, and may still take effect")
+
+
+class TracedEndpoint(Endpoint):
+    """An endpoint whose requests are spans of the caller's trace. Long-polls and streams get no
+    span: their duration says nothing about the work. Nor do verbs of the remote engine without a
+    parent span."""
+
+    def __init__(self, operation: Operation, services: EndpointServices) -> None:
+        # OpenTelemetry is optional, and slow to import.
+        from holdfast.tracing.spans import request_span, set_response_status
+
+        super().__init__(operation, services)
+        self._request_span = request_span
+        count_request = self._count_request
+
+        def count_and_trace(status: int, ms: float) -> None:
+            set_response_status(status)
+            count_request(status, ms)
+
+        self._count_request = count_and_trace
+
+    async def __call__(
+        self, scope: AsgiScope, receive: Receive, send: Send, arguments: dict[str, Any]
+    ) -> None:
+        operation = self.operation
+        headers = {
+            _TRACE_HEADERS[name]: value.decode("latin-1")
+            for name, value in scope["headers"]
+            if name in _TRACE_HEADERS
+        }
+        untraced_verb = operation.internal and TRACEPARENT not in headers
+        if untraced_verb or operation.needs is None or operation.waits or operation.streams:
+            await super().__call__(scope, receive, send, arguments)
+            return
+        with self._request_span(operation.method, operation.path, headers):
+            await super().__call__(scope, receive, send, arguments)
+
+
+def _kind_of(operation: Operation) -> RequestKind:
+    if operation.streams:
+        return RequestKind.STREAM
+    if operation.waits:
+        return RequestKind.WAIT
+    return RequestKind.OPEN if operation.needs is None else RequestKind.REQUEST
+
+
+@contextlib.contextmanager
+def _end_on_disconnect(receive: Receive, ticket: Ticket) -> Iterator[asyncio.Future[None]]:
+    """End the request when its client disconnects."""
+    finished = False
+
+    def end(disconnect: asyncio.Future[None]) -> None:
+        if not finished and not disconnect.cancelled():
+            ticket.end(EndReason.DISCONNECTED)
+
+    disconnect = asyncio.ensure_future(wait_for_disconnect(receive))
+    disconnect.add_done_callback(end)
+    try:
+        yield disconnect
+    finally:
+        finished = True
+        disconnect.cancel()

@@ -1,0 +1,270 @@
+"""Metrics in the Prometheus text format: the same from every server of a namespace.
+
+They show a snapshot of queues, alerts and counters that all readers of a namespace share. It is
+read from the store, which includes workers attached directly to it, and at most every two seconds,
+so that frequent scrapes cost nothing. `SnapshotReader.for_caller` is the one place that removes
+what a caller may not see. Queue names are bounded, and no other label is chosen by users.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import weakref
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from time import monotonic
+from typing import Annotated
+from weakref import WeakKeyDictionary
+
+from msgspec.structs import replace
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
+from prometheus_client.exposition import generate_latest
+from prometheus_client.registry import Collector, CollectorRegistry
+
+from holdfast.alerts.rules import RULES
+from holdfast.app.application import Holdfast
+from holdfast.core.model import QueueView
+from holdfast.ops.alerts import Alert, read_alerts
+from holdfast.server.access.admission import ApiCall
+from holdfast.server.access.caller import Caller
+from holdfast.server.http.operation import Operation, Scope, operation
+from holdfast.telemetry.accounts import FleetReader, FleetTotals
+from holdfast.telemetry.meter import COUNTERS, OTHER, Histogram, Totals, queue_label
+
+TEXT = "text/plain; version=0.0.4; charset=utf-8"
+_STATES = ("ready", "delayed", "blocked", "leased", "overdue", "done", "dead", "cancelled")
+_SNAPSHOT_AGE_S_MAX = 2.0
+
+
+@operation("GET", "/metrics", needs=Scope.OPERATE)
+async def show_metrics(call: ApiCall) -> Annotated[bytes, TEXT]:
+    """Show the metrics of the namespace in the Prometheus text format."""
+    snapshot = await snapshot_reader(call.app).for_caller(call.caller)
+    known = _RENDERED.get(call.app)
+    if known is not None and known[0] is snapshot:
+        rendering = known[1]
+    else:
+        # A hundred queues make ten thousand lines: render in a thread.
+        rendering = asyncio.ensure_future(asyncio.to_thread(render, snapshot))
+        if not call.caller.prefix:
+            _RENDERED[call.app] = (snapshot, rendering)
+    return await asyncio.shield(rendering)
+
+
+OPERATIONS: tuple[Operation, ...] = (show_metrics,)
+
+_RENDERED: WeakKeyDictionary[Holdfast, tuple[NamespaceSnapshot, asyncio.Future[bytes]]] = (
+    WeakKeyDictionary()
+)
+"""The text of the last snapshot, shared by all scrapes until a new one is read."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NamespaceSnapshot:
+    """Queues, counters and raised alerts, as one caller may see them."""
+
+    views: list[QueueView]
+    fleet: FleetTotals
+    alerts: tuple[Alert, ...] = ()
+
+
+class SnapshotReader:
+    """Reads the snapshots of one namespace, at most every two seconds."""
+
+    def __init__(self, app: Holdfast, *, age_s_max: float = _SNAPSHOT_AGE_S_MAX) -> None:
+        # `_READERS` holds this reader by the application: a strong reference would keep both alive.
+        self._app = weakref.ref(app)
+        self.age_s_max = age_s_max
+        self._fleet_reader: FleetReader | None = None
+        self._views: list[QueueView] = []
+        self._alerts: tuple[Alert, ...] = ()
+        self._shared = NamespaceSnapshot(views=[], fleet=FleetTotals())
+        self._read_at = float("-inf")
+        self._lock = asyncio.Lock()
+
+    async def for_caller(self, caller: Caller) -> NamespaceSnapshot:
+        """The snapshot that a caller may see. With a prefix it has those queues only, and no
+        totals. Callers without a prefix share one object while nothing is read anew."""
+        views, fleet = await self.views(), await self.fleet()
+        if not caller.prefix:
+            if self._shared.views is not views or self._shared.fleet is not fleet:
+                self._shared = NamespaceSnapshot(views=views, fleet=fleet, alerts=self._alerts)
+            return self._shared
+        own = {name: each for name, each in fleet.totals.queues.items() if caller.owns(name)}
+        return NamespaceSnapshot(
+            views=[view for view in views if caller.owns(view.queue.name)],
+            fleet=replace(fleet, totals=Totals(queues=own), processes=0),
+            alerts=tuple(each for each in self._alerts if each.queue and caller.owns(each.queue)),
+        )
+
+    async def fleet(self) -> FleetTotals:
+        """The counters of all processes."""
+        app = self._app()
+        if app is None:
+            return FleetTotals()
+        if self._fleet_reader is None:
+            self._fleet_reader = FleetReader(app.engine, age_s_max=self.age_s_max)
+        return await self._fleet_reader.fleet()
+
+    async def views(self) -> list[QueueView]:
+        """The queues with their counts. Concurrent callers share one read."""
+        async with self._lock:
+            app = self._app()
+            if app is not None and monotonic() - self._read_at >= self.age_s_max:
+                self._views = await app.engine.queues()
+                alerts = await read_alerts(app.engine)
+                self._alerts = tuple(alert for alert, _ in alerts if alert.is_raised)
+                self._read_at = monotonic()
+            return self._views
+
+
+_READERS: weakref.WeakKeyDictionary[Holdfast, SnapshotReader] = weakref.WeakKeyDictionary()
+
+
+def snapshot_reader(app: Holdfast) -> SnapshotReader:
+    """The reader of an application."""
+    found = _READERS.get(app)
+    if found is None:
+        found = _READERS[app] = SnapshotReader(app)
+    return found
+
+
+def render(snapshot: NamespaceSnapshot) -> bytes:
+    """A snapshot in the Prometheus text format."""
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(_StaticCollector(families(snapshot)))
+    return generate_latest(registry)
+
+
+def families(snapshot: NamespaceSnapshot) -> list[Metric]:
+    """Every metric, with its help text."""
+    totals = snapshot.fleet.totals
+    return [
+        *_depths(snapshot),
+        GaugeMetricFamily(
+            "holdfast_processes",
+            "Processes that report counters: workers, servers, upkeep.",
+            value=snapshot.fleet.processes,
+        ),
+        _alerts(snapshot),
+        *_counters(snapshot),
+        _by_queue("holdfast_wait", "Time from due to leased.", snapshot, "waits"),
+        _by_queue("holdfast_run", "Time from leased to settled.", snapshot, "runs"),
+        _histograms(
+            "holdfast_loop_lag_seconds",
+            "Lag of the event loops of processes, by role.",
+            ("role",),
+            (((role,), each) for role, each in totals.lags.items()),
+        ),
+        _histograms(
+            "holdfast_commit_batch_jobs",
+            "Jobs in one engine call, and so in one transaction, by verb.",
+            ("verb",),
+            (((verb,), each) for verb, each in totals.batches.items()),
+            unit_ms=False,
+        ),
+        _histograms(
+            "holdfast_request_seconds",
+            "Duration of requests to servers, by operation and status class.",
+            ("operation", "status"),
+            (
+                ((name, status), each)
+                for name, by_status in totals.requests.items()
+                for status, each in by_status.items()
+            ),
+        ),
+    ]
+
+
+def _depths(snapshot: NamespaceSnapshot) -> list[Metric]:
+    """The depths of queues. Queues beyond the bound of names are summed up as one."""
+    jobs = GaugeMetricFamily(
+        "holdfast_jobs",
+        "Jobs by queue and state; large counts are lower bounds.",
+        labels=("queue", "state"),
+    )
+    oldest = GaugeMetricFamily(
+        "holdfast_oldest_age_seconds",
+        "Age of the oldest ready job of a queue, since it was due.",
+        labels=("queue",),
+    )
+    paused = GaugeMetricFamily(
+        "holdfast_queue_paused", "1 while the queue is paused.", labels=("queue",)
+    )
+    counts: dict[str, dict[str, int]] = {}
+    ages: dict[str, int] = {}
+    # Names that have counters come first.
+    names = dict.fromkeys(snapshot.fleet.totals.queues)
+    for view in snapshot.views:
+        label = queue_label(view.queue.name, names)
+        names[label] = None
+        found = counts.setdefault(label, dict.fromkeys(_STATES, 0))
+        for state in _STATES:
+            found[state] += getattr(view, state)
+        ages[label] = max(ages.get(label, 0), view.oldest_age_ms or 0)
+        if label != OTHER:
+            paused.add_metric((label,), int(view.queue.paused))
+    for label, states in counts.items():
+        oldest.add_metric((label,), ages[label] / 1000)
+        for state, count in states.items():
+            jobs.add_metric((label, state), count)
+    return [jobs, oldest, paused]
+
+
+def _alerts(snapshot: NamespaceSnapshot) -> Metric:
+    family = GaugeMetricFamily(
+        "holdfast_alerts", "Raised alerts, by rule.", labels=("rule", "severity")
+    )
+    counts = Counter(alert.rule for alert in snapshot.alerts)
+    for rule in RULES.values():
+        family.add_metric((rule.name, rule.severity), counts[rule.name])
+    return family
+
+
+def _counters(snapshot: NamespaceSnapshot) -> list[Metric]:
+    found: list[Metric] = []
+    for name, help_text in COUNTERS.items():
+        family = CounterMetricFamily(f"holdfast_{name}", help_text, labels=("queue",))
+        for queue, totals in sorted(snapshot.fleet.totals.queues.items()):
+            family.add_metric((queue,), totals.counts.get(name, 0))
+        found.append(family)
+    return found
+
+
+def _by_queue(name: str, help_text: str, snapshot: NamespaceSnapshot, part: str) -> Metric:
+    queues = sorted(snapshot.fleet.totals.queues.items())
+    by_queue = (((queue,), getattr(totals, part)) for queue, totals in queues)
+    return _histograms(f"{name}_seconds", help_text, ("queue",), by_queue)
+
+
+def _histograms(
+    name: str,
+    help_text: str,
+    labels: tuple[str, ...],
+    histograms: Iterable[tuple[tuple[str, ...], Histogram]],
+    *,
+    unit_ms: bool = True,
+) -> Metric:
+    family = HistogramMetricFamily(name, help_text, labels=labels)
+    unit = 1000 if unit_ms else 1
+    for values, each in histograms:
+        below, buckets = 0, []
+        for bound, count in zip(each.bounds, each.counts, strict=False):
+            below += count
+            buckets.append((f"{bound / unit:g}", below))
+        family.add_metric(values, [*buckets, ("+Inf", each.count)], each.total / unit)
+    return family
+
+
+class _StaticCollector(Collector):
+    def __init__(self, found: list[Metric]) -> None:
+        self._found = found
+
+    def collect(self) -> Iterable[Metric]:
+        return self._found

@@ -1,0 +1,221 @@
+"""Administration over REST: tokens, quotas and the audit for admins, stored settings for
+operators."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from holdfast.config import SETTINGS, Setting, find_setting
+from holdfast.core import bounds
+from holdfast.errors import ConfigError, Forbidden, NotFound
+from holdfast.notation.job import Name
+from holdfast.ops.audit import ActView, act_view
+from holdfast.ops.quotas import QuotaBody, QuotaView, quota_of, quota_view
+from holdfast.ops.settings import SettingView, read_settings, save_setting, setting_view
+from holdfast.ops.tokens import (
+    EVERYWHERE,
+    TOKEN_FORM,
+    MadeToken,
+    NewToken,
+    TokenRequest,
+    TokenView,
+    expiry_ms,
+    made_token,
+    token_view,
+)
+from holdfast.server.access.admission import ApiCall
+from holdfast.server.access.caller import Caller
+from holdfast.server.access.quotas import QuotaEnforcer
+from holdfast.server.http.operation import Operation, Scope, operation
+
+TokenName = Annotated[str, Meta(min_length=1, max_length=80, pattern=r"^[A-Za-z0-9_.@:/ -]+$")]
+QuotaName = Annotated[str, Meta(min_length=1, max_length=200, pattern=r"^[^\x00]+$")]
+
+
+class TokenList(msgspec.Struct, frozen=True):
+    """Tokens, oldest first."""
+
+    tokens: list[TokenView]
+
+
+class QuotaList(msgspec.Struct, frozen=True):
+    """Quotas, by name."""
+
+    quotas: list[QuotaView]
+
+
+class ActPage(msgspec.Struct, frozen=True):
+    """Acts, newest first: continue while `after` is not null."""
+
+    acts: list[ActView]
+    after: str | None
+
+
+class ActQuery(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """A page of acts."""
+
+    limit: Annotated[int, Meta(ge=1, le=bounds.PAGE_MAX)] = 100
+    after: Annotated[str, Meta(pattern=r"^[0-9]{15}-[0-9a-f]{8}$")] | None = None
+
+
+# Declared repeatable so that no Idempotency-Key stores the answer, which holds a secret.
+@operation("POST", "/v1/tokens", needs=Scope.ADMIN, status=201, repeatable=True)
+async def create_token(call: ApiCall, body: NewToken) -> MadeToken:
+    """Create a token. Its text is shown only in this answer. It gets no more rights than the token
+    that creates it."""
+    caller = _with_token(call)
+    namespace = caller.namespace if body.namespace is None else body.namespace
+    if namespace != caller.namespace and not caller.everywhere:
+        raise Forbidden(f"the token is for the namespace {caller.namespace}")
+    lacking = sorted(scope for scope in body.scopes if not caller.may(scope))
+    if lacking:
+        raise Forbidden(f"a token cannot grant scopes that it lacks: {', '.join(lacking)}")
+    wanted = TokenRequest(
+        name=body.name,
+        scopes=tuple(body.scopes),
+        namespace=namespace,
+        prefix=body.prefix,
+        expires_ms=expiry_ms(body.expires),
+        by=caller.name,
+    )
+    async with call.noting("token.create", body.name):
+        text, token = await call.server.tokens.create(wanted)
+    return made_token(token, text)
+
+
+@operation("GET", "/v1/tokens", needs=Scope.ADMIN)
+async def list_tokens(call: ApiCall) -> TokenList:
+    """List the tokens of the namespace, oldest first; a token for all namespaces lists all."""
+    _with_token(call)
+    tokens = await call.server.tokens.all(namespace=_token_namespace(call))
+    return TokenList([token_view(token) for token in tokens])
+
+
+@operation("DELETE", "/v1/tokens/{named}", needs=Scope.ADMIN)
+async def revoke_token(call: ApiCall, named: TokenName) -> TokenView:
+    """Revoke a token, by its id or its name: here at once, on other servers within a second."""
+    _with_token(call)
+    if (token_text := TOKEN_FORM.fullmatch(named)) is not None:
+        # The token itself may be given as its name: keep the secret out of the audit.
+        named = token_text[1]
+    async with call.noting("token.revoke", named):
+        token = await call.server.tokens.revoke(named, namespace=_token_namespace(call))
+    return token_view(token)
+
+
+@operation("GET", "/v1/audit", needs=Scope.ADMIN)
+async def list_acts(call: ApiCall, query: ActQuery) -> ActPage:
+    """List the audit: every operator's act in this namespace over HTTP, newest first."""
+    audit = call.server.audit_of(call.caller.namespace, call.app)
+    found = await audit.page(after=query.after, limit=query.limit)
+    after = found[-1][0] if len(found) == query.limit else None
+    return ActPage([act_view(act) for _, act in found if act is not None], after)
+
+
+@operation("GET", "/v1/quotas", needs=Scope.ADMIN)
+async def list_quotas(call: ApiCall) -> QuotaList:
+    """List the quotas of the namespace and its tenants."""
+    quotas = await _quotas(call).all()
+    return QuotaList([quota_view(whose, quota) for whose, quota in sorted(quotas.items())])
+
+
+@operation("PUT", "/v1/quotas/{whose}", needs=Scope.ADMIN)
+async def put_quota(call: ApiCall, whose: QuotaName, body: QuotaBody) -> QuotaView:
+    """Set a quota: of `namespace`, of `tenant:NAME`, or of each tenant without one, `tenant:*`."""
+    quota = quota_of(body)
+    async with call.noting("quota.put", whose):
+        await _quotas(call).put(whose, quota)
+    return quota_view(whose, quota)
+
+
+@operation("DELETE", "/v1/quotas/{whose}", needs=Scope.ADMIN, status=204)
+async def remove_quota(call: ApiCall, whose: QuotaName) -> None:
+    """Remove a quota."""
+    async with call.noting("quota.remove", whose):
+        if not await _quotas(call).remove(whose):
+            raise NotFound(f"unknown quota {whose[:80]!r}: see GET /v1/quotas")
+
+
+class SettingBody(msgspec.Struct, forbid_unknown_fields=True):
+    """The new value as text, e.g. 5, 30s, yes."""
+
+    value: Annotated[str, Meta(min_length=1, max_length=2000)]
+
+
+class SettingList(msgspec.Struct, frozen=True):
+    """All settings."""
+
+    settings: list[SettingView]
+
+
+@operation("GET", "/v1/config", needs=Scope.OPERATE)
+async def list_settings(call: ApiCall) -> SettingList:
+    """List settings, with their values and sources. The environment is the server's."""
+    stored = await read_settings(call.engine)
+    return SettingList([setting_view(setting, stored) for setting in SETTINGS.values()])
+
+
+@operation("GET", "/v1/config/{name}", needs=Scope.OPERATE)
+async def show_setting(call: ApiCall, name: Name) -> SettingView:
+    """Show a setting and its present value."""
+    return setting_view(_setting(name), await read_settings(call.engine))
+
+
+@operation("PUT", "/v1/config/{name}", needs=Scope.OPERATE)
+async def store_setting(call: ApiCall, name: Name, body: SettingBody) -> SettingView:
+    """Set a setting, stored with the queues for all who use them."""
+    return await _save_setting(call, _setting(name), body.value)
+
+
+@operation("POST", "/v1/config/{name}/unset", needs=Scope.OPERATE, repeatable=True)
+async def unset_setting(call: ApiCall, name: Name) -> SettingView:
+    """Unset a stored setting: its default applies again."""
+    return await _save_setting(call, _setting(name), None)
+
+
+OPERATIONS: tuple[Operation, ...] = (
+    create_token,
+    list_tokens,
+    revoke_token,
+    list_acts,
+    list_quotas,
+    put_quota,
+    remove_quota,
+    list_settings,
+    show_setting,
+    store_setting,
+    unset_setting,
+)
+
+
+def _with_token(call: ApiCall) -> Caller:
+    """The caller, which must have a token: trust in a local address must not become a token."""
+    if not call.caller.token:
+        raise Forbidden(
+            "creating and listing tokens over HTTP needs a token: use holdfast token create "
+            "where the store is"
+        )
+    return call.caller
+
+
+def _token_namespace(call: ApiCall) -> str:
+    return EVERYWHERE if call.caller.everywhere else call.caller.namespace
+
+
+def _quotas(call: ApiCall) -> QuotaEnforcer:
+    return call.server.quotas_of(call.caller.namespace, call.app)
+
+
+async def _save_setting(call: ApiCall, setting: Setting, value: str | None) -> SettingView:
+    await save_setting(call.engine, setting.name, value)
+    return setting_view(setting, await read_settings(call.engine))
+
+
+def _setting(name: str) -> Setting:
+    try:
+        return find_setting(name)
+    except ConfigError as error:
+        raise NotFound(str(error)) from None

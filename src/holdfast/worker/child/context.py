@@ -1,0 +1,275 @@
+"""The Context of a job: what its handler can read of it, and report while it runs.
+
+Thread-safe: a handler may use it from any thread it starts. It never waits for the supervisor.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping
+from threading import Lock
+from typing import Any
+
+from holdfast.core import bounds, codec
+from holdfast.core.checks import check_job
+from holdfast.core.model import NewJob
+from holdfast.errors import UsageError
+from holdfast.worker.wire import CallJob, NoteUpdate
+
+OUTPUT_MAX = 64 * 1024
+_NOTE_BYTES = 64
+
+
+class CallState:
+    """State that the jobs of one call share. `noted` is called, from any thread, with a Context
+    that has a new note; `Context.take_note` then returns it."""
+
+    __slots__ = ("cancelled", "ends_at", "lost", "noted", "number", "output_max", "task")
+
+    def __init__(
+        self,
+        task: str,
+        *,
+        number: int = 0,
+        noted: Callable[[Context], None] | None = None,
+        output_max: int = OUTPUT_MAX,
+    ) -> None:
+        self.task = task
+        self.number = number
+        self.noted = noted
+        self.output_max = output_max
+        self.cancelled = False
+        self.lost = False
+        self.ends_at: float | None = None
+        """When its timeout is reached, by `time.monotonic`."""
+
+
+class Context:
+    """A handler gets it by a parameter of this type."""
+
+    __slots__ = (
+        "_call",
+        "_checkpoint",
+        "_dirty",
+        "_follow_ups",
+        "_index",
+        "_job",
+        "_lock",
+        "_new_checkpoint",
+        "_output",
+        "_output_sent",
+        "_progress",
+    )
+
+    def __init__(self, job: CallJob, call: CallState, index: int = 0) -> None:
+        self._job = job
+        self._call = call
+        self._index = index
+        self._lock = Lock()
+        self._dirty = False
+        self._checkpoint = job.checkpoint
+        self._new_checkpoint: bytes | None = None
+        self._progress: float | None = None
+        self._output: BoundedOutput | None = None
+        self._output_sent = 0
+        self._follow_ups: list[NewJob] = []
+
+    @property
+    def id(self) -> str:
+        return self._job.id
+
+    @property
+    def queue(self) -> str:
+        return self._job.queue
+
+    @property
+    def task(self) -> str:
+        return self._call.task
+
+    @property
+    def attempt(self) -> int:
+        """The number of this attempt, from 1."""
+        return self._job.attempt
+
+    @property
+    def last(self) -> bool:
+        """True if there is no other attempt when this one fails."""
+        return self._job.last
+
+    @property
+    def token(self) -> int:
+        """Grows with every lease of the job. Pass it to systems that you write to, so that they can
+        refuse a late earlier attempt."""
+        return self._job.token
+
+    @property
+    def tenant(self) -> str | None:
+        return self._job.tenant
+
+    @property
+    def key(self) -> str | None:
+        return self._job.key
+
+    @property
+    def labels(self) -> Mapping[str, str]:
+        return self._job.labels
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        return self._job.headers
+
+    @property
+    def parents(self) -> tuple[str, ...]:
+        """The ids of the jobs that had to end before this one; `task.handle(id).result()` returns
+        the result of one of them."""
+        return self._job.after
+
+    @property
+    def created_at(self) -> int:
+        """When the job was enqueued, in milliseconds since 1970."""
+        return self._job.created_at
+
+    @property
+    def deadline(self) -> float | None:
+        """Seconds until the timeout, never below zero; None without a timeout."""
+        ends_at = self._call.ends_at
+        return None if ends_at is None else max(0.0, ends_at - time.monotonic())
+
+    @property
+    def cancelled(self) -> bool:
+        """True if an operator cancelled the job or its lease is lost: raise `Cancelled` soon."""
+        return self._call.cancelled
+
+    @property
+    def lost(self) -> bool:
+        """True if another attempt may run already: stop at once, and change nothing any more."""
+        return self._call.lost
+
+    def progress(self, fraction: float, text: str = "") -> None:
+        """Report how much is done, from 0 to 1; the text goes to the log."""
+        value: object = fraction
+        if not isinstance(value, int | float) or not math.isfinite(value):
+            raise UsageError(f"progress {value!r} is no number: give one from 0 to 1")
+        with self._lock:
+            self._progress = min(1.0, max(0.0, float(fraction)))
+        if text:
+            self.log(text)
+        else:
+            self._notify()
+
+    def checkpoint(self, value: Any) -> None:
+        """Save a value, encoded as JSON, for the next attempt to resume from. It is stored within a
+        second, not at once: a crash may lose the last one."""
+        data = codec.encode(value)
+        if len(data) > bounds.CHECKPOINT_MAX:
+            raise UsageError(
+                f"the checkpoint is {len(data)} bytes; the bound is {bounds.CHECKPOINT_MAX}:"
+                " store the data elsewhere and keep a reference"
+            )
+        with self._lock:
+            self._checkpoint = self._new_checkpoint = data
+        self._notify()
+
+    def resume(self, default: Any = None) -> Any:
+        """The value of the last checkpoint, of this attempt or an earlier one."""
+        data = self._checkpoint
+        return default if data is None else codec.decode(data)
+
+    def log(self, *values: object) -> None:
+        """Write a line to the job's output, as `print` would. Of very long output, the first
+        and the last part are kept."""
+        line = (" ".join(map(str, values)) + "\n").encode(errors="replace")
+        with self._lock:
+            if self._output is None:
+                self._output = BoundedOutput(self._call.output_max)
+            self._output.write(line)
+        self._notify()
+
+    def then(self, *jobs: NewJob) -> None:
+        """Enqueue follow-up jobs if this job completes, in the same transaction."""
+        for job in jobs:
+            if not isinstance(job, NewJob):
+                raise UsageError(f"a follow-up job is a NewJob, not a {type(job).__name__}")
+            check_job(job)
+        with self._lock:
+            if len(self._follow_ups) + len(jobs) > bounds.FOLLOW_UPS_MAX:
+                raise UsageError(f"a job may have at most {bounds.FOLLOW_UPS_MAX} follow-up jobs")
+            self._follow_ups += jobs
+
+    def take_note(self, *, ending: bool = False) -> NoteUpdate | None:
+        """For the runner: the note since the last call; without the output when the job is ending,
+        because its ending carries that."""
+        with self._lock:
+            progress, self._progress = self._progress, None
+            checkpoint, self._new_checkpoint = self._new_checkpoint, None
+            output = None if ending else self._take_output()
+            self._dirty = False
+        if progress is None and checkpoint is None and output is None:
+            return None
+        return NoteUpdate(self._call.number, self._index, progress, checkpoint, output)
+
+    def take_rest(self) -> tuple[bytes | None, tuple[NewJob, ...]]:
+        """For the runner: output that was not in a note yet, and the follow-up jobs."""
+        with self._lock:
+            return self._take_output(), tuple(self._follow_ups)
+
+    def _take_output(self) -> bytes | None:
+        output = self._output
+        if output is None or output.size == self._output_sent:
+            return None
+        self._output_sent = output.size
+        return output.value()
+
+    def _notify(self) -> None:
+        noted = self._call.noted
+        if noted is None or self._dirty:
+            return
+        self._dirty = True
+        noted(self)
+
+
+class BoundedOutput:
+    """The first and the last bytes of a job's output; those between are counted.
+
+    Keeps at most `most` bytes, in less than twice as much memory.
+    """
+
+    __slots__ = ("_half", "_head", "_tail", "size")
+
+    def __init__(self, most: int) -> None:
+        self.size = 0
+        """Bytes written in total."""
+        self._half = max(0, (most - _NOTE_BYTES) // 2)
+        self._head = bytearray()
+        self._tail = bytearray()
+
+    def write(self, data: bytes) -> None:
+        self.size += len(data)
+        half = self._half
+        room = half - len(self._head)
+        if room > 0:
+            self._head += data[:room]
+            data = data[room:]
+        if len(data) >= half:
+            self._tail[:] = data[len(data) - half :]
+        elif data:
+            self._tail += data
+            # Trimmed only now and then, so that many small writes are as cheap as a few large ones.
+            if len(self._tail) > 2 * half:
+                del self._tail[:-half]
+
+    def value(self) -> bytes:
+        """The output, or both ends with a line between that says how much is left out."""
+        tail = self._tail[-self._half :] if self._half else b""
+        left_out = self.size - len(self._head) - len(tail)
+        if not left_out:
+            return bytes(self._head + tail)
+        return b"".join((self._head, b"\n... %d bytes left out ...\n" % left_out, tail))
+
+    def last_line(self, most: int = 200) -> str:
+        """The last line that is not blank."""
+        complete = self.size == len(self._head) + len(self._tail)
+        end = bytes(self._head + self._tail if complete else self._tail)[-4096:].rstrip()
+        line = end[end.rfind(b"\n") + 1 :].decode(errors="replace").strip()
+        return line if len(line) <= most else line[: most - 1] + "…"

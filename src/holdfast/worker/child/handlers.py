@@ -1,0 +1,149 @@
+"""The handler of a task, and how the application that has the handlers is imported."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import reduce
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Protocol, TypeAlias
+
+from holdfast.core.breaker import Breaker
+from holdfast.core.limits import Limit
+from holdfast.errors import ConfigError
+from holdfast.worker.wire import TaskInfo
+
+Arguments: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Handler:
+    """The function behind a task, and what its runner must know of it.
+
+    `arguments` turns a payload and its content type into arguments of the function, or raises
+    UsageError; in a batch task each job gives one positional argument, and the function gets the
+    list of them. `result` encodes the returned value, unless that is None. `context` names the
+    parameter for the Context, or the list of them in a batch task. `retry_on` None means every
+    exception; `give_up_on` goes first.
+    """
+
+    name: str
+    function: Callable[..., Any]
+    is_async: bool
+    arguments: Callable[[bytes, str], Arguments]
+    result: Callable[[Any], bytes | None]
+    context: str | None = None
+    queue: str = "default"
+    batch: int = 1
+    isolated: bool = False
+    limits: tuple[Limit, ...] = ()
+    breaker: Breaker | None = None
+    retry_on: tuple[type[BaseException], ...] | None = None
+    give_up_on: tuple[type[BaseException], ...] = ()
+
+    @property
+    def info(self) -> TaskInfo:
+        """The facts about the task that a supervisor needs."""
+        return TaskInfo(
+            self.name,
+            self.batch,
+            self.isolated,
+            self.is_async,
+            self.queue,
+            self.limits,
+            self.breaker,
+        )
+
+    def gives_up(self, error: BaseException) -> bool:
+        """True if this failure gets no other attempt."""
+        if isinstance(error, self.give_up_on):
+            return True
+        return self.retry_on is not None and not isinstance(error, self.retry_on)
+
+
+class TargetApplication(Protocol):
+    """The part of an application that a worker needs."""
+
+    handlers: dict[str, Handler]
+
+
+def load_target(target: str) -> TargetApplication:
+    """Import `module:attribute` or `path/to/file.py:attribute`. Exceptions that the application
+    raises while it is imported are passed on."""
+    source, colon, attribute = target.rpartition(":")
+    if not colon or not source or not attribute:
+        raise ConfigError(
+            f"{target!r} names no application: write module:attribute, as in tasks:app,"
+            " or path/to/file.py:attribute"
+        )
+    module = _from_file(Path(source)) if source.endswith(".py") else _from_path(source)
+    try:
+        found = reduce(getattr, attribute.split("."), module)
+    except AttributeError:
+        raise ConfigError(f"{source} has no {attribute!r}{_candidates(module)}") from None
+    if not isinstance(getattr(found, "handlers", None), dict):
+        raise ConfigError(
+            f"{target} is a {type(found).__name__}, not a Holdfast application"
+            + _candidates(module)
+        )
+    application: TargetApplication = found
+    return application
+
+
+def _from_path(name: str) -> ModuleType:
+    if not all(part.isidentifier() for part in name.split(".")):
+        raise ConfigError(
+            f"{name!r} is not the name of a module; a file is named with its ending,"
+            " as in ./tasks.py:app"
+        )
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is not None and (name == error.name or name.startswith(error.name + ".")):
+            raise ConfigError(
+                f"there is no module named {error.name!r} in {here} or where Python looks"
+            ) from None
+        raise
+
+
+def _from_file(path: Path) -> ModuleType:
+    if not path.is_file():
+        raise ConfigError(f"there is no file {str(path)!r} in {Path.cwd()}")
+    folder = str(path.resolve().parent)
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    loaded = sys.modules.get(path.stem)
+    if loaded is not None and _is_of(loaded, path):
+        return loaded
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    if spec is None or spec.loader is None:
+        raise ConfigError(f"{str(path)!r} cannot be imported")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        sys.modules.pop(path.stem, None)
+        raise
+    return module
+
+
+def _is_of(module: ModuleType, path: Path) -> bool:
+    file = getattr(module, "__file__", None)
+    return file is not None and Path(file).resolve() == path.resolve()
+
+
+def _candidates(module: ModuleType) -> str:
+    names = [
+        name
+        for name, value in vars(module).items()
+        if isinstance(getattr(value, "handlers", None), dict)
+    ]
+    return f"; there is {', '.join(names)}" if names else ""

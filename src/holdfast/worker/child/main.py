@@ -1,0 +1,165 @@
+"""A child process that runs jobs: `python -m holdfast.worker.child.main`.
+
+Its supervisor gives it a socket, a board and a setup, in the environment or by forking it. It
+receives calls and answers with endings, knows no engine and no lease, and dies with its
+supervisor.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import faulthandler
+import gc
+import os
+import signal
+import socket
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+
+import msgspec
+
+from holdfast import tracing
+from holdfast.core.model import COMMAND_TASK
+from holdfast.worker import processes
+from holdfast.worker.child.attempt import failure_of
+from holdfast.worker.child.handlers import Handler, load_target
+from holdfast.worker.child.runner import HandlerRunner, SupervisorConnection
+from holdfast.worker.commands.runner import CommandRunner, TracedCommandRunner
+from holdfast.worker.wire import (
+    Board,
+    ChildBroken,
+    ChildReady,
+    ChildSetup,
+    TaskInfo,
+    encode_frame,
+)
+
+_COMMAND = TaskInfo(COMMAND_TASK, gentle=True)
+_IGNORED_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+def main() -> None:
+    """Entry point of an executed child; a forked one starts at `serve`."""
+    parent = os.getppid()
+    descriptor = int(os.environ.pop("HOLDFAST_CHILD_SOCKET"))
+    board_descriptor = int(os.environ.pop("HOLDFAST_CHILD_BOARD"))
+    setup = msgspec.json.decode(os.environ.pop("HOLDFAST_CHILD_SETUP"), type=ChildSetup)
+    end_with(parent, setup)
+    target = setup.target or ""
+    serve(setup, descriptor, board_descriptor, parent=parent, load=lambda: load_handlers(target))
+
+
+def serve(
+    setup: ChildSetup,
+    descriptor: int,
+    board_descriptor: int,
+    *,
+    parent: int,
+    load: Callable[[], Mapping[str, Handler]],
+) -> None:
+    """Run calls until the supervisor, whose process id is `parent`, ends this child."""
+    # Processes that a handler or a command starts must not hold them open.
+    os.set_inheritable(descriptor, False)
+    os.set_inheritable(board_descriptor, False)
+    _reset_forked_processes(descriptor)
+    connection = socket.socket(fileno=descriptor)
+    board = Board(board_descriptor, setup.slots)
+    if setup.target is None:
+        tracing.start_exporter("holdfast-worker")
+        asyncio.run(_run_built_in(setup, board, connection, parent))
+        tracing.flush_exporter()
+        processes.end_at_once()
+    try:
+        handlers = load()
+        # After the application, which may have set up tracing itself.
+        tracing.start_exporter("holdfast-worker")
+    except BaseException as error:  # noqa: BLE001 (an application may even exit on import)
+        connection.sendall(encode_frame([ChildBroken(failure_of(error))]))
+        return
+    asyncio.run(_run_handlers(setup, handlers, board, connection))
+
+
+def load_handlers(target: str) -> Mapping[str, Handler]:
+    """Import the application. Imported objects stay, so the garbage collector ignores them: to scan
+    them at every collection would be in vain, and make a forked child copy them all."""
+    handlers = load_target(target).handlers
+    gc.collect()
+    gc.freeze()
+    return handlers
+
+
+def end_with(parent: int, setup: ChildSetup) -> None:
+    """Die with the supervisor, and ignore signals to the whole service: the supervisor decides."""
+    faulthandler.enable(all_threads=False)
+    for number in _IGNORED_SIGNALS:
+        # Not SIG_IGN, which every process started from here would inherit.
+        signal.signal(number, lambda *_: None)
+    try:
+        if setup.target is None:
+            # Killed outright it would leave its commands behind: this signal makes it check.
+            processes.become_subreaper()
+            processes.die_with_parent(parent, signal.SIGTERM)
+        else:
+            processes.die_with_parent(parent)
+    except ProcessLookupError:
+        os._exit(0)
+
+
+def _reset_forked_processes(descriptor: int) -> None:
+    """Make processes that a handler forks ordinary ones: signals end them, even before their first
+    step, and they do not hold the connection to the supervisor."""
+    masks = threading.local()
+
+    def before() -> None:
+        masks.old = signal.pthread_sigmask(signal.SIG_BLOCK, _IGNORED_SIGNALS)
+
+    def in_parent() -> None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, masks.old)
+
+    def in_child() -> None:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        with suppress(OSError):
+            os.close(descriptor)
+        signal.pthread_sigmask(signal.SIG_SETMASK, masks.old)
+
+    os.register_at_fork(before=before, after_in_parent=in_parent, after_in_child=in_child)
+
+
+async def _run_handlers(
+    setup: ChildSetup, handlers: Mapping[str, Handler], board: Board, connection: socket.socket
+) -> None:
+    supervisor = await SupervisorConnection.over(connection)
+    supervisor.runner = HandlerRunner(setup, handlers, board, supervisor.write, supervisor.finish)
+    supervisor.write([ChildReady(tuple(each.info for each in handlers.values()))])
+    await supervisor.close_when_finished()
+
+
+async def _run_built_in(
+    setup: ChildSetup, board: Board, connection: socket.socket, parent: int
+) -> None:
+    def check_parent() -> None:
+        if os.getppid() != parent:
+            processes.end_at_once()
+
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, check_parent)
+    supervisor = await SupervisorConnection.over(connection)
+    if setup.webhook is None:
+        make = TracedCommandRunner if tracing.is_on() else CommandRunner
+        supervisor.runner = make(setup, board, supervisor.write, supervisor.finish)
+        supervisor.write([ChildReady((_COMMAND,))])
+    else:
+        # The import of a TLS client takes a while, and commands have no use for it.
+        from holdfast.worker.webhooks.webhook import webhook_handler
+
+        handler = webhook_handler(setup.webhook)
+        supervisor.runner = HandlerRunner(
+            setup, {handler.name: handler}, board, supervisor.write, supervisor.finish
+        )
+        supervisor.write([ChildReady((handler.info,))])
+    await supervisor.close_when_finished()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""The built-in task `command`: programs run as processes of their own."""

@@ -1,0 +1,54 @@
+"""Exceptions that a handler raises to say what should become of its job.
+
+They are public as `holdfast.Retry`, `Bury`, `Release` and `Cancelled`. Any other exception is a
+failure; then the policy of the job, its task and its queue decides.
+"""
+
+from __future__ import annotations
+
+from holdfast.errors import UsageError
+from holdfast.notation.durations import Duration, to_ms
+
+
+class HandlerOutcome(Exception):
+    """Not an error. Catch it only to raise it again."""
+
+    def __init_subclass__(cls, public_name: str = "") -> None:
+        if public_name:
+            # Tracebacks and stored failures show it.
+            cls.__name__ = cls.__qualname__ = public_name
+
+    def __init__(self, text: str = "") -> None:
+        super().__init__(text)
+        self.text = text
+
+
+class RetryRequest(HandlerOutcome, public_name="Retry"):
+    """Run the job again: after `after`, or without it when the backoff says. It counts as an
+    attempt, and after the last one the job is a dead letter."""
+
+    def __init__(self, text: str = "", *, after: Duration | None = None) -> None:
+        super().__init__(text)
+        self.after_ms = None if after is None else to_ms("after", after, UsageError)
+
+
+class BuryRequest(HandlerOutcome, public_name="Bury"):
+    """The job cannot be done: make it a dead letter at once."""
+
+
+class ReleaseRequest(HandlerOutcome, public_name="Release"):
+    """The job cannot run now, through no fault of its own: the attempt is given back, at most
+    twenty times."""
+
+    def __init__(self, text: str = "", *, after: Duration = 0) -> None:
+        super().__init__(text)
+        self.after_ms = to_ms("after", after, UsageError)
+
+
+class Cancelled(HandlerOutcome):
+    """Stop the job for good, neither done nor dead: the answer to `ctx.cancelled`."""
+
+
+Retry = RetryRequest
+Bury = BuryRequest
+Release = ReleaseRequest

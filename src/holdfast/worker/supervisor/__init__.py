@@ -1,0 +1,1 @@
+"""One worker: lease jobs, dispatch them to child processes, settle how they ended."""

@@ -1,0 +1,435 @@
+"""The children of one worker: gives them calls, and replaces dead ones.
+
+The pool holds no lease and settles nothing: it tells its listener how each job ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable
+from time import monotonic
+from typing import Protocol
+
+from msgspec.structs import replace
+
+from holdfast.core.model import COMMAND_TASK, Failure, Note, Queue
+from holdfast.worker import processes
+from holdfast.worker.supervisor.child_process import (
+    ChildListener,
+    ChildProcess,
+    ForkTemplate,
+    SpawnSchedule,
+)
+from holdfast.worker.supervisor.dispatch import (
+    DispatchQueue,
+    PlacedCall,
+    PooledChild,
+    children_to_recall,
+    crash_failure,
+    judge_calls,
+    reason_to_kill,
+)
+from holdfast.worker.supervisor.held_leases import RUNNER_KINDS, HeldLease, RunnerKind
+from holdfast.worker.supervisor.settle import JobEnding, ending_for_job, is_timeout
+from holdfast.worker.wire import (
+    BUILT_IN_TASKS,
+    AskedCancel,
+    AskedRelease,
+    CallEnded,
+    CancelCall,
+    ChildBroken,
+    ChildReady,
+    ChildSetup,
+    Ending,
+    Finish,
+    FromChild,
+    GivenBack,
+    NoteUpdate,
+    Recall,
+    TaskInfo,
+    ToChild,
+)
+
+_log = logging.getLogger("holdfast.worker")
+
+TICK_S = 0.1
+_SOLO_IDLE_S = 10.0
+_FORKED_SOLOS = 7
+"""Solo children that a worker with a template may have: forks are cheap."""
+
+
+class ChildPoolListener(Protocol):
+    """Callbacks from the child pool to the supervisor."""
+
+    def ended(self, endings: list[JobEnding]) -> None:
+        """These jobs ended in a child."""
+
+    def crashed(self, jobs: list[HeldLease], failure: Failure) -> None:
+        """A child died while these jobs ran in it. A single one is the culprit."""
+
+    def learned(self, tasks: dict[str, TaskInfo]) -> None:
+        """The children can run these tasks now."""
+
+    def broken(self, failure: Failure) -> None:
+        """The application cannot be imported."""
+
+
+class ChildPool:
+    """`python` is the setup of the children that run handlers, if there are any. `built_in` has
+    those of the child for commands and of the child for webhooks, if they are wanted."""
+
+    def __init__(
+        self,
+        listener: ChildPoolListener,
+        queue_of: Callable[[str], Queue],
+        *,
+        python: ChildSetup | None,
+        processes: int,
+        built_in: tuple[ChildSetup, ...] = (),
+        make: Callable[[ChildSetup, ChildListener, bool], ChildProcess] = ChildProcess,
+        template: ForkTemplate | None = None,
+    ) -> None:
+        self.queue = DispatchQueue()
+        self.tasks: dict[str, TaskInfo] = {}
+        self.broken: Failure | None = None
+        self._listener = listener
+        self._queue_of = queue_of
+        self._python = python
+        self._processes = processes
+        self._built_in = built_in
+        self._make = make
+        self._template = template
+        self._sweep_due = False
+        self._children: dict[ChildProcess, PooledChild] = {}
+        self._gentle_tasks: frozenset[str] = frozenset()
+        self._next_number = 1
+        self._spawns = SpawnSchedule(self._spawn)
+        self._next_solo_at = 0.0
+        self._isolated_max = max(2, processes)
+        self._alone_max = max(processes, _FORKED_SOLOS if template else self._isolated_max)
+        self._closing = False
+        self._ready_at = monotonic()
+
+    @property
+    def capacity(self) -> int:
+        """Calls that can run at once, not counting those that run alone."""
+        return sum(self.capacity_of(kind) for kind in RUNNER_KINDS if kind != "solo")
+
+    def capacity_of(self, kind: RunnerKind) -> int:
+        match kind:
+            case "python":
+                return self._processes * self._python.slots if self._python else 0
+            case "solo":
+                return self._isolated_max if self._python and self._make is ChildProcess else 0
+            case "command":
+                return sum(setup.slots for setup in self._built_in if setup.webhook is None)
+            case "webhook":
+                return sum(setup.slots for setup in self._built_in if setup.webhook is not None)
+
+    def kind_of(self, info: TaskInfo, *, alone: bool = False) -> RunnerKind:
+        """Where jobs of a task run. Without child processes nothing can run alone."""
+        if info.name in BUILT_IN_TASKS:
+            return "command" if info.name == COMMAND_TASK else "webhook"
+        return "solo" if (alone or info.isolated) and self._make is ChildProcess else "python"
+
+    def running(self) -> int:
+        """Calls that have started, as the children noted on their boards."""
+        return sum(len(child.process.board.running()) for child in self._living())
+
+    @property
+    def unready_s(self) -> float:
+        """Seconds since a child could last run Python; 0 if none should."""
+        return monotonic() - self._ready_at if self._python else 0.0
+
+    async def start(self, worker: str) -> None:
+        """Start the children of the worker with this name."""
+        for setup in self._built_in:
+            await self._spawn(replace(setup, worker=worker), solo=False)
+        if self._python is not None:
+            self._python = replace(self._python, worker=worker)
+            for _ in range(self._processes):
+                if self._template is None:
+                    await self._spawn(self._python, solo=False)
+                else:
+                    # The template imports the application first, however long that takes.
+                    self._spawns.later(self._python, solo=False, after_s=0.0)
+
+    def add(self, leased: Iterable[HeldLease]) -> None:
+        """Queue newly leased jobs and dispatch what can start."""
+        self.queue.add(leased)
+        self.dispatch()
+
+    def dispatch(self) -> None:
+        """Give waiting jobs to children with room, one frame for each child."""
+        if self._closing:
+            return
+        for kind in self.queue.waiting_kinds():
+            children = [child for child in self._living() if child.process.kind == kind]
+            if kind == "solo":
+                self._dispatch_alone(children)
+            else:
+                self._dispatch_shared(kind, children)
+
+    def cancel(self, held: HeldLease, *, lost: bool = False) -> None:
+        """Stop this job if it runs. One that is lost and has not started is just removed."""
+        if lost and self.queue.remove(held):
+            return
+        for child in self._living():
+            call = child.calls.get(held.call)
+            if call is not None and held in call.held:
+                call.cancelled = True
+                if lost:
+                    call.lost_at = monotonic()
+                child.process.write([CancelCall(call.number, lost)])
+
+    def tick(self) -> None:
+        """Called every TICK_S: enforce timeouts, end lost calls and idle solo children, recall
+        calls that do not start."""
+        now = monotonic()
+        self.update_boards()
+        for child in self._living():
+            child.measure(TICK_S)
+            if child.calls and (reason := reason_to_kill(child, now)):
+                self._kill(child, reason)
+            elif child.process.solo and not child.calls and now - child.idle_since > _SOLO_IDLE_S:
+                child.finishing = True
+                child.process.write([Finish()])
+        if self._sweep_due:
+            self._sweep()
+        if any(child.ready for child in self._living() if child.process.setup.target is not None):
+            self._ready_at = now
+        for child in children_to_recall(self._living(), now):
+            child.process.write([Recall()])
+        self.dispatch()
+
+    def update_boards(self) -> None:
+        """Tell the children until when their calls may begin: leases were renewed."""
+        for child in self._living():
+            child.update_board()
+
+    def close(self) -> list[HeldLease]:
+        """Start nothing more and return the jobs that wait here. Children give theirs back."""
+        self._closing = True
+        for child in self._living():
+            child.process.write([Recall()])
+        return self.queue.clear()
+
+    async def stop(self, reason: str) -> None:
+        """Kill every child and wait until the end of each was reported."""
+        self._closing = True
+        await self._spawns.stop()
+        children = list(self._children.values())
+        for child in children:
+            self._kill(child, reason)
+        for child in children:
+            await child.process.wait_dead()
+        if self._template is not None:
+            self._template.end()
+            self._sweep()
+
+    def received(self, process: ChildProcess, answers: list[FromChild]) -> None:
+        """Answers of a child, as many as came at once."""
+        child = self._children[process]
+        endings: list[JobEnding] = []
+        for answer in answers:
+            match answer:
+                case CallEnded(number=number):
+                    call = child.take_back(number)
+                    if call is not None:
+                        endings += self._call_ended(child, call, answer.endings)
+                case NoteUpdate(number=number, index=index):
+                    call = child.calls.get(number)
+                    if call is not None:
+                        call.held[index].add_note(
+                            Note(
+                                progress=answer.progress,
+                                checkpoint=answer.checkpoint,
+                                output=answer.output,
+                            )
+                        )
+                case GivenBack(numbers=numbers):
+                    calls = (child.take_back(number) for number in sorted(numbers))
+                    endings += self._put_back([call for call in calls if call is not None])
+                case ChildReady(tasks=tasks):
+                    self._child_ready(child, tasks)
+                case ChildBroken(failure=failure):
+                    self.broken = failure
+                    self._listener.broken(failure)
+        if endings:
+            self._listener.ended(endings)
+        self.dispatch()
+
+    def died(self, process: ChildProcess) -> None:
+        """A child is dead, and all its answers were received."""
+        child = self._children.pop(process)
+        if process.solo:
+            for call in child.calls.values():
+                self.queue.record_alone(call.held[0].job.task, culprit=True)
+        self._sweep()
+        death = judge_calls(child)
+        endings = death.ended + self._put_back(death.unstarted)
+        if endings:
+            self._listener.ended(endings)
+        if death.crashed:
+            self._listener.crashed(death.crashed, crash_failure(child))
+        if not self._closing:
+            self._replace(child)
+        self.dispatch()
+
+    def _dispatch_shared(self, kind: RunnerKind, children: list[PooledChild]) -> None:
+        """The child with the most room first, half of its room at a time: so all fill evenly."""
+        frames: dict[PooledChild, list[ToChild]] = {}
+        while children:
+            child = max(children, key=lambda one: one.room)
+            room = child.room
+            if room <= 0:
+                break
+            calls = self.queue.take(kind, room if len(children) == 1 else room // 2 + 1)
+            if not calls:
+                break
+            frames.setdefault(child, []).extend(self._place(child, calls))
+        for child, instructions in frames.items():
+            child.process.write(instructions)
+
+    def _dispatch_alone(self, children: list[PooledChild]) -> None:
+        """One job for each child. Culprits hold their process for long, or kill it: the others go
+        first as soon as one culprit runs, and one process is kept for them."""
+        free = [child for child in children if child.room > 0]
+        if not free:
+            self._bar_isolated()
+            self._spawn_solos(children)
+        for child in free:
+            self._bar_isolated()
+            culprits = sum(task in self.queue.culprits for task in self._tasks_alone())
+            if culprits >= self._solos_max - 1:
+                held = self.queue.take_innocent()
+            else:
+                held = self.queue.take_alone(culprit=culprits == 0)
+            if held is None:
+                return
+            child.process.write([*self._place(child, [[held]])])
+
+    def _place(self, child: PooledChild, calls: list[list[HeldLease]]) -> list[ToChild]:
+        first, self._next_number = self._next_number, self._next_number + len(calls)
+        return [*child.place(calls, first, self._queue_of, self._gentle_tasks)]
+
+    @property
+    def _solos_max(self) -> int:
+        """One more than culprits may have."""
+        return 1 + self._alone_max
+
+    def _bar_isolated(self) -> None:
+        """Isolated tasks may be heavy: run few of them at once, however many processes there
+        are."""
+        isolated = frozenset(name for name, info in self.tasks.items() if info.isolated)
+        count = sum(task in isolated for task in self._tasks_alone())
+        self.queue.barred = isolated if count > self._isolated_max else frozenset()
+
+    def _tasks_alone(self) -> list[str]:
+        """The tasks of the calls that have a process for themselves."""
+        solos = (child for child in self._living() if child.process.solo)
+        return [call.held[0].job.task for child in solos for call in child.calls.values()]
+
+    def _call_ended(
+        self, child: PooledChild, call: PlacedCall, endings: tuple[Ending, ...]
+    ) -> Iterable[JobEnding]:
+        if child.process.solo:
+            timed_out = any(map(is_timeout, endings))
+            self.queue.record_alone(call.held[0].job.task, culprit=timed_out)
+        if call.cancelled:
+            jobs = zip(call.held, endings, strict=True)
+            return [(held, ending_for_job(held, ending)) for held, ending in jobs]
+        return zip(call.held, endings, strict=True)
+
+    def _put_back(self, calls: list[PlacedCall]) -> list[JobEnding]:
+        """Calls that have not started: another child may have them, or their jobs end here."""
+        endings: list[JobEnding] = []
+        for held in reversed([held for call in calls for held in call.held]):
+            held.call = 0
+            if held.cancel_reported:
+                endings.append((held, AskedCancel("it was cancelled before it started")))
+            elif self._closing or held.lost:
+                endings.append((held, AskedRelease("the worker is stopping")))
+            else:
+                self.queue.put_back(held)
+        return endings
+
+    def _child_ready(self, child: PooledChild, tasks: Iterable[TaskInfo]) -> None:
+        """The newest child knows best which tasks there are, of its own kind."""
+        child.ready = True
+        self._spawns.succeeded()
+        known = {info.name: info for info in tasks}
+        if child.process.setup.target is not None:
+            self.broken = None
+            self._ready_at = monotonic()
+            known |= {name: info for name, info in self.tasks.items() if name in BUILT_IN_TASKS}
+        else:
+            known = {**self.tasks, **known}
+        if known != self.tasks:
+            self.tasks = known
+            self._gentle_tasks = frozenset(name for name, info in known.items() if info.gentle)
+            self.queue.batch_sizes = {
+                name: info.batch for name, info in known.items() if info.batch > 1
+            }
+            self._listener.learned(self.tasks)
+
+    def _living(self) -> list[PooledChild]:
+        return [child for child in self._children.values() if child.process.status is None]
+
+    def _kill(self, child: PooledChild, reason: str) -> None:
+        if not child.kill_reason:
+            child.kill_reason = reason
+            child.process.kill()
+
+    def _sweep(self) -> None:
+        """Kill the processes that dead children left. Not while a child is being forked whose
+        process id is not known yet."""
+        self._sweep_due = self._template is not None and self._template.busy
+        # Without children for Python, a handler's own processes are this one's children.
+        if self._make is ChildProcess and not self._sweep_due:
+            own = [process.pid for process in self._children]
+            processes.sweep_strangers([*own, self._template.pid] if self._template else own)
+
+    def _spawn_solos(self, children: list[PooledChild]) -> None:
+        """Start one child for each job that waits to run alone, up to the bound."""
+        if self._python is None:
+            return
+        coming = sum(not child.ready for child in children) + self._spawns.solos
+        missing = min(
+            self.queue.count_alone() - coming,
+            self._solos_max - len(children) - self._spawns.solos,
+        )
+        after_s = max(0.0, self._next_solo_at - monotonic())
+        for _ in range(missing):
+            self._spawns.later(replace(self._python, slots=1), solo=True, after_s=after_s)
+
+    def _replace(self, child: PooledChild) -> None:
+        """At once; ever more slowly while children die before they are ready. Solo children are
+        started when jobs wait for them."""
+        delay_s = 0.0 if child.ready else self._spawns.failed()
+        if child.process.solo:
+            self._next_solo_at = monotonic() + delay_s
+        else:
+            self._spawns.later(child.process.setup, solo=False, after_s=delay_s)
+
+    async def _spawn(self, setup: ChildSetup, solo: bool) -> None:
+        process = self._make(setup, self, solo)
+        if setup.target is not None:
+            process.template = self._template
+        child = self._children[process] = PooledChild(process)
+        try:
+            await process.start()
+        except OSError as error:
+            _log.error("cannot start a child process: %s", error)
+            self._forget(process)
+            self._replace(child)
+        except asyncio.CancelledError:
+            if not process.pid:
+                self._forget(process)
+            raise
+
+    def _forget(self, process: ChildProcess) -> None:
+        """A child that was never started."""
+        del self._children[process]
+        process.board.close()

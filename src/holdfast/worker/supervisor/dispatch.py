@@ -1,0 +1,435 @@
+"""From leased jobs to calls: the queue of jobs that wait for a child, and the calls each child has.
+
+A child gets as many calls as it has slots, and more when its calls are short: as many as it ends
+in some milliseconds, so that neither side waits for the other. Decides too which children must be
+killed, and what a death means for each call of the child.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections import deque
+from collections.abc import Callable, Container, Iterable, Mapping
+from itertools import chain
+from time import monotonic, monotonic_ns
+from typing import NamedTuple
+
+from holdfast.core import bounds
+from holdfast.core.model import Failure, FailureKind, Lease, Queue
+from holdfast.core.policy import exhausted, timeout_ms
+from holdfast.process import boot_s
+from holdfast.worker.supervisor.child_process import ChildProcess
+from holdfast.worker.supervisor.held_leases import RUNNER_KINDS, HeldLease, RunnerKind
+from holdfast.worker.supervisor.settle import JobEnding
+from holdfast.worker.wire import NO_DEADLINE_NS, AskedRelease, CallJob, ChildCall, Raised
+
+_AHEAD_S = 0.02
+_AHEAD_MAX = 512
+UNSTARTED_S = 15.0
+"""A leased job that has not started for so long goes back: another worker may be free."""
+GENTLE_MS = bounds.SECOND_MS
+"""The time a child has to end a timed-out call by itself."""
+_RELEASES_BESIDE = 5
+_LOST_S = 0.5
+"""A lost call may take so long to end by itself; then its child is killed."""
+
+
+class DispatchQueue:
+    """Leased jobs that wait for a child, first come first served for each kind of runner.
+
+    `batch_sizes` has the tasks whose calls take several jobs. `culprits` are tasks that lately
+    killed the process they had for themselves, or held it until their timeout; most other jobs
+    that must run alone only ran beside a culprit. `barred` are tasks of which enough run alone.
+    """
+
+    def __init__(self, batch_sizes: Mapping[str, int] | None = None) -> None:
+        self.batch_sizes: Mapping[str, int] = batch_sizes or {}
+        self.culprits: set[str] = set()
+        self.barred: frozenset[str] = frozenset()
+        self._waiting: dict[RunnerKind, deque[HeldLease]] = {kind: deque() for kind in RUNNER_KINDS}
+
+    def __len__(self) -> int:
+        return sum(map(len, self._waiting.values()))
+
+    def add(self, leased: Iterable[HeldLease]) -> None:
+        """Newly leased jobs, to the end."""
+        for held in leased:
+            self._waiting[held.kind].append(held)
+
+    def put_back(self, held: HeldLease) -> None:
+        """A job that a child gave back, to the front: it waited before."""
+        self._waiting[held.kind].appendleft(held)
+
+    def waiting_kinds(self) -> list[RunnerKind]:
+        """The kinds of runner that jobs wait for."""
+        return [kind for kind, waiting in self._waiting.items() if waiting]
+
+    def take(self, kind: RunnerKind, limit: int) -> list[list[HeldLease]]:
+        """The jobs of the next calls. After a freeze of the worker nothing is taken until a
+        renewal has shown that the first job is still its own."""
+        waiting = self._waiting[kind]
+        sizes = self.batch_sizes if kind != "solo" else {}
+        now = boot_s()
+        calls: list[list[HeldLease]] = []
+        while waiting and len(calls) < limit:
+            held = waiting[0]
+            if held.lost:
+                waiting.popleft()
+            elif now >= held.begin_before():
+                break
+            else:
+                waiting.popleft()
+                task = held.lease.job.task
+                if sizes and task in sizes:
+                    calls.append([held, *_take_same_task(waiting, task, sizes[task] - 1, now)])
+                else:
+                    calls.append([held])
+        return calls
+
+    def take_alone(self, *, culprit: bool) -> HeldLease | None:
+        """The first job of a culprit, or the first other one; if there is none, of the other
+        sort."""
+        return self._take_first(culprit) or self._take_first(not culprit)
+
+    def take_innocent(self) -> HeldLease | None:
+        """The first job that must run alone and is no culprit's."""
+        return self._take_first(culprit=False)
+
+    def count_alone(self) -> int:
+        """Jobs that could be taken now, if each had a process."""
+        return sum(held.job.task not in self.barred for held in self._waiting["solo"])
+
+    def record_alone(self, task: str, *, culprit: bool) -> None:
+        """Record the result of the last job of the task that ran alone."""
+        if culprit:
+            self.culprits.add(task)
+        else:
+            self.culprits.discard(task)
+
+    def remove(self, held: HeldLease) -> bool:
+        """False if it does not wait here."""
+        try:
+            self._waiting[held.kind].remove(held)
+        except ValueError:
+            return False
+        return True
+
+    def clear(self) -> list[HeldLease]:
+        """Remove all jobs."""
+        everything = list(chain.from_iterable(self._waiting.values()))
+        for waiting in self._waiting.values():
+            waiting.clear()
+        return everything
+
+    def remove_older(self, before: float) -> list[HeldLease]:
+        """Remove jobs that came before this instant. Not those that must run alone: they would
+        come again at once, and have only so many releases."""
+        old: list[HeldLease] = []
+        for waiting in (line for kind, line in self._waiting.items() if kind != "solo"):
+            # They are in the order in which they came.
+            while waiting and waiting[0].came_at < before:
+                old.append(waiting.popleft())
+        return old
+
+    def remove_tasks(self, tasks: Container[str]) -> list[HeldLease]:
+        """Remove all jobs of these tasks."""
+        found = [held for line in self._waiting.values() for held in line if held.job.task in tasks]
+        for held in found:
+            self._waiting[held.kind].remove(held)
+        return found
+
+    def remove_excess(self, kind: RunnerKind, most: int) -> list[HeldLease]:
+        """Remove the jobs beyond so many, the latest first."""
+        waiting = self._waiting[kind]
+        return [waiting.pop() for _ in range(len(waiting) - most)]
+
+    def _take_first(self, culprit: bool) -> HeldLease | None:
+        waiting = self._waiting["solo"]
+        now = boot_s()
+        for index, held in enumerate(waiting):
+            startable = not held.lost and now < held.begin_before()
+            task = held.job.task
+            if startable and task not in self.barred and (task in self.culprits) == culprit:
+                del waiting[index]
+                return held
+        return None
+
+
+def _take_same_task(waiting: deque[HeldLease], task: str, most: int, now: float) -> list[HeldLease]:
+    """The first jobs of the task, in one pass; the others keep their order."""
+    taken: list[HeldLease] = []
+    others: list[HeldLease] = []
+    while waiting and len(taken) < most:
+        held = waiting.popleft()
+        if not held.lost:
+            fits = held.lease.job.task == task and now < held.begin_before()
+            (taken if fits else others).append(held)
+    waiting.extendleft(reversed(others))
+    return taken
+
+
+class PlacedCall:
+    """A call that was given to a child. `gentle` calls can be ended by the child itself."""
+
+    __slots__ = ("cancelled", "gentle", "held", "lost_at", "number", "timeout_ms")
+
+    def __init__(self, number: int, held: list[HeldLease], gentle: bool) -> None:
+        self.number = number
+        self.held = held
+        self.timeout_ms: int | None = None
+        self.gentle = gentle
+        self.cancelled = False
+        self.lost_at: float | None = None
+
+    def begin_before_ns(self) -> int:
+        return int(min(held.begin_before() for held in self.held) * 1e9)
+
+
+class PooledChild:
+    """One child and the calls it was given."""
+
+    def __init__(self, process: ChildProcess) -> None:
+        self.process = process
+        self.slots = process.setup.slots
+        self.ready = False
+        self.finishing = False
+        self.calls: dict[int, PlacedCall] = {}
+        self.timed_out: dict[int, Failure] = {}
+        self.kill_reason = ""
+        """Empty if it was not killed by its supervisor."""
+        self.idle_since = monotonic()
+        self._ended = 0
+        self._rate = 0.0
+        self._started = 0
+        self._blocked_since = monotonic()
+
+    @property
+    def room(self) -> int:
+        """The number of calls that it may be given now."""
+        if not self.ready or self.finishing or self.kill_reason or self.process.status is not None:
+            return 0
+        ahead = 0 if self.process.solo else min(int(self._rate * _AHEAD_S), _AHEAD_MAX)
+        return self.slots + ahead - len(self.calls)
+
+    def place(
+        self,
+        calls: Iterable[list[HeldLease]],
+        first_number: int,
+        queue_of: Callable[[str], Queue],
+        gentle_tasks: Container[str],
+    ) -> list[ChildCall]:
+        """Record these calls, numbered from `first_number`; they must then be written to the child.
+        The board is set first: it must never promise more than the leases."""
+        queues: dict[str, Queue] = {}
+        instructions: list[ChildCall] = []
+        begin_before = float("inf")
+        gentle_child = self.process.setup.target is None
+        for number, jobs in enumerate(calls, first_number):
+            task = jobs[0].lease.job.task
+            call = PlacedCall(number, jobs, gentle_child or task in gentle_tasks)
+            call_jobs: list[CallJob] = []
+            for held in jobs:
+                held.call = number
+                begin_before = min(begin_before, held.begin_before())
+                lease = held.lease
+                name = lease.job.queue
+                if (queue := queues.get(name)) is None:
+                    queue = queues[name] = queue_of(name)
+                if (limit_ms := timeout_ms(queue, lease.job)) is not None:
+                    call.timeout_ms = shorter_timeout(call.timeout_ms, limit_ms)
+                call_jobs.append(call_job(lease, queue))
+            self.calls[number] = call
+            instructions.append(ChildCall(number, task, tuple(call_jobs), call.timeout_ms))
+        board = self.process.board
+        if instructions:
+            board.until_ns = min(board.until_ns, int(begin_before * 1e9))
+        return instructions
+
+    def update_board(self) -> None:
+        """Called at every tick and after each renewal: the child may begin calls while this worker
+        surely has all that it could begin. A lost call counts until the child has given it up;
+        calls that run have begun."""
+        running = self.process.board.running()
+        self.process.board.until_ns = min(
+            (
+                call.begin_before_ns()
+                for number, call in self.calls.items()
+                if number not in running
+            ),
+            default=NO_DEADLINE_NS,
+        )
+
+    def take_back(self, number: int) -> PlacedCall | None:
+        """The call has ended, or was given back; None if it is not known any more."""
+        call = self.calls.pop(number, None)
+        if call is not None:
+            self._ended += 1
+            if not self.calls:
+                self.idle_since = monotonic()
+        return call
+
+    def measure(self, seconds: float) -> None:
+        """Called at every tick: how many calls a second ended here lately."""
+        rate, self._ended = self._ended / seconds, 0
+        self._rate += (rate - self._rate) * 0.5
+
+    def blocked_s(self, now: float) -> float:
+        """Called at every tick: how long calls have waited in the child while none started."""
+        before, self._started = self._started, self.process.board.started
+        if len(self.calls) <= self.slots or before != self._started:
+            self._blocked_since = now
+        return now - self._blocked_since
+
+
+def call_job(lease: Lease, queue: Queue) -> CallJob:
+    """A leased job as far as its handler may see it."""
+    job = lease.job
+    return CallJob(
+        job.id,
+        job.queue,
+        job.payload,
+        job.content_type,
+        job.attempt,
+        lease.token,
+        job.created_at,
+        exhausted(queue, job),
+        job.checkpoint,
+        job.key,
+        job.tenant,
+        job.labels,
+        job.headers,
+        job.after,
+    )
+
+
+def shorter_timeout(one_ms: int | None, other_ms: int | None) -> int | None:
+    """The shorter of two timeouts; None is no timeout."""
+    if one_ms is None or other_ms is None:
+        return one_ms or other_ms
+    return min(one_ms, other_ms)
+
+
+def children_to_recall(children: list[PooledChild], now: float) -> list[PooledChild]:
+    """Children whose waiting calls should go elsewhere: they are blocked while another child of the
+    kind has room, or for so long that another worker should have the jobs."""
+    recalled: list[PooledChild] = []
+    for child in children:
+        blocked_s = child.blocked_s(now)
+        others = (one for one in children if one.process.kind == child.process.kind)
+        free = any(one.room > 0 and len(one.calls) < one.slots for one in others)
+        if blocked_s > UNSTARTED_S or (blocked_s > 0 and free):
+            recalled.append(child)
+    return recalled
+
+
+class ChildDeath(NamedTuple):
+    """The calls of a dead child, by what becomes of them."""
+
+    ended: list[JobEnding]
+    """Jobs that end with the child."""
+    crashed: list[HeldLease]
+    """Jobs that ran when the child died by itself; a single one is the culprit."""
+    unstarted: list[PlacedCall]
+    """Calls that another child may run."""
+
+
+def reason_to_kill(child: PooledChild, now: float) -> str:
+    """The reason to kill this child, as recorded with its innocent jobs; empty if there is none."""
+    if not child.process.killable:
+        return ""
+    timed_out = find_timed_out(child)
+    if timed_out:
+        child.timed_out.update(timed_out)
+        return "a job beside it ran past its timeout"
+    lost = (call.lost_at for call in child.calls.values() if call.lost_at is not None)
+    if any(now - lost_at > _LOST_S for lost_at in lost):
+        return "a job beside it had lost its lease and would not end"
+    return ""
+
+
+def find_timed_out(child: PooledChild) -> dict[int, Failure]:
+    """Calls that run past their timeout, and longer than the child needs to end them itself."""
+    if not any(call.timeout_ms is not None for call in child.calls.values()):
+        return {}
+    timed_out: dict[int, Failure] = {}
+    now = monotonic_ns()
+    for number, started in child.process.board.running().items():
+        call = child.calls.get(number)
+        if call is None or call.timeout_ms is None:
+            continue
+        allowed_ms = call.timeout_ms
+        if child.process.setup.target is None:
+            allowed_ms += child.process.setup.grace_ms + 5 * GENTLE_MS
+        elif call.gentle:
+            allowed_ms += GENTLE_MS
+        if now - started > allowed_ms * 1_000_000:
+            timed_out[number] = Failure(
+                kind=FailureKind.TIMEOUT,
+                type="AttemptTimeout",
+                message=f"still running after its timeout of {call.timeout_ms / 1000:g} s,"
+                " and killed",
+            )
+    return timed_out
+
+
+def judge_calls(child: PooledChild) -> ChildDeath:
+    """Decide for each call of a dead child whether it ended, may have killed it, or never began."""
+    running = child.process.board.running()
+    started = child.process.board.started
+    ended: list[JobEnding] = []
+    suspects: list[PlacedCall] = []
+    unstarted: list[PlacedCall] = []
+    for number, call in child.calls.items():
+        if number in child.timed_out:
+            ended += [(held, Raised(child.timed_out[number])) for held in call.held]
+        elif number in running:
+            suspects.append(call)
+        elif number > started:
+            unstarted.append(call)
+        else:
+            ended += _released(call, "its process died before it could tell how the job ended")
+    if child.kill_reason:
+        for call in suspects:
+            ended += _released(call, child.kill_reason, beside_timeout=bool(child.timed_out))
+        return ChildDeath(ended, [], unstarted)
+    if child.process.setup.target is None:
+        # Commands are processes of their own: none of them can have killed this child.
+        for call in suspects:
+            ended += _released(call, crash_failure(child).message)
+        return ChildDeath(ended, [], unstarted)
+    return ChildDeath(ended, [held for call in suspects for held in call.held], unstarted)
+
+
+def crash_failure(child: PooledChild) -> Failure:
+    """The failure of a job that killed its process, with the last output of the child."""
+    status = child.process.status or 0
+    last_output = child.process.tail.decode(errors="replace")
+    if status < 0:
+        name = _signal_name(-status)
+        text = f"its process was killed by {name}"
+        return Failure(
+            kind=FailureKind.CRASH, type=name, message=text, trace=last_output, signal=-status
+        )
+    return Failure(
+        kind=FailureKind.CRASH,
+        type="Exit",
+        message=f"its process ended with exit code {status}",
+        trace=last_output,
+        exit_code=status,
+    )
+
+
+def _released(call: PlacedCall, reason: str, *, beside_timeout: bool = False) -> list[JobEnding]:
+    """A long job beside jobs that hang would be started again and again, until its releases are
+    used up and it is charged: after a few releases it runs alone."""
+    return [
+        (held, AskedRelease(reason, alone=beside_timeout and held.job.releases >= _RELEASES_BESIDE))
+        for held in call.held
+    ]
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

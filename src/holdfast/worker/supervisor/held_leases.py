@@ -1,0 +1,340 @@
+"""The leases that a worker holds: each job from its lease until its verdict is settled.
+
+A held job waits for a child, runs in a call, then waits for its verdict to be settled. All are
+renewed in batches, in the supervisor, where no handler can delay a renewal. Members of a strict
+group that were leased together run one by one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from typing import Literal, NamedTuple, TypeAlias, TypeVar
+
+from msgspec.structs import replace
+
+from holdfast.core import bounds
+from holdfast.core.lifecycle import is_expired
+from holdfast.core.model import Job, Lease, Note, Renewal
+from holdfast.core.verdict import Bury, Complete, Forward, Verdict
+from holdfast.engines.base import Engine
+from holdfast.errors import EngineClosed, EngineError, OutcomeUnknown
+from holdfast.process import boot_s
+
+_log = logging.getLogger("holdfast.worker")
+
+RunnerKind: TypeAlias = Literal["python", "solo", "command", "webhook"]
+RUNNER_KINDS: tuple[RunnerKind, ...] = ("python", "solo", "command", "webhook")
+"""Where a job runs: in a child shared with others, in a child of its own, as a command, or in the
+child that sends webhooks."""
+_START_MARGIN_S_MAX = 0.2
+_NOTES_S = 0.5
+"""The longest time after which a note reaches the store."""
+_TICK_S_MIN, _TICK_S_MAX = 0.005, 0.25
+_PAUSE_S = 0.25
+
+_T = TypeVar("_T")
+
+
+class HeldLease:
+    """One leased job.
+
+    `call` is the number of the call that runs it, 0 before. All instants are of the boot clock:
+    `came_at` is when it became ready to start, `renewed_at` when the store was *asked* for the
+    present lease. The answer may have been read much later.
+    """
+
+    __slots__ = (
+        "call",
+        "came_at",
+        "cancel_reported",
+        "kind",
+        "lease",
+        "lost",
+        "note",
+        "renewed_at",
+        "verdict",
+    )
+
+    def __init__(self, lease: Lease, requested_at: float, kind: RunnerKind) -> None:
+        self.lease = lease
+        self.kind = kind
+        self.came_at = boot_s()
+        self.renewed_at = requested_at
+        self.call = 0
+        self.lost = False
+        self.cancel_reported = False
+        self.note: Note | None = None
+        self.verdict: Verdict | None = None
+
+    @property
+    def job(self) -> Job:
+        return self.lease.job
+
+    def renew_at(self) -> float:
+        """At a third of the lease, so that two renewals may fail."""
+        return self.renewed_at + self.lease.lease_ms / 3000
+
+    def begin_before(self) -> float:
+        """The latest start under the present lease: soon after it another worker may have the job.
+        The last part of the lease is a margin for the way to the handler's first step."""
+        lease_s = self.lease.lease_ms / 1000
+        return self.renewed_at + lease_s - min(lease_s / 10, _START_MARGIN_S_MAX)
+
+    def add_note(self, note: Note) -> None:
+        """Fields of the new note replace those of the old one; missing fields stay."""
+        if self.note is None:
+            self.note = note
+            return
+        changed = {
+            name: value
+            for name in ("progress", "checkpoint", "output")
+            if (value := getattr(note, name)) is not None
+        }
+        self.note = replace(self.note, **changed)
+
+
+class HeldLeases:
+    """All leases of one worker, oldest first. A job that was lost may be leased again while its
+    first run still ends, so that a job can be here twice."""
+
+    def __init__(self) -> None:
+        self._held: dict[HeldLease, None] = {}
+        self.active: dict[RunnerKind, int] = dict.fromkeys(RUNNER_KINDS, 0)
+        """Jobs that run or wait to run: neither lost nor with a verdict."""
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def __contains__(self, held: HeldLease) -> bool:
+        return held in self._held
+
+    @property
+    def active_count(self) -> int:
+        return sum(self.active.values())
+
+    def add(self, leased: Iterable[HeldLease]) -> None:
+        """Hold newly leased jobs."""
+        for held in leased:
+            self._held[held] = None
+            self.active[held.kind] += 1
+
+    def decide(self, held: HeldLease, verdict: Verdict) -> bool:
+        """Record the verdict. False if the job is lost or has one: the first verdict stands."""
+        if held.lost or held.verdict is not None:
+            return False
+        held.verdict = verdict
+        self.active[held.kind] -= 1
+        return True
+
+    def lose(self, held: HeldLease) -> None:
+        """The lease is gone. The job stays here until its run has ended."""
+        if not held.lost and held.verdict is None:
+            self.active[held.kind] -= 1
+        held.lost = True
+
+    def drop(self, held: HeldLease) -> None:
+        """The engine has answered for the job, or a lost run has ended."""
+        self._held.pop(held, None)
+
+    def all(self) -> list[HeldLease]:
+        return list(self._held)
+
+
+class Renewer:
+    """Renews each lease at a third of its time, and reports lost ones. A renewal also carries the
+    notes of the run so far, and brings back an operator's cancel request.
+
+    `lost` and `cancelled` are called once for each job, `renewed` after each answer.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        held: HeldLeases,
+        lost: Callable[[HeldLease], None],
+        cancelled: Callable[[HeldLease], None],
+        renewed: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._engine = engine
+        self._held = held
+        self._lost = lost
+        self._cancelled = cancelled
+        self._renewed = renewed
+        self._at_once = False
+
+    def at_once(self) -> None:
+        """Renew everything at the next tick: an operator's request is to be found."""
+        self._at_once = True
+
+    async def run(self) -> None:
+        """Renew until cancelled; an engine out of reach is tried again."""
+        while True:
+            try:
+                tick = await self._turn()
+            except EngineClosed:
+                raise
+            except EngineError as error:
+                _log.warning("cannot renew leases: %s", error)
+                tick = _PAUSE_S
+            await asyncio.sleep(tick)
+
+    async def _turn(self) -> float:
+        """Renew the leases that are due; returns the seconds until the next turn."""
+        now = boot_s()
+        everything, self._at_once = self._at_once, False
+        due: list[HeldLease] = []
+        shortest_ms = 10_000
+        for held in self._held.all():
+            if held.lost:
+                continue
+            shortest_ms = min(shortest_ms, held.lease.lease_ms)
+            noted = held.note is not None and held.verdict is None
+            note_due = noted and now >= held.renewed_at + _NOTES_S
+            if everything or note_due or now >= held.renew_at():
+                due.append(held)
+        try:
+            for at in range(0, len(due), bounds.BATCH_MAX):
+                await self._renew(due[at : at + bounds.BATCH_MAX])
+        except EngineError:
+            self._at_once = self._at_once or everything
+            raise
+        return min(max(shortest_ms / 12_000, _TICK_S_MIN), _TICK_S_MAX)
+
+    async def _renew(self, due: list[HeldLease]) -> None:
+        requested_at = boot_s()
+        notes = [None if held.verdict is not None else held.note for held in due]
+        renewals = [
+            Renewal(lease=held.lease, note=note) for held, note in zip(due, notes, strict=True)
+        ]
+        try:
+            answers = dict(enumerate(await self._engine.renew(renewals)))
+        except OutcomeUnknown as error:
+            self._apply(due, notes, error.known, requested_at)
+            raise
+        self._apply(due, notes, answers, requested_at)
+
+    def _apply(
+        self,
+        due: list[HeldLease],
+        notes: list[Note | None],
+        answers: Mapping[int, Lease | None],
+        requested_at: float,
+    ) -> None:
+        for at, lease in answers.items():
+            held, note = due[at], notes[at]
+            if held not in self._held:
+                continue
+            if lease is None:
+                # A verdict may still win where a renewal comes too late.
+                if held.verdict is None:
+                    self._held.lose(held)
+                    self._lost(held)
+                continue
+            held.lease = lease
+            held.renewed_at = requested_at
+            if note is not None and held.note is note:
+                held.note = None
+            if lease.cancel_requested and not held.cancel_reported:
+                held.cancel_reported = True
+                self._cancelled(held)
+        self._renewed()
+
+
+class GroupStep(NamedTuple):
+    """The members that may start or must be released when a job before them has ended."""
+
+    start: HeldLease | None = None
+    release: tuple[HeldLease, ...] = ()
+
+
+class GroupOrder:
+    """Members of strict groups that one request leased together. Pure: it tells which job may start
+    next and which must go back. The first of each group runs, is about to run, or waits to be
+    settled."""
+
+    def __init__(self) -> None:
+        self._members: dict[HeldLease, list[HeldLease]] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._members)
+
+    def add(self, leased: list[HeldLease]) -> list[HeldLease]:
+        """Jobs of one request; returns those that may start now."""
+        if all(held.lease.job.group is None for held in leased):
+            return leased
+        groups = by_group(leased, lambda held: held.job)
+        for members in groups:
+            if len(members) > 1:
+                self._members.update(dict.fromkeys(members, members))
+        return [members[0] for members in groups]
+
+    def is_behind(self, held: HeldLease) -> bool:
+        """True if the job waits for another of its group."""
+        members = self._members.get(held)
+        return members is not None and members[0] is not held
+
+    def waiting(self, kind: RunnerKind) -> int:
+        """The number of jobs that wait for another and need no slot. Each group has one that does,
+        or will as soon as the store has answered."""
+        fronts = (members for held, members in self._members.items() if members[0] is held)
+        waiting = ([each for each in members if each.verdict is None][1:] for members in fronts)
+        return sum(held.kind == kind for behind in waiting for held in behind)
+
+    def settled(self, held: HeldLease, now: int) -> GroupStep:
+        """The engine has answered for the verdict on the job, or its lease is lost."""
+        members = self._members.pop(held, None)
+        if members is None:
+            return GroupStep()
+        index = members.index(held)
+        if not lets_next_start(held):
+            return GroupStep(release=self._cut(members, index))
+        del members[index]
+        first = members[0]
+        if index > 0 or first.verdict is not None:
+            step = GroupStep()
+        elif is_expired(first.job, now):
+            # As a job that waits in the store, it must not start any more.
+            return GroupStep(release=self._cut(members, 0))
+        else:
+            step = GroupStep(start=first)
+        if len(members) == 1:
+            del self._members[first]
+        return step
+
+    def clear(self) -> list[HeldLease]:
+        """Forget everything; returns the jobs that waited."""
+        waiting = [held for held in self._members if self.is_behind(held) and held.verdict is None]
+        self._members.clear()
+        return waiting
+
+    def _cut(self, members: list[HeldLease], index: int) -> tuple[HeldLease, ...]:
+        """Remove the members from there on; returns those without a verdict of their own."""
+        behind = members[index:]
+        del members[index:]
+        for each in (*behind, *(members if len(members) == 1 else ())):
+            self._members.pop(each, None)
+        return tuple(each for each in behind if each.verdict is None and not each.lost)
+
+
+def by_group(entries: Iterable[_T], job_of: Callable[[_T], Job]) -> list[list[_T]]:
+    """Entries of one strict group together, in their order; each other entry by itself."""
+    result: list[list[_T]] = []
+    groups: dict[tuple[str, str], list[_T]] = {}
+    for entry in entries:
+        job = job_of(entry)
+        members = [] if job.group is None else groups.setdefault((job.queue, job.group), [])
+        if not members:
+            result.append(members)
+        members.append(entry)
+    return result
+
+
+def lets_next_start(held: HeldLease) -> bool:
+    """True if the next of the group may surely start. A job that was put back goes first again; a
+    retry or release of a job that was asked to stop ends as cancelled."""
+    if held.lost or held.verdict is None:
+        return False
+    ends = isinstance(held.verdict, Complete | Bury | Forward)
+    return ends or held.lease.cancel_requested

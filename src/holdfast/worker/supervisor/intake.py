@@ -1,0 +1,345 @@
+"""Free capacity → leases. Never asks for more jobs than there is room for.
+
+One request asks for all kinds of jobs that have room: a search for one kind alone could have to
+pass any number of other jobs. How many are leased ahead follows from how fast jobs end here: hardly
+any when they are long, so that no worker hoards jobs; hundreds when they take no time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections import Counter
+from collections.abc import Callable, Container, Mapping
+from time import monotonic
+from typing import Protocol
+
+from holdfast.core import bounds
+from holdfast.core.limits import Limit
+from holdfast.core.model import Job, Lease, LeaseRequest
+from holdfast.core.workers import Health, usable_slots
+from holdfast.engines.base import Engine
+from holdfast.errors import EngineClosed, EngineError
+from holdfast.ops.queues import set_task_limits
+from holdfast.process import boot_s
+from holdfast.worker.options import WorkerOptions
+from holdfast.worker.supervisor.child_pool import ChildPool
+from holdfast.worker.supervisor.held_leases import (
+    RUNNER_KINDS,
+    GroupOrder,
+    HeldLease,
+    HeldLeases,
+    RunnerKind,
+)
+from holdfast.worker.wire import TaskInfo
+
+_log = logging.getLogger("holdfast.worker")
+
+_WAIT_MS_MIN, _WAIT_MS = 100, 5 * bounds.SECOND_MS
+_PAUSE_S_FIRST, _PAUSE_S_MAX = 0.1, 5.0
+_HELD_MAX = 4_000
+_ALONE_MAX = 256
+"""Jobs that must run alone are leased with the others; when so many wait, no others are leased."""
+_SHARE_MIN = 0.02
+
+
+class LeaseDemand(Protocol):
+    """Tells an intake what it may lease; implemented by `WorkerCapacity`."""
+
+    @property
+    def left_out(self) -> Container[RunnerKind]:
+        """The kinds that the present request leaves out because they had no room."""
+
+    def wanted(self) -> tuple[int, frozenset[str]]:
+        """The number of jobs that may come now, and their tasks."""
+
+    def has_room(self, task: str) -> bool: ...
+
+    def accept(self, leases: list[Lease], requested_at: float) -> list[HeldLease]:
+        """Hold leases that were requested at this instant; returns the jobs that may start."""
+
+
+class Intake:
+    """`deliver` gets the jobs that may start, while the next request is under way."""
+
+    def __init__(
+        self, engine: Engine, demand: LeaseDemand, deliver: Callable[[list[HeldLease]], None]
+    ) -> None:
+        self._engine = engine
+        self._demand = demand
+        self._deliver = deliver
+        self._undelivered: list[HeldLease] = []
+        self._requested_at = 0.0
+        self._wait_ms = _WAIT_MS
+        self._worker = ""
+        self._queues: dict[str, int] = {}
+        self._changed = asyncio.Event()
+        self._interrupted = asyncio.Event()
+        self.leased_at = monotonic()
+        """When the engine last gave a job, or was last not asked because there was no room."""
+
+    def serve(self, worker: str, queues: Mapping[str, int]) -> None:
+        """From now on lease under this name, from these queues by weight."""
+        before = (self._worker, self._queues)
+        self._worker, self._queues = worker, dict(queues)
+        if before != (self._worker, self._queues):
+            self.interrupt()
+
+    def look(self) -> None:
+        """There may be room now."""
+        self._changed.set()
+
+    def freed(self, kind: RunnerKind) -> None:
+        """There is room for a job of this kind. A request that leaves the kind out is given up."""
+        if kind in self._demand.left_out:
+            self._interrupted.set()
+        self._changed.set()
+
+    def interrupt(self) -> None:
+        """Give up the present request: it does not ask for what is wanted now."""
+        self._interrupted.set()
+        self._changed.set()
+
+    async def run(self) -> None:
+        """Lease until cancelled. Jobs that an abandoned request leased are released by it."""
+        pause = _PAUSE_S_FIRST
+        while True:
+            self._interrupted.clear()
+            limit, tasks = self._demand.wanted()
+            if limit <= 0 or not self._queues:
+                self._deliver_leased()
+                self.leased_at = monotonic()
+                self._changed.clear()
+                await self._wait_for_change(1.0)
+                continue
+            try:
+                leases = await self._lease(limit, tasks)
+            except EngineClosed:
+                raise
+            except EngineError as error:
+                _log.warning("cannot lease jobs, next try in %.1f s: %s", pause, error)
+                await asyncio.sleep(pause * random.uniform(0.5, 1.0))
+                pause = min(pause * 2, _PAUSE_S_MAX)
+                continue
+            pause = _PAUSE_S_FIRST
+            if leases:
+                self.leased_at = monotonic()
+                self._undelivered = self._demand.accept(leases, self._requested_at)
+                # A job leased at the end of a wait longer than its lease would need a renewal
+                # before its answer is read.
+                shortest_ms = min(lease.lease_ms for lease in leases)
+                self._wait_ms = max(_WAIT_MS_MIN, min(_WAIT_MS, shortest_ms // 3))
+
+    async def lease_one(self, task: str) -> list[HeldLease]:
+        """One job of a task that requests leave out, at once; none if there is none, or no
+        room."""
+        if not self._queues or not self._demand.has_room(task):
+            return []
+        requested_at = boot_s()
+        leases = await self._engine.lease(
+            LeaseRequest(queues=self._order(), worker=self._worker, tasks=frozenset((task,)))
+        )
+        return self._demand.accept(leases, requested_at) if leases else []
+
+    async def _lease(self, limit: int, tasks: frozenset[str]) -> list[Lease]:
+        """Jobs that come in time; none when interrupted."""
+        request = LeaseRequest(
+            queues=self._order(),
+            limit=limit,
+            worker=self._worker,
+            wait_ms=self._wait_ms,
+            tasks=tasks,
+        )
+        self._requested_at = boot_s()
+        leasing = asyncio.ensure_future(self._engine.lease(request))
+        interrupted = asyncio.ensure_future(self._interrupted.wait())
+        try:
+            # The request is on its way; jobs that came before are delivered meanwhile.
+            await asyncio.sleep(0)
+            self._deliver_leased()
+            await asyncio.wait((leasing, interrupted), return_when=asyncio.FIRST_COMPLETED)
+            if leasing.done():
+                return leasing.result()
+            leasing.cancel()
+            await asyncio.wait((leasing,))
+            return [] if leasing.cancelled() else leasing.result()
+        except asyncio.CancelledError:
+            self._deliver_leased()
+            if not leasing.cancel() and leasing.exception() is None and leasing.result():
+                # These came in the last moment: the stopping worker will release them.
+                self._deliver(self._demand.accept(leasing.result(), self._requested_at))
+            raise
+        finally:
+            interrupted.cancel()
+
+    def _deliver_leased(self) -> None:
+        leased, self._undelivered = self._undelivered, []
+        if leased:
+            self._deliver(leased)
+
+    async def _wait_for_change(self, seconds: float) -> None:
+        try:
+            async with asyncio.timeout(seconds):
+                await self._changed.wait()
+        except TimeoutError:
+            pass
+
+    def _order(self) -> tuple[str, ...]:
+        """Queues in random order: heavier ones come first more often, each sometimes."""
+        if len(self._queues) == 1:
+            return tuple(self._queues)
+        drawn = {name: random.random() ** (1 / weight) for name, weight in self._queues.items()}
+        return tuple(sorted(drawn, key=drawn.__getitem__, reverse=True))
+
+
+class WorkerCapacity:
+    """Counts what is leased against what the child pool can run. Closed, nothing is leased."""
+
+    def __init__(
+        self,
+        options: WorkerOptions,
+        held: HeldLeases,
+        pool: ChildPool,
+        group_order: GroupOrder,
+    ) -> None:
+        self.left_out: set[RunnerKind] = set()
+        self.shut_out: frozenset[str] = frozenset()
+        """Tasks with an open circuit breaker: nothing of them is leased, except probes."""
+        self._options = options
+        self._held = held
+        self._pool = pool
+        self._group_order = group_order
+        self._ahead = {kind: LeaseAhead(options.prefetch) for kind in RUNNER_KINDS}
+        self._shares = dict.fromkeys(RUNNER_KINDS, 0.0)
+        self._tasks: dict[RunnerKind, frozenset[str]] = dict.fromkeys(RUNNER_KINDS, frozenset())
+        self._batch_max = 1
+        self._closed = False
+        self._health = Health.HEALTHY
+        self._broken = False
+
+    def learn(self, tasks: Mapping[str, TaskInfo]) -> bool:
+        """Set the tasks that may be leased; True if that changed them."""
+        self._batch_max = max((info.batch for info in tasks.values()), default=1)
+        before = dict(self._tasks)
+        for kind in RUNNER_KINDS:
+            of_kind = (name for name, info in tasks.items() if self._pool.kind_of(info) == kind)
+            self._tasks[kind] = frozenset(of_kind)
+        return before != self._tasks
+
+    def queues(self, tasks: Mapping[str, TaskInfo]) -> dict[str, int]:
+        """The queues to lease from, by weight: those of the options, or of the tasks."""
+        named = {info.queue: 1 for info in tasks.values()}
+        return self._options.queues or {"default": 1, **named}
+
+    def set_state(self, *, closed: bool, health: Health, broken: bool = False) -> bool:
+        """`broken` is about the application; commands need none. True if the present request must
+        be given up: only when all or nothing changed, because jobs it just leased are released."""
+        before = (self._closed, self._broken, self._health is Health.UNHEALTHY)
+        self._closed, self._health, self._broken = closed, health, broken
+        return before != (closed, broken, health is Health.UNHEALTHY)
+
+    def ended(self, kind: RunnerKind, count: int = 1) -> None:
+        """So many jobs of this kind ended."""
+        self._ahead[kind].ended(count)
+
+    def measure(self) -> None:
+        """Called at every tick."""
+        for ahead in self._ahead.values():
+            ahead.measure()
+
+    def wanted(self) -> tuple[int, frozenset[str]]:
+        """The number of jobs to lease at most, and their tasks: as many as will not overfill
+        the kind with the least room, by the recent share of each kind."""
+        rooms = {kind: self.room(kind) for kind in RUNNER_KINDS if self._tasks[kind]}
+        open_ = {kind: free for kind, free in rooms.items() if free > 0}
+        self.left_out = set(rooms) - set(open_)
+        if not open_:
+            return 0, frozenset()
+        likely = (free / max(self._shares[kind], _SHARE_MIN) for kind, free in open_.items())
+        limit = max(1, min(int(min(likely)), max(open_.values()), bounds.BATCH_MAX))
+        tasks = frozenset().union(*(self._tasks[kind] for kind in open_)) - self.shut_out
+        return (limit if tasks else 0), tasks
+
+    def has_room(self, task: str) -> bool:
+        return any(self.room(kind) > 0 for kind in RUNNER_KINDS if task in self._tasks[kind])
+
+    def room(self, kind: RunnerKind) -> int:
+        """Free slots and those leased ahead; less in poor health, none when closed."""
+        if self._closed or (self._broken and kind in ("python", "solo")):
+            return 0
+        busy = self._held.active[kind] - self._group_order.waiting(kind)
+        free = self._pool.capacity_of(kind) + self.ahead(kind) - busy
+        free = min(free, _HELD_MAX - len(self._held))
+        if kind == "python" and self._held.active["solo"] >= _ALONE_MAX:
+            free = 0
+        return usable_slots(max(0, free), self._health)
+
+    def ahead(self, kind: RunnerKind) -> int:
+        """The number of jobs to lease beyond the free slots. A batch task wants a whole batch."""
+        return max(self._ahead[kind].count(), self._batch_max - 1 if kind == "python" else 0)
+
+    def accept(self, leases: list[Lease], requested_at: float) -> list[HeldLease]:
+        """Hold these leases; returns the jobs that may start, without those that wait for another
+        of their group."""
+        leased = [HeldLease(lease, requested_at, self._kind_of(lease.job)) for lease in leases]
+        self._held.add(leased)
+        kinds = Counter([held.kind for held in leased])
+        for kind, share in self._shares.items():
+            self._shares[kind] = share + (kinds[kind] / len(leased) - share) * 0.3
+        return self._group_order.add(leased)
+
+    def _kind_of(self, job: Job) -> RunnerKind:
+        if job.task in self._tasks["python"] and not job.runs_alone:
+            return "python"
+        info = self._pool.tasks.get(job.task) or TaskInfo(job.task)
+        return self._pool.kind_of(info, alone=job.runs_alone)
+
+
+class LeaseAhead:
+    """The number of jobs to lease ahead, by the rate at which jobs ended lately; at most `most`."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._ended = 0
+        self._rate = 0.0
+        self._measured_at = monotonic()
+
+    def ended(self, count: int = 1) -> None:
+        self._ended += count
+
+    def measure(self) -> None:
+        now = monotonic()
+        seconds = max(now - self._measured_at, 0.001)
+        rate, self._ended, self._measured_at = self._ended / seconds, 0, now
+        self._rate += (rate - self._rate) * 0.4
+
+    def count(self) -> int:
+        return min(self._most, int(self._rate * 0.1))
+
+
+class TaskLimits:
+    """Sets the limits that tasks declare in code, before any job of them is leased."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._set: set[tuple[str, Limit]] = set()
+
+    def are_set(self, tasks: Mapping[str, TaskInfo]) -> bool:
+        return all(self._set.issuperset(_declared(info)) for info in tasks.values())
+
+    async def set(self, tasks: Mapping[str, TaskInfo]) -> bool:
+        """Set missing limits; False if there were none."""
+        by_queue: dict[str, list[Limit]] = {}
+        for info in tasks.values():
+            for queue, limit in _declared(info):
+                if (queue, limit) not in self._set:
+                    by_queue.setdefault(queue, []).append(limit)
+        for queue, missing in sorted(by_queue.items()):
+            await set_task_limits(self._engine, queue, missing)
+            self._set.update((queue, limit) for limit in missing)
+        return bool(by_queue)
+
+
+def _declared(info: TaskInfo) -> set[tuple[str, Limit]]:
+    return {(info.queue, limit) for limit in info.limits}

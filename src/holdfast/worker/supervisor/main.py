@@ -1,0 +1,183 @@
+"""The process of one supervisor: `python -m holdfast.worker.supervisor.main`.
+
+The launcher starts it and sends its options as one line of JSON on standard input, because a URL
+may hold a password. The pipe stays open: when it closes, the launcher is gone and this process
+ends too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import os
+import signal
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from urllib.parse import urlsplit
+
+import msgspec
+import uuid_utils
+
+from holdfast import __version__, tracing
+from holdfast.app.application import Holdfast
+from holdfast.core.model import Queue
+from holdfast.errors import EngineError, HoldfastError
+from holdfast.process import log_to_stderr, loop_runner
+from holdfast.worker import processes
+from holdfast.worker.options import WorkerOptions
+from holdfast.worker.supervisor.child_pool import ChildPool, ChildPoolListener
+from holdfast.worker.supervisor.child_process import ChildProcess, ForkTemplate, make_child
+from holdfast.worker.supervisor.supervisor import Supervisor
+from holdfast.worker.webhooks.webhook import webhook_setup
+from holdfast.worker.wire import ChildSetup
+
+_log = logging.getLogger("holdfast.worker")
+
+EXIT_USAGE = 2
+"""Tells the launcher not to restart: it would fail again."""
+_GARBAGE_MIN = 20_000
+
+
+def main() -> None:
+    """Entry point of the process."""
+    log_to_stderr("holdfast", logging.INFO)
+    logging.getLogger("asyncio").setLevel(logging.ERROR)
+    processes.become_subreaper()
+    # Jobs come by the thousand, live for a moment and form no cycles: collect less often, and never
+    # scan imported objects again.
+    gc.freeze()
+    gc.set_threshold(_GARBAGE_MIN, 20, 20)
+    line = sys.stdin.buffer.readline()
+    options = msgspec.json.decode(line, type=WorkerOptions)
+    # Handlers enqueue into the store that the worker leases from.
+    os.environ["HOLDFAST_URL"] = options.url
+    try:
+        tracing.start_exporter("holdfast-worker")
+        loop_runner()(supervise(options))
+    except* HoldfastError as group:
+        for error in _leaves(group):
+            _log.error("%s (%s)", error, error.code)
+        usage = not any(isinstance(error, EngineError) for error in _leaves(group))
+        sys.exit(EXIT_USAGE if usage else 1)
+
+
+async def supervise(options: WorkerOptions) -> None:
+    """Run one worker from start to end."""
+    options = msgspec.structs.replace(options, version=__version__)
+    worker_id = str(uuid_utils.uuid7())
+    async with Holdfast(options.url) as app:
+        stop_upkeep = asyncio.Event()
+
+        def make_pool(listener: Supervisor, queue_of: Callable[[str], Queue]) -> ChildPool:
+            return make_child_pool(options, worker_id, listener, queue_of)
+
+        supervisor = Supervisor(app.engine, options, worker_id, make_pool)
+        app.telemetry.role = "worker"
+        async with asyncio.TaskGroup() as group:
+            group.create_task(app.telemetry.run(stop_upkeep))
+            if options.upkeep:
+                group.create_task(app.upkeep(archive=options.archive).run(stop_upkeep))
+            await supervisor.run(_connect_launcher)
+            stop_upkeep.set()
+
+
+def make_child_pool(
+    options: WorkerOptions,
+    worker_id: str,
+    listener: ChildPoolListener,
+    queue_of: Callable[[str], Queue],
+) -> ChildPool:
+    """The children that these options ask for, not started yet."""
+    shell, why_not = may_use_shell(options)
+    common = ChildSetup(
+        worker=options.name or "",
+        worker_id=worker_id,
+        slots=options.concurrency,
+        shell=shell,
+        shell_off=why_not,
+        environment=options.environment,
+        cwd=options.cwd,
+        output_max=options.output_max,
+    )
+    python = msgspec.structs.replace(common, target=options.target) if options.target else None
+    built_in = [common] if options.commands else []
+    if options.webhooks:
+        built_in.append(msgspec.structs.replace(common, webhook=webhook_setup(options)))
+    return ChildPool(
+        listener,
+        queue_of,
+        python=python,
+        processes=max(1, options.processes),
+        built_in=tuple(built_in),
+        make=make_child if options.processes == 0 else ChildProcess,
+        template=ForkTemplate(python) if python and options.processes and _may_fork() else None,
+    )
+
+
+def _may_fork() -> bool:
+    """HOLDFAST_TEMPLATE=0 is for applications that every process must import anew."""
+    return os.environ.get("HOLDFAST_TEMPLATE") != "0"
+
+
+def may_use_shell(options: WorkerOptions) -> tuple[bool, str]:
+    """Allow shells by default only on an embedded file: a producer that can write the file can run
+    commands anyway. The text says why not."""
+    if options.shell is not None:
+        return options.shell, "" if options.shell else "this worker was started with --no-shell"
+    scheme = urlsplit(options.url).scheme or "sqlite"
+    if scheme == "sqlite":
+        return True, ""
+    return False, (
+        f"shells are off on {scheme} unless the worker is started with --shell; give the command "
+        "as a list of arguments, which needs no shell"
+    )
+
+
+def _connect_launcher(supervisor: Supervisor) -> None:
+    """Report to the launcher, and obey its signals and its end."""
+    ready = int(os.environ.pop("HOLDFAST_READY", "-1"))
+
+    def tell_ready(name: str) -> None:
+        """Once: the descriptor's number may belong to another file afterwards."""
+        nonlocal ready
+        descriptor, ready = ready, -1
+        if descriptor >= 0:
+            with suppress(OSError):
+                os.write(descriptor, name.encode())
+            os.close(descriptor)
+
+    supervisor.tell_ready = tell_ready
+    loop = asyncio.get_running_loop()
+    signals = 0
+
+    def on_signal() -> None:
+        nonlocal signals
+        signals += 1
+        if signals == 1:
+            supervisor.drain()
+        else:
+            supervisor.stop()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, on_signal)
+
+    def on_stdin() -> None:
+        if not os.read(0, 4096):
+            loop.remove_reader(0)
+            supervisor.stop()
+
+    os.set_blocking(0, False)
+    loop.add_reader(0, on_stdin)
+
+
+def _leaves(group: BaseExceptionGroup[HoldfastError]) -> list[HoldfastError]:
+    leaves: list[HoldfastError] = []
+    for error in group.exceptions:
+        leaves += _leaves(error) if isinstance(error, BaseExceptionGroup) else [error]
+    return leaves
+
+
+if __name__ == "__main__":
+    main()

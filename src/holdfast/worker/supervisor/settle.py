@@ -1,0 +1,261 @@
+"""Endings → verdicts → `engine.settle`, in batches, through any outage of the engine.
+
+A verdict is kept until the engine has answered for it. A verdict that the engine refuses becomes
+a failure of the job, so that a result too large or a follow-up job for a missing queue is neither
+lost nor tried for ever. `core.policy` makes the decisions.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import TypeAlias, assert_never
+
+from holdfast.core import bounds, checks, policy
+from holdfast.core.model import Failure, FailureKind, Job, JobFilter, Note, Queue, Reason
+from holdfast.core.text import counted
+from holdfast.core.verdict import Bury, Cancel, Complete, Outcome, Release, Settlement, Verdict
+from holdfast.engines.base import Engine
+from holdfast.errors import EngineClosed, EngineError, HoldfastError, OutcomeUnknown
+from holdfast.worker.supervisor.held_leases import HeldLease, HeldLeases
+from holdfast.worker.wire import (
+    AskedBury,
+    AskedCancel,
+    AskedRelease,
+    AskedRetry,
+    Ending,
+    Raised,
+    Returned,
+)
+
+_log = logging.getLogger("holdfast.worker")
+
+JobEnding: TypeAlias = tuple[HeldLease, Ending]
+_PAUSE_S_FIRST, _PAUSE_S_MAX = 0.1, 5.0
+_BATCH = bounds.BATCH_MAX
+_DONE = Complete()
+
+
+class Settler:
+    """`settled` gets the jobs that the engine has answered for, including lost ones."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        held: HeldLeases,
+        queue_of: Callable[[str], Queue],
+        settled: Callable[[list[HeldLease]], None],
+        worker: str,
+    ) -> None:
+        self._engine = engine
+        self._held = held
+        self._queue_of = queue_of
+        self._settled = settled
+        self._worker = worker
+        self._pending: deque[HeldLease] = deque()
+        self._under_way = 0
+        self._wake = asyncio.Event()
+        self._answered = asyncio.Event()
+        self._cancels: set[str] = set()
+        self.lost = 0
+
+    @property
+    def backlog(self) -> int:
+        """Verdicts that the engine has not answered for."""
+        return len(self._pending) + self._under_way
+
+    def add_endings(self, endings: Iterable[JobEnding]) -> None:
+        """Decide on jobs that ended in a child."""
+        for held, ending in endings:
+            if held.lost or held.verdict is not None:
+                continue
+            if ending.output is not None:
+                held.add_note(Note(output=ending.output[-bounds.OUTPUT_MAX :]))
+            if type(ending) is Returned and ending.result is None and not ending.then:
+                # Most jobs end like this.
+                verdict: Verdict = _DONE
+            else:
+                job = held.lease.job
+                verdict = verdict_on(ending, self._queue_of(job.queue), job, random.random())
+                if type(ending) is AskedCancel and not held.lease.cancel_requested:
+                    self._cancels.add(job.id)
+            self._held.decide(held, verdict)
+            self._pending.append(held)
+        self._wake.set()
+
+    def add(self, held: HeldLease, verdict: Verdict) -> None:
+        """Settle a job with this verdict, unless it is lost or has one. From now on the verdict
+        stands; only the engine can answer that it came too late."""
+        if self._held.decide(held, verdict):
+            self._pending.append(held)
+            self._wake.set()
+
+    async def run(self) -> None:
+        """Settle until cancelled, one batch at a time while the next one gathers."""
+        pause = _PAUSE_S_FIRST
+        while True:
+            if not self._pending:
+                self._wake.clear()
+                await self._wake.wait()
+            batch = [self._pending.popleft() for _ in range(min(len(self._pending), _BATCH))]
+            self._under_way = len(batch)
+            try:
+                await self._settle(batch)
+                pause = _PAUSE_S_FIRST
+                self._under_way = 0
+                self._answered.set()
+            except EngineClosed:
+                raise
+            except EngineError as error:
+                self._under_way = 0
+                # A part of the batch may have its answer: then the next jobs need not wait.
+                kept = [held for held in batch if held in self._held]
+                self._pending.extendleft(reversed(kept))
+                if len(kept) < len(batch):
+                    pause = _PAUSE_S_FIRST
+                    self._answered.set()
+                verdicts = counted(len(kept), "verdict")
+                _log.warning("cannot settle %s, next try in %.1f s: %s", verdicts, pause, error)
+                await asyncio.sleep(pause * random.uniform(0.5, 1.0))
+                pause = min(pause * 2, _PAUSE_S_MAX)
+
+    async def drain(self) -> None:
+        """Wait until the engine has answered for every verdict."""
+        while self.backlog:
+            self._answered.clear()
+            await self._answered.wait()
+
+    async def _settle(self, batch: list[HeldLease]) -> None:
+        for held in batch if self._cancels else ():
+            if held.job.id in self._cancels:
+                await self._request_cancel(held)
+        settlements = [_settlement(held) for held in batch]
+        try:
+            outcomes = await self._engine.settle(settlements)
+        except OutcomeUnknown as error:
+            # Refused verdicts are settled once more with the rest, and then dealt with.
+            known = [at for at, each in error.known.items() if each is not Outcome.REFUSED]
+            self._conclude(
+                [batch[at] for at in known],
+                [settlements[at] for at in known],
+                [error.known[at] for at in known],
+            )
+            raise
+        except EngineError:
+            raise
+        except HoldfastError as error:
+            # The engine refused the whole batch: settle one by one, so that only the cause fails.
+            if len(batch) > 1:
+                for held in batch:
+                    await self._settle([held])
+                return None
+            _log.error("the verdict on job %s was refused: %s", batch[0].job.id, error)
+            return self._refused(batch[0], str(error))
+        return self._conclude(batch, settlements, outcomes)
+
+    def _conclude(
+        self, batch: list[HeldLease], settlements: list[Settlement], outcomes: list[Outcome]
+    ) -> None:
+        # Nearly always all are settled, and none needs a closer look.
+        if outcomes.count(Outcome.SETTLED) == len(batch):
+            return self._drop(batch)
+        over: list[HeldLease] = []
+        for held, settlement, outcome in zip(batch, settlements, outcomes, strict=True):
+            if outcome is Outcome.REFUSED:
+                self._refused(held, _why_refused(settlement))
+                continue
+            if outcome is Outcome.LOST:
+                self.lost += 1
+                self._held.lose(held)
+            over.append(held)
+        return self._drop(over)
+
+    async def _request_cancel(self, held: HeldLease) -> None:
+        """Only under this very lease: a late handler must not stop the next attempt."""
+        wanted = JobFilter(ids=(held.job.id,), version=held.job.version)
+        await self._engine.amend(wanted, Cancel(by=self._worker, text="by its handler"), limit=1)
+        self._cancels.discard(held.job.id)
+
+    def _refused(self, held: HeldLease, reason: str) -> None:
+        held.note = None
+        queue = self._queue_of(held.job.queue)
+        held.verdict = after_refusal(queue, held.job, f"not accepted: {reason}", random.random())
+        self._pending.append(held)
+
+    def _drop(self, over: list[HeldLease]) -> None:
+        for held in over:
+            self._held.drop(held)
+        if over:
+            self._settled(over)
+
+
+def verdict_on(ending: Ending, queue: Queue, job: Job, draw: float) -> Verdict:
+    """The verdict on a job that ended like this. `draw` is a random number in [0, 1) for the
+    jitter of a retry."""
+    match ending:
+        case Returned(result=result, then=then):
+            return policy.after_success(result, then)
+        case Raised(failure=failure, fatal=True):
+            return Bury(Reason.REJECTED, failure)
+        case Raised(failure=failure):
+            return policy.after_failure(queue, job, failure, draw)
+        case AskedRetry(failure=failure, delay_ms=delay_ms):
+            bounded_ms = None if delay_ms is None else min(delay_ms, bounds.DELAY_MS_MAX)
+            return policy.after_retry_request(queue, job, failure, bounded_ms, draw)
+        case AskedBury(failure=failure):
+            return Bury(Reason.EXPLICIT, failure)
+        case AskedRelease(text=text, delay_ms=delay_ms, alone=alone):
+            return Release(text, min(delay_ms, bounds.DELAY_MS_MAX), alone)
+        case AskedCancel(text=text):
+            # The settler requests the cancel first, so that this release ends as cancelled.
+            return Release(text)
+        case never:
+            assert_never(never)
+
+
+def after_death(queue: Queue, job: Job, failure: Failure, draw: float, *, alone: bool) -> Verdict:
+    """The verdict on a job whose child died. The culprit is known only if it ran alone."""
+    if alone:
+        return policy.after_failure(queue, job, failure, draw)
+    return Release(f"{failure.message}; its next attempt runs alone", alone=True)
+
+
+def after_refusal(queue: Queue, job: Job, text: str, draw: float) -> Verdict:
+    """The verdict on a job whose verdict the engine refused, such as a follow-up job for a queue
+    that does not exist."""
+    failure = Failure(kind=FailureKind.ERROR, type="Refused", message=text)
+    return policy.after_failure(queue, job, failure, draw)
+
+
+def note_of(ending: Ending) -> Note | None:
+    """The output that an ending carries, bounded."""
+    output = ending.output
+    return None if output is None else Note(output=output[-bounds.OUTPUT_MAX :])
+
+
+def ending_for_job(held: HeldLease, ending: Ending) -> Ending:
+    """The ending of one job of a cancelled call: if only another job of its batch was to be
+    cancelled, this one is released."""
+    if isinstance(ending, AskedCancel) and not held.cancel_reported:
+        return AskedRelease("another job of its batch was stopped", output=ending.output)
+    return ending
+
+
+def is_timeout(ending: Ending) -> bool:
+    return isinstance(ending, Raised) and ending.failure.kind is FailureKind.TIMEOUT
+
+
+def _settlement(held: HeldLease) -> Settlement:
+    assert held.verdict is not None
+    return Settlement(lease=held.lease, verdict=held.verdict, note=held.note)
+
+
+def _why_refused(settlement: Settlement) -> str:
+    try:
+        checks.check_settlement(settlement)
+    except HoldfastError as error:
+        return str(error)
+    return "the verdict names a queue that does not exist"

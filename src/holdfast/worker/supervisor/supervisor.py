@@ -1,0 +1,440 @@
+"""One worker: start → work → drain → stop. It owns the engine and joins the stages.
+
+intake leases → dispatch gives calls to children → the children answer with endings → settle.
+Its children own nothing: killed at any instant, they leave only calls that the supervisor knows.
+Killed itself, it leaves leases that lapse and come back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import random
+import socket
+from collections import Counter
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from time import monotonic
+from typing import Any
+
+from msgspec.structs import replace
+
+from holdfast.core.model import Failure, Queue
+from holdfast.core.text import counted
+from holdfast.core.verdict import Release, Retry
+from holdfast.core.workers import TASKS_SHOWN, WorkerOrder, WorkerRecord, health, worker_queue
+from holdfast.engines.base import Engine
+from holdfast.errors import ConfigError, EngineClosed, EngineError
+from holdfast.notation.durations import wall_ms
+from holdfast.process import boot_s
+from holdfast.worker import processes
+from holdfast.worker.options import WorkerOptions
+from holdfast.worker.supervisor.breaker_check import BreakerActions, BreakerCheck
+from holdfast.worker.supervisor.child_pool import TICK_S, ChildPool
+from holdfast.worker.supervisor.dispatch import UNSTARTED_S
+from holdfast.worker.supervisor.health import STALL_MS, OutcomeWindow, find_stall
+from holdfast.worker.supervisor.held_leases import (
+    GroupOrder,
+    HeldLease,
+    HeldLeases,
+    Renewer,
+    RunnerKind,
+)
+from holdfast.worker.supervisor.intake import Intake, TaskLimits, WorkerCapacity
+from holdfast.worker.supervisor.registration import Registration, start_ticks
+from holdfast.worker.supervisor.settle import JobEnding, Settler, after_death
+from holdfast.worker.wire import BUILT_IN_TASKS, TaskInfo
+
+_log = logging.getLogger("holdfast.worker")
+
+_ORDERS_S = 1.0
+_QUEUES_S = 5.0
+_UNREADY_S = 5.0
+"""A worker that could not run Python for so long gives its leases to others."""
+_LAST_SETTLE_S = 10.0
+
+
+class Supervisor:
+    """`make_pool` makes the child pool, given its listener and the settings of a queue by name."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        options: WorkerOptions,
+        id: str,
+        make_pool: Callable[[Supervisor, Callable[[str], Queue]], ChildPool],
+    ) -> None:
+        self.id = id
+        self.tell_ready: Callable[[str], None] = lambda _name: None
+        self._engine = engine
+        self._options = options
+        self._queues: dict[str, Queue] = {}
+        self._held = HeldLeases()
+        self._outcomes = OutcomeWindow()
+        self._group_order = GroupOrder()
+        self._pool = make_pool(self, self._queue_of)
+        self._capacity = WorkerCapacity(options, self._held, self._pool, self._group_order)
+        self._intake = Intake(engine, self._capacity, self._admit)
+        self._breakers = BreakerCheck(
+            engine,
+            id,
+            BreakerActions(
+                self._capacity.has_room,
+                self._intake.lease_one,
+                self._pool.add,
+                self._release,
+                self._shut_out,
+            ),
+            options.webhook_breaker if options.webhooks else None,
+        )
+        self._registration = Registration(engine, self._facts)
+        self._renewer = Renewer(
+            engine, self._held, self._lose, self._cancel, self._pool.update_boards
+        )
+        self._started_at = wall_ms()
+        self._start_ticks = start_ticks(os.getpid()) or 0
+        self._order = WorkerOrder()
+        self._blocked = ""
+        self._fatal: ConfigError | None = None
+        self._changed = asyncio.Event()
+        self._learned = asyncio.Event()
+        self._task_limits = TaskLimits(self._engine)
+        self._draining = asyncio.Event()
+        self._ending = asyncio.Event()
+        self._ends_at: float | None = None
+        self._settler: Settler
+
+    @property
+    def name(self) -> str:
+        return self._registration.name
+
+    async def run(self, started: Callable[[Supervisor], None] | None = None) -> None:
+        """Work until drained or stopped. `started` is called before the first lease."""
+        name = await self._registration.enter(self._options.name)
+        for dead in await self._registration.dead_here():
+            # An earlier start may have left processes, if its launcher died with it.
+            processes.kill_marked({b"HOLDFAST_WORKER_ID": dead.encode()})
+        await self._load_queues()
+        # Before anything is leased: the worker may have been cordoned before it was restarted.
+        await self._read_order()
+        self._settler = Settler(self._engine, self._held, self._queue_of, self._settled, name)
+        if started is not None:
+            started(self)
+        async with asyncio.TaskGroup() as group:
+            loops = [
+                group.create_task(loop)
+                for loop in (
+                    self._settler.run(),
+                    self._renewer.run(),
+                    self._tick(),
+                    every(_ORDERS_S, self._read_order),
+                    every(_ORDERS_S, self._breakers.look, self._breakers.sooner),
+                    every(_QUEUES_S, self._load_queues, self._learned),
+                    every(self._options.heartbeat_ms / 1000, self._beat, self._changed),
+                )
+            ]
+            intake = group.create_task(self._intake.run(), name="intake")
+            await self._pool.start(name)
+            await self._draining.wait()
+            intake.cancel()
+            await asyncio.wait([intake])
+            await self._finish()
+            for loop in loops:
+                loop.cancel()
+        with suppress(EngineError):
+            await self._registration.leave()
+        if self._fatal is not None:
+            raise self._fatal
+
+    def drain(self, *, for_ever: bool = False) -> None:
+        """Lease nothing more, finish running jobs within the grace period, then end."""
+        if not for_ever:
+            self._ends_at = monotonic() + self._options.grace_ms / 1000
+        self._draining.set()
+
+    def stop(self) -> None:
+        """Release running jobs and end at once."""
+        self._draining.set()
+        self._ending.set()
+
+    def ended(self, endings: list[JobEnding]) -> None:
+        """These jobs ended in a child: settle them, and lease as many others."""
+        if any(held.lost for held, _ in endings):
+            for held, _ in endings:
+                if held.lost:
+                    self._held.drop(held)
+            self._intake.look()
+            endings = [(held, ending) for held, ending in endings if not held.lost]
+        self._settler.add_endings(endings)
+        self._outcomes.record(endings)
+        if self._breakers.is_used:
+            self._breakers.record(endings)
+        for kind, count in Counter([held.kind for held, _ in endings]).items():
+            self._capacity.ended(kind, count)
+            self._intake.freed(kind)
+
+    def crashed(self, jobs: list[HeldLease], failure: Failure) -> None:
+        """A child died while these jobs ran in it."""
+        alone = len(jobs) == 1
+        for held in jobs:
+            if held.lost:
+                self._held.drop(held)
+                continue
+            queue = self._queue_of(held.job.queue)
+            verdict = after_death(queue, held.job, failure, random.random(), alone=alone)
+            self._outcomes.failed += 1
+            if alone:
+                self._breakers.crashed(held, failure)
+            self._settler.add(held, verdict)
+            self._capacity.ended(held.kind)
+            self._intake.freed(held.kind)
+
+    def learned(self, tasks: dict[str, TaskInfo]) -> None:
+        """The children can run these tasks now."""
+        self._serve(tasks)
+        self._breakers.learn(tasks)
+        self._learned.set()
+        self._changed.set()
+        if self._options.target is None or set(tasks) - BUILT_IN_TASKS:
+            self.tell_ready(self.name)
+
+    def broken(self, failure: Failure) -> None:
+        """The application cannot be imported. If it never could, that is a configuration error; if
+        it could before, it is being changed and tried again while others run its jobs."""
+        if self._options.target and set(self._pool.tasks) <= BUILT_IN_TASKS:
+            self._fatal = ConfigError(
+                f"{self._options.target} cannot be imported: {failure.type}: {failure.message}"
+            )
+            self.stop()
+        self._check_health()
+
+    def _admit(self, leased: list[HeldLease]) -> None:
+        """Dispatch leased jobs, unless a circuit breaker is open."""
+        if self._breakers.is_used:
+            self._breakers.admit(leased)
+        else:
+            self._pool.add(leased)
+
+    def _release(self, held: HeldLease, release: Release) -> None:
+        self._settler.add(held, release)
+        self._intake.freed(held.kind)
+
+    def _settled(self, jobs: list[HeldLease]) -> None:
+        """The engine has answered for these jobs."""
+        self._start_next(jobs)
+        self._intake.look()
+
+    def _start_next(self, jobs: list[HeldLease]) -> None:
+        """Start or release the jobs that were leased with one of these and are of its group."""
+        for held in jobs if self._group_order else ():
+            step = self._group_order.settled(held, wall_ms())
+            for each in step.release:
+                self._release(each, Release("the job before it comes again", unstarted=True))
+            if step.start is not None:
+                step.start.came_at = boot_s()
+                self._admit([step.start])
+
+    def _shut_out(self, tasks: frozenset[str]) -> None:
+        """Lease nothing of these tasks; release their jobs that have not started, at no cost."""
+        new = tasks - self._capacity.shut_out
+        self._capacity.shut_out = tasks
+        self._intake.interrupt()
+        for held in self._pool.queue.remove_tasks(new):
+            self._release(held, Release("the circuit breaker of its task is open", unstarted=True))
+
+    def _lose(self, held: HeldLease) -> None:
+        _log.warning("the lease on job %s is lost: its run is stopped", held.job.id)
+        self._pool.cancel(held, lost=True)
+        if held.call == 0:
+            self._held.drop(held)
+        self._intake.freed(held.kind)
+        self._start_next([held])
+
+    def _cancel(self, held: HeldLease) -> None:
+        if held.call:
+            self._pool.cancel(held)
+        elif self._pool.queue.remove(held) or self._group_order.is_behind(held):
+            self._settler.add(held, Retry(0))
+            self._intake.freed(held.kind)
+        else:
+            # Not queued yet: the next renewal brings the request again.
+            held.cancel_reported = False
+
+    async def _finish(self) -> None:
+        """Drain for the grace period, release the rest, settle all verdicts."""
+        waiting = (*self._pool.close(), *self._breakers.close(), *self._group_order.clear())
+        for held in waiting:
+            self._settler.add(held, Release("the worker is stopping", unstarted=True))
+        self._changed.set()
+        while self._held.active_count and not self._is_over():
+            with suppress(TimeoutError):
+                async with asyncio.timeout(0.05):
+                    await self._ending.wait()
+        await self._pool.stop("the worker stopped before it ended")
+        await self._settle_last()
+
+    async def _settle_last(self) -> None:
+        """For as long as the drain may take, or a while if that is over, even if the engine is out
+        of reach."""
+        at_least = monotonic() + _LAST_SETTLE_S
+        while self._settler.backlog:
+            if self._is_over() and monotonic() >= at_least:
+                lost = counted(self._settler.backlog, "verdict")
+                _log.error("%s could not be settled and got lost", lost)
+                return
+            with suppress(TimeoutError):
+                async with asyncio.timeout(0.05):
+                    await self._settler.drain()
+
+    def _is_over(self) -> bool:
+        """True if the grace period is over, or the worker was stopped."""
+        late = self._ends_at is not None and monotonic() >= self._ends_at
+        return late or self._ending.is_set()
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(TICK_S)
+            self._capacity.measure()
+            self._pool.tick()
+            self._shed()
+            self._outcomes.recover()
+            self._check_health()
+
+    def _check_health(self) -> None:
+        """Adjust what may be leased to the worker's health."""
+        # Without `blocked`: a worker that leased nothing because of it would never recover.
+        state, _ = health(replace(self._facts(), blocked=""), 0)
+        closed = self._order.cordoned or self._draining.is_set()
+        broken = self._pool.broken is not None or self._pool.unready_s > _UNREADY_S
+        if self._capacity.set_state(closed=closed, health=state, broken=broken):
+            self._intake.interrupt()
+
+    def _shed(self) -> None:
+        """Release jobs that were leased ahead when jobs ended faster. Not those that must run
+        alone: they would come again at once, and have only so many releases. If the application
+        cannot start, all go to other workers."""
+        queue = self._pool.queue
+        if self._pool.unready_s > _UNREADY_S:
+            text = "the application of its worker cannot start"
+            for held in (*queue.remove_excess("python", 0), *queue.remove_excess("solo", 0)):
+                self._settler.add(held, Release(text, unstarted=True))
+        kinds: tuple[RunnerKind, ...] = ("python", "command", "webhook")
+        for kind in kinds:
+            most = 2 * self._capacity.ahead(kind) + self._pool.capacity_of(kind)
+            for held in queue.remove_excess(kind, most):
+                text = "leased ahead by a worker now busy"
+                self._settler.add(held, Release(text, unstarted=True))
+        for held in queue.remove_older(boot_s() - UNSTARTED_S):
+            text = "its worker took it and did not come to start it"
+            self._settler.add(held, Release(text, unstarted=True))
+
+    async def _beat(self) -> None:
+        self._blocked = await self._find_stall()
+        await self._registration.heartbeat()
+        if self._pool.tasks:
+            # The heartbeat may have had to take another name.
+            self._serve(self._pool.tasks)
+        if random.random() < 0.05:
+            await self._registration.tidy()
+
+    async def _find_stall(self) -> str:
+        if self._pool.broken is not None:
+            return f"its application cannot be started: {self._pool.broken.message}"
+        if (monotonic() - self._intake.leased_at) * 1000 < STALL_MS:
+            return ""
+        queues = {worker_queue(self.name), *self._capacity.queues(self._pool.tasks)}
+        tasks = set(self._pool.tasks) - self._capacity.shut_out
+        return await find_stall(self._engine, queues, tasks)
+
+    async def _read_order(self) -> None:
+        """Read and follow the orders of operators to this worker."""
+        before, self._order = self._order, await self._registration.order()
+        known = (before.ending, before.ending_id) == (self._order.ending, self._order.ending_id)
+        if self._order.ending and self._order.ending_id == self.id and not known:
+            _log.info("%s ordered by %s", self._order.ending, self._order.by or "an operator")
+            if self._order.ending == "drain":
+                self.drain(for_ever=True)
+            else:
+                self.stop()
+        if self._order.renew != before.renew:
+            self._renewer.at_once()
+        if self._order.cordoned != before.cordoned:
+            self._changed.set()
+        self._check_health()
+
+    async def _load_queues(self) -> None:
+        """Read the settings of all queues. Queues that the tasks name are created, so that their
+        jobs and follow-up jobs have a place."""
+        self._queues = await self._read_queues()
+        named = {info.queue for info in self._pool.tasks.values()} | {*self._options.queues}
+        # `default` is always there, although a token may not see it.
+        missing = sorted(named - set(self._queues) - {"default"})
+        for name in missing:
+            await self._engine.declare(Queue(name=name), instead_of=None)
+        limits_set = await self._task_limits.set(self._pool.tasks)
+        if missing or limits_set:
+            self._queues = await self._read_queues()
+        if limits_set:
+            self._serve(self._pool.tasks)
+
+    async def _read_queues(self) -> dict[str, Queue]:
+        return {view.queue.name: view.queue for view in await self._engine.queues(counts=False)}
+
+    def _serve(self, tasks: dict[str, TaskInfo]) -> None:
+        """Lease jobs of these tasks, once all limits that they declare are set. A request for only
+        some of the tasks would soon be given up for one for all, and its jobs be released."""
+        if self._task_limits.are_set(tasks):
+            if self._capacity.learn(tasks):
+                self._intake.interrupt()
+            queues = self._capacity.queues(tasks)
+            self._intake.serve(self.name, {worker_queue(self.name): 1, **queues})
+
+    def _queue_of(self, name: str) -> Queue:
+        """Settings of a queue; the defaults until a new one has been read."""
+        return self._queues.get(name) or Queue(name=name)
+
+    def _facts(self) -> WorkerRecord:
+        running = self._pool.running()
+        return WorkerRecord(
+            name=self._registration.name,
+            id=self.id,
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            started_at=self._started_at,
+            start_ticks=self._start_ticks,
+            version=self._options.version,
+            queues=self._capacity.queues(self._pool.tasks),
+            tasks=tuple(sorted(self._pool.tasks)[:TASKS_SHOWN]),
+            labels=self._options.labels,
+            capacity=self._pool.capacity,
+            running=running,
+            prefetched=max(0, self._held.active_count - running),
+            done=self._outcomes.done,
+            failed=self._outcomes.failed,
+            consecutive_failures=self._outcomes.consecutive_failures,
+            failure_rate=round(self._outcomes.failure_rate, 3),
+            blocked=self._blocked,
+            cordoned=self._order.cordoned,
+            stopping=self._draining.is_set(),
+        )
+
+
+async def every(
+    seconds: float,
+    act: Callable[[], Coroutine[Any, Any, None]],
+    sooner: asyncio.Event | None = None,
+) -> None:
+    """Repeat until cancelled; an engine out of reach is tried again at the next turn."""
+    sooner = sooner or asyncio.Event()
+    while True:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await sooner.wait()
+        sooner.clear()
+        try:
+            await act()
+        except EngineClosed:
+            raise
+        except EngineError as error:
+            _log.warning("%s", error)

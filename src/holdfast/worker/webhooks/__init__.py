@@ -1,0 +1,1 @@
+"""The built-in task `webhook`: signed HTTP requests to public addresses."""

@@ -1,0 +1,27 @@
+"""The checker finds each invariant that a history breaks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from holdfast.conformance.checker.findings import INVARIANTS
+from tests.crash.history.broken_flow import FLOW
+from tests.crash.history.broken_jobs import JOBS
+from tests.crash.history.story import Story
+
+BROKEN = JOBS + FLOW
+
+
+@pytest.mark.parametrize(("rule", "tell"), BROKEN, ids=[tell.__name__ for _, tell in BROKEN])
+def test_a_broken_invariant_is_found(rule: str, tell: Callable[[Story], None]) -> None:
+    story = Story()
+    tell(story)
+    findings = story.check()
+    assert rule in findings.rules, findings
+    assert rule in str(findings)
+
+
+def test_every_invariant_has_a_story() -> None:
+    assert {rule for rule, _ in BROKEN} == set(INVARIANTS)

@@ -1,0 +1,61 @@
+"""Connections to PostgreSQL that outlive their engine, for the next one on the same event loop.
+
+A server plans every statement anew for each connection, which is most of what a short test of an
+engine costs. Only an idle connection is handed on; what a test left in flight is closed.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from types import TracebackType
+from typing import Any, Self
+
+from holdfast.engines.postgres import PostgresEngine
+from holdfast.engines.postgres.pool import PostgresConnection, PostgresPool
+
+
+class KeptConnections:
+    """Use it as a context manager: at its end the connections are closed."""
+
+    def __init__(self) -> None:
+        self.idle: list[PostgresConnection] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        type_: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        while self.idle:
+            self.idle.pop().terminate()
+
+    def engine(self, dsn: str, **options: Any) -> PostgresEngine:
+        """All on one database: a connection is the same for every namespace of it."""
+        engine = PostgresEngine(dsn, **options)
+        made = engine._make_pool
+        engine._make_pool = partial(self._pool, *made.args, **made.keywords)
+        return engine
+
+    def _pool(self, dsn: str, **options: Any) -> PostgresPool:
+        return KeptPool(dsn, kept=self, **options)
+
+
+class KeptPool(PostgresPool):
+    def __init__(self, dsn: str, *, kept: KeptConnections, **options: Any) -> None:
+        super().__init__(dsn, **options)
+        self._kept = kept
+
+    async def dial(self) -> PostgresConnection:
+        while self._kept.idle:
+            connection = self._kept.idle.pop()
+            if not connection.is_closed():
+                return connection
+        return await super().dial()
+
+    async def close(self) -> None:
+        idle, self._idle = self._idle, []
+        await super().close()
+        self._kept.idle += idle

@@ -1,0 +1,172 @@
+"""The schema is created once, also by many processes at once and after a crash."""
+
+import asyncio
+from typing import Any
+
+import asyncpg
+import pytest
+
+from holdfast.conformance.contract.cases import from_default, jobs, lease_ids, settle
+from holdfast.core import bounds
+from holdfast.core.model import Lease, Record
+from holdfast.core.verdict import Complete, Outcome, Release
+from holdfast.engines.postgres import PostgresEngine, schema
+from holdfast.errors import ConfigError, EngineUnavailable, SchemaMismatch
+
+
+@pytest.fixture
+def pg_dsn(empty_pg_dsn: str) -> str:
+    """A database without the schema."""
+    return empty_pg_dsn
+
+
+async def opened(dsn: str, **options: Any) -> PostgresEngine:
+    engine = PostgresEngine(dsn, **options)
+    await engine.open()
+    return engine
+
+
+def test_the_migrations_are_numbered_without_a_gap() -> None:
+    texts = schema.migrations()
+    assert len(texts) >= 3
+    assert all("CREATE" in text or "ALTER" in text for text in texts)
+
+
+async def test_many_open_an_empty_database_at_once(pg_dsn: str) -> None:
+    engines = await asyncio.gather(*(opened(pg_dsn, connections=1) for _ in range(8)))
+    await engines[0].enqueue(jobs("a"))
+    assert await lease_ids(engines[-1]) == ["a"]
+    for engine in engines:
+        await engine.close()
+
+
+async def test_killed_migration_leaves_nothing(
+    pg_dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = schema.migrations()
+    for number in range(len(whole) + 1):
+        cut = [*whole[:number], "SELECT pg_terminate_backend(pg_backend_pid())"]
+        monkeypatch.setattr(schema, "migrations", lambda cut=cut: cut)
+        with pytest.raises(EngineUnavailable):
+            await opened(pg_dsn)
+        connection = await asyncpg.connect(pg_dsn)
+        assert not await connection.fetchval("SELECT to_regnamespace('holdfast') IS NOT NULL")
+        await connection.close()
+    monkeypatch.setattr(schema, "migrations", lambda: whole)
+    await (await opened(pg_dsn)).close()
+
+
+async def test_older_version_refuses_a_newer_schema(
+    pg_dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = schema.migrations()
+    old = await opened(pg_dsn)
+    await old.enqueue(jobs("a"))
+    with monkeypatch.context() as newer:
+        newer.setattr(schema, "migrations", lambda: [*known, "CREATE TABLE novelty ()"])
+        new = await opened(pg_dsn)
+        assert await lease_ids(new) == ["a"], "an upgrade keeps the jobs"
+        await new.close()
+    newest = len(known)
+    told = f"version {newest + 1}, this Holdfast knows up to {newest}: upgrade"
+    with pytest.raises(SchemaMismatch, match=told):
+        await opened(pg_dsn)
+    # An engine that was open goes on until it needs a new connection.
+    pool, _ = old._opened()
+    pool.forget()
+    with pytest.raises(SchemaMismatch, match="upgrade"):
+        await old.enqueue(jobs("b"))
+    await old.close()
+
+
+async def test_store_of_schema_3_is_migrated_with_its_jobs(
+    pg_dsn: str, look: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save = "SELECT save(1, '{setting}', $1::text[], $2::bigint[], '{v}')"
+    with monkeypatch.context() as older:
+        whole = schema.migrations()
+        older.setattr(schema, "migrations", lambda: whole[:3])
+        await (await opened(pg_dsn)).close()
+        # As version 3 wrote them: a leased job, a waiting job and a group.
+        await look.execute("""
+            SELECT put_plain(1, NULL, '{default}', 1, '{}', '{a,b,g1,g2}', '{t,t,t,t}',
+                             '{p,p,p,p}', '{}', '{}', '{}', '{}', '{NULL,NULL,g,g}', '{}', '{}')
+        """)
+        [held] = await look.fetch("SELECT * FROM lease(1, NULL, '{default}', 1, 'w', NULL, NULL)")
+        assert await look.fetchval(save, ["k"], [0]) == [True]
+    engine = await opened(pg_dsn)
+    [record] = await engine.load("setting", limit=9)
+    assert record == Record(kind="setting", key="k", value=b"v", version=1, age_ms=record.age_ms)
+    assert 0 <= record.age_ms < bounds.HOUR_MS, "its age counts from the migration"
+    # An engine that was open at the migration goes on saving.
+    assert await look.fetchval(save, ["k"], [1]) == [True]
+    assert await look.fetchval(save, ["other"], [0]) == [True]
+    versions = {each.key: each.version for each in await engine.load("setting", limit=9)}
+    assert versions == {"k": 2, "other": 1}
+    job = await engine.get("a")
+    assert job is not None
+    assert (job.payload, job.attempt, job.token) == (b"p", 1, held["token"])
+    leased = Lease(job=job, token=held["token"], lease_ms=1)
+    assert await settle(engine, leased, Release(alone=True)) is Outcome.SETTLED
+    leases = await engine.lease(from_default(9))
+    assert [lease.id for lease in leases] == ["b", "g1", "a"], "one of a group at a time"
+    for lease in leases:
+        assert await settle(engine, lease, Complete()) is Outcome.SETTLED
+    assert [lease.id for lease in await engine.lease(from_default(9))] == ["g2"]
+    assert await engine.recount(100) == 0
+    await engine.close()
+
+
+async def test_schemas_and_namespaces_are_separate(pg_dsn: str) -> None:
+    places = [{}, {"namespace": "other"}, {"schema": "user"}, {"schema": "x" * 63}]
+    engines = [await opened(pg_dsn, **place) for place in places]
+    for position, engine in enumerate(engines):
+        await engine.enqueue(jobs("abcd"[position]))
+    for position, engine in enumerate(engines):
+        assert await lease_ids(engine) == ["abcd"[position]]
+        assert len(await engine.queues()) == 1
+        await engine.close()
+
+
+async def test_existing_schema_needs_no_right_to_create_one(pg_dsn: str) -> None:
+    await (await opened(pg_dsn)).close()
+    admin = await asyncpg.connect(pg_dsn)
+    await admin.execute(
+        """
+        CREATE ROLE holdfast_plain LOGIN;
+        GRANT USAGE ON SCHEMA holdfast TO holdfast_plain;
+        GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA holdfast TO holdfast_plain;
+        GRANT USAGE ON ALL SEQUENCES IN SCHEMA holdfast TO holdfast_plain;
+        """
+    )
+    try:
+        engine = await opened(pg_dsn.replace("postgres@", "holdfast_plain@"))
+        await engine.enqueue(jobs("a"))
+        assert await lease_ids(engine) == ["a"]
+        await engine.close()
+    finally:
+        await admin.execute("DROP OWNED BY holdfast_plain; DROP ROLE holdfast_plain")
+        await admin.close()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"schema": 'a"b'}, {"schema": "A"}, {"schema": "x" * 64}, {"namespace": "a b"},
+     {"namespace": ""}, {"connections": 0}],
+)  # fmt: skip
+def test_names_out_of_bounds(options: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError):
+        PostgresEngine("postgresql://h/d", **options)
+
+
+async def test_another_encoding_is_refused(pg_server_dsn: str) -> None:
+    admin = await asyncpg.connect(pg_server_dsn)
+    await admin.execute(
+        "CREATE DATABASE holdfast_latin ENCODING 'LATIN1' TEMPLATE template0 LOCALE 'C'"
+    )
+    try:
+        with pytest.raises(ConfigError, match="LATIN1"):
+            await opened(pg_server_dsn.rpartition("/")[0] + "/holdfast_latin")
+    finally:
+        await admin.execute("DROP DATABASE holdfast_latin WITH (FORCE)")
+        await admin.close()

@@ -1,0 +1,310 @@
+"""URLs and their engines; errors never show a password."""
+
+import builtins
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from holdfast.app.application import Holdfast
+from holdfast.engines.memory import MemoryEngine
+from holdfast.engines.registry import (
+    default_url,
+    open_engine,
+    partitions_of,
+    redacted,
+    schemes,
+    with_namespace,
+)
+from holdfast.errors import ConfigError
+from holdfast.testing.clock import ManualClock
+
+
+class Built:
+    """Stands for a concrete engine and keeps what it was made with."""
+
+    traits = MemoryEngine().traits
+
+    def __init__(self, place: str, **options: Any) -> None:
+        self.place = place
+        self.options = options
+
+
+@pytest.fixture
+def built(monkeypatch: pytest.MonkeyPatch) -> type[Built]:
+    known = (
+        ("sqlite", "SQLiteEngine"),
+        ("postgres", "PostgresEngine"),
+        ("remote", "RemoteEngine"),
+    )
+    for name, member in known:
+        module = ModuleType(f"holdfast.engines.{name}")
+        setattr(module, member, Built)
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+    return Built
+
+
+def test_memory() -> None:
+    assert isinstance(open_engine("memory:", clock=ManualClock()), MemoryEngine)
+
+
+@pytest.mark.parametrize(
+    ("text", "path", "options"),
+    [
+        ("sqlite:///work.db", "work.db", {}),
+        ("sqlite:////var/lib/work.db", "/var/lib/work.db", {}),
+        ("sqlite:///a%20b%3f.db", "a b?.db", {}),
+        (
+            "sqlite:///x.db?durability=relaxed&namespace=n",
+            "x.db",
+            {"durability": "relaxed", "namespace": "n"},
+        ),
+    ],
+)
+def test_sqlite(built: type[Built], text: str, path: str, options: dict[str, str]) -> None:
+    clock = ManualClock()
+    engine: Any = open_engine(text, clock=clock)
+    assert isinstance(engine, Built)
+    assert (engine.place, engine.options) == (path, {"clock": clock, **options})
+
+
+def test_postgresql(built: type[Built]) -> None:
+    engine: Any = open_engine(
+        "postgresql://u:p%40@h:5/d?pooled=true&schema=s&connections=8&namespace=n&sslmode=require"
+    )
+    assert engine.place == "postgresql://u:p%40@h:5/d?sslmode=require"
+    assert engine.options == {
+        "clock": None,
+        "pooled": True,
+        "schema": "s",
+        "connections": 8,
+        "namespace": "n",
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "place", "options"),
+    [
+        ("http://127.0.0.1:7433", "http://127.0.0.1:7433", {"token": None}),
+        ("https://hf_a_b%21@h/", "https://h", {"token": "hf_a_b!"}),
+        (
+            "https://h:5/jobs/?namespace=n&ca=/etc/ca.pem",
+            "https://h:5/jobs",
+            {"token": None, "namespace": "n", "ca": "/etc/ca.pem"},
+        ),
+        ("http://hf_a_b@[::1]:5", "http://[::1]:5", {"token": "hf_a_b"}),
+    ],
+)
+def test_a_server(
+    built: type[Built],
+    monkeypatch: pytest.MonkeyPatch,
+    text: str,
+    place: str,
+    options: dict[str, str],
+) -> None:
+    monkeypatch.delenv("HOLDFAST_TOKEN", raising=False)
+    engine: Any = open_engine(text)
+    assert isinstance(engine, Built)
+    assert (engine.place, engine.options) == (place, options)
+
+
+def test_the_token_may_be_in_the_environment(
+    built: type[Built], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOLDFAST_TOKEN", "hf_of_all")
+    assert open_engine("https://h").options == {"token": "hf_of_all"}  # type: ignore[attr-defined]
+    of_url: Any = open_engine("https://hf_mine@h")
+    assert of_url.options == {"token": "hf_mine"}
+    monkeypatch.setenv("HOLDFAST_TOKEN", "hf_hunter2\r\nx: y")
+    with pytest.raises(ConfigError, match="copy it as it was shown") as caught:
+        open_engine("https://h")
+    assert "hunter2" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", "no scheme"),
+        ("work.db", "no scheme"),
+        ("/tmp/work.db", "no scheme"),
+        ("mysql://root:hunter2@host/db", "'mysql'"),
+        ("hunter2 :", "no engine for the URL scheme:"),
+        ("memory:x", "no path"),
+        ("memory:?a=hunter2", "'a'.*none"),
+        ("sqlite:work.db", "sqlite:///work.db"),
+        ("sqlite:///", "sqlite:///work.db"),
+        ("sqlite:////", "sqlite:///work.db"),
+        ("sqlite://host/x.db", "sqlite:///work.db"),
+        ("sqlite:///x%00.db", "sqlite:///work.db"),
+        ("sqlite:///x.db?sync=off", "'sync'.*durability, namespace"),
+        ("sqlite:///x.db?durability=none", "full or relaxed"),
+        ("sqlite:///x.db?namespace=a/b", "A-Z a-z 0-9"),
+        ("sqlite:///x.db?namespace=a&namespace=b", "twice"),
+        ("postgresql://u:hunter2@h:port/d", "cannot be read"),
+        ("postgresql://u:hunter2@[h/d", "cannot be read"),
+        ("postgresql://u:hunter2@h/d?pool=2", "'pool'.*connections, namespace, pooled, schema"),
+        ("postgresql://u:hunter2@h/d?pooled=1", "true or false"),
+        ("postgresql://u:hunter2@h/d?connections=0", "1 to 999"),
+        ("postgresql://u:hunter2@h/d?schema=a%22b", "1 to 63"),
+        ("http:", "https://host"),
+        ("http:///x", "https://host"),
+        ("https://@h", "https://host"),
+        ("https://u:hunter2@h", "https://host"),
+        ("https://hunter2@h:port", "https://host"),
+        ("https://hunter2@h#x", "https://host"),
+        ("https://hunter2%0d%0a@h", "copy it"),
+        ("https://hunter2@h?pool=2", "'pool'.*ca, cert, namespace"),
+        ("https://hunter2@h?ca=", "certificates"),
+    ],
+)
+def test_errors_name_the_mistake_but_not_the_password(text: str, says: str) -> None:
+    with pytest.raises(ConfigError, match=says) as caught:
+        open_engine(text)
+    assert "hunter2" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("module", "package", "extra", "text"),
+    [
+        ("holdfast.engines.postgres", "asyncpg", "postgres", "postgresql://u:p@h/d"),
+        ("holdfast.engines.remote", "httptools", "remote", "https://h"),
+    ],
+)
+def test_a_missing_extra_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, module: str, package: str, extra: str, text: str
+) -> None:
+    real = builtins.__import__
+
+    def without_client(name: str, *rest: Any) -> Any:
+        if name == module:
+            raise ModuleNotFoundError(f"No module named {package!r}", name=package)
+        return real(name, *rest)
+
+    monkeypatch.setattr(builtins, "__import__", without_client)
+    with pytest.raises(ConfigError, match=rf"{package}: pip install 'holdfast\[{extra}\]'"):
+        open_engine(text)
+
+
+def test_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HOLDFAST_URL", raising=False)
+    assert default_url() == "sqlite:///holdfast.db"
+    monkeypatch.setenv("HOLDFAST_URL", "memory:")
+    assert default_url() == "memory:"
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("memory:", "memory:"),
+        ("sqlite:///x.db?namespace=n", "sqlite:///x.db"),
+        ("postgresql://u:hunter2@h:5/d?password=hunter2", "postgresql://h:5/d"),
+        ("postgresql://u:hunter2@a,b@h/d", "postgresql://h/d"),
+        ("postgresql://u:hunter2@[h/d", "postgresql:…"),
+        ("https://hf_hunter2@h:5/jobs?namespace=n", "https://h:5/jobs"),
+        ("partitioned:sqlite:///a.db,https://hf_hunter2@h", "partitioned:sqlite:///a.db,https://h"),
+    ],
+)
+def test_a_redacted_url_shows_no_secret(text: str, shown: str) -> None:
+    assert redacted(text) == shown
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("memory:", "memory:"),
+        ("sqlite:///x.db", "sqlite:///x.db?namespace=n"),
+        (
+            "sqlite:///x%3f#.db?namespace=a&durability=full",
+            "sqlite:///x%3f#.db?durability=full&namespace=n",
+        ),
+        ("postgresql://u:p%40@h/d", "postgresql://u:p%40@h/d?namespace=n"),
+        (
+            "postgresql://h/d?name%73pace=a&password=%26b&schema=s",
+            "postgresql://h/d?password=%26b&schema=s&namespace=n",
+        ),
+        ("https://hf_a@h?namespace=a", "https://hf_a@h?namespace=n"),
+        (
+            "partitioned:sqlite:///a,b.db,postgresql://h/d?namespace=a",
+            "partitioned:sqlite:///a,b.db?namespace=n,postgresql://h/d?namespace=n",
+        ),
+    ],
+)
+def test_a_url_with_another_namespace(text: str, named: str) -> None:
+    assert with_namespace(text, "n") == named
+    assert with_namespace(named, "n") == named
+
+
+@pytest.mark.parametrize("name", ["", "a/b", "n&durability=relaxed", "n" * 81, "ä"])
+def test_a_namespace_cannot_smuggle_in_options(name: str) -> None:
+    with pytest.raises(ConfigError, match="1 to 80"):
+        with_namespace("sqlite:///x.db", name)
+
+
+def test_unused_engines_are_not_imported() -> None:
+    code = (
+        "import sys, holdfast.engines.registry as url; url.open_engine('memory:');"
+        "print(*[name for name in ('apsw', 'asyncpg') if name in sys.modules])"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ran.stdout.strip() == ""
+
+
+class TestOtherPackages:
+    """Engines of other packages join by an entry point."""
+
+    @staticmethod
+    def install(folder: Path, package: str, scheme: str, target: str, code: str = "") -> None:
+        """Put a distribution on a folder of `sys.path`, as an installer would."""
+        info = folder / f"{package}-1.0.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n")
+        (info / "entry_points.txt").write_text(f"[holdfast.engines]\n{scheme} = {target}\n")
+        if code:
+            (folder / f"{target.partition(':')[0]}.py").write_text(code)
+
+    CODE = (
+        "from holdfast.engines.memory import MemoryEngine\n"
+        "class AcmeEngine(MemoryEngine):\n"
+        "    def __init__(self, url, clock):\n"
+        "        super().__init__(clock=clock)\n"
+        "        self.url = url\n"
+    )
+
+    @pytest.fixture
+    def folder(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+        monkeypatch.syspath_prepend(tmp_path)
+        return tmp_path
+
+    async def test_an_engine_of_another_package(self, folder: Path) -> None:
+        self.install(folder, "acme-holdfast", "acme", "acme_one:AcmeEngine", self.CODE)
+        engine: Any = open_engine("acme://u:hunter2@host/jobs?colour=red", clock=ManualClock(5))
+        assert engine.url == "acme://u:hunter2@host/jobs?colour=red"
+        assert (await engine.examine()).now == 5
+        assert "acme" in schemes()
+        assert redacted("acme://u:hunter2@host/jobs?colour=red") == "acme://host/jobs"
+        async with Holdfast("acme://host/jobs") as app:
+            await app.enqueue("work")
+            assert app.place == "acme://host/jobs"
+
+    def test_as_a_partition(self, folder: Path) -> None:
+        self.install(folder, "acme-holdfast", "acme", "acme_two:AcmeEngine", self.CODE)
+        assert partitions_of("partitioned:acme://a,b,acme://c") == ["acme://a,b", "acme://c"]
+        open_engine("partitioned:acme://a,memory:")
+
+    def test_one_that_cannot_be_loaded(self, folder: Path) -> None:
+        self.install(folder, "acme-holdfast", "acme", "acme_gone:AcmeEngine")
+        with pytest.raises(ConfigError, match=r"acme cannot be loaded .*reinstall acme-holdfast"):
+            open_engine("acme://host")
+
+    def test_two_packages_with_one_scheme(self, folder: Path) -> None:
+        self.install(folder, "acme-holdfast", "acme", "acme_a:Engine")
+        self.install(folder, "other-holdfast", "acme", "acme_b:Engine")
+        with pytest.raises(ConfigError, match="claimed by acme-holdfast and other-holdfast"):
+            open_engine("acme://host")
+
+    def test_no_package_replaces_a_built_in_engine(self, folder: Path) -> None:
+        self.install(folder, "acme-holdfast", "memory", "acme_three:AcmeEngine", self.CODE)
+        assert type(open_engine("memory:")) is MemoryEngine

@@ -1,0 +1,302 @@
+"""A call that needs a missing trait is Unsupported and reaches no engine, through every wrapper."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any, NamedTuple
+
+import pytest
+from msgspec.structs import replace
+
+from holdfast.conformance.contract.cases import a_job, a_limit, a_queue, case, from_default
+from holdfast.conformance.history import Journal, Recorded
+from holdfast.core.model import (
+    Job,
+    JobFilter,
+    Lease,
+    Note,
+    Overrides,
+    Receipt,
+    Record,
+    Renewal,
+    Status,
+)
+from holdfast.core.verdict import (
+    Complete,
+    Edit,
+    Expedite,
+    Redrive,
+    Release,
+    Retime,
+    Retry,
+    Settlement,
+    Verdict,
+)
+from holdfast.engines.base import Engine, Traits
+from holdfast.engines.coalesced import Coalesced
+from holdfast.engines.memory import MemoryEngine
+from holdfast.engines.partitioned import PartitionedEngine
+from holdfast.engines.support import FULL, has_gaps, lacks
+from holdfast.engines.wrapper import Supported, enforced
+from holdfast.errors import Unsupported
+from holdfast.server.access.authorized_engine import AuthorizedEngine
+from holdfast.server.access.caller import Caller, Scope, with_implied
+from holdfast.tracing.engine import TracedEngine
+from tests.engines import harnesses
+from tests.server.loop_server import LoopServer, ServedEngine
+
+LEASE = Lease(job=Job(id="a", task="work", queue="default", token=16), token=16, lease_ms=1_000)
+HOUR_MS = 3_600_000
+
+Call = Callable[[Engine], Awaitable[Any]]
+
+
+class Check(NamedTuple):
+    """One check: what the engine lacks, the verb and a call that needs it."""
+
+    lacking: dict[str, Any]
+    verb: str
+    call: Call
+    feature: str
+
+
+def declares(feature: str, lacking: dict[str, Any], **settings: Any) -> Check:
+    return Check(lacking, "declare", lambda engine: engine.declare(a_queue(**settings)), feature)
+
+
+def enqueues(feature: str, lacking: dict[str, Any], **fields: Any) -> Check:
+    return Check(lacking, "enqueue", lambda engine: engine.enqueue([a_job(**fields)]), feature)
+
+
+def renews(feature: str, lacking: dict[str, Any], **fields: Any) -> Check:
+    renewal = Renewal(lease=LEASE, **fields)
+    return Check(lacking, "renew", lambda engine: engine.renew([renewal]), feature)
+
+
+def settles(
+    feature: str, lacking: dict[str, Any], verdict: Verdict, note: Note | None = None
+) -> Check:
+    settlement = Settlement(lease=LEASE, verdict=verdict, note=note)
+    return Check(lacking, "settle", lambda engine: engine.settle([settlement]), feature)
+
+
+def amends(feature: str, lacking: dict[str, Any], amendment: Any) -> Check:
+    return Check(
+        lacking, "amend", lambda engine: engine.amend(JobFilter(), amendment, limit=1), feature
+    )
+
+
+UNSEARCHABLE = {"inspect": False}
+CHECKS = [
+    declares("max_depth", {"limits": False}, max_depth=5),
+    declares("limits", {"limits": False}, limits=(a_limit(concurrency=1),)),
+    declares("rates", {"rates": False}, limits=(a_limit(rate="1/1000"),)),
+    declares("fairness", {"fairness": False}, fairness="shares"),
+    declares("weights of tenants", {"fairness": False}, weights={"t": 2}),
+    declares("aging_ms", {"priority": False}, aging_ms=1_000),
+    declares("group_batch", {"groups": False}, group_batch=2),
+    declares("a lease of 3600 s", {"lease_ms_max": 60_000}, lease_ms=HOUR_MS),
+    enqueues("priorities", {"priority": False}, priority=1),
+    enqueues("once-only keys", {"keys": False}, key="k"),
+    enqueues("strict groups", {"groups": False}, group="g"),
+    enqueues("jobs after other jobs", {"dependencies": False}, after=("p",)),
+    enqueues("a delay of 3600 s", {"delay_ms_max": 900_000}, delay_ms=HOUR_MS),
+    enqueues("a lease of 3600 s", {"lease_ms_max": 60_000}, overrides=Overrides(lease_ms=HOUR_MS)),
+    enqueues("a payload over 10 bytes", {"payload_max": 10}, payload=b"x" * 11),
+    Check(
+        UNSEARCHABLE,
+        "lease",
+        lambda engine: engine.lease(from_default(queues=(), ids=("a",))),
+        "leasing by id",
+    ),
+    Check(
+        {"lease_ms_max": 60_000},
+        "lease",
+        lambda engine: engine.lease(from_default(lease_ms=HOUR_MS)),
+        "a lease of 3600 s",
+    ),
+    renews("renewal", {"renew": False}),
+    renews("a lease of 3600 s", {"lease_ms_max": 60_000}, lease_ms=HOUR_MS),
+    renews("progress, checkpoints and output", {"notes": False}, note=Note(progress=0.5)),
+    settles("progress, checkpoints", {"notes": False}, Complete(), Note(checkpoint=b"1")),
+    settles("results", {"results": False}, Complete(b"1")),
+    settles("follow-up jobs", {"follow_ups": False}, Complete(then=(a_job("b"),))),
+    settles("once-only keys", {"keys": False}, Complete(then=(a_job("b", key="k"),))),
+    settles("a retry delay of 3600 s", {"retry_ms_max": 60_000}, Retry(HOUR_MS)),
+    settles("a retry delay of 3600 s", {"retry_ms_max": 60_000}, Release(delay_ms=HOUR_MS)),
+    Check(UNSEARCHABLE, "waits", lambda engine: engine.waits("a"), "what a job waits for"),
+    Check(UNSEARCHABLE, "get", lambda engine: engine.get("a"), "reading a job by its id"),
+    Check(UNSEARCHABLE, "find", lambda engine: engine.find(JobFilter(), limit=1), "searching"),
+    Check(
+        UNSEARCHABLE,
+        "tally",
+        lambda engine: engine.tally(JobFilter(), "state", limit=1),
+        "counting jobs",
+    ),
+    amends("changing jobs without a lease", UNSEARCHABLE, Retime(delay_ms=0)),
+    amends("priorities", {"priority": False}, Edit(priority=1)),
+    amends("priorities", {"priority": False}, Expedite()),
+    amends("a payload over 10 bytes", {"payload_max": 10}, Edit(payload=b"x" * 11)),
+    amends("a delay of 3600 s", {"delay_ms_max": 900_000}, Retime(delay_ms=HOUR_MS)),
+    amends("a delay of 3600 s", {"delay_ms_max": 900_000}, Redrive(delay_ms=HOUR_MS)),
+    Check({"records": False}, "load", lambda engine: engine.load("setting", limit=1), "records"),
+    Check(
+        {"records": False},
+        "save",
+        lambda engine: engine.save([Record(kind="setting", key="a", value=b"1")]),
+        "records",
+    ),
+]
+NO_RECORDS = {"records": False}
+
+
+class Lacking(MemoryEngine):
+    """A memory engine that says it lacks something, and records the verbs that reach it."""
+
+    def __init__(self, lacking: dict[str, Any]) -> None:
+        super().__init__()
+        self.calls: list[str] = []
+        self._said = replace(super().traits, **lacking)
+
+    @property
+    def traits(self) -> Traits:
+        return self._said
+
+    def __getattribute__(self, name: str) -> Any:
+        if name in VERBS:
+            self.calls.append(name)
+        return super().__getattribute__(name)
+
+
+VERBS = {check.verb for check in CHECKS}
+
+
+def guarded(engine: Engine) -> Engine:
+    scopes = with_implied((Scope.ADMIN, Scope.RUN_COMMANDS))
+    return AuthorizedEngine(engine, Caller(name="tests", scopes=scopes, token="t"))
+
+
+WRAPS: dict[str, harnesses.Wrap] = {
+    "alone": enforced,
+    "observed": harnesses.observed,
+    "coalesced": Coalesced,
+    "recorded": lambda engine: Recorded(engine, Journal("tests", lambda _: None)),
+    "traced": TracedEngine,
+    "authorized": guarded,
+    "all at once": lambda engine: guarded(TracedEngine(Coalesced(harnesses.observed(engine)))),
+    "partition": lambda engine: enforced(PartitionedEngine([("p", engine)])),
+}
+
+
+async def unsupported(engine: Engine, check: Check) -> None:
+    """The call is refused with the feature and a remedy."""
+    if check.verb == "enqueue":
+        [receipt] = await check.call(engine)
+        assert (receipt.status, receipt.code) == (Status.REFUSED, "unsupported")
+        assert check.feature in receipt.text
+        return
+    with pytest.raises(Unsupported) as caught:
+        await check.call(engine)
+    assert check.feature in caught.value.feature
+    assert caught.value.remedy
+    assert caught.value.remedy in str(caught.value)
+
+
+@pytest.mark.parametrize("name", WRAPS)
+async def test_each_check_through_each_wrapper(name: str) -> None:
+    for check in CHECKS:
+        if name == "partition" and check.lacking == NO_RECORDS:
+            continue  # partitions keep their map in records, and cannot be opened without
+        with case(check.verb, check.feature):
+            inside = Lacking(check.lacking)
+            engine = WRAPS[name](inside)
+            await inside.open()
+            await engine.open()
+            inside.calls.clear()
+            await unsupported(engine, check)
+            assert check.verb not in inside.calls, "nothing reached the engine"
+            await engine.close()
+
+
+@pytest.fixture(scope="module")
+async def hall() -> AsyncIterator[LoopServer]:
+    hall = LoopServer()
+    async with hall.running():
+        yield hall
+
+
+async def test_each_check_through_a_server(hall: LoopServer) -> None:
+    for check in CHECKS:
+        with case(check.verb, check.feature):
+            inside = Lacking(check.lacking)
+            engine = ServedEngine(inside, loop_server=hall)
+            await engine.open()
+            inside.calls.clear()
+            await unsupported(engine, check)
+            assert check.verb not in inside.calls, "nothing reached the engine"
+            await engine.close()
+
+
+@pytest.mark.parametrize("name", WRAPS)
+async def test_what_an_engine_has_is_not_refused(name: str) -> None:
+    """On an engine that lacks only what the call does not need."""
+    for check in CHECKS:
+        other = {"results": False} if "results" not in check.lacking else {"notes": False}
+        inside = Lacking(other)
+        engine = WRAPS[name](inside)
+        await inside.open()
+        await engine.open()
+        inside.calls.clear()
+        with case(check.verb, check.feature):
+            answer = await check.call(engine)
+            assert not isinstance(answer, list) or not any(
+                isinstance(each, Receipt) and each.code == "unsupported" for each in answer
+            )
+            assert check.verb in inside.calls
+        await engine.close()
+
+
+async def test_an_unsupported_job_harms_no_neighbour() -> None:
+    engine = enforced(Lacking({"keys": False}))
+    await engine.open()
+    receipts = await engine.enqueue([a_job("a"), a_job("b", key="k"), a_job("c")])
+    assert [receipt.id for receipt in receipts] == ["a", "b", "c"]
+    assert [receipt.status for receipt in receipts] == [Status.NEW, Status.REFUSED, Status.NEW]
+    page = await engine.find(JobFilter(), limit=9)
+    assert [job.id for job in page.jobs] == ["c", "a"]
+
+
+async def test_one_unsupported_verdict_leaves_the_whole_batch_unsettled() -> None:
+    engine = enforced(Lacking({"results": False}))
+    await engine.open()
+    await engine.enqueue([a_job("a"), a_job("b")])
+    leases = await engine.lease(from_default(2))
+    verdicts = [Settlement(lease=leases[0], verdict=Complete())]
+    verdicts += [Settlement(lease=leases[1], verdict=Complete(b"1"))]
+    with pytest.raises(Unsupported, match="results"):
+        await engine.settle(verdicts)
+    assert len((await engine.find(JobFilter(), limit=9)).jobs) == 2
+    assert [view.leased for view in await engine.queues()] == [2]
+
+
+async def test_an_invalid_value_is_invalid_on_every_engine() -> None:
+    engine = enforced(Lacking({"priority": False}))
+    await engine.open()
+    [receipt] = await engine.enqueue([a_job(priority=1_000)])
+    assert receipt.code == "invalid_job"
+
+
+def test_a_full_engine_is_not_wrapped() -> None:
+    full = MemoryEngine()
+    assert not has_gaps(full.traits)
+    assert enforced(full) is full
+    inside = Supported(Lacking({"keys": False}))
+    assert enforced(inside) is inside
+
+
+@pytest.mark.parametrize("name", sorted({name for check in CHECKS for name in check.lacking}))
+def test_every_checked_trait_makes_a_gap(name: str) -> None:
+    [lacking] = {str(c.lacking): c.lacking for c in CHECKS if list(c.lacking) == [name]}.values()
+    traits = replace(FULL, **lacking)
+    assert lacks(traits, name)
+    assert has_gaps(traits)

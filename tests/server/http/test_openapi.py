@@ -1,0 +1,215 @@
+"""The API description is exact: Schemathesis finds no difference, and would find one."""
+
+import dataclasses
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import pytest
+from msgspec import Meta, Struct
+
+from holdfast.server.access.admission import ApiCall
+from holdfast.server.application import OPERATIONS
+from holdfast.server.http import openapi
+from holdfast.server.http.openapi import document, tag_of, with_api_docs
+from holdfast.server.http.operation import Scope, operation
+from holdfast.server.http.problems import STATUS, InvalidRequest
+from tests.docs.http import PAGE, kinds, with_reference
+from tests.server.asgi_client import AsgiClient
+from tests.server.fuzz import EXCLUDED, fuzz
+from tests.server.sample_api import serve
+
+BATCHES = 4
+
+
+def batches() -> list[list[str]]:
+    """Paths that are about the same together, and as many operations in each batch."""
+    by_tag: dict[str, list[str]] = {}
+    for each in OPERATIONS:
+        if each.path not in EXCLUDED:
+            by_tag.setdefault(tag_of(each.path), []).append(each.path)
+    found: list[list[str]] = [[] for _ in range(BATCHES)]
+    for paths in sorted(by_tag.values(), key=len, reverse=True):
+        min(found, key=len).extend(paths)
+    return [sorted(set(paths)) for paths in found]
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("batch", range(BATCHES))
+async def test_schemathesis_finds_nothing(batch: int, tmp_path: Path) -> None:
+    paths = batches()[batch]
+    code, said = await fuzz(tmp_path, only=paths, examples=3)
+    assert code == 0, f"{said}\npython -m tests.server.fuzz SEED 3 {' '.join(paths)}"
+
+
+class Answer(Struct):
+    count: int
+
+
+class Asked(Struct, forbid_unknown_fields=True):
+    count: Annotated[int, Meta(ge=0, le=9)]
+
+
+@operation("POST", "/v1/right", needs=Scope.OPERATE, repeatable=True)
+async def right(call: ApiCall, body: Asked) -> Answer:
+    """What it says it is."""
+    return Answer(body.count)
+
+
+@operation("POST", "/v1/wrong-answer", needs=Scope.OPERATE, repeatable=True)
+async def wrong_answer(call: ApiCall, body: Asked) -> Answer:
+    """Its answer is another than it says."""
+    return {"count": str(body.count)}  # type: ignore[return-value]
+
+
+@operation("POST", "/v1/too-strict", needs=Scope.OPERATE, repeatable=True)
+async def too_strict(call: ApiCall, body: Asked) -> Answer:
+    """It takes less than it says."""
+    if body.count > 5:
+        raise InvalidRequest("that is too much")
+    return Answer(body.count)
+
+
+@operation("POST", "/v1/broken", needs=Scope.OPERATE, repeatable=True)
+async def broken(call: ApiCall, body: Asked) -> Answer:
+    """It fails at times."""
+    return Answer(1 // body.count)
+
+
+@operation("GET", "/v1/unguarded", needs=None)
+async def unguarded(call: ApiCall) -> Answer:
+    """It says that it needs a token, and asks for none."""
+    return Answer(1)
+
+
+FAULTS = {
+    "POST /v1/right": None,
+    "POST /v1/wrong-answer": "Response violates schema",
+    "POST /v1/too-strict": "Schema-valid request rejected",
+    "POST /v1/broken": "Server error",
+    "GET /v1/unguarded": "accepts requests without authentication",
+}
+
+
+@pytest.mark.timeout(300)
+async def test_schemathesis_finds_a_defect(tmp_path: Path) -> None:
+    """In one run, because each has to be started and to think first. The last is served without a
+    token, and described as if it needed one."""
+    shown = with_api_docs(
+        (
+            right,
+            wrong_answer,
+            too_strict,
+            broken,
+            dataclasses.replace(unguarded, needs=Scope.OPERATE),
+        )
+    )
+    served = tuple(unguarded if each.path == unguarded.path else each for each in shown)
+    paths = [each.partition(" ")[2] for each in FAULTS]
+    code, said = await fuzz(tmp_path, operations=served, only=paths, examples=20)
+    assert code == 1, said
+    parts = re.split(r"^_+ (\w+ /\S+) _+$", said.partition("= SUMMARY =")[0], flags=re.MULTILINE)
+    found = dict(zip(parts[1::2], parts[2::2], strict=True))
+    assert set(found) == {name for name, fault in FAULTS.items() if fault}, said
+    for name, text in found.items():
+        assert FAULTS[name] in text, said
+
+
+def references(schema: Any) -> Iterator[str]:
+    if isinstance(schema, dict):
+        if isinstance(schema.get("$ref"), str):
+            yield schema["$ref"]
+        for each in schema.values():
+            yield from references(each)
+    elif isinstance(schema, list):
+        for each in schema:
+            yield from references(each)
+
+
+def test_every_operation_is_described_and_every_reference_resolves() -> None:
+    found = document(OPERATIONS)
+    shown = {
+        (method.upper(), path) for path, methods in found["paths"].items() for method in methods
+    }
+    assert shown == {(each.method, each.path) for each in OPERATIONS}
+    names = [
+        each["operationId"] for methods in found["paths"].values() for each in methods.values()
+    ]
+    assert len(set(names)) == len(names)
+    for reference in references(found):
+        place: Any = found
+        for part in reference.removeprefix("#/").split("/"):
+            place = place[part]
+    used = set(references(found))
+    unused = [
+        name
+        for name in found["components"]["schemas"]
+        if f"#/components/schemas/{name}" not in used
+    ]
+    assert unused == []
+
+
+def test_every_operation_has_a_description() -> None:
+    assert [each.path for each in OPERATIONS if not each.description] == []
+
+
+def test_operations_that_change_state_need_a_scope() -> None:
+    """Operations without a scope change nothing."""
+    assert [each.path for each in OPERATIONS if each.needs is None and each.method != "GET"] == []
+
+
+def test_inputs_refuse_unknown_fields() -> None:
+    found = document(OPERATIONS)
+    loose = []
+    for path, methods in found["paths"].items():
+        for method, each in methods.items():
+            for content in each.get("requestBody", {}).get("content", {}).values():
+                name = content.get("schema", {}).get("$ref", "").rpartition("/")[2]
+                schema = found["components"]["schemas"].get(name, {})
+                if not each.get("x-internal") and schema.get("additionalProperties") is not False:
+                    loose.append(f"{method} {path}")
+    assert loose == []
+
+
+def test_every_error_has_a_status() -> None:
+    assert sorted({kind.code for kind in kinds()} - set(STATUS)) == []
+
+
+def test_the_reference_is_current() -> None:
+    text = PAGE.read_text()
+    assert text == with_reference(text), "run: .venv/bin/python -m tests.docs.http"
+
+
+async def test_the_description_and_its_page_need_no_token() -> None:
+    client, _ = serve(*OPERATIONS, auth=True)
+    said = await client.ask("GET", "/v1/openapi.json")
+    assert said.status == 200
+    assert said.json["openapi"] == "3.1.0"
+    assert {"bearer": []} in said.json["paths"]["/v1/lease"]["post"]["security"]
+    root = await client.ask("GET", "/")
+    assert (root.status, root.headers["location"]) == (307, "/v1/docs")
+    page = await client.ask("GET", "/v1/docs")
+    assert page.headers["content-type"] == "text/html; charset=utf-8"
+    assert "script-src 'self'" in page.headers["content-security-policy"]
+    # Everything that the page asks for is here.
+    sources = re.findall(r'(?:src|href|spec-url)="([^"]+)"', page.body.decode())
+    assert sources
+    for source in sources:
+        assert not source.startswith(("http", "//"))
+        assert (await AsgiClient(client.application).ask("GET", f"/v1/{source}")).status == 200
+
+
+def test_third_party_files_have_their_licence() -> None:
+    folder = Path(openapi.__file__).parents[1] / "static"
+    scripts = sorted(folder.glob("*.js"))
+    assert scripts
+    for script in scripts:
+        licence = folder / f"{script.name.partition('.')[0]}.LICENSE.txt"
+        assert "Apache License" in licence.read_text()
+
+
+async def test_an_open_server_describes_that_no_token_is_needed() -> None:
+    client, _ = serve(*OPERATIONS)
+    said = await client.ask("GET", "/v1/openapi.json")
+    assert {} in said.json["paths"]["/v1/lease"]["post"]["security"]

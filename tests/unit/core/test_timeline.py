@@ -1,0 +1,46 @@
+"""A job's timeline: from its own columns and from its event rows."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from holdfast.core.lifecycle import timeline
+from holdfast.core.model import Event, EventKind, Job, State
+
+JOB = Job(id="a", task="t", queue="q", created_at=10)
+
+
+def test_the_happy_path_is_told_by_the_jobs_own_columns() -> None:
+    done = replace(JOB, state=State.DONE, attempt=1, worker="w", leased_at=20, finished_at=30)
+    assert timeline(done) == (
+        Event(at=10, kind=EventKind.ENQUEUED),
+        Event(at=20, kind=EventKind.LEASED, attempt=1, by="w"),
+        Event(at=30, kind=EventKind.COMPLETED, attempt=1, by="w"),
+    )
+
+
+def test_a_waiting_job_was_only_enqueued() -> None:
+    assert timeline(JOB) == (Event(at=10, kind=EventKind.ENQUEUED),)
+
+
+def test_a_dead_job_is_not_told_as_completed() -> None:
+    buried = Event(at=30, kind=EventKind.BURIED, attempt=1)
+    dead = replace(JOB, state=State.DEAD, attempt=1, leased_at=20, finished_at=30, events=(buried,))
+    assert [event.kind for event in timeline(dead)] == ["enqueued", "leased", "buried"]
+
+
+def test_rows_of_one_millisecond_stay_in_their_order() -> None:
+    rows = tuple(
+        Event(at=10, kind=kind)
+        for kind in (EventKind.RETRIED, EventKind.EDITED, EventKind.CANCELLED)
+    )
+    told = timeline(replace(JOB, events=rows))
+    assert [event.kind for event in told] == ["enqueued", "retried", "edited", "cancelled"]
+
+
+@given(st.lists(st.integers(0, 50).map(lambda at: Event(at=at, kind=EventKind.RETRIED))))
+def test_every_row_is_told_once_and_in_time(rows: list[Event]) -> None:
+    job = replace(JOB, leased_at=25, events=tuple(rows))
+    told = timeline(job)
+    assert len(told) == len(rows) + 2
+    assert [event.at for event in told] == sorted(event.at for event in told)

@@ -1,0 +1,80 @@
+"""Hard bounds on the shape of the package: few modules, no crowded folder, no cycle."""
+
+from collections import Counter
+
+import pytest
+
+from tests.shape import FOLDER_FILES
+from tests.sources import Source, imported_modules, read_all
+
+MODULES_MAX = 350
+ROOT_MODULES_MAX = 8
+GERUNDS = ("testing", "tracing", "routing", "scaling", "logging")
+
+
+@pytest.fixture(scope="module")
+def sources() -> list[Source]:
+    return read_all()
+
+
+def test_the_package_has_few_modules(sources: list[Source]) -> None:
+    assert len(sources) <= MODULES_MAX
+
+
+def test_the_root_has_few_modules(sources: list[Source]) -> None:
+    packages = {source.module for source in sources if source.is_package}
+    root = [name for source in sources if "." not in (name := source.module)]
+    assert len([name for name in root if name not in packages or name == ""]) <= ROOT_MODULES_MAX
+
+
+def test_no_folder_is_crowded(sources: list[Source]) -> None:
+    counts = Counter(source.folder for source in sources)
+    assert {folder: count for folder, count in counts.items() if count > FOLDER_FILES} == {}
+
+
+def test_modules_are_nouns_or_plain_verbs(sources: list[Source]) -> None:
+    last = {source.module: source.module.rpartition(".")[2] for source in sources}
+    gerunds = [module for module, name in last.items() if name.endswith("ing")]
+    assert [module for module in gerunds if last[module] not in GERUNDS] == []
+
+
+def test_a_class_name_is_used_once(sources: list[Source]) -> None:
+    """Conformance and tests are not part of the product that a reader has in mind."""
+    counts: Counter[str] = Counter()
+    for source in sources:
+        if not source.is_in("conformance", "testing"):
+            counts.update(name for name in source.class_names if not name.startswith("_"))
+    assert [name for name, count in counts.items() if count > 1] == []
+
+
+def test_no_module_imports_itself_through_others(sources: list[Source]) -> None:
+    """Lazy imports count: a cycle is a cycle, whenever it is entered."""
+    graph = {source.module: imported_modules(source, sources) for source in sources}
+    assert cycles(graph) == []
+
+
+def test_a_cycle_is_found() -> None:
+    assert cycles({"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a"}}) == [["a", "b", "c"]]
+    assert cycles({"a": {"b"}, "b": {"c"}, "c": set()}) == []
+
+
+def cycles(graph: dict[str, set[str]]) -> list[list[str]]:
+    """The groups of modules that import each other: those that can reach themselves, by reach."""
+    reach = {name: _reachable(name, graph) for name in graph}
+    found = {
+        tuple(sorted(other for other in reach[name] if name in reach.get(other, ())))
+        for name in graph
+        if name in reach[name]
+    }
+    return [list(group) for group in sorted(found)]
+
+
+def _reachable(start: str, graph: dict[str, set[str]]) -> set[str]:
+    found: set[str] = set()
+    open_ = [start]
+    while open_:
+        for target in graph.get(open_.pop(), ()):
+            if target not in found:
+                found.add(target)
+                open_.append(target)
+    return found
