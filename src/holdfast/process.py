@@ -1,4 +1,4 @@
-"""What every process of Holdfast shares: log output, the event loop and the boot clock."""
+"""Log output, the event loop and the boot clock, shared by every process of Holdfast."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ from holdfast.errors import (
 
 REPEATABLE = frozenset({"40001", "40P01"})
 """Serialization failure and deadlock: the transaction was rolled back and may be run again. Calls
-of the engine do not deadlock with each other; a caller's transaction may be part of one."""
+of the engine take their locks in one order; a caller's transaction may not."""
 
 ENDED_BETWEEN = "the server ended the connection between two statements"
 READ_ONLY = "25006"

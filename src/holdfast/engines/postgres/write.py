@@ -1,6 +1,6 @@
 """Job rows in a transaction: locked in one order, added, and written back with their timelines.
 
-Every call takes its locks in this order, so that no two calls deadlock: 1 queue names (advisory) ·
+Every call takes its locks in this order, to avoid deadlocks: 1 queue names (advisory) ·
 2 domains of flow control by number (advisory) · 3 keys by queue and key · 4 job rows by seq ·
 5 queue rows by number · 6 ids of new jobs by id · 7 awaited parents by id. Rows locked at 4 are
 written after 6: an insert waits for a row that another call has written, not for a locked one.
