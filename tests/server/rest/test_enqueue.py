@@ -187,6 +187,14 @@ async def test_a_dry_run_answers_the_same_and_changes_nothing(rest: RestClient) 
     assert await count(rest) == 0
 
 
+async def test_a_refused_job_without_an_id_gets_one_like_the_others(rest: RestClient) -> None:
+    """An empty id would lead a client to the path of another operation."""
+    for dry_run in (True, False):
+        answer = await rest.post(PATH, {"jobs": [{}, {"task": "t"}], "dry_run": dry_run}, status=201)
+        assert answer["jobs"][0]["error"]["code"] == "invalid_job"
+        assert all(each["id"] for each in answer["jobs"])
+
+
 async def test_stored_settings_are_defaults_for_jobs(rest: RestClient) -> None:
     await settings.save_setting(rest.store, "max-retries", "7")
     await rest.enqueue({"id": "a"}, {"id": "b", "max_attempts": 2})

@@ -272,7 +272,7 @@ def _job_or_refusal(body: NewJobBody, queue: str, builder: JobBuilder) -> NewJob
     try:
         return builder.job(body, queue)
     except UsageError as error:
-        return checks.refusal(body.id or "", error)
+        return checks.refusal(body.id or builder.make_id(), error)
 
 
 async def _check_only(jobs: Sequence[NewJob]) -> list[Receipt]:
