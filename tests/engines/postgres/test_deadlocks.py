@@ -46,7 +46,7 @@ from holdfast.core.verdict import (
 from holdfast.engines.postgres import PostgresEngine
 from holdfast.engines.postgres.within import AsyncPostgresWithin
 from holdfast.errors import EngineUnavailable, OutcomeUnknown, UnknownQueue
-from tests.engines.postgres.until import deadlocks
+from tests.engines.postgres.until import deadlocks, until_blocked
 
 JOBS = 200
 ROUNDS = 12
@@ -140,6 +140,37 @@ async def test_the_same_ids_from_all_sides(wide_engine: PostgresEngine, look: An
     answers = await asyncio.gather(*(enqueue(number) for number in range(CALLERS)))
     assert sum(statuses.count(Status.NEW) for statuses in answers) == len(ids)
     assert await look.fetchval("SELECT count(*) FROM jobs") == len(ids)
+    assert await deadlocks(look, wide_engine) == 0
+
+
+@pytest.mark.parametrize("groups", [(None, None), ("x", "y")], ids=["plain", "grouped"])
+async def test_a_completion_that_waits_blocks_no_enqueue_of_its_ids(
+    wide_engine: PostgresEngine, pg_dsn: str, look: Any, groups: tuple[str | None, ...]
+) -> None:
+    """A completion waits for the row of one job while another call, which holds that row, inserts
+    the id of a job that the completion was the first to reach."""
+    jobs = [a_job(id_, group=group) for id_, group in zip("ab", groups, strict=True)]
+    await wide_engine.enqueue(jobs)
+    leases = await wide_engine.lease(LeaseRequest(queues=("default",), limit=2))
+    other = await asyncpg.connect(pg_dsn)
+    try:
+        async with other.transaction():
+            await other.execute("SELECT FROM holdfast.jobs WHERE id = 'b' FOR NO KEY UPDATE")
+            settling = asyncio.create_task(
+                wide_engine.settle([Settlement(lease=one, verdict=Complete()) for one in leases])
+            )
+            await until_blocked(look)
+            with pytest.raises(asyncpg.UniqueViolationError):
+                async with other.transaction():
+                    await other.execute(
+                        "INSERT INTO holdfast.jobs"
+                        " (seq, place, due_at, created_at, ns, queue, rank, id, task, payload)"
+                        " SELECT -seq, place, due_at, created_at, ns, queue, rank, id, task, ''"
+                        " FROM holdfast.jobs WHERE id = 'a'"
+                    )
+        assert await settling == [Outcome.SETTLED] * 2
+    finally:
+        await other.close()
     assert await deadlocks(look, wide_engine) == 0
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from holdfast.conformance.contract.cases import a_job, jobs, lease_one
 from holdfast.core.model import State, Status
-from holdfast.core.verdict import Complete, Outcome, Settlement
+from holdfast.core.verdict import Complete, Outcome, Retry, Settlement
 from holdfast.engines.postgres import PostgresEngine, pool
 from holdfast.errors import ConfigError, EngineClosed, EngineUnavailable
 from tests.engines.postgres.proxy import Proxy
@@ -86,7 +86,7 @@ async def test_wait_for_a_busy_pool_is_bounded(
     async with look.transaction():
         await look.execute("SELECT FROM jobs WHERE id = 'a' FOR UPDATE")
         settling = asyncio.create_task(
-            narrow_engine.settle([Settlement(lease=lease, verdict=Complete())])
+            narrow_engine.settle([Settlement(lease=lease, verdict=Retry())])
         )
         await until_blocked(look)
         with pytest.raises(EngineUnavailable, match=r"all 1 connections .* nothing was changed"):

@@ -190,7 +190,9 @@ async def test_a_dry_run_answers_the_same_and_changes_nothing(rest: RestClient) 
 async def test_a_refused_job_without_an_id_gets_one_like_the_others(rest: RestClient) -> None:
     """An empty id would lead a client to the path of another operation."""
     for dry_run in (True, False):
-        answer = await rest.post(PATH, {"jobs": [{}, {"task": "t"}], "dry_run": dry_run}, status=201)
+        answer = await rest.post(
+            PATH, {"jobs": [{}, {"task": "t"}], "dry_run": dry_run}, status=201
+        )
         assert answer["jobs"][0]["error"]["code"] == "invalid_job"
         assert all(each["id"] for each in answer["jobs"])
 

@@ -19,9 +19,10 @@ from holdfast.errors import (
     StorageFull,
 )
 
-REPEATABLE = frozenset({"40001", "40P01"})
-"""Serialization failure and deadlock: the transaction was rolled back and may be run again. Calls
-of the engine take their locks in one order; a caller's transaction may not."""
+REPEATABLE = frozenset({"40001", "40P01", "55P03"})
+"""Serialization failure, deadlock and a lock not available in time: the transaction was rolled back
+and may be run again. Calls of the engine do not deadlock with each other, but a caller's
+transaction may."""
 
 ENDED_BETWEEN = "the server ended the connection between two statements"
 READ_ONLY = "25006"

@@ -46,6 +46,9 @@ class Effects:
         self.is_in_part = False
         """A statement has committed: if the rest fails, the error must not say that nothing was
         changed."""
+        self.is_cautious = False
+        """A statement that writes rows before it holds all of them has failed: lock them first in
+        the next run."""
         self.locks = False
         """The script needs the flow locks: take them first in the next run."""
         self.queues: set[str] = set()

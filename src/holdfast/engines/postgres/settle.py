@@ -92,8 +92,13 @@ def _result_bytes(settlement: Settlement) -> int:
 def _complete(context: CallContext, ordered: Sequence[Settlement]) -> Script[Collection[str]]:
     """Complete the leases and return the ids of the jobs that are done. Plain jobs go first,
     because the others need the flow locks."""
-    if context.effects.is_final:
+    effects = context.effects
+    if effects.is_final:
         return (yield from _complete_at_once(context, ordered))
+    if effects.is_cautious:
+        names = None if effects.locks else sorted(_sources(ordered))
+        return (yield from _complete_locked(context, ordered, names))
+    effects.is_cautious = True
     plain = [settlement for settlement in ordered if not _has_flow(context, settlement)]
     left = [settlement for settlement in ordered if _has_flow(context, settlement)]
     done = {settlement.lease.id for settlement in plain}
@@ -121,12 +126,8 @@ def _complete_at_once(
     ids = [settlement.lease.id for settlement in ordered]
     queues = yield from read_queues(context, _sources(ordered))
     jobs = [settlement.lease.job for settlement in ordered]
-    if (yield from lock_flow(context, jobs, queues, ids)):
-        return (yield from _complete_locked(context, ordered, sorted(queues.names)))
-    found = only_value((yield Statement(_COMPLETE, _complete_values(context, ordered))))
-    if found and found[0] is None:
-        raise Restart
-    return ids if found is None else found
+    yield from lock_flow(context, jobs, queues, ids)
+    return (yield from _complete_locked(context, ordered, sorted(queues.names)))
 
 
 def _complete_flow(context: CallContext, left: Sequence[Settlement]) -> Script[Collection[str]]:

@@ -1,11 +1,12 @@
 """Job rows in a transaction: locked in one order, added, and written back with their timelines.
 
-Every call takes its locks in this order, to avoid deadlocks: 1 queue names (advisory) ·
+Every call takes its locks in this order, so that calls do not deadlock: 1 queue names (advisory) ·
 2 domains of flow control by number (advisory) · 3 keys by queue and key · 4 job rows by seq ·
 5 queue rows by number · 6 ids of new jobs by id · 7 awaited parents by id. Rows locked at 4 are
 written after 6: an insert waits for a row that another call has written, not for a locked one.
-A lock needed out of order is tried, never waited for. Everything else that a call writes belongs
-to a row or domain that it holds.
+A lock needed out of order is tried, or waited for no longer than 50 ms (by completions, which write
+rows before they hold all of them). Everything else that a call writes belongs to a row or domain
+that it holds.
 """
 
 from __future__ import annotations

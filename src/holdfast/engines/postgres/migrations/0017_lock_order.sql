@@ -234,13 +234,15 @@ END $$;
 -- the first is NULL, others are left to `complete_flow`, which has to hold their flow first. A row
 -- that another call changed since the statement began is passed over, and met again by the next
 -- round, whose snapshot sees what that call left. Token and state are asked of `j` as well: older
--- servers do not pass such a row over, but write to it if what is asked of `j` still holds.
+-- servers do not pass such a row over, but write to it if what is asked of `j` still holds. The rows
+-- before one that another call holds are written by then, so this does not wait for long: the call
+-- fails and is repeated with `complete_flow`, which locks all rows before it writes one.
 CREATE OR REPLACE FUNCTION complete(
     ns_ int, given bigint, ids text[], tokens_ bigint[], results bytea[]
 ) RETURNS text[] LANGUAGE plpgsql
 SET search_path FROM CURRENT SET plan_cache_mode = force_generic_plan SET jit = off
 SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off
-SET enable_bitmapscan = off AS $$
+SET enable_bitmapscan = off SET lock_timeout = '50ms' AS $$
 DECLARE
     now_ bigint := now_ms(given);
     count_ int;
@@ -289,6 +291,10 @@ BEGIN
     END LOOP;
     RAISE serialization_failure USING MESSAGE = 'other calls are changing the same jobs';
 END $$;
+
+-- The same: it must not wait for long, but for the domains that it shares, which it locks first.
+ALTER FUNCTION complete_light SET lock_timeout = '50ms';
+ALTER FUNCTION share_flow SET lock_timeout = 0;
 
 -- Leases due jobs of the queues named, in their order. Priorities are walked by index probes, so
 -- that jobs which are not due cost nothing however many they are. A single row without an id says
