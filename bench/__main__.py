@@ -101,12 +101,20 @@ def _parser() -> argparse.ArgumentParser:
         default="all",
         help="only this engine [default: all]",
     )
-    parser.add_argument("--quick", action="store_true", help="small sizes, to check that it runs")
     parser.add_argument(
-        "--repeats", type=int, metavar="N", help="turns [default: 7 for engines, 3 for drain]"
+        "--quick", action="store_true", help="use small sizes, to check that the benchmarks run"
     )
     parser.add_argument(
-        "--jobs", type=int, metavar="N", help="jobs per turn [default: 20,000; 50,000 for drain]"
+        "--repeats",
+        type=int,
+        metavar="N",
+        help="repetitions of each measurement [default: 7 for engines, 3 for drain]",
+    )
+    parser.add_argument(
+        "--jobs",
+        type=int,
+        metavar="N",
+        help="jobs per repetition [default: 20,000; 50,000 for drain]",
     )
     parser.add_argument(
         "--no-peers", dest="peers", action="store_false", help="drain: measure only Holdfast"

@@ -227,7 +227,7 @@ class _Bench:
             value, bare = (statistics.median(side) for side in zip(*rates, strict=True))
             self._report.rate(
                 self._engine,
-                "commands beside bare spawns",
+                "commands, compared with bare spawns",
                 value,
                 unit="jobs/s",
                 reference=bare,
@@ -277,7 +277,7 @@ def compare(
                 goal = max(goal or 0, FASTEST_GOAL)
             report.rate(
                 engine,
-                f"{ours.name}, beside {contestant.name}",
+                f"{ours.name}, compared with {contestant.name}",
                 results[ours.name].drained,
                 unit="jobs/s",
                 reference=results[contestant.name].drained,

@@ -105,7 +105,8 @@ async def _cases(
     name = engine.traits.name
     callers_text = "one leaser" if callers == 1 else f"{callers} leasers"
     report.section(
-        f"{name}, {callers_text}: lease and settle in batches of {BATCH}, beside a plain queue"
+        f"{name}, {callers_text}: lease and settle in batches of {BATCH}, compared with a plain"
+        " queue"
     )
     for case in (PLAIN, *CASES):
         await engine.declare(case.queue)
@@ -176,7 +177,7 @@ async def _neighbour(
     """
     report.section(
         f"{engine.traits.name}: {sizes.quiet} jobs of a quiet tenant behind {sizes.noisy:,} of a"
-        " noisy one, beside alone; 10 at a time"
+        " noisy one, compared with alone; 10 at a time"
     )
     for fairness in ("shares", "noisy"):
         log(f"{engine.traits.name}, noisy neighbour, {fairness}")

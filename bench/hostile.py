@@ -171,7 +171,7 @@ class _CaseRun:
                     )
                     report.cost(
                         where,
-                        f"{call}, p{part}, beside {other}",
+                        f"{call}, p{part}, compared with {other}",
                         value,
                         unit="ms",
                         reference=reference,

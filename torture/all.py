@@ -15,7 +15,7 @@ def main(argv: list[str]) -> int:
         type=float,
         default=1.0,
         metavar="FACTOR",
-        help="factor of the sizes [default: 1]",
+        help="multiply all sizes by this factor [default: 1]",
     )
     parser.add_argument(
         "--seed",

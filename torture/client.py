@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from holdfast.conformance.history import Journal, Recorded
-from holdfast.core import bounds, policy
+from holdfast.core import bounds, retry_policy
 from holdfast.core.model import (
     Failure,
     FailureKind,
@@ -229,12 +229,12 @@ class Client:
         if roll < 0.85:
             crashed = rng.random() < 0.2
             failure = Failure(kind=FailureKind.CRASH if crashed else FailureKind.ERROR)
-            return policy.after_failure(QUEUES[job.queue], job, failure, rng.random())
+            return retry_policy.after_failure(QUEUES[job.queue], job, failure, rng.random())
         if roll < 0.92:
             return Release("not now")
         if roll < 0.94:
             return Forward(rng.choice((*PLAIN, *FLOWING)))
-        if roll < 0.97 and not policy.exhausted(QUEUES[job.queue], job):
+        if roll < 0.97 and not retry_policy.exhausted(QUEUES[job.queue], job):
             return Retry(rng.choice((0, 50)))
         return Bury(Reason.EXPLICIT)
 

@@ -140,7 +140,7 @@ class FaultInjector:
         for pid in list(self._alive):
             if os.waitpid(pid, os.WNOHANG)[0]:
                 name = self._alive.pop(pid)
-                raise RuntimeError(f"client {name} ended by itself; see its traceback above")
+                raise RuntimeError(f"client {name} ended without a fault; see its traceback above")
 
     def _watch_clock(self) -> None:
         """Record changes of the wall clock: they move due times, and on a server also leases."""

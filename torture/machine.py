@@ -1,5 +1,6 @@
-"""Compare an engine with the reference engine by a Hypothesis state machine: random histories, step
-by step. A failure is shrunk and printed with the command that repeats it."""
+"""Compare an engine with the reference engine in random histories, step by step, with a Hypothesis
+state machine. A failure is shrunk and printed with the command that repeats it.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ import traceback
 from random import SystemRandom
 
 from holdfast.conformance.harness import Harness
-from holdfast.conformance.machine import run_histories
+from holdfast.conformance.random_histories import run_histories
 from torture import results
 from torture.simulate import ENGINES, WITHOUT, factory
 
@@ -23,7 +24,11 @@ def main(argv: list[str]) -> int:
         "--examples", type=int, default=500, metavar="N", help="number of histories [default: 500]"
     )
     parser.add_argument(
-        "--steps", type=int, default=100, metavar="N", help="most steps per history [default: 100]"
+        "--steps",
+        type=int,
+        default=100,
+        metavar="N",
+        help="maximum steps per history [default: 100]",
     )
     parser.add_argument(
         "--seed",

@@ -1,6 +1,6 @@
-"""Run jobs that raise, hang, crash or cannot start beside good ones. All good jobs must finish,
+"""Run jobs that raise, hang, crash or cannot start among good ones. All good jobs must finish,
 every poison job must become a dead letter for the right reason, memory must stay constant, and no
-process may be left."""
+process may be left behind."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def _parser() -> argparse.ArgumentParser:
         type=float,
         default=20.0,
         metavar="SECONDS",
-        help="seconds without poison at first [default: 20]",
+        help="initial seconds without poison [default: 20]",
     )
     parser.add_argument(
         "--seed",

@@ -1,4 +1,4 @@
-"""One poison run and its judge: good jobs arrive at a steady rate, first alone, then beside poison.
+"""One poison run and its checks: good jobs arrive at a steady rate, first alone, then with poison.
 
 The time of a good job, from enqueue to end, is read from the store, by the store's clock. The judge
 functions are pure.
@@ -31,7 +31,7 @@ GROWTH_MAX = 1.3
 continue."""
 GROWTH_KB_MIN = 8_192
 SLOWER_P50_MAX, SLOWER_P99_MAX = 25, 200
-"""Largest slowdown of good jobs beside poison. Most are hardly affected; a few shared a process
+"""Largest slowdown of good jobs among poison. Most are hardly affected; a few shared a process
 with a crash and wait until they can run alone."""
 TOOK_MS_MIN = 20
 
@@ -269,7 +269,7 @@ def judge_promptness(calm_ms: list[float], poisoned_ms: list[float]) -> list[str
         beside = percentile(poisoned_ms, share)
         if beside > alone * most:
             violations.append(
-                f"good jobs took {beside:.0f} ms beside poison and {alone:.0f} ms alone at"
+                f"good jobs took {beside:.0f} ms with poison and {alone:.0f} ms alone at"
                 f" {share:.0%}: more than {most} times as long"
             )
     return violations

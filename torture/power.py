@@ -1,7 +1,7 @@
-"""Cut the power under a SQLite engine that works on a disk with a volatile cache.
+"""Simulate power cuts under a SQLite engine on a disk with a volatile cache.
 
 After each cut the file must open, pass an integrity check and contain every acknowledged write.
-Most rounds continue with the file of the round before; the others start with an empty one.
+Most rounds continue with the file of the previous round; the others start with an empty one.
 """
 
 from __future__ import annotations
@@ -215,7 +215,7 @@ def main(argv: list[str]) -> int:
         "--durability",
         choices=("full", "relaxed"),
         default="full",
-        help="of the engine [default: full]",
+        help="durability of the engine [default: full]",
     )
     parser.add_argument("--record", action="store_true", help="add the results to docs/torture.md")
     given = parser.parse_args(argv)

@@ -1,6 +1,7 @@
-"""Kill the server under load. Clients enqueue, lease, renew and settle through it, half of them by
-REST and half through the remote engine, and must reconnect by themselves. Then the store drains
-and its history is checked: no acknowledged job is lost, and a repeated enqueue adds no job."""
+"""Kill the server under load. Clients enqueue, lease, renew and settle through it, half of them
+over REST and half through the remote engine, and must reconnect on their own. Then the store drains
+and its history is checked: no acknowledged job is lost, and a repeated enqueue adds no job.
+"""
 
 from __future__ import annotations
 

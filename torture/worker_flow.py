@@ -34,9 +34,9 @@ class FlowChaos(ChaosRun):
         findings.violations += judge_flow(runs, self._enqueued, self._kept)
         return findings
 
-    async def _rage(self, app: Holdfast) -> None:
+    async def _inject_faults(self, app: Holdfast) -> None:
         await app.limit(self._queue.name, "tenants", concurrency=CONCURRENCY_MAX, key="{tenant}")
-        await super()._rage(app)
+        await super()._inject_faults(app)
 
     async def _drain(self, app: Holdfast) -> dict[str, Job]:
         self._kept = await super()._drain(app)

@@ -1,6 +1,6 @@
 """Kill and freeze children, commands, supervisors and launchers while they run jobs of every kind.
 Every job must end done, or dead by policy, run again only because of a fault, and never twice at
-once. No process may be left. Limits, groups and dependencies must hold."""
+once. No process may be left behind. Limits, groups and dependencies must hold."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def _parser() -> argparse.ArgumentParser:
         type=float,
         metavar="FACTOR",
         default=1.0,
-        help="factor of the run times of jobs, 0.1 to 5 s [default: 1]",
+        help="multiply the run times of jobs, 0.1 to 5 s, by this factor [default: 1]",
     )
     results.add_options(parser)
     return parser
@@ -79,7 +79,7 @@ def _torture(name: str, given: argparse.Namespace) -> tuple[dict[str, Any], bool
             findings = asyncio.run(chaos.run())
         if given.keep or not findings.clean:
             kept = given.keep or Path(tempfile.mkdtemp(prefix="holdfast-workers-"))
-            for file in ("runs.jsonl", "blows.jsonl", "workers.log"):
+            for file in ("runs.jsonl", "faults.jsonl", "workers.log"):
                 kept.mkdir(parents=True, exist_ok=True)
                 shutil.copy(home / file, kept / file)
             print(f"logs of the run: {kept}")

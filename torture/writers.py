@@ -1,4 +1,4 @@
-"""Measure the waits and the fairness of many processes that write to one SQLite file at once.
+"""Measure how long and how fairly many processes wait that write to one SQLite file at once.
 
 The processes are forked before any engine is open, and start together.
 """
@@ -156,10 +156,13 @@ def main(argv: list[str]) -> int:
         type=float,
         default=1000,
         metavar="MS",
-        help="bound of p99.9 [default: 1000]",
+        help="maximum p99.9 wait [default: 1000]",
     )
     parser.add_argument(
-        "--directory", type=Path, metavar="PATH", help="directory of the file [default: temporary]"
+        "--directory",
+        type=Path,
+        metavar="PATH",
+        help="directory for the file [default: a temporary one]",
     )
     parser.add_argument("--record", action="store_true", help="add the results to docs/torture.md")
     given = parser.parse_args(argv)

@@ -1,4 +1,4 @@
-"""Holdfast: a durable work queue that holds every job fast until it is done."""
+"""Holdfast: a durable work queue that keeps every job until it is done."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from holdfast.app.application import Holdfast
-    from holdfast.app.facade import BlockingHoldfast
+    from holdfast.app.blocking_app import BlockingHoldfast
     from holdfast.app.task import JobHandle, Task
     from holdfast.core.backoff import Backoff
     from holdfast.core.breaker import Breaker
@@ -23,16 +23,16 @@ if TYPE_CHECKING:
         State,
     )
     from holdfast.errors import HoldfastError, JobCancelled, JobFailed, LeaseLost
-    from holdfast.ops.schedules import Schedule
+    from holdfast.ops.ticks import Schedule
     from holdfast.worker.child.context import Context
     from holdfast.worker.outcomes import Bury, Cancelled, Release, Retry
 
 __version__ = "0.1.0"
 
-# Where each public name lives; it is imported when first asked for.
+# The module of each public name; it is imported on first use.
 _HOMES = {
     "Backoff": "core.backoff",
-    "BlockingHoldfast": "app.facade",
+    "BlockingHoldfast": "app.blocking_app",
     "Breaker": "core.breaker",
     "Bury": "worker.outcomes",
     "Cancelled": "worker.outcomes",

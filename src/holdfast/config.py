@@ -1,7 +1,6 @@
-"""The settings that can be stored beside the jobs: names, types, bounds, defaults, precedence.
-
-A command-line flag wins over the environment (`max-retries` is HOLDFAST_MAX_RETRIES), and that
-over the stored value. Without any of them the default applies, or the queue's own setting.
+"""The settings that can be stored with the jobs: names, types, bounds, defaults, precedence. A
+command-line flag overrides the environment (`max-retries` is HOLDFAST_MAX_RETRIES), which overrides
+the stored value. Without any of them the default applies, or the queue's own setting.
 """
 
 from __future__ import annotations
@@ -26,8 +25,9 @@ Source = Literal["default", "stored", "environment"]
 
 
 class Setting(msgspec.Struct, frozen=True, kw_only=True):
-    """One setting. `default` is for display: "" where something else decides, as `does` explains.
-    `low` and `high` bound a number, or a duration in milliseconds."""
+    """One setting. `default` is for display; it is "" if something else decides, as `does`
+    explains. `low` and `high` bound a number, or a duration in milliseconds.
+    """
 
     name: str
     type: Type
@@ -52,7 +52,7 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
                 value = self._number(given)
             case "switch":
                 if given.lower() not in _SWITCH:
-                    raise ConfigError(f"{self.name} {given[:40]!r} is not yes or no")
+                    raise ConfigError(f"{self.name} {given[:40]!r} is not valid: use yes or no")
                 return _SWITCH[given.lower()]
             case "queues":
                 return queue_weights(given)
@@ -63,7 +63,7 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
         if not self.low <= value <= self.high:
             show = show_ms if self.type == "duration" else "{:g}".format
             bounds = f"{show(int(self.low))} to {show(int(self.high))}"
-            raise ConfigError(f"{self.name} {given[:40]!r} is not {bounds}")
+            raise ConfigError(f"{self.name} {given[:40]!r} is out of range: expected {bounds}")
         return value
 
     def _number(self, given: str) -> float:
@@ -71,7 +71,7 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
         if not re.fullmatch(pattern, given, re.ASCII):
             what = "a whole number" if self.type == "number" else "a number"
             bounds = f"{self.low:g} to {self.high:.0f}"
-            raise ConfigError(f"{self.name} {given[:40]!r} is not {what}, {bounds}")
+            raise ConfigError(f"{self.name} {given[:40]!r} is not valid: expected {what}, {bounds}")
         return int(given) if self.type == "number" else float(given)
 
 
@@ -127,12 +127,12 @@ _TABLE = (
     ),
     _job("backoff-max", "duration", "5m", "The longest retry delay.", 0, bounds.DELAY_MS_MAX),
     _job("backoff-jitter", "share", "0", "The random share of a retry delay, 0 to 1.", 0, 1),
-    _job("job-timeout", "duration", "", "How long an attempt may take.", 1, bounds.DELAY_MS_MAX),
+    _job("job-timeout", "duration", "", "How long an attempt may run.", 1, bounds.DELAY_MS_MAX),
     _job(
         "lease",
         "duration",
         "30s",
-        "How long a worker that stopped renewing keeps a job.",
+        "How long a worker keeps a job without renewing its lease.",
         bounds.LEASE_MS_MIN,
         bounds.LEASE_MS_MAX,
     ),
@@ -164,7 +164,12 @@ _TABLE = (
         10_000,
     ),
     _worker(
-        "worker-prefetch", "number", "1000", "The most jobs that a worker leases ahead.", 0, 1_000
+        "worker-prefetch",
+        "number",
+        "1000",
+        "Maximum number of jobs that a worker leases ahead.",
+        0,
+        1_000,
     ),
     _worker(
         "worker-grace",
@@ -178,7 +183,7 @@ _TABLE = (
         "worker-shell",
         "switch",
         "",
-        "Run command texts in a shell; by default only on a local file.",
+        "Run command strings in a shell; by default only on a local file.",
     ),
     _worker(
         "worker-output-max",
@@ -189,31 +194,51 @@ _TABLE = (
         bounds.OUTPUT_MAX,
     ),
     _alert(
-        "alert-dead", "levels", "10", "Alert if more jobs of a queue die within a minute.", 10**9
+        "alert-dead",
+        "levels",
+        "10",
+        "Alert if more than this many jobs of a queue die within a minute.",
+        10**9,
     ),
-    _alert("alert-depth", "levels", "100", "Alert if more jobs are ready in a queue.", 10**9),
     _alert(
-        "alert-age", "ages", "5m", "Alert if a ready job is due for longer.", bounds.DELAY_MS_MAX
+        "alert-depth",
+        "levels",
+        "100",
+        "Alert if more than this many jobs are ready in a queue.",
+        10**9,
+    ),
+    _alert(
+        "alert-age",
+        "ages",
+        "5m",
+        "Alert if a ready job has been due for longer than this.",
+        bounds.DELAY_MS_MAX,
     ),
     _alert(
         "alert-no-worker",
         "ages",
         "30s",
-        "Alert if a ready job is due for longer and no worker serves its queue.",
+        "Alert if a ready job has been due for longer than this and no worker serves its queue.",
         bounds.DELAY_MS_MAX,
     ),
     _alert("alert-partition", "switch", "yes", "Alert if a partition is shut out.", 0),
-    _alert("alert-disk", "level", "1024", "Alert if fewer MiB are free on the disk.", 10**9),
+    _alert(
+        "alert-disk",
+        "level",
+        "1024",
+        "Alert if less than this many MiB are free on the disk.",
+        10**9,
+    ),
     _alert(
         "alert-cool-down",
         "duration",
         "5m",
-        "How long a repeated alert sends no notice.",
+        "Minimum time between two notices of the same alert.",
         bounds.DAY_MS,
     ),
-    _history("history-minutes", "1d", "How far charts go back by the minute."),
-    _history("history-hours", "14d", "How far charts go back by the hour."),
-    _history("history-days", "400d", "How far charts go back by the day."),
+    _history("history-minutes", "1d", "How long counts per minute are stored, for charts."),
+    _history("history-hours", "14d", "How long counts per hour are stored, for charts."),
+    _history("history-days", "400d", "How long counts per day are stored, for charts."),
 )
 SETTINGS: dict[str, Setting] = {setting.name: setting for setting in _TABLE}
 
@@ -226,7 +251,7 @@ class SettingValue(msgspec.Struct, frozen=True):
 
 
 class Settings:
-    """The present values of all settings."""
+    """The current values of all settings."""
 
     def __init__(self, stored: Mapping[str, str], environment: Mapping[str, str]) -> None:
         self._given: dict[str, SettingValue] = {}
@@ -285,19 +310,22 @@ def queue_weights(text: str) -> dict[str, int]:
         name, colon, weight = part.rpartition(":")
         name = name if colon else part
         if not bounds.QUEUE_NAME.match(name) or (colon and not re.fullmatch(r"\d{1,6}", weight)):
-            raise ConfigError(f"{part[:80]!r} is not a queue or a queue and its weight: mail:10")
+            raise ConfigError(
+                f"{part[:80]!r} is not valid: expected a queue, or a queue and its weight such as"
+                " mail:10"
+            )
         if name in weights:
-            raise ConfigError(f"queue {name} is named twice")
+            raise ConfigError(f"queue {name} is given twice")
         weights[name] = int(weight) if colon else 1
         if not weights[name]:
             raise ConfigError(f"queue {name} has the weight 0: leave it out")
     if not weights:
-        raise ConfigError("no queue is named: write mail:10,default")
+        raise ConfigError("no queue is given: write e.g. mail:10,default")
     return weights
 
 
 class Levels(msgspec.Struct, frozen=True):
-    """Alert levels: `usual` holds for every queue that is not named. None is off."""
+    """Alert levels: `usual` applies to every queue that has no level of its own. None is off."""
 
     usual: int | None
     queues: dict[str, int | None] = {}

@@ -1,9 +1,10 @@
 """Every exception Holdfast raises, with a stable `code` and, as docstring, its remedy.
 
 HoldfastError
-├── UsageError     InvalidJob · InvalidQueue · PayloadTooLarge · UnknownQueue · UnknownParent ·
-│                  CircularJobs · QueueFull · NotAccepting · ConfigError · NotFound · Exists ·
-│                  WrongState · Unsupported · Unauthenticated · Forbidden · QuotaExceeded
+├── UsageError     InvalidJob · InvalidQueue · PayloadTooLarge · UnknownQueue · UnknownKind ·
+│                  UnknownParent · CircularJobs · QueueFull · NotAccepting · ConfigError ·
+│                  NotFound · Exists · WrongState · Unsupported · Unauthenticated · Forbidden ·
+│                  QuotaExceeded
 ├── LeaseLost      the race you must expect
 ├── NoResult       JobFailed · JobCancelled · JobGone · ResultTimeout
 └── EngineError    EngineUnavailable · Overloaded · OutcomeUnknown · StorageFull · SchemaMismatch ·
@@ -12,18 +13,19 @@ HoldfastError
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
 
 class HoldfastError(Exception):
-    """Anything Holdfast raises on purpose; catch this to catch them all."""
+    """The base class of all errors that Holdfast raises."""
 
     code: ClassVar[str] = "error"
 
 
 class UsageError(HoldfastError):
-    """The call itself is wrong: change it, repeating it will not help."""
+    """The call itself is wrong: change it; repeating it does not help."""
 
     code = "usage"
 
@@ -70,6 +72,12 @@ class WrongState(UsageError):
     code = "wrong_state"
 
 
+class UnknownKind(UsageError):
+    """The text lists the kinds that exist."""
+
+    code = "unknown_kind"
+
+
 class UnknownParent(UsageError):
     """A job can depend only on existing jobs: enqueue the parent first, or in the same call."""
 
@@ -83,13 +91,13 @@ class CircularJobs(UsageError):
 
 
 class QueueFull(UsageError):
-    """The queue is at its maximum depth: try again when workers have caught up."""
+    """The queue is at its maximum depth: try again once workers have caught up."""
 
     code = "queue_full"
 
 
 class NotAccepting(UsageError):
-    """The queue is closed for new jobs: try again when it is opened."""
+    """The queue does not accept new jobs: try again once it is open."""
 
     code = "not_accepting"
 
@@ -117,8 +125,9 @@ class Unsupported(UsageError):
 
     @classmethod
     def from_text(cls, text: str) -> Unsupported:
-        """From the text of a receipt, which names the engine, the feature and the remedy."""
-        error = cls("", "")
+        """Parse the text of a receipt, which names the engine, the feature and the remedy."""
+        named = re.fullmatch(r"the (\S+) engine does not support (.+?): (.+)", text, re.DOTALL)
+        error = cls(*named.groups()) if named else cls("", "")
         error.args = (text,)
         return error
 
@@ -136,7 +145,7 @@ class Forbidden(UsageError):
 
 
 class QuotaExceeded(UsageError):
-    """A quota of the tenant or the namespace is used up: try again after the pause it names."""
+    """A quota of the tenant or the namespace is used up: try again after the given pause."""
 
     code = "quota_exceeded"
 
@@ -146,13 +155,13 @@ class QuotaExceeded(UsageError):
 
 
 class LeaseLost(HoldfastError):
-    """The lease has lapsed and the job may run elsewhere: stop working on it."""
+    """The lease is lost and the job may run elsewhere: stop working on it."""
 
     code = "lease_lost"
 
 
 class NoResult(HoldfastError):
-    """The job has no result: the text says why, and `job` is the job as it was found, if it was."""
+    """The job has no result: the text says why, and `job` is the job, if it was found."""
 
     code = "no_result"
 
@@ -162,7 +171,9 @@ class NoResult(HoldfastError):
 
 
 class JobFailed(NoResult):
-    """The job is a dead letter: see its reason and last failure; redrive it once that is fixed."""
+    """The job is a dead letter: see its reason and last failure; redrive it once the cause is
+    fixed.
+    """
 
     code = "job_failed"
 
@@ -198,7 +209,7 @@ class EngineUnavailable(EngineError):
 
 
 class Overloaded(EngineUnavailable):
-    """The server is overloaded and nothing was changed: try again after the pause it names."""
+    """The server is overloaded and nothing was changed: try again after the given pause."""
 
     code = "overloaded"
 
@@ -212,11 +223,11 @@ class OutcomeUnknown(EngineError):
     def __init__(self, text: str = "", *, known: Mapping[int, Any] | None = None) -> None:
         super().__init__(text)
         self.known: dict[int, Any] = dict(known or {})
-        """The answers that are known, by their positions in the batch."""
+        """The known answers, by their positions in the batch."""
 
 
 class StorageFull(EngineError):
-    """The disk is full up to its reserve: free some space. Leased jobs can still be settled."""
+    """The disk is full, except for a reserve: free some space. Leased jobs can still be settled."""
 
     code = "storage_full"
 

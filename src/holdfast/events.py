@@ -1,7 +1,7 @@
 """Events of this process, and the listeners that receive them.
 
 Facts about the whole fleet are read from the store instead. An exception in a listener is logged
-and never affects the operation it was told about.
+and never affects the reported operation.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class EngineCalled(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Reaped(msgspec.Struct, frozen=True, kw_only=True):
-    """The reaper ended lapsed leases, buried expired jobs and rerouted others: how many of each."""
+    """The numbers of overdue leases ended, expired jobs buried and jobs rerouted by the reaper."""
 
     overdue: int
     expired: int
@@ -49,7 +49,7 @@ class Reaped(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Pruned(msgspec.Struct, frozen=True, kw_only=True):
-    """The pruner archived and deleted finished jobs: how many of each."""
+    """The numbers of finished jobs archived and deleted by the pruner."""
 
     deleted: int
     archived: int
@@ -65,21 +65,21 @@ class Ticked(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Redrove(msgspec.Struct, frozen=True, kw_only=True):
-    """A redrive put dead letters back into their queues: how many."""
+    """The number of dead letters that a redrive put back into their queues."""
 
     redrive: str
     retried: int
 
 
 class Distributed(msgspec.Struct, frozen=True, kw_only=True):
-    """The distributor moved jobs to this queue: how many from each source."""
+    """The numbers of jobs, by source, that the distributor moved to this queue."""
 
     queue: str
     moved: dict[str, int]
 
 
 class Troubled(msgspec.Struct, frozen=True, kw_only=True):
-    """A background service met an error and continues after `pause_ms`."""
+    """A background service failed and continues after `pause_ms`."""
 
     service: str
     error: str
@@ -87,8 +87,8 @@ class Troubled(msgspec.Struct, frozen=True, kw_only=True):
     pause_ms: int
 
 
-Happening: TypeAlias = EngineCalled | Reaped | Pruned | Ticked | Redrove | Distributed | Troubled
-Tell: TypeAlias = Callable[[Happening], None]
+ProcessEvent: TypeAlias = EngineCalled | Reaped | Pruned | Ticked | Redrove | Distributed | Troubled
+Tell: TypeAlias = Callable[[ProcessEvent], None]
 
 
 class Listeners:
@@ -109,13 +109,13 @@ class Listeners:
         """Whether there is a listener; without one, events need not be made."""
         return bool(self._listeners)
 
-    def __call__(self, happening: Happening) -> None:
+    def __call__(self, event: ProcessEvent) -> None:
         for listener in self._listeners:
             try:
-                listener(happening)
+                listener(event)
             except Exception:  # noqa: BLE001 (a listener may raise anything)
-                _log.exception("a listener failed on %s", type(happening).__name__)
+                _log.exception("a listener failed on %s", type(event).__name__)
 
 
-def tell_nobody(happening: Happening) -> None:
+def ignore_event(event: ProcessEvent) -> None:
     """A listener that ignores every event."""

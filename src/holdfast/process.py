@@ -1,4 +1,7 @@
-"""Log output, the event loop and the boot clock, shared by every process of Holdfast."""
+"""Log output, the event loop and the clocks, shared by every process of Holdfast.
+
+Leases and due times go by the clock of the engine: see `engines.clock`.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +20,13 @@ _BOOT_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 boot_s: Callable[[], float] = partial(time.clock_gettime, _BOOT_CLOCK)
 """Seconds since boot. Unlike a monotonic clock it continues while the machine is suspended, so that
 a worker measures its leases as the store does."""
+boot_ns: Callable[[], int] = partial(time.clock_gettime_ns, _BOOT_CLOCK)
+"""The same in nanoseconds."""
+
+
+def wall_ms() -> int:
+    """This machine's wall clock in milliseconds since 1970, which an operator may set."""
+    return time.time_ns() // 1_000_000
 
 
 class PrintableFormatter(logging.Formatter):

@@ -118,7 +118,7 @@ async def test_dead_letters_of_workers_that_are_attached_directly(
 ) -> None:
     """Those workers count for themselves, and this process never sees their jobs."""
     meter = Meter(clock.wall_ms)
-    attached = Observed(engine, Listeners(meter.hear))
+    attached = Observed(engine, Listeners(meter.record))
     flusher = Flusher(engine, meter, "worker", clock.wall_ms)
     server = AlertServer(engine, clock)
     await server.look()

@@ -15,7 +15,7 @@ async def test_a_restarted_server_does_not_end_an_alert_early(
 ) -> None:
     """The new server has not observed the minute in which the jobs died, and knows it."""
     meter = Meter(clock.wall_ms)
-    observed, flusher = Observed(engine, meter.hear), Flusher(engine, meter, "t", clock.wall_ms)
+    observed, flusher = Observed(engine, meter.record), Flusher(engine, meter, "t", clock.wall_ms)
     await observed.enqueue([NewJob(id="first", task="t")])
     await flusher.flush()
     server = AlertServer(engine, clock)

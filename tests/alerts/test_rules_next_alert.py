@@ -3,6 +3,7 @@
 import random
 from itertools import pairwise
 
+import msgspec
 import pytest
 from msgspec.structs import replace
 
@@ -10,13 +11,12 @@ from holdfast.alerts.rules import KEPT_MS, RULES, TRIES_MAX, Measurement, next_a
 from holdfast.core import checks
 from holdfast.core.model import Record
 from holdfast.ops.alerts import (
+    ALERTS,
     SEEN_MS,
     STALE_MS,
     Alert,
     PendingNotice,
     alert_key,
-    alert_record,
-    decode_alert,
 )
 
 COOL_MS = 300_000
@@ -41,7 +41,7 @@ def then(known: Alert | None, value: int | None, now: int, **more: str) -> Alert
 
 def after_delivery(alert: Alert) -> Alert:
     """The alert after its notice was delivered."""
-    return replace(alert, telling=None)
+    return replace(alert, pending=None)
 
 
 def test_no_measurement_makes_no_alert() -> None:
@@ -52,11 +52,15 @@ def test_no_measurement_makes_no_alert() -> None:
 def test_raised_and_ended() -> None:
     new = then(None, 150, 1_000)
     assert (new.value, new.threshold, new.raised_at, new.severity) == (150, 100, 1_000, "critical")
-    assert new.telling == PendingNotice(what="raised", at=1_000, tried_at=1_000)
+    assert new.pending == PendingNotice(what="raised", at=1_000, tried_at=1_000)
     well = then(after_delivery(new), 80, 2_000)
     assert (well.ended_at, well.raised_at, well.value) == (2_000, 1_000, 150)
-    assert well.telling == PendingNotice(what="ended", at=2_000, tried_at=2_000)
-    assert decode_alert(alert_record(well, 3)) == well
+    assert well.pending == PendingNotice(what="ended", at=2_000, tried_at=2_000)
+    record = ALERTS.record(well.key, well, 3)
+    assert ALERTS.decode(record) == well
+    assert {"told", "told_at", "telling"} <= set(msgspec.json.decode(record.value or b"")), (
+        "the stored names do not change"
+    )
 
 
 def test_a_value_around_the_threshold_is_one_alert() -> None:
@@ -70,27 +74,27 @@ def test_a_raised_alert_is_refreshed_from_time_to_time() -> None:
     assert step(alert, 500, SEEN_MS - 1) is alert
     later = then(alert, 500, SEEN_MS)
     assert (later.value, later.seen_at, later.raised_at) == (500, SEEN_MS, 0)
-    assert later.telling is None
+    assert later.pending is None
 
 
 def test_no_notice_during_the_cool_down() -> None:
     first = after_delivery(then(None, 150, 0))
     ended = after_delivery(then(first, 0, 10_000))
     again = then(ended, 150, 20_000)
-    assert (again.is_raised, again.raised_at, again.telling) == (True, 20_000, None)
+    assert (again.is_raised, again.raised_at, again.pending) == (True, 20_000, None)
     # An end is not notified if the raise was not.
-    assert then(again, 0, 30_000).telling is None
+    assert then(again, 0, 30_000).pending is None
     # It lasts: the notice follows when the cool-down is over.
     assert step(again, 150, COOL_MS - 1 - SEEN_MS, by="a") is not None
     late = then(again, 150, COOL_MS)
-    assert late.telling == PendingNotice(what="raised", at=COOL_MS, tried_at=COOL_MS)
+    assert late.pending == PendingNotice(what="raised", at=COOL_MS, tried_at=COOL_MS)
     assert late.raised_at == 20_000
 
 
 def test_a_notice_right_after_the_cool_down() -> None:
     first = after_delivery(then(None, 150, 0))
     ended = after_delivery(then(first, 0, COOL_MS - 5))
-    assert then(ended, 150, COOL_MS).telling == PendingNotice(
+    assert then(ended, 150, COOL_MS).pending == PendingNotice(
         what="raised", at=COOL_MS, tried_at=COOL_MS
     )
 
@@ -98,7 +102,7 @@ def test_a_notice_right_after_the_cool_down() -> None:
 def test_a_pending_end_is_delivered_although_the_alert_is_raised_again() -> None:
     ended = then(after_delivery(then(None, 150, 0)), 0, 10)
     again = then(ended, 150, 20)
-    assert again.telling == ended.telling
+    assert again.pending == ended.pending
 
 
 @pytest.mark.parametrize("jump_ms", [-(10**12), 10**12])
@@ -107,11 +111,11 @@ def test_a_clock_that_jumps_neither_silences_nor_repeats(jump_ms: int) -> None:
     alert = after_delivery(then(None, 150, now))
     now += jump_ms
     same = then(alert, 150, now)
-    assert (same.telling, same.seen_at) == (None, now)
+    assert (same.pending, same.seen_at) == (None, now)
     ended = after_delivery(then(same, 0, now + 1))
     assert ended.ended_at == now + 1
     again = then(ended, 150, now + 2)
-    assert (again.telling is not None) is (jump_ms != 0), (
+    assert (again.pending is not None) is (jump_ms != 0), (
         "the cool-down is over, as far as the clock shows"
     )
     assert step(ended, 0, now + 3) is ended
@@ -140,7 +144,7 @@ def test_a_removed_rule_ends_its_alerts() -> None:
 
 def test_retries_back_off_and_end() -> None:
     alert, now, waits = then(None, 150, 0), 0, []
-    while alert.telling is not None:
+    while alert.pending is not None:
         began = now
         while (new := with_retry(alert, now)) is alert:
             now += 1_000
@@ -154,14 +158,14 @@ def test_retries_back_off_and_end() -> None:
 def test_a_clock_set_back_between_two_tries() -> None:
     alert = then(None, 150, 10**12)
     new = with_retry(alert, 5)
-    assert new.telling == PendingNotice(what="raised", at=10**12, tried_at=5, tries=2)
+    assert new.pending == PendingNotice(what="raised", at=10**12, tried_at=5, tries=2)
 
 
 def test_keys_are_plain() -> None:
     for about in ("mail", "pä rt\n", "x" * 300):
         key = alert_key("partition_out", about)
         checks.check_record(Record(kind="alert", key=key, value=b""))
-    assert decode_alert(Record(kind="alert", key="x", value=b'{"rule": 5}')) is None
+    assert ALERTS.decode(Record(kind="alert", key="x", value=b'{"rule": 5}')) is None
 
 
 def test_random_histories_notify_in_turn_and_rarely() -> None:
@@ -180,8 +184,8 @@ def test_random_histories_notify_in_turn_and_rarely() -> None:
             assert alert.is_raised, seed
         if value in (None, 0, 79):
             assert alert is None or not alert.is_raised, seed
-        if alert is not None and alert.telling is not None:
-            notices.append(alert.telling)
+        if alert is not None and alert.pending is not None:
+            notices.append(alert.pending)
             alert = after_delivery(alert)
     assert [each.what for each in notices] == [
         ("raised", "ended")[at % 2] for at in range(len(notices))

@@ -12,8 +12,8 @@ from holdfast.alerts.notify import Notice
 from holdfast.alerts.webhook import AlertNotDelivered, AlertWebhook
 from holdfast.errors import ConfigError
 from holdfast.telemetry.event_log import FeedEventKind
-from tests.worker.test_webhook import NEW, NOW, OLD, secrets_file, status
 from tests.worker.webhook_receiver import receiving
+from tests.worker.webhooks.test_webhook import NEW, NOW, OLD, secrets_file, status
 
 NOTICE = Notice(
     event=FeedEventKind.ALERT_RAISED,
@@ -75,8 +75,8 @@ async def test_only_public_addresses_unless_allowed(tmp_path: Path) -> None:
     ("url", "given", "says"),
     [
         ("https://example.org", {"secrets_file": None}, "--alert-webhook-secrets"),
-        ("ftp://example.org/hidden", {}, "--alert-webhook: the url is not http"),
-        ("https://a:hidden@example.org", {}, "--alert-webhook: the url has a user"),
+        ("ftp://example.org/hidden", {}, "--alert-webhook: the url must be http"),
+        ("https://a:hidden@example.org", {}, "--alert-webhook: the url contains a user"),
         ("https://example.org", {"allow": ("10.0.0.0/99",)}, "--alert-webhook-allow"),
         ("https://example.org", {"ca_file": "/none"}, "--alert-webhook-ca"),
         ("https://example.org", {"secrets_file": "/none"}, "cannot be read from /none"),

@@ -1,6 +1,7 @@
 """The front door: what goes in is checked by name, what must not be overlooked is raised."""
 
 import asyncio
+import importlib
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -25,8 +26,8 @@ from holdfast.errors import (
     Unsupported,
     UsageError,
 )
-from holdfast.events import EngineCalled, Happening, Reaped
-from holdfast.ops.schedules import Schedule
+from holdfast.events import EngineCalled, ProcessEvent, Reaped
+from holdfast.ops.ticks import Schedule
 
 
 async def test_one_job_from_end_to_end(app: Holdfast) -> None:
@@ -99,7 +100,7 @@ def test_run_at_is_an_instant_with_a_zone() -> None:
         ({"queue": "nowhere"}, UnknownQueue, "nowhere does not exist: declare it"),
         ({"queue": "full"}, QueueFull, "full"),
         ({"queue": "closed"}, NotAccepting, "closed"),
-        ({"queue": "small"}, PayloadTooLarge, "bound is 10"),
+        ({"queue": "small"}, PayloadTooLarge, "maximum is 10"),
         ({"queue": "'; drop table jobs"}, InvalidQueue, "queue name"),
         ({"id": "a b"}, InvalidJob, "id 'a b'"),
         ({"priority": 1000}, InvalidJob, "priority 1000"),
@@ -141,9 +142,9 @@ async def test_a_bad_job_harms_no_neighbour(app: Holdfast) -> None:
 async def test_many_jobs_are_split_into_batches(app: Holdfast) -> None:
     batches: list[int] = []
 
-    def tell(happening: Happening) -> None:
-        if isinstance(happening, EngineCalled) and happening.verb == "enqueue":
-            batches.append(happening.outcomes["default"]["new"])
+    def tell(event: ProcessEvent) -> None:
+        if isinstance(event, EngineCalled) and event.verb == "enqueue":
+            batches.append(event.outcomes["default"]["new"])
 
     app.listeners.add(tell)
     receipts = await app.enqueue_many(app.job("t", n, id=f"j{n}") for n in range(2_500))
@@ -174,8 +175,8 @@ async def test_declaring_keeps_what_is_not_said(app: Holdfast) -> None:
 async def test_upkeep_runs_on_the_same_engine(app: Holdfast) -> None:
     reaped = asyncio.Event()
 
-    def tell(happening: Happening) -> None:
-        if isinstance(happening, Reaped):
+    def tell(event: ProcessEvent) -> None:
+        if isinstance(event, Reaped):
             reaped.set()
 
     app.listeners.add(tell)
@@ -263,3 +264,22 @@ def test_every_public_name_is_there() -> None:
     assert dir(holdfast) == sorted(holdfast.__all__)
     with pytest.raises(AttributeError, match="nonesuch"):
         _ = holdfast.nonesuch
+
+
+PUBLIC_NAMES = {
+    "holdfast.errors": """
+        BY_CODE CircularJobs ConfigError EngineClosed EngineError EngineUnavailable Exists Forbidden
+        HoldfastError InvalidJob InvalidQueue JobCancelled JobFailed JobGone LeaseLost NoResult
+        NotAccepting NotFound OutcomeUnknown Overloaded PayloadTooLarge QueueFull QuotaExceeded
+        ResultTimeout SchemaMismatch StorageFull Unauthenticated UnknownKind UnknownParent
+        UnknownQueue Unsupported UsageError WrongState
+    """,
+    "holdfast.engines.base": "ANY Engine Examination Expired Known Overdue Saved Traits",
+    "holdfast.testing": "Fake Inline Manual fake inline manual",
+}
+
+
+@pytest.mark.parametrize("module", PUBLIC_NAMES)
+def test_the_names_of_version_0_1_0_stay_importable(module: str) -> None:
+    imported = importlib.import_module(module)
+    assert [name for name in PUBLIC_NAMES[module].split() if not hasattr(imported, name)] == []

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.timeout(600)
 TINY = Sizes(jobs=40, repeats=1, delays=5, idle_s=0.1, commands=5, lines=20)
 DRAIN_ALONE = Options(engines=("sqlite",), sizes=replace(TINY, delays=0), alone=False)
 NAMES = ("holdfast", "holdfast, --processes 0")
-ALONE = {"idle worker", "commands beside bare spawns", "enqueue from a pipe of 20 lines"}
+ALONE = {"idle worker", "commands, compared with bare spawns", "enqueue from a pipe of 20 lines"}
 
 
 @pytest.mark.parametrize(
@@ -86,11 +86,11 @@ def test_goals_apply_only_to_the_default_worker() -> None:
     drain.compare(report, "postgres", [*ours, *peers], results)
     goals = {result.metric: result.goal for result in report.results if result.goal is not None}
     assert goals == {
-        "holdfast, beside pgqueuer, batch 100": 1.5,
-        "holdfast, beside pg-boss, 4 × 2,000": 1.0,
+        "holdfast, compared with pgqueuer, batch 100": 1.5,
+        "holdfast, compared with pg-boss, 4 × 2,000": 1.0,
     }
     ratios = {result.metric: result.ratio for result in report.results}
-    assert ratios["holdfast, beside pg-boss, 4 × 2,000"] == 0.25
+    assert ratios["holdfast, compared with pg-boss, 4 × 2,000"] == 0.25
     assert len(ratios) == len(ours) * len(peers)
 
 

@@ -15,9 +15,9 @@ async def test_everything_is_measured() -> None:
         assert any(title.startswith(f"{case.name}, disk") for title in titles)
     assert all(result.value > 0 for result in report.results)
     assert {result.metric for result in report.results} >= {
-        "enqueue, p50, beside neighbour",
-        "enqueue 100, p95, beside neighbour",
-        "lease and settle, p50, beside alone",
+        "enqueue, p50, compared with neighbour",
+        "enqueue 100, p95, compared with neighbour",
+        "lease and settle, p50, compared with alone",
         "turn of the loop, the longest",
         "memory",
     }

@@ -57,7 +57,9 @@ def test_a_setting_is_stored_read_and_removed(cli: Cli, monkeypatch: pytest.Monk
     monkeypatch.setenv("HOLDFAST_MAX_RETRIES", "1")
     ran = cli("config", "set", "max-retries", "8")
     assert ran.out == "max-retries is 8 for jobs enqueued from now on\n"
-    assert ran.err == ("here the variable HOLDFAST_MAX_RETRIES overrides the stored value with 1\n")
+    assert ran.err == (
+        "in this environment HOLDFAST_MAX_RETRIES overrides the stored value with 1\n"
+    )
     listed = {each["name"]: each for each in cli("config", "list", "--json").json}
     assert list(listed) == list(SETTINGS)
     assert listed["max-retries"]["source"] == "environment"
@@ -74,17 +76,29 @@ def test_a_setting_is_stored_read_and_removed(cli: Cli, monkeypatch: pytest.Monk
     [
         (["get", "colour"], Exit.NOT_FOUND, "unknown setting 'colour': there are max-retries,"),
         (["set", "colour", "red"], Exit.NOT_FOUND, "unknown setting 'colour'"),
-        (["set", "max-retries", "many"], Exit.USAGE, "max-retries 'many' is not a whole number"),
+        (
+            ["set", "max-retries", "many"],
+            Exit.USAGE,
+            "max-retries 'many' is not valid: expected a whole number",
+        ),
         (["set", "max-retries", "1.5"], Exit.USAGE, "whole number"),
-        (["set", "max-retries", "-1"], Exit.USAGE, "is not a whole number, 0 to 999999"),
+        (
+            ["set", "max-retries", "-1"],
+            Exit.USAGE,
+            "is not valid: expected a whole number, 0 to 999999",
+        ),
         (["set", "max-retrys", "1"], Exit.NOT_FOUND, "did you mean max-retries?"),
-        (["set", "lease", "1ms"], Exit.USAGE, "lease '1ms' is not 10ms to 1w"),
+        (["set", "lease", "1ms"], Exit.USAGE, "lease '1ms' is out of range: expected 10ms to 1w"),
         (["set", "job-timeout", "soon"], Exit.USAGE, 'job-timeout "soon": expected a duration'),
-        (["set", "backoff-base", "0.5"], Exit.USAGE, "backoff-base '0.5' is not 1 to 100"),
-        (["set", "backoff-jitter", "2"], Exit.USAGE, "is not 0 to 1"),
-        (["set", "worker-shell", "perhaps"], Exit.USAGE, "is not yes or no"),
+        (
+            ["set", "backoff-base", "0.5"],
+            Exit.USAGE,
+            "backoff-base '0.5' is out of range: expected 1 to 100",
+        ),
+        (["set", "backoff-jitter", "2"], Exit.USAGE, "is out of range: expected 0 to 1"),
+        (["set", "worker-shell", "perhaps"], Exit.USAGE, "is not valid: use yes or no"),
         (["set", "worker-queues", "a:b"], Exit.USAGE, "'a:b'"),
-        (["set", "worker-queues", ""], Exit.USAGE, "no queue is named"),
+        (["set", "worker-queues", ""], Exit.USAGE, "no queue is given"),
     ],
 )
 def test_invalid_settings_are_refused(cli: Cli, line: list[str], code: Exit, says: str) -> None:

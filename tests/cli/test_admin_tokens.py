@@ -15,7 +15,7 @@ def test_a_token_is_printed_once(cli: Cli) -> None:
     ran = cli("token", "create", "ci", "--scopes", "produce, consume", "--prefix", "mail.")
     assert ran.code == 0
     assert TOKEN.fullmatch(ran.out)
-    assert "not shown again" in ran.err
+    assert "cannot be shown again" in ran.err
     secret = ran.out.strip().split("_")[2]
     for line in (["token", "list"], ["token", "list", "--json"], ["audit"], ["audit", "--json"]):
         ran = cli(*line)

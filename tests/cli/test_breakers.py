@@ -37,7 +37,7 @@ def test_list_shows_every_breaker(cli: Cli) -> None:
     seed.enqueue()
     ran = cli("breaker", "list")
     assert (ran.code, ran.out) == (0, "")
-    assert "there is no breaker" in ran.err
+    assert "there are no breakers" in ran.err
     save()
     save("host:a.example:443", failures=2)
     ran = cli("breaker", "list")

@@ -5,10 +5,10 @@ import json
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 
-from holdfast.core.codec import decode_job
-from holdfast.core.model import JobFilter
+from holdfast.core.model import Job, JobFilter
 from holdfast.core.verdict import Redrive
 from holdfast.ops.jobs.bulk import Archive
 from tests.cli import seed
@@ -88,7 +88,7 @@ def test_the_archive_has_complete_jobs(finished: Cli, tmp_path: Path) -> None:
     ran = finished("cleanup", "--days", "0", "--archive", "old.jsonl")
     assert ran.out == "deleted 2 jobs, archived 2 in old.jsonl\n"
     lines = (tmp_path / "old.jsonl").read_bytes().splitlines()
-    jobs = {job.id: job for job in map(decode_job, lines)}
+    jobs = {job.id: job for job in (msgspec.json.decode(line, type=Job) for line in lines)}
     assert jobs["done"].output == b"said"
     assert json.loads(jobs["done"].result or b"") == {"n": 1}
     assert jobs["dead"].failures

@@ -12,7 +12,7 @@ def test_the_life_of_a_job(cli: Cli, tmp_path: Path) -> None:
     sent = cli("enqueue", "--task", "send", "--queue", "mail", "--payload", '{"to": "ä"}', "--json")
     id_ = sent.json["id"]
     assert sent.json["status"] == "new"
-    assert cli("enqueue", "--task", "send", "--id", id_).out == f"{id_} (known already)\n"
+    assert cli("enqueue", "--task", "send", "--id", id_).out == f"{id_} (already known)\n"
     shown = cli("job", "show", id_, "--json").json
     wanted = """id queue task state attempts max_attempts priority created_at due_at finished_at
         worker result error reason exit_code output duration_ms failures"""

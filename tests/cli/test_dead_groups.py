@@ -38,7 +38,7 @@ def test_groups_show_errors_by_frequency(cli: Cli) -> None:
 def test_no_groups(cli: Cli) -> None:
     seed.enqueue()
     assert cli("dlq", "groups", "--json").json["groups"] == []
-    assert cli("dlq", "groups").err == "no dead letter matches\n"
+    assert cli("dlq", "groups").err == "no dead letters match\n"
     assert cli("dlq", "quarantine", "--json").json == []
     assert cli("dlq", "quarantine").err == "no job is in quarantine\n"
 

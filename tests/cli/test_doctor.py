@@ -11,10 +11,10 @@ from holdfast.core.model import JobFilter, NewJob, Queue
 from holdfast.engines.base import Engine
 from holdfast.engines.extras import Examination
 from holdfast.engines.memory import MemoryEngine
-from holdfast.notation.durations import wall_ms
 from holdfast.ops import doctor
 from holdfast.ops.redrives import RedrivePlan
-from holdfast.ops.schedules import Schedule
+from holdfast.ops.ticks import Schedule
+from holdfast.process import wall_ms
 from holdfast.testing.clock import ManualClock
 from tests.cli import seed
 from tests.cli.program import Cli, run_program

@@ -16,7 +16,7 @@ from holdfast.cli.output import Exit
 from holdfast.core.backoff import Backoff
 from holdfast.core.model import Failure, Job, Lease, Note, Overrides, Reason, Renewal
 from holdfast.core.verdict import Bury, Complete, Settlement
-from holdfast.notation import lines
+from holdfast.notation import job_lines
 from tests.cli import seed
 from tests.cli.program import Cli, command, environment, run_program
 
@@ -43,7 +43,7 @@ def test_a_job_as_json(cli: Cli) -> None:
     assert (job.task, job.queue, job.overrides) == ("command", "default", Overrides())
     assert payload_of("j1") == {"command": "sleep 2"}
     again = cli("enqueue", '{"id": "j1", "command": "sleep 2"}')
-    assert (again.code, again.out) == (0, "j1 (known already)\n")
+    assert (again.code, again.out) == (0, "j1 (already known)\n")
     assert cli("enqueue", '{"id": "j1", "task": "t"}', "--json").json == {
         "id": "j1",
         "status": "duplicate",
@@ -121,7 +121,7 @@ def test_every_field_by_key_and_by_flag(cli: Cli) -> None:
 
 
 def test_flags_and_keys_have_the_same_names() -> None:
-    assert set(flags.JobFlags.__dataclass_fields__) == set(lines.FIELDS)
+    assert set(flags.JobFlags.__dataclass_fields__) == set(job_lines.FIELDS)
 
 
 def test_max_retries_and_run_at(cli: Cli) -> None:
@@ -188,7 +188,7 @@ def test_a_held_key_prints_the_job_that_holds_it(cli: Cli) -> None:
         (["--task", "t", "--max-retries", "-1"], 2, "max"),
         (["--task", "t", "--backoff", "often"], 2, 'backoff "often"'),
         (["--task", "t", "--command", "x"], 2, "either a command, or a task"),
-        (["--task", "t", "--cwd", "/"], 2, "cwd and env are for commands"),
+        (["--task", "t", "--cwd", "/"], 2, "cwd and env apply only to commands"),
         (["--task", "t", "--queue", "a", "--to", "b"], 2, "not both"),
         (["{"], 2, "the job is not JSON"),
         (['{"command": 5}'], 2, "command: expected"),
@@ -196,13 +196,13 @@ def test_a_held_key_prints_the_job_that_holds_it(cli: Cli) -> None:
         (['{"command": "x", "colour": "red"}'], 2, "unknown field colour: a job has task,"),
         (['{"comand": "x"}'], 2, "unknown field comand: did you mean command?"),
         (["--task", "t", "--prioriti", "5"], 2, "did you mean --priority?"),
-        (["--task", "t", "--", "echo"], 2, "a job has only one of"),
-        (["--command", "x", "--", "echo"], 2, "a job has only one of"),
+        (["--task", "t", "--", "echo"], 2, "give only one of"),
+        (["--command", "x", "--", "echo"], 2, "give only one of"),
         (["--to", "nobody", "--", "x"], 3, 'unknown worker "nobody"'),
         (['{"task": "t", "payload": 1e999}'], 2, "payload"),
         (['{"task": "t"}', "--file", "f"], 2, "not both"),
         (["--file", "nothing"], 2, "nothing cannot be read"),
-        (["-", "--wait"], 2, "for a single job"),
+        (["-", "--wait"], 2, "need a single job"),
         (["--wait-timeout", "x", "--task", "t"], 2, '--wait-timeout "x"'),
     ],
 )

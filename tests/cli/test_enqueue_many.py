@@ -14,7 +14,7 @@ from holdfast.cli import enqueue
 from holdfast.cli.enqueue import LineFault, LineFeed, LineReader
 from holdfast.core.model import NewJob, Receipt, Status
 from holdfast.errors import EngineError, EngineUnavailable, OutcomeUnknown
-from holdfast.notation.lines import JobDefaults
+from holdfast.notation.job_lines import JobDefaults
 from tests.cli.program import Cli, command, environment, run_program
 
 
@@ -161,7 +161,7 @@ def test_a_wrong_line_is_reported_and_affects_no_other(tmp_path: Path) -> None:
     ran = run_program(tmp_path, "enqueue", "-", given=BAD)
     assert ran.code == 1
     assert ran.out.startswith("2 jobs enqueued in ")
-    assert ran.out.endswith(", 1 known already, 7 refused\n")
+    assert ran.out.endswith(", 1 already known, 7 refused\n")
     reported = [line.partition(":")[0] for line in ran.err.splitlines()]
     assert reported == [f"line {number}" for number in (2, 4, 7, 8, 9, 10, 6)]
     assert "line 6: queue nowhere does not exist: declare it first (unknown_queue)" in ran.err
@@ -191,7 +191,7 @@ def test_flags_are_defaults_for_every_line(tmp_path: Path) -> None:
 def test_a_dry_run_of_many(tmp_path: Path) -> None:
     given = lines_of({"task": "t"}, {"task": "t", "priority": 101}, {"task": "t"})
     ran = run_program(tmp_path, "enqueue", "-", "--dry-run", given=given)
-    assert (ran.code, ran.out) == (1, "2 jobs would be enqueued, 0 known already, 1 refused\n")
+    assert (ran.code, ran.out) == (1, "2 jobs would be enqueued, 0 already known, 1 refused\n")
     assert ran.err.startswith("line 2: priority 101")
     assert run_program(tmp_path, "status", "--json").json["queues"][0]["ready"] == 0
 

@@ -74,7 +74,7 @@ def test_a_target_with_jobs_is_refused(cli: Cli) -> None:
     assert cli("enqueue", "--url", "sqlite:///new.db", "--", "true").code == 0
     ran = cli("migrate-data", "--to", "sqlite:///new.db")
     assert (ran.code, ran.out) == (2, "")
-    assert "the target has jobs already: give an empty store (usage)" in ran.err
+    assert "the target already has jobs: give an empty store (usage)" in ran.err
     assert cli("migrate-data", "--to", "sqlite:///new.db", "--dry-run").code == 2
     assert cli("queue", "show", "default", "--json").json["accepting"] is True
 

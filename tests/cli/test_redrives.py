@@ -11,7 +11,7 @@ import pytest
 from holdfast.app.application import Holdfast
 from holdfast.core.model import Failure
 from holdfast.core.verdict import Bury, Complete, Settlement
-from holdfast.notation.durations import wall_ms
+from holdfast.process import wall_ms
 from holdfast.upkeep import Redriver
 from tests.cli import seed
 from tests.cli.program import Cli, command, environment
@@ -60,7 +60,7 @@ def test_a_rate_makes_it_a_redrive(letters: Cli) -> None:
     assert (listed["state"], listed["text"]) == ("cancelled", f"by {started['by']}")
     assert "cancelled" in letters("redrive", "list").out
     again = letters("redrive", "cancel", started["id"])
-    assert (again.code, again.err) == (0, f"redrive {started['id']} had ended already\n")
+    assert (again.code, again.err) == (0, f"redrive {started['id']} has already ended\n")
     timeline = letters("job", "timeline", "j4").out
     assert f"redriven (attempt 1) by {started['by']}: redrive {started['id']}" in timeline
 
@@ -106,7 +106,7 @@ def test_a_dry_run_starts_no_redrive(letters: Cli) -> None:
     dry = letters("dlq", "retry", "--all", "--rate", "2/s", "--dry-run")
     assert dry.out == "would retry 5 jobs\n"
     assert letters("redrive", "list", "--json").json == []
-    assert letters("redrive", "list").err.startswith("there is no redrive: ")
+    assert letters("redrive", "list").err.startswith("there are no redrives: ")
 
 
 @pytest.mark.parametrize("verb", ["show", "cancel"])

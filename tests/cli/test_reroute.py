@@ -63,4 +63,4 @@ def test_a_job_is_enqueued_with_a_reroute_policy(cli: Cli) -> None:
     [first, *_] = cli("job", "explain", "json", "--json").json["reasons"]
     assert (first["code"], "moves to another worker" in first["text"]) == ("expired", True)
     ran = cli("enqueue", "--task", "t", "--reroute", "any")
-    assert (ran.code, "give to as well" in ran.err) == (2, True)
+    assert (ran.code, 'set "to" as well' in ran.err) == (2, True)

@@ -14,9 +14,9 @@ import pytest
 from cyclopts import App, Argument
 
 from holdfast import __version__, errors
-from holdfast.cli import output, pages, root
+from holdfast.cli import help_pages, output, root
+from holdfast.cli.help_pages import page
 from holdfast.cli.output import Exit
-from holdfast.cli.pages import page
 from holdfast.cli.root import COMMON_FLAGS, variable
 from holdfast.errors import BY_CODE, EngineUnavailable, InvalidJob, UnknownQueue
 from tests.cli import seed
@@ -30,7 +30,7 @@ def test_the_kept_pages_equal_the_help_of_the_parser(monkeypatch: pytest.MonkeyP
     printed = root.help_pages()
     assert len(printed) == 1 + len(root.GROUPS) + len(root.COMMANDS)
     names = {"-".join(["holdfast", *words]): text for words, text in printed.items()}
-    kept = {path.stem: path.read_text() for path in pages.FOLDER.glob("*.txt")}
+    kept = {path.stem: path.read_text() for path in help_pages.FOLDER.glob("*.txt")}
     assert kept == names, "python -c 'from holdfast.cli import root; root.write_help_pages()'"
 
 
@@ -76,7 +76,7 @@ def test_no_help_loads_the_parser() -> None:
 )
 def test_which_page_is_requested(line: list[str], requested: list[str] | None) -> None:
     wanted = None if requested is None else page(requested)
-    assert pages.requested_page(line) == wanted
+    assert help_pages.requested_page(line) == wanted
     assert wanted is not None or requested is None
 
 
@@ -260,8 +260,12 @@ def test_both_program_names_work(tmp_path: Path) -> None:
         (["status", "extra"], 2, "too many arguments: 'extra'"),
         (["job", "show"], 2, 'ID is missing: see "holdfast job show --help"'),
         (["enqueue", "--queue"], 2, '--queue needs a value: see "holdfast enqueue --help"'),
-        (["up", "--processes", "-1"], 2, "--processes -1 is not 0 to 256"),
-        (["worker", "start", "--concurrency", "0"], 2, "--concurrency 0 is not 1 to 10000"),
+        (["up", "--processes", "-1"], 2, "--processes -1 is out of range: expected 0 to 256"),
+        (
+            ["worker", "start", "--concurrency", "0"],
+            2,
+            "--concurrency 0 is out of range: expected 1 to 10000",
+        ),
         (["job", "show", "nothing"], 3, 'no job has the id "nothing"'),
         (["queue", "create", "a/b"], 2, "queue name 'a/b'"),
         (["status", "--url", "mysql://u:hunter2@h/d"], 2, "no engine for the URL scheme 'mysql'"),

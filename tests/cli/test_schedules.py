@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from holdfast.ops.schedules import Schedule
+from holdfast.ops.ticks import Schedule
 from tests.cli import seed
 from tests.cli.program import Cli
 
@@ -22,7 +22,7 @@ def test_an_empty_list_says_how_to_add_a_schedule(cli: Cli) -> None:
     ran = cli("schedule", "list")
     assert (ran.out, ran.err) == (
         "",
-        'there is no schedule: add one with "holdfast schedule add"\n',
+        'there are no schedules: add one with "holdfast schedule add"\n',
     )
 
 

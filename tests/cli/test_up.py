@@ -14,7 +14,7 @@ import pytest
 
 from tests.cli.program import command, environment, run_program
 
-_PATIENCE_S = 60
+_TIMEOUT_S = 60
 
 
 @contextmanager
@@ -74,7 +74,7 @@ def test_up_runs_a_job_and_leaves_no_process(tmp_path: Path) -> None:
         assert len(status["workers"]) == 2
         assert [queue["done"] for queue in status["queues"] if queue["name"] == "default"] == [1]
         up.send_signal(signal.SIGTERM)
-        out, err = up.communicate(timeout=_PATIENCE_S)
+        out, err = up.communicate(timeout=_TIMEOUT_S)
     assert (up.returncode, out) == (0, "stopped\n")
     assert err.startswith("draining: ")
     assert users_of(tmp_path) == []
@@ -94,7 +94,7 @@ def test_wait_prints_output_and_the_outcome(tmp_path: Path) -> None:
             assert "\x1b" not in text
             assert "\x07" not in text
         up.send_signal(signal.SIGINT)
-        assert up.wait(_PATIENCE_S) == 0
+        assert up.wait(_TIMEOUT_S) == 0
 
 
 def test_a_second_up_on_the_same_file_adds_workers(tmp_path: Path) -> None:
@@ -107,7 +107,7 @@ def test_a_second_up_on_the_same_file_adds_workers(tmp_path: Path) -> None:
             ran = run_program(tmp_path, "worker", "stop", "--all")
             assert ran.code == 0
             for process in (first, second):
-                process.communicate(timeout=_PATIENCE_S)
+                process.communicate(timeout=_TIMEOUT_S)
                 assert process.returncode == 0
 
 
@@ -115,8 +115,8 @@ def test_a_second_up_on_the_same_file_adds_workers(tmp_path: Path) -> None:
     ("line", "code", "says"),
     [
         (["--queues", "nowhere"], 3, "queue nowhere does not exist"),
-        (["--count", "0"], 2, "--count 0 is not 1 to 256"),
-        (["--name", "a b"], 2, "is no name for a worker"),
+        (["--count", "0"], 2, "--count 0 is out of range: expected 1 to 256"),
+        (["--name", "a b"], 2, "is not a valid worker name"),
         (["--app", "nothing.py:app"], 2, "no file 'nothing.py'"),
         (["--url", "memory:"], 2, "use a file"),
         (["--cwd", "nowhere"], 2, "--cwd nowhere is not a directory"),

@@ -16,7 +16,7 @@ from urllib.parse import parse_qsl, urlsplit
 import msgspec
 import pytest
 
-from holdfast.cli import pages
+from holdfast.cli import help_pages
 from holdfast.server.application import OPERATIONS
 from holdfast.server.settings import PORT
 from tests.docs.test_docs import ROOT
@@ -40,13 +40,13 @@ def words_of(path: Path) -> Iterator[list[str]]:
         yield json.loads(line)
     for line in re.findall(r"(?:^|[\s`])(?:\./hf|holdfast) ([a-z][^`\n]*)", text):
         words = shlex.split(line, comments=True)
-        if pages.page(words[:1]) is not None:
+        if help_pages.page(words[:1]) is not None:
             yield words
 
 
 def help_of(words: list[str]) -> str:
     end = next((at for at, word in enumerate(words) if word.startswith("-")), len(words))
-    page = pages.page(words[: min(2, end)]) or pages.page(words[:1])
+    page = help_pages.page(words[: min(2, end)]) or help_pages.page(words[:1])
     assert page is not None, f"unknown command {words}"
     return page
 
@@ -73,7 +73,7 @@ def test_every_variable_belongs_to_a_flag(path: Path) -> None:
     for name in set(re.findall(r"\bHOLDFAST_[A-Z_]+", path.read_text())) - OWN:
         words = name.removeprefix("HOLDFAST_").lower().split("_")
         flag = f"--{'-'.join(words[1:])}"
-        help_page = pages.page(words[:1]) or ""
+        help_page = help_pages.page(words[:1]) or ""
         assert re.search(rf"{flag}[\s,]", help_page), f"no flag reads {name}"
 
 

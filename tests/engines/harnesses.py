@@ -9,7 +9,7 @@ from holdfast.engines.base import Engine
 from holdfast.engines.coalesced import Coalesced
 from holdfast.engines.memory import MemoryEngine
 from holdfast.engines.observed import Observed
-from holdfast.events import Happening
+from holdfast.events import ProcessEvent
 from holdfast.testing.clock import ManualClock
 from tests.engines.pg_connections import KeptConnections
 
@@ -21,7 +21,7 @@ def plain(engine: Engine) -> Engine:
 
 
 def observed(engine: Engine) -> Engine:
-    told: list[Happening] = []
+    told: list[ProcessEvent] = []
     return Observed(engine, told.append)
 
 

@@ -8,12 +8,12 @@ from typing import Any
 import msgspec
 
 from holdfast.engines.base import Traits
-from holdfast.engines.verbs import CONTENT_TYPE, About
+from holdfast.engines.wire import CONTENT_TYPE, About
 
 ABOUT = About("0", Traits(name="memory", durable=False, shared=False), now=5)
 
 
-class Said(msgspec.Struct, frozen=True):
+class ReceivedRequest(msgspec.Struct, frozen=True):
     """A request as it came."""
 
     verb: str
@@ -29,8 +29,8 @@ class Script:
 
     def __init__(self) -> None:
         self.acts: list[Act] = []
-        self.heard: list[Said] = []
-        self.came: asyncio.Queue[Said] = asyncio.Queue()
+        self.heard: list[ReceivedRequest] = []
+        self.came: asyncio.Queue[ReceivedRequest] = asyncio.Queue()
         self.connections = 0
         self.left = asyncio.Event()
         """Somebody hung up."""
@@ -81,7 +81,7 @@ class Script:
         if verb == "engine":
             answer(ABOUT)(self, writer)
             return
-        self.heard.append(Said(verb, headers, body))
+        self.heard.append(ReceivedRequest(verb, headers, body))
         self.came.put_nowait(self.heard[-1])
         self.reader = reader
         act = self.acts.pop(0)(self, writer)

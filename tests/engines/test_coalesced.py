@@ -13,7 +13,7 @@ from holdfast.engines.coalesced import Coalesced
 from holdfast.engines.observed import Observed
 from holdfast.engines.registry import open_engine
 from holdfast.errors import EngineUnavailable, UsageError
-from holdfast.events import EngineCalled, Happening
+from holdfast.events import EngineCalled, ProcessEvent
 from tests.engines.doubles import GatedEngine
 
 ONE = LeaseRequest(queues=("default",))
@@ -322,9 +322,9 @@ async def test_closing_answers_pending_calls(inner: GatedEngine) -> None:
 async def test_a_hundred_callers_share_a_file_in_a_few_transactions(tmp_path: Path) -> None:
     transactions = 0
 
-    def tell(happening: Happening) -> None:
+    def tell(event: ProcessEvent) -> None:
         nonlocal transactions
-        transactions += isinstance(happening, EngineCalled) and happening.verb == "enqueue"
+        transactions += isinstance(event, EngineCalled) and event.verb == "enqueue"
 
     engine = Coalesced(Observed(open_engine(f"sqlite:///{tmp_path}/work.db"), tell))
     await engine.open()

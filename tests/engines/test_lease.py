@@ -1,14 +1,18 @@
 """A waiting lease is woken rather than polled: here the polling interval is an hour."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
-from holdfast.conformance.contract import Harness
+from holdfast.conformance.contract import Harness, lease_wait, store
 from holdfast.conformance.contract.lease_wait import LeaseWaitContract, WakeContract
 from holdfast.conformance.contract.store import SharedWaitContract
+from holdfast.core.model import Lease
+from holdfast.engines.postgres import PostgresEngine
 from tests.engines import harnesses
+from tests.engines.postgres.until import until_notified
 
 HOUR_MS = 3_600_000
 
@@ -39,4 +43,17 @@ class TestPostgres(LeaseWaitContract, WakeContract, SharedWaitContract):
     ) -> AsyncIterator[Harness]:
         monkeypatch.setattr("holdfast.engines.postgres.engine._NET_MS", (HOUR_MS, HOUR_MS))
         async with harnesses.postgres(shared_pg_dsn) as harness:
+
+            async def notified(task: asyncio.Task[list[Lease]]) -> None:
+                await settled(task)
+                waiting = harness.engines[-1]
+                assert isinstance(waiting, PostgresEngine)
+                if not task.done():
+                    await until_notified(waiting)
+
+            # A transaction that is open while a lease is registered as waiting may not notify it.
+            # Without polling, a test must not change anything before that.
+            settled = lease_wait.settled
+            for module in (lease_wait, store):
+                monkeypatch.setattr(module, "settled", notified)
             yield harness

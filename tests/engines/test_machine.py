@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.conformance.harness import Harness
-from holdfast.conformance.machine import run_histories
+from holdfast.conformance.random_histories import run_histories
 from tests.engines import harnesses
 from tests.engines.pg_connections import KeptConnections
 

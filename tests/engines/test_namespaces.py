@@ -44,7 +44,7 @@ async def test_ids_keys_queues_and_records_belong_to_a_namespace(twins: list[Twi
         record = Record(kind="setting", key="s", value=b"%d" % number)
         assert await twin.save([record]) == [Saved.SAVED]
     for number, twin in enumerate(twins):
-        assert (await twin.the("a")).payload == b"%d" % number
+        assert (await twin.require("a")).payload == b"%d" % number
         assert (await twin.load("setting"))[0].value == b"%d" % number
         assert len(await twin.find(JobFilter())) == 1
         (lease,) = await twin.lease(from_default(5, queues=("q",)))

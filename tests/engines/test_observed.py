@@ -9,21 +9,21 @@ from holdfast.core.verdict import Cancel, Complete, Settlement
 from holdfast.engines.memory import MemoryEngine
 from holdfast.engines.observed import Observed
 from holdfast.errors import EngineClosed
-from holdfast.events import EngineCalled, Happening, Listeners
+from holdfast.events import EngineCalled, Listeners, ProcessEvent
 
 
-class Ear:
+class EventRecorder:
     def __init__(self) -> None:
-        self.heard: list[EngineCalled] = []
+        self.calls: list[EngineCalled] = []
 
-    def __call__(self, happening: Happening) -> None:
-        assert isinstance(happening, EngineCalled)
-        self.heard.append(happening)
+    def __call__(self, event: ProcessEvent) -> None:
+        assert isinstance(event, EngineCalled)
+        self.calls.append(event)
 
 
 async def test_answers_are_counted_by_queue_and_outcome() -> None:
-    ear = Ear()
-    engine = Observed(MemoryEngine(), ear)
+    recorder = EventRecorder()
+    engine = Observed(MemoryEngine(), recorder)
     await engine.open()
     jobs = [NewJob(id="a", task="t"), NewJob(id="b", task="t", queue="nowhere")]
     receipts = await engine.enqueue([*jobs, jobs[0]])
@@ -34,8 +34,8 @@ async def test_answers_are_counted_by_queue_and_outcome() -> None:
     await engine.renew([Renewal(lease=lease)])
     await engine.amend(JobFilter(), Cancel(), limit=10)
     await engine.save([Record(kind="x", key="k", value=b"v")])
-    told = [(call.verb, call.outcomes) for call in ear.heard]
-    assert told == [
+    calls = [(call.verb, call.outcomes) for call in recorder.calls]
+    assert calls == [
         ("open", {}),
         ("enqueue", {"default": {"new": 1, "duplicate": 1}, "nowhere": {"unknown_queue": 1}}),
         ("lease", {"default": {"leased": 1}}),
@@ -45,38 +45,38 @@ async def test_answers_are_counted_by_queue_and_outcome() -> None:
         ("amend", {}),
         ("save", {"": {"saved": 1}}),
     ]
-    assert all(call.duration_ms >= 0 and not call.error for call in ear.heard)
+    assert all(call.duration_ms >= 0 and not call.error for call in recorder.calls)
 
 
 async def test_an_error_is_reported_by_its_code_and_still_raised() -> None:
-    ear = Ear()
-    engine = Observed(MemoryEngine(), ear)
+    recorder = EventRecorder()
+    engine = Observed(MemoryEngine(), recorder)
     with pytest.raises(EngineClosed):
         await engine.get("a")
-    assert [(call.verb, call.error) for call in ear.heard] == [("get", "closed")]
+    assert [(call.verb, call.error) for call in recorder.calls] == [("get", "closed")]
 
 
 async def test_a_failing_listener_harms_neither_the_call_nor_other_listeners(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    ear = Ear()
+    recorder = EventRecorder()
 
-    def deaf(happening: Happening) -> None:
-        raise RuntimeError("deaf")
+    def failing(event: ProcessEvent) -> None:
+        raise RuntimeError("failing")
 
-    engine = Observed(MemoryEngine(), Listeners(deaf, ear))
+    engine = Observed(MemoryEngine(), Listeners(failing, recorder))
     with caplog.at_level(logging.ERROR, logger="holdfast.events"):
         await engine.open()
         assert await engine.get("a") is None
-    assert [call.verb for call in ear.heard] == ["open", "get"]
+    assert [call.verb for call in recorder.calls] == ["open", "get"]
     assert "a listener failed on EngineCalled" in caplog.text
 
 
 def test_a_listener_can_be_removed() -> None:
-    ear = Ear()
-    listeners = Listeners(ear)
-    listeners.remove(ear)
+    recorder = EventRecorder()
+    listeners = Listeners(recorder)
+    listeners.remove(recorder)
     listeners(EngineCalled(verb="get", duration_ms=0))
-    listeners.add(ear)
+    listeners.add(recorder)
     listeners(EngineCalled(verb="find", duration_ms=0))
-    assert [call.verb for call in ear.heard] == ["find"]
+    assert [call.verb for call in recorder.calls] == ["find"]

@@ -119,7 +119,7 @@ def test_the_token_may_be_in_the_environment(
     of_url: Any = open_engine("https://hf_mine@h")
     assert of_url.options == {"token": "hf_mine"}
     monkeypatch.setenv("HOLDFAST_TOKEN", "hf_hunter2\r\nx: y")
-    with pytest.raises(ConfigError, match="copy it as it was shown") as caught:
+    with pytest.raises(ConfigError, match="copy it exactly as it was shown") as caught:
         open_engine("https://h")
     assert "hunter2" not in str(caught.value)
 
@@ -143,8 +143,8 @@ def test_the_token_may_be_in_the_environment(
         ("sqlite:///x.db?durability=none", "full or relaxed"),
         ("sqlite:///x.db?namespace=a/b", "A-Z a-z 0-9"),
         ("sqlite:///x.db?namespace=a&namespace=b", "twice"),
-        ("postgresql://u:hunter2@h:port/d", "cannot be read"),
-        ("postgresql://u:hunter2@[h/d", "cannot be read"),
+        ("postgresql://u:hunter2@h:port/d", "cannot be parsed"),
+        ("postgresql://u:hunter2@[h/d", "cannot be parsed"),
         ("postgresql://u:hunter2@h/d?pool=2", "'pool'.*connections, namespace, pooled, schema"),
         ("postgresql://u:hunter2@h/d?pooled=1", "true or false"),
         ("postgresql://u:hunter2@h/d?connections=0", "1 to 999"),

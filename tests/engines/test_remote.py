@@ -9,7 +9,7 @@ import pytest
 from holdfast.conformance.contract.cases import a_job
 from holdfast.core.model import Job, JobFilter, Lease, LeaseRequest, Receipt, Record, Status
 from holdfast.core.verdict import Cancel, Complete, Outcome, Settlement
-from holdfast.engines import verbs
+from holdfast.engines import wire
 from holdfast.engines.base import Saved
 from holdfast.engines.remote import RemoteEngine, client, connection, engine
 from holdfast.errors import (
@@ -141,7 +141,7 @@ async def test_a_long_outage_raises_unavailable() -> None:
     async with meeting() as (script, remote):
         await script.stop()
         with pytest.raises(EngineUnavailable, match=r"127\.0\.0\.1:\d+ cannot be reached"):
-            await remote._opened.call("save", verbs.SaveCall([RECORD]), patience_s=0)
+            await remote._opened.call("save", wire.SaveCall([RECORD]), retry_s_max=0)
 
 
 async def test_an_overloaded_server_says_when_to_try_again(pauses: list[float]) -> None:
@@ -279,7 +279,7 @@ async def test_leases_that_arrive_after_a_cancel_are_released(
         with pytest.raises(asyncio.CancelledError):
             await waiting
         assert [(await script.came.get()).verb for _ in range(2)] == ["lease", "settle"]
-        assert b"the caller left" in script.heard[1].body
+        assert b"the caller was cancelled" in script.heard[1].body
 
 
 async def test_a_wait_continues_through_an_outage(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -289,7 +289,7 @@ async def test_a_wait_continues_through_an_outage(monkeypatch: pytest.MonkeyPatc
         leases = await remote.lease(LeaseRequest(queues=("q",), wait_ms=60_000))
         assert [lease.id for lease in leases] == ["a"]
     assert script.verbs == ["lease"] * 5
-    asked = [verbs.VERBS["lease"].read_call(said.body).request.wait_ms for said in script.heard]
+    asked = [wire.VERBS["lease"].read_call(said.body).request.wait_ms for said in script.heard]
     assert asked == [20_000] * 5
 
 
@@ -303,7 +303,7 @@ async def test_a_wait_raises_its_last_error_at_the_end() -> None:
 async def test_a_retry_waits_no_longer_than_the_time_left() -> None:
     async with meeting(cut, answer([a_lease()])) as (script, remote):
         assert await remote.lease(LeaseRequest(queues=("q",), wait_ms=15_000))
-    asked = [verbs.VERBS["lease"].read_call(said.body).request.wait_ms for said in script.heard]
+    asked = [wire.VERBS["lease"].read_call(said.body).request.wait_ms for said in script.heard]
     assert 15_000 >= asked[0] >= asked[1]
 
 
@@ -322,7 +322,7 @@ async def test_opening_names_the_server_it_did_not_reach() -> None:
         await script.stop()
         remote = RemoteEngine(script.place)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(engine, "_OPEN_PATIENCE_S", 0.0)
+            patch.setattr(engine, "_OPEN_RETRY_S_MAX", 0.0)
             with pytest.raises(EngineUnavailable, match="cannot be reached: Connection refused"):
                 await remote.open()
 
@@ -331,7 +331,7 @@ async def test_opening_hints_at_http_instead_of_https(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A server with TLS hangs up on what is none; one without it answers in plain words."""
-    monkeypatch.setattr(engine, "_OPEN_PATIENCE_S", 0.0)
+    monkeypatch.setattr(engine, "_OPEN_RETRY_S_MAX", 0.0)
     async with _saying(b"") as port:
         with pytest.raises(EngineUnavailable, match="does it serve https://"):
             await RemoteEngine(f"http://127.0.0.1:{port}").open()

@@ -25,6 +25,7 @@ from holdfast.core.verdict import (
     Complete,
     Edit,
     Expedite,
+    Outcome,
     Redrive,
     Release,
     Retime,
@@ -34,15 +35,17 @@ from holdfast.core.verdict import (
 )
 from holdfast.engines.base import Engine, Traits
 from holdfast.engines.coalesced import Coalesced
+from holdfast.engines.extras import Transactional, extra
 from holdfast.engines.memory import MemoryEngine
 from holdfast.engines.partitioned import PartitionedEngine
-from holdfast.engines.support import FULL, has_gaps, lacks
+from holdfast.engines.support import FULL, Support, has_gaps, lacks
 from holdfast.engines.wrapper import Supported, enforced
-from holdfast.errors import Unsupported
+from holdfast.errors import OutcomeUnknown, Unsupported, UsageError
 from holdfast.server.access.authorized_engine import AuthorizedEngine
 from holdfast.server.access.caller import Caller, Scope, with_implied
 from holdfast.tracing.engine import TracedEngine
 from tests.engines import harnesses
+from tests.engines.doubles import GatedEngine
 from tests.server.loop_server import LoopServer, ServedEngine
 
 LEASE = Lease(job=Job(id="a", task="work", queue="default", token=16), token=16, lease_ms=1_000)
@@ -169,6 +172,9 @@ class Lacking(MemoryEngine):
 
 
 VERBS = {check.verb for check in CHECKS}
+ALL_GAPS: dict[str, Any] = {name: gap for check in CHECKS for name, gap in check.lacking.items()}
+NEEDED_TO_ASK = {"inspect", "records", "renew", "follow_ups"}
+"""Traits that a call can need besides the one it is about."""
 
 
 def guarded(engine: Engine) -> Engine:
@@ -188,18 +194,21 @@ WRAPS: dict[str, harnesses.Wrap] = {
 }
 
 
-async def unsupported(engine: Engine, check: Check) -> None:
-    """The call is refused with the feature and a remedy."""
+async def unsupported(engine: Engine, check: Check, names: str = "memory") -> None:
+    """The call is refused with the engine, the feature and a remedy."""
     if check.verb == "enqueue":
         [receipt] = await check.call(engine)
         assert (receipt.status, receipt.code) == (Status.REFUSED, "unsupported")
-        assert check.feature in receipt.text
-        return
-    with pytest.raises(Unsupported) as caught:
-        await check.call(engine)
-    assert check.feature in caught.value.feature
-    assert caught.value.remedy
-    assert caught.value.remedy in str(caught.value)
+        error = Unsupported.from_text(receipt.text)
+    else:
+        with pytest.raises(Unsupported) as caught:
+            await check.call(engine)
+        error = caught.value
+    assert error.engine == names
+    assert check.feature in error.feature
+    assert error.remedy
+    assert error.remedy in str(error)
+    assert "engine table" not in str(error), "the remedy is about this feature"
 
 
 @pytest.mark.parametrize("name", WRAPS)
@@ -213,7 +222,7 @@ async def test_each_check_through_each_wrapper(name: str) -> None:
             await inside.open()
             await engine.open()
             inside.calls.clear()
-            await unsupported(engine, check)
+            await unsupported(engine, check, "partitioned" if name == "partition" else "memory")
             assert check.verb not in inside.calls, "nothing reached the engine"
             await engine.close()
 
@@ -239,10 +248,10 @@ async def test_each_check_through_a_server(hall: LoopServer) -> None:
 
 @pytest.mark.parametrize("name", WRAPS)
 async def test_what_an_engine_has_is_not_refused(name: str) -> None:
-    """On an engine that lacks only what the call does not need."""
+    """On an engine that lacks everything that the call does not need."""
     for check in CHECKS:
-        other = {"results": False} if "results" not in check.lacking else {"notes": False}
-        inside = Lacking(other)
+        needed = NEEDED_TO_ASK | set(check.lacking)
+        inside = Lacking({trait: gap for trait, gap in ALL_GAPS.items() if trait not in needed})
         engine = WRAPS[name](inside)
         await inside.open()
         await engine.open()
@@ -254,6 +263,121 @@ async def test_what_an_engine_has_is_not_refused(name: str) -> None:
             )
             assert check.verb in inside.calls
         await engine.close()
+
+
+async def test_a_plain_call_needs_no_trait() -> None:
+    """On an engine that lacks everything. Its bounds themselves are allowed."""
+    engine = enforced(Lacking(ALL_GAPS))
+    await engine.open()
+    assert await engine.declare(a_queue(lease_ms=60_000, group_batch=1))
+    at_bounds = Overrides(lease_ms=60_000)
+    receipts = await engine.enqueue(
+        [a_job("a", payload=b"x" * 10, overrides=at_bounds), a_job("b", delay_ms=900_000)]
+    )
+    receipts += await engine.enqueue([a_job("c")])
+    assert [receipt.status for receipt in receipts] == [Status.NEW] * 3
+    for verdict in (Retry(0), Release(delay_ms=0), Complete(), Retry(60_000)):
+        [lease] = await engine.lease(from_default(lease_ms=60_000))
+        assert await engine.settle([Settlement(lease=lease, verdict=verdict)]) == [Outcome.SETTLED]
+    assert await engine.lease(from_default()) == []
+
+
+async def test_the_bounds_of_an_engine_are_allowed() -> None:
+    bounds = {name: gap for name, gap in ALL_GAPS.items() if name.endswith("_max")}
+    engine = enforced(Lacking(bounds))
+    await engine.open()
+    await engine.enqueue([a_job()])
+    [lease] = await engine.lease(from_default())
+    assert await engine.renew([Renewal(lease=lease, lease_ms=60_000)]) != [None]
+    for amendment in (Retime(delay_ms=900_000), Edit(payload=b"x" * 10), Edit(text="only")):
+        await engine.amend(JobFilter(), amendment, limit=1)
+
+
+INVALID: dict[str, Call] = {
+    "declare": lambda engine: engine.declare(a_queue(max_depth=0)),
+    "lease": lambda engine: engine.lease(from_default(0, queues=(), ids=("a",))),
+    "renew": lambda engine: engine.renew([Renewal(lease=LEASE, lease_ms=-1)]),
+    "amend": lambda engine: engine.amend(JobFilter(), Retime(delay_ms=-1), limit=1),
+}
+
+
+@pytest.mark.parametrize("verb", INVALID)
+async def test_an_invalid_call_is_invalid_on_every_engine(verb: str) -> None:
+    """Even if it also needs a trait that the engine lacks."""
+    engine = enforced(Lacking(ALL_GAPS))
+    await engine.open()
+    with pytest.raises(UsageError) as caught:
+        await INVALID[verb](engine)
+    assert not isinstance(caught.value, Unsupported)
+
+
+async def test_an_invalid_verdict_is_refused_by_the_engine() -> None:
+    engine = enforced(Lacking({"notes": False}))
+    await engine.open()
+    await engine.enqueue([a_job()])
+    [lease] = await engine.lease(from_default())
+    invalid = Settlement(lease=lease, verdict=Retry(-1), note=Note(progress=0.5))
+    assert await engine.settle([invalid]) == [Outcome.REFUSED]
+
+
+async def test_known_receipts_keep_their_places_beside_an_unsupported_job() -> None:
+    """If the outcome of the supported ones is unknown, the refusal is known."""
+    inside = GatedEngine()
+    receipt = Receipt(id="c", status=Status.NEW)
+    inside.errors.append(OutcomeUnknown("cut off", known={1: receipt}))
+    engine = Supported(inside)
+    engine._support = Support(replace(FULL, keys=False))
+    await engine.open()
+    with pytest.raises(OutcomeUnknown) as caught:
+        await engine.enqueue([a_job("a"), a_job("b", key="k"), a_job("c")])
+    assert sorted(caught.value.known) == [1, 2]
+    assert caught.value.known[1].code == "unsupported"
+    assert caught.value.known[2] is receipt
+
+
+async def test_a_batch_of_unsupported_jobs_does_not_reach_the_engine() -> None:
+    inside = Lacking({"keys": False})
+    engine = enforced(inside)
+    await engine.open()
+    inside.calls.clear()
+    receipts = await engine.enqueue([a_job("a", key="k"), a_job("b", key="l")])
+    assert [receipt.code for receipt in receipts] == ["unsupported"] * 2
+    assert inside.calls == []
+
+
+class LackingTransactions(Lacking):
+    """Its transactions record the calls that reach them."""
+
+    def __init__(self) -> None:
+        super().__init__({"keys": False, "results": False})
+        self.written: list[Any] = []
+
+    def within(self, connection: Any) -> LackingTransactions:
+        self.written.append(connection)
+        return self
+
+    def enqueue(self, jobs: Any) -> Any:
+        self.written.append(jobs)
+
+    def settle(self, settlements: Any) -> Any:
+        self.written.append(settlements)
+
+
+@pytest.mark.parametrize("name", ["alone", "observed", "coalesced", "recorded", "traced"])
+def test_calls_inside_a_transaction_are_checked(name: str) -> None:
+    inside = LackingTransactions()
+    transactional = extra(WRAPS[name](inside), Transactional)
+    assert transactional is not None
+    transaction = transactional.within("connection")
+    with pytest.raises(Unsupported, match="once-only keys"):
+        transaction.enqueue([a_job("a"), a_job("b", key="k")])
+    with pytest.raises(Unsupported, match="results"):
+        transaction.settle([Settlement(lease=LEASE, verdict=Complete(b"1"))])
+    assert inside.written == ["connection"]
+    done = [Settlement(lease=LEASE, verdict=Complete())]
+    transaction.enqueue([a_job()])
+    transaction.settle(done)
+    assert inside.written == ["connection", [a_job()], done]
 
 
 async def test_an_unsupported_job_harms_no_neighbour() -> None:

@@ -10,7 +10,7 @@ from holdfast.conformance.contract.cases import missing
 from holdfast.core import bounds
 from holdfast.engines.base import Engine, Traits
 from holdfast.engines.extras import Transactional, extra
-from holdfast.engines.verbs import About
+from holdfast.engines.wire import About
 from tests.engines import harnesses
 
 # yes and no, in the order of COLUMNS.

@@ -12,7 +12,7 @@ from holdfast.core.model import NewJob
 from holdfast.errors import InvalidJob
 from holdfast.notation import options
 from holdfast.notation.job import FIELDS, JobLine, JobOptions
-from holdfast.notation.lines import JobDefaults, make_job, read_line
+from holdfast.notation.job_lines import JobDefaults, make_job, read_line
 from holdfast.notation.options import new_job
 from holdfast.server.rest.jobs import ChangesBody
 from holdfast.server.rest.shapes import AnyJobBody, NewJobBody, TickBody

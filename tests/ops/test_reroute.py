@@ -196,7 +196,7 @@ async def test_an_operator_cannot_reroute_running_or_unaddressed_jobs(engine: En
 
 
 def test_a_reroute_policy_without_an_address_is_refused() -> None:
-    with pytest.raises(InvalidJob, match="give to as well"):
+    with pytest.raises(InvalidJob, match='set "to" as well'):
         new_job("t", None, {"reroute": True})
     with pytest.raises(InvalidJob, match="reroute is a str"):
         new_job("t", None, {"to": "a", "reroute": "yes"})  # type: ignore[typeddict-item]

@@ -14,7 +14,7 @@ import msgspec
 from holdfast.app.application import Holdfast
 from holdfast.engines.base import Engine
 from holdfast.engines.memory import MemoryEngine
-from holdfast.engines.verbs import CONTENT_TYPE, VERBS
+from holdfast.engines.wire import CONTENT_TYPE, VERBS
 from holdfast.ops.tokens import TokenRequest
 from holdfast.server.application import OPERATIONS, AsgiApplication
 from holdfast.server.http.operation import JSON, Operation

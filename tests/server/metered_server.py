@@ -9,7 +9,7 @@ from holdfast.app.application import Holdfast
 from holdfast.core.model import LeaseRequest
 from holdfast.core.verdict import Complete, Settlement, Verdict
 from holdfast.engines.base import Engine
-from holdfast.notation.durations import wall_ms
+from holdfast.process import wall_ms
 from holdfast.server.application import AsgiApplication
 from holdfast.server.live.feed import EventFeed, event_feed
 from holdfast.server.live.metrics import SnapshotReader, snapshot_reader
@@ -29,7 +29,7 @@ class MeteredServer:
         self.app = server.app
         self.client = client
         self.meter = server.app.telemetry.meter
-        self.app.listeners.add(self.meter.hear)
+        self.app.listeners.add(self.meter.record)
         self.flusher = Flusher(self.app.engine, self.meter, "server", wall_ms)
 
     @property
@@ -53,9 +53,9 @@ class MeteredServer:
 
     def restart(self) -> None:
         """The process goes on as another would: nothing it counted is with it any more."""
-        self.app.listeners.remove(self.meter.hear)
+        self.app.listeners.remove(self.meter.record)
         self.meter = Meter(wall_ms)
-        self.app.listeners.add(self.meter.hear)
+        self.app.listeners.add(self.meter.record)
         self.flusher = Flusher(self.app.engine, self.meter, "server", wall_ms)
 
 

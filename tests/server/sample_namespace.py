@@ -25,7 +25,7 @@ from holdfast.core.verdict import Bury, Cancel, Complete, Settlement, Verdict
 from holdfast.core.workers import WorkerOrder, WorkerRecord
 from holdfast.engines.base import Engine
 from holdfast.engines.memory import MemoryEngine
-from holdfast.engines.verbs import (
+from holdfast.engines.wire import (
     CONTENT_TYPE,
     AmendCall,
     DeclareCall,
@@ -47,12 +47,13 @@ from holdfast.engines.verbs import (
     SettleCall,
     TallyCall,
 )
-from holdfast.ops.alerts import Alert, alert_record
+from holdfast.ops.alerts import ALERTS, Alert
 from holdfast.ops.queues import Distribution
 from holdfast.ops.quotas import QUOTA_KIND
 from holdfast.ops.records import scan
-from holdfast.ops.redrives import RedrivePlan, RedriveRecord, encode_redrive
-from holdfast.ops.schedules import Schedule, encode_schedule
+from holdfast.ops.redrives import REDRIVES, RedrivePlan, RedriveRecord
+from holdfast.ops.schedules import SCHEDULES
+from holdfast.ops.ticks import Schedule
 from holdfast.server.access.permissions import SCOPES
 from holdfast.server.http.operation import JSON, Operation
 from holdfast.telemetry.event_log import FeedEvent, FeedEventKind, event_record
@@ -170,8 +171,8 @@ def _records(
         Record(kind=workers.KIND, key=second.name, value=encode(second)),
         Record(kind=workers.ORDER_KIND, key=worker.name, value=encode(WorkerOrder(by=mark))),
         Record(kind=breaker.KIND, key=f"task:{name('t')}", value=encode(broken)),
-        *(encode_schedule(each, 0) for each in schedules),
-        encode_redrive(redrive),
+        *(SCHEDULES.record(each.name, each) for each in schedules),
+        REDRIVES.record(redrive.id, redrive),
         Record(
             kind="distribution",
             key=f"{queue}.busy",
@@ -181,7 +182,7 @@ def _records(
         Record(kind="setting", key="lease", value=b"29s"),
         Record(kind=QUOTA_KIND, key=f"tenant:{name('acme')}", value=b'{"depth":1000}'),
         event_record(f"{at}-{mark.lower()}-1", [event]),
-        alert_record(alert, 0),
+        ALERTS.record(alert.key, alert),
     ]
 
 

@@ -15,7 +15,6 @@ import pytest
 
 from holdfast.server.settings import ServerSettings
 from tests.cli.program import run_program
-from tests.patience import wait_until
 from tests.server.server_process import (
     TIMEOUT_S,
     ServerProcess,
@@ -27,6 +26,7 @@ from tests.server.server_process import (
     server_process,
     server_process_with,
 )
+from tests.wait import wait_until
 
 LEASE = json.dumps({"queues": ["default"], "limit": 1, "worker": "w", "wait": 20}).encode()
 JOBS = json.dumps({"jobs": [{"task": "noop", "id": "kept"}]}).encode()

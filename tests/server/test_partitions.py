@@ -12,10 +12,10 @@ from holdfast.engines.partitioned import PartitionedEngine
 from holdfast.engines.partitioned.placement import home_of
 from holdfast.errors import UsageError
 from tests.cli.program import run_program
-from tests.patience import wait_until
 from tests.server.loop_server import ServedEngine
 from tests.server.rest_client import http_client
 from tests.server.server_process import TIMEOUT_S, ServerProcess, server_process
+from tests.wait import wait_until
 
 URL = "partitioned:sqlite:///a.db,sqlite:///b.db,sqlite:///c.db"
 
@@ -145,7 +145,7 @@ async def test_pages_continue_over_partitions() -> None:
             second = (await client.get("/v1/jobs", params=query)).json()
             assert len({job["id"] for job in (*first["jobs"], *second["jobs"])}) == 100
         for strange in (-1, 2**63, 10**500, "1"):
-            with pytest.raises(UsageError, match="no cursor"):
+            with pytest.raises(UsageError, match="not a cursor"):
                 await remote.find(JobFilter(), limit=1, after=strange)  # type: ignore[arg-type]
     finally:
         await remote.close()

@@ -27,7 +27,7 @@ from holdfast.errors import (
 from tests.cli.program import command, environment, run_program
 from tests.server.server_process import ServerProcess, self_signed, server_process
 
-_PATIENCE_S = 60
+_TIMEOUT_S = 60
 _APP = """
 from holdfast import Holdfast
 
@@ -66,7 +66,7 @@ def with_token(process: ServerProcess, token: str) -> str:
 
 async def ended(app: Holdfast, *ids: str) -> list[Any]:
     """The jobs, when all of them are over."""
-    async with asyncio.timeout(_PATIENCE_S):
+    async with asyncio.timeout(_TIMEOUT_S):
         while True:
             jobs = [await app.get(id_) for id_ in ids]
             if all(job is not None and job.finished_at is not None for job in jobs):
@@ -84,7 +84,7 @@ async def test_a_worker_drains_a_queue_through_the_server(tmp_path: Path) -> Non
             with a_worker(tmp_path, with_token(process, worker), "--no-upkeep") as popen:
                 jobs = await ended(app, *ids, bad)
                 popen.send_signal(signal.SIGTERM)
-                _, told = popen.communicate(timeout=_PATIENCE_S)
+                _, told = popen.communicate(timeout=_TIMEOUT_S)
             assert popen.returncode == 0, told
         assert [job.state for job in jobs] == [State.DONE] * 300 + [State.DEAD]
         assert jobs[299].result == b"598"
@@ -241,7 +241,7 @@ async def test_the_url_may_name_a_namespace(tmp_path: Path) -> None:
 async def test_tls_is_verified_at_both_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("holdfast.engines.remote.engine._OPEN_PATIENCE_S", 0.0)
+    monkeypatch.setattr("holdfast.engines.remote.engine._OPEN_RETRY_S_MAX", 0.0)
     authority, _ = self_signed(tmp_path, "authority")
     certificate, key = self_signed(tmp_path, "server", signer="authority")
     mine, mine_key = self_signed(tmp_path, "client", signer="authority")

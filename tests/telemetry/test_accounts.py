@@ -18,7 +18,6 @@ from holdfast.telemetry.accounts import (
     ENDED_KEY,
     SILENT_MS,
     Account,
-    EndedAccounts,
     FleetReader,
     Flusher,
 )
@@ -175,7 +174,7 @@ async def test_ended_accounts_become_one(engine: Engine, clock: ManualClock) -> 
     await last.flush(last=True)
     await closer.once()
     [ended, _] = await engine.load(ACCOUNT_KIND, limit=10)
-    known = accounts.decode_account(ended, EndedAccounts)
+    known = accounts.ENDED_ACCOUNTS.decode(ended)
     assert known is not None
     assert list(known.added) == [last.flusher.key]
 

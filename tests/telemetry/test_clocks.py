@@ -2,9 +2,8 @@
 
 from holdfast.core import bounds
 from holdfast.core.model import Queue
-from holdfast.core.pauses import Pause
 from holdfast.engines.base import Engine
-from holdfast.ops.queues import pause_queue, resume_queue
+from holdfast.ops.queues import Pause, pause_queue, resume_queue
 from holdfast.telemetry.event_log import (
     EVENTS_KIND,
     FeedEvent,

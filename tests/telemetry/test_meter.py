@@ -47,7 +47,7 @@ class Counted:
     def __init__(self, clock: ManualClock | None = None) -> None:
         self.clock = clock or ManualClock()
         self.meter = Meter(lambda: self.clock.wall_ms() - 12_345)
-        self.engine: Engine = Observed(MemoryEngine(clock=self.clock), self.meter.hear)
+        self.engine: Engine = Observed(MemoryEngine(clock=self.clock), self.meter.record)
 
     def of(self, queue: str = "default") -> dict[str, int]:
         found = self.meter.totals.queues.get(queue)
@@ -216,7 +216,7 @@ async def test_known_parts_of_an_unknown_outcome_are_counted() -> None:
             raise OutcomeUnknown("half", known={0: receipts[0]})
 
     meter = Meter(lambda: 0)
-    engine = Observed(Half(), meter.hear)
+    engine = Observed(Half(), meter.record)
     await engine.open()
     with pytest.raises(OutcomeUnknown):
         await engine.enqueue([NewJob(id="a", task="t"), NewJob(id="b", task="t")])
@@ -256,8 +256,8 @@ async def test_batches_requests_and_lag_are_counted() -> None:
 
 def test_failed_and_empty_calls_count_nothing() -> None:
     meter = Meter(lambda: 0)
-    meter.hear(EngineCalled(verb="enqueue", duration_ms=1, error="unavailable"))
-    meter.hear(EngineCalled(verb="lease", duration_ms=1, answer=[]))
-    meter.hear(EngineCalled(verb="get", duration_ms=1, answer=object()))
+    meter.record(EngineCalled(verb="enqueue", duration_ms=1, error="unavailable"))
+    meter.record(EngineCalled(verb="lease", duration_ms=1, answer=[]))
+    meter.record(EngineCalled(verb="get", duration_ms=1, answer=object()))
     assert not meter.changes
     assert not meter.totals.queues

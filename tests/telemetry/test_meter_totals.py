@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from holdfast.core import bounds
-from holdfast.telemetry.accounts import Account, encode_account
+from holdfast.telemetry.accounts import ACCOUNTS, Account
 from holdfast.telemetry.meter import (
     BOUNDS,
     COUNTERS,
@@ -121,12 +121,12 @@ def test_the_fullest_account_fits_in_a_record() -> None:
     queue = QueueTotals(dict.fromkeys(COUNTERS, big), full, full)
     totals = Totals(queues={f"{'q' * 75}{number:05}": queue for number in range(QUEUES_MAX)})
     # Besides, EndedAccounts remembers a thousand keys.
-    assert len(encode_account(Account(totals=totals))) < bounds.RECORD_MAX - 100_000
+    assert len(ACCOUNTS.encode_value(Account(totals=totals))) < bounds.RECORD_MAX - 100_000
     requests = {
         f"operation_{number:30}": {f"{status}xx": histogram("request") for status in range(1, 6)}
         for number in range(2_000)
     }
-    kept = encode_account(Account(totals=replace(totals, requests=requests)))
+    kept = ACCOUNTS.encode_value(Account(totals=replace(totals, requests=requests)))
     assert len(kept) < bounds.RECORD_MAX
     assert msgspec.json.decode(kept, type=Account).totals == totals
 

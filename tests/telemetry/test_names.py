@@ -6,7 +6,7 @@ from holdfast.core.model import LeaseRequest, NewJob, Queue
 from holdfast.core.verdict import Complete, Outcome, Settlement
 from holdfast.engines.base import Engine
 from holdfast.engines.observed import Observed
-from holdfast.notation.durations import wall_ms
+from holdfast.process import wall_ms
 from holdfast.telemetry.meter import OTHER, Meter
 
 
@@ -17,7 +17,7 @@ def meter() -> Meter:
 
 @pytest.fixture
 def observed(engine: Engine, meter: Meter) -> Engine:
-    return Observed(engine, meter.hear)
+    return Observed(engine, meter.record)
 
 
 async def test_a_repeated_enqueue_takes_no_label(observed: Engine, meter: Meter) -> None:

@@ -15,6 +15,7 @@ from holdfast.telemetry.event_log import FeedEvent, FeedEventKind, append_events
 from holdfast.telemetry.meter import QueueTotals
 from holdfast.telemetry.snapshots import (
     KINDS,
+    SNAPSHOTS,
     STEPS,
     Point,
     QueueFilter,
@@ -23,7 +24,6 @@ from holdfast.telemetry.snapshots import (
     Snapshot,
     Step,
     chart_points,
-    decode_snapshot,
     snapshot_key,
 )
 from holdfast.testing.clock import ManualClock
@@ -35,7 +35,9 @@ MINUTE, HOUR, DAY = 60_000, 3_600_000, 86_400_000
 
 
 async def snapshots(engine: Engine, step: Step = "minute") -> list[Snapshot]:
-    found = [decode_snapshot(record) for record in await engine.load(KINDS[step], limit=1_000)]
+    found = [
+        SNAPSHOTS[step].decode(record) for record in await engine.load(KINDS[step], limit=1_000)
+    ]
     return [each for each in found if each is not None]
 
 
@@ -112,6 +114,12 @@ async def test_time_without_upkeep_makes_a_longer_point_of_the_chart(
 async def test_killed_at_any_write_and_beside_others_the_chart_is_right(
     clock: ManualClock,
 ) -> None:
+    """Up to 41 hours pass, which is more than minutes are kept by default."""
+    retention = Retention(minute_ms=2 * DAY)
+
+    async def roll() -> None:
+        await Roller(engine, clock.wall_ms, retention=retention).once()
+
     seed = random.randrange(10**6)
     print(f"seed {seed}: put it into random.Random below")
     dice = random.Random(seed)
@@ -119,7 +127,7 @@ async def test_killed_at_any_write_and_beside_others_the_chart_is_right(
         engine = FaultyEngine(clock)
         await engine.open()
         process = Process(engine, clock)
-        await Roller(engine, clock.wall_ms).once()
+        await roll()
         total = 0
         for _ in range(40):
             count = dice.randrange(5)
@@ -129,12 +137,12 @@ async def test_killed_at_any_write_and_beside_others_the_chart_is_right(
             clock.advance(dice.choice([1_000, MINUTE, HOUR]))
             where = engine.after if dice.random() < 0.5 else engine.before
             where += [Killed() if dice.random() < 0.5 else None for _ in range(6)]
-            turns = [asyncio.create_task(Roller(engine, clock.wall_ms).once()) for _ in range(2)]
-            await asyncio.gather(*turns, return_exceptions=True)
+            ends = await asyncio.gather(roll(), roll(), return_exceptions=True)
+            assert all(end is None or isinstance(end, Killed) for end in ends), ends
             engine.before.clear()
             engine.after.clear()
         clock.advance(HOUR)
-        await Roller(engine, clock.wall_ms).once()
+        await roll()
         for step in STEPS:
             if step != "day":
                 assert sum(enqueued(await chart(engine, step))) == total, (seed, step)
@@ -205,7 +213,9 @@ def test_keys_sort_by_time() -> None:
 
 
 def test_unreadable_snapshots_are_left_out() -> None:
-    assert decode_snapshot(Record(kind="minutes", key="x", value=b'{"at": "soon"}')) is None
+    assert (
+        SNAPSHOTS["minute"].decode(Record(kind="minutes", key="x", value=b'{"at": "soon"}')) is None
+    )
 
 
 def taken(at: int, count: int, epoch: str = "old") -> Snapshot:

@@ -11,7 +11,7 @@ from holdfast.core.model import JobFilter, Queue, Record
 from holdfast.core.workers import WorkerRecord
 from holdfast.engines.base import Engine
 from holdfast.engines.memory import MemoryEngine
-from holdfast.ops.redrives import RedrivePlan, RedriveRecord, RedriveState, encode_redrive
+from holdfast.ops.redrives import REDRIVES, RedrivePlan, RedriveRecord, RedriveState
 from holdfast.telemetry.event_log import EVENTS_KIND, FeedEvent, FeedEventKind, decode_events
 from holdfast.telemetry.meter import Meter, PartitionWatch
 from holdfast.telemetry.watch import WATCH_KIND, StoreWatcher, WatchState, detect_changes
@@ -114,7 +114,7 @@ async def test_breakers_and_redrives(clock: ManualClock) -> None:
     opened = BreakerRecord(state=BreakerState.OPEN, last="Boom")
     await put(engine, breaker.KIND, "task:pay", opened)
     redrive = RedriveRecord(id="r1", plan=RedrivePlan(wanted=JobFilter()), total=1)
-    await engine.save([encode_redrive(redrive)])
+    await engine.save([REDRIVES.record(redrive.id, redrive)])
     await watcher.once()
     clock.advance(5)
     trying = BreakerRecord(state=BreakerState.HALF_OPEN, last="Boom")
@@ -123,7 +123,7 @@ async def test_breakers_and_redrives(clock: ManualClock) -> None:
     clock.advance(5)
     await put(engine, breaker.KIND, "task:pay", BreakerRecord())
     ended = msgspec.structs.replace(redrive, state=RedriveState.STOPPED)
-    await engine.save([encode_redrive(ended, 1)])
+    await engine.save([REDRIVES.record(ended.id, ended, 1)])
     await watcher.once()
     assert [
         (each.kind, each.name or each.id, each.reason) for each in await read_events(engine)

@@ -23,7 +23,7 @@ from holdfast import (
 from holdfast.core.model import Reason, State
 from holdfast.errors import InvalidJob, ResultTimeout, UsageError
 from holdfast.testing import fake, inline, manual
-from holdfast.testing.stage import Drained
+from holdfast.testing.stage import DrainResult
 
 
 class Shop:
@@ -140,14 +140,14 @@ def test_manual_runs_nothing_until_drained(shop: Shop) -> None:
         assert shop.calls == []
         with pytest.raises(ResultTimeout, match=r"call drain\(\)"):
             handle.result()
-        assert mode.drain() == Drained(attempts=1, retried=1)
-        assert mode.drain() == Drained()
+        assert mode.drain() == DrainResult(attempts=1, retried=1)
+        assert mode.drain() == DrainResult()
         mode.advance("59s")
-        assert mode.drain() == Drained()
+        assert mode.drain() == DrainResult()
         mode.advance("1s")
-        assert mode.drain() == Drained(attempts=1, retried=1)
+        assert mode.drain() == DrainResult(attempts=1, retried=1)
         mode.advance("1m")
-        assert mode.drain() == Drained(attempts=1, done=1)
+        assert mode.drain() == DrainResult(attempts=1, done=1)
         assert handle.result() == 5
         job = handle.job()
         assert job is not None
@@ -157,32 +157,32 @@ def test_manual_runs_nothing_until_drained(shop: Shop) -> None:
 def test_manual_goes_through_the_whole_lifecycle(shop: Shop) -> None:
     with manual(shop.app) as mode:
         shop.send.enqueue("then")
-        assert mode.drain() == Drained(attempts=2, done=2)
+        assert mode.drain() == DrainResult(attempts=2, done=2)
         shop.calls.clear()
         shop.send.enqueue("release")
-        assert mode.drain() == Drained(attempts=1, released=1)
+        assert mode.drain() == DrainResult(attempts=1, released=1)
         mode.advance("1m")
         mode.drain()
         mode.advance("1m")
-        assert mode.drain() == Drained(attempts=1, done=1)
+        assert mode.drain() == DrainResult(attempts=1, done=1)
         assert [attempt for _, attempt, _ in shop.calls] == [1, 1, 1], "a release is not charged"
         late = shop.send.enqueue("later")
-        assert mode.drain() == Drained(attempts=1, retried=1)
+        assert mode.drain() == DrainResult(attempts=1, retried=1)
         mode.advance("299s")
-        assert mode.drain() == Drained()
+        assert mode.drain() == DrainResult()
         mode.advance("1s")
-        assert mode.drain() == Drained(attempts=1, done=1)
+        assert mode.drain() == DrainResult(attempts=1, done=1)
         assert late.result() == 5
         shop.send.enqueue("cancel")
         shop.send.enqueue("bury")
-        assert mode.drain() == Drained(attempts=2, cancelled=1, dead=1)
+        assert mode.drain() == DrainResult(attempts=2, cancelled=1, dead=1)
 
 
 def test_manual_expires_jobs_that_did_not_run_in_time(shop: Shop) -> None:
     with manual(shop.app) as mode:
         handle = shop.send.using(to="alpha").enqueue("a")
         mode.advance("5m")
-        assert mode.drain() == Drained()
+        assert mode.drain() == DrainResult()
         job = handle.job()
         assert job is not None
         assert (job.state, job.reason) == (State.DEAD, Reason.EXPIRED)
@@ -242,7 +242,7 @@ async def test_manual_in_an_async_test(shop: Shop) -> None:
 def test_a_payload_that_does_not_fit_becomes_a_dead_letter(shop: Shop) -> None:
     with manual(shop.app) as mode:
         shop.app.run(shop.app.enqueue(shop.send.name, {"too": "x"}))
-        assert mode.drain() == Drained(attempts=1, dead=1)
+        assert mode.drain() == DrainResult(attempts=1, dead=1)
         [job] = mode.jobs
         handle: JobHandle[int] = shop.send.handle(job.id)
         with pytest.raises(JobFailed, match="does not fit"):

@@ -32,8 +32,8 @@ from holdfast.worker.wire import CallJob, ChildSetup, Raised, Returned, WebhookS
 from tests.server.loop_server import ServedEngine
 from tests.server.rest_client import http_client
 from tests.worker.sample_handlers import handler
-from tests.worker.test_webhook import secrets_file
 from tests.worker.webhook_receiver import receiving
+from tests.worker.webhooks.test_webhook import secrets_file
 
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 TRACE = "0af7651916cd43dd8448eb211c80319c"

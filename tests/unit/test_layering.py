@@ -15,13 +15,16 @@ PROGRAMS = ("cli", "__main__", "worker.supervisor.main")
 LAYERS: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
     (("", "errors", "events"), ()),
     (("core",), ("errors",)),
-    (("notation", "process"), ("core", "errors")),
+    (("process",), ("core", "errors")),
+    (("notation",), ("core", "errors", "process")),
     (("config",), ("core", "errors", "notation")),
-    (("engines",), ("core", "errors", "events")),
+    (("engines",), ("core", "errors", "events", "process")),
     (("tracing",), ("core", "engines", "errors")),
     (("ops",), ("config", "core", "engines", "errors", "events", "notation", "process")),
-    (("upkeep",), ("core", "engines", "errors", "events", "notation", "ops")),
-    (("telemetry",), ("core", "engines", "errors", "events", "ops")),
+    (
+        ("telemetry", "upkeep"),
+        ("core", "engines", "errors", "events", "notation", "ops", "process"),
+    ),
     (
         ("worker",),
         ("core", "engines", "errors", "events", "notation", "ops", "process", "tracing"),
@@ -30,14 +33,14 @@ LAYERS: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
         ("alerts",),
         (
             *("config", "core", "engines", "errors", "events", "notation"),
-            *("ops", "telemetry", "upkeep", "worker"),
+            *("ops", "process", "telemetry", "upkeep", "worker"),
         ),
     ),
     (
         ("app",),
         (
             *("core", "engines", "errors", "events", "notation", "ops"),
-            *("telemetry", "tracing", "upkeep", "worker"),
+            *("process", "telemetry", "tracing", "upkeep", "worker"),
         ),
     ),
     (("django",), ("app", "core", "engines", "errors", "notation", "worker")),
@@ -64,11 +67,9 @@ ENGINE_DOORS: dict[str, tuple[str, ...]] = {
     "engines.extras": ("",),
     "engines.wrapper": ("tracing", "server.access"),
     "engines.registry": ("app", "cli", "django", "server"),
-    "engines.clock": ("app",),
     "engines.coalesced": ("app",),
     "engines.observed": ("app",),
-    "engines.verbs": ("server.rest",),
-    "engines.partial_commit": ("ops", "server"),
+    "engines.wire": ("server.rest",),
 }
 
 # Third-party code, and the only places where it may appear. Nothing else may be imported.
@@ -140,7 +141,7 @@ def test_every_import_is_allowed() -> None:
         ("engines.postgres.engine", "import requests"),
         ("worker.child.attempt", "import pickle"),
         ("ops.jobs", "from holdfast.worker import launcher"),
-        ("ops.jobs", "from holdfast.engines.verbs import About"),
+        ("ops.jobs", "from holdfast.engines.wire import About"),
         ("novelty", "from holdfast.core import model"),
     ],
 )

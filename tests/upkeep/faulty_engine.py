@@ -6,15 +6,15 @@ from holdfast.core.model import NewJob, Receipt, Record
 from holdfast.core.verdict import Outcome, Settlement
 from holdfast.engines.base import Overdue, Saved
 from holdfast.engines.memory import MemoryEngine
-from holdfast.events import Happening
+from holdfast.events import ProcessEvent
 
 
 class RecordingListener:
     def __init__(self) -> None:
-        self.events: list[Happening] = []
+        self.events: list[ProcessEvent] = []
 
-    def __call__(self, happening: Happening) -> None:
-        self.events.append(happening)
+    def __call__(self, event: ProcessEvent) -> None:
+        self.events.append(event)
 
 
 class FaultyEngine(MemoryEngine):

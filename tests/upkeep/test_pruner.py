@@ -9,7 +9,6 @@ import msgspec
 import pytest
 
 from holdfast.core.breaker import KIND, BreakerRecord, BreakerState
-from holdfast.core.codec import decode_job
 from holdfast.core.model import Job, JobFilter, LeaseRequest, NewJob, Queue, Record, State
 from holdfast.core.verdict import Bury, Complete, Redrive, Settlement
 from holdfast.engines.base import Engine
@@ -31,7 +30,7 @@ async def finish(engine: Engine, *ids: str, dead: bool = False) -> None:
 
 
 def archived(path: Path) -> list[Job]:
-    return [decode_job(line) for line in path.read_bytes().splitlines()]
+    return [msgspec.json.decode(line, type=Job) for line in path.read_bytes().splitlines()]
 
 
 async def test_jobs_are_deleted_after_their_own_retention(
@@ -126,7 +125,7 @@ async def test_a_torn_line_does_not_damage_the_next(tmp_path: Path) -> None:
         file.write(b'{"id": "torn')
     archive.write([job])
     lines = path.read_bytes().split(b"\n")
-    assert [decode_job(lines[0]), decode_job(lines[2])] == [job, job]
+    assert [msgspec.json.decode(lines[at], type=Job) for at in (0, 2)] == [job, job]
     assert lines[1] == b'{"id": "torn'
 
 

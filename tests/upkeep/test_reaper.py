@@ -36,7 +36,7 @@ async def test_an_overdue_job_is_retried_with_a_reason(engine: Engine, clock: Ma
     assert (job.state, job.attempt) == (State.WAITING, 1)
     [failure] = job.failures
     assert failure.failure is not None
-    assert "w1 let its lease lapse in attempt 1" in failure.failure.message
+    assert "w1 did not renew its lease in attempt 1" in failure.failure.message
     assert listener.events == [Reaped(overdue=1, expired=0)]
 
 
@@ -163,9 +163,9 @@ async def test_full_batches_are_paged_past(engine: Engine, clock: ManualClock) -
     clock.advance(60 * SECOND)
     while await reaper.once() == 0:
         pass
-    told = [happening for happening in listener.events if isinstance(happening, Reaped)]
-    assert sum(happening.overdue for happening in told) == count
-    assert sum(happening.expired for happening in told) == 2 * count
+    told = [event for event in listener.events if isinstance(event, Reaped)]
+    assert sum(event.overdue for event in told) == count
+    assert sum(event.expired for event in told) == 2 * count
 
 
 async def test_two_reapers_charge_a_job_once(engine: Engine, clock: ManualClock) -> None:
@@ -203,7 +203,7 @@ async def test_counts_are_compared_at_the_start_and_once_a_minute(
     for _ in range(3):
         await reaper.once()
     assert engine.mended == [5_000, 0, 0]
-    assert "2 counts" in caplog.text
+    assert "2 wrong counters" in caplog.text
     now += 60
     # There may be more than one call can repair.
     for _ in range(3):

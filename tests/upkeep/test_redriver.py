@@ -205,7 +205,7 @@ async def test_an_unreadable_redrive_does_not_hold_up_others(
 @pytest.mark.parametrize(
     ("fields", "says"),
     [
-        ({"redrives_max": 0}, "redrives_max 0 is not 1"),
+        ({"redrives_max": 0}, "redrives_max 0 is out of range: expected 1"),
         ({"rate": Rate(count=0, per_ms=1)}, "count of its rate 0"),
         ({"rate": Rate(count=1, per_ms=0)}, "per_ms of its rate 0"),
         ({"delay_ms": -1}, "delay_ms -1"),

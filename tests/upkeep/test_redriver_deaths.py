@@ -14,7 +14,7 @@ from holdfast.engines.memory import MemoryEngine
 from holdfast.errors import EngineUnavailable
 from holdfast.ops.redrives import RedrivePlan, Redrives, RedriveState
 from holdfast.testing.clock import ManualClock
-from holdfast.upkeep.redriver import PATIENCE_MS
+from holdfast.upkeep.redriver import TAKEOVER_MS
 from tests.killed import Killed
 from tests.upkeep.redrive_steps import (
     ALL,
@@ -42,8 +42,8 @@ async def test_a_job_changed_meanwhile_is_not_put_back(clock: ManualClock) -> No
         await redriver.once()
     await engine.amend(JobFilter(ids=(first,)), Edit(priority=5), limit=1)
     await engine.amend(JobFilter(ids=(second,)), Delete(), limit=1)
-    assert await redriver.once() == PATIENCE_MS, "another redriver may be doing it"
-    clock.advance(PATIENCE_MS)
+    assert await redriver.once() == TAKEOVER_MS, "another redriver may be doing it"
+    clock.advance(TAKEOVER_MS)
     await step_until_idle(redriver)
     view = await read_redrive(redrives, id_)
     assert (view.redrive.retried, view.redrive.changed) == (1, 2)
@@ -81,7 +81,7 @@ async def test_killed_at_every_write(
             except Killed:
                 killed = True
             await settle_waiting(engine, Complete())
-            clock.advance(PATIENCE_MS)
+            clock.advance(TAKEOVER_MS)
         view = await read_redrive(redrives, id_)
         context = (kill_at, done, view)
         assert view.redrive.state is RedriveState.FINISHED, context
@@ -113,7 +113,7 @@ async def test_killed_at_every_write_and_then_cancelled(
                 await redrives.cancel(id_, "ann")
                 most = in_hand.redrive.retried + len(in_hand.redrive.pending)
             await settle_waiting(engine, Complete())
-            clock.advance(PATIENCE_MS)
+            clock.advance(TAKEOVER_MS)
         if not killed:
             assert kill_at > 8, "it was killed in every phase"
             return
@@ -158,7 +158,7 @@ async def test_several_redrivers_at_the_same_time(
 ) -> None:
     """Without patience, so that they interfere as much as possible."""
     monkeypatch.setattr("holdfast.ops.redrives.BATCH", 5)
-    monkeypatch.setattr("holdfast.upkeep.redriver.PATIENCE_MS", 0)
+    monkeypatch.setattr("holdfast.upkeep.redriver.TAKEOVER_MS", 0)
     for seed in range(40):
         engine = Slow(clock, seed)
         await engine.open()
@@ -187,7 +187,7 @@ async def test_several_redrivers_on_a_real_store(
     engine: Engine, redrives: Redrives, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("holdfast.ops.redrives.BATCH", 5)
-    monkeypatch.setattr("holdfast.upkeep.redriver.PATIENCE_MS", 0)
+    monkeypatch.setattr("holdfast.upkeep.redriver.TAKEOVER_MS", 0)
     await bury_jobs(engine, 43)
     id_ = (await redrives.start(RedrivePlan(wanted=ALL, patch=b'{"fixed": true}'))).id
 
@@ -218,6 +218,6 @@ async def test_an_outage_in_the_middle_is_survived(clock: ManualClock) -> None:
     with pytest.raises(EngineUnavailable):
         await redriver.once()
     engine.amend = real  # type: ignore[method-assign]
-    clock.advance(PATIENCE_MS)
+    clock.advance(TAKEOVER_MS)
     await step_until_idle(redriver)
     assert (await read_redrive(redrives, id_)).redrive.retried == 2

@@ -15,7 +15,8 @@ from holdfast.engines.registry import open_engine
 from holdfast.errors import ConfigError, EngineUnavailable, Exists, InvalidJob, OutcomeUnknown
 from holdfast.events import Ticked
 from holdfast.notation.durations import show_at
-from holdfast.ops.schedules import Schedule, Schedules
+from holdfast.ops.schedules import Schedules
+from holdfast.ops.ticks import Schedule
 from holdfast.testing.clock import ManualClock
 from holdfast.upkeep import Pruner, Scheduler
 from tests.upkeep.faulty_engine import FaultyEngine, RecordingListener

@@ -9,7 +9,7 @@ from holdfast.core.model import LeaseRequest, NewJob, State
 from holdfast.errors import EngineClosed, EngineUnavailable, Forbidden, OutcomeUnknown
 from holdfast.events import Reaped, Troubled
 from holdfast.ops import service
-from holdfast.ops.service import keep
+from holdfast.ops.service import run_service
 from holdfast.testing.clock import ManualClock
 from holdfast.upkeep import Reaper, Upkeep
 from tests.upkeep.faulty_engine import FaultyEngine, RecordingListener
@@ -19,7 +19,7 @@ class Counting:
     """A service with planned answers, which sets `stop` after the last."""
 
     name = "counting"
-    net_ms = 60_000
+    sleep_ms_max = 60_000
 
     def __init__(self, answers: list[int | Exception | None], stop: asyncio.Event) -> None:
         self.answers = answers
@@ -46,7 +46,7 @@ async def test_outages_are_survived_and_reported() -> None:
     ]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(service, "_PAUSE_MS_FIRST", 1)
-        await asyncio.wait_for(keep(Counting(troubles, stop), stop, listener), 60)
+        await asyncio.wait_for(run_service(Counting(troubles, stop), stop, listener), 60)
     told = [(each.error, each.text) for each in listener.events if isinstance(each, Troubled)]
     assert told == [("unavailable", "down"), ("outcome_unknown", "who knows"), ("OSError", "disk")]
 
@@ -54,7 +54,7 @@ async def test_outages_are_survived_and_reported() -> None:
 async def test_a_forbidden_service_waits_for_the_stop() -> None:
     stop, listener = asyncio.Event(), RecordingListener()
     counting = Counting([Forbidden("not for this"), 0], stop)
-    keeping = asyncio.create_task(keep(counting, stop, listener))
+    keeping = asyncio.create_task(run_service(counting, stop, listener))
     for _ in range(10):
         await asyncio.sleep(0)
     assert (counting.answers, listener.events, keeping.done()) == ([0], [], False)
@@ -93,7 +93,7 @@ async def test_a_stop_interrupts_a_sleep() -> None:
             asleep.set()
             return None
 
-    task = asyncio.create_task(keep(Sleeper([], stop), stop, RecordingListener()))
+    task = asyncio.create_task(run_service(Sleeper([], stop), stop, RecordingListener()))
     await asleep.wait()
     stop.set()
     await asyncio.wait_for(task, 60)
@@ -102,7 +102,7 @@ async def test_a_stop_interrupts_a_sleep() -> None:
 async def test_a_closed_engine_ends_the_service_with_the_reason() -> None:
     stop = asyncio.Event()
     with pytest.raises(EngineClosed):
-        await keep(Counting([EngineClosed("closed"), 0], stop), stop, RecordingListener())
+        await run_service(Counting([EngineClosed("closed"), 0], stop), stop, RecordingListener())
 
 
 async def test_the_reaper_goes_on_after_an_unknown_outcome(clock: ManualClock) -> None:
@@ -125,7 +125,7 @@ async def test_the_reaper_goes_on_after_an_unknown_outcome(clock: ManualClock) -
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(service, "_PAUSE_MS_FIRST", 1)
-        task = asyncio.create_task(keep(Watched(engine), stop, listener))
+        task = asyncio.create_task(run_service(Watched(engine), stop, listener))
         await asyncio.wait_for(again.wait(), 60)
     stop.set()
     await task
@@ -143,8 +143,8 @@ async def test_upkeep_runs_all_services_until_it_is_stopped(clock: ManualClock) 
     clock.advance(30_000)
     reaped = asyncio.Event()
 
-    def tell(happening: object) -> None:
-        if isinstance(happening, Reaped):
+    def tell(event: object) -> None:
+        if isinstance(event, Reaped):
             reaped.set()
 
     upkeep = Upkeep(engine, tell=tell, wall_ms=clock.wall_ms)

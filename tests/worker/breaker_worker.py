@@ -78,10 +78,10 @@ async def state(engine: Engine, key: str = "task:t") -> str:
 
 async def opened(engine: Engine, *workers: Worker) -> None:
     for worker in workers:
-        await worker.breakers.look()
+        await worker.breakers.sync()
     workers[0].saw(BAD, BAD, BAD)
     for worker in workers:
-        await worker.breakers.look()
+        await worker.breakers.sync()
     assert await state(engine) == "open"
 
 
@@ -89,9 +89,9 @@ async def probed(worker: Worker, clock: ManualClock) -> HeldLease:
     """A job for a host after its cool-down: it is kept until it is known which worker may probe."""
     for _ in range(3):
         worker.breakers.record([(hook(), BAD)])
-    await worker.breakers.look()
+    await worker.breakers.sync()
     clock.advance(10 * SECOND)
-    await worker.breakers.look()
+    await worker.breakers.sync()
     held = hook()
     worker.breakers.admit([held])
     return held

@@ -30,9 +30,9 @@ from holdfast.worker.wire import (
     decode_from_child,
     encode_frame,
 )
-from tests.patience import wait_until
+from tests.wait import wait_until
 
-PATIENCE_S = 60.0
+TIMEOUT_S = 60.0
 """Only ends a test that hangs."""
 
 Answer = TypeVar("Answer", bound=FromChild)
@@ -66,7 +66,7 @@ class Child:
         self._number = 0
         self._frames = FrameReader()
         self.socket, theirs = socket.socketpair()
-        self.socket.settimeout(PATIENCE_S)
+        self.socket.settimeout(TIMEOUT_S)
         environment = {
             **os.environ,
             "HOLDFAST_CHILD_SOCKET": str(theirs.fileno()),
@@ -143,7 +143,7 @@ def started(cwd: Path | None = None, **fields: Any) -> Iterator[Child]:
     try:
         yield child
         child.socket.close()
-        child.process.wait(PATIENCE_S)
+        child.process.wait(TIMEOUT_S)
         wait_until(lambda: not child.survivors())
     finally:
         child.socket.close()

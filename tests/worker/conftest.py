@@ -10,7 +10,7 @@ from holdfast.worker import processes
 from holdfast.worker.supervisor import child_pool, child_process, held_leases, settle, supervisor
 from tests.worker.doubles import FakeChild, TroubledEngine
 from tests.worker.live_workers import Place
-from tests.worker.pool_stage import Stage
+from tests.worker.pool_driver import PoolDriver
 
 
 @pytest.fixture
@@ -39,8 +39,8 @@ def pool_doubles(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-async def stage(pool_doubles: None) -> AsyncIterator[Stage]:
-    made = Stage()
+async def driver(pool_doubles: None) -> AsyncIterator[PoolDriver]:
+    made = PoolDriver()
     yield made
     await made.pool.stop("the test is over")
 

@@ -27,7 +27,7 @@ from holdfast.worker.options import WorkerOptions
 T = TypeVar("T")
 
 TARGET = f"{Path(__file__).with_name('application.py')}:app"
-_PATIENCE_S = 60.0
+_TIMEOUT_S = 60.0
 
 
 @asynccontextmanager
@@ -51,14 +51,14 @@ async def until(look: Callable[[], T], what: str = "it") -> T: ...
 
 async def until(look: Callable[[], Any], what: str = "it") -> Any:
     """Wait until `look` returns something true, and return it; fail after a minute."""
-    deadline = monotonic() + _PATIENCE_S
+    deadline = monotonic() + _TIMEOUT_S
     while True:
         found = look()
         if isinstance(found, Awaitable):
             found = await found
         if found:
             return found
-        assert monotonic() < deadline, f"waited {_PATIENCE_S:.0f} s in vain for {what}"
+        assert monotonic() < deadline, f"waited {_TIMEOUT_S:.0f} s in vain for {what}"
         await asyncio.sleep(0.05)
 
 

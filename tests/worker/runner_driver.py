@@ -7,7 +7,7 @@ from typing import Any
 
 from holdfast.worker.child.runner import HandlerRunner
 from holdfast.worker.wire import Board, CallEnded, ChildCall, Ending, Finish, FromChild
-from tests.worker.child_driver import PATIENCE_S, given_job, setup
+from tests.worker.child_driver import TIMEOUT_S, given_job, setup
 from tests.worker.sample_handlers import handler
 
 
@@ -35,7 +35,7 @@ class Driven:
         return ChildCall(number, task, (given_job(payload),))
 
     async def until(self, holds: Callable[[], object]) -> None:
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(TIMEOUT_S):
             while not holds():
                 self._said.clear()
                 await self._said.wait()
@@ -56,7 +56,7 @@ async def driven(slots: int, *functions: Callable[..., Any]) -> AsyncIterator[Dr
     try:
         yield one
         one.runner.receive([Finish()])
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(TIMEOUT_S):
             await one.finished.wait()
         assert one.board.running() == {}
     finally:

@@ -18,7 +18,7 @@ ERROR = Failure(type="ValueError", message="no")
 TASKS = tuple(TaskInfo(name) for name in ("work", "other"))
 
 
-class Story:
+class SupervisorDriver:
     """A running supervisor and its one child."""
 
     def __init__(self, engine: TroubledEngine, **options: Any) -> None:

@@ -62,7 +62,7 @@ async def go_through_trouble(place: Place) -> None:
     jobs = await place.finished(*ids)
     assert {job.state for job in jobs} == {State.DONE}
     assert broken_order(place) == []
-    behind = [job for job in jobs for event in job.events if "comes again" in event.text]
+    behind = [job for job in jobs for event in job.events if "runs again" in event.text]
     assert behind, "nobody was ever sent back behind another"
 
 

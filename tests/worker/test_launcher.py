@@ -60,14 +60,14 @@ async def test_a_name_in_use_ends_it(place: Place) -> None:
     launcher = place.start("holdfast.worker.launcher", [place.options(name="w")])
     await until(lambda: launcher.poll() is not None, "the launcher to end")
     assert launcher.returncode == 2
-    assert "a worker called w is running already" in place.stderr()
+    assert "a worker named w is already running" in place.stderr()
 
 
 async def test_an_engine_out_of_reach_is_tried_again(place: Place) -> None:
     options = place.options(name="w")
     nowhere = type(options)(url="postgresql://nobody@127.0.0.1:9/none", name="w")
     launcher = place.start("holdfast.worker.launcher", [nowhere])
-    await until(lambda: place.stderr().count("starts again in") > 1, "two tries")
+    await until(lambda: place.stderr().count("restarting it in") > 1, "two tries")
     assert launcher.poll() is None
     launcher.terminate()
     await until(lambda: launcher.poll() is not None)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.worker import processes
-from tests.patience import wait_until
+from tests.wait import wait_until
 from tests.worker.child_driver import is_alive, wait_for_pid
 
 FAMILY = "sleep 600 & sleep 600 & wait"

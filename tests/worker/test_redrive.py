@@ -7,9 +7,9 @@ import pytest
 
 from holdfast.core.limits import Rate
 from holdfast.core.model import EventKind, JobFilter, Reason, State
-from holdfast.notation.durations import wall_ms
 from holdfast.ops.dead_letters import DeadGroup, dead_groups
 from holdfast.ops.redrives import RedrivePlan, RedriveState, RedriveView
+from holdfast.process import wall_ms
 from tests.worker.live_workers import Place, until
 
 TARGET = f"{Path(__file__).with_name('redrive_app.py')}:app"

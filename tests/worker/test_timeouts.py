@@ -24,7 +24,7 @@ async def test_a_function_is_killed_with_its_child_and_neighbours_go_on(place: P
     for job in await place.finished(*"ab"):
         assert (job.state, job.attempt, job.crashes, job.alone) == (State.DONE, 1, 0, False)
         assert [event.kind for event in job.events] == [EventKind.RELEASED]
-        assert job.events[0].text == "a job beside it ran past its timeout"
+        assert job.events[0].text == "another job in its process ran past its timeout"
 
 
 async def test_a_coroutine_is_interrupted(place: Place) -> None:

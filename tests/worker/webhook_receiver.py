@@ -13,7 +13,7 @@ OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
 Talk = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 
-class Got(NamedTuple):
+class ReceivedRequest(NamedTuple):
     line: str
     headers: dict[str, str]
     body: bytes
@@ -25,7 +25,7 @@ class Receiver:
     def __init__(self) -> None:
         self.answer: bytes = OK
         self.talk: Talk | None = None
-        self.got: list[Got] = []
+        self.got: list[ReceivedRequest] = []
         self.connections = 0
         self.port = 0
         self.hung_up = asyncio.Event()
@@ -55,11 +55,11 @@ class Receiver:
         self.hung_up.set()
 
 
-async def read_request(reader: asyncio.StreamReader) -> Got:
+async def read_request(reader: asyncio.StreamReader) -> ReceivedRequest:
     head = (await reader.readuntil(b"\r\n\r\n")).decode()
     line, *rest = head.strip().split("\r\n")
     headers = {name.lower(): value for name, _, value in (each.partition(": ") for each in rest)}
-    return Got(line, headers, await reader.readexactly(int(headers["content-length"])))
+    return ReceivedRequest(line, headers, await reader.readexactly(int(headers["content-length"])))
 
 
 @asynccontextmanager

@@ -20,9 +20,9 @@ from holdfast.config import Settings
 from holdfast.core import bounds
 from holdfast.engines.base import Engine
 from holdfast.errors import EngineClosed, EngineError, OutcomeUnknown
-from holdfast.events import Tell, tell_nobody
+from holdfast.events import Tell, ignore_event
 from holdfast.ops.alerts import ALERTS, Alert, alert_key
-from holdfast.ops.service import keep
+from holdfast.ops.service import run_service
 from holdfast.ops.settings import read_settings
 
 _log = logging.getLogger("holdfast.alerts")
@@ -42,7 +42,7 @@ class Alerter:
     """A service, like those of upkeep, for one namespace."""
 
     name = "alerter"
-    net_ms = LOOK_MS
+    sleep_ms_max = LOOK_MS
 
     def __init__(self, engine: Engine, reader: FactReader, notifier: Notifier) -> None:
         self._engine = engine
@@ -62,10 +62,10 @@ class Alerter:
         """The alerts that the store does not accept at present."""
         return tuple(alert for _, alert in self._unsaved.values())
 
-    async def run(self, stop: asyncio.Event, tell: Tell = tell_nobody) -> None:
+    async def run(self, stop: asyncio.Event, tell: Tell = ignore_event) -> None:
         """Run until `stop` is set. Other servers find notices that are pending then."""
         try:
-            await keep(self, stop, tell)
+            await run_service(self, stop, tell)
             if self._notifications:
                 await asyncio.wait(self._notifications, timeout=_LAST_S)
         finally:
@@ -154,40 +154,40 @@ class Alerter:
             self._notify_changes(old, new)
 
     def _notify_changes(self, old: Alert | None, new: Alert) -> None:
-        before = None if old is None else old.telling
-        if new.telling is None and before is not None:
+        before = None if old is None else old.pending
+        if new.pending is None and before is not None:
             _log.error("alert %s was not delivered everywhere: no more tries", new.key)
-        if new.telling is not None and new.telling != before:
+        if new.pending is not None and new.pending != before:
             task = asyncio.create_task(self._notify(new))
             self._notifications.add(task)
             task.add_done_callback(self._notifications.discard)
 
     async def _notify(self, alert: Alert) -> None:
-        assert alert.telling is not None
+        assert alert.pending is not None
         async with self._room:
             try:
-                await self._notifier.notify(alert, alert.telling)
+                await self._notifier.notify(alert, alert.pending)
                 await self._clear_notice(alert)
             except Exception as error:  # noqa: BLE001 (whatever it is, it is tried again)
                 _log.warning("alert %s was not delivered everywhere: %s", alert.key, error)
-                _log.debug("that was try %d", alert.telling.tries, exc_info=error)
+                _log.debug("that was try %d", alert.pending.tries, exc_info=error)
 
     async def _clear_notice(self, alert: Alert) -> None:
         """Store that the notice was delivered; other changes since then stay."""
-        key, notice = alert.key, alert.telling
+        key, notice = alert.key, alert.pending
         assert notice is not None
         if key in self._unsaved:
             version, known = self._unsaved[key]
-            if known.telling == notice:
-                self._unsaved[key] = (version, replace(known, telling=None))
+            if known.pending == notice:
+                self._unsaved[key] = (version, replace(known, pending=None))
         for _ in range(_TRIES_MAX):
             found = await ALERTS.read(self._engine, key)
             present = None if found is None else found.value
-            if found is None or present is None or present.telling is None:
+            if found is None or present is None or present.pending is None:
                 return
-            if (present.telling.what, present.telling.at) != (notice.what, notice.at):
+            if (present.pending.what, present.pending.at) != (notice.what, notice.at):
                 return
-            cleared = replace(present, telling=None)
+            cleared = replace(present, pending=None)
             if await ALERTS.save(self._engine, key, cleared, found.version):
                 self._last[key] = (found.version + 1, cleared)
                 return

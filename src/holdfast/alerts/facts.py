@@ -13,8 +13,8 @@ from holdfast.core import bounds
 from holdfast.core.model import QueueView
 from holdfast.engines.base import Engine
 from holdfast.engines.extras import Examinable, Examination, Partitioned, extra
-from holdfast.notation.durations import wall_ms
 from holdfast.ops.workers import Workers, WorkerView
+from holdfast.process import wall_ms
 from holdfast.telemetry.accounts import FleetReader, FleetTotals
 from holdfast.telemetry.meter import QueueTotals
 

@@ -1,4 +1,6 @@
-"""Notify of an alert: a JSON line in the log, an event in the live feed, and a webhook request."""
+"""Sends notices of alerts: a JSON line in the log, an event in the live feed, and a webhook
+request.
+"""
 
 from __future__ import annotations
 
@@ -87,7 +89,7 @@ class Notifier:
         try:
             await append_events(self._engine, pending.at, f"alert-{digest}", event)
         except EngineError as error:
-            # The store may be what the alert is about; the webhook does not need it.
+            # The alert may be about the store itself; the webhook does not need the store.
             _log.debug("alert %s is not in the live feed: %s", alert.key, error)
 
 

@@ -39,14 +39,14 @@ _RETRY_MS_MAX = 15 * bounds.MINUTE_MS
 class AlertRule(msgspec.Struct, frozen=True, kw_only=True):
     """An alert is raised beyond the threshold in `setting`, and ends when the value is back at the
     share `clear` of it, so that a value around the threshold makes one alert. Counts are over
-    `window_ms`. With `floor`, a value below the threshold is bad. With `own`, each server sees it
-    for itself, and it is about the whole store."""
+    `window_ms`. With `floor`, a value below the threshold is bad. With `own`, each server measures
+    it separately, and it concerns the whole store."""
 
     name: str
     setting: str
     severity: Severity
     unit: Unit
-    says: str
+    description: str
     window_ms: int = 0
     clear: float = 0.8
     floor: bool = False
@@ -63,21 +63,21 @@ RULES: Final[dict[str, AlertRule]] = {
             severity="warn",
             unit="jobs",
             window_ms=WINDOW_MS,
-            says="Jobs of the queue that died within the last minute.",
+            description="Jobs of the queue that died within the last minute.",
         ),
         AlertRule(
             name="depth",
             setting="alert-depth",
             severity="critical",
             unit="jobs",
-            says="Ready jobs of the queue: due and not leased.",
+            description="Ready jobs of the queue: due and not leased.",
         ),
         AlertRule(
             name="oldest_age",
             setting="alert-age",
             severity="warn",
             unit="ms",
-            says="How long the oldest ready job of the queue has been due.",
+            description="How long the oldest ready job of the queue has been due.",
         ),
         AlertRule(
             name="no_worker",
@@ -85,7 +85,7 @@ RULES: Final[dict[str, AlertRule]] = {
             severity="critical",
             unit="ms",
             clear=0,
-            says="How long the oldest ready job has been due, in a queue that no worker serves.",
+            description="How long the oldest ready job of a queue without a worker has been due.",
         ),
         AlertRule(
             name="partition_out",
@@ -94,7 +94,7 @@ RULES: Final[dict[str, AlertRule]] = {
             unit="ms",
             clear=0,
             own=True,
-            says="How long a partition has been shut out.",
+            description="How long a partition has been shut out.",
         ),
         AlertRule(
             name="disk_floor",
@@ -105,15 +105,16 @@ RULES: Final[dict[str, AlertRule]] = {
             floor=True,
             own=True,
             scale=1024**2,
-            says="Bytes that are free on the disk of the store.",
+            description="Bytes that are free on the disk of the store.",
         ),
     )
 }
 
 
 class Thresholds:
-    """The present thresholds. For a setting that cannot be read the default applies, and `wrong`
-    gets the reason."""
+    """The current thresholds. For a setting that cannot be read the default applies, and `wrong`
+    gets the reason.
+    """
 
     def __init__(self, held: Settings, wrong: Callable[[str], None]) -> None:
         self.cool_down_ms: int = _threshold(held, COOL_DOWN, wrong)
@@ -140,8 +141,9 @@ def _threshold(held: Settings, name: str, wrong: Callable[[str], None]) -> Any:
 
 
 class Measurement(msgspec.Struct, frozen=True, kw_only=True):
-    """The value of a rule for a queue, or for what `about` names. Unless it is `sure`, the true
-    value may be worse."""
+    """The value of a rule for a queue, or for what `about` names. Unless it is `sure`, the actual
+    value may be worse.
+    """
 
     rule: AlertRule
     about: str
@@ -256,7 +258,7 @@ def next_alert(
         fresh = _since(known.seen_at, now) < SEEN_MS
         return known if fresh else replace(known, seen_at=now, by=by)
     gone = known.ended_at is not None and _since(known.ended_at, now) >= KEPT_MS
-    return None if gone and known.telling is None else known
+    return None if gone and known.pending is None else known
 
 
 def _raised_alert(
@@ -281,45 +283,49 @@ def _raised_alert(
         alert = replace(
             alert,
             raised_at=known.raised_at if was_raised else now,
-            told=known.told and was_raised,
-            told_at=known.told_at,
-            telling=known.telling,
+            notified=known.notified and was_raised,
+            notified_at=known.notified_at,
+            pending=known.pending,
         )
-    if not alert.told and (alert.told_at is None or _since(alert.told_at, now) >= cool_down_ms):
+    if not alert.notified and (
+        alert.notified_at is None or _since(alert.notified_at, now) >= cool_down_ms
+    ):
         notice = PendingNotice(what="raised", at=now, tried_at=now)
-        return replace(alert, told=True, told_at=now, telling=notice)
+        return replace(alert, notified=True, notified_at=now, pending=notice)
     if known is not None and known.is_raised and _since(known.seen_at, now) < SEEN_MS:
         return known
     return alert
 
 
 def _ended_alert(known: Alert, *, now: int, by: str) -> Alert:
-    """The alert after its end. An alert that each server sees for itself ends when the server that
-    saw it last says so, or when none refreshed it for long. An end is only notified if the raise
-    was."""
+    """The alert after its end. An alert that each server measures separately ends when the server
+    that saw it last reports so, or when none refreshed it for long. A notice of the end is sent
+    only if one was sent when it was raised.
+    """
     rule = RULES.get(known.rule)
     if rule is not None and rule.own and known.by != by and _since(known.seen_at, now) < STALE_MS:
         return known
-    notice = known.telling
-    if known.told:
+    notice = known.pending
+    if known.notified:
         is_pending = notice is not None and notice.what == "raised"
         first = notice.at if notice is not None and is_pending else None
         notice = PendingNotice(what="ended", at=now, tried_at=now, first=first)
-    return replace(known, ended_at=now, seen_at=now, telling=notice)
+    return replace(known, ended_at=now, seen_at=now, pending=notice)
 
 
 def with_retry(alert: Alert, now: int) -> Alert:
-    """The alert with one more try of its pending notice, if that is due, else the same object.
-    After too many tries the notice is dropped."""
-    notice = alert.telling
+    """The alert with one more attempt to deliver its pending notice, if that is due, otherwise the
+    same object. After too many attempts the notice is dropped.
+    """
+    notice = alert.pending
     if notice is None:
         return alert
     wait_ms = min(_RETRY_MS_MAX, _RETRY_MS_FIRST << (notice.tries - 1))
     if _since(notice.tried_at, now) < wait_ms:
         return alert
     if notice.tries >= TRIES_MAX:
-        return replace(alert, telling=None)
-    return replace(alert, telling=replace(notice, tries=notice.tries + 1, tried_at=now))
+        return replace(alert, pending=None)
+    return replace(alert, pending=replace(notice, tries=notice.tries + 1, tried_at=now))
 
 
 def _since(then: int, now: int) -> float:

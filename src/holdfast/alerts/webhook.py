@@ -1,6 +1,6 @@
 """Send alert notices as signed requests to one URL, with the protections of webhook jobs.
 
-The URL may hold a secret: it appears in no log, record or error.
+The URL may contain a secret: it never appears in a log, record or error.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class AlertWebhook:
     ) -> None:
         if secrets_file is None:
             raise ConfigError(
-                "alerts are signed: give a file with secrets by --alert-webhook-secrets"
+                "alerts must be signed: give a file of secrets with --alert-webhook-secrets"
             )
         options = WorkerOptions(
             url="", webhook_secrets=secrets_file, webhook_allow=tuple(allow), webhook_ca=ca_file

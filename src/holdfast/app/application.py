@@ -1,7 +1,7 @@
-"""Holdfast, the application object: enqueue, lease, settle, inspect and keep time.
+"""Holdfast, the application object: enqueue, lease, settle, inspect and run upkeep.
 
 It converts the values people write into those of the engine, and refusals into exceptions. It makes
-no decision about jobs: `core` decides and the engine applies.
+no decisions about jobs: `core` decides and the engine applies.
 """
 
 from __future__ import annotations
@@ -47,7 +47,6 @@ from holdfast.core.verdict import (
     Redrive,
 )
 from holdfast.engines.base import Engine
-from holdfast.engines.clock import SystemClock
 from holdfast.engines.coalesced import Coalesced
 from holdfast.engines.extras import Backable, Transactional, extra
 from holdfast.engines.observed import Observed
@@ -75,6 +74,7 @@ from holdfast.ops.queues import change_queue, remove_limit, set_limit
 from holdfast.ops.redrives import Redrives
 from holdfast.ops.schedules import Schedules
 from holdfast.ops.workers import Workers
+from holdfast.process import wall_ms
 from holdfast.telemetry import Retention, Telemetry, bookkeepers
 from holdfast.tracing import traced
 from holdfast.upkeep import Upkeep
@@ -91,7 +91,6 @@ _reopening = [threading.Lock()]
 os.register_at_fork(after_in_child=lambda: _reopening.__setitem__(0, threading.Lock()))
 
 _PAGE = 100
-_CLOCK = SystemClock()
 """Jobs are read with their payloads: a thousand of them could take a gigabyte."""
 
 
@@ -120,11 +119,12 @@ class Holdfast(LeaseMethods):
 
     @property
     def home(self) -> EngineHost:
-        """The loop on which the engine is open; a forked process gets one of its own."""
+        """The loop on which the engine is open; a forked process gets its own."""
         if self._home.inherited:
             with _reopening[0]:
                 if self._home.inherited:
-                    # Kept alive: collecting it could close what the parent still uses.
+                    # Referenced forever: collecting it could close descriptors that the parent
+                    # still uses.
                     self._inherited = self._home
                     self._home = self._host(self._reopened())
         return self._home
@@ -141,12 +141,12 @@ class Holdfast(LeaseMethods):
     @property
     def schedules(self) -> Schedules:
         """The schedules of this store."""
-        return Schedules(self.engine, _CLOCK.wall_ms)
+        return Schedules(self.engine, wall_ms)
 
     @property
     def redrives(self) -> Redrives:
-        """The redrives of this store: dead letters that upkeep puts back step by step."""
-        return Redrives(self.engine, _CLOCK.wall_ms)
+        """The redrives of this store: dead letters that upkeep puts back gradually."""
+        return Redrives(self.engine, wall_ms)
 
     @property
     def telemetry(self) -> Telemetry:
@@ -154,7 +154,7 @@ class Holdfast(LeaseMethods):
         upkeep runs `await app.telemetry.run(stop)` itself."""
         if self._telemetry is None or self._telemetry.process != os.getpid():
             self._telemetry = Telemetry(
-                lambda: self.engine, self.home.store, self.listeners, _CLOCK.wall_ms
+                lambda: self.engine, self.home.store, self.listeners, wall_ms
             )
         return self._telemetry
 
@@ -255,7 +255,7 @@ class Holdfast(LeaseMethods):
         return receipts
 
     async def get(self, id: str) -> Job | None:
-        """The whole job, with its timeline rows, output and result."""
+        """The complete job, with its timeline, output and result."""
         return await self.engine.get(expected("id", id, str))
 
     async def find(self, wanted: JobFilter, *, limit: int = 100, after: int | None = None) -> Page:
@@ -278,7 +278,7 @@ class Holdfast(LeaseMethods):
     ) -> list[Tally]:
         """Count matching jobs by the values of a field, the most frequent first."""
         if by not in get_args(TallyBy):
-            raise UsageError(f"by {by!r} is not one of {', '.join(get_args(TallyBy))}")
+            raise UsageError(f"by {by!r} is not valid: use one of {', '.join(get_args(TallyBy))}")
         return await self.engine.tally(checked_filter(wanted), by, limit=limit)
 
     async def amend(
@@ -336,7 +336,7 @@ class Holdfast(LeaseMethods):
         key: str = "",
         task: str | None = None,
     ) -> Queue:
-        """Limit how many jobs of a queue, or of one task in it, run at a time or start in a time.
+        """Limit how many jobs of a queue, or of one task in it, run at a time or start per period.
 
         With a `key` template such as "{tenant}" each key has a limit of its own. Queues whose
         limits have the same name share its slots. It applies at once, also to waiting jobs.
@@ -351,7 +351,7 @@ class Holdfast(LeaseMethods):
         return await set_limit(self.engine, expected("queue", queue, str), wanted)
 
     async def unlimit(self, queue: str, name: str) -> Queue:
-        """Remove a limit; a limit that does not exist is no error."""
+        """Remove a limit; a missing one is not an error."""
         return await remove_limit(self.engine, expected("queue", queue, str), name)
 
     async def flow(self, queue: str, *, limit: int = bounds.PAGE_MAX) -> Flow:
@@ -366,14 +366,16 @@ class Holdfast(LeaseMethods):
         """Copy the store consistently while it is in use, for engines that are a file."""
         backable = extra(self.engine, Backable)
         if backable is None:
-            raise Unsupported(self.engine.traits.name, "backup by Holdfast")
+            remedy = "back up its store with the tools of the store, such as pg_dump"
+            raise Unsupported(self.engine.traits.name, "backup by Holdfast", remedy)
         await backable.backup(expected("path", path, Path | str))
 
     def within(self, connection: Any) -> Any:
         """`enqueue` and `settle` inside the caller's own transaction; the caller commits."""
         transactional = extra(self.engine, Transactional)
         if transactional is None:
-            raise Unsupported(self.engine.traits.name, "enqueue within a transaction")
+            remedy = "enqueue after the commit, or use SQLite or PostgreSQL"
+            raise Unsupported(self.engine.traits.name, "enqueue within a transaction", remedy)
         return transactional.within(connection)
 
     def upkeep(
@@ -381,9 +383,9 @@ class Holdfast(LeaseMethods):
     ) -> Upkeep:
         """The reaper, pruner, scheduler and redriver: `await app.upkeep().run(stop)`.
 
-        At least one process must run it, else lapsed leases do not return; any number may. It also
-        maintains the counts of all processes. `history` is how long counts per minute, hour and day
-        are kept.
+        At least one process must run it, or jobs with overdue leases never run again; any number
+        may. It also maintains the counts of all processes. `history` is how long counts per minute,
+        hour and day are stored.
         """
         expected("archive", archive, Path | str | None)
         expected("history", history, Retention | None)
@@ -391,18 +393,20 @@ class Holdfast(LeaseMethods):
             self.engine,
             archive=archive,
             tell=self.listeners,
-            more=bookkeepers(self.engine, _CLOCK.wall_ms, history),
-            beside=self.telemetry.run,
+            more=bookkeepers(self.engine, wall_ms, history),
+            background=self.telemetry.run,
         )
 
     def _add_task(self, function: Callable[..., Any], options: TaskOptions) -> Task[Any]:
         if not callable(function):
             raise UsageError(f"a task must be a function, not a {type(function).__name__}")
         if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
-            raise UsageError(f"{function.__qualname__} is a generator: a task must return")
+            raise UsageError(
+                f"{function.__qualname__} is a generator: a task must return a value instead"
+            )
         task: Task[Any] = Task(self, function, options)
         if task.name in self.tasks:
-            raise UsageError(f"task {task.name} exists already: give one of the two a name=")
+            raise UsageError(f"task {task.name} already exists: give one of the two another name=")
         self.tasks[task.name] = task
         return task
 
@@ -416,7 +420,8 @@ class Holdfast(LeaseMethods):
             return open_engine(self.url)
         if self._home.used:
             raise EngineClosed(
-                "this Holdfast belongs to the process that this one was forked from: make a new one"
+                "this Holdfast belongs to the process that this one was forked from: create a"
+                " new one"
             )
         return store
 
@@ -449,8 +454,8 @@ def worker_options(app: Holdfast, options: dict[str, Any]) -> WorkerOptions:
     """The options of a worker for this application, checked."""
     if app.url is None or not app.engine.traits.shared:
         raise UsageError(
-            "a worker is a process of its own and opens the store by its URL: create the Holdfast "
-            "with a URL, such as sqlite:///work.db"
+            "a worker is a separate process and opens the store by its URL: create the Holdfast"
+            " with a URL, such as sqlite:///work.db"
         )
     unknown = sorted(set(options).difference(WorkerOptions.__struct_fields__))
     if unknown:

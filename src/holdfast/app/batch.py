@@ -57,15 +57,16 @@ class Batch:
         return job
 
     async def progress(self) -> BatchProgress:
-        """How many of its jobs have ended, and how."""
+        """The number of its jobs by how they ended."""
         return await progress_of(self._app.engine, await self.job())
 
 
 async def enqueue_batch(
     app: Holdfast, jobs: Iterable[NewJob], then: NewJob, after_on: AfterOn
 ) -> Batch:
-    """Enqueue the jobs, 1,000 at a time, then the one that depends on them. If the caller is killed
-    meanwhile, repeating the call with the same ids adds what is missing."""
+    """Enqueue the jobs, 1,000 at a time, then the one that depends on them. If the caller is
+    killed, repeating the call with the same ids adds the missing jobs.
+    """
     given = joined(jobs, then, after_on)
     receipts = await app.enqueue_many(given)
     if (last := last_again(given, receipts)) is not None:
@@ -83,7 +84,7 @@ def joined(jobs: Iterable[NewJob], then: NewJob, after_on: AfterOn) -> list[NewJ
     ids = tuple(dict.fromkeys(new.id for new in given))
     if then.id in ids:
         raise CircularJobs(
-            f"job {then.id} would wait for itself: give the one that completes the batch another id"
+            f"job {then.id} would wait for itself: give the job that completes the batch another id"
         )
     last = replace(then, after=ids, after_on=after_on)
     checks.check_job(last)

@@ -1,7 +1,7 @@
 """EngineHost: the event loop on which an application's engine is open, and calls to it from
 anywhere.
 
-It is the loop on which the program opened the engine, else one in a background thread
+It is the loop on which the program opened the engine, or else one in a background thread
 (`LoopThread`), started on first use and stopped at exit. There is never more than one.
 """
 
@@ -76,7 +76,7 @@ class EngineHost:
             return self._started().run(self._first_opened(make))
         if self._bound is _running():
             raise UsageError(f"this call would block its own event loop: await {instead} instead")
-        call = self._hand_over(make, self._bound)
+        call = self._submit(make, self._bound)
         try:
             return call.result()
         except concurrent.futures.CancelledError:
@@ -87,12 +87,12 @@ class EngineHost:
 
     async def arun(self, make: Make[Answer]) -> Answer:
         """Await a coroutine on the engine's loop, from any loop."""
-        if self._bound is _running() or (self._thread is not None and self._thread.here):
+        if self._bound is _running() or (self._thread is not None and self._thread.is_current):
             return await make()
         if self._bound is None:
             call = self._started().begin(self._first_opened(make))
         else:
-            call = self._hand_over(make, self._bound)
+            call = self._submit(make, self._bound)
         try:
             return await asyncio.wrap_future(call)
         except asyncio.CancelledError:
@@ -143,7 +143,7 @@ class EngineHost:
             await asyncio.to_thread(thread.stop)
 
     @staticmethod
-    def _hand_over(
+    def _submit(
         make: Make[Answer], loop: asyncio.AbstractEventLoop
     ) -> concurrent.futures.Future[Answer]:
         if not loop.is_running():
@@ -206,8 +206,8 @@ class LoopThread:
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stop: asyncio.Event | None = None
-        self._kept: list[asyncio.Task[None]] = []
-        self._trouble: Exception | None = None
+        self._services: list[asyncio.Task[None]] = []
+        self._error: Exception | None = None
 
     def start(self, at_end: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Start the thread. `at_end` runs last in the loop, however it stops."""
@@ -223,12 +223,12 @@ class LoopThread:
             ready.wait()
             if self._loop is None:
                 self._thread = None
-                trouble, self._trouble = self._trouble, None
-                raise EngineUnavailable(f"the loop could not start: {trouble}") from trouble
+                error, self._error = self._error, None
+                raise EngineUnavailable(f"the loop could not start: {error}") from error
             _at_exit(functools.partial(_stop_at_exit, weakref.ref(self)))
 
     @property
-    def here(self) -> bool:
+    def is_current(self) -> bool:
         """Whether the caller is running on this loop."""
         return threading.current_thread() is self._thread
 
@@ -236,7 +236,7 @@ class LoopThread:
         """Run a coroutine and wait for it; an interrupt, such as Ctrl-C, cancels it."""
         call = _LoopCall(coroutine)
         try:
-            return self._hand_over(call).result()
+            return self._submit(call).result()
         except concurrent.futures.CancelledError:
             raise EngineClosed("this Holdfast was closed before the call was answered") from None
         except BaseException:
@@ -245,14 +245,14 @@ class LoopThread:
 
     def begin(self, coroutine: Coroutine[Any, Any, Answer]) -> concurrent.futures.Future[Answer]:
         """Start a coroutine without waiting; cancelling the future cancels it."""
-        return self._hand_over(_LoopCall(coroutine))
+        return self._submit(_LoopCall(coroutine))
 
-    def keep(self, service: Callable[[asyncio.Event], Coroutine[Any, Any, None]]) -> None:
+    def run_service(self, service: Callable[[asyncio.Event], Coroutine[Any, Any, None]]) -> None:
         """Run a service in the background until the loop stops."""
 
         async def begin() -> None:
             assert self._stop is not None
-            self._kept.append(asyncio.create_task(service(self._stop)))
+            self._services.append(asyncio.create_task(service(self._stop)))
 
         self.run(begin())
 
@@ -265,44 +265,47 @@ class LoopThread:
             if thread is None or loop is None or stop is None:
                 return
             if thread is threading.current_thread():
-                raise UsageError("close() was called on Holdfast's own loop: call it elsewhere")
+                raise UsageError(
+                    "close() was called on Holdfast's own loop: call it from another thread"
+                )
             self._thread = self._loop = None
             with contextlib.suppress(RuntimeError):
                 loop.call_soon_threadsafe(stop.set)
         thread.join()
-        trouble, self._trouble = self._trouble, None
-        if trouble is not None:
-            raise trouble
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
 
     def _main(
         self, ready: threading.Event, at_end: Callable[[], Coroutine[Any, Any, None]]
     ) -> None:
-        async def live() -> None:
+        async def run_until_stopped() -> None:
             self._stop = asyncio.Event()
             self._loop = asyncio.get_running_loop()
             ready.set()
             await self._stop.wait()
-            await asyncio.gather(*self._kept, return_exceptions=True)
-            self._kept.clear()
+            await asyncio.gather(*self._services, return_exceptions=True)
+            self._services.clear()
             await at_end()
 
         try:
-            asyncio.run(live())
+            asyncio.run(run_until_stopped())
         except Exception as error:  # noqa: BLE001 (raised again by `start` or `stop`)
-            self._trouble = error
+            self._error = error
         finally:
             ready.set()
 
-    def _hand_over(self, call: _LoopCall[Answer]) -> concurrent.futures.Future[Answer]:
+    def _submit(self, call: _LoopCall[Answer]) -> concurrent.futures.Future[Answer]:
         try:
-            # First: in a forked child the guard may be held by a thread that does not exist there.
+            # Checked first: in a forked child the guard may be held by a thread that does not exist
+            # there.
             self._refuse_fork()
-            return self._hand_over_guarded(call)
+            return self._submit_guarded(call)
         except HoldfastError:
             call.coroutine.close()
             raise
 
-    def _hand_over_guarded(self, call: _LoopCall[Answer]) -> concurrent.futures.Future[Answer]:
+    def _submit_guarded(self, call: _LoopCall[Answer]) -> concurrent.futures.Future[Answer]:
         with self._guard:
             call.loop = loop = self._usable_loop()
             running = call.run()
@@ -315,7 +318,7 @@ class LoopThread:
     def _usable_loop(self) -> asyncio.AbstractEventLoop:
         if self._thread is None or self._loop is None:
             raise EngineClosed("this Holdfast is not open: call open() or use it in a with block")
-        if self.here:
+        if self.is_current:
             raise UsageError(
                 "a blocking call on Holdfast's own loop would deadlock: await the methods instead"
             )
@@ -324,7 +327,8 @@ class LoopThread:
     def _refuse_fork(self) -> None:
         if os.getpid() != self._process:
             raise EngineClosed(
-                "this Holdfast belongs to the process that this one was forked from: make a new one"
+                "this Holdfast belongs to the process that this one was forked from: create a"
+                " new one"
             )
 
 
@@ -345,7 +349,7 @@ class _LoopCall(Generic[Answer]):
         return await self.coroutine
 
     def give_up(self) -> None:
-        """Cancel it from the caller's thread."""
+        """Cancel the call, from the caller's thread."""
         self._left = True
         if self.loop is not None:
             with contextlib.suppress(RuntimeError):
@@ -356,7 +360,7 @@ class _LoopCall(Generic[Answer]):
             self._task.cancel()
 
 
-def _stop_at_exit(kept: weakref.ref[LoopThread]) -> None:
-    loop_thread = kept()
+def _stop_at_exit(reference: weakref.ref[LoopThread]) -> None:
+    loop_thread = reference()
     if loop_thread is not None:
         loop_thread.stop()

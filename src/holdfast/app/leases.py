@@ -8,7 +8,7 @@ import traceback
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from holdfast.core import checks, codec, policy
+from holdfast.core import checks, codec, retry_policy
 from holdfast.core.model import Failure, Lease, LeaseRequest, NewJob, Note, Queue, Reason, Renewal
 from holdfast.core.verdict import (
     Bury,
@@ -66,7 +66,7 @@ class LeaseMethods:
     async def renew(
         self, lease: Lease, *, lease_for: Duration | None = None, note: Note | None = None
     ) -> Lease:
-        """Push the deadline and store the note. LeaseLost means: stop working on the job.
+        """Extend the deadline and store the note. LeaseLost means: stop working on the job.
 
         Check `cancel_requested` of the lease it returns.
         """
@@ -93,7 +93,7 @@ class LeaseMethods:
     async def fail(self, lease: Lease, error: BaseException | str) -> None:
         """End the lease with a failure; the queue's policy decides on a retry or a dead letter."""
         queue = await self._queue(expected("lease", lease, Lease).job.queue)
-        verdict = policy.after_failure(queue, lease.job, _failure(error), random.random())
+        verdict = retry_policy.after_failure(queue, lease.job, _failure(error), random.random())
         await self._end(lease, verdict)
 
     async def retry(
@@ -103,14 +103,15 @@ class LeaseMethods:
         delay: Duration | None = None,
         error: BaseException | str | None = None,
     ) -> None:
-        """Run the job again after `delay`, or by its backoff if that is None. After the last
-        attempt it becomes a dead letter."""
+        """Run the job again after `delay`, or by its backoff if `delay` is None. After the last
+        attempt it becomes a dead letter.
+        """
         delay_ms = None if delay is None else to_ms("delay", delay, UsageError)
         failure = None if error is None else _failure(error)
         queue = await self._queue(expected("lease", lease, Lease).job.queue)
         draw = random.random()
         await self._end(
-            lease, policy.after_retry_request(queue, lease.job, failure, delay_ms, draw)
+            lease, retry_policy.after_retry_request(queue, lease.job, failure, delay_ms, draw)
         )
 
     async def bury(self, lease: Lease, error: BaseException | str = "") -> None:

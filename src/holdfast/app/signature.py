@@ -1,7 +1,7 @@
 """Converts the arguments of a task's function to a payload, and a payload to arguments.
 
-A payload is decoded at enqueue with the worker's own decoder, so that every accepted job can be
-called. Default values are not stored: those of the handler apply when it runs.
+At enqueue a payload is decoded with the worker's own decoder, so that every accepted job can be
+called. Default values are not stored: the handler's own apply when it runs.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Signature:
             payload = codec.encode(values)
             self._read(payload)
         except InvalidJob:
-            self._blame(values)
+            self._check_each(values)
             raise
         except msgspec.ValidationError as error:
             raise self._refused(error) from None
@@ -113,7 +113,7 @@ class Signature:
     def _named(self, positional: tuple[Any, ...], named: Mapping[str, Any]) -> dict[str, Any]:
         if self.context is not None and self.context in named:
             raise InvalidJob(
-                f"{self.context} of task {self.task} is given by the worker: leave it out"
+                f"{self.context} of task {self.task} is passed by the worker: leave it out"
             )
         try:
             bound = self._bindable.bind(*positional, **named).arguments
@@ -192,13 +192,13 @@ class Signature:
         names = [name for name, each in self.parameters.items() if each.kind not in _GATHERED]
         if len(names) != 1 or self.types[names[0]] not in (bytes, Any):
             raise InvalidJob(
-                f"task {self.task} takes JSON, but the job has content type {content_type}: only a "
-                "task with one parameter of type bytes accepts that"
+                f"task {self.task} takes JSON, but the job has content type {content_type}: only"
+                " a task with a single parameter of type bytes accepts other types"
             )
         return self._placed({names[0]: payload})
 
     def _check_context(self) -> None:
-        """Raise unless the Context can be passed by name beside any positional arguments."""
+        """Raise unless the Context can be passed by name along with any positional arguments."""
         if self.context is None:
             return
         names = list(self._shape.parameters)
@@ -210,7 +210,7 @@ class Signature:
                 "it is passed by name"
             )
 
-    def _blame(self, values: dict[str, Any]) -> None:
+    def _check_each(self, values: dict[str, Any]) -> None:
         for name, value in values.items():
             try:
                 codec.encode(value)

@@ -1,4 +1,4 @@
-"""Task: the object that `@app.task` makes of a function, and JobHandle, an enqueued job of it.
+"""Task: the object that `@app.task` makes from a function, and JobHandle, an enqueued job of it.
 
 Calling a task runs it here; enqueueing it runs it in a worker. Arguments are checked before they
 are enqueued. `BoundTask` adds options for the jobs. Workers use the task's `handler`.
@@ -29,10 +29,11 @@ from holdfast.errors import (
     UnknownQueue,
     UsageError,
 )
-from holdfast.notation.durations import Duration, to_ms, wall_ms
+from holdfast.notation.durations import Duration, to_ms
 from holdfast.notation.job import JobOptions
 from holdfast.notation.options import expected, new_job
 from holdfast.notation.policies import BreakerText, RateText, task_limits, to_breaker
+from holdfast.process import wall_ms
 from holdfast.worker.child.context import CallState, Context
 from holdfast.worker.child.handlers import Handler
 from holdfast.worker.wire import CallJob
@@ -48,8 +49,8 @@ Arguments = Iterable[tuple[Any, ...] | Mapping[str, Any]]
 class TaskOptions(TypedDict, total=False):
     """Defaults for every job of a task, which `using` can override, and how the task runs.
 
-    Only failures in `retry_on` are retried, if given; failures in `give_up_on` never are. `batch`
-    jobs make one call; `isolated` tasks run in a process of their own. `rate` and `concurrency`
+    Only failures in `retry_on` are retried, if given; failures in `give_up_on` never are. A call
+    gets up to `batch` jobs; `isolated` tasks run in a separate process. `rate` and `concurrency`
     limit all jobs of the task together or, with a key template, those that share a key:
     `concurrency=(10, "{tenant}")`. A `breaker` pauses a task that keeps failing: "5 failures, 30s".
     """
@@ -181,9 +182,9 @@ class Task(Generic[Answer]):
     def _contexts(self, args: tuple[Any, ...]) -> Context | list[Context]:
         """Contexts for a direct call: they work, but store nothing."""
         count = len(args[0]) if self.batch > 1 and args else 1
-        standing = CallState(self.name)
+        state = CallState(self.name)
         item = CallJob("inline", self.queue, b"", codec.JSON, 1, 0, wall_ms(), last=True)
-        contexts = [Context(item, standing, index) for index in range(count)]
+        contexts = [Context(item, state, index) for index in range(count)]
         return contexts if self.batch > 1 else contexts[0]
 
     def handle(self, id: str) -> JobHandle[Answer]:
@@ -250,7 +251,7 @@ class BoundTask(Generic[Answer]):
                 kind = type(given).__name__
                 raise InvalidJob(f"call {at} is a {kind}: give a tuple or dict of arguments")
         if len(jobs) > 1 and self._options.get("id") is not None:
-            raise InvalidJob(f"id {jobs[0].id} would be that of {len(jobs)} jobs: leave it out")
+            raise InvalidJob(f"id {jobs[0].id} cannot be used for {len(jobs)} jobs: leave it out")
         return jobs
 
     def _put(self, jobs: list[NewJob]) -> list[JobHandle[Answer]]:
@@ -328,7 +329,7 @@ class JobHandle(Generic[Answer]):
         """Wait for the job and return the value of its handler.
 
         Raises JobFailed, JobCancelled or JobGone if there will never be a result, and
-        ResultTimeout, a TimeoutError, if `timeout` passed; the job continues then.
+        ResultTimeout, a TimeoutError, if `timeout` passes; the job then continues.
         """
         return self._task.app.run(self._wait(timeout), instead="handle.aresult()")
 
@@ -402,7 +403,8 @@ def _checked_name(given: object, function: Callable[..., Any]) -> str:
     name = default_name(function) if given is None else expected("name", given, str)
     if not bounds.TASK_NAME.match(name):
         raise UsageError(
-            f"task name {name[:80]!r} is not 1 to 200 of A-Z a-z 0-9 _ . : / -: give it a name="
+            f"task name {name[:80]!r} is not valid: use 1 to 200 characters of A-Z a-z 0-9 _ . :"
+            " / -; set name="
         )
     return str(name)
 

@@ -2,7 +2,7 @@
 
 Exit codes: 0 done · 1 the engine failed, or part of the work was not done · 2 the command line is
 wrong · 3 no such job, queue, … · 4 the awaited job ended dead or cancelled · 5 it did not end in
-time · 130 interrupted. `docs/cli.md` says more.
+time · 130 interrupted. See `docs/cli.md`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import sys
 
-from holdfast.cli.pages import program, requested_page
+from holdfast.cli.help_pages import program, requested_page
 
 
 def main() -> None:

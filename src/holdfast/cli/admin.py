@@ -9,8 +9,8 @@ from cyclopts import Parameter
 
 from holdfast.app.application import Holdfast
 from holdfast.cli.flags import option
+from holdfast.cli.help_pages import program
 from holdfast.cli.output import COMMON, Common, print_either, print_json, print_table, say
-from holdfast.cli.pages import program
 from holdfast.cli.session import (
     open_app,
     open_token_store,
@@ -23,12 +23,12 @@ from holdfast.config import find_setting as setting_of
 from holdfast.core import bounds
 from holdfast.core.text import printable
 from holdfast.errors import ConfigError, NotFound, UsageError
-from holdfast.notation.durations import wall_ms
 from holdfast.ops.audit import ActView, Audit, AuditEntry, act_view
 from holdfast.ops.quotas import QuotaBody, Quotas, quota_of, quota_view, show_owner
 from holdfast.ops.settings import read_settings, save_setting, setting_view
 from holdfast.ops.tokens import TokenRequest, Tokens, TokenView, expiry_ms, made_token, token_view
 from holdfast.ops.views import plain
+from holdfast.process import wall_ms
 from holdfast.server.state import is_fully_readable
 
 QuotaOwner = Annotated[
@@ -58,7 +58,7 @@ async def create_token(
         option("NAME", "Restrict the token to this namespace; * allows all. [default: default]"),
     ] = None,
     prefix: Annotated[
-        str, option("TEXT", "Restrict the token to queues that begin with this.")
+        str, option("TEXT", "Restrict the token to queues whose names begin with this.")
     ] = "",
     expires: Annotated[
         str | None, option("DURATION", "Lifetime, e.g. 12h, or never. [default: 90d]")
@@ -91,7 +91,7 @@ async def create_token(
         return
     print(made["token"])
     until = made["expires_at"] or "it is revoked"
-    say(f"token {made['id']} is valid until {until}; it is not shown again, so keep it safe")
+    say(f"token {made['id']} is valid until {until}; it cannot be shown again, so store it safely")
 
 
 async def list_tokens(*, common: Common = COMMON) -> None:
@@ -107,7 +107,7 @@ async def list_tokens(*, common: Common = COMMON) -> None:
         print_json(tokens)
         return
     if not tokens:
-        say(f'there is no token: create one with "{program()} token create"')
+        say(f'there are no tokens: create one with "{program()} token create"')
         return
     rows = [
         (
@@ -132,7 +132,7 @@ async def revoke_token(
 ) -> None:
     """Revoke a token. Servers refuse it within a second."""
     if token.startswith("hf_"):
-        # The token itself was given: its second part is its id, and no secret.
+        # The token itself was given: its second part is its id, which is not secret.
         token = token.split("_")[1]
     async with open_token_store(common) as app:
         ask = server_of(app)
@@ -145,7 +145,7 @@ async def revoke_token(
     if common.json:
         print_json(revoked)
     elif not isinstance(revoked, dict):
-        raise ConfigError("the server did not answer which token it revoked")
+        raise ConfigError("the server's answer does not name the revoked token")
     else:
         print(f"revoked token {revoked['id']}, {revoked['name']}")
 
@@ -163,7 +163,7 @@ async def list_quotas(*, common: Common = COMMON) -> None:
         print_json(quotas)
         return
     if not quotas:
-        say(f'there is no quota: set one with "{program()} quota set"')
+        say(f'there are no quotas: set one with "{program()} quota set"')
         return
     names = ("whose", "depth", "rate", "bytes")
     rows = [["-" if each[name] is None else each[name] for name in names] for each in quotas]
@@ -171,7 +171,7 @@ async def list_quotas(*, common: Common = COMMON) -> None:
 
 
 async def set_quota(
-    whose: QuotaOwner,
+    owner: QuotaOwner,
     /,
     *,
     depth: Annotated[int | None, option("N", "Refuse jobs while this many have not ended.")] = None,
@@ -189,26 +189,26 @@ async def set_quota(
         ask = server_of(app)
         if ask is not None:
             body = {"depth": depth, "rate": rate, "bytes": bytes}
-            view = await ask("PUT", f"/v1/quotas/{path_segment(whose)}", body)
+            view = await ask("PUT", f"/v1/quotas/{path_segment(owner)}", body)
         else:
-            async with audit_of(app).doing(audit_act("quota.put", whose)):
-                await _quotas(app).put(whose, quota)
-            view = msgspec.to_builtins(quota_view(whose, quota))
+            async with audit_of(app).doing(audit_act("quota.put", owner)):
+                await _quotas(app).put(owner, quota)
+            view = msgspec.to_builtins(quota_view(owner, quota))
     limits = [f"{name} {view[name]}" for name in ("depth", "rate", "bytes") if view[name]]
-    print_either(view, f"quota of {show_owner(whose)}: {', '.join(limits)}", common)
+    print_either(view, f"quota of {show_owner(owner)}: {', '.join(limits)}", common)
 
 
-async def remove_quota(whose: QuotaOwner, /, *, common: Common = COMMON) -> None:
+async def remove_quota(owner: QuotaOwner, /, *, common: Common = COMMON) -> None:
     """Remove a quota."""
     async with open_app(common) as app:
         ask = server_of(app)
         if ask is not None:
-            await ask("DELETE", f"/v1/quotas/{path_segment(whose)}")
+            await ask("DELETE", f"/v1/quotas/{path_segment(owner)}")
         else:
-            async with audit_of(app).doing(audit_act("quota.remove", whose)):
-                if not await _quotas(app).remove(whose):
-                    raise NotFound(f'"{whose[:80]}" has no quota; see "{program()} quota list"')
-    print_either({"whose": whose}, f"removed the quota of {show_owner(whose)}", common)
+            async with audit_of(app).doing(audit_act("quota.remove", owner)):
+                if not await _quotas(app).remove(owner):
+                    raise NotFound(f'"{owner[:80]}" has no quota; see "{program()} quota list"')
+    print_either({"whose": owner}, f"removed the quota of {show_owner(owner)}", common)
 
 
 def _quotas(app: Holdfast) -> Quotas:
@@ -233,7 +233,7 @@ async def set_setting(
     *,
     common: Common = COMMON,
 ) -> None:
-    """Store a setting, for every command that uses this store."""
+    """Store a setting for every command that uses this store."""
     await _change_setting(_known_setting(name), value, common)
 
 
@@ -263,7 +263,7 @@ async def _change_setting(setting: Setting, value: str | None, common: Common) -
     print_either(plain(setting_view(setting, held)), _setting_changed(setting, value), common)
     if held.shown(setting.name).source == "environment":
         now = held.shown(setting.name).text
-        say(f"here the variable {setting.variable} overrides the stored value with {now}")
+        say(f"in this environment {setting.variable} overrides the stored value with {now}")
 
 
 def _setting_changed(setting: Setting, value: str | None) -> str:
@@ -289,7 +289,7 @@ async def audit(
 ) -> None:
     """Show what operators changed over HTTP, newest first."""
     if not 1 <= limit <= bounds.PAGE_MAX:
-        raise UsageError(f"--limit {limit} is not 1 to {bounds.PAGE_MAX}")
+        raise UsageError(f"--limit {limit} is out of range: expected 1 to {bounds.PAGE_MAX}")
     async with open_app(common) as app:
         ask = server_of(app)
         if ask is not None:

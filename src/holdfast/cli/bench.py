@@ -1,4 +1,4 @@
-"""`holdfast bench`: measure this store on this machine, in a queue of its own."""
+"""`holdfast bench`: measure this store on this machine, in a temporary queue."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ async def bench(
 ) -> None:
     """Measure how fast this store enqueues, leases and settles jobs.
 
-    It uses a queue of its own and deletes it afterwards.
+    It creates a queue for this and deletes it afterwards.
     """
     if not 1 <= batch <= 1_000 or not batch <= jobs <= 1_000_000:
-        raise UsageError("--batch is 1 to 1000, and --jobs is --batch to 1000000")
+        raise UsageError("--batch must be 1 to 1000, and --jobs between --batch and 1000000")
     async with open_app(common, create=True) as app:
         queue = f"bench-{new_id()[-12:]}"
         await app.declare(queue, retention=0)

@@ -8,8 +8,8 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
+from holdfast.cli.help_pages import program
 from holdfast.cli.output import COMMON, Common, Exit, print_json, print_table, say, show_age
-from holdfast.cli.pages import program
 from holdfast.cli.session import open_app, person
 from holdfast.core import breaker as rules
 from holdfast.core.breaker import BreakerRecord, BreakerState
@@ -47,8 +47,8 @@ async def list_all(*, common: Common = COMMON) -> None:
         print_breakers(known)
     else:
         say(
-            "there is no breaker: a task with @app.task(breaker=…) has one once a worker has"
-            " registered it, and a webhook's host has one while it fails"
+            "there are no breakers: a task with @app.task(breaker=…) has one once a worker has"
+            " registered it, and a webhook host has one while it fails"
         )
 
 
@@ -70,7 +70,7 @@ async def show(name: Name, /, *, common: Common = COMMON) -> None:
 async def open_(names: Names, /, *, common: Common = COMMON) -> int:
     """Open circuit breakers, so that their jobs do not start.
 
-    They stay open until they are closed by hand.
+    They stay open until an operator closes them.
     """
     by = person()
     return await _change_each(names, lambda record, _: rules.opened_by(record, by), "open", common)

@@ -16,8 +16,8 @@ from typing import Annotated, Any
 from msgspec.structs import replace
 
 from holdfast.cli.flags import option, switch
+from holdfast.cli.help_pages import program
 from holdfast.cli.output import COMMON, Common, Exit, print_json, say
-from holdfast.cli.pages import program
 from holdfast.cli.session import open_app
 from holdfast.conformance.chaos.scenario import (
     QUEUE,
@@ -40,7 +40,7 @@ async def chaos(
     *,
     seconds: Annotated[float, option("N", "Kill and freeze for this many seconds.")] = 30.0,
     kills: Annotated[
-        int | None, option("N", "Kill this many times. [default: once every two seconds]")
+        int | None, option("N", "Kill a process this many times. [default: once every two seconds]")
     ] = None,
     workers: Annotated[int, option("N", "Start this many workers.")] = 3,
     postgres: Annotated[
@@ -58,28 +58,28 @@ async def chaos(
     Without --url it uses a private store. It ends only processes that it started.
     """
     if postgres and common.url:
-        raise UsageError("--postgres is a private server: leave out --url, or --postgres")
-    weather = _weather(seconds, kills, workers, seed, restarts=postgres)
+        raise UsageError("--postgres starts a private server: give either --url or --postgres")
+    plan = _plan(seconds, kills, workers, seed, restarts=postgres)
     with tempfile.TemporaryDirectory(prefix="holdfast-chaos-") as folder:
-        async with _place(common, Path(folder), queue, weather.seed, postgres=postgres) as place:
-            again = _again(weather, common, place)
+        async with _open_store(common, Path(folder), queue, plan.seed, postgres=postgres) as store:
+            again = _repeat_command(plan, common, store)
             if not common.json:
-                say(f"chaos on {place.told} for {seconds:g} s; to repeat it: {again}")
-            storm = ChaosRun(
-                place.url,
-                weather,
+                say(f"chaos on {store.label} for {seconds:g} s; to repeat it: {again}")
+            run = ChaosRun(
+                store.url,
+                plan,
                 Path(folder),
-                queue=replace(QUEUE, name=place.queue),
-                options=place.options,
-                server=place.server,
+                queue=replace(QUEUE, name=store.queue),
+                options=store.options,
+                server=store.server,
                 tell=_print_progress,
             )
-            findings = await _until_interrupted(storm)
+            findings = await _until_interrupted(run)
     _print_progress("")
     if findings is None:
         say("stopped early: nothing was checked, and everything was cleaned up")
         return Exit.INTERRUPTED
-    figures = {"again": again, **_figures(findings, storm, weather)}
+    figures = {"again": again, **_figures(findings, run, plan)}
     if common.json:
         print_json(figures)
     else:
@@ -87,12 +87,12 @@ async def chaos(
     return Exit.DONE if findings.clean else Exit.FAILED
 
 
-def _weather(
+def _plan(
     seconds: float, kills: int | None, workers: int, seed: int | None, *, restarts: bool
 ) -> ChaosPlan:
     kills = max(1, round(seconds / 2)) if kills is None else kills
     if not 1 <= seconds <= 86_400 or not 1 <= workers <= 64 or not 0 <= kills <= 100_000:
-        raise UsageError("--seconds is 1 to 86400, --workers 1 to 64 and --kills 0 to 100000")
+        raise UsageError("--seconds must be 1 to 86400, --workers 1 to 64 and --kills 0 to 100000")
     return ChaosPlan(
         workers=workers,
         kills=kills,
@@ -105,29 +105,29 @@ def _weather(
 
 
 @contextlib.asynccontextmanager
-async def _place(
+async def _open_store(
     common: Common, home: Path, queue: str | None, seed: int, *, postgres: bool
 ) -> AsyncIterator[ChaosStore]:
     name = queue or f"chaos.{seed}"
     if not common.url:
-        async with private_store(home, name, postgres=postgres) as place:
-            yield place
+        async with private_store(home, name, postgres=postgres) as store:
+            yield store
         return
     async with (
         open_app(common, create=True) as app,
-        store_within(app, name, named=bool(queue)) as place,
+        store_within(app, name, named=bool(queue)) as store,
     ):
-        yield place
+        yield store
 
 
-async def _until_interrupted(storm: ChaosRun) -> ChaosFindings | None:
-    """The findings; None if it was interrupted, after it has ended all that it started."""
+async def _until_interrupted(run: ChaosRun) -> ChaosFindings | None:
+    """The findings; None if interrupted. Either way, every process it started has ended."""
     loop = asyncio.get_running_loop()
-    running_storm = asyncio.create_task(storm.run())
+    running = asyncio.create_task(run.run())
     for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, running_storm.cancel)
+        loop.add_signal_handler(number, running.cancel)
     try:
-        return await running_storm
+        return await running
     except asyncio.CancelledError:
         return None
     finally:
@@ -136,7 +136,7 @@ async def _until_interrupted(storm: ChaosRun) -> ChaosFindings | None:
 
 
 def _print(findings: ChaosFindings, figures: dict[str, Any]) -> None:
-    """Print what was wrong, and one line of results last."""
+    """Print the violations, then one line of results."""
     faults = [counted(figures[f"{name}s"], name) for name in ("kill", "freeze", "restart")]
     jobs = f"{counted(findings.jobs, 'job')}, {counted(findings.dead, 'dead letter')}"
     say(f"{jobs}; {', '.join(faults)}")
@@ -150,14 +150,14 @@ def _print(findings: ChaosFindings, figures: dict[str, Any]) -> None:
     print(line + (f", {counted(others, 'other fault')}" if others > 0 else ""))
 
 
-def _figures(findings: ChaosFindings, storm: ChaosRun, weather: ChaosPlan) -> dict[str, Any]:
+def _figures(findings: ChaosFindings, run: ChaosRun, plan: ChaosPlan) -> dict[str, Any]:
     return {
-        "seed": weather.seed,
-        "seconds": weather.seconds,
-        "workers": weather.workers,
-        "kills": storm.counts["kills"],
-        "freezes": storm.counts["freezes"],
-        "restarts": storm.counts["restarts"],
+        "seed": plan.seed,
+        "seconds": plan.seconds,
+        "workers": plan.workers,
+        "kills": run.counts["kills"],
+        "freezes": run.counts["freezes"],
+        "restarts": run.counts["restarts"],
         "jobs": findings.jobs,
         "done": findings.done,
         "dead": findings.dead,
@@ -171,19 +171,19 @@ def _figures(findings: ChaosFindings, storm: ChaosRun, weather: ChaosPlan) -> di
     }
 
 
-def _again(weather: ChaosPlan, common: Common, place: ChaosStore) -> str:
+def _repeat_command(plan: ChaosPlan, common: Common, store: ChaosStore) -> str:
     """The command line that repeats this run."""
     given = {
-        "seconds": f"{weather.seconds:g}",
-        "kills": str(weather.kills),
-        "workers": str(weather.workers),
-        "seed": str(weather.seed),
+        "seconds": f"{plan.seconds:g}",
+        "kills": str(plan.kills),
+        "workers": str(plan.workers),
+        "seed": str(plan.seed),
     }
     words = [program(), "chaos", *(f"--{name}={value}" for name, value in given.items())]
-    if place.server is not None:
+    if store.server is not None:
         words.append("--postgres")
     if common.url:
-        words += [f"--url={place.told}", f"--queue={place.queue}"]
+        words += [f"--url={store.label}", f"--queue={store.queue}"]
     return shlex.join(words)
 
 

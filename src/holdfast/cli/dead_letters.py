@@ -27,6 +27,7 @@ from holdfast.cli.flags import (
     confirm,
     option,
 )
+from holdfast.cli.help_pages import program
 from holdfast.cli.output import (
     COMMON,
     Common,
@@ -37,14 +38,12 @@ from holdfast.cli.output import (
     say,
     show_age,
 )
-from holdfast.cli.pages import program
 from holdfast.cli.redrives import PACE, PaceFlags
 from holdfast.cli.session import open_app
 from holdfast.core.model import JobFilter, Reason, State
 from holdfast.core.text import counted
 from holdfast.core.verdict import Delete, Redrive
 from holdfast.errors import NotFound, UsageError
-from holdfast.notation.durations import wall_ms
 from holdfast.notation.filters import is_narrow
 from holdfast.ops.dead_letters import (
     DeadGroup,
@@ -65,6 +64,7 @@ from holdfast.ops.jobs.bulk import JobCount, count_jobs, delete_jobs, job_batche
 from holdfast.ops.jobs.views import find_jobs
 from holdfast.ops.redrives import RedrivePlan
 from holdfast.ops.views import plain
+from holdfast.process import wall_ms
 
 _DEAD = (State.DEAD,)
 _BARS = "▁▂▃▄▅▆▇█"
@@ -106,7 +106,7 @@ async def list_all(
         ]
         print_table(("id", "queue", "task", "reason", "attempts", "died", "error"), rows)
         if not rows:
-            say("no dead letter matches")
+            say("no dead letters match")
     jobs.say_more(next_page)
 
 
@@ -131,11 +131,11 @@ async def retry(
 ) -> int | None:
     """Run dead letters again: by id, by filter, or all.
 
-    With --rate or --canary upkeep runs them again bit by bit: see redrive list.
+    With --rate or --canary, upkeep retries them gradually: see redrive list.
     """
     plan = pace.plan(_wanted(ids, which, all=all))
     if pace.watch and not pace.is_durable:
-        raise UsageError("--watch needs --rate or --canary: without them it is done at once")
+        raise UsageError("--watch needs --rate or --canary: without them the retry is immediate")
     if ids and not dry_run and not pace.is_durable:
         return await _retry_each(ids, plan, common)
     async with open_app(common) as app:
@@ -187,13 +187,13 @@ async def purge(
 
 
 async def export(
-    file: Annotated[str, Parameter(help="New file, or - for the standard output.")] = "-",
+    file: Annotated[str, Parameter(help="New file, or - for standard output.")] = "-",
     /,
     *,
     which: FilterFlags = NO_FILTER,
     common: Common = COMMON,
 ) -> None:
-    """Write dead letters as lines of JSON.
+    """Write dead letters as JSON, one per line.
 
     Each line is a job as `job show --json` prints it.
     """
@@ -219,7 +219,7 @@ async def groups(
 ) -> None:
     """Group dead letters by their error, largest group first."""
     if not 1 <= limit <= _GROUPS_MAX:
-        raise UsageError(f"--limit {limit} is not 1 to {_GROUPS_MAX}")
+        raise UsageError(f"--limit {limit} is out of range: expected 1 to {_GROUPS_MAX}")
     async with open_app(common) as app:
         now = (await examine(app.home.store)).now
         found = await dead_groups(app.engine, which.wanted(_DEAD), now=now, limit=limit)
@@ -231,7 +231,7 @@ async def groups(
     columns = ("fingerprint", "dead", "error", "tasks", "tenants", "workers", "first", "last")
     print_table((*columns, f"over {span}" if span else "trend"), rows)
     if not found.groups:
-        say("no dead letter matches")
+        say("no dead letters match")
     if found.hidden:
         say(f"{found.hidden} more in smaller groups: --limit shows more groups")
     if found.estimated or any(group.estimated for group in found.groups):
@@ -279,8 +279,9 @@ def sparkline(counts: Sequence[int]) -> str:
 
 
 def _wanted(ids: list[str] | None, which: FilterFlags, *, all: bool) -> JobFilter:
-    """The selection. Exactly one way of selecting must be given, so that nobody selects all jobs
-    by accident."""
+    """The selection. Exactly one way of selecting must be given, so that all jobs are never
+    selected by accident.
+    """
     wanted = which.wanted(_DEAD)
     ways = (bool(ids), is_narrow(wanted), all)
     if sum(ways) != 1:
@@ -321,7 +322,7 @@ async def _export(app: Holdfast, wanted: JobFilter, out: TextIO) -> int:
 
 def _new_file(file: str) -> TextIO:
     try:
-        # Payloads and errors are only for those who may read the queue.
+        # Readable by the owner only, because payloads and errors may be confidential.
         number = os.open(Path(file), os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600)
     except FileExistsError:
         raise UsageError(f"{file} exists and is not overwritten: give a new path") from None
@@ -353,7 +354,7 @@ def _names(names: dict[str, int], most: int = 3) -> str:
 
 def _crash_row(each: Quarantined, now: int) -> tuple[Any, ...]:
     output = [line.strip() for line in (each.words or each.output).splitlines() if line.strip()]
-    # A dying interpreter prints its error before its stack.
+    # A crashing interpreter prints its error before its stack.
     fatal = [line for line in output if line.startswith("Fatal ")]
     return (
         each.id,

@@ -1,4 +1,4 @@
-"""`holdfast demo`: real workers run a mixture of real jobs, shown live."""
+"""`holdfast demo`: real workers run a mix of real jobs, shown live."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ async def demo(
     workers: Annotated[int, option("N", "Start this many workers.")] = 2,
     common: Common = COMMON,
 ) -> int:
-    """Run a mixture of real jobs and watch it live.
+    """Run a mix of real jobs and watch them live.
 
     Without --url it uses a temporary file.
     """
     duration_s = to_ms("--for", seconds, UsageError) / 1000
     if not 0 < rate <= 1_000 or not 1 <= workers <= 16:
-        raise UsageError("--rate is at most 1000, and --workers is 1 to 16")
+        raise UsageError("--rate must be at most 1000, and --workers 1 to 16")
     with tempfile.TemporaryDirectory(prefix="holdfast-demo-") as folder:
         url = common.url or f"sqlite:///{Path(folder) / 'demo.db'}"
         async with open_app(replace(common, url=url), create=True) as app:
@@ -94,7 +94,7 @@ async def _enqueue_and_draw(app: Holdfast, duration_s: float, rate: float, commo
 
 
 def _job(app: Holdfast) -> NewJob:
-    """One job of the mixture, chosen by weight."""
+    """One job of the mix, chosen by weight."""
     mixture: list[tuple[int, Callable[[], tuple[str, Any, dict[str, Any]]]]] = [
         (30, lambda: ("mail", {"to": f"user{random.randrange(1000)}@example.org"}, _mail())),
         (15, lambda: ("resize", {"picture": "cat.png", "width": 640}, {"queue": "media"})),

@@ -1,4 +1,4 @@
-"""The tasks of `holdfast demo`; each ends in another way."""
+"""The tasks of `holdfast demo`; each ends in a different way."""
 
 from __future__ import annotations
 
@@ -43,20 +43,20 @@ def primes(below: int) -> int:
 
 @app.task(name="import", max_attempts=3, backoff="constant(1s)")
 def import_rows(rows: int, *, ctx: Context) -> int:
-    """Fails half-way in its first attempt, and continues from its checkpoint."""
+    """Fails halfway through its first attempt, and continues from its checkpoint."""
     done: int = ctx.resume(0)
     for row in range(done, rows):
         time.sleep(0.01)
         if row % 10 == 0:
             ctx.checkpoint(row)
         if ctx.attempt == 1 and row == rows // 2:
-            raise Retry("the connection was lost half-way", after="1s")
+            raise Retry("the connection was lost halfway", after="1s")
     return rows
 
 
 @app.task(name="charge", max_attempts=2, backoff="constant(1s)")
 def charge(cents: int) -> str:
-    """Charges a card; a large amount is refused and becomes a dead letter."""
+    """Charges a card; a job with a large amount is refused and becomes a dead letter."""
     if cents > 9_000:
         raise Bury("the card was refused")
     return f"{cents / 100:.2f}"

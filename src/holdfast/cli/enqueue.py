@@ -21,9 +21,9 @@ import msgspec
 from cyclopts import Parameter
 
 from holdfast.cli.flags import DryRun, JobFlags, option, switch
+from holdfast.cli.help_pages import program
 from holdfast.cli.jobs import unknown_worker, wait_for_job
 from holdfast.cli.output import COMMON, Common, Exit, print_json, progress, say
-from holdfast.cli.pages import program
 from holdfast.cli.session import open_app
 from holdfast.core import bounds, checks
 from holdfast.core.checks import accepted
@@ -32,7 +32,7 @@ from holdfast.core.text import counted, printable
 from holdfast.errors import EngineError, HoldfastError, OutcomeUnknown, UnknownQueue, UsageError
 from holdfast.notation.durations import to_ms
 from holdfast.notation.job import JobLine
-from holdfast.notation.lines import JobDefaults, job_defaults, make_job, read_line
+from holdfast.notation.job_lines import JobDefaults, job_defaults, make_job, read_line
 from holdfast.ops.settings import read_settings
 
 _FAULTS_MAX = 1_000
@@ -49,7 +49,7 @@ class EnqueueFlags:
     file: Annotated[
         Path | None, option("PATH", "Enqueue the jobs of this file, one JSON object per line.")
     ] = None
-    wait: Annotated[bool, switch("Print the output of the job until it ends.")] = False
+    wait: Annotated[bool, switch("Wait until the job ends, and print its output.")] = False
     wait_timeout: Annotated[
         str | None, option("DURATION", "Wait no longer than this, e.g. 30s.")
     ] = None
@@ -65,7 +65,7 @@ async def enqueue(
         Parameter(
             name="JOB",
             help=(
-                "The job as JSON; or - to read jobs from the standard input, one per line; or "
+                "The job as JSON; or - to read jobs from standard input, one per line; or "
                 "-- and a command with its arguments."
             ),
             allow_leading_hyphen=True,
@@ -77,8 +77,8 @@ async def enqueue(
 ) -> Exit:
     """Enqueue a job, or many.
 
-    A job is a command, a webhook, or a task with a payload. Every flag about the job is also a key
-    of its JSON. A key wins over the flag, which is thus the default for all lines.
+    A job is a command, a webhook, or a task with a payload. Each job flag is also a key of the
+    JSON. A key overrides its flag, so the flags are defaults for all lines.
 
       holdfast enqueue '{"id": "j1", "command": "sleep 2", "timeout": "3s"}'
       holdfast enqueue --wait -- echo hello
@@ -89,12 +89,12 @@ async def enqueue(
     if words != ("-",) and flags.file is None:
         line = _line(words)
         if words[:1] == ("--",) and (given.task is not None or given.command is not None):
-            raise UsageError("a job has only one of --task, --command and a command after --")
+            raise UsageError("give only one of --task, --command and a command after --")
         return await _enqueue_one(line, given, flags, common)
     if flags.file is not None and words:
         raise UsageError("give jobs with --file or on the command line, not both")
     if given.id is not None or flags.wait:
-        raise UsageError("--id and --wait are for a single job")
+        raise UsageError("--id and --wait need a single job")
     with _opened(flags.file) as file:
         return await _enqueue_many(file, given, flags, common)
 
@@ -157,7 +157,7 @@ def _print_receipt(receipt: Receipt, job: NewJob, common: Common, *, dry_run: bo
     if dry_run:
         note = " (dry run: not enqueued)"
     elif receipt.status is not Status.NEW:
-        note = " (known already)" if receipt.id == job.id else " (holds the key)"
+        note = " (already known)" if receipt.id == job.id else " (holds the key)"
     print(f"{printable(receipt.id, one_line=True)}{note}")
 
 
@@ -222,7 +222,7 @@ def _print_counts(
     rate = f"{counts.new / max(seconds, 0.001):,.0f}/s"
     what = "would be enqueued" if flags.dry_run else f"enqueued in {seconds:.1f} s ({rate})"
     new = counted(counts.new, "job")
-    print(f"{new} {what}, {counts.duplicate:,} known already, {counts.refused:,} refused")
+    print(f"{new} {what}, {counts.duplicate:,} already known, {counts.refused:,} refused")
 
 
 @contextlib.contextmanager
@@ -310,7 +310,8 @@ class LineFeed:
 
     async def run(self, reader: LineReader) -> None:
         """Enqueue every line. When interrupted, the batch in flight is still awaited, so that
-        `counts` is right."""
+        `counts` is exact.
+        """
         reading: asyncio.Task[list[tuple[int, bytes]] | None] | None = None
         ended = False
         try:
@@ -341,7 +342,9 @@ class LineFeed:
         for number, text in lines:
             self.counts.lines = number
             if len(text) > LINE_BYTES_MAX:
-                self._refuse(number, "invalid_job", f"the line is over {LINE_BYTES_MAX} bytes")
+                self._refuse(
+                    number, "invalid_job", f"the line is longer than {LINE_BYTES_MAX} bytes"
+                )
             elif text and not text.isspace():
                 try:
                     self._waiting.append((number, make_job(read_line(text), self._defaults)))
@@ -380,7 +383,7 @@ class LineFeed:
 
 
 async def _read_chunk(file: int) -> bytes:
-    """Read without a thread: a thread that waits for input could not be ended."""
+    """Read without a thread: a thread that waits for input cannot be stopped."""
     loop = asyncio.get_running_loop()
     ready = asyncio.Event()
     try:

@@ -17,7 +17,7 @@ from holdfast.core import codec
 from holdfast.core.model import JobFilter, Reason, State
 from holdfast.core.text import printable
 from holdfast.errors import InvalidJob, UsageError
-from holdfast.notation import lines
+from holdfast.notation import job_lines
 from holdfast.notation.durations import to_ms
 from holdfast.notation.filters import instant, pairs
 from holdfast.notation.job import FIELDS, JobField
@@ -129,7 +129,7 @@ def _flag(name: str, field: JobField, *, editing: bool) -> Any:
 class JobFlags(_fields(FIELDS)):  # type: ignore[misc]
     """The fields of a new job as flags."""
 
-    def line(self) -> lines.JobLine:
+    def line(self) -> job_lines.JobLine:
         """The job as a line. Raises InvalidJob."""
         return _line(self)
 
@@ -137,9 +137,9 @@ class JobFlags(_fields(FIELDS)):  # type: ignore[misc]
 @Parameter(name="*")
 @dataclass(frozen=True, slots=True)
 class TickFlags(_fields(name for name in FIELDS if not FIELDS[name].per_job)):  # type: ignore[misc]
-    """The fields of the job of every tick of a schedule: none that only one job can have."""
+    """The fields of a schedule's job, without those that belong to a single job, such as its id."""
 
-    def line(self) -> lines.JobLine:
+    def line(self) -> job_lines.JobLine:
         """The job as a line. Raises InvalidJob."""
         return _line(self)
 
@@ -164,18 +164,19 @@ class EditFlags(_fields((name for name in FIELDS if FIELDS[name].edit), editing=
 
 def confirm(question: str, *, yes: bool) -> None:
     """Ask at the terminal, unless --yes was given. Without a terminal --yes is required. The
-    question goes to the standard error, as the standard output is for results."""
+    question goes to standard error, as standard output is for results.
+    """
     if yes:
         return
     if not can_prompt():
-        raise UsageError(f"{question} There is no terminal to ask: give --yes to confirm")
+        raise UsageError(f"{question} There is no terminal to confirm it: give --yes")
     print(f"{printable(question, one_line=True)} [y/N] ", end="", file=sys.stderr, flush=True)
     if sys.stdin.readline().strip().lower() not in ("y", "yes"):
         raise Declined("not confirmed: nothing was changed")
 
 
 def can_prompt() -> bool:
-    """True if a person sits at the terminal."""
+    """True if a person can answer at the terminal."""
     return bool(sys.stdin and sys.stdin.isatty())
 
 
@@ -186,14 +187,14 @@ def archive_path(path: Path | None) -> str | None:
     return None if path is None else str(path.absolute())
 
 
-def _line(flags: Any) -> lines.JobLine:
+def _line(flags: Any) -> job_lines.JobLine:
     values: dict[str, Any] = asdict(flags)
     for name in ("env", "labels", "headers"):
         values[name] = _pairs(name, values[name])
     values["reroute"] = flags.reroute == ["any"] or _pairs("reroute", flags.reroute)
     payload = values.pop("payload")
     try:
-        line = lines.line_of(values)
+        line = job_lines.line_of(values)
     except InvalidJob as error:
         name, _, problem = str(error).partition(" ")
         flag = f"--{name.replace('_', '-')}" if name.rstrip(":") in FIELDS else name

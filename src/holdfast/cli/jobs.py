@@ -27,8 +27,8 @@ from holdfast.cli.flags import (
     option,
     switch,
 )
+from holdfast.cli.help_pages import program
 from holdfast.cli.output import COMMON, Common, Exit, print_json, print_table, say, show_age
-from holdfast.cli.pages import program
 from holdfast.cli.session import open_app, person
 from holdfast.core.explain import Cause
 from holdfast.core.lifecycle import timeline as timeline_of
@@ -36,7 +36,7 @@ from holdfast.core.model import COMMAND_TASK, Job, Queue, State
 from holdfast.core.text import printable
 from holdfast.core.verdict import Amendment, Cancel, Delete, Expedite, Redrive
 from holdfast.errors import HoldfastError, NotFound, UnknownQueue, UsageError, WrongState
-from holdfast.notation.durations import show_at, to_ms, wall_ms
+from holdfast.notation.durations import show_at, to_ms
 from holdfast.notation.filters import pairs
 from holdfast.ops import queues
 from holdfast.ops.doctor import examine
@@ -47,6 +47,7 @@ from holdfast.ops.jobs.views import explanation, job_view, output_view, timeline
 from holdfast.ops.views import command_of, plain, text_of, value_of
 from holdfast.ops.workers import Workers
 from holdfast.ops.workers import reroute as reroute_job
+from holdfast.process import wall_ms
 
 _IDS_SHOWN = 5
 _NOT_IN_SHOW = ("failures", "output", "trace")
@@ -74,7 +75,7 @@ async def list_all(
     if not common.json:
         print_jobs(jobs)
         if not jobs:
-            say("no job matches")
+            say("no jobs match")
     say_more(next_page)
 
 
@@ -220,7 +221,7 @@ async def delete(
 
 
 async def edit(id: JobId, /, *, edits: EditFlags = _NO_EDITS, common: Common = COMMON) -> int:
-    """Change a job that waits or is dead."""
+    """Change a waiting or dead job."""
     if edits == _NO_EDITS:
         raise UsageError("nothing to change: give --payload, --priority, --expires, --label, …")
     changes = edits.changes()
@@ -239,7 +240,7 @@ async def reroute(
     ids: JobIds,
     /,
     *,
-    to: Annotated[str | None, option("NAME", "Give the jobs to this worker.")] = None,
+    to: Annotated[str | None, option("NAME", "Move the jobs to this worker.")] = None,
     label: Annotated[
         list[str] | None, option("NAME=VALUE...", "Choose a worker with this label. Repeatable.")
     ] = None,
@@ -247,18 +248,18 @@ async def reroute(
         str | None,
         option(
             "DURATION",
-            "Give up if a job has not started this long from now. [default: the time it had]",
+            "Give up if a job has not started this long from now. [default: as set when it was"
+            " enqueued]",
         ),
     ] = None,
     common: Common = COMMON,
 ) -> int:
-    """Give jobs that wait for one worker to another.
-
-    Without --to the healthiest, then least loaded worker is chosen that knows the task and has the
-    labels: those of --label, else those that the job asks for.
+    """Move jobs addressed to one worker to another worker. Without --to it chooses the healthiest,
+    then least loaded worker that knows the task and has the labels of --label, or else those that
+    the job requires.
     """  # fmt: skip
     if to is not None and label:
-        raise UsageError("--to names a worker and --label lets one be chosen: give one of them")
+        raise UsageError("--to names a worker and --label selects one: give only one of them")
     expires_ms = None if expires is None else to_ms("--expires", expires, UsageError)
     labels = pairs("--label", label)
     result = ActResult()
@@ -425,7 +426,7 @@ def _when(cause: Cause, now: int) -> str:
 
 
 async def wait_for_job(app: Holdfast, id: str, wait_ms: int | None, common: Common) -> Exit:
-    """Print the output of a job until it ends or the time is over."""
+    """Print the output of a job until it ends or the timeout passes."""
 
     def write(text: str) -> None:
         if not common.json:
@@ -455,7 +456,7 @@ async def wait_for_job(app: Holdfast, id: str, wait_ms: int | None, common: Comm
 
 
 class OutputPrinter:
-    """Prints output of a job, and ends its last line before a note about the job follows."""
+    """Prints output of a job, and ends its last line before a note about the job."""
 
     def __init__(self) -> None:
         self._midline = False
@@ -494,7 +495,7 @@ async def follow_output(app: Holdfast, id: str, write: Callable[[str], None]) ->
                 write(rest)
             return job
         await asyncio.sleep(pause_s)
-        # Most jobs end at once; for a long one it is enough to look now and then.
+        # Most jobs end quickly; a long one is polled less often.
         pause_s = min(pause_s * 1.5, _POLL_S_MAX)
 
 
@@ -503,7 +504,7 @@ def new_output(written: bytes, output: bytes) -> bytes:
     if output.startswith(written):
         return output[len(written) :]
     overlap = written[-_OVERLAP_BYTES:]
-    # The middle of a long output is cut out, which moves its end.
+    # The middle of a long output is cut, which shifts its end.
     at = output.rfind(overlap) if len(overlap) == _OVERLAP_BYTES else -1
     return output if at < 0 else output[at + len(overlap) :]
 

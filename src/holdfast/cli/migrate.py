@@ -7,18 +7,19 @@ from typing import Annotated, Any
 
 from holdfast.app.application import Holdfast
 from holdfast.cli.flags import DryRun, option, switch
+from holdfast.cli.help_pages import program
 from holdfast.cli.output import COMMON, Common, Exit, print_json, progress, say
-from holdfast.cli.pages import program
 from holdfast.cli.session import is_missing, open_app
 from holdfast.core.model import Job
 from holdfast.core.text import counted
 from holdfast.engines.extras import Movable, extra
 from holdfast.errors import Unsupported, UsageError
-from holdfast.notation.durations import to_ms, wall_ms
+from holdfast.notation.durations import to_ms
 from holdfast.ops.doctor import examine
 from holdfast.ops.migrate.migration import Migration, MigrationResult, MigrationSurvey
 from holdfast.ops.migrate.progress import Side
 from holdfast.ops.migrate.steps import reopen
+from holdfast.process import wall_ms
 
 
 async def migrate_data(
@@ -31,16 +32,16 @@ async def migrate_data(
     ] = None,
     wait: Annotated[str, option("DURATION", "Wait this long for running jobs to end.")] = "5m",
     give_up: Annotated[
-        bool, switch("Cancel the migration: open the queues of --from as before.", "--reopen")
+        bool, switch("Cancel the migration: reopen the queues of --from.", "--reopen")
     ] = False,
     dry_run: DryRun = False,
     common: Common = COMMON,
 ) -> int:
     """Move all jobs, keys, schedules and settings to another store.
 
-    The queues of the old store are closed first, and running jobs are waited for; nothing else is
-    changed there. The new store is compared with the old one, job by job, before it is opened. An
-    interrupted migration continues when the command is run again.
+    It closes the queues of the old store and waits for running jobs; it changes nothing else there.
+    It compares the new store with the old one, job by job, before opening it. An interrupted
+    migration continues when the command is run again.
     """
     wait_ms = to_ms("--wait", wait, UsageError)
     for url in (source or common.url, target):
@@ -89,12 +90,14 @@ def _side(app: Holdfast) -> Side:
 def _movable(app: Holdfast) -> Movable:
     movable = extra(app.engine, Movable)
     if movable is None:
-        raise Unsupported(app.engine.traits.name, "migrate-data, neither from it nor to it")
+        feature = "migrate-data, neither from it nor to it"
+        remedy = "give the URL of the SQLite file or of the PostgreSQL database itself"
+        raise Unsupported(app.engine.traits.name, feature, remedy)
     return movable
 
 
 def _say_draining(common: Common) -> Callable[[int], None]:
-    """A function that says whenever the number of running jobs changes."""
+    """A callback that prints the number of running jobs whenever it changes."""
     last = 0
 
     def tell(leased: int) -> None:
@@ -111,7 +114,10 @@ def _print_reopened(queues: list[str], common: Common) -> int:
         print_json({"reopened": queues})
     else:
         are = "is" if len(queues) == 1 else "are"
-        print(f"{counted(len(queues), 'queue')} {are} open again; copied data is left as it is")
+        print(
+            f"{counted(len(queues), 'queue')} {are} open again; "
+            "the copied data stays in the new store"
+        )
     return Exit.DONE
 
 
@@ -162,14 +168,16 @@ def _print_moved(moved: MigrationResult, common: Common, *, already: bool = Fals
         print(f"moved {jobs}, with {wrong}:")
         for text in found.wrong:
             print(f"  {text}")
-        say("the new store stays closed: empty it or give another one, and migrate again")
+        say("the new store stays closed: empty it or choose another one, and migrate again")
         _say_how_to_cancel()
     else:
         schedules = moved.records.get("schedule", 0)
-        ended = f"; upkeep ended {found.ended} meanwhile" if found and found.ended else ""
+        ended = (
+            f"; upkeep ended {found.ended} during the migration" if found and found.ended else ""
+        )
         rest = f", {counted(schedules, 'schedule')}" if schedules else ""
         jobs = counted(moved.jobs, "job")
-        print("everything was moved before" if already else f"moved {jobs}{rest}; verified{ended}")
+        print("everything was already moved" if already else f"moved {jobs}{rest}; verified{ended}")
         say("start workers on the new store; the queues of the old one stay closed")
         _say_how_to_cancel()
     return Exit.DONE if moved.is_verified else Exit.FAILED

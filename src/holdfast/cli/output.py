@@ -73,17 +73,17 @@ def exit_for(error: HoldfastError) -> Exit:
 
 
 def say(text: str) -> None:
-    """Print a note for a person on the standard error."""
+    """Print a note for people on standard error."""
     print(printable(text, one_line=True), file=sys.stderr, flush=True)
 
 
 def print_json(value: Any) -> None:
-    """Print one line, with every character beyond ASCII escaped, so that it is safe to show."""
+    """Print one line with all non-ASCII characters escaped, so that it is safe to display."""
     print(json.dumps(value, ensure_ascii=True), flush=True)
 
 
 def print_either(view: Any, text: str, common: Common) -> None:
-    """Print the view with --json, else the text."""
+    """Print the view with --json, otherwise the text."""
     if common.json:
         print_json(view)
     else:
@@ -142,7 +142,7 @@ def show_age(ms: int | None) -> str:
 
 @contextmanager
 def progress(what: str, total: int | None = None) -> Iterator[Callable[[int], None]]:
-    """A progress bar on the standard error if that is a terminal. Call it with each increment."""
+    """A progress bar on standard error if that is a terminal. Call it with each increment."""
     if not sys.stderr.isatty():
         yield lambda _count: None
         return

@@ -10,6 +10,7 @@ from cyclopts import Parameter
 
 from holdfast.app.application import Holdfast
 from holdfast.cli.flags import DryRun, States, Yes, confirm, option, switch
+from holdfast.cli.help_pages import program
 from holdfast.cli.output import (
     COMMON,
     Common,
@@ -21,16 +22,14 @@ from holdfast.cli.output import (
     say,
     show_age,
 )
-from holdfast.cli.pages import program
 from holdfast.cli.session import open_app, person, server_of
 from holdfast.cli.status import count_of, print_counts, queue_state, visible_queues
 from holdfast.core import bounds
 from holdfast.core.limits import Slot
 from holdfast.core.model import Flow, JobFilter, Queue, QueueView, State
-from holdfast.core.pauses import Pause
 from holdfast.core.text import counted, printable, show_ms
 from holdfast.errors import Exists, Forbidden, InvalidQueue, NotFound, UsageError
-from holdfast.notation.durations import to_ms, wall_ms
+from holdfast.notation.durations import to_ms
 from holdfast.notation.options import QueueOptions, changed_queue
 from holdfast.notation.policies import show_backoff, show_limit
 from holdfast.ops.jobs.bulk import count_jobs, delete_jobs
@@ -38,17 +37,19 @@ from holdfast.ops.queues import (
     Cleared,
     Drained,
     Dropped,
+    Pause,
     count_all,
     count_unfinished,
-    details_view,
     drop_queue,
     find_queue,
     pause_queue,
+    queue_details,
     resume_queue,
     update_queue,
     wait_until_empty,
 )
 from holdfast.ops.views import plain, text_of
+from holdfast.process import wall_ms
 
 Name = Annotated[str, Parameter(help="Name of the queue.")]
 LimitName = Annotated[
@@ -83,7 +84,10 @@ class QueueFlags:
     ] = None
     order: Annotated[
         Literal["tail", "keep"] | None,
-        option("ORDER", "Put a retried job behind those that are due, or keep its place."),
+        option(
+            "ORDER",
+            "Put a retried job behind the jobs that are due (tail), or keep its place (keep).",
+        ),
     ] = None
     retention: Annotated[
         str | None, option("DURATION", "Delete done jobs after this long, e.g. 7d.")
@@ -120,7 +124,7 @@ class QueueFlags:
         str | None,
         option(
             "DURATION",
-            "Raise the priority of a waiting job by 1 each time this passes; none: never.",
+            "Raise the priority of a waiting job by 1 each time this passes; none turns it off.",
         ),
     ] = None
     group_batch: Annotated[
@@ -153,7 +157,7 @@ async def list_all(*, common: Common = COMMON) -> None:
     async with open_app(common) as app:
         views = await app.queues()
     if common.json:
-        print_json([plain(details_view(view)) for view in views])
+        print_json([plain(queue_details(view)) for view in views])
         return
     rows = [
         (
@@ -179,7 +183,7 @@ async def show(name: Name, /, *, common: Common = COMMON) -> None:
     async with open_app(common) as app:
         view = await read_queue(app, name, counts=True)
     if common.json:
-        print_json(plain(details_view(view)))
+        print_json(plain(queue_details(view)))
         return
     queue = view.queue
     settings = {
@@ -212,8 +216,8 @@ async def create(
 async def _declared(app: Holdfast, queue: Queue) -> bool:
     ask = server_of(app)
     if ask is not None and queue == Queue(name=queue.name):
-        # A server takes a queue without settings for one that a program declared, which is not
-        # in its audit log.
+        # A queue without settings looks to the server like one that a program declared, which it
+        # does not audit.
         try:
             await ask("POST", "/v1/queues", {"name": queue.name})
         except Exists:
@@ -245,7 +249,7 @@ async def pause(
     name: Name,
     /,
     *,
-    text: Annotated[str, option("TEXT", "Reason, for others to read.")] = "",
+    text: Annotated[str, option("TEXT", "Reason, shown by explain and status.")] = "",
     common: Common = COMMON,
 ) -> None:
     """Stop leasing jobs from a queue until it is resumed.
@@ -318,7 +322,7 @@ async def unlimit(queue: Name, name: LimitName, /, *, common: Common = COMMON) -
 
 
 async def show_limits(queue: Name, /, *, common: Common = COMMON) -> None:
-    """Show the limits of a queue, and which jobs use them up."""
+    """Show the limits of a queue, and the jobs that use them."""
     view, flow = await _read_flow(queue, common)
     if common.json:
         print_json({"limits": _limits_view(view), "slots": msgspec.to_builtins(flow.slots)})
@@ -377,7 +381,10 @@ async def drain(
         view = await read_queue(app, name)
         await app.declare(name, accepting=False)
         if view.queue.paused:
-            say(f'queue {name} is paused: no job ends until "{program()} queue resume {name}"')
+            say(
+                f"queue {name} is paused: its jobs do not start until "
+                f'"{program()} queue resume {name}"'
+            )
         engine = app.engine
         left = (
             await wait_until_empty(engine, name, wait_ms_max)
@@ -417,7 +424,7 @@ async def clear(
         if not dry_run and found.number:
             confirm(f"Delete {found} of queue {name} permanently?", yes=yes)
             with progress("deleting", found.number) as advance:
-                # Not more than were counted: jobs may arrive all the time.
+                # No more than were counted: jobs may arrive all the time.
                 most = None if found.more else found.number
                 deleted = await delete_jobs(
                     app.engine, wanted, force=force, most=most, advance=advance

@@ -12,6 +12,7 @@ from cyclopts import Parameter
 
 from holdfast.app.application import Holdfast
 from holdfast.cli.flags import option, switch
+from holdfast.cli.help_pages import program
 from holdfast.cli.output import (
     COMMON,
     Common,
@@ -23,15 +24,14 @@ from holdfast.cli.output import (
     say,
     show_age,
 )
-from holdfast.cli.pages import program
 from holdfast.cli.session import open_app, person
 from holdfast.core.model import JobFilter
 from holdfast.core.text import printable
 from holdfast.errors import NotFound
-from holdfast.notation.durations import wall_ms
 from holdfast.ops import dead_letters
-from holdfast.ops.redrives import RedrivePlan, RedriveState, RedriveView, is_late, redrive_view
+from holdfast.ops.redrives import RedrivePlan, RedriveState, RedriveView, is_late, redrive_details
 from holdfast.ops.views import plain
+from holdfast.process import wall_ms
 
 _POLL_S = 0.5
 _QUIET_MS = 20_000
@@ -70,7 +70,7 @@ class PaceFlags:
 
     @property
     def is_durable(self) -> bool:
-        """True if upkeep does it, so that it survives this command."""
+        """True if upkeep carries it out, so that it survives this command."""
         return self.canary or self.rate is not None
 
     def plan(self, wanted: JobFilter) -> RedrivePlan:
@@ -94,11 +94,11 @@ async def list_all(*, common: Common = COMMON) -> None:
     async with open_app(common) as app:
         views = await app.redrives.all()
     if common.json:
-        print_json([plain(redrive_view(view)) for view in views])
+        print_json([plain(redrive_details(view)) for view in views])
         return
     print_redrives(views)
     if not views:
-        say(f'there is no redrive: start one with "{program()} dlq retry --all --rate 10/s"')
+        say(f'there are no redrives: start one with "{program()} dlq retry --all --rate 10/s"')
 
 
 async def show(
@@ -120,29 +120,29 @@ async def show(
 
 
 async def cancel(id: RedriveId, /, *, common: Common = COMMON) -> None:
-    """Cancel a redrive. Jobs that were put back already stay."""
+    """Cancel a redrive. Jobs that it already put back stay."""
     async with open_app(common) as app:
         before = await read_redrive(app, id)
         await app.redrives.cancel(id, person())
         view = await read_redrive(app, id)
     if before.redrive.state.ended:
-        say(f"redrive {id} had ended already")
+        say(f"redrive {id} has already ended")
     text = f"redrive {id} is {view.redrive.state}: {view.redrive.retried} retried"
-    print_either(plain(redrive_view(view)), text, common)
+    print_either(plain(redrive_details(view)), text, common)
 
 
 async def start_redrive(
     app: Holdfast, plan: RedrivePlan, watch: bool | None, common: Common
 ) -> int:
-    """Store a redrive for upkeep to do, and watch it if asked to or at a terminal."""
+    """Store a redrive for upkeep, and watch it with --watch or at a terminal."""
     redrive = await app.redrives.start(plan)
     if watch if watch is not None else sys.stderr.isatty() and not common.json:
         return await watch_redrive(app, redrive.id, common)
     if common.json:
-        print_json(plain(redrive_view(await read_redrive(app, redrive.id))))
+        print_json(plain(redrive_details(await read_redrive(app, redrive.id))))
     else:
         print(redrive.id)
-        say(f'upkeep works on it: see "{program()} redrive show {redrive.id}"')
+        say(f'upkeep carries it out: see "{program()} redrive show {redrive.id}"')
     return Exit.DONE
 
 
@@ -201,7 +201,7 @@ def print_redrives(views: list[RedriveView]) -> None:
 
 def print_redrive(view: RedriveView, common: Common) -> None:
     """Print the fields of one redrive."""
-    fields = plain(redrive_view(view))
+    fields = plain(redrive_details(view))
     if common.json:
         print_json(fields)
         return

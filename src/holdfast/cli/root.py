@@ -15,8 +15,8 @@ from cyclopts import App, ArgumentCollection, CycloptsError, Parameter, Token
 from cyclopts.config import Env
 
 from holdfast import __version__, tracing
+from holdfast.cli.help_pages import FOLDER, NAME, TwoColumns, program, variables_note
 from holdfast.cli.output import COMMON, Common, Exit, exit_for, print_json, say
-from holdfast.cli.pages import FOLDER, NAME, TwoColumns, program, variables_note
 from holdfast.core.text import printable
 from holdfast.errors import HoldfastError, NotAccepting, UnknownQueue, UsageError
 from holdfast.process import log_to_stderr
@@ -32,8 +32,8 @@ GROUPS: dict[str, str] = {
     "redrive": "List, follow and cancel redrives of dead letters.",
     "breaker": "Inspect, open and close circuit breakers.",
     "schedule": "Manage schedules, which enqueue jobs regularly.",
-    "token": "Create, list and revoke tokens of the server.",
-    "quota": "Limit how much can be enqueued over HTTP.",
+    "token": "Create, list and revoke API tokens.",
+    "quota": "Limit how much may be enqueued over HTTP.",
 }
 
 # The words of each command and the function that runs it. The first line of the function's
@@ -123,8 +123,8 @@ COMMANDS: tuple[tuple[str, str], ...] = (
 
 _PLAIN: dict[str, Any] = {"help_format": "plaintext", "help_formatter": TwoColumns()}
 _COMMON_NOTE = (
-    "Every command takes --url, or HOLDFAST_URL, and without either uses the file holdfast.db in "
-    "the current directory. With --json it prints only JSON."
+    "Every command takes --url or HOLDFAST_URL. Without either it uses the file holdfast.db in"
+    " the current directory. With --json it prints only JSON."
 )
 
 
@@ -132,7 +132,7 @@ def build(name: str = NAME) -> App:
     """The parser. The module of a command is imported when it runs or its help is rendered."""
     app = App(
         name=name,
-        help="A durable work queue that holds every job fast until it is done.",
+        help="A durable work queue that keeps every job until it is done.",
         version=f"holdfast {__version__}",
         help_epilogue=_COMMON_NOTE,
         config=EnvironmentVariables(show=False),
@@ -166,7 +166,7 @@ def help_pages() -> dict[tuple[str, ...], str]:
 
 
 def write_help_pages() -> None:
-    """Write the kept help pages anew."""
+    """Rewrite the stored help pages."""
     rendered = help_pages()
     FOLDER.mkdir(exist_ok=True)
     for old in FOLDER.glob("*.txt"):
@@ -176,7 +176,7 @@ def write_help_pages() -> None:
 
 
 def dispatch(arguments: list[str]) -> int:
-    """Run a command. An error is printed as one line on the standard error."""
+    """Run a command. An error is printed as one line on standard error."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         # A character that the terminal cannot show is escaped.
         sys.stdout.reconfigure(errors="backslashreplace")
@@ -208,7 +208,7 @@ def dispatch(arguments: list[str]) -> int:
 
 
 def move_common_flags(arguments: list[str]) -> list[str]:
-    """--url and --json may precede the command or stand inside it: move them behind it."""
+    """--url and --json may precede the command or its subcommand: move them after it."""
     moved: list[str] = []
     words: list[str] = []
     rest = list(arguments)
@@ -258,7 +258,7 @@ class EnvironmentVariables(Env):
     """A variable for every flag: HOLDFAST_, the command and the flag, in capitals.
 
     `enqueue --max-attempts` is HOLDFAST_ENQUEUE_MAX_ATTEMPTS; common flags have one variable for
-    all commands, such as HOLDFAST_URL. A flag wins over its variable, an empty variable counts as
+    all commands, such as HOLDFAST_URL. A flag overrides its variable, an empty variable counts as
     unset, and commas separate several values. Cyclopts would also match parts of names, so that
     HOLDFAST_ENQUEUE_KEY_WINDOW could set --key.
     """
@@ -307,7 +307,7 @@ def completion(
 ) -> None:
     """Print the completion script for a shell.
 
-    A note on the standard error says which file it belongs in.
+    A note on standard error says which file to put it in.
     """
     name = program() if program().isalnum() else "holdfast"
     script = _completed(build().generate_completion(prog_name=name, shell=shell), shell, name)
@@ -317,12 +317,13 @@ def completion(
         return
     print(script, end="" if script.endswith("\n") else "\n")
     note = _COMPLETION_NOTES.get(shell, "")
-    say(f"to keep it for new shells: {program()} completion {shell} > {path}{note}")
+    say(f"to install it for new shells: {program()} completion {shell} > {path}{note}")
 
 
 def _completed(script: str, shell: str, name: str) -> str:
-    """Add what the generator leaves out: common flags before the command, in zsh the call when the
-    script is sourced, and in fish that commands take no files."""
+    """Complete the generated script: common flags before the command; in zsh, the call when the
+    script is sourced; in fish, no file completion for commands.
+    """
     if shell == "bash":
         return script.replace('("--help"', '("--url" "--json" "--help"')
     if shell == "zsh":
@@ -336,7 +337,7 @@ def _completed(script: str, shell: str, name: str) -> str:
 
 
 def _with_create_command(text: str) -> str:
-    """The library says to declare a queue; here it is created by a command."""
+    """Replace the library's remedy, to declare the queue, by the command that creates it."""
     named = re.search(r'queue "?([\w.-]+)"? does not exist(?=: declare it first)', text)
     if named is None:
         return text

@@ -9,18 +9,19 @@ from cyclopts import Parameter
 
 from holdfast.app.application import Holdfast
 from holdfast.cli.flags import TickFlags, option
+from holdfast.cli.help_pages import program
 from holdfast.cli.output import COMMON, Common, print_either, print_json, print_table, say
-from holdfast.cli.pages import program
 from holdfast.cli.session import open_app, path_segment, server_of
 from holdfast.core.checks import accepted
 from holdfast.core.model import COMMAND_TASK, NewJob
 from holdfast.core.text import printable, show_ms
 from holdfast.errors import NotFound, UsageError
-from holdfast.notation import lines
+from holdfast.notation import job_lines
 from holdfast.notation.durations import show_at
 from holdfast.ops import schedules
 from holdfast.ops.queues import find_queue
-from holdfast.ops.schedules import Schedule, schedule_view
+from holdfast.ops.schedules import schedule_view
+from holdfast.ops.ticks import Schedule
 from holdfast.ops.views import command_of, plain, value_of
 
 Name = Annotated[str, Parameter(help="Name of the schedule.")]
@@ -33,7 +34,7 @@ Command = Annotated[
 @Parameter(name="*")
 @dataclass(frozen=True, slots=True)
 class RuleFlags:
-    """When a schedule ticks, and what happens to missed ticks."""
+    """The rule of a schedule, and its policy for missed ticks."""
 
     cron: Annotated[
         str | None,
@@ -95,7 +96,7 @@ async def list_all(*, common: Common = COMMON) -> None:
     if rows:
         print_table(("schedule", "rule", "zone", "queue", "job", "last", "next"), rows)
     else:
-        say(f'there is no schedule: add one with "{program()} schedule add"')
+        say(f'there are no schedules: add one with "{program()} schedule add"')
 
 
 async def add(
@@ -114,7 +115,7 @@ async def add(
       holdfast schedule add report --every 1h --task report:send
     """
     given = rule.rule()
-    if not given.says_when:
+    if not given.has_rule:
         raise UsageError("the rule is missing: give --cron or --every")
     line = _line(flags, command)
     async with open_app(common, create=True) as app:
@@ -182,7 +183,7 @@ async def run(name: Name, /, *, common: Common = COMMON) -> None:
             receipt = accepted(await app.schedules.run_now(name, app.new_id()))
             ran = {"id": receipt.id, "status": str(receipt.status)}
         else:
-            # Asked of the server, so that it is in its audit log.
+            # The server does it, so that it is in the audit log.
             ran = await ask("POST", f"/v1/schedules/{path_segment(name)}/run", {"id": app.new_id()})
     print_either(ran, ran["id"], common)
 
@@ -199,7 +200,7 @@ async def preview(
     async with open_app(common) as app:
         given = rule.rule()
         old = None if name is None else await read_schedule(app, name)
-        if old is None and not given.says_when:
+        if old is None and not given.has_rule:
             raise UsageError("name a schedule, or give a rule with --cron or --every")
         schedule = schedules.with_rule(old, given)
     ticks = _next_ticks(app, schedule, count)
@@ -218,13 +219,13 @@ async def read_schedule(app: Holdfast, name: str) -> Schedule:
 
 
 async def _check_queue(app: Holdfast, job: NewJob) -> None:
-    """Refuse a missing queue now, instead of at the first tick in the night."""
+    """Refuse a missing queue now, not at the first tick."""
     if await find_queue(app.engine, job.queue) is None:
         create = f"{program()} queue create {job.queue}"
         raise NotFound(f'queue {job.queue} does not exist: create it with "{create}"')
 
 
-def _line(flags: TickFlags, command: tuple[str, ...]) -> lines.JobLine:
+def _line(flags: TickFlags, command: tuple[str, ...]) -> job_lines.JobLine:
     line = flags.line()
     if command:
         if line.command is not None:

@@ -1,4 +1,6 @@
-"""`holdfast serve`: the HTTP server in the foreground; `holdfast up` starts one beside workers."""
+"""`holdfast serve`: the HTTP server in the foreground; `holdfast up` starts one along with
+workers.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,8 @@ class ServeFlags:
     allow_origin: Annotated[
         list[str] | None,
         option(
-            "URL...", "Accept requests of web pages from here, e.g. https://tools.test. Repeatable."
+            "URL...",
+            "Accept requests from web pages of this origin, e.g. https://tools.test. Repeatable.",
         ),
     ] = None
     proxy: Annotated[
@@ -54,17 +57,21 @@ class ServeFlags:
     namespace: Annotated[
         list[str] | None, option("NAME...", "Also serve this namespace. Repeatable.")
     ] = None
-    tls_cert: Annotated[Path | None, option("PATH", "Certificate; turns HTTPS on.")] = None
+    tls_cert: Annotated[Path | None, option("PATH", "Server certificate; turns on HTTPS.")] = None
     tls_key: Annotated[Path | None, option("PATH", "Private key of the certificate.")] = None
     tls_client_ca: Annotated[
-        Path | None, option("PATH", "Require client certificates of this CA.")
+        Path | None, option("PATH", "Require client certificates issued by this CA.")
     ] = None
     grace: Annotated[
-        str, option("DURATION", "Finish requests for at most this long when stopping.")
+        str, option("DURATION", "Give open requests this long to finish when stopping.")
     ] = "10s"
-    body_max: Annotated[int, option("BYTES", "Refuse larger requests.")] = 32 * 1024 * 1024
+    body_max: Annotated[int, option("BYTES", "Refuse requests with a larger body.")] = (
+        32 * 1024 * 1024
+    )
     requests_max: Annotated[int, option("N", "Handle at most this many requests at a time.")] = 512
-    connections_max: Annotated[int, option("N", "Keep at most this many connections.")] = 16_000
+    connections_max: Annotated[int, option("N", "Keep at most this many connections open.")] = (
+        16_000
+    )
     access_log: Annotated[bool, Parameter(help="Log each request as a line of JSON.")] = False
     upkeep: Upkeep = True
     archive: Archive = None
@@ -98,7 +105,7 @@ class ServeFlags:
 @Parameter(name="*")
 @dataclass(frozen=True, slots=True)
 class AlertFlags:
-    """Where the server sends alerts."""
+    """Destination of the server's alerts."""
 
     alert_webhook: Annotated[str | None, option("URL", "Send signed alerts to this URL.")] = None
     alert_webhook_secrets: Annotated[
@@ -109,7 +116,7 @@ class AlertFlags:
         option("NETWORK...", "Allow alerts to this private network, e.g. 10.0.0.0/8. Repeatable."),
     ] = None
     alert_webhook_ca: Annotated[
-        Path | None, option("PATH", "CA bundle for TLS of alerts, instead of the system's.")
+        Path | None, option("PATH", "CA bundle for alert TLS, instead of the system's.")
     ] = None
 
     def settings(self) -> dict[str, Any]:
@@ -170,8 +177,9 @@ def require_server() -> None:
 
 
 def listener_for_up(port: int | None) -> socket.socket | None:
-    """A listening socket on loopback, on any free port if the usual one is taken and none was
-    asked for. None if the server is not installed, which is said."""
+    """A listening socket on loopback, on any free port if the usual one is taken and --port was not
+    given. None, with a note, if the server is not installed.
+    """
     try:
         require_server()
     except ConfigError as error:
@@ -189,8 +197,9 @@ def listener_for_up(port: int | None) -> socket.socket | None:
 
 
 def server_program(url: str, listening: socket.socket, alerts: dict[str, Any]) -> Program:
-    """The server as a program beside workers. The launcher keeps the socket, so that clients wait
-    instead of being refused while a killed server is restarted."""
+    """The server as a program next to the workers. The launcher holds the socket, so that clients
+    wait instead of being refused while a killed server restarts.
+    """
     from holdfast.server.main import ServeOptions
 
     settings = ServeFlags(port=listening.getsockname()[1]).settings()
@@ -215,7 +224,7 @@ async def _prepare(common: Common) -> tuple[str, str]:
     """Open the store once, so that a wrong URL is an error before the server is announced."""
     async with open_app(common, create=True) as app:
         if not app.engine.traits.durable:
-            say("the jobs are kept in memory: they are lost when this process ends")
+            say("jobs are stored in memory only: they are lost when this process ends")
         return app.url or "", app.place
 
 

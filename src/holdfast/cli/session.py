@@ -1,4 +1,6 @@
-"""The application that a command works on: opening it, asking its server, and who is acting."""
+"""The application that a command works on: opens it, calls its server, and names the acting
+person.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +16,8 @@ from urllib.parse import quote
 import msgspec
 
 from holdfast.app.application import Holdfast
+from holdfast.cli.help_pages import program
 from holdfast.cli.output import Common
-from holdfast.cli.pages import program
 from holdfast.engines.extras import FileBacked, ServerBacked, extra
 from holdfast.engines.registry import default_url, with_namespace
 from holdfast.errors import ConfigError, NotFound
@@ -25,8 +27,9 @@ Ask = Callable[..., Awaitable[Any]]
 
 @asynccontextmanager
 async def open_app(common: Common, *, create: bool = False) -> AsyncIterator[Holdfast]:
-    """Open the application of --url. Only with `create` a missing store is created, and never a
-    missing folder: a mistyped path must not become a second, empty store."""
+    """Open the application of --url. A missing store is created only with `create`, a missing
+    folder never: a mistyped path must not become a second, empty store.
+    """
     app = Holdfast(common.url)
     files = extra(app.engine, FileBacked)
     missing = "" if files is None else await asyncio.to_thread(files.missing, creating=create)
@@ -47,8 +50,9 @@ async def is_missing(url: str) -> bool:
 
 @asynccontextmanager
 async def open_token_store(common: Common, *, create: bool = False) -> AsyncIterator[Holdfast]:
-    """Open the namespace `default`, where tokens are stored whatever the URL says. A server finds
-    them by itself."""
+    """Open the namespace `default`, where tokens are stored whichever namespace the URL names. A
+    server does this itself.
+    """
     url = common.url or default_url()
     if not url.startswith(("http:", "https:")):
         url = with_namespace(url, "default")

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from holdfast.app.application import Holdfast
 from holdfast.cli.breakers import print_breakers
 from holdfast.cli.flags import option, switch
+from holdfast.cli.help_pages import program
 from holdfast.cli.output import COMMON, Common, print_json, print_table, say, show_age
-from holdfast.cli.pages import program
 from holdfast.cli.redrives import print_redrives
 from holdfast.cli.session import open_app
 from holdfast.core.breaker import BreakerState
@@ -24,10 +24,10 @@ from holdfast.engines.extras import Partitioned, extra
 from holdfast.errors import UsageError
 from holdfast.notation.durations import to_ms
 from holdfast.ops.alerts import AlertView, alert_views
-from holdfast.ops.queues import COUNTS, counts_view, worth_showing
+from holdfast.ops.queues import COUNTS, queue_counts, worth_showing
 from holdfast.ops.status import TopView, read_status, status_view, top_view
 from holdfast.ops.views import plain
-from holdfast.ops.workers import Workers, WorkerView, worker_view
+from holdfast.ops.workers import Workers, WorkerView, worker_details
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -41,7 +41,7 @@ _COLOURS = {"healthy": "green", "degraded": "yellow", "unhealthy": "red"}
 async def status(*, common: Common = COMMON) -> None:
     """Show queues, workers, alerts and redrives."""
     async with open_app(common) as app:
-        standing = await read_status(app.engine)
+        found = await read_status(app.engine)
         partitioned = extra(app.engine, Partitioned)
         partitions = [] if partitioned is None else partitioned.partitions()
     for each in partitions:
@@ -49,11 +49,11 @@ async def status(*, common: Common = COMMON) -> None:
             age = show_age(each.out_ms)
             say(f"partition {each.name} has been shut out for {age}, with its jobs: {each.text}")
     if common.json:
-        print_json(plain(status_view(standing)))
+        print_json(plain(status_view(found)))
         return
-    views, workers = standing.queues, standing.workers
-    if standing.alerts:
-        print_alerts(alert_views(standing.alerts))
+    views, workers = found.queues, found.workers
+    if found.alerts:
+        print_alerts(alert_views(found.alerts))
         print()
     print_counts(visible_queues(views))
     print()
@@ -66,15 +66,15 @@ async def status(*, common: Common = COMMON) -> None:
         say_no_worker()
     open_breakers = {
         key: each
-        for key, each in standing.breakers.items()
+        for key, each in found.breakers.items()
         if each.record.state is not BreakerState.CLOSED
     }
     if open_breakers:
         print()
         print_breakers(open_breakers)
-    if standing.redrives:
+    if found.redrives:
         print()
-        print_redrives(standing.redrives)
+        print_redrives(found.redrives)
 
 
 async def top(
@@ -132,12 +132,12 @@ async def draw_live(
 
 
 def visible_queues(views: list[QueueView]) -> list[QueueView]:
-    """The queues that people want to see; with --json all are printed."""
-    return [view for view in views if worth_showing(counts_view(view))]
+    """The queues to show to people; --json prints all."""
+    return [view for view in views if worth_showing(queue_counts(view))]
 
 
 def unserved(views: list[QueueView], workers: list[WorkerView]) -> list[str]:
-    """Queues with ready jobs that no present worker serves."""
+    """Queues with ready jobs that no current worker serves."""
     present = [each.record for each in workers if each.age_ms <= ABSENT_MS]
     waiting = [view.queue.name for view in views if view.ready and not view.queue.paused]
     return [name for name in waiting if not any(serves(each, name) for each in present)]
@@ -148,7 +148,7 @@ def print_alerts(alerts: Sequence[AlertView]) -> None:
     rows = [(each.severity, each.rule, each.text, f"since {each.raised_at}") for each in alerts]
     print_table(("alert", "rule", "what", "when"), rows)
     if any(each.stale for each in alerts):
-        say("some alerts may be out of date: a server must run to check them")
+        say("some alerts may be out of date: only a running server checks them")
 
 
 def print_counts(views: list[QueueView]) -> None:
@@ -168,7 +168,7 @@ def print_workers(workers: list[WorkerView]) -> None:
     """Print workers as a table."""
     rows = []
     for each in workers:
-        view = worker_view(each)
+        view = worker_details(each)
         marks = [mark for mark in ("cordoned", "stopping") if getattr(view, mark)]
         rows.append(
             (
@@ -189,11 +189,11 @@ def print_workers(workers: list[WorkerView]) -> None:
 
 def say_no_worker() -> None:
     """Say how to start a worker."""
-    say(f'there is no worker: start one with "{program()} worker start"')
+    say(f'there are no workers: start one with "{program()} worker start"')
 
 
 def count_of(view: QueueView, name: str) -> int | str:
-    """A count, with a plus if there are at least so many."""
+    """A count, with a plus if it is a lower bound."""
     count: int = getattr(view, name)
     return f"{count}+" if name in view.estimated else count
 

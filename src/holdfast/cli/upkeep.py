@@ -1,4 +1,4 @@
-"""Upkeep by hand: `holdfast doctor`, `backup`, `cleanup` and `distribute`."""
+"""Manual upkeep: `holdfast doctor`, `backup`, `cleanup` and `distribute`."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from cyclopts import Parameter
 
 from holdfast.app.application import Holdfast
 from holdfast.cli.flags import DryRun, States, Yes, can_prompt, confirm, option, switch
+from holdfast.cli.help_pages import program
 from holdfast.cli.output import (
     COMMON,
     Common,
@@ -22,12 +23,11 @@ from holdfast.cli.output import (
     progress,
     say,
 )
-from holdfast.cli.pages import program
 from holdfast.cli.queues import read_queue
 from holdfast.cli.session import open_app
 from holdfast.core.text import counted, printable
 from holdfast.errors import EngineError, NotFound, UsageError
-from holdfast.events import Distributed, Happening
+from holdfast.events import Distributed, ProcessEvent
 from holdfast.ops.doctor import Finding, check_store, checkup_view
 from holdfast.ops.jobs.bulk import (
     Archive,
@@ -38,7 +38,7 @@ from holdfast.ops.jobs.bulk import (
     old_jobs,
 )
 from holdfast.ops.queues import Distribution, Distributions, check_distribution
-from holdfast.ops.service import keep
+from holdfast.ops.service import run_service
 from holdfast.ops.views import plain
 from holdfast.upkeep import Distributor
 
@@ -48,7 +48,7 @@ async def doctor(
     deep: Annotated[bool, switch("Read the whole store and look for damage.")] = False,
     common: Common = COMMON,
 ) -> int:
-    """Check for problems, and say how to fix them."""
+    """Check for problems and suggest fixes."""
     try:
         async with open_app(common) as app:
             findings = await check_store(app.home.store, deep=deep)
@@ -79,7 +79,7 @@ async def cleanup(
     *,
     days: Annotated[float, option("N", "Delete jobs that ended at least this many days ago.")],
     archive: Annotated[
-        Path | None, option("PATH", "Append them to this file first, as lines of JSON.")
+        Path | None, option("PATH", "First append them to this file, as JSON lines.")
     ] = None,
     state: States = None,
     queue: Annotated[str | None, option("NAME", "Only jobs of this queue.")] = None,
@@ -98,7 +98,7 @@ async def cleanup(
             view = {"found": found.number, "more": found.more, "deleted": 0}
             print_either(view, f"would delete {found}", common)
             return
-        # A cron job cannot be asked: there, --days is confirmation enough.
+        # A cron job cannot answer: there, --days is confirmation enough.
         if archive is None and not yes and can_prompt():
             found = await count_jobs(app.engine, old)
             if found.number:
@@ -129,20 +129,19 @@ async def distribute(
         list[str] | None,
         option("QUEUE=N...", "Take N times as many jobs from this queue. Repeatable."),
     ] = None,
-    store: Annotated[bool, switch("Store it for upkeep to do from now on, and exit.")] = False,
+    store: Annotated[bool, switch("Store it, so that upkeep carries it out, and exit.")] = False,
     forget: Annotated[bool, switch("Remove a stored distribution.")] = False,
     common: Common = COMMON,
 ) -> None:
-    """Move jobs of many queues to one, in fair turns.
-
-    It runs until it is stopped; with --store upkeep does it from now on. Without --to it lists the
-    stored distributions. Any number of them may run at the same time.
+    """Move jobs from many queues to one, taking turns fairly. It runs until it is stopped; with
+    --store, upkeep does it from now on. Without --to it lists the stored distributions. Any number
+    of them may run at the same time.
     """
     async with open_app(common) as app:
         stored = Distributions(app.engine)
         if target is None:
             if source is not None or store or forget:
-                raise UsageError("--to is missing: the queue that receives the jobs")
+                raise UsageError("--to is missing: give the queue that receives the jobs")
             _print_distributions(await stored.all(), common)
             return
         if forget:
@@ -152,7 +151,7 @@ async def distribute(
             print_either(removed, f"upkeep no longer feeds {target}", common)
             return
         if source is None:
-            raise UsageError("--from is missing: a pattern of queues such as mail.*")
+            raise UsageError("--from is missing: give a pattern of queue names such as mail.*")
         wanted = Distribution(
             source=source, target=target, depth=depth, weights=_weights(weight or [])
         )
@@ -176,15 +175,15 @@ async def _distribute_until_stopped(app: Holdfast, wanted: Distribution, common:
         loop.add_signal_handler(each, stop.set)
     moved = 0
 
-    def count_moved(happening: Happening) -> None:
+    def count_moved(event: ProcessEvent) -> None:
         nonlocal moved
-        if isinstance(happening, Distributed):
-            moved += sum(happening.moved.values())
+        if isinstance(event, Distributed):
+            moved += sum(event.moved.values())
 
     if not common.json:
         say(f"feeding {wanted.target} from {wanted.source}; Ctrl-C stops it")
     try:
-        await keep(Distributor(app.engine, [wanted], tell=count_moved), stop, count_moved)
+        await run_service(Distributor(app.engine, [wanted], tell=count_moved), stop, count_moved)
     finally:
         for each in (signal.SIGINT, signal.SIGTERM):
             loop.remove_signal_handler(each)

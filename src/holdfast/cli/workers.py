@@ -12,9 +12,9 @@ from cyclopts import Parameter
 
 from holdfast import __version__
 from holdfast.cli.flags import All, Archive, Upkeep, archive_path, option, switch
+from holdfast.cli.help_pages import program
 from holdfast.cli.jobs import unknown_worker
 from holdfast.cli.output import COMMON, Common, Exit, print_json, print_table, say, show_age
-from holdfast.cli.pages import program
 from holdfast.cli.serve import AlertFlags, listener_for_up, server_program
 from holdfast.cli.session import open_app, person
 from holdfast.cli.status import print_workers, say_no_worker
@@ -30,7 +30,7 @@ from holdfast.ops.doctor import examine
 from holdfast.ops.scaling import Scaling, read_scaling, scaling_view
 from holdfast.ops.settings import read_settings
 from holdfast.ops.views import plain
-from holdfast.ops.workers import Ordered, OrderName, Workers, worker_view
+from holdfast.ops.workers import Ordered, OrderName, Workers, worker_details
 from holdfast.worker import launcher
 from holdfast.worker.options import INHERITED, WorkerOptions, default_processes, numbered
 from holdfast.worker.webhooks.webhook import webhook_setup
@@ -63,7 +63,7 @@ class WebhookFlags:
     ] = None
     webhook_breaker: Annotated[
         str | None,
-        option("BREAKER", 'Stop calling a host that fails, e.g. after "5 failures, 30s"; or off.'),
+        option("BREAKER", 'Stop calling a failing host, e.g. "5 failures, 30s"; or off.'),
     ] = None
 
     def options(self) -> dict[str, Any]:
@@ -120,7 +120,7 @@ class WorkerFlags:
         option("DURATION", "Let running jobs finish for this long when stopping. [default: 30s]"),
     ] = None
     label: Annotated[
-        list[str] | None, option("NAME=VALUE...", "Label of the worker. Repeatable.")
+        list[str] | None, option("NAME=VALUE...", "Give the worker this label. Repeatable.")
     ] = None
     shell: Annotated[
         bool | None,
@@ -134,24 +134,24 @@ class WorkerFlags:
         option("NAME...", "Pass this environment variable on to commands. Repeatable."),
     ] = None
     cwd: Annotated[
-        Path | None, option("PATH", "Directory of commands. [default: the current one]")
+        Path | None, option("PATH", "Working directory of commands. [default: the current one]")
     ] = None
     hooks: WebhookFlags = _NO_WEBHOOKS
     output_max: Annotated[
-        int | None, option("BYTES", "Keep this much output of a job. [default: 65536]")
+        int | None, option("BYTES", "Store at most this much output of a job. [default: 65536]")
     ] = None
     upkeep: Upkeep = True
     archive: Archive = None
 
     def options(self, url: str, stored: Settings, target: str | None) -> WorkerOptions:
-        """The options of the worker: flags win over stored settings. Raises UsageError."""
+        """The options of the worker: flags override stored settings. Raises UsageError."""
 
         def first(flag: int | None, name: str, default: int) -> int:
             if flag is not None:
                 low, high = SETTINGS[name].low, SETTINGS[name].high
                 if not low <= flag <= high:
                     shown = f"--{name.removeprefix('worker-')} {flag}"
-                    raise UsageError(f"{shown} is not {low:.0f} to {high:.0f}")
+                    raise UsageError(f"{shown} is out of range: expected {low:.0f} to {high:.0f}")
                 return flag
             value = stored.value(name)
             return default if value is None else int(value)
@@ -202,10 +202,10 @@ def up(
     flags: WorkerFlags = _FLAGS,
     common: Common = COMMON,
 ) -> int:
-    """Start workers, upkeep and a server, all in one."""
+    """Start workers, upkeep and a server with one command."""
     alert_settings = alerts.settings()
     if alert_settings and not serve:
-        raise UsageError("the server sends alerts: leave out --no-serve")
+        raise UsageError("alerts are sent by the server: leave out --no-serve")
     with contextlib.ExitStack() as stack:
         listening = listener_for_up(port) if serve else None
         if listening is not None:
@@ -213,12 +213,12 @@ def up(
         workers, place = asyncio.run(_prepare(common, flags, app, count))
         if not common.json:
             print(f"holdfast {__version__} on {printable(place, one_line=True)}")
-        beside = []
+        programs = []
         if listening is not None:
-            beside = [server_program(workers[0].url, listening, alert_settings)]
+            programs = [server_program(workers[0].url, listening, alert_settings)]
         code = launcher.run(
             workers,
-            beside=beside,
+            programs=programs,
             started=lambda names: _print_started(names[:count], names[count:], common),
             asked=_say_stopping,
         )
@@ -256,7 +256,7 @@ async def show_all(*, common: Common = COMMON) -> None:
     async with open_app(common) as app:
         workers = await Workers(app.engine).all()
     if common.json:
-        print_json([plain(worker_view(each)) for each in workers])
+        print_json([plain(worker_details(each)) for each in workers])
     elif workers:
         print_workers(workers)
     else:
@@ -294,7 +294,7 @@ async def scaling(
     ] = "30s",
     slots: Annotated[
         int | None,
-        option("N", "Jobs one worker runs at a time. [default: as the present workers]"),
+        option("N", "Jobs one worker runs at a time. [default: as in the current workers]"),
     ] = None,
     workers_min: Annotated[int, option("N", "Advise at least this many workers.", "--min")] = 0,
     workers_max: Annotated[int, option("N", "Advise at most this many workers.", "--max")] = 1_000,
@@ -302,8 +302,8 @@ async def scaling(
 ) -> None:
     """Advise how many workers to run.
 
-    The advice for each queue follows from how fast jobs arrive, how long they run, how many wait,
-    and for how long.
+    The advice for each queue depends on how fast jobs arrive, how long they run, how many wait, and
+    for how long.
     """
     goal = Goal(
         wait_ms=to_ms("--target-wait", target_wait, UsageError),
@@ -318,7 +318,7 @@ async def scaling(
             " and --min not above --max"
         )
     if slots is not None and not 1 <= slots <= bounds.SLOTS_MAX:
-        raise UsageError(f"--slots {slots} is not 1 to {bounds.SLOTS_MAX}")
+        raise UsageError(f"--slots {slots} is out of range: expected 1 to {bounds.SLOTS_MAX}")
     async with open_app(common) as app:
         now = (await examine(app.home.store)).now
         found = await read_scaling(app.engine, queue, goal, now=now, worker_slots=slots)
@@ -342,7 +342,7 @@ async def scaling(
 
 
 def _is_visible(scaling: Scaling) -> bool:
-    """A worker's own queue is left out while it is empty."""
+    """A worker's own queue is hidden while it is empty."""
     return addressee(scaling.queue) is None or scaling.load.waiting > 0
 
 
@@ -366,13 +366,13 @@ async def _prepare(
     common: Common, flags: WorkerFlags, target: str | None, count: int
 ) -> tuple[list[WorkerOptions], str]:
     if not 1 <= count <= 256:
-        raise UsageError(f"--count {count} is not 1 to 256")
+        raise UsageError(f"--count {count} is out of range: expected 1 to 256")
     if flags.cwd is not None and not flags.cwd.is_dir():
         raise UsageError(f"--cwd {flags.cwd} is not a directory")
     async with open_app(common, create=True) as app:
         if not app.engine.traits.shared:
             raise ConfigError(
-                f"workers are processes of their own and cannot share {app.place}: use a file"
+                f"workers run in separate processes and cannot share {app.place}: use a file"
             )
         options = flags.options(app.url or "", await read_settings(app.engine), target)
         views = await app.queues(names=options.queues, counts=False)
@@ -402,7 +402,7 @@ async def _order(
         for name in ordered:
             print(f"{printable(name, one_line=True)}: {done}")
         if every and not ordered:
-            say("there is no worker")
+            say("there are no workers")
     if missing:
         raise unknown_worker(", ".join(missing))
     return Exit.DONE

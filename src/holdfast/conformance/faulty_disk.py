@@ -189,7 +189,7 @@ class Faults:
             self._gate = threading.Event()
 
     def mend(self) -> None:
-        """No fault from now on; what was lost stays lost."""
+        """End all faults; lost data stays lost."""
         with self.mutex:
             self._failing.clear()
             self._room = None
@@ -199,14 +199,14 @@ class Faults:
 
     def cut_power(self, nth: int, then: Callable[[Call, str], None], *, ending: str = "") -> None:
         """In place of the `nth` changing call from now on a file whose name has that `ending`, do
-        `then`, which is told the call and the file. After it nothing works."""
+        `then`, which gets the call and the file. After it nothing works."""
         with self.mutex:
             self._cut = then
             self._cut_after = nth
             self._cut_ending = ending
 
     def enter(self, call: Call, path: str) -> None:
-        """Count the call; raise what SQLite is to see of it."""
+        """Count the call; raise the error that SQLite is to see."""
         with self.mutex:
             self.calls[call] += 1
             if call in _CHANGES and path.endswith(self._cut_ending):
@@ -221,7 +221,7 @@ class Faults:
                 raise io_error(call)
 
     def grow(self, size: int) -> None:
-        """Take so many bytes of the room that is left; less than nothing gives some back."""
+        """Take bytes of the remaining room; a negative number returns some."""
         with self.mutex:
             if self._room is None:
                 return

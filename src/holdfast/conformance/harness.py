@@ -239,7 +239,7 @@ class Twin:
     async def save(self, records: Sequence[Record]) -> list[Saved]:
         return await self._same(lambda engine: engine.save(records))
 
-    async def the(self, id: str) -> Job:
+    async def require(self, id: str) -> Job:
         """The whole job; it must exist."""
         job = await self.get(id)
         assert job is not None, f"job {id} is gone"

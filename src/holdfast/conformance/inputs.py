@@ -9,7 +9,6 @@ happen.
 
 from __future__ import annotations
 
-import json
 import random
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -173,17 +172,11 @@ BAD_JOBS: tuple[tuple[str, NewJob], ...] = (
 )
 """Invalid jobs with the code of their refusal; the queue `default` exists, `nowhere` does not."""
 
-storable_texts = st.sampled_from(STORABLE_TEXTS) | st.text(
-    st.characters(exclude_characters="\x00", exclude_categories=["Cs"]), min_size=1, max_size=40
-)
 any_texts = st.sampled_from((*STORABLE_TEXTS, *UNSTORABLE_TEXTS)) | st.text(max_size=40)
 small_payloads = st.sampled_from([data for data in PAYLOADS if len(data) < 1_000]) | st.binary(
     max_size=60
 )
 payloads = st.sampled_from(PAYLOADS) | st.binary(max_size=300)
-json_payloads = st.dictionaries(
-    st.sampled_from("abc"), st.none() | st.integers(0, 9) | st.text(max_size=3), max_size=3
-).map(lambda value: json.dumps(value).encode("utf-8", "surrogatepass"))
 
 
 IDS = tuple(f"j{number}" for number in range(100))

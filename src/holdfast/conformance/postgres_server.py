@@ -293,14 +293,14 @@ def _namespace_works() -> bool:
     return subprocess.run([*_NAMESPACE, "true"], capture_output=True, check=False).returncode == 0
 
 
-PATIENCE_S = 5.0
+TIMEOUT_S = 5.0
 
 
 def reclaim(directory: Path) -> None:
     """Stop whatever still runs in the directory, first gracefully, then with SIGKILL; remove it."""
     data = directory / "data"
     for number in (signal.SIGQUIT, signal.SIGKILL):
-        deadline = time.monotonic() + PATIENCE_S
+        deadline = time.monotonic() + TIMEOUT_S
         signalled = set[int]()
         while (pids := _processes_in(data)) and time.monotonic() < deadline:
             for pid in pids - signalled:

@@ -1,5 +1,6 @@
-"""All fixed bounds: sizes in bytes, durations in milliseconds, name patterns. Where a queue has a
-setting of its own, the value here is its default."""
+"""All fixed bounds: sizes in bytes, durations in milliseconds, name patterns. Where a queue has its
+own setting, the value here is its default.
+"""
 
 from __future__ import annotations
 

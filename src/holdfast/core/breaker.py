@@ -148,8 +148,9 @@ def opened_by(record: BreakerRecord, by: str) -> BreakerRecord:
 
 
 def is_forgotten(record: BreakerRecord, age_ms: int) -> bool:
-    """Whether the record is unused for a day and may be deleted: its task may be gone. A worker
-    that has the task creates it again, closed. A breaker opened by an operator stays."""
+    """Whether the record was not used for a day and may be deleted: its task may no longer exist. A
+    worker that has the task creates it again, closed. A breaker opened by an operator stays.
+    """
     return not record.by and age_ms > record.open_ms + bounds.DAY_MS
 
 
@@ -159,14 +160,14 @@ def is_plain(record: BreakerRecord) -> bool:
 
 
 def left_ms(record: BreakerRecord, age_ms: int) -> int | None:
-    """Milliseconds until the next probe; None if none is planned."""
+    """Milliseconds until the next probe; None if no probe is due."""
     if record.state is BreakerState.OPEN and not record.by:
         return max(0, record.open_ms - age_ms)
     return None
 
 
-def told(record: BreakerRecord, name: str) -> str:
-    """The state of the breaker in a sentence, without instants."""
+def describe(record: BreakerRecord, name: str) -> str:
+    """Describe the state of the breaker in a sentence, without instants."""
     last = f", last: {record.last}" if record.last else ""
     match record.state:
         case BreakerState.CLOSED:

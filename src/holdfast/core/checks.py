@@ -78,14 +78,18 @@ def check_job(job: NewJob, payload_max: int = bounds.PAYLOAD_MAX) -> None:
     This is on the hot path: fields at their default are skipped in groups.
     """
     if not _JOB_ID(job.id):
-        raise InvalidJob(f"id {job.id[:80]!r} is not 1 to 128 of A-Z a-z 0-9 _ . : @ -")
+        raise InvalidJob(
+            f"id {job.id[:80]!r} is not valid: use 1 to 128 characters of A-Z a-z 0-9 _ . : @ -"
+        )
     if not _TASK_NAME(job.task):
-        raise InvalidJob(f"task {job.task[:80]!r} is not 1 to 200 of A-Z a-z 0-9 _ . : / -")
+        raise InvalidJob(
+            f"task {job.task[:80]!r} is not valid: use 1 to 200 characters of A-Z a-z 0-9 _ . : / -"
+        )
     if not _QUEUE_NAME(job.queue):
         check_queue_name(job.queue)
     if len(job.payload) > payload_max:
         raise PayloadTooLarge(
-            f"the payload of job {job.id} is {len(job.payload)} bytes; the bound is {payload_max}"
+            f"the payload of job {job.id} is {len(job.payload)} bytes; the maximum is {payload_max}"
         )
     if job.priority or job.delay_ms or job.expires_ms is not None:
         _check_numbers(job)
@@ -93,7 +97,10 @@ def check_job(job: NewJob, payload_max: int = bounds.PAYLOAD_MAX) -> None:
         _check_names(job)
     if job.labels or job.headers or job.content_type != "application/json":
         if not bounds.CONTENT_TYPE.match(job.content_type):
-            raise InvalidJob(f"content_type {job.content_type[:80]!r} is not 1 to 127 of ASCII")
+            raise InvalidJob(
+                f"content_type {job.content_type[:80]!r} is not valid: use 1 to 127 characters of"
+                " ASCII"
+            )
         check_pairs("labels", job.labels)
         check_pairs("headers", job.headers)
     if job.overrides is not NO_OVERRIDES:
@@ -105,12 +112,17 @@ def check_job(job: NewJob, payload_max: int = bounds.PAYLOAD_MAX) -> None:
 def _check_numbers(job: NewJob) -> None:
     if not bounds.PRIORITY_MIN <= job.priority <= bounds.PRIORITY_MAX:
         raise InvalidJob(
-            f"priority {job.priority} is not {bounds.PRIORITY_MIN} to {bounds.PRIORITY_MAX}"
+            f"priority {job.priority} is out of range: expected {bounds.PRIORITY_MIN} to"
+            f" {bounds.PRIORITY_MAX}"
         )
     if not 0 <= job.delay_ms <= bounds.DELAY_MS_MAX:
-        raise InvalidJob(f"delay_ms {job.delay_ms} is not 0 to {bounds.DELAY_MS_MAX}")
+        raise InvalidJob(
+            f"delay_ms {job.delay_ms} is out of range: expected 0 to {bounds.DELAY_MS_MAX}"
+        )
     if not 0 <= (job.expires_ms or 0) <= bounds.DELAY_MS_MAX:
-        raise InvalidJob(f"expires_ms {job.expires_ms} is not 0 to {bounds.DELAY_MS_MAX}")
+        raise InvalidJob(
+            f"expires_ms {job.expires_ms} is out of range: expected 0 to {bounds.DELAY_MS_MAX}"
+        )
 
 
 def _check_names(job: NewJob) -> None:
@@ -122,29 +134,36 @@ def _check_names(job: NewJob) -> None:
         return
     check_text("key", job.key)
     if not 0 <= job.key_window_ms <= bounds.DELAY_MS_MAX:
-        raise InvalidJob(f"key_window_ms {job.key_window_ms} is not 0 to {bounds.DELAY_MS_MAX}")
+        raise InvalidJob(
+            f"key_window_ms {job.key_window_ms} is out of range: expected 0 to"
+            f" {bounds.DELAY_MS_MAX}"
+        )
     if job.key_policy not in ("keep", "replace", "merge"):
-        raise InvalidJob(f"key_policy {job.key_policy!r} is not keep, replace or merge")
+        raise InvalidJob(f"key_policy {job.key_policy!r} is not valid: use keep, replace or merge")
 
 
 def _check_parents(job: NewJob) -> None:
     if len(job.after) > bounds.PARENTS_MAX:
         raise InvalidJob(
-            f"job {job.id} is after {len(job.after)} others; the bound is {bounds.PARENTS_MAX}"
+            f"job {job.id} depends on {len(job.after)} jobs; the maximum is {bounds.PARENTS_MAX}"
         )
     for id_ in job.after:
         if not _JOB_ID(id_):
-            raise InvalidJob(f"after {id_[:80]!r} is not 1 to 128 of A-Z a-z 0-9 _ . : @ -")
+            raise InvalidJob(
+                f"after {id_[:80]!r} is not valid: use 1 to 128 characters of A-Z a-z 0-9 _ . : @ -"
+            )
     if job.after_on not in ("success", "death", "either"):
-        raise InvalidJob(f"after_on {job.after_on!r} is not success, death or either")
+        raise InvalidJob(f"after_on {job.after_on!r} is not valid: use success, death or either")
     if job.parent_death not in ("cancel", "run", "hold"):
-        raise InvalidJob(f"parent_death {job.parent_death!r} is not cancel, run or hold")
+        raise InvalidJob(f"parent_death {job.parent_death!r} is not valid: use cancel, run or hold")
 
 
 def check_queue_name(name: str) -> None:
     """Raise InvalidQueue unless the name is well-formed."""
     if not bounds.QUEUE_NAME.match(name):
-        raise InvalidQueue(f"queue name {name[:100]!r} is not 1 to 80 of A-Z a-z 0-9 _ . -")
+        raise InvalidQueue(
+            f"queue name {name[:100]!r} is not valid: use 1 to 80 characters of A-Z a-z 0-9 _ . -"
+        )
 
 
 def check_queue(queue: Queue) -> None:
@@ -163,7 +182,7 @@ def check_queue(queue: Queue) -> None:
     _check_backoff(queue.backoff)
     check_flow(queue)
     if queue.order not in ("tail", "keep"):
-        raise InvalidQueue(f"order {queue.order!r} is not tail or keep")
+        raise InvalidQueue(f"order {queue.order!r} is not valid: use tail or keep")
     if queue.dead_queue is not None:
         check_queue_name(queue.dead_queue)
         if queue.dead_queue == queue.name:
@@ -200,7 +219,7 @@ def _check_backoff(backoff: object) -> None:
 def check_request(request: LeaseRequest) -> None:
     """Raise UsageError unless the lease request is bounded and names queues or ids."""
     if bool(request.queues) == bool(request.ids):
-        raise UsageError("a lease request names either queues or ids, not both and not neither")
+        raise UsageError("a lease request must name either queues or ids")
     if len(request.queues) > bounds.BATCH_MAX or len(request.ids) > bounds.BATCH_MAX:
         raise UsageError(f"a lease request names at most {bounds.BATCH_MAX} queues or ids")
     for name, value, low, high in (
@@ -209,15 +228,19 @@ def check_request(request: LeaseRequest) -> None:
         ("lease_ms", request.lease_ms, bounds.LEASE_MS_MIN, bounds.LEASE_MS_MAX),
     ):
         if value is not None and not low <= value <= high:
-            raise UsageError(f"{name} {value} is not {low} to {high}")
+            raise UsageError(f"{name} {value} is out of range: expected {low} to {high}")
     for queue in request.queues:
         check_queue_name(queue)
     for task in request.tasks or ():
         if not bounds.TASK_NAME.match(task):
-            raise UsageError(f"task {task[:80]!r} is not 1 to 200 of A-Z a-z 0-9 _ . : / -")
+            raise UsageError(
+                f"task {task[:80]!r} is not valid: use 1 to 200 characters of A-Z a-z 0-9 _ . : / -"
+            )
     for id_ in request.ids:
         if not bounds.JOB_ID.match(id_):
-            raise UsageError(f"id {id_[:80]!r} is not 1 to 128 of A-Z a-z 0-9 _ . : @ -")
+            raise UsageError(
+                f"id {id_[:80]!r} is not valid: use 1 to 128 characters of A-Z a-z 0-9 _ . : @ -"
+            )
     if request.worker:
         check_text("worker", request.worker)
 
@@ -231,7 +254,7 @@ def check_filter(wanted: JobFilter) -> None:
     for name in ("created_from", "created_before", "version", "finished_before_ms"):
         number = getattr(wanted, name)
         if number is not None and not 0 <= number <= 2**53:
-            raise UsageError(f"{name} {number} is not 0 to {2**53}")
+            raise UsageError(f"{name} {number} is out of range: expected 0 to {2**53}")
     if wanted.labels:
         check_pairs("labels", wanted.labels)
     if wanted.ids is not None:
@@ -245,7 +268,7 @@ def check_page(limit: int, after: int | None = None) -> None:
     """Raise UsageError unless the page size and the cursor are valid."""
     given: object = limit
     if not isinstance(given, int) or not 1 <= limit <= bounds.PAGE_MAX:
-        raise UsageError(f"limit {limit!r} is not 1 to {bounds.PAGE_MAX}")
+        raise UsageError(f"limit {limit!r} is out of range: expected 1 to {bounds.PAGE_MAX}")
     cursor: object = after
     if after is not None and not (isinstance(cursor, int) and 0 <= after < 2**63):
         raise UsageError(f"after {after!r} is not a cursor of this engine")
@@ -254,10 +277,11 @@ def check_page(limit: int, after: int | None = None) -> None:
 def check_note(note: Note) -> None:
     """Raise UsageError unless progress and checkpoint are within bounds."""
     if note.progress is not None and not 0.0 <= note.progress <= 1.0:
-        raise UsageError(f"progress {note.progress} is not 0 to 1")
+        raise UsageError(f"progress {note.progress} is out of range: expected 0 to 1")
     if note.checkpoint is not None and len(note.checkpoint) > bounds.CHECKPOINT_MAX:
         raise UsageError(
-            f"the checkpoint is {len(note.checkpoint)} bytes; the bound is {bounds.CHECKPOINT_MAX}"
+            f"the checkpoint is {len(note.checkpoint)} bytes; the maximum is"
+            f" {bounds.CHECKPOINT_MAX}"
         )
 
 
@@ -267,7 +291,9 @@ def check_renewals(renewals: Sequence[Renewal]) -> None:
     for renewal in renewals:
         lease_ms = renewal.lease.lease_ms if renewal.lease_ms is None else renewal.lease_ms
         if not 0 <= lease_ms <= bounds.LEASE_MS_MAX:
-            raise UsageError(f"lease_ms {lease_ms} is not 0 to {bounds.LEASE_MS_MAX}")
+            raise UsageError(
+                f"lease_ms {lease_ms} is out of range: expected 0 to {bounds.LEASE_MS_MAX}"
+            )
         if renewal.note is not None:
             check_note(renewal.note)
 
@@ -279,17 +305,19 @@ def check_settlement(settlement: Settlement) -> None:
         case Complete(result=result, then=then):
             if result is not None and len(result) > bounds.RESULT_MAX:
                 raise UsageError(
-                    f"the result is {len(result)} bytes; the bound is {bounds.RESULT_MAX}"
+                    f"the result is {len(result)} bytes; the maximum is {bounds.RESULT_MAX}"
                 )
             if len(then) > bounds.FOLLOW_UPS_MAX:
                 raise UsageError(
-                    f"{len(then)} follow-up jobs; the bound is {bounds.FOLLOW_UPS_MAX}"
+                    f"{len(then)} follow-up jobs; the maximum is {bounds.FOLLOW_UPS_MAX}"
                 )
             for new in then:
                 check_job(new)
         case Retry(delay_ms=delay_ms) | Release(delay_ms=delay_ms):
             if not 0 <= delay_ms <= bounds.DELAY_MS_MAX:
-                raise UsageError(f"delay_ms {delay_ms} is not 0 to {bounds.DELAY_MS_MAX}")
+                raise UsageError(
+                    f"delay_ms {delay_ms} is out of range: expected 0 to {bounds.DELAY_MS_MAX}"
+                )
         case Bury() | Forward():
             pass
         case never:
@@ -319,7 +347,9 @@ def check_amendment(amendment: Amendment) -> None:
             check_overrides(Overrides(reroute=reroute))
         case Retime(delay_ms=delay_ms) | Redrive(delay_ms=delay_ms):
             if not 0 <= delay_ms <= bounds.DELAY_MS_MAX:
-                raise InvalidJob(f"delay_ms {delay_ms} is not 0 to {bounds.DELAY_MS_MAX}")
+                raise InvalidJob(
+                    f"delay_ms {delay_ms} is out of range: expected 0 to {bounds.DELAY_MS_MAX}"
+                )
         case Cancel() | BuryWaiting() | Expedite() | Delete():
             pass
         case never:
@@ -329,18 +359,22 @@ def check_amendment(amendment: Amendment) -> None:
 def check_record(record: Record) -> None:
     """Raise UsageError unless a record's kind, key and size are within bounds."""
     if not bounds.RECORD_KIND.match(record.kind):
-        raise UsageError(f"record kind {record.kind[:80]!r} is not 1 to 40 of a-z 0-9 _ -")
+        raise UsageError(
+            f"record kind {record.kind[:80]!r} is not valid: use 1 to 40 characters of a-z 0-9 _ -"
+        )
     check_text("record key", record.key)
     if record.value is not None and len(record.value) > bounds.RECORD_MAX:
         raise UsageError(
-            f"record {record.key} is {len(record.value)} bytes; the bound is {bounds.RECORD_MAX}"
+            f"record {record.key} is {len(record.value)} bytes; the maximum is {bounds.RECORD_MAX}"
         )
 
 
 def check_load(kind: str, after: str | None, limit: int) -> None:
     """Raise UsageError unless the arguments of `Engine.load` are within bounds."""
     if not bounds.RECORD_KIND.match(kind):
-        raise UsageError(f"record kind {kind[:80]!r} is not 1 to 40 of a-z 0-9 _ -")
+        raise UsageError(
+            f"record kind {kind[:80]!r} is not valid: use 1 to 40 characters of a-z 0-9 _ -"
+        )
     if after:
         check_text("after", after)
     check_page(limit)
@@ -349,7 +383,9 @@ def check_load(kind: str, after: str | None, limit: int) -> None:
 def check_batch(count: int) -> None:
     """Raise UsageError if a call has too many items."""
     if count > bounds.BATCH_MAX:
-        raise UsageError(f"{count} in one call; the bound is {bounds.BATCH_MAX}: split the batch")
+        raise UsageError(
+            f"{count} items in one call; the maximum is {bounds.BATCH_MAX}: split the batch"
+        )
 
 
 def check_text(name: str, value: str) -> None:
@@ -365,7 +401,7 @@ def check_text(name: str, value: str) -> None:
 def check_pairs(name: str, pairs: Mapping[str, str]) -> None:
     """Raise InvalidJob unless labels or headers are within bounds, each and in total."""
     if len(pairs) > bounds.PAIRS_MAX:
-        raise InvalidJob(f"{len(pairs)} {name}; the bound is {bounds.PAIRS_MAX}")
+        raise InvalidJob(f"{len(pairs)} {name}; the maximum is {bounds.PAIRS_MAX}")
     total = 0
     for key, value in pairs.items():
         check_text(f"{name} name", key)
@@ -377,24 +413,25 @@ def check_pairs(name: str, pairs: Mapping[str, str]) -> None:
         total += size + len(key.encode())
     if total > bounds.EXTRA_BYTES_MAX:
         raise InvalidJob(
-            f"{name} are {total} bytes in total; the bound is {bounds.EXTRA_BYTES_MAX}"
+            f"{name} are {total} bytes in total; the maximum is {bounds.EXTRA_BYTES_MAX}"
         )
 
 
 def check_flow(queue: Queue) -> None:
     """Raise InvalidQueue unless the queue's limits, fairness and weights are within bounds."""
     if queue.fairness not in ("off", "shares", "noisy"):
-        raise InvalidQueue(f"fairness {queue.fairness!r} is not off, shares or noisy")
+        raise InvalidQueue(f"fairness {queue.fairness!r} is not valid: use off, shares or noisy")
     if len(queue.limits) > bounds.LIMITS_MAX:
-        raise InvalidQueue(f"{len(queue.limits)} limits; the bound is {bounds.LIMITS_MAX}")
+        raise InvalidQueue(f"{len(queue.limits)} limits; the maximum is {bounds.LIMITS_MAX}")
     if len(queue.weights) > bounds.WEIGHTS_MAX:
-        raise InvalidQueue(f"{len(queue.weights)} weights; the bound is {bounds.WEIGHTS_MAX}")
+        raise InvalidQueue(f"{len(queue.weights)} weights; the maximum is {bounds.WEIGHTS_MAX}")
     for tenant, weight in queue.weights.items():
         if _UNSTORABLE.search(tenant):
             raise InvalidQueue(f"tenant {tenant[:80]!r} of weights has a NUL or a lone surrogate")
         if not 1 <= weight <= bounds.WEIGHT_MAX:
             raise InvalidQueue(
-                f"weight {weight} of tenant {tenant[:80]!r} is not 1 to {bounds.WEIGHT_MAX}"
+                f"weight {weight} of tenant {tenant[:80]!r} is out of range: expected 1 to"
+                f" {bounds.WEIGHT_MAX}"
             )
     names = [limit.name for limit in queue.limits]
     for limit in queue.limits:
@@ -407,7 +444,8 @@ def check_limit(limit: Limit) -> None:
     """Raise InvalidQueue unless one limit is within bounds."""
     if not bounds.TASK_NAME.match(limit.name):
         raise InvalidQueue(
-            f"limit name {limit.name[:80]!r} is not 1 to 200 of A-Z a-z 0-9 _ . : / -"
+            f"limit name {limit.name[:80]!r} is not valid: use 1 to 200 characters of A-Z a-z 0-9"
+            " _ . : / -"
         )
     if limit.task is not None and not bounds.TASK_NAME.match(limit.task):
         raise InvalidQueue(f"limit {limit.name}: task {limit.task[:80]!r} is not a task name")
@@ -420,7 +458,8 @@ def check_limit(limit: Limit) -> None:
         raise InvalidQueue(f"limit {limit.name} limits nothing: give it a concurrency or a rate")
     if limit.concurrency is not None and not 1 <= limit.concurrency <= bounds.SLOTS_MAX:
         raise InvalidQueue(
-            f"limit {limit.name}: concurrency {limit.concurrency} is not 1 to {bounds.SLOTS_MAX};"
+            f"limit {limit.name}: concurrency {limit.concurrency} is out of range: expected 1 to"
+            f" {bounds.SLOTS_MAX};"
             " to stop a queue, pause it"
         )
     if limit.rate is not None:
@@ -430,15 +469,20 @@ def check_limit(limit: Limit) -> None:
 def _check_rate(name: str, rate: Rate) -> None:
     if not 1 <= rate.count <= bounds.RATE_COUNT_MAX:
         raise InvalidQueue(
-            f"limit {name}: rate {rate.count} is not 1 to {bounds.RATE_COUNT_MAX};"
+            f"limit {name}: rate {rate.count} is out of range: expected 1 to"
+            f" {bounds.RATE_COUNT_MAX};"
             " to stop a queue, pause it"
         )
     if not 1 <= rate.per_ms <= bounds.DAY_MS:
         raise InvalidQueue(
-            f"limit {name}: a rate per {rate.per_ms} ms is not per 1 to {bounds.DAY_MS}"
+            f"limit {name}: a rate per {rate.per_ms} ms is out of range: expected 1 to"
+            f" {bounds.DAY_MS} ms"
         )
     if not 1 <= rate.burst <= bounds.RATE_COUNT_MAX:
-        raise InvalidQueue(f"limit {name}: burst {rate.burst} is not 1 to {bounds.RATE_COUNT_MAX}")
+        raise InvalidQueue(
+            f"limit {name}: burst {rate.burst} is out of range: expected 1 to"
+            f" {bounds.RATE_COUNT_MAX}"
+        )
 
 
 def check_new(new: NewJob, queue: Queue | None) -> Queue:
@@ -453,7 +497,7 @@ def check_room(queue: Queue, waiting: int) -> None:
     """Raise unless the queue accepts one more job. `waiting` matters only with a `max_depth`."""
     if not queue.accepting:
         raise NotAccepting(
-            f"queue {queue.name} does not accept new jobs: try again when it is opened"
+            f"queue {queue.name} does not accept new jobs: try again once it is open"
         )
     if queue.max_depth is not None and waiting >= queue.max_depth:
         raise QueueFull(
@@ -510,7 +554,7 @@ def unknown_queue(name: str, what: str = "queue") -> UnknownQueue:
 
 def unknown_parent(id: str, parent: str) -> UnknownParent:
     return UnknownParent(
-        f"job {id} is after {parent}, which does not exist: enqueue it first or in the same call"
+        f"job {id} depends on {parent}, which does not exist: enqueue it first or in the same call"
     )
 
 
@@ -523,7 +567,7 @@ def clean_text(text: str, most: int = bounds.ERROR_TEXT_MAX) -> str:
     if _UNSTORABLE.search(text):
         text = _UNSTORABLE.sub("\ufffd", text)
     if len(text) > most:
-        # The result, with its note, is within the bound: cleaning it again changes nothing.
+        # The result, including the note, is within the bound: cleaning it again changes nothing.
         half = (most - 64) // 2
         omitted = len(text) - 2 * half
         text = f"{text[:half]}\n… {omitted} characters left out …\n{text[-half:]}"
@@ -554,7 +598,7 @@ def clean_event(event: Event) -> Event:
 
 
 def clip_output(output: bytes) -> bytes:
-    """The output; of a long one only its head and its tail."""
+    """The output; only the head and the tail of a long one."""
     if len(output) <= bounds.OUTPUT_MAX:
         return output
     half = bounds.OUTPUT_MAX // 2 - 64
@@ -564,4 +608,4 @@ def clip_output(output: bytes) -> bytes:
 
 def _within(name: str, value: int | None, low: int, high: int) -> None:
     if value is not None and not low <= value <= high:
-        raise InvalidQueue(f"{name} {value} is not {low} to {high}")
+        raise InvalidQueue(f"{name} {value} is out of range: expected {low} to {high}")

@@ -25,7 +25,9 @@ _TRACEPARENT_FORM = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{
 
 
 def encode(value: Any) -> bytes:
-    """JSON bytes of a value. NaN, lone surrogates and endless nesting are refused, not altered."""
+    """JSON bytes of a value. NaN, lone surrogates and excessive nesting are refused, not
+    altered.
+    """
     try:
         # The standard encoder: msgspec's writes NaN as null without an error.
         text = json.dumps(
@@ -47,7 +49,7 @@ def decode(data: bytes) -> Any:
     try:
         return msgspec.json.decode(data)
     except (msgspec.DecodeError, RecursionError, ValueError) as error:
-        raise InvalidJob(f"the bytes are not JSON that can be read: {error}") from None
+        raise InvalidJob(f"the bytes are not JSON: {error}") from None
 
 
 def merge_patch(target: bytes, patch: bytes) -> bytes:
@@ -73,11 +75,6 @@ def _merged(target: Any, patch: Any) -> Any:
 def encode_job(job: Job) -> bytes:
     """One line of JSON; bytes are base64."""
     return msgspec.json.encode(job)
-
-
-def decode_job(line: bytes) -> Job:
-    """A job from a line of an archive, as `encode_job` wrote it."""
-    return msgspec.json.decode(line, type=Job)
 
 
 def trace_parent(headers: Mapping[str, str]) -> str | None:

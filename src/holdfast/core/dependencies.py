@@ -39,7 +39,8 @@ def can_enqueue_follow_ups(
     is_orphan: Callable[[NewJob, Container[str]], bool],
 ) -> bool:
     """Whether all follow-up jobs could be inserted once the job they follow is done. `is_orphan`
-    tells whether a parent is neither stored nor among the ids that are inserted before it."""
+    returns whether a parent is neither stored nor among the ids that are inserted before it.
+    """
     order, circular = arrangement
     coming: set[str] = set()
     keys: set[tuple[str, str]] = set()

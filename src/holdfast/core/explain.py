@@ -12,7 +12,7 @@ from typing import assert_never
 
 import msgspec
 
-from holdfast.core import lifecycle, policy
+from holdfast.core import lifecycle, retry_policy
 from holdfast.core.fairness import TenantView
 from holdfast.core.limits import Slot
 from holdfast.core.model import Event, EventKind, Job, Queue, Reason, State, Waits
@@ -33,7 +33,7 @@ ABSENT_MS = 6 * HEARTBEAT_MS
 """A worker without a heartbeat for this long counts as absent."""
 
 
-class Seen(msgspec.Struct, frozen=True, kw_only=True):
+class SeenWorker(msgspec.Struct, frozen=True, kw_only=True):
     """A worker's record and its age by the engine's clock."""
 
     record: WorkerRecord
@@ -42,15 +42,15 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
 
 class Facts(msgspec.Struct, frozen=True, kw_only=True):
     """Everything an explanation needs. `ahead` counts the startable jobs before it in the queue;
-    with `ahead_more` it is a lower bound. `paused_by` and `paused_at` tell who paused the queue,
-    if known. `waits` is the engine's answer; `parents` holds the states of the first parents.
-    `breaker` describes the breaker that holds the job, `breaker_key` names it, and `breaker_at` is
-    when it is probed."""
+    with `ahead_more` it is a lower bound. `paused_by` and `paused_at` are the person and time of
+    the pause, if known. `waits` is the engine's answer; `parents` holds the states of the first
+    parents. `breaker` describes the breaker that blocks the job, `breaker_key` names it, and
+    `breaker_at` is when it is probed."""
 
     job: Job
     queue: Queue | None
     now: int
-    workers: tuple[Seen, ...] = ()
+    workers: tuple[SeenWorker, ...] = ()
     ahead: int = 0
     ahead_more: bool = False
     paused_by: str = ""
@@ -91,9 +91,10 @@ def serves(record: WorkerRecord, queue: str) -> bool:
     return queue in record.queues or addressee(queue) == record.name
 
 
-def startable(task: str, queue: str, workers: Iterable[Seen]) -> bool:
-    """Whether jobs of this task can start: some worker of the queue knows it, or the queue has no
-    worker and nothing is known."""
+def startable(task: str, queue: str, workers: Iterable[SeenWorker]) -> bool:
+    """Whether jobs of this task can start: a worker of the queue knows the task, or the queue has
+    no worker.
+    """
     serving = [seen for seen in workers if _is_present(seen) and serves(seen.record, queue)]
     return not serving or any(knows_task(seen.record, task) for seen in serving)
 
@@ -116,11 +117,11 @@ def _waiting(facts: Facts) -> Iterator[Cause]:
             command=f"job expedite {facts.job.id}",
         )
     elif not causes:
-        yield Cause(code="ready", text="nothing holds it: a worker should start it at once")
+        yield Cause(code="ready", text="nothing blocks it: a worker should start it at once")
 
 
 def _is_held(facts: Facts) -> bool:
-    """Whether the job is held by something other than its place in the queue."""
+    """Whether something other than its place in the queue blocks the job."""
     waits = facts.waits
     behind = waits is not None and (waits.parent_count > 0 or waits.group_head is not None)
     return behind or lifecycle.is_expired(facts.job, facts.now)
@@ -136,7 +137,7 @@ def _of_the_breaker(facts: Facts) -> Cause:
     )
 
 
-def _is_present(seen: Seen) -> bool:
+def _is_present(seen: SeenWorker) -> bool:
     return seen.age_ms <= ABSENT_MS
 
 
@@ -147,7 +148,7 @@ def _of_the_job(facts: Facts) -> Iterator[Cause]:
         fate = "moves to another worker or dies" if onward else "becomes a dead letter"
         yield Cause(
             code="expired",
-            text=f"it did not start before its expiry, and {fate}",
+            text=f"it did not start before its expiry and {fate}",
             remedy="give it more time",
             command=f"job edit {job.id} --expires 1h",
             at=job.expires_at,
@@ -161,7 +162,7 @@ def _delayed(facts: Facts) -> Cause:
     last = job.events[-1] if job.events else None
     command = f"job expedite {job.id}"
     if last is not None and last.kind is EventKind.RETRIED:
-        most = policy.attempts_max(facts.queue, job) if facts.queue else 0
+        most = retry_policy.attempts_max(facts.queue, job) if facts.queue else 0
         of = f" of {most}" if most else ""
         return Cause(
             code="retry_backoff",
@@ -196,7 +197,7 @@ def _of_the_queue(facts: Facts) -> Iterator[Cause]:
 
 
 def _of_the_workers(facts: Facts) -> Iterator[Cause]:
-    """Nothing if at least one worker could take the job now."""
+    """The causes that lie with the workers; none if at least one could take the job now."""
     job = facts.job
     present = [seen for seen in facts.workers if _is_present(seen)]
     serving = [seen for seen in present if serves(seen.record, job.queue)]
@@ -212,7 +213,7 @@ def _of_the_workers(facts: Facts) -> Iterator[Cause]:
         yield from _hindered(hindered, job.queue)
 
 
-def _unknown(job: Job, serving: list[Seen]) -> Cause:
+def _unknown(job: Job, serving: list[SeenWorker]) -> Cause:
     names = {task for seen in serving for task in seen.record.tasks}
     close = difflib.get_close_matches(job.task, sorted(names), 1)
     meant = f" (did you mean {close[0]}?)" if close else ""
@@ -226,7 +227,7 @@ def _unknown(job: Job, serving: list[Seen]) -> Cause:
     )
 
 
-def _unserved(facts: Facts, present: list[Seen]) -> Cause:
+def _unserved(facts: Facts, present: list[SeenWorker]) -> Cause:
     queue = facts.job.queue
     name = addressee(queue)
     if name is not None:
@@ -256,7 +257,7 @@ _HINDRANCES = {
 }
 
 
-def _hindrance(seen: Seen) -> str:
+def _hindrance(seen: SeenWorker) -> str:
     """Why this worker, which knows the task, leases nothing now; "" if it could."""
     record = seen.record
     state, _ = health(record, seen.age_ms)
@@ -269,7 +270,7 @@ def _hindrance(seen: Seen) -> str:
     return "" if usable_slots(max(record.capacity - record.running, 0), state) else "saturated"
 
 
-def _hindered(hindered: list[tuple[Seen, str]], queue: str) -> Iterator[Cause]:
+def _hindered(hindered: list[tuple[SeenWorker, str]], queue: str) -> Iterator[Cause]:
     for code, (template, remedy, command) in _HINDRANCES.items():
         alike = [seen for seen, why in hindered if why == code]
         if not alike:
@@ -297,7 +298,7 @@ def _leased(facts: Facts) -> Iterator[Cause]:
     if job.deadline_at is not None and job.deadline_at <= facts.now:
         yield Cause(
             code="overdue",
-            text=f"its lease has lapsed: {worker} did not renew it",
+            text=f"its lease is overdue: {worker} did not renew it",
             remedy="run upkeep, which returns the job to its queue",
             command="up",
             at=job.deadline_at,
@@ -306,11 +307,11 @@ def _leased(facts: Facts) -> Iterator[Cause]:
         yield Cause(
             code="worker_lost",
             text=f"{worker} holds it; its last heartbeat was {seen.age_ms // 1000} s ago",
-            remedy="wait until the lease lapses; then another worker gets it",
+            remedy="wait until the lease expires; then another worker gets the job",
             at=job.deadline_at,
         )
     if job.cancel_requested:
-        yield Cause(code="cancelling", text=f"{worker} was asked to stop it")
+        yield Cause(code="cancelling", text=f"{worker} has been asked to stop it")
     yield Cause(
         code="running",
         text=f"{worker} is running attempt {job.attempt}",
@@ -349,11 +350,11 @@ def _quoted(event: Event) -> str:
     return f" ({text[:200]})" if text else ""
 
 
-def _present(workers: list[Seen]) -> str:
+def _present(workers: list[SeenWorker]) -> str:
     return f"{_names(workers)} {'is' if len(workers) == 1 else 'are'} running"
 
 
-def _names(workers: list[Seen]) -> str:
+def _names(workers: list[SeenWorker]) -> str:
     names = [seen.record.name for seen in workers[:NAMES_MAX]]
     rest = len(workers) - len(names)
     shown = ", ".join(names) + (f" and {rest} more" if rest else "")
@@ -436,6 +437,6 @@ def _noisy(tenant: TenantView) -> Cause:
     return Cause(
         code="tenant_noisy",
         text=f"its tenant {tenant.tenant or '(none)'} uses {tenant.share:.0%} of the queue's time,"
-        f" with {counted(tenant.leased, 'job')} leased, and goes behind the others",
+        f" with {counted(tenant.leased, 'job')} leased, and yields to the others",
         remedy="start more workers",
     )

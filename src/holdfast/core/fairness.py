@@ -14,7 +14,8 @@ import msgspec
 
 Fairness = Literal["off", "shares", "noisy"]
 """off: by priority and time only. shares: tenants take turns, by weight. noisy: tenants that use
-too much of the queue go behind the others."""
+too much of the queue yield to the others.
+"""
 
 
 NOISY_SHARE = 0.1
@@ -31,7 +32,7 @@ TURN = 1_000
 
 
 CREDIT = 100 * TURN
-"""How far the turn of an idle tenant may lag: its head start over the others when it returns."""
+"""The longest lag of an idle tenant's turn: its head start over the others when it returns."""
 
 
 class TenantView(msgspec.Struct, frozen=True, kw_only=True):

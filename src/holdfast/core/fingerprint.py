@@ -19,7 +19,7 @@ _OTHERS_MAX = 8
 _TRACE_LINES_MAX = 2_000
 
 _ABOUT_THE_TASK = (FailureKind.TIMEOUT, FailureKind.OVERDUE, FailureKind.EXPIRED)
-"""Kinds that are grouped by task: their message and trace depend on chance."""
+"""Kinds that are grouped by task: their message and trace are arbitrary."""
 
 _ABOUT_CODE = (
     *("AttributeError", "ImportError", "ModuleNotFoundError", "NameError", "TypeError"),
@@ -97,7 +97,7 @@ def frames(trace: str, kind: str = "", *, crashed: bool = False) -> list[str]:
     *_, main = [each for each in found if each.kind == kind.rpartition(".")[2]] or found
     others = sorted({f"{each.kind} {''.join(each.own(1))}" for each in found if each is not main})
     inner = main.own(FRAMES_MAX)
-    # Which frame of a recursion reached the limit is chance.
+    # The frame at which a recursion reached the limit is arbitrary.
     inner = sorted(inner) if main.kind == "RecursionError" else inner
     return [*inner, *others[:_OTHERS_MAX]]
 
@@ -114,7 +114,7 @@ def normal(text: str, *, names: bool = False) -> str:
 
     plain = _VARIABLE.sub(named, text[: 4 * TEXT_MAX])
     for _ in range(_DEPTH_MAX):
-        # The innermost first: a value that contains values is one value too.
+        # Replace the innermost values first: a value that contains values is one value, too.
         plain, found = _DATA.subn(_VALUE, plain)
         if not found:
             break

@@ -34,7 +34,7 @@ def lane_of(job: NewJob | Job, queue: Queue, *, strict: bool = False) -> Lane | 
     """The job's lane; None if its queue has neither limits for it nor fairness.
 
     With `strict`, as for a new job, a job that lacks a field of a key template is refused. For a
-    job that is stored already the missing field counts as empty.
+    stored job, the missing field counts as empty.
     """
     if not queue.limits and queue.fairness == "off":
         return None
@@ -69,7 +69,8 @@ def fields_of(template: str) -> tuple[str, ...]:
             continue
         if not name.isidentifier() or spec or conversion:
             raise InvalidQueue(
-                f"key template {template[:80]!r}: {{{name}}} is no plain field such as {{tenant}}"
+                f"key template {template[:80]!r}: {{{name}}} is not a plain field such as"
+                f" {{tenant}}"
             )
         names.append(name)
     return tuple(names)
@@ -97,8 +98,8 @@ def _key(limit: Limit, job: NewJob | Job, *, strict: bool) -> str:
         return key
     if strict:
         raise InvalidJob(
-            f"limit {limit.name} makes a key of job {job.id} that is over {bounds.NAME_BYTES_MAX}"
-            " bytes, or has a NUL or a lone surrogate"
+            f"the key that limit {limit.name} makes for job {job.id} is over"
+            f" {bounds.NAME_BYTES_MAX} bytes, or has a NUL or a lone surrogate"
         )
     return limit.key.format_map(dict.fromkeys(names, ""))
 

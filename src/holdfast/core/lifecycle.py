@@ -25,7 +25,7 @@ from holdfast.core.model import (
     Reason,
     State,
 )
-from holdfast.core.policy import exhausted, is_crash
+from holdfast.core.retry_policy import exhausted, is_crash
 from holdfast.core.text import counted
 from holdfast.core.verdict import (
     Bury,
@@ -145,7 +145,8 @@ def merge_waiting(job: Job, payload: bytes, now: int) -> Change:
 
 def lease(job: Job, *, token: int, worker: str, now: int, lease_ms: int) -> Job:
     """Lease a due job. The attempt is counted now, so that a job that kills its worker cannot run
-    for ever."""
+    forever.
+    """
     assert job.state is State.WAITING
     assert job.due_at <= now
     return replace(
@@ -161,7 +162,8 @@ def lease(job: Job, *, token: int, worker: str, now: int, lease_ms: int) -> Job:
 
 
 def judge(job: Job | None, token: int, verdict: Verdict, *, lapsed: bool) -> Outcome | None:
-    """Whether `verdict` may end the lease `token`: None to apply it, else the answer to give.
+    """Decide whether `verdict` may end the lease `token`: None to apply it, otherwise the answer to
+    return.
 
     A late settle still wins while the job waits under its token; a repeat is harmless. The reaper's
     verdict counts only while the lease is `lapsed`, that is, past its deadline.
@@ -191,7 +193,7 @@ def judge(job: Job | None, token: int, verdict: Verdict, *, lapsed: bool) -> Out
 
 
 def is_reaped(verdict: Verdict) -> bool:
-    """Whether the verdict was made by the reaper about a lapsed lease."""
+    """Whether the verdict was made by the reaper about an overdue lease."""
     failure = verdict.failure if isinstance(verdict, Retry | Bury) else None
     return failure is not None and failure.kind is FailureKind.OVERDUE
 
@@ -228,8 +230,8 @@ def apply(job: Job, verdict: Verdict, queue: Queue, now: int) -> Change:
             return _wait(again, queue, delay_ms, now, event)
         case Forward(queue=target):
             event = _event(job, EventKind.FORWARDED, now, text=f"from {job.queue} to {target}")
-            afresh = replace(_afresh(ended, now, queue=target), reason=None)
-            return Change(afresh, event, tail=True)
+            moved = replace(_restarted(ended, now, queue=target), reason=None)
+            return Change(moved, event, tail=True)
         case never:
             assert_never(never)
 
@@ -250,11 +252,11 @@ def bury(
         print_ = fingerprint(reason, failure, job.task)
         dead = replace(job, state=State.DEAD, finished_at=now, reason=reason, fingerprint=print_)
         return Change(dead, event)
-    moved = replace(_afresh(job, now, queue=target), expires_at=None, reason=reason)
+    moved = replace(_restarted(job, now, queue=target), expires_at=None, reason=reason)
     return Change(moved, event, tail=True)
 
 
-def _afresh(job: Job, now: int, *, queue: str) -> Job:
+def _restarted(job: Job, now: int, *, queue: str) -> Job:
     # Without its token: a late settle must not affect the job in its new queue.
     return replace(
         job,
@@ -304,7 +306,7 @@ def after_parent(child: Job, ended: State | None) -> ParentEffect:
 
 
 def orphan(child: Job, parent: str, ended: State | None, now: int) -> Change:
-    """Cancel a waiting child whose parent did not end as it required."""
+    """Cancel a waiting child whose parent did not end as required."""
     fate = "was deleted" if ended is None else f"is {ended}"
     text = f"parent {parent} {fate}"
     event = Event(at=now, kind=EventKind.CANCELLED, attempt=child.attempt, text=text)

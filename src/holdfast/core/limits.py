@@ -1,7 +1,7 @@
 """Concurrency limits and rates of a queue: the values and their arithmetic.
 
 Rates count in microseconds, so that a thousand starts a second are evenly spaced. An engine stores
-the counters and asks these functions what they allow.
+the counters; these functions compute what they allow.
 """
 
 from __future__ import annotations

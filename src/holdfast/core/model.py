@@ -105,9 +105,10 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Reroute(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Reroute policy of an addressed job that its worker did not take in time: to another worker
-    with these labels, at most `most` times; `done` counts them. `ttl_ms` is its TTL there; None
-    means the original one."""
+    """Reroute policy of an addressed job that its worker did not take in time: it moves to another
+    worker with these labels, at most `most` times; `done` counts them. `ttl_ms` is its TTL there;
+    None means the original one.
+    """
 
     labels: dict[str, str] = {}
     most: int = 3
@@ -166,9 +167,9 @@ class Queue(msgspec.Struct, frozen=True, kw_only=True):
 class NewJob(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A job to enqueue. The producer chooses the id, so that a repeated enqueue adds nothing.
 
-    The job waits until every job in `after` has ended as `after_on` requires. `parent_death` says
-    what happens to it when one of them died, or was cancelled or deleted, instead; if one succeeds
-    that was required to die, the job is cancelled.
+    The job waits until every job in `after` has ended as `after_on` requires. `parent_death`
+    decides what happens to it if one of them dies, or is cancelled or deleted, instead; if one
+    succeeds that was required to die, the job is cancelled.
     """
 
     id: str
@@ -293,7 +294,7 @@ class Note(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Renewal(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """A request to push a lease's deadline; `lease_ms` None means its present duration."""
+    """A request to extend a lease's deadline; `lease_ms` None means its current duration."""
 
     lease: Lease
     lease_ms: int | None = None
@@ -378,7 +379,7 @@ class Tally(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True):
-    """A small versioned value stored beside the jobs. Version 0 creates it; value None deletes it.
+    """A small versioned value stored with the jobs. Version 0 creates it; value None deletes it.
 
     `save` succeeds only on the version that was read, and stores version + 1. `load` fills
     `age_ms`: the time since it was saved, by the engine's own clock and never negative.

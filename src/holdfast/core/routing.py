@@ -9,41 +9,41 @@ from collections.abc import Iterable, Mapping
 
 from msgspec.structs import replace
 
-from holdfast.core.explain import ABSENT_MS, Seen
+from holdfast.core.explain import ABSENT_MS, SeenWorker
 from holdfast.core.model import Job, Reroute
-from holdfast.core.policy import show_ttl, ttl_ms
+from holdfast.core.retry_policy import show_ttl, ttl_ms
 from holdfast.core.verdict import Move
 from holdfast.core.workers import Health, WorkerRecord, addressee, health, knows_task, worker_queue
 
 _BETTER = (Health.HEALTHY, Health.DEGRADED)
 
 
-def choose(
-    job: Job, workers: Iterable[Seen], labels: Mapping[str, str], waiting: Mapping[str, int]
+def choose_worker(
+    job: Job, workers: Iterable[SeenWorker], labels: Mapping[str, str], waiting: Mapping[str, int]
 ) -> str | None:
-    """The name of the worker to reroute the job to, never its present one; None if none fits.
+    """The name of the worker to reroute the job to, never its current one; None if none fits.
     `waiting` maps a worker's name to the number of jobs in its queue; a worker that is missing
     from it has no queue."""
-    away = addressee(job.queue)
+    present = addressee(job.queue)
     fitting = [
         seen
         for seen in workers
-        if seen.record.name != away
+        if seen.record.name != present
         and seen.record.name in waiting
         and _is_open(seen)
         and knows_task(seen.record, job.task)
         and labels.items() <= seen.record.labels.items()
     ]
-    best = min(fitting, key=lambda seen: _standing(seen, waiting), default=None)
+    best = min(fitting, key=lambda seen: _rank(seen, waiting), default=None)
     return None if best is None else best.record.name
 
 
-def left_of(policy: Reroute | None) -> int:
-    """How often a job with this policy may still be rerouted."""
+def reroutes_left(policy: Reroute | None) -> int:
+    """How many more times a job with this policy may be rerouted."""
     return 0 if policy is None else max(0, policy.most - policy.done)
 
 
-def onward(job: Job, policy: Reroute, to: str) -> Move:
+def reroute_to(job: Job, policy: Reroute, to: str) -> Move:
     """The amendment that moves an expired job to another worker, with its original TTL."""
     did = "finished" if job.attempt else "taken"
     return Move(
@@ -55,22 +55,22 @@ def onward(job: Job, policy: Reroute, to: str) -> Move:
     )
 
 
-def why_not(policy: Reroute) -> str:
+def why_not_rerouted(policy: Reroute) -> str:
     """Why a job with this policy could not be rerouted."""
-    if left_of(policy) == 0:
+    if reroutes_left(policy) == 0:
         return f"it was already rerouted {policy.done} times, the maximum"
     labels = ", ".join(f"{name}={value}" for name, value in sorted(policy.labels.items()))
     return f"no other worker{f' with {labels}' if labels else ''} could take it"
 
 
-def _is_open(seen: Seen) -> bool:
+def _is_open(seen: SeenWorker) -> bool:
     record = seen.record
     state, _ = health(record, seen.age_ms)
     shut = record.stopping or record.cordoned or seen.age_ms > ABSENT_MS
     return not shut and state in _BETTER
 
 
-def _standing(seen: Seen, waiting: Mapping[str, int]) -> tuple[int, float, str]:
+def _rank(seen: SeenWorker, waiting: Mapping[str, int]) -> tuple[int, float, str]:
     record: WorkerRecord = seen.record
     state, _ = health(record, seen.age_ms)
     jobs = record.running + record.prefetched + waiting[record.name]

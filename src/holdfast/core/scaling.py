@@ -1,7 +1,7 @@
 """How many workers keep a queue's waiting time below a target: the arithmetic.
 
 Pure. The advice never exceeds the number of jobs or what the queue's limits allow. Where too little
-is known, it is to keep the present number.
+is known, it advises the current number.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Goal(msgspec.Struct, frozen=True, kw_only=True):
 
 class Advice(msgspec.Struct, frozen=True, kw_only=True):
     """The advised numbers and their reason. `wait_ms` estimates how long a job that arrives now
-    would wait with the present slots; None if unknown."""
+    would wait with the current slots; None if unknown."""
 
     slots: int
     workers: int
@@ -61,18 +61,21 @@ def advise(load: Load, goal: Goal) -> Advice:
     """The number of slots that meets the goal, and the workers that provide them."""
     wait_ms = wait_of(load)
     if load.paused:
-        return _advice(0, goal, wait_ms, "the queue is paused: nothing starts")
+        return _advice(0, goal, wait_ms, "the queue is paused: no job starts")
     if load.run_ms is None:
         return _unknown(load, goal, wait_ms)
     if load.waiting and load.ended >= _ENDED_MIN and load.failed == load.ended:
-        text = f"all of the last {load.ended} attempts failed: more workers would fail more"
+        text = (
+            f"all of the last {load.ended} attempts failed: more workers would only fail more often"
+        )
         return _advice(load.slots, goal, wait_ms, text)
     if not load.waiting and not load.leased and load.arrivals == 0:
         return _advice(0, goal, wait_ms, "no job waits and none arrives")
     steady = steady_slots(load, goal.wait_ms)
     behind = backlog_slots(load, goal.wait_ms)
     text = (
-        f"{load.arrivals:.2g} jobs/s of {show_ms(round(_service_ms(load)))} fill {steady} slots"
+        f"{load.arrivals:.2g} jobs/s of {show_ms(round(_service_ms(load)))} each fill {steady}"
+        " slots"
         if steady >= behind
         else f"{load.waiting} jobs wait, the oldest for {show_ms(load.oldest_age_ms or 0)}"
     )
@@ -92,7 +95,7 @@ def steady_slots(load: Load, wait_ms: int) -> int:
         return 0
     if busy >= SLOTS_MAX / 2:
         return SLOTS_MAX
-    # Erlang B, the probability that all slots are busy, computed for one slot after another.
+    # Erlang B, the probability that all slots are busy, computed slot by slot.
     blocked = 1.0
     slots = 0
     while slots < SLOTS_MAX:
@@ -106,8 +109,10 @@ def steady_slots(load: Load, wait_ms: int) -> int:
 
 
 def backlog_slots(load: Load, wait_ms: int) -> int:
-    """The slots that start all waiting jobs, and those that arrive meanwhile, in the time left. For
-    jobs that are late already half of the target is assumed, so that the number stays finite."""
+    """The slots that start all waiting jobs, and those that arrive in the meantime, in the time
+    left. For jobs that are already late, half of the target is assumed, so that the number stays
+    finite.
+    """
     if not load.waiting:
         return 0
     left_ms = max(wait_ms - (load.oldest_age_ms or 0), wait_ms / 2, 1)

@@ -66,7 +66,7 @@ def refusal(job: Job, *, is_known_queue: bool) -> Receipt | None:
     if not is_known_queue:
         return checks.refusal(job.id, checks.unknown_queue(job.queue))
     if job.state is State.LEASED:
-        error = InvalidJob(f"job {job.id} is leased: it can be moved when its lease has ended")
+        error = InvalidJob(f"job {job.id} is leased: it can be moved once its lease has ended")
         return checks.refusal(job.id, error)
     return None
 

@@ -1,4 +1,4 @@
-"""Verdict: how a lease ends. Amendment: what an operator may do to jobs without a lease."""
+"""Verdict: how a lease ends. Amendment: an operator's change to jobs, made without a lease."""
 
 from __future__ import annotations
 
@@ -107,8 +107,9 @@ class Edit(msgspec.Struct, frozen=True, kw_only=True, tag="edit"):
 
 
 class Move(msgspec.Struct, frozen=True, kw_only=True, tag="move"):
-    """Move waiting or dead jobs to another queue, state and attempts unchanged. `text` says why;
-    `expires_ms` is their time limit there, `reroute` the remaining reroute policy."""
+    """Move waiting or dead jobs to another queue, state and attempts unchanged. `text` is the
+    reason; `expires_ms` is their time limit there, `reroute` the remaining reroute policy.
+    """
 
     queue: str
     by: str = ""

@@ -1,4 +1,4 @@
-"""The record that a worker keeps of itself, orders to it, and its health.
+"""A worker's own record, the orders to it, and its health.
 
 Pure: ages and counts go in, a judgement comes out. Which worker runs a job is read from the job.
 """
@@ -20,7 +20,7 @@ DISTRIBUTOR = "(distributor)"
 """The worker name of distributors, which lease jobs only to forward them. No worker can have it."""
 ADDRESSED_EXPIRES_MS = 5 * bounds.MINUTE_MS
 TASKS_SHOWN = 500
-"""The most task names in a worker's record: the first in alphabetical order."""
+"""The maximum number of task names in a worker's record: the first in alphabetical order."""
 
 DEGRADED_FAILURES, UNHEALTHY_FAILURES = 3, 10
 DEGRADED_RATE, UNHEALTHY_RATE = 0.3, 0.7
@@ -55,7 +55,9 @@ class WorkerRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     consecutive_failures: int = 0
     failure_rate: float = 0.0
     blocked: str = ""
-    """Why it makes no progress although it has free slots and jobs wait; "" if it does."""
+    """Why it makes no progress although it has free slots and jobs wait; "" if it makes
+    progress.
+    """
     cordoned: bool = False
     stopping: bool = False
 

@@ -6,7 +6,7 @@ from django.apps import AppConfig
 
 
 class HoldfastConfig(AppConfig):  # type: ignore[misc]
-    """An app without models: Holdfast has a store of its own."""
+    """An app without models: Holdfast has its own store."""
 
     name = "holdfast.django"
     label = "holdfast"

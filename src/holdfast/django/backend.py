@@ -1,7 +1,7 @@
 """HoldfastBackend: enqueues Django's tasks as jobs and reads jobs as Django's results.
 
-A job enqueued in a transaction exists only if that commits: it is part of the transaction where
-Django and Holdfast share a PostgreSQL database, else it is enqueued right after the commit.
+A job enqueued in a transaction exists only if that commits: if Django and Holdfast share a
+PostgreSQL database it is part of the transaction, otherwise it is enqueued right after the commit.
 Workers load `application`, which sets up Django and registers every task of the project.
 """
 
@@ -28,7 +28,7 @@ from holdfast.app.task import Task as HoldfastTask
 from holdfast.core import bounds
 from holdfast.core.model import Queue
 from holdfast.django import runner
-from holdfast.django.api import (
+from holdfast.django.compat import (
     BaseTaskBackend,
     InvalidTask,
     InvalidTaskBackend,
@@ -75,7 +75,7 @@ class HoldfastBackend(BaseTaskBackend):  # type: ignore[misc]
         super().validate_task(task)
         if not bounds.TASK_NAME.match(task.module_path):
             raise InvalidTask(
-                f"{task.module_path[:80]!r} is not a valid task name: use 1 to 200 of "
+                f"{task.module_path[:80]!r} is not a valid task name: use 1 to 200 characters of "
                 "A-Z a-z 0-9 _ . -"
             )
         if not bounds.QUEUE_NAME.match(task.queue_name):
@@ -119,7 +119,7 @@ class HoldfastBackend(BaseTaskBackend):  # type: ignore[misc]
         for name in self.queues:
             if not bounds.QUEUE_NAME.match(str(name)):
                 raise UsageError(
-                    f"QUEUES has {name!r}: a queue name is 1 to 80 of A-Z a-z 0-9 _ . -"
+                    f"QUEUES has {name!r}: a queue name is 1 to 80 characters of A-Z a-z 0-9 _ . -"
                 )
         new_job("check", None, cast("JobOptions", {**self._of_jobs, "id": "check"}))
         _refuse_djangos_file(self.options.get("url"))

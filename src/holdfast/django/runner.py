@@ -29,7 +29,7 @@ from django.utils.module_loading import autodiscover_modules
 
 from holdfast import errors
 from holdfast.core.model import Event, FailureKind, Job, State
-from holdfast.django.api import (
+from holdfast.django.compat import (
     Task,
     TaskContext,
     TaskError,

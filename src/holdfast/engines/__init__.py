@@ -1,4 +1,4 @@
-"""STORE: one file or folder per engine behind the narrow waist of `base`.
+"""STORE: one file or folder per engine, all behind the interface in `base`.
 
 Concrete engines never import each other.
 """

@@ -1,6 +1,6 @@
 """`Engine`, the interface of every store and broker, its laws, and `Traits`, its abilities.
 
-The interface speaks in job verbs; SQL never crosses it. Callers pass durations, and only the
+Its methods are job verbs; SQL never crosses it. Callers pass durations, and only the
 engine makes instants, from its own clock.
 """
 
@@ -33,15 +33,14 @@ from holdfast.core.model import (
     Waits,
 )
 from holdfast.core.verdict import Amendment, Outcome, Settlement
+from holdfast.engines.extras import Examination  # noqa: F401 (public here since 0.1.0)
 from holdfast.errors import EngineUnavailable, OutcomeUnknown, StorageFull, UsageError
 
 
 class Traits(msgspec.Struct, frozen=True, kw_only=True):
-    """The abilities of an engine, fixed when it is made.
-
-    A call that needs a missing one is Unsupported before anything is written: see `support`. The
-    traits of a remote engine travel over the wire, so a new one has a default that older servers
-    keep.
+    """The abilities of an engine, fixed when it is created. A call that needs a missing one raises
+    Unsupported before anything is written: see `support`. The traits of a remote engine travel over
+    the wire, so a new one has a default that older servers keep.
     """
 
     name: str
@@ -60,8 +59,9 @@ class Traits(msgspec.Struct, frozen=True, kw_only=True):
     fencing: bool = True
     """Only the holder of the current token can renew or settle (laws 3, 4, 5 and 8)."""
     ordered: bool = True
-    """Queues and lists have one order. Without it the order holds within each store of a
-    composition, and not across them."""
+    """Queues and lists have one order. Without this trait the order holds within each store of a
+    composition, but not across stores.
+    """
     transactional: bool = False
     """Enqueue and settle inside the caller's own transaction: the extra `Transactional`."""
     groups: bool = False
@@ -73,7 +73,7 @@ class Traits(msgspec.Struct, frozen=True, kw_only=True):
     delay_ms_max: int = bounds.DELAY_MS_MAX
     """Longest delay of a new, retimed or redriven job."""
     batch_max: int = bounds.BATCH_MAX
-    """Most entries in one call."""
+    """Maximum number of items in one call, which the engine checks itself."""
     payload_max: int = bounds.PAYLOAD_MAX
     """Largest payload, in bytes."""
     limits: bool = True
@@ -81,23 +81,27 @@ class Traits(msgspec.Struct, frozen=True, kw_only=True):
     fairness: bool = True
     """Fairness between tenants, and their weights."""
     refunds: bool = True
-    """Release gives the attempt back. Without it a released job keeps its count."""
+    """Release refunds the attempt. Without this trait a released job keeps its count."""
     results: bool = True
     """The result of a completed job is stored."""
     notes: bool = True
     """Progress, checkpoint and output of a run are stored."""
     follow_ups: bool = True
-    """Complete may enqueue follow-up jobs: in the same transaction if `atomic`, else before the
-    completion, and then at least once."""
+    """Complete may enqueue follow-up jobs: in the same transaction if `atomic`, otherwise before
+    the completion, and then at least once.
+    """
     records: bool = True
-    """Versioned records beside the jobs: workers, schedules, settings."""
+    """Versioned records stored with the jobs: workers, schedules, settings."""
     combinations: bool = True
-    """One job may combine any key, group and parents. Without it they must share a partition."""
+    """One job may combine any key, group and parents. Without this trait they must share a
+    partition.
+    """
     exact_counts: bool = True
-    """Counts of a queue are exact up to `limits.COUNT_EXACT_MAX`; without it all are estimates."""
+    """Counts of a queue are exact up to `bounds.COUNT_EXACT_MAX`; otherwise all are estimates."""
     atomic_max: int = bounds.BATCH_MAX
-    """Most entries that one call applies in one transaction. 1: each by itself. 0: not even one
-    and its effects, such as a move to a dead queue."""
+    """Maximum number of items that one call applies in one transaction. 1: each item separately. 0:
+    not even one item with its effects, such as a move to a dead queue.
+    """
     lease_ms_max: int = bounds.LEASE_MS_MAX
     """Longest lease."""
     retry_ms_max: int = bounds.DELAY_MS_MAX
@@ -114,7 +118,7 @@ class _Any(Enum):
 
 
 class Overdue(msgspec.Struct, frozen=True, kw_only=True):
-    """Lapsed leases by (deadline, seq), and the time to the next deadline: None if there is none,
+    """Overdue leases by (deadline, seq), and the time to the next deadline: None if there is none,
     0 if there may be more than the limit."""
 
     leases: tuple[Lease, ...]
@@ -153,27 +157,23 @@ class Engine(Protocol):
     3. One live token per job. [fencing]
     4. A stale token changes nothing. [fencing]
     5. A late settle still wins while the job is leased or waiting under that token, never once it
-       is finished or leased anew; a late renew does not. [fencing]
-    6. The attempt is counted when leased, and given back by Release. [the second half: refunds]
-    7. Retried and reaped jobs go behind those already due at the same priority, unless the queue
-       says `order = keep` or the job is in a strict group. [ordered]
-    8. Repeating a settle is harmless. [fencing]
-    9. Every list has a stated order. [ordered]
-    10. Every call is bounded.
-    11. No policy, and no clock but its own.
-    12. A valid lease is never ended by expiry, by max_attempts, by a reaper that looked too early
-        or by an operator, who can only request it; except by `drop` and by a forced delete, which
-        revoke it.
-    13. An outcome that is not known is reported as OutcomeUnknown, and repeating the call with
+    is finished or leased again; a late renew does not. [fencing] 6. The attempt is counted when the
+    job is leased, and refunded by Release. [the second half: refunds] 7. Retried and reaped jobs go
+    behind those already due at the same priority, unless the queue has `order = keep` or the job is
+    in a strict group. [ordered] 8. Repeating a settle is harmless. [fencing] 9. Every list has a
+    stated order. [ordered] 10. Every call is bounded. 11. No policy, and no clock but its own. 12.
+    A valid lease is never ended by expiry, by max_attempts, by a reaper that acts too early or by
+    an operator, who can only send a cancel request; only `drop` and a forced delete revoke it. 13.
+    An outcome that is not known is reported as OutcomeUnknown, and repeating the call with
         the same id, key or token is safe. [for enqueue: keys]
     14. A move to a dead queue is one transaction. [atomic]
     15. Of a strict group one batch is leased at a time, in the order of arrival. [groups]
-    16. No limit is exceeded: slots are taken and given back in the transaction that grants or ends
-        the lease, and no start is given back to a rate. [limits, rates]
-    17. No job is leased before its parents have ended as it requires. [dependencies]
+    16. No limit is exceeded: slots are taken and freed in the transaction that grants or ends the
+    lease, and a rate never gets a start back. [limits, rates] 17. No job is leased before its
+    parents have ended as it requires. [dependencies]
 
     A call that needs a missing trait changes nothing and raises Unsupported, with one exception:
-    in `enqueue` the job is REFUSED with the code `unsupported`, and its neighbours go in.
+    in `enqueue` the job is REFUSED with the code `unsupported`, and the others are enqueued.
     """
 
     @property
@@ -190,7 +190,7 @@ class Engine(Protocol):
         settings (None: the queue does not exist yet). True if it was written."""
 
     async def drop(self, name: str) -> None:
-        """Remove a queue and its jobs, revoking their leases. Unknown names are no error."""
+        """Remove a queue and its jobs, revoking their leases. An unknown name is not an error."""
 
     async def queues(
         self, *, names: Collection[str] | None = None, counts: bool = True
@@ -199,19 +199,20 @@ class Engine(Protocol):
         only the settings are read."""
 
     async def enqueue(self, jobs: Sequence[NewJob]) -> list[Receipt]:
-        """Durable on return. A bad job is REFUSED with a code and harms no neighbour. A known id,
-        or a key still held, is a DUPLICATE."""
+        """Durable on return. An invalid job is REFUSED with a code and does not affect the others.
+        A job with a known id, or with a key still held, is a DUPLICATE.
+        """
 
     async def lease(self, request: LeaseRequest) -> list[Lease]:
         """Due jobs by (queue in the order of the request, priority, due_at, place); empty after
         `wait_ms`."""
 
     async def renew(self, renewals: Sequence[Renewal]) -> list[Lease | None]:
-        """Push the deadlines and store the notes; None = lost. The renewed lease carries an
+        """Extend the deadlines and store the notes; None = lost. The renewed lease carries an
         operator's cancel request. [renew]"""
 
     async def settle(self, settlements: Sequence[Settlement]) -> list[Outcome]:
-        """The only way a lease ends."""
+        """Apply verdicts: the only way a lease ends."""
 
     async def overdue(self, limit: int) -> Overdue:
         """Leases past their deadline, for the reaper; jobs without payloads."""
@@ -224,7 +225,7 @@ class Engine(Protocol):
         and deletes them with `amend`. Also frees once-only keys past their window."""
 
     async def recount(self, limit: int) -> int:
-        """Compare the counters beside the jobs with the jobs, and repair differences: slots that
+        """Compare the stored counters with the jobs, and repair differences: slots that
         no lease holds, groups without a head, children whose parents have ended. Returns the
         number of repairs; each call checks at most `limit`, and repeated calls cover everything."""
 
@@ -236,18 +237,19 @@ class Engine(Protocol):
         [inspect]"""
 
     async def get(self, id: str) -> Job | None:
-        """The whole job, with its timeline rows, output and result. [inspect]"""
+        """The complete job, with its timeline rows, output and result. [inspect]"""
 
     async def find(self, wanted: JobFilter, *, limit: int, after: int | None = None) -> Page:
         """Matching jobs, newest first, without output, result and checkpoint. [inspect]"""
 
     async def tally(self, wanted: JobFilter, by: TallyBy, *, limit: int) -> list[Tally]:
-        """Counts by value, highest first, then by value; over at most `limits.SCAN_MAX` jobs.
+        """Counts by value, highest first, then by value; over at most `bounds.SCAN_MAX` jobs.
         [inspect]"""
 
     async def amend(self, wanted: JobFilter, amendment: Amendment, *, limit: int) -> int:
-        """Apply to at most `limit` matching jobs, oldest first, guarded by their state in the same
-        write; returns how many were changed. [inspect]"""
+        """Amend at most `limit` matching jobs, oldest first, guarded by their state in the same
+        write; returns how many were changed. [inspect]
+        """
 
     async def load(self, kind: str, *, after: str | None = None, limit: int) -> list[Record]:
         """Records of one kind, sorted by key. [records]"""
@@ -258,8 +260,9 @@ class Engine(Protocol):
 
 @contextmanager
 def unknown_if_partial(happened: Callable[[], object]) -> Iterator[None]:
-    """For a call of several transactions: turn an error which says that nothing was changed into
-    OutcomeUnknown, if `happened()` says that something was. Other errors stay as they are."""
+    """For a call of several transactions: if `happened()` is true, turn an error that claims that
+    nothing was changed into OutcomeUnknown. Other errors are unchanged.
+    """
     try:
         yield
     except (EngineUnavailable, StorageFull, UsageError) as error:
@@ -267,5 +270,5 @@ def unknown_if_partial(happened: Callable[[], object]) -> Iterator[None]:
             raise
         text = re.sub("[;:] nothing was changed", "", str(error))
         raise OutcomeUnknown(
-            f"{text}; a part of it had happened: repeat with the same ids"
+            f"{text}; a part of the call has taken effect: repeat it with the same ids"
         ) from error

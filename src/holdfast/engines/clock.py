@@ -5,13 +5,11 @@ from __future__ import annotations
 import ctypes
 import ctypes.util
 import sys
-import time
 from pathlib import Path
 from typing import Protocol
 
+from holdfast import process
 from holdfast.errors import ConfigError
-
-_BOOT_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
 class Clock(Protocol):
@@ -31,11 +29,10 @@ class SystemClock:
     """The clocks of the operating system."""
 
     def wall_ms(self) -> int:
-        return time.time_ns() // 1_000_000
+        return process.wall_ms()
 
     def boot_ms(self) -> int:
-        # CLOCK_BOOTTIME includes time in suspend; without it, monotonic is the closest.
-        return time.clock_gettime_ns(_BOOT_CLOCK) // 1_000_000
+        return process.boot_ns() // 1_000_000
 
     def boot_id(self) -> str:
         if sys.platform == "darwin":

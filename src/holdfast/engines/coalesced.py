@@ -18,13 +18,16 @@ from holdfast.core import checks
 from holdfast.core.model import Lease, LeaseRequest, NewJob, Receipt, Renewal
 from holdfast.core.verdict import Outcome, Release, Settlement
 from holdfast.engines.base import Engine
+from holdfast.engines.lease import LeaseReturns
 from holdfast.engines.wrapper import Wrapper
-from holdfast.errors import HoldfastError, OutcomeUnknown, UsageError
+from holdfast.errors import OutcomeUnknown, UsageError
 
 _log = logging.getLogger("holdfast.coalesced")
 
 _MERGED_MAX = 100
-"""A batch of this size gains nothing from others; alone it may use another connection."""
+"""A batch of this size gains nothing from being merged; on its own it may use another
+connection.
+"""
 
 Entry = TypeVar("Entry")
 Answer = TypeVar("Answer")
@@ -42,7 +45,9 @@ class Coalesced(Wrapper):
         self._leases: dict[LeaseRequest, _SharedLeases] = {}
         self._apart: set[LeaseRequest] = set()
         """Requests that got a batch of a strict group, which must not be shared between callers."""
-        self._releases: set[asyncio.Task[None]] = set()
+        self._returns = LeaseReturns(
+            self._settles.submit, Release("the caller was cancelled"), _log
+        )
 
     async def close(self) -> None:
         """Answer all pending calls, then close the engine."""
@@ -52,8 +57,7 @@ class Coalesced(Wrapper):
             *(pending.drain for pending in self._leases.values()),
         ):
             await drain()
-        while self._releases:
-            await asyncio.wait(self._releases)
+        await self._returns.ended()
         await self._settles.drain()
         await self._engine.close()
 
@@ -72,7 +76,7 @@ class Coalesced(Wrapper):
                 self._engine,
                 alike,
                 self._apart,
-                self._release_soon,
+                self._returns.begin,
                 lambda: self._leases.pop(alike),
             )
         return await pending.submit([None] * request.limit)
@@ -82,19 +86,6 @@ class Coalesced(Wrapper):
 
     async def settle(self, settlements: Sequence[Settlement]) -> list[Outcome]:
         return await self._settles.submit(settlements)
-
-    def _release_soon(self, leases: list[Lease]) -> None:
-        """Release leases that no caller takes; if that fails, they lapse."""
-        task = asyncio.create_task(self._release(leases))
-        self._releases.add(task)
-        task.add_done_callback(self._releases.discard)
-
-    async def _release(self, leases: list[Lease]) -> None:
-        released = [Settlement(lease=lease, verdict=Release("the caller left")) for lease in leases]
-        try:
-            await self._settles.submit(released)
-        except HoldfastError as error:
-            _log.warning("%d leases of a caller that left will lapse: %s", len(leases), error)
 
 
 class _PendingCall(Generic[Entry, Answer]):
@@ -108,7 +99,7 @@ class _PendingCall(Generic[Entry, Answer]):
 
     @property
     def cancelled(self) -> bool:
-        """The caller is gone."""
+        """True if the caller was cancelled."""
         return self.answer.done()
 
     def fail(self, error: Exception) -> None:
@@ -126,14 +117,14 @@ class _PendingCalls(Generic[Entry, Answer]):
     def __init__(self, batch_max: int) -> None:
         self._batch_max = batch_max
         self._waiting: list[_PendingCall[Entry, Answer]] = []
-        self._pump: asyncio.Task[None] | None = None
+        self._task: asyncio.Task[None] | None = None
 
     async def submit(self, entries: Sequence[Entry]) -> list[Answer]:
         call: _PendingCall[Entry, Answer] = _PendingCall(entries)
         self._waiting.append(call)
-        if self._pump is None or self._pump.done():
+        if self._task is None or self._task.done():
             # A separate task: cancelling one caller must not cancel the shared call.
-            self._pump = asyncio.create_task(self._run())
+            self._task = asyncio.create_task(self._run())
         try:
             return await call.answer
         except asyncio.CancelledError:
@@ -144,8 +135,8 @@ class _PendingCalls(Generic[Entry, Answer]):
             raise
 
     async def drain(self) -> None:
-        while self._pump is not None and not self._pump.done():
-            await asyncio.wait([self._pump])
+        while self._task is not None and not self._task.done():
+            await asyncio.wait([self._task])
 
     async def _run(self) -> None:
         group: list[_PendingCall[Entry, Answer]] = []
@@ -153,7 +144,7 @@ class _PendingCalls(Generic[Entry, Answer]):
             while group := self._take():
                 await self._serve(group)
         finally:
-            self._pump = None
+            self._task = None
             # Calls remain here only if the event loop is shutting down.
             for call in (*group, *self._waiting):
                 call.answer.cancel()
@@ -177,7 +168,7 @@ class _PendingCalls(Generic[Entry, Answer]):
         raise NotImplementedError
 
     def _discard(self, answers: list[Answer]) -> None:
-        """Answers whose caller is gone."""
+        """Discard answers whose caller was cancelled."""
 
     def _became_idle(self) -> None:
         """Called when no call is in flight or pending."""

@@ -25,15 +25,16 @@ def extra(engine: object, ability: type[Ability]) -> Ability | None:
 
 @runtime_checkable
 class ForwardsExtras(Protocol):
-    """A wrapper: it answers for the engine inside."""
+    """A wrapper, which finds extras for the engine inside."""
 
     def find_extra(self, ability: type[Ability]) -> Ability | None:
         """The object that has this ability for the wrapped engine; None if there is none."""
 
 
 class Examination(msgspec.Struct, frozen=True, kw_only=True):
-    """An engine's report on itself: its clock, software versions, free disk space, problems for a
-    person to solve, and damage found (None if it did not look)."""
+    """An engine's report on itself: its clock, software versions, free disk space, problems for an
+    operator to fix, and damage found (None if it did not check).
+    """
 
     now: int
     versions: dict[str, str] = {}
@@ -62,7 +63,7 @@ class PartitionView(msgspec.Struct, frozen=True, kw_only=True):
 
 @runtime_checkable
 class Partitioned(Protocol):
-    """Is made of several stores."""
+    """Consists of several stores."""
 
     def partitions(self) -> list[PartitionView]:
         """The state of each, in the order of the partition map."""
@@ -101,7 +102,7 @@ class Movable(Protocol):
     """Can export and import whole jobs."""
 
     def mover(self) -> Mover:
-        """Access to the stored jobs as they are."""
+        """Raw access to the stored jobs."""
 
 
 @runtime_checkable

@@ -5,19 +5,20 @@ whose caller was cancelled.
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import logging
 import secrets
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 
 from holdfast.core.model import Lease, LeaseRequest
 from holdfast.core.verdict import Complete, Outcome, Release, Settlement
-from holdfast.errors import EngineError
+from holdfast.errors import HoldfastError
 
 RANDOM_BITS = 16
 """Random bits of a token. They keep tokens unique even if a store loses its last commits and
 reuses their numbers. A token fits into 53 bits for the first 137 billion leases, so every JSON
 reader keeps it exact."""
 
+_CANCELLED = Release("the caller was cancelled")
 _LONG_ATTEMPT_S = 0.005
 _REST_TIMES = 9
 """At most a tenth of the time is spent on attempts that find nothing."""
@@ -38,11 +39,9 @@ async def lease_with_wait(
     net_ms: int,
     open_: Callable[[], bool],
 ) -> list[Lease]:
-    """Lease; if nothing is due, wait for a ring, the next due job or `net_ms` and attempt it again,
-    until the request's wait is over or the engine is closed.
-
-    An attempt that took long, because it passed many jobs of other tasks, is not repeated at
-    every ring.
+    """Lease; if nothing is due, wait for a ring, the next due job or `net_ms` and try again, until
+    the request's wait is over or the engine is closed. An attempt that took long, because it
+    skipped many jobs of other tasks, is not repeated at every ring.
     """
     loop = asyncio.get_running_loop()
     end = loop.time() + request.wait_ms / 1000
@@ -54,10 +53,10 @@ async def lease_with_wait(
         if leases or left <= 0 or not open_():
             return leases
         took_s = loop.time() - began
-        nap_ms = net_ms if next_ms is None else min(net_ms, max(next_ms, 1))
+        sleep_ms = net_ms if next_ms is None else min(net_ms, max(next_ms, 1))
         if request.tasks is not None and took_s > _LONG_ATTEMPT_S:
             await asyncio.sleep(min(left, took_s * _REST_TIMES, net_ms / 1000))
-        await bell.wait(ticket, min(left, nap_ms / 1000))
+        await bell.wait(ticket, min(left, sleep_ms / 1000))
         if not open_():
             return []
 
@@ -113,26 +112,41 @@ def make_token(number: int) -> int:
 
 
 class LeaseReturns:
-    """Releases the leases of cancelled callers of one engine in the background."""
+    """Releases the leases of cancelled callers of one engine in the background. If that fails,
+    they lapse; `log` then gets a warning."""
 
-    def __init__(self, settle: Settle) -> None:
+    def __init__(
+        self,
+        settle: Settle,
+        release: Release = _CANCELLED,
+        log: logging.Logger | None = None,
+    ) -> None:
         self._settle = settle
+        self._release = release
+        self._log = log
         self._under_way: set[asyncio.Task[None]] = set()
 
     def begin(self, leases: PendingLeases) -> None:
-        """Release these; if that fails, the leases lapse."""
+        """Release these."""
         task = asyncio.get_running_loop().create_task(self._give_back(leases))
         self._under_way.add(task)
         task.add_done_callback(self._under_way.discard)
 
     async def ended(self, timeout_s: float | None = None) -> None:
-        """Wait for the releases that are running."""
-        if self._under_way:
-            await asyncio.wait(self._under_way, timeout=timeout_s)
+        """Wait for the releases that are running, and for those that begin meanwhile."""
+        while self._under_way:
+            _, running = await asyncio.wait(self._under_way, timeout=timeout_s)
+            if running:
+                return
 
     async def _give_back(self, leases: PendingLeases) -> None:
-        verdict = Release(text="the caller was cancelled")
-        with contextlib.suppress(EngineError):
+        taken: list[Lease] = []
+        try:
             taken = await leases if isinstance(leases, asyncio.Future) else leases
             if taken:
-                await self._settle([Settlement(lease=one, verdict=verdict) for one in taken])
+                await self._settle([Settlement(lease=one, verdict=self._release) for one in taken])
+        except HoldfastError as error:
+            if self._log is not None:
+                self._log.warning(
+                    "%d leases of a caller that left will lapse: %s", len(taken), error
+                )

@@ -40,7 +40,7 @@ Counted = Iterable[tuple[str, str]]
 
 
 class Observed(Wrapper):
-    """See `Engine`. `tell` hears of every call after it has ended."""
+    """See `Engine`. `tell` is called with an event after every call."""
 
     def __init__(self, engine: Engine, tell: Tell) -> None:
         super().__init__(engine)
@@ -171,7 +171,7 @@ class Observed(Wrapper):
         except BaseException as error:
             self._tell(_failed(verb, _ms_since(start), error, asked))
             raise
-        # Without listeners no event is made; answers are counted only if a listener asks.
+        # Without listeners no event is created; answers are counted only on demand.
         if self._tell:
             self._tell(
                 EngineCalled(

@@ -1,6 +1,6 @@
 """URL scheme → engine, not yet opened. The only module that knows the concrete engines.
 
-An engine is imported when its scheme is used, so a program pays only for what it uses. Packages add
+An engine is imported when its scheme is used, so a program loads only what it uses. Packages add
 schemes by an entry point in the group `holdfast.engines`. A URL may hold a password: error texts
 repeat no more of it than its scheme and the names of its options.
 """
@@ -40,8 +40,9 @@ _POSTGRES_OWN = (
 )
 
 OpenUrl = Callable[[str, Clock | None], Engine]
-"""Makes the engine of a URL, given the whole URL and the clock of a test (None: the engine's own);
-raises ConfigError if the URL is wrong."""
+"""Creates the engine of a URL, given the whole URL and a test's clock (None: the engine's own);
+raises ConfigError if the URL is wrong.
+"""
 
 
 def default_url() -> str:
@@ -56,7 +57,7 @@ def open_engine(url: str, *, clock: Clock | None = None) -> Engine:
         raise ConfigError(f"the engine URL has no scheme: use one like {_EXAMPLES}")
     open_url = _BUILT_IN.get(scheme) or _installed(scheme)
     if open_url is None:
-        # A text that is no URL may be anything, even a password.
+        # A text that is not a URL may be anything, even a password.
         name = f" {scheme!r}" if re.fullmatch(r"[a-z0-9+]{1,20}", scheme) else ""
         raise ConfigError(f"no engine for the URL scheme{name}: use one like {_EXAMPLES}")
     return enforced(open_url(url, clock))
@@ -85,8 +86,9 @@ def redacted(url: str) -> str:
 
 
 def with_namespace(url: str, name: str) -> str:
-    """The same URL with this namespace instead of its own. Each memory engine is a store of its
-    own already, so its URL stays the same."""
+    """The same URL with this namespace instead of its own. Each memory engine is already a separate
+    store, so its URL stays the same.
+    """
     _namespace("namespace", name)
     scheme = url.partition(":")[0]
     if scheme == "partitioned":
@@ -99,7 +101,7 @@ def with_namespace(url: str, name: str) -> str:
     try:
         parts = urlsplit(url)
     except ValueError:
-        raise ConfigError(f"the {scheme[:20]} URL cannot be read") from None
+        raise ConfigError(f"the {scheme[:20]} URL cannot be parsed") from None
     return parts._replace(query=_query_with_namespace(parts.query, name)).geturl()
 
 
@@ -111,7 +113,7 @@ def partitions_of(url: str) -> list[str]:
 
 
 def _query_with_namespace(query: str, name: str) -> str:
-    """The other options stay as they are written: one may be a password."""
+    """The other options stay exactly as written: one may be a password."""
     others = [
         option
         for option in query.split("&")
@@ -121,7 +123,7 @@ def _query_with_namespace(query: str, name: str) -> str:
 
 
 def _installed(scheme: str) -> OpenUrl | None:
-    """From another package; two packages with one scheme are an error, not a choice."""
+    """The engine of another package. Two packages with the same scheme are an error."""
     points = [point for point in _entry_points() if point.name == scheme]
     if not points:
         return None
@@ -154,7 +156,7 @@ def _memory(url: str, clock: Clock | None) -> Engine:
 
     place, _, query = url.partition(":")[2].partition("?")
     if place.strip("/"):
-        raise ConfigError("the memory engine has no path: write memory:")
+        raise ConfigError("the memory engine takes no path: write memory:")
     _options("memory", query, {})
     return MemoryEngine(clock=clock)
 
@@ -180,7 +182,7 @@ def _postgres(url: str, clock: Clock | None) -> Engine:
         parts.port  # noqa: B018 (reading it is what checks it)
     except ValueError:
         raise ConfigError(
-            "the postgresql URL cannot be read: write postgresql://user:password@host:port/name, "
+            "the postgresql URL cannot be parsed: write postgresql://user:password@host:port/name, "
             "with special characters in the password percent-encoded"
         ) from None
     known = {
@@ -215,7 +217,7 @@ def _remote(url: str, _clock: Clock | None) -> Engine:
     options = _options(parts.scheme, parts.query, known)
     token = unquote(user) or os.environ.get("HOLDFAST_TOKEN") or None
     if token is not None and not re.fullmatch(r"[\x21-\x7e]{1,512}", token):
-        raise ConfigError("the token has characters that no token has: copy it as it was shown")
+        raise ConfigError("the token has invalid characters: copy it exactly as it was shown")
     try:
         from holdfast.engines.remote import RemoteEngine
     except ModuleNotFoundError as error:
@@ -238,7 +240,7 @@ def _partitioned(url: str, clock: Clock | None) -> Engine:
 
     urls = partitions_of(url)
     if any(each.partition(":")[0] == "partitioned" for each in urls):
-        raise ConfigError("a partition is one store: name all of them in one list")
+        raise ConfigError("a partition is a single store: list all partitions in one URL")
     if urls == [""]:
         raise ConfigError(
             "a partitioned URL names its stores: partitioned:sqlite:///a.db,sqlite:///b.db"
@@ -281,7 +283,9 @@ def _one_of(*values: str) -> Reader:
 
 def _namespace(name: str, text: str) -> str:
     if not bounds.NAMESPACE.match(text):
-        raise ConfigError(f"the option {name} is {text[:40]!r}; use 1 to 80 of A-Z a-z 0-9 _ . -")
+        raise ConfigError(
+            f"the option {name} is {text[:40]!r}; use 1 to 80 characters of A-Z a-z 0-9 _ . -"
+        )
     return text
 
 
@@ -293,7 +297,9 @@ def _file(name: str, text: str) -> str:
 
 def _schema(name: str, text: str) -> str:
     if not re.fullmatch(r"[a-z_][a-z0-9_]{0,62}", text):
-        raise ConfigError(f"the option {name} is {text[:40]!r}; use 1 to 63 of a-z 0-9 _")
+        raise ConfigError(
+            f"the option {name} is {text[:40]!r}; use 1 to 63 characters of a-z 0-9 _"
+        )
     return text
 
 

@@ -52,7 +52,7 @@ def lacks(traits: Traits, name: str) -> bool:
 
 
 class Support:
-    """The checks for one engine. Each raises Unsupported or returns nothing."""
+    """The checks for one engine. Each raises Unsupported if a trait is missing."""
 
     def __init__(self, traits: Traits) -> None:
         self._traits = traits
@@ -107,7 +107,7 @@ class Support:
             self._check_note(renewal.note)
 
     def check_settlements(self, settlements: Iterable[Settlement]) -> None:
-        """For `settle`. An invalid verdict is the engine's to refuse."""
+        """For `settle`. The engine itself refuses an invalid verdict."""
         for settlement in settlements:
             if not _is_invalid(settlement):
                 self._check_note(settlement.note)
@@ -178,7 +178,7 @@ class Support:
 
     def _check_priority(self, priority: int) -> None:
         if priority and not self._traits.priority:
-            raise self._unsupported("priorities", "use a queue of its own for urgent jobs")
+            raise self._unsupported("priorities", "use a separate queue for urgent jobs")
 
     def _check_payload(self, payload: bytes) -> None:
         if len(payload) > self._traits.payload_max:
@@ -188,7 +188,7 @@ class Support:
 
     def _check_note(self, note: Note | None) -> None:
         if note is not None and not self._traits.notes:
-            remedy = "keep the state of the run in a store of your own"
+            remedy = "store the state of the run yourself"
             raise self._unsupported("progress, checkpoints and output of a run", remedy)
 
     def _check_lease_ms(self, lease_ms: int | None) -> None:

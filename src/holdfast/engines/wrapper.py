@@ -7,6 +7,7 @@ Every wrapper makes sure that the traits of the engine inside are enforced.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from typing import Any, cast
 
 from holdfast.core import checks
 from holdfast.core.model import (
@@ -28,20 +29,22 @@ from holdfast.core.model import (
 )
 from holdfast.core.verdict import Amendment, Outcome, Settlement
 from holdfast.engines.base import ANY, Engine, Expired, Known, Overdue, Saved, Traits
-from holdfast.engines.extras import Ability, extra
+from holdfast.engines.extras import Ability, Transactional, extra
 from holdfast.engines.support import Support, has_gaps
 from holdfast.errors import OutcomeUnknown
 
 
 def enforced(engine: Engine) -> Engine:
-    """The engine with its missing traits refused; an engine that lacks nothing as it is."""
+    """The engine wrapped so that calls that need missing traits are refused; an engine with all
+    traits is returned unchanged.
+    """
     if isinstance(engine, Wrapper) or not has_gaps(engine.traits):
         return engine
     return Supported(engine)
 
 
 class Wrapper:
-    """See `Engine`."""
+    """An engine that passes every call on to the engine inside; see `Engine` for the verbs."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = enforced(engine)
@@ -127,12 +130,19 @@ class Supported(Wrapper):
         self._engine = engine
         self._support = Support(engine.traits)
 
+    def find_extra(self, ability: type[Ability]) -> Ability | None:
+        """Calls inside a transaction of the caller are checked too."""
+        found = super().find_extra(ability)
+        if isinstance(found, Transactional) and ability is Transactional:
+            return cast("Ability", _SupportedTransactional(found, self._support))
+        return found
+
     async def declare(self, queue: Queue, *, instead_of: Known = ANY) -> bool:
         self._support.check_queue(queue)
         return await self._engine.declare(queue, instead_of=instead_of)
 
     async def enqueue(self, jobs: Sequence[NewJob]) -> list[Receipt]:
-        """An unsupported job is REFUSED like any other bad one; its neighbours go in."""
+        """An unsupported job is REFUSED like any other invalid one; the others are enqueued."""
         errors = self._support.job_errors(jobs)
         if not errors:
             return await self._engine.enqueue(jobs)
@@ -185,3 +195,30 @@ class Supported(Wrapper):
     async def save(self, records: Sequence[Record]) -> list[Saved]:
         self._support.check_records()
         return await self._engine.save(records)
+
+
+class _SupportedTransactional:
+    def __init__(self, engine: Transactional, support: Support) -> None:
+        self._engine = engine
+        self._support = support
+
+    def within(self, connection: Any) -> Any:
+        return _SupportedTransaction(self._engine.within(connection), self._support)
+
+
+class _SupportedTransaction:
+    """Enqueues and settles inside a transaction of the caller, blocking or async as the engine
+    does. One unsupported job raises Unsupported for its whole call."""
+
+    def __init__(self, transaction: Any, support: Support) -> None:
+        self._transaction = transaction
+        self._support = support
+
+    def enqueue(self, jobs: Sequence[NewJob]) -> Any:
+        for error in self._support.job_errors(jobs).values():
+            raise error
+        return self._transaction.enqueue(jobs)
+
+    def settle(self, settlements: Sequence[Settlement]) -> Any:
+        self._support.check_settlements(settlements)
+        return self._transaction.settle(settlements)

@@ -1,13 +1,10 @@
-"""Durations as people write them → milliseconds; instants → RFC 3339; the wall clock.
-
-`core.text.show_ms` writes a duration back. Leases and due times go by the engine's clock, never by
-this one.
+"""Durations as people write them → milliseconds; instants → RFC 3339.
+`core.text.show_ms` formats a duration.
 """
 
 from __future__ import annotations
 
 import re
-import time
 from datetime import UTC, datetime, timedelta
 from typing import TypeAlias
 
@@ -44,7 +41,7 @@ def to_ms(name: str, value: Duration, error: type[UsageError] = InvalidJob) -> i
             ' or a text such as "30s"'
         )
     if not 0 <= ms < _MS_MAX:
-        raise error(f"{name} {str(value)[:40]} is not a duration of 0 to 285,000 years")
+        raise error(f"{name} {str(value)[:40]} is out of range: expected 0 to 285,000 years")
     return round(ms)
 
 
@@ -53,8 +50,3 @@ def show_at(instant: int) -> str:
     precision = "milliseconds" if instant % 1000 else "seconds"
     moment = _EPOCH + timedelta(milliseconds=instant)
     return moment.isoformat(timespec=precision).replace("+00:00", "Z")
-
-
-def wall_ms() -> int:
-    """This machine's wall clock in milliseconds since 1970, which an operator may set."""
-    return time.time_ns() // 1_000_000

@@ -9,7 +9,8 @@ from msgspec.structs import asdict
 
 from holdfast.core.model import JobFilter
 from holdfast.errors import UsageError
-from holdfast.notation.durations import to_ms, wall_ms
+from holdfast.notation.durations import to_ms
+from holdfast.process import wall_ms
 
 
 def is_narrow(wanted: JobFilter) -> bool:

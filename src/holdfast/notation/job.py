@@ -61,10 +61,10 @@ Json = Annotated[Raw, Meta(description="Any JSON value.")]
 class JobField(msgspec.Struct, frozen=True, kw_only=True):
     """One field of a job as a flag and over HTTP.
 
-    `value` names the kind of value in help texts, `help` says what setting it does and `edit` what
-    changing it does, "" where it cannot be changed. `flag` is the type of the flag and `http` the
-    bounded type of the request. `per_job` fields are of one job only, so that schedules have none
-    of them; `place` fields say where the job waits.
+    `value` names the kind of value in help texts, `help` describes what setting it does and `edit`
+    what changing it does; `edit` is "" if it cannot be changed. `flag` is the type of the flag and
+    `http` the bounded type of the request. `per_job` fields belong to a single job, so schedules do
+    not have them; `place` fields decide where the job waits.
     """
 
     value: str
@@ -105,7 +105,9 @@ class JobLine(msgspec.Struct, forbid_unknown_fields=True):
     ] = None
     webhook: Annotated[
         str | None,
-        JobField(value="URL", help="Send the payload to this URL instead of a task.", http=str),
+        JobField(
+            value="URL", help="Send the payload to this URL instead of running a task.", http=str
+        ),
     ] = None
     cwd: Annotated[
         str | None, JobField(value="PATH", help="Directory in which the command runs.", http=str)
@@ -356,9 +358,10 @@ FIELDS: dict[str, JobField] = {
 class JobOptions(TypedDict, total=False):
     """Options of a job in the Python API; None is the same as left out.
 
-    `to` names the worker that runs the job, instead of a queue. With `reroute` another worker may
-    take it if that one does not in time: any worker, or one with these labels. The job waits until
-    the jobs of `after` have ended as `after_on` says; they are ids, or objects with an `id`.
+    `to` names the worker that runs the job, instead of a queue. With `reroute`, another worker may
+    take it if the named one does not in time: any worker, or one with these labels. The job waits
+    until the jobs of `after`, given as ids or objects with an `id`, have ended as `after_on`
+    requires.
     """
 
     id: str | None

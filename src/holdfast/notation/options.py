@@ -1,7 +1,7 @@
 """Options of the Python API → jobs and queues of the core.
 
-Seconds and plain values go in; milliseconds and bytes come out. A value of a wrong type is refused
-here by its name, before it fails somewhere deep inside.
+Seconds and plain values go in; milliseconds and bytes come out. A value of the wrong type is
+refused here, by name, before it fails deep inside.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ def checked(value: Checked, error: type[UsageError]) -> Checked:
         if not isinstance(field, _NESTED) or field is NO_OVERRIDES:
             continue
         if isinstance(field, msgspec.Struct):
-            # `convert` takes a struct as it is, and would drop unknown keys of a dict.
+            # `convert` returns a struct unchanged, and would drop unknown keys of a dict.
             checked(expected(name, getattr(value, name), type(field), error), error)
         else:
             for each in field:
@@ -173,10 +173,12 @@ def _address(given: dict[str, Any]) -> None:
     reroute = given.pop("reroute", False)
     if "to" not in given:
         if reroute is not False:
-            raise InvalidJob("reroute is for a job that is addressed to a worker: give to as well")
+            raise InvalidJob('reroute needs a job that is addressed to a worker: set "to" as well')
         return
     if "queue" in given:
-        raise InvalidJob("a job is either to one worker or in a queue: give to or queue, not both")
+        raise InvalidJob(
+            'a job is addressed to a worker or put in a queue: give "to" or "queue", not both'
+        )
     given["queue"] = worker_queue(expected("to", given.pop("to"), str, InvalidJob))
     # Counted from when the job is due: a long delay must not make it expire.
     given.setdefault("expires_ms", ADDRESSED_EXPIRES_MS + given.get("delay_ms", 0))
@@ -205,7 +207,7 @@ def _ids(given: object) -> tuple[str, ...]:
 
 
 def _seconds_until(instant: object) -> float:
-    """By this machine's clock; 0 if the instant is past."""
+    """Seconds until the instant, by this machine's clock; 0 if it has passed."""
     if not isinstance(instant, datetime):
         raise InvalidJob(f"run_at is a {type(instant).__name__}: expected a datetime")
     if instant.tzinfo is None:

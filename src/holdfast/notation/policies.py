@@ -50,7 +50,7 @@ def to_backoff(name: str, value: Backoff | str, error: type[UsageError] = Invali
         if key in settings:
             raise error(f"{shown} gives {option.partition('=')[0].strip()} twice")
         settings[key] = setting
-    # A first delay above the default cap raises the cap, and is not cut down by it.
+    # A first delay above the default cap raises the cap instead of being cut down.
     cap_ms = settings.setdefault("cap_ms", max(Backoff().cap_ms, settings["first_ms"]))
     if cap_ms < settings["first_ms"]:
         raise error(f"{shown} has a max below its first delay")
@@ -133,10 +133,12 @@ def checked_breaker(name: str, breaker: Breaker) -> Breaker:
     )
     for what, number, low, high in ranges:
         if type(number) is not int or not low <= number <= high:
-            raise UsageError(f"{name}: {what} {number!r} is not {low} to {high}")
+            raise UsageError(f"{name}: {what} {number!r} is out of range: expected {low} to {high}")
     share = breaker.share
     if share is not None and not 0 < share <= 1:
-        raise UsageError(f"{name}: a share of {share!r} is not over 0 and at most 1")
+        raise UsageError(
+            f"{name}: share {share!r} is out of range: expected more than 0 and at most 1"
+        )
     return breaker
 
 

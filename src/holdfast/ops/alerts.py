@@ -9,7 +9,6 @@ from typing import Final, Literal
 import msgspec
 
 from holdfast.core import bounds
-from holdfast.core.model import Record
 from holdfast.engines.base import Engine
 from holdfast.notation.durations import show_at
 from holdfast.ops.records import RecordKind
@@ -19,7 +18,7 @@ ALERT_KIND: Final = "alert"
 SEEN_MS: Final = 30 * bounds.SECOND_MS
 """The interval at which the record of a raised alert is refreshed."""
 STALE_MS: Final = 3 * SEEN_MS
-"""A raised alert that was not refreshed for so long may be over: no server is looking."""
+"""A raised alert that was not refreshed for this long may be over: no server checks it."""
 
 Severity = Literal["warn", "critical"]
 Unit = Literal["jobs", "ms", "bytes"]
@@ -29,8 +28,9 @@ _UNPRINTABLE = re.compile(r"[^\x21-\x7e]")
 
 
 class PendingNotice(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A notice that still has to be delivered. `tries` counts the attempts that began, the last
-    of them at `tried_at`. `first` is when the alert was raised, if that notice is pending too."""
+    """A notice that still has to be delivered. `tries` counts the attempts, the last of which began
+    at `tried_at`. `first` is when the alert was raised, if that notice is pending too.
+    """
 
     what: NoticeKind
     at: int
@@ -40,8 +40,10 @@ class PendingNotice(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 
 
 class Alert(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The state of one alert. `told` is true once a notice of this raise was decided, and
-    `told_at` is when the last such notice was. `by` is the server that saw the alert last."""
+    """The state of one alert. `notified` is true once it was decided to send a notice of this
+    alert, and `notified_at` is the time of the last such decision. `by` is the server that checked
+    the alert last.
+    """
 
     rule: str
     about: str
@@ -54,10 +56,10 @@ class Alert(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     seen_at: int
     queue: str = ""
     ended_at: int | None = None
-    told_at: int | None = None
-    told: bool = False
+    notified_at: int | None = msgspec.field(default=None, name="told_at")
+    notified: bool = msgspec.field(default=False, name="told")
     by: str = ""
-    telling: PendingNotice | None = None
+    pending: PendingNotice | None = msgspec.field(default=None, name="telling")
 
     @property
     def is_raised(self) -> bool:
@@ -97,23 +99,15 @@ def sort_alerts(alerts: list[StoredAlert]) -> list[StoredAlert]:
 
 
 def alert_key(rule: str, about: str) -> str:
-    """The key of an alert's record. Queue names are plain; names of partitions need not be."""
+    """The key of an alert's record. Queue names contain only safe characters; partition names may
+    not.
+    """
     return f"{rule}/{_UNPRINTABLE.sub('_', about)[:120]}"
-
-
-def alert_record(alert: Alert, version: int) -> Record:
-    """The record to save on `version`."""
-    return ALERTS.record(alert.key, alert, version)
-
-
-def decode_alert(record: Record) -> Alert | None:
-    """None for a record that this version cannot read."""
-    return ALERTS.decode(record)
 
 
 class AlertView(msgspec.Struct, frozen=True, kw_only=True):
     """`value` and `threshold` are jobs, bytes or seconds, as `unit` says. For a raised alert they
-    are `seen_ago` seconds old. It is `stale` if no server looks any more."""
+    are `seen_ago` seconds old. It is `stale` if no server checks it any more."""
 
     rule: str
     severity: Severity

@@ -61,8 +61,8 @@ class Audit:
     async def doing(self, act: AuditEntry) -> AsyncIterator[AuditedChange]:
         """Write the entry, do the act in the `with` body, and complete the entry.
 
-        If the entry cannot be written the act is not done, unless the disk is full: then the log
-        has to do, because deleting is what helps.
+        If the entry cannot be written the act is not done, unless the disk is full: then it is only
+        logged, because the act may be the deletion that frees space.
         """
         act = replace(act, at=self._wall_ms(), on=checks.clean_text(act.on, _ON_MAX))
         change = AuditedChange()
@@ -95,7 +95,9 @@ class Audit:
         return replace(record, version=1)
 
     async def _end(self, record: Record | None, act: AuditEntry) -> None:
-        """Complete the entry. If that fails it stays without an outcome, and the log says more."""
+        """Complete the entry. If that fails it stays without an outcome, and the error is
+        logged.
+        """
         if record is None:
             _log.warning("%s: %s", _sentence(act), act.outcome)
             return

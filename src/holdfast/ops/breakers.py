@@ -137,7 +137,7 @@ def webhook_host(payload: bytes) -> str:
 
 
 class BreakerView(msgspec.Struct, frozen=True, kw_only=True):
-    """`opened_by` is the operator who opened it, "" if it opened by itself."""
+    """`opened_by` is the operator who opened it, "" if it opened automatically."""
 
     name: str
     state: BreakerState

@@ -1,4 +1,4 @@
-"""Dead letters: group them by the failure that killed them, show quarantined ones, put them back.
+"""Dead letters: group them by the failure that caused them, show quarantined ones, put them back.
 
 All reads are bounded. A job that changed since it was read is not put back; repeating a pass over
 the same jobs, from any process, changes nothing more.
@@ -104,7 +104,7 @@ async def dead_groups(
     known = await _walk(engine, wanted)
     walked = sum(len(jobs) for jobs in known.values())
     for value, jobs in known.items():
-        # Some may have died between the tally and the walk.
+        # Some may have died between the count and the walk.
         counts[value] = max(counts.get(value, 0), len(jobs))
     largest = sorted(counts, key=lambda value: (-counts[value], value or ""))[:limit]
     for value in largest:
@@ -157,7 +157,7 @@ def group_of(
     )
 
 
-def what_killed(job: Job) -> Failure | None:
+def last_failure(job: Job) -> Failure | None:
     """The failure of the last burial of a job that `get` read, or else its last failure."""
     for event in reversed(job.events):
         if event.kind is EventKind.BURIED:
@@ -172,7 +172,7 @@ def is_quarantined(job: Job) -> bool:
 
 def quarantined(job: Job) -> Quarantined:
     """The crashes of a quarantined job that `get` read."""
-    failure = what_killed(job) or Failure()
+    failure = last_failure(job) or Failure()
     crashes = [
         event
         for event in job.failures
@@ -208,7 +208,7 @@ async def _with_sample(engine: Engine, group: DeadGroup) -> DeadGroup:
     for job_id in group.ids:
         job = await engine.get(job_id)
         if job is not None and job.state is State.DEAD and job.fingerprint == group.fingerprint:
-            failure = what_killed(job)
+            failure = last_failure(job)
             text = str(job.reason or "") if failure is None else failure.message
             return replace(group, type="" if failure is None else failure.type, text=text)
     return group
@@ -261,7 +261,8 @@ async def retry_jobs(
     advance: OnProgress = ignore_progress,
 ) -> int:
     """Put back every match now, or `most` of them, and return how many were put back. Jobs at the
-    redrive limit are passed over."""
+    redrive limit are skipped.
+    """
     act = Redrive(by=plan.by, delay_ms=plan.delay_ms)
     left = bounds.SCAN_MAX if most is None else most
     retried = 0
@@ -293,9 +294,8 @@ async def put_back(
     *,
     among: JobFilter | None = None,
 ) -> int:
-    """Redrive jobs that are unchanged, and return how many this very call put back.
-
-    `among` bounds them to its queue and task, whatever a stored record says was taken.
+    """Redrive jobs that are unchanged, and return how many this call put back. `among` restricts
+    them to its queue and task, whatever the stored record lists.
     """
     changed = 0
     where = JobFilter() if among is None else JobFilter(queue=among.queue, task=among.task)
@@ -434,8 +434,9 @@ class QuarantinedView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Retried(msgspec.Struct, frozen=True, kw_only=True):
-    """`found` dead letters matched, or at least so many with `more`; `capped` others had reached
-    the redrive limit."""
+    """`found` dead letters matched, a lower bound with `more`; `capped` others had reached the
+    redrive limit.
+    """
 
     found: int
     more: bool
@@ -444,7 +445,7 @@ class Retried(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Purged(msgspec.Struct, frozen=True, kw_only=True):
-    """`found` dead letters matched, or at least so many with `more`."""
+    """`found` dead letters matched, a lower bound with `more`."""
 
     found: int
     more: bool

@@ -12,23 +12,25 @@ from typing import Literal
 import msgspec
 
 from holdfast.core import bounds
-from holdfast.core.explain import ABSENT_MS, Seen, serves, startable
+from holdfast.core.explain import ABSENT_MS, serves, startable
 from holdfast.core.model import JobFilter, QueueView, Record, State
 from holdfast.core.text import counted, show_ms
 from holdfast.core.workers import Health, addressee
 from holdfast.engines.base import Engine, Expired, Overdue
 from holdfast.engines.extras import Examinable, Examination, extra
 from holdfast.errors import Forbidden
-from holdfast.notation.durations import show_at, wall_ms
+from holdfast.notation.durations import show_at
 from holdfast.ops.records import scan
 from holdfast.ops.redrives import (
     REDRIVE_KIND,
+    REDRIVES,
     RedriveState,
-    decode_redrive,
     is_late,
 )
-from holdfast.ops.schedules import Schedule, Schedules, next_tick
+from holdfast.ops.schedules import Schedules
+from holdfast.ops.ticks import Schedule, next_tick
 from holdfast.ops.workers import Workers, WorkerView
+from holdfast.process import wall_ms
 
 FREE_BYTES_MIN = 1024**3
 SKEW_MS_MAX = 5_000
@@ -41,7 +43,9 @@ Level = Literal["ok", "warn", "fail"]
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
-    """One result. `command` is a CLI command that helps, without the program's name; "" if none."""
+    """One result. `command` is a CLI command that helps, without the program's name; "" if there is
+    none.
+    """
 
     level: Level
     name: str
@@ -59,8 +63,7 @@ async def examine(store: Engine, *, deep: bool = False) -> Examination:
 
 
 async def check_store(store: Engine, *, deep: bool = False) -> list[Finding]:
-    """Run all checks, in the order in which a person would look. The engine is open, so its schema
-    fits."""
+    """Run all checks, from the store to its tasks. The engine is open, so its schema matches."""
     before = wall_ms()
     examination = await examine(store, deep=deep)
     skew_ms = examination.now - before
@@ -84,7 +87,7 @@ async def check_store(store: Engine, *, deep: bool = False) -> list[Finding]:
 def _about_store(name: str, found: Examination, *, deep: bool) -> Iterator[Finding]:
     yield Finding(level="ok", name="python", text=f"Python {platform.python_version()}")
     versions = ", ".join(f"{part} {version}" for part, version in found.versions.items())
-    text = "; ".join(filter(None, (f"{name} opens, and its schema fits", versions)))
+    text = "; ".join(filter(None, (f"{name} opens, and its schema matches", versions)))
     yield Finding(level="ok", name="store", text=text)
     for trouble in found.trouble:
         text, _, remedy = trouble.partition(": ")
@@ -120,7 +123,7 @@ def _clock(skew_ms: int, took_ms: int) -> Finding:
         level="warn",
         name="clock",
         text=f"this machine's clock and the store's are {apart_ms / 1000:.1f} s apart",
-        remedy="synchronise both by NTP: due times and schedules depend on them",
+        remedy="synchronise both with NTP: due times and schedules depend on them",
     )
 
 
@@ -138,7 +141,7 @@ def _upkeep(
     schedules: Sequence[Schedule],
     redrives: Sequence[Record],
 ) -> list[Finding]:
-    """Upkeep leaves no trace while it has nothing to do, so look for work that is late."""
+    """Upkeep writes nothing while it has nothing to do, so look for late work."""
     overdue, expired = (first[0].leases, first[1].jobs) if first else ((), ())
     late = []
     if overdue and now - (overdue[0].job.deadline_at or now) > LATE_MS_MAX:
@@ -146,13 +149,13 @@ def _upkeep(
         late.append(f"the lease of job {overdue[0].id} has been overdue since {at}")
     if expired and now - (expired[0].expires_at or now) > LATE_MS_MAX:
         at = show_at(expired[0].expires_at or now)
-        late.append(f"job {expired[0].id} expired at {at} and is not buried")
+        late.append(f"job {expired[0].id} expired at {at} and was not buried")
     for schedule in schedules:
         tick = None if schedule.paused else next_tick(schedule, schedule.passed_at)
         if tick is not None and wall_ms() - tick > _TICK_LATE_MS_MAX:
             late.append(f"schedule {schedule.name} did not tick at {show_at(tick)}")
     for record in redrives:
-        if is_late(decode_redrive(record), record.age_ms, LATE_MS_MAX):
+        if is_late(REDRIVES.require(record), record.age_ms, LATE_MS_MAX):
             ago = show_ms(round(record.age_ms, -3))
             late.append(f"redrive {record.key} made its last step {ago} ago and has not ended")
     if not late:
@@ -166,8 +169,8 @@ def _upkeep(
 
 
 def _stopped_redrives(redrives: Sequence[Record], now: int) -> Iterator[Finding]:
-    """Redrives that stopped within a day: a person has to decide about their other jobs."""
-    for redrive in map(decode_redrive, redrives):
+    """Redrives that stopped within a day: an operator has to decide about the remaining jobs."""
+    for redrive in map(REDRIVES.require, redrives):
         lately = redrive.ended_at is not None and now - redrive.ended_at < bounds.DAY_MS
         if redrive.state is RedriveState.STOPPED and lately:
             left = counted(redrive.left, "dead letter")
@@ -198,7 +201,7 @@ def _workers(workers: Sequence[WorkerView]) -> Iterator[Finding]:
         yield Finding(
             level="warn",
             name="worker",
-            text="there is no worker",
+            text="there are no workers",
             remedy="start one",
             command="worker start",
         )
@@ -218,14 +221,14 @@ def _queues(
             well = False
             yield finding
     if well:
-        yield Finding(level="ok", name="queue", text="every queue has what it needs")
+        yield Finding(level="ok", name="queue", text="no queue has a problem")
 
 
 async def _tasks(
     store: Engine, views: Sequence[QueueView], workers: Sequence[WorkerView]
 ) -> list[Finding]:
-    """Tasks with waiting jobs that none of the present workers knows."""
-    seen = [Seen(record=view.record, age_ms=view.age_ms) for view in workers]
+    """Tasks with waiting jobs that no current worker knows."""
+    seen = [view.seen for view in workers]
     found = []
     for name in (view.queue.name for view in views if view.ready):
         wanted = JobFilter(queue=name, states=(State.WAITING,))

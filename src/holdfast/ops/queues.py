@@ -1,4 +1,4 @@
-"""Queues as a whole: settings, limits, pause, resume, drain, drop; distributions; and their views.
+"""Queues: settings, limits, pause, resume, drain, drop; distributions; and their views.
 
 Settings are changed by compare-and-set on the queue that was read. A pause leaves a record of who
 paused the queue and why; only the queue's own setting counts. The distributor of upkeep moves the
@@ -17,33 +17,43 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from holdfast.core import bounds, checks, pauses
+from holdfast.core import bounds, checks
 from holdfast.core.fairness import TenantView
 from holdfast.core.limits import Limit, Slot
 from holdfast.core.model import Queue, QueueView
-from holdfast.core.pauses import Pause
 from holdfast.core.workers import QUEUE_PREFIX
 from holdfast.engines.base import Engine
 from holdfast.errors import ConfigError, EngineUnavailable
 from holdfast.notation.options import QueueOptions, changed_queue
-from holdfast.ops.records import RecordKind
+from holdfast.ops.records import TRIES_MAX, RecordKind
 
 COUNTS = ("ready", "delayed", "blocked", "leased", "overdue", "done", "dead")
 _ALL_COUNTS = (*COUNTS, "cancelled")
 
-PAUSE_KIND = pauses.KIND
-PAUSES = RecordKind(PAUSE_KIND, Pause, label="the pause of queue", fallback=Pause)
-LIMIT_KIND = "task-limit"
 
+class Pause(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The person who paused a queue, the time and the reason. A pause that is `over` is kept, so
+    that an observer who polls does not miss it."""
+
+    by: str = ""
+    text: str = ""
+    at: int | None = None
+    over: bool = False
+
+
+PAUSE_KIND = "pause"
+PAUSES = RecordKind(PAUSE_KIND, Pause, label="the pause of queue", fallback=Pause)
+"""The pause of each queue by name, for information: the queue's own `paused` setting decides."""
+
+LIMIT_KIND = "task-limit"
 TASK_LIMITS = RecordKind(LIMIT_KIND, Limit, label="task limit")
-"""The limits as the code declared them last, by queue and name."""
+"""The limits that the code declared last, by queue and name."""
 
 DISTRIBUTION_KIND = "distribution"
 DEPTH_MAX = 100_000
 
 _SOURCE_PATTERN = re.compile(r"[A-Za-z0-9_.*?-]{1,80}\Z")
 _POLL_S = 0.5
-_TRIES_MAX = 20
 
 
 async def queue_settings(engine: Engine, names: Collection[str] | None = None) -> dict[str, Queue]:
@@ -70,8 +80,10 @@ async def update_queue(engine: Engine, name: str, options: QueueOptions) -> Queu
 
 
 async def change_queue(engine: Engine, name: str, change: Callable[[Queue | None], Queue]) -> Queue:
-    """Declare what `change` makes of the present settings, again after each concurrent change."""
-    for _ in range(_TRIES_MAX):
+    """Declare the result of `change` on the current settings, again after each concurrent
+    change.
+    """
+    for _ in range(TRIES_MAX):
         queues = await queue_settings(engine)
         known = queues.get(name)
         queue = change(known)
@@ -86,7 +98,7 @@ async def change_queue(engine: Engine, name: str, change: Callable[[Queue | None
 
 
 async def pause_queue(engine: Engine, name: str, pause: Pause) -> Queue:
-    """Stop leasing from the queue until it is resumed; running jobs go on."""
+    """Stop leasing from the queue until it is resumed; running jobs continue."""
     queue = await update_queue(engine, name, {"paused": True})
     await save_pause(engine, name, pause)
     return queue
@@ -113,7 +125,9 @@ async def read_pause(engine: Engine, queue: str) -> Pause:
 
 
 async def save_pause(engine: Engine, queue: str, pause: Pause | None) -> None:
-    """Record who paused the queue, or remove the record. Of two at once, either may win."""
+    """Record who paused the queue, or remove the record. Of two concurrent writes, either may
+    win.
+    """
     await PAUSES.update(engine, queue, lambda _: pause)
 
 
@@ -125,7 +139,7 @@ async def end_pause(engine: Engine, queue: str) -> None:
 
 
 async def wait_until_empty(engine: Engine, name: str, wait_ms_max: int | None) -> int:
-    """Wait until no job waits or runs, or the time is over; return how many are left."""
+    """Wait until no job waits or runs, or the timeout passes; return how many are left."""
     until = None if wait_ms_max is None else time.monotonic() + wait_ms_max / 1000
     while left := await count_unfinished(engine, name):
         rest_s = _POLL_S if until is None else min(_POLL_S, until - time.monotonic())
@@ -198,7 +212,7 @@ class Drained(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Cleared(msgspec.Struct, frozen=True, kw_only=True):
-    """`found` jobs matched, or at least so many with `more`; `deleted` of them were deleted."""
+    """`found` jobs matched, a lower bound with `more`; `deleted` of them were deleted."""
 
     queue: str
     found: int
@@ -214,7 +228,7 @@ class Dropped(msgspec.Struct, frozen=True, kw_only=True):
     deleted: bool
 
 
-def counts_view(view: QueueView) -> QueueCounts:
+def queue_counts(view: QueueView) -> QueueCounts:
     """The counts of a queue, with the switches that stop it."""
     return QueueCounts(
         **_counts(view),
@@ -224,7 +238,7 @@ def counts_view(view: QueueView) -> QueueCounts:
     )
 
 
-def details_view(view: QueueView) -> QueueDetails:
+def queue_details(view: QueueView) -> QueueDetails:
     """Every setting and count of a queue."""
     queue = view.queue
     settings = {name: getattr(queue, name) for name in queue.__struct_fields__}
@@ -259,7 +273,7 @@ async def set_limit(engine: Engine, queue: str, limit: Limit) -> Queue:
 
 
 async def remove_limit(engine: Engine, queue: str, name: str) -> Queue:
-    """Remove a limit; it is no error if there is none."""
+    """Remove a limit; a missing one is not an error."""
     return await _change_limits(engine, queue, name, None)
 
 
@@ -310,8 +324,8 @@ def _limit_key(queue: str, limit: Limit) -> str:
 
 
 class Distribution(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Forward jobs of the queues that match `source` (`mail.*`) to the queue `target`, in fair
-    turns, while fewer than `depth` jobs wait there. `weights` are by queue name; the default is 1.
+    """Forward jobs of the queues that match `source` (`mail.*`) to the queue `target`, taking turns
+    fairly, while fewer than `depth` jobs wait there. `weights` are by queue name; the default is 1.
     """
 
     source: str
@@ -356,7 +370,10 @@ def check_distribution(distribution: Distribution) -> None:
     if not bounds.QUEUE_NAME.match(distribution.target):
         raise ConfigError(f"target {distribution.target[:80]!r} is not a queue name")
     if not 1 <= distribution.depth <= DEPTH_MAX:
-        raise ConfigError(f"depth {distribution.depth} is not 1 to {DEPTH_MAX}")
+        raise ConfigError(f"depth {distribution.depth} is out of range: expected 1 to {DEPTH_MAX}")
     for name, weight in distribution.weights.items():
         if not 1 <= weight <= bounds.WEIGHT_MAX:
-            raise ConfigError(f"weight {weight} of {name[:80]!r} is not 1 to {bounds.WEIGHT_MAX}")
+            raise ConfigError(
+                f"weight {weight} of {name[:80]!r} is out of range: expected 1 to"
+                f" {bounds.WEIGHT_MAX}"
+            )

@@ -1,7 +1,7 @@
 """Quotas: how much a tenant, or a whole namespace, may enqueue. Stored with the namespace.
 
-Jobs are bounded by number and bytes in a time, and by how many have not ended. The server
-enforces quotas for jobs that come in over HTTP; see `holdfast.server.access`.
+A quota bounds jobs and bytes per period, and the number of unfinished jobs. The server enforces
+quotas for jobs enqueued over HTTP; see `holdfast.server.access`.
 """
 
 from __future__ import annotations
@@ -37,15 +37,14 @@ AllowanceText = Annotated[str, Meta(pattern=_ALLOWANCE, max_length=40, examples=
 
 
 class Allowance(msgspec.Struct, frozen=True):
-    """`count` in `per_ms`, in any pattern; what is not used accumulates up to `count`."""
+    """`count` in `per_ms`, in any pattern; unused allowance accumulates up to `count`."""
 
     count: int
     per_ms: int
 
 
 class Quota(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """`depth` bounds jobs that have not ended, `rate` jobs that come in, `bytes` their payloads.
-    None is no bound."""
+    """`depth` bounds unfinished jobs, `rate` new jobs, `bytes` their payloads. None is no bound."""
 
     depth: int | None = None
     rate: Allowance | None = None
@@ -75,7 +74,7 @@ class Quotas:
         check_owner(whose)
         check_quota(quota)
         if len(await self.all()) >= QUOTAS_MAX:
-            raise ConfigError(f"there are {QUOTAS_MAX} quotas, which is the most: remove some")
+            raise ConfigError(f"there are {QUOTAS_MAX} quotas, the maximum: remove some")
         await QUOTAS.update(self._engine(), whose, lambda _: quota)
 
     async def remove(self, whose: str) -> bool:
@@ -94,7 +93,8 @@ def check_owner(whose: str) -> None:
         return
     if not whose.startswith(TENANT) or whose == TENANT:
         raise ConfigError(
-            f"quota owner {whose[:80]!r} is not {WHOLE}, {TENANT}NAME, or {EACH} for every tenant"
+            f"quota owner {whose[:80]!r} is not valid: use {WHOLE}, {TENANT}NAME, or {EACH} for"
+            " every tenant"
         )
     checks.check_text("tenant", whose)
 
@@ -104,17 +104,20 @@ def check_quota(quota: Quota) -> None:
     if quota == Quota():
         raise ConfigError("the quota has no bound: give depth, rate or bytes")
     if quota.depth is not None and not 0 <= quota.depth < bounds.SCAN_MAX:
-        raise ConfigError(f"depth {quota.depth} is not 0 to {bounds.SCAN_MAX - 1}")
+        raise ConfigError(
+            f"depth {quota.depth} is out of range: expected 0 to {bounds.SCAN_MAX - 1}"
+        )
     for name, allowed in (("rate", quota.rate), ("bytes", quota.bytes)):
         if allowed is None:
             continue
         if not 1 <= allowed.count <= 2**53 or not 1 <= allowed.per_ms <= bounds.DAY_MS:
-            raise ConfigError(f"{name} is at least 1, in at most a day")
+            raise ConfigError(f"{name} must be at least 1, per at most a day")
 
 
 class QuotaBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """`depth` bounds jobs that have not ended, `rate` jobs that come in ("100/s"), `bytes` their
-    payloads ("10MB/m"). A field that is left out has no bound."""
+    """`depth` bounds unfinished jobs, `rate` new jobs ("100/s"), `bytes` their payloads ("10MB/m").
+    A field that is left out has no bound.
+    """
 
     depth: Annotated[int, Meta(ge=0, lt=100_000)] | None = None
     rate: AllowanceText | None = None
@@ -155,7 +158,7 @@ def to_allowance(name: str, text: str | None) -> Allowance | None:
         return None
     match = _ALLOWANCE_TEXT.fullmatch(text)
     if match is None:
-        raise ConfigError(f'{name} {text[:40]!r} cannot be read: write "100/s" or "10MB/m"')
+        raise ConfigError(f'{name} {text[:40]!r} is not valid: write e.g. "100/s" or "10MB/m"')
     count, size, per = match.groups()
     per_ms = to_ms(name, per if per[0].isdigit() else f"1{per}", ConfigError)
     return Allowance(int(count) * _SIZES[size or ""], per_ms)

@@ -1,4 +1,4 @@
-"""Typed records beside the jobs: read, page through, create, change and remove them.
+"""Typed records stored with the jobs: read, page through, create, change and remove them.
 
 A `RecordKind` owns how one kind is encoded, decoded and checked. `update` is the one
 compare-and-set loop. Records that this version cannot read are isolated, never fatal to others.
@@ -21,7 +21,7 @@ from holdfast.errors import ConfigError, EngineUnavailable, UsageError
 _log = logging.getLogger("holdfast.records")
 
 TRIES_MAX = 20
-"""Writes that other writers may overtake before `update` gives up."""
+"""Lost races after which `update` gives up."""
 
 _FIRST_PAGE = 20
 _UNREADABLE = (msgspec.MsgspecError, ValueError, RecursionError)
@@ -80,7 +80,7 @@ class RecordKind(Generic[Value]):
         return msgspec.json.encode(value)
 
     def decode_value(self, data: bytes) -> Value:
-        """The value of a stored form. A MsgspecError or ValueError if it cannot be read."""
+        """The value of a stored form. Raises MsgspecError or ValueError if it cannot be read."""
         return self._decoder.decode(data)
 
     def decode(self, record: Record) -> Value | None:
@@ -139,11 +139,13 @@ class RecordKind(Generic[Value]):
         }
 
     async def save(self, engine: Engine, key: str, value: Value | None, version: int) -> bool:
-        """One conditional write on the version that was read; False if another writer was first."""
+        """Make one conditional write on the version that was read; False if another writer was
+        first.
+        """
         return await engine.save([self.record(key, value, version)]) == [Saved.SAVED]
 
     async def create(self, engine: Engine, key: str, value: Value) -> bool:
-        """False if a record with this key exists."""
+        """Create a record; False if one with this key exists."""
         return await self.save(engine, key, value, version=0)
 
     async def update(
@@ -154,10 +156,9 @@ class RecordKind(Generic[Value]):
         *,
         tries_max: int = TRIES_MAX,
     ) -> Value | None:
-        """Write what `change` makes of the present value, and return it.
-
-        `change` gets None if there is no readable record; it returns None to remove the record, or
-        the very object it got to leave the record alone. It runs again after a concurrent write.
+        """Write the result of `change` on the current value, and return it. `change` gets None if
+        there is no readable record; it returns None to remove the record, or the same object to
+        leave the record unchanged. It runs again after a concurrent write.
         """
         for _ in range(tries_max):
             found = await self.read(engine, key)
@@ -194,11 +195,20 @@ class RecordKind(Generic[Value]):
 
 async def scan(engine: Engine, kind: str, after: str | None = None) -> AsyncIterator[Record]:
     """Every record of a kind by key, undecoded, read in pages."""
-    while True:
-        page = await engine.load(kind, after=after, limit=bounds.PAGE_MAX)
+    async for page in pages(engine, kind, after):
         for record in page:
             yield record
-        if len(page) < bounds.PAGE_MAX:
+
+
+async def pages(
+    engine: Engine, kind: str, after: str | None = None, *, size: int | None = None
+) -> AsyncIterator[list[Record]]:
+    """The records of a kind by key, undecoded, page by page."""
+    size = size or bounds.PAGE_MAX
+    while True:
+        page = await engine.load(kind, after=after, limit=size)
+        yield page
+        if len(page) < size:
             return
         after = page[-1].key
 
@@ -208,21 +218,3 @@ async def remove_records(engine: Engine, records: Sequence[Record]) -> None:
     for start in range(0, len(records), bounds.BATCH_MAX):
         batch = records[start : start + bounds.BATCH_MAX]
         await engine.save([replace(record, value=None) for record in batch])
-
-
-async def load_all(engine: Engine, kind: str) -> list[Record]:
-    """Every record of a kind by key, undecoded."""
-    return [record async for record in scan(engine, kind)]
-
-
-def encode(value: object) -> bytes:
-    """The stored form of a value: JSON."""
-    return msgspec.json.encode(value)
-
-
-def decode(value: bytes | None, type: type[Value]) -> Value | None:
-    """The value in JSON bytes; None if this version cannot read them."""
-    try:
-        return None if value is None else msgspec.json.decode(value, type=type)
-    except msgspec.DecodeError:
-        return None

@@ -1,8 +1,8 @@
 """Redrives of dead letters: the stored record, its rate and canaries; start, read and cancel one.
 
-The redriver of upkeep carries them out. Every change is a compare-and-set on the record that was
+Upkeep's redriver carries them out. Every change is a compare-and-set on the record that was
 read, so a cancel and a step of the redriver never overwrite each other. Time is counted from the
-last save of the record, so clocks that differ between machines do not matter.
+last save of the record, so differences between the clocks of machines do not matter.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ REDRIVES_MAX = 3
 
 
 class RedriveState(StrEnum):
-    """CANARY: the first jobs were put back, and the rest waits for their outcome. STOPPED: the
+    """CANARY: the first jobs were put back, and the rest wait for their outcome. STOPPED: the
     canaries failed."""
 
     RUNNING = "running"
@@ -171,7 +171,7 @@ class RedriveBatch(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
         return replace(self, taken=(*self.taken, *added))
 
     def with_outcomes(self, jobs: Mapping[str, Job]) -> RedriveBatch:
-        """The batch with the outcomes of open jobs, as these jobs tell."""
+        """The batch with the outcomes of open jobs, taken from these jobs."""
         taken = tuple(
             each if each.outcome else replace(each, outcome=outcome_of(each, jobs.get(each.id)))
             for each in self.taken
@@ -198,8 +198,9 @@ def outcome_of(before: TakenJob, job: Job | None) -> RedriveOutcome | None:
 
 
 def jobs_allowed(redrive: RedriveRecord, age_ms: int) -> int:
-    """The number of jobs that may be taken now. A rate lets a second's worth through at once, so
-    that a thousand a second do not need a thousand steps."""
+    """The number of jobs that may be taken now. A rate allows one second's worth at once, so that
+    1,000/s does not need a thousand steps.
+    """
     rate = redrive.plan.rate
     most = BATCH
     if rate is not None:
@@ -230,17 +231,17 @@ def next_take_ms(redrive: RedriveRecord) -> int:
     return 0 if rate is None else limits.free_ms(rate, redrive.ahead_us, 0)
 
 
-def is_late(redrive: RedriveRecord, age_ms: int, patience_ms: int) -> bool:
-    """True if the next step is late by more than `patience_ms`: then no upkeep is running."""
+def is_late(redrive: RedriveRecord, age_ms: int, tolerance_ms: int) -> bool:
+    """True if the next step is late by more than `tolerance_ms`: then no upkeep is running."""
     if redrive.state.ended:
         return False
     waits = redrive.state is RedriveState.CANARY
     due_ms = redrive.plan.canary_wait_ms if waits else next_take_ms(redrive)
-    return age_ms > due_ms + patience_ms
+    return age_ms > due_ms + tolerance_ms
 
 
 class CanaryVerdict(msgspec.Struct, frozen=True):
-    """Go on, or stop for a reason. With neither, wait."""
+    """Continue, or stop for a reason; with neither, wait."""
 
     go: bool = False
     stop: str = ""
@@ -272,7 +273,7 @@ def judge_canaries(
 
 
 REDRIVES = RecordKind(REDRIVE_KIND, RedriveRecord, strict=True)
-BATCHES = RecordKind(BATCH_KIND, RedriveBatch, label="redrive")
+BATCHES = RecordKind(BATCH_KIND, RedriveBatch, label="redrive", strict=True)
 
 
 class RedriveSurvey(NamedTuple):
@@ -306,7 +307,7 @@ class Redrives:
         self._wall_ms = wall_ms
 
     async def survey(self, plan: RedrivePlan, *, most: int | None = None) -> RedriveSurvey:
-        """Count what a redrive would meet, until `most` that fit are found."""
+        """Count the jobs of a redrive, until `most` that fit are found."""
         return await survey(self._engine, _checked_plan(plan), most)
 
     async def start(self, plan: RedrivePlan, found: RedriveSurvey | None = None) -> RedriveRecord:
@@ -329,7 +330,7 @@ class Redrives:
         raise REDRIVES.busy("(new)")
 
     async def cancel(self, id: str, by: str) -> RedriveRecord:
-        """End a redrive. Jobs that are being put back at this moment are finished first."""
+        """Cancel a redrive. Jobs that are being put back at this moment are finished first."""
 
         def change(redrive: RedriveRecord | None) -> RedriveRecord:
             if redrive is None:
@@ -357,11 +358,11 @@ class Redrives:
         return [
             await self._view(record)
             async for record in scan(self._engine, REDRIVE_KIND)
-            if not decode_redrive(record).state.ended
+            if not REDRIVES.require(record).state.ended
         ]
 
     async def _view(self, record: Record) -> RedriveView:
-        redrive = decode_redrive(record)
+        redrive = REDRIVES.require(record)
         outcomes: Counter[RedriveOutcome] = Counter()
         async for each in redrive_batches(self._engine, redrive.id):
             outcomes += BATCHES.require(each).outcomes
@@ -408,16 +409,6 @@ def end_redrive(redrive: RedriveRecord, state: RedriveState, text: str, now: int
     return replace(redrive, state=state, text=text, ended_at=now)
 
 
-def encode_redrive(redrive: RedriveRecord, version: int = 0) -> Record:
-    """The record to save on `version`."""
-    return REDRIVES.record(redrive.id, redrive, version)
-
-
-def decode_redrive(record: Record) -> RedriveRecord:
-    """The redrive in a record. ConfigError if this version cannot read it."""
-    return REDRIVES.require(record)
-
-
 def _checked_plan(plan: RedrivePlan) -> RedrivePlan:
     """The plan as it will be read back, bounded to dead letters. UsageError if it is not valid."""
     try:
@@ -435,7 +426,7 @@ def _checked_plan(plan: RedrivePlan) -> RedrivePlan:
         ("the burst of its rate", rate.burst, 1, bounds.RATE_COUNT_MAX),
     ):
         if not low <= value <= high:
-            raise UsageError(f"{name} {value} is not {low} to {high}")
+            raise UsageError(f"{name} {value} is out of range: expected {low} to {high}")
     if read.patch is not None:
         codec.decode(read.patch)
     return replace(read, wanted=replace(read.wanted, states=(State.DEAD,)))
@@ -475,7 +466,7 @@ class RedriveDetails(msgspec.Struct, frozen=True, kw_only=True):
     open: int
 
 
-def redrive_view(view: RedriveView) -> RedriveDetails:
+def redrive_details(view: RedriveView) -> RedriveDetails:
     """A redrive as people read it."""
     redrive = view.redrive
     plan = redrive.plan

@@ -1,4 +1,4 @@
-"""Read the load of queues in a few bounded calls, and let `core.scaling` advise on workers."""
+"""Read the load of queues in a few bounded calls; `core.scaling` turns it into advice."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from holdfast.errors import UnknownQueue
 from holdfast.ops.workers import Workers, WorkerView
 
 WINDOW_MS = 10 * bounds.MINUTE_MS
-"""Older jobs say little about the present load."""
+"""Older jobs say little about the current load."""
 
 _SAMPLE = 100
 
@@ -36,7 +36,8 @@ async def read_scaling(
     engine: Engine, queue: str | None, goal: Goal, *, now: int, worker_slots: int | None = None
 ) -> list[Scaling]:
     """The advice for one queue or for all, by name. `now` is the engine's clock. Without
-    `worker_slots` a new worker is taken to have the average capacity of the present ones."""
+    `worker_slots`, a new worker is assumed to have the average capacity of the current ones.
+    """
     views = await engine.queues(names=None if queue is None else [queue])
     if queue is not None and not views:
         raise UnknownQueue(f"queue {queue} does not exist: declare it first")
@@ -102,7 +103,7 @@ async def _newest(engine: Engine, wanted: JobFilter, pages: int) -> list[Job]:
 
 
 def _arrivals(newest: Sequence[Job], now: int) -> float:
-    """Jobs a second: over the time that a full sample spans, or else over the window."""
+    """Jobs per second: over the time that a full sample spans, or else over the window."""
     recent = [job.created_at for job in newest if now - WINDOW_MS < job.created_at <= now]
     if not recent:
         return 0.0
@@ -127,7 +128,7 @@ def _slots_bound(queue: Queue) -> int | None:
 
 
 def _rate_bound(queue: Queue) -> float | None:
-    """The tightest rate limit of the queue, in starts a second."""
+    """The tightest rate limit of the queue, in starts per second."""
     bounds = [
         each.rate.count * 1000 / each.rate.per_ms
         for each in queue.limits

@@ -22,14 +22,16 @@ _SPREAD_MS_MAX = 50
 
 
 class Service(Protocol):
-    """A background task in steps. Any number of the same may run, in any number of processes."""
+    """A background service that works in steps. Any number of instances may run, in any number of
+    processes.
+    """
 
     @property
     def name(self) -> str:
         """The name in logs and events."""
 
     @property
-    def net_ms(self) -> int:
+    def sleep_ms_max(self) -> int:
         """The longest sleep: work that no timer announced is found by then."""
 
     async def once(self) -> int | None:
@@ -37,7 +39,7 @@ class Service(Protocol):
         it is unknown."""
 
 
-async def keep(service: Service, stop: asyncio.Event, tell: Tell) -> None:
+async def run_service(service: Service, stop: asyncio.Event, tell: Tell) -> None:
     """Run the service until `stop` is set."""
     failures = 0
     while not stop.is_set():
@@ -48,7 +50,7 @@ async def keep(service: Service, stop: asyncio.Event, tell: Tell) -> None:
                 return
             raise
         except Forbidden as error:
-            # Over HTTP with a token that may only run jobs: the server, or others, do this.
+            # Over HTTP with a token that may only run jobs: the server does this.
             _log.info("the %s does not run here: %s", service.name, error)
             await stop.wait()
             return
@@ -57,7 +59,7 @@ async def keep(service: Service, stop: asyncio.Event, tell: Tell) -> None:
             pause_ms = _report_failure(service, error, failures, tell)
         else:
             failures = 0
-            pause_ms = _pause_ms(next_ms, service.net_ms)
+            pause_ms = _pause_ms(next_ms, service.sleep_ms_max)
         await _sleep(pause_ms, stop)
 
 
@@ -67,20 +69,20 @@ def _report_failure(service: Service, error: Exception, failures: int, tell: Tel
     pause_ms = round(longest_ms * random.uniform(0.5, 1.0))
     if isinstance(error, HoldfastError):
         code = error.code
-        _log.warning("the %s failed and goes on in %d ms: %s", service.name, pause_ms, error)
+        _log.warning("the %s failed and continues in %d ms: %s", service.name, pause_ms, error)
     else:
         code = type(error).__name__
-        _log.error("the %s failed and goes on in %d ms", service.name, pause_ms, exc_info=error)
+        _log.error("the %s failed and continues in %d ms", service.name, pause_ms, exc_info=error)
     tell(Troubled(service=service.name, error=code, text=str(error), pause_ms=pause_ms))
     return pause_ms
 
 
-def _pause_ms(next_ms: int | None, net_ms: int) -> int:
+def _pause_ms(next_ms: int | None, sleep_ms_max: int) -> int:
     """The sleep, spread a little so that processes do not all wake at the same instant."""
     if next_ms == 0:
         return 0
-    if next_ms is None or next_ms > net_ms:
-        return round(net_ms * random.uniform(0.8, 1.0))
+    if next_ms is None or next_ms > sleep_ms_max:
+        return round(sleep_ms_max * random.uniform(0.8, 1.0))
     return next_ms + 1 + round(min(next_ms / 20, _SPREAD_MS_MAX) * random.random())
 
 

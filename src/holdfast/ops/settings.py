@@ -1,4 +1,4 @@
-"""Settings that are stored beside the jobs: read them under the environment, and change them."""
+"""Settings stored with the jobs: read them, overridden by the environment, and change them."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ async def save_setting(engine: Engine, name: str, text: str | None) -> bool:
 
 
 class SettingView(msgspec.Struct, frozen=True, kw_only=True):
-    """A setting, its present value, and where the value comes from."""
+    """A setting, its current value, and where the value comes from."""
 
     name: str
     value: str | None

@@ -8,13 +8,13 @@ import msgspec
 
 from holdfast.core.model import COMMAND_TASK, Job, QueueView
 from holdfast.engines.base import Engine
-from holdfast.notation.durations import wall_ms
 from holdfast.ops.alerts import AlertView, StoredAlert, alert_views, read_alerts
 from holdfast.ops.breakers import BreakerView, StoredBreaker, breaker_view, read_breakers
-from holdfast.ops.queues import QueueCounts, counts_view
-from holdfast.ops.redrives import RedriveDetails, Redrives, RedriveView, redrive_view
+from holdfast.ops.queues import QueueCounts, queue_counts
+from holdfast.ops.redrives import RedriveDetails, Redrives, RedriveView, redrive_details
 from holdfast.ops.views import command_of, value_of
-from holdfast.ops.workers import WorkerDetails, Workers, WorkerView, worker_view
+from holdfast.ops.workers import WorkerDetails, Workers, WorkerView, worker_details
+from holdfast.process import wall_ms
 
 
 class StoreStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,10 +72,10 @@ class TopView(msgspec.Struct, frozen=True, kw_only=True):
 def status_view(status: StoreStatus) -> StatusView:
     """The snapshot as people read it."""
     return StatusView(
-        queues=tuple(counts_view(view) for view in status.queues),
-        workers=tuple(worker_view(view) for view in status.workers),
+        queues=tuple(queue_counts(view) for view in status.queues),
+        workers=tuple(worker_details(view) for view in status.workers),
         breakers=tuple(breaker_view(key, known) for key, known in status.breakers.items()),
-        redrives=tuple(redrive_view(view) for view in status.redrives),
+        redrives=tuple(redrive_details(view) for view in status.redrives),
         alerts=alert_views(status.alerts),
     )
 
@@ -85,8 +85,8 @@ def top_view(
 ) -> TopView:
     """Queues, workers and running jobs, for a display that is redrawn."""
     return TopView(
-        queues=tuple(counts_view(view) for view in queues),
-        workers=tuple(worker_view(view) for view in workers),
+        queues=tuple(queue_counts(view) for view in queues),
+        workers=tuple(worker_details(view) for view in workers),
         jobs=tuple(_running_job(job) for job in jobs),
     )
 

@@ -70,7 +70,7 @@ TOKENS = RecordKind(
     Token,
     check=lambda key, token: token.id == key and _SHA256.fullmatch(token.sha256) is not None,
 )
-"""A token that cannot be read, or contradicts itself, admits nobody."""
+"""A token that cannot be read, or contradicts itself, grants no access."""
 
 
 class Tokens:
@@ -91,7 +91,7 @@ class Tokens:
         """Store a new token. Returns its text, which cannot be shown again, and its record."""
         check_request(wanted)
         if len(await self.all()) >= TOKENS_MAX:
-            raise ConfigError(f"there are {TOKENS_MAX} tokens, which is the most: revoke some")
+            raise ConfigError(f"there are {TOKENS_MAX} tokens, the maximum: revoke some")
         secret = secrets.token_hex(32)
         now = self._wall_ms()
         token = Token(
@@ -163,7 +163,9 @@ def is_for(token: Token, namespace: str) -> bool:
 def check_request(wanted: TokenRequest) -> None:
     """Raise ConfigError unless a token can be created from the request."""
     if not _NAME.match(wanted.name) or wanted.name != wanted.name.strip():
-        raise ConfigError("a token's name is 1 to 80 of A-Z a-z 0-9 _ . @ : / - and blanks")
+        raise ConfigError(
+            "the name of a token must be 1 to 80 characters of A-Z a-z 0-9 _ . @ : / - and spaces"
+        )
     unknown: Sequence[str] = sorted(set(wanted.scopes) - set(SCOPES))
     if unknown or not wanted.scopes:
         scopes = ", ".join(SCOPES)
@@ -175,10 +177,12 @@ def check_request(wanted: TokenRequest) -> None:
     if not _PREFIX.match(wanted.prefix):
         raise ConfigError(f"prefix {wanted.prefix[:80]!r} is not valid: use A-Z a-z 0-9 _ . -")
     if wanted.prefix and "admin" in wanted.scopes:
-        raise ConfigError('the scope "admin" is for a whole namespace: leave the prefix out')
+        raise ConfigError('the scope "admin" covers a whole namespace: leave out the prefix')
     expires_ms = wanted.expires_ms
     if expires_ms is not None and not bounds.SECOND_MS <= expires_ms <= bounds.DELAY_MS_MAX:
-        raise ConfigError(f"a token lasts from a second to 100 years, not {expires_ms} ms")
+        raise ConfigError(
+            f"the lifetime of a token must be 1 second to 100 years, not {expires_ms} ms"
+        )
 
 
 ScopeName = Annotated[str, Meta(pattern="^(produce|consume|operate|admin|run-commands)$")]
@@ -187,8 +191,9 @@ _SCOPES_MAX = 6
 
 
 class NewToken(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """A token to create. `expires` is how long it lasts, e.g. 90d, or "never". Without a
-    namespace it is for the caller's; "*" is for all of them."""
+    """A token to create. `expires` is its lifetime, e.g. 90d, or "never". The default namespace is
+    the caller's; "*" is all namespaces.
+    """
 
     name: Annotated[
         str, Meta(pattern=r"^[A-Za-z0-9_.@:/-]([A-Za-z0-9_.@:/ -]{0,78}[A-Za-z0-9_.@:/-])?$")
@@ -241,7 +246,7 @@ def made_token(token: Token, text: str) -> MadeToken:
 
 
 def expiry_ms(text: str | None) -> int | None:
-    """The lifetime that a text names: None is "never", and no text is the default."""
+    """The lifetime in a text: None for "never"; the default without a text."""
     if text is None:
         return EXPIRES_MS
     return None if text == NEVER else to_ms("expires", text, ConfigError)

@@ -1,6 +1,6 @@
 """Shared parts of the views that `--json` prints and the server returns; nothing here does I/O.
 
-A field of a view stays once it is published. Instants are RFC 3339, and JSON payloads are shown as
+A published field of a view is never removed. Instants are RFC 3339, and JSON payloads are shown as
 their value.
 """
 
@@ -39,10 +39,10 @@ def value_of(data: bytes, content_type: str) -> Any:
 
 
 def raw_of(data: bytes, content_type: str) -> Any:
-    """The same for a view that is encoded as JSON at once: JSON stays the bytes it is."""
+    """The same for a view that is encoded as JSON directly: JSON bytes are kept unchanged."""
     if content_type == codec.JSON:
         try:
-            # The decoder does not check the encoding of what it skips.
+            # The decoder does not check the encoding of values that it skips.
             data.decode()
             return skip_json(data)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):

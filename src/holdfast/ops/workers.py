@@ -1,8 +1,9 @@
-"""The workers of a store: list them, order them, reroute their jobs, end what they did not.
+"""The workers of a store: list them, send them orders, reroute their jobs, and end overdue leases.
 
-An order is a record that the worker reads with its next heartbeat. Which jobs a worker runs is
-read from the jobs, never from here. Verdicts on overdue leases and expired jobs come from
-`core.policy`; the job's token and state decide races with a worker that settles meanwhile.
+An order is a record that the worker reads with its next heartbeat. The jobs that a worker runs are
+found through the jobs, never here. Verdicts on overdue leases and expired jobs come from
+`core.retry_policy`; the job's token and state decide races with a worker that settles at the same
+time.
 """
 
 from __future__ import annotations
@@ -14,10 +15,10 @@ from typing import Literal, NamedTuple
 import msgspec
 from msgspec.structs import asdict, replace
 
-from holdfast.core import policy, routing
-from holdfast.core.explain import Seen
+from holdfast.core import retry_policy, routing
+from holdfast.core.explain import SeenWorker
 from holdfast.core.model import Job, JobFilter, Lease, State
-from holdfast.core.policy import ttl_ms
+from holdfast.core.retry_policy import ttl_ms
 from holdfast.core.verdict import BuryWaiting, Move, Outcome, Settlement
 from holdfast.core.workers import (
     KIND,
@@ -60,6 +61,11 @@ class WorkerView(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def name(self) -> str:
         return self.record.name
+
+    @property
+    def seen(self) -> SeenWorker:
+        """The worker as the pure rules take it."""
+        return SeenWorker(record=self.record, age_ms=self.age_ms)
 
 
 class Workers:
@@ -133,7 +139,7 @@ class Workers:
         await ORDERS.update(self._engine, name, _renewed)
 
     async def forget(self, name: str) -> None:
-        """Remove the records of a worker that is gone."""
+        """Remove the records of a worker that has ended."""
         await WORKERS.remove(self._engine, name)
         await ORDERS.remove(self._engine, name)
 
@@ -162,15 +168,14 @@ def _renewed(order: WorkerOrder | None) -> WorkerOrder:
 class WorkerChoice:
     """Chooses workers for jobs that are addressed to one; each choice counts for the next."""
 
-    def __init__(self, workers: list[Seen], waiting: dict[str, int]) -> None:
+    def __init__(self, workers: list[SeenWorker], waiting: dict[str, int]) -> None:
         self._workers = workers
         self._waiting = waiting
 
     @classmethod
     async def read(cls, engine: Engine) -> WorkerChoice:
         """The workers, and the number of jobs that wait in their own queues, as of now."""
-        views = await Workers(engine).all()
-        workers = [Seen(record=view.record, age_ms=view.age_ms) for view in views]
+        workers = [view.seen for view in await Workers(engine).all()]
         waiting = {
             name: view.ready + view.delayed + view.blocked
             for view in await engine.queues()
@@ -180,7 +185,7 @@ class WorkerChoice:
 
     def next(self, job: Job, labels: Mapping[str, str]) -> str | None:
         """The name of another worker for the job; None if none fits."""
-        name = routing.choose(job, self._workers, labels, self._waiting)
+        name = routing.choose_worker(job, self._workers, labels, self._waiting)
         if name is not None:
             self._waiting[name] += 1
         return name
@@ -197,7 +202,7 @@ async def reroute(
 ) -> str:
     """Move a waiting job to another worker, and return that worker's name.
 
-    It does not count against the job's own reroutes. UsageError says why the job was not moved.
+    It does not count against the job's own reroutes. UsageError explains why the job was not moved.
     """
     for _ in range(_REROUTE_TRIES_MAX):
         job = _check_addressed(await engine.get(id), id)
@@ -250,18 +255,18 @@ async def end_overdue_and_expired(engine: Engine, limit: int) -> ExpiryResult:
     ahead = [ms for ms in (overdue.next_ms, expired.next_ms) if ms is not None]
     next_ms = min(ahead, default=None)
     if not (ended or buried or rerouted) and (overdue.leases or expired.jobs):
-        # Other processes were first with all of them: look again later, not in a hot loop.
+        # Other processes handled all of them first: look again later, not in a hot loop.
         next_ms = None
     return ExpiryResult(ended, buried, rerouted, next_ms)
 
 
 async def _end_leases(engine: Engine, leases: Collection[Lease]) -> int:
-    # Read after the leases, so that every queue they can be of is known.
+    # Read after the leases, so that the queues of all of them are known.
     queues = await queue_settings(engine, {lease.job.queue for lease in leases})
     settlements = [
-        Settlement(lease=lease, verdict=policy.after_overdue(queue, lease.job))
+        Settlement(lease=lease, verdict=retry_policy.after_overdue(queue, lease.job))
         for lease in leases
-        # A missing queue was dropped a moment ago, and its jobs with it.
+        # A missing queue was just dropped, with its jobs.
         if (queue := queues.get(lease.job.queue)) is not None
     ]
     outcomes = await engine.settle(settlements)
@@ -274,11 +279,12 @@ async def _end_expired(engine: Engine, jobs: Sequence[Job]) -> tuple[int, int]:
     alike: dict[tuple[str, BuryWaiting], list[str]] = defaultdict(list)
     for job in jobs:
         if not is_rerouted(job) or job.id in stuck:
-            verdict = policy.after_expiry(job, stuck.get(job.id, ""))
+            verdict = retry_policy.after_expiry(job, stuck.get(job.id, ""))
             alike[job.queue, verdict].append(job.id)
     buried = 0
     for (queue, amendment), ids in alike.items():
-        # One call per queue, so that counters know the queue. A job that was moved since is left.
+        # One call per queue, so that counters know the queue. A job that was moved in the meantime
+        # is left alone.
         still = JobFilter(ids=tuple(ids), queue=queue, states=(State.WAITING,), expired=True)
         buried += await engine.amend(still, amendment, limit=len(ids))
     return rerouted, buried
@@ -293,7 +299,7 @@ def is_rerouted(job: Job) -> bool:
 async def reroute_expired(engine: Engine, jobs: Iterable[Job]) -> tuple[int, dict[str, str]]:
     """Move expired jobs that are addressed to one worker to another.
 
-    Returns how many were moved and, by id, why others that wanted to be moved could not be.
+    Returns how many were moved and, by id, why the others could not be moved.
     """
     choice: WorkerChoice | None = None
     moved, stuck = 0, {}
@@ -303,12 +309,12 @@ async def reroute_expired(engine: Engine, jobs: Iterable[Job]) -> tuple[int, dic
             continue
         if choice is None:
             choice = await WorkerChoice.read(engine)
-        name = choice.next(job, reroute.labels) if routing.left_of(reroute) else None
+        name = choice.next(job, reroute.labels) if routing.reroutes_left(reroute) else None
         if name is None:
-            stuck[job.id] = routing.why_not(reroute)
+            stuck[job.id] = routing.why_not_rerouted(reroute)
             continue
         still = JobFilter(ids=(job.id,), states=(State.WAITING,), expired=True, version=job.version)
-        moved += await engine.amend(still, routing.onward(job, reroute, name), limit=1)
+        moved += await engine.amend(still, routing.reroute_to(job, reroute, name), limit=1)
     return moved, stuck
 
 
@@ -347,7 +353,7 @@ class Ordered(msgspec.Struct, frozen=True, kw_only=True):
     missing: tuple[str, ...]
 
 
-def worker_view(view: WorkerView) -> WorkerDetails:
+def worker_details(view: WorkerView) -> WorkerDetails:
     """A worker as people read it."""
     record = view.record
     return WorkerDetails(

@@ -1,9 +1,10 @@
-"""Runs a server: `holdfast serve`, or `python -m holdfast.server.main` beside workers.
+"""Runs a server: `holdfast serve`, or `python -m holdfast.server.main` next to workers.
 
 The second form reads its options as one line of JSON from standard input, because a URL may hold a
-password. The pipe stays open: when it closes, the parent process is gone, and the server stops.
-The first signal answers requests within the grace period while streams and waits end; the second
-stops the server at once. Upkeep and alert checks of every open namespace run inside the server.
+password. The pipe stays open: when it closes, the parent process has ended, and the server stops.
+After the first signal, open requests are answered within the grace period, while streams and waits
+end; the second signal stops the server at once. Upkeep and alert checks of every open namespace run
+inside the server.
 """
 
 from __future__ import annotations
@@ -78,8 +79,8 @@ def run(
     """Serve all namespaces of a store until a signal stops the server."""
     if any(name != DEFAULT_NAMESPACE for name in _NAMESPACE.findall(url)):
         raise ConfigError(
-            "a server serves every namespace: remove `namespace` from its URL; the token of a "
-            "caller decides its namespace"
+            "a server serves every namespace: remove `namespace` from its URL; each caller's"
+            " token determines the namespace"
         )
     tracing.start_exporter("holdfast-server")
     # Requests are many and short-lived and form no cycles: collect rarely, and never look at
@@ -124,7 +125,7 @@ async def serve(
 
 
 class NamespaceUpkeep:
-    """Starts the loops of each namespace, and stops them before its store is closed."""
+    """Starts the background loops of each namespace, and stops them before its store is closed."""
 
     def __init__(self, server: ServerState) -> None:
         self._server = server
@@ -153,7 +154,7 @@ class NamespaceUpkeep:
                 self._start_task(alerter.run(self._stop, app.listeners), f"alert check of {name}")
 
     async def stop(self, at_once: asyncio.Event) -> None:
-        """Stop all loops. Steps under way are finished, within the grace period."""
+        """Stop all loops. Steps in progress are finished, within the grace period."""
         self._stop.set()
         all_tasks = asyncio.gather(*self._tasks, return_exceptions=True)
         hurry = asyncio.create_task(at_once.wait())
@@ -224,7 +225,7 @@ def _report_to_parent(url: str) -> None:
     def on_input() -> None:
         if not os.read(0, 4096):
             loop.remove_reader(0)
-            # Two signals stop at once: no parent is left to wait for a graceful stop.
+            # Two signals stop at once: there is no parent left to wait for a graceful stop.
             for _ in range(2):
                 os.kill(os.getpid(), signal.SIGTERM)
 

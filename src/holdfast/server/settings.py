@@ -1,4 +1,4 @@
-"""The settings of a server. The defaults are closed to other machines."""
+"""The settings of a server. By default it accepts connections only from this machine."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ PORT = 7433
 
 
 class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """`auth` None asks for tokens unless only this machine can connect. `hosts` are names of the
-    server in Host headers, beside loopback ones; `origins` the web pages that may use it from a
-    browser; `proxies` the addresses whose X-Forwarded-… headers are trusted."""
+    """`auth` None requires tokens unless only this machine can connect. `hosts` are names of the
+    server in Host headers, in addition to loopback ones; `origins` the web pages that may use it
+    from a browser; `proxies` the addresses whose X-Forwarded-… headers are trusted.
+    """
 
     host: str = "127.0.0.1"
     port: int = PORT
@@ -44,7 +45,7 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     head_ms_max: int = 10 * bounds.SECOND_MS
     """Time from the connection, or the first byte of a request, to the end of its headers."""
     slow_ms_max: int = 20 * bounds.SECOND_MS
-    """The longest time in which a client reads nothing of its answer."""
+    """The longest time a client may go without reading its answer."""
     keep_alive_ms: int = 75 * bounds.SECOND_MS
     request_ms_max: int = 30 * bounds.SECOND_MS
     wait_ms_max: int = 60 * bounds.SECOND_MS
@@ -53,7 +54,7 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     upkeep: bool = True
     archive: str | None = None
     alert_webhook: str | None = None
-    """URL for alerts. It may hold a secret, and is never shown."""
+    """URL for alerts. It may contain a secret, and is never shown."""
     alert_webhook_secrets: str | None = None
     alert_webhook_allow: tuple[str, ...] = ()
     alert_webhook_ca: str | None = None

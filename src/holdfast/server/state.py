@@ -15,10 +15,10 @@ from holdfast.app.application import Holdfast
 from holdfast.engines.extras import Partitioned, extra
 from holdfast.engines.registry import with_namespace
 from holdfast.errors import ConfigError, EngineClosed, EngineUnavailable, HoldfastError, Overloaded
-from holdfast.notation.durations import wall_ms
 from holdfast.ops.audit import Audit
-from holdfast.server.access.caller import TokenAuthenticator
+from holdfast.process import wall_ms
 from holdfast.server.access.quotas import QuotaEnforcer
+from holdfast.server.access.tokens import TokenAuthenticator
 from holdfast.server.settings import ServerSettings
 
 DEFAULT_NAMESPACE = "default"
@@ -34,8 +34,9 @@ _log = logging.getLogger("holdfast.server")
 
 
 class PartitionState(msgspec.Struct, frozen=True, kw_only=True):
-    """A partition by its number in the list, from 1: its name may reveal too much. `out` is for how
-    many seconds it has been shut out, and `code` why."""
+    """A partition by its number in the list, from 1: its name may reveal too much. `out` is the
+    seconds since it was shut out, and `code` the reason.
+    """
 
     number: int
     out: float | None = None
@@ -50,7 +51,7 @@ class Readiness:
         self._probe: asyncio.Task[HoldfastError | None] | None = None
 
     async def trouble(self, app: Holdfast) -> HoldfastError | None:
-        """The error that keeps the store from answering; None if it answers."""
+        """The error of the store; None if it answers."""
         now = asyncio.get_running_loop().time()
         if self._probe is None or (
             self._probe.done() and now - self._probed_at >= _PROBE_AGE_S_MAX
@@ -72,7 +73,7 @@ class ServerState:
     readiness: Readiness = field(default_factory=Readiness)
     make: AppFactory | None = None
     alerters: dict[str, Alerter] = field(default_factory=dict)
-    """By namespace: those whose alerts this server checks."""
+    """The alerters of this server, by namespace."""
     namespaces: Namespaces = field(init=False)
     tokens: TokenAuthenticator = field(init=False)
     _quotas: dict[str, QuotaEnforcer] = field(init=False, default_factory=dict)
@@ -158,7 +159,8 @@ class Namespaces:
     def _in_same_store(self, name: str) -> Holdfast:
         if self._app.url is None:
             raise ConfigError(
-                "this server has only one namespace: it was given an engine instead of a URL"
+                "this server has only one namespace, because it was created with an engine"
+                " instead of a URL"
             )
         return Holdfast(with_namespace(self._app.url, name))
 

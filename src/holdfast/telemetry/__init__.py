@@ -1,7 +1,7 @@
 """COUNT: each process counts its jobs into a record; upkeep sums, charts and watches them.
 
-Any number of processes count. No job depends on it: while the store is unreachable, counts wait
-and jobs go on.
+Any number of processes count. No job depends on it: while the store is unreachable, counts wait and
+jobs continue.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from contextlib import suppress
 from typing import Final
 
 from holdfast.engines.base import Engine
+from holdfast.engines.extras import ServerBacked, extra
 from holdfast.errors import EngineClosed, EngineError, HoldfastError
 from holdfast.events import Listeners
 from holdfast.telemetry.accounts import Flusher
@@ -53,12 +54,13 @@ class Telemetry:
 
     async def run(self, stop: asyncio.Event) -> None:
         """Count and flush until `stop` is set, once per process, however often it is called. A
-        Holdfast server counts what its clients do, so they do not count it again."""
+        Holdfast server counts for its clients, so they do not count again.
+        """
         if self._running or is_counted_elsewhere(self._engine()):
             return
         self._running = True
         flusher = Flusher(self._engine(), self.meter, self.role, self._wall_ms)
-        self._listeners.add(self.meter.hear)
+        self._listeners.add(self.meter.record)
         lag = asyncio.create_task(self._measure_lag())
         try:
             while not stop.is_set():
@@ -72,7 +74,7 @@ class Telemetry:
                     await self._flush(flusher, last=True)
         finally:
             lag.cancel()
-            self._listeners.remove(self.meter.hear)
+            self._listeners.remove(self.meter.record)
             self._running = False
 
     async def _flush(self, flusher: Flusher, *, last: bool = False) -> bool:
@@ -83,9 +85,9 @@ class Telemetry:
         except EngineClosed:
             return False
         except EngineError as error:
-            _log.debug("counts are kept until the store accepts them: %s", error)
+            _log.debug("counts wait until the store accepts them: %s", error)
         except HoldfastError as error:
-            _log.info("this process does not count: %s", error)
+            _log.info("this process does not report counts: %s", error)
             return False
         except Exception:  # noqa: BLE001 (whatever it is, the jobs of this process go on)
             _log.exception("counts could not be written")
@@ -100,7 +102,7 @@ class Telemetry:
 
 def is_counted_elsewhere(engine: Engine) -> bool:
     """True for the client of a Holdfast server, which counts for all its clients."""
-    return engine.traits.name == "remote"
+    return extra(engine, ServerBacked) is not None
 
 
 def bookkeepers(

@@ -24,7 +24,7 @@ from msgspec.structs import replace
 from holdfast.core import bounds
 from holdfast.core.model import Record
 from holdfast.engines.base import Engine, Saved
-from holdfast.ops.records import RecordKind, decode, encode, scan
+from holdfast.ops.records import RecordKind, scan
 from holdfast.telemetry.event_log import event_key, event_record
 from holdfast.telemetry.meter import OTHER, QUEUES_MAX, Meter, Totals, queue_label, sum_totals
 
@@ -34,20 +34,22 @@ ACCOUNT_KIND: Final = "counters"
 ENDED_KEY: Final = "(ended)"
 
 SILENT_MS: Final = 5 * bounds.MINUTE_MS
-"""A process that wrote nothing for so long counts as ended. If it has not, it begins a new one."""
+"""A process that wrote nothing for this long counts as ended. If it has not ended, it begins a new
+account.
+"""
 ALIVE_MS: Final = bounds.MINUTE_MS
-"""A process without news writes its account this often."""
+"""A process without new counts writes its account this often."""
 CROWD: Final = 500
 """With more accounts than this, silent ones are closed sooner."""
 CROWD_SILENT_MS: Final = 30 * bounds.SECOND_MS
 GONE_MS: Final = 15 * bounds.SECOND_MS
-"""The time an account stays after it was added: no reader takes so long."""
+"""How long an account stays after it was added: no reader takes that long."""
 REMEMBERED_MS: Final = 10 * bounds.MINUTE_MS
-"""The time that the key of an added account is remembered: no step takes so long."""
+"""How long the key of an added account is remembered: no step takes that long."""
 _MEMORY_S = REMEMBERED_MS / 1000 / 2
 
 _EVENT_RECORDS_MAX = 20
-"""Records with events that are kept while the store is unreachable."""
+"""Records of events that are buffered while the store is unreachable."""
 
 
 class Account(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -61,13 +63,11 @@ class Account(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     totals: Totals = msgspec.field(default_factory=Totals)
 
 
-ACCOUNTS = RecordKind(ACCOUNT_KIND, Account, label="account")
-
-
 class EndedAccounts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The sum of all ended processes. `epoch` changes if the counts start from 0. `queues` have a
-    name of their own in the fleet's counts, in the order they were first seen. `added` are the
-    keys of the accounts in the totals, and when each was added."""
+    """The sum of all ended processes. `epoch` changes if the counts start from 0. `queues` have
+    their own label in the fleet's counts, in the order they were first seen. `added` are the keys
+    of the accounts in the totals, and when each was added.
+    """
 
     epoch: str = ""
     queues: tuple[str, ...] = ()
@@ -76,28 +76,30 @@ class EndedAccounts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 
 
 class FleetTotals(msgspec.Struct, frozen=True, kw_only=True):
-    """The counts of all processes, as far as the store has them."""
+    """The counts of all processes that the store has."""
 
     epoch: str = ""
     totals: Totals = msgspec.field(default_factory=Totals)
     processes: int = 0
 
 
-AnyAccount = TypeVar("AnyAccount", Account, EndedAccounts)
+AnyAccount = TypeVar("AnyAccount", bound=Account | EndedAccounts)
 
 
-def decode_account(record: Record, type: type[AnyAccount]) -> AnyAccount | None:
-    """None for a record that this version cannot read."""
-    return decode(record.value or b"", type)
+class _AccountKind(RecordKind[AnyAccount]):
+    """If an account is too large for a record, the counts of requests, which are most of it, are
+    left out."""
+
+    def encode_value(self, value: AnyAccount) -> bytes:
+        data = super().encode_value(value)
+        if len(data) <= bounds.RECORD_MAX:
+            return data
+        return super().encode_value(replace(value, totals=replace(value.totals, requests={})))
 
 
-def encode_account(account: Account | EndedAccounts) -> bytes:
-    """The stored form. If it is too large for a record, the counts of requests, which are most of
-    it, are left out."""
-    value = encode(account)
-    if len(value) <= bounds.RECORD_MAX:
-        return value
-    return encode(replace(account, totals=replace(account.totals, requests={})))
+ACCOUNTS = _AccountKind(ACCOUNT_KIND, Account, label="account")
+ENDED_ACCOUNTS = _AccountKind(ACCOUNT_KIND, EndedAccounts, label="account")
+"""The one record under ENDED_KEY, beside those of ACCOUNTS."""
 
 
 def sum_fleet(ended: EndedAccounts, accounts: Sequence[tuple[str, Account]]) -> FleetTotals:
@@ -113,7 +115,7 @@ def sum_fleet(ended: EndedAccounts, accounts: Sequence[tuple[str, Account]]) -> 
 
 
 def counts_restarted(before: str, epoch: str) -> bool:
-    """True if the counts started from 0 between two epochs; an unknown epoch is no sign of it."""
+    """True if the counts started from 0 between two epochs; an unknown epoch does not count."""
     return bool(before and epoch) and before != epoch
 
 
@@ -159,11 +161,11 @@ class FleetReader:
         ended: EndedAccounts | None = None
         async for record in scan(self._engine, ACCOUNT_KIND):
             if record.key == ENDED_KEY:
-                ended = decode_account(record, EndedAccounts)
+                ended = ENDED_ACCOUNTS.decode(record)
                 continue
             known = self._known.get(record.key)
             if known is None or known[0] != record.version:
-                known = (record.version, decode_account(record, Account) or Account())
+                known = (record.version, ACCOUNTS.decode(record) or Account())
             found[record.key] = known
         self._ended = ended or self._ended
         if monotonic() - self._read_at < _MEMORY_S:
@@ -183,7 +185,7 @@ class Flusher:
     """Writes counts and events of one process, each exactly once; `role` is worker, server or app.
 
     A write of unknown outcome is repeated unchanged before anything else. A process that upkeep
-    took for ended goes on in a new account.
+    considered ended continues in a new account.
     """
 
     def __init__(self, engine: Engine, meter: Meter, role: str, wall_ms: Callable[[], int]) -> None:
@@ -217,7 +219,7 @@ class Flusher:
             self._changes, self._saved_at = changes, now
 
     def _account(self, *, closed: bool) -> bytes:
-        return encode_account(
+        return ACCOUNTS.encode_value(
             Account(
                 role=self._role,
                 host=socket.gethostname()[:60],
@@ -228,7 +230,7 @@ class Flusher:
         )
 
     async def _save(self, value: bytes) -> bool:
-        """True if this very value is stored; if not, there is more to write."""
+        """True if exactly this value is stored; otherwise there is more to write."""
         tried, self._unsure = self._unsure is not None, value
         record = Record(kind=ACCOUNT_KIND, key=self.key, value=value, version=self._version)
         [saved] = await self._engine.save([record])
@@ -237,20 +239,20 @@ class Flusher:
             return True
         found = await ACCOUNTS.read(self._engine, self.key)
         if found is not None and found.record.value == value:
-            # An earlier try had succeeded, and its answer was lost.
+            # An earlier attempt succeeded, but its answer was lost.
             self._version, self._saved, self._unsure = found.version, value, None
             return True
         # Upkeep closed the account. If it is removed already, what was tried before counts as
         # written, although it may not have been: never twice.
-        written = None if found is None else decode_account(found.record, Account)
-        written = written or msgspec.json.decode(value if tried else self._saved, type=Account)
-        _log.info("upkeep took this process for ended: it goes on counting in a new account")
+        written = None if found is None else found.value
+        written = written or ACCOUNTS.decode_value(value if tried else self._saved)
+        _log.info("upkeep considered this process ended: it continues counting in a new account")
         self._meter.subtract(written.totals)
         self._begin()
         return False
 
     async def _flush_events(self) -> None:
-        """Write each record of events once, under the key of its first try."""
+        """Write each record of events once, under the key of its first attempt."""
         now = self._wall_ms()
         new = self._meter.events.take(now)
         if new:
@@ -258,6 +260,6 @@ class Flusher:
             self._events.append(event_record(event_key(now, self.key, self._number), new))
             del self._events[:-_EVENT_RECORDS_MAX]
         if self._events:
-            # A stale record is in the store already.
+            # A stale record is already in the store.
             await self._engine.save(self._events)
             self._events = []

@@ -1,7 +1,7 @@
 """The service that writes events of the store, and folds accounts of ended processes into one.
 
-Any number may run. The more processes there are, the less often each one looks, so that together
-they look about as often as one would.
+Any number may run. The more processes there are, the less often each one runs, so that together
+they run about as often as one would.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from msgspec.structs import replace
 
 from holdfast.core import bounds
 from holdfast.core.model import Record
-from holdfast.engines.base import Engine, Saved
+from holdfast.engines.base import Engine
 from holdfast.ops.records import remove_records, scan
 from holdfast.telemetry.accounts import (
     ACCOUNT_KIND,
+    ACCOUNTS,
+    ENDED_ACCOUNTS,
     ENDED_KEY,
     GONE_MS,
     REMEMBERED_MS,
     Account,
     EndedAccounts,
-    decode_account,
-    encode_account,
     queue_names,
     should_close,
 )
@@ -40,7 +40,7 @@ ReadAccount = tuple[Record, Account | None]
 
 
 class Bookkeeper:
-    """A service of upkeep."""
+    """A service of upkeep: watches the store for events, and closes accounts of ended processes."""
 
     name = "bookkeeper"
 
@@ -49,7 +49,7 @@ class Bookkeeper:
         self._closer = AccountCloser(engine, wall_ms)
 
     @property
-    def net_ms(self) -> int:
+    def sleep_ms_max(self) -> int:
         """Longer the more processes count."""
         return min(_LOOK_MS_MAX, _LOOK_MS * max(1, self._closer.open))
 
@@ -64,8 +64,8 @@ class AccountCloser:
 
     Three steps, each a conditional write that can be repeated, also by another process: close the
     account, add it to the ended ones, remove it. A crash in between loses nothing and counts
-    nothing twice, since readers leave out what was added. `open` is the number of processes that
-    count, as of the last step.
+    nothing twice, since readers skip accounts that were added. `open` is the number of processes
+    that count, as of the last step.
     """
 
     def __init__(self, engine: Engine, wall_ms: Callable[[], int]) -> None:
@@ -79,12 +79,12 @@ class AccountCloser:
         ended, version = EndedAccounts(), 0
         if found and found[0].key == ENDED_KEY:
             first = found.pop(0)
-            known = decode_account(first, EndedAccounts)
+            known = ENDED_ACCOUNTS.decode(first)
             if known is None:
-                # A later version keeps these books.
+                # A later version manages these accounts.
                 return False
             ended, version = known, first.version
-        accounts = [(record, decode_account(record, Account)) for record in found]
+        accounts = [(record, ACCOUNTS.decode(record)) for record in found]
         self.open = sum(account is not None and not account.closed for _, account in accounts)
         await self._close(ended, accounts)
         await self._remove(ended, accounts)
@@ -93,7 +93,7 @@ class AccountCloser:
     async def _close(self, ended: EndedAccounts, accounts: list[ReadAccount]) -> None:
         """Close accounts of processes that ended; a process that still runs notices it."""
         over = [
-            replace(record, value=encode_account(replace(account, closed=True)))
+            ACCOUNTS.record(record.key, replace(account, closed=True), record.version)
             for record, account in accounts
             if account is not None
             and not account.closed
@@ -138,11 +138,8 @@ class AccountCloser:
             added=added | {key: now for key, _ in closed},
             totals=totals.named(queues),
         )
-        if closed or (new.epoch, new.queues) != (ended.epoch, ended.queues):
-            record = Record(
-                kind=ACCOUNT_KIND, key=ENDED_KEY, value=encode_account(new), version=version
-            )
-            if await self._engine.save([record]) != [Saved.SAVED]:
-                # Another process was first.
-                return False
+        changed = closed or (new.epoch, new.queues) != (ended.epoch, ended.queues)
+        if changed and not await ENDED_ACCOUNTS.save(self._engine, ENDED_KEY, new, version):
+            # Another process was first.
+            return False
         return len(closed) == _STEP_MAX

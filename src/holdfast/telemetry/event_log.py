@@ -1,7 +1,7 @@
 """The stored events behind the live feed: notable changes of jobs, queues, workers and alerts.
 
 A record holds a few events of one process. Its key begins with the instant, so that records sort
-by time; readers use it as their cursor. Events are kept for a while.
+by time; readers use it as their cursor. Events are deleted after a while.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ EVENTS_KIND: Final = "events"
 EVENT_KEY = re.compile(r"\d{13}-[a-z0-9-]{1,100}\Z")
 _TEXT_MAX = 300
 _KEPT_MAX = 40
-"""Events of one process between two flushes; beyond that the counters have to do."""
+"""Events of one process between two flushes; beyond that only the counters grow."""
 
 
 class FeedEventKind(StrEnum):
@@ -63,12 +63,12 @@ DESCRIPTIONS: Final = {
     FeedEventKind.BREAKER_OPENED: "A circuit breaker opened: its jobs wait for a while.",
     FeedEventKind.BREAKER_CLOSED: "A circuit breaker closed.",
     FeedEventKind.REDRIVE_STARTED: "A redrive of dead letters started.",
-    FeedEventKind.REDRIVE_ENDED: "A redrive ended; the reason says how.",
-    FeedEventKind.PARTITION_OUT: "A process cannot reach a partition, and goes on without it.",
+    FeedEventKind.REDRIVE_ENDED: "A redrive ended; the reason tells how.",
+    FeedEventKind.PARTITION_OUT: "A process cannot reach a partition, and continues without it.",
     FeedEventKind.PARTITION_BACK: "A process uses a partition again.",
     FeedEventKind.ALERT_RAISED: "An alert was raised.",
     FeedEventKind.ALERT_ENDED: "An alert ended.",
-    FeedEventKind.LEFT_OUT: "More events happened than are listed; `count` says how many.",
+    FeedEventKind.LEFT_OUT: "More events happened than are listed; `count` is their number.",
     FeedEventKind.ACTIVITY: "The counts of a queue since the last such event.",
 }
 """When each kind of event is written."""

@@ -1,20 +1,20 @@
 """Count the engine calls of one process: the meter, its counters and histograms, and their sums.
 
-No I/O. The meter hears every engine call; most batches are uniform (one queue, all settled, all
-complete) and are counted without a look at each job. Counts only grow from the start of a process,
-so a later value always replaces an earlier one. Queues are the only labels that users choose:
-their number is bounded, and the rest share one label. Tenants, keys and ids are never labels.
+No I/O. The meter receives every engine call; most batches are uniform (one queue, all settled, all
+complete) and are counted without inspecting each job. Counts only grow from the start of a process,
+so a later value always replaces an earlier one. Queues are the only labels that users choose: their
+number is bounded, and the rest share one label. Tenants, keys and ids are never labels.
 """
 
 from __future__ import annotations
 
-import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final, Literal, TypeVar
 
 import msgspec
 
+from holdfast import process
 from holdfast.core.model import FailureKind, Job, Lease, NewJob, Reason, Receipt, Renewal, Status
 from holdfast.core.verdict import (
     Amendment,
@@ -31,7 +31,7 @@ from holdfast.core.verdict import (
 )
 from holdfast.core.workers import addressee
 from holdfast.engines.extras import Partitioned, extra
-from holdfast.events import EngineCalled, Happening
+from holdfast.events import EngineCalled, ProcessEvent
 from holdfast.telemetry.event_log import EventBuffer, FeedEvent, FeedEventKind
 
 Each = TypeVar("Each")
@@ -45,21 +45,21 @@ class Meter:
     """Counts into `totals`, which only grow, and into `events`, which the flusher takes. Each lease
     shows how far `wall_ms`, this machine's clock, is from the engine's."""
 
-    def __init__(self, wall_ms: Callable[[], int] | None = None) -> None:
+    def __init__(self, wall_ms: Callable[[], int] = process.wall_ms) -> None:
         self.totals = Totals()
         self.events = EventBuffer()
         self.changes = 0
         """Grows with every change of the counts."""
-        self._wall_ms = wall_ms or _wall_ms
+        self._wall_ms = wall_ms
         self._ahead_ms = 0
         self._existing: set[str] = set()
         """Queues that the engine has named."""
 
-    def hear(self, happening: Happening) -> None:
+    def record(self, event: ProcessEvent) -> None:
         """Count one event of the engine."""
-        if not isinstance(happening, EngineCalled) or not happening.answer:
+        if not isinstance(event, EngineCalled) or not event.answer:
             return
-        verb, request, answer = happening.verb, happening.asked, happening.answer
+        verb, request, answer = event.verb, event.asked, event.answer
         if verb in _COUNTED:
             self.changes += 1
             _at(self.totals.batches, verb, "batch").add(len(answer))
@@ -75,7 +75,7 @@ class Meter:
             case "queues" if len(answer) != len(self._existing):
                 self._existing = {view.queue.name for view in answer}
             case "declare":
-                self._existing.update(name for name, _ in happening.counted())
+                self._existing.update(name for name, _ in event.counted())
             case "amend":
                 wanted, amendment = request
                 self.changes += 1
@@ -84,7 +84,7 @@ class Meter:
                 pass
 
     def lagged(self, role: str, lag_ms: float) -> None:
-        """The event loop was late by so much. A small lag is written with the next change."""
+        """Count a lag of the event loop. A small one is written with the next change."""
         self.changes += lag_ms > _LAG_MS_WORTH
         _at(self.totals.lags, role, "lag").add(lag_ms)
 
@@ -216,10 +216,6 @@ class Meter:
                 pass
 
 
-def _wall_ms() -> int:
-    return time.time_ns() // 1_000_000
-
-
 _BY_STATUS = {
     Status.NEW: "enqueued",
     Status.DUPLICATE: "duplicates",
@@ -287,7 +283,7 @@ QUEUES_MAX: Final = 100
 
 COUNTERS: Final = {
     "enqueued": "Jobs that were enqueued, follow-up jobs included.",
-    "duplicates": "Jobs that existed already, by their id or key.",
+    "duplicates": "Jobs that already existed, by their id or key.",
     "refused": "Jobs that their queue refused.",
     "leased": "Attempts that were leased.",
     "completed": "Attempts that succeeded.",

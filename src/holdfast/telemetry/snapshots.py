@@ -17,10 +17,10 @@ from typing import Final, Literal
 import msgspec
 
 from holdfast.core import bounds
-from holdfast.core.model import QueueView, Record
+from holdfast.core.model import QueueView
 from holdfast.engines.base import Engine, Saved
 from holdfast.errors import ConfigError
-from holdfast.ops.records import decode, remove_records, scan
+from holdfast.ops.records import RecordKind, remove_records, scan
 from holdfast.ops.settings import read_settings
 from holdfast.telemetry.accounts import FleetReader, FleetTotals, counts_restarted
 from holdfast.telemetry.event_log import EVENTS_KIND
@@ -51,7 +51,7 @@ _KEY = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d\Z")
 
 
 class Retention(msgspec.Struct, frozen=True, kw_only=True):
-    """The retention of snapshots and events, and the most records of events."""
+    """The retention of snapshots and events, and the maximum number of records of events."""
 
     minute_ms: int = bounds.DAY_MS
     hour_ms: int = 14 * bounds.DAY_MS
@@ -65,7 +65,8 @@ class Retention(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Roller:
-    """A service of upkeep. Without `retention` the stored settings apply."""
+    """A service of upkeep: takes a snapshot each minute, hour and day, and removes old ones.
+    Without `retention` the stored settings apply."""
 
     name = "roller"
 
@@ -75,9 +76,9 @@ class Roller:
         wall_ms: Callable[[], int],
         *,
         retention: Retention | None = None,
-        net_ms: int = 2 * bounds.MINUTE_MS,
+        sleep_ms_max: int = 2 * bounds.MINUTE_MS,
     ) -> None:
-        self.net_ms = net_ms
+        self.sleep_ms_max = sleep_ms_max
         self._engine = engine
         self._wall_ms = wall_ms
         self._retention = retention
@@ -116,10 +117,10 @@ class Roller:
         """True if this process was the first to take one."""
         views = await self._engine.queues()
         fleet = await self._reader.fleet()
-        value = msgspec.json.encode(take_snapshot(fleet, views, self._wall_ms()))
+        snapshot = take_snapshot(fleet, views, self._wall_ms())
         # A stale one was taken by another process at the same moment.
         answers = await self._engine.save(
-            [Record(kind=KINDS[step], key=key, value=value) for step, key in missing.items()]
+            [SNAPSHOTS[step].record(key, snapshot) for step, key in missing.items()]
         )
         self._taken |= missing
         return Saved.SAVED in answers
@@ -206,6 +207,12 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return SnapshotSlice(self.at, self.epoch, totals, depths)
 
 
+SNAPSHOTS: Final = {
+    step: RecordKind(kind, Snapshot, label="snapshot") for step, kind in KINDS.items()
+}
+"""By step; the key is that of `snapshot_key`."""
+
+
 class SnapshotSlice(msgspec.Struct, frozen=True):
     """The part of a snapshot about some queues, together."""
 
@@ -263,17 +270,12 @@ def step_start(step: Step, at: int) -> int:
     return at - at % STEPS[step]
 
 
-def decode_snapshot(record: Record) -> Snapshot | None:
-    """None for a record that this version cannot read."""
-    return decode(record.value or b"", Snapshot)
-
-
-def chart_points(standings: Iterable[SnapshotSlice]) -> list[Point]:
+def chart_points(slices: Iterable[SnapshotSlice]) -> list[Point]:
     """The differences between successive snapshots. A count that dropped was incomplete, because a
     part of the store was unreachable: it adds nothing until it is higher than before."""
     found: list[Point] = []
     highest, epoch, at = QueueTotals(), "", -1
-    for each in standings:
+    for each in slices:
         if counts_restarted(epoch, each.epoch):
             highest = QueueTotals()
         grown = _highest(highest, each.totals)

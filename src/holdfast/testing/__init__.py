@@ -16,7 +16,7 @@ if "pytest" in sys.modules:
     # Registered before they are imported, so that their failed asserts show the values.
     sys.modules["pytest"].register_assert_rewrite(
         "holdfast.conformance.contract",
-        "holdfast.conformance.machine",
+        "holdfast.conformance.random_histories",
         "holdfast.conformance.harness",
     )
 

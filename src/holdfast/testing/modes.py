@@ -16,7 +16,7 @@ from holdfast.core import codec
 from holdfast.core.model import Job, JobFilter, Receipt
 from holdfast.errors import InvalidJob, UsageError
 from holdfast.notation.durations import Duration, to_ms
-from holdfast.testing.stage import Drained, Stage, adrain, drain
+from holdfast.testing.stage import DrainResult, Stage, adrain, drain
 
 _PAGE = 1_000
 
@@ -80,16 +80,16 @@ class Inline(Mode):
 class Manual(Mode):
     """Jobs run on `drain`; time passes on `advance`."""
 
-    def drain(self) -> Drained:
-        """Run all due jobs, and those that become due at once; returns how they ended.
+    def drain(self) -> DrainResult:
+        """Run all due jobs, including those that become due immediately; returns how they ended.
 
         An async test awaits `adrain()`, so that async handlers run on the test's own loop.
         """
-        return sum((drain(stage) for stage in self._stages), Drained())
+        return sum((drain(stage) for stage in self._stages), DrainResult())
 
-    async def adrain(self) -> Drained:
+    async def adrain(self) -> DrainResult:
         """The async form of `drain`."""
-        return sum([await adrain(stage) for stage in self._stages], Drained())
+        return sum([await adrain(stage) for stage in self._stages], DrainResult())
 
     def advance(self, duration: Duration) -> None:
         """Let time pass: delayed jobs and retries become due, others expire."""

@@ -23,13 +23,14 @@ from msgspec.structs import replace
 
 from holdfast.app.application import Holdfast
 from holdfast.app.engine_host import EngineHost, Make
-from holdfast.core import checks, policy
+from holdfast.core import checks, retry_policy
 from holdfast.core.model import JobFilter, Lease, LeaseRequest, NewJob, Note, Queue, Receipt, State
 from holdfast.core.verdict import Cancel, Complete, Outcome, Release, Settlement
 from holdfast.engines.memory import MemoryEngine
 from holdfast.engines.memory.lease import LeaseSelection
 from holdfast.engines.observed import Observed
 from holdfast.errors import ResultTimeout, UsageError
+from holdfast.ops.queues import queue_settings
 from holdfast.testing.clock import ManualClock
 from holdfast.worker.child.attempt import Attempt
 from holdfast.worker.child.handlers import Handler
@@ -59,7 +60,7 @@ def driven(coroutine: Coroutine[Any, Any, Answer]) -> Answer:
 
 
 class StagedEngine(MemoryEngine):
-    """A memory engine that declares missing queues, which are no concern of a unit test."""
+    """A memory engine that declares missing queues, so that a unit test need not."""
 
     async def enqueue(self, jobs: Sequence[NewJob]) -> list[Receipt]:
         await self._declare_missing(jobs)
@@ -85,7 +86,7 @@ class StagedEngine(MemoryEngine):
 
 
 class StagedWithin:
-    """Enqueues at once, whatever becomes of the caller's transaction."""
+    """Enqueues at once, whether or not the caller's transaction commits."""
 
     def __init__(self, engine: StagedEngine) -> None:
         self._engine = engine
@@ -125,8 +126,8 @@ class Stage(EngineHost):
 
     async def pause(self, seconds: float) -> None:
         raise ResultTimeout(
-            "the job has not ended, and this test mode runs no jobs by itself: call drain(), after "
-            "advance() if the job is delayed"
+            "the job has not ended, and this test mode does not run jobs automatically: call"
+            " drain(), after advance() if the job is delayed"
         )
 
     def ask(self, coroutine: Coroutine[Any, Any, Answer]) -> Answer:
@@ -135,7 +136,7 @@ class Stage(EngineHost):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Drained:
+class DrainResult:
     """The number of attempts, and how they ended."""
 
     attempts: int = 0
@@ -145,8 +146,8 @@ class Drained:
     dead: int = 0
     cancelled: int = 0
 
-    def __add__(self, other: Drained) -> Drained:
-        return Drained(
+    def __add__(self, other: DrainResult) -> DrainResult:
+        return DrainResult(
             **{
                 each.name: getattr(self, each.name) + getattr(other, each.name)
                 for each in fields(self)
@@ -154,11 +155,11 @@ class Drained:
         )
 
 
-Steps: TypeAlias = Generator[Attempt, "tuple[Ending, ...]", Drained]
+Steps: TypeAlias = Generator[Attempt, "tuple[Ending, ...]", DrainResult]
 """A generator that yields each attempt to run and receives its endings."""
 
 
-def drain(stage: Stage, *, jump: bool = False) -> Drained:
+def drain(stage: Stage, *, jump: bool = False) -> DrainResult:
     """Run all due jobs; with `jump`, advance the clock to those that are not due yet."""
     steps = _steps(stage, jump=jump)
     try:
@@ -166,11 +167,11 @@ def drain(stage: Stage, *, jump: bool = False) -> Drained:
         while True:
             attempt = steps.send(_run(attempt))
     except StopIteration as stop:
-        drained: Drained = stop.value
+        drained: DrainResult = stop.value
         return drained
 
 
-async def adrain(stage: Stage, *, jump: bool = False) -> Drained:
+async def adrain(stage: Stage, *, jump: bool = False) -> DrainResult:
     """`drain` on the running loop, so that async handlers can share the test's resources."""
     steps = _steps(stage, jump=jump)
     try:
@@ -179,7 +180,7 @@ async def adrain(stage: Stage, *, jump: bool = False) -> Drained:
             is_async = attempt.handler.is_async
             attempt = steps.send(await attempt.run_async() if is_async else attempt.run())
     except StopIteration as stop:
-        drained: Drained = stop.value
+        drained: DrainResult = stop.value
         return drained
 
 
@@ -192,7 +193,7 @@ def _steps(stage: Stage, *, jump: bool) -> Steps:
         if not leases:
             if jump and _jump(stage):
                 continue
-            return Drained(**counts)
+            return DrainResult(**counts)
         handler = stage.app.tasks[leases[0].job.task].handler
         attempt = _attempt(stage, handler, leases)
         endings = yield attempt
@@ -204,7 +205,7 @@ def _steps(stage: Stage, *, jump: bool) -> Steps:
         if of_one[leases[0].id] > _ATTEMPTS_OF_ONE_MAX or counts["attempts"] > _ATTEMPTS_MAX:
             raise UsageError(
                 f"jobs are still due after {counts['attempts']} attempts: job {leases[0].id} of "
-                f"{handler.name} is retried for ever, or each job enqueues the next"
+                f"{handler.name} is retried forever, or each job enqueues the next"
             )
 
 
@@ -240,7 +241,7 @@ def _expire(stage: Stage) -> None:
     """Bury expired jobs, as the reaper does. Leases are not reaped: no worker dies here."""
     for job in stage.ask(stage.engine.expired(_PAGE)).jobs:
         wanted = JobFilter(ids=(job.id,), expired=True)
-        stage.ask(stage.engine.amend(wanted, policy.after_expiry(job), limit=1))
+        stage.ask(stage.engine.amend(wanted, retry_policy.after_expiry(job), limit=1))
 
 
 def _jump(stage: Stage) -> bool:
@@ -263,7 +264,7 @@ def _jump(stage: Stage) -> bool:
 def _attempt(stage: Stage, handler: Handler, leases: list[Lease]) -> Attempt:
     queues = _queues(stage)
     given = tuple(call_job(lease, queues[lease.job.queue]) for lease in leases)
-    limits_ms = (policy.timeout_ms(queues[lease.job.queue], lease.job) for lease in leases)
+    limits_ms = (retry_policy.timeout_ms(queues[lease.job.queue], lease.job) for lease in leases)
     return Attempt(handler, given, timeout_ms=reduce(shorter_timeout, limits_ms))
 
 
@@ -275,7 +276,7 @@ def _notes(attempt: Attempt, count: int) -> list[Note]:
 
 
 def _settle(stage: Stage, lease: Lease, ending: Ending, note: Note) -> str:
-    """Settle one attempt; returns the name of its count in `Drained`."""
+    """Settle one attempt; returns the name of its count in `DrainResult`."""
     engine = stage.engine
     queue = _queues(stage)[lease.job.queue]
     verdict = verdict_on(ending, queue, lease.job, random.random())
@@ -299,8 +300,7 @@ def _settle(stage: Stage, lease: Lease, ending: Ending, note: Note) -> str:
 
 
 def _queues(stage: Stage) -> dict[str, Queue]:
-    views = stage.ask(stage.engine.queues(counts=False))
-    return {view.queue.name: view.queue for view in views}
+    return stage.ask(queue_settings(stage.engine))
 
 
 def _run(attempt: Attempt) -> tuple[Ending, ...]:

@@ -2,7 +2,8 @@
 
 HOLDFAST_TRACING switches tracing on. While it is off, nothing of OpenTelemetry is imported. The
 trace of a job travels in its headers, in the W3C format. The programs of Holdfast export their
-spans as the standard OTEL_… variables say; a program that embeds Holdfast sets up its own export.
+spans as configured by the standard OTEL_… variables; a program that embeds Holdfast sets up its own
+export.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ def is_on() -> bool:
 
 
 def outgoing_headers(headers: Mapping[str, str]) -> dict[str, str]:
-    """Trace headers for a request made by a job: of the current span, else of the job."""
+    """Trace headers for a request made by a job: of the current span, or else of the job."""
     if is_on():
         from holdfast.tracing.spans import current_headers
 

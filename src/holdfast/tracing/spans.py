@@ -237,7 +237,7 @@ def _exporter(name: str) -> Any:
     found = list(entry_points(group=_EXPORTERS, name=name))
     if not found:
         raise ConfigError(
-            f"OTEL_TRACES_EXPORTER: exporter {name[:80]!r} is not installed: pip install "
-            "'holdfast[otel]' has otlp over HTTP, and console"
+            f"OTEL_TRACES_EXPORTER: exporter {name[:80]!r} is not installed: pip install"
+            " 'holdfast[otel]' provides console, and otlp over HTTP"
         )
     return found[0].load()()

@@ -10,10 +10,10 @@ from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 
 from holdfast.engines.base import Engine
-from holdfast.events import Tell, tell_nobody
-from holdfast.notation.durations import wall_ms
+from holdfast.events import Tell, ignore_event
 from holdfast.ops.jobs.bulk import Archive
-from holdfast.ops.service import Service, keep
+from holdfast.ops.service import Service, run_service
+from holdfast.process import wall_ms
 from holdfast.upkeep.distributor import Distributor
 from holdfast.upkeep.pruner import Pruner
 from holdfast.upkeep.reaper import Reaper
@@ -34,12 +34,12 @@ class Upkeep:
         engine: Engine,
         *,
         archive: Path | str | None = None,
-        tell: Tell = tell_nobody,
+        tell: Tell = ignore_event,
         wall_ms: Callable[[], int] = wall_ms,
         more: Sequence[Service] = (),
-        beside: RunUntil | None = None,
+        background: RunUntil | None = None,
     ) -> None:
-        """`more` are further services; `beside` runs next to them and ends by itself."""
+        """`more` are further services; `background` runs alongside them and ends on its own."""
         self._tell = tell
         self.services: tuple[Service, ...] = (
             Reaper(engine, tell=tell),
@@ -49,12 +49,12 @@ class Upkeep:
             Distributor(engine, tell=tell),
             *more,
         )
-        self._beside = beside
+        self._background = background
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Run until `stop` is set; a step that began is finished."""
+        """Run until `stop` is set; a step in progress is finished."""
         async with asyncio.TaskGroup() as group:
-            if self._beside is not None:
-                group.create_task(self._beside(stop), name="beside")
+            if self._background is not None:
+                group.create_task(self._background(stop), name="background")
             for service in self.services:
-                group.create_task(keep(service, stop, self._tell), name=service.name)
+                group.create_task(run_service(service, stop, self._tell), name=service.name)

@@ -1,9 +1,9 @@
-"""The loop that moves jobs from tenants' queues to one work queue, in fair turns, for engines
-without fairness of their own.
+"""The loop that moves jobs from tenants' queues to one work queue, taking turns fairly, for engines
+without built-in fairness.
 
-A job is leased and forwarded under its token, so any number of distributors may run. The leases of
-one that is killed expire, and the jobs come back. Each keeps its turns in memory: they decide only
-the order.
+A job is leased and forwarded under its token, so any number of distributors may run. If one is
+killed, its leases expire and the jobs return to their queues. Each keeps its turns in memory: they
+decide only the order.
 """
 
 from __future__ import annotations
@@ -18,13 +18,15 @@ from holdfast.core.model import Lease, LeaseRequest, QueueView
 from holdfast.core.verdict import Forward, Outcome, Release, Settlement
 from holdfast.core.workers import DISTRIBUTOR
 from holdfast.engines.base import Engine
-from holdfast.events import Distributed, Tell, tell_nobody
+from holdfast.events import Distributed, Tell, ignore_event
 from holdfast.ops.queues import Distribution, Distributions
 
 _log = logging.getLogger("holdfast.upkeep")
 
 STEP = 200
-"""The most jobs that one step leases. Several distributors may exceed the depth by as much."""
+"""Maximum number of jobs that one step leases. Several distributors may exceed the depth by as
+many.
+"""
 
 _LEASE_MS = 10 * bounds.SECOND_MS
 _SOON_MS = 50
@@ -41,10 +43,10 @@ class Distributor:
         engine: Engine,
         given: Sequence[Distribution] | None = None,
         *,
-        tell: Tell = tell_nobody,
-        net_ms: int = 5 * bounds.SECOND_MS,
+        tell: Tell = ignore_event,
+        sleep_ms_max: int = 5 * bounds.SECOND_MS,
     ) -> None:
-        self.net_ms = net_ms
+        self.sleep_ms_max = sleep_ms_max
         self._engine = engine
         self._given = given
         self._tell = tell
@@ -87,14 +89,14 @@ class Distributor:
         try:
             await self._take(Counter(order), waiting, taken)
         finally:
-            # Jobs that were leased before a failure are forwarded all the same.
+            # Jobs that were leased before a failure are still forwarded.
             count = await self._forward(_interleaved(order, taken), distribution, turns)
         return count
 
     async def _take(
         self, wanted: Counter[str], waiting: dict[str, int], taken: dict[str, deque[Lease]]
     ) -> None:
-        """Lease from queues that are emptied in one call, and from the others one by one."""
+        """Lease from queues that one call empties together, and from the others one by one."""
         emptied = tuple(name for name, count in wanted.items() if count >= waiting[name])
         requests = [(emptied, sum(wanted[name] for name in emptied))] if emptied else []
         requests += [((name,), count) for name, count in wanted.items() if name not in emptied]
@@ -108,7 +110,7 @@ class Distributor:
     async def _forward(
         self, leases: list[Lease], distribution: Distribution, turns: FairTurns
     ) -> int:
-        """Forward leases to the work queue, in this order; how many."""
+        """Forward leases to the work queue, in this order; returns how many."""
         if not leases:
             return 0
         verdict = Forward(distribution.target)
@@ -124,8 +126,8 @@ class Distributor:
             elif outcome is Outcome.REFUSED:
                 refused.append(lease)
         if refused:
-            # The work queue was dropped meanwhile.
-            release = Release(f"queue {distribution.target} is gone", unstarted=True)
+            # The work queue was dropped in the meantime.
+            release = Release(f"queue {distribution.target} no longer exists", unstarted=True)
             await self._engine.settle([Settlement(lease=each, verdict=release) for each in refused])
         if moved:
             self._tell(Distributed(queue=distribution.target, moved=dict(moved)))

@@ -1,5 +1,5 @@
-"""The loop that deletes finished jobs past their retention, after they were archived if wanted,
-and forgets breakers of tasks that are gone.
+"""The loop that deletes finished jobs past their retention, optionally after archiving them, and
+removes breakers of tasks that no longer exist.
 
 Idempotent, in bounded batches. A job that was retried after it was read is not deleted: the engine
 compares its version in the same write.
@@ -15,7 +15,7 @@ from holdfast.core import bounds
 from holdfast.core.breaker import KIND, is_forgotten
 from holdfast.core.model import Job, Record
 from holdfast.engines.base import Engine
-from holdfast.events import Pruned, Tell, tell_nobody
+from holdfast.events import Pruned, Tell, ignore_event
 from holdfast.ops.breakers import BREAKERS
 from holdfast.ops.jobs.bulk import delete_unchanged
 from holdfast.ops.records import remove_records
@@ -40,11 +40,11 @@ class Pruner:
         engine: Engine,
         *,
         archive: ArchiveWriter | None = None,
-        tell: Tell = tell_nobody,
-        net_ms: int = bounds.MINUTE_MS,
+        tell: Tell = ignore_event,
+        sleep_ms_max: int = bounds.MINUTE_MS,
         batch: int = 200,
     ) -> None:
-        self.net_ms = net_ms
+        self.sleep_ms_max = sleep_ms_max
         self._engine = engine
         self._archive = archive
         self._tell = tell
@@ -73,7 +73,7 @@ class Pruner:
         await remove_records(self._engine, [record for record in found if _is_old(record)])
 
     def _next_batch(self, batch: int, jobs: Sequence[Job]) -> int:
-        """As many jobs as are about 16 MiB: a thousand with their results may be gigabytes."""
+        """About 16 MiB of jobs: a thousand with their results may be gigabytes."""
         size = sum(
             len(part or b"")
             for job in jobs
@@ -85,6 +85,6 @@ class Pruner:
 
 
 def _is_old(record: Record) -> bool:
-    """A breaker that cannot be read counts as closed, and goes by its age alone."""
+    """A breaker that cannot be read counts as closed; only its age matters."""
     breaker = BREAKERS.decode(record)
     return breaker is not None and is_forgotten(breaker, record.age_ms)

@@ -1,4 +1,4 @@
-"""The loop that ends overdue leases and expired jobs, and repairs counts beside the jobs."""
+"""The loop that ends overdue leases and expired jobs, and repairs stored counters."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import time
 
 from holdfast.core import bounds
 from holdfast.engines.base import Engine
-from holdfast.events import Reaped, Tell, tell_nobody
+from holdfast.events import Reaped, Tell, ignore_event
 from holdfast.ops.workers import end_overdue_and_expired
 
 _log = logging.getLogger("holdfast.upkeep")
@@ -17,10 +17,9 @@ _RECOUNT_MAX = 1_000
 
 
 class Reaper:
-    """Wakes at the next deadline that the engine names; `net_ms` bounds the sleep, for deadlines
-    that came up in between.
-
-    At its start, and once a minute, it has the engine compare its counts with the jobs.
+    """Wakes at the next deadline that the engine reports; `sleep_ms_max` bounds the sleep, because
+    new deadlines may arise in between. At its start, and once a minute, it makes the engine compare
+    its counters with the jobs.
     """
 
     name = "reaper"
@@ -29,11 +28,11 @@ class Reaper:
         self,
         engine: Engine,
         *,
-        tell: Tell = tell_nobody,
-        net_ms: int = 5 * bounds.SECOND_MS,
+        tell: Tell = ignore_event,
+        sleep_ms_max: int = 5 * bounds.SECOND_MS,
         batch: int = 100,
     ) -> None:
-        self.net_ms = net_ms
+        self.sleep_ms_max = sleep_ms_max
         self._engine = engine
         self._tell = tell
         self._batch = batch
@@ -56,4 +55,4 @@ class Reaper:
         rest_s = 0 if repaired >= _RECOUNT_MAX else RECOUNT_MS / 1000
         self._recount_at = time.monotonic() + rest_s
         if repaired:
-            _log.warning("repaired %d counts beside the jobs that were wrong", repaired)
+            _log.warning("repaired %d wrong counters", repaired)

@@ -1,8 +1,8 @@
 """The loop that carries out redrives: it saves the next jobs, puts them back, and counts them.
 
-Each save is on the version that was read, so of several redrivers one goes on. A redriver that is
-killed leaves its pending jobs in the record; another finishes the step and counts from the jobs'
-timelines. No job is put back twice, and no count is a guess.
+Each save is on the version that was read, so of several redrivers only one proceeds. A redriver
+that is killed leaves its pending jobs in the record; another finishes the step and counts from the
+jobs' timelines. No job is put back twice, and no count is a guess.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from holdfast.core.model import Job, JobFilter, Record
 from holdfast.core.verdict import Redrive
 from holdfast.engines.base import Engine
 from holdfast.errors import UsageError
-from holdfast.events import Redrove, Tell, tell_nobody
+from holdfast.events import Redrove, Tell, ignore_event
 from holdfast.ops.dead_letters import PutBackResult, put_back, put_back_result, taken_jobs
 from holdfast.ops.records import remove_records, scan
 from holdfast.ops.redrives import (
@@ -33,7 +33,6 @@ from holdfast.ops.redrives import (
     TakenJob,
     batch_key,
     charge_rate,
-    decode_redrive,
     end_redrive,
     jobs_allowed,
     judge_canaries,
@@ -43,8 +42,8 @@ from holdfast.ops.redrives import (
 
 _log = logging.getLogger("holdfast.upkeep")
 
-PATIENCE_MS = 5 * bounds.SECOND_MS
-"""The time that pending jobs of another redriver are left to it."""
+TAKEOVER_MS = 5 * bounds.SECOND_MS
+"""How long pending jobs are left to the redriver that saved them."""
 
 RETENTION_MS = 14 * bounds.DAY_MS
 _FOLLOW_MS = bounds.DAY_MS
@@ -61,11 +60,11 @@ class Redriver:
         engine: Engine,
         wall_ms: Callable[[], int],
         *,
-        tell: Tell = tell_nobody,
-        net_ms: int = 2 * bounds.SECOND_MS,
+        tell: Tell = ignore_event,
+        sleep_ms_max: int = 2 * bounds.SECOND_MS,
         boot_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
-        self.net_ms = net_ms
+        self.sleep_ms_max = sleep_ms_max
         self._engine = engine
         self._wall_ms = wall_ms
         self._tell = tell
@@ -96,11 +95,11 @@ class Redriver:
         return min(ahead, default=None)
 
     async def _step(self, record: Record) -> int | None:
-        redrive = decode_redrive(record)
+        redrive = REDRIVES.require(record)
         read_ns = self._boot_ns()
         if redrive.pending:
-            if record.age_ms < PATIENCE_MS:
-                return PATIENCE_MS - record.age_ms
+            if record.age_ms < TAKEOVER_MS:
+                return TAKEOVER_MS - record.age_ms
             return await self._finish(redrive, record, read_ns)
         if redrive.state is RedriveState.CANARY:
             return await self._watch(redrive, record)
@@ -164,23 +163,26 @@ class Redriver:
         done = await put_back(self._engine, pending, act, plan.patch, among=plan.wanted)
         if done == len(pending):
             return PutBackResult(pending)
-        # Others were first with some of them, or a killed redriver left them.
+        # Others put some of them back first, or a killed redriver left them.
         return await put_back_result(self._engine, pending, act, plan.patch)
 
     async def _add_to_batch(self, redrive: RedriveRecord, retried: Sequence[TakenJob]) -> int:
         """Record the jobs in the last batch; the number of the next. Repeating it adds nothing."""
-        key = batch_key(redrive.id, redrive.batch)
-        while retried:
-            found = await BATCHES.read(self._engine, key)
-            batch = RedriveBatch() if found is None else BATCHES.require(found.record)
-            more = batch.plus(retried)
-            version = 0 if found is None else found.version
-            if more == batch or await BATCHES.save(self._engine, key, more, version):
-                return redrive.batch + more.is_full
-        return redrive.batch
+        if not retried:
+            return redrive.batch
+
+        def add(batch: RedriveBatch | None) -> RedriveBatch:
+            more = (batch or RedriveBatch()).plus(retried)
+            return more if batch is None or batch != more else batch
+
+        saved = await BATCHES.update(self._engine, batch_key(redrive.id, redrive.batch), add)
+        assert saved is not None
+        return redrive.batch + saved.is_full
 
     async def _watch(self, redrive: RedriveRecord, record: Record) -> int | None:
-        """Judge the canaries. The record is not saved meanwhile: its age is how long they had."""
+        """Judge the canaries. The record is not saved in the meantime: its age is the time the
+        canaries have had.
+        """
         taken: list[TakenJob] = []
         async for each in redrive_batches(self._engine, redrive.id):
             taken += BATCHES.require(each).taken
@@ -194,7 +196,7 @@ class Redriver:
             going = replace(charge_rate(redrive, record.age_ms), state=RedriveState.RUNNING)
             await self._save(going, record.version)
             return 0
-        return min(self.net_ms, bounds.SECOND_MS)
+        return min(self.sleep_ms_max, bounds.SECOND_MS)
 
     async def _end(
         self, redrive: RedriveRecord, record: Record, state: RedriveState, text: str = ""

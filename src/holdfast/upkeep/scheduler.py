@@ -1,8 +1,8 @@
 """The loop that enqueues the ticks of schedules, once each over any number of schedulers.
 
-The enqueue decides: its id and once-only key belong to the tick, so a second scheduler, a restart
-between two steps or a wall clock set back adds nothing. The `passed_at` of the record only saves
-repeated enqueues.
+The enqueue decides: the id and the once-only key of the job are those of the tick, so a second
+scheduler, a restart between two steps or a wall clock set back adds nothing. The `passed_at` of the
+record only saves repeated enqueues.
 """
 
 from __future__ import annotations
@@ -17,23 +17,16 @@ from holdfast.core import bounds
 from holdfast.core.model import NewJob, Receipt, Record, Status
 from holdfast.engines.base import Engine
 from holdfast.errors import UsageError
-from holdfast.events import Tell, Ticked, tell_nobody
+from holdfast.events import Tell, Ticked, ignore_event
 from holdfast.notation.durations import show_at
 from holdfast.ops.records import scan
-from holdfast.ops.schedules import (
-    SCHEDULE_KIND,
-    Schedule,
-    decode_schedule,
-    due_ticks,
-    encode_schedule,
-    next_tick,
-    schedule_job,
-)
+from holdfast.ops.schedules import SCHEDULE_KIND, SCHEDULES, schedule_job
+from holdfast.ops.ticks import Schedule, due_ticks, next_tick
 
 _log = logging.getLogger("holdfast.upkeep")
 
 KEY_WINDOW_MS = 7 * bounds.DAY_MS
-"""The time that the key of a tick is held after its enqueue, whatever its job did."""
+"""How long the key of a tick is held after its enqueue, however its job ended."""
 
 _AHEAD_MS_MAX = 15 * bounds.MINUTE_MS
 """A `passed_at` further in the future than this was written by a wrong clock, and is set back, as
@@ -51,10 +44,10 @@ class Scheduler:
         engine: Engine,
         wall_ms: Callable[[], int],
         *,
-        tell: Tell = tell_nobody,
-        net_ms: int = 5 * bounds.SECOND_MS,
+        tell: Tell = ignore_event,
+        sleep_ms_max: int = 5 * bounds.SECOND_MS,
     ) -> None:
-        self.net_ms = net_ms
+        self.sleep_ms_max = sleep_ms_max
         self._engine = engine
         self._wall_ms = wall_ms
         self._tell = tell
@@ -89,9 +82,10 @@ class Scheduler:
             own, receipts = receipts[: len(each.ticks)], receipts[len(each.ticks) :]
             handled = self._handled(each, own)
             if handled != each.schedule:
-                records.append(encode_schedule(handled, each.version))
+                records.append(SCHEDULES.record(handled.name, handled, each.version))
         for start in range(0, len(records), bounds.BATCH_MAX):
-            # A stale record is no loss: another process wrote one, and the keys hold.
+            # A stale record does no harm: another process wrote one, and the keys prevent
+            # duplicates.
             await self._engine.save(records[start : start + bounds.BATCH_MAX])
 
     def _handled(self, due: _Due, receipts: list[Receipt]) -> Schedule:
@@ -122,7 +116,7 @@ class _Due(NamedTuple):
 
 
 def _due(record: Record, now: int) -> _Due:
-    schedule = decode_schedule(record)
+    schedule = SCHEDULES.require(record)
     if schedule.paused:
         return _Due(schedule, record.version, [], schedule.passed_at, None)
     if schedule.passed_at > now + _AHEAD_MS_MAX:

@@ -1,8 +1,7 @@
-"""Starts workers as processes, restarts them, and leaves no process behind. Other programs may
-run beside them in the same way, as long as there is a worker.
-
-It holds no engine and runs no user code, so that nothing makes it crash. Processes that a dead
-supervisor leaves become children of this one, which is a subreaper, and are killed.
+"""Starts workers as processes, restarts them, and leaves no process behind. It can run other
+programs in the same way, as long as there is a worker. It holds no engine and runs no user code, so
+that neither can crash it. Processes that a dead supervisor leaves behind become children of this
+one, which is a subreaper, and are killed.
 """
 
 from __future__ import annotations
@@ -81,19 +80,19 @@ class ManagedProcess:
             self.process.stdin.flush()
 
     def put_off(self, why: str) -> None:
-        """Until a while from now, each time longer."""
-        _log.warning("%s; it starts again in %.1f s", why, self.pause_s)
+        """Postpone the next start, each time for longer."""
+        _log.warning("%s; restarting it in %.1f s", why, self.pause_s)
         self.start_at = time.monotonic() + self.pause_s
         self.pause_s = min(self.pause_s * 2, _PAUSE_S_MAX)
 
     def pass_signals(self, times: int) -> None:
-        """Pass signals on, also those that came while the process was being started."""
+        """Pass signals on, including those that arrived while the process was starting."""
         if self.process is not None and self.passed < times:
             self.passed += 1
             self.process.send_signal(signal.SIGTERM)
 
     def read_name(self) -> None:
-        """Read its name, if it has come; nothing else comes after it."""
+        """Read its name if it has arrived; nothing else follows it."""
         with suppress(BlockingIOError):
             name = os.read(self.ready, 1024).decode()
             self.name = name or self.name
@@ -104,21 +103,20 @@ class ManagedProcess:
 def run(
     workers: Sequence[WorkerOptions],
     *,
-    beside: Sequence[Program] = (),
+    programs: Sequence[Program] = (),
     started: Callable[[list[str]], None] | None = None,
     asked: Callable[[int], None] | None = None,
 ) -> int:
-    """Run until every worker has ended, and then the programs beside them. The first SIGTERM or
-    SIGINT drains the workers, the second stops them at once; `asked` is called with its number.
-    `started` is called with the names, those of the workers first. Returns 0, or the exit code of a
-    program that could not even start.
-
-    Only for a process without other children: any other child it gets is killed.
+    """Run until every worker, and then every other program, has ended. The first SIGTERM or SIGINT
+    drains the workers, the second stops them at once; `asked` is called with the number of the
+    signal, 1 or 2. `started` is called with the names, those of the workers first. Returns 0, or
+    the exit code of a program that could not start. Only for a process without other children: it
+    kills any child it does not know.
     """
     processes.become_subreaper()
     before = processes.children(os.getpid())
     supervisors = [ManagedProcess(as_program(options)) for options in workers]
-    others = [ManagedProcess(program) for program in beside]
+    others = [ManagedProcess(program) for program in programs]
     everything = [*supervisors, *others]
     wake_read, wake_write = os.pipe()
     os.set_blocking(wake_write, False)

@@ -12,7 +12,7 @@ from holdfast.core.breaker import Breaker
 from holdfast.errors import UsageError
 
 INHERITED = ("PATH", "HOME", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "TMPDIR", "USER", "LOGNAME")
-"""Variables of the worker's environment that commands inherit by default."""
+"""Environment variables of the worker that commands inherit by default."""
 _WORKERS_MAX = 256
 
 
@@ -26,8 +26,8 @@ class WorkerOptions(msgspec.Struct, frozen=True, kw_only=True):
     queues that its tasks name.
 
     `target` names the application, `module:attribute`. Its handlers run in `processes` children
-    with `concurrency` calls each; 0 runs them in the supervisor itself, where a handler that holds
-    the interpreter lets leases lapse. `prefetch` bounds how many jobs are leased ahead of free
+    with `concurrency` calls each; 0 runs them in the supervisor itself, where a handler that blocks
+    the interpreter lets leases expire. `prefetch` bounds how many jobs are leased ahead of free
     slots. `shell` None allows shells only on an embedded file. `webhooks` runs the task `webhook`,
     which sends requests signed with the secrets of a file; each host has a circuit breaker.
     """
@@ -60,7 +60,7 @@ class WorkerOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def numbered(options: WorkerOptions, count: int) -> list[WorkerOptions]:
-    """Options of so many equal workers. Names get a number each."""
+    """The options of `count` equal workers, with numbered names."""
     if not 1 <= count <= _WORKERS_MAX:
         raise UsageError(f"{count} workers: start 1 to {_WORKERS_MAX}")
     if count == 1 or options.name is None:

@@ -1,4 +1,4 @@
-"""Exceptions that a handler raises to say what should become of its job.
+"""Exceptions that a handler raises to choose the outcome of its job.
 
 They are public as `holdfast.Retry`, `Bury`, `Release` and `Cancelled`. Any other exception is a
 failure; then the policy of the job, its task and its queue decides.
@@ -15,7 +15,7 @@ class HandlerOutcome(Exception):
 
     def __init_subclass__(cls, public_name: str = "") -> None:
         if public_name:
-            # Tracebacks and stored failures show it.
+            # Tracebacks and stored failures show this name.
             cls.__name__ = cls.__qualname__ = public_name
 
     def __init__(self, text: str = "") -> None:
@@ -24,8 +24,9 @@ class HandlerOutcome(Exception):
 
 
 class RetryRequest(HandlerOutcome, public_name="Retry"):
-    """Run the job again: after `after`, or without it when the backoff says. It counts as an
-    attempt, and after the last one the job is a dead letter."""
+    """Run the job again: after `after`, or by its backoff if that is not given. It counts as an
+    attempt; after the last one the job becomes a dead letter.
+    """
 
     def __init__(self, text: str = "", *, after: Duration | None = None) -> None:
         super().__init__(text)
@@ -37,8 +38,9 @@ class BuryRequest(HandlerOutcome, public_name="Bury"):
 
 
 class ReleaseRequest(HandlerOutcome, public_name="Release"):
-    """The job cannot run now, through no fault of its own: the attempt is given back, at most
-    twenty times."""
+    """The job cannot run now, through no fault of its own: the attempt is refunded, at most twenty
+    times.
+    """
 
     def __init__(self, text: str = "", *, after: Duration = 0) -> None:
         super().__init__(text)
@@ -46,7 +48,7 @@ class ReleaseRequest(HandlerOutcome, public_name="Release"):
 
 
 class Cancelled(HandlerOutcome):
-    """Stop the job for good, neither done nor dead: the answer to `ctx.cancelled`."""
+    """End the job as cancelled, neither done nor dead: raise it when `ctx.cancelled` is true."""
 
 
 Retry = RetryRequest

@@ -1,7 +1,6 @@
-"""Process trees as the kernel knows them: find, mark and kill processes. Linux only.
-
-A worker's processes are subreapers: a process that a command leaves behind becomes their child,
-and is found here. Nothing here knows of jobs.
+"""Process trees, as the kernel reports them: find, mark and kill processes. Linux only. A worker's
+processes are subreapers: a process that a command leaves behind becomes their child, and is found
+here. This module knows nothing about jobs.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ _PR_SET_CHILD_SUBREAPER = 36
 def die_with_parent(parent: int, number: int = signal.SIGKILL) -> None:
     """Ask the kernel to send this signal when the thread that started this process ends.
 
-    Raises ProcessLookupError if the parent is gone already: then no signal would ever come.
+    Raises ProcessLookupError if the parent has already ended: then no signal would ever arrive.
     """
     _prctl(_PR_SET_PDEATHSIG, number)
     if os.getppid() != parent:
@@ -37,8 +36,9 @@ def become_subreaper() -> None:
 
 
 def children(pid: int) -> list[int]:
-    """The direct children, including zombies. A child that starts or ends meanwhile may be missed,
-    and all are if no file descriptor is left: look again later."""
+    """The direct children, including zombies. A child that starts or ends during the read may be
+    missed, and all are missed if no file descriptor is left: look again later.
+    """
     found: list[int] = []
     with suppress(OSError):
         # Without pathlib: this runs after each command.
@@ -49,7 +49,7 @@ def children(pid: int) -> list[int]:
 
 
 def descendants(pid: int) -> list[int]:
-    """Children, their children and so on; parents before their children."""
+    """Children, their children, and so on; parents before their children."""
     found = children(pid)
     for each in found:
         found += [child for child in children(each) if child not in found]
@@ -105,13 +105,13 @@ def kill_marked(marker: dict[bytes, bytes]) -> int:
 
 
 def kill(pid: int, number: int = signal.SIGKILL) -> None:
-    """Send a signal to a process that may be gone."""
+    """Send a signal to a process that may have ended."""
     with suppress(ProcessLookupError, PermissionError):
         os.kill(pid, number)
 
 
 def kill_group(group: int, number: int = signal.SIGKILL) -> None:
-    """Send a signal to a process group that may be gone."""
+    """Send a signal to a process group that may have ended."""
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(group, number)
 
@@ -127,8 +127,8 @@ def kill_descendants(pid: int) -> int:
 def sweep_strangers(known: Collection[int]) -> int:
     """Kill the orphans that this subreaper inherited, with their descendants, and reap dead ones.
 
-    `known` are its own children, which are left alone. Returns how many lived: sweep again until
-    none do, because the children of killed orphans come to this process next.
+    `known` are its own children, which are left alone. Returns how many were alive: sweep again
+    until none are, because the children of killed orphans become children of this process.
     """
     living = 0
     for pid in children(os.getpid()):
@@ -151,7 +151,7 @@ def reap(pid: int) -> bool:
 
 
 def end_at_once(status: int = 0) -> NoReturn:
-    """Kill every process that was started here, and exit."""
+    """Kill every process that this one started, and exit."""
     for _ in range(500):
         sweep_strangers(())
         if not kill_descendants(os.getpid()):

@@ -1,8 +1,8 @@
-"""Messages between a supervisor and its children, and the board: memory that they share.
+"""Messages between a supervisor and its children, and the board: memory shared by the two.
 
 A frame of msgpack holds many messages. A call takes one slot: it runs one job, or several of a
 batch task. Children know nothing of leases; they get calls by number and answer with one ending for
-each job of a call. The board says which calls run, and until when others may begin.
+each job of a call. The board shows which calls run, and until when others may begin.
 """
 
 from __future__ import annotations
@@ -11,8 +11,7 @@ import mmap
 import os
 import struct
 import time
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from collections.abc import Iterator, Sequence
 from typing import TypeAlias
 
 import msgspec
@@ -20,6 +19,7 @@ import msgspec
 from holdfast.core.breaker import Breaker
 from holdfast.core.limits import Limit
 from holdfast.core.model import COMMAND_TASK, WEBHOOK_TASK, Failure, NewJob
+from holdfast.process import boot_ns
 
 BUILT_IN_TASKS = frozenset((COMMAND_TASK, WEBHOOK_TASK))
 """Tasks that need no application."""
@@ -28,7 +28,7 @@ TEMPLATE_READY = b"ready"
 
 
 class CallJob(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """One job of a call, as far as its handler may see it."""
+    """The part of a job that its handler may see."""
 
     id: str
     queue: str
@@ -38,7 +38,7 @@ class CallJob(msgspec.Struct, frozen=True, array_like=True, gc=False):
     token: int
     created_at: int
     last: bool = False
-    """If this attempt fails, there is no other one."""
+    """True if there is no further attempt when this one fails."""
     checkpoint: bytes | None = None
     key: str | None = None
     tenant: str | None = None
@@ -49,7 +49,8 @@ class CallJob(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 class ChildCall(msgspec.Struct, frozen=True, array_like=True, tag="call", gc=False):
     """Run these jobs. `timeout_ms` counts from the start; a child interrupts a coroutine itself;
-    the supervisor kills the child of a blocking function."""
+    for a blocking function, the supervisor kills the child.
+    """
 
     number: int
     task: str
@@ -77,7 +78,8 @@ ToChild: TypeAlias = ChildCall | CancelCall | Recall | Finish
 
 class Returned(msgspec.Struct, frozen=True, array_like=True, tag="returned", gc=False):
     """The handler returned. `output`, here and below, is the text that the job printed or logged,
-    if there is more than in the last `NoteUpdate`."""
+    if it has grown since the last `NoteUpdate`.
+    """
 
     result: bytes | None = None
     then: tuple[NewJob, ...] = ()
@@ -85,7 +87,7 @@ class Returned(msgspec.Struct, frozen=True, array_like=True, tag="returned", gc=
 
 
 class Raised(msgspec.Struct, frozen=True, array_like=True, tag="raised"):
-    """The handler failed. A fatal failure gets no other attempt."""
+    """The handler failed. A fatal failure gets no further attempt."""
 
     failure: Failure
     fatal: bool = False
@@ -93,7 +95,7 @@ class Raised(msgspec.Struct, frozen=True, array_like=True, tag="raised"):
 
 
 class AskedRetry(msgspec.Struct, frozen=True, array_like=True, tag="retry"):
-    """The handler asked for another attempt after `delay_ms`; None leaves that to the policy."""
+    """The handler requested another attempt after `delay_ms`; None leaves that to the policy."""
 
     failure: Failure
     delay_ms: int | None = None
@@ -101,14 +103,14 @@ class AskedRetry(msgspec.Struct, frozen=True, array_like=True, tag="retry"):
 
 
 class AskedBury(msgspec.Struct, frozen=True, array_like=True, tag="bury"):
-    """The handler asked to make the job a dead letter."""
+    """The handler requested that the job become a dead letter."""
 
     failure: Failure
     output: bytes | None = None
 
 
 class AskedRelease(msgspec.Struct, frozen=True, array_like=True, tag="release"):
-    """The attempt is given back. With `alone` the next one gets a process of its own."""
+    """The attempt is refunded. With `alone` the next one gets a process of its own."""
 
     text: str = ""
     delay_ms: int = 0
@@ -192,8 +194,8 @@ class ChildSetup(msgspec.Struct, frozen=True, kw_only=True):
 
     `target` is `module:attribute` or `path.py:attribute` of the application; None for a child that
     runs commands or, with `webhook`, sends webhooks. `shell` allows command strings for a shell;
-    `shell_off` says why they are not. `environment` names the variables that a command inherits;
-    `cwd` is where commands run.
+    `shell_off` explains why they are not allowed. `environment` names the variables that a command
+    inherits; `cwd` is where commands run.
     """
 
     worker: str
@@ -229,7 +231,7 @@ class FrameReader:
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> Iterator[bytes]:
-        """The frames that are whole with this data; the rest is kept."""
+        """The frames that this data completes; the rest is buffered."""
         buffer = self._buffer
         buffer += data
         at = 0
@@ -259,11 +261,6 @@ _HEAD = 2
 _CELLS = 2  # the call's number, 0 when the slot is free; and when it started
 NO_DEADLINE_NS = 2**63 - 1
 
-boot_ns: Callable[[], int] = partial(
-    time.clock_gettime_ns, getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
-)
-"""Nanoseconds of the boot clock, which goes on while the machine is suspended."""
-
 
 class Board:
     """Shared memory of a supervisor and one child, made with `Board.make`; the child opens the
@@ -271,7 +268,8 @@ class Board:
 
     The child writes the call of each slot, which costs no message; the supervisor reads it to
     enforce timeouts and to know what a dead child was running. The supervisor writes until when the
-    leases of the child's calls hold. If it freezes, it need not take that back: the instant passes.
+    leases of the child's calls are valid. If it freezes, that instant passes, and no revocation is
+    needed.
     """
 
     def __init__(self, descriptor: int, slots: int) -> None:
@@ -282,7 +280,7 @@ class Board:
 
     @classmethod
     def make(cls, slots: int) -> Board:
-        """A new board for so many slots."""
+        """A new board with this many slots."""
         descriptor = os.memfd_create("holdfast-board", os.MFD_CLOEXEC)
         os.ftruncate(descriptor, _size(slots))
         board = cls(descriptor, slots)
@@ -300,7 +298,7 @@ class Board:
         self._cells[_UNTIL] = instant
 
     def may_begin(self) -> bool:
-        """True while the leases of all calls in the child surely hold."""
+        """True while the leases of all calls in the child are certainly valid."""
         return boot_ns() < self._cells[_UNTIL]
 
     def start(self, slot: int, number: int) -> None:

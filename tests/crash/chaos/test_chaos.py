@@ -17,11 +17,11 @@ import pytest
 from holdfast.conformance.chaos.run_log import HOME
 from holdfast.worker import processes
 from tests.cli.program import Ran, command, environment, run_program
-from tests.patience import wait_until
 from tests.sources import ROOT
+from tests.wait import wait_until
 
 SMALL = ("--seconds", "4", "--kills", "3", "--workers", "2")
-# Where the storm itself is not what is looked at.
+# Where the chaos itself is not what is looked at.
 SMALLEST = ("--seconds", "1", "--kills", "1", "--workers", "1")
 
 
@@ -87,20 +87,20 @@ def test_a_store_that_loses_jobs_is_reported(tmp_path: Path) -> None:
 def test_no_process_is_left_behind(number: signal.Signals, tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/work.db"
     line = command("chaos", "--seconds", "600", "--kills", "0", "--workers", "1", "--url", url)
-    storm = subprocess.Popen(
+    chaos = subprocess.Popen(
         line, cwd=tmp_path, env=environment(TMPDIR=str(tmp_path)), stderr=subprocess.PIPE
     )
     try:
         wait_until(lambda: bool(list(tmp_path.glob("holdfast-chaos-*/runs.jsonl"))))
         [home] = [path.parent for path in tmp_path.glob("holdfast-chaos-*/runs.jsonl")]
-        storm.send_signal(number)
-        _, output = storm.communicate(timeout=30)
+        chaos.send_signal(number)
+        _, output = chaos.communicate(timeout=30)
     finally:
-        storm.kill()
-        storm.wait()
+        chaos.kill()
+        chaos.wait()
     marker = {HOME.encode(): str(home).encode()}
     if number is signal.SIGINT:
-        assert (storm.returncode, list(processes.marked(marker))) == (130, [])
+        assert (chaos.returncode, list(processes.marked(marker))) == (130, [])
         assert b"nothing was checked" in output
         assert not home.exists()
         assert stands(tmp_path, url) == ({"default": 0}, [])
@@ -118,7 +118,7 @@ class Fleet:
     def tree(self):
         return ProcessTree([], [victim.pid], [victim.pid], [], [])
 injector = FaultInjector(Fleet(), random.Random(1), lease_ms=10, scale=0.0, one_writer=False)
-assert injector.strike("freeze", early=False)
+assert injector.inject("freeze", early=False)
 print(victim.pid, flush=True)
 os.kill(os.getpid(), signal.SIGKILL)
 """

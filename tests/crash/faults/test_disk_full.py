@@ -56,7 +56,7 @@ async def test_below_the_floor_no_job_is_enqueued(
     leases = await lease_many(engine)
     with monkeypatch.context() as patch:
         patch.setattr(engine_disk.Disk, "free_bytes", lambda _: engine_disk.FLOOR_BYTES - 1)
-        with pytest.raises(StorageFull, match="floor"):
+        with pytest.raises(StorageFull, match="reserved"):
             await enqueue(engine, "refused")
         await finish(engine, leases)
     assert await state_of(engine, "refused") is None
@@ -69,7 +69,7 @@ async def test_a_small_disk_that_is_really_full(
     engine = await open_engine(small_disk / "jobs.db")
     leases = await lease_many(engine)
     fill_up(engine_disk.FLOOR_BYTES // 2)
-    with pytest.raises(StorageFull, match="floor"):
+    with pytest.raises(StorageFull, match="reserved"):
         await enqueue(engine, "refused")
     await finish(engine, leases[: JOBS // 2])
     fill_up(0)
@@ -100,7 +100,7 @@ async def test_a_batch_that_would_fill_the_disk_is_refused(
     monkeypatch.setattr(engine_disk.Disk, "free_bytes", lambda _: free_bytes)
     batch = [NewJob(id=f"job-{n}", task="noop", payload=bytes(MEGABYTE)) for n in range(6)]
     before = engine._database.wal.pages
-    with pytest.raises(StorageFull, match="floor"):
+    with pytest.raises(StorageFull, match="reserved"):
         await engine.enqueue(batch)
     assert engine._database.wal.pages == before
     await engine.enqueue(batch[:4])

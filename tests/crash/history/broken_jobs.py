@@ -5,250 +5,250 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from holdfast.conformance.history import Entry
-from tests.crash.history.story import LEASE_MS, Story
+from tests.crash.history.builder import LEASE_MS, HistoryBuilder
 
 
-def lost(story: Story) -> None:
-    story.enqueue()
+def lost(builder: HistoryBuilder) -> None:
+    builder.enqueue()
 
 
-def from_nowhere(story: Story) -> None:
-    story.keep("waiting", "ghost", digest="unheard of")
+def from_nowhere(builder: HistoryBuilder) -> None:
+    builder.keep("waiting", "ghost", digest="unheard of")
 
 
-def refused_yet_there(story: Story) -> None:
-    story.enqueue(status="refused")
-    story.keep()
+def refused_yet_there(builder: HistoryBuilder) -> None:
+    builder.enqueue(status="refused")
+    builder.keep()
 
 
-def leased_after_done(story: Story) -> None:
-    story.enqueue()
-    story.lease(1)
-    story.settle(1, "complete")
-    story.lease(2, attempt=1)
-    story.keep()
+def leased_after_done(builder: HistoryBuilder) -> None:
+    builder.enqueue()
+    builder.lease(1)
+    builder.settle(1, "complete")
+    builder.lease(2, attempt=1)
+    builder.keep()
 
 
-def settled_twice(story: Story) -> None:
-    story.enqueue()
-    story.lease(1)
-    story.settle(1, "complete")
-    story.settle(1, "bury", reason="explicit")
-    story.keep()
+def settled_twice(builder: HistoryBuilder) -> None:
+    builder.enqueue()
+    builder.lease(1)
+    builder.settle(1, "complete")
+    builder.settle(1, "bury", reason="explicit")
+    builder.keep()
 
 
-def leased_after_deletion(story: Story) -> None:
-    story.enqueue()
-    story.amend("delete")
-    story.lease(1)
-    story.finish(1)
+def leased_after_deletion(builder: HistoryBuilder) -> None:
+    builder.enqueue()
+    builder.amend("delete")
+    builder.lease(1)
+    builder.finish(1)
 
 
-def leased_twice(story: Story) -> None:
-    story.enqueue()
-    story.lease(1)
-    story.lease(2, attempt=2)
-    story.finish(2, attempt=2)
+def leased_twice(builder: HistoryBuilder) -> None:
+    builder.enqueue()
+    builder.lease(1)
+    builder.lease(2, attempt=2)
+    builder.finish(2, attempt=2)
 
 
-def token_repeated(story: Story) -> None:
-    story.enqueue()
-    story.lease(1)
-    story.settle(1, "retry")
-    story.lease(1, attempt=2)
-    story.finish(1, attempt=2)
+def token_repeated(builder: HistoryBuilder) -> None:
+    builder.enqueue()
+    builder.lease(1)
+    builder.settle(1, "retry")
+    builder.lease(1, attempt=2)
+    builder.finish(1, attempt=2)
 
 
-def called_overdue_early(story: Story) -> None:
-    story.enqueue()
-    story.lease(1)
-    story.overdue(1)
-    story.finish(1)
+def called_overdue_early(builder: HistoryBuilder) -> None:
+    builder.enqueue()
+    builder.lease(1)
+    builder.overdue(1)
+    builder.finish(1)
 
 
-def reaped_early(story: Story) -> None:
-    story.enqueue()
-    story.lease(1)
-    story.settle(1, "retry", failure="overdue")
-    story.lease(2, attempt=2)
-    story.finish(2, attempt=2)
+def reaped_early(builder: HistoryBuilder) -> None:
+    builder.enqueue()
+    builder.lease(1)
+    builder.settle(1, "retry", failure="overdue")
+    builder.lease(2, attempt=2)
+    builder.finish(2, attempt=2)
 
 
-def stale_settle(story: Story) -> None:
-    story.enqueue()
-    story.lease(1)
-    story.settle(1, "retry")
-    story.lease(2, attempt=2)
-    story.finish(1)
+def stale_settle(builder: HistoryBuilder) -> None:
+    builder.enqueue()
+    builder.lease(1)
+    builder.settle(1, "retry")
+    builder.lease(2, attempt=2)
+    builder.finish(1)
 
 
-def renewed_too_late(story: Story) -> None:
-    story.enqueue()
-    story.lease(1)
-    story.rest(2 * LEASE_MS)
-    story.renew(1)
-    story.finish(1)
+def renewed_too_late(builder: HistoryBuilder) -> None:
+    builder.enqueue()
+    builder.lease(1)
+    builder.rest(2 * LEASE_MS)
+    builder.renew(1)
+    builder.finish(1)
 
 
-def attempt_not_counted(story: Story) -> None:
-    story.enqueue()
-    story.lease(1)
-    story.settle(1, "retry")
-    story.lease(2, attempt=1)
-    story.finish(2)
+def attempt_not_counted(builder: HistoryBuilder) -> None:
+    builder.enqueue()
+    builder.lease(1)
+    builder.settle(1, "retry")
+    builder.lease(2, attempt=1)
+    builder.finish(2)
 
 
-def attempts_beyond_the_bound(story: Story) -> None:
-    story.enqueue(max_attempts=1)
-    story.lease(1)
-    story.settle(1, "retry")
-    story.lease(2, attempt=2)
-    story.finish(2, attempt=2)
+def attempts_beyond_the_bound(builder: HistoryBuilder) -> None:
+    builder.enqueue(max_attempts=1)
+    builder.lease(1)
+    builder.settle(1, "retry")
+    builder.lease(2, attempt=2)
+    builder.finish(2, attempt=2)
 
 
-def retried_though_exhausted(story: Story) -> None:
-    story.enqueue(max_attempts=1)
-    story.lease(1)
-    story.settle(1, "retry", failure="error")
-    story.finish(1)
+def retried_though_exhausted(builder: HistoryBuilder) -> None:
+    builder.enqueue(max_attempts=1)
+    builder.lease(1)
+    builder.settle(1, "retry", failure="error")
+    builder.finish(1)
 
 
-def dead_without_cause(story: Story) -> None:
-    story.enqueue()
-    story.keep("dead", reason="attempts")
+def dead_without_cause(builder: HistoryBuilder) -> None:
+    builder.enqueue()
+    builder.keep("dead", reason="attempts")
 
 
-def dead_for_another_reason(story: Story) -> None:
-    story.enqueue()
-    story.lease(1)
-    story.settle(1, "bury", reason="explicit")
-    story.keep("dead", reason="expired")
+def dead_for_another_reason(builder: HistoryBuilder) -> None:
+    builder.enqueue()
+    builder.lease(1)
+    builder.settle(1, "bury", reason="explicit")
+    builder.keep("dead", reason="expired")
 
 
-def copied(story: Story) -> None:
-    story.enqueue()
-    story.keep("dead", reason="explicit")
-    story.amend("bury", reason="explicit")
-    story.keep("waiting", "a.copy", digest="payload of a")
+def copied(builder: HistoryBuilder) -> None:
+    builder.enqueue()
+    builder.keep("dead", reason="explicit")
+    builder.amend("bury", reason="explicit")
+    builder.keep("waiting", "a.copy", digest="payload of a")
 
 
-def leased_after_expiry(story: Story) -> None:
-    story.enqueue(expires_ms=500)
-    story.rest(1_000)
-    story.lease(1)
-    story.finish(1)
+def leased_after_expiry(builder: HistoryBuilder) -> None:
+    builder.enqueue(expires_ms=500)
+    builder.rest(1_000)
+    builder.lease(1)
+    builder.finish(1)
 
 
-def leased_after_expiry_by_the_store(story: Story) -> None:
-    story.enqueue()
-    story.lease(1, leased_at=10, expires_at=10)
-    story.finish(1)
+def leased_after_expiry_by_the_store(builder: HistoryBuilder) -> None:
+    builder.enqueue()
+    builder.lease(1, leased_at=10, expires_at=10)
+    builder.finish(1)
 
 
-def leased_early(story: Story) -> None:
-    story.enqueue(delay_ms=5_000)
-    story.lease(1)
-    story.finish(1)
+def leased_early(builder: HistoryBuilder) -> None:
+    builder.enqueue(delay_ms=5_000)
+    builder.lease(1)
+    builder.finish(1)
 
 
-def retried_early(story: Story) -> None:
-    story.enqueue()
-    story.lease(1)
-    story.settle(1, "retry", delay_ms=5_000)
-    story.lease(2, attempt=2)
-    story.finish(2, attempt=2)
+def retried_early(builder: HistoryBuilder) -> None:
+    builder.enqueue()
+    builder.lease(1)
+    builder.settle(1, "retry", delay_ms=5_000)
+    builder.lease(2, attempt=2)
+    builder.finish(2, attempt=2)
 
 
-def tick_fired_twice(story: Story) -> None:
+def tick_fired_twice(builder: HistoryBuilder) -> None:
     for id_ in ("a", "b"):
-        story.enqueue(id_, tick="nightly/1")
-        story.keep("waiting", id_)
+        builder.enqueue(id_, tick="nightly/1")
+        builder.keep("waiting", id_)
 
 
-def overtaken(story: Story) -> None:
-    story.enqueue("a")
-    story.enqueue("b")
-    story.lease(1, id_="b")
-    story.lease(2, id_="a")
+def overtaken(builder: HistoryBuilder) -> None:
+    builder.enqueue("a")
+    builder.enqueue("b")
+    builder.lease(1, id_="b")
+    builder.lease(2, id_="a")
     for id_, token in (("a", 2), ("b", 1)):
-        story.finish(token, id_)
+        builder.finish(token, id_)
 
 
-def follow_up_of_a_lost_completion(story: Story) -> None:
-    story.enqueue()
-    story.lease(1)
+def follow_up_of_a_lost_completion(builder: HistoryBuilder) -> None:
+    builder.enqueue()
+    builder.lease(1)
     child = Entry(id="child", queue="q", digest="payload of child")
-    story.settle(1, "retry")
-    story.lease(2, attempt=2)
-    story.settle(1, "complete", "lost", then=(child,))
-    story.settle(2, "bury", reason="explicit", attempt=2)
-    story.keep("dead", reason="explicit")
-    story.keep("waiting", "child")
+    builder.settle(1, "retry")
+    builder.lease(2, attempt=2)
+    builder.settle(1, "complete", "lost", then=(child,))
+    builder.settle(2, "bury", reason="explicit", attempt=2)
+    builder.keep("dead", reason="explicit")
+    builder.keep("waiting", "child")
 
 
-def follow_up_before_its_parent(story: Story) -> None:
-    story.enqueue()
-    story.lease(1)
-    story.lease(9, id_="child")
+def follow_up_before_its_parent(builder: HistoryBuilder) -> None:
+    builder.enqueue()
+    builder.lease(1)
+    builder.lease(9, id_="child")
     child = Entry(id="child", queue="q", digest="payload of child")
-    story.settle(1, "complete", then=(child,))
-    story.settle(9, "complete", id="child")
-    story.keep()
-    story.keep(id_="child")
+    builder.settle(1, "complete", then=(child,))
+    builder.settle(9, "complete", id="child")
+    builder.keep()
+    builder.keep(id_="child")
 
 
-def key_held_twice(story: Story) -> None:
+def key_held_twice(builder: HistoryBuilder) -> None:
     for id_ in ("a", "b"):
-        story.enqueue(id_, key="k", key_window_ms=0)
-        story.keep("waiting", id_, created_at=5)
+        builder.enqueue(id_, key="k", key_window_ms=0)
+        builder.keep("waiting", id_, created_at=5)
 
 
-def key_used_again_within_its_window(story: Story) -> None:
-    story.enqueue("a", key="k", key_window_ms=60_000)
-    story.lease(1)
-    story.settle(1, "complete")
-    story.enqueue("b", key="k", key_window_ms=60_000)
-    story.keep(created_at=1_000)
-    story.keep("waiting", "b", created_at=1_500)
+def key_used_again_within_its_window(builder: HistoryBuilder) -> None:
+    builder.enqueue("a", key="k", key_window_ms=60_000)
+    builder.lease(1)
+    builder.settle(1, "complete")
+    builder.enqueue("b", key="k", key_window_ms=60_000)
+    builder.keep(created_at=1_000)
+    builder.keep("waiting", "b", created_at=1_500)
 
 
-def payload_changed(story: Story) -> None:
-    story.enqueue()
-    story.lease(1, digest="something else")
-    story.finish(1)
+def payload_changed(builder: HistoryBuilder) -> None:
+    builder.enqueue()
+    builder.lease(1, digest="something else")
+    builder.finish(1)
 
 
-def never_finished(story: Story) -> None:
-    story.enqueue()
-    story.keep("waiting")
+def never_finished(builder: HistoryBuilder) -> None:
+    builder.enqueue()
+    builder.keep("waiting")
 
 
-def not_drained(story: Story) -> None:
-    story.note("undrained", after_ms=5)
+def not_drained(builder: HistoryBuilder) -> None:
+    builder.note("undrained", after_ms=5)
 
 
-def store_disagrees(story: Story) -> None:
-    story.enqueue()
-    story.lease(1)
-    story.settle(1, "complete")
-    story.keep("dead", reason="explicit")
+def store_disagrees(builder: HistoryBuilder) -> None:
+    builder.enqueue()
+    builder.lease(1)
+    builder.settle(1, "complete")
+    builder.keep("dead", reason="explicit")
 
 
-def counts_disagree(story: Story) -> None:
+def counts_disagree(builder: HistoryBuilder) -> None:
     counts = {"waiting": 0, "leased": 0, "done": 3, "dead": 0, "cancelled": 0}
-    story.note("counts", queue="q", exact=True, **counts)
+    builder.note("counts", queue="q", exact=True, **counts)
 
 
-def effect_missing(story: Story) -> None:
-    story.enqueue()
-    story.lease(1)
-    story.note("effect", id="a", token=1)
-    story.settle(1, "retry")
-    story.lease(2, attempt=2)
-    story.finish(2, attempt=2)
+def effect_missing(builder: HistoryBuilder) -> None:
+    builder.enqueue()
+    builder.lease(1)
+    builder.note("effect", id="a", token=1)
+    builder.settle(1, "retry")
+    builder.lease(2, attempt=2)
+    builder.finish(2, attempt=2)
 
 
-JOBS: list[tuple[str, Callable[[Story], None]]] = [
+JOBS: list[tuple[str, Callable[[HistoryBuilder], None]]] = [
     ("I1", lost),
     ("I2", from_nowhere),
     ("I2", refused_yet_there),

@@ -9,116 +9,116 @@ import pytest
 from holdfast.conformance.history import asked
 from holdfast.core.limits import Limit, Rate
 from holdfast.core.model import Queue
-from tests.crash.history.story import LEASE_MS, Story
+from tests.crash.history.builder import LEASE_MS, HistoryBuilder
 
 
-def lost_reply_of_an_enqueue(story: Story) -> None:
-    story.enqueue(answer="info")
+def lost_reply_of_an_enqueue(builder: HistoryBuilder) -> None:
+    builder.enqueue(answer="info")
 
 
-def repeated_enqueue(story: Story) -> None:
-    story.enqueue(answer="none")
-    story.enqueue(status="duplicate")
-    story.lease(1)
-    story.finish(1)
+def repeated_enqueue(builder: HistoryBuilder) -> None:
+    builder.enqueue(answer="none")
+    builder.enqueue(status="duplicate")
+    builder.lease(1)
+    builder.finish(1)
 
 
-def late_settle_that_wins(story: Story) -> None:
-    story.enqueue()
-    story.lease(1)
-    story.rest(LEASE_MS)
-    story.overdue(1)
-    story.settle(1, "retry", failure="overdue")
-    story.settle(1, "complete")
-    story.finish(1)
+def late_settle_that_wins(builder: HistoryBuilder) -> None:
+    builder.enqueue()
+    builder.lease(1)
+    builder.rest(LEASE_MS)
+    builder.overdue(1)
+    builder.settle(1, "retry", failure="overdue")
+    builder.settle(1, "complete")
+    builder.finish(1)
 
 
-def lease_whose_answer_was_lost(story: Story) -> None:
-    story.enqueue()
-    story.call("lease", queues=("q",), answer="info")
-    story.rest(LEASE_MS)
-    story.overdue(7)
-    story.settle(7, "retry", failure="overdue")
-    story.lease(8, attempt=2)
-    story.finish(8, attempt=2)
+def lease_whose_answer_was_lost(builder: HistoryBuilder) -> None:
+    builder.enqueue()
+    builder.call("lease", queues=("q",), answer="info")
+    builder.rest(LEASE_MS)
+    builder.overdue(7)
+    builder.settle(7, "retry", failure="overdue")
+    builder.lease(8, attempt=2)
+    builder.finish(8, attempt=2)
 
 
-def release_gives_the_attempt_back(story: Story) -> None:
-    story.enqueue()
-    story.lease(1)
-    story.settle(1, "release")
-    story.lease(2)
-    story.finish(2)
+def release_gives_the_attempt_back(builder: HistoryBuilder) -> None:
+    builder.enqueue()
+    builder.lease(1)
+    builder.settle(1, "release")
+    builder.lease(2)
+    builder.finish(2)
 
 
-def redriven(story: Story) -> None:
-    story.enqueue()
-    story.lease(1)
-    story.settle(1, "bury", reason="explicit")
-    story.amend("redrive")
-    story.lease(2)
-    story.finish(2)
+def redriven(builder: HistoryBuilder) -> None:
+    builder.enqueue()
+    builder.lease(1)
+    builder.settle(1, "bury", reason="explicit")
+    builder.amend("redrive")
+    builder.lease(2)
+    builder.finish(2)
 
 
-def moved_to_the_dead_queue(story: Story) -> None:
-    story.enqueue(queue="moved")
-    story.lease(1, queue="moved")
-    story.settle(1, "bury", reason="explicit", queue="moved")
-    story.lease(2, queue="grave")
-    story.settle(2, "complete", queue="grave")
-    story.keep(queue="grave")
+def moved_to_the_dead_queue(builder: HistoryBuilder) -> None:
+    builder.enqueue(queue="moved")
+    builder.lease(1, queue="moved")
+    builder.settle(1, "bury", reason="explicit", queue="moved")
+    builder.lease(2, queue="grave")
+    builder.settle(2, "complete", queue="grave")
+    builder.keep(queue="grave")
 
 
-def deleted(story: Story) -> None:
-    story.enqueue()
-    story.amend("delete")
+def deleted(builder: HistoryBuilder) -> None:
+    builder.enqueue()
+    builder.amend("delete")
 
 
-def enqueued_again_after_its_deletion(story: Story) -> None:
-    story.enqueue()
-    story.lease(1)
-    story.settle(1, "complete")
-    story.amend("delete")
-    story.enqueue(answer="none")
-    story.lease(2)
-    story.finish(2)
+def enqueued_again_after_its_deletion(builder: HistoryBuilder) -> None:
+    builder.enqueue()
+    builder.lease(1)
+    builder.settle(1, "complete")
+    builder.amend("delete")
+    builder.enqueue(answer="none")
+    builder.lease(2)
+    builder.finish(2)
 
 
-def two_at_once_under_one_key(story: Story) -> None:
+def two_at_once_under_one_key(builder: HistoryBuilder) -> None:
     """Asked for first and carried out last: the other one had let go of the key by then."""
-    answer = story.enqueue_slowly("b", key="k", key_window_ms=60_000)
-    story.enqueue("a", key="k", key_window_ms=0)
-    story.lease(1)
-    story.settle(1, "complete")
+    answer = builder.enqueue_slowly("b", key="k", key_window_ms=60_000)
+    builder.enqueue("a", key="k", key_window_ms=0)
+    builder.lease(1)
+    builder.settle(1, "complete")
     answer()
-    story.lease(2, id_="b")
-    story.settle(2, "complete", id="b")
-    story.keep(created_at=1_000)
-    story.keep(id_="b", created_at=1_600)
+    builder.lease(2, id_="b")
+    builder.settle(2, "complete", id="b")
+    builder.keep(created_at=1_000)
+    builder.keep(id_="b", created_at=1_600)
 
 
-def replaced_with_other_overrides(story: Story) -> None:
-    story.enqueue("a", key="k", key_window_ms=0, max_attempts=9)
-    story.enqueue("b", "duplicate", key="k", key_policy="replace", max_attempts=1, holder="a")
-    story.lease(1, digest="payload of b")
-    story.settle(1, "bury", reason="attempts", failure="error")
-    story.keep("dead", reason="attempts", digest="payload of b")
+def replaced_with_other_overrides(builder: HistoryBuilder) -> None:
+    builder.enqueue("a", key="k", key_window_ms=0, max_attempts=9)
+    builder.enqueue("b", "duplicate", key="k", key_policy="replace", max_attempts=1, holder="a")
+    builder.lease(1, digest="payload of b")
+    builder.settle(1, "bury", reason="attempts", failure="error")
+    builder.keep("dead", reason="attempts", digest="payload of b")
 
 
-def wall_clock_set_forward(story: Story) -> None:
-    story.enqueue(delay_ms=60_000, expires_ms=90_000)
-    story.note("jump")
-    story.lease(1)
-    story.finish(1)
+def wall_clock_set_forward(builder: HistoryBuilder) -> None:
+    builder.enqueue(delay_ms=60_000, expires_ms=90_000)
+    builder.note("jump")
+    builder.lease(1)
+    builder.finish(1)
 
 
-def rate_kept(story: Story) -> None:
+def rate_kept(builder: HistoryBuilder) -> None:
     for _ in range(5):
-        story.note("rate", name="api", limit=2, per_ms=150)
+        builder.note("rate", name="api", limit=2, per_ms=150)
 
 
-def limits_kept(story: Story) -> None:
-    story.declare(
+def limits_kept(builder: HistoryBuilder) -> None:
+    builder.declare(
         limits=(
             Limit(name="l", key="{tenant}", concurrency=1),
             Limit(name="m", key="{region}", concurrency=1),
@@ -126,129 +126,129 @@ def limits_kept(story: Story) -> None:
         )
     )
     for token, id_ in enumerate("ab", 1):
-        story.enqueue(id_, tenant=id_)
-        story.lease(token, id_=id_, tenant=id_, task="work")
+        builder.enqueue(id_, tenant=id_)
+        builder.lease(token, id_=id_, tenant=id_, task="work")
     for token, id_ in enumerate("ab", 1):
-        story.finish(token, id_)
-    story.enqueue("c", tenant="a")
-    story.work("c", 3, tenant="a", task="work")
+        builder.finish(token, id_)
+    builder.enqueue("c", tenant="a")
+    builder.work("c", 3, tenant="a", task="work")
 
 
-def slot_of_a_lapsed_lease(story: Story) -> None:
-    story.declare(limits=(Limit(name="l", concurrency=1),))
-    story.enqueue("a")
-    story.enqueue("b")
-    story.lease(1, task="work")
-    story.rest(LEASE_MS)
-    story.settle(1, "retry", failure="overdue")
-    story.lease(2, id_="b", task="work")
-    story.finish(1)
-    story.finish(2, "b")
+def slot_of_a_lapsed_lease(builder: HistoryBuilder) -> None:
+    builder.declare(limits=(Limit(name="l", concurrency=1),))
+    builder.enqueue("a")
+    builder.enqueue("b")
+    builder.lease(1, task="work")
+    builder.rest(LEASE_MS)
+    builder.settle(1, "retry", failure="overdue")
+    builder.lease(2, id_="b", task="work")
+    builder.finish(1)
+    builder.finish(2, "b")
 
 
-def batch_of_a_group(story: Story) -> None:
-    story.declare(group_batch=2)
+def batch_of_a_group(builder: HistoryBuilder) -> None:
+    builder.declare(group_batch=2)
     for id_ in "ab":
-        story.enqueue(id_, group="g")
-    story.lease_many("ab", 1, group="g")
+        builder.enqueue(id_, group="g")
+    builder.lease_many("ab", 1, group="g")
     for id_ in "ba":
-        story.finish(1, id_)
+        builder.finish(1, id_)
 
 
-def head_of_a_group_taken_away(story: Story) -> None:
-    story.enqueue("a", group="g")
-    story.enqueue("b", group="g")
-    story.amend("cancel")
-    story.work("b", 1, group="g")
-    story.keep("cancelled")
+def head_of_a_group_taken_away(builder: HistoryBuilder) -> None:
+    builder.enqueue("a", group="g")
+    builder.enqueue("b", group="g")
+    builder.amend("cancel")
+    builder.work("b", 1, group="g")
+    builder.keep("cancelled")
 
 
-def family_in_order(story: Story) -> None:
-    story.enqueue("p")
-    story.enqueue("a", after=("p",), after_on="death", parent_death="cancel")
-    story.enqueue("b", after=("a",), after_on="success", parent_death="run")
-    story.enqueue("c", after=("p",), after_on="success", parent_death="cancel", group="g")
-    story.enqueue("d", group="g")
-    story.work("p", 1)
-    story.keep("cancelled", reason="dependency")
-    story.work("b", 2)
-    story.work("c", 3, group="g")
-    story.work("d", 4, group="g")
+def family_in_order(builder: HistoryBuilder) -> None:
+    builder.enqueue("p")
+    builder.enqueue("a", after=("p",), after_on="death", parent_death="cancel")
+    builder.enqueue("b", after=("a",), after_on="success", parent_death="run")
+    builder.enqueue("c", after=("p",), after_on="success", parent_death="cancel", group="g")
+    builder.enqueue("d", group="g")
+    builder.work("p", 1)
+    builder.keep("cancelled", reason="dependency")
+    builder.work("b", 2)
+    builder.work("c", 3, group="g")
+    builder.work("d", 4, group="g")
 
 
-def key_of_an_orphan(story: Story) -> None:
-    story.enqueue("p")
-    story.enqueue("a", after=("p",), after_on="death", key="k", key_window_ms=0)
-    story.work("p", 1)
-    story.enqueue("b", key="k", key_window_ms=0)
-    story.work("b", 2)
-    story.keep("cancelled", reason="dependency")
+def key_of_an_orphan(builder: HistoryBuilder) -> None:
+    builder.enqueue("p")
+    builder.enqueue("a", after=("p",), after_on="death", key="k", key_window_ms=0)
+    builder.work("p", 1)
+    builder.enqueue("b", key="k", key_window_ms=0)
+    builder.work("b", 2)
+    builder.keep("cancelled", reason="dependency")
 
 
-def limit_lowered_under_its_leases(story: Story) -> None:
-    story.declare(limits=(Limit(name="l", concurrency=2),))
+def limit_lowered_under_its_leases(builder: HistoryBuilder) -> None:
+    builder.declare(limits=(Limit(name="l", concurrency=2),))
     for token, id_ in enumerate("ab", 1):
-        story.enqueue(id_)
-        story.lease(token, id_=id_, task="work")
-    story.declare(limits=(Limit(name="l", concurrency=1),))
+        builder.enqueue(id_)
+        builder.lease(token, id_=id_, task="work")
+    builder.declare(limits=(Limit(name="l", concurrency=1),))
     for token, id_ in enumerate("ab", 1):
-        story.finish(token, id_)
-    story.enqueue("c")
-    story.work("c", 3, task="work")
+        builder.finish(token, id_)
+    builder.enqueue("c")
+    builder.work("c", 3, task="work")
 
 
-def limit_raised_by_somebody_who_was_killed(story: Story) -> None:
-    story.declare(limits=(Limit(name="l", concurrency=1),))
+def limit_raised_by_somebody_who_was_killed(builder: HistoryBuilder) -> None:
+    builder.declare(limits=(Limit(name="l", concurrency=1),))
     raised = asked("declare", Queue(name="q", limits=(Limit(name="l", concurrency=2),)))
-    story.call("declare", facts=raised["facts"], answer="none")
+    builder.call("declare", facts=raised["facts"], answer="none")
     for token, id_ in enumerate("ab", 1):
-        story.enqueue(id_)
-        story.lease(token, id_=id_, task="work")
+        builder.enqueue(id_)
+        builder.lease(token, id_=id_, task="work")
     for token, id_ in enumerate("ab", 1):
-        story.finish(token, id_)
+        builder.finish(token, id_)
 
 
-def limit_that_counts_by_another_key_now(story: Story) -> None:
+def limit_that_counts_by_another_key_now(builder: HistoryBuilder) -> None:
     for token, (id_, key) in enumerate((("a", ""), ("b", "{tenant}")), 1):
-        story.declare(limits=(Limit(name="l", key=key, concurrency=1),))
-        story.enqueue(id_, tenant="t")
-        story.lease(token, id_=id_, tenant="t", task="work")
+        builder.declare(limits=(Limit(name="l", key=key, concurrency=1),))
+        builder.enqueue(id_, tenant="t")
+        builder.lease(token, id_=id_, tenant="t", task="work")
     for token, id_ in enumerate("ab", 1):
-        story.finish(token, id_)
+        builder.finish(token, id_)
 
 
-def rate_changed_within_its_window(story: Story) -> None:
+def rate_changed_within_its_window(builder: HistoryBuilder) -> None:
     for token, id_ in enumerate("ab", 1):
-        story.declare(limits=(Limit(name="l", rate=Rate(count=token, per_ms=1_000)),))
-        story.enqueue(id_)
-        story.work(id_, token, task="work")
+        builder.declare(limits=(Limit(name="l", rate=Rate(count=token, per_ms=1_000)),))
+        builder.enqueue(id_)
+        builder.work(id_, token, task="work")
 
 
-def other_lane_first(story: Story) -> None:
-    story.declare("lanes", limits=(Limit(name="l", key="{tenant}", concurrency=1),))
+def other_lane_first(builder: HistoryBuilder) -> None:
+    builder.declare("lanes", limits=(Limit(name="l", key="{tenant}", concurrency=1),))
     for id_ in "ab":
-        story.enqueue(id_, queue="lanes", tenant=id_)
+        builder.enqueue(id_, queue="lanes", tenant=id_)
     for token, id_ in enumerate("ba", 1):
-        story.work(id_, token, queue="lanes", tenant=id_, task="work")
+        builder.work(id_, token, queue="lanes", tenant=id_, task="work")
 
 
-def higher_priority_first_for_a_while(story: Story) -> None:
-    story.declare("aging", aging_ms=1_000)
-    story.enqueue("a", queue="aging", priority=0)
-    story.rest(3_000)
-    story.enqueue("b", queue="aging", priority=4)
-    story.work("b", 1, queue="aging", priority=4)
-    story.work("a", 2, queue="aging", priority=0)
+def higher_priority_first_for_a_while(builder: HistoryBuilder) -> None:
+    builder.declare("aging", aging_ms=1_000)
+    builder.enqueue("a", queue="aging", priority=0)
+    builder.rest(3_000)
+    builder.enqueue("b", queue="aging", priority=4)
+    builder.work("b", 1, queue="aging", priority=4)
+    builder.work("a", 2, queue="aging", priority=0)
 
 
-def key_of_a_job_that_arrived_late(story: Story) -> None:
+def key_of_a_job_that_arrived_late(builder: HistoryBuilder) -> None:
     """The call was lost, its repeat met the holder, and a third copy came when that was gone."""
-    story.enqueue("b", key="k", key_window_ms=0)
-    story.enqueue("a", key="k", key_window_ms=0, answer="info")
-    story.enqueue("a", "duplicate", holder="b", key="k", key_window_ms=0)
-    story.work("b", 1)
-    story.enqueue("a", key="k", key_window_ms=0, answer="none")
-    story.work("a", 2)
+    builder.enqueue("b", key="k", key_window_ms=0)
+    builder.enqueue("a", key="k", key_window_ms=0, answer="info")
+    builder.enqueue("a", "duplicate", holder="b", key="k", key_window_ms=0)
+    builder.work("b", 1)
+    builder.enqueue("a", key="k", key_window_ms=0, answer="none")
+    builder.work("a", 2)
 
 
 ALLOWED = [
@@ -282,24 +282,24 @@ ALLOWED = [
 
 
 @pytest.mark.parametrize("tell", ALLOWED)
-def test_an_allowed_history_has_no_violation(tell: Callable[[Story], None]) -> None:
-    story = Story()
-    tell(story)
-    findings = story.check()
+def test_an_allowed_history_has_no_violation(tell: Callable[[HistoryBuilder], None]) -> None:
+    builder = HistoryBuilder()
+    tell(builder)
+    findings = builder.check()
     assert findings.clean, "\n".join(map(str, findings.violations))
 
 
 def test_recovery_counts_from_the_death_of_the_holder() -> None:
-    story = Story()
-    story.enqueue()
-    story.lease(1)
-    story.note("effect", id="a", token=1)
-    story.note("kill", process="p")
-    story.rest(LEASE_MS)
-    story.overdue(1)
-    story.process = "reaper"
-    story.settle(1, "retry", failure="overdue")
-    story.lease(2, attempt=2)
-    findings = story.check()
+    builder = HistoryBuilder()
+    builder.enqueue()
+    builder.lease(1)
+    builder.note("effect", id="a", token=1)
+    builder.note("kill", process="p")
+    builder.rest(LEASE_MS)
+    builder.overdue(1)
+    builder.process = "reaper"
+    builder.settle(1, "retry", failure="overdue")
+    builder.lease(2, attempt=2)
+    findings = builder.check()
     assert (findings.kills, findings.effects, findings.duplicates) == (1, 1, 1)
     assert findings.recovery_ms_p50 == pytest.approx(LEASE_MS + 400)

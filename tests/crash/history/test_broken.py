@@ -9,16 +9,16 @@ import pytest
 from holdfast.conformance.checker.findings import INVARIANTS
 from tests.crash.history.broken_flow import FLOW
 from tests.crash.history.broken_jobs import JOBS
-from tests.crash.history.story import Story
+from tests.crash.history.builder import HistoryBuilder
 
 BROKEN = JOBS + FLOW
 
 
 @pytest.mark.parametrize(("rule", "tell"), BROKEN, ids=[tell.__name__ for _, tell in BROKEN])
-def test_a_broken_invariant_is_found(rule: str, tell: Callable[[Story], None]) -> None:
-    story = Story()
-    tell(story)
-    findings = story.check()
+def test_a_broken_invariant_is_found(rule: str, tell: Callable[[HistoryBuilder], None]) -> None:
+    builder = HistoryBuilder()
+    tell(builder)
+    findings = builder.check()
     assert rule in findings.rules, findings
     assert rule in str(findings)
 

@@ -15,7 +15,8 @@ from holdfast.conformance.history import HistoryLine, Journal, Recorded, dump
 from holdfast.conformance.simulate import MakeEngine
 from holdfast.core.model import JobFilter, NewJob, Receipt, Record, Status
 from holdfast.engines.base import Engine
-from holdfast.ops.schedules import Schedule, Schedules
+from holdfast.ops.schedules import Schedules
+from holdfast.ops.ticks import Schedule
 from holdfast.testing.clock import ManualClock
 from holdfast.upkeep import scheduler
 from holdfast.upkeep.scheduler import Scheduler

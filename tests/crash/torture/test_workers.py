@@ -16,15 +16,15 @@ from typing import Any
 
 import pytest
 
-from holdfast.conformance.chaos.faults import deck
+from holdfast.conformance.chaos.faults import kill_roles
 from holdfast.conformance.chaos.process_tree import Fleet
 from holdfast.conformance.chaos.run_log import HOME
 from holdfast.conformance.chaos.verify import LINGER_MS_MAX, ChaosFindings, Fault, verify
 from holdfast.core.model import Event, EventKind, Failure, FailureKind, Job, Queue, Reason, State
 from holdfast.worker import processes
 from tests.crash.torture.test_engines import run
-from tests.patience import wait_until
 from tests.sources import ROOT
+from tests.wait import wait_until
 
 QUEUE = Queue(name="default", lease_ms=2_000, max_attempts=3, max_crashes=2)
 SECOND = 1_000_000_000
@@ -70,9 +70,9 @@ def test_workers_end_when_the_test_is_killed(tmp_path: Path) -> None:
 
 
 def test_few_kills_still_cover_every_role() -> None:
-    assert set(deck(6)) == {"child", "command_child", "command", "supervisor", "launcher"}
-    assert len(deck(3)) == 3
-    assert len(deck(300)) == 300
+    assert set(kill_roles(6)) == {"child", "command_child", "command", "supervisor", "launcher"}
+    assert len(kill_roles(3)) == 3
+    assert len(kill_roles(300)) == 300
 
 
 def test_a_correct_run_has_no_findings() -> None:
@@ -107,14 +107,14 @@ def test_a_frozen_worker_may_be_overtaken() -> None:
 Planted = Callable[[], list[str]]
 FAULTS: dict[str, Planted] = {
     "is lost": lambda: found([], store=[], accepted=["a"]),
-    "not brought to its end": lambda: found([], store=[job("a", State.LEASED)]),
-    "no run of it came to its end": lambda: found(lines("a", 1, 10), store=[done("a")]),
-    "nobody enqueued": lambda: found(lines("b", 1, 10, end=11), store=[], accepted=[]),
-    "no blow explains": lambda: found(twice(), store=[done("a", attempt=2)]),
-    "re-run that no blow": lambda: found(
+    "did not end": lambda: found([], store=[job("a", State.LEASED)]),
+    "no run of it finished": lambda: found(lines("a", 1, 10), store=[done("a")]),
+    "was never enqueued": lambda: found(lines("b", 1, 10, end=11), store=[], accepted=[]),
+    "no fault explains;": lambda: found(twice(), store=[done("a", attempt=2)]),
+    "re-run that no fault": lambda: found(
         twice(), [Fault("kill", "child", 25, (99,))], store=[done("a", attempt=2)]
     ),
-    "no blow explains; before": lambda: found(
+    "no fault explains; before": lambda: found(
         # The kill came after the job was running again.
         twice(), [Fault("kill", "child", 45, (7,))], store=[done("a", attempt=2)]
     ),
@@ -123,7 +123,7 @@ FAULTS: dict[str, Planted] = {
         [Fault("kill", "child", 25, (7,))],
         store=[done("a", attempt=2)],
     ),
-    "could learn that its lease was lost": lambda: found(
+    "could know that its lease was lost": lambda: found(
         [
             *lines("a", 1, 1, [9 * SECOND + LINGER_MS_MAX * 1_000_000], pids=[7]),
             *lines("a", 2, 6 * SECOND, end=7 * SECOND),
@@ -139,7 +139,7 @@ FAULTS: dict[str, Planted] = {
     "began 2 times under one lease": lambda: found(
         [*lines("a", 1, 10, end=20), *lines("a", 1, 30, end=40)], store=[done("a")]
     ),
-    "beyond the 3 of its queue": lambda: found(
+    "exceeds the 3 attempts of its queue": lambda: found(
         lines("a", 4, 10, end=20, attempt=4), store=[done("a")]
     ),
     "the queue allows 3": lambda: found(
@@ -154,7 +154,7 @@ FAULTS: dict[str, Planted] = {
     "died against policy: explicit": lambda: found(
         [], store=[job("a", State.DEAD, reason=Reason.EXPLICIT, attempt=3)]
     ),
-    "no blow does that": lambda: found(
+    "no fault explains that": lambda: found(
         lines("a", 1, 10, end=20), store=[done("a", events=(failed(FailureKind.TIMEOUT),))]
     ),
 }  # fmt: skip
@@ -190,16 +190,16 @@ def test_a_worker_that_breaks_down_is_found(tmp_path: Path) -> None:
     fleet = Fleet.__new__(Fleet)
     fleet._home = tmp_path
     assert fleet.breakdowns() == []
-    killed = "holdfast: a worker ended by signal 9; it starts again in 0.2 s"
-    broken = "holdfast: a worker ended by exit code 1; it starts again in 0.2 s"
+    killed = "holdfast: a worker ended by signal 9; restarting it in 0.2 s"
+    broken = "holdfast: a worker ended by exit code 1; restarting it in 0.2 s"
     fleet.log.write_text(f"{killed}\n{broken}\n")
-    assert fleet.breakdowns() == [f"by itself {broken} (before that: {killed})"]
+    assert fleet.breakdowns() == [f"without a fault: {broken} (before that: {killed})"]
     # The database was down when the worker started, which is a fault of the test.
     away = "holdfast: the database does not answer (unavailable)"
     fleet.log.write_text(f"{killed}\n{away}\n{broken}\n")
     assert fleet.breakdowns(outages=True) == []
     fleet.log.write_text(f"{killed}\n{away}\n{broken}\n{broken}\n")
-    assert fleet.breakdowns(outages=True) == [f"by itself {broken} (before that: {broken})"]
+    assert fleet.breakdowns(outages=True) == [f"without a fault: {broken} (before that: {broken})"]
 
 
 def test_a_job_may_die_by_policy() -> None:
@@ -243,20 +243,20 @@ def failed(kind: FailureKind) -> Event:
 
 def found(
     runs: list[dict[str, Any]],
-    blows: list[Fault] | None = None,
+    faults: list[Fault] | None = None,
     *,
     store: list[Job],
     accepted: list[str] | None = None,
 ) -> list[str]:
-    return judged(runs, blows, store=store, accepted=accepted).violations
+    return judged(runs, faults, store=store, accepted=accepted).violations
 
 
 def judged(
     runs: list[dict[str, Any]],
-    blows: list[Fault] | None = None,
+    faults: list[Fault] | None = None,
     *,
     store: list[Job],
     accepted: list[str] | None = None,
 ) -> ChaosFindings:
     known = {each.id: each for each in store}
-    return verify(runs, blows or [], known if accepted is None else accepted, known, QUEUE)
+    return verify(runs, faults or [], known if accepted is None else accepted, known, QUEUE)

@@ -28,14 +28,14 @@ from holdfast.core.model import (  # noqa: E402
     JobFilter,
     State,
 )
-from holdfast.django import api, runner  # noqa: E402
+from holdfast.django import compat, runner  # noqa: E402
 from holdfast.django.backend import HoldfastBackend  # noqa: E402
 from holdfast.testing import inline  # noqa: E402
 
 tasks: Any = import_module("shop.tasks")
-backend: HoldfastBackend = api.task_backends["default"]
+backend: HoldfastBackend = compat.task_backends["default"]
 app = backend.app
-PATIENCE_S = 60
+TIMEOUT_S = 60
 FOREIGN = ("os.system", "shop.tasks.plain", "settings.FOLDER", "nowhere.at_all")
 """Names of importable objects, and of nothing, that are not tasks; a job may contain them."""
 
@@ -55,7 +55,7 @@ def worked() -> Any:
     for result in sent.values():
         assert (result.status, result.attempts) == ("READY", 0)
         assert result.enqueued_at is not None
-        deadline = time.monotonic() + PATIENCE_S
+        deadline = time.monotonic() + TIMEOUT_S
         while not result.is_finished:
             assert time.monotonic() < deadline, f"{result} did not finish"
             time.sleep(0.02)
@@ -85,7 +85,7 @@ def enqueued() -> Any:
     def hear(task_result: Any, **_: Any) -> None:
         heard.append(task_result.id)
 
-    api.task_enqueued.connect(hear)
+    compat.task_enqueued.connect(hear)
     later = datetime.now(UTC) + timedelta(hours=1)
     result = tasks.add.using(priority=-100, queue_name="mail", run_after=later).enqueue(1, other=2)
     job = app.run(app.get(result.id))
@@ -156,7 +156,7 @@ def transactional() -> Any:
 
 def at_once() -> bool:
     """With `database` None the transaction does not matter."""
-    api.task_backends.settings["default"]["OPTIONS"]["database"] = None
+    compat.task_backends.settings["default"]["OPTIONS"]["database"] = None
     with transaction.atomic():
         return app.run(app.get(tasks.add.enqueue(1).id)) is not None
 

@@ -76,7 +76,7 @@ class Trio:
         self.fragile = [Fragile(self.clock) for _ in range(3)]
         self.pauses = Pauses()
         named: list[tuple[str, Any]] = [(f"p{n}", each) for n, each in enumerate(self.fragile, 1)]
-        self.engine = PartitionedEngine(named, pause=self.pauses)
+        self.engine = PartitionedEngine(named, sleep=self.pauses)
 
     def names(self, place: int, count: int = 3, prefix: str = "n") -> list[str]:
         return names_at(place, count, home_of, prefix)

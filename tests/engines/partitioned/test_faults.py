@@ -37,7 +37,7 @@ async def soon(seconds: float) -> None:
 
 
 def over(*engines: Engine) -> PartitionedEngine:
-    return PartitionedEngine(list(zip(NAMES, engines, strict=False)), pause=soon)
+    return PartitionedEngine(list(zip(NAMES, engines, strict=False)), sleep=soon)
 
 
 def files(folder: Path) -> PartitionedEngine:
@@ -90,8 +90,8 @@ async def is_back(engine: PartitionedEngine, place: int = SECOND) -> None:
         pytest.fail(f"it is still out: {engine.partitions()[place]}")
 
 
-async def says(engine: PartitionedEngine, text: str) -> None:
-    """It was looked at again, and why it cannot come back is told."""
+async def wait_for_text(engine: PartitionedEngine, text: str) -> None:
+    """Wait until the partition was tried again and reports this reason."""
     async with asyncio.timeout(30):
         while text not in engine.partitions()[SECOND].text:
             await soon(1)
@@ -115,7 +115,7 @@ async def test_a_deleted_file_is_not_recreated(tmp_path: Path, engine: Partition
         path.unlink(missing_ok=True)
     await is_out(engine)
     meanwhile = await go_on(engine)
-    await says(engine, "restore it from a backup")
+    await wait_for_text(engine, "restore it from a backup")
     assert any("b is shut out" in text for text in (await engine.examine()).trouble)
     assert not (tmp_path / "b.db").exists()
     saved.rename(tmp_path / "b.db")
@@ -140,7 +140,7 @@ async def test_a_file_of_another_partition_set_is_not_used(
     (folder / "b.db").rename(tmp_path / "b.db")
     await is_out(engine)
     meanwhile = await go_on(engine)
-    await says(engine, "another set")
+    await wait_for_text(engine, "another set")
     found = await engine.find(JobFilter(search="strange"), limit=100)
     assert found.jobs == ()
     for path in tmp_path.glob("b.db*"):

@@ -20,9 +20,9 @@ from tests.worker.doubles import hold_new
 pytestmark = pytest.mark.anyio
 
 
-async def held_in_each(trio: Trio, hand: HeldLeases) -> list[HeldLease]:
+async def held_in_each(trio: Trio, leases: HeldLeases) -> list[HeldLease]:
     ids = [trio.names(place, 1)[0] for place in range(3)]
-    held = await hold_new(trio.engine, hand, *ids)  # type: ignore[arg-type]
+    held = await hold_new(trio.engine, leases, *ids)  # type: ignore[arg-type]
     return sorted(held, key=lambda each: ids.index(each.job.id))
 
 
@@ -44,31 +44,31 @@ async def test_callers_of_one_group_commit_get_their_own_answers(trio: Trio) -> 
 
 
 async def test_verdicts_are_settled_beside_those_that_must_wait(trio: Trio) -> None:
-    hand = HeldLeases()
+    leases = HeldLeases()
     left = asyncio.Event()
-    settler = Settler(trio.engine, hand, lambda name: Queue(name=name), lambda _: left.set(), "w")
-    first, second, third = await held_in_each(trio, hand)
+    settler = Settler(trio.engine, leases, lambda name: Queue(name=name), lambda _: left.set(), "w")
+    first, second, third = await held_in_each(trio, leases)
     await shut_out(trio, 1)
     for held in (first, second, third):
         settler.add(held, Complete())
     running = asyncio.create_task(settler.run())
     await left.wait()
-    assert [held in hand for held in (first, second, third)] == [False, True, False]
+    assert [held in leases for held in (first, second, third)] == [False, True, False]
     trio.fragile[1].fault = None
     await trio.back()
     await settler.drain()
-    assert second not in hand
+    assert second not in leases
     running.cancel()
     with suppress(asyncio.CancelledError):
         await running
 
 
 async def test_leases_are_renewed_beside_those_that_cannot(trio: Trio) -> None:
-    hand = HeldLeases()
+    leases = HeldLeases()
     lost: list[HeldLease] = []
-    renewer = Renewer(trio.engine, hand, lost.append, lost.append)
-    helds = await held_in_each(trio, hand)
-    leases = [held.lease for held in helds]
+    renewer = Renewer(trio.engine, leases, lost.append, lost.append)
+    all_held = await held_in_each(trio, leases)
+    before = [held.lease for held in all_held]
     await shut_out(trio, 1)
     trio.clock.advance(1_000)
     renewer.at_once()
@@ -76,7 +76,7 @@ async def test_leases_are_renewed_beside_those_that_cannot(trio: Trio) -> None:
         await renewer._turn()
     renewed = [
         held.lease.job.deadline_at != lease.job.deadline_at
-        for held, lease in zip(helds, leases, strict=True)
+        for held, lease in zip(all_held, before, strict=True)
     ]
     assert renewed == [True, False, True]
     assert lost == [], "a partition that is out has not lost anything"

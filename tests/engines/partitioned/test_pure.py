@@ -84,18 +84,18 @@ class TestMap:
     @pytest.mark.parametrize(
         ("names", "found", "says"),
         [
-            (["a", "b"], {0: HERE[0], 1: HERE[1]}, r"3 partitions \(a, b, c\) and the URL names 2"),
-            ([*NAMES, "d"], {**HERE, 3: PartitionIdentity()}, "names 4"),
-            (["b", "a", "c"], {0: HERE[1], 1: HERE[0]}, "b is given as partition 1 and is part"),
+            (["a", "b"], {0: HERE[0], 1: HERE[1]}, r"3 partitions \(a, b, c\) and the URL lists 2"),
+            ([*NAMES, "d"], {**HERE, 3: PartitionIdentity()}, "lists 4"),
+            (["b", "a", "c"], {0: HERE[1], 1: HERE[0]}, "b is listed as partition 1 but is part"),
             (
                 ["a", "x", "c"],
                 {**HERE, 1: PartitionIdentity()},
-                r"x is another store than partition 2 \(b\)",
+                r"x is not the store of partition 2 \(b\)",
             ),
             (
                 NAMES,
                 {**HERE, 1: PartitionIdentity("9")},
-                r"b is another store than partition 2 \(b\)",
+                r"b is not the store of partition 2 \(b\)",
             ),
             (
                 NAMES,
@@ -109,7 +109,7 @@ class TestMap:
     ) -> None:
         with pytest.raises(ConfigError, match=says) as refusal:
             check_map(STORES, names, found)
-        assert "Name a, b, c, in this order" in str(refusal.value)
+        assert "List a, b, c, in this order" in str(refusal.value)
 
     def test_a_lost_store_affects_only_itself(self) -> None:
         with pytest.raises(EngineUnavailable, match=r"b is empty, but partition 2 is not.*restore"):
@@ -238,7 +238,7 @@ class TestCursor:
 
     @pytest.mark.parametrize("after", [-1, 0, 1, 10**30, 2**193, "x", 1.5])
     def test_an_invalid_cursor_is_refused(self, after: int) -> None:
-        with pytest.raises(UsageError, match="no cursor of this engine"):
+        with pytest.raises(UsageError, match="not a cursor of this engine"):
             merge.decode_cursor(after, 3)
 
 

@@ -130,7 +130,7 @@ async def test_a_decided_change_that_reached_no_partition_is_unknown() -> None:
     await trio.engine.open()
     for each in trio.fragile:
         each.engine.declare = _gone  # type: ignore[method-assign,assignment]
-    with pytest.raises(OutcomeUnknown, match="a part of it had happened"):
+    with pytest.raises(OutcomeUnknown, match="a part of the call has taken effect"):
         await trio.engine.declare(a_queue("q", lease_ms=50))
     for each in trio.fragile:
         del each.engine.declare

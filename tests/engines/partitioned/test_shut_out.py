@@ -65,7 +65,7 @@ async def test_a_batch_with_a_lost_partition_keeps_its_other_answers(trio: Trio)
     await trio.engine.enqueue([a_job(id_) for id_ in ids])
     leases = await trio.engine.lease(LeaseRequest(ids=tuple(ids), limit=3))
     await shut_out(trio, 1)
-    with pytest.raises(OutcomeUnknown, match="1 of 3 have no answer") as unknown:
+    with pytest.raises(OutcomeUnknown, match="1 of 3 items have no answer") as unknown:
         await trio.engine.renew([Renewal(lease=lease) for lease in leases])
     assert sorted(unknown.value.known) == [0, 2]
     assert unknown.value.known[0].token == leases[0].token
@@ -142,7 +142,7 @@ async def test_a_shut_out_partition_is_reported(
     await shut_out(trio, 1)
     assert "partition p2 is shut out: nobody answers" in caplog.text
     examined = await trio.engine.examine()
-    assert examined.trouble == ("partition p2 is shut out, with what is in it: nobody answers",)
+    assert examined.trouble == ("partition p2 is shut out, with its jobs: nobody answers",)
     views = trio.engine.partitions()
     assert [(view.name, view.out_ms is None, view.code) for view in views] == [
         ("p1", True, ""),

@@ -50,13 +50,13 @@ class Shaky(Fragile):
         return call
 
 
-class Story:
+class FaultRun:
     def __init__(self, seed: int) -> None:
         self.dice = Random(seed)
         self.clock = ManualClock()
         self.stores = [Shaky(self.clock, self.dice) for _ in range(3)]
         named: list[tuple[str, Any]] = [(f"p{n}", each) for n, each in enumerate(self.stores)]
-        self.engine = PartitionedEngine(named, pause=lambda _: asyncio.sleep(0))
+        self.engine = PartitionedEngine(named, sleep=lambda _: asyncio.sleep(0))
         self.accepted: set[str] = set()
         self.refused: set[str] = set()
         self.ended: Counter[str] = Counter()
@@ -138,22 +138,22 @@ class Story:
 @pytest.mark.parametrize("seed", range(10))
 async def test_random_failures_lose_nothing(seed: int) -> None:
     """Once more with its number: pytest -k "test_random_failures_lose_nothing[SEED]"."""
-    story = Story(seed)
-    engine = story.engine
+    run = FaultRun(seed)
+    engine = run.engine
     await engine.open()
     queue = a_queue("default", lease_ms=LEASE_MS, max_attempts=1_000, max_crashes=1_000)
     await engine.declare(queue)
-    for each in story.stores:
-        each.share = story.dice.choice([0.0, 0.05, 0.3])
-    acts = (story.enqueue, story.work, story.work, story.reap)
+    for each in run.stores:
+        each.share = run.dice.choice([0.0, 0.05, 0.3])
+    acts = (run.enqueue, run.work, run.work, run.reap)
     for _ in range(60):
-        await asyncio.gather(*(story.dice.choice(acts)() for _ in range(3)))
-    await story.calm()
-    found = [(await store.engine.find(JobFilter(), limit=1_000)).jobs for store in story.stores]
+        await asyncio.gather(*(run.dice.choice(acts)() for _ in range(3)))
+    await run.calm()
+    found = [(await store.engine.find(JobFilter(), limit=1_000)).jobs for store in run.stores]
     jobs = [job for each in found for job in each]
     there = Counter(job.id for job in jobs)
-    assert set(there) >= story.accepted, "lost"
+    assert set(there) >= run.accepted, "lost"
     assert set(there.values()) <= {1}, "twice"
     assert {job.state for job in jobs} <= {State.DONE}
-    assert max(story.ended.values(), default=1) == 1, "ended twice"
+    assert max(run.ended.values(), default=1) == 1, "ended twice"
     await engine.close()

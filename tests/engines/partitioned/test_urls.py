@@ -39,9 +39,12 @@ def test_no_password_is_shown() -> None:
     [
         ("partitioned:", "names its stores"),
         ("partitioned:a.db,b.db", "no scheme"),
-        ("partitioned:memory:,partitioned:memory:", "a partition is one store"),
+        ("partitioned:memory:,partitioned:memory:", "a partition is a single store"),
         ("partitioned:sqlite:///a.db,sqlite:///b.db?colour=1", "colour"),
-        ("partitioned:" + ",".join(["memory:"] * 17), "17 partitions are not 1 to 16"),
+        (
+            "partitioned:" + ",".join(["memory:"] * 17),
+            "17 partitions are too many or too few: give 1 to 16",
+        ),
     ],
 )
 def test_errors_name_the_mistake(url: str, says: str) -> None:

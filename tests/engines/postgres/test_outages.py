@@ -184,7 +184,7 @@ async def test_a_lost_reply_to_one_statement(far_engine: PostgresEngine, proxy: 
     first = await lease_one(far_engine)
     await far_engine.settle([Settlement(lease=first, verdict=Complete())])
     proxy.lose_reply(1)
-    with pytest.raises(OutcomeUnknown, match="repeat with the same ids"):
+    with pytest.raises(OutcomeUnknown, match="repeat it with the same ids"):
         await far_engine.enqueue(jobs("c"))
     proxy.heal()
     assert (await persist(lambda: far_engine.enqueue(jobs("c"))))[0].status is Status.DUPLICATE

@@ -45,7 +45,7 @@ async def test_an_amendment_whose_second_round_fails(
             assert await state_of(look, slow) != 0
         proxy.heal()
     assert len(doubts) > 1
-    assert all("repeat with the same ids" in text for text in doubts)
+    assert all("repeat it with the same ids" in text for text in doubts)
     assert not [text for text in doubts if "nothing was changed" in text]
 
 
@@ -72,7 +72,7 @@ async def test_a_settle_whose_second_statement_is_refused(
         WHEN (NEW.id = 'limited') EXECUTE FUNCTION trouble();
         """
     )
-    with pytest.raises(OutcomeUnknown, match="a part of it had happened"):
+    with pytest.raises(OutcomeUnknown, match="a part of the call has taken effect"):
         await engine.settle(settlements)
     assert [await found(engine, id_) for id_ in ("plain", "limited")] == [State.DONE, State.LEASED]
     with pytest.raises(EngineUnavailable, match="nothing was changed"):

@@ -15,7 +15,7 @@ from holdfast.conformance.contract.cases import (
     lease_one,
     settle,
 )
-from holdfast.core import bounds, policy
+from holdfast.core import bounds, retry_policy
 from holdfast.core.model import JobFilter, LeaseRequest, Renewal, State, Status
 from holdfast.core.verdict import Complete, Edit, Outcome, Retry, Settlement
 from holdfast.engines.postgres import PostgresEngine
@@ -222,7 +222,7 @@ async def test_a_renewal_on_its_way_is_not_overlooked_by_the_reaper(pg_dsn: str,
         assert len(renewed) == 1
         clock.advance(1)
         (lapsed,) = (await engine.overdue(9)).leases
-    verdict = policy.after_overdue(a_queue(), lapsed.job)
+    verdict = retry_policy.after_overdue(a_queue(), lapsed.job)
     assert await settle(engine, lapsed, verdict) is Outcome.LOST
     clock.advance(lease.lease_ms - 2)
     assert await settle(engine, lease, Complete(b"r")) is Outcome.SETTLED

@@ -321,7 +321,7 @@ async def test_another_database_is_refused(engine: PostgresEngine, pg_server_dsn
         await other.open()
         with psycopg.connect(elsewhere) as connection:
             within = engine.within(connection)
-            with pytest.raises(UsageError, match="another Holdfast"):
+            with pytest.raises(UsageError, match="a different Holdfast"):
                 within.enqueue(jobs("a"))
         await other.close()
 

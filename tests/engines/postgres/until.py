@@ -36,6 +36,18 @@ async def until_waiting(engine: PostgresEngine) -> None:
     await until(awaited)
 
 
+async def until_notified(engine: PostgresEngine) -> None:
+    """Wait until a lease of this engine waits and is notified of changes from now on. Its
+    registration as waiting ends after 5 seconds unless it is renewed by polling. For tests in
+    which nothing polls, and which may be held up for longer than that, it is extended."""
+    await until_waiting(engine)
+    assert engine._pool is not None
+    assert engine._identity is not None
+    extend = "UPDATE holdfast.waiters SET until_at = until_at + 3600000 WHERE ns = $1"
+    async with engine._pool.lend() as connection:
+        assert await connection.execute(extend, engine._identity.ns) == "UPDATE 1"
+
+
 async def deadlocks(look: Any, *engines: PostgresEngine) -> int:
     """How many deadlocks PostgreSQL counted in this database. A server process reports what it
     counted at the latest when it ends, so the engines are closed first."""

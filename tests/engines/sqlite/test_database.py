@@ -158,7 +158,7 @@ async def test_overlapping_readers_do_not_make_the_log_grow(
     path: Path, monkeypatch: pytest.MonkeyPatch, open_engine: OpenEngine
 ) -> None:
     monkeypatch.setattr(connection, "WAL_PAGES", 40)
-    monkeypatch.setattr(connection, "INSIST_MS", 5_000)
+    monkeypatch.setattr(connection, "RESTART_MS", 5_000)
     engine = await open_engine()
     readers = [apsw.Connection(str(path)) for _ in range(2)]
     for reader in readers:

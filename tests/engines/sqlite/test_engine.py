@@ -219,7 +219,7 @@ async def test_a_backup_is_one_snapshot_and_overwrites_nothing(
         pair = [await copy.get(f"{side}-{n}") is not None for side in ("left", "right")]
         assert len(set(pair)) == 1
     await copy.close()
-    with pytest.raises(ConfigError, match="overwrites nothing"):
+    with pytest.raises(ConfigError, match="does not overwrite files"):
         await engine.backup(tmp_path / "copy.db")
 
 

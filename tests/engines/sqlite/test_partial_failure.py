@@ -53,7 +53,9 @@ async def test_an_amendment_whose_later_round_fails(
                 with pytest.raises(EngineUnavailable, match="nothing was changed"):
                     await call
             case 1:
-                with pytest.raises(OutcomeUnknown, match="timed out; a part of it had happened"):
+                with pytest.raises(
+                    OutcomeUnknown, match="timed out; a part of the call has taken effect"
+                ):
                     await call
             case _:
                 assert await call == 2

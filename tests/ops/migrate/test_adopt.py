@@ -75,9 +75,9 @@ async def test_adopted_jobs_run_as_they_would_have(
         await sample_jobs.fill(origin.engine, origin.clock.advance)
         harness.clock.advance(origin.clock.wall_ms() - harness.clock.wall_ms())
         await moved_to(harness.engine, origin.engine)
-        stories = []
+        histories = []
         for engine, clock in ((origin.engine, origin.clock), (harness.engine, harness.clock)):
-            story: list[object] = []
+            history: list[object] = []
             verdicts: dict[str, Verdict] = {"p1": Retry(10), "g4": Bury(), "p5": Bury()}
             for _ in range(60):
                 leases = await engine.lease(
@@ -85,7 +85,7 @@ async def test_adopted_jobs_run_as_they_would_have(
                         queues=("plain", "ordered", "bound", "aging", "default", "dead"), limit=3
                     )
                 )
-                story.append([(lease.id, lease.job.attempt, lease.job.group) for lease in leases])
+                history.append([(lease.id, lease.job.attempt, lease.job.group) for lease in leases])
                 await engine.settle(
                     [
                         Settlement(lease=lease, verdict=verdicts.pop(lease.id, Complete(b"1")))
@@ -94,10 +94,10 @@ async def test_adopted_jobs_run_as_they_would_have(
                 )
                 clock.advance(100 if leases else 2_000_000)
             views = await engine.queues()
-            story += [(view.queue.name, view.ready, view.blocked, view.done) for view in views]
-            story.append(await engine.recount(1000))
-            stories.append(story)
-        assert stories[1] == stories[0]
+            history += [(view.queue.name, view.ready, view.blocked, view.done) for view in views]
+            history.append(await engine.recount(1000))
+            histories.append(history)
+        assert histories[1] == histories[0]
 
 
 @pytest.mark.parametrize("other", NAMES)

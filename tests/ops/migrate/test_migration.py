@@ -6,16 +6,16 @@ from typing import Any
 import pytest
 
 from holdfast.core.model import JobFilter, NewJob, Queue, Record
-from holdfast.core.pauses import Pause
 from holdfast.core.verdict import Delete
 from holdfast.core.workers import KIND as WORKER_KIND
 from holdfast.engines.memory import MemoryEngine
 from holdfast.errors import UsageError
 from holdfast.ops.migrate.progress import QueueSwitches, SourceProgress, source_progress
 from holdfast.ops.migrate.steps import reopen
-from holdfast.ops.queues import read_pause, save_pause
-from holdfast.ops.schedules import Schedule, Schedules
+from holdfast.ops.queues import Pause, read_pause, save_pause
+from holdfast.ops.schedules import Schedules
 from holdfast.ops.settings import SETTING_KIND
+from holdfast.ops.ticks import Schedule
 from tests.killed import Killed
 from tests.ops.migrate import sample_jobs
 from tests.ops.migrate.sample_jobs import all_of, mover_of
@@ -53,14 +53,14 @@ async def test_the_old_store_is_closed_and_can_be_opened_again(stores: Stores) -
     shape = await queues(stores.old)
     await stores.move()
     assert all(each.paused and not each.accepting for each in (await queues(stores.old)).values())
-    assert (await read_pause(stores.old, "plain")).text == "everything is moved to new"
+    assert (await read_pause(stores.old, "plain")).text == "everything was moved to new"
     assert (await read_pause(stores.new, "plain")) == Pause()
     assert sorted(await reopen(stores.old)) == sorted(shape)
     assert (await read_pause(stores.old, "plain")) == Pause()
     assert await queues(stores.old) == shape
-    with pytest.raises(UsageError, match="no move"):
+    with pytest.raises(UsageError, match="no migration"):
         await reopen(stores.old)
-    with pytest.raises(UsageError, match="another move"):
+    with pytest.raises(UsageError, match="another migration"):
         await stores.migration().begin()
 
 

@@ -11,7 +11,8 @@ from holdfast.engines.base import Saved
 from holdfast.engines.memory import MemoryEngine
 from holdfast.ops.migrate import steps
 from holdfast.ops.migrate.progress import SourceProgress
-from holdfast.ops.schedules import Schedule, Schedules
+from holdfast.ops.schedules import Schedules
+from holdfast.ops.ticks import Schedule
 from holdfast.upkeep import Reaper
 from tests.ops.migrate import sample_jobs
 from tests.ops.migrate.sample_jobs import all_of, mover_of, take
@@ -32,7 +33,7 @@ async def test_no_job_starts_before_the_comparison(stores: Stores) -> None:
     assert sorted(moved.comparison.wrong) == [
         "job later is no longer in the source",
         "job off is not in the target",
-        "job p1 was changed in the source or the target meanwhile",
+        "job p1 was changed in the source or the target during the migration",
     ]
     assert all(each.paused for each in (await queues(stores.new)).values())
 
@@ -68,7 +69,9 @@ async def test_records_are_compared_too(stores: Stores) -> None:
     await stores.new.open()
     moved = await stores.move()
     assert moved.comparison is not None
-    assert moved.comparison.wrong == ["the schedule nightly was changed in the target meanwhile"]
+    assert moved.comparison.wrong == [
+        "the schedule nightly was changed in the target during the migration"
+    ]
     assert not moved.is_verified
 
 

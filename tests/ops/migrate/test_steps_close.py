@@ -8,7 +8,8 @@ from holdfast.core.model import JobFilter, NewJob, Queue, State
 from holdfast.core.verdict import Complete, Delete, Settlement
 from holdfast.errors import EngineUnavailable, UsageError
 from holdfast.ops.redrives import RedrivePlan, Redrives
-from holdfast.ops.schedules import Schedule, Schedules
+from holdfast.ops.schedules import Schedules
+from holdfast.ops.ticks import Schedule
 from tests.ops.migrate import sample_jobs
 from tests.ops.migrate.sample_jobs import take
 from tests.ops.migrate.stores import Stores, nothing, queues
@@ -59,18 +60,18 @@ async def test_a_job_leased_in_spite_of_it_stops_the_move(stores: Stores) -> Non
     await migration.drain(wait_ms=0, tell=nothing)
     await stores.old.declare(Queue(name="default"))
     await take(stores.old, "runs")
-    with pytest.raises(EngineUnavailable, match="runs was leased meanwhile"):
+    with pytest.raises(EngineUnavailable, match="runs was leased during the migration"):
         await migration.copy(nothing)
 
 
 async def test_a_target_that_is_not_empty_is_refused(stores: Stores) -> None:
     await stores.new.enqueue([NewJob(id="other", task="t")])
-    with pytest.raises(UsageError, match="has jobs already"):
+    with pytest.raises(UsageError, match="already has jobs"):
         await stores.migration().begin()
     await stores.new.amend(JobFilter(), Delete(), limit=10)
     schedules = Schedules(stores.new, stores.clock.wall_ms)
     await schedules.add(Schedule(name="nightly", every_ms=1000, job=NewJob(id="n", task="t")))
-    with pytest.raises(UsageError, match="has schedules already"):
+    with pytest.raises(UsageError, match="already has schedules"):
         await stores.migration().begin()
     # The refusals changed nothing.
     assert await queues(stores.old) == {"default": Queue(name="default")}

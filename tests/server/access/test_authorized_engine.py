@@ -3,6 +3,7 @@
 import asyncio
 from typing import Any
 
+import msgspec
 import pytest
 from msgspec.structs import replace
 
@@ -25,7 +26,6 @@ from holdfast.core.workers import WorkerOrder
 from holdfast.engines.base import ANY, Engine
 from holdfast.engines.memory import MemoryEngine
 from holdfast.errors import EngineUnavailable, Forbidden, OutcomeUnknown
-from holdfast.ops.records import encode as encoded
 from holdfast.server.access.authorized_engine import AccessControls, AuthorizedEngine
 from holdfast.server.access.caller import ANONYMOUS, LOCAL_CALLER
 from tests.server.samples import caller, job, leased, store
@@ -158,8 +158,12 @@ async def test_private_and_unknown_kinds_are_hidden(kind: str) -> None:
 
 async def test_a_worker_removes_old_orders_but_no_cordon() -> None:
     engine = await store()
-    plain = Record(kind=workers.ORDER_KIND, key="w1", value=encoded(WorkerOrder(renew=3)))
-    cordon = Record(kind=workers.ORDER_KIND, key="w2", value=encoded(WorkerOrder(cordoned=True)))
+    plain = Record(
+        kind=workers.ORDER_KIND, key="w1", value=msgspec.json.encode(WorkerOrder(renew=3))
+    )
+    cordon = Record(
+        kind=workers.ORDER_KIND, key="w2", value=msgspec.json.encode(WorkerOrder(cordoned=True))
+    )
     await engine.save([plain, cordon])
     guarded = AuthorizedEngine(engine, caller("consume"))
     assert await guarded.save([replace(plain, value=None, version=1)]) == ["saved"]

@@ -7,11 +7,11 @@ from holdfast.core.limits import Limit
 from holdfast.core.model import JobFilter, Queue, Record, State
 from holdfast.engines.memory import MemoryEngine
 from holdfast.errors import Forbidden
-from holdfast.notation.durations import wall_ms
 from holdfast.ops.redrives import REDRIVE_KIND, RedrivePlan, RedriveRecord, TakenJob
+from holdfast.process import wall_ms
 from holdfast.server.access.authorized_engine import AuthorizedEngine
 from holdfast.testing.clock import ManualClock
-from holdfast.upkeep.redriver import PATIENCE_MS, Redriver
+from holdfast.upkeep.redriver import TAKEOVER_MS, Redriver
 from tests.server.direct_server import direct_server
 from tests.server.samples import caller, dead, job, payload
 
@@ -71,7 +71,7 @@ async def test_a_redrive_stays_in_its_queue(patch: bytes | None) -> None:
         await save(msgspec.structs.replace(redrive, pending=pending), 1)
     except Forbidden:
         return
-    clock.advance(PATIENCE_MS)
+    clock.advance(TAKEOVER_MS)
     await Redriver(engine, wall_ms).once()
     own, strange = await engine.get("own"), await engine.get("strange")
     assert own is not None

@@ -15,7 +15,7 @@ from holdfast.conformance.contract.cases import case
 from holdfast.engines.base import Engine
 from holdfast.engines.memory import MemoryEngine
 from holdfast.engines.sqlite import SQLiteEngine
-from holdfast.engines.verbs import VERBS
+from holdfast.engines.wire import VERBS
 from holdfast.server.http.operation import Operation
 from holdfast.server.settings import ServerSettings
 from holdfast.testing.clock import ManualClock

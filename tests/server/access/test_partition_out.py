@@ -7,11 +7,11 @@ from holdfast.engines.base import Saved
 from holdfast.engines.extras import PartitionView
 from holdfast.engines.memory import MemoryEngine
 from holdfast.errors import EngineUnavailable, NotFound, QuotaExceeded, Unauthenticated
-from holdfast.notation.durations import wall_ms
 from holdfast.ops.quotas import QUOTA_KIND, Quota
 from holdfast.ops.tokens import TOKEN_KIND, TokenRequest
-from holdfast.server.access.caller import TokenAuthenticator
+from holdfast.process import wall_ms
 from holdfast.server.access.quotas import QuotaEnforcer
+from holdfast.server.access.tokens import TokenAuthenticator
 from holdfast.server.settings import ServerSettings
 from tests.server.direct_server import direct_server
 

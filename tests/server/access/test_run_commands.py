@@ -25,11 +25,12 @@ from holdfast.core.verdict import (
     Settlement,
 )
 from holdfast.engines.base import Engine
-from holdfast.engines.verbs import AmendCall, SaveCall
+from holdfast.engines.wire import AmendCall, SaveCall
 from holdfast.errors import Forbidden
-from holdfast.notation.durations import wall_ms
-from holdfast.ops.redrives import RedrivePlan, Redrives, TakenJob, decode_redrive, encode_redrive
-from holdfast.ops.schedules import Schedule, Schedules, encode_schedule
+from holdfast.ops.redrives import REDRIVES, RedrivePlan, Redrives, TakenJob
+from holdfast.ops.schedules import SCHEDULES, Schedules
+from holdfast.ops.ticks import Schedule
+from holdfast.process import wall_ms
 from holdfast.server.access.authorized_engine import AuthorizedEngine
 from holdfast.server.access.caller import LOCAL_CALLER
 from holdfast.server.http.operation import Operation
@@ -216,16 +217,16 @@ async def test_no_patch_of_dead_letters_edits_a_command() -> None:
     found = {each.key: each for each in await engine.load("redrive", limit=10)}
     guarded = AuthorizedEngine(engine, LOCAL_CALLER)
     record = found[redrive.id]
-    kept = decode_redrive(record)
+    kept = REDRIVES.require(record)
     stolen = replace(kept, pending=(TakenJob("a", 3),))
     with pytest.raises(Forbidden, match="run-commands"):
-        await guarded.save([encode_redrive(stolen, record.version)])
-    other = decode_redrive(found[plain.id])
+        await guarded.save([REDRIVES.record(stolen.id, stolen, record.version)])
+    other = REDRIVES.require(found[plain.id])
     changed = replace(other, plan=replace(other.plan, patch=b"{}"))
     with pytest.raises(Forbidden, match="run-commands"):
-        await guarded.save([encode_redrive(changed, found[plain.id].version)])
+        await guarded.save([REDRIVES.record(changed.id, changed, found[plain.id].version)])
     good = replace(kept, pending=(TakenJob("b", 3),))
-    assert await guarded.save([encode_redrive(good, record.version)]) == ["saved"]
+    assert await guarded.save([REDRIVES.record(good.id, good, record.version)]) == ["saved"]
     assert (await mine.cancel(redrive.id, "t")).state == "cancelled"
 
 
@@ -296,7 +297,7 @@ def about_commands(operation: Operation, of: SampleNamespace) -> ExampleRequest:
         case "POST /v1/engine/amend":
             body = AmendCall(JobFilter(), Edit(payload=OTHER), 100)
         case "POST /v1/engine/save":
-            body = SaveCall([encode_schedule(schedule(name="evil"), 0)])
+            body = SaveCall([SCHEDULES.record("evil", schedule(name="evil"))])
         case _:
             pass
     return ExampleRequest(turned(asked.names), asked.query, body)

@@ -19,8 +19,8 @@ from holdfast.errors import (
     Unauthenticated,
 )
 from holdfast.ops.tokens import TOKEN_FORM, TOKEN_KIND, TokenRequest
-from holdfast.server.access import caller, quotas
-from holdfast.server.access.caller import TokenAuthenticator
+from holdfast.server.access import quotas, tokens
+from holdfast.server.access.tokens import TokenAuthenticator
 from holdfast.server.settings import ServerSettings
 from tests.server.direct_server import DirectServer, direct_server
 
@@ -118,7 +118,7 @@ async def test_hashes_are_compared_in_constant_time(
     class Hmac:
         compare_digest = staticmethod(compare)
 
-    monkeypatch.setattr(caller, "hmac", Hmac)
+    monkeypatch.setattr(tokens, "hmac", Hmac)
     engine, book, _ = await opened()
     text = await made(book, "produce")
     await book.authenticate(text)

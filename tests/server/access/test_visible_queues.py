@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import msgspec
 import pytest
 from msgspec.structs import replace
 
@@ -14,7 +15,6 @@ from holdfast.core.model import (
     Renewal,
     State,
 )
-from holdfast.core.pauses import Pause
 from holdfast.core.verdict import (
     Bury,
     Cancel,
@@ -33,12 +33,12 @@ from holdfast.core.workers import WorkerRecord
 from holdfast.engines.base import Engine
 from holdfast.engines.memory import MemoryEngine
 from holdfast.errors import Forbidden
-from holdfast.notation.durations import wall_ms
-from holdfast.ops.queues import Distribution, Distributions, save_pause
-from holdfast.ops.records import encode as encoded
-from holdfast.ops.redrives import RedrivePlan, Redrives, encode_redrive
-from holdfast.ops.schedules import Schedule, Schedules
+from holdfast.ops.queues import Distribution, Distributions, Pause, save_pause
+from holdfast.ops.redrives import REDRIVES, RedrivePlan, Redrives
+from holdfast.ops.schedules import Schedules
+from holdfast.ops.ticks import Schedule
 from holdfast.ops.workers import Workers
+from holdfast.process import wall_ms
 from holdfast.server.access.authorized_engine import AuthorizedEngine
 from holdfast.server.http.operation import Operation
 from holdfast.server.settings import ServerSettings
@@ -172,7 +172,7 @@ async def test_a_worker_of_the_prefix_has_its_own_queue() -> None:
         worker = WorkerRecord(
             name=name, id="i", host="h", pid=1, started_at=0, queues=dict.fromkeys(queues, 1)
         )
-        return Record(kind=workers.KIND, key=name, value=encoded(worker))
+        return Record(kind=workers.KIND, key=name, value=msgspec.json.encode(worker))
 
     assert await guarded.save([entry("mail.w1", "mail.in", "worker.mail.w1")]) == ["saved"]
     for record in (entry("mail.w2", "other"), entry("w3", "mail.in")):
@@ -211,7 +211,7 @@ async def test_records_outside_the_prefix_are_not_there() -> None:
         Distributions(guarded).put(Distribution(source="m*", target="mail.out")),
         save_pause(guarded, "other", Pause(by="x")),
         guarded.save([Record(kind="setting", key="lease", value=b"5s")]),
-        guarded.save([replace(encode_redrive(everything, 1), value=None)]),
+        guarded.save([REDRIVES.record(everything.id, None, 1)]),
     ):
         with pytest.raises(Forbidden):
             await refused

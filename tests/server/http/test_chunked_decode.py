@@ -15,7 +15,7 @@ from holdfast.core import bounds
 from holdfast.core.model import NewJob
 from holdfast.core.verdict import Complete, Retry
 from holdfast.engines.memory import MemoryEngine
-from holdfast.engines.verbs import EnqueueCall, SentLease, SentSettlement, SettleCall
+from holdfast.engines.wire import EnqueueCall, SentLease, SentSettlement, SettleCall
 from holdfast.server.application import AsgiApplication
 from holdfast.server.http import chunked_decode
 from holdfast.server.http.chunked_decode import ChunkedDecoder

@@ -24,7 +24,6 @@ import pytest
 
 from bench.attackers import REFUSED, AttackOrder, AttackReport
 from holdfast.server.settings import ServerSettings
-from tests.patience import wait_until
 from tests.server.server_process import (
     TIMEOUT_S,
     ServerProcess,
@@ -34,6 +33,7 @@ from tests.server.server_process import (
     server_process_with,
 )
 from tests.sources import ROOT
+from tests.wait import wait_until
 
 RSS_MB_MAX = 300
 HURRIED = ServerSettings(

@@ -12,8 +12,8 @@ from holdfast.app.application import Holdfast
 from holdfast.core.model import Queue, Record
 from holdfast.core.verdict import Bury
 from holdfast.engines.memory import MemoryEngine
-from holdfast.notation.durations import wall_ms
 from holdfast.ops.tokens import TokenRequest
+from holdfast.process import wall_ms
 from holdfast.server.live.feed import KEEPALIVE, EventFeed
 from holdfast.server.live.metrics import SnapshotReader
 from holdfast.server.settings import ServerSettings
@@ -32,7 +32,7 @@ from tests.server.metered_server import MeteredServer, metered_server
 HELLO = b"retry: 2000\n\n"
 
 
-class Told(msgspec.Struct):
+class SentEvent(msgspec.Struct):
     """One event as a browser would read it."""
 
     id: str
@@ -40,18 +40,18 @@ class Told(msgspec.Struct):
     data: Any
 
 
-def parsed(text: bytes) -> list[Told]:
+def parsed(text: bytes) -> list[SentEvent]:
     found = []
     for block in text.decode().split("\n\n"):
         fields = dict(line.split(": ", 1) for line in block.splitlines() if line[:1] != ":")
         if "data" in fields:
             data = msgspec.json.decode(fields["data"])
             assert data["kind"] == fields["event"]
-            found.append(Told(fields.get("id", ""), fields["event"], data))
+            found.append(SentEvent(fields.get("id", ""), fields["event"], data))
     return found
 
 
-class Stage:
+class FeedDriver:
     """A feed that is looked at by hand, on a store of its own."""
 
     def __init__(self, app: Holdfast) -> None:
@@ -84,21 +84,21 @@ class Stage:
 
 
 @pytest.fixture
-async def stage() -> AsyncIterator[Stage]:
+async def driver() -> AsyncIterator[FeedDriver]:
     async with Holdfast(engine=MemoryEngine()) as app:
-        yield Stage(app)
+        yield FeedDriver(app)
 
 
 def ids(text: bytes) -> list[str]:
     return [each.data["id"] for each in parsed(text)]
 
 
-async def test_only_new_events_are_sent(stage: Stage) -> None:
-    await stage.tell("old")
-    stream = await stage.stream()
-    await stage.feed.poll()
-    key = await stage.tell("a", "b")
-    await stage.feed.poll()
+async def test_only_new_events_are_sent(driver: FeedDriver) -> None:
+    await driver.tell("old")
+    stream = await driver.stream()
+    await driver.feed.poll()
+    key = await driver.tell("a", "b")
+    await driver.feed.poll()
     first = parsed(await anext(stream))
     assert [(each.id, each.data["id"]) for each in first] == [("", "a"), (key, "b")]
     assert first[0].data == {
@@ -107,34 +107,34 @@ async def test_only_new_events_are_sent(stage: Stage) -> None:
         "queue": "default",
         "id": "a",
     }
-    await stage.tell("c")
-    await stage.feed.poll()
+    await driver.tell("c")
+    await driver.feed.poll()
     assert ids(await anext(stream)) == ["c"]
 
 
-async def test_a_stream_resumes_after_the_last_id(stage: Stage) -> None:
+async def test_a_stream_resumes_after_the_last_id(driver: FeedDriver) -> None:
     """From the recent entries, or from the store."""
-    keys = [await stage.tell(name) for name in "abcd"]
-    stage.feed = Stage(stage.app).feed
-    stream = await stage.stream(keys[1])
-    await stage.tell("e")
-    await stage.feed.poll()
+    keys = [await driver.tell(name) for name in "abcd"]
+    driver.feed = FeedDriver(driver.app).feed
+    stream = await driver.stream(keys[1])
+    await driver.tell("e")
+    await driver.feed.poll()
     assert [ids(await anext(stream)) for _ in range(3)] == [["c"], ["d"], ["e"]]
-    assert ids(await anext(await stage.stream(event_key(0, "x", 0)))) == ["a"]
+    assert ids(await anext(await driver.stream(event_key(0, "x", 0)))) == ["a"]
 
 
-async def test_no_event_is_missed_after_a_disconnect(stage: Stage) -> None:
+async def test_no_event_is_missed_after_a_disconnect(driver: FeedDriver) -> None:
     """A client that comes back again and again, now before the feed has looked and now after, has
     seen everything."""
-    other = await stage.stream()
+    other = await driver.stream()
     seen: list[str] = []
     last = event_key(0, "x", 0)
     for number in range(30):
-        await stage.tell(f"{number}a", f"{number}b")
+        await driver.tell(f"{number}a", f"{number}b")
         if number % 2:
-            await stage.feed.poll()
-        stream = await stage.stream(last)
-        await stage.feed.poll()
+            await driver.feed.poll()
+        stream = await driver.stream(last)
+        await driver.feed.poll()
         for _ in range(1 if number % 3 else 2):
             told = parsed(await anext(stream))
             seen += [each.data["id"] for each in told]
@@ -142,7 +142,7 @@ async def test_no_event_is_missed_after_a_disconnect(stage: Stage) -> None:
             if seen[-1] == f"{number}b":
                 break
         await stream.aclose()
-    stream = await stage.stream(last)
+    stream = await driver.stream(last)
     while "29b" not in seen:
         seen += ids(await anext(stream))
     assert seen == [f"{number}{part}" for number in range(30) for part in "ab"]
@@ -150,16 +150,16 @@ async def test_no_event_is_missed_after_a_disconnect(stage: Stage) -> None:
     await other.aclose()
 
 
-async def test_late_events_have_no_id(stage: Stage) -> None:
+async def test_late_events_have_no_id(driver: FeedDriver) -> None:
     """Its key sorts before keys that were sent: a client must not resume from it."""
-    stream = await stage.stream()
-    await stage.tell("a")
-    await stage.feed.poll()
-    await stage.tell("late", at=stage.now - 5_000)
-    await stage.feed.poll()
-    await stage.feed.poll()
-    await stage.tell("b")
-    await stage.feed.poll()
+    stream = await driver.stream()
+    await driver.tell("a")
+    await driver.feed.poll()
+    await driver.tell("late", at=driver.now - 5_000)
+    await driver.feed.poll()
+    await driver.feed.poll()
+    await driver.tell("b")
+    await driver.feed.poll()
     told = parsed(await anext(stream))
     assert [(each.data["id"], bool(each.id)) for each in told] == [
         ("a", True),
@@ -168,26 +168,26 @@ async def test_late_events_have_no_id(stage: Stage) -> None:
     ]
 
 
-async def test_unwanted_events_are_left_out(stage: Stage) -> None:
-    stream = await stage.stream(queues=["mail"])
-    await stage.tell("a")
-    key = await stage.tell("b", queue="mail")
-    await stage.tell("c")
-    await stage.feed.poll()
+async def test_unwanted_events_are_left_out(driver: FeedDriver) -> None:
+    stream = await driver.stream(queues=["mail"])
+    await driver.tell("a")
+    key = await driver.tell("b", queue="mail")
+    await driver.tell("c")
+    await driver.feed.poll()
     [told] = parsed(await anext(stream))
     assert (told.id, told.data["id"]) == (key, "b")
 
 
-async def test_a_quiet_stream_gets_keepalives(stage: Stage) -> None:
+async def test_a_quiet_stream_gets_keepalives(driver: FeedDriver) -> None:
     """Also when there is much for others, and when the store is away."""
-    quiet, busy = await stage.stream(queues=["mail"]), await stage.stream()
+    quiet, busy = await driver.stream(queues=["mail"]), await driver.stream()
     for number in range(70):
         if number < 30:
-            await stage.tell(f"{number}")
+            await driver.tell(f"{number}")
         if number == 30:
-            await stage.app.home.store.close()
-        stage.now += 1_000
-        await stage.feed.poll()
+            await driver.app.home.store.close()
+        driver.now += 1_000
+        await driver.feed.poll()
     assert (await anext(quiet)).startswith(KEEPALIVE * 2)
     told, _, beats = (await anext(busy)).partition(KEEPALIVE)
     assert len(ids(told)) == 30
@@ -196,17 +196,17 @@ async def test_a_quiet_stream_gets_keepalives(stage: Stage) -> None:
     await busy.aclose()
 
 
-async def test_only_a_slow_stream_is_dropped(stage: Stage) -> None:
-    slow, quick = await stage.stream(), await stage.stream()
+async def test_only_a_slow_stream_is_dropped(driver: FeedDriver) -> None:
+    slow, quick = await driver.stream(), await driver.stream()
     keys, seen = [], []
     for number in range(600):
-        keys.append(await stage.tell(f"{number}"))
-        await stage.feed.poll()
+        keys.append(await driver.tell(f"{number}"))
+        await driver.feed.poll()
         seen += ids(await anext(quick))
     assert seen == [f"{number}" for number in range(600)]
     assert [part async for part in slow] == []
     # It comes back with the last id that it has.
-    again = await stage.stream(keys[0])
+    again = await driver.stream(keys[0])
     assert ids(await anext(again)) == ["1"]
 
 
@@ -223,42 +223,44 @@ class Counted(MemoryEngine):
 async def test_one_poll_serves_all_streams_and_stops_without_any() -> None:
     engine = Counted()
     async with Holdfast(engine=engine) as app:
-        stage = Stage(app)
-        streams = [await stage.stream() for _ in range(50)]
+        driver = FeedDriver(app)
+        streams = [await driver.stream() for _ in range(50)]
         before = engine.looks
-        await stage.tell("a")
-        await stage.feed.poll()
+        await driver.tell("a")
+        await driver.feed.poll()
         assert [ids(await anext(stream)) for stream in streams] == [["a"]] * 50
         assert engine.looks == before + 1
-        stage.feed.poll_s = 0.001
-        other = await stage.stream()
-        assert stage.feed.poll_task is not None
+        driver.feed.poll_s = 0.001
+        other = await driver.stream()
+        assert driver.feed.poll_task is not None
         for stream in (*streams, other):
             await stream.aclose()
-        assert stage.feed.poll_task is None
+        assert driver.feed.poll_task is None
 
 
 async def test_many_resumed_streams_share_one_read() -> None:
     engine = Counted()
     async with Holdfast(engine=engine) as app:
-        stage = Stage(app)
-        keys = [await stage.tell(f"{number}") for number in range(20)]
-        streams = [await stage.stream(keys[number % 20]) for number in range(19)]
+        driver = FeedDriver(app)
+        keys = [await driver.tell(f"{number}") for number in range(20)]
+        streams = [await driver.stream(keys[number % 20]) for number in range(19)]
         for number, stream in enumerate(streams):
             assert ids(await anext(stream)) == [f"{number + 1}"]
         assert engine.looks == 1
 
 
-async def test_the_feed_outlives_an_outage(stage: Stage, caplog: pytest.LogCaptureFixture) -> None:
-    stage.feed.poll_s = 0.001
-    stream = await stage.stream()
+async def test_the_feed_outlives_an_outage(
+    driver: FeedDriver, caplog: pytest.LogCaptureFixture
+) -> None:
+    driver.feed.poll_s = 0.001
+    stream = await driver.stream()
     reading = asyncio.ensure_future(anext(stream))
-    engine = stage.app.home.store
+    engine = driver.app.home.store
     await engine.close()
     while "the live feed pauses" not in caplog.text:  # noqa: ASYNC110 (a log has no event)
         await asyncio.sleep(0.001)
     await engine.open()
-    await stage.tell("a")
+    await driver.tell("a")
     assert ids(await reading) == ["a"]
     await stream.aclose()
 
@@ -278,7 +280,7 @@ async def events(
         yield parts
 
 
-async def next_events(parts: AsyncIterator[bytes], count: int = 1) -> list[Told]:
+async def next_events(parts: AsyncIterator[bytes], count: int = 1) -> list[SentEvent]:
     text = b""
     while len(found := parsed(text)) < count:
         text += await anext(parts)
@@ -386,36 +388,36 @@ async def test_a_stream_ends_when_its_token_is_revoked() -> None:
             assert [part async for part in parts] == []
 
 
-__all__ = ["stage"]
+__all__ = ["driver"]
 
 HOUR_MS = 3_600_000
 
 
-async def test_a_clock_that_is_ahead_hides_no_events(stage: Stage) -> None:
-    stream = await stage.stream()
-    await stage.tell("ahead", at=stage.now + HOUR_MS)
-    await stage.feed.poll()
+async def test_a_clock_that_is_ahead_hides_no_events(driver: FeedDriver) -> None:
+    stream = await driver.stream()
+    await driver.tell("ahead", at=driver.now + HOUR_MS)
+    await driver.feed.poll()
     assert [(each.id, each.data["id"]) for each in parsed(await anext(stream))] == [("", "ahead")]
     for name in ("a", "b"):
-        key = await stage.tell(name)
-        await stage.feed.poll()
-        await stage.feed.poll()
+        key = await driver.tell(name)
+        await driver.feed.poll()
+        await driver.feed.poll()
         told = parsed(await anext(stream))
         assert [(each.id, each.data["id"]) for each in told] == [(key, name)]
-    key = await stage.tell("c")
-    stage.feed = Stage(stage.app).feed
-    again = await stage.stream(key)
-    await stage.tell("d")
-    await stage.feed.poll()
+    key = await driver.tell("c")
+    driver.feed = FeedDriver(driver.app).feed
+    again = await driver.stream(key)
+    await driver.tell("d")
+    await driver.feed.poll()
     assert ids(await anext(again)) == ["d"]
 
 
-async def test_a_clock_that_was_set_back_hides_no_events(stage: Stage) -> None:
-    stream = await stage.stream()
-    await stage.tell("before")
-    await stage.feed.poll()
+async def test_a_clock_that_was_set_back_hides_no_events(driver: FeedDriver) -> None:
+    stream = await driver.stream()
+    await driver.tell("before")
+    await driver.feed.poll()
     assert ids(await anext(stream)) == ["before"]
-    stage.now -= HOUR_MS
-    await stage.tell("after")
-    await stage.feed.poll()
+    driver.now -= HOUR_MS
+    await driver.tell("after")
+    await driver.feed.poll()
     assert ids(await anext(stream)) == ["after"]

@@ -8,8 +8,9 @@ import pytest
 from holdfast.core.model import Failure, NewJob
 from holdfast.core.verdict import Bury
 from holdfast.engines.memory import MemoryEngine
-from holdfast.notation.durations import show_at, wall_ms
+from holdfast.notation.durations import show_at
 from holdfast.ops.tokens import TokenRequest
+from holdfast.process import wall_ms
 from holdfast.server.settings import ServerSettings
 from holdfast.telemetry.snapshots import Roller
 from tests.server.metered_server import MeteredServer, metered_server

@@ -11,7 +11,7 @@ from holdfast.core.model import Failure, NewJob, Queue, QueueView
 from holdfast.core.verdict import Bury, Complete, Retry
 from holdfast.engines.memory import MemoryEngine
 from holdfast.engines.registry import open_engine
-from holdfast.notation.durations import wall_ms
+from holdfast.process import wall_ms
 from holdfast.server.access.caller import LOCAL_CALLER, Caller
 from holdfast.server.live import metrics
 from holdfast.server.live.metrics import NamespaceSnapshot, SnapshotReader, families, render

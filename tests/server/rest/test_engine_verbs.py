@@ -10,14 +10,14 @@ from holdfast.conformance.contract.cases import a_job
 from holdfast.core import bounds
 from holdfast.core.model import JobFilter, Lease, LeaseRequest, NewJob, Queue, State, Status
 from holdfast.core.verdict import Complete, Outcome, Settlement
-from holdfast.engines import verbs
+from holdfast.engines import wire
 from holdfast.engines.memory import MemoryEngine
 from holdfast.errors import EngineUnavailable, OutcomeUnknown, UsageError
 from holdfast.testing.clock import ManualClock
 from tests.server.loop_server import ServedEngine
 
 PARENTS = tuple(f"p{n:03}" for n in range(101))
-HELD = verbs.SentLease("a", 1, 1_000, "default", "t")
+HELD = wire.SentLease("a", 1, 1_000, "default", "t")
 
 
 @pytest.fixture
@@ -42,25 +42,29 @@ def children(count: int, first: int = 0) -> list[NewJob]:
     return [a_job(f"c{first + n:03}", after=PARENTS[:100]) for n in range(count)]
 
 
-def completed(jobs: list[NewJob]) -> verbs.SentSettlement:
-    return verbs.SentSettlement(HELD, Complete(None, tuple(jobs)))
+def completed(jobs: list[NewJob]) -> wire.SentSettlement:
+    return wire.SentSettlement(HELD, Complete(None, tuple(jobs)))
 
 
 @pytest.mark.parametrize(
     ("verb", "carried", "text"),
     [
-        ("enqueue", verbs.EnqueueCall(children(101)), "101 jobs with 10100 dependencies"),
-        ("enqueue", verbs.EnqueueCall([a_job("a")] * 1_001), "1001 in one call"),
-        ("settle", verbs.SettleCall([completed([a_job("a")] * 1_000)] * 11), "11000 jobs"),
+        ("enqueue", wire.EnqueueCall(children(101)), "101 jobs with 10100 dependencies"),
+        ("enqueue", wire.EnqueueCall([a_job("a")] * 1_001), "1001 items in one call"),
+        ("settle", wire.SettleCall([completed([a_job("a")] * 1_000)] * 11), "11000 jobs"),
         (
             "settle",
-            verbs.SettleCall([completed(children(101))]),
+            wire.SettleCall([completed(children(101))]),
             "101 jobs with 10100 dependencies",
         ),
-        ("settle", verbs.SettleCall([completed([])] * 1_001), "1001 in one call"),
-        ("renew", verbs.RenewCall([verbs.SentRenewal(HELD)] * 1_001), "1001 in one call"),
-        ("find", verbs.FindCall(JobFilter(ids=("a",) * 1_001), 10), "1001 in one call"),
-        ("tally", verbs.TallyCall(JobFilter(ids=("a",) * 1_001), "queue", 10), "1001 in one call"),
+        ("settle", wire.SettleCall([completed([])] * 1_001), "1001 items in one call"),
+        ("renew", wire.RenewCall([wire.SentRenewal(HELD)] * 1_001), "1001 items in one call"),
+        ("find", wire.FindCall(JobFilter(ids=("a",) * 1_001), 10), "1001 items in one call"),
+        (
+            "tally",
+            wire.TallyCall(JobFilter(ids=("a",) * 1_001), "queue", 10),
+            "1001 items in one call",
+        ),
     ],
 )
 async def test_oversized_calls_are_refused_before_the_store_is_asked(
@@ -82,7 +86,7 @@ async def test_oversized_calls_are_refused_before_the_store_is_asked(
 
 
 async def test_calls_at_the_bound_are_accepted(remote: ServedEngine) -> None:
-    receipts = await remote._call("enqueue", verbs.EnqueueCall(children(100)))
+    receipts = await remote._call("enqueue", wire.EnqueueCall(children(100)))
     assert {each.status for each in receipts} == {Status.NEW}
 
 
@@ -132,7 +136,7 @@ async def test_an_oversized_verdict_does_not_affect_the_others(
         Settlement(lease=leases[0], verdict=Complete()),
         Settlement(lease=leases[1], verdict=Complete(None, tuple(children(101)))),
     ]
-    with pytest.raises(UsageError, match="j1 are after 10100 others; through a server 10000"):
+    with pytest.raises(UsageError, match="j1 depend on 10100 jobs; through a server the maximum"):
         await remote.settle(settlements)
     states = [(await remote.get(lease.id)) for lease in leases]
     assert [job.state for job in states if job is not None] == [State.LEASED, State.LEASED]

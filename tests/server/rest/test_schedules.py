@@ -7,8 +7,9 @@ import pytest
 
 from holdfast.core.model import JobFilter, NewJob, Record
 from holdfast.engines.base import Saved
-from holdfast.notation.durations import wall_ms
-from holdfast.ops.schedules import Schedule, Schedules
+from holdfast.ops.schedules import Schedules
+from holdfast.ops.ticks import Schedule
+from holdfast.process import wall_ms
 from tests.server.rest_client import RestClient
 
 SCHEDULES = "/v1/schedules"

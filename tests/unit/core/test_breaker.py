@@ -139,15 +139,15 @@ def test_by_hand() -> None:
     assert record.state is OPEN
     assert not rules.may_probe(record, 10**9), "only a person closes it"
     assert rules.left_ms(record, 0) is None
-    assert rules.told(record, "task t") == "the breaker of task t was opened by ada@host"
+    assert rules.describe(record, "task t") == "the breaker of task t was opened by ada@host"
     assert rules.closed(record) == BreakerRecord(policy=FIVE)
 
 
 def test_how_it_stands_in_words() -> None:
     record = after("-----")
-    assert rules.told(record, rules.title("task:mail:send")) == (
+    assert rules.describe(record, rules.title("task:mail:send")) == (
         "the breaker of task mail:send is open after 5 failures, last: boom"
     )
-    assert "half open" in rules.told(rules.probing(record, "w"), "host a.example:443")
-    assert rules.told(BreakerRecord(), "task t") == "the breaker of task t is closed"
+    assert "half open" in rules.describe(rules.probing(record, "w"), "host a.example:443")
+    assert rules.describe(BreakerRecord(), "task t") == "the breaker of task t is closed"
     assert len(NO_RESULTS.plus(good=False, text="x" * 5_000).text) == 200

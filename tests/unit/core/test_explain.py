@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.core.explain import ABSENT_MS, Cause, Facts, Seen, explain, startable
+from holdfast.core.explain import ABSENT_MS, Cause, Facts, SeenWorker, explain, startable
 from holdfast.core.fairness import TenantView
 from holdfast.core.limits import Rate, Slot
 from holdfast.core.model import (
@@ -35,7 +35,7 @@ def job(**fields: Any) -> Job:
 
 
 NOISY = (
-    "its tenant acme uses 80% of the queue's time, with 40 jobs leased, and goes behind the others"
+    "its tenant acme uses 80% of the queue's time, with 40 jobs leased, and yields to the others"
 )
 WAITS = Waits(
     parents=("a", "b", "c", "d"),
@@ -78,17 +78,19 @@ def test_a_parent_that_died_is_to_be_put_back() -> None:
     assert cause.command == "job retry a"
 
 
-def worker(name: str = "w", age_ms: int = 0, **fields: Any) -> Seen:
+def worker(name: str = "w", age_ms: int = 0, **fields: Any) -> SeenWorker:
     plain = {"queues": {"q": 1}, "tasks": ("t",), "capacity": 2}
     record = WorkerRecord(name=name, id="1", host="h", pid=1, started_at=0, **{**plain, **fields})
-    return Seen(record=record, age_ms=age_ms)
+    return SeenWorker(record=record, age_ms=age_ms)
 
 
-def causes(given: Job, *workers: Seen, queue: Queue | None = QUEUE, **facts: Any) -> list[Cause]:
+def causes(
+    given: Job, *workers: SeenWorker, queue: Queue | None = QUEUE, **facts: Any
+) -> list[Cause]:
     return explain(Facts(job=given, queue=queue, now=NOW, workers=workers, **facts))
 
 
-def codes(given: Job, *workers: Seen, **facts: Any) -> list[str]:
+def codes(given: Job, *workers: SeenWorker, **facts: Any) -> list[str]:
     return [cause.code for cause in causes(given, *workers, **facts)]
 
 
@@ -174,7 +176,7 @@ def test_a_paused_queue_and_one_that_is_gone() -> None:
         ((worker(capacity=0),), "workers_saturated", "0 of 0"),
     ],
 )
-def test_what_keeps_workers_from_it(workers: tuple[Seen, ...], code: str, says: str) -> None:
+def test_what_keeps_workers_from_it(workers: tuple[SeenWorker, ...], code: str, says: str) -> None:
     [cause] = causes(job(), *workers)
     assert cause.code == code
     assert says in cause.text
@@ -300,7 +302,7 @@ def test_done_and_cancelled() -> None:
     st.integers(0, 3),
 )
 def test_there_is_always_an_answer(
-    any_job: Job, queue: Queue | None, workers: list[Seen], ahead: int
+    any_job: Job, queue: Queue | None, workers: list[SeenWorker], ahead: int
 ) -> None:
     told = causes(any_job, *workers, queue=queue, ahead=ahead)
     assert told

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from holdfast.conformance.inputs import verdicts
-from holdfast.core import bounds, lifecycle, policy
+from holdfast.core import bounds, lifecycle, retry_policy
 from holdfast.core.backoff import Backoff
 from holdfast.core.model import (
     Failure,
@@ -214,5 +214,5 @@ def test_what_is_not_waiting_or_not_due_cannot_be_leased(job: Job) -> None:
 
 def test_the_crash_that_buries_is_counted_too() -> None:
     leased = replace(JOB, crashes=1, attempt=2)
-    verdict = policy.after_failure(QUEUE, leased, CRASH, 0.5)
+    verdict = retry_policy.after_failure(QUEUE, leased, CRASH, 0.5)
     assert lifecycle.apply(leased, verdict, QUEUE, NOW).job.crashes == 2

@@ -5,22 +5,24 @@ from typing import Any
 import pytest
 
 from holdfast.core import routing
-from holdfast.core.explain import ABSENT_MS, Seen
+from holdfast.core.explain import ABSENT_MS, SeenWorker
 from holdfast.core.model import Job, Overrides, Reroute
 from holdfast.core.workers import DEGRADED_FAILURES, UNHEALTHY_FAILURES, WorkerRecord
 
 JOB = Job(id="j", task="t", queue="worker.a", created_at=1_000, expires_at=301_000)
 
 
-def seen(name: str, age_ms: int = 0, **fields: Any) -> Seen:
+def seen(name: str, age_ms: int = 0, **fields: Any) -> SeenWorker:
     plain: dict[str, Any] = {"tasks": ("t",), "capacity": 10}
     record = WorkerRecord(name=name, id=name, host="h", pid=1, started_at=0, **{**plain, **fields})
-    return Seen(record=record, age_ms=age_ms)
+    return SeenWorker(record=record, age_ms=age_ms)
 
 
-def chosen(*workers: Seen, labels: dict[str, str] | None = None, **waiting: int) -> str | None:
+def chosen(
+    *workers: SeenWorker, labels: dict[str, str] | None = None, **waiting: int
+) -> str | None:
     there = {each.record.name: 0 for each in workers}
-    return routing.choose(JOB, workers, labels or {}, {**there, **waiting})
+    return routing.choose_worker(JOB, workers, labels or {}, {**there, **waiting})
 
 
 @pytest.mark.parametrize(
@@ -35,7 +37,7 @@ def chosen(*workers: Seen, labels: dict[str, str] | None = None, **waiting: int)
         seen("b", tasks=("another",)),
     ],
 )
-def test_who_cannot_take_it_is_not_chosen(unfit: Seen) -> None:
+def test_who_cannot_take_it_is_not_chosen(unfit: SeenWorker) -> None:
     assert chosen(unfit) is None
     assert chosen(unfit, seen("z", running=10)) == "z", "a full one is better than none"
 
@@ -57,12 +59,12 @@ def test_every_label_asked_for_must_be_there() -> None:
 
 
 def test_a_worker_without_a_queue_of_its_own_gets_nothing() -> None:
-    assert routing.choose(JOB, [seen("b")], {}, {}) is None
+    assert routing.choose_worker(JOB, [seen("b")], {}, {}) is None
 
 
 def test_the_time_stays_the_same_at_every_worker() -> None:
     policy = Reroute(labels={"zone": "eu"})
-    first = routing.onward(JOB, policy, "b")
+    first = routing.reroute_to(JOB, policy, "b")
     assert (first.queue, first.expires_ms) == ("worker.b", 300_000)
     assert first.text == "not taken within its TTL of 5m"
     assert first.reroute == Reroute(labels={"zone": "eu"}, done=1, ttl_ms=300_000)
@@ -71,14 +73,14 @@ def test_the_time_stays_the_same_at_every_worker() -> None:
         overrides=Overrides(reroute=first.reroute),
     )  # fmt: skip
     assert first.reroute is not None
-    second = routing.onward(later, first.reroute, "c")
+    second = routing.reroute_to(later, first.reroute, "c")
     assert (second.expires_ms, second.text) == (300_000, "not finished within its TTL of 5m")
     assert second.reroute == Reroute(labels={"zone": "eu"}, done=2, ttl_ms=300_000)
 
 
 def test_why_it_died_all_the_same() -> None:
-    assert routing.left_of(None) == 0
-    assert routing.left_of(Reroute(most=3, done=1)) == 2
-    assert routing.left_of(Reroute(most=3, done=5)) == 0
-    assert "zone=eu" in routing.why_not(Reroute(labels={"zone": "eu"}))
-    assert "rerouted 3 times" in routing.why_not(Reroute(done=3))
+    assert routing.reroutes_left(None) == 0
+    assert routing.reroutes_left(Reroute(most=3, done=1)) == 2
+    assert routing.reroutes_left(Reroute(most=3, done=5)) == 0
+    assert "zone=eu" in routing.why_not_rerouted(Reroute(labels={"zone": "eu"}))
+    assert "rerouted 3 times" in routing.why_not_rerouted(Reroute(done=3))

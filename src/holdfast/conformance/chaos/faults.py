@@ -34,7 +34,7 @@ _THAW = ("/bin/sh", "-c", 'sleep "$1"; kill -CONT "$2"', "thaw")
 
 class _Frozen(NamedTuple):
     until: float
-    blow: Fault
+    fault: Fault
     thaw: subprocess.Popen[bytes]
 
 
@@ -69,24 +69,24 @@ class FaultInjector:
         self._restarting: asyncio.Task[None] | None = None
         self._frozen: dict[int, _Frozen] = {}
         self._struck_at = {"launcher": 0.0}
-        self.blows: list[Fault] = []
+        self.faults: list[Fault] = []
         self.counts: Counter[str] = Counter()
 
-    def strike(self, blow: str, *, early: bool) -> bool:
+    def inject(self, kind: str, *, early: bool) -> bool:
         """Inject one fault; False if there is no target now. An `early` one may hit a starting
         process."""
         now = time.monotonic()
         if now < self._struck_at["launcher"] + _APART_S:
             return False
-        if blow == "launcher" and now < max(self._struck_at.values()) + _APART_S:
+        if kind == "launcher" and now < max(self._struck_at.values()) + _APART_S:
             return False
-        if blow == "restart":
+        if kind == "restart":
             return self._restart()
         tree = self._fleet.tree()
-        if blow == "freeze":
+        if kind == "freeze":
             return self._freeze(tree)
-        victims: list[int] = getattr(tree, blow)
-        if blow != "command" and not early:
+        victims: list[int] = getattr(tree, kind)
+        if kind != "command" and not early:
             victims = grown(victims, self._grown_s)
         if not victims:
             return False
@@ -97,9 +97,9 @@ class FaultInjector:
             os.kill(victim, signal.SIGKILL)
         except ProcessLookupError:
             return False
-        self.blows.append(Fault("kill", blow, at_ns, pids))
-        self._struck_at[blow] = now
-        self.counts[blow] += 1
+        self.faults.append(Fault("kill", kind, at_ns, pids))
+        self._struck_at[kind] = now
+        self.counts[kind] += 1
         self.counts["kills"] += 1
         return True
 
@@ -114,11 +114,11 @@ class FaultInjector:
             if everybody or time.monotonic() >= frozen.until or not processes.stat(pid):
                 del self._frozen[pid]
                 processes.kill(pid, signal.SIGCONT)
-                self.blows.append(replace(frozen.blow, until_ns=time.monotonic_ns()))
+                self.faults.append(replace(frozen.fault, until_ns=time.monotonic_ns()))
                 processes.kill_group(frozen.thaw.pid)
                 frozen.thaw.wait()
 
-    async def calm(self) -> None:
+    async def end_all(self) -> None:
         """End all faults: thaw every process and wait for the server."""
         self.thaw(everybody=True)
         if self._restarting is not None:
@@ -134,7 +134,7 @@ class FaultInjector:
             while not over.wait(0.02):
                 now = time.monotonic_ns()
                 if now - before > _STALL_S * 1e9:
-                    self.blows.append(Fault("stall", "machine", before, until_ns=now))
+                    self.faults.append(Fault("stall", "machine", before, until_ns=now))
                 before = now
 
         thread = threading.Thread(target=watch, daemon=True)
@@ -160,9 +160,9 @@ class FaultInjector:
         thaw = subprocess.Popen(
             [*_THAW, f"{lasting_s + _LATE_S:.1f}", str(victim)], start_new_session=True
         )
-        blow = Fault("freeze", role, time.monotonic_ns(), pids)
+        fault = Fault("freeze", role, time.monotonic_ns(), pids)
         processes.kill(victim, signal.SIGSTOP)
-        self._frozen[victim] = _Frozen(time.monotonic() + lasting_s, blow, thaw)
+        self._frozen[victim] = _Frozen(time.monotonic() + lasting_s, fault, thaw)
         self.counts["freezes"] += 1
         return True
 
@@ -180,16 +180,16 @@ class FaultInjector:
         await asyncio.sleep(lasting_s)
         await asyncio.to_thread(server.restart)
         # Clients reconnect at their own pace.
-        self.blows.append(Fault("outage", "server", at_ns, until_ns=time.monotonic_ns()))
+        self.faults.append(Fault("outage", "server", at_ns, until_ns=time.monotonic_ns()))
 
 
-def deck(kills: int) -> list[str]:
+def kill_roles(kills: int) -> list[str]:
     """The roles to kill, in the proportions of `ROLES`, each at least once."""
     most = "child"
-    deck = [
+    roles = [
         role
         for role, share in ROLES.items()
         if role != most
         for _ in range(max(1, round(kills * share / 100)))
     ][:kills]
-    return [*deck, *[most] * (kills - len(deck))]
+    return [*roles, *[most] * (kills - len(roles))]

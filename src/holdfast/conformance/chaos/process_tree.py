@@ -97,24 +97,25 @@ class Fleet:
     def stop(self, *, outages: bool = False) -> list[str]:
         """Stop the workers when no job runs any more; returns what went wrong. No process may be
         left, neither beside running workers nor after they have exited."""
-        wrong = [f"a process was left beside the workers: {each}" for each in self._settled()]
+        wrong = [f"a process does not belong to any worker: {each}" for each in self._settled()]
         wrong += self.breakdowns(outages=outages)
         assert self._launcher is not None
         self._launcher.send_signal(signal.SIGTERM)
         try:
             code = self._launcher.wait(_STOP_S_MAX)
             if code != 0:
-                wrong.append(f"the workers ended with exit code {code} when they were asked to")
+                wrong.append(f"the workers ended with exit code {code} after SIGTERM")
         except subprocess.TimeoutExpired:
-            wrong.append(f"the workers did not end within {_STOP_S_MAX:.0f} s of being asked to")
+            wrong.append(f"the workers did not end within {_STOP_S_MAX:.0f} s of SIGTERM")
         return wrong + [f"a process was left behind: {each}" for each in self.survivors()]
 
     def breakdowns(self, *, outages: bool = False) -> list[str]:
-        """Workers that exited by themselves; faults end them by a signal. With `outages`, a worker
-        that starts while the store is away may exit with an error and be started again."""
+        """Workers that exited on their own; faults end them by a signal. With `outages`, a worker
+        that starts while the store is unreachable may exit with an error and be restarted.
+        """
         lines = self.log.read_text(errors="replace").splitlines() if self.log.exists() else []
         found = [
-            f"by itself {line} (before that: {lines[at - 1] if at else 'nothing'})"
+            f"without a fault: {line} (before that: {lines[at - 1] if at else 'nothing'})"
             for at, line in enumerate(lines)
             if "worker ended by exit code" in line
         ]

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 from holdfast.app.application import Holdfast
 from holdfast.conformance.chaos import run_log
-from holdfast.conformance.chaos.faults import FaultInjector, Server, deck
+from holdfast.conformance.chaos.faults import FaultInjector, Server, kill_roles
 from holdfast.conformance.chaos.process_tree import Fleet
 from holdfast.conformance.chaos.verify import ChaosFindings, verify
 from holdfast.core.model import Job, NewJob, Queue, QueueView, Status
@@ -35,8 +35,8 @@ from holdfast.errors import (
     UnknownQueue,
     UsageError,
 )
-from holdfast.events import tell_nobody
-from holdfast.ops.service import keep
+from holdfast.events import ignore_event
+from holdfast.ops.service import run_service
 from holdfast.ops.workers import Workers
 from holdfast.upkeep import Reaper
 
@@ -47,7 +47,7 @@ DRAIN_S_MAX = 60.0
 _KINDS = {"command": 30, "sync": 25, "async": 20, "cpu": 15, "isolated": 10}
 _READY_MIN = 6
 _EARLY = 0.1
-"""The most faults that may hit starting processes; with more, none would ever start."""
+"""Maximum number of faults that may hit starting processes; with more, none would ever start."""
 _AWAY = (EngineUnavailable, OutcomeUnknown)
 
 
@@ -70,7 +70,7 @@ class ChaosRun:
     def __init__(
         self,
         url: str,
-        weather: ChaosPlan,
+        plan: ChaosPlan,
         home: Path,
         *,
         queue: Queue = QUEUE,
@@ -79,28 +79,28 @@ class ChaosRun:
         tell: Callable[[str], None] | None = None,
     ) -> None:
         self._url = url
-        self._weather = weather
+        self._plan = plan
         self._home = home
         self._queue = queue
         self._tell = tell or _tell_terminal
-        self._dice = random.Random(weather.seed)
+        self._dice = random.Random(plan.seed)
         # In the environment: every user can read a command line, and a URL may contain a password.
         self._fleet = Fleet(home, self._arguments(options), {"HOLDFAST_URL": url})
-        self._striker = FaultInjector(
+        self._injector = FaultInjector(
             self._fleet,
             self._dice,
             lease_ms=queue.lease_ms,
-            scale=weather.scale,
+            scale=plan.scale,
             one_writer="sqlite:" in url,
             server=server,
         )
         self._offered: list[NewJob] = []
         self._accepted: list[str] = []
-        self.counts = self._striker.counts
+        self.counts = self._injector.counts
 
     def _arguments(self, options: tuple[str, ...]) -> list[str]:
         given = ["--processes", "2", "--concurrency", "4", "--grace", "10s"]
-        count = ["--count", str(self._weather.workers), "--queues", self._queue.name]
+        count = ["--count", str(self._plan.workers), "--queues", self._queue.name]
         return ["worker", "run", TARGET, *count, *given, *options]
 
     async def run(self) -> ChaosFindings:
@@ -113,45 +113,45 @@ class ChaosRun:
                 backoff="constant(100ms)",
             )
             try:
-                with self._striker.noting_stalls():
+                with self._injector.noting_stalls():
                     self._fleet.start()
-                    thawing = asyncio.create_task(self._striker.keep_thawing())
+                    thawing = asyncio.create_task(self._injector.keep_thawing())
                     try:
-                        await self._rage(app)
+                        await self._inject_faults(app)
                     finally:
                         thawing.cancel()
-                        await self._striker.calm()
+                        await self._injector.end_all()
                     self._keep_launcher()
                     store = await self._drain(app)
                 violations = await asyncio.to_thread(
-                    self._fleet.stop, outages=self._weather.restarts > 0
+                    self._fleet.stop, outages=self._plan.restarts > 0
                 )
             finally:
                 self._fleet.kill()
         self._write_down()
         lines = read_lines(self._home / "runs.jsonl")
-        findings = verify(lines, self._striker.blows, self._accepted, store, self._queue)
+        findings = verify(lines, self._injector.faults, self._accepted, store, self._queue)
         findings.violations += violations
         return findings
 
-    async def _rage(self, app: Holdfast) -> None:
+    async def _inject_faults(self, app: Holdfast) -> None:
         """Inject every fault, waiting as long as there is no target."""
-        weather = self._weather
+        plan = self._plan
         await self._feed(app)
         await self._first_run()
-        blows = [
-            *deck(weather.kills),
-            *["freeze"] * weather.freezes,
-            *["restart"] * weather.restarts,
+        kinds = [
+            *kill_roles(plan.kills),
+            *["freeze"] * plan.freezes,
+            *["restart"] * plan.restarts,
         ]
         dice = self._dice.random
-        schedule = sorted((dice() * weather.seconds, blow, dice() < _EARLY) for blow in blows)
+        schedule = sorted((dice() * plan.seconds, kind, dice() < _EARLY) for kind in kinds)
         started = time.monotonic()
-        for instant, blow, early in [*schedule, (weather.seconds, "", False)]:
+        for instant, kind, early in [*schedule, (plan.seconds, "", False)]:
             while (left := started + instant - time.monotonic()) > 0:
                 await self._turn(app, time.monotonic() - started)
                 await asyncio.sleep(min(left, 0.1))
-            while blow and not self._striker.strike(blow, early=early):
+            while kind and not self._injector.inject(kind, early=early):
                 await self._turn(app, time.monotonic() - started)
                 await asyncio.sleep(0.05)
 
@@ -171,7 +171,7 @@ class ChaosRun:
         self._fleet.bury()
         await self._feed(app)
         done = ", ".join(f"{count} {name}" for name, count in sorted(self.counts.items()))
-        self._tell(f"{took_s:.0f} of {self._weather.seconds:.0f} s, {done or 'no blow yet'}")
+        self._tell(f"{took_s:.0f} of {self._plan.seconds:.0f} s, {done or 'no fault yet'}")
 
     def _keep_launcher(self) -> None:
         if not self._fleet.is_running():
@@ -202,9 +202,9 @@ class ChaosRun:
 
     def _job(self, app: Holdfast) -> NewJob:
         [kind] = self._dice.choices(list(_KINDS), list(_KINDS.values()))
-        # As many short jobs as long ones, on a logarithmic scale.
+        # Run times are spread evenly on a logarithmic scale.
         share = self._dice.random()
-        seconds = SECONDS_MIN * (SECONDS_MAX / SECONDS_MIN) ** share * self._weather.scale
+        seconds = SECONDS_MIN * (SECONDS_MAX / SECONDS_MIN) ** share * self._plan.scale
         if kind != "command":
             return app.job(kind, {"seconds": seconds}, queue=self._queue.name)
         program = [sys.executable, "-I", "-S", run_log.__file__, f"{seconds:.3f}"]
@@ -226,7 +226,7 @@ class ChaosRun:
                 await asyncio.sleep(0.1)
                 continue
             left = view.ready + view.delayed + view.blocked + view.leased
-            self._tell(f"calm: {left} jobs to go")
+            self._tell(f"no more faults: {left} jobs left")
             if not left:
                 break
             await asyncio.sleep(0.1)
@@ -234,12 +234,17 @@ class ChaosRun:
 
     def _write_down(self) -> None:
         lines = [
-            {"what": blow.what, "role": blow.role, "at_ns": blow.at_ns, "until_ns": blow.until_ns,
-             "pids": blow.pids}
-            for blow in self._striker.blows
-        ]  # fmt: skip
+            {
+                "what": fault.what,
+                "role": fault.role,
+                "at_ns": fault.at_ns,
+                "until_ns": fault.until_ns,
+                "pids": fault.pids,
+            }
+            for fault in self._injector.faults
+        ]
         text = "".join(json.dumps(line) + "\n" for line in lines)
-        (self._home / "blows.jsonl").write_text(text)
+        (self._home / "faults.jsonl").write_text(text)
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
@@ -255,11 +260,11 @@ def _tell_terminal(text: str) -> None:
 
 
 class ChaosStore(NamedTuple):
-    """The store of a run. `options` are for the workers; `server` is set only if the run started
-    it."""
+    """The store of a run. `label` names it to people; `options` are for the workers; `server` is
+    set only if the run started it."""
 
     url: str
-    told: str
+    label: str
     queue: str
     options: tuple[str, ...] = ()
     server: Server | None = None
@@ -296,7 +301,7 @@ async def store_within(app: Holdfast, queue: str, *, named: bool) -> AsyncIterat
     stop = asyncio.Event()
     # The reaper only: pruning and schedules are left to the user's own upkeep.
     reaper = Reaper(app.engine)
-    reaping = asyncio.create_task(keep(reaper, stop, tell_nobody))
+    reaping = asyncio.create_task(run_service(reaper, stop, ignore_event))
     try:
         options = ("--no-upkeep", "--name", queue, "--label", f"chaos={queue}")
         yield ChaosStore(app.url, app.place, queue, options)
@@ -319,8 +324,8 @@ async def _allowed(app: Holdfast, queue: str, *, named: bool) -> list[QueueView]
         if jobs and not named:
             raise UsageError(
                 f"{app.place} has other jobs, such as {counted(jobs, 'job')} in queue "
-                f"{view.queue.name}, which chaos would slow down: name a new queue with --queue to "
-                "continue, or leave out --url for a private store"
+                f"{view.queue.name}, which chaos would slow down: name a new queue with --queue"
+                " to continue, or leave out --url for a private store"
             )
     return views
 

@@ -14,11 +14,12 @@ from typing import Any
 
 from holdfast.core.model import FailureKind, Job, Queue, Reason, State
 
-_AFTERMATH_NS = 5_000_000_000
+_RECOVERY_NS = 5_000_000_000
 """The longest time for which the effects of a freeze last: lost runs are ended with their child."""
 LINGER_MS_MAX = 5_000
 """A run that lost its lease must end within a second after its worker learns of it. This adds the
-time to wake up, ask and be answered on a busy machine."""
+time to wake up, send a request and get the answer on a busy machine.
+"""
 _FATAL = ("kill",)
 
 
@@ -37,6 +38,8 @@ class Fault:
 
 @dataclass(slots=True)
 class JobRun:
+    """One run of a job, as it noted itself; `begun` counts its starts under the same token."""
+
     job: str
     token: int
     attempt: int
@@ -50,6 +53,8 @@ class JobRun:
 
 @dataclass(slots=True)
 class ChaosFindings:
+    """The result of a run: broken promises, and counts."""
+
     violations: list[str] = field(default_factory=list)
     jobs: int = 0
     runs: int = 0
@@ -70,7 +75,7 @@ class ChaosFindings:
 
 def verify(
     lines: Iterable[Mapping[str, Any]],
-    blows: Sequence[Fault],
+    faults: Sequence[Fault],
     accepted: Iterable[str],
     store: Mapping[str, Job],
     queue: Queue,
@@ -89,10 +94,10 @@ def verify(
     for each in sorted(known):
         _judge_end(each, by_job.get(each, []), store.get(each), queue, findings)
     for each in sorted(set(by_job) - known):
-        say(f"nobody enqueued job {each}, and it ran")
+        say(f"job {each} ran, but was never enqueued")
     for each, job_runs in by_job.items():
-        _judge_runs(job_runs, _Faults(blows, store.get(each)), queue, findings)
-    findings.recovery_ms = sorted(_recoveries(by_job.values(), blows))
+        _judge_runs(job_runs, _Faults(faults, store.get(each)), queue, findings)
+    findings.recovery_ms = sorted(_recoveries(by_job.values(), faults))
     return findings
 
 
@@ -128,13 +133,15 @@ def _judge_end(
         assert failure is not None
         by_kill = failure.kind is FailureKind.ERROR and failure.signal == 9
         if not by_kill and failure.kind not in (FailureKind.CRASH, FailureKind.OVERDUE):
-            say(f"job {id} failed in attempt {event.attempt}, and no blow does that: {failure}")
+            say(
+                f"job {id} failed in attempt {event.attempt}, and no fault explains that: {failure}"
+            )
     match job.state:
         case State.DONE:
             findings.done += 1
             if not any(run.ended for run in runs):
                 findings.lost.append(id)
-                say(f"job {id} is done, and no run of it came to its end")
+                say(f"job {id} is done, but no run of it finished")
         case State.DEAD:
             findings.dead += 1
             if not _is_policy(job, queue):
@@ -144,7 +151,7 @@ def _judge_end(
                 )
         case _:
             findings.lost.append(id)
-            say(f"job {id} was not brought to its end: it is {job.state}")
+            say(f"job {id} did not end: it is {job.state}")
     return None
 
 
@@ -158,20 +165,20 @@ def _is_policy(job: Job, queue: Queue) -> bool:
             return False
 
 
-def _judge_runs(runs: list[JobRun], blows: _Faults, queue: Queue, findings: ChaosFindings) -> None:
+def _judge_runs(runs: list[JobRun], faults: _Faults, queue: Queue, findings: ChaosFindings) -> None:
     say = findings.violations.append
     for run in runs:
         if run.attempt > queue.max_attempts:
-            say(f"{_name(run)} is beyond the {queue.max_attempts} of its queue")
+            say(f"{_name(run)} exceeds the {queue.max_attempts} attempts of its queue")
         if run.begun != 1:
             say(f"{_name(run)} began {run.begun} times under one lease")
     for run, later in pairwise(runs):
         findings.reruns += 1
         if later.token <= run.token:
             say(f"{_name(later)} began after {_name(run)}, whose token is not smaller")
-        losses = blows.losses(run, later)
-        if not losses and not blows.killed(run, later):
-            say(f"{_name(later)} is a re-run that no blow explains; before: {_name(run)}")
+        losses = faults.losses(run, later)
+        if not losses and not faults.killed(run, later):
+            say(f"{_name(later)} is a re-run that no fault explains; before: {_name(run)}")
         if run.last_ns >= later.begin_ns:
             _judge_overlap(run, later, losses, findings)
 
@@ -188,12 +195,12 @@ def _judge_overlap(
         )
         return
     findings.lost_leases += 1
-    learned_ns = max([later.begin_ns, *(blow.until_ns for blow in losses)])
+    learned_ns = max([later.begin_ns, *(fault.until_ns for fault in losses)])
     linger_ms = (run.last_ns - learned_ns) / 1e6
     findings.linger_ms = max(findings.linger_ms, linger_ms)
     if linger_ms > LINGER_MS_MAX:
         findings.violations.append(
-            f"{_name(run)} went on for {linger_ms:.0f} ms after its worker could learn that its"
+            f"{_name(run)} continued for {linger_ms:.0f} ms after its worker could know that its"
             " lease was lost"
         )
 
@@ -201,17 +208,17 @@ def _judge_overlap(
 class _Faults:
     """The faults that may have ended the runs of one job and made it run again."""
 
-    def __init__(self, blows: Sequence[Fault], job: Job | None) -> None:
-        self._blows = blows
+    def __init__(self, faults: Sequence[Fault], job: Job | None) -> None:
+        self._faults = faults
         self._events = job.events if job else ()
 
     def killed(self, run: JobRun, later: JobRun) -> bool:
         """Whether a kill explains the later run: a killed process does not come back."""
         return any(
-            blow.what in _FATAL
-            and blow.at_ns <= later.begin_ns
-            and set(blow.pids).intersection(run.pids)
-            for blow in self._blows
+            fault.what in _FATAL
+            and fault.at_ns <= later.begin_ns
+            and set(fault.pids).intersection(run.pids)
+            for fault in self._faults
         )
 
     def losses(self, run: JobRun, later: JobRun) -> list[Fault]:
@@ -227,29 +234,29 @@ class _Faults:
         ):
             return []
         return [
-            blow
-            for blow in self._blows
-            if blow.what not in _FATAL
-            and blow.at_ns <= later.begin_ns
-            and run.begin_ns <= blow.until_ns + _AFTERMATH_NS
-            and (not blow.pids or set(blow.pids).intersection(run.pids))
+            fault
+            for fault in self._faults
+            if fault.what not in _FATAL
+            and fault.at_ns <= later.begin_ns
+            and run.begin_ns <= fault.until_ns + _RECOVERY_NS
+            and (not fault.pids or set(fault.pids).intersection(run.pids))
         ]
 
 
-def _recoveries(jobs: Iterable[list[JobRun]], blows: Sequence[Fault]) -> Iterator[float]:
+def _recoveries(jobs: Iterable[list[JobRun]], faults: Sequence[Fault]) -> Iterator[float]:
     """The times from the first fatal fault during a run to the next run of its job."""
     kills: dict[int, list[Fault]] = defaultdict(list)
-    for blow in blows:
-        if blow.what in _FATAL:
-            for pid in blow.pids:
-                kills[pid].append(blow)
+    for fault in faults:
+        if fault.what in _FATAL:
+            for pid in fault.pids:
+                kills[pid].append(fault)
     for runs in jobs:
         for run, later in pairwise(runs):
             hits = [
-                blow.at_ns
+                fault.at_ns
                 for pid in run.pids
-                for blow in kills[pid]
-                if run.begin_ns <= blow.at_ns <= later.begin_ns
+                for fault in kills[pid]
+                if run.begin_ns <= fault.at_ns <= later.begin_ns
             ]
             if hits and not run.ended:
                 yield (later.begin_ns - min(hits)) / 1e6

@@ -181,14 +181,15 @@ def _leaks(history: History) -> Iterator[Violation]:
         if history.drained and line.facts["used"]:
             facts = line.facts
             text = (
-                f"limit {facts['limit']} ({facts['key']!r}) counts {facts['used']}, nobody has it"
+                f"limit {facts['limit']} ({facts['key']!r}) counts {facts['used']}, but no lease"
+                " holds it"
             )
             yield Violation("I21", "", text, (line,))
     for line in history.notes.get("audit", ()):
         facts = line.facts
         if facts["used"] != facts["held"]:
             text = f"limit {facts['limit']} ({facts['key']!r}) counts {facts['used']}"
-            yield Violation("I21", "", f"{text}, {facts['held']} leases have it", (line,))
+            yield Violation("I21", "", f"{text}, but {facts['held']} leases hold it", (line,))
     for lines in history.recounts:
         if lines[1].count:
             text = f"a recount found {lines[1].count} wrong"
@@ -252,7 +253,7 @@ def _overtaken(stints: list[Stint], blind: list[tuple[int, int]]) -> Iterator[Vi
         if any(begin < act.end_ns and end > act.begin_ns for begin, end in blind):
             continue
         lines = (*passed[0].life.lines, *stint.life.lines)
-        text = f"leased before job {passed[0].life.id}, which had been in line before it"
+        text = f"leased before job {passed[0].life.id}, which was ahead of it"
         yield Violation("I10", stint.life.id, text, lines)
 
 

@@ -224,11 +224,11 @@ def _parents(life: JobHistory, history: History) -> Iterator[Violation]:
             parent = history.lives.get(name)
             if parent is None or not _may_have_ended(parent, asked, leased.end_ns, history):
                 lines = (*(parent.lines if parent else ()), *life.lines)
-                text = f"leased before its parent {name} had ended as it asked"
+                text = f"leased before its parent {name} had ended as required"
                 yield Violation("I20", life.id, text, lines)
     kept = life.kept
     if kept is not None and kept.reason == "dependency" and not _may_be_orphan(asked, history):
-        text = "cancelled for its parents, of whom none ended in such a way"
+        text = "cancelled because of its parents, although none ended in such a way"
         yield Violation("I20", life.id, text, tuple(life.lines))
 
 

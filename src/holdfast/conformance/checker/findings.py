@@ -11,24 +11,24 @@ from holdfast.conformance.history import HistoryLine
 
 INVARIANTS = {
     "I1": "no job is lost",
-    "I2": "nothing comes from nowhere",
-    "I3": "what is finished stays finished",
+    "I2": "every job was enqueued",
+    "I3": "a finished job stays finished",
     "I4": "one holder at a time, with a token that grows",
     "I5": "a stale token changes nothing",
-    "I6": "attempts count 1, 2, 3 and stay within the queue's bound",
-    "I7": "a job dies when policy says so, once, for that reason",
+    "I6": "attempts are numbered 1, 2, 3 and stay within the queue's limit",
+    "I7": "a job dies only by policy, once, with the right reason",
     "I8": "no lease after the expiry",
     "I9": "no lease before the job is due",
     "I10": "first come, first leased within a queue and priority",
     "I11": "a follow-up job exists only after its parent's completion",
-    "I12": "a rate is kept over every window",
+    "I12": "no rate is exceeded in any window",
     "I13": "one job per key",
     "I14": "the payload is delivered unchanged",
-    "I15": "after the faults every job is brought to its end",
-    "I16": "the store says what the history says",
+    "I15": "every job ends once the faults stop",
+    "I16": "the store agrees with the history",
     "I17": "one effect per job behind a fence",
     "I18": "no limit is exceeded",
-    "I19": "a group goes one batch at a time, in the order of arrival",
+    "I19": "a group runs one batch at a time, in order of arrival",
     "I20": "no child starts before its parents have ended",
     "I21": "no slot is leaked",
 }
@@ -38,6 +38,8 @@ HEAD_CHARS_MAX = 300
 
 
 class Violation(msgspec.Struct, frozen=True):
+    """A broken rule, the job it is about, and the lines of the history that show it."""
+
     rule: str
     id: str
     text: str
@@ -124,7 +126,7 @@ class Findings(msgspec.Struct, frozen=True, kw_only=True):
             ("run again", f"{self.duplicates} of {self.effects} effects ({rate:.2%})"),
             ("recovery", recovery),
             ("leases", f"{self.limited} limited, {self.grouped} grouped, {self.children} children"),
-            ("recounts", f"{self.recounts}, which told children of {self.told} ends"),
+            ("recounts", f"{self.recounts}, which notified children of {self.told} endings"),
             ("violations", _rules(self.violations)),
         ]
         return "\n".join(f"{name:14} {value}" for name, value in rows)

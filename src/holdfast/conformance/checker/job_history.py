@@ -81,7 +81,7 @@ class JobHistory:
         return sorted(every.values(), key=lambda line: line.at_ns)
 
 
-class Setting(NamedTuple):
+class DeclaredQueue(NamedTuple):
     """Settings that a call declared or may have declared; they applied by `end_ns`."""
 
     queue: Queue
@@ -98,7 +98,7 @@ class History:
 
     lives: dict[str, JobHistory] = field(default_factory=dict)
     queues: dict[str, Queue] = field(default_factory=dict)
-    settings: dict[str, list[Setting]] = field(default_factory=lambda: defaultdict(list))
+    settings: dict[str, list[DeclaredQueue]] = field(default_factory=lambda: defaultdict(list))
     recounts: list[tuple[HistoryLine, HistoryLine]] = field(default_factory=list)
     notes: dict[str, list[HistoryLine]] = field(default_factory=lambda: defaultdict(list))
     blind: list[tuple[int, int]] = field(default_factory=list)
@@ -235,7 +235,7 @@ def _declared(history: History, asked: HistoryLine, answer: HistoryLine | None) 
     history.queues[queue.name] = queue
     is_certain = answer is not None and answer.phase == "ok"
     end_ns = answer.at_ns if answer is not None and is_certain else asked.at_ns + ORPHAN_NS_MAX
-    history.settings[queue.name].append(Setting(queue, asked.at_ns, end_ns, is_certain))
+    history.settings[queue.name].append(DeclaredQueue(queue, asked.at_ns, end_ns, is_certain))
 
 
 def _mark_rewritten(history: History) -> None:

@@ -70,7 +70,7 @@ def _kept(life: JobHistory, history: History) -> Faults:
     if history.dumped and life.kept is None and not removed(life, history):
         certain = next((act for act in life.acts if exists(act)), None)
         if certain is not None:
-            yield "I1", f"acknowledged by {certain.op}, and gone from the store"
+            yield "I1", f"acknowledged by {certain.op}, but missing from the store"
 
 
 def _born(life: JobHistory, digests: dict[str, str]) -> Faults:
@@ -84,17 +84,17 @@ def _born(life: JobHistory, digests: dict[str, str]) -> Faults:
         if digest in digests:
             yield "I7", f"a second copy of job {digests[digest]}"
         else:
-            yield "I2", "nobody enqueued it"
+            yield "I2", "it was never enqueued"
         return
     if not follows:
-        yield "I2", "its enqueue was refused or failed, and it is there all the same"
+        yield "I2", "its enqueue was refused or failed, but it is in the store"
         return
     released = [act for act in follows if not act.void]
     if not released:
         yield "I11", "its parent's completion did not take effect"
     for leased in life.of("lease"):
         if released and all(act.begin_ns > leased.end_ns for act in released):
-            yield "I11", "leased before its parent's completion was asked for"
+            yield "I11", "leased before its parent's completion was requested"
 
 
 def _cause(life: JobHistory, history: History) -> Faults:
@@ -109,7 +109,7 @@ def _cause(life: JobHistory, history: History) -> Faults:
     ]
     orphan = kept.state == "cancelled" and kept.reason == "dependency" and _has_parents(life)
     if kept.state in _CAUSES and not causes and not orphan:
-        yield "I7", f"{kept.state}, and nobody asked for that"
+        yield "I7", f"{kept.state}, but no call requested that"
     if kept.state == "dead" and causes:
         reasons = {act.asked.reason for act in causes}
         if kept.reason not in reasons:
@@ -139,7 +139,7 @@ def _policy(life: JobHistory, history: History) -> Faults:
         if act.verdict == "retry" and exhausted and not act.asked.cancel_requested:
             yield "I7", f"retried after attempt {attempt} of {most}"
         if act.verdict == "bury" and act.asked.reason == "attempts" and not exhausted:
-            yield "I7", f"buried for its attempts after {attempt} of {most}"
+            yield "I7", f"buried for reaching its maximum attempts after {attempt} of {most}"
 
 
 def _payload(life: JobHistory) -> Faults:
@@ -289,14 +289,14 @@ def _one_holder(life: JobHistory, grants: list[LeaseInterval], history: History)
             yield "I4", f"token {after.token} was given before {before.token}"
         ended = any(act.begin_ns < after.known_ns for act in before.effective)
         if not ended and not history.sweeping and not _deleted_by_force(life):
-            yield "I4", f"leased as {after.token} while nobody had ended lease {before.token}"
+            yield "I4", f"leased as {after.token} before lease {before.token} had ended"
 
 
 def _early_end(grant: LeaseInterval, history: History) -> Faults:
     earliest = grant.deadline_ns_min() - TOLERANCE_NS
     for act in grant.overdue:
         if act.end_ns < earliest and not history.disturbed("reboot", grant.begin_ns, act.end_ns):
-            yield "I4", f"lease {grant.token} was called overdue before its deadline"
+            yield "I4", f"lease {grant.token} was reported overdue before its deadline"
     for act in grant.settles:
         reaped = act.won and act.asked.failure == "overdue"
         rebooted = history.disturbed("reboot", grant.begin_ns, act.end_ns)

@@ -101,24 +101,24 @@ class AmendContract:
         acted = []
         for act in EVERY:
             await in_state(twin, state)
-            before = await twin.the("a")
+            before = await twin.require("a")
             # A state is named, because a redrive without one means dead letters.
             count = await twin.amend(replace(A, states=tuple(State)), act)
             if count:
                 acted.append(type(act).__name__)
             else:
-                assert await twin.the("a") == before
+                assert await twin.require("a") == before
             await twin.agree()
             await twin.amend(A, Delete(force=True))
         assert " ".join(acted) == ACTS_ON[state]
 
     async def test_cancel_a_waiting_job(self, harness: Harness, twin: Twin) -> None:
         await twin.enqueue([a_job(delay_ms=99)])
-        before = await twin.the("a")
+        before = await twin.require("a")
         now = harness.clock.wall_ms()
         assert await twin.amend(A, Cancel(by="ann", text="why")) == 1
         event = Event(at=now, kind=EventKind.CANCELLED, by="ann", text="why")
-        assert await twin.the("a") == replace(
+        assert await twin.require("a") == replace(
             before, state=State.CANCELLED, finished_at=now, version=2, events=(event,)
         )
         assert await twin.amend(A, Cancel()) == 0
@@ -134,7 +134,7 @@ class AmendContract:
             assert await twin.amend(A, act) == 0
         assert await twin.amend(A, Cancel(by="ann", text="why")) == 1
         event = Event(at=now, kind=EventKind.CANCEL_REQUESTED, attempt=1, by="ann", text="why")
-        assert await twin.the("a") == replace(
+        assert await twin.require("a") == replace(
             lease.job, cancel_requested=True, version=3, events=(event,)
         )
         (renewed,) = await twin.renew([Renewal(lease=lease)])
@@ -144,9 +144,9 @@ class AmendContract:
     async def test_a_second_cancel_request_changes_and_counts_nothing(self, twin: Twin) -> None:
         await leased(twin)
         assert await twin.amend(A, Cancel()) == 1
-        before = await twin.the("a")
+        before = await twin.require("a")
         assert await twin.amend(A, Cancel()) == 0
-        assert await twin.the("a") == before
+        assert await twin.require("a") == before
 
     @needs("ordered")
     async def test_a_second_cancel_does_not_use_up_the_limit(self, twin: Twin) -> None:
@@ -154,7 +154,7 @@ class AmendContract:
         await lease_ids(twin, limit=2)
         assert await twin.amend(A, Cancel()) == 1
         assert await twin.amend(JobFilter(), Cancel(), limit=1) == 1
-        assert (await twin.the("b")).cancel_requested
+        assert (await twin.require("b")).cancel_requested
 
     async def test_law_12_a_forced_delete_revokes_the_lease(self, twin: Twin) -> None:
         lease = await leased(twin)
@@ -169,12 +169,12 @@ class AmendContract:
         await settle(twin, await lease_one(twin), Retry(0, CRASH))
         lease = await lease_one(twin)
         await settle(twin, lease, Bury(Reason.ATTEMPTS, ERROR))
-        before = await twin.the("a")
+        before = await twin.require("a")
         harness.clock.advance(3)
         now = harness.clock.wall_ms()
         assert await twin.amend(A, Redrive(by="ann", delay_ms=7)) == 1
         event = Event(at=now, kind=EventKind.REDRIVEN, attempt=2, by="ann")
-        assert await twin.the("a") == replace(
+        assert await twin.require("a") == replace(
             before,
             state=State.WAITING,
             attempt=0,
@@ -197,9 +197,9 @@ class AmendContract:
         for redrives in (1, 2, 3):
             await settle(twin, await lease_one(twin), Bury(Reason.ATTEMPTS, ERROR))
             assert await twin.amend(A, Redrive()) == 1
-            assert (await twin.the("a")).redrives == redrives
+            assert (await twin.require("a")).redrives == redrives
         await twin.enqueue([a_job("b", key="k", key_policy="replace", payload=b"2")])
-        job = await twin.the("a")
+        job = await twin.require("a")
         assert (job.payload, job.redrives) == (b"2", 3)
         (found,) = await twin.find(JobFilter())
         assert found.redrives == 3
@@ -209,7 +209,7 @@ class AmendContract:
         await settle(twin, await lease_one(twin), Bury(Reason.CRASHED, CRASH))
         assert await twin.amend(A, Edit(by="ann", payload=b"2", text="patched")) == 1
         assert await twin.amend(A, Redrive(by="ann", text="redrive 7")) == 1
-        job = await twin.the("a")
+        job = await twin.require("a")
         assert (job.alone, job.crashes) == (True, 0)
         texts = [(event.by, event.text) for event in job.events[-2:]]
         assert texts == [("ann", "payload: patched"), ("ann", "redrive 7")]
@@ -221,7 +221,7 @@ class AmendContract:
         await settle(twin, lease, Complete(b"r"))
         assert await twin.amend(A, Redrive()) == 0
         assert await twin.amend(replace(A, states=(State.DONE,)), Redrive()) == 1
-        job = await twin.the("a")
+        job = await twin.require("a")
         assert (job.state, job.result, job.token) == (State.WAITING, None, None)
         assert await settle(twin, lease, Complete()) is Outcome.LOST
 
@@ -235,12 +235,12 @@ class AmendContract:
 
     async def test_bury_a_waiting_job(self, harness: Harness, twin: Twin) -> None:
         await twin.enqueue(jobs("a"))
-        before = await twin.the("a")
+        before = await twin.require("a")
         now = harness.clock.wall_ms()
         act = BuryWaiting(by="ann", reason=Reason.EXPLICIT, failure=ERROR)
         assert await twin.amend(A, act) == 1
         event = Event(at=now, kind=EventKind.BURIED, by="ann", text="explicit", failure=ERROR)
-        assert await twin.the("a") == replace(
+        assert await twin.require("a") == replace(
             before,
             state=State.DEAD,
             finished_at=now,
@@ -255,7 +255,7 @@ class AmendContract:
         await twin.declare(a_queue("q", dead_queue="grave"))
         await twin.enqueue([a_job(queue="q", expires_ms=50)])
         assert await twin.amend(A, BuryWaiting()) == 1
-        job = await twin.the("a")
+        job = await twin.require("a")
         assert (job.queue, job.origin, job.state) == ("grave", "q", "waiting")
         assert (job.reason, job.expires_at) == (Reason.EXPLICIT, None)
         assert await lease_ids(twin, queues=("grave",)) == ["a"]
@@ -265,15 +265,15 @@ class AmendContract:
         self, harness: Harness, twin: Twin
     ) -> None:
         await twin.enqueue([a_job(labels={"l": "1"}, headers={"h": "1"}, priority=3)])
-        before = await twin.the("a")
+        before = await twin.require("a")
         now = harness.clock.wall_ms()
         assert await twin.amend(A, Edit(by="ann", payload=b"\x00")) == 1
         event = Event(at=now, kind=EventKind.EDITED, by="ann", text="payload")
         edited = replace(before, payload=b"\x00", version=2, events=(event,))
-        assert await twin.the("a") == edited
+        assert await twin.require("a") == edited
         act = Edit(content_type="x/y", priority=0, expires_ms=9, labels={}, headers={"g": "2"})
         assert await twin.amend(A, act) == 1
-        job = await twin.the("a")
+        job = await twin.require("a")
         assert (job.content_type, job.priority, job.expires_at) == ("x/y", 0, now + 9)
         assert (job.labels, job.headers, job.payload) == ({}, {"g": "2"}, b"\x00")
         text = "content_type, expires_at, headers, labels, priority"
@@ -290,12 +290,12 @@ class AmendContract:
         await twin.declare(a_queue("q"))
         await in_state(twin, "waiting")
         await twin.enqueue([a_job("x", queue="q")])
-        before = await twin.the("a")
+        before = await twin.require("a")
         now = harness.clock.wall_ms()
         assert await twin.amend(A, Move(by="ann", queue="q")) == 1
         text = "from default to q"
         event = Event(at=now, kind=EventKind.MOVED, attempt=1, by="ann", text=text)
-        assert await twin.the("a") == replace(
+        assert await twin.require("a") == replace(
             before,
             queue="q",
             origin="default",
@@ -310,7 +310,7 @@ class AmendContract:
         await twin.enqueue(jobs("a"))
         with pytest.raises(UnknownQueue):
             await twin.amend(A, Move(queue="nowhere"))
-        assert (await twin.the("a")).version == 1
+        assert (await twin.require("a")).version == 1
 
     @needs("limits")
     async def test_moved_jobs_pass_a_full_or_closed_queue(self, twin: Twin) -> None:
@@ -325,7 +325,7 @@ class AmendContract:
         await twin.enqueue([a_job("a", delay_ms=1_000), a_job("b")])
         now = harness.clock.wall_ms()
         assert await twin.amend(A, Retime(by="ann", delay_ms=0)) == 1
-        job = await twin.the("a")
+        job = await twin.require("a")
         assert (job.due_at, job.version) == (now, 2)
         assert job.events == (Event(at=now, kind=EventKind.RETIMED, by="ann"),)
         assert await lease_ids(twin) == ["b", "a"]
@@ -335,7 +335,7 @@ class AmendContract:
         await twin.enqueue([a_job(delay_ms=1_000)])
         now = harness.clock.wall_ms()
         assert await twin.amend(A, Expedite(by="ann")) == 1
-        job = await twin.the("a")
+        job = await twin.require("a")
         assert (job.due_at, job.priority) == (now, bounds.PRIORITY_MAX)
         assert job.events == (Event(at=now, kind=EventKind.EXPEDITED, by="ann"),)
 
@@ -356,7 +356,7 @@ class AmendContract:
             lease = await leased(twin)
             harness.clock.advance(30_000)
             await reap(twin)
-            assert (await twin.the("a")).token == lease.token
+            assert (await twin.require("a")).token == lease.token
             assert await twin.amend(A, act) == 1
             assert await settle(twin, lease, Complete()) is Outcome.LOST
             await twin.agree()
@@ -377,24 +377,24 @@ class AmendContract:
         self, twin: Twin
     ) -> None:
         await twin.enqueue(jobs("a"))
-        seen = await twin.the("a")
+        seen = await twin.require("a")
         await twin.amend(A, Edit(priority=5))
         assert await twin.amend(replace(A, version=seen.version), Cancel()) == 0
         assert await twin.amend(replace(A, version=seen.version + 1), Cancel()) == 1
 
     async def test_law_13_repeating_an_act_with_its_version_is_safe(self, twin: Twin) -> None:
         await in_state(twin, "dead")
-        guarded = replace(A, version=(await twin.the("a")).version)
+        guarded = replace(A, version=(await twin.require("a")).version)
         assert await twin.amend(guarded, Redrive()) == 1
         assert await twin.amend(guarded, Redrive()) == 0
-        assert (await twin.the("a")).events[-1].kind is EventKind.REDRIVEN
+        assert (await twin.require("a")).events[-1].kind is EventKind.REDRIVEN
 
     async def test_a_bad_act_is_refused_and_changes_nothing(self, twin: Twin) -> None:
         await twin.enqueue(jobs("a"))
         for act in BAD:
             with pytest.raises(UsageError):
                 await twin.amend(A, act)
-        assert (await twin.the("a")).version == 1
+        assert (await twin.require("a")).version == 1
 
     async def test_law_10_an_act_is_bounded(self, twin: Twin) -> None:
         await twin.enqueue(jobs("a"))
@@ -403,4 +403,4 @@ class AmendContract:
                 await twin.amend(JobFilter(), Cancel(), limit=limit)
         with pytest.raises(UsageError):
             await twin.amend(JobFilter(ids=("x",) * 1_001), Cancel())
-        assert (await twin.the("a")).state is State.WAITING
+        assert (await twin.require("a")).state is State.WAITING

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, ClassVar, TypeVar
 
 from holdfast.conformance.harness import Twin
-from holdfast.core import policy
+from holdfast.core import retry_policy
 from holdfast.core.limits import Limit, Rate
 from holdfast.core.model import Failure, FailureKind, Lease, LeaseRequest, NewJob, Queue
 from holdfast.core.verdict import Complete, Outcome, Settlement, Verdict
@@ -68,13 +68,13 @@ async def lease_ids(engine: Engine | Twin, limit: int = 100, **fields: Any) -> l
 
 
 async def reap(engine: Engine | Twin) -> list[Outcome]:
-    """Settle every lapsed lease by the policy, as the reaper does."""
+    """Settle every overdue lease by the policy, as the reaper does."""
     queues = {view.queue.name: view.queue for view in await engine.queues(counts=False)}
     overdue = await engine.overdue(100)
     return await engine.settle(
         [
             Settlement(
-                lease=lease, verdict=policy.after_overdue(queues[lease.job.queue], lease.job)
+                lease=lease, verdict=retry_policy.after_overdue(queues[lease.job.queue], lease.job)
             )
             for lease in overdue.leases
         ]

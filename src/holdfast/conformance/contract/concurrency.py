@@ -231,7 +231,7 @@ class ConcurrencyContract:
 
 
 LEASERS = 8
-PATIENCE_S = 60
+TIMEOUT_S = 60
 
 
 class CallerCrowd:
@@ -248,7 +248,7 @@ class CallerCrowd:
         self._limit = limit
 
     async def run(self, look: Callable[[CallerCrowd], None]) -> None:
-        async with asyncio.timeout(PATIENCE_S), asyncio.TaskGroup() as group:
+        async with asyncio.timeout(TIMEOUT_S), asyncio.TaskGroup() as group:
             for number in range(LEASERS):
                 group.create_task(self._work(self._engines[number % 2], number, look))
         assert len(self.done) == self._count

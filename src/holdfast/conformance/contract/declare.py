@@ -251,7 +251,7 @@ class DeclareContract:
         lease = await leased(twin, queue="q")
         await twin.drop("grave")
         assert await settle(twin, lease, Bury()) is Outcome.SETTLED
-        job = await twin.the("a")
+        job = await twin.require("a")
         assert (job.state, job.queue, job.origin) == ("dead", "q", None)
 
     @needs("ordered")
@@ -275,7 +275,7 @@ def record(key: str = "a", value: bytes | None = b"1", version: int = 0) -> Reco
 
 @needs("records")
 class RecordContract:
-    """Versioned records beside the jobs: load and save."""
+    """Versioned records stored with the jobs: load and save."""
 
     async def test_a_saved_record_comes_back_with_the_next_version(self, twin: Twin) -> None:
         assert await twin.load("setting") == []

@@ -105,10 +105,10 @@ class DependencyContract:
         await twin.enqueue([*jobs("pq")])
         new = after("a", "q", "p", "q", after_on="either", parent_death="hold")
         await twin.enqueue([new])
-        job = await twin.the("a")
+        job = await twin.require("a")
         assert (job.after, job.after_on, job.parent_death) == (("q", "p"), "either", "hold")
         assert await work_off(twin) == ["p", "q", "a"]
-        assert (await twin.the("a")).after == ("q", "p")
+        assert (await twin.require("a")).after == ("q", "p")
         (found,) = await twin.find(A)
         assert found.after == ()
 
@@ -154,7 +154,7 @@ class DependencyContract:
             assert code(await twin.enqueue([child])) == [expected]
             if ended is None:
                 return
-        job = await twin.the(id)
+        job = await twin.require(id)
         lived = ended is State.DONE
         if after_on == "either" or (after_on == "death") is not lived:
             fate = "runs"
@@ -169,12 +169,12 @@ class DependencyContract:
     @needs("inspect")
     async def test_a_cancelled_child_tells_why(self, harness: Harness, twin: Twin) -> None:
         await family(twin)
-        before = await twin.the("a")
+        before = await twin.require("a")
         harness.clock.advance(5)
         await finish(twin, State.DEAD)
         now = harness.clock.wall_ms()
         event = Event(at=now, kind=EventKind.CANCELLED, text="parent p is dead")
-        assert await twin.the("a") == replace(
+        assert await twin.require("a") == replace(
             before,
             state=State.CANCELLED,
             finished_at=now,
@@ -189,7 +189,7 @@ class DependencyContract:
         await finish(twin, State.DEAD, "p")
         await finish(twin, State.DEAD, "q")
         assert code(await twin.enqueue([after("a", "o", "q", "p"), after("b", "a")])) == ["new"] * 2
-        a, b = await twin.the("a"), await twin.the("b")
+        a, b = await twin.require("a"), await twin.require("b")
         assert (a.state, a.reason, a.version) == (State.CANCELLED, Reason.DEPENDENCY, 2)
         assert [event.text for event in a.events] == ["parent q is dead"]
         assert [event.text for event in b.events] == ["parent a is cancelled"]
@@ -209,7 +209,7 @@ class DependencyContract:
             ]
         )
         await finish(twin, State.DEAD)
-        states = {id_: (await twin.the(id_)).state for id_ in "abcdef"}
+        states = {id_: (await twin.require(id_)).state for id_ in "abcdef"}
         assert states == {"a": "cancelled", "b": "cancelled"} | dict.fromkeys("cdef", "waiting")
         assert await twin.waits("d") == Waits(parents=("b",), parent_count=1)
         assert await work_off(twin) == ["x", "c", "e"]
@@ -219,7 +219,7 @@ class DependencyContract:
         await twin.enqueue([*jobs("pq"), after("a", "p", "q"), after("b", "q", "p")])
         assert await twin.amend(JobFilter(ids=("q", "p")), Cancel()) == 2
         for id_ in "ab":
-            (event,) = (await twin.the(id_)).events
+            (event,) = (await twin.require(id_)).events
             assert event.text == "parent p is cancelled"
 
     @needs("inspect")
@@ -247,7 +247,7 @@ class DependencyContract:
         assert await twin.amend(JobFilter(ids=("r", "q", "p")), act) == 3
         named = {}
         for id_ in "abcdefghij":
-            (event,) = (await twin.the(id_)).events
+            (event,) = (await twin.require(id_)).events
             named[id_] = event.text.split()[1]
         assert named == dict(zip("abcdefghij", "rqppcbdrhg", strict=True))
 
@@ -262,7 +262,7 @@ class DependencyContract:
         await twin.enqueue([*parents, after("a", "q", "p", after_on=after_on)])
         p, q = [await lease_one(twin) for _ in range(2)]
         await twin.settle([Settlement(lease=lease, verdict=verdict) for lease in (q, p)])
-        (event,) = (await twin.the("a")).events
+        (event,) = (await twin.require("a")).events
         assert event.text.split()[:2] == ["parent", "p"]
 
     @needs("inspect")
@@ -270,7 +270,7 @@ class DependencyContract:
         """The amendment applies to all jobs before their children are considered."""
         await twin.enqueue([a_job("p"), after("a", "p"), after("b", "a"), after("c", "p")])
         assert await twin.amend(JobFilter(ids=("p", "a")), Cancel(by="ann")) == 2
-        a, b = await twin.the("a"), await twin.the("b")
+        a, b = await twin.require("a"), await twin.require("b")
         assert (a.reason, [event.by for event in a.events]) == (None, ["ann"])
         assert (b.reason, b.state) == (Reason.DEPENDENCY, State.CANCELLED)
         assert [event.text for event in b.events] == ["parent a is cancelled"]
@@ -279,8 +279,12 @@ class DependencyContract:
     async def test_a_deleted_family(self, twin: Twin) -> None:
         await twin.enqueue([a_job("p"), after("a", "p"), after("b", "a"), after("c", "b")])
         assert await twin.amend(JobFilter(ids=("p", "a")), Delete()) == 2
-        assert [event.text for event in (await twin.the("b")).events] == ["parent a was deleted"]
-        assert [event.text for event in (await twin.the("c")).events] == ["parent b is cancelled"]
+        assert [event.text for event in (await twin.require("b")).events] == [
+            "parent a was deleted"
+        ]
+        assert [event.text for event in (await twin.require("c")).events] == [
+            "parent b is cancelled"
+        ]
 
     @needs("inspect", "refunds")
     async def test_a_retry_is_no_end(self, harness: Harness, twin: Twin) -> None:
@@ -312,7 +316,7 @@ class DependencyContract:
         late = await lease_one(twin, lease_ms=10)
         harness.clock.advance(10)
         await reap(twin)
-        assert (await twin.the("p")).state is State.WAITING
+        assert (await twin.require("p")).state is State.WAITING
         assert await twin.waits("a") == Waits(parents=("p",), parent_count=1)
         assert await settle(twin, late, verdict) is Outcome.SETTLED
         assert await lease_ids(twin) == ["a"]
@@ -341,7 +345,7 @@ class DependencyContract:
         harness.clock.advance(10)
         assert await lease_ids(twin) == []
         await twin.amend(JobFilter(expired=True), BuryWaiting(reason=Reason.EXPIRED))
-        assert (await twin.the("a")).reason is Reason.DEPENDENCY
+        assert (await twin.require("a")).reason is Reason.DEPENDENCY
 
 
 CHILD, PARENT = (JobFilter(ids=(id_,)) for id_ in "ap")
@@ -385,7 +389,7 @@ class ParentChangeContract:
         await twin.amend(PARENT, Delete())
         assert await twin.waits("a") == Waits(parents=("q",), parent_count=1)
         assert await work_off(twin) == ["q", "a"]
-        assert (await twin.the("a")).after == ("p", "q")
+        assert (await twin.require("a")).after == ("p", "q")
 
     @needs("inspect")
     async def test_a_redriven_orphan_waits_for_no_parent(self, twin: Twin) -> None:
@@ -400,10 +404,10 @@ class ParentChangeContract:
         """If it is redriven, it still waits for the parents that have not ended."""
         await twin.enqueue([*jobs("pqr"), after("a", "p", "q", "r")])
         await twin.amend(CHILD, Cancel(by="ann"))
-        before = await twin.the("a")
+        before = await twin.require("a")
         await finish(twin, State.DONE, "p")
         await finish(twin, State.DEAD, "q")
-        assert await twin.the("a") == before
+        assert await twin.require("a") == before
         assert await twin.amend(replace(CHILD, states=(State.CANCELLED,)), Redrive()) == 1
         assert await twin.waits("a") == Waits(parents=("r",), parent_count=1)
         assert await work_off(twin) == ["r", "a"]
@@ -464,8 +468,12 @@ class ParentChangeContract:
         await finish(twin, State.DONE, "d")
         await lease_one(twin, queues=("q",))
         await twin.drop("q")
-        assert [event.text for event in (await twin.the("a")).events] == ["parent p was deleted"]
-        assert [event.text for event in (await twin.the("c")).events] == ["parent x was deleted"]
+        assert [event.text for event in (await twin.require("a")).events] == [
+            "parent p was deleted"
+        ]
+        assert [event.text for event in (await twin.require("c")).events] == [
+            "parent x was deleted"
+        ]
         assert await lease_ids(twin) == ["b", "e"]
 
     @needs("inspect")
@@ -484,7 +492,7 @@ class ParentChangeContract:
                 [after("x", "q", "nobody", key="k", key_policy=policy, after_on="death")]
             )
             assert receipt == Receipt(id="a", status=Status.DUPLICATE)
-        job = await twin.the("a")
+        job = await twin.require("a")
         assert (job.after, job.after_on) == (("p",), "success")
         assert await twin.waits("a") == Waits(parents=("p",), parent_count=1)
 

@@ -87,7 +87,7 @@ class EnqueueContract:
         )
         (receipt,) = await twin.enqueue([new])
         assert receipt == Receipt(id="a", status=Status.NEW)
-        job = await twin.the("a")
+        job = await twin.require("a")
         assert job.seq > 0
         assert job == Job(
             id="a",
@@ -114,7 +114,7 @@ class EnqueueContract:
     async def test_the_least_a_job_says(self, harness: Harness, twin: Twin) -> None:
         now = harness.clock.wall_ms()
         await twin.enqueue([a_job(payload=b"")])
-        job = await twin.the("a")
+        job = await twin.require("a")
         assert job == Job(
             id="a", task="work", queue="default", seq=job.seq, created_at=now, due_at=now
         )
@@ -124,7 +124,7 @@ class EnqueueContract:
         await twin.enqueue([a_job(payload=b"1")])
         (receipt,) = await twin.enqueue([a_job(payload=b"2", priority=9)])
         assert receipt == Receipt(id="a", status=Status.DUPLICATE)
-        job = await twin.the("a")
+        job = await twin.require("a")
         assert (job.payload, job.priority, job.version, job.events) == (b"1", 0, 1, ())
 
     async def test_an_id_is_known_in_every_queue_and_state(self, twin: Twin) -> None:
@@ -202,17 +202,17 @@ class EnqueueContract:
         await twin.declare(a_queue("default", payload_max=3))
         receipts = await twin.enqueue([a_job("a", payload=b"1234"), a_job("b", payload=b"123")])
         assert [receipt.code for receipt in receipts] == ["payload_too_large", ""]
-        assert (await twin.the("b")).payload == b"123"
+        assert (await twin.require("b")).payload == b"123"
 
     @needs("inspect")
     async def test_an_id_is_free_again_when_its_job_is_deleted(self, twin: Twin) -> None:
         await twin.declare(a_queue("q"))
         await twin.enqueue([a_job(queue="q", payload=b"old")])
-        first = (await twin.the("a")).seq
+        first = (await twin.require("a")).seq
         await twin.drop("q")
         (receipt,) = await twin.enqueue([a_job(payload=b"new")])
         assert receipt.status is Status.NEW
-        job = await twin.the("a")
+        job = await twin.require("a")
         assert (job.payload, job.queue) == (b"new", "default")
         assert job.seq > first
 
@@ -230,7 +230,7 @@ class KeyContract:
         receipts = await twin.enqueue([a_job("a", key="k"), a_job("b", key="k", payload=b"2")])
         assert receipts[1] == Receipt(id="a", status=Status.DUPLICATE)
         assert await twin.get("b") is None
-        job = await twin.the("a")
+        job = await twin.require("a")
         assert (job.payload, job.version) == (b"{}", 1)
 
     async def test_law_13_repeating_an_enqueue_with_its_key_is_safe(self, twin: Twin) -> None:
@@ -281,7 +281,7 @@ class KeyContract:
         harness.clock.advance(WINDOW_MS)
         await twin.finished()
         assert await self._meets(twin) == "b"
-        assert (await twin.the("a")).key == "k"
+        assert (await twin.require("a")).key == "k"
 
     async def test_finished_keeps_the_keys_of_unfinished_jobs(
         self, harness: Harness, twin: Twin
@@ -310,7 +310,7 @@ class KeyContract:
         )
         (receipt,) = await twin.enqueue([later])
         assert receipt == Receipt(id="a", status=Status.DUPLICATE)
-        job = await twin.the("a")
+        job = await twin.require("a")
         assert (job.task, job.payload, job.due_at, job.tenant, job.labels) == (
             "other",
             b"2",
@@ -335,7 +335,7 @@ class KeyContract:
         )
         (receipt,) = await twin.enqueue([patch])
         assert receipt == Receipt(id="a", status=Status.DUPLICATE)
-        job = await twin.the("a")
+        job = await twin.require("a")
         assert json.loads(job.payload) == {"a": {"x": 1, "z": 3}, "b": 1}
         assert (job.priority, job.version, job.token) == (0, 2, None)
         assert [event.kind for event in job.events] == [EventKind.REPLACED]
@@ -358,7 +358,7 @@ class KeyContract:
             "payload_too_large",
             "invalid_job",
         ]
-        job = await twin.the("a")
+        job = await twin.require("a")
         assert (job.payload, job.version, job.events) == (b'{"a":1}', 1, ())
 
     @needs("inspect")
@@ -367,7 +367,7 @@ class KeyContract:
         later = a_job("b", task="mail", key="k", key_policy="merge", payload=b'{"a":2}')
         (receipt,) = await twin.enqueue([later])
         assert receipt == Receipt(id="a", status=Status.DUPLICATE)
-        job = await twin.the("a")
+        job = await twin.require("a")
         assert (job.payload, job.task, job.version) == (b'{"a":1}', "command", 1)
 
     @needs("inspect")
@@ -380,11 +380,11 @@ class KeyContract:
         lease = await lease_one(twin)
         (receipt,) = await twin.enqueue([later])
         assert receipt == Receipt(id="a", status=Status.DUPLICATE)
-        assert (await twin.the("a")).payload == b"{}"
+        assert (await twin.require("a")).payload == b"{}"
         assert await settle(twin, lease, Complete()) is Outcome.SETTLED
         (receipt,) = await twin.enqueue([later])
         assert receipt == Receipt(id="a", status=Status.DUPLICATE)
-        assert (await twin.the("a")).payload == b"{}"
+        assert (await twin.require("a")).payload == b"{}"
 
     @needs("inspect", "fencing")
     @pytest.mark.parametrize("policy", ["replace", "merge"])
@@ -396,7 +396,7 @@ class KeyContract:
         await self._reap(harness, twin)
         await twin.enqueue([a_job("b", key="k", key_policy=policy, payload=b'{"n":1}')])
         assert await settle(twin, lease, Complete()) is Outcome.LOST
-        assert (await twin.the("a")).state == "waiting"
+        assert (await twin.require("a")).state == "waiting"
 
     async def _meets(self, twin: Twin) -> str:
         """The id in the receipt of a new job `b` with the key: its own if it was stored."""
@@ -423,7 +423,7 @@ class HostileInputContract:
             assert receipt.status is Status.NEW
         assert len(await twin.lease(from_default(100))) == len(inputs.PAYLOADS)
         for number, payload in enumerate(inputs.PAYLOADS):
-            assert (await twin.the(f"j{number}")).payload == payload
+            assert (await twin.require(f"j{number}")).payload == payload
 
     @needs("inspect", "results", "notes")
     async def test_results_checkpoints_and_outputs_are_kept_byte_for_byte(self, twin: Twin) -> None:
@@ -435,7 +435,7 @@ class HostileInputContract:
                 [Settlement(lease=lease, verdict=Complete(data), note=note)]
             )
             assert outcome is Outcome.SETTLED
-            job = await twin.the(lease.id)
+            job = await twin.require(lease.id)
             assert (job.result, job.checkpoint, job.output) == (data, data, output)
 
     async def test_a_payload_one_byte_too_large_is_refused(self, twin: Twin) -> None:
@@ -475,7 +475,7 @@ class HostileInputContract:
         ]
         assert set(await twin.settle(batch)) == {Outcome.SETTLED}
         for lease, given in zip(leases, failures, strict=True):
-            (event,) = (await twin.the(lease.id)).events
+            (event,) = (await twin.require(lease.id)).events
             assert event.failure is not None
             assert "\x00" not in event.failure.message
             assert len(event.failure.trace) <= bounds.ERROR_TEXT_MAX
@@ -491,10 +491,10 @@ class HostileInputContract:
             assert await twin.amend(wanted, Edit(by=text, priority=1)) == 1
             act = BuryWaiting(by=text, failure=Failure(message=text))
             assert await twin.amend(wanted, act) == 1
-            assert len((await twin.the("a")).events) == 3
+            assert len((await twin.require("a")).events) == 3
             await twin.enqueue(jobs("b"))
             assert await twin.amend(JobFilter(ids=("b",)), Cancel(by=text, text=text)) == 1
-            assert len((await twin.the("b")).events) == 1
+            assert len((await twin.require("b")).events) == 1
             await twin.amend(JobFilter(), Delete())
 
     @needs("inspect")
@@ -508,7 +508,7 @@ class HostileInputContract:
     @needs("inspect", "renew", "fencing", "results")
     async def test_a_hostile_id_or_token_of_a_lease_is_lost(self, twin: Twin) -> None:
         lease = await leased(twin)
-        before = await twin.the("a")
+        before = await twin.require("a")
         worst: list[Lease] = [replace(lease, token=token) for token in WORST_TOKENS]
         worst += [replace(lease, job=replace(lease.job, id=id_)) for id_ in WORST_IDS]
         for bad in worst:
@@ -517,7 +517,7 @@ class HostileInputContract:
             assert renewed[1] is not None
             for verdict in (Complete(b"x"), Retry(), Release()):
                 assert await settle(twin, bad, verdict) is Outcome.LOST
-        assert await twin.the("a") == before
+        assert await twin.require("a") == before
 
     @needs("fencing", "results")
     async def test_a_lost_lease_in_a_batch_harms_no_neighbour(self, twin: Twin) -> None:

@@ -358,7 +358,7 @@ class NoisyTenantContract:
         x, y = await twin.lease(from_default(2, lease_ms=100))
         harness.clock.advance(100)
         await reap(twin)
-        assert (await twin.the("x0")).attempt == 1
+        assert (await twin.require("x0")).attempt == 1
         # Late: that lease is over, and its time has been counted.
         await end(twin, x, y)
         y1 = await lease_one(twin, queues=(), ids=("y1",))

@@ -38,7 +38,7 @@ class FollowUpContract:
         now = harness.clock.wall_ms()
         then = (a_job("x", queue="q", delay_ms=3), a_job("y", payload=b"\x00", priority=4))
         assert await settle(twin, lease, Complete(b"r", then)) is Outcome.SETTLED
-        x, y = await twin.the("x"), await twin.the("y")
+        x, y = await twin.require("x"), await twin.require("y")
         assert (x.created_at, x.due_at, x.queue, x.state) == (now, now + 3, "q", "waiting")
         assert (y.payload, y.priority, y.queue) == (b"\x00", 4, "default")
         assert await lease_ids(twin) == ["y"]
@@ -63,19 +63,19 @@ class FollowUpContract:
     @needs("inspect", "follow_ups")
     async def test_a_bad_follow_up_refuses_the_completion_and_all_of_them(self, twin: Twin) -> None:
         lease = await leased(twin)
-        before = await twin.the("a")
+        before = await twin.require("a")
         for bad in (a_job("b", queue="nowhere"), a_job("b", priority=101), a_job("")):
             verdict = Complete(then=(a_job("x"), bad))
             assert await settle(twin, lease, verdict) is Outcome.REFUSED
         assert await twin.get("x") is None
-        assert await twin.the("a") == before
+        assert await twin.require("a") == before
 
     @needs("inspect", "keys", "follow_ups")
     async def test_a_job_hands_its_key_on_when_it_completes(self, twin: Twin) -> None:
         lease = await leased(twin, key="k", key_window_ms=0)
         after = a_job("x", key="k", key_window_ms=0)
         assert await settle(twin, lease, Complete(then=(after,))) is Outcome.SETTLED
-        assert (await twin.the("x")).key == "k"
+        assert (await twin.require("x")).key == "k"
 
     @needs("inspect", "keys", "follow_ups")
     async def test_a_key_within_its_window_is_not_handed_on(self, twin: Twin) -> None:
@@ -95,11 +95,11 @@ class FollowUpContract:
             a_job("y", key="j"),
         )
         assert await settle(twin, lease, Complete(then=then)) is Outcome.SETTLED
-        old = await twin.the("old")
+        old = await twin.require("old")
         assert (old.payload, old.version) == (b"1", 1)
         assert await twin.get("new") is None
         assert await twin.get("y") is None
-        assert (await twin.the("x")).key == "j"
+        assert (await twin.require("x")).key == "j"
 
     @needs("inspect", "follow_ups", "limits")
     async def test_follow_ups_pass_a_full_or_closed_queue(self, twin: Twin) -> None:
@@ -109,14 +109,14 @@ class FollowUpContract:
         lease = await leased(twin)
         then = (a_job("x", queue="full"), a_job("y", queue="closed"))
         assert await settle(twin, lease, Complete(then=then)) is Outcome.SETTLED
-        assert (await twin.the("x")).queue == "full"
-        assert (await twin.the("y")).queue == "closed"
+        assert (await twin.require("x")).queue == "full"
+        assert (await twin.require("y")).queue == "closed"
 
     @needs("inspect", "follow_ups")
     async def test_a_job_may_follow_itself_under_another_id_only(self, twin: Twin) -> None:
         lease = await leased(twin)
         assert await settle(twin, lease, Complete(then=(a_job("a"),))) is Outcome.SETTLED
-        assert (await twin.the("a")).state is State.DONE
+        assert (await twin.require("a")).state is State.DONE
 
     @needs("ordered", "refunds")
     @pytest.mark.parametrize("verdict", [Retry(), Release()], ids=["retry", "release"])
@@ -161,10 +161,10 @@ class FollowUpContract:
     ) -> None:
         await twin.declare(a_queue("default", order="keep"))
         await twin.enqueue(jobs("abc"))
-        due_at = (await twin.the("a")).due_at
+        due_at = (await twin.require("a")).due_at
         harness.clock.advance(7)
         await settle(twin, await lease_one(twin), verdict)
-        assert (await twin.the("a")).due_at == due_at
+        assert (await twin.require("a")).due_at == due_at
         assert await lease_ids(twin) == ["a", "b", "c"]
 
     @needs("ordered")
@@ -284,7 +284,7 @@ class FollowUpChildContract:
         then = (after("b", "a"), after("a", "x", "y"), after("c", "x", after_on="death"))
         lease = await lease_one(twin)
         assert await settle(twin, lease, Complete(then=then)) is Outcome.SETTLED
-        assert (await twin.the("c")).reason is Reason.DEPENDENCY
+        assert (await twin.require("c")).reason is Reason.DEPENDENCY
         assert await twin.waits("a") == Waits(parents=("y",), parent_count=1)
         assert await work_off(twin) == ["y", "a", "b"]
 
@@ -305,7 +305,7 @@ class FollowUpChildContract:
         await twin.enqueue([a_job("x"), a_job("y", key="held")])
         lease = await lease_one(twin)
         assert await settle(twin, lease, Complete(then=then)) is Outcome.REFUSED
-        assert (await twin.the("x")).state is State.LEASED
+        assert (await twin.require("x")).state is State.LEASED
         assert await twin.get("ok") is None
         assert await settle(twin, lease, Complete()) is Outcome.SETTLED
 
@@ -330,4 +330,6 @@ class FollowUpChildContract:
         then = (a_job("b", key="k"), after("c", "a"))
         assert await settle(twin, await lease_one(twin), Complete(then=then)) is Outcome.SETTLED
         assert await twin.get("b") is None
-        assert [event.text for event in (await twin.the("c")).events] == ["parent a is cancelled"]
+        assert [event.text for event in (await twin.require("c")).events] == [
+            "parent a is cancelled"
+        ]

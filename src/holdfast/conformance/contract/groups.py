@@ -94,7 +94,7 @@ class GroupContract:
         await twin.enqueue(jobs("c"))
         harness.clock.advance(10)
         await settle(twin, before, verdict)
-        assert (await twin.the("a")).due_at == before.job.due_at
+        assert (await twin.require("a")).due_at == before.job.due_at
         # It keeps its place before the others of the queue, too.
         assert await lease_ids(twin) == ["a", "c"]
 
@@ -161,7 +161,7 @@ class GroupContract:
         await twin.amend(A, Cancel())
         assert await lease_ids(twin) == []
         await settle(twin, lease, Retry())
-        assert (await twin.the("a")).state is State.CANCELLED
+        assert (await twin.require("a")).state is State.CANCELLED
         assert await lease_ids(twin) == ["b"]
 
     @needs("inspect", "exact_counts")
@@ -221,7 +221,7 @@ class GroupContract:
         await lease_one(twin, lease_ms=10)
         harness.clock.advance(10)
         await reap(twin)
-        assert (await twin.the("a")).state is State.DEAD
+        assert (await twin.require("a")).state is State.DEAD
         assert await lease_ids(twin) == ["b"]
 
     @needs("inspect")
@@ -274,7 +274,7 @@ class GroupContract:
         await twin.enqueue([a_job("a", group="g", key="k"), *jobs("b", group="g")])
         await twin.enqueue([*jobs("c", group="h")])
         await twin.enqueue([a_job("x", group="h", key="k", key_policy="replace")])
-        assert (await twin.the("a")).group == "h"
+        assert (await twin.require("a")).group == "h"
         assert (await twin.waits("c")) == Waits(group_head="a")
         assert sorted(await lease_ids(twin)) == ["a", "b"]
 
@@ -288,7 +288,7 @@ class GroupContract:
     async def test_a_merged_job_stays_in_its_group(self, twin: Twin) -> None:
         await twin.enqueue([a_job("a", group="g", key="k"), *jobs("b", group="g")])
         await twin.enqueue([a_job("x", group="h", key="k", key_policy="merge", payload=b'{"n":1}')])
-        assert (await twin.the("a")).group == "g"
+        assert (await twin.require("a")).group == "g"
         assert await work_off(twin) == ["a", "b"]
 
     async def test_other_tasks_block_their_group(self, twin: Twin) -> None:
@@ -341,7 +341,7 @@ class GroupContract:
             [a_job("a", group="g"), a_job("b"), a_job("a", task="y"), a_job("b", group="g")]
         )
         assert [receipt.status for receipt in receipts] == ["new", "new", "duplicate", "duplicate"]
-        assert [(await twin.the(id_)).group for id_ in "ab"] == ["g", None]
+        assert [(await twin.require(id_)).group for id_ in "ab"] == ["g", None]
 
     @needs("inspect", "keys", "combinations")
     async def test_of_one_key_twice_in_a_call_the_first_comes_in(self, twin: Twin) -> None:

@@ -57,7 +57,7 @@ class LeaseContract:
         assert (job.leased_at, job.deadline_at, job.created_at) == (now, now + 30_000, now - 3)
         assert (job.payload, job.labels, job.version) == (b"p", {"l": "1"}, 2)
         assert job.token == lease.token > 0
-        assert await twin.the("a") == job
+        assert await twin.require("a") == job
 
     @needs("inspect", "fencing")
     async def test_law_03_a_leased_job_is_not_leased_again(
@@ -68,7 +68,7 @@ class LeaseContract:
         assert await lease_ids(twin, queues=(), ids=("a",)) == []
         harness.clock.advance(30_000)
         assert await lease_ids(twin) == [], "an overdue lease ends by settle, not by another lease"
-        assert (await twin.the("a")).token == first.token
+        assert (await twin.require("a")).token == first.token
 
     @needs("fencing", "refunds")
     async def test_law_03_each_lease_of_a_job_has_a_greater_token(self, twin: Twin) -> None:
@@ -102,7 +102,7 @@ class LeaseContract:
         harness.clock.advance(10)
         assert await lease_ids(twin, queues=(), ids=("a",)) == []
         assert await lease_ids(twin) == ["b", "c"]
-        assert (await twin.the("a")).state is State.WAITING
+        assert (await twin.require("a")).state is State.WAITING
 
     async def test_a_job_that_expires_at_once_is_kept_but_not_leased(self, twin: Twin) -> None:
         await twin.enqueue([a_job(expires_ms=0)])
@@ -201,7 +201,7 @@ class LeaseContract:
         lease = await leased(twin)
         assert lease.job.attempt == 1
         await settle(twin, lease, Retry())
-        assert (await twin.the("a")).attempt == 1
+        assert (await twin.require("a")).attempt == 1
         assert (await lease_one(twin)).job.attempt == 2
 
     async def test_law_11_the_engine_has_no_policy(self, twin: Twin) -> None:

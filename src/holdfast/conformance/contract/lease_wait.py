@@ -39,8 +39,8 @@ from holdfast.core.verdict import (
 )
 from holdfast.engines.base import Engine
 
-PATIENCE_S = 30
-WAIT_MS = 10 * PATIENCE_S * 1_000
+TIMEOUT_S = 30
+WAIT_MS = 10 * TIMEOUT_S * 1_000
 """Much longer than the timeout of a test: a lease that is not woken fails it."""
 
 
@@ -55,12 +55,13 @@ def patient(engine: Engine, **fields: Any) -> Iterator[asyncio.Task[list[Lease]]
 
 
 async def ids_of(task: asyncio.Task[list[Lease]]) -> list[str]:
-    async with asyncio.timeout(PATIENCE_S):
+    async with asyncio.timeout(TIMEOUT_S):
         return [lease.id for lease in await task]
 
 
 async def settled(task: asyncio.Task[list[Lease]]) -> None:
-    """Let the call begin and, most likely, start to wait; tests are correct without it."""
+    """Let the call begin and, most likely, start to wait. Tests of an engine that also polls, or
+    that misses no change, are correct without it."""
     await asyncio.wait({task}, timeout=0.05)
 
 
@@ -136,7 +137,7 @@ class LeaseWaitContract:
 
     async def test_each_of_many_waiting_gets_one(self, harness: Harness) -> None:
         request = from_default(wait_ms=WAIT_MS)
-        async with asyncio.timeout(PATIENCE_S), asyncio.TaskGroup() as group:
+        async with asyncio.timeout(TIMEOUT_S), asyncio.TaskGroup() as group:
             tasks = [group.create_task(harness.engine.lease(request)) for _ in range(10)]
             await settled(tasks[0])
             await harness.engine.enqueue([a_job(f"j{n}") for n in range(10)])

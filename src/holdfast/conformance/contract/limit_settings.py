@@ -100,7 +100,7 @@ class LimitKeyContract:
                 await twin.amend(A, Move(queue="default"))
                 assert await lease_ids(twin) == ["b", "a"]
                 assert await used(twin) == {"": 1, "x": 1}
-                await twin.the("a")
+                await twin.require("a")
                 await twin.amend(JobFilter(), Delete(force=True))
 
     @needs("groups", "limits")
@@ -134,10 +134,10 @@ class LimitKeyContract:
     async def test_a_replacement_that_lacks_a_field(self, twin: Twin) -> None:
         await limited(twin, key="{tenant}")
         await twin.enqueue([a_job("a", tenant="t", key="k")])
-        before = await twin.the("a")
+        before = await twin.require("a")
         (receipt,) = await twin.enqueue([a_job("b", key="k", key_policy="replace")])
         assert (receipt.id, receipt.code) == ("b", "invalid_job")
-        assert await twin.the("a") == before
+        assert await twin.require("a") == before
         await twin.enqueue([a_job("b", key="k", key_policy="replace", tenant="u")])
         assert await used(twin) == {"u": 0}
 

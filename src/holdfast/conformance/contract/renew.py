@@ -97,9 +97,9 @@ class RenewContract:
     async def test_law_05_a_late_renew_does_not_win(self, harness: Harness, twin: Twin) -> None:
         lease = await leased(twin)
         harness.clock.advance(LEASE_MS)
-        before = await twin.the("a")
+        before = await twin.require("a")
         assert await renew(twin, lease) is None
-        assert await twin.the("a") == before
+        assert await twin.require("a") == before
         assert await settle(twin, lease, Complete()) is Outcome.SETTLED
 
     @needs("inspect", "renew", "fencing", "notes")
@@ -109,10 +109,10 @@ class RenewContract:
         await reap(twin)
         assert await renew(twin, stale) is None
         fresh = await lease_one(twin)
-        before = await twin.the("a")
+        before = await twin.require("a")
         (answer,) = await twin.renew([Renewal(lease=stale, note=Note(progress=1.0, output=b"x"))])
         assert answer is None
-        assert await twin.the("a") == before
+        assert await twin.require("a") == before
         assert await renew(twin, fresh) is not None
 
     @needs("renew")
@@ -152,7 +152,7 @@ class RenewContract:
             Note(progress=0.0, checkpoint=b""),
         ):
             assert (await twin.renew([Renewal(lease=lease, note=note)]))[0] is not None
-        job = await twin.the("a")
+        job = await twin.require("a")
         assert (job.progress, job.checkpoint, job.output) == (0.0, b"", b"second")
         assert job.events == ()
 
@@ -161,7 +161,7 @@ class RenewContract:
         lease = await leased(twin)
         note = Note(progress=1.0, checkpoint=b"c", output=b"bye")
         await twin.settle([Settlement(lease=lease, verdict=Complete(b"r"), note=note)])
-        job = await twin.the("a")
+        job = await twin.require("a")
         assert (job.progress, job.checkpoint, job.output, job.result) == (1.0, b"c", b"bye", b"r")
 
     @needs("inspect", "renew", "notes")
@@ -169,7 +169,7 @@ class RenewContract:
         lease = await leased(twin)
         output = b"head" + b"." * bounds.OUTPUT_MAX + b"tail"
         await twin.renew([Renewal(lease=lease, note=Note(output=output))])
-        kept = (await twin.the("a")).output
+        kept = (await twin.require("a")).output
         assert kept == checks.clip_output(output)
         assert kept.startswith(b"head")
         assert kept.endswith(b"tail")
@@ -180,7 +180,7 @@ class RenewContract:
         self, harness: Harness, twin: Twin
     ) -> None:
         lease = await leased(twin)
-        before = await twin.the("a")
+        before = await twin.require("a")
         for note in BAD_NOTES:
             harness.clock.advance(1)
             with case(note):
@@ -188,7 +188,7 @@ class RenewContract:
                     await twin.renew([Renewal(lease=lease), Renewal(lease=lease, note=note)])
                 bad = Settlement(lease=lease, verdict=Complete(), note=note)
                 assert await twin.settle([bad]) == [Outcome.REFUSED]
-                assert await twin.the("a") == before
+                assert await twin.require("a") == before
 
     async def test_law_10_a_renewal_is_bounded(self, twin: Twin) -> None:
         lease = await leased(twin)
@@ -224,7 +224,7 @@ class ResumeContract:
         lease = await leased(twin)
         assert not lease.job.alone
         assert await settle(twin, lease, Release(alone=True)) is Outcome.SETTLED
-        job = await twin.the("a")
+        job = await twin.require("a")
         assert (job.alone, job.runs_alone, job.releases, job.attempt) == (True, True, 1, 0)
         assert [found.alone for found in await twin.find(JobFilter())] == [True]
         lease = await lease_one(twin)
@@ -243,7 +243,7 @@ class ResumeContract:
         lease = await leased(twin)
         await settle(twin, lease, Release())
         assert await settle(twin, lease, Release(alone=True)) is Outcome.SETTLED
-        assert not (await twin.the("a")).alone
+        assert not (await twin.require("a")).alone
 
     @needs("inspect", "priority", "keys", "refunds")
     async def test_alone_stays_with_whatever_goes_on_as_the_same_job(self, twin: Twin) -> None:
@@ -254,12 +254,12 @@ class ResumeContract:
         acts = (Edit(priority=1, payload=b"3"), Retime(delay_ms=0), Expedite(), Move(queue="q"))
         for act in acts:
             assert await twin.amend(A, act) == 1
-            assert (await twin.the("a")).alone
+            assert (await twin.require("a")).alone
         for verdict in (Retry(0, CRASH), Release(), Bury()):
             lease = await lease_one(twin, queues=("q",))
             assert lease.job.alone
             await settle(twin, lease, verdict)
-        job = await twin.the("a")
+        job = await twin.require("a")
         assert (job.state, job.alone, job.crashes, job.releases) == (State.DEAD, True, 1, 2)
 
     @needs("inspect", "refunds")
@@ -267,7 +267,7 @@ class ResumeContract:
         await twin.declare(a_queue("grave"))
         await self._released_alone(twin)
         await settle(twin, await lease_one(twin), Forward("grave"))
-        job = await twin.the("a")
+        job = await twin.require("a")
         assert (job.queue, job.alone, job.releases) == ("grave", False, 0)
 
     @needs("inspect", "refunds")
@@ -275,7 +275,7 @@ class ResumeContract:
         await self._released_alone(twin)
         await settle(twin, await lease_one(twin), Bury())
         assert await twin.amend(A, Redrive()) == 1
-        assert not (await twin.the("a")).alone
+        assert not (await twin.require("a")).alone
         assert not (await lease_one(twin)).job.alone
 
     @needs("refunds")
@@ -291,7 +291,7 @@ class ResumeContract:
     async def test_a_done_job_was_alone(self, twin: Twin) -> None:
         await self._released_alone(twin, payload=b"x" * 2_000)
         await settle(twin, await lease_one(twin), Complete(b"y" * 2_000))
-        job = await twin.the("a")
+        job = await twin.require("a")
         assert (job.state, job.alone, job.result) == (State.DONE, True, b"y" * 2_000)
 
     @needs("inspect", "keys", "renew", "notes")
@@ -346,7 +346,7 @@ class ResumeContract:
         await self._retried(twin, key="k")
         await twin.amend(A, Move(queue="q"))
         await twin.enqueue([a_job("b", key="k", key_policy="replace", payload=b"2")])
-        job = await twin.the("a")
+        job = await twin.require("a")
         assert (job.payload, job.progress, job.checkpoint) == (b"{}", 0.5, b"here")
 
     @needs("inspect", "renew", "notes")
@@ -355,7 +355,7 @@ class ResumeContract:
         await twin.amend(A, Edit(payload=b"2"))
         lease = await lease_one(twin)
         await twin.renew([Renewal(lease=lease, note=Note(progress=0.1))])
-        job = await twin.the("a")
+        job = await twin.require("a")
         assert (job.progress, job.checkpoint, job.output) == (0.1, None, b"so far")
 
     async def _released_alone(self, twin: Twin, **fields: object) -> None:
@@ -370,9 +370,9 @@ class ResumeContract:
         await settle(twin, await self._noted(twin, **fields), Retry())
 
     async def _forgot(self, twin: Twin, payload: bytes) -> None:
-        job = await twin.the("a")
+        job = await twin.require("a")
         assert (job.payload, job.progress, job.checkpoint) == (payload, None, None)
-        assert job.output == b"so far", "what was done is still told"
+        assert job.output == b"so far", "the output of the lost run stays"
         lease = await lease_one(twin)
         assert (lease.job.progress, lease.job.checkpoint) == (None, None)
         assert lease.job.payload == payload

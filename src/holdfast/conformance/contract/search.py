@@ -45,7 +45,7 @@ class SearchContract:
         await twin.renew([Renewal(lease=lease, note=note)])
         await settle(twin, lease, Retry(0, ERROR))
         await settle(twin, await lease_one(twin), Complete(b"r"))
-        whole = await twin.the("a")
+        whole = await twin.require("a")
         assert (whole.progress, whole.checkpoint, whole.output) == (0.5, b"c", b"o")
         assert (whole.result, len(whole.events)) == (b"r", 1)
         (brief,) = await twin.find(JobFilter())
@@ -58,7 +58,7 @@ class SearchContract:
         for text in ("one", "two", "three"):
             lease = await lease_one(twin)
             await settle(twin, lease, Retry(0, type(ERROR)(message=text)))
-        failures = (await twin.the("a")).failures
+        failures = (await twin.require("a")).failures
         assert [event.failure and event.failure.message for event in failures] == [
             "one",
             "two",

@@ -67,7 +67,7 @@ class SettleContract:
         harness.clock.advance(9)
         now = harness.clock.wall_ms()
         assert await settle(twin, lease, Complete(b"\x00r")) is Outcome.SETTLED
-        assert await twin.the("a") == replace(
+        assert await twin.require("a") == replace(
             lease.job,
             state=State.DONE,
             deadline_at=None,
@@ -78,7 +78,7 @@ class SettleContract:
 
     async def test_the_happy_path_adds_no_timeline_rows(self, twin: Twin) -> None:
         await settle(twin, await leased(twin), Complete())
-        job = await twin.the("a")
+        job = await twin.require("a")
         assert (job.events, job.result) == ((), None)
 
     async def test_retry(self, harness: Harness, twin: Twin) -> None:
@@ -86,7 +86,7 @@ class SettleContract:
         harness.clock.advance(9)
         now = harness.clock.wall_ms()
         assert await settle(twin, lease, Retry(40, ERROR)) is Outcome.SETTLED
-        assert await twin.the("a") == replace(
+        assert await twin.require("a") == replace(
             lease.job,
             state=State.WAITING,
             deadline_at=None,
@@ -99,7 +99,7 @@ class SettleContract:
         await settle(twin, await leased(twin), Retry(0, CRASH))
         await settle(twin, await lease_one(twin), Retry(0, ERROR))
         await settle(twin, await lease_one(twin), Retry(0, CRASH))
-        job = await twin.the("a")
+        job = await twin.require("a")
         assert (job.crashes, job.attempt) == (2, 3)
         assert [row.failure for row in job.events] == [CRASH, ERROR, CRASH]
         assert job.failures == job.events
@@ -109,7 +109,7 @@ class SettleContract:
         harness.clock.advance(9)
         now = harness.clock.wall_ms()
         assert await settle(twin, lease, Bury(Reason.ATTEMPTS, ERROR)) is Outcome.SETTLED
-        assert await twin.the("a") == replace(
+        assert await twin.require("a") == replace(
             lease.job,
             state=State.DEAD,
             deadline_at=None,
@@ -127,7 +127,7 @@ class SettleContract:
         lease = await leased(twin)
         now = harness.clock.wall_ms()
         assert await settle(twin, lease, Release("busy", 40)) is Outcome.SETTLED
-        assert await twin.the("a") == replace(
+        assert await twin.require("a") == replace(
             lease.job,
             state=State.WAITING,
             deadline_at=None,
@@ -143,7 +143,7 @@ class SettleContract:
         await twin.enqueue(jobs("a"))
         for _ in range(bounds.RELEASES_MAX + 2):
             await settle(twin, await lease_one(twin), Release())
-        job = await twin.the("a")
+        job = await twin.require("a")
         assert (job.attempt, job.releases) == (2, bounds.RELEASES_MAX + 2)
 
     @needs("refunds")
@@ -155,7 +155,7 @@ class SettleContract:
         for _ in range(bounds.RELEASES_MAX + 2):
             lease = await lease_one(twin)
             await settle(twin, lease, Release("the breaker is open", unstarted=True))
-        job = await twin.the("a")
+        job = await twin.require("a")
         assert (job.state, job.attempt, job.releases) == (State.WAITING, 0, 0)
 
     @needs("refunds")
@@ -166,7 +166,7 @@ class SettleContract:
             lease = await lease_one(twin)
             assert await settle(twin, lease, Release("busy")) is Outcome.SETTLED
         assert await settle(twin, lease, Release("busy")) is Outcome.SETTLED
-        job = await twin.the("a")
+        job = await twin.require("a")
         assert (job.state, job.reason, job.attempt) == (State.DEAD, Reason.ATTEMPTS, 1)
 
     async def test_a_job_moves_to_a_dead_queue_once(self, twin: Twin) -> None:
@@ -176,7 +176,7 @@ class SettleContract:
         await twin.enqueue(jobs("a"))
         await settle(twin, await lease_one(twin), Bury())
         await settle(twin, await lease_one(twin, queues=("q",)), Bury())
-        job = await twin.the("a")
+        job = await twin.require("a")
         assert (job.queue, job.state, job.origin) == ("q", State.DEAD, "default")
 
     async def test_a_forwarded_dead_letter_may_die_again(self, twin: Twin) -> None:
@@ -185,9 +185,9 @@ class SettleContract:
         await twin.enqueue(jobs("a"))
         await settle(twin, await lease_one(twin), Bury())
         await settle(twin, await lease_one(twin, queues=("q",)), Forward("default"))
-        assert (await twin.the("a")).reason is None
+        assert (await twin.require("a")).reason is None
         await settle(twin, await lease_one(twin), Bury())
-        assert (await twin.the("a")).queue == "q"
+        assert (await twin.require("a")).queue == "q"
 
     @needs("keys")
     async def test_forward(self, harness: Harness, twin: Twin) -> None:
@@ -198,7 +198,7 @@ class SettleContract:
         harness.clock.advance(9)
         now = harness.clock.wall_ms()
         assert await settle(twin, lease, Forward("q")) is Outcome.SETTLED
-        job = await twin.the("a")
+        job = await twin.require("a")
         assert job == replace(
             lease.job,
             queue="q",
@@ -223,10 +223,10 @@ class SettleContract:
         self, twin: Twin
     ) -> None:
         lease = await leased(twin)
-        before = await twin.the("a")
+        before = await twin.require("a")
         for name in ("nowhere", "'; DROP", "\x00", "\ud800", "z" * 81):
             assert await settle(twin, lease, Forward(name)) is Outcome.REFUSED
-        assert await twin.the("a") == before
+        assert await twin.require("a") == before
         assert await settle(twin, lease, Complete()) is Outcome.SETTLED
 
     @needs("exact_counts", "atomic")
@@ -240,7 +240,7 @@ class SettleContract:
         now = harness.clock.wall_ms()
         assert await settle(twin, lease, Bury(Reason.CRASHED, CRASH)) is Outcome.SETTLED
         text = "crashed: moved from q to grave"
-        assert await twin.the("a") == replace(
+        assert await twin.require("a") == replace(
             lease.job,
             queue="grave",
             origin="q",
@@ -264,13 +264,13 @@ class SettleContract:
         assert await twin.settle([]) == []
         with pytest.raises(UsageError):
             await twin.settle([Settlement(lease=lease, verdict=Complete())] * 1_001)
-        assert (await twin.the("a")).state is State.LEASED
+        assert (await twin.require("a")).state is State.LEASED
 
     async def test_a_verdict_out_of_bounds_is_refused_and_the_lease_goes_on(
         self, twin: Twin
     ) -> None:
         lease = await leased(twin)
-        before = await twin.the("a")
+        before = await twin.require("a")
         for number, verdict in enumerate(OUT_OF_BOUNDS):
             with case(verdict):
                 await twin.enqueue([a_job(f"good{number}")])
@@ -280,7 +280,7 @@ class SettleContract:
                     Settlement(lease=good, verdict=Complete()),
                 ]
                 assert await twin.settle(batch) == [Outcome.REFUSED, Outcome.SETTLED]
-                assert await twin.the("a") == before
+                assert await twin.require("a") == before
 
     async def test_cancel_requested_turns_going_back_into_cancelled(
         self, harness: Harness, twin: Twin
@@ -290,7 +290,7 @@ class SettleContract:
             await twin.amend(A, Cancel())
             now = harness.clock.wall_ms()
             assert await settle(twin, lease, verdict) is Outcome.SETTLED
-            job = await twin.the("a")
+            job = await twin.require("a")
             assert (job.state, job.finished_at, job.attempt) == (State.CANCELLED, now, 1)
             assert job.events[-1].kind is EventKind.CANCELLED
             assert await settle(twin, lease, verdict) is Outcome.SETTLED
@@ -303,7 +303,7 @@ class SettleContract:
             lease = await leased(twin)
             await twin.amend(A, Cancel())
             assert await settle(twin, lease, verdict) is Outcome.SETTLED
-            assert (await twin.the("a")).state is state
+            assert (await twin.require("a")).state is state
             await twin.amend(A, Delete())
 
 
@@ -340,7 +340,7 @@ class FenceContract:
             harness.clock.advance(lease.lease_ms)
             assert await reap(twin) == [Outcome.SETTLED]
             assert await settle(twin, lease, verdict) is Outcome.SETTLED
-            job = await twin.the("a")
+            job = await twin.require("a")
             assert job.state == state
             await twin.amend(A, Delete())
 
@@ -351,10 +351,10 @@ class FenceContract:
         lease = await leased(twin)
         harness.clock.advance(lease.lease_ms)
         await reap(twin)
-        before = await twin.the("a")
+        before = await twin.require("a")
         assert await settle(twin, lease, Retry(99, CRASH)) is Outcome.SETTLED
         assert await settle(twin, lease, Release("x", 99)) is Outcome.SETTLED
-        assert await twin.the("a") == before
+        assert await twin.require("a") == before
 
     @needs("inspect", "fencing", "results")
     @pytest.mark.parametrize("verdict", VERDICTS, ids=lambda verdict: type(verdict).__name__)
@@ -365,12 +365,12 @@ class FenceContract:
         harness.clock.advance(stale.lease_ms)
         await reap(twin)
         fresh = await lease_one(twin)
-        before = await twin.the("a")
+        before = await twin.require("a")
         assert await settle(twin, stale, verdict) is Outcome.LOST
-        assert await twin.the("a") == before
+        assert await twin.require("a") == before
         assert await settle(twin, fresh, Complete(b"right")) is Outcome.SETTLED
         assert await settle(twin, stale, verdict) is Outcome.LOST
-        assert (await twin.the("a")).result == b"right"
+        assert (await twin.require("a")).result == b"right"
 
     @needs("inspect", "fencing", "results")
     @pytest.mark.parametrize("ending", [Complete(b"1"), Bury()], ids=["done", "dead"])
@@ -379,12 +379,12 @@ class FenceContract:
     ) -> None:
         lease = await leased(twin)
         await settle(twin, lease, ending)
-        before = await twin.the("a")
+        before = await twin.require("a")
         for verdict in VERDICTS:
             repeat = type(verdict) is type(ending)
             expected = Outcome.SETTLED if repeat else Outcome.LOST
             assert await settle(twin, lease, verdict) is expected
-        assert await twin.the("a") == before
+        assert await twin.require("a") == before
 
     @needs("inspect", "fencing", "refunds", "results")
     @pytest.mark.parametrize("verdict", VERDICTS[:4], ids=lambda verdict: type(verdict).__name__)
@@ -393,17 +393,17 @@ class FenceContract:
     ) -> None:
         lease = await leased(twin)
         assert await settle(twin, lease, verdict) is Outcome.SETTLED
-        before = await twin.the("a")
+        before = await twin.require("a")
         harness.clock.advance(3)
         assert await settle(twin, lease, verdict) is Outcome.SETTLED
-        assert await twin.the("a") == before
+        assert await twin.require("a") == before
 
     @needs("inspect", "fencing")
     async def test_law_08_a_repeat_within_one_batch_is_harmless(self, twin: Twin) -> None:
         lease = await leased(twin)
         twice = [Settlement(lease=lease, verdict=Retry(7, CRASH))] * 2
         assert await twin.settle(twice) == [Outcome.SETTLED, Outcome.SETTLED]
-        job = await twin.the("a")
+        job = await twin.require("a")
         assert (job.crashes, len(job.events), job.version) == (1, 1, 3)
 
     @needs("inspect", "results")
@@ -414,7 +414,7 @@ class FenceContract:
             Settlement(lease=lease, verdict=Complete(b"no")),
         ]
         assert await twin.settle(batch) == [Outcome.SETTLED, Outcome.LOST]
-        assert (await twin.the("a")).state is State.DEAD
+        assert (await twin.require("a")).state is State.DEAD
 
     @needs("inspect", "ordered", "refunds", "results", "follow_ups")
     async def test_a_batch_of_every_verdict_harms_no_neighbour(self, twin: Twin) -> None:
@@ -439,7 +439,7 @@ class FenceContract:
         assert [str(outcome) for outcome in outcomes] == ["settled"] * 5 + ["lost"] + [
             "refused"
         ] * 2
-        states = [(await twin.the(id_)).state for id_ in "abcdefgh"]
+        states = [(await twin.require(id_)).state for id_ in "abcdefgh"]
         expected = "done waiting dead waiting waiting done leased leased".split()
         assert [str(state) for state in states] == expected
 
@@ -447,11 +447,11 @@ class FenceContract:
     @pytest.mark.parametrize("change", [-1, 1, 2**40])
     async def test_law_04_a_wrong_token_changes_nothing(self, twin: Twin, change: int) -> None:
         lease = await leased(twin)
-        before = await twin.the("a")
+        before = await twin.require("a")
         wrong = replace(lease, token=lease.token + change)
         for verdict in VERDICTS:
             assert await settle(twin, wrong, verdict) is Outcome.LOST
-        assert await twin.the("a") == before
+        assert await twin.require("a") == before
 
     async def test_an_unknown_job_is_lost(self, twin: Twin) -> None:
         lease = await leased(twin)

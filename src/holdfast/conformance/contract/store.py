@@ -76,7 +76,7 @@ class DurableContract:
             twin.engine = await harness.abandon()
             await end(twin, *leases)
             harness.clock.advance(400)
-        assert (await twin.the("c")).state is State.DONE
+        assert (await twin.require("c")).state is State.DONE
 
     async def test_law_01_nothing_depends_on_closing(self, harness: Harness, twin: Twin) -> None:
         await twin.enqueue(jobs("abc"))
@@ -105,14 +105,14 @@ class DurableContract:
         fresh = await lease_one(twin)
         assert fresh.token > zombie.token
         assert await settle(twin, zombie, Complete()) is Outcome.LOST
-        assert (await twin.the("a")).state is State.LEASED
+        assert (await twin.require("a")).state is State.LEASED
 
     @needs("fencing", "ordered")
     async def test_law_03_tokens_and_arrival_go_on_growing(
         self, harness: Harness, twin: Twin
     ) -> None:
         lease = await leased(twin)
-        before = await twin.the("a")
+        before = await twin.require("a")
         for _ in range(3):
             await settle(twin, lease, Retry())
             twin.engine = await harness.restart()
@@ -120,7 +120,7 @@ class DurableContract:
             assert again.token > lease.token
             lease = again
         await twin.enqueue(jobs("b"))
-        assert (await twin.the("b")).seq > before.seq
+        assert (await twin.require("b")).seq > before.seq
 
     @needs("ordered")
     async def test_the_line_keeps_its_order(self, harness: Harness, twin: Twin) -> None:
@@ -217,7 +217,7 @@ class SharedContract(SharedWaitContract):
                 twin.engine = second
                 await end(twin, *leases)
             await twin.agree()
-        assert (await twin.the("z")).state is State.DONE
+        assert (await twin.require("z")).state is State.DONE
 
     async def test_writes_of_one_engine_are_visible_to_the_other(
         self, harness: Harness, twin: Twin
@@ -358,10 +358,10 @@ class JumpContract:
         harness.clock.jump(-DAY_MS)
         now = harness.clock.wall_ms()
         await settle(twin, lease, Retry())
-        assert (await twin.the("a")).due_at == now
+        assert (await twin.require("a")).due_at == now
         (id_,) = await lease_ids(twin)
         assert id_ == "a"
-        lease_again = await twin.the("a")
+        lease_again = await twin.require("a")
         assert lease_again.leased_at == now
         assert await settle(twin, lease, Complete()) is Outcome.LOST
 

@@ -1,4 +1,4 @@
-"""The lists for reaper and pruner: lapsed leases, expired jobs, finished jobs."""
+"""The lists for reaper and pruner: overdue leases, expired jobs, finished jobs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from holdfast.conformance.contract.cases import (
     settle,
 )
 from holdfast.conformance.harness import Harness, Twin
-from holdfast.core import bounds, policy
+from holdfast.core import bounds, retry_policy
 from holdfast.core.model import (
     EventKind,
     FailureKind,
@@ -47,7 +47,7 @@ from holdfast.errors import UsageError
 
 
 class ReapContract:
-    """Lapsed leases and finished jobs."""
+    """Overdue leases and finished jobs."""
 
     @needs("ordered")
     async def test_overdue_has_the_time_to_the_next_deadline(
@@ -102,7 +102,7 @@ class ReapContract:
         harness.clock.advance(30_000)
         now = harness.clock.wall_ms()
         assert await reap(twin) == [Outcome.SETTLED]
-        job = await twin.the("a")
+        job = await twin.require("a")
         assert (job.state, job.due_at, job.attempt, job.deadline_at) == ("waiting", now, 1, None)
         assert job.token == lease.token
         (event,) = job.events
@@ -117,7 +117,7 @@ class ReapContract:
         await leased(twin)
         harness.clock.advance(30_000)
         assert await reap(twin) == [Outcome.SETTLED]
-        job = await twin.the("a")
+        job = await twin.require("a")
         assert (job.state, job.reason) == (State.DEAD, Reason.ATTEMPTS)
 
     @needs("inspect", "results")
@@ -127,21 +127,21 @@ class ReapContract:
         lease = await leased(twin)
         harness.clock.advance(30_000)
         (lapsed,) = (await twin.overdue()).leases
-        verdict = policy.after_overdue(a_queue(), lapsed.job)
+        verdict = retry_policy.after_overdue(a_queue(), lapsed.job)
         assert await settle(twin, lease, Complete(b"made it")) is Outcome.SETTLED
         assert await settle(twin, lapsed, verdict) is Outcome.LOST
-        assert (await twin.the("a")).result == b"made it"
+        assert (await twin.require("a")).result == b"made it"
 
     @needs("inspect", "renew")
     async def test_law_12_the_reaper_ends_no_lease_that_was_renewed_since_it_looked(
         self, harness: Harness, twin: Twin
     ) -> None:
         lease = await leased(twin)
-        late = policy.after_overdue(a_queue(), lease.job)
-        last = policy.after_overdue(a_queue(max_attempts=1), lease.job)
+        late = retry_policy.after_overdue(a_queue(), lease.job)
+        last = retry_policy.after_overdue(a_queue(max_attempts=1), lease.job)
         for verdict in (late, last):
             assert await settle(twin, lease, verdict) is Outcome.LOST
-        assert (await twin.the("a")).state is State.LEASED
+        assert (await twin.require("a")).state is State.LEASED
         harness.clock.advance(lease.lease_ms - 1)
         assert (await twin.renew([Renewal(lease=lease)]))[0] is not None
         harness.clock.advance(lease.lease_ms - 1)
@@ -157,10 +157,10 @@ class ReapContract:
         lease = await leased(twin)
         harness.clock.advance(lease.lease_ms)
         (lapsed,) = (await twin.overdue()).leases
-        last = policy.after_overdue(a_queue(max_attempts=1), lapsed.job)
+        last = retry_policy.after_overdue(a_queue(max_attempts=1), lapsed.job)
         assert await settle(twin, lease, Release("stopping")) is Outcome.SETTLED
         assert await settle(twin, lapsed, last) is Outcome.LOST
-        job = await twin.the("a")
+        job = await twin.require("a")
         assert (job.state, job.attempt) == (State.WAITING, 0)
         assert (await lease_one(twin)).job.attempt == 1
 
@@ -173,10 +173,10 @@ class ReapContract:
             await twin.amend(JobFilter(), Delete())
             lease = await leased(twin)
             harness.clock.advance(lease.lease_ms)
-            verdict = policy.after_overdue(queue, lease.job)
+            verdict = retry_policy.after_overdue(queue, lease.job)
             for _ in range(2):
                 assert await settle(twin, lease, verdict) is Outcome.SETTLED
-                assert len((await twin.the("a")).events) == 1
+                assert len((await twin.require("a")).events) == 1
 
     @needs("inspect", "fencing")
     async def test_a_reaper_with_a_stale_read_changes_nothing(
@@ -188,7 +188,7 @@ class ReapContract:
         await reap(twin)
         fresh = await lease_one(twin)
         assert await settle(twin, lapsed, Bury(Reason.ATTEMPTS)) is Outcome.LOST
-        assert (await twin.the("a")).token == fresh.token
+        assert (await twin.require("a")).token == fresh.token
 
     @needs("inspect")
     @pytest.mark.parametrize("size", [10, 100_000])
@@ -203,8 +203,8 @@ class ReapContract:
         (expired,) = (await twin.expired()).jobs
         assert (lapsed.job.payload, expired.payload) == (b"", b"")
         await reap(twin)
-        await twin.amend(JobFilter(ids=("b",)), policy.after_expiry(expired))
-        assert (await twin.the("a")).payload == (await twin.the("b")).payload == payload
+        await twin.amend(JobFilter(ids=("b",)), retry_policy.after_expiry(expired))
+        assert (await twin.require("a")).payload == (await twin.require("b")).payload == payload
         assert (await lease_one(twin)).job.payload == lease.job.payload == payload
 
     @needs("inspect", "renew", "ordered", "results", "notes")
@@ -302,12 +302,12 @@ class ExpiryContract:
         await lease_ids(twin)
         (job,) = (await twin.expired()).jobs
         wanted = JobFilter(ids=(job.id,), version=job.version, expired=True)
-        assert await twin.amend(wanted, policy.after_expiry(job)) == 1
-        buried = await twin.the("a")
+        assert await twin.amend(wanted, retry_policy.after_expiry(job)) == 1
+        buried = await twin.require("a")
         assert (buried.state, buried.reason) == (State.DEAD, Reason.EXPIRED)
         assert (buried.finished_at, buried.attempt) == (harness.clock.wall_ms(), 0)
         assert buried.events[0].by == "reaper"
-        assert await twin.amend(wanted, policy.after_expiry(job)) == 0
+        assert await twin.amend(wanted, retry_policy.after_expiry(job)) == 0
 
     @needs("inspect")
     async def test_an_addressed_job_names_the_worker_that_did_not_take_it(
@@ -318,8 +318,8 @@ class ExpiryContract:
         await twin.enqueue([a_job(queue=queue, expires_ms=ADDRESSED_EXPIRES_MS)])
         harness.clock.advance(ADDRESSED_EXPIRES_MS)
         (job,) = (await twin.expired()).jobs
-        assert await twin.amend(JobFilter(ids=("a",)), policy.after_expiry(job)) == 1
-        dead = await twin.the("a")
+        assert await twin.amend(JobFilter(ids=("a",)), retry_policy.after_expiry(job)) == 1
+        dead = await twin.require("a")
         assert (dead.queue, dead.state, dead.reason) == (queue, State.DEAD, Reason.EXPIRED)
         failure = dead.failures[0].failure
         assert failure is not None
@@ -347,8 +347,10 @@ class ExpiryContract:
             None,
         ]
         late = JobFilter(ids=tuple("abcde"), expired=True)
-        assert await twin.amend(late, policy.after_expiry(expired)) == 0
-        assert await twin.amend(JobFilter(ids=tuple("abcde")), policy.after_expiry(expired)) == 0
+        assert await twin.amend(late, retry_policy.after_expiry(expired)) == 0
+        assert (
+            await twin.amend(JobFilter(ids=tuple("abcde")), retry_policy.after_expiry(expired)) == 0
+        )
         assert [await twin.get(id_) for id_ in "abcde"] == before
 
     @needs("inspect")
@@ -429,7 +431,7 @@ class ExpiryContract:
         act = Move(by="reaper", queue="q", text="not taken", expires_ms=1_000, reroute=left)
         assert await twin.amend(JobFilter(ids=("a",), expired=True), act) == 1
         assert await twin.amend(JobFilter(ids=("a",), expired=True), act) == 0
-        moved = await twin.the("a")
+        moved = await twin.require("a")
         assert moved.expires_at == harness.clock.wall_ms() + 1_000
         assert moved.overrides == replace(policy, reroute=left)
         assert moved.events[-1].text == "from default to q: not taken"

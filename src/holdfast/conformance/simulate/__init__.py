@@ -84,7 +84,7 @@ class Player:
         self.lives = 0
         self.frozen_ms = 0
         self.script: Script
-        self.hand: PlayerState
+        self.state: PlayerState
         self.journal: Journal
 
 
@@ -181,9 +181,9 @@ class World:
         name = f"{player.role}{player.number}.{life}"
         dice = random.Random(f"{self.plan.seed}/{name}")
         player.journal = self._journal(name)
-        player.hand = PlayerState(name, dice, self.plan, self.clock, self._ids)
-        player.hand.calm = self._calm
-        player.script = getattr(players, player.role)(player.hand)
+        player.state = PlayerState(name, dice, self.plan, self.clock, self._ids)
+        player.state.calm = self._calm
+        player.script = getattr(players, player.role)(player.state)
         player.frozen_ms = 0
         self._later(after_ms, lambda: self._resume(player, life, None), player)
 
@@ -198,18 +198,18 @@ class World:
             return
         try:
             if isinstance(answer, BaseException):
-                wish = player.script.throw(answer)
+                step = player.script.throw(answer)
             else:
-                wish = player.script.send(answer)
-            while isinstance(wish, Effect):
-                player.journal.note("effect", id=wish.id, token=wish.token)
-                wish = player.script.send(None)
+                step = player.script.send(answer)
+            while isinstance(step, Effect):
+                player.journal.note("effect", id=step.id, token=step.token)
+                step = player.script.send(None)
         except StopIteration:
             return
-        if isinstance(wish, Rest):
-            self._later(wish.ms, lambda: self._resume(player, life, None), player)
+        if isinstance(step, Rest):
+            self._later(step.ms, lambda: self._resume(player, life, None), player)
         else:
-            self._issue(player, wish)
+            self._issue(player, step)
 
     def _issue(self, player: Player, call: EngineRequest) -> None:
         life = player.lives
@@ -276,7 +276,7 @@ class World:
         self._calm = True
         for player in self._players:
             player.frozen_ms = 0
-            player.hand.calm = True
+            player.state.calm = True
         self._nemesis.note("heal")
         end_ms = self.now_ms + self.plan.drain_ms_max
         while self.now_ms < end_ms:

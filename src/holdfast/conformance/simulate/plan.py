@@ -53,6 +53,8 @@ SWEEP_MS = 500
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """The sizes of a simulation, and the faults and features that its seed chose."""
+
     seed: int
     steps: int
     producers: int

@@ -137,7 +137,7 @@ def _tenants(store: MemoryStore, queue: Queue) -> list[TenantView]:
             oldest[name] = min(row.job.due_at, oldest.get(name, row.job.due_at))
     busy_us = store.tenants.busy_us(queue.name, now)
     busy_all = sum(busy_us.values())
-    loud = noisy(leased, busy_us)
+    noisy_tenants = noisy(leased, busy_us)
     return [
         TenantView(
             tenant=name,
@@ -146,7 +146,7 @@ def _tenants(store: MemoryStore, queue: Queue) -> list[TenantView]:
             leased=leased[name],
             share=round(busy_us.get(name, 0) / busy_all, 6) if busy_all else 0.0,
             oldest_age_ms=now - oldest[name] if name in oldest else None,
-            noisy=name in loud,
+            noisy=name in noisy_tenants,
         )
         for name in sorted(waiting.keys() | leased.keys())
     ]

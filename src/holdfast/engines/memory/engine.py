@@ -12,7 +12,7 @@ from copy import deepcopy
 from msgspec.structs import replace
 
 from holdfast.core import amend as amending
-from holdfast.core import checks, policy
+from holdfast.core import checks, retry_policy
 from holdfast.core.amend import matches
 from holdfast.core.model import (
     Flow,
@@ -90,7 +90,7 @@ class MemoryEngine:
         gone = [row for row in store.rows.values() if row.job.queue == name]
         for row in sorted(gone, key=lambda row: row.job.seq):
             store.remove(row)
-        store.part()
+        store.apply_parent_effects()
         store.tenants.forget(name)
         for held in [held for held in store.keys if held[0] == name]:
             del store.keys[held]
@@ -109,7 +109,7 @@ class MemoryEngine:
         self._check_open()
         checks.check_batch(len(jobs))
         receipts = self._store.enqueue(jobs)
-        self._store.part()
+        self._store.apply_parent_effects()
         self._bell.ring()
         return receipts
 
@@ -129,7 +129,7 @@ class MemoryEngine:
         self._check_open()
         checks.check_batch(len(settlements))
         outcomes = [self._store.settle(settlement) for settlement in settlements]
-        self._store.part()
+        self._store.apply_parent_effects()
         self._bell.ring()
         return outcomes
 
@@ -179,7 +179,7 @@ class MemoryEngine:
         return [self._full_job(row) for row in past[:limit]]
 
     async def recount(self, limit: int) -> int:
-        """Always 0: the counters are kept in the same objects as the jobs."""
+        """Always 0: the counters and the jobs cannot disagree."""
         self._check_open()
         checks.check_page(limit)
         return 0
@@ -248,7 +248,7 @@ class MemoryEngine:
         ][:limit]
         for row in chosen:
             self._store.amend(row, amendment)
-        self._store.part()
+        self._store.apply_parent_effects()
         self._bell.ring()
         return len(chosen)
 
@@ -261,7 +261,7 @@ class MemoryEngine:
         return deepcopy(self, {id(self._clock): self._clock})
 
     def mover(self) -> MemoryMover:
-        """Access to the stored jobs as they are."""
+        """Raw access to the stored jobs."""
         self._check_open()
         return MemoryMover(self._store)
 
@@ -292,7 +292,7 @@ class MemoryEngine:
     def _past_retention(self, job: Job, now: int) -> bool:
         if job.finished_at is None:
             return False
-        return job.finished_at <= now - policy.retention_ms(
+        return job.finished_at <= now - retry_policy.retention_ms(
             self._store.queues[job.queue], job.state
         )
 
@@ -312,7 +312,7 @@ class MemoryEngine:
         return replace(self._with_deadline(row), events=tuple(row.events))
 
     def _with_deadline(self, row: JobRow) -> Job:
-        """The job with its deadline, which is kept on the boot clock, as wall-clock time."""
+        """The job with its deadline, stored on the boot clock, converted to wall-clock time."""
         if row.job.deadline_at is None:
             return row.job
         ahead_ms = row.deadline - self._clock.boot_ms()

@@ -1,4 +1,4 @@
-"""Counters beside the jobs: slots of limits, rates, and turns of tenants.
+"""Flow-control counters: slots of limits, rates, and turns of tenants.
 
 The arithmetic is in `core.limits` and `core.fairness`. Rates use the boot clock, which cannot be
 set.
@@ -39,7 +39,7 @@ class Slots:
         return lane.slots
 
     def give_back(self, slots: tuple[SlotKey, ...]) -> None:
-        """Free the slots; starts are never given back to a rate."""
+        """Free the slots; a rate never gets a start back."""
         self.used.subtract(slots)
 
     def free_ms(self, slot: SlotKey, queue: Queue) -> int:
@@ -52,7 +52,7 @@ class Slots:
         return limits.free_ms(rate, free_us, now_us)
 
     def declared(self, queue: Queue, queues: Collection[Queue]) -> None:
-        """A changed rate shortens waits that an older, slower rate has caused."""
+        """A raised rate shortens waits caused by the earlier, lower rate."""
         now_us = self._now_us()
         for name in {limit.name for limit in queue.limits if limit.rate is not None}:
             rates = [limit.rate for each in queues for limit in each.limits if limit.name == name]

@@ -17,7 +17,7 @@ from holdfast.engines.memory.store import JobRow, MemoryStore, for_lease
 
 
 class LeaseSelection:
-    """The state of one call, which gives all its leases one token."""
+    """The state of one call; all its leases share one token."""
 
     def __init__(self, store: MemoryStore, request: LeaseRequest) -> None:
         self.leases: list[Lease] = []
@@ -46,7 +46,7 @@ class LeaseSelection:
         if queue.limits or queue.fairness != "off" or queue.aging_ms or queue.group_batch > 1:
             self._take_by_rule(queue)
             return
-        line = self._store.lines.due(queue.name, self._now)
+        line = self._store.waiting.due(queue.name, self._now)
         try:
             while self._left and (row := next(line, None)) is not None:
                 self._take_if_eligible(row)
@@ -60,8 +60,8 @@ class LeaseSelection:
             self._take(row, lane, queue)
 
     def _take_by_rule(self, queue: Queue) -> None:
-        lanes = [(row, lane_of(row.job, queue)) for row in self._store.lines.all_of(queue.name)]
-        loud = self._loud(queue) if queue.fairness == "noisy" else set()
+        lanes = [(row, lane_of(row.job, queue)) for row in self._store.waiting.all_of(queue.name)]
+        noisy_tenants = self._noisy_tenants(queue) if queue.fairness == "noisy" else set()
         while self._left:
             eligible = [(row, lane) for row, lane in lanes if self._is_eligible(row, lane, queue)]
             if not eligible:
@@ -73,7 +73,8 @@ class LeaseSelection:
             alike = [each for each in eligible if each[0].job.priority == best.job.priority]
             if queue.fairness == "noisy":
                 row, lane = min(
-                    alike, key=lambda each: ((each[0].job.tenant or "") in loud, *_time(each[0]))
+                    alike,
+                    key=lambda each: ((each[0].job.tenant or "") in noisy_tenants, *_time(each[0])),
                 )
                 self._take_with_followers(row, lane, queue)
             else:
@@ -119,7 +120,7 @@ class LeaseSelection:
         worker = self._request.worker
         row.deadline = self._boot + lease_ms
         row.slots = () if lane is None else self._store.slots.take(lane, queue)
-        self._store.lines.leave(job)
+        self._store.waiting.leave(job)
         self._store.groups.leave(job)
         row.job = lifecycle.lease(
             job, token=self._token, worker=worker, now=self._now, lease_ms=lease_ms
@@ -131,7 +132,7 @@ class LeaseSelection:
         return self._may_go(row, lane, queue) and self._store.groups.ahead(row.job) is None
 
     def _may_go(self, row: JobRow, lane: Lane | None, queue: Queue) -> bool:
-        """True if it can start, regardless of its place in its group."""
+        """True if the job can start, regardless of its place in its group."""
         job = row.job
         return (
             not queue.paused
@@ -141,7 +142,7 @@ class LeaseSelection:
             and self._store.slots.have_room(lane, queue)
         )
 
-    def _loud(self, queue: Queue) -> set[str]:
+    def _noisy_tenants(self, queue: Queue) -> set[str]:
         rows = self._store.rows.values()
         leased = Counter(
             row.job.tenant or ""

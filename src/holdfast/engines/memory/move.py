@@ -58,8 +58,8 @@ class MemoryMover:
         row = JobRow(replace(job, seq=number, token=None, events=()), number)
         row.events += job.events
         store.rows[job.id] = row
-        store.family.wait_for(row, whole.awaits)
+        store.dependencies.wait_for(row, whole.awaits)
         if job.state is State.WAITING:
-            store.lines.join(row)
+            store.waiting.join(row)
         store.groups.join(row)
         return Receipt(id=job.id, status=Status.NEW)

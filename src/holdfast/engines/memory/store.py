@@ -1,7 +1,7 @@
 """The stored jobs of the memory engine and the indexes over them: enqueue, settle and amend, one
 job at a time.
 
-`core` makes every decision. Jobs change only in `keep` and `remove`, which also update the order
+`core` makes every decision. Jobs change only in `write` and `remove`, which also update the order
 of the queue, the group, the slots and the children.
 """
 
@@ -46,9 +46,9 @@ class MemoryStore:
         self.queues: dict[str, Queue] = {}
         self.rows: dict[str, JobRow] = {}
         self.keys: dict[tuple[str, str], tuple[str, int]] = {}
-        self.lines = WaitingJobs(self.rows)
+        self.waiting = WaitingJobs(self.rows)
         self.groups = StrictGroups()
-        self.family = Dependencies(self.rows)
+        self.dependencies = Dependencies(self.rows)
         self.slots = Slots(clock)
         self.tenants = TenantCounters()
         self._ended: deque[tuple[int, str, State | None]] = deque()
@@ -88,7 +88,7 @@ class MemoryStore:
         ):
             return Outcome.REFUSED
         job = with_note(row.job, settlement.note)
-        self.keep(row, lifecycle.apply(job, verdict, self.policy(job), self.clock.wall_ms()))
+        self.write(row, lifecycle.apply(job, verdict, self.policy(job), self.clock.wall_ms()))
         for place in dependencies.arrange(then, self.rows)[0]:
             new = then[place]
             if new.id not in self.rows and self._holder(new) is None:
@@ -101,42 +101,42 @@ class MemoryStore:
         if change is None:
             self.remove(row)
         else:
-            self.keep(row, change)
+            self.write(row, change)
 
-    def keep(self, row: JobRow, change: lifecycle.Change) -> None:
+    def write(self, row: JobRow, change: lifecycle.Change) -> None:
         before, after = row.job, change.job
-        self._leave(row, is_leased=after.state is State.LEASED)
+        self._remove_from_indexes(row, is_leased=after.state is State.LEASED)
         row.job = after
         if change.event is not None:
             row.events.append(checks.clean_event(change.event))
         if after.state is State.WAITING:
             if change.tail:
                 row.place = next(self._numbers)
-            self.lines.join(row)
+            self.waiting.join(row)
         self.groups.join(row)
         if after.state.finished and not before.state.finished:
             self._ended.append((after.seq, after.id, after.state))
 
     def remove(self, row: JobRow) -> None:
         job = row.job
-        self._leave(row, is_leased=False)
-        self.family.close(row, *row.parents)
+        self._remove_from_indexes(row, is_leased=False)
+        self.dependencies.close(row, *row.parents)
         del self.rows[job.id]
         if not job.state.finished:
             self._ended.append((job.seq, job.id, None))
 
-    def part(self) -> None:
+    def apply_parent_effects(self) -> None:
         """At the end of every call: release or cancel the children of jobs that ended, oldest
         parent first, and their children in turn."""
         self._ended = deque(sorted(self._ended, key=lambda end: end[0]))
         while self._ended:
             _, parent, ended = self._ended.popleft()
-            for child in self.family.children(parent):
-                parting = lifecycle.after_parent(child.job, ended)
-                if parting is ParentEffect.CANCELLED and child.job.state is State.WAITING:
+            for child in self.dependencies.children(parent):
+                effect = lifecycle.after_parent(child.job, ended)
+                if effect is ParentEffect.CANCELLED and child.job.state is State.WAITING:
                     self._orphan(child, parent, ended)
-                elif parting is not ParentEffect.HELD:
-                    self.family.close(child, parent)
+                elif effect is not ParentEffect.HELD:
+                    self.dependencies.close(child, parent)
 
     def number(self) -> int:
         """A number that was never used before."""
@@ -155,13 +155,13 @@ class MemoryStore:
                 raise checks.circular(new.id, circle)
             holder = self._holder(new)
             if holder is not None:
-                self._meet(self.rows.get(holder), new, queue)
+                self._apply_key_policy(self.rows.get(holder), new, queue)
                 return Receipt(id=holder, status=Status.DUPLICATE)
             for parent in new.after:
                 if parent not in self.rows:
                     raise checks.unknown_parent(new.id, parent)
             lane_of(new, queue, strict=True)
-            checks.check_room(queue, self.lines.depths[queue.name])
+            checks.check_room(queue, self.waiting.depths[queue.name])
         except UsageError as error:
             return checks.refusal(new.id, error)
         self._admit(new)
@@ -172,11 +172,11 @@ class MemoryStore:
         number = next(self._numbers)
         row = JobRow(lifecycle.admit(new, number, now), number)
         self.rows[new.id] = row
-        self.lines.join(row)
+        self.waiting.join(row)
         self.groups.join(row)
         if new.key is not None:
             self.keys[new.queue, new.key] = (new.id, now + new.key_window_ms)
-        lost = self.family.add(row)
+        lost = self.dependencies.add(row)
         if lost is not None:
             self._orphan(row, *lost)
 
@@ -205,22 +205,22 @@ class MemoryStore:
         unfinished = row is not None and not row.job.state.finished and id_ != done
         return id_ if unfinished or until > self.clock.wall_ms() else None
 
-    def _meet(self, row: JobRow | None, new: NewJob, queue: Queue) -> None:
+    def _apply_key_policy(self, row: JobRow | None, new: NewJob, queue: Queue) -> None:
         change = (
             lifecycle.apply_key_policy(row.job, new, queue, self.clock.wall_ms()) if row else None
         )
         if row is not None and change is not None:
-            self.keep(row, change)
+            self.write(row, change)
 
     def _orphan(self, child: JobRow, parent: str, ended: State | None) -> None:
-        self.family.close(child, *child.parents)
-        self.keep(child, lifecycle.orphan(child.job, parent, ended, self.clock.wall_ms()))
+        self.dependencies.close(child, *child.parents)
+        self.write(child, lifecycle.orphan(child.job, parent, ended, self.clock.wall_ms()))
 
-    def _leave(self, row: JobRow, *, is_leased: bool) -> None:
-        """Remove a job from the indexes before it changes; `is_leased` if its lease goes on."""
+    def _remove_from_indexes(self, row: JobRow, *, is_leased: bool) -> None:
+        """Remove a job from the indexes before it changes; `is_leased` if its lease continues."""
         job = row.job
         if job.state is State.WAITING:
-            self.lines.leave(job)
+            self.waiting.leave(job)
         self.groups.leave(job)
         if job.state is State.LEASED and not is_leased:
             self.slots.give_back(row.slots)
@@ -274,7 +274,7 @@ class WaitingJobs:
         return list(found.values())
 
     def due(self, name: str, now: int) -> Generator[JobRow, None, None]:
-        """Due jobs in order. The caller must take a job before it asks for the next."""
+        """Due jobs in order. The caller must take a job before it requests the next."""
         heaps = self._heaps.get(name, {})
         for rank in sorted(heaps):
             heap = heaps[rank]
@@ -362,13 +362,13 @@ class Dependencies:
         cancels the child, with its state; the child then waits for none."""
         for parent in child.job.after:
             state = self._rows[parent].job.state
-            parting = (
+            effect = (
                 lifecycle.after_parent(child.job, state) if state.finished else ParentEffect.HELD
             )
-            if parting is ParentEffect.CANCELLED:
+            if effect is ParentEffect.CANCELLED:
                 self.close(child, *child.parents)
                 return parent, state
-            if parting is ParentEffect.HELD:
+            if effect is ParentEffect.HELD:
                 self.wait_for(child, (parent,))
         return None
 
@@ -406,7 +406,7 @@ def for_lease(job: Job) -> Job:
 
 
 def for_list(job: Job) -> Job:
-    """As in a list."""
+    """As in a list: without notes, result and parents."""
     return replace(job, output=None, result=None, checkpoint=None, progress=None, after=())
 
 

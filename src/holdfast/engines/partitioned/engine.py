@@ -46,7 +46,7 @@ from holdfast.engines.extras import Examinable, Examination, PartitionView, extr
 from holdfast.engines.partitioned import merge, settings
 from holdfast.engines.partitioned.enqueue import Enqueuer
 from holdfast.engines.partitioned.lease import Leaser
-from holdfast.engines.partitioned.membership import Membership, Pause
+from holdfast.engines.partitioned.membership import Membership, Sleep
 from holdfast.engines.partitioned.merge import PartitionedBatch
 from holdfast.engines.partitioned.partition import KIND, Partition
 from holdfast.engines.partitioned.placement import (
@@ -71,14 +71,16 @@ class PartitionedEngine:
     map. This engine opens and closes them; nothing else may use them."""
 
     def __init__(
-        self, engines: Sequence[tuple[str, Engine]], *, pause: Pause = asyncio.sleep
+        self, engines: Sequence[tuple[str, Engine]], *, sleep: Sleep = asyncio.sleep
     ) -> None:
         if not 1 <= len(engines) <= PARTITIONS_MAX:
-            raise ConfigError(f"{len(engines)} partitions are not 1 to {PARTITIONS_MAX}")
+            raise ConfigError(
+                f"{len(engines)} partitions are too many or too few: give 1 to {PARTITIONS_MAX}"
+            )
         partitions = [
             Partition(place, name, enforced(engine)) for place, (name, engine) in enumerate(engines)
         ]
-        self._members = Membership(partitions, pause=pause)
+        self._members = Membership(partitions, sleep=sleep)
         self._leaser = Leaser(self._members)
         self._enqueuer = Enqueuer(self._members)
         self._traits = common_traits([engine.traits for _, engine in engines])
@@ -121,7 +123,7 @@ class PartitionedEngine:
         if await self._change_settings(queue.name, queue, instead_of):
             return True
         if not all(queue.name in known for known in names):
-            # The caller that won may have been killed before it told every partition.
+            # The caller that won may have been killed before it updated every partition.
             for view in await self.queues(names=[queue.name], counts=False):
                 await self._change_settings(queue.name, view.queue, view.queue)
         return False
@@ -304,7 +306,7 @@ class PartitionedEngine:
         reports = {place: report for place, report in found.items() if report is not None}
         names = [each.name for each in self._members.all]
         trouble = [
-            f"partition {view.name} is shut out, with what is in it: {view.text}"
+            f"partition {view.name} is shut out, with its jobs: {view.text}"
             for view in self.partitions()
             if view.out_ms is not None
         ]
@@ -403,8 +405,9 @@ def _check_kind(kind: str) -> None:
 
 
 def common_traits(each: Sequence[Traits]) -> Traits:
-    """The abilities that all partitions have, less those that need one count of all jobs or one
-    order of them."""
+    """The abilities that all partitions have, except those that need one count or one order of all
+    jobs.
+    """
     common = {
         name: min(getattr(traits, name) for traits in each)
         for name in Traits.__struct_fields__

@@ -27,8 +27,9 @@ class Enqueuer:
         self._members = members
 
     async def enqueue(self, jobs: Sequence[NewJob]) -> list[Receipt]:
-        """A job whose home is shut out is REFUSED as unavailable; if no job has another answer,
-        EngineUnavailable is raised."""
+        """A job whose home is shut out is REFUSED as unavailable; if all jobs are,
+        EngineUnavailable is raised.
+        """
         batch = PartitionedBatch[NewJob, Receipt](self._members)
         again = await self._address(jobs, batch)
         await batch.ask(lambda engine, part: engine.enqueue(part), lambda each: each.is_in)
@@ -50,7 +51,7 @@ class Enqueuer:
         return batch.whole(len(jobs))
 
     async def locate(self, ids: Iterable[str]) -> dict[str, int]:
-        """The partitions of these jobs, as far as they are in use and have them."""
+        """The partitions in use that hold these jobs."""
         valid = [id_ for id_ in dict.fromkeys(ids) if bounds.JOB_ID.match(id_)]
         places: dict[str, int] = {}
         for at in range(0, len(valid), bounds.BATCH_MAX):
@@ -120,7 +121,8 @@ class Enqueuer:
 
     async def _known(self, jobs: Sequence[NewJob]) -> dict[str, int]:
         """A job with an id given by a user may be outside the id's home, because of its key, group
-        or parents. The parents of a job with a made id may be gone when its call is repeated."""
+        or parents. The parents of a job with a generated id may be deleted when its call is
+        repeated."""
         if len(self._members.all) == 1:
             return {}
         own = [job.id for job in jobs if job.after or not is_made(job.id)]
@@ -138,7 +140,7 @@ class Enqueuer:
     def _refuse_definite(
         self, jobs: Sequence[NewJob], batch: PartitionedBatch[NewJob, Receipt]
     ) -> None:
-        """A job that certainly was not stored is REFUSED, beside the answers of its neighbours."""
+        """A job that was certainly not stored is REFUSED; the answers for the others stay."""
         for at, error in list(batch.errors.items()):
             if not isinstance(error, OutcomeUnknown):
                 batch.answers[at] = _refused(jobs[at].id, error)

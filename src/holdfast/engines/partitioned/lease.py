@@ -1,6 +1,6 @@
 """Leases from several partitions: the fullest first, and all of them while waiting.
 
-Every few calls another partition is asked first, so that partitions with few jobs are served too.
+Every few calls another partition comes first, so that partitions with few jobs are served too.
 If two partitions deliver at once and exceed the limit, the surplus is released.
 """
 
@@ -49,7 +49,7 @@ class Leaser:
         return merge.leases(taken, request)
 
     async def take_alone(self, request: LeaseRequest) -> list[Lease]:
-        """From a single partition, which waits by itself."""
+        """From a single partition, which does its own waiting."""
         return await self._ask(self._members.some()[0], request)
 
     async def take_ids(self, request: LeaseRequest, places: Mapping[str, int]) -> list[Lease]:
@@ -138,7 +138,7 @@ class Leaser:
         return [outer(lease, partition.place) for lease in leases]
 
     def _give_back(self, leases: Iterable[Lease]) -> None:
-        """Release leases that no caller takes; if that fails, they lapse."""
+        """Release leases that no caller takes; if that fails, they expire."""
         for lease in leases:
             engine = self._members.all[place_of(lease.token)].engine
             task = asyncio.create_task(_release(engine, inner(lease)))
@@ -149,7 +149,7 @@ class Leaser:
 async def _release(engine: Engine, lease: Lease) -> None:
     with contextlib.suppress(EngineError):
         await engine.settle(
-            [Settlement(lease=lease, verdict=Release("another partition was faster"))]
+            [Settlement(lease=lease, verdict=Release("another partition delivered first"))]
         )
 
 

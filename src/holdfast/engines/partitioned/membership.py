@@ -45,20 +45,20 @@ from holdfast.errors import (
 
 _log = logging.getLogger("holdfast.partitioned")
 T = TypeVar("T")
-Pause = Callable[[float], Awaitable[object]]
+Sleep = Callable[[float], Awaitable[object]]
 
 
 class Membership:
-    """`pause` waits between two tries to reopen a partition; tests replace it."""
+    """`sleep` waits between two attempts to reopen a partition; tests replace it."""
 
-    def __init__(self, partitions: Sequence[Partition], *, pause: Pause = asyncio.sleep) -> None:
+    def __init__(self, partitions: Sequence[Partition], *, sleep: Sleep = asyncio.sleep) -> None:
         self.all = tuple(partitions)
-        self._pause = pause
+        self._sleep = sleep
         self._agreement = MapAgreement(self.all)
         self._tries: dict[int, asyncio.Task[None]] = {}
         self._closed = False
         self.changed = asyncio.Event()
-        """Set, and replaced, when a partition comes in or goes out."""
+        """Set and replaced whenever a partition is shut out or let back in."""
 
     @property
     def usable(self) -> list[Partition]:
@@ -166,7 +166,7 @@ class Membership:
     async def _try_again(self, partition: Partition) -> None:
         while not partition.is_in:
             wait_s = retry_ms(partition.health) / 1000
-            await self._pause(wait_s * random.uniform(0.5, 1.0))
+            await self._sleep(wait_s * random.uniform(0.5, 1.0))
             try:
                 await self._let_in(partition)
             except HoldfastError as error:
@@ -250,7 +250,8 @@ class MapAgreement:
             stores = await self._create_map(identities)
         self._stores = stores
         for partition in self._all:
-            # A wrong URL of a store on the map is that store's failure; of any other, the list's.
+            # A wrong URL for a store on the map is that store's failure; for any other store, an
+            # error of the list.
             renamed = (
                 partition.place >= len(stores) or partition.name != stores[partition.place].name
             )
@@ -283,7 +284,7 @@ class MapAgreement:
         """At the first opening: each store gets an id, then the map is made of them."""
         for partition in self._all:
             if not partition.is_in:
-                raise _blame(partition)
+                raise _open_error(partition)
             if identities[partition.place].store is None:
                 await self._give_id(partition)
                 identities[partition.place] = await partition.open()
@@ -299,17 +300,17 @@ class MapAgreement:
         """Existing jobs would not be in their home partitions, so the store must be empty."""
         if len(self._all) > 1 and (await partition.engine.find(JobFilter(), limit=1)).jobs:
             raise ConfigError(
-                f"{partition.name} holds jobs from before: partitions begin with empty stores"
+                f"{partition.name} already holds jobs: partitions must start as empty stores"
             )
         # The first process wins; the others read its id.
         await partition.engine.save([store_record(str(uuid_utils.uuid7()))])
 
 
-def _blame(partition: Partition) -> HoldfastError:
+def _open_error(partition: Partition) -> HoldfastError:
     error = partition.health.error
     if isinstance(error, UsageError):
         return error
     return EngineUnavailable(
-        "partitions that were never opened together need all of them, and"
-        f" {partition.name} is out ({error}): try again later"
+        f"the first opening needs all partitions, and {partition.name} is out ({error}): try"
+        " again later"
     )

@@ -65,7 +65,7 @@ class PartitionedBatch(Generic[Ask, Answer]):
         if not self.answers:
             raise first
         raise OutcomeUnknown(
-            f"{len(self.errors)} of {count} have no answer ({first}): repeat them",
+            f"{len(self.errors)} of {count} items have no answer ({first}): repeat them",
             known=self.answers,
         ) from first
 
@@ -107,7 +107,7 @@ def jobs_by(
 
 
 def overdue(found: Mapping[int, Overdue], limit: int) -> Overdue:
-    """By deadline."""
+    """The overdue leases of all partitions, by deadline."""
     leases = sorted(
         (outer(lease, place) for place, each in sorted(found.items()) for lease in each.leases),
         key=lambda lease: lease.job.deadline_at or 0,
@@ -117,7 +117,7 @@ def overdue(found: Mapping[int, Overdue], limit: int) -> Overdue:
 
 
 def expired(found: Mapping[int, Expired], limit: int) -> Expired:
-    """By expiry."""
+    """The expired jobs of all partitions, by expiry."""
     lists = {place: each.jobs for place, each in found.items()}
     jobs = jobs_by(lists, lambda job: job.expires_at or 0, limit)
     count = sum(len(each.jobs) for each in found.values())
@@ -173,7 +173,7 @@ def queues(found: Mapping[int, Sequence[QueueView]], *, whole: bool) -> list[Que
 
 
 def records(found: Iterable[Sequence[Record]], limit: int) -> list[Record]:
-    """By key."""
+    """The records of all partitions, by key."""
     return sorted((one for each in found for one in each), key=lambda one: one.key.encode())[:limit]
 
 
@@ -251,12 +251,12 @@ class PartitionCursor:
 
 
 def decode_cursor(after: int | None, count: int) -> list[PartitionCursor]:
-    """The positions in `count` partitions; UsageError if this is no such cursor."""
+    """The positions in `count` partitions; UsageError if the cursor is not valid."""
     given: object = after
     if after is None:
         return [PartitionCursor() for _ in range(count)]
     if not isinstance(given, int) or after < 0 or after >> (_BITS * count) != 1:
-        raise UsageError(f"after {after!r} is no cursor of this engine")
+        raise UsageError(f"after {after!r} is not a cursor of this engine")
     numbers = [after >> (_BITS * place) & (1 << _BITS) - 1 for place in range(count)]
     return [
         PartitionCursor(None if number < _SHIFT else number - _SHIFT, ended=number == _ENDED)

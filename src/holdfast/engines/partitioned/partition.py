@@ -1,6 +1,6 @@
 """One partition: its engine, its health, and the identity of its store.
 
-The partition map says which stores are the partitions, in which order; each store holds a copy. A
+The partition map lists the stores that are the partitions, in order; each store holds a copy. A
 store is recognised by the id that is stored in it; its name is for people.
 """
 
@@ -70,13 +70,13 @@ class Partition:
         await self.engine.close()
 
     async def read_lifecycle(self) -> None:
-        """The reads of upkeep, and the counts: a store that answers these can be used."""
+        """Make the reads of upkeep, and read the counts: a store that answers these can be used."""
         await self.engine.overdue(1)
         await self.engine.expired(1)
         await self.count()
 
     async def write(self) -> None:
-        """Prove that the store can be written: a readable one may be read-only."""
+        """Check that the store can be written: a readable one may be read-only."""
         kept = await self.engine.load(KIND, after=_PROBE[:-1], limit=1)
         version = kept[0].version if kept and kept[0].key == _PROBE else 0
         await self.engine.save([Record(kind=KIND, key=_PROBE, value=b"", version=version)])
@@ -114,8 +114,10 @@ class Partition:
 
 
 class PartitionHealth(msgspec.Struct, frozen=True, kw_only=True):
-    """`out_at` is None while in use; `error` is the reason or the last failed try. A partition that
-    fails again soon after it came back continues its back-off: a flapping one is asked rarely."""
+    """`out_at` is None while in use; `error` is the reason, or that of the last failed attempt. A
+    partition that fails again soon after it came back continues its back-off, so that a flapping
+    one is tried rarely.
+    """
 
     out_at: int | None = None
     well_at: int = 0
@@ -148,12 +150,12 @@ def after_clean_read(health: PartitionHealth, now: int) -> PartitionHealth:
 
 
 def retry_ms(health: PartitionHealth) -> int:
-    """The time to the next try, before jitter."""
+    """The time to the next attempt, before jitter."""
     return min(RETRY_MS_MAX, RETRY_MS_FIRST << min(max(health.failures - 1, 0), 20))
 
 
 class PartitionStore(msgspec.Struct, frozen=True):
-    """One entry of the map."""
+    """One entry of the partition map: the id of a store, and its name in the URL."""
 
     id: str
     name: str
@@ -192,7 +194,7 @@ def map_record(stores: Sequence[PartitionStore]) -> Record:
 def known_map(
     names: Sequence[str], identities: Mapping[int, PartitionIdentity]
 ) -> tuple[PartitionStore, ...] | None:
-    """The map that the stores agree on, as far as they were read; None before there is one."""
+    """The map that the stores that were read agree on; None if there is none yet."""
     maps = {
         place: found.map for place, found in sorted(identities.items()) if found.map is not None
     }
@@ -201,7 +203,7 @@ def known_map(
         if [store.id for store in other] != [store.id for store in maps[first]]:
             raise ConfigError(
                 f"{names[first]} and {names[place]} are partitions of different sets"
-                f" ({_list(maps[first])}; {_list(other)}): name only stores of one set"
+                f" ({_list(maps[first])}; {_list(other)}): list only stores of one set"
             )
     return maps.get(first)
 
@@ -215,7 +217,7 @@ def check_map(
     EngineUnavailable for a store that was lost."""
     if len(stores) != len(names):
         raise _changed(
-            f"these stores are {len(stores)} partitions ({_list(stores)}) and the URL names"
+            f"these stores are {len(stores)} partitions ({_list(stores)}) and the URL lists"
             f" {len(names)}",
             stores,
         )
@@ -230,7 +232,7 @@ def check_map(
         if found.store in ids:
             was = ids.index(found.store)
             raise _changed(
-                f"{names[place]} is given as partition {place + 1} and is partition {was + 1}",
+                f"{names[place]} is listed as partition {place + 1} but is partition {was + 1}",
                 stores,
             )
         if found.store is None and names[place] == stores[place].name:
@@ -239,7 +241,7 @@ def check_map(
                 " replaced; restore it from a backup"
             )
         raise _changed(
-            f"{names[place]} is another store than partition {place + 1} ({stores[place].name})",
+            f"{names[place]} is not the store of partition {place + 1} ({stores[place].name})",
             stores,
         )
 
@@ -250,16 +252,17 @@ def check_distinct(names: Sequence[str], identities: Mapping[int, PartitionIdent
     for place, found in sorted(identities.items()):
         if found.store in seen:
             raise ConfigError(
-                f"partitions {seen[found.store] + 1} and {place + 1} ({names[place]}) are the same"
-                " store: name each once"
+                f"partitions {seen[found.store] + 1} and {place + 1} ({names[place]}) are the"
+                " same"
+                " store: list each once"
             )
         seen[found.store] = place
 
 
 def _changed(what: str, stores: Sequence[PartitionStore]) -> ConfigError:
     return ConfigError(
-        f"the partition map changed: {what}. Name {_list(stores)}, in this order; for another"
-        " number of partitions move the jobs to new stores"
+        f"the partition map changed: {what}. List {_list(stores)}, in this order; to change the"
+        " number of partitions, move the jobs to new stores"
     )
 
 

@@ -20,7 +20,7 @@ NAME = "partitioned"
 """The name of the engine in its traits and errors."""
 
 PARTITIONS_MAX = 16
-"""As many as fit into the low bits of a token; the other bits hold the store's own token."""
+"""The number that fits into the low bits of a token; the other bits hold the store's own token."""
 _TAG = re.compile(r"\{([^{}]+)\}")
 _MADE = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}\Z")
 _REMEDY = "give their names the same {tag}, or use one engine for them"
@@ -97,14 +97,15 @@ def home_of(name: str, count: int) -> int:
 
 
 def tagged_home(name: str, count: int) -> int:
-    """The home of a key or a group. A {tag} in the name decides alone, so that users can give
-    several names one home."""
+    """The home of a key or a group. If the name has a {tag}, only the tag counts, so that users can
+    give several names one home.
+    """
     tag = _TAG.search(name)
     return home_of(tag[1] if tag else name, count)
 
 
 def is_made(id: str) -> bool:
-    """True for a UUIDv7, as Holdfast makes them: it is never given to two jobs."""
+    """True for a UUIDv7 as Holdfast generates it: no two jobs have the same one."""
     return _MADE.match(id) is not None
 
 

@@ -1,6 +1,6 @@
 """Keeps queue settings equal in every partition, even if one is shut out during a change.
 
-Each partition stores, beside its queues, the latest version of the settings of each. The highest
+Each partition also stores the latest version of the settings of each queue. The highest
 version wins; a partition that was shut out reads it before it comes back. If a process is killed
 halfway, the next opening completes the change.
 """
@@ -31,7 +31,9 @@ class SettingsVersion(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def rank(self) -> tuple[int, bytes]:
-        """Order of versions; if two were made at once with the same number, any fixed order."""
+        """Sort key of versions; two made at once with the same number have an arbitrary but fixed
+        order.
+        """
         return self.number, msgspec.json.encode(self)
 
 
@@ -45,7 +47,9 @@ async def decide(
     engine: Engine, name: str, queue: Queue | None, *, instead_of: Known, floor: int
 ) -> SettingsVersion | None:
     """Write the queue's next version; None if `instead_of` is not current. One partition decides
-    for all, so that concurrent changes are not lost; `floor` is the highest number elsewhere."""
+    for all, so that concurrent changes are not lost; `floor` is the highest number in the
+    others.
+    """
     for _ in range(_ROUNDS_MAX):
         known, version = (await _versions(engine)).get(name, (None, 0))
         if instead_of is not ANY and instead_of != await _current(engine, name, known):
@@ -54,7 +58,9 @@ async def decide(
         record = Record(kind=KIND, key=name, value=msgspec.json.encode(latest), version=version)
         if await engine.save([record]) == [Saved.SAVED]:
             return latest
-    raise EngineUnavailable(f"queue {name} is changed by others continuously: try again later")
+    raise EngineUnavailable(
+        f"queue {name} is being changed by others continuously: try again later"
+    )
 
 
 async def apply_version(engine: Engine, name: str, latest: SettingsVersion) -> None:
@@ -76,7 +82,9 @@ async def apply_version(engine: Engine, name: str, latest: SettingsVersion) -> N
             return
         record = Record(kind=KIND, key=name, value=msgspec.json.encode(latest), version=version)
         await engine.save([record])
-    raise EngineUnavailable(f"queue {name} is changed by others continuously: try again later")
+    raise EngineUnavailable(
+        f"queue {name} is being changed by others continuously: try again later"
+    )
 
 
 async def catch_up(partition: Partition, others: Iterable[Partition]) -> None:
@@ -140,6 +148,7 @@ def _decode(record: Record) -> SettingsVersion:
         return msgspec.json.decode(record.value or b"", type=SettingsVersion)
     except msgspec.DecodeError as error:
         raise SchemaMismatch(
-            f"what is kept of queue {record.key} cannot be read ({error}): run the version of"
+            f"the stored settings of queue {record.key} cannot be read ({error}): run the version"
+            " of"
             " Holdfast that wrote it"
         ) from None

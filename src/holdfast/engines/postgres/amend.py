@@ -1,5 +1,5 @@
 """Operators' changes to jobs without a lease. Candidates are found without locks, then locked,
-matched again by the meaning that `core` gives the filter, changed by `core` and written back.
+matched again by `core`, changed by `core` and written back.
 """
 
 from __future__ import annotations

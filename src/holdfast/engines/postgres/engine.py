@@ -1,6 +1,5 @@
-"""The PostgreSQL engine: checks arguments, runs the scripts of its neighbours and their effects.
-
-Contains no SQL. The server's clock decides, unless a test gives its own.
+"""The PostgreSQL engine: checks arguments, and runs the scripts of the other modules and their
+effects. Contains no SQL. It uses the server's clock, unless a test injects one.
 """
 
 from __future__ import annotations
@@ -78,10 +77,14 @@ class PostgresEngine:
         clock: Clock | None = None,
     ) -> None:
         if not bounds.NAMESPACE.match(namespace):
-            raise ConfigError(f"namespace {namespace[:100]!r} is not 1 to 80 of A-Z a-z 0-9 _ . -")
+            raise ConfigError(
+                f"namespace {namespace[:100]!r} is not valid: use 1 to 80 characters of A-Z a-z"
+                " 0-9 _ . -"
+            )
         if not SCHEMA_NAME.match(schema):
             raise ConfigError(
-                f"schema {schema[:100]!r} is not 1 to 63 of a-z 0-9 _, no digit first"
+                f"schema {schema[:100]!r} is not valid: use 1 to 63 characters of a-z 0-9 _, no"
+                " digit first"
             )
         if connections < 1:
             raise ConfigError(f"connections={connections}: at least 1 is needed")
@@ -125,7 +128,7 @@ class PostgresEngine:
         checks.check_queue(queue)
         written, unsorted = await self._run(queues.declare, queue, instead_of)
         if unsorted is not None:
-            # The queue is declared. If sorting its jobs fails, the next lease goes on with it.
+            # The queue is declared. If sorting its jobs into lanes fails, the next lease continues.
             with contextlib.suppress(EngineError):
                 await self._sort_into_lanes(unsorted)
         self._bell.ring()
@@ -135,8 +138,8 @@ class PostgresEngine:
         if not bounds.QUEUE_NAME.match(name):
             return
         number = await self._run(queues.drop, name)
-        # The queue is dropped. Each batch is a transaction of its own; if one fails, the pruner
-        # goes on with them.
+        # The queue is dropped. Each batch is a separate transaction; if one fails, the pruner
+        # continues.
         purged = number is not None
         with contextlib.suppress(EngineError):
             while purged:
@@ -183,8 +186,9 @@ class PostgresEngine:
         return outcomes
 
     async def overdue(self, limit: int) -> Overdue:
-        """Also tells children of endings that a dead process left untold, because the next recount
-        may be far away."""
+        """Also notifies children of endings that a dead process did not report, because the next
+        recount may be far away.
+        """
         checks.check_page(limit)
         await self._tell_children(await self._read(upkeep.untold_endings, limit))
         return await self._read(upkeep.overdue, limit)
@@ -258,7 +262,7 @@ class PostgresEngine:
         return await self._read(upkeep.examine)
 
     def mover(self) -> PostgresMover:
-        """Copies whole jobs out of this store and into it."""
+        """Exports and imports complete jobs."""
         return PostgresMover(self._read, self._run)
 
     def within(self, connection: Any) -> PostgresWithin | AsyncPostgresWithin:
@@ -284,7 +288,7 @@ class PostgresEngine:
         self._listener = None if self._pooled else NotifyListener(pool, self._bell)
 
     async def _run(self, call: Callable[..., Script[T]], *arguments: object) -> T:
-        """Run a script that writes, and tell children of the endings that it wrote."""
+        """Run a script that writes, and notify the children of jobs that it ended."""
         result, endings = await self._write(call, *arguments)
         await self._tell_children(endings)
         return result
@@ -292,7 +296,9 @@ class PostgresEngine:
     async def _write(
         self, call: Callable[..., Script[T]], *arguments: object
     ) -> tuple[T, list[int]]:
-        """Run a script that writes; its result and the endings to tell children of."""
+        """Run a script that writes; returns its result and the endings of which children must be
+        notified.
+        """
         pool, context = self._opened()
 
         def begin() -> Script[T]:
@@ -304,8 +310,9 @@ class PostgresEngine:
         return result, context.effects.committed + context.effects.endings
 
     async def _tell_children(self, endings: list[int]) -> None:
-        """Tell the children of ended parents, in the order of the endings, and their children in
-        turn. A failure is ignored: the call has succeeded, and the reaper tells the rest."""
+        """Notify the children of ended parents, in the order of the endings, and their children in
+        turn. A failure is ignored: the call has succeeded, and the reaper notifies the rest.
+        """
         with contextlib.suppress(EngineError):
             while endings:
                 batch = endings[: dependencies.TELL_BATCH]
@@ -317,7 +324,7 @@ class PostgresEngine:
                     self._bell.ring()
 
     async def _sort_into_lanes(self, number: int) -> None:
-        """Each step is a transaction of its own; if one fails, the next lease goes on with it."""
+        """Each step is a separate transaction; if one fails, the next lease continues."""
         while await self._run(lanes.relane_step, number):
             pass
 
@@ -337,7 +344,7 @@ class PostgresEngine:
         return self._pool, CallContext(self._identity.ns, self._clock_ms, effects)
 
     async def _lease(self, request: LeaseRequest) -> tuple[list[Lease], int | None]:
-        """A cancelled call is not interrupted: its leases are given back when they arrive."""
+        """A cancelled call is not interrupted: its leases are released when they arrive."""
         under_way = asyncio.create_task(self._lease_once(request))
         try:
             return await asyncio.shield(under_way), None
@@ -353,7 +360,9 @@ class PostgresEngine:
             await self._sort_into_lanes(leases)
 
     async def _next_due(self, request: LeaseRequest, since: int | None) -> NextDue:
-        """Before a wait: when the next job becomes due. The listener is started first."""
+        """The time until the next job becomes due, read before a wait. The listener is started
+        first.
+        """
         _, context = self._opened()
         if self._listener is not None:
             await self._listener.start(f"{self._schema[:40]}_{context.ns}")

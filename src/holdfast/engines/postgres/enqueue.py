@@ -1,6 +1,6 @@
-"""Enqueues jobs. A batch of plain jobs is one statement; for any other, queues, keys and known ids
-are read under locks, decided in order by `EnqueuePlan`, which does no I/O, and written in one
-transaction.
+"""Enqueues jobs. A batch of plain jobs is one statement. For any other batch, queues, keys and
+known ids are read under locks, `EnqueuePlan` decides on each job in order without I/O, and the
+result is written in one transaction.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _KNOWN = "SELECT id_, is_left FROM $schema.known_ids($1::int, $2::text[])"
 
 
 def enqueue(context: CallContext, jobs: Sequence[NewJob]) -> Script[list[Receipt]]:
-    """Add the jobs that are admitted; a receipt for each job, in the order given."""
+    """Add the admitted jobs; returns a receipt for each job, in the order given."""
     if _is_plain(jobs):
         known = only_value((yield Statement(_ADD_PLAIN, _plain_values(context, jobs), alone=True)))
         if known is not None:
@@ -64,7 +64,7 @@ def enqueue(context: CallContext, jobs: Sequence[NewJob]) -> Script[list[Receipt
 
 
 def _is_plain(jobs: Sequence[NewJob]) -> bool:
-    """Whether the jobs need no decision but that of their queues' settings."""
+    """Whether only the settings of their queues decide about the jobs."""
     if not jobs or len({job.id for job in jobs}) < len(jobs):
         return False
     total = 0
@@ -81,7 +81,7 @@ def _is_plain(jobs: Sequence[NewJob]) -> bool:
 
 def _plain_values(context: CallContext, jobs: Sequence[NewJob]) -> tuple[Any, ...]:
     """The jobs sorted by id, because new ids are locked in that order, and their places in the
-    batch. Generated ids ascend, so most batches are sorted already."""
+    batch. Generated ids ascend, so most batches are already sorted."""
     places: list[int] = []
     ids = [job.id for job in jobs]
     if any(former > latter for former, latter in pairwise(ids)):
@@ -121,7 +121,7 @@ def _enqueue_carefully(context: CallContext, jobs: Sequence[NewJob]) -> Script[l
 
 
 def _is_valid(job: NewJob) -> bool:
-    """Whether the job is within the bounds of every queue; no other is sent to the database."""
+    """Whether the job is within the bounds of every queue; others are not sent to the database."""
     try:
         checks.check_job(job)
     except UsageError:
@@ -130,7 +130,9 @@ def _is_valid(job: NewJob) -> bool:
 
 
 def _arrange(context: CallContext, jobs: Sequence[NewJob]) -> Script[Arrangement]:
-    """The order in which the jobs are admitted, parents first, and those in a circle of parents."""
+    """The order in which the jobs are admitted, parents first, and the jobs in a dependency
+    cycle.
+    """
     if not any(job.after for job in jobs):
         return list(range(len(jobs))), {}
     ids = [job.id for job in jobs if bounds.JOB_ID.match(job.id)]
@@ -146,8 +148,10 @@ def make_plan(
     locked: bool,
     settled: Collection[str] = (),
 ) -> Script[EnqueuePlan]:
-    """Lock and read everything that decides about the jobs: first their keys, then all job rows at
-    once, also those of `settled` ids. The plan gets a number for each job and settled id."""
+    """Lock and read everything that decides about the jobs: first their keys, then all job rows
+    together, including those of `settled` ids. The plan gets a number for each job and settled
+    id.
+    """
     now, numbers = yield from write.draw_numbers(context, len(jobs) + len(settled))
     plan = EnqueuePlan(now, numbers, queues)
     holders = yield from _lock_keys(context, plan, jobs)
@@ -169,7 +173,7 @@ def make_plan(
     held = {id_: job for id_, job in found.items() if id_ in others}
     names = {job.before.queue for job in held.values()}
     yield from add_queues(context, queues, names, locked=locked)
-    # The jobs of a queue that was dropped meanwhile are gone.
+    # The jobs of a queue that was dropped in the meantime are gone.
     plan.held = {id_: job for id_, job in held.items() if job.before.queue in queues}
     return plan
 
@@ -252,16 +256,16 @@ class EnqueuePlan:
         # New jobs by the number they arrive with.
         self.added: dict[int, NewJob] = {}
         self._added_ids: set[str] = set()
-        # States of parents; new jobs with the parents they wait for; and new jobs, by number, whose
-        # parent ended so that they can never run: that parent and the code of its state.
+        # States of parents; new jobs with the parents they wait for; and new jobs, by number, that
+        # can never run because of how a parent ended: that parent and the code of its state.
         self.states: dict[str, State] = {}
         self.children: list[tuple[Job, list[str]]] = []
         self.orphans: dict[int, tuple[str, int | None]] = {}
-        # Jobs that this transaction ends: they keep their key no longer than its window.
+        # Jobs that this transaction ends: they hold their key no longer than its window.
         self.ended: set[str] = set()
 
     def enqueue(self, new: NewJob, circle: str | None = None) -> Receipt:
-        """Admit, merge or refuse one job; `circle` names the circle of parents that it is in."""
+        """Admit, merge or refuse one job; `circle` describes the dependency cycle that it is in."""
         queue = self.queues.find(new.queue)
         try:
             queue = checks.check_new(new, queue)
@@ -326,7 +330,7 @@ class EnqueuePlan:
                 self.held[new.id] = LockedJob(job, job, noted=False)
 
     def _add_child(self, child: Job) -> None:
-        """Find the parents that a new job waits for; some may have ended already."""
+        """Find the parents that a new job waits for; some may have already ended."""
         waits_for: list[str] = []
         for parent in child.after:
             state = self.states[parent]

@@ -21,7 +21,7 @@ from holdfast.errors import (
 
 REPEATABLE = frozenset({"40001", "40P01", "55P03"})
 """Serialization failure, deadlock and a lock not available in time: the transaction was rolled back
-and may be run again. Calls of the engine do not deadlock with each other, but a caller's
+and may be repeated. Calls of the engine do not deadlock with each other, but a caller's
 transaction may."""
 
 ENDED_BETWEEN = "the server ended the connection between two statements"
@@ -54,8 +54,9 @@ def is_cut(error: BaseException) -> bool:
 
 
 def is_unsent(error: BaseException) -> bool:
-    """Whether the library did not send the statement, because the server had announced the end of
-    the connection."""
+    """Whether the library did not send the statement because the server had announced the end of
+    the connection.
+    """
     return isinstance(error, asyncpg.InternalClientError) and str(error).startswith(
         "cannot switch to state"
     )
@@ -74,7 +75,9 @@ def explain(error: BaseException, *, doubtful: bool, where: str) -> EngineError:
         return SchemaMismatch(f"{text}; the schema does not match this version of Holdfast")
     if is_cut(error):
         if doubtful:
-            return OutcomeUnknown(f"{text}; it may have happened: repeat with the same ids")
+            return OutcomeUnknown(
+                f"{text}; the call may have taken effect: repeat it with the same ids"
+            )
         return EngineUnavailable(f"{text}; nothing was changed")
     if code and code.startswith(_REFUSED):
         return EngineUnavailable(f"{text}; nothing was changed")

@@ -25,12 +25,14 @@ _queue_of, _line_order = itemgetter(3), itemgetter(6, 10, 2)
 
 
 def can_exist(lease: Lease) -> bool:
-    """Whether id and token are possible at all; no other lease is sent to the database."""
+    """Whether id and token are valid values; other leases are not sent to the database."""
     return bool(bounds.JOB_ID.match(lease.id)) and 0 <= lease.token < 2**63
 
 
 def lease(context: CallContext, request: LeaseRequest) -> Script[list[Lease] | int]:
-    """Lease due jobs; or the number of a queue whose jobs must be sorted into lanes first."""
+    """Lease due jobs; returns the leases, or the number of a queue whose jobs must be sorted into
+    lanes first.
+    """
     tasks = None
     if request.tasks is not None:
         tasks = [task for task in sorted(request.tasks) if bounds.TASK_NAME.match(task)]
@@ -47,7 +49,7 @@ def lease(context: CallContext, request: LeaseRequest) -> Script[list[Lease] | i
             # With flow control the rows come in the order in which they were leased.
             ordered = leased if has_flow else _in_order(request, leased)
             return [new_lease(row, worker) for row in ordered]
-        # A row without an id says that more expired jobs may be in the way, or that there are
+        # A row without an id means that more expired jobs may be in the way, or that there are
         # lanes, perhaps with jobs to be sorted into them first.
         sign: int | None = rows[0][_SEQ]
         if sign == _HAS_LANES:

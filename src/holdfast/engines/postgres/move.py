@@ -1,4 +1,4 @@
-"""Moves whole jobs out of a database and into one: see `core.moving.Mover`.
+"""Exports and imports complete jobs of a database: see `core.transfer.Mover`.
 
 A waiting job is added as a new one, so that lanes and groups count it, and gets its history in the
 same transaction. A finished job affects no other: it is only a row.
@@ -83,7 +83,7 @@ SELECT * FROM unnest($1::bigint[], $2::float8[], $3::bytea[], $4::bytea[])
 _EVENTS = """
 INSERT INTO $schema.events (job, body) SELECT * FROM unnest($1::bigint[], $2::bytea[])
 """
-# Children may have been moved before their parent, or wait for one that was deleted.
+# Children may have been moved before their parent, or wait for a deleted one.
 _RECOGNISE = "SELECT $schema.recognise($1::int, $2::text[])"
 _AWAIT = """
 INSERT INTO $schema.awaited (ns, parent) SELECT $1::int, w.id FROM unnest($2::text[]) AS w(id)
@@ -116,14 +116,14 @@ class PostgresMover:
         self._run = run
 
     async def jobs(self, *, after: int, limit: int, bytes_max: int) -> Stretch:
-        """Jobs with everything, in the order of arrival."""
+        """Complete jobs, in order of arrival."""
         stretch: Stretch = await self._read(
             partial(_jobs, after=after, limit=limit, bytes_max=bytes_max)
         )
         return stretch
 
     async def adopt(self, wholes: Sequence[Whole]) -> list[Receipt]:
-        """Add jobs as they are; a receipt for each."""
+        """Add jobs unchanged; returns a receipt for each."""
         receipts: list[Receipt] = await self._run(_adopt, wholes)
         return receipts
 
@@ -184,7 +184,7 @@ def _adopt(context: CallContext, wholes: Sequence[Whole]) -> Script[list[Receipt
 
 
 def _add(context: CallContext, now: int, wholes: Sequence[Whole], queues: QueueSet) -> Script[None]:
-    """Insert waiting and finished jobs alternately, because new ids are locked in their order."""
+    """Insert waiting and finished jobs in id order, because new ids are locked in that order."""
     ordered = sorted(wholes, key=lambda whole: whole.job.id)
     for waits, run in groupby(ordered, lambda whole: whole.job.state is State.WAITING):
         if waits:
@@ -224,7 +224,7 @@ def _add_history(context: CallContext, wholes: Sequence[Whole]) -> Script[None]:
 
 
 def _as_new(job: Job, now: int) -> NewJob:
-    """The fields that decide about the place of a waiting job."""
+    """The fields that decide the place of a waiting job."""
     return NewJob(
         id=job.id, task=job.task, queue=job.queue, payload=job.payload,
         content_type=job.content_type, priority=job.priority, delay_ms=job.due_at - now,

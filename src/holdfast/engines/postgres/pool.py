@@ -1,7 +1,6 @@
-"""A pool of connections: opened with back-off and jitter, lent one at a time, closed when in doubt.
-
-Runs scripts, decides what a failure means for them, and repeats only what the server has undone. It
-knows nothing about jobs.
+"""A pool of connections: opened with back-off and jitter, lent to one caller at a time, closed when
+in doubt. Runs scripts, decides what a failure means for them, and repeats only scripts that the
+server has rolled back. It knows nothing about jobs.
 """
 
 from __future__ import annotations
@@ -57,7 +56,7 @@ FAILURES = (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClien
 
 
 class PostgresConnection(asyncpg.Connection):  # type: ignore[misc] # it ships no types
-    """A connection that notices when its peer vanishes."""
+    """A connection that notices when its peer disappears."""
 
     def keep_alive(self) -> None:
         """Switch on TCP keepalives."""
@@ -121,7 +120,7 @@ class PostgresPool:
 
     async def connect(self) -> PostgresConnection:
         """A new connection, for the caller to close. After a failure the next attempt is refused at
-        once until a pause is over, so that a recovering server is not overrun."""
+        once until a pause is over, so that a recovering server is not overwhelmed."""
         if time.monotonic() < self._retry_at:
             raise EngineUnavailable(self._refusal)
         try:
@@ -142,7 +141,7 @@ class PostgresPool:
         return connection
 
     async def dial(self) -> PostgresConnection:
-        """A connection that is not checked yet; raises the errors of the library."""
+        """Open a connection without checking it; raises the errors of the library."""
         try:
             connection: PostgresConnection = await asyncpg.connect(
                 self._dsn,
@@ -157,8 +156,8 @@ class PostgresPool:
         except (ValueError, OverflowError):
             # The part that could not be read may be the password, so it is not shown.
             raise ConfigError(
-                "the address of PostgreSQL cannot be read: its port must be 0 to 65535, and a "
-                "password with one of / # ? @ : % must have them percent-encoded"
+                "the address of PostgreSQL cannot be parsed: the port must be 0 to 65535, and"
+                " the characters / # ? @ : % of a password must be percent-encoded"
             ) from None
         connection.keep_alive()
         return connection
@@ -220,7 +219,7 @@ class PostgresPool:
         return faults.explain(error, doubtful=doubtful, where=self.where)
 
     def forget(self) -> None:
-        """Close idle connections, because the address may lead to another server now."""
+        """Close idle connections, because the address may now lead to another server."""
         while self._idle:
             self._idle.pop().terminate()
 
@@ -242,8 +241,9 @@ class PostgresPool:
                 self._slots.release()
 
     async def run(self, make: Callable[[], Script[T]], *, writes: bool = True) -> T:
-        """Run a script in a transaction. Run it again if the server undid it, a bounded number of
-        times."""
+        """Run a script in a transaction. Repeat it if the server rolled it back, a bounded number
+        of times.
+        """
         for tried in range(1, TRIES_MAX + 1):
             try:
                 async with self.lend() as connection:
@@ -253,7 +253,7 @@ class PostgresPool:
                 if tried < TRIES_MAX:
                     await asyncio.sleep(random.uniform(0, 0.005 * 2**tried))
         raise EngineUnavailable(
-            f"PostgreSQL at {self.where} undid the call {TRIES_MAX} times: {last}; "
+            f"PostgreSQL at {self.where} rolled back the call {TRIES_MAX} times: {last}; "
             "nothing was changed: try again later"
         ) from last
 
@@ -315,4 +315,4 @@ class PostgresPool:
 
 
 class _Undone(Exception):
-    """The server undid the script, so it may run again."""
+    """The server rolled the script back, so it may run again."""

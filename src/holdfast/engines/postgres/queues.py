@@ -1,5 +1,5 @@
-"""Queues: declared, dropped, listed with counts, and read by the calls that use them. Also the
-small versioned records that a namespace keeps beside its queues.
+"""Queues: declare, drop, list with counts, and read them for other calls. Also the small versioned
+records of a namespace.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ class QueueSet:
 
     @property
     def reads_payload(self) -> bool:
-        """Whether one of them needs the payload to tell the lane of a job."""
+        """Whether the lane of a job in one of them depends on the payload."""
         return any(lanes.reads_payload(entry.queue) for entry in self._by_name.values())
 
     def spot(self, job: NewJob | Job) -> lanes.LaneSpot | None:
@@ -186,8 +186,9 @@ def _read(context: CallContext, names: list[str], lock: NameLock) -> Script[list
 def declare(
     context: CallContext, queue: Queue, instead_of: Known
 ) -> Script[tuple[bool, int | None]]:
-    """Create or change a queue: whether it was written, and its number if its waiting jobs must be
-    sorted into lanes."""
+    """Create or change a queue; returns whether it was written, and its number if its waiting jobs
+    must be sorted into lanes.
+    """
     if queue.dead_queue is not None:
         found = yield Statement(_BEFORE, (context.ns, queue.dead_queue))
         checks.check_dead_queue(queue, {queue.dead_queue} if found else ())
@@ -197,7 +198,7 @@ def declare(
         if rows:
             yield Statement(_WAKE, (context.ns,))
         elif instead_of is ANY:
-            # Another call gave it lanes meanwhile.
+            # Another call has given it lanes in the meantime.
             raise Restart
         return bool(rows), None
     names = [limit.name for limit in queue.limits]
@@ -227,8 +228,9 @@ def _write(
     *,
     plain: bool = False,
 ) -> Script[Sequence[Row]]:
-    """The number of the queue, if it was written over the settings found. `plain` says that the
-    flow lock is not held: then the queue must have no lanes."""
+    """The number of the queue, if it was written over the settings found. With `plain` the flow
+    lock is not held: then the queue must have no lanes.
+    """
     if instead_of is None:
         return (yield Statement(_DECLARE_NEW, _values(context, queue)))
     if instead_of is ANY:
@@ -253,7 +255,7 @@ def _flow_values(queue: Queue) -> tuple[object, ...]:
 
 
 def _wide(limit: Limit) -> str | None:
-    """The slot key that all jobs of the queue share, if the limit does not tell them apart."""
+    """The slot key that all jobs of the queue share, if the limit does not distinguish them."""
     is_wide = limit.task is None and not fields_of(limit.key)
     return limit.key if is_wide else None
 
@@ -272,7 +274,7 @@ def _values(context: CallContext, queue: Queue) -> tuple[object, ...]:
 
 
 def drop(context: CallContext, name: str) -> Script[int | None]:
-    """Drop a queue: it and its jobs are gone for every reader. Returns its number, to be purged."""
+    """Drop a queue: no reader sees it or its jobs any more. Returns its number, to be purged."""
     rows = yield Statement(_DROP, (context.ns, name), alone=True)
     return only_value(rows) if rows else None
 
@@ -332,7 +334,7 @@ def load_records(
 
 
 def save_records(context: CallContext, records: Sequence[Record]) -> Script[list[Saved]]:
-    """Write each record if its version is still the stored one; an answer for each."""
+    """Write each record if its version is still the stored one; returns an answer for each."""
     if not records:
         return []
     rows = ((record.kind, record.key, record.version, record.value) for record in records)

@@ -43,7 +43,7 @@ BARE_COLUMNS = f"{_START} ''::bytea, {_MIDDLE} NULL::float8, NULL::bytea, {_END}
 
 WHOLE_COLUMNS = f"""{_START} j.payload, {_MIDDLE} n.progress, n.checkpoint, {_END}, n.output,
     j.result, ARRAY(SELECT e.body FROM $schema.events e WHERE e.job = j.seq ORDER BY e.number)"""
-"""A job with everything; `n` is its row of `notes`."""
+"""A complete job; `n` is its row of `notes`."""
 
 LEASE_COLUMNS = """
     h.id, h.seq, h.place, h.queue, h.task, h.payload, h.rank, h.version, h.attempt, h.created_at,
@@ -113,7 +113,7 @@ def leased_job(row: Row) -> Job:
 
 
 def new_lease(row: Row, worker: str | None) -> Lease:
-    """A lease just given to `worker`, from LEASE_COLUMNS."""
+    """A new lease of `worker`, from LEASE_COLUMNS."""
     (
         id_, seq, _, queue, task, payload, rank, version, attempt, created_at, due_at, leased_at,
         deadline_at, token, tenant, group, rare,
@@ -209,6 +209,6 @@ def _rare_fields(rare: Row) -> dict[str, Any]:
 
 
 def columns(rows: Iterable[Sequence[Any]], width: int) -> tuple[list[Any], ...]:
-    """One list for each column, also of no rows."""
+    """One list for each column, even without rows."""
     lists = tuple(list(column) for column in zip(*rows, strict=True))
     return lists or tuple([] for _ in range(width))

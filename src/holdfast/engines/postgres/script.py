@@ -14,13 +14,13 @@ Row: TypeAlias = Sequence[Any]
 T = TypeVar("T")
 
 STATEMENT_BYTES_MAX = 8 * 1024 * 1024
-"""Bytes sent with one statement: the server keeps several copies of them in memory."""
+"""Maximum bytes sent with one statement: the server holds several copies of them in memory."""
 
 
 class Statement(NamedTuple):
     """SQL with `$schema` for the schema's name and `$1` … for the values.
 
-    `alone`: it may commit by itself, because nothing written before or after depends on it.
+    `alone`: it may be committed separately, because nothing written before or after depends on it.
     """
 
     text: str
@@ -40,7 +40,7 @@ class Effects:
 
     def __init__(self, laned: set[str] | None = None, flowing: set[str] | None = None) -> None:
         self.endings: list[int] = []
-        """Endings of parents that their children must still be told of."""
+        """Endings of parents of which the children must still be notified."""
         self.committed: list[int] = []
         """The same, for endings that are committed even if the script starts again."""
         self.is_in_part = False
@@ -54,7 +54,7 @@ class Effects:
         self.queues: set[str] = set()
         """Queues that the script turned out to need: lock them first in the next run."""
         self.is_final = False
-        """The script cannot start again, so it must look before it locks."""
+        """The script cannot be restarted, so it must look before it locks."""
         self.laned = set() if laned is None else laned
         """Queues that had lanes when last seen. Only a hint."""
         self.flowing = set() if flowing is None else flowing

@@ -1,8 +1,8 @@
-"""Reads jobs: one job with everything, pages newest first, and counts by value.
+"""Reads jobs: one complete job, pages newest first, and counts by value.
 
 A `JobFilter` is one constant SQL condition whose parts are off while their value is NULL. Every
 scan is bounded before the condition is applied: a filter that matches nothing reads
-`limits.SCAN_MAX` rows and no more.
+`bounds.SCAN_MAX` rows and no more.
 """
 
 from __future__ import annotations
@@ -149,7 +149,7 @@ _NEWEST = 2**63 - 1
 
 
 def get(context: CallContext, id: str) -> Script[Job | None]:
-    """One job with everything."""
+    """One complete job."""
     rows = yield Statement(_GET, (context.ns, id), alone=True)
     return whole_job(rows[0]) if rows else None
 

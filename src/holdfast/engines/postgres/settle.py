@@ -1,5 +1,6 @@
-"""Settles and renews leases. Plain completions and most renewals are one statement; any other
-verdict is decided by `lifecycle` on job rows read under locks, and written back in one transaction.
+"""Settles and renews leases. Plain completions and most renewals are one statement; for any other
+verdict, `lifecycle` decides on job rows read under locks, and the result is written in one
+transaction.
 """
 
 from __future__ import annotations
@@ -51,7 +52,9 @@ _Numbered: TypeAlias = list[tuple[int, Renewal]]
 
 
 def settle(context: CallContext, settlements: Sequence[Settlement]) -> Script[list[Outcome]]:
-    """Apply verdicts to leases that still hold; an outcome for each, in the order given."""
+    """Apply verdicts to leases that are still valid; returns an outcome for each, in the order
+    given.
+    """
     ids = {settlement.lease.id for settlement in settlements}
     if (
         len(ids) == len(settlements)
@@ -121,8 +124,9 @@ def _complete(context: CallContext, ordered: Sequence[Settlement]) -> Script[Col
 def _complete_at_once(
     context: CallContext, ordered: Sequence[Settlement]
 ) -> Script[Collection[str]]:
-    """Complete in a caller's transaction, where no statement commits by itself: the flow locks
-    must come before the first row, and with them all jobs are completed together."""
+    """Complete in a caller's transaction, where no statement is committed separately: the flow
+    locks must be taken before the first row, and then all jobs are completed together.
+    """
     ids = [settlement.lease.id for settlement in ordered]
     queues = yield from read_queues(context, _sources(ordered))
     jobs = [settlement.lease.job for settlement in ordered]
@@ -133,7 +137,7 @@ def _complete_at_once(
 def _complete_flow(context: CallContext, left: Sequence[Settlement]) -> Script[Collection[str]]:
     """Complete jobs with flow control. Most need no flow lock: their slots are freed later, by the
     next call that holds it."""
-    # All in one statement or the other: children are told of endings in the order of arrival.
+    # All in one statement or the other: children are notified in the order of arrival.
     light, heavy = (left, []) if all(_is_light(context, one) for one in left) else ([], left)
     done: set[str] = set()
     if light:
@@ -186,7 +190,7 @@ def _complete_locked(
 def _remember_flow(
     context: CallContext, settlements: Iterable[Settlement], *, had_flow: bool | None
 ) -> None:
-    """Keep for later calls whether jobs of these queues have flow control."""
+    """Remember for later calls whether jobs of these queues have flow control."""
     names = {settlement.lease.job.queue for settlement in settlements}
     if had_flow:
         context.effects.flowing.update(names)
@@ -216,7 +220,7 @@ def _settle_carefully(
     ids = [settlement.lease.id for settlement in possible]
     locked = yield from lock_flow(context, involved, queues, ids)
     plan = yield from make_plan(context, follow_ups, queues, locked=locked, settled=ids)
-    # In the order of arrival, in which children are told of endings.
+    # In the order of arrival, in which children are notified.
     settled = set(ids)
     jobs = {id_: job for id_, job in plan.held.items() if id_ in settled}
     outcomes, notes = [], dict[int, Note]()
@@ -305,7 +309,8 @@ def _add_note(notes: dict[int, Note], seq: int, note: Note | None) -> None:
 
 
 def renew(context: CallContext, renewals: Sequence[Renewal]) -> Script[list[Lease | None]]:
-    """Push the deadlines of leases that still hold and store their notes; None for each lost lease.
+    """Extend the deadlines of leases that are still valid and store their notes; None for each lost
+    lease.
 
     One statement, or one transaction if a job is named twice or the notes are large.
     """

@@ -1,4 +1,6 @@
-"""Upkeep: reads of leases and jobs that are due for it, and recounts of flow-control counters."""
+"""Upkeep: reads of overdue leases and of expired and finished jobs, and recounts of flow-control
+counters.
+"""
 
 from __future__ import annotations
 
@@ -101,8 +103,9 @@ def expired(context: CallContext, limit: int) -> Script[Expired]:
 
 
 def finished(context: CallContext, limit: int) -> Script[list[Job]]:
-    """Jobs past retention, the earliest first. Also removes free keys and what dropped queues left
-    behind, a bounded number at a time."""
+    """Jobs past retention, the earliest first. Also removes free keys and leftover rows of dropped
+    queues, a bounded number at a time.
+    """
     now: int = only_value((yield Statement(_NOW, (context.given_ms,), alone=True)))
     rows = yield Statement(_FINISHED, (context.ns, now, limit), alone=True)
     yield Statement(_FREE_KEYS, (context.ns, now, KEYS_BATCH), alone=True)
@@ -125,7 +128,9 @@ def examine(context: CallContext) -> Script[Examination]:
 
 
 class RecountProgress:
-    """The position after the last recount; `untold` counts the endings that it found untold."""
+    """The position after the last recount; `untold` counts the endings of which children were not
+    notified.
+    """
 
     def __init__(self) -> None:
         self.untold = 0
@@ -134,8 +139,9 @@ class RecountProgress:
 
 
 def recount(context: CallContext, progress: RecountProgress, limit: int) -> Script[int]:
-    """Repair slots, parked lanes, lanes, heads and groups; how many were wrong. Endings that no
-    call told the children of are left to the engine as effects."""
+    """Repair slots, parked lanes, lanes, heads and groups; returns how many were wrong. Endings of
+    which the children were not notified are left to the engine as effects.
+    """
     repaired: int = only_value((yield Statement(_RECOUNT_SLOTS, (context.ns, limit), alone=True)))
     repaired += only_value((yield Statement(_RECOUNT_PARKS, (context.ns, limit), alone=True)))
     repaired += only_value((yield Statement(_RECOUNT_LANES, (context.ns, limit), alone=True)))
@@ -155,5 +161,5 @@ def recount(context: CallContext, progress: RecountProgress, limit: int) -> Scri
 
 
 def untold_endings(context: CallContext, limit: int) -> Script[list[int]]:
-    """Endings that children should have been told of by now: the process that had to is gone."""
+    """Endings of which the children were not notified in time: the process that had to has died."""
     return [row[0] for row in (yield Statement(_UNTOLD_ENDINGS, (context.ns, limit), alone=True))]

@@ -53,7 +53,7 @@ def next_due(
 
 
 class LeaseWait:
-    """One waiting lease. It goes on waiting while the server cannot be reached; `failure` is the
+    """One waiting lease. It keeps waiting while the server cannot be reached; `failure` is the
     error of the last attempt, for the caller to raise when the wait is over."""
 
     def __init__(
@@ -127,7 +127,7 @@ class NotifyListener:
         try:
             await connection.add_listener(signal, self._ring)
             self._ready.set()
-            # Notifications from before were missed: let waiting leases look for themselves.
+            # Earlier notifications were missed: make waiting leases look again.
             self._bell.ring()
             while not await _is_set_within(gone, PING_S):
                 await connection.fetchval("SELECT 1", timeout=PONG_S_MAX)

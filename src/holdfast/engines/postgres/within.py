@@ -1,4 +1,4 @@
-"""Enqueue and settle in a caller's own transaction, on the connection that it is open on.
+"""Enqueue and settle in a caller's own transaction, on the caller's connection.
 
 Never begins, commits or rolls back. A single call takes its locks in the order of `write`, but
 keeps them until the caller's transaction ends: several calls in one transaction, or other locks of
@@ -37,7 +37,7 @@ class WithinTarget(NamedTuple):
 
 
 def within(connection: Any, target: WithinTarget) -> PostgresWithin | AsyncPostgresWithin:
-    """Enqueue and settle on this connection, blocking or async as the connection is."""
+    """Enqueue and settle on this connection, which may be blocking or async."""
     foreign = recognise(connection)
     if foreign.run is not None:
         return PostgresWithin(target, foreign.run)
@@ -131,7 +131,7 @@ class _CheckedScripts:
         return result
 
     def _tell_children(self) -> Script[None]:
-        """Tell the children of jobs that ended here, in the same transaction."""
+        """Notify the children of jobs that ended here, in the same transaction."""
         endings = self._target.context.effects.endings
         while endings:
             numbers = endings.copy()
@@ -140,7 +140,7 @@ class _CheckedScripts:
                 pass
 
     def _check(self) -> Script[None]:
-        # Within one transaction `now()` does not change, so it tells one from another.
+        # `now()` does not change within a transaction, so it identifies the transaction.
         ((exists, transaction),) = yield Statement(_EXISTS)
         if transaction == self._transaction:
             return
@@ -152,8 +152,8 @@ class _CheckedScripts:
         ((store, still),) = yield Statement(_IDENTITY)
         if store != self._target.identity.store:
             raise UsageError(
-                "the connection leads to another Holdfast store than the engine: "
-                "use one to the engine's own database"
+                "the connection leads to a different Holdfast store: use one to the engine's own"
+                " database"
             )
         if transaction != still:
             raise UsageError(
@@ -184,7 +184,7 @@ class ForeignConnection(NamedTuple):
 def recognise(connection: Any) -> ForeignConnection:
     """Find the library of a connection; refuse an unknown one.
 
-    Only modules that are loaded already are examined; no library is imported for it.
+    Only modules that are already loaded are examined; no library is imported for this.
     """
     for library in (_asyncpg, _psycopg, _sqlalchemy, _sqlalchemy_async, _django):
         found = library(connection)

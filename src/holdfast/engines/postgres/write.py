@@ -4,9 +4,8 @@ Every call takes its locks in this order, so that calls do not deadlock: 1 queue
 2 domains of flow control by number (advisory) · 3 keys by queue and key · 4 job rows by seq ·
 5 queue rows by number · 6 ids of new jobs by id · 7 awaited parents by id. Rows locked at 4 are
 written after 6: an insert waits for a row that another call has written, not for a locked one.
-A lock needed out of order is tried, or waited for no longer than 50 ms (by completions, which write
-rows before they hold all of them). Everything else that a call writes belongs to a row or domain
-that it holds.
+A lock needed out of order is only tried; completions, which write rows before they hold all of
+them, wait 50 ms at most. All else that a call writes belongs to a row or domain that it holds.
 """
 
 from __future__ import annotations
@@ -106,7 +105,7 @@ def lock_flow(
     if not needed:
         return False
     involved = parents.union(ids)
-    # In a caller's transaction the children are told right after: their domains are needed too.
+    # In a caller's transaction the children are notified right after: their domains are needed too.
     names = yield from lanes.queues_of(context, involved, below=is_final)
     unread = {name for name in names if name not in queues}
     if unread:
@@ -173,8 +172,9 @@ def draw_numbers(context: CallContext, count: int) -> Script[tuple[int, Iterator
 
 
 def job_columns(jobs: Sequence[NewJob]) -> tuple[list[Any], ...]:
-    """Ids, tasks, payloads and so on. A column of nothing but defaults is sent empty, which means
-    the same and costs less."""
+    """The columns of jobs: ids, tasks, payloads and so on. A column with only default values is
+    sent empty, which means the same and costs less.
+    """
     return (
         [job.id for job in jobs],
         [job.task for job in jobs],
@@ -191,7 +191,7 @@ def job_columns(jobs: Sequence[NewJob]) -> tuple[list[Any], ...]:
 
 
 def _unless_all(column: list[Any], default: object) -> list[Any]:
-    """The column, or an empty one if it holds nothing but the default."""
+    """The column, or an empty one if it holds only the default."""
     return [] if column.count(default) == len(column) else column
 
 
@@ -241,8 +241,9 @@ def _flow(job: NewJob, spot: LaneSpot | None, parents: int) -> int:
 def rewrite(
     context: CallContext, jobs: Iterable[LockedJob], queues: QueueSet, *, now: int, locked: bool
 ) -> Script[None]:
-    """Write changed jobs back, each on the version that was read, and their events. `locked` says
-    that the flow locks are held."""
+    """Write changed jobs back, each on the version that was read, and their events. `locked` is
+    true if the flow locks are held.
+    """
     changed = [job for job in jobs if job.after is not job.before]
     spots = [queues.spot(job.after) for job in changed]
     if any(spots) and not locked:
@@ -254,7 +255,7 @@ def rewrite(
         values = columns((_row(job, lane, queues) for job, lane in chunk), _REWRITE_COLUMNS)
         endings = only_value((yield Statement(_REWRITE, (context.ns, now, locked, *values))))
         if endings is None:
-            # A job was changed by another call, or has flow control that was not known of.
+            # A job was changed by another call, or turned out to have flow control.
             context.effects.locks = True
             raise Restart
         context.effects.endings += endings

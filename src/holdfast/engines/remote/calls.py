@@ -1,8 +1,8 @@
 """Prepares calls that cannot be sent as they are.
 
 A call with thousands of parents or follow-up jobs is split; each part is one transaction of the
-server. Values that cannot be encoded, such as invalid UTF-8, are answered here as an engine would;
-that is looked at only after a call has failed, so valid calls cost nothing.
+server. Values that cannot be encoded, such as invalid UTF-8, are answered here as an engine would
+answer them; this is checked only after a call has failed, so valid calls cost nothing.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ def split_settlements(batch: Sequence[Settlement]) -> list[Part] | None:
     if sum(sizes) <= bounds.PARENTS_MAX:
         return None
     for each, size in zip(batch, sizes, strict=True):
-        # A verdict with more follow-up jobs than any engine takes is refused alone.
+        # A verdict with more follow-up jobs than any engine accepts is refused on its own.
         if size > bounds.PARENTS_MAX and len(_then(each)) <= bounds.FOLLOW_UPS_MAX:
             raise UsageError(
-                f"the follow-up jobs of job {each.lease.id} are after {size} others; through a "
-                f"server {bounds.PARENTS_MAX} are the most for one verdict"
+                f"the follow-up jobs of job {each.lease.id} depend on {size} jobs; through a"
+                f" server the maximum for one verdict is {bounds.PARENTS_MAX}"
             )
     return _parts(range(len(batch)), sizes)
 

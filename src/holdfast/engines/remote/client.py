@@ -1,7 +1,7 @@
 """Calls the verbs of one server, and turns its errors into exceptions.
 
-While the server is away, calls that are safe to repeat are repeated with growing random pauses,
-never shorter than the server asks for.
+While the server is unreachable, calls that are safe to repeat are repeated with growing random
+pauses, never shorter than the server's Retry-After.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import msgspec
 
 from holdfast.core.codec import trace_parent
 from holdfast.engines.remote.connection import ConnectionCut, HttpPool, HttpReply, ServerUnreachable
-from holdfast.engines.verbs import CONTENT_TYPE, VERBS, About, EnqueueCall
+from holdfast.engines.wire import CONTENT_TYPE, VERBS, About, EnqueueCall
 from holdfast.errors import (
     BY_CODE,
     EngineClosed,
@@ -31,7 +31,7 @@ from holdfast.errors import (
 )
 
 ANSWER_S = 30.0
-PATIENCE_S = 10.0
+RETRY_S_MAX = 10.0
 _PAUSE_S, _PAUSE_S_MAX = 0.05, 2.0
 _JSON = "application/json"
 _BODY_MAX = 1024 * 1024 * 1024
@@ -87,12 +87,12 @@ class ServerClient:
     def close(self) -> None:
         self._pool.close()
 
-    async def about(self, *, patience_s: float = PATIENCE_S) -> About:
+    async def about(self, *, retry_s_max: float = RETRY_S_MAX) -> About:
         request = self._head("GET", "/v1/engine") + b"0\r\n\r\n"
         try:
-            answer = await self._repeat(request, repeatable=True, patience_s=patience_s)
+            answer = await self._repeat(request, repeatable=True, retry_s_max=retry_s_max)
         except OutcomeUnknown as error:
-            # The request only reads, so nothing can have been done.
+            # The request only reads, so nothing can have changed.
             hint = "; does it serve https://?" if self.place.startswith("http:") else ""
             raise EngineUnavailable(f"{error}{hint}") from None
         about: About = self._read(answer, _read_about)
@@ -104,22 +104,24 @@ class ServerClient:
         carried: Any,
         *,
         answer_s: float = ANSWER_S,
-        patience_s: float = PATIENCE_S,
+        retry_s_max: float = RETRY_S_MAX,
         until: float | None = None,
-        unheard: Callable[[Any], None] | None = None,
+        on_late_answer: Callable[[Any], None] | None = None,
     ) -> Any:
-        """Call a verb of the server's engine. `carried` may be a function that makes the arguments
-        anew for each try. The tries end at the loop time `until`, or after `patience_s`. `unheard`
-        gets an answer that arrived after the caller was cancelled."""
+        """Call a verb of the server's engine. `carried` may be a function that makes new arguments
+        for each attempt. The attempts end at the loop time `until`, or after `retry_s_max`.
+        `on_late_answer` gets an answer that arrived after the caller was cancelled.
+        """
         known = VERBS[verb]
         request = partial(self._call_of, verb, carried)
         answer = await self._repeat(
             request if callable(carried) else request(),
             repeatable=known.repeatable,
             answer_s=answer_s,
-            patience_s=patience_s,
+            retry_s_max=retry_s_max,
             until=until,
-            unheard=unheard and (lambda late: self._hear(late, known.read_answer, unheard)),
+            on_late_answer=on_late_answer
+            and (lambda late: self._pass_on(late, known.read_answer, on_late_answer)),
         )
         try:
             return self._read(answer, known.read_answer)
@@ -135,7 +137,7 @@ class ServerClient:
         answer = await self._repeat(
             request,
             repeatable=method != "POST",
-            patience_s=PATIENCE_S,
+            retry_s_max=RETRY_S_MAX,
         )
         if answer.status < 300:
             return answer.body
@@ -149,7 +151,7 @@ class ServerClient:
         try:
             body = _encode(carried() if callable(carried) else carried)
         except (TypeError, ValueError, OverflowError) as error:
-            raise UnsendableCall(f"this cannot be sent: {error}") from None
+            raise UnsendableCall(f"the call cannot be encoded: {error}") from None
         head = self._heads[verb]
         if isinstance(carried, EnqueueCall) and carried.jobs and carried.jobs[0].headers:
             head = _with_trace(head, carried.jobs[0].headers)
@@ -165,20 +167,22 @@ class ServerClient:
         request: bytes | Callable[[], bytes],
         *,
         repeatable: bool,
-        patience_s: float,
+        retry_s_max: float,
         until: float | None = None,
         answer_s: float = ANSWER_S,
-        unheard: Callable[[HttpReply], None] | None = None,
+        on_late_answer: Callable[[HttpReply], None] | None = None,
     ) -> HttpReply:
-        """Send the request until the server itself answers, or the time is over."""
+        """Send the request until the server itself answers, or the time is up."""
         end = until
         doubtful = False
         pause_s = _PAUSE_S
         while True:
             asked_s = 0.0
             try:
-                words = request if isinstance(request, bytes) else request()
-                answer = await self._pool.ask(words, timeout_s=answer_s, unheard=unheard)
+                data = request if isinstance(request, bytes) else request()
+                answer = await self._pool.ask(
+                    data, timeout_s=answer_s, on_late_answer=on_late_answer
+                )
             except ServerUnreachable as error:
                 why, again = str(error), True
             except ConnectionCut as error:
@@ -193,12 +197,12 @@ class ServerClient:
                     why, again, asked_s = self._refusal(answer), True, _seconds(answer.retry_after)
                 else:
                     # A proxy answered: it may have forwarded the request.
-                    why = f"a proxy before the server answered {answer.status}"
+                    why = f"a proxy in front of the server answered {answer.status}"
                     again, doubtful = repeatable, True
             if self._pool.closed and not doubtful:
                 raise EngineClosed("the engine was closed")
             now = asyncio.get_running_loop().time()
-            end = now + patience_s if end is None else end
+            end = now + retry_s_max if end is None else end
             wait_s = max(asked_s, random.uniform(0, pause_s))
             if not again or self._pool.closed or now + wait_s > end:
                 raise self._no_answer(why, doubtful=doubtful) from None
@@ -235,11 +239,11 @@ class ServerClient:
             raise EngineError(f"{self.place} is not a Holdfast server: {error}") from None
         raise _error(trouble, answer.status)
 
-    def _hear(
-        self, late: HttpReply, read: Callable[[bytes], Any], unheard: Callable[[Any], None]
+    def _pass_on(
+        self, late: HttpReply, read: Callable[[bytes], Any], on_late_answer: Callable[[Any], None]
     ) -> None:
         if late.status < 300 and _content_type(late) == CONTENT_TYPE:
-            unheard(read(late.body))
+            on_late_answer(read(late.body))
 
 
 def _is_unknown_path(body: bytes) -> bool:
@@ -276,7 +280,7 @@ def _error(trouble: ServerError, status: int) -> HoldfastError:
     if kind is OutcomeUnknown:
         return OutcomeUnknown(trouble.message, known={-1: trouble.known} if trouble.known else None)
     if kind is EngineClosed:
-        # The server's engine is closed, not this one: it will be back.
+        # The server's engine is closed, not this one: it will open again.
         return EngineUnavailable(trouble.message)
     return kind(trouble.message)
 

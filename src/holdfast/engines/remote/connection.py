@@ -27,7 +27,7 @@ class ServerUnreachable(Exception):
 
 
 class ConnectionCut(Exception):
-    """The reply is incomplete; the server may have handled the request all the same."""
+    """The reply is incomplete; the server may have handled the request anyway."""
 
 
 class HttpReply(NamedTuple):
@@ -64,9 +64,9 @@ class HttpPool:
         request: bytes,
         *,
         timeout_s: float,
-        unheard: Callable[[HttpReply], None] | None = None,
+        on_late_answer: Callable[[HttpReply], None] | None = None,
     ) -> HttpReply:
-        """The answer to a request that is sent once, else ServerUnreachable or ConnectionCut."""
+        """Send a request once and return its answer. Raises ServerUnreachable or ConnectionCut."""
         sent = False
         try:
             async with asyncio.timeout(timeout_s), self._room:
@@ -74,7 +74,7 @@ class HttpPool:
                 self._all.add(connection)
                 sent = True
                 try:
-                    answer = await connection.ask(request, unheard)
+                    answer = await connection.ask(request, on_late_answer)
                 finally:
                     self._put_back(connection)
         except TimeoutError:
@@ -118,20 +118,20 @@ class HttpPool:
         except ssl.SSLCertVerificationError as error:
             raise ServerUnreachable(
                 f"its certificate is not trusted: {error.verify_message}; "
-                "ca=FILE in the URL names one to trust"
+                "to trust another CA, add ca=FILE to the URL"
             ) from None
         except ssl.SSLError as error:
-            why = error.reason or "it speaks something else"
-            raise ServerUnreachable(
-                f"no TLS with it ({why}): does it serve plain http://?"
-            ) from None
+            why = error.reason or "it does not speak TLS"
+            raise ServerUnreachable(f"TLS failed ({why}): does it serve plain http://?") from None
         except (OSError, UnicodeError) as error:
             raise ServerUnreachable(_text_of(error)) from None
         return connection
 
 
 def _text_of(error: OSError | UnicodeError) -> str:
-    """The system's text: event loops use texts of their own, and resolver errors are negative."""
+    """The system's error text: event loops have their own texts, and resolver errors are
+    negative.
+    """
     number = error.errno if isinstance(error, OSError) else None
     if number is not None and number > 0:
         return os.strerror(number)
@@ -139,7 +139,9 @@ def _text_of(error: OSError | UnicodeError) -> str:
 
 
 class HttpConnection(asyncio.Protocol):
-    """Used by one caller at a time; `reusable` says if the next caller may use it."""
+    """A connection used by one caller at a time; `reusable` is true if the next caller may use
+    it.
+    """
 
     def __init__(self, body_max: int) -> None:
         self._body_max = body_max
@@ -164,10 +166,10 @@ class HttpConnection(asyncio.Protocol):
             self._transport.abort()
 
     async def ask(
-        self, request: bytes, unheard: Callable[[HttpReply], None] | None = None
+        self, request: bytes, on_late_answer: Callable[[HttpReply], None] | None = None
     ) -> HttpReply:
-        """Send a request and await its reply. `unheard` gets a reply that arrived after the caller
-        was cancelled."""
+        """Send a request and await its reply. `on_late_answer` gets a reply that arrived after the
+        caller was cancelled."""
         assert self._transport is not None
         assert self._answer is None
         if self._transport.is_closing():
@@ -179,8 +181,13 @@ class HttpConnection(asyncio.Protocol):
         try:
             return await answer
         except asyncio.CancelledError:
-            if not answer.cancelled() and answer.done() and not answer.exception() and unheard:
-                unheard(answer.result())
+            if (
+                not answer.cancelled()
+                and answer.done()
+                and not answer.exception()
+                and on_late_answer
+            ):
+                on_late_answer(answer.result())
             self.hang_up()
             raise
         finally:
@@ -202,12 +209,12 @@ class HttpConnection(asyncio.Protocol):
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade):
-            self._fail("the answer is no HTTP")
+            self._fail("the answer is not HTTP")
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self._head_size += len(name) + len(value)
         if self._head_size > _HEAD_MAX:
-            self._fail(f"the head of the answer is over {_HEAD_MAX} bytes")
+            self._fail(f"the head of the answer is longer than {_HEAD_MAX} bytes")
         name = name.lower()
         if name == b"content-type":
             self._content_type = value.decode("latin-1")
@@ -217,7 +224,7 @@ class HttpConnection(asyncio.Protocol):
     def on_body(self, body: bytes) -> None:
         self._size += len(body)
         if self._size > self._body_max:
-            self._fail(f"the answer is over {self._body_max} bytes")
+            self._fail(f"the answer is larger than {self._body_max} bytes")
         else:
             self._body.append(body)
 

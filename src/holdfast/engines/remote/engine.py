@@ -1,7 +1,8 @@
 """RemoteEngine: the engine of a Holdfast server; every verb is one request.
 
-It stores and decides nothing. Calls that are safe to repeat are repeated while the server is away.
-If a caller leaves while it waits for a lease, the server releases what it granted.
+It stores and decides nothing. Calls that are safe to repeat are repeated while the server is
+unreachable. If a caller is cancelled while it waits for a lease, the server releases what it
+granted.
 """
 
 from __future__ import annotations
@@ -35,16 +36,16 @@ from holdfast.core.model import (
     Waits,
 )
 from holdfast.core.verdict import Amendment, Outcome, Release, Settlement
-from holdfast.engines import verbs
+from holdfast.engines import wire
 from holdfast.engines.base import ANY, Expired, Known, Overdue, Saved, Traits
 from holdfast.engines.extras import Examination
+from holdfast.engines.lease import LeaseReturns
 from holdfast.engines.remote import calls
 from holdfast.engines.remote.client import ANSWER_S, ServerClient, UnsendableCall
 from holdfast.errors import (
     ConfigError,
     EngineClosed,
     Forbidden,
-    HoldfastError,
     OutcomeUnknown,
     Unauthenticated,
     Unsupported,
@@ -55,7 +56,7 @@ _log = logging.getLogger("holdfast.remote")
 
 _WAIT_S_ONE = 20.0
 """The longest wait of one request: proxies may cut off a silent one."""
-_OPEN_PATIENCE_S = 3.0
+_OPEN_RETRY_S_MAX = 3.0
 _RENEW_S = 5.0
 """A renewal must not hang: try a new connection early."""
 _PAUSE_S = 0.5
@@ -90,7 +91,9 @@ class RemoteEngine:
         self._cert = cert
         self._client: ServerClient | None = None
         self._traits = _BEFORE_OPEN
-        self._releases: set[asyncio.Task[None]] = set()
+        self._returns = LeaseReturns(
+            self.settle, Release("the caller was cancelled", unstarted=True), _log
+        )
 
     @property
     def traits(self) -> Traits:
@@ -103,7 +106,7 @@ class RemoteEngine:
             return
         client = ServerClient(self.place, headers=self._headers, tls=self._tls())
         try:
-            about = await client.about(patience_s=_OPEN_PATIENCE_S)
+            about = await client.about(retry_s_max=_OPEN_RETRY_S_MAX)
         except BaseException as error:
             client.close()
             if isinstance(error, Unauthenticated) and "authorization" not in self._headers:
@@ -114,8 +117,7 @@ class RemoteEngine:
         self._client = client
 
     async def close(self) -> None:
-        while self._releases:
-            await asyncio.wait(self._releases)
+        await self._returns.ended()
         client, self._client = self._client, None
         if client is not None:
             client.close()
@@ -123,7 +125,7 @@ class RemoteEngine:
     async def examine(self, *, deep: bool = False) -> Examination:
         """The server's report on its store; only the time if the token may not read it."""
         try:
-            found: Examination = await self._call("examine", verbs.ExamineCall(deep))
+            found: Examination = await self._call("examine", wire.ExamineCall(deep))
         except (Forbidden, Unsupported):
             return Examination(now=(await self._opened.about()).now)
         return found
@@ -135,11 +137,11 @@ class RemoteEngine:
     async def declare(self, queue: Queue, *, instead_of: Known = ANY) -> bool:
         checks.check_queue(queue)
         known = msgspec.UNSET if instead_of is ANY else instead_of
-        written: bool = await self._call("declare", verbs.DeclareCall(queue, known))
+        written: bool = await self._call("declare", wire.DeclareCall(queue, known))
         return written
 
     async def drop(self, name: str) -> None:
-        await self._call_by_name("drop", verbs.DropCall(name))
+        await self._call_by_name("drop", wire.DropCall(name))
 
     async def queues(
         self, *, names: Collection[str] | None = None, counts: bool = True
@@ -147,7 +149,7 @@ class RemoteEngine:
         valid = None
         if names is not None:
             valid = [name for name in names if bounds.QUEUE_NAME.match(name)]
-        views: list[QueueView] = await self._call("queues", verbs.QueuesCall(counts, valid))
+        views: list[QueueView] = await self._call("queues", wire.QueuesCall(counts, valid))
         if valid is not None:
             # A server that does not know of names sends all queues.
             views = [view for view in views if view.queue.name in valid]
@@ -157,20 +159,22 @@ class RemoteEngine:
         checks.check_batch(len(jobs))
         parts = calls.split_jobs(jobs)
         receipts: list[Receipt] = await self._in_parts(
-            parts, "enqueue", verbs.EnqueueCall, jobs, calls.unsendable_jobs
+            parts, "enqueue", wire.EnqueueCall, jobs, calls.unsendable_jobs
         )
         return receipts
 
     async def lease(self, request: LeaseRequest) -> list[Lease]:
-        """Keeps waiting through an outage; raises the last error if the outage lasts to the end."""
+        """Keeps waiting through an outage; raises the last error if the outage outlasts the
+        wait.
+        """
         checks.check_request(request)
         loop = asyncio.get_running_loop()
         end = loop.time() + request.wait_ms / 1000
         client = self._opened
 
-        def asking() -> verbs.LeaseCall:
+        def asking() -> wire.LeaseCall:
             wait_s = min(max(end - loop.time(), 0.0), _WAIT_S_ONE)
-            return verbs.LeaseCall(replace(request, wait_ms=round(wait_s * 1000)))
+            return wire.LeaseCall(replace(request, wait_ms=round(wait_s * 1000)))
 
         while True:
             sent_at = loop.time()
@@ -180,7 +184,7 @@ class RemoteEngine:
                     asking,
                     answer_s=ANSWER_S + _WAIT_S_ONE,
                     until=end if request.wait_ms else None,
-                    unheard=self._release_soon,
+                    on_late_answer=self._returns.begin,
                 )
             except (EngineClosed, OutcomeUnknown):
                 if self._client is client:
@@ -190,7 +194,7 @@ class RemoteEngine:
             if leases or now >= end or self._client is not client:
                 return leases
             if now - sent_at < min(end - sent_at, _WAIT_S_ONE) / 2:
-                # A server that shuts down answers every wait at once: do not spin.
+                # A server that is shutting down answers every wait at once: do not spin.
                 await asyncio.sleep(min(random.uniform(0, _PAUSE_S), end - now))
 
     async def renew(self, renewals: Sequence[Renewal]) -> list[Lease | None]:
@@ -209,62 +213,62 @@ class RemoteEngine:
         return outcomes
 
     async def overdue(self, limit: int) -> Overdue:
-        found: Overdue = await self._call("overdue", verbs.LimitCall(limit))
+        found: Overdue = await self._call("overdue", wire.LimitCall(limit))
         return found
 
     async def expired(self, limit: int) -> Expired:
-        found: Expired = await self._call("expired", verbs.LimitCall(limit))
+        found: Expired = await self._call("expired", wire.LimitCall(limit))
         return found
 
     async def finished(self, limit: int) -> list[Job]:
-        jobs: list[Job] = await self._call("finished", verbs.LimitCall(limit))
+        jobs: list[Job] = await self._call("finished", wire.LimitCall(limit))
         return jobs
 
     async def recount(self, limit: int) -> int:
-        count: int = await self._call("recount", verbs.LimitCall(limit))
+        count: int = await self._call("recount", wire.LimitCall(limit))
         return count
 
     async def flow(self, queue: str, *, limit: int) -> Flow:
-        flow: Flow = await self._call("flow", verbs.FlowCall(queue, limit))
+        flow: Flow = await self._call("flow", wire.FlowCall(queue, limit))
         return flow
 
     async def waits(self, id: str) -> Waits | None:
-        waits: Waits | None = await self._call_by_name("waits", verbs.IdCall(id))
+        waits: Waits | None = await self._call_by_name("waits", wire.IdCall(id))
         return waits
 
     async def get(self, id: str) -> Job | None:
-        job: Job | None = await self._call_by_name("get", verbs.IdCall(id))
+        job: Job | None = await self._call_by_name("get", wire.IdCall(id))
         return job
 
     async def find(self, wanted: JobFilter, *, limit: int, after: int | None = None) -> Page:
         checks.check_page(limit)
         given: object = after
         if not isinstance(given, int | None) or abs(after or 0) > _CURSOR_MAX:
-            raise UsageError(f"after {str(given)[:100]!r} is no cursor of this engine")
+            raise UsageError(f"after {str(given)[:100]!r} is not a cursor of this engine")
         checks.check_filter(wanted)
         jobs: list[Job] = []
         cursor = None if after is None else str(int(after))
         while True:
             # The server bounds the size of a reply, so a page may take several.
-            found: verbs.FoundPage = await self._call(
-                "find", verbs.FindCall(wanted, limit - len(jobs), cursor)
+            found: wire.FoundPage = await self._call(
+                "find", wire.FindCall(wanted, limit - len(jobs), cursor)
             )
             jobs += found.jobs
             cursor = found.after
             if cursor is None or len(jobs) >= limit:
-                return Page(jobs=tuple(jobs), after=verbs.number_of(cursor))
+                return Page(jobs=tuple(jobs), after=wire.number_of(cursor))
 
     async def tally(self, wanted: JobFilter, by: TallyBy, *, limit: int) -> list[Tally]:
         checks.check_page(limit)
         checks.check_filter(wanted)
-        tallies: list[Tally] = await self._call("tally", verbs.TallyCall(wanted, by, limit))
+        tallies: list[Tally] = await self._call("tally", wire.TallyCall(wanted, by, limit))
         return tallies
 
     async def amend(self, wanted: JobFilter, amendment: Amendment, *, limit: int) -> int:
         checks.check_page(limit)
         checks.check_filter(wanted)
         checks.check_amendment(amendment)
-        carried = verbs.AmendCall(wanted, amendment, limit)
+        carried = wire.AmendCall(wanted, amendment, limit)
         try:
             count: int = await self._call("amend", carried)
         except UnsendableCall:
@@ -273,14 +277,14 @@ class RemoteEngine:
 
     async def load(self, kind: str, *, after: str | None = None, limit: int) -> list[Record]:
         checks.check_load(kind, after, limit)
-        records: list[Record] = await self._call("load", verbs.LoadCall(kind, limit, after))
+        records: list[Record] = await self._call("load", wire.LoadCall(kind, limit, after))
         return records
 
     async def save(self, records: Sequence[Record]) -> list[Saved]:
         checks.check_batch(len(records))
         for record in records:
             checks.check_record(record)
-        saved: list[Saved] = await self._call("save", verbs.SaveCall(list(records)))
+        saved: list[Saved] = await self._call("save", wire.SaveCall(list(records)))
         return saved
 
     @property
@@ -326,7 +330,9 @@ class RemoteEngine:
         batch: Sequence[Any],
         judge: Callable[[Sequence[Any]], dict[int, Any]],
     ) -> list[Any]:
-        """The answers to a batch. Items that cannot be sent are answered here, the others sent."""
+        """The answers to a batch. Items that cannot be encoded are answered here; the others are
+        sent.
+        """
         try:
             answers: list[Any] = await self._call(verb, carry(batch))
         except UnsendableCall:
@@ -339,7 +345,7 @@ class RemoteEngine:
     def _tls(self) -> ssl.SSLContext | None:
         if not self.place.startswith("https:"):
             if self._ca or self._cert:
-                raise ConfigError("ca= and cert= are for https:// URLs")
+                raise ConfigError("ca= and cert= need an https:// URL")
             return None
         try:
             context = ssl.create_default_context(cafile=self._ca)
@@ -351,37 +357,20 @@ class RemoteEngine:
             raise ConfigError(f"{named} cannot be used for TLS: {error}") from None
         return context
 
-    def _release_soon(self, leases: list[Lease]) -> None:
-        """Release leases that no caller takes; if that fails, they lapse."""
-        if leases:
-            task = asyncio.create_task(self._release(leases))
-            self._releases.add(task)
-            task.add_done_callback(self._releases.discard)
 
-    async def _release(self, leases: list[Lease]) -> None:
-        released = [
-            Settlement(lease=lease, verdict=Release("the caller left", unstarted=True))
-            for lease in leases
-        ]
-        try:
-            await self.settle(released)
-        except HoldfastError as error:
-            _log.warning("%d leases of a caller that left will lapse: %s", len(leases), error)
-
-
-def _carried_renewals(renewals: Sequence[Renewal]) -> verbs.RenewCall:
-    return verbs.RenewCall(
+def _carried_renewals(renewals: Sequence[Renewal]) -> wire.RenewCall:
+    return wire.RenewCall(
         [
-            verbs.SentRenewal(verbs.SentLease.of(each.lease), each.lease_ms, each.note)
+            wire.SentRenewal(wire.SentLease.of(each.lease), each.lease_ms, each.note)
             for each in renewals
         ]
     )
 
 
-def _carried_settlements(settlements: Sequence[Settlement]) -> verbs.SettleCall:
-    return verbs.SettleCall(
+def _carried_settlements(settlements: Sequence[Settlement]) -> wire.SettleCall:
+    return wire.SettleCall(
         [
-            verbs.SentSettlement(verbs.SentLease.of(each.lease), each.verdict, each.note)
+            wire.SentSettlement(wire.SentLease.of(each.lease), each.verdict, each.note)
             for each in settlements
         ]
     )

@@ -1,4 +1,4 @@
-"""Amendments by operators: candidates are found without the lock and checked again inside it."""
+"""Amendments by operators: candidates are found without the lock and checked again under it."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """SQLite connections: opening them, WAL checkpoints, backups, and whether a file holds a store.
 
-Connections never checkpoint by themselves, because that would happen outside the engine's lock.
+Connections never checkpoint automatically, because that would happen outside the engine's lock.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ WAL_PAGES = 4_000
 WAL_ALARM_PAGES = 16 * WAL_PAGES
 """A log this long means that a reader keeps checkpoints from completing."""
 
-INSIST_MS = 200
+RESTART_MS = 200
 """Time a checkpoint waits for readers to leave the log once it has doubled in length."""
 
 BUSY_MS = 5_000
-_INSIST_STEP_MS = 5
+_RESTART_STEP_MS = 5
 _WRITER_CACHE_KIB = 32 * 1024
 _READER_CACHE_KIB = 8 * 1024
 _STEP_PAGES = 4_096
@@ -73,7 +73,7 @@ def connect(
 def missing(files: Files, vfs: str | None, *, creating: bool) -> str:
     """Name the first thing that opening would have to create, or "".
 
-    With `creating`, only a missing folder counts. Takes no lock and leaves no trace.
+    With `creating`, only a missing folder counts. Takes no lock and changes nothing.
     """
     database = files.database
     try:
@@ -122,7 +122,7 @@ class WriteAheadLog:
     def __init__(self) -> None:
         self.pages = 0
         self.due_at = WAL_PAGES
-        self._insist_at = 2 * WAL_PAGES
+        self._restart_at = 2 * WAL_PAGES
 
     @property
     def is_long(self) -> bool:
@@ -132,30 +132,30 @@ class WriteAheadLog:
     def restart(self) -> None:
         """The log was checkpointed and starts again from its first page."""
         self.due_at = WAL_PAGES
-        self._insist_at = 2 * WAL_PAGES
+        self._restart_at = 2 * WAL_PAGES
 
     def checkpoint(self, connection: apsw.Connection) -> None:
         """Checkpoint the log, which has reached `due_at` pages."""
         # While a reader keeps the log from restarting, not every commit pays for a new attempt.
         self.due_at = self.pages + WAL_PAGES
-        if self.pages < self._insist_at:
+        if self.pages < self._restart_at:
             _checkpoint(connection, apsw.SQLITE_CHECKPOINT_PASSIVE)
         else:
-            # Short readers that overlap would block it together for ever. Readers that start
+            # Overlapping short readers would together block it forever. Readers that start
             # while this waits use the database file alone, so one reader's time is enough.
-            self._insist_at = 2 * self.pages
-            _insist(connection)
+            self._restart_at = 2 * self.pages
+            _restart_log(connection)
 
     def truncate(self, connection: apsw.Connection) -> None:
-        """Copy the whole log into the database and free its space, unless a reader uses it."""
+        """Copy the whole log into the database and free its space, unless a reader is using it."""
         _checkpoint(connection, apsw.SQLITE_CHECKPOINT_TRUNCATE)
 
 
-def _insist(connection: apsw.Connection) -> None:
-    # Many short waits: in one long wait SQLite waits for the read mark of a reader that has left
-    # and that later readers have taken over.
-    end = time.monotonic() + INSIST_MS / 1000
-    while not _checkpoint(connection, apsw.SQLITE_CHECKPOINT_RESTART, wait_ms=_INSIST_STEP_MS):
+def _restart_log(connection: apsw.Connection) -> None:
+    # Many short waits: in one long wait SQLite would wait for the read mark of a reader that has
+    # finished and that later readers have taken over.
+    end = time.monotonic() + RESTART_MS / 1000
+    while not _checkpoint(connection, apsw.SQLITE_CHECKPOINT_RESTART, wait_ms=_RESTART_STEP_MS):
         if time.monotonic() >= end:
             break
 
@@ -186,14 +186,16 @@ def _use_wal(connection: apsw.Connection) -> None:
 def back_up(connect: Callable[[], apsw.Connection], path: Path) -> None:
     """Copy the database as of one instant to the new file `path` and sync it to the disk.
 
-    Blocks, from any thread, while other calls go on. `connect` opens a reader of the database.
+    Blocks, from any thread, while other calls continue. `connect` opens a reader of the database.
     """
     path = Path(os.path.abspath(path))  # noqa: PTH100 - resolving links would change the path
     try:
         # Created here first, so that it overwrites nothing and was never readable by others.
         os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600))
     except FileExistsError:
-        raise ConfigError(f"{path} exists: a backup overwrites nothing, give a new path") from None
+        raise ConfigError(
+            f"{path} exists: a backup does not overwrite files, give a new path"
+        ) from None
     except OSError as error:
         raise ConfigError(f"{path} cannot be written: {error.strerror}") from error
     try:

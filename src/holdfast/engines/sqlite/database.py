@@ -1,8 +1,8 @@
 """The open database: writer and reader connections, their threads, the process lock, recovery.
 
-Writers of all processes queue at a lock file, which is fair, before they take SQLite's own lock,
+Writers of all processes queue for a lock file, which is fair, before they take SQLite's own lock,
 which is not. A connection belongs to one `SerialThread`: a call that has not started within
-START_TIMEOUT_S is withdrawn and fails, one that has started is always waited for. After a fault all
+START_TIMEOUT_S is withdrawn and fails, a call that has started is always awaited. After a fault all
 connections are reopened before they are used again.
 """
 
@@ -97,7 +97,7 @@ class Database:
         try:
             self._files.prepare()
             if not self._files.lock.exists():
-                # Refuse a file that is no database before creating files beside it.
+                # Refuse a file that is not a database before creating other files next to it.
                 connections.has_tables(self._files, self._vfs)
             self._lock = self._files.open_private(self._files.lock)
             self._bell = self._files.open_private(self._files.bell)
@@ -117,7 +117,9 @@ class Database:
         self.release_files()
 
     def release_files(self) -> None:
-        """Close the lock and bell files. A forked child must: inherited locks outlive a kill."""
+        """Close the lock and bell files. A forked child must do this: inherited locks outlive a
+        kill of the parent.
+        """
         _open_databases.discard(self)
         for descriptor in (self._lock, self._bell):
             if descriptor >= 0:
@@ -133,8 +135,8 @@ class Database:
     ) -> Result:
         """Run `work` in one write transaction, unless its caller has withdrawn it.
 
-        A call that grows the store gives `grows_bytes`: it must leave the disk its floor and never
-        uses the ballast.
+        A call that grows the store passes `grows_bytes`: it must leave the floor of free space, and
+        never uses the ballast.
         """
         connection = self._writer_connection()
         if grows_bytes is not None:
@@ -190,7 +192,7 @@ class Database:
         return connections.connect(self._files, durability=self._durability, vfs=self._vfs)
 
     def trouble(self) -> list[str]:
-        """Conditions an operator should fix although everything still works."""
+        """Problems that an operator should fix although everything still works."""
         found = self._files.trouble() + self._disk.trouble()
         if self.wal.is_long:
             found.append(
@@ -200,9 +202,11 @@ class Database:
         return found
 
     def examine(self, now: int, *, deep: bool) -> Examination:
-        """Versions, free space and trouble; `deep` checks every page. Blocks; from any thread."""
+        """Versions, free space and problems; `deep` checks every page. Blocks; callable from any
+        thread.
+        """
         with contextlib.suppress(StorageFull):
-            # Creates the ballast if there is room, so that a new store reports no trouble.
+            # Creates the ballast if there is room, so that a new store reports no problems.
             self._disk.check_room(0)
         trouble = self.trouble()
         library = apsw.sqlite_lib_version()
@@ -217,7 +221,7 @@ class Database:
         )
 
     def _find_damage(self) -> tuple[str, ...]:
-        """Read every page on a connection of its own, so that other calls go on."""
+        """Read every page on a separate connection, so that other calls continue."""
         try:
             connection = self.connect_reader()
             try:
@@ -254,7 +258,7 @@ class Database:
             )
 
     def _identity(self) -> Identity | None:
-        """The file that the path leads to now; None if there is none."""
+        """The identity of the file at the path; None if there is none."""
         try:
             status = os.stat(self._path)  # noqa: PTH116 - once per call, and twice as fast
         except FileNotFoundError:
@@ -318,7 +322,7 @@ class Database:
         return connection
 
     def _is_alone(self) -> bool:
-        """True if no other process has this file open. Only called under the lock."""
+        """True if no other process has this file open. Called only under the lock."""
         try:
             fcntl.flock(self._bell, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -490,7 +494,7 @@ class SerialThread:
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Result] = loop.create_future()
         guard = StartGuard()
-        # A late renewal loses its lease, so urgent calls overtake all that still wait.
+        # A late renewal loses its lease, so urgent calls overtake all waiting ones.
         add = self._calls.appendleft if urgent else self._calls.append
         add((work, guard, future, orphan))
         self._signals.put(True)
@@ -509,13 +513,13 @@ class SerialThread:
                 guard.take()
 
     def stop(self, last: Callable[[], None] | None = None) -> None:
-        """Accept no more calls; run those that wait, then `last`, however long a lock takes."""
+        """Accept no more calls; run the waiting ones, then `last`, however long a lock takes."""
         self._stopping = True
         self._last = last
         self._signals.put(False)
 
     def join(self, timeout_s: float | None = None) -> bool:
-        """Block until the thread has ended; False if it still hangs in a lock."""
+        """Block until the thread has ended; False if it still waits for a lock."""
         self._thread.join(START_TIMEOUT_S if timeout_s is None else timeout_s)
         return not self._thread.is_alive()
 
@@ -539,7 +543,7 @@ def _execute(
     try:  # noqa: SIM105 - suppress() would cost as much as the call
         future.get_loop().call_soon_threadsafe(_resolve, future, result, error, orphan)
     except RuntimeError:
-        pass  # The loop is closed, so nobody waits for the result.
+        pass  # The loop is closed, so no caller waits for the result.
 
 
 def _resolve(
@@ -559,5 +563,5 @@ def _resolve(
 
 def _time_out(guard: StartGuard, future: asyncio.Future[Any]) -> None:
     if guard.take() and not future.done():
-        text = f"no turn to write within {START_TIMEOUT_S:.0f} s: another process holds the lock"
+        text = f"no write within {START_TIMEOUT_S:.0f} s: another process holds the lock"
         future.set_exception(EngineUnavailable(f"{text}; nothing was changed"))

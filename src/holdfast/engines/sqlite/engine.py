@@ -66,7 +66,7 @@ _JOIN_S = 1.0
 _LEASE_ROUNDS_MAX = 10
 
 Leased = tuple[list[Lease], DueCheck]
-"""The leases taken, and the last look for due jobs."""
+"""The leases taken, and the last check for due jobs."""
 
 
 class SQLiteEngine:
@@ -84,7 +84,8 @@ class SQLiteEngine:
     ) -> None:
         if not bounds.NAMESPACE.match(namespace):
             raise ConfigError(
-                f"namespace {namespace[:80]!r} is not 1 to 80 characters of A-Z a-z 0-9 _ . -"
+                f"namespace {namespace[:80]!r} is not valid: use 1 to 80 characters of A-Z a-z"
+                " 0-9 _ . -"
             )
         if durability not in ("full", "relaxed"):
             raise ConfigError(f"durability {durability!r} is unknown: use full or relaxed")
@@ -129,7 +130,7 @@ class SQLiteEngine:
                 SerialThread("holdfast-sqlite-writer"),
                 SerialThread("holdfast-sqlite-reader"),
             )
-            # A new one each time: a thread that still hangs in a lock keeps the last one.
+            # A new one each time: a thread that still waits for a lock keeps the last one.
             database = self._new_database()
             writer.start()
             try:
@@ -175,7 +176,7 @@ class SQLiteEngine:
         self._check_open()
         await self._write(lambda transaction: queues.begin_drop(transaction, name))
         with contextlib.suppress(EngineError):
-            # The queue is gone; the pruner deletes what is left of it if this fails.
+            # The queue is gone; if this fails, the pruner deletes the rest.
             await self._finish_drops()
         # Dropped jobs may have held slots or been parents of others.
         self._bell.ring()
@@ -335,18 +336,18 @@ class SQLiteEngine:
         return self._new_database().missing(creating=creating)
 
     async def trouble(self) -> list[str]:
-        """Conditions an operator should fix although everything still works."""
+        """Problems that an operator should fix although everything still works."""
         self._check_open()
         return await asyncio.to_thread(self._database.trouble)
 
     async def examine(self, *, deep: bool = False) -> Examination:
-        """Versions, free space, trouble; `deep` also checks every page for damage."""
+        """Versions, free space and problems; `deep` also checks every page for damage."""
         self._check_open()
         now = self._clock.wall_ms()
         return await asyncio.to_thread(self._database.examine, now, deep=deep)
 
     def mover(self) -> SQLiteMover:
-        """Reads whole jobs from this store and inserts whole jobs into it."""
+        """Exports and imports complete jobs."""
         self._check_open()
         return SQLiteMover(self._read, self._write)
 
@@ -366,7 +367,7 @@ class SQLiteEngine:
                 continue
             next_ms = seen.next_ms
             while seen.resume is not None:
-                # In the reader's thread, so that the writer's is free for renewals meanwhile.
+                # In the reader's thread, so that the writer's is free for renewals.
                 look = partial(lease.check_due, request=request, after=seen.resume)
                 seen = await self._read(look)
                 times = [ms for ms in (next_ms, seen.next_ms) if ms is not None]
@@ -379,7 +380,7 @@ class SQLiteEngine:
     def _look_and_take(
         self, request: LeaseRequest, known: DueCheck | None, guard: StartGuard
     ) -> Leased:
-        """In the writer's thread: look without the lock, then lease in a transaction."""
+        """In the writer's thread: check without the lock, then lease in a transaction."""
         database = self._database
         look = partial(lease.check_due, request=request)
         seen = database.peek(look) if known is None else known
@@ -390,7 +391,7 @@ class SQLiteEngine:
         return leases, seen if leases else database.peek(look)
 
     def _release(self, leased: Leased) -> None:
-        """Give back leases whose caller was cancelled while they were taken."""
+        """Release leases whose caller was cancelled while they were taken."""
         leases, _ = leased
         if leases and self._open:
             self._returns.begin(leases)
@@ -436,6 +437,6 @@ class SQLiteEngine:
 
 
 def _close(reader: SerialThread, database: Database) -> None:
-    """Runs last in the writer's thread. A reader that hangs keeps its connection open."""
+    """Runs last in the writer's thread. A hanging reader keeps its connection open."""
     if reader.join():
         database.close()

@@ -73,7 +73,7 @@ def enqueue(transaction: Transaction, jobs: Sequence[NewJob]) -> list[Receipt]:
 
 
 def enqueue_follow_ups(transaction: Transaction, jobs: Sequence[NewJob]) -> None:
-    """Insert the jobs that a completed job brings; known ids and held keys are skipped."""
+    """Insert the follow-up jobs of a completed job; known ids and held keys are skipped."""
     for place in _arrange(transaction, jobs)[0]:
         new = jobs[place]
         if not is_known(transaction, new.id) and _holder_of(transaction, new) is None:
@@ -230,7 +230,9 @@ def _values(
 def _flow_columns(
     transaction: Transaction, new: NewJob, queue_row: QueueRow, *, strict: bool
 ) -> FlowColumns:
-    """Lane and group of a new job, without its parents. It is behind until its group is checked."""
+    """Lane and group of a new job, without its parents. It is held as behind until its group is
+    checked.
+    """
     lane = lanes.find_lane(transaction, new, queue_row, strict=strict)
     holds = HOLD_LANED if lane is not None else 0
     holds += HOLD_BEHIND if new.group is not None else 0
@@ -268,7 +270,7 @@ def _enqueue_one(
 
 
 def _arrange(transaction: Transaction, jobs: Sequence[NewJob]) -> Arrangement:
-    """The order in which to insert the jobs, parents first, and those in a circle."""
+    """The order in which to insert the jobs, parents first, and the jobs in a dependency cycle."""
     if not any(new.after for new in jobs):
         return list(range(len(jobs))), {}
     known = dependencies.states_of(transaction, [new.id for new in jobs if _is_storable(new.id)])
@@ -376,11 +378,11 @@ def _open_parents(
     waits_for = []
     for parent in ids:
         state = STATES[states[parent]]
-        parting = ParentEffect.HELD
+        effect = ParentEffect.HELD
         if state.finished:
-            parting = effects.parting_of(new.after_on, new.parent_death, state)
-        if parting is ParentEffect.CANCELLED:
+            effect = effects.parent_effect(new.after_on, new.parent_death, state)
+        if effect is ParentEffect.CANCELLED:
             return (), (parent, state)
-        if parting is ParentEffect.HELD:
+        if effect is ParentEffect.HELD:
             waits_for.append(parent)
     return tuple(waits_for), None

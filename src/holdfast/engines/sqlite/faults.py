@@ -1,4 +1,6 @@
-"""Translates errors of SQLite and the file system into `holdfast.errors`. None escapes."""
+"""Translates errors of SQLite and the file system into `holdfast.errors`; no other error
+escapes.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Paths, owners and modes of the database and the files beside it, and the free space on its disk.
+"""Paths, owners and modes of the database and its companion files, and the free space on its disk.
 
 Never opens the database itself: closing any descriptor of it would drop the locks that SQLite holds
 on it in this process.
@@ -56,7 +56,7 @@ class Files:
         try:
             os.path.realpath(given).encode()
         except UnicodeEncodeError:
-            raise ConfigError(f"{given!r} is not UTF-8, as SQLite demands: rename it") from None
+            raise ConfigError(f"{given!r} is not UTF-8, as SQLite requires: rename it") from None
         self.database = Path(os.path.realpath(given))
         self.lock = self._beside("-lock")
         self.bell = self._beside("-bell")
@@ -75,13 +75,13 @@ class Files:
             self._check_owner(self.database, status)
             if status.st_nlink > 1:
                 raise ConfigError(
-                    f"{self.database} has a second name (hard link), and a program that uses the"
-                    " other name would not see the log: remove one of the two"
+                    f"{self.database} has a second hard link, and a program that uses the other"
+                    " name would not see the log: remove one of the two"
                 )
         network = NETWORK_FILE_SYSTEMS.get(file_system_number(directory))
         if network is not None:
             raise ConfigError(
-                f"{directory} is on {network}, where SQLite's locks do not hold: "
+                f"{directory} is on {network}, where SQLite's locks are not reliable: "
                 "use a local disk, or PostgreSQL for several machines"
             )
         mode = directory.stat().st_mode
@@ -89,7 +89,7 @@ class Files:
             raise ConfigError(f"every user may replace files in {directory}: run chmod o-w on it")
 
     def open_private(self, path: Path) -> int:
-        """Open or create one of our own files beside the database: 0600, never through a link.
+        """Open or create one of our own files next to the database: 0600, never through a link.
 
         A new database copies the lock file's mode, so an existing file is checked too.
         """
@@ -105,7 +105,7 @@ class Files:
         return descriptor
 
     def trouble(self) -> list[str]:
-        """Conditions an operator should fix."""
+        """Problems that an operator should fix."""
         if self.database.stat().st_mode & stat.S_IRWXO:
             return [f"every user may open {self.database}: run chmod o-rwx on it"]
         return []
@@ -149,8 +149,8 @@ def _make_private(directory: Path) -> None:
 class Disk:
     """Free space of the file system that holds the database.
 
-    On a full disk SQLite can neither settle nor delete, so a few megabytes are kept in a ballast
-    file beside the database and freed when the disk is full.
+    On a full disk SQLite can neither settle nor delete, so a ballast file next to the database
+    reserves a few megabytes, which are freed when the disk is full.
     """
 
     def __init__(self, files: Files, floor_bytes: int) -> None:
@@ -173,14 +173,15 @@ class Disk:
         # A payload is written to the log and later copied from there into the database.
         if free_bytes - 2 * grows_bytes < self._floor_bytes:
             raise StorageFull(
-                f"{free_bytes} bytes are free beside {self._files.database}, the floor is "
-                f"{self._floor_bytes}: free some space; leased jobs can still be settled"
+                f"{free_bytes} bytes are free on the disk of {self._files.database}, and"
+                f" {self._floor_bytes} are reserved: free some space; leased jobs can still be"
+                " settled"
             )
         if free_bytes >= self._floor_bytes + BALLAST_BYTES:
             self._restore_ballast()
 
     def trouble(self) -> list[str]:
-        """Conditions an operator should fix."""
+        """Problems that an operator should fix."""
         found = []
         if self.free_bytes() < self._floor_bytes:
             found.append(
@@ -213,7 +214,7 @@ class Disk:
         return stat.S_ISREG(status.st_mode) and status.st_size > 0
 
     def _restore_ballast(self) -> None:
-        # Another process may have given it up; checking once in a while is enough.
+        # Another process may have given it up; an occasional check is enough.
         if time.monotonic() - self._checked_at < _RESTORE_INTERVAL_S:
             return
         self._checked_at = time.monotonic()
@@ -225,6 +226,6 @@ class Disk:
             finally:
                 os.close(descriptor)
         except (OSError, ConfigError):
-            # An allocation that failed half-way holds on to the last free space.
+            # An allocation that failed halfway still occupies the last free space.
             with contextlib.suppress(OSError):
                 self.give_up_ballast()

@@ -1,9 +1,9 @@
 """Lease due jobs without scanning: one index seek per priority, then rows in their order.
 
-`check_due` looks without the lock, `take` chooses and leases inside a transaction. A delayed job in
-front costs one seek, however many stand behind it. Jobs found past their expiry are moved out of
-the ready index, so that they are met once; the reaper buries them. Queues with lanes are the
-business of `flow.lanes`.
+`check_due` looks without the lock, `take` chooses and leases inside a transaction. A delayed job at
+the front costs one seek, however many are behind it. Jobs found past their expiry are moved out of
+the ready index, so that they are met once; the reaper buries them. Queues with lanes are handled by
+`flow.lane_lease`.
 """
 
 from __future__ import annotations
@@ -28,17 +28,18 @@ from holdfast.engines.sqlite.schema import FLOW_TENANT, HOLD_BEHIND, HOLD_PARENT
 from holdfast.engines.sqlite.transaction import QueueRow, Transaction
 
 SCAN_STEP_MAX = 20_000
-"""Jobs passed in one step of a task scan; a longer read transaction would block checkpoints."""
+"""Jobs skipped in one step of a task scan; a longer read transaction would block checkpoints."""
 
 RESTORE_MAX = 20_000
-"""Jobs brought back from expiry in one call after the wall clock was set back."""
+"""Jobs restored from expiry in one call after the wall clock was set back."""
 
 # The columns that leasing does not overwrite.
 FIELDS = (
     "seq, queue, parts, rank, due_at, expires_at, attempt, crashes, releases, version,"
     " created_at, cancel, lease_ms, reason, id, task, key, tenant, grp, extra, payload"
 )
-SEQ, QUEUE, RANK, DUE_AT, EXPIRES_AT, TASK, TENANT, GROUP = 0, 1, 3, 4, 5, 15, 17, 18
+SEQ, QUEUE, PARTS, RANK, DUE_AT, EXPIRES_AT, ATTEMPT, CRASHES, RELEASES, VERSION = range(10)
+CREATED_AT, CANCEL, LEASE_MS, REASON, ID, TASK, KEY, TENANT, GROUP, EXTRA, PAYLOAD = range(10, 21)
 _ORDER = "ORDER BY rank, due_at, place"
 _TAKE = f"SELECT {FIELDS} {READY} AND rank > ? {_ORDER}"
 _TAKE_FROM = f"SELECT {FIELDS} {READY} AND (rank, due_at, place) >= (?, ?, ?) {_ORDER}"
@@ -58,7 +59,7 @@ class DueCheck(NamedTuple):
     start: QueuePosition | None = None
     """The first job found for the request; before it, only lanes can have any."""
     resume: QueuePosition | None = None
-    """The last job a task scan has passed; the jobs behind it are still to be scanned."""
+    """The last job that a task scan has skipped; the jobs behind it are not scanned yet."""
     needs_relane: int | None = None
     """A queue whose jobs must be sorted into lanes before any of them is leased."""
 
@@ -101,7 +102,7 @@ def take(
 
     Before `start` there was no job for this request outside lanes.
     """
-    if transaction.now < transaction.aside_at:
+    if transaction.now < transaction.expired_held_at:
         _restore_unexpired(transaction)
     if request.ids:
         return _take_by_id(transaction, request)
@@ -138,7 +139,7 @@ def _check_any_task(transaction: Transaction, queue_rows: list[QueueRow]) -> Due
             rank, due_at = first
             if due_at <= transaction.now:
                 return DueCheck(0)
-            # All others of this priority are due later still: on to the next priority.
+            # All others of this priority are due even later: continue with the next priority.
             next_at = due_at if next_at is None else min(next_at, due_at)
             first = transaction.run(_FIRST_OF_RANK, (queue_row.id, rank)).fetchone()
     return DueCheck(None if next_at is None else next_at - transaction.now)
@@ -167,24 +168,25 @@ def _choose(
     start: QueuePosition | None,
     limit: int,
 ) -> tuple[list[Row], bool]:
-    """The best due jobs, and whether the call has passed as many jobs as it may. Expired jobs are
-    held on the way."""
+    """The best due jobs, and whether the call has skipped as many jobs as it may. Expired jobs are
+    held on the way.
+    """
     now, tasks, passed, held = transaction.now, request.tasks, 0, 0
     queue, found = queue_row.settings, list[Row]()
     while True:
         due = _due(transaction, queue_row, start)
         expired = None
         for row in due if limit > 0 else ():
-            if row[5] is not None and row[5] <= now:
+            if row[EXPIRES_AT] is not None and row[EXPIRES_AT] <= now:
                 expired = row
                 break
-            if tasks is not None and row[15] not in tasks:
+            if tasks is not None and row[TASK] not in tasks:
                 passed += 1
                 if passed >= PASS_MAX:
                     break
                 continue
             found.append(row)
-            if row[18] is not None and queue.group_batch > 1:
+            if row[GROUP] is not None and queue.group_batch > 1:
                 found += _followers(transaction, queue_row, row, tasks, limit - len(found))
             if len(found) >= limit:
                 break
@@ -212,8 +214,8 @@ def _due(
         found = transaction.run(_TAKE_FROM, start)
     while True:
         for row in found:
-            if row[4] > transaction.now:
-                rank = row[3]
+            if row[DUE_AT] > transaction.now:
+                rank = row[RANK]
                 break
             yield row
         else:
@@ -320,47 +322,49 @@ class LeaseBatch:
                 queue_row.settings.lease_ms,
                 transaction.now,
                 self._worker,
-                str([row[0] for row in found]),
+                str([row[SEQ] for row in found]),
             ),
         )
         if transaction.changes() != len(found):
-            # No other process writes meanwhile, so the index and the table disagree.
+            # No other process can write now, so the index and the table disagree.
             raise _DAMAGE
         self.leases += [self._lease(row, queue_row) for row in found]
 
     def _lease(self, row: Row, queue_row: QueueRow) -> Lease:
-        """The row as `_WRITE` has left it."""
+        """The lease of a row as `_WRITE` left it."""
         transaction, token = self._transaction, self._token
         lease_ms = self._request.lease_ms
         if lease_ms is None:
-            lease_ms = row[12] or queue_row.settings.lease_ms
-        extra = rows.NO_EXTRA if row[19] is None else rows.decode_extra(row[19])
+            lease_ms = row[LEASE_MS] or queue_row.settings.lease_ms
+        extra = rows.NO_EXTRA if row[EXTRA] is None else rows.decode_extra(row[EXTRA])
         job = Job(
-            id=row[14],
-            task=row[15],
+            id=row[ID],
+            task=row[TASK],
             queue=queue_row.settings.name,
-            payload=row[20] if row[20] is not None else rows.large_payload(transaction, row[0]),
+            payload=row[PAYLOAD]
+            if row[PAYLOAD] is not None
+            else rows.large_payload(transaction, row[SEQ]),
             content_type=extra.content_type,
-            priority=-row[3],
+            priority=-row[RANK],
             state=State.LEASED,
-            seq=row[0],
-            version=row[9] + 1,
-            attempt=row[6] + 1,
-            crashes=row[7],
-            releases=row[8],
-            created_at=row[10],
-            due_at=row[4],
-            expires_at=row[5],
+            seq=row[SEQ],
+            version=row[VERSION] + 1,
+            attempt=row[ATTEMPT] + 1,
+            crashes=row[CRASHES],
+            releases=row[RELEASES],
+            created_at=row[CREATED_AT],
+            due_at=row[DUE_AT],
+            expires_at=row[EXPIRES_AT],
             leased_at=transaction.now,
             deadline_at=transaction.now + lease_ms,
             token=token,
             worker=self._worker,
-            cancel_requested=row[11] != 0,
-            reason=None if row[13] is None else rows.reason_of(row[13]),
+            cancel_requested=row[CANCEL] != 0,
+            reason=None if row[REASON] is None else rows.reason_of(row[REASON]),
             redrives=extra.redrives,
-            key=row[16],
-            tenant=row[17],
-            group=row[18],
+            key=row[KEY],
+            tenant=row[TENANT],
+            group=row[GROUP],
             labels=extra.labels,
             headers=extra.headers,
             overrides=extra.overrides,
@@ -368,8 +372,8 @@ class LeaseBatch:
             parent_death=extra.parent_death,
             origin=extra.origin,
         )
-        if row[2]:
-            job = rows.with_checkpoint(transaction, row[0], row[2], job)
+        if row[PARTS]:
+            job = rows.with_checkpoint(transaction, row[SEQ], row[PARTS], job)
         return Lease(job=job, token=token, lease_ms=lease_ms)
 
 
@@ -466,10 +470,9 @@ def _scan_for_tasks(
     tasks: Collection[str],
     after: QueuePosition | None,
 ) -> DueCheck:
-    """One step of the search for the first due job of some tasks, past any number of others.
-
-    It reads without the lock, so a worker that knows few tasks is not starved by a backlog of the
-    others and holds up no other call.
+    """One step of the search for the first due job of some tasks, skipping any number of others. It
+    reads without the lock, so a worker that knows few tasks is not starved by a backlog of other
+    tasks, and blocks no other call.
     """
     scan = _TaskScan(transaction, tasks)
     # If the queue of the last step is gone, the scan starts again.
@@ -545,7 +548,7 @@ _HELD_UNEXPIRED = (
 
 def _must_restore(transaction: Transaction) -> bool:
     """True if a job is held as expired that is not, because the wall clock was set back."""
-    if transaction.now >= transaction.aside_at:
+    if transaction.now >= transaction.expired_held_at:
         return False
     return any(
         transaction.run(f"SELECT 1 {_HELD_UNEXPIRED} LIMIT 1", (row.id, transaction.now)).get
@@ -569,4 +572,4 @@ def _restore_unexpired(transaction: Transaction) -> None:
         restored += len(found)
     if restored < RESTORE_MAX:
         transaction.run("UPDATE hf_meta SET aside_at = ?", (transaction.now,))
-        transaction.aside_at = transaction.now
+        transaction.expired_held_at = transaction.now

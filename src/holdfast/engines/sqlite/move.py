@@ -1,4 +1,4 @@
-"""Moves whole jobs out of a file and into one: see `core.moving.Mover`."""
+"""Exports and imports complete jobs of a file: see `core.transfer.Mover`."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class SQLiteMover:
         return stretch
 
     async def adopt(self, wholes: Sequence[Whole]) -> list[Receipt]:
-        """Insert the jobs as they are; known ids are duplicates."""
+        """Insert the jobs unchanged; known ids are duplicates."""
         grows_bytes = sum(transfer.bytes_of(whole.job) for whole in wholes)
         receipts: list[Receipt] = await self._write(
             partial(_adopt_all, wholes=wholes), grows_bytes=grows_bytes
@@ -152,7 +152,9 @@ def _adopt(transaction: Transaction, whole: Whole, queue_row: QueueRow) -> None:
 
 
 def _flow_columns(transaction: Transaction, whole: Whole, queue_row: QueueRow) -> FlowColumns:
-    """It is behind until its group is checked. Its children may have been moved before it."""
+    """The flow columns of a moved job. It is held as behind until its group is checked. Its
+    children may have been moved before it.
+    """
     job = whole.job
     bits = FLOW_PARENTS if job.after else 0
     bits |= FLOW_CHILDREN if dependencies.has_children(transaction, job.id) else 0

@@ -1,5 +1,5 @@
 """Queues: declare, drop in bounded transactions, and views with counts. Also the small versioned
-records that a namespace keeps beside its queues.
+records of a namespace.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def begin_drop(transaction: Transaction, name: str) -> None:
 
 
 def is_dropping(transaction: Transaction) -> bool:
-    """True if rows of a dropped queue are left, perhaps by a process that was killed."""
+    """True if rows of a dropped queue remain, perhaps because a process was killed."""
     return bool(transaction.run("SELECT 1 FROM hf_queues WHERE name IS NULL LIMIT 1").get)
 
 
@@ -201,7 +201,7 @@ def _leased(transaction: Transaction) -> dict[int, tuple[int, int]]:
 def load_records(
     transaction: Transaction, kind: str, after: str | None, limit: int
 ) -> list[Record]:
-    """Records of a kind by key, from behind `after`."""
+    """Records of a kind by key, starting after `after`."""
     found = transaction.run(
         "SELECT key, version, value, saved_at FROM hf_records"
         " WHERE ns = ? AND kind = ? AND key > ? ORDER BY key LIMIT ?",

@@ -35,16 +35,19 @@ from holdfast.engines.sqlite.schema import (
 from holdfast.engines.sqlite.transaction import Transaction
 
 INLINE_MAX = 1024
-"""A longer payload or result has a table of its own, because each change rewrites the row."""
+"""A longer payload or result is stored in a separate table, because each change rewrites the
+row.
+"""
 
 COLUMNS = (
     "seq, queue, state, rank, due_at, place, expires_at, parts, attempt, crashes, releases,"
     " version, token, deadline, leased_at, created_at, finished_at, cancel, lease_ms, worker,"
     " reason, id, task, key, tenant, grp, extra, payload, flow, lane, holds, fingerprint"
 )
-SEQ, QUEUE, STATE, RANK, DUE_AT, PLACE, EXPIRES_AT, PARTS = range(8)
-TOKEN, DEADLINE, LEASED_AT, ID, TASK, TENANT, GROUP = 12, 13, 14, 21, 22, 24, 25
-EXTRA, PAYLOAD, FLOW, LANE, HOLDS = 26, 27, 28, 29, 30
+SEQ, QUEUE, STATE, RANK, DUE_AT, PLACE, EXPIRES_AT, PARTS, ATTEMPT, CRASHES, RELEASES = range(11)
+VERSION, TOKEN, DEADLINE, LEASED_AT, CREATED_AT, FINISHED_AT, CANCEL = range(11, 18)
+LEASE_MS, WORKER, REASON, ID, TASK, KEY, TENANT, GROUP, EXTRA, PAYLOAD = range(18, 28)
+FLOW, LANE, HOLDS, FINGERPRINT = range(28, 32)
 
 BY_ID = f"SELECT {COLUMNS} FROM hf_jobs WHERE id = ? AND ns = ?"
 BY_SEQ = f"SELECT {COLUMNS} FROM hf_jobs WHERE seq = ?"
@@ -107,43 +110,43 @@ def to_job(transaction: Transaction, row: Row, *, payload: bytes | None = None) 
 
     Callers that do not need a large payload pass `payload=b""`.
     """
-    name = transaction.queue_names.get(row[1])
+    name = transaction.queue_names.get(row[QUEUE])
     if name is None:
         return None
-    extra = NO_EXTRA if row[26] is None else decode_extra(row[26])
-    inline = row[27]
+    extra = NO_EXTRA if row[EXTRA] is None else decode_extra(row[EXTRA])
+    inline = row[PAYLOAD]
     if payload is None:
-        payload = inline if inline is not None else large_payload(transaction, row[0])
-    deadline = row[13]
+        payload = inline if inline is not None else large_payload(transaction, row[SEQ])
+    deadline = row[DEADLINE]
     return Job(
-        id=row[21],
-        task=row[22],
+        id=row[ID],
+        task=row[TASK],
         queue=name,
         payload=payload,
         content_type=extra.content_type,
-        priority=-row[3],
-        state=STATES[row[2]],
-        seq=row[0],
-        version=row[11],
-        attempt=row[8],
-        crashes=row[9],
-        releases=row[10],
-        created_at=row[15],
-        due_at=row[4],
-        expires_at=row[6],
-        leased_at=row[14],
+        priority=-row[RANK],
+        state=STATES[row[STATE]],
+        seq=row[SEQ],
+        version=row[VERSION],
+        attempt=row[ATTEMPT],
+        crashes=row[CRASHES],
+        releases=row[RELEASES],
+        created_at=row[CREATED_AT],
+        due_at=row[DUE_AT],
+        expires_at=row[EXPIRES_AT],
+        leased_at=row[LEASED_AT],
         deadline_at=None if deadline is None else transaction.now + deadline - transaction.boot,
-        finished_at=row[16],
-        token=row[12],
-        worker=row[19],
-        cancel_requested=row[17] != 0,
-        alone=row[7] & PART_ALONE != 0,
-        reason=reason_of(row[20]),
-        fingerprint=row[31],
+        finished_at=row[FINISHED_AT],
+        token=row[TOKEN],
+        worker=row[WORKER],
+        cancel_requested=row[CANCEL] != 0,
+        alone=row[PARTS] & PART_ALONE != 0,
+        reason=reason_of(row[REASON]),
+        fingerprint=row[FINGERPRINT],
         redrives=extra.redrives,
-        key=row[23],
-        tenant=row[24],
-        group=row[25],
+        key=row[KEY],
+        tenant=row[TENANT],
+        group=row[GROUP],
         labels=extra.labels,
         headers=extra.headers,
         overrides=extra.overrides,
@@ -154,7 +157,7 @@ def to_job(transaction: Transaction, row: Row, *, payload: bytes | None = None) 
 
 
 def with_checkpoint(transaction: Transaction, seq: int, parts: int, job: Job) -> Job:
-    """Add what the next attempt needs: progress, checkpoint, parents, and `alone`."""
+    """Add the fields that the next attempt needs: progress, checkpoint, parents, and `alone`."""
     if parts & PART_ALONE:
         job = msgspec.structs.replace(job, alone=True)
     if parts & PART_AFTER:

@@ -42,9 +42,10 @@ OPEN, ASLEEP = 0, -1
 """Values of `hf_lanes.bar`: the lane can be leased from, or its first job is not due yet. Any other
 value is the slot that had no capacity."""
 
-# The hot columns stand first, because SQLite decodes a row from its beginning. `rank` is the
+# The hot columns come first, because SQLite decodes a row from its beginning. `rank` is the
 # negated priority, `deadline` is on the boot clock, and `holds` keeps a waiting job out of
-# `hf_ready`; a payload or result too large to be rewritten with its row has a table of its own.
+# `hf_ready`; a payload or result too large to be rewritten with its row is stored in a separate
+# table.
 _MIGRATION_1 = """
 CREATE TABLE hf_meta(
   one INTEGER PRIMARY KEY CHECK (one = 1),
@@ -136,7 +137,7 @@ ALTER TABLE hf_records ADD COLUMN saved_at INTEGER NOT NULL DEFAULT 0;
 UPDATE hf_records SET saved_at = CAST(unixepoch('subsec') * 1000 AS INTEGER);
 """
 
-# `hf_aside` has every waiting job that is not plainly ready, with a lane's jobs in their order.
+# `hf_aside` has every waiting job that is not simply ready, with a lane's jobs in their order.
 # `hf_meta.aside_at` is when jobs were last held as expired: an earlier clock was set back.
 # `hf_edges` has open edges only, and `hf_meta.forsaken` says that some have lost their parent.
 # All jobs of a lane have one priority; its row stores the position of its first job. `hf_parks` has
@@ -270,7 +271,7 @@ def stored_schema(connection: apsw.Connection) -> int:
 def mismatch(connection: apsw.Connection, found: int) -> SchemaMismatch:
     """The error for a file that a newer version has migrated."""
     return SchemaMismatch(
-        f"{connection.filename} has schema {found}, this version knows up to "
+        f"{connection.filename} has schema {found}, this version supports up to "
         f"{len(MIGRATIONS)}: run the newer version of Holdfast that wrote it"
     )
 

@@ -1,7 +1,7 @@
 """Reads of jobs: get, find and tally; and JobFilter → SQL.
 
-Filters become constant SQL fragments with bound values. One call looks at no more than
-`limits.SCAN_MAX` rows, in the order of arrival. Dead and cancelled jobs, which are few among many
+Filters become constant SQL fragments with bound values. One call reads no more than
+`bounds.SCAN_MAX` rows, in the order of arrival. Dead and cancelled jobs, which are few among many
 done ones, and leased jobs have indexes of their own.
 """
 
@@ -129,7 +129,7 @@ class JobQuery(NamedTuple):
 
 
 class SeqRange(NamedTuple):
-    """The seqs to look at, both ends included, and whether there are more beyond."""
+    """The seqs to read, both ends included, and whether there are more beyond."""
 
     low: int
     high: int
@@ -185,7 +185,7 @@ def newest_range(transaction: Transaction, query: JobQuery, before: int | None) 
             (transaction.namespace_id, high, bounds.SCAN_MAX),
         ).get
         return SeqRange(0 if low is None else low + 1, high, more=low is not None)
-    # Seqs have gaps, so this looks at SCAN_MAX rows at most.
+    # Seqs have gaps, so this reads at most SCAN_MAX rows.
     high = transaction.run("SELECT max(seq) FROM hf_jobs WHERE seq <= ?", (high,)).get or 0
     low = max(high - bounds.SCAN_MAX + 1, 0)
     lowest = transaction.run("SELECT min(seq) FROM hf_jobs").get

@@ -19,7 +19,7 @@ from holdfast.engines.sqlite.flow import effects, groups
 from holdfast.engines.sqlite.schema import FLOW_CHILDREN, FLOW_GROUP, PART_NOTES
 from holdfast.engines.sqlite.transaction import QueueRow, Transaction
 
-# The lease's seq finds the row at once; the id and the token prove that it is the right one.
+# The lease's seq finds the row directly; the id and the token prove that it is the right one.
 _COMPLETE = """
 UPDATE hf_jobs SET state = 2, deadline = NULL, finished_at = ?, version = version + 1, result = ?
 WHERE seq = ? AND token = ? AND state = 1 AND id = ? AND ns = ? AND flow = 0

@@ -26,7 +26,10 @@ LaneKey = tuple[int, str, str, int]
 
 LANES_MAX = 2_048
 JOBS_MAX = 32
-"""The cache holds so many lanes with so many jobs each: a few megabytes."""
+"""The cache holds this many lanes with this many jobs each: a few megabytes."""
+
+LANE_COLUMNS = "id, turn, due_at, place, tenant, task, slots, bar"
+ID, TURN, DUE_AT, PLACE, TENANT, TASK, SLOTS, BAR = range(8)
 
 WaitingJob = tuple[int, int, int, int | None]
 """(due_at, place, seq, expires_at)"""
@@ -45,11 +48,11 @@ class Transaction:
         "_lane_cache",
         "_last",
         "_used",
-        "aside_at",
         "boot",
         "boot_id",
         "connection",
         "deferred",
+        "expired_held_at",
         "has_lost_parents",
         "is_dropping",
         "namespace_id",
@@ -74,7 +77,7 @@ class Transaction:
         ).fetchone()
         if meta is None:
             raise apsw.CorruptError("hf_meta has no row")
-        found, revision, self.boot_id, number, self.has_lost_parents, self.aside_at = meta
+        found, revision, self.boot_id, number, self.has_lost_parents, self.expired_held_at = meta
         if found != len(schema.MIGRATIONS):
             # A newer version migrated the file while this process had it open.
             raise schema.mismatch(connection, found)
@@ -126,10 +129,10 @@ class Transaction:
             self._used = self._last
 
     def note_expired(self) -> None:
-        """Remember that jobs expired by now were held aside, in case the clock is set back."""
-        if self.aside_at < self.now:
+        """Record that jobs expired by now were held, in case the clock is set back."""
+        if self.expired_held_at < self.now:
             self.run("UPDATE hf_meta SET aside_at = ?", (self.now,))
-            self.aside_at = self.now
+            self.expired_held_at = self.now
 
     def changes(self) -> int:
         """The number of rows the last statement changed."""
@@ -151,7 +154,7 @@ class DeferredEffects:
         self.ended: list[tuple[int, str, State | None]] = []
         """(seq, id, state) of ended jobs with children; None if the job was deleted unfinished."""
         self.cascaded = 0
-        """Dependency edges followed so far, bounded by `limits.CASCADE_MAX`."""
+        """Dependency edges followed so far, bounded by `bounds.CASCADE_MAX`."""
         self.freed: dict[int, int] = {}
         """The number of ended leases, by lane."""
         self.busy: dict[tuple[int, str], list[int]] = {}
@@ -174,7 +177,7 @@ class QueueRow(NamedTuple):
 class QueueCache:
     """The queues of one namespace as of `revision`, held by each connection.
 
-    `hf_meta.revision` grows with every change of a queue, so comparing one number tells whether the
+    `hf_meta.revision` grows with every change of a queue, so comparing one number shows whether the
     cache is current. A queue row without a name is being dropped; its jobs count as gone.
     """
 
@@ -243,7 +246,7 @@ class LaneCache:
             self._version = version
 
     def keep(self, lane: LaneCursor) -> None:
-        """Keep a lane as this call leaves it."""
+        """Cache a lane as this call leaves it."""
         if len(self.lanes) >= LANES_MAX:
             self.lanes.clear()
         end = lane.at + JOBS_MAX
@@ -253,7 +256,7 @@ class LaneCache:
         self.lanes[lane.id] = lane
 
     def keep_slots(self, lane: int, slots: tuple[int, ...]) -> None:
-        """Keep a lane's slots, which never change; lane ids are never reused."""
+        """Cache a lane's slots, which never change; lane ids are never reused."""
         if len(self.lane_slots) >= LANES_MAX:
             self.lane_slots.clear()
         self.lane_slots[lane] = slots
@@ -264,11 +267,11 @@ class LaneCache:
 
     def recall(self, row: tuple[Any, ...]) -> LaneCursor:
         """The lane of this row of `hf_lanes`, with its cached jobs if they are still first."""
-        lane = self.lanes.get(row[0])
-        if lane is None or lane.jobs[0][:2] != row[2:4]:
+        lane = self.lanes.get(row[ID])
+        if lane is None or lane.jobs[0][:2] != row[DUE_AT : PLACE + 1]:
             return LaneCursor(row)
-        lane.turn, lane.bar = row[1], row[7]
-        lane.first = lane.time = row[2:4]
+        lane.turn, lane.bar = row[TURN], row[BAR]
+        lane.first = lane.time = row[DUE_AT : PLACE + 1]
         lane.is_done = False
         return lane
 
@@ -282,12 +285,12 @@ class LaneCursor:
     )
 
     def __init__(self, row: tuple[Any, ...]) -> None:
-        self.id: int = row[0]
-        self.turn: int = row[1]
-        self.first: tuple[int, int] = row[2:4]
-        self.tenant: str = row[4]
-        self.slots: tuple[int, ...] = read_slots(row[6])
-        self.bar: int = row[7]
+        self.id: int = row[ID]
+        self.turn: int = row[TURN]
+        self.first: tuple[int, int] = row[DUE_AT : PLACE + 1]
+        self.tenant: str = row[TENANT]
+        self.slots: tuple[int, ...] = read_slots(row[SLOTS])
+        self.bar: int = row[BAR]
         self.jobs: list[WaitingJob] = []
         self.at = 0
         self.more = True

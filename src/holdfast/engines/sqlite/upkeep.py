@@ -1,7 +1,7 @@
-"""Upkeep: reads of jobs and keys that are due for it, recounts and pruning of flow-control rows.
-
-`find_discrepancies` only reads, in pages that reach everything in turn; `repair_discrepancies`
-checks again under the lock. In a store that was never damaged there is nothing to repair.
+"""Upkeep: reads of overdue, expired and finished jobs and of free keys; recounts and pruning of
+flow-control rows. `find_discrepancies` only reads, in pages that cover everything in turn;
+`repair_discrepancies` checks again under the lock. In a store that was never damaged there is
+nothing to repair.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from holdfast.core import bounds, policy
+from holdfast.core import bounds, retry_policy
 from holdfast.core.fairness import CREDIT, decayed
 from holdfast.core.lifecycle import ParentEffect
 from holdfast.core.model import STATES, Job, Lease, State
@@ -108,7 +108,7 @@ def finished(transaction: Transaction, limit: int) -> list[Job]:
     past: list[tuple[int, int]] = []
     for queue_row in transaction.queues.values():
         for state in (State.DONE, State.DEAD, State.CANCELLED):
-            until = transaction.now - policy.retention_ms(queue_row.settings, state)
+            until = transaction.now - retry_policy.retention_ms(queue_row.settings, state)
             past += transaction.run(
                 "SELECT finished_at, seq FROM hf_jobs INDEXED BY hf_ended"
                 " WHERE queue = ? AND state = ? AND state >= 2 AND finished_at <= ?"
@@ -192,7 +192,7 @@ def find_discrepancies(
 
 
 def repair_discrepancies(transaction: Transaction, found: Discrepancies) -> int:
-    """Correct what is still wrong; returns how many rows or jobs were."""
+    """Correct rows and jobs that are still wrong; returns how many were."""
     deferred = transaction.effects
     repaired = 0
     if found.slots:
@@ -325,8 +325,11 @@ def _ended_parents(
         ended = None if code is None else STATES[code]
         if ended is not None and not ended.finished:
             continue
-        wish = rows.NO_EXTRA if extra is None else rows.decode_extra(extra)
-        if effects.parting_of(wish.after_on, wish.parent_death, ended) is not ParentEffect.HELD:
+        stored = rows.NO_EXTRA if extra is None else rows.decode_extra(extra)
+        if (
+            effects.parent_effect(stored.after_on, stored.parent_death, ended)
+            is not ParentEffect.HELD
+        ):
             parents[parent] = ended
     return parents, found[-1][:2] if len(found) == limit else ("", 0)
 
@@ -334,7 +337,7 @@ def _ended_parents(
 def _misplaced_jobs(
     transaction: Transaction, after: tuple[int, lanes.WalkCursor], limit: int
 ) -> tuple[list[int], tuple[int, lanes.WalkCursor]]:
-    """Waiting jobs that are not in the lane their queue's settings demand."""
+    """Waiting jobs that are not in the lane that their queue's settings require."""
     seqs: list[int] = []
     for queue_id in sorted(
         queue_id for queue_id in transaction.queue_names if queue_id >= after[0]
@@ -348,7 +351,7 @@ def _misplaced_jobs(
 
 
 def prune_flow(transaction: Transaction, limit: int) -> None:
-    """Delete some lanes, tenants and slots that nothing needs."""
+    """Delete some unused lanes, tenants and slots."""
     leased = transaction.run(
         "SELECT DISTINCT lane FROM hf_jobs INDEXED BY hf_leased"
         " WHERE ns = ? AND state = 1 AND lane IS NOT NULL",

@@ -49,7 +49,7 @@ class ChangeListener:
                 self._stop()
 
     def close(self) -> None:
-        """Stop listening for good."""
+        """Stop listening permanently."""
         self._stop()
         if self._descriptor is not None:
             os.close(self._descriptor)

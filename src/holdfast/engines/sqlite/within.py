@@ -27,7 +27,9 @@ Result = TypeVar("Result")
 
 
 class SQLiteWithin:
-    """Enqueues and settles in the caller's transaction: its commit or rollback decides."""
+    """Enqueues and settles in the caller's transaction: the calls take effect if it is
+    committed.
+    """
 
     def __init__(
         self,
@@ -84,7 +86,7 @@ class SQLiteWithin:
 
 @contextmanager
 def _savepoint(connection: apsw.Connection) -> Iterator[None]:
-    """Undo a call that fails half-way, without ending the caller's transaction."""
+    """Undo a call that fails halfway, without ending the caller's transaction."""
     # The program's own row format must not apply to our rows.
     row_trace, connection.row_trace = connection.row_trace, None
     try:

@@ -1,6 +1,6 @@
-"""Change one job by its id: each step is one conditional write, or an error that says why not.
+"""Change one job by its id: each step is one conditional write, or an error with the reason.
 
-New labels and headers are merged into the present ones: read, changed, and written only if the job
+New labels and headers are merged into the current ones: read, changed, and written only if the job
 is still at the version that was read.
 """
 

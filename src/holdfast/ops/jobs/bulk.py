@@ -1,7 +1,7 @@
 """Act on many jobs: walk, count, delete and archive them in bounded batches.
 
 The walk goes from the newest job on with a cursor, so that a job which matches again, such as one
-that died right after it was retried, is not met twice.
+that died right after it was retried, is not processed twice.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class ArchiveResult(NamedTuple):
 
 
 class Cleaned(msgspec.Struct, frozen=True, kw_only=True):
-    """`found` finished jobs were old enough, or at least so many with `more`."""
+    """`found` finished jobs were old enough, a lower bound with `more`."""
 
     found: int
     more: bool
@@ -110,7 +110,7 @@ async def delete_jobs(
 ) -> int:
     """Delete every match, or `most` of them, oldest first, and return how many were deleted.
 
-    Each batch is one transaction. A deleted job matches no more, so no job has to be read first.
+    Each batch is one transaction. A deleted job no longer matches, so no job has to be read first.
     """
     wanted = checked_filter(wanted)
     deleted = 0
@@ -130,7 +130,10 @@ def old_jobs(days: float, states: tuple[State, ...] | None, queue: str | None) -
     if states is not None and not all(state.finished for state in states):
         raise UsageError("only finished jobs are cleaned up: done, dead or cancelled")
     if not 0 <= days <= bounds.RETENTION_MS_MAX / bounds.DAY_MS:
-        raise UsageError(f"days {days:g} is not 0 to {bounds.RETENTION_MS_MAX // bounds.DAY_MS}")
+        raise UsageError(
+            f"days {days:g} is out of range: expected 0 to"
+            f" {bounds.RETENTION_MS_MAX // bounds.DAY_MS}"
+        )
     return JobFilter(
         queue=queue,
         states=states or _FINISHED,
@@ -152,7 +155,7 @@ async def archive_jobs(
         except OSError as error:
             raise StorageFull(
                 f"{archive.path} cannot be written ({error.strerror}): "
-                f"{counted(deleted, 'job')} deleted before, and no other"
+                f"{counted(deleted, 'job')} deleted before the error, no others"
             ) from error
         archived += len(jobs)
         deleted += await delete_unchanged(engine, jobs)
@@ -181,7 +184,7 @@ async def delete_unchanged(engine: Engine, jobs: Sequence[Job]) -> int:
 
 class Archive:
     """A file of JSON lines, one finished job each. It is opened for every batch, so it may be
-    moved away at any time.
+    rotated at any time.
 
     A line is on disk before its job is deleted. After a crash a job may be in the file twice, or
     follow a torn line that is not JSON: readers skip both. A job is never missing.

@@ -9,13 +9,12 @@ from msgspec.structs import replace
 
 from holdfast.core import breaker as rules
 from holdfast.core.breaker import HOST_PREFIX, TASK_PREFIX, BreakerState
-from holdfast.core.explain import Cause, Facts, Seen, explain, flow_control_causes, startable
+from holdfast.core.explain import Cause, Facts, SeenWorker, explain, flow_control_causes, startable
 from holdfast.core.lifecycle import is_expired
 from holdfast.core.model import WEBHOOK_TASK, Job, JobFilter, State, Waits
-from holdfast.core.pauses import Pause
 from holdfast.engines.base import Engine
 from holdfast.ops.breakers import read_breakers, webhook_host
-from holdfast.ops.queues import queue_settings, read_pause
+from holdfast.ops.queues import Pause, queue_settings, read_pause
 from holdfast.ops.workers import Workers
 
 _PAGE = 100
@@ -55,16 +54,18 @@ async def explain_waits(engine: Engine, job: Job, now: int) -> tuple[Waits | Non
     return waits, list(flow_control_causes(job, waits, parents, now))
 
 
-async def _seen_workers(engine: Engine) -> tuple[Seen, ...]:
+async def _seen_workers(engine: Engine) -> tuple[SeenWorker, ...]:
     views = await Workers(engine).all()
-    return tuple(Seen(record=view.record, age_ms=view.age_ms) for view in views)
+    return tuple(view.seen for view in views)
 
 
-async def _ahead(engine: Engine, job: Job, now: int, workers: tuple[Seen, ...]) -> tuple[int, bool]:
+async def _ahead(
+    engine: Engine, job: Job, now: int, workers: tuple[SeenWorker, ...]
+) -> tuple[int, bool]:
     """The number of waiting jobs that are leased before this one, and whether there may be more.
 
-    Jobs created before and after this one are walked separately, since either may be millions. A
-    job that expired, is due later or that no worker can run is not ahead.
+    Jobs created before and after this one are walked separately, since either may be millions. Jobs
+    that have expired, are due later or that no worker can run do not count.
     """
 
     def comes_first(other: Job) -> bool:
@@ -115,7 +116,7 @@ async def _with_breaker(engine: Engine, facts: Facts) -> Facts:
     left_ms = rules.left_ms(known.record, known.age_ms)
     return replace(
         facts,
-        breaker=rules.told(known.record, rules.title(key)),
+        breaker=rules.describe(known.record, rules.title(key)),
         breaker_key=key,
         breaker_at=None if left_ms is None else facts.now + left_ms,
     )

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from holdfast.core import codec, policy
+from holdfast.core import codec, retry_policy
 from holdfast.core.explain import Cause, has_room
 from holdfast.core.lifecycle import timeline
 from holdfast.core.limits import Slot
@@ -56,7 +56,7 @@ async def require_job(engine: Engine, id: str) -> Job:
 async def find_jobs(
     engine: Engine, wanted: JobFilter, limit: int, after: int | None = None
 ) -> tuple[list[Job], int | None]:
-    """Up to `limit` jobs, and the cursor to go on from. The walk ends after a bounded number of
+    """Up to `limit` jobs, and the cursor to continue from. The walk ends after a bounded number of
     pages, since the next match may be far away."""
     jobs: list[Job] = []
     for _ in range(_PAGES_MAX + limit // _PAGE):
@@ -204,7 +204,7 @@ def job_view(
         task=job.task,
         state=job.state,
         attempts=job.attempt,
-        max_attempts=policy.attempts_max(queue or Queue(name=job.queue), job),
+        max_attempts=retry_policy.attempts_max(queue or Queue(name=job.queue), job),
         crashes=job.crashes,
         priority=job.priority,
         tenant=job.tenant,
@@ -319,9 +319,10 @@ def _duration_ms(job: Job) -> int | None:
 
 
 class LeasedJob(msgspec.Struct, frozen=True, kw_only=True):
-    """A job under a lease. `attempts` includes this one. `payload` is the value of JSON, or text;
-    other bytes are in `payload_base64`. `checkpoint` is where an earlier attempt stopped, and
-    `timeout_ms` bounds this one."""
+    """A job under a lease. `attempts` includes the current one. `payload` is the value of JSON, or
+    text; other bytes are in `payload_base64`. `checkpoint` is where an earlier attempt stopped, and
+    `timeout_ms` bounds this one.
+    """
 
     id: str
     queue: str
@@ -380,10 +381,10 @@ def _leased(job: Job, queue: Queue) -> LeasedJob:
         payload_base64=payload_base64,
         content_type=job.content_type,
         attempts=job.attempt,
-        max_attempts=policy.attempts_max(queue, job),
+        max_attempts=retry_policy.attempts_max(queue, job),
         crashes=job.crashes,
         redrives=job.redrives,
-        timeout_ms=policy.timeout_ms(queue, job),
+        timeout_ms=retry_policy.timeout_ms(queue, job),
         priority=job.priority,
         tenant=job.tenant,
         key=job.key,

@@ -1,4 +1,4 @@
-"""A move from one store to another, step by step: survey, begin, drain, copy, compare.
+"""A migration from one store to another, step by step: survey, begin, drain, copy, compare.
 
 The comparison reads jobs from both stores side by side, since they were copied in the same order.
 """
@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from holdfast.core import transfer
 from holdfast.core.model import Job, JobFilter, Queue, QueueView, Reason, State
-from holdfast.core.policy import retention_ms
+from holdfast.core.retry_policy import retention_ms
 from holdfast.core.transfer import HeldKey, Sum, Whole
 from holdfast.errors import UsageError
 from holdfast.ops.migrate import steps
@@ -29,7 +29,7 @@ from holdfast.ops.migrate.progress import (
 from holdfast.ops.migrate.steps import BATCH, BATCH_BYTES_MAX, CopiedRecords, key_pages
 from holdfast.ops.queues import queue_settings
 from holdfast.ops.records import scan
-from holdfast.ops.redrives import REDRIVE_KIND, decode_redrive
+from holdfast.ops.redrives import REDRIVE_KIND, REDRIVES
 from holdfast.ops.schedules import SCHEDULE_KIND
 
 ProgressCallback = Callable[[int], None]
@@ -39,8 +39,10 @@ _WRONG_MAX = 20
 
 
 class MigrationSurvey(msgspec.Struct, frozen=True, kw_only=True):
-    """The extent of a move; with `more` the numbers are lower bounds. `refusal` is the reason why
-    it cannot begin; `resumes` is true for a move that was begun, `is_done` for one that is over."""
+    """The extent of a migration; with `more` the numbers are lower bounds. `refusal` is the reason
+    why it cannot begin; `resumes` is true for a migration that was begun, `is_done` for one that is
+    complete.
+    """
 
     jobs: int
     states: dict[State, int]
@@ -53,8 +55,9 @@ class MigrationSurvey(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MigrationResult(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of a move. The target stays closed until `comparison.is_same`; the comparison is
-    None if an earlier run made it."""
+    """The result of a migration. The target stays closed until `comparison.is_same`; the comparison
+    is None if an earlier run made it.
+    """
 
     jobs: int
     records: dict[str, int] = {}
@@ -95,7 +98,7 @@ class Migration:
         )
 
     async def begin(self) -> None:
-        """Record the move in both stores, and close the queues of the source."""
+        """Record the migration in both stores, and close the queues of the source."""
         survey = await self.survey()
         if survey.refusal:
             raise UsageError(survey.refusal)
@@ -112,7 +115,7 @@ class Migration:
         await steps.close_queues(self._source.engine, self._source_progress)
 
     async def drain(self, *, wait_ms: int, tell: ProgressCallback) -> list[Job]:
-        """Wait until no job is leased; return some of those that still are when time is over."""
+        """Wait until no job is leased; on timeout, return some of those that still are."""
         return await steps.drain(
             self._source.engine, self._source_progress, wait_ms=wait_ms, tell=tell
         )
@@ -131,7 +134,7 @@ class Migration:
         """Compare the stores, and open the target if they are the same."""
         at = self._at()
         if at.phase in (Phase.COMPARED, Phase.DONE):
-            # A run was killed while it opened the target, where jobs may run since.
+            # A run was killed while it opened the target, so jobs may already run there.
             await self._open()
             return MigrationResult(jobs=at.jobs)
         source, target = self._source, self._target
@@ -162,17 +165,19 @@ class Migration:
 
     async def _refusal(self, in_: TargetProgress | None) -> str:
         if in_ is not None:
-            return f"the target was filled from {in_.source} by another move: give an empty store"
+            return (
+                f"the target was filled from {in_.source} by another migration: give an empty store"
+            )
         if await _holds_jobs(self._target):
-            return "the target has jobs already: give an empty store"
+            return "the target already has jobs: give an empty store"
         if await self._target.engine.load(SCHEDULE_KIND, limit=1):
-            return "the target has schedules already: give an empty store"
+            return "the target already has schedules: give an empty store"
         return await self._running_redrive()
 
     async def _running_redrive(self) -> str:
-        """The refusal for a redrive that would go on putting jobs back in the source."""
+        """The refusal if a redrive would keep putting jobs back in the source."""
         async for record in scan(self._source.engine, REDRIVE_KIND):
-            redrive = decode_redrive(record)
+            redrive = REDRIVES.require(record)
             if not redrive.state.ended:
                 return f"redrive {redrive.id} is running in the source: cancel it, or let it end"
         return ""
@@ -261,7 +266,7 @@ class Comparer:
                 other = await anext(targets, None)
                 continue
             else:
-                # Both jobs exist on both sides; each is met again at its place on the other side.
+                # Both jobs exist on both sides; each appears again at its place on the other side.
                 self._out_of_order(one, other)
             compared += 1
             if compared % BATCH == 0:
@@ -281,7 +286,7 @@ class Comparer:
         if self._is_ended(one.job) or self._is_ended(other.job):
             self._found.ended += 1
         else:
-            text = f"job {one.job.id} was changed in the source or the target meanwhile"
+            text = f"job {one.job.id} was changed in the source or the target during the migration"
             self._found.differs(text)
 
     def _is_ended(self, job: Job) -> bool:
@@ -308,7 +313,9 @@ class Comparer:
         present = {each.key: each.value async for each in scan(self._target.engine, kind)}
         for key, value in copied.items():
             if present.get(key) != value:
-                self._found.differs(f"the {kind} {key} was changed in the target meanwhile")
+                self._found.differs(
+                    f"the {kind} {key} was changed in the target during the migration"
+                )
 
     async def _compare_keys(self, queue: str) -> None:
         """Compare once-only keys; one that is past its window may be gone on either side."""

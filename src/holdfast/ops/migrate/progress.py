@@ -1,6 +1,8 @@
-"""The records of a move: in the source, how its queues were; in the target, how far it is.
+"""The records of a migration: in the source, the original state of its queues; in the target, its
+progress.
 
-Every change is on the version that was read, so that two runs of the same move notice each other.
+Every change is on the version that was read, so that two runs of the same migration notice each
+other.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ Progress = TypeVar("Progress", bound=msgspec.Struct)
 
 
 class Side(msgspec.Struct, frozen=True):
-    """The store at one end of a move; `place` names it without secrets."""
+    """The store at one end of a migration; `place` names it without secrets."""
 
     engine: Engine
     mover: Mover
@@ -40,7 +42,7 @@ class Phase(StrEnum):
 
 
 class QueueSwitches(msgspec.Struct, frozen=True, array_like=True):
-    """Whether a queue accepted jobs and was paused before the move closed it."""
+    """Whether a queue accepted jobs and was paused before the migration closed it."""
 
     accepting: bool
     paused: bool
@@ -72,7 +74,9 @@ class ProgressRecord(Generic[Progress]):
         self._engine = engine
         self._key = key
         self._kind = _CompressedKind(
-            MOVE_KIND, type, remedy="finish the move with the version of Holdfast that began it"
+            MOVE_KIND,
+            type,
+            remedy="finish the migration with the version of Holdfast that began it",
         )
         self._version = 0
         self.value: Progress | None = None
@@ -87,18 +91,18 @@ class ProgressRecord(Generic[Progress]):
     async def write(self, value: Progress | None) -> None:
         """Write the record, or remove it with None. EngineUnavailable if another run was first."""
         if not await self._kind.save(self._engine, self._key, value, self._version):
-            raise EngineUnavailable("another process runs the same move: let it finish")
+            raise EngineUnavailable("another process runs the same migration: let it finish")
         self._version = 0 if value is None else self._version + 1
         self.value = value
 
 
 def source_progress(engine: Engine) -> ProgressRecord[SourceProgress]:
-    """The record of a move in its source store."""
+    """The record of a migration in its source store."""
     return ProgressRecord(engine, _SOURCE_KEY, SourceProgress)
 
 
 def target_progress(engine: Engine) -> ProgressRecord[TargetProgress]:
-    """The record of a move in its target store."""
+    """The record of a migration in its target store."""
     return ProgressRecord(engine, _TARGET_KEY, TargetProgress)
 
 

@@ -1,7 +1,6 @@
-"""The steps of a move: close and drain the source, then copy its queues, jobs, keys and records.
-
-Every step can be repeated: data that is there already is skipped or written again unchanged.
-`reopen` gives a move up.
+"""The steps of a migration: close and drain the source, then copy its queues, jobs, keys and
+records. Every step can be repeated: data that was already copied is skipped or written again
+unchanged. `reopen` abandons a migration.
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ from msgspec.structs import replace
 
 from holdfast.core import bounds
 from holdfast.core.model import Job, JobFilter, Queue, Record, State, Status
-from holdfast.core.pauses import Pause
 from holdfast.core.transfer import HeldKey, Stretch
 from holdfast.engines.base import Engine, Saved
 from holdfast.errors import EngineUnavailable, UsageError
@@ -27,15 +25,16 @@ from holdfast.ops.migrate.progress import (
     TargetProgress,
     source_progress,
 )
-from holdfast.ops.queues import DISTRIBUTION_KIND, PAUSE_KIND, queue_settings, save_pause
+from holdfast.ops.queues import DISTRIBUTION_KIND, PAUSE_KIND, Pause, queue_settings, save_pause
 from holdfast.ops.records import scan
 from holdfast.ops.schedules import SCHEDULE_KIND
 from holdfast.ops.settings import SETTING_KIND
 from holdfast.ops.workers import end_overdue_and_expired
 
 KINDS = (SCHEDULE_KIND, SETTING_KIND, PAUSE_KIND, DISTRIBUTION_KIND)
-"""Records that operators make. Workers write their own again, and a redrive's cursor would be
-wrong in another store."""
+"""Records made by operators. Workers rewrite their own, and a redrive's cursor would be wrong in
+another store.
+"""
 
 CopiedRecords = dict[str, dict[str, bytes | None]]
 """The copied values by kind and key."""
@@ -67,7 +66,7 @@ async def close_queues(engine: Engine, progress: ProgressRecord[SourceProgress])
         for queue in open_queues:
             await engine.declare(closed_queue(without_missing_dead_queue(queue, queues)))
             if not queue.paused:
-                pause = Pause(by=_BY, text=f"everything is moved to {known.to}")
+                pause = Pause(by=_BY, text=f"everything was moved to {known.to}")
                 await save_pause(engine, queue.name, pause)
         if not new and not open_queues:
             return
@@ -83,14 +82,14 @@ async def drain(
     wait_ms: int,
     tell: Callable[[int], None],
 ) -> list[Job]:
-    """Wait until no job is leased or the time is over; return some of the jobs that still are.
+    """Wait until no job is leased or the timeout passes; return some of the jobs that still are.
 
     Overdue leases are ended here, since no upkeep may be running.
     """
     until = time.monotonic() + wait_ms / 1000
     quiet_looks = 0
     while True:
-        # A worker that starts declares its own queue, which has to be closed too.
+        # A starting worker declares its own queue, which has to be closed too.
         await close_queues(engine, progress)
         await end_overdue_and_expired(engine, _EXPIRY_BATCH)
         leased = sum(each.count for each in await engine.tally(_LEASED, "state", limit=1))
@@ -106,11 +105,11 @@ async def drain(
 
 
 async def reopen(engine: Engine) -> list[str]:
-    """Give up a move: open the source's queues as they were, and return their names."""
+    """Abandon a migration: open the source's queues as they were, and return their names."""
     progress = source_progress(engine)
     known = await progress.read()
     if known is None:
-        raise UsageError("no move from this store was begun: its queues were not closed by one")
+        raise UsageError("no migration from this store was begun, so none has closed its queues")
     opened = []
     queues = await queue_settings(engine)
     for name, queue in queues.items():
@@ -134,13 +133,15 @@ def closed_queue(queue: Queue) -> Queue:
 
 
 def reopened_queue(queue: Queue, known: SourceProgress) -> Queue:
-    """The queue with the switches it had before the move."""
+    """The queue with the switches it had before the migration."""
     before = known.queues[queue.name]
     return replace(queue, accepting=before.accepting, paused=before.paused)
 
 
 async def declare_queues(source: Side, target: Side, known: SourceProgress, *, shut: bool) -> None:
-    """Declare the source's queues in the target, as they were before the move; closed if `shut`."""
+    """Declare the source's queues in the target, as they were before the migration; closed if
+    `shut`.
+    """
     settings = await queue_settings(source.engine)
     queues = [reopened_queue(queue, known) for queue in settings.values()]
     names = {queue.name for queue in queues}
@@ -178,7 +179,7 @@ async def copy_jobs(
 async def _adopt(batch: Stretch, target: Side) -> None:
     leased = [whole.job.id for whole in batch.wholes if whole.job.state is State.LEASED]
     if leased:
-        raise EngineUnavailable(f"job {leased[0]} was leased meanwhile: run this again")
+        raise EngineUnavailable(f"job {leased[0]} was leased during the migration: run this again")
     for receipt in await target.mover.adopt(batch.wholes) if batch.wholes else ():
         if receipt.status is Status.REFUSED:
             raise EngineUnavailable(f"job {receipt.id} cannot be moved: {receipt.text}")
@@ -203,10 +204,9 @@ async def key_pages(side: Side, queue: str) -> AsyncIterator[list[HeldKey]]:
 
 
 async def copy_records(source: Engine, target: Engine, known: SourceProgress) -> CopiedRecords:
-    """Copy operators' records, without the pauses that the move itself made.
-
-    A schedule that an earlier run copied and that was removed since is removed in the target too,
-    where it would tick for ever.
+    """Copy operators' records, without the pauses that the migration itself made. A schedule that
+    an earlier run copied and that was removed since is removed in the target too, where it would
+    otherwise tick forever.
     """
     copied: CopiedRecords = {}
     for kind in KINDS:
@@ -226,6 +226,6 @@ async def copy_records(source: Engine, target: Engine, known: SourceProgress) ->
 async def _save(target: Engine, record: Record) -> None:
     if (await target.save([record]))[0] is Saved.STALE:
         raise EngineUnavailable(
-            f"the {record.kind} {record.key} is being changed in the target: leave the target "
-            "alone until the move is done"
+            f"the {record.kind} {record.key} is being changed in the target: do not use the"
+            " target until the migration is done"
         )

@@ -48,7 +48,7 @@ class ApiCall:
     peer: str = ""
 
     def noting(self, what: str, on: str) -> AbstractAsyncContextManager[AuditedChange]:
-        """Write an operator's act to the audit that the engine does not recognize as one."""
+        """Write an operator's act to the audit log if the engine does not recognize it as one."""
         caller = self.caller
         act = AuditEntry(
             at=0, who=caller.name, token=caller.token, peer=self.peer, what=what, on=on
@@ -56,7 +56,7 @@ class ApiCall:
         return self.server.audit_of(caller.namespace, self.app).doing(act)
 
     async def is_good(self) -> bool:
-        """True while the caller's token is valid. Streams ask before each part they send."""
+        """True while the caller's token is valid. Streams check it before each part they send."""
         if not self.caller.token:
             return True
         try:
@@ -103,12 +103,12 @@ class Admission:
         """Raise Forbidden unless Host is a name of this server and Origin is an allowed page."""
         host = headers.get("host")
         if host is None:
-            # Probes of load balancers send no Host. Browsers always do, so no page gets in here.
+            # Probes of load balancers send no Host. Browsers always do, so no web page passes here.
             if self._is_open:
                 raise Forbidden("the request has no Host header: send one, e.g. localhost")
         elif not self._is_own_name(host):
             raise Forbidden(
-                f"this server does not answer to the host {host[:80]!r}: add it with --allow-host"
+                f"this server is not named {host[:80]!r}: allow that host with --allow-host"
             )
         origin = headers.get("origin")
         if origin is None:
@@ -117,7 +117,7 @@ class Admission:
                 return
         elif origin.lower() in self._origins or origin.partition("://")[2] == host:
             return
-        raise Forbidden("pages of this origin may not use the server: add it with --allow-origin")
+        raise Forbidden("pages of this origin may not use the server: allow it with --allow-origin")
 
     async def _authenticate(self, headers: Mapping[str, str], peer: str | None) -> Caller:
         given = headers.get("authorization")

@@ -42,9 +42,9 @@ from holdfast.engines.base import ANY, Engine, Expired, Known, Overdue, Saved
 from holdfast.engines.extras import Ability, Examinable, Examination, extra
 from holdfast.engines.wrapper import Wrapper
 from holdfast.errors import Forbidden, HoldfastError, OutcomeUnknown
-from holdfast.notation.durations import wall_ms
 from holdfast.ops import audit
 from holdfast.ops.audit import Audit, AuditEntry
+from holdfast.process import wall_ms
 from holdfast.server.access.caller import Caller, Scope
 from holdfast.server.access.permissions import (
     RecordPermissions,
@@ -94,7 +94,7 @@ class AuthorizedEngine(Wrapper):
         """Do nothing: the application closes the engine."""
 
     async def examine(self, *, deep: bool = False) -> Examination:
-        """The full examination for operators without a prefix; only the clock for others."""
+        """The full report for operators without a prefix; only the clock for others."""
         await self._require(Scope.KNOWN)
         examinable = extra(self._engine, Examinable)
         if examinable is None:
@@ -165,7 +165,7 @@ class AuthorizedEngine(Wrapper):
                     await self._release(hidden_leases)
                     leases = [each for each in leases if each not in hidden_leases]
         except BaseException:
-            # The caller left or lost its token: nobody would settle these leases.
+            # The caller disconnected or its token was revoked: nobody would settle these leases.
             await asyncio.shield(self._release(leases))
             raise
         return leases
@@ -339,13 +339,13 @@ class AuthorizedEngine(Wrapper):
         return changed
 
     async def _audited(self, what: str, on: str, make: Callable[[], Awaitable[Result]]) -> Result:
-        """Perform an operator's act, written to the audit before, and with its outcome after."""
-        book = self._controls.audit
-        if book is None:
+        """Perform an operator's act: write it to the audit log before, and its outcome after."""
+        audit = self._controls.audit
+        if audit is None:
             return await make()
         caller, peer = self._caller, self._controls.peer
         act = AuditEntry(at=0, who=caller.name, token=caller.token, peer=peer, what=what, on=on)
-        async with book.doing(act) as noted:
+        async with audit.doing(act) as noted:
             result = await make()
             is_count = isinstance(result, int) and not isinstance(result, bool)
             noted.changed = int(result) if is_count else None  # type: ignore[call-overload]

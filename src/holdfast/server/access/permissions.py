@@ -1,9 +1,9 @@
 """Which queues, jobs, tasks and records one caller can see and change.
 
-Permissions are judged by what the store says of a job, never by what the request says. Where a job
-may change meanwhile, the filter makes the engine compare again in its own write. Records are judged
-by kind: one that `SCOPES` does not list is closed. Tokens, quotas and the audit are never listed,
-since they have operations of their own.
+Permissions depend on the stored job, never on what the request claims. Where a job may change in
+the meantime, the filter makes the engine compare again in its own write. Records are judged by
+kind: one that `SCOPES` does not list is closed. Tokens, quotas and the audit log are not listed,
+since they have their own operations.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from holdfast.engines.base import Engine, Known
 from holdfast.errors import Forbidden
 from holdfast.ops import alerts, queues, redrives, schedules, settings
 from holdfast.ops.queues import Distribution
-from holdfast.ops.records import scan
+from holdfast.ops.records import pages, scan
 from holdfast.ops.redrives import RedriveRecord, RedriveState
-from holdfast.ops.schedules import Schedule
+from holdfast.ops.ticks import Schedule
 from holdfast.server.access.caller import Caller, Scope
 from holdfast.telemetry import accounts, event_log, snapshots, watch
 from holdfast.telemetry.accounts import Account
@@ -167,7 +167,9 @@ class VisibleQueues:
 
     async def allowed_filters(self, wanted: JobFilter, amendment: Amendment) -> Sequence[JobFilter]:
         """Filters for the jobs that the caller may amend. They name a queue if there is a prefix,
-        and a task if command jobs must not be edited: so the engine compares both as it writes."""
+        and a task if command jobs must not be edited, so that the engine checks both in its
+        write.
+        """
         parts: Sequence[JobFilter] = [wanted]
         if self._prefix and wanted.queue is None:
             if wanted.ids is None:
@@ -185,7 +187,8 @@ class VisibleQueues:
             tasks = await self._values(part, amendment, "task")
             if any(map(runs_commands, tasks)):
                 require_run_commands(
-                    self._caller, "some of these jobs run commands, so name another task"
+                    self._caller,
+                    "some of these jobs run commands, so restrict the filter to another task",
                 )
             found += [replace(part, task=each) for each in tasks]
         return found
@@ -201,7 +204,7 @@ class VisibleQueues:
         return f"queue {queue[:80]!r} is outside the prefix {self._prefix!r} of this token"
 
     def _name_a_queue(self) -> str:
-        return f"name a queue: this token sees only queues with the prefix {self._prefix!r}"
+        return f"name a queue: this token may use only queues with the prefix {self._prefix!r}"
 
 
 class RecordPermissions:
@@ -223,13 +226,11 @@ class RecordPermissions:
             return await self._engine.load(kind, after=after, limit=limit)
         own_redrives = await self._redrives() if kind == redrives.BATCH_KIND else frozenset()
         found: list[Record] = []
-        while len(found) < limit:
-            page = await self._engine.load(kind, after=after, limit=limit)
+        async for page in pages(self._engine, kind, after, size=limit):
             visible = (self._visible_part(record, own_redrives) for record in page)
             found += [record for record in visible if record is not None]
-            if len(page) < limit:
+            if len(found) >= limit:
                 break
-            after = page[-1].key
         return found[:limit]
 
     async def check_save(self, changes: Sequence[Record]) -> None:
@@ -300,7 +301,7 @@ class RecordPermissions:
                 await self._check_redrive(record)
 
     async def _check_order_removal(self, record: Record) -> None:
-        """A worker may remove orders to workers that are gone, but no cordon."""
+        """A worker may remove orders to workers that have ended, but not a cordon."""
         stored = await self._stored(record)
         order = _decoded(stored.value, workers.WorkerOrder) if stored else workers.WorkerOrder()
         if record.value is not None or order is None or order.cordoned:
@@ -346,7 +347,8 @@ class RecordPermissions:
             if not await self._any_commands(added):
                 return
         require_run_commands(
-            self._caller, "a patch for dead letters of any task, so name another task"
+            self._caller,
+            "a patch for dead letters of any task, so restrict the filter to another task",
         )
 
     async def _any_commands(self, ids: Sequence[str]) -> bool:
@@ -368,7 +370,7 @@ class RecordPermissions:
             )
 
     def _visible_part(self, record: Record, own_redrives: frozenset[str]) -> Record | None:
-        """The part of a record that a caller with a prefix may see; None if nothing."""
+        """The part of a record that a caller with a prefix may see; None if there is none."""
         if record.kind == workers.KIND:
             return self._visible_worker(record)
         if record.kind == breaker.KIND:
@@ -436,13 +438,13 @@ def command_refusal(act: str) -> str:
 
 def changes_only_task_limits(queue: Queue, instead_of: Known) -> bool:
     """True if this declares a queue with default settings, or changes nothing but limits of tasks
-    from the settings that were read. Callers without `operate` may do no more."""
+    from the settings that were read. Callers without `operate` may do only this."""
     base = Queue(name=queue.name) if instead_of is None else instead_of
     return isinstance(base, Queue) and _without_task_limits(queue) == _without_task_limits(base)
 
 
 def _without_task_limits(queue: Queue) -> Queue:
-    """The queue with the limits of the whole queue only, which are an operator's."""
+    """The queue with only the limits of the whole queue, which belong to operators."""
     return replace(queue, limits=tuple(each for each in queue.limits if each.task is None))
 
 
@@ -452,7 +454,9 @@ def is_worker_cancel(wanted: JobFilter, amendment: Amendment) -> bool:
 
 
 def _without_error_text(record: Record) -> Record | None:
-    """Breakers are shared by a namespace, but the last error text comes from somebody's job."""
+    """Breakers are shared by a namespace, but the last error text comes from a job that the caller
+    may not see.
+    """
     known = _decoded(record.value, BreakerRecord)
     if known is None:
         return None

@@ -1,8 +1,6 @@
-"""Enforce quotas where jobs come in over HTTP.
-
-Each server counts rates for itself. Depth is counted by the store; between two reads of it, a
-server adds what it lets in. `SharedRead` keeps the stored quotas, and elsewhere the tokens, from
-being read more than once a second.
+"""Enforces quotas on jobs enqueued over HTTP. Each server counts rates on its own. Depth is counted
+by the store; between two reads of it, a server adds the jobs it accepted. `SharedRead` keeps the
+stored quotas, and elsewhere the tokens, from being read more than once a second.
 """
 
 from __future__ import annotations
@@ -24,10 +22,12 @@ _USES_MAX = 10_000
 _OPEN = (State.WAITING, State.LEASED)
 _DEPTH_RETRY_MS = 5_000
 _COUNT_REST = 50
-"""After the store counted a depth, it rests for so many times as long as the count took."""
+"""After counting a depth, the pause until the next count is this many times as long as the count
+took.
+"""
 
 Charged = dict[str, tuple[int, int]]
-"""The number of jobs and bytes that were charged, by the owner of the quota."""
+"""The jobs and bytes that were charged, by the owner of the quota."""
 
 Value = TypeVar("Value")
 
@@ -75,7 +75,7 @@ class QuotaEnforcer(Quotas):
                 charged[whose] = (count + 1, size + len(job.payload))
         if not anyway:
             await self._check(quotas, jobs, charged)
-        # Nothing was awaited since the check, so there still is room.
+        # Nothing was awaited since the check, so there is still room.
         for whose, (count, size) in charged.items():
             use = self._use(whose)
             use.take(count, size)
@@ -83,7 +83,7 @@ class QuotaEnforcer(Quotas):
         return charged
 
     def refund(self, jobs: Sequence[NewJob], receipts: Sequence[Receipt], charged: Charged) -> None:
-        """Give back what duplicates and refused jobs were charged."""
+        """Refund the charges of duplicates and refused jobs."""
         if not charged:
             return
         for job, receipt in zip(jobs, receipts, strict=True):
@@ -93,7 +93,7 @@ class QuotaEnforcer(Quotas):
                         self._use(whose).take(-1, -len(job.payload))
 
     def refund_all(self, charged: Charged) -> None:
-        """Give back everything: no job came in."""
+        """Refund everything: no job was enqueued."""
         for whose, (count, size) in charged.items():
             self._use(whose).take(-count, -size)
 
@@ -152,9 +152,7 @@ class QuotaEnforcer(Quotas):
             most, depth = _quota_of(quotas, whose).depth, self._use(whose).depth
             more = count if new is None else min(count, new)
             if most is not None and depth + more > most:
-                text = (
-                    f"{show_owner(whose)} has {depth} jobs that have not ended, and may have {most}"
-                )
+                text = f"{show_owner(whose)} has {depth} unfinished jobs; the maximum is {most}"
                 return QuotaExceeded(text, retry_ms=_DEPTH_RETRY_MS)
         return None
 
@@ -172,7 +170,7 @@ class QuotaEnforcer(Quotas):
         wanted = JobFilter(tenant=tenant, states=_OPEN)
         before, underway = use.taken, use.underway
         tallies = await self._engine().tally(wanted, "state", limit=len(_OPEN))
-        # The count may not include jobs that were underway, or came in during the count.
+        # The count may miss jobs that were being enqueued, or that arrived during the count.
         use.depth = sum(tally.count for tally in tallies) + underway + use.taken - before
         now = self._clock()
         use.count_at = now + max(SHARED_READ_AGE_S_MAX, _COUNT_REST * (now - began))
@@ -181,7 +179,7 @@ class QuotaEnforcer(Quotas):
         use = self._uses.get(whose)
         if use is None:
             if len(self._uses) >= _USES_MAX:
-                # Drop the oldest: there are many tenants, and most come once.
+                # Drop the oldest: there are many tenants, and most are seen once.
                 self._uses.pop(next(iter(self._uses)))
             use = self._uses[whose] = _Use()
         return use
@@ -222,7 +220,7 @@ class SharedRead(Generic[Value]):
 
 
 class _Bucket:
-    """A token bucket. One call may overdraw it, and the next ones wait for that."""
+    """A token bucket. One call may overdraw it, and later ones wait until that is made up."""
 
     __slots__ = ("at", "left")
 
@@ -241,8 +239,9 @@ class _Bucket:
 
 
 class _Use:
-    """The use of one quota. `depth` is the last count of the store and what came in since;
-    `underway` jobs are being enqueued."""
+    """The use of one quota. `depth` is the store's last count plus the jobs accepted since;
+    `underway` jobs are being enqueued.
+    """
 
     __slots__ = ("bytes", "count_at", "depth", "jobs", "taken", "underway")
 

@@ -24,7 +24,7 @@ from holdfast.ops.queues import queue_settings
 
 _FIRST, _FIRST_MAX = 10, 100
 _GROWTH = 9
-"""Read at most this many times as many as before: ten jobs say little about a thousand."""
+"""Read at most this many times as many as before: ten jobs are a poor sample of a thousand."""
 _BYTES_MAX = 8 * 1024 * 1024
 _QUEUES_KEPT_MAX = 1_000
 _ID_BYTES = 40
@@ -32,7 +32,7 @@ _ID_BYTES = 40
 
 class LeaseSizes:
     """The size of the largest job leased last, by the queues of the request. The next ones are
-    likely as large, so requests for small jobs need no cautious first portion."""
+    likely as large, so requests for small jobs need no small first portion."""
 
     def __init__(self) -> None:
         self._largest: OrderedDict[int, int] = OrderedDict()
@@ -46,12 +46,12 @@ class LeaseSizes:
         if largest is not None and not request.ids:
             return min(most, max(_FIRST, _BYTES_MAX // max(largest, 1)))
         queues = await queue_settings(engine, request.queues)
-        # Fairness and group batches choose differently in two calls than in one.
+        # With fairness or group batches, two calls choose differently from one.
         undivided = any(each.fairness != "off" or each.group_batch > 1 for each in queues.values())
         return most if undivided else _FIRST
 
     def add(self, request: LeaseRequest, sizes: Sequence[int]) -> None:
-        """Remember the sizes of leased jobs. A large size fades over several requests."""
+        """Remember the sizes of leased jobs. A large size decays over several requests."""
         if request.ids or not sizes:
             return
         key = hash(request.queues)
@@ -95,7 +95,7 @@ async def lease(engine: Engine, request: LeaseRequest, known: LeaseSizes) -> lis
 
 async def find(engine: Engine, wanted: JobFilter, *, limit: int, after: int | None) -> Page:
     """A page of jobs, with fewer than `limit` if they are large."""
-    # Only the engine can tell whether `after` is one of its cursors.
+    # Only the engine can check whether `after` is one of its cursors.
     checks.check_page(limit)
     page = await engine.find(wanted, limit=min(limit, _FIRST), after=after)
     jobs, sizes = list(page.jobs), [_size(job) for job in page.jobs]

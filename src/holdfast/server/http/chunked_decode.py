@@ -1,8 +1,8 @@
 """Decodes large bodies in chunks, so that other requests are not blocked for long.
 
-The first pass only splits the body: it creates no values and stops at the first element too many,
-while a list decoded as a whole is checked only once all of it is in memory, at sixty times its
-size. The second pass decodes each chunk as its type says and yields to the event loop in between.
+The first pass only splits the body: it creates no values and stops at the first element beyond the
+bound. A list decoded as a whole would be checked only once all of it is in memory, at sixty times
+its size. The second pass decodes each chunk by its type and yields to the event loop in between.
 """
 
 from __future__ import annotations
@@ -23,12 +23,13 @@ from holdfast.server.http.problems import TooLarge
 LARGE: Final = 64 * 1024
 """Smaller bodies are decoded at once."""
 _CHUNK_MAX = 512 * 1024
-"""The bound of a value that cannot be split, such as labels; a payload may be as large as a
-body."""
+"""The bound on a value that cannot be split, such as labels; a payload may be as large as a
+body.
+"""
 _BUDGET_BYTES = 256 * 1024
 _BUDGET_ITEMS = 100
 _ELEMENTS_MAX = bounds.PARENTS_MAX
-"""The bound of a list whose type has none."""
+"""The bound on a list whose type has none."""
 _UNBOUNDED = frozenset((Raw, str, bytes))
 _LISTS: Final[dict[Any, Callable[[list[Any]], Any]]] = {list: list, Sequence: list, tuple: tuple}
 

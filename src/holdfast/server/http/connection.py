@@ -1,8 +1,8 @@
 """Connections with bounds on the request head, on slow clients, and on idle time.
 
 One loop checks all connections once a second, so that a request needs no timer. Time is counted in
-checks and not by the clock: after a pause of the server itself, no client is blamed. Requests under
-way have bounds of their own in `pressure`.
+checks, not by the clock, so that no client is cut off after a pause of the server itself. Requests
+in progress have their own bounds in `pressure`.
 """
 
 from __future__ import annotations
@@ -44,8 +44,9 @@ _PHRASES = {
 
 
 class DisconnectQueue:
-    """Finishes disconnected clients a few at a time: ending ten thousand streams at once would
-    block the event loop for most of a second."""
+    """Finishes the requests of disconnected clients a few at a time: ending ten thousand streams at
+    once would block the event loop for most of a second.
+    """
 
     def __init__(self, later: Callable[[float, Callable[[], None]], object] | None = None) -> None:
         self._later = later
@@ -62,7 +63,7 @@ class DisconnectQueue:
     def _run_batch(self) -> None:
         loop = asyncio.get_running_loop()
         for _ in range(min(_DISCONNECT_BATCH, len(self._callbacks))):
-            # Each in a callback of its own: an error affects no other.
+            # Each in its own callback: an error does not affect the others.
             loop.call_soon(self._callbacks.popleft())
         self._is_running = bool(self._callbacks)
         if self._is_running:
@@ -71,7 +72,7 @@ class DisconnectQueue:
 
 
 class BoundedConnection:
-    """The bounds that both parsers share. `idle_checks` counts checks in the present state."""
+    """The bounds that both parsers share. `idle_checks` counts checks in the current state."""
 
     settings: ClassVar[ServerSettings]
     connections_max: ClassVar[int]
@@ -98,7 +99,7 @@ class BoundedConnection:
             self.refuse(503)
 
     def lingering(self) -> LingeringTransport:
-        """A transport for an answer that is sent before the whole request has arrived."""
+        """Wrap the transport for an answer that is sent before the whole request has arrived."""
         return LingeringTransport(self)
 
     def linger(self) -> None:
@@ -116,8 +117,9 @@ class BoundedConnection:
             self.transport.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """End a waiting request at once, since its job may go to another client; a response under
-        way can wait its turn."""
+        """End a waiting request at once, since its job may go to another client; a response in
+        progress can wait its turn.
+        """
         cycle = self.cycle
         if cycle is not None and cycle.response_started and not cycle.response_complete:
             cycle.disconnected = True
@@ -229,7 +231,7 @@ class _StrictH11(h11.Connection):
 
 
 async def check_connections(connections: Iterable[Any]) -> None:
-    """Check all connections once a second, in batches so that no request waits for it."""
+    """Check all connections once a second, in batches, so that no request waits for it."""
     while True:
         await asyncio.sleep(_CHECK_S)
         for at, connection in enumerate(list(connections), 1):

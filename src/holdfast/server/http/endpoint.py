@@ -1,8 +1,8 @@
 """Answers requests to one operation: reads the request, runs the handler, sends its answer.
 
-A request runs in the task that uvicorn created for it. If it is ended from outside (its deadline,
-a disconnected client, a stopping server), that task is cancelled and the ticket has the reason.
-With tracing on, requests are spans of the caller's trace.
+A request runs in the task that uvicorn created for it. If a deadline, a disconnected client or a
+stopping server ends it, that task is cancelled and the ticket holds the reason. With tracing on,
+requests are spans of the caller's trace.
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ class Endpoint:
     async def _handle(
         self, call: ApiCall, arguments: dict[str, Any], receive: Receive, ticket: Ticket
     ) -> tuple[Reply, Undo | None]:
-        """The reply, and a function that takes the answer back if the client never reads it."""
+        """The reply, and a function that undoes it if the client never reads it."""
         if self._kind is not RequestKind.WAIT:
             return self._encoder.success(await self._handler(call, **arguments)), None
         with _end_on_disconnect(receive, ticket) as disconnect:
@@ -163,7 +163,7 @@ class Endpoint:
         self, call: ApiCall, arguments: dict[str, Any], receive: Receive, ticket: Ticket
     ) -> Reply:
         """The reply to store under an Idempotency-Key. A refusal is stored like any other answer.
-        Nothing is undone: the client can ask for the answer again."""
+        Nothing is undone: the client can request the answer again."""
         try:
             return (await self._handle(call, arguments, receive, ticket))[0]
         except UsageError as error:
@@ -175,7 +175,7 @@ class Endpoint:
             ended_early = reason in (EndReason.DISCONNECTED, EndReason.STOPPING)
             if self._kind is not RequestKind.WAIT or not ended_early:
                 raise
-            # A waiting handler that is cancelled has released what it took.
+            # A waiting handler that is cancelled has released the jobs it leased.
             ticket.clear_end()
             raise self._end_error(reason, ticket) from None
 
@@ -187,8 +187,9 @@ class Endpoint:
         arguments: dict[str, Any],
         ticket: Ticket,
     ) -> None:
-        """Send a stream part by part, each after the one before was written: nothing is buffered
-        for a slow client."""
+        """Send a stream part by part, each after the previous one was written: nothing is buffered
+        for a slow client.
+        """
         pressure = self._pressure
         head = scope["method"] == "HEAD"
         begun = False
@@ -220,7 +221,7 @@ class Endpoint:
         await end_stream(send)
 
     def _failure(self, error: BaseException, ticket: Ticket) -> Reply:
-        """The reply for an error. Raises it again if there is no client to reply to."""
+        """The reply for an error. Raises the error again if there is no client to reply to."""
         reason = ticket.end_reason
         ticket.clear_end()
         match error:
@@ -233,7 +234,7 @@ class Endpoint:
             case HoldfastError():
                 return self._encoder.failure(error)
             case _:
-                # The text of an unexpected error may hold anything: only the log gets it.
+                # The text of an unexpected error may contain anything, so it goes only to the log.
                 where = f"{self.operation.method} {self.operation.path}"
                 _log.error("%s failed", where, exc_info=error)
                 text = "the server failed with an unexpected error: see its log"
@@ -247,14 +248,15 @@ class Endpoint:
         if ticket.reading:
             return SlowRequest("the request did not arrive in time")
         if self.operation.method == "GET":
-            return TimedOut("the request took too long and was cancelled: ask for less at a time")
+            return TimedOut("the request took too long and was cancelled: request less at a time")
         return OutcomeUnknown("the request took too long, and may still take effect")
 
 
 class TracedEndpoint(Endpoint):
-    """An endpoint whose requests are spans of the caller's trace. Long-polls and streams get no
-    span: their duration says nothing about the work. Nor do verbs of the remote engine without a
-    parent span."""
+    """An endpoint whose requests are spans of the caller's trace. Long polls and streams get no
+    span: their duration is unrelated to the work. Nor do verbs of the remote engine without a
+    parent span.
+    """
 
     def __init__(self, operation: Operation, services: EndpointServices) -> None:
         # OpenTelemetry is optional, and slow to import.

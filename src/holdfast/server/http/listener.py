@@ -19,7 +19,7 @@ _ORIGIN = re.compile(
     r"[A-Za-z][A-Za-z0-9+.-]*://([A-Za-z0-9_.-]+|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?"
 )
 _RESERVED_FILES = 256
-"""File descriptors for other uses than connections: the store, the log, and some to spare."""
+"""File descriptors reserved for other uses than connections: the store, the log, and a margin."""
 
 
 def listen(settings: ServerSettings) -> socket.socket:
@@ -76,7 +76,7 @@ def _check_proxy(text: str) -> None:
 
 
 def _check_host_name(text: str) -> None:
-    """Report a name that no request can have now, not when every request is refused."""
+    """Refuse an invalid name at the start, not when every request is refused."""
     if not _HOST_NAME.fullmatch(text):
         raise ConfigError(
             f"--allow-host {text[:80]!r}: expected a host name such as jobs.example.com, without "
@@ -97,8 +97,8 @@ def _refuse_open_address(settings: ServerSettings, address: str) -> None:
     """Decide by the resolved address: a name may resolve to another one tomorrow."""
     if not settings.auth_on and not ipaddress.ip_address(address.partition("%")[0]).is_loopback:
         raise ConfigError(
-            f"{settings.host} can be reached from other machines, and without tokens everybody "
-            "could do everything: remove --no-auth, or listen on 127.0.0.1"
+            f"{settings.host} can be reached from other machines, and without tokens anyone could"
+            " do anything: remove --no-auth, or listen on 127.0.0.1"
         )
 
 
@@ -118,15 +118,16 @@ def _listen_error(error: OSError, host: str, port: int) -> str:
 
 
 def tls_context(settings: ServerSettings) -> ssl.SSLContext | None:
-    """TLS 1.2 or newer as the settings ask for, or None for plain HTTP. ConfigError names a bad
-    file."""
+    """The TLS context (TLS 1.2 or newer) of the settings, or None for plain HTTP. ConfigError names
+    a bad file.
+    """
     if settings.tls_cert is None:
         if settings.tls_key or settings.tls_client_ca:
             raise ConfigError("TLS needs a server certificate: give it with --tls-cert")
         return None
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
-    # Renegotiation only lets a client burn CPU.
+    # Renegotiation would only let a client waste CPU.
     context.options |= ssl.OP_NO_RENEGOTIATION | ssl.OP_NO_COMPRESSION
     context.set_alpn_protocols(["http/1.1"])
     try:

@@ -1,7 +1,7 @@
 """The OpenAPI 3.1 description of the API, made of the operations' own types, and its viewer.
 
 The server checks requests by the same types, so the description is exact. The viewer is OpenAPI
-Explorer, one file beside its licence; it loads nothing from other hosts.
+Explorer, a single file stored with its licence; it loads nothing from other hosts.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import msgspec
 
 from holdfast import __version__
 from holdfast.server.access.admission import ApiCall
+from holdfast.server.access.caller import Scope
 from holdfast.server.http import idempotency
 from holdfast.server.http.operation import JSON, Operation, operation
 from holdfast.server.http.problems import STATUS, ErrorBody, retry_s
@@ -40,16 +41,16 @@ _STATUS_TEXTS = {
     404: "Not found.",
     405: "The path does not allow this method.",
     408: "The request did not arrive in time.",
-    409: "The request conflicts with the present state.",
-    410: "It existed and was deleted.",
+    409: "The request conflicts with the current state.",
+    410: "The resource existed and was deleted.",
     413: "The request is too large.",
-    415: "The body has another content type, or is compressed.",
+    415: "The body has the wrong content type, or is compressed.",
     422: "The request is well-formed but cannot be carried out: the message says why.",
     429: "The queue is full or a quota is exceeded: try again later.",
     500: "The server failed: see its log.",
     501: "The engine behind this server does not support this.",
     503: "Nothing was changed: try again after the time in `Retry-After`.",
-    504: "The request took too long. `outcome_unknown`: it may have taken effect, so repeat it.",
+    504: "The request took too long. With `outcome_unknown` it may have taken effect: repeat it.",
     507: "The disk is full.",
 }
 
@@ -66,7 +67,7 @@ def document(operations: Sequence[Operation], *, is_open: bool = False) -> Schem
         "info": {
             "title": "Holdfast",
             "version": __version__,
-            "description": "A durable work queue that holds every job fast until it is done.",
+            "description": "A durable work queue that keeps every job until it is done.",
             "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
         },
         "servers": [{"url": "/"}],
@@ -157,7 +158,9 @@ def _description(operation: Operation) -> str:
     text = " ".join(operation.description.split()) or operation.name
     if operation.internal:
         text += " Internal: may change with every version."
-    if operation.needs is not None:
+    if operation.needs is Scope.KNOWN:
+        text += " Needs a token with any scope."
+    elif operation.needs is not None:
         text += f" Needs the scope `{operation.needs.value}`."
     return text
 

@@ -35,8 +35,8 @@ Target = TypeVar("Target")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operation:
-    """`needs` is the scope a caller needs; None lets everybody in. An operation that `waits` is
-    cancelled when its client disconnects. One that is not `repeatable` takes an Idempotency-Key.
+    """`needs` is the scope a caller needs; None admits every caller. An operation that `waits` is
+    cancelled when its client disconnects. One that is not `repeatable` accepts an Idempotency-Key.
     `content_type` is that of the body and of the answer, unless it `produces` another."""
 
     method: str
@@ -61,7 +61,7 @@ class Operation:
     body_max: int | None = None
     headers: tuple[tuple[str, str], ...] = ()
     undo: Callable[[ApiCall, Any], Awaitable[None]] | None = None
-    """For an operation that waits: takes an answer back that the client never received."""
+    """For an operation that waits: undoes an answer that the client never received."""
 
     @property
     def path_names(self) -> tuple[str, ...]:
@@ -79,13 +79,14 @@ def operation(
     streams: bool = False,
     repeatable: bool | Callable[[Any], bool] | None = None,
 ) -> Callable[[Handler], Operation]:
-    """Make an operation of a function that takes `call`, the names of the path, `query` and `body`.
+    """Make an operation from a function that takes `call`, the names in the path, `query` and
+    `body`.
 
     `repeatable` says whether, or for which bodies, the request can be sent twice without harm;
     the default is True for GET, PUT and DELETE. An answer `Annotated[bytes, "text/plain"]` is
     sent as it is; None with status 204 sends no body. A handler that `streams` is an async
-    generator of bytes. It refuses before its first part, with which the status is sent, and it
-    is closed when the client disconnects or does not read, or the server stops.
+    generator of bytes. It must refuse before its first part, because the status is sent with that,
+    and it is closed when the client disconnects or does not read, or the server stops.
     """
 
     def decorate(function: Handler) -> Operation:

@@ -1,8 +1,7 @@
-"""Bounds on the work that a server has under way; requests beyond them are refused at once.
-
-Requests, long-polls and streams are bounded separately, and one namespace gets at most half of
-each, so that it cannot shut out the others. One timer checks all deadlines, the event loop's lag
-and the stop: a request needs no timer of its own.
+"""Bounds on the work in progress on a server; requests beyond them are refused at once. Requests,
+long polls and streams are bounded separately, and one namespace gets at most half of each, so that
+it cannot crowd out the others. One timer checks all deadlines, the event loop's lag and the stop,
+so that a request needs no timer of its own.
 """
 
 from __future__ import annotations
@@ -20,10 +19,11 @@ from holdfast.server.state import ServerState
 
 _TICK_S = 0.1
 _LAG_REQUESTS = 16
-"""With fewer requests than this, a slow event loop has another cause than load."""
+"""With fewer requests than this, a slow event loop is not caused by load."""
 _OPEN_MAX = 64
-"""Operations without a scope, such as health probes, have a bound of their own: a busy server must
-not look like a dead one."""
+"""Operations without a scope, such as health probes, have their own bound: a busy server must not
+look like a dead one.
+"""
 _BYTES_FREE = 64 * 1024
 """Bodies up to this size are bounded by the number of requests alone."""
 
@@ -41,7 +41,7 @@ _LONG_LIVED = (RequestKind.WAIT, RequestKind.STREAM)
 
 
 class EndReason(StrEnum):
-    """Why a request was ended from outside."""
+    """Why the server ended a request."""
 
     LATE = "late"
     DISCONNECTED = "disconnected"
@@ -49,7 +49,7 @@ class EndReason(StrEnum):
 
 
 class Ticket:
-    """One request under way, in a task of its own."""
+    """One request in progress, in its own task."""
 
     __slots__ = (
         "deadline",
@@ -79,15 +79,14 @@ class Ticket:
             self.task.cancel()
 
     def clear_end(self) -> None:
-        """Take the cancellation back after it was handled: the rest of the task may be cancelled
-        again."""
+        """Clear the cancellation after it was handled, so that the task can be cancelled again."""
         if self.end_reason is not None:
             self.end_reason = None
             self.task.uncancel()
 
 
 class Pressure:
-    """Counts the requests under way in one server and refuses more than the bounds allow."""
+    """Counts the requests in progress on one server and refuses more than the bounds allow."""
 
     def __init__(self, server: ServerState) -> None:
         settings = server.settings
@@ -116,7 +115,7 @@ class Pressure:
         """Admit one more request, before its caller is known. Raises Overloaded or Stopping."""
         counts = self._counts
         if counts[kind] >= self._counts_max[kind]:
-            raise Overloaded(f"the server has {counts[kind]} {kind} under way, its maximum")
+            raise Overloaded(f"the server has {counts[kind]} {kind} in progress, its maximum")
         if kind is not RequestKind.OPEN:
             self._check_load(counts[RequestKind.REQUEST])
         long_lived = kind in _LONG_LIVED
@@ -139,7 +138,7 @@ class Pressure:
         """Charge the request to its namespace. Raises Overloaded beyond the namespace's half."""
         kind = ticket.kind
         if self._shares[kind, namespace] >= max(1, self._counts_max[kind] // 2):
-            raise Overloaded(f"this namespace has its maximum of {kind} under way")
+            raise Overloaded(f"this namespace has its maximum of {kind} in progress")
         ticket.namespace = namespace
         self._shares[kind, namespace] += 1
 
@@ -153,7 +152,7 @@ class Pressure:
             self._bytes_total + more > self._bytes_max
             or self._bytes[namespace] + more > self._bytes_max // 2
         ):
-            raise Overloaded("the bodies and answers under way fill the server's memory bound")
+            raise Overloaded("the bodies and answers in progress fill the server's memory bound")
         ticket.held_bytes = size
         self._bytes[namespace] += more
         self._bytes_total += more
@@ -172,7 +171,7 @@ class Pressure:
         self._timed.discard(ticket)
 
     def finish(self, ticket: Ticket) -> None:
-        """Free all that a request took."""
+        """Free everything that a request holds."""
         kind = ticket.kind
         self._counts[kind] -= 1
         self._timed.discard(ticket)
@@ -192,14 +191,14 @@ class Pressure:
                 del self._bytes[namespace]
 
     def under_way(self) -> dict[str, int]:
-        """The number of requests under way, by kind."""
+        """The number of requests in progress, by kind."""
         return {kind.value: count for kind, count in self._counts.items()}
 
     def _check_load(self, requests: int) -> None:
         if self._bytes_total > self._bytes_max:
-            raise Overloaded("the bodies and answers under way fill the server's memory bound")
+            raise Overloaded("the bodies and answers in progress fill the server's memory bound")
         if self.lag_s > self._lag_s_max and requests >= _LAG_REQUESTS:
-            raise Overloaded("the server cannot keep up with the requests under way")
+            raise Overloaded("the server cannot keep up with the requests in progress")
 
     def _schedule_tick(self, now: float) -> None:
         loop = asyncio.get_running_loop()

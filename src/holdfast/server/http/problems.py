@@ -44,6 +44,7 @@ STATUS = {
     "unknown_queue": 404,
     "unknown_job": 404,
     "not_found": 404,
+    "unknown_kind": 404,
     "unknown_parent": 422,
     "circular_jobs": 422,
     "queue_full": 429,
@@ -117,7 +118,7 @@ def status_of(error: HoldfastError) -> int:
 
 
 def retry_s(code: str) -> int | None:
-    """Seconds after which a client may try again; None if that does not help."""
+    """Seconds after which a client may try again; None if trying again does not help."""
     return 1 if STATUS.get(code) == 503 else _RETRY_S.get(code)
 
 
@@ -152,7 +153,7 @@ def partial_error_body(error: HoldfastError) -> PartialErrorBody:
 
 
 def detail_of(error: HoldfastError) -> dict[str, Any]:
-    """Values of the error for programs."""
+    """The error's values for programs."""
     if isinstance(error, Unsupported):
         return {"engine": error.engine, "feature": error.feature, "remedy": error.remedy}
     detail: dict[str, Any] = getattr(error, "detail", {})
@@ -206,16 +207,16 @@ class SlowRequest(UsageError):
 
 
 class TimedOut(EngineUnavailable):
-    """The request took too long and was cancelled, with nothing changed: ask for less."""
+    """The request took too long and was cancelled, with nothing changed: request less."""
 
     code = "timed_out"
 
 
 class Stopping(EngineUnavailable):
-    """The server is stopping: try again, there or at another server."""
+    """The server is stopping: try again, on this or another server."""
 
     code = "stopping"
 
 
 class ClientDisconnected(Exception):
-    """The client disconnected: there is nobody to answer."""
+    """The client disconnected: there is no one to answer."""

@@ -1,7 +1,7 @@
 """Reads a request into the arguments of its handler: path, query and body, checked by their types.
 
-An unknown query name, or one repeated where a single value is meant, is an error: a misspelt filter
-must not match everything. A list is given by repeating its name.
+An unknown query name, or one repeated where a single value is expected, is an error: a misspelled
+filter must not match everything. To give a list, repeat its name.
 """
 
 from __future__ import annotations
@@ -304,7 +304,7 @@ class Headers(Mapping[str, str]):
 
 
 def _refuse_repeated(raw: list[tuple[bytes, bytes]]) -> None:
-    """A proxy may have trusted the other one of two headers with the same name."""
+    """Of two headers with the same name, a proxy may have used the other one."""
     names = [name for name, _value in raw]
     for name in _SINGLE_HEADERS:
         if names.count(name) > 1:
@@ -356,9 +356,9 @@ _TOKEN = re.compile(
 )
 _INT_MAX = 2**63
 _REWRITE_MAX = 16 * 1024
-"""Rewriting blocks the event loop for microseconds a number: larger bodies must send integers."""
+"""Rewriting blocks the event loop for microseconds per number: larger bodies must send integers."""
 _VERBATIM = (b'"payload"', b'"result"', b'"checkpoint"', b'"edit"')
-"""Values of the caller, which are kept byte for byte."""
+"""Values of the caller, which are stored byte for byte."""
 
 
 def write_whole_floats_as_ints(body: bytes) -> bytes:

@@ -26,7 +26,7 @@ with contextlib.suppress(ModuleNotFoundError):
 _PART = 64 * 1024
 _STREAM_BUFFER = 16 * 1024
 _GET_HEADERS = [(b"cache-control", b"no-store"), (b"x-content-type-options", b"nosniff")]
-"""A page can make a browser send a GET: its answer is neither cached nor content-sniffed."""
+"""A web page can make a browser send a GET: the answer must not be cached or content-sniffed."""
 
 
 class Reply(NamedTuple):
@@ -78,7 +78,7 @@ def error_reply(error: HoldfastError) -> Reply:
 async def send_reply(
     send: Send, reply: Reply, *, head: bool, on_progress: Callable[[], None] | None = None
 ) -> None:
-    """Send a reply, a large one in parts: each waits until the client has read the one before."""
+    """Send a reply, a large one in parts: each waits until the client has read the previous one."""
     status, headers, body = reply
     headers = [*headers, (b"content-length", b"%d" % len(body))]
     if status == 204:
@@ -97,7 +97,7 @@ async def send_reply(
         view = view[_PART:]
         if on_progress is not None:
             on_progress()
-    # The end goes with the last bytes: a client that has all of them may disconnect.
+    # The end is sent with the last bytes: a client that has all of them may disconnect.
     await send({"type": "http.response.body", "body": bytes(view)})
 
 

@@ -32,7 +32,9 @@ _LOGGED_PATH_MAX = 200
 
 
 class UvicornServer(uvicorn.Server):
-    """Serves an ASGI application. `at_once` is set when a second signal ends the grace period."""
+    """Serves an ASGI application. `at_once` is set when a second signal cuts the grace period
+    short.
+    """
 
     def __init__(self, server: ServerState, application: Any) -> None:
         settings = server.settings
@@ -41,7 +43,8 @@ class UvicornServer(uvicorn.Server):
         self._connections_max = raise_connection_limit(settings.connections_max)
         if self._connections_max < settings.connections_max:
             _log.warning(
-                "the limit of open files allows %d connections instead of %d: raise it",
+                "the limit on open files allows %d connections instead of %d: raise it with"
+                " ulimit -n",
                 self._connections_max,
                 settings.connections_max,
             )
@@ -115,7 +118,9 @@ class UvicornServer(uvicorn.Server):
         self.started = True
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Accept no new connection, close idle ones, and the others once they are answered."""
+        """Accept no new connections, close idle ones, and close the others once they are
+        answered.
+        """
         for each in self.servers:
             each.close()
         state = self.server_state
@@ -129,7 +134,7 @@ class UvicornServer(uvicorn.Server):
                 )
                 break
             await asyncio.sleep(0.02)
-        # The warning above says it: uvicorn would log an error for each request cut off.
+        # The warning above is enough: uvicorn would log an error for each request cut off.
         logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
         unanswered = list(state.tasks)
         for task in unanswered:
@@ -174,8 +179,9 @@ class AccessLogLine(msgspec.Struct):
 
 
 class AccessLog:
-    """ASGI middleware that logs one line of JSON for each request. Never a query, a header, a body,
-    nor the secret of a token in a path."""
+    """ASGI middleware that logs one line of JSON for each request. It never logs a query, a header,
+    a body, or the secret of a token in a path.
+    """
 
     def __init__(self, app: Any) -> None:
         self._app = app

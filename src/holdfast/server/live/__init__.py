@@ -1,1 +1,1 @@
-"""The fleet as it runs: event stream, history, metrics, all read from the store."""
+"""Live data about the fleet: event stream, history and metrics, all read from the store."""

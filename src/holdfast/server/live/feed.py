@@ -23,9 +23,10 @@ from holdfast.core import bounds
 from holdfast.core.model import Record
 from holdfast.engines.base import Engine
 from holdfast.errors import HoldfastError
-from holdfast.notation.durations import show_at, wall_ms
+from holdfast.notation.durations import show_at
 from holdfast.notation.job import QueueName
 from holdfast.ops.records import scan
+from holdfast.process import wall_ms
 from holdfast.server.access.admission import ApiCall
 from holdfast.server.http.operation import Operation, Scope, operation
 from holdfast.server.http.problems import BadRequest
@@ -58,14 +59,14 @@ no more than this in memory."""
 _RING = 500
 _LATE_MS = 15 * bounds.SECOND_MS
 """Processes flush every few seconds and their clocks differ a little: records up to this much
-older than the latest are still expected. A record further in the future has a wrong clock: it is
-sent, but streams do not resume from it."""
+older than the latest are still expected. A record further in the future comes from a wrong clock:
+it is sent, but streams do not resume from it."""
 
 Wanted = Callable[[FeedEvent], bool]
 
 
 class EventsQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Only events of these queues and kinds; without them all. `after` is the id of the last event
+    """Only events of these queues and kinds; by default all. `after` is the id of the last event
     seen, for clients that cannot set the header Last-Event-ID."""
 
     queue: Annotated[list[QueueName], msgspec.Meta(max_length=100)] = []
@@ -242,7 +243,7 @@ class EventFeed:
             try:
                 await self.poll()
             except Exception:  # noqa: BLE001 (streams must not wait for a dead feed)
-                _log.exception("the live feed failed unexpectedly, and goes on")
+                _log.exception("the live feed failed unexpectedly, and continues")
 
     async def _new_events(self) -> list[EncodedEvents]:
         now = self._now()
@@ -297,8 +298,9 @@ class EncodedEvents(NamedTuple):
     events: tuple[tuple[FeedEvent, bytes], ...]
 
     def encoded(self, wanted: Wanted) -> bytes:
-        """The wanted events. The last one has the id: a client cut off before it gets them all
-        again."""
+        """The wanted events. Only the last one has the id: a client cut off before it gets all of
+        them again.
+        """
         texts = [text for event, text in self.events if wanted(event)]
         if not texts:
             return b""

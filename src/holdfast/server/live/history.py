@@ -11,9 +11,11 @@ from holdfast.core import bounds
 from holdfast.core.model import Record
 from holdfast.engines.base import Engine
 from holdfast.errors import UnknownQueue, UsageError
-from holdfast.notation.durations import show_at, wall_ms
+from holdfast.notation.durations import show_at
 from holdfast.notation.filters import instant
 from holdfast.notation.job import QueueName
+from holdfast.ops.records import pages
+from holdfast.process import wall_ms
 from holdfast.server.access.admission import ApiCall
 from holdfast.server.http.operation import Operation, Scope, operation
 from holdfast.server.live.metrics import snapshot_reader
@@ -21,6 +23,7 @@ from holdfast.server.rest.shapes import Instant
 from holdfast.telemetry.meter import Histogram
 from holdfast.telemetry.snapshots import (
     KINDS,
+    SNAPSHOTS,
     STEPS,
     Depths,
     Point,
@@ -28,7 +31,6 @@ from holdfast.telemetry.snapshots import (
     SnapshotSlice,
     Step,
     chart_points,
-    decode_snapshot,
     snapshot_key,
     take_snapshot,
 )
@@ -99,7 +101,9 @@ async def show_history(call: ApiCall, query: HistoryQuery) -> HistoryView:
         visible = not call.caller.prefix or call.caller.owns(name)
         return visible and query.queue in (None, name)
 
-    found = [each async for each in _standings(call.app.engine, query.step, (start, to), wanted)]
+    found = [
+        each async for each in _stored_slices(call.app.engine, query.step, (start, to), wanted)
+    ]
     if to >= now:
         found.append(take_snapshot(now_snapshot.fleet, now_snapshot.views, now).of(wanted))
     return HistoryView(
@@ -109,26 +113,23 @@ async def show_history(call: ApiCall, query: HistoryQuery) -> HistoryView:
     )
 
 
-async def _standings(
+async def _stored_slices(
     engine: Engine, step: Step, within: tuple[int, int], wanted: QueueFilter
 ) -> AsyncIterator[SnapshotSlice]:
     """Stored snapshots, from the one at which the first point begins. They are large if there are
     many queues: decoded a few at a time, in a thread."""
     first, last = (snapshot_key(step, at) for at in within)
     # The key without its last character sorts before the first wanted one.
-    after = first[:-1]
-    while True:
-        page = await engine.load(KINDS[step], after=after, limit=_PAGE)
-        wanted_records = [record for record in page if first <= record.key <= last]
-        for standing in await asyncio.to_thread(_decode, wanted_records, wanted):
-            yield standing
-        if len(page) < _PAGE or page[-1].key > last:
+    async for page in pages(engine, KINDS[step], first[:-1], size=_PAGE):
+        within_span = [record for record in page if first <= record.key <= last]
+        for each in await asyncio.to_thread(_slices, step, within_span, wanted):
+            yield each
+        if page and page[-1].key > last:
             return
-        after = page[-1].key
 
 
-def _decode(records: list[Record], wanted: QueueFilter) -> list[SnapshotSlice]:
-    found = (decode_snapshot(record) for record in records)
+def _slices(step: Step, records: list[Record], wanted: QueueFilter) -> list[SnapshotSlice]:
+    found = (SNAPSHOTS[step].decode(record) for record in records)
     return [each.of(wanted) for each in found if each is not None]
 
 

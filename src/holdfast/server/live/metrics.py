@@ -1,9 +1,8 @@
-"""Metrics in the Prometheus text format: the same from every server of a namespace.
-
-They show a snapshot of queues, alerts and counters that all readers of a namespace share. It is
-read from the store, which includes workers attached directly to it, and at most every two seconds,
-so that frequent scrapes cost nothing. `SnapshotReader.for_caller` is the one place that removes
-what a caller may not see. Queue names are bounded, and no other label is chosen by users.
+"""Metrics in the Prometheus text format: the same on every server of a namespace. They come from a
+snapshot of queues, alerts and counters that all readers of a namespace share. It is read from the
+store, which includes workers attached directly to it, and at most every two seconds, so that
+frequent scrapes cost nothing. `SnapshotReader.for_caller` is the one place that removes what a
+caller may not see. The number of queue names is bounded, and users choose no other label.
 """
 
 from __future__ import annotations
@@ -78,7 +77,8 @@ class SnapshotReader:
     """Reads the snapshots of one namespace, at most every two seconds."""
 
     def __init__(self, app: Holdfast, *, age_s_max: float = _SNAPSHOT_AGE_S_MAX) -> None:
-        # `_READERS` holds this reader by the application: a strong reference would keep both alive.
+        # `_READERS` is keyed by the application: a strong reference to it here would keep both
+        # alive.
         self._app = weakref.ref(app)
         self.age_s_max = age_s_max
         self._fleet_reader: FleetReader | None = None
@@ -89,8 +89,9 @@ class SnapshotReader:
         self._lock = asyncio.Lock()
 
     async def for_caller(self, caller: Caller) -> NamespaceSnapshot:
-        """The snapshot that a caller may see. With a prefix it has those queues only, and no
-        totals. Callers without a prefix share one object while nothing is read anew."""
+        """The snapshot that a caller may see. With a prefix it has only those queues, and no
+        totals. Callers without a prefix share one object until the next read.
+        """
         views, fleet = await self.views(), await self.fleet()
         if not caller.prefix:
             if self._shared.views is not views or self._shared.fleet is not fleet:
@@ -183,7 +184,7 @@ def families(snapshot: NamespaceSnapshot) -> list[Metric]:
 
 
 def _depths(snapshot: NamespaceSnapshot) -> list[Metric]:
-    """The depths of queues. Queues beyond the bound of names are summed up as one."""
+    """The depths of queues. Queues beyond the bound on names are summed up as one."""
     jobs = GaugeMetricFamily(
         "holdfast_jobs",
         "Jobs by queue and state; large counts are lower bounds.",

@@ -1,5 +1,6 @@
-"""Administration over REST: tokens, quotas and the audit for admins, stored settings for
-operators."""
+"""Administration over REST: tokens, quotas and the audit log for admins, stored settings for
+operators.
+"""
 
 from __future__ import annotations
 
@@ -64,8 +65,9 @@ class ActQuery(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 # Declared repeatable so that no Idempotency-Key stores the answer, which holds a secret.
 @operation("POST", "/v1/tokens", needs=Scope.ADMIN, status=201, repeatable=True)
 async def create_token(call: ApiCall, body: NewToken) -> MadeToken:
-    """Create a token. Its text is shown only in this answer. It gets no more rights than the token
-    that creates it."""
+    """Create a token. Its text is shown only in this answer. It cannot have more rights than the
+    token that creates it.
+    """
     caller = _with_token(call)
     namespace = caller.namespace if body.namespace is None else body.namespace
     if namespace != caller.namespace and not caller.everywhere:
@@ -99,7 +101,7 @@ async def revoke_token(call: ApiCall, named: TokenName) -> TokenView:
     """Revoke a token, by its id or its name: here at once, on other servers within a second."""
     _with_token(call)
     if (token_text := TOKEN_FORM.fullmatch(named)) is not None:
-        # The token itself may be given as its name: keep the secret out of the audit.
+        # The token itself may be given as its name: keep the secret out of the audit log.
         named = token_text[1]
     async with call.noting("token.revoke", named):
         token = await call.server.tokens.revoke(named, namespace=_token_namespace(call))
@@ -108,7 +110,7 @@ async def revoke_token(call: ApiCall, named: TokenName) -> TokenView:
 
 @operation("GET", "/v1/audit", needs=Scope.ADMIN)
 async def list_acts(call: ApiCall, query: ActQuery) -> ActPage:
-    """List the audit: every operator's act in this namespace over HTTP, newest first."""
+    """List the audit log: every operator's act in this namespace over HTTP, newest first."""
     audit = call.server.audit_of(call.caller.namespace, call.app)
     found = await audit.page(after=query.after, limit=query.limit)
     after = found[-1][0] if len(found) == query.limit else None
@@ -124,7 +126,9 @@ async def list_quotas(call: ApiCall) -> QuotaList:
 
 @operation("PUT", "/v1/quotas/{whose}", needs=Scope.ADMIN)
 async def put_quota(call: ApiCall, whose: QuotaName, body: QuotaBody) -> QuotaView:
-    """Set a quota: of `namespace`, of `tenant:NAME`, or of each tenant without one, `tenant:*`."""
+    """Set a quota for `namespace`, for `tenant:NAME`, or for each tenant without its own
+    (`tenant:*`).
+    """
     quota = quota_of(body)
     async with call.noting("quota.put", whose):
         await _quotas(call).put(whose, quota)
@@ -153,26 +157,28 @@ class SettingList(msgspec.Struct, frozen=True):
 
 @operation("GET", "/v1/config", needs=Scope.OPERATE)
 async def list_settings(call: ApiCall) -> SettingList:
-    """List settings, with their values and sources. The environment is the server's."""
+    """List settings, with their values and sources. Environment variables are those of the
+    server.
+    """
     stored = await read_settings(call.engine)
     return SettingList([setting_view(setting, stored) for setting in SETTINGS.values()])
 
 
 @operation("GET", "/v1/config/{name}", needs=Scope.OPERATE)
 async def show_setting(call: ApiCall, name: Name) -> SettingView:
-    """Show a setting and its present value."""
+    """Show a setting and its current value."""
     return setting_view(_setting(name), await read_settings(call.engine))
 
 
 @operation("PUT", "/v1/config/{name}", needs=Scope.OPERATE)
 async def store_setting(call: ApiCall, name: Name, body: SettingBody) -> SettingView:
-    """Set a setting, stored with the queues for all who use them."""
+    """Change a setting for everyone who uses this store."""
     return await _save_setting(call, _setting(name), body.value)
 
 
 @operation("POST", "/v1/config/{name}/unset", needs=Scope.OPERATE, repeatable=True)
 async def unset_setting(call: ApiCall, name: Name) -> SettingView:
-    """Unset a stored setting: its default applies again."""
+    """Remove a stored setting: its default applies again."""
     return await _save_setting(call, _setting(name), None)
 
 
@@ -192,11 +198,13 @@ OPERATIONS: tuple[Operation, ...] = (
 
 
 def _with_token(call: ApiCall) -> Caller:
-    """The caller, which must have a token: trust in a local address must not become a token."""
+    """The caller, which must have a token: a trusted local address must not be turned into a
+    token.
+    """
     if not call.caller.token:
         raise Forbidden(
-            "creating and listing tokens over HTTP needs a token: use holdfast token create "
-            "where the store is"
+            "creating and listing tokens over HTTP needs a token: run `holdfast token create`"
+            " on the machine of the store"
         )
     return call.caller
 

@@ -12,7 +12,6 @@ from msgspec import UNSET, Meta, UnsetType
 from holdfast.core import bounds
 from holdfast.core.model import JobFilter, Reason, State
 from holdfast.errors import NotFound, UsageError
-from holdfast.notation.durations import wall_ms
 from holdfast.notation.filters import is_narrow
 from holdfast.notation.job import Json, QueueName, Seconds
 from holdfast.ops.dead_letters import (
@@ -30,7 +29,8 @@ from holdfast.ops.dead_letters import (
 )
 from holdfast.ops.doctor import examine
 from holdfast.ops.jobs.bulk import count_jobs, delete_jobs
-from holdfast.ops.redrives import RedriveDetails, Redrives, redrive_view
+from holdfast.ops.redrives import RedriveDetails, Redrives, redrive_details
+from holdfast.process import wall_ms
 from holdfast.server.access.admission import ApiCall
 from holdfast.server.http.operation import Operation, Scope, operation
 from holdfast.server.rest.jobs import JobPage, page_of
@@ -94,7 +94,7 @@ async def list_dead(call: ApiCall, query: PageQuery) -> JobPage:
 
 @operation("GET", "/v1/dead/groups", needs=Scope.OPERATE)
 async def group_dead(call: ApiCall, query: GroupsQuery) -> DeadGroupsView:
-    """Group dead letters by cause, the most frequent first."""
+    """Group dead letters by cause, largest group first."""
     now = (await examine(call.engine)).now
     found = await dead_groups(call.engine, query.wanted(_DEAD), now=now, limit=query.limit)
     return groups_view(found)
@@ -124,8 +124,9 @@ async def list_quarantine(call: ApiCall, query: QuarantineQuery) -> Quarantine:
 
 @operation("POST", "/v1/dead/retry", needs=Scope.OPERATE)
 async def retry_dead(call: ApiCall, body: RetryDeadBody) -> Retried:
-    """Retry dead letters at once, newest first; with `edit` at most 1,000. Repeat the request while
-    `more` is true, or start a redrive, which works in the background."""
+    """Retry dead letters at once, newest first; at most 1,000 with `edit`. Repeat the request while
+    `more` is true, or start a redrive, which runs in the background.
+    """
     pace = RetryOptions(
         delay=body.delay, edit=_patch_text(body.edit), max_redrives=body.max_redrives
     )
@@ -143,7 +144,7 @@ async def retry_dead(call: ApiCall, body: RetryDeadBody) -> Retried:
 
 @operation("POST", "/v1/dead/purge", needs=Scope.OPERATE)
 async def purge_dead(call: ApiCall, body: DeadBody) -> Purged:
-    """Delete dead letters for good, oldest first. Repeat the request while `more` is true."""
+    """Delete dead letters permanently, oldest first. Repeat the request while `more` is true."""
     wanted = _dead_filter(body.filter, every=body.all)
     found = await count_jobs(call.engine, wanted, most=body.limit)
     purged = 0
@@ -173,8 +174,9 @@ class RedriveBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class RedriveStarted(msgspec.Struct, frozen=True, kw_only=True):
-    """`found` dead letters match, at least so many with `more`; `capped` others were redriven too
-    often already. `redrive` is null after a dry run."""
+    """`found` is the number of matching dead letters, a lower bound if `more` is true; `capped`
+    others were already redriven too often. `redrive` is null after a dry run.
+    """
 
     found: int
     more: bool
@@ -191,7 +193,7 @@ class RedriveList(msgspec.Struct, frozen=True):
 @operation("GET", "/v1/redrives", needs=Scope.OPERATE)
 async def list_redrives(call: ApiCall) -> RedriveList:
     """List redrives and their progress."""
-    return RedriveList([redrive_view(view) for view in await _redrives(call).all()])
+    return RedriveList([redrive_details(view) for view in await _redrives(call).all()])
 
 
 @operation("POST", "/v1/redrives", needs=Scope.OPERATE, status=201)
@@ -224,7 +226,7 @@ async def show_redrive(call: ApiCall, id: QueueName) -> RedriveDetails:
 
 @operation("POST", "/v1/redrives/{id}/cancel", needs=Scope.OPERATE, repeatable=True)
 async def cancel_redrive(call: ApiCall, id: QueueName) -> RedriveDetails:
-    """Cancel a redrive. Jobs that were put back stay; a finished redrive does not change."""
+    """Cancel a redrive. Jobs that it already put back stay; a finished redrive does not change."""
     await _details(call, id)
     await _redrives(call).cancel(id, call.caller.name)
     return await _details(call, id)
@@ -244,8 +246,9 @@ OPERATIONS: tuple[Operation, ...] = (
 
 
 def _dead_filter(filter: Filter | None, *, every: bool) -> JobFilter:
-    """The filter of a request, which must either select jobs or ask for all: never all by
-    accident."""
+    """The filter of a request, which must either select jobs or say `all`: never all by
+    accident.
+    """
     wanted = (filter or Filter()).wanted(_DEAD)
     if not wanted.states:
         raise UsageError("dead letters have the state dead: leave states out")
@@ -267,4 +270,4 @@ async def _details(call: ApiCall, id: str) -> RedriveDetails:
     view = await _redrives(call).get(id)
     if view is None:
         raise NotFound(f"unknown redrive {id[:80]!r}: see GET /v1/redrives")
-    return redrive_view(view)
+    return redrive_details(view)

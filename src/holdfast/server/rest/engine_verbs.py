@@ -9,7 +9,7 @@ from holdfast import __version__
 from holdfast.core import checks
 from holdfast.core.model import Job, Lease, NewJob
 from holdfast.core.verdict import Complete
-from holdfast.engines.verbs import (
+from holdfast.engines.wire import (
     CONTENT_TYPE,
     VERBS,
     About,
@@ -22,7 +22,7 @@ from holdfast.engines.verbs import (
     Verb,
     number_of,
 )
-from holdfast.notation.durations import wall_ms
+from holdfast.process import wall_ms
 from holdfast.server.access.admission import ApiCall
 from holdfast.server.http import bounded_reply
 from holdfast.server.http.operation import Operation, Scope
@@ -41,7 +41,7 @@ _NEEDS = {
     "recount": Scope.OPERATE,
     "drop": Scope.ADMIN,
 }
-"""The least scope for each verb; `AuthorizedEngine` checks more closely."""
+"""The minimum scope for each verb; `AuthorizedEngine` checks in more detail."""
 
 
 def _check_enqueue(body: EnqueueCall) -> None:

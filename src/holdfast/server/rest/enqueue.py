@@ -1,5 +1,6 @@
-"""Enqueue jobs over REST: into one queue, each into the queue that it names, or as a batch with one
-more job that starts when all others have ended."""
+"""Enqueue jobs over REST: into one queue, each into its own queue, or as a batch with one more job
+that starts when all others have ended.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ from holdfast.core import bounds, checks
 from holdfast.core.checks import accepted
 from holdfast.core.model import AfterOn, NewJob, Receipt, State, Status
 from holdfast.errors import InvalidJob, NotFound, OutcomeUnknown, UsageError
-from holdfast.notation import lines
+from holdfast.notation import job_lines
 from holdfast.notation.job import JobId, QueueName
 from holdfast.notation.options import new_id
 from holdfast.ops.settings import read_settings
@@ -40,12 +41,13 @@ Made = TypeVar("Made")
 _MANY = Meta(min_length=1, max_length=bounds.BATCH_MAX)
 _UNSET_FIELDS = astuple(NewJobBody())[3:]
 """All fields but task, payload and id: most jobs set none of them."""
-_settings: WeakKeyDictionary[Holdfast, tuple[float, lines.JobDefaults]] = WeakKeyDictionary()
+_settings: WeakKeyDictionary[Holdfast, tuple[float, job_lines.JobDefaults]] = WeakKeyDictionary()
 
 
 class NewJobs(msgspec.Struct, forbid_unknown_fields=True):
-    """Up to 1,000 jobs, enqueued in one transaction. With `dry_run` only their form is checked, not
-    whether the queue exists and accepts them."""
+    """Up to 1,000 jobs, enqueued in one transaction. With `dry_run` only their fields are checked,
+    not whether the queue exists and accepts them.
+    """
 
     jobs: Annotated[list[NewJobBody], _MANY]
     dry_run: bool = False
@@ -53,7 +55,8 @@ class NewJobs(msgspec.Struct, forbid_unknown_fields=True):
 
 class AnyJobs(msgspec.Struct, forbid_unknown_fields=True):
     """Up to 1,000 jobs, each with its own queue, enqueued in one transaction. With `dry_run` only
-    their form is checked."""
+    their fields are checked.
+    """
 
     jobs: Annotated[list[AnyJobBody], _MANY]
     dry_run: bool = False
@@ -67,7 +70,7 @@ class EntryError(msgspec.Struct, frozen=True):
 
 
 class EnqueuedJob(msgspec.Struct, frozen=True, gc=False):
-    """`id` is the earlier job's if this one is a duplicate by key."""
+    """If the job is a duplicate by key, `id` is that of the earlier job."""
 
     id: str
     duplicate: bool
@@ -99,7 +102,7 @@ def _is_repeatable(body: NewJobs | AnyJobs) -> bool:
 async def enqueue(call: ApiCall, queue: QueueName, body: NewJobs) -> Enqueued:
     """Enqueue jobs in a queue. They are durable when the answer arrives. A refused job does not
     affect the others; if all are refused, the answer is the first error. Repeating the request with
-    the same ids adds nothing; for jobs without ids an Idempotency-Key does the same."""
+    the same ids adds nothing; for jobs without ids, use an Idempotency-Key."""
     return await _enqueue(call, body.jobs, queue, dry_run=body.dry_run)
 
 
@@ -111,7 +114,8 @@ async def enqueue_anywhere(call: ApiCall, body: AnyJobs) -> Enqueued:
 
 class NewBatch(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """Up to 10,000 jobs, and the job `then` that starts when all of them have ended as `after_on`
-    says. If all jobs have ids, repeating the request adds only what is missing."""
+    requires. If all jobs have ids, repeating the request adds only the missing ones.
+    """
 
     jobs: Annotated[list[AnyJobBody], Meta(min_length=1, max_length=bounds.PARENTS_MAX)]
     then: AnyJobBody
@@ -211,7 +215,7 @@ async def _enqueue(
 
 
 def check_batch_size(jobs: Sequence[NewJobBody] | Sequence[NewJob]) -> None:
-    """Raise TooLarge beyond the bound of one transaction, for which all other writers wait."""
+    """Raise TooLarge beyond the bound on one transaction, because all other writers wait for it."""
     parents = sum([len(each.after) for each in jobs if each.after])
     if max(len(jobs), parents) > bounds.PARENTS_MAX:
         raise TooLarge(
@@ -221,8 +225,9 @@ def check_batch_size(jobs: Sequence[NewJobBody] | Sequence[NewJob]) -> None:
 
 
 async def map_yielding(bodies: Sequence[Body], make: Callable[[Body], Made]) -> list[Made]:
-    """Apply `make` to each body, yielding to the event loop in between: checking a large payload
-    takes long."""
+    """Apply `make` to each body, yielding to the event loop in between: checking a large payload is
+    slow.
+    """
     budget = YieldBudget()
     made = []
     for body in bodies:
@@ -236,21 +241,21 @@ async def map_yielding(bodies: Sequence[Body], make: Callable[[Body], Made]) -> 
 class JobBuilder(NamedTuple):
     """Builds jobs from request bodies and the stored settings."""
 
-    base: lines.JobDefaults
+    base: job_lines.JobDefaults
     make_id: Callable[[], str]
 
     def job(self, body: NewJobBody, queue: str) -> NewJob:
         """The job of a body; `queue` is the default. UsageError if it is not a valid job."""
         if body.task is not None and not self.base.values and astuple(body)[3:] == _UNSET_FIELDS:
-            payload = lines.json_bytes(body.payload)
+            payload = job_lines.json_bytes(body.payload)
             id_ = body.id or self.make_id()
             return NewJob(id=id_, task=body.task, queue=queue, payload=payload)
         fields = zip(body.__struct_fields__, astuple(body), strict=True)
-        line = lines.JobLine(**{name: value for name, value in fields if value is not None})
+        line = job_lines.JobLine(**{name: value for name, value in fields if value is not None})
         line.id = line.id or self.make_id()
         if line.queue is None and line.to is None:
             line.queue = queue
-        return lines.make_job(line, self.base)
+        return job_lines.make_job(line, self.base)
 
 
 async def job_builder(app: Holdfast) -> JobBuilder:
@@ -259,10 +264,10 @@ async def job_builder(app: Holdfast) -> JobBuilder:
     now = time.monotonic()
     if known is None or known[0] < now:
         if known is not None:
-            # One caller reads again; the others use the present value meanwhile.
+            # One caller reads again; meanwhile the others use the current value.
             _settings[app] = (now + _SETTINGS_AGE_S_MAX, known[1])
         # The application's engine: the caller may lack the scope to read settings.
-        base = lines.job_defaults(lines.JobLine(), await read_settings(app.engine))
+        base = job_lines.job_defaults(job_lines.JobLine(), await read_settings(app.engine))
         known = _settings[app] = (now + _SETTINGS_AGE_S_MAX, base)
     # The store's own ids, looked up once for all jobs of a request.
     return JobBuilder(known[1], app.home.mint or new_id)

@@ -25,7 +25,7 @@ from holdfast.core.verdict import (
 )
 from holdfast.engines.base import Engine, unknown_if_partial
 from holdfast.errors import NotFound, UsageError
-from holdfast.notation import lines
+from holdfast.notation import job_lines
 from holdfast.notation.durations import to_ms
 from holdfast.notation.filters import is_narrow
 from holdfast.notation.job import JobId, Json, Name, Pairs, Priority, QueueName, Seconds
@@ -81,7 +81,8 @@ _AMEND_BATCH = 50
 
 class WaitQuery(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """`wait` is how long to wait until the job has ended, up to the server's bound. Then the job is
-    shown in its present state."""
+    shown in its current state.
+    """
 
     wait: Seconds = 0
 
@@ -93,7 +94,7 @@ class JobsQuery(PageQuery, forbid_unknown_fields=True, kw_only=True):
 
 
 class TallyQuery(FilterQuery, forbid_unknown_fields=True, kw_only=True):
-    """Which jobs to count, and by which of their values."""
+    """The jobs to count, and the field to count by."""
 
     by: TallyBy = "state"
     state: Annotated[list[State], Meta(max_length=len(State))] | None = None
@@ -108,8 +109,9 @@ class JobPage(msgspec.Struct, frozen=True):
 
 
 class Tallies(msgspec.Struct, frozen=True):
-    """The most frequent values first. `more`: there may be more values than asked for, or more jobs
-    than were counted."""
+    """The most frequent values first. `more`: there may be more values than requested, or more jobs
+    than were counted.
+    """
 
     by: TallyBy
     tallies: list[Tally]
@@ -117,13 +119,13 @@ class Tallies(msgspec.Struct, frozen=True):
 
 
 class CancelBody(msgspec.Struct, forbid_unknown_fields=True):
-    """`text` says why, for the timeline."""
+    """`text` is the reason, shown in the timeline."""
 
     text: Text = ""
 
 
 class RetryJobBody(msgspec.Struct, forbid_unknown_fields=True):
-    """When to run it again, and why, for the timeline."""
+    """The `delay` before it runs again, and the reason as `text`, shown in the timeline."""
 
     delay: Seconds = 0
     text: Text = ""
@@ -131,7 +133,8 @@ class RetryJobBody(msgspec.Struct, forbid_unknown_fields=True):
 
 class RerouteBody(msgspec.Struct, forbid_unknown_fields=True):
     """`to` names the worker; with `labels` a worker that has them is chosen, otherwise one with the
-    labels that the job asks for. `expires` replaces the job's own time to start."""
+    labels that the job requires. `expires` replaces the job's own time limit to start.
+    """
 
     to: Name | None = None
     labels: Pairs | None = None
@@ -146,7 +149,8 @@ class DeleteQuery(msgspec.Struct, forbid_unknown_fields=True):
 
 class ChangesBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """A field that is left out or null stays as it is; only the payload may be set to null. Labels
-    and headers are added to the present ones."""
+    and headers are added to the current ones.
+    """
 
     payload: Json | UnsetType = UNSET
     priority: Priority | None = None
@@ -191,7 +195,7 @@ async def explain(call: ApiCall, id: JobId) -> Explanation:
 
 @operation("GET", "/v1/jobs/{id}/output", needs=Scope.KNOWN)
 async def show_output(call: ApiCall, id: JobId) -> OutputView:
-    """Show the output of a job, as far as it is kept."""
+    """Show the stored output of a job."""
     return output_view(await read_job(call.engine, id))
 
 
@@ -220,7 +224,7 @@ async def cancel_job(call: ApiCall, id: JobId, body: CancelBody) -> JobView:
     await amend_job(call.engine, id, act, (State.WAITING, State.LEASED))
     job = await require_job(call.engine, id)
     if job.state is State.LEASED and job.worker:
-        # The worker learns of it at its next renewal: make it renew now.
+        # The worker sees the request at its next renewal: make it renew now.
         await Workers(call.engine).nudge(job.worker)
     return await _view(call.engine, job)
 
@@ -278,7 +282,7 @@ async def edit(call: ApiCall, id: JobId, body: ChangesBody) -> JobView:
 
 @operation("DELETE", "/v1/jobs/{id}", needs=Scope.OPERATE, status=204)
 async def delete_job(call: ApiCall, id: JobId, query: DeleteQuery) -> None:
-    """Delete a job for good."""
+    """Delete a job permanently."""
     states = tuple(state for state in State if query.force or state is not State.LEASED)
     await amend_job(call.engine, id, Delete(force=query.force), states)
 
@@ -308,7 +312,7 @@ class AmendBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class AmendResult(msgspec.Struct, frozen=True, kw_only=True):
-    """The numbers of matching and changed jobs. Others may have changed some of them first."""
+    """The numbers of matching and changed jobs. Some may have been changed by others first."""
 
     matched: int
     changed: int
@@ -413,7 +417,7 @@ def _checked(act: Amendment) -> Amendment:
 
 def _payload(given: msgspec.Raw | UnsetType) -> bytes | None:
     """The payload as stored; None if it is not given."""
-    return None if isinstance(given, UnsetType) else lines.json_bytes(given)
+    return None if isinstance(given, UnsetType) else job_lines.json_bytes(given)
 
 
 def _ms(name: str, given: float | str | None) -> int | None:

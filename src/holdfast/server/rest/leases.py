@@ -22,7 +22,7 @@ from holdfast.core import bounds, checks
 from holdfast.core.model import Job, JobFilter, Lease, LeaseRequest, Note, Queue, Renewal
 from holdfast.engines.base import Engine
 from holdfast.errors import UsageError
-from holdfast.notation import lines
+from holdfast.notation import job_lines
 from holdfast.notation.durations import to_ms
 from holdfast.notation.job import JobId, Json, QueueName, Seconds, TaskName
 from holdfast.ops.jobs.views import LeaseView, lease_view
@@ -65,7 +65,7 @@ class Leased(msgspec.Struct, frozen=True):
 class RenewalBody(msgspec.Struct, forbid_unknown_fields=True):
     """`lease` is the time until the new deadline; the default is the job's or the queue's. The
     other fields are stored with the job: `progress` from 0 to 1, a `checkpoint` for its next
-    attempt, and the `output` so far, of which the head and the tail are kept."""
+    attempt, and the `output` so far, of which the head and the tail are stored."""
 
     id: JobId
     token: Token
@@ -82,8 +82,9 @@ class RenewBody(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class RenewResult(msgspec.Struct, frozen=True, kw_only=True):
-    """`lost`: stop working on the job. `cancel_requested`: an operator asked to stop; release the
-    job, and it is cancelled."""
+    """`lost`: stop working on the job. `cancel_requested`: an operator asked to stop the job;
+    release it, and it is cancelled.
+    """
 
     id: str
     outcome: Literal["renewed", "lost", "refused"]
@@ -100,8 +101,9 @@ class RenewResults(msgspec.Struct, frozen=True):
 
 @operation("POST", "/v1/lease", needs=Scope.CONSUME, waits=True)
 async def lease(call: ApiCall, body: LeaseBody) -> Leased:
-    """Lease jobs. Waits for the first job if none is due. If the client disconnects while it waits,
-    its leases are released."""
+    """Lease jobs. With `wait`, waits for the first job if none is due. If the client disconnects
+    while it waits, its leases are released.
+    """
     request = _lease_request(body, call.server.settings.wait_ms_max)
     leases = await bounded_reply.lease(call.engine, request, bounded_reply.lease_sizes(call.app))
     if not leases:
@@ -181,8 +183,9 @@ _caches: WeakKeyDictionary[Holdfast, LeaseCache] = WeakKeyDictionary()
 
 
 async def read_leases(engine: Engine, keys: Sequence[LeaseKey]) -> dict[LeaseKey, Lease]:
-    """Each lease with its job as stored now. A job that does not exist is replaced by an empty one
-    with its id: the engine then answers that the lease is lost."""
+    """Each lease with its job as stored now. A missing job is replaced by an empty one with its id:
+    the engine then answers that the lease is lost.
+    """
     jobs = await _read_jobs(engine, sorted({key[0] for key in keys}))
     names = {job.queue for job in jobs.values()}
     queues = await queue_settings(engine, names) if jobs else {}
@@ -229,7 +232,7 @@ def _lease_request(body: LeaseBody, wait_ms_max: int) -> LeaseRequest:
 
 
 def _renewal(body: RenewalBody, held: Lease) -> Renewal:
-    """UsageError if a value is out of bounds."""
+    """The engine's renewal. UsageError if a value is out of bounds."""
     lease_ms = held.lease_ms if body.lease is None else to_ms("lease", body.lease, UsageError)
     if not bounds.LEASE_MS_MIN <= lease_ms <= bounds.LEASE_MS_MAX:
         raise UsageError(
@@ -247,7 +250,7 @@ def _renewal(body: RenewalBody, held: Lease) -> Renewal:
 
 
 def _checkpoint(given: msgspec.Raw | UnsetType) -> bytes | None:
-    return None if isinstance(given, UnsetType) else lines.json_bytes(given, "checkpoint")
+    return None if isinstance(given, UnsetType) else job_lines.json_bytes(given, "checkpoint")
 
 
 def _renew_result(renewal: Renewal, renewed: Lease | None) -> RenewResult:

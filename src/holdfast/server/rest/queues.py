@@ -1,5 +1,6 @@
-"""Queues over REST, and distributions, by which upkeep moves jobs of many queues into one in fair
-turns."""
+"""Queues over REST, and distributions: upkeep moves jobs from many queues into one, taking turns
+fairly.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +13,9 @@ from holdfast.core import bounds
 from holdfast.core.fairness import Fairness
 from holdfast.core.limits import Limit
 from holdfast.core.model import JobFilter, Queue, QueueView, State
-from holdfast.core.pauses import Pause
 from holdfast.engines.base import Engine
 from holdfast.errors import Exists, NotFound, UsageError
-from holdfast.notation.durations import to_ms, wall_ms
+from holdfast.notation.durations import to_ms
 from holdfast.notation.job import Attempts, Name, QueueName, Seconds, TaskName
 from holdfast.notation.options import QueueOptions, changed_queue
 from holdfast.notation.policies import to_rate
@@ -29,12 +29,14 @@ from holdfast.ops.queues import (
     Drained,
     Dropped,
     LimitsView,
+    Pause,
     QueueDetails,
     TenantsView,
-    details_view,
+    queue_details,
     remove_limit,
     set_limit,
 )
+from holdfast.process import wall_ms
 from holdfast.server.access.admission import ApiCall
 from holdfast.server.http.operation import Operation, Scope, operation
 from holdfast.server.rest.shapes import Many, Rate
@@ -94,8 +96,9 @@ class DrainBody(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class ClearBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """Jobs in these `states`, at most `limit` in one call. Leased jobs need `force`, and their
-    workers lose them. With `dry_run` the jobs are only counted."""
+    """Jobs in these `states`, at most `limit` in one call. Leased jobs need `force`; their workers
+    lose the leases. With `dry_run` the jobs are only counted.
+    """
 
     states: Annotated[list[State], Meta(min_length=1, max_length=len(State))] | None = None
     force: bool = False
@@ -136,7 +139,7 @@ class QueueLimits(msgspec.Struct, frozen=True):
 @operation("GET", "/v1/queues", needs=Scope.OPERATE)
 async def list_queues(call: ApiCall) -> QueueList:
     """List queues, with settings and counts."""
-    return QueueList([details_view(view) for view in await call.engine.queues()])
+    return QueueList([queue_details(view) for view in await call.engine.queues()])
 
 
 @operation("POST", "/v1/queues", needs=Scope.OPERATE, status=201)
@@ -151,7 +154,7 @@ async def create_queue(call: ApiCall, body: NewQueue) -> Queue:
 @operation("GET", "/v1/queues/{queue}", needs=Scope.OPERATE)
 async def show_queue(call: ApiCall, queue: QueueName) -> QueueDetails:
     """Show a queue, with settings and counts."""
-    return details_view(await _existing_queue(call.engine, queue, counts=True))
+    return queue_details(await _existing_queue(call.engine, queue, counts=True))
 
 
 @operation("PATCH", "/v1/queues/{queue}", needs=Scope.OPERATE, repeatable=True)
@@ -178,8 +181,9 @@ async def resume_queue(call: ApiCall, queue: QueueName) -> Queue:
 
 @operation("POST", "/v1/queues/{queue}/drain", needs=Scope.OPERATE, waits=True, repeatable=True)
 async def drain_queue(call: ApiCall, queue: QueueName, body: DrainBody) -> Drained:
-    """Drain a queue: accept no new jobs, and wait until the present ones have ended. Set
-    `accepting` with `PATCH` to open it again."""
+    """Drain a queue: accept no new jobs, and wait until the existing ones have ended. Set
+    `accepting` with `PATCH` to open it again.
+    """
     wait_ms = min(to_ms("wait", body.wait, UsageError), call.server.settings.wait_ms_max)
     await acts.update_queue(call.engine, queue, {"accepting": False})
     left = await acts.wait_until_empty(call.engine, queue, wait_ms)
@@ -193,7 +197,7 @@ async def clear_queue(call: ApiCall, queue: QueueName, body: ClearBody) -> Clear
     states = set(body.states or [State.WAITING]) | ({State.LEASED} if body.force else set())
     if State.LEASED in states and not body.force:
         raise UsageError(
-            "leased jobs are deleted only with force: true, and their workers lose them"
+            "leased jobs are deleted only with force: true; their workers lose the leases"
         )
     await _existing_queue(call.engine, queue)
     wanted = JobFilter(queue=queue, states=tuple(each for each in State if each in states))
@@ -206,7 +210,7 @@ async def clear_queue(call: ApiCall, queue: QueueName, body: ClearBody) -> Clear
 
 @operation("DELETE", "/v1/queues/{queue}", needs=Scope.ADMIN)
 async def delete_queue(call: ApiCall, queue: QueueName, query: DropQuery) -> Dropped:
-    """Delete a queue and all its jobs, also running ones."""
+    """Delete a queue and all its jobs, including running ones."""
     view = await _existing_queue(call.engine, queue, counts=True)
     if not query.dry_run:
         await acts.drop_queue(call.engine, queue)
@@ -251,7 +255,7 @@ async def unlimit_queue(call: ApiCall, queue: QueueName, name: TaskName) -> Queu
 
 @operation("GET", "/v1/queues/{queue}/tenants", needs=Scope.OPERATE)
 async def show_tenants(call: ApiCall, queue: QueueName) -> TenantsView:
-    """Show the tenants of a queue and their shares. Empty while its fairness is off."""
+    """Show the tenants of a queue and their shares. The list is empty while its fairness is off."""
     await _existing_queue(call.engine, queue)
     flow = await call.engine.flow(queue, limit=bounds.PAGE_MAX)
     return TenantsView(tenants=flow.tenants)
@@ -289,8 +293,9 @@ async def list_distributions(call: ApiCall) -> DistributionList:
 async def store_distribution(
     call: ApiCall, queue: QueueName, body: DistributionBody
 ) -> Distribution:
-    """Set the distribution into a queue: upkeep moves jobs of other queues into it, in fair
-    turns."""
+    """Set the distribution into a queue: upkeep moves jobs from other queues into it, taking turns
+    fairly.
+    """
     await _existing_queue(call.engine, queue)
     wanted = Distribution(source=body.source, target=queue, depth=body.depth, weights=body.weights)
     await Distributions(call.engine).put(wanted)

@@ -11,13 +11,11 @@ from holdfast.core import bounds, checks
 from holdfast.core.checks import accepted
 from holdfast.core.model import NewJob, Status
 from holdfast.errors import Exists, NotFound, UsageError
-from holdfast.notation import lines
-from holdfast.notation.durations import show_at, wall_ms
+from holdfast.notation import job_lines
+from holdfast.notation.durations import show_at
 from holdfast.notation.job import JobId, QueueName, Seconds
 from holdfast.ops.queues import find_queue
 from holdfast.ops.schedules import (
-    Missed,
-    Schedule,
     ScheduleRule,
     Schedules,
     ScheduleView,
@@ -26,7 +24,9 @@ from holdfast.ops.schedules import (
     schedule_view,
     with_rule,
 )
+from holdfast.ops.ticks import Missed, Schedule
 from holdfast.ops.views import raw_of
+from holdfast.process import wall_ms
 from holdfast.server.access.admission import ApiCall
 from holdfast.server.http.operation import Operation, Scope, operation
 from holdfast.server.rest.shapes import TickBody
@@ -37,14 +37,15 @@ _TICKS_MAX = 100
 class TickJob(TickBody, forbid_unknown_fields=True):
     """The job of every tick. It has no id, key or start time: those belong to a single job."""
 
-    def line(self) -> lines.JobLine:
+    def line(self) -> job_lines.JobLine:
         """The fields as a line of job notation."""
-        return lines.JobLine(**{name: getattr(self, name) for name in self.__struct_fields__})
+        return job_lines.JobLine(**{name: getattr(self, name) for name in self.__struct_fields__})
 
 
 class RuleBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """When the schedule ticks: a `cron` rule in its `zone`, or `every` interval. `missed` decides
-    about ticks that no scheduler noticed within `grace`."""
+    """When the schedule ticks: a `cron` rule in its `zone`, or `every` interval. `missed` is the
+    policy for ticks that no scheduler handled within `grace`.
+    """
 
     cron: (
         Annotated[str, Meta(min_length=1, max_length=200, examples=["0 3 * * 1-5", "@daily"])]
@@ -83,7 +84,7 @@ class RunBody(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class TicksQuery(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """`count` ticks, of the given rule if there is one."""
+    """Show `count` ticks; of the given rule, if there is one."""
 
     cron: Annotated[str, Meta(min_length=1, max_length=200)] | None = None
     every: Seconds | None = None
@@ -122,7 +123,7 @@ async def list_schedules(call: ApiCall) -> ScheduleList:
 
 @operation("POST", "/v1/schedules", needs=Scope.OPERATE, status=201)
 async def add_schedule(call: ApiCall, body: NewSchedule) -> ScheduleView:
-    """Add a schedule. Its first tick is the first one after now."""
+    """Add a schedule. It starts with the first tick after now."""
     if await _schedules(call).get(body.name) is not None:
         where = f"/v1/schedules/{body.name}"
         raise Exists(f"schedule {body.name} exists already: PATCH {where} changes it")
@@ -141,13 +142,13 @@ async def show_schedule(call: ApiCall, name: QueueName) -> ScheduleView:
 @operation("PATCH", "/v1/schedules/{name}", needs=Scope.OPERATE, repeatable=True)
 async def edit_schedule(call: ApiCall, name: QueueName, body: ScheduleChanges) -> ScheduleView:
     """Edit a schedule. Fields that are not given stay as they are."""
-    line = lines.JobLine() if body.job is None else body.job.line()
+    line = job_lines.JobLine() if body.job is None else body.job.line()
     old = await _one(call, name)
     changes = schedule_changes(old, body.rule(), line)
     if not changes and body.job in (None, TickJob()):
         raise UsageError("nothing to change: give cron, every, job, …")
     if not changes:
-        # Nothing differs, as in a repeated request.
+        # Nothing differs, as after a repeated request.
         return _view(call, old)
     if "job" in changes:
         await _check_queue(call, changes["job"])
@@ -233,7 +234,7 @@ async def _one(call: ApiCall, name: str) -> Schedule:
 
 
 async def _check_queue(call: ApiCall, job: NewJob) -> None:
-    """Report an unknown queue now, not at the first tick."""
+    """Refuse an unknown queue now, not at the first tick."""
     if await find_queue(call.engine, job.queue) is None:
         raise checks.unknown_queue(job.queue)
 

@@ -1,6 +1,6 @@
-"""Settle leases over REST: from the verdicts that clients send to settlements of the engine.
+"""Settle leases over REST: turns the verdicts that clients send into settlements for the engine.
 
-`core.policy` decides between another attempt and a dead letter; this module never does.
+`core.retry_policy` decides between another attempt and a dead letter; this module never does.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from typing import Annotated, Literal, assert_never
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from holdfast.core import bounds, checks, policy
+from holdfast.core import bounds, checks, retry_policy
 from holdfast.core.model import Failure, FailureKind, Job, Lease, Note, Queue, Reason
 from holdfast.core.verdict import Bury, Complete, Forward, Outcome, Release, Settlement, Verdict
 from holdfast.engines.base import Engine
 from holdfast.errors import Forbidden, InvalidJob, UnknownQueue, UsageError
-from holdfast.notation import lines
+from holdfast.notation import job_lines
 from holdfast.notation.durations import to_ms
 from holdfast.notation.job import JobId, Json, QueueName, Seconds
 from holdfast.ops.queues import queue_settings
@@ -33,7 +33,7 @@ RequestedVerdict = Literal["complete", "failed", "retry", "bury", "release", "fo
 AppliedVerdict = Literal["complete", "retry", "bury", "release", "forward"]
 
 _BY_POLICY: tuple[RequestedVerdict, ...] = ("failed", "retry")
-"""For these the job's and the queue's policy decides what is applied."""
+"""For these, the policy of the job and the queue decides which verdict is applied."""
 
 _OPTIONS_OF: dict[RequestedVerdict, tuple[str, ...]] = {
     "complete": ("result", "then"),
@@ -49,7 +49,7 @@ _MANY = Meta(min_length=1, max_length=bounds.BATCH_MAX)
 
 class FailureBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """An error. `crash` means that the process running the job died; crashes are counted.
-    Of a long text the head and the tail are kept."""
+    Only the head and the tail of a long text are stored."""
 
     message: str = ""
     type: str = ""
@@ -62,10 +62,11 @@ class FailureBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 class VerdictBody(msgspec.Struct, forbid_unknown_fields=True):
     """The end of one lease. `complete` takes a `result` and follow-up jobs in `then`, enqueued
     in the same transaction. `failed` takes an `error`; the policy of job and queue decides
-    between another attempt and a dead letter. `retry` asks for another attempt after `delay` or
-    the back-off; if none is left, the job becomes a dead letter. `bury` makes it a dead letter.
-    `release` gives the attempt back: the job is not at fault. `forward` moves the job to another
-    `queue`. `output` is the text that the job printed, of which the head and the tail are kept."""
+    between another attempt and a dead letter. `retry` requests another attempt after `delay` or the
+    backoff; if none is left, the job becomes a dead letter. `bury` makes it a dead letter.
+    `release` refunds the attempt: the job is not at fault. `forward` moves the job to another
+    `queue`. `output` is the text that the job printed, of which the head and the tail are
+    stored."""
 
     id: JobId
     token: Token
@@ -85,8 +86,8 @@ class SettleBody(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class SettleResult(msgspec.Struct, frozen=True, kw_only=True):
-    """`settled` also answers a repeated request. `lost`: the token is no longer valid, and nothing
-    changed. `refused`: the verdict is out of bounds, names a queue that does not exist, or
+    """`settled` is also the answer to a repeated request. `lost`: the token is no longer valid, and
+    nothing changed. `refused`: the verdict is out of bounds, names a queue that does not exist, or
     has a follow-up job that is not accepted; the lease stays valid. `verdict` is what was applied.
     """
 
@@ -104,7 +105,7 @@ class SettleResults(msgspec.Struct, frozen=True):
 
 @operation("POST", "/v1/settle", needs=Scope.CONSUME, repeatable=True)
 async def settle(call: ApiCall, body: SettleBody) -> SettleResults:
-    """Settle leases. Each verdict has an outcome of its own, and repeating one is harmless."""
+    """Settle leases. Each verdict has its own outcome, and repeating one is harmless."""
     verdicts, cache = body.verdicts, lease_cache(call)
     leases = await cache.get_or_read(call.engine, ((each.id, each.token) for each in verdicts))
     check_batch_size([job for each in verdicts for job in each.then or ()])
@@ -148,8 +149,9 @@ async def _reread_last_attempts(
     leases: dict[LeaseKey, Lease],
     queues: dict[str, Queue],
 ) -> dict[LeaseKey, Lease]:
-    """Read again the jobs that policy would bury: the cache does not know of a cancel request made
-    since, and such a job is cancelled instead."""
+    """Read again the jobs that policy would bury: the cache misses a cancel request made since, and
+    such a job is cancelled instead.
+    """
     last = []
     for each in verdicts:
         key = (each.id, each.token)
@@ -164,14 +166,14 @@ def _is_last_attempt(body: VerdictBody, lease: Lease, queue: Queue | None) -> bo
         return False
     settings = queue or Queue(name=lease.job.queue)
     # The delay before another attempt does not affect whether there is one.
-    verdict = policy.after_retry_request(settings, lease.job, _failure(body.error), None, 0.0)
+    verdict = retry_policy.after_retry_request(settings, lease.job, _failure(body.error), None, 0.0)
     return isinstance(verdict, Bury)
 
 
 def _settlement(
     body: VerdictBody, lease: Lease, queue: Queue | None, builder: JobBuilder
 ) -> Settlement:
-    """The settlement that a verdict asks for. UsageError if the verdict is not valid."""
+    """The settlement for a verdict. UsageError if the verdict is not valid."""
     for name in _OPTIONS:
         if getattr(body, name) not in (None, UNSET) and name not in _OPTIONS_OF[body.verdict]:
             raise UsageError(f'the verdict "{body.verdict}" takes no {name}')
@@ -191,9 +193,9 @@ def _verdict(body: VerdictBody, job: Job, queue: Queue, builder: JobBuilder) -> 
             return Complete(_result(body.result), then)
         case "failed":
             failed = failure or Failure(message="the worker gave no error message")
-            return policy.after_failure(queue, job, failed, random.random())
+            return retry_policy.after_failure(queue, job, failed, random.random())
         case "retry":
-            return policy.after_retry_request(queue, job, failure, delay_ms, random.random())
+            return retry_policy.after_retry_request(queue, job, failure, delay_ms, random.random())
         case "bury":
             return Bury(Reason.EXPLICIT, failure)
         case "release":
@@ -207,7 +209,7 @@ def _verdict(body: VerdictBody, job: Job, queue: Queue, builder: JobBuilder) -> 
 
 
 def _result(result: msgspec.Raw | UnsetType) -> bytes | None:
-    raw = lines.json_bytes(result, "result")
+    raw = job_lines.json_bytes(result, "result")
     return None if raw == b"null" else raw
 
 

@@ -21,7 +21,7 @@ MaybeName = Annotated[str, Meta(max_length=bounds.NAME_BYTES_MAX, pattern=NO_NUL
 """A name that may be empty."""
 
 Text = Annotated[str, Meta(max_length=bounds.ERROR_TEXT_MAX)]
-"""A remark of a person. Control characters are removed before it is stored."""
+"""A comment by a person. Control characters are removed before it is stored."""
 
 Instant = Annotated[
     str,
@@ -141,7 +141,7 @@ def _bounded(names: Iterable[str]) -> list[tuple[str, Any, Any]]:
         bounds = FIELDS[name].http
         fields.append((name, bounds | None, None))
         if name == "payload":
-            # JSON null is a payload, so that a missing one needs another mark.
+            # JSON null is a valid payload, so a missing one needs another marker.
             fields[-1] = (name, bounds | UnsetType, UNSET)
     return fields
 
@@ -179,5 +179,6 @@ else:
 
 
 class AnyJobBody(_AnyFields, forbid_unknown_fields=True):
-    """A job that names its `queue`, or with `to` the worker that runs it. With `reroute` another
-    worker may take it if that one does not in time: any worker, or one with these labels."""
+    """A job that names its `queue`, or with `to` the worker that runs it. With `reroute`, another
+    worker may take it if the named one does not in time: any worker, or one with these labels.
+    """

@@ -25,7 +25,7 @@ from holdfast.server.state import PartitionState, partitions_of
 
 
 class ServerAlive(msgspec.Struct, frozen=True, kw_only=True):
-    """The process answers."""
+    """The process is running."""
 
     status: Literal["alive"] = "alive"
     version: str = __version__
@@ -39,8 +39,9 @@ class ServerReady(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CleanupBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """Jobs that ended at least `days` ago, at most `limit` in one call. With `dry_run` they are
-    only counted."""
+    """Delete jobs that ended at least `days` ago, at most `limit` in one call. With `dry_run` they
+    are only counted.
+    """
 
     days: Annotated[float, Meta(ge=0, le=bounds.RETENTION_MS_MAX // bounds.DAY_MS)]
     states: Annotated[list[State], Meta(min_length=1, max_length=len(State))] | None = None
@@ -50,7 +51,7 @@ class CleanupBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class NotReady(EngineUnavailable):
-    """The store does not answer: see the server's log, and use another server."""
+    """The store does not answer: see the server's log, or use another server."""
 
     code = "not_ready"
 
@@ -63,14 +64,16 @@ class NotReady(EngineUnavailable):
 
 @operation("GET", "/healthz", needs=None)
 async def healthz(call: ApiCall) -> ServerAlive:  # noqa: ARG001 (all handlers take it)
-    """Check that the process answers, without asking the store. Restart it if it does not."""
+    """Liveness probe: check that the process answers, without reading the store. Restart the
+    process if it does not.
+    """
     return ServerAlive()
 
 
 @operation("GET", "/readyz", needs=None)
 async def readyz(call: ApiCall) -> ServerReady:
-    """Check that the server is ready: the store answers, and the server is not stopping. Partitions
-    that are shut out are listed with the seconds since then.
+    """Readiness probe: check that the store answers and the server is not stopping. Partitions that
+    are shut out are listed with the seconds since then.
     """
     server = call.server
     if server.stopping.is_set():
@@ -92,8 +95,9 @@ async def show_status(call: ApiCall) -> StatusView:
 
 @operation("GET", "/v1/doctor", needs=Scope.OPERATE)
 async def show_checkup(call: ApiCall) -> CheckupView:
-    """Show possible problems and their remedies. Does not check the store for damage: use
-    `holdfast doctor` where the store is."""
+    """Show possible problems and their remedies. Does not check the store for damage: for that, run
+    `holdfast doctor --deep` on the machine of the store.
+    """
     return checkup_view(await check_store(call.engine))
 
 
@@ -109,7 +113,7 @@ async def clean_up(call: ApiCall, body: CleanupBody) -> Cleaned:
 
 
 class AlertsQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Without `state`, alerts that ended within the last day are included."""
+    """Without `state`, raised alerts and those that ended within the last day."""
 
     state: Literal["raised", "ended"] | None = None
     severity: Literal["warn", "critical"] | None = None

@@ -1,5 +1,6 @@
-"""Workers over REST: list them, send orders, compute how many are needed, and switch the circuit
-breakers that keep them from starting jobs."""
+"""Workers over REST: list them, send orders, compute how many are needed, and open or close circuit
+breakers.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ from holdfast.ops.breakers import (
 )
 from holdfast.ops.doctor import examine
 from holdfast.ops.scaling import ScalingsView, read_scaling, scalings_view
-from holdfast.ops.workers import Ordered, OrderName, WorkerDetails, Workers, worker_view
+from holdfast.ops.workers import Ordered, OrderName, WorkerDetails, Workers, worker_details
 from holdfast.server.access.admission import ApiCall
 from holdfast.server.http.operation import Operation, Scope, operation
 
@@ -51,7 +52,7 @@ class WorkerList(msgspec.Struct, frozen=True):
 @operation("GET", "/v1/workers", needs=Scope.OPERATE)
 async def list_workers(call: ApiCall) -> WorkerList:
     """List workers and their health."""
-    return WorkerList([worker_view(view) for view in await Workers(call.engine).all()])
+    return WorkerList([worker_details(view) for view in await Workers(call.engine).all()])
 
 
 @operation("GET", "/v1/workers/{name}", needs=Scope.OPERATE)
@@ -60,7 +61,7 @@ async def show_worker(call: ApiCall, name: Name) -> WorkerDetails:
     view = await Workers(call.engine).get(name)
     if view is None:
         raise _unknown_workers([name])
-    return worker_view(view)
+    return worker_details(view)
 
 
 @operation("POST", "/v1/workers/orders", needs=Scope.OPERATE, repeatable=True)
@@ -77,7 +78,8 @@ async def order_workers(call: ApiCall, body: OrderBody) -> Ordered:
 
 class ScalingQuery(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """Jobs should start within `target_wait`. A worker runs `slots` jobs at the same time; the
-    default is taken from the present workers. The answer is between `min` and `max` workers."""
+    default is taken from the current workers. The answer is between `min` and `max` workers.
+    """
 
     queue: QueueName | None = None
     target_wait: Seconds = 30
@@ -113,7 +115,7 @@ class BreakerList(msgspec.Struct, frozen=True):
 
 
 class BreakerSet(msgspec.Struct, frozen=True):
-    """The new state. A breaker of a host that is closed is no longer listed."""
+    """The new state. A closed breaker of a host is no longer listed."""
 
     name: str
     state: BreakerState
@@ -136,7 +138,7 @@ async def show_breaker(call: ApiCall, name: Name) -> BreakerView:
 
 @operation("POST", "/v1/breakers/{name}/open", needs=Scope.OPERATE, repeatable=True)
 async def open_breaker(call: ApiCall, name: Name) -> BreakerSet:
-    """Open a breaker: start no jobs behind it until it is closed by hand."""
+    """Open a breaker: its jobs do not start until an operator closes it."""
     by = call.caller.name
     return await _change_breaker(
         call, name, lambda record, _: rules.opened_by(record, by), BreakerState.OPEN

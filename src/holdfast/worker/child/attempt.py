@@ -92,7 +92,7 @@ class Attempt(CallState):
         self._refused = _NONE_REFUSED
 
     def run(self) -> tuple[Ending, ...]:
-        """Call a function that blocks. Its timeout is the supervisor's to enforce."""
+        """Call a blocking function. The supervisor enforces its timeout."""
         arguments = self._prepare()
         if arguments is None:
             return self._decided
@@ -108,7 +108,7 @@ class Attempt(CallState):
             del value
 
     async def run_async(self) -> tuple[Ending, ...]:
-        """Await a coroutine, no longer than its timeout. Raises CancelledError only if `cancel`
+        """Await a coroutine, at most until its timeout. Raises CancelledError only if `cancel`
         did not cause it."""
         arguments = self._prepare()
         if arguments is None:
@@ -136,7 +136,7 @@ class Attempt(CallState):
         finally:
             self._interruptible = False
         try:
-            # The timeout counts, however the handler reacts to the interruption.
+            # The timeout is the outcome, however the handler reacts to the interruption.
             if limit is not None and limit.expired() and _is_failure(value):
                 return self._timed_out(value)
             return self._endings(value)
@@ -144,25 +144,27 @@ class Attempt(CallState):
             del value
 
     def cancel(self, *, lost: bool = False) -> None:
-        """From the loop's thread. A coroutine is interrupted; a function must look at its
-        Context."""
+        """Called in the loop's thread. A coroutine is interrupted; a function must check its
+        Context.
+        """
         self.cancelled = True
         self.lost = self.lost or lost
         if self._interruptible and self.task_handle is not None:
             self.task_handle.cancel()
 
     def failed(self, error: BaseException) -> tuple[Ending, ...]:
-        """The endings when not the handler but the code around it failed."""
+        """The endings after a failure of the code around the handler."""
         return (Raised(failure_of(error)),) * len(self.jobs)
 
     def take_notes(self) -> list[NoteUpdate]:
-        """Notes of its jobs that were not sent yet; to be sent before the endings."""
+        """Notes of its jobs that were not sent yet; the caller sends them before the endings."""
         notes = (context.take_note(ending=True) for context in self._contexts)
         return [note for note in notes if note is not None]
 
     def _prepare(self) -> Arguments | None:
-        """Arguments of the function; None if it is not to be called and the endings are
-        decided."""
+        """Arguments of the function; None if the endings are already decided and it must not be
+        called.
+        """
         if self.cancelled:
             unstarted = AskedCancel("it was cancelled before it started")
             self._decided = (unstarted,) * len(self.jobs)
@@ -227,7 +229,7 @@ class Attempt(CallState):
         except Exception as error:  # noqa: BLE001 (the value is whatever the handler made)
             return Raised(_unstorable(self.handler, str(error)), fatal=True, output=output)
         if result is not None and len(result) > bounds.RESULT_MAX:
-            why = f"it is {len(result)} bytes and the bound is {bounds.RESULT_MAX}"
+            why = f"it is {len(result)} bytes; the maximum is {bounds.RESULT_MAX}"
             return Raised(_unstorable(self.handler, why), fatal=True, output=output)
         return Returned(result, then, output)
 
@@ -247,7 +249,7 @@ class Attempt(CallState):
 
 
 def attempt_class() -> type[Attempt]:
-    """The class to make attempts of: with spans if tracing is on."""
+    """The class of attempts: with spans if tracing is on."""
     return TracedAttempt if tracing.is_on() else Attempt
 
 
@@ -299,7 +301,7 @@ def _split(handler: Handler, value: Any, count: int) -> Sequence[Any]:
     return [
         BuryRequest(
             f"batch task {handler.name} returned {what} for {counted(count, 'job')}:"
-            " return None, or a list with one for each"
+            " return None, or a list with one value for each"
         )
     ] * count
 
@@ -316,7 +318,9 @@ def _payload_refused(handler: Handler, error: Exception) -> Ending:
 
 
 def _unstorable(handler: Handler, why: str) -> Failure:
-    return plain_failure("ResultError", f"the result of task {handler.name} cannot be kept: {why}")
+    return plain_failure(
+        "ResultError", f"the result of task {handler.name} cannot be stored: {why}"
+    )
 
 
 def _raised(handler: Handler, error: BaseException, output: bytes | None) -> Ending:

@@ -1,4 +1,4 @@
-"""The Context of a job: what its handler can read of it, and report while it runs.
+"""The Context of a job: its handler reads the job's facts from it, and reports to it while it runs.
 
 Thread-safe: a handler may use it from any thread it starts. It never waits for the supervisor.
 """
@@ -42,7 +42,7 @@ class CallState:
         self.cancelled = False
         self.lost = False
         self.ends_at: float | None = None
-        """When its timeout is reached, by `time.monotonic`."""
+        """The instant of its timeout, by `time.monotonic`."""
 
 
 class Context:
@@ -94,7 +94,7 @@ class Context:
 
     @property
     def last(self) -> bool:
-        """True if there is no other attempt when this one fails."""
+        """True if there is no further attempt when this one fails."""
         return self._job.last
 
     @property
@@ -143,14 +143,14 @@ class Context:
 
     @property
     def lost(self) -> bool:
-        """True if another attempt may run already: stop at once, and change nothing any more."""
+        """True if another attempt may already be running: stop at once, and change nothing more."""
         return self._call.lost
 
     def progress(self, fraction: float, text: str = "") -> None:
         """Report how much is done, from 0 to 1; the text goes to the log."""
         value: object = fraction
         if not isinstance(value, int | float) or not math.isfinite(value):
-            raise UsageError(f"progress {value!r} is no number: give one from 0 to 1")
+            raise UsageError(f"progress {value!r} is not a number: give one from 0 to 1")
         with self._lock:
             self._progress = min(1.0, max(0.0, float(fraction)))
         if text:
@@ -164,8 +164,8 @@ class Context:
         data = codec.encode(value)
         if len(data) > bounds.CHECKPOINT_MAX:
             raise UsageError(
-                f"the checkpoint is {len(data)} bytes; the bound is {bounds.CHECKPOINT_MAX}:"
-                " store the data elsewhere and keep a reference"
+                f"the checkpoint is {len(data)} bytes; the maximum is {bounds.CHECKPOINT_MAX}:"
+                " store the data elsewhere and save a reference"
             )
         with self._lock:
             self._checkpoint = self._new_checkpoint = data
@@ -177,8 +177,9 @@ class Context:
         return default if data is None else codec.decode(data)
 
     def log(self, *values: object) -> None:
-        """Write a line to the job's output, as `print` would. Of very long output, the first
-        and the last part are kept."""
+        """Write a line to the job's output, as `print` would. Only the head and the tail of very
+        long output are stored.
+        """
         line = (" ".join(map(str, values)) + "\n").encode(errors="replace")
         with self._lock:
             if self._output is None:
@@ -198,8 +199,9 @@ class Context:
             self._follow_ups += jobs
 
     def take_note(self, *, ending: bool = False) -> NoteUpdate | None:
-        """For the runner: the note since the last call; without the output when the job is ending,
-        because its ending carries that."""
+        """For the runner: the note since the last call; without the output if the job is ending,
+        because its ending carries the output.
+        """
         with self._lock:
             progress, self._progress = self._progress, None
             checkpoint, self._new_checkpoint = self._new_checkpoint, None
@@ -230,9 +232,8 @@ class Context:
 
 
 class BoundedOutput:
-    """The first and the last bytes of a job's output; those between are counted.
-
-    Keeps at most `most` bytes, in less than twice as much memory.
+    """The head and the tail of a job's output; the bytes between them are only counted. Holds at
+    most `most` bytes, in less than twice as much memory.
     """
 
     __slots__ = ("_half", "_head", "_tail", "size")
@@ -260,7 +261,9 @@ class BoundedOutput:
                 del self._tail[:-half]
 
     def value(self) -> bytes:
-        """The output, or both ends with a line between that says how much is left out."""
+        """The output; if it was too long, its head and tail with a line between them that says how
+        much is left out.
+        """
         tail = self._tail[-self._half :] if self._half else b""
         left_out = self.size - len(self._head) - len(tail)
         if not left_out:

@@ -1,4 +1,4 @@
-"""The handler of a task, and how the application that has the handlers is imported."""
+"""The handler of a task, and the import of the application that defines the handlers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Arguments: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Handler:
-    """The function behind a task, and what its runner must know of it.
+    """The function behind a task, and the facts that its runner needs.
 
     `arguments` turns a payload and its content type into arguments of the function, or raises
     UsageError; in a batch task each job gives one positional argument, and the function gets the
@@ -59,7 +59,7 @@ class Handler:
         )
 
     def gives_up(self, error: BaseException) -> bool:
-        """True if this failure gets no other attempt."""
+        """True if there is no further attempt after this failure."""
         if isinstance(error, self.give_up_on):
             return True
         return self.retry_on is not None and not isinstance(error, self.retry_on)
@@ -77,7 +77,7 @@ def load_target(target: str) -> TargetApplication:
     source, colon, attribute = target.rpartition(":")
     if not colon or not source or not attribute:
         raise ConfigError(
-            f"{target!r} names no application: write module:attribute, as in tasks:app,"
+            f"{target!r} does not name an application: write module:attribute, as in tasks:app,"
             " or path/to/file.py:attribute"
         )
     module = _from_file(Path(source)) if source.endswith(".py") else _from_path(source)
@@ -97,7 +97,7 @@ def load_target(target: str) -> TargetApplication:
 def _from_path(name: str) -> ModuleType:
     if not all(part.isidentifier() for part in name.split(".")):
         raise ConfigError(
-            f"{name!r} is not the name of a module; a file is named with its ending,"
+            f"{name!r} is not the name of a module; give a file with its extension,"
             " as in ./tasks.py:app"
         )
     here = str(Path.cwd())
@@ -108,7 +108,7 @@ def _from_path(name: str) -> ModuleType:
     except ModuleNotFoundError as error:
         if error.name is not None and (name == error.name or name.startswith(error.name + ".")):
             raise ConfigError(
-                f"there is no module named {error.name!r} in {here} or where Python looks"
+                f"there is no module named {error.name!r} in {here} or on Python's path"
             ) from None
         raise
 

@@ -1,6 +1,6 @@
 """A child process that runs jobs: `python -m holdfast.worker.child.main`.
 
-Its supervisor gives it a socket, a board and a setup, in the environment or by forking it. It
+Its supervisor passes it a socket, a board and a setup, in the environment or by forking it. It
 receives calls and answers with endings, knows no engine and no lease, and dies with its
 supervisor.
 """
@@ -81,8 +81,10 @@ def serve(
 
 
 def load_handlers(target: str) -> Mapping[str, Handler]:
-    """Import the application. Imported objects stay, so the garbage collector ignores them: to scan
-    them at every collection would be in vain, and make a forked child copy them all."""
+    """Import the application. Imported objects stay, so the garbage collector ignores them:
+    scanning them at every collection would free nothing, and would make a forked child copy them
+    all.
+    """
     handlers = load_target(target).handlers
     gc.collect()
     gc.freeze()
@@ -97,7 +99,8 @@ def end_with(parent: int, setup: ChildSetup) -> None:
         signal.signal(number, lambda *_: None)
     try:
         if setup.target is None:
-            # Killed outright it would leave its commands behind: this signal makes it check.
+            # If it were killed outright, its commands would stay behind: this signal makes it
+            # check.
             processes.become_subreaper()
             processes.die_with_parent(parent, signal.SIGTERM)
         else:
@@ -150,7 +153,7 @@ async def _run_built_in(
         supervisor.runner = make(setup, board, supervisor.write, supervisor.finish)
         supervisor.write([ChildReady((_COMMAND,))])
     else:
-        # The import of a TLS client takes a while, and commands have no use for it.
+        # Importing a TLS client is slow, and commands do not need it.
         from holdfast.worker.webhooks.webhook import webhook_handler
 
         handler = webhook_handler(setup.webhook)

@@ -1,9 +1,9 @@
-"""Runs the calls of one child: instructions of the supervisor in, answers out.
+"""Runs the calls of one child: takes instructions from the supervisor and sends answers.
 
 `CallRunner` is shared by all runners of calls; `HandlerRunner` runs Python handlers, in the loop or
 in threads. Calls start in the order in which they came, and everything but the threads' own work
-happens in the loop's thread. Runners know no socket: answers leave by `write`, in one list for each
-turn of the loop, or for all calls that end within a millisecond.
+happens in the loop's thread. Runners do not use sockets: they pass answers to `write`, in one list
+for each turn of the loop, or for all calls that end within a millisecond.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from holdfast.worker.wire import (
 
 _LEASE_CHECK_S = 0.005
 _NOTE_S_FIRST = 0.1
-"""Most jobs are over by then, and their endings carry the note."""
+"""Most jobs have ended by then, and their endings carry the note."""
 _NOTE_S = 0.5
 _UNKNOWN_DELAY_MS = 5_000
 """Another process may know the task; without a delay this one would use up all releases at once."""
@@ -52,12 +52,13 @@ _SHORT_S = 0.0002
 interpreter."""
 _GATHER_S = 0.001
 _GATHER_MAX = 128
-"""While more calls wait, endings are sent together: at most so late, and so many in a frame."""
+"""While more calls wait, endings are sent together: at most this late, and this many in a frame."""
 
 
 class CallRunner(ABC):
-    """Made in the loop it works in. `finished` is called when a `Finish` came and no call is
-    left."""
+    """Created in the loop it runs on. `finished` is called when a `Finish` has arrived and no call
+    is left.
+    """
 
     def __init__(
         self,
@@ -78,7 +79,7 @@ class CallRunner(ABC):
         self._notes = NoteThrottle(self._loop, self._write_soon)
 
     def receive(self, instructions: list[ToChild]) -> None:
-        """Instructions of the supervisor."""
+        """Handle instructions from the supervisor."""
         for instruction in instructions:
             match instruction:
                 case ChildCall():
@@ -96,7 +97,7 @@ class CallRunner(ABC):
 
     @abstractmethod
     def stop(self) -> None:
-        """Start nothing more, and end running calls as far as possible."""
+        """Start no more calls, and end running calls as far as possible."""
 
     @abstractmethod
     def _add_call(self, call: ChildCall) -> None: ...
@@ -117,8 +118,9 @@ class CallRunner(ABC):
         """True if no call is left."""
 
     def _may_begin(self) -> bool:
-        """False when a lease may have lapsed since the supervisor's last word: it was frozen, or
-        the store is out of reach. Waiting calls are looked at again soon."""
+        """False if a lease may have expired since the supervisor's last update: it was frozen, or
+        the store is unreachable. Waiting calls are checked again soon.
+        """
         if self._board.may_begin():
             return True
         if not self._waits_for_renewal:
@@ -135,7 +137,7 @@ class CallRunner(ABC):
         self._flush_later(0.0)
 
     def _flush_later(self, seconds: float) -> None:
-        """Send what gathers until then in one frame."""
+        """Send everything that gathers until then in one frame."""
         if not self._flushing:
             self._flushing = True
             if seconds:
@@ -188,8 +190,9 @@ class HandlerRunner(CallRunner):
             attempt.cancel(lost=True)
 
     def run_in_thread(self, thread: HandlerThread, attempt: Attempt, slot: int) -> None:
-        """Called in a thread: run this call, and then those behind it while they are for
-        threads."""
+        """Called in a thread: run this call, and then the calls after it as long as they are for
+        threads.
+        """
         board = self._board
         if not self._begin(attempt, slot):
             with self._lock:
@@ -256,8 +259,9 @@ class HandlerRunner(CallRunner):
         return not self._attempts
 
     def _dispatch(self, *, widen: bool = False) -> None:
-        """Start calls while there are free slots. Calls for threads are left to a thread that is at
-        work, unless that turns out to be slow: then `widen` starts more threads."""
+        """Start calls while there are free slots. Calls for threads are left to a running thread,
+        unless that turns out to be slow: then `widen` starts more threads.
+        """
         with self._lock:
             waiting, free = self._waiting, self._free
             if waiting and not self._may_begin():
@@ -319,11 +323,11 @@ class HandlerRunner(CallRunner):
     def _wake_from_thread(self) -> None:
         if not self._awake:
             self._awake = True
-            self._loop.call_soon_threadsafe(self._collect)
+            _wake_loop(self._loop, self._collect)
 
     def _collect(self) -> None:
         """Send the endings of calls, and start others."""
-        # First, so that a call that ends from now on wakes the loop again.
+        # Cleared first, so that a call that ends from now on wakes the loop again.
         self._awake = False
         ended = self._ended
         while ended:
@@ -345,8 +349,9 @@ class HandlerRunner(CallRunner):
 
 
 class HandlerThread:
-    """A thread that waits for a call, runs all there are, and waits again. It is a daemon: a
-    handler that never ends must not keep the process from ending."""
+    """A thread that waits for a call, runs all waiting calls, and waits again. It is a daemon: a
+    handler that never ends must not keep the process alive.
+    """
 
     __slots__ = ("_call", "_runner", "_start")
 
@@ -380,10 +385,19 @@ def _run_in_own_context(attempt: Attempt) -> tuple[Ending, ...]:
 
 
 def _uncharged(ending: Ending) -> Ending:
-    """A call cancelled because the worker stops is released, not cancelled for good."""
+    """A call cancelled because the worker stops is released; its job is not cancelled."""
     if isinstance(ending, AskedCancel):
         return AskedRelease("the worker stopped before it ended", output=ending.output)
     return ending
+
+
+def _wake_loop(loop: asyncio.AbstractEventLoop, callback: Callable[[], None]) -> None:
+    """Run the callback in the loop, from any thread. Another wake-up may have collected the last
+    ending already: then the runner has finished, and a closed loop has nothing left to do."""
+    try:  # noqa: SIM105 - suppress() would cost as much as the call
+        loop.call_soon_threadsafe(callback)
+    except RuntimeError:
+        pass
 
 
 class NoteSource(Protocol):
@@ -393,7 +407,7 @@ class NoteSource(Protocol):
 
 
 class NoteThrottle:
-    """Sends the notes of running jobs soon, and of each job at most twice a second.
+    """Sends the notes of running jobs promptly, but at most twice a second for each job.
 
     `add` may be called from any thread, once for each new note; the rest happens in the loop.
     """
@@ -409,7 +423,7 @@ class NoteThrottle:
         self._sources.append(source)
         if not self._awake:
             self._awake = True
-            self._loop.call_soon_threadsafe(self._wake)
+            _wake_loop(self._loop, self._wake)
 
     def _wake(self) -> None:
         self._loop.call_later(_NOTE_S_FIRST, self._write_notes)
@@ -429,8 +443,9 @@ class NoteThrottle:
 
 
 class SupervisorConnection(asyncio.Protocol):
-    """A child's socket to its supervisor. `runner` gets the instructions. When the supervisor hangs
-    up, the child ends at once."""
+    """A child's socket to its supervisor. `runner` gets the instructions. When the supervisor
+    closes the connection, the child ends at once.
+    """
 
     def __init__(self) -> None:
         self.runner: CallRunner | None = None

@@ -1,7 +1,7 @@
 """The process that children are forked from: `python -m holdfast.worker.child.template`.
 
-It imports the application once and does nothing else: it opens no engine, runs no job and keeps
-nothing that a child gets. It dies with its supervisor.
+It imports the application once and does nothing else: it opens no engine, runs no job and keeps no
+descriptor that it passes to a child. It dies with its supervisor.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ def main() -> None:
         error = caught
     why_not = _why_not(before)
     connection.send(TEMPLATE_READY if error is not None else why_not.encode() or TEMPLATE_READY)
-    # The first child reports a broken application. The next one imports it anew: it may have been
-    # mended.
+    # The first child reports a broken application. The next one imports it again: it may have been
+    # fixed.
     request = _wait_for_request(connection, supervisor, once=error is not None)
     connection.close()
     _take_over(request)
@@ -99,14 +99,15 @@ def _wait_for_request(connection: socket.socket, supervisor: int, *, once: bool)
 
 
 def _become_orphan(connection: socket.socket) -> None:
-    """The kernel gives orphans to the next subreaper above: the supervisor, which then sees the end
-    of this child as if it had started it."""
+    """The kernel reparents orphans to the nearest subreaper: the supervisor, which then sees the
+    end of this child as if it had started it.
+    """
     if _fork(connection) != 0:
         os._exit(0)
 
 
 def _fork(connection: socket.socket) -> int:
-    """As `os.fork`; -1 if the machine has no process left, after reporting it."""
+    """Like `os.fork`; returns -1 if the machine cannot start a process, after reporting it."""
     try:
         return os.fork()
     except OSError:
@@ -124,7 +125,9 @@ def _wait_for_parent(supervisor: int) -> None:
 
 
 def _take_over(request: ForkRequest) -> None:
-    """Set up what an executed process has of its own. The random module reseeds itself."""
+    """Set up everything that an executed process would have of its own. The random module reseeds
+    itself.
+    """
     os.dup2(request.output, 1)
     os.dup2(request.output, 2)
     os.close(request.output)
@@ -145,7 +148,7 @@ def _why_not(before: set[int]) -> str:
         access = fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_ACCMODE
         # Files that are only read, or only written as logs are, can be shared.
         if not name.startswith("/") or access == os.O_RDWR:
-            return f"it keeps {name} open when it is imported"
+            return f"it opens {name} when it is imported"
     return ""
 
 

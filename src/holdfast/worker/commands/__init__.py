@@ -1,1 +1,1 @@
-"""The built-in task `command`: programs run as processes of their own."""
+"""The built-in task `command`: runs programs in separate processes."""

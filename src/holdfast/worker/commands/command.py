@@ -1,7 +1,7 @@
 """One command job: its payload → the program to start, and its exit status → an ending.
 
-A list is an argument vector and never reaches a shell. A string is for a shell, and runs only
-where the worker allows that.
+A list is an argument vector and never reaches a shell. A string is for a shell, and runs only if
+the worker allows it.
 """
 
 from __future__ import annotations
@@ -65,8 +65,8 @@ def plan(job: CallJob, setup: ChildSetup, inherited: dict[str, str]) -> CommandP
     except (msgspec.DecodeError, RecursionError, ValueError) as error:
         raise _fatal(
             "InvalidCommand",
-            f"the payload is no command: {error}; it should be"
-            ' {"command": ["program", "argument"]}, with "cwd" and "env" if need be',
+            f"the payload is not a command: {error}; it should be"
+            ' {"command": ["program", "argument"]}, optionally with "cwd" and "env"',
         ) from None
     if isinstance(payload.command, str):
         arguments = _by_shell(payload.command, setup)
@@ -79,13 +79,14 @@ def plan(job: CallJob, setup: ChildSetup, inherited: dict[str, str]) -> CommandP
 
 
 def marker(job: CallJob) -> tuple[bytes, bytes]:
-    """Identifies the processes of this attempt: see `_marks`."""
+    """The marker that identifies the processes of this attempt: see `_marks`."""
     return job.id.encode(), str(job.token).encode()
 
 
 def start(planned: CommandPlan, stdin: int, sink: int) -> int:
-    """Start it; returns the process id, which is that of its session and group too. All other
-    descriptors close by themselves in the new process. Raises CommandRefused."""
+    """Start it; returns the process id, which is also that of its session and group. All other
+    descriptors are closed in the new process automatically. Raises CommandRefused.
+    """
     if planned.cwd is None:
         return _spawn(planned, stdin, sink)
     with _inside(planned.cwd):
@@ -99,7 +100,7 @@ def scarce(error: OSError) -> CommandRefused:
 
 
 def ending(status: int, output: BoundedOutput, duration_ms: int) -> Ending:
-    """The ending of a command by its exit code, or below zero its signal."""
+    """The ending of a command by its exit code; a negative one is a signal."""
     if status == 0:
         return Returned(msgspec.json.encode({"exit_code": 0, "duration_ms": duration_ms}))
     if status < 0:
@@ -111,7 +112,7 @@ def ending(status: int, output: BoundedOutput, duration_ms: int) -> Ending:
 
 
 def timed_out(timeout_ms: int) -> Ending:
-    """The ending of a command that was ended at its timeout."""
+    """The ending of a command that reached its timeout."""
     text = f"it ran longer than its timeout of {timeout_ms / 1000:g} s"
     return Raised(Failure(kind=FailureKind.TIMEOUT, type="AttemptTimeout", message=text))
 
@@ -149,7 +150,7 @@ def _inside(folder: str) -> Iterator[None]:
         try:
             os.chdir(folder)
         except OSError as error:
-            text = f"the folder {folder!r} cannot be entered: {error.strerror}"
+            text = f"cannot change to the folder {folder!r}: {error.strerror}"
             raise CommandRefused(Raised(plain_failure("FolderError", text))) from None
         except ValueError as error:
             raise _fatal("InvalidCommand", f"the folder {folder!r}: {error}") from None
@@ -176,7 +177,7 @@ def _by_shell(command: str, setup: ChildSetup) -> list[str]:
         why = setup.shell_off or "this worker's configuration does not allow shells"
         raise _fatal(
             "ShellRefused",
-            f"one string would need a shell, and {why};"
+            f"a command in one string needs a shell, and {why};"
             ' give the command as a list, such as ["echo", "hello"]',
         )
     return ["/bin/sh", "-c", command]
@@ -217,7 +218,7 @@ def _unstarted(error: OSError, planned: CommandPlan) -> Ending:
             text = f"{program!r} names an interpreter in its first line that does not exist"
         return _not_run("CommandNotFound", text, 127)
     if error.errno == errno.ENOEXEC:
-        text = f"{program!r} is no program, and has no first line that names an interpreter"
+        text = f"{program!r} is not a program, and its first line does not name an interpreter"
         return _not_run("NotExecutable", text, 126)
     text = f"{program!r} cannot be run: {error.strerror}"
     return _not_run("NotExecutable", text, 126)

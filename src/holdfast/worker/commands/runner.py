@@ -1,9 +1,9 @@
-"""Runs commands in one process: starts, reads and times them, and kills processes they leave.
-
-The process is a subreaper: a process that a command detaches becomes its child. It belongs to a
-command by its session or by the marker in its environment, and is killed when the command's job
-ends. One that shed both may belong to any command that ran when it was found, and is kept until the
-last of those has ended. Only one thread may run here, and no other code may wait for children.
+"""Runs commands in one process: starts them, reads their output, enforces timeouts, and kills the
+processes they leave behind. This process is a subreaper: a process that a command detaches becomes
+its child. Its session or the marker in its environment shows to which command it belongs, and it is
+killed when that command's job ends. A process with neither may belong to any command that ran when
+it was found, and is killed once the last of those has ended. Only one thread may run here, and no
+other code may wait for children.
 """
 
 from __future__ import annotations
@@ -42,17 +42,17 @@ if TYPE_CHECKING:
     from holdfast.tracing.spans import RunSpan
 
 _START_S = 0.002
-"""The longest time to start commands in a row, before the output of others is read."""
+"""The longest time spent starting commands before the output of others is read."""
 _GATHER_S = 0.01
 """While more commands wait, endings are sent in batches, which cost the supervisor and the store
-far less. The supervisor gives this process enough calls ahead."""
+far less. The supervisor sends this process enough calls ahead of time."""
 _READ_BYTES = 65_536
 _LIST_BYTES = 65_536
 _DRAIN_READS_MAX = 64
 _RESWEEP_S = 0.25
-"""The kernel's list of children may miss one when another ends meanwhile: look again later."""
+"""The kernel's list of children may miss one if another ends during the read: look again later."""
 _LINGER_S = 5.0
-"""The longest time that a job waits for its killed processes to go."""
+"""The longest time that a job waits for its killed processes to end."""
 
 
 Owner = TypeVar("Owner")
@@ -197,7 +197,7 @@ class CommandRunner(CallRunner):
         if running.kill_timer is not None or running.status is not None:
             return
         running.kill_timer = self._loop.call_later(self._setup.grace_ms / 1000, self._kill, running)
-        # Once each: to many programs a second SIGTERM means "at once, without cleaning up".
+        # Only once: many programs take a second SIGTERM to mean "at once, without cleaning up".
         others = [
             pid
             for pid in processes.descendants(running.pid)
@@ -219,7 +219,9 @@ class CommandRunner(CallRunner):
             self._sweep()
 
     def _reap_soon(self) -> None:
-        """A child ended: a command, or a process that one left. One look finds all of them."""
+        """A child ended: a command, or a process that one left behind. One pass finds all of
+        them.
+        """
         if not self._reaping:
             self._reaping = True
             self._loop.call_soon(self._reap)
@@ -288,7 +290,7 @@ class CommandRunner(CallRunner):
 
 
 class TracedCommandRunner(CommandRunner):
-    """Runs each command inside a span, which it gets in a variable of its environment."""
+    """Runs each command inside a span, whose id it gets in an environment variable."""
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
@@ -354,7 +356,7 @@ class RunningCommand:
 
     @property
     def living(self) -> bool:
-        """True if it may have processes: its own, or others in their grace period."""
+        """True if it may still have processes: its own, or others in their grace period."""
         return self.status is None or self.kill_timer is not None
 
     def started(self, pid: int, pipe: int) -> None:
@@ -364,18 +366,18 @@ class RunningCommand:
         self._started_at = time.monotonic()
 
     def ended(self, status: int) -> None:
-        """Its process ended with an exit code, or below zero with a signal."""
+        """Its process ended with an exit code; a negative one is a signal."""
         self.status = status
         self._ended_at = time.monotonic()
         if self.timer is not None:
             self.timer.cancel()
 
     def lingers(self, seconds: float) -> bool:
-        """True if some process of it is left although it ended or was killed so long ago."""
+        """True if one of its processes is left although it ended or was killed long ago."""
         return not self.living and time.monotonic() - self._ended_at > seconds
 
     def cut_short(self, ending: Ending) -> None:
-        """The job ends like this however its process ends; the first reason counts."""
+        """Set the ending of its job, however its process ends; the first one counts."""
         if self._cut_short_by is None and self.status is None:
             self._cut_short_by = ending
 
@@ -399,7 +401,7 @@ class RunningCommand:
             self.timer.cancel()
 
     def take_note(self) -> NoteUpdate | None:
-        """The output so far, if there is more than in the last note."""
+        """The output so far, if it has grown since the last note."""
         self.has_note = False
         output = self.take_output()
         return None if output is None else NoteUpdate(self.call.number, output=output)
@@ -475,8 +477,9 @@ class CommandOrphans:
 
 
 class _Children:
-    """The kernel's list of this process's children, kept open because it is read after each
-    command. This process has one thread, which is the parent of all."""
+    """The kernel's list of this process's children. The file stays open because it is read after
+    each command. This process has one thread, which is the parent of all children.
+    """
 
     def __init__(self) -> None:
         pid = os.getpid()
@@ -490,8 +493,8 @@ class _Children:
 
 
 class PipeWatcher(Generic[Owner]):
-    """Watches many pipes, each for the short life of a command. The loop watches them as one: to
-    add and remove each there would cost several times as much.
+    """Watches many pipes, each for the short life of a command. The loop watches them as one
+    descriptor: adding and removing each there would cost several times as much.
 
     `readable` is called with the owner of a pipe that has data or was closed at its other end.
     """
@@ -516,7 +519,7 @@ class PipeWatcher(Generic[Owner]):
 
     def _look(self) -> None:
         for pipe, _ in self._epoll.poll(0):
-            # Handling the pipe before may have closed this one.
+            # Handling an earlier pipe may have closed this one.
             owner = self._owners.get(pipe)
             if owner is not None:
                 self._readable(owner)

@@ -1,1 +1,1 @@
-"""One worker: lease jobs, dispatch them to child processes, settle how they ended."""
+"""One worker: lease jobs, dispatch them to child processes, and settle the leases."""

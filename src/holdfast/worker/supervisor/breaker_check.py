@@ -1,6 +1,6 @@
 """Circuit breakers, as one worker sees and updates them. All workers share their records.
 
-The check reads the records at every look, and changes a record only on the version that it read.
+Each check reads the records, and changes a record only on the version that it read.
 It leases and settles nothing itself: it calls `BreakerActions`.
 """
 
@@ -35,9 +35,9 @@ from holdfast.worker.webhooks.webhook import host_of, is_answer
 from holdfast.worker.wire import Ending, Raised, Returned, TaskInfo
 
 _HOLD_S = PROBE_MS / 1000 * 2 / 3
-"""The time a worker has to find a job to probe with; its right to probe lasts longer."""
+"""The time a worker has to find a job for the probe; its right to probe lasts longer."""
 _REST_S = PROBE_MS / 1000
-"""The time for which a worker that found no job leaves the probe to others."""
+"""How long a worker that found no job leaves the probe to others."""
 
 _RECORDS_MAX = 1_000
 _TIDIED_MAX = 10
@@ -49,15 +49,15 @@ class BreakerActions(NamedTuple):
     has_room: Callable[[str], bool]
     """True if the worker has room for a job of this task."""
     take_one: Callable[[str], Awaitable[list[HeldLease]]]
-    """Lease one job of a task that is shut out otherwise, if there is room and such a job."""
+    """Lease one job of a task with an open breaker, if there is room and such a job."""
     start: Callable[[list[HeldLease]], None]
     release: Callable[[HeldLease, Release], None]
     shut_out: Callable[[frozenset[str]], None]
-    """Lease nothing of these tasks, and release their jobs that have not started."""
+    """Stop leasing jobs of these tasks, and release those that have not started."""
 
 
 class BreakerProbe:
-    """The right to try one job, and that job."""
+    """The right to probe with one job, and that job."""
 
     def __init__(self, held: HeldLease | None = None) -> None:
         self.until = boot_s() + _HOLD_S
@@ -78,16 +78,16 @@ class BreakerCheck:
         self, engine: Engine, id: str, actions: BreakerActions, hosts: Breaker | None
     ) -> None:
         self.sooner = asyncio.Event()
-        """Set to look at once: a result may open or close a breaker."""
+        """Set to check at once: a result may open or close a breaker."""
         self._id = id
         self._actions = actions
         self._hosts = hosts
         self._tasks: dict[str, Breaker] = {}
-        self._book = BreakerRecords(engine, self._policy)
+        self._records = BreakerRecords(engine, self._policy)
         self._results: dict[str, AttemptResults] = {}
         self._probes: dict[str, BreakerProbe] = {}
         self._kept: dict[str, HeldLease] = {}
-        self._rests: dict[str, float] = {}
+        self._rest_until: dict[str, float] = {}
         self._shut: frozenset[str] = frozenset()
         self.is_used = hosts is not None
         """False if there is nothing to check: then the supervisor need not call `admit` and
@@ -103,14 +103,15 @@ class BreakerCheck:
 
     def admit(self, leased: list[HeldLease]) -> None:
         """Start leased jobs, except those behind an open breaker: they are released. The first job
-        for a host after its cool-down is kept until it is known which worker may probe."""
+        for a host after its cool-down is held until it is known which worker may probe.
+        """
         if not self.is_used:
             self._actions.start(leased)
             return
         admitted: list[HeldLease] = []
         for held in leased:
             key = self._key(held.job)
-            known = self._book.known.get(key or "")
+            known = self._records.known.get(key or "")
             if known is None or key is None or known.record.state is BreakerState.CLOSED:
                 admitted.append(held)
             elif self._may_keep(key, known):
@@ -122,8 +123,9 @@ class BreakerCheck:
             self._actions.start(admitted)
 
     def record(self, endings: Iterable[JobEnding]) -> None:
-        """Count jobs that ended. An ending that the handler asked for, and a failure that is the
-        job's own fault, count neither for nor against the task."""
+        """Count jobs that ended. An ending that the handler requested, and a failure that is the
+        job's own fault, count neither for nor against the task.
+        """
         if self.is_used:
             for held, ending in endings:
                 self._record(held, ending)
@@ -143,25 +145,25 @@ class BreakerCheck:
         self._count(held, False, _text(failure))
 
     def close(self) -> list[HeldLease]:
-        """Probe no more; returns the jobs that wait here."""
+        """Stop probing; returns the jobs held here."""
         self._closed = True
         kept, self._kept = list(self._kept.values()), {}
         return kept
 
-    async def look(self) -> None:
+    async def sync(self) -> None:
         """Write this worker's results to the records, read those of others, and act on them."""
         if not self.is_used:
             self._apply()
             return
-        await self._book.load()
+        await self._records.load()
         await self._tidy()
         for key in self._tasks:
-            if key not in self._book.known:
-                await self._book.change(key, lambda record, _: record)
+            if key not in self._records.known:
+                await self._records.change(key, lambda record, _: record)
         for key in list(self._results):
             results, policy = self._results.pop(key), self._policy(key)
             if policy is not None:
-                await self._book.change(key, _counting(results, policy))
+                await self._records.change(key, _counting(results, policy))
         self._apply()
         await self._end_probes()
         if not self._closed:
@@ -191,32 +193,32 @@ class BreakerCheck:
             return
         if good is None:
             return
-        known, results = self._book.known.get(key), self._results.get(key, NO_RESULTS)
-        if known is None and len(self._book.known) + len(self._results) >= _RECORDS_MAX:
-            # Producers name hosts: if so many fail at once, no more are watched.
+        known, results = self._records.known.get(key), self._results.get(key, NO_RESULTS)
+        if known is None and len(self._records.known) + len(self._results) >= _RECORDS_MAX:
+            # Producers choose the hosts: beyond this many failing at once, no more are tracked.
             return
         streak = known.record.streak if known else 0
         if good and policy.share is None and not streak and results == NO_RESULTS:
-            # The usual case, which would change nothing.
+            # The usual case: nothing would change.
             return
         self._results[key] = results = results.plus(good=good, text=text)
         if streak + results.last >= policy.failures:
             self.sooner.set()
 
     async def _tidy(self) -> None:
-        """Close the breakers of hosts that nothing was sent to for long."""
+        """Close the breakers of hosts that received no request for a long time."""
         old = [
             key
-            for key, known in self._book.known.items()
+            for key, known in self._records.known.items()
             if key.startswith(HOST_PREFIX)
             and not known.record.by
             and known.age_ms > known.record.open_ms + bounds.HOUR_MS
         ]
         for key in old[:_TIDIED_MAX]:
-            await self._book.change(key, lambda record, _: rules.closed(record))
+            await self._records.change(key, lambda record, _: rules.closed(record))
 
     def _apply(self) -> None:
-        known = self._book.known
+        known = self._records.known
         shut = frozenset(
             key.removeprefix(TASK_PREFIX)
             for key in self._tasks
@@ -229,25 +231,25 @@ class BreakerCheck:
     async def _end_probes(self) -> None:
         for key, probe in list(self._probes.items()):
             if probe.good is not None:
-                await self._book.change(key, _judging(self._id, probe.good, probe.text))
+                await self._records.change(key, _judging(self._id, probe.good, probe.text))
                 del self._probes[key]
             elif not self._is_mine(key):
                 del self._probes[key]
             elif probe.is_running:
-                if self._book.known[key].age_ms > PROBE_MS / 3:
-                    await self._book.change(key, lambda record, _: record, anyway=True)
+                if self._records.known[key].age_ms > PROBE_MS / 3:
+                    await self._records.change(key, lambda record, _: record, anyway=True)
             elif boot_s() >= probe.until:
                 del self._probes[key]
                 if key in self._tasks:
-                    self._rests[key] = boot_s() + _REST_S
+                    self._rest_until[key] = boot_s() + _REST_S
 
     async def _begin_probes(self) -> None:
         for key in self._tasks:
-            known = self._book.known.get(key)
-            rested = boot_s() >= self._rests.get(key, 0.0)
-            ripe = known is not None and rules.may_probe(known.record, known.age_ms)
-            fit = ripe and self._actions.has_room(key.removeprefix(TASK_PREFIX))
-            if fit and rested and key not in self._probes and await self._win(key):
+            known = self._records.known.get(key)
+            is_rested = boot_s() >= self._rest_until.get(key, 0.0)
+            may_probe = known is not None and rules.may_probe(known.record, known.age_ms)
+            can_run = may_probe and self._actions.has_room(key.removeprefix(TASK_PREFIX))
+            if can_run and is_rested and key not in self._probes and await self._win(key):
                 self._probes[key] = BreakerProbe()
             probe = self._probes.get(key)
             if probe is None or probe.is_running or probe.good is not None:
@@ -260,12 +262,14 @@ class BreakerCheck:
                 self._actions.start([held])
 
     async def _decide_kept(self) -> None:
-        """Jobs that came for a host after its cool-down: each is the probe, or is released."""
+        """Decide on the jobs held for a host after its cool-down: each becomes the probe, or is
+        released.
+        """
         for key in list(self._kept):
-            known = self._book.known.get(key)
+            known = self._records.known.get(key)
             shut = known is not None and known.record.state is not BreakerState.CLOSED
             won = shut and await self._win(key)
-            # Not before: if the store is out of reach or the worker ends, the job is still here.
+            # Not earlier: if the store is unreachable or the worker ends, the job is still here.
             held = self._kept.pop(key, None)
             if held is None or held.lost:
                 continue
@@ -282,18 +286,19 @@ class BreakerCheck:
         return key not in self._probes and rules.may_probe(known.record, known.age_ms)
 
     def _release(self, key: str, held: HeldLease) -> None:
-        """Release without a charge. A job for a host comes again after the cool-down, spread over
-        time."""
-        known = self._book.known.get(key) or StoredBreaker(BreakerRecord(), 0, boot_s())
+        """Release without counting the attempt. A job for a host becomes due again after the
+        cool-down, spread over time.
+        """
+        known = self._records.known.get(key) or StoredBreaker(BreakerRecord(), 0, boot_s())
         delay_ms = 0
         if key.startswith(HOST_PREFIX):
             spread_ms = random.random() * max(known.record.open_ms, bounds.SECOND_MS)
             delay_ms = (rules.left_ms(known.record, known.age_ms) or 0) + round(spread_ms)
-        text = rules.told(known.record, rules.title(key))
+        text = rules.describe(known.record, rules.title(key))
         self._actions.release(held, Release(text, delay_ms, unstarted=True))
 
     def _is_mine(self, key: str) -> bool:
-        known = self._book.known.get(key)
+        known = self._records.known.get(key)
         record = known.record if known else BreakerRecord()
         return record.state is BreakerState.HALF_OPEN and record.prober == self._id
 
@@ -301,10 +306,10 @@ class BreakerCheck:
         """Try to get the right to probe, which only one worker has."""
 
         def take(record: BreakerRecord, age_ms: int) -> BreakerRecord:
-            fit = rules.may_probe(record, age_ms)
-            return rules.probing(record, self._id) if fit else record
+            can_run = rules.may_probe(record, age_ms)
+            return rules.probing(record, self._id) if can_run else record
 
-        return await self._book.change(key, take) and self._is_mine(key)
+        return await self._records.change(key, take) and self._is_mine(key)
 
 
 def _counting(results: AttemptResults, policy: Breaker) -> BreakerChange:

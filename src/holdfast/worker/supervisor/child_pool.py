@@ -1,6 +1,5 @@
-"""The children of one worker: gives them calls, and replaces dead ones.
-
-The pool holds no lease and settles nothing: it tells its listener how each job ended.
+"""The children of one worker: gives them calls, and replaces dead ones. The pool holds no leases
+and settles nothing: it reports the ending of each job to its listener.
 """
 
 from __future__ import annotations
@@ -66,7 +65,7 @@ class ChildPoolListener(Protocol):
         """These jobs ended in a child."""
 
     def crashed(self, jobs: list[HeldLease], failure: Failure) -> None:
-        """A child died while these jobs ran in it. A single one is the culprit."""
+        """A child died while these jobs ran in it. If there is only one, it is the culprit."""
 
     def learned(self, tasks: dict[str, TaskInfo]) -> None:
         """The children can run these tasks now."""
@@ -76,8 +75,9 @@ class ChildPoolListener(Protocol):
 
 
 class ChildPool:
-    """`python` is the setup of the children that run handlers, if there are any. `built_in` has
-    those of the child for commands and of the child for webhooks, if they are wanted."""
+    """`python` is the setup of the children that run handlers, if there are any. `built_in` has the
+    setups of the child for commands and of the child for webhooks, if they are enabled.
+    """
 
     def __init__(
         self,
@@ -128,18 +128,20 @@ class ChildPool:
                 return sum(setup.slots for setup in self._built_in if setup.webhook is not None)
 
     def kind_of(self, info: TaskInfo, *, alone: bool = False) -> RunnerKind:
-        """Where jobs of a task run. Without child processes nothing can run alone."""
+        """The kind of child that runs jobs of a task. Without child processes nothing can run
+        alone.
+        """
         if info.name in BUILT_IN_TASKS:
             return "command" if info.name == COMMAND_TASK else "webhook"
         return "solo" if (alone or info.isolated) and self._make is ChildProcess else "python"
 
     def running(self) -> int:
-        """Calls that have started, as the children noted on their boards."""
+        """Calls that have started, according to the children's boards."""
         return sum(len(child.process.board.running()) for child in self._living())
 
     @property
     def unready_s(self) -> float:
-        """Seconds since a child could last run Python; 0 if none should."""
+        """Seconds since a child was last able to run Python; 0 if the pool has no such child."""
         return monotonic() - self._ready_at if self._python else 0.0
 
     async def start(self, worker: str) -> None:
@@ -172,7 +174,7 @@ class ChildPool:
                 self._dispatch_shared(kind, children)
 
     def cancel(self, held: HeldLease, *, lost: bool = False) -> None:
-        """Stop this job if it runs. One that is lost and has not started is just removed."""
+        """Stop this job if it is running. A lost job that has not started is just removed."""
         if lost and self.queue.remove(held):
             return
         for child in self._living():
@@ -204,19 +206,19 @@ class ChildPool:
         self.dispatch()
 
     def update_boards(self) -> None:
-        """Tell the children until when their calls may begin: leases were renewed."""
+        """Write on the boards until when calls may begin: leases were renewed."""
         for child in self._living():
             child.update_board()
 
     def close(self) -> list[HeldLease]:
-        """Start nothing more and return the jobs that wait here. Children give theirs back."""
+        """Start no more calls and return the jobs that wait here. Children give theirs back."""
         self._closing = True
         for child in self._living():
             child.process.write([Recall()])
         return self.queue.clear()
 
     async def stop(self, reason: str) -> None:
-        """Kill every child and wait until the end of each was reported."""
+        """Kill every child and wait until the death of each was reported."""
         self._closing = True
         await self._spawns.stop()
         children = list(self._children.values())
@@ -229,7 +231,7 @@ class ChildPool:
             self._sweep()
 
     def received(self, process: ChildProcess, answers: list[FromChild]) -> None:
-        """Answers of a child, as many as came at once."""
+        """Handle the answers of a child that arrived together."""
         child = self._children[process]
         endings: list[JobEnding] = []
         for answer in answers:
@@ -278,7 +280,9 @@ class ChildPool:
         self.dispatch()
 
     def _dispatch_shared(self, kind: RunnerKind, children: list[PooledChild]) -> None:
-        """The child with the most room first, half of its room at a time: so all fill evenly."""
+        """The child with the most room first, half of its room at a time, so that all fill
+        evenly.
+        """
         frames: dict[PooledChild, list[ToChild]] = {}
         while children:
             child = max(children, key=lambda one: one.room)
@@ -293,8 +297,9 @@ class ChildPool:
             child.process.write(instructions)
 
     def _dispatch_alone(self, children: list[PooledChild]) -> None:
-        """One job for each child. Culprits hold their process for long, or kill it: the others go
-        first as soon as one culprit runs, and one process is kept for them."""
+        """One job for each child. Culprits occupy their process for long, or kill it: the others go
+        first as soon as one culprit runs, and one process is reserved for them.
+        """
         free = [child for child in children if child.room > 0]
         if not free:
             self._bar_isolated()
@@ -343,7 +348,7 @@ class ChildPool:
         return zip(call.held, endings, strict=True)
 
     def _put_back(self, calls: list[PlacedCall]) -> list[JobEnding]:
-        """Calls that have not started: another child may have them, or their jobs end here."""
+        """Calls that have not started: another child may run them, or their jobs end here."""
         endings: list[JobEnding] = []
         for held in reversed([held for call in calls for held in call.held]):
             held.call = 0
@@ -356,7 +361,7 @@ class ChildPool:
         return endings
 
     def _child_ready(self, child: PooledChild, tasks: Iterable[TaskInfo]) -> None:
-        """The newest child knows best which tasks there are, of its own kind."""
+        """The newest child has the latest list of tasks of its kind."""
         child.ready = True
         self._spawns.succeeded()
         known = {info.name: info for info in tasks}
@@ -383,8 +388,9 @@ class ChildPool:
             child.process.kill()
 
     def _sweep(self) -> None:
-        """Kill the processes that dead children left. Not while a child is being forked whose
-        process id is not known yet."""
+        """Kill the processes that dead children left behind. Not while a child is being forked
+        whose process id is not known yet.
+        """
         self._sweep_due = self._template is not None and self._template.busy
         # Without children for Python, a handler's own processes are this one's children.
         if self._make is ChildProcess and not self._sweep_due:
@@ -405,8 +411,9 @@ class ChildPool:
             self._spawns.later(replace(self._python, slots=1), solo=True, after_s=after_s)
 
     def _replace(self, child: PooledChild) -> None:
-        """At once; ever more slowly while children die before they are ready. Solo children are
-        started when jobs wait for them."""
+        """Replace a dead child at once, or with growing delays while children die before they are
+        ready. Solo children are started only when jobs wait for them.
+        """
         delay_s = 0.0 if child.ready else self._spawns.failed()
         if child.process.solo:
             self._next_solo_at = monotonic() + delay_s
@@ -430,6 +437,6 @@ class ChildPool:
             raise
 
     def _forget(self, process: ChildProcess) -> None:
-        """A child that was never started."""
+        """Forget a child that was never started."""
         del self._children[process]
         process.board.close()

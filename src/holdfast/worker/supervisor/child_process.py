@@ -45,9 +45,9 @@ _log = logging.getLogger("holdfast.worker")
 
 _TAIL_MAX = 4096
 _HANG_UP_S = 3.0
-"""The time a child has to end its commands before it is killed."""
+"""How long a child may take to end its commands before it is killed."""
 _LAST_WORDS_S = 0.5
-"""The time for which a dead child's socket may stay open in processes that it forked."""
+"""How long a dead child's socket may stay open in processes that it forked."""
 _LOCAL_END_S = 1.0
 _ANSWER_S = 10.0
 _REST_S = 30.0
@@ -66,11 +66,12 @@ class ChildListener(Protocol):
 
 class ChildProcess(asyncio.Protocol):
     """`status` is the exit status as `subprocess` gives it, None while the child lives; `tail` is
-    the end of what it printed."""
+    the end of its output.
+    """
 
     killable = True
     template: ForkTemplate | None = None
-    """The process it is forked from, if it is."""
+    """The template it is forked from, if any."""
 
     def __init__(self, setup: ChildSetup, listener: ChildListener, solo: bool) -> None:
         self.setup = setup
@@ -126,16 +127,17 @@ class ChildProcess(asyncio.Protocol):
         await loop.create_connection(lambda: self, sock=ours)
 
     def write(self, instructions: list[ToChild]) -> None:
-        """A child that is dead or was hung up on gets nothing; its death is reported anyway."""
+        """Send nothing to a child that is dead or disconnected; its death is reported anyway."""
         if self._transport is None:
             self._unsent += instructions
         elif not self._hung_up and not self._transport.is_closing():
             self._transport.write(encode_frame(instructions))
 
     def kill(self) -> None:
-        """The death is reported like any other. A child that runs commands is hung up on first, so
-        that it ends them and itself: killed outright it would leave them to this process, which
-        may be killed before it finds them."""
+        """Kill it; its death is reported like any other. For a child that runs commands the
+        connection is closed first, so that it ends them and itself: killed outright, it would leave
+        them to this process, which may be killed before it finds them.
+        """
         transport = self._transport
         if self.setup.target is None and transport is not None and not self._hung_up:
             self._hung_up = True
@@ -149,14 +151,14 @@ class ChildProcess(asyncio.Protocol):
         await self._reported.wait()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # Not every loop's transports are of that class.
+        # Not all event loops use transports of that class.
         self._transport = cast("asyncio.Transport", transport)
         unsent, self._unsent = self._unsent, []
         if unsent:
             self.write(unsent)
 
     def data_received(self, data: bytes) -> None:
-        # All frames at once: after each report the child is given more, in a frame of its own.
+        # All frames together: after each report the child gets more calls, in a frame of its own.
         answers = [answer for body in self._frames.feed(data) for answer in decode_from_child(body)]
         if answers:
             self._listener.received(self, answers)
@@ -164,7 +166,7 @@ class ChildProcess(asyncio.Protocol):
     def connection_lost(self, error: Exception | None) -> None:
         self._closed.set()
         if self.status is None and self._reaping is None and not self._hung_up:
-            # It hung up without dying: it is of no more use.
+            # It closed the connection without dying: it is of no more use.
             self.kill()
 
     def _kill_group(self) -> None:
@@ -188,7 +190,7 @@ class ChildProcess(asyncio.Protocol):
     def _see_death(self) -> None:
         asyncio.get_running_loop().remove_reader(self._pidfd)
         assert self._process is not None
-        # Processes that it forked may live on in its group, and hold the socket open.
+        # Processes that it forked may still run in its group, and hold the socket open.
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
         status = self._process.wait()
@@ -215,8 +217,8 @@ class LocalChild(ChildProcess):
     """`--processes 0`: handlers run in the supervisor itself, behind the interface of a child.
 
     Nothing here can be killed; `kill` cancels what can be cancelled, only when the worker ends. A
-    handler that holds the interpreter delays renewals too, and one that blocks a thread runs on
-    past its timeout: that is what child processes are for.
+    handler that blocks the interpreter also delays renewals, and one that blocks a thread runs past
+    its timeout: child processes avoid both.
     """
 
     killable = False
@@ -265,12 +267,12 @@ class LocalChild(ChildProcess):
 
 
 def make_child(setup: ChildSetup, listener: ChildListener, solo: bool) -> ChildProcess:
-    """For a worker without child processes for Python; commands keep theirs."""
+    """The child of a worker without child processes for Python; commands still have theirs."""
     return (ChildProcess if setup.target is None else LocalChild)(setup, listener, solo)
 
 
 class ForkedProcess(NamedTuple):
-    """A process that became this one's child when its parent ended."""
+    """A process that became a child of this one when its parent ended."""
 
     pid: int
 
@@ -297,7 +299,7 @@ def execute(setup: ChildSetup, descriptors: ChildDescriptors) -> SpawnedProcess:
     environment["HOLDFAST_CHILD_SOCKET"] = str(descriptors.connection)
     environment["HOLDFAST_CHILD_BOARD"] = str(descriptors.board)
     if setup.target is None:
-        # A handler that enqueues needs the store's URL; commands must not learn it.
+        # A handler that enqueues needs the store's URL; commands must not see it.
         environment.pop("HOLDFAST_URL", None)
     return subprocess.Popen(
         [sys.executable, "-m", "holdfast.worker.child.main"],
@@ -312,7 +314,8 @@ def execute(setup: ChildSetup, descriptors: ChildDescriptors) -> SpawnedProcess:
 
 class ForkTemplate:
     """The template process, seen from the supervisor. It is started when first needed, and again
-    after it died."""
+    after it has died.
+    """
 
     def __init__(self, setup: ChildSetup) -> None:
         self._setup = setup
@@ -329,10 +332,9 @@ class ForkTemplate:
 
     async def fork(self, setup: ChildSetup, descriptors: ChildDescriptors) -> ForkedProcess | None:
         """None if the child must be executed instead. Nothing is awaited after the answer, so that
-        the caller knows the child before it looks for unknown processes.
-
-        Raises TimeoutError if there was no answer. A child may start all the same: close these
-        descriptors, and use neither them nor this template again.
+        the caller knows the child before it looks for unknown processes. Raises TimeoutError if
+        there was no answer. A child may start nevertheless: close these descriptors, and use
+        neither them nor this template again.
         """
         async with self._lock:
             try:
@@ -382,7 +384,7 @@ class ForkTemplate:
             self.busy = False
 
     async def _start(self) -> socket.socket | None:
-        """None if the application cannot be forked. The import may take any time."""
+        """None if the application cannot be forked. The import may take any amount of time."""
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._socket.setblocking(False)
         environment = _environment(self._setup)
@@ -411,7 +413,7 @@ class ForkTemplate:
 
 
 class SpawnSchedule:
-    """Children that are about to be started: at once, or after a pause that grows while they fail.
+    """Schedules the start of children: at once, or after a pause that grows while they fail.
     `spawn` starts one, given its setup and whether it runs one job alone."""
 
     def __init__(self, spawn: Callable[[ChildSetup, bool], Awaitable[None]]) -> None:
@@ -422,7 +424,7 @@ class SpawnSchedule:
         """Number of solo children that have not been started yet."""
 
     def later(self, setup: ChildSetup, *, solo: bool, after_s: float) -> None:
-        """Start a child after so many seconds."""
+        """Start a child after this many seconds."""
 
         async def begin() -> None:
             try:
@@ -470,8 +472,9 @@ def _environment(setup: ChildSetup) -> dict[str, str]:
 
 
 def _write_stderr(data: bytes) -> None:
-    """As far as it does not block: a supervisor that waited for a stopped terminal would let its
-    leases lapse."""
+    """Write as much as is possible without blocking: a supervisor that waited for a stopped
+    terminal would let its leases expire.
+    """
     ready = select.poll()
     ready.register(2, select.POLLOUT)
     for at in range(0, len(data), select.PIPE_BUF):

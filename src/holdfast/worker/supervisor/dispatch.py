@@ -1,8 +1,8 @@
 """From leased jobs to calls: the queue of jobs that wait for a child, and the calls each child has.
 
-A child gets as many calls as it has slots, and more when its calls are short: as many as it ends
-in some milliseconds, so that neither side waits for the other. Decides too which children must be
-killed, and what a death means for each call of the child.
+A child gets as many calls as it has slots, and more if its calls are short: as many as it ends in a
+few milliseconds, so that neither side waits for the other. This module also decides which children
+must be killed, and what a child's death means for each of its calls.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from holdfast.core import bounds
 from holdfast.core.model import Failure, FailureKind, Lease, Queue
-from holdfast.core.policy import exhausted, timeout_ms
+from holdfast.core.retry_policy import exhausted, timeout_ms
 from holdfast.process import boot_s
 from holdfast.worker.supervisor.child_process import ChildProcess
 from holdfast.worker.supervisor.held_leases import RUNNER_KINDS, HeldLease, RunnerKind
@@ -26,20 +26,20 @@ from holdfast.worker.wire import NO_DEADLINE_NS, AskedRelease, CallJob, ChildCal
 _AHEAD_S = 0.02
 _AHEAD_MAX = 512
 UNSTARTED_S = 15.0
-"""A leased job that has not started for so long goes back: another worker may be free."""
+"""A leased job that has not started after this time is released: another worker may be free."""
 GENTLE_MS = bounds.SECOND_MS
-"""The time a child has to end a timed-out call by itself."""
+"""How long a child may take to end a timed-out call itself."""
 _RELEASES_BESIDE = 5
 _LOST_S = 0.5
-"""A lost call may take so long to end by itself; then its child is killed."""
+"""How long a lost call may take to end; then its child is killed."""
 
 
 class DispatchQueue:
-    """Leased jobs that wait for a child, first come first served for each kind of runner.
-
-    `batch_sizes` has the tasks whose calls take several jobs. `culprits` are tasks that lately
-    killed the process they had for themselves, or held it until their timeout; most other jobs
-    that must run alone only ran beside a culprit. `barred` are tasks of which enough run alone.
+    """Leased jobs that wait for a child, first come, first served for each kind of runner.
+    `batch_sizes` has the tasks whose calls take several jobs. `culprits` are tasks that recently
+    killed their own process, or occupied it until their timeout; most other jobs that must run
+    alone only shared a process with a culprit. `barred` are tasks of which enough jobs already run
+    alone.
     """
 
     def __init__(self, batch_sizes: Mapping[str, int] | None = None) -> None:
@@ -52,12 +52,12 @@ class DispatchQueue:
         return sum(map(len, self._waiting.values()))
 
     def add(self, leased: Iterable[HeldLease]) -> None:
-        """Newly leased jobs, to the end."""
+        """Append newly leased jobs."""
         for held in leased:
             self._waiting[held.kind].append(held)
 
     def put_back(self, held: HeldLease) -> None:
-        """A job that a child gave back, to the front: it waited before."""
+        """Put a job that a child gave back at the front: it has waited before."""
         self._waiting[held.kind].appendleft(held)
 
     def waiting_kinds(self) -> list[RunnerKind]:
@@ -65,8 +65,9 @@ class DispatchQueue:
         return [kind for kind, waiting in self._waiting.items() if waiting]
 
     def take(self, kind: RunnerKind, limit: int) -> list[list[HeldLease]]:
-        """The jobs of the next calls. After a freeze of the worker nothing is taken until a
-        renewal has shown that the first job is still its own."""
+        """The jobs of the next calls. After the worker was frozen, nothing is taken until a renewal
+        has shown that it still holds the first job.
+        """
         waiting = self._waiting[kind]
         sizes = self.batch_sizes if kind != "solo" else {}
         now = boot_s()
@@ -87,16 +88,17 @@ class DispatchQueue:
         return calls
 
     def take_alone(self, *, culprit: bool) -> HeldLease | None:
-        """The first job of a culprit, or the first other one; if there is none, of the other
-        sort."""
+        """The first job of a culprit, or the first other one, as requested; if there is none, one
+        of the other sort.
+        """
         return self._take_first(culprit) or self._take_first(not culprit)
 
     def take_innocent(self) -> HeldLease | None:
-        """The first job that must run alone and is no culprit's."""
+        """The first job that must run alone and is not a culprit's."""
         return self._take_first(culprit=False)
 
     def count_alone(self) -> int:
-        """Jobs that could be taken now, if each had a process."""
+        """The number of jobs that could be taken now if each had a process."""
         return sum(held.job.task not in self.barred for held in self._waiting["solo"])
 
     def record_alone(self, task: str, *, culprit: bool) -> None:
@@ -107,7 +109,7 @@ class DispatchQueue:
             self.culprits.discard(task)
 
     def remove(self, held: HeldLease) -> bool:
-        """False if it does not wait here."""
+        """Remove a job; False if it does not wait here."""
         try:
             self._waiting[held.kind].remove(held)
         except ValueError:
@@ -122,11 +124,12 @@ class DispatchQueue:
         return everything
 
     def remove_older(self, before: float) -> list[HeldLease]:
-        """Remove jobs that came before this instant. Not those that must run alone: they would
-        come again at once, and have only so many releases."""
+        """Remove jobs that arrived before this instant, except those that must run alone: they
+        would be leased again at once, and have a limited number of releases.
+        """
         old: list[HeldLease] = []
         for waiting in (line for kind, line in self._waiting.items() if kind != "solo"):
-            # They are in the order in which they came.
+            # They are in order of arrival.
             while waiting and waiting[0].came_at < before:
                 old.append(waiting.popleft())
         return old
@@ -139,7 +142,7 @@ class DispatchQueue:
         return found
 
     def remove_excess(self, kind: RunnerKind, most: int) -> list[HeldLease]:
-        """Remove the jobs beyond so many, the latest first."""
+        """Remove the jobs beyond this number, the latest first."""
         waiting = self._waiting[kind]
         return [waiting.pop() for _ in range(len(waiting) - most)]
 
@@ -169,7 +172,7 @@ def _take_same_task(waiting: deque[HeldLease], task: str, most: int, now: float)
 
 
 class PlacedCall:
-    """A call that was given to a child. `gentle` calls can be ended by the child itself."""
+    """A call that was given to a child. The child itself can end a `gentle` call."""
 
     __slots__ = ("cancelled", "gentle", "held", "lost_at", "number", "timeout_ms")
 
@@ -196,7 +199,7 @@ class PooledChild:
         self.calls: dict[int, PlacedCall] = {}
         self.timed_out: dict[int, Failure] = {}
         self.kill_reason = ""
-        """Empty if it was not killed by its supervisor."""
+        """Why the supervisor killed it; empty if it did not."""
         self.idle_since = monotonic()
         self._ended = 0
         self._rate = 0.0
@@ -218,8 +221,9 @@ class PooledChild:
         queue_of: Callable[[str], Queue],
         gentle_tasks: Container[str],
     ) -> list[ChildCall]:
-        """Record these calls, numbered from `first_number`; they must then be written to the child.
-        The board is set first: it must never promise more than the leases."""
+        """Record these calls, numbered from `first_number`; the caller then writes them to the
+        child. The board is set first: it must never allow more than the leases do.
+        """
         queues: dict[str, Queue] = {}
         instructions: list[ChildCall] = []
         begin_before = float("inf")
@@ -246,9 +250,10 @@ class PooledChild:
         return instructions
 
     def update_board(self) -> None:
-        """Called at every tick and after each renewal: the child may begin calls while this worker
-        surely has all that it could begin. A lost call counts until the child has given it up;
-        calls that run have begun."""
+        """Called at every tick and after each renewal: the child may begin calls as long as this
+        worker certainly holds all leases of the calls that could begin. A lost call counts until
+        the child has given it up; running calls have already begun.
+        """
         running = self.process.board.running()
         self.process.board.until_ns = min(
             (
@@ -260,7 +265,7 @@ class PooledChild:
         )
 
     def take_back(self, number: int) -> PlacedCall | None:
-        """The call has ended, or was given back; None if it is not known any more."""
+        """Remove a call that has ended or was given back; None if it is no longer known."""
         call = self.calls.pop(number, None)
         if call is not None:
             self._ended += 1
@@ -269,7 +274,7 @@ class PooledChild:
         return call
 
     def measure(self, seconds: float) -> None:
-        """Called at every tick: how many calls a second ended here lately."""
+        """Called at every tick: measure how many calls per second ended here recently."""
         rate, self._ended = self._ended / seconds, 0
         self._rate += (rate - self._rate) * 0.5
 
@@ -282,7 +287,7 @@ class PooledChild:
 
 
 def call_job(lease: Lease, queue: Queue) -> CallJob:
-    """A leased job as far as its handler may see it."""
+    """The part of a leased job that its handler may see."""
     job = lease.job
     return CallJob(
         job.id,
@@ -311,7 +316,8 @@ def shorter_timeout(one_ms: int | None, other_ms: int | None) -> int | None:
 
 def children_to_recall(children: list[PooledChild], now: float) -> list[PooledChild]:
     """Children whose waiting calls should go elsewhere: they are blocked while another child of the
-    kind has room, or for so long that another worker should have the jobs."""
+    kind has room, or have been blocked for so long that another worker should run the jobs.
+    """
     recalled: list[PooledChild] = []
     for child in children:
         blocked_s = child.blocked_s(now)
@@ -323,12 +329,14 @@ def children_to_recall(children: list[PooledChild], now: float) -> list[PooledCh
 
 
 class ChildDeath(NamedTuple):
-    """The calls of a dead child, by what becomes of them."""
+    """The calls of a dead child, grouped by how they continue."""
 
     ended: list[JobEnding]
     """Jobs that end with the child."""
     crashed: list[HeldLease]
-    """Jobs that ran when the child died by itself; a single one is the culprit."""
+    """Jobs that were running when the child died on its own; if there is only one, it is the
+    culprit.
+    """
     unstarted: list[PlacedCall]
     """Calls that another child may run."""
 
@@ -340,10 +348,10 @@ def reason_to_kill(child: PooledChild, now: float) -> str:
     timed_out = find_timed_out(child)
     if timed_out:
         child.timed_out.update(timed_out)
-        return "a job beside it ran past its timeout"
+        return "another job in its process ran past its timeout"
     lost = (call.lost_at for call in child.calls.values() if call.lost_at is not None)
     if any(now - lost_at > _LOST_S for lost_at in lost):
-        return "a job beside it had lost its lease and would not end"
+        return "another job in its process had lost its lease and did not end"
     return ""
 
 
@@ -387,13 +395,13 @@ def judge_calls(child: PooledChild) -> ChildDeath:
         elif number > started:
             unstarted.append(call)
         else:
-            ended += _released(call, "its process died before it could tell how the job ended")
+            ended += _released(call, "its process died before it could report how the job ended")
     if child.kill_reason:
         for call in suspects:
             ended += _released(call, child.kill_reason, beside_timeout=bool(child.timed_out))
         return ChildDeath(ended, [], unstarted)
     if child.process.setup.target is None:
-        # Commands are processes of their own: none of them can have killed this child.
+        # Commands run in separate processes: none of them can have killed this child.
         for call in suspects:
             ended += _released(call, crash_failure(child).message)
         return ChildDeath(ended, [], unstarted)
@@ -420,8 +428,9 @@ def crash_failure(child: PooledChild) -> Failure:
 
 
 def _released(call: PlacedCall, reason: str, *, beside_timeout: bool = False) -> list[JobEnding]:
-    """A long job beside jobs that hang would be started again and again, until its releases are
-    used up and it is charged: after a few releases it runs alone."""
+    """A long job that shares a process with hanging jobs would be restarted again and again, until
+    its releases are used up and an attempt is counted: after a few releases it runs alone.
+    """
     return [
         (held, AskedRelease(reason, alone=beside_timeout and held.job.releases >= _RELEASES_BESIDE))
         for held in call.held

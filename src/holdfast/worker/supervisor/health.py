@@ -1,8 +1,7 @@
 """Facts about the health of one worker: recent failures of its jobs, and work it does not lease.
-
-A task that fails is the task's fault: it can make a worker degraded, never unhealthy. That takes
-two failing tasks that worked here before, or that nothing ever worked. Failures that are surely
-the job's own, such as a crash while it ran alone, do not count.
+One failing task is the task's fault: it can make a worker degraded, never unhealthy. A worker is
+unhealthy if two tasks fail that worked here before, or if nothing ever worked. Failures that are
+certainly the job's own fault, such as a crash while it ran alone, do not count.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ _WINDOW = 50
 _SAMPLES_MIN = 10
 _REST_S_FIRST, _REST_S_MAX = 1.0, 30.0
 STALL_MS = 15 * bounds.SECOND_MS
-"""The time for which due work may wait beside free room before it is reported."""
+"""How long due work may wait despite free slots before it is reported."""
 _LOOK_MAX = 50
 _CHECKED_MAX = 10
 
@@ -42,7 +41,7 @@ class OutcomeWindow:
         self._rest_s = _REST_S_FIRST
 
     def record(self, endings: Collection[JobEnding]) -> None:
-        """Count jobs that ended in a child. Endings that a handler asked for do not count."""
+        """Count jobs that ended in a child. Endings that a handler requested do not count."""
         if all(type(ending) is Returned for _, ending in endings):
             self.succeeded(*[held.lease.job.task for held, _ in endings])
             return
@@ -111,7 +110,7 @@ class OutcomeWindow:
 
 async def find_stall(engine: Engine, queues: Collection[str], tasks: Collection[str]) -> str:
     """Describes due work that this worker could run and does not lease; empty if there is none.
-    It asks the store, not the intake: an intake that hangs would report that all is well."""
+    It reads the store, not the intake: a hanging intake would report that all is well."""
     for view in await engine.queues():
         queue = view.queue
         age_ms = view.oldest_age_ms
@@ -131,10 +130,10 @@ async def find_stall(engine: Engine, queues: Collection[str], tasks: Collection[
             and job.expires_at is None
             and lifecycle.is_ready(job, now - STALL_MS)
         ]
-        # The oldest are last, and the likeliest to be blocked by nothing.
+        # The oldest are last, and least likely to be blocked.
         for job in reversed(ready[-_CHECKED_MAX:]):
             if await _could_start(engine, job.id):
-                return f"room is free, work waits in {queue.name} and nothing is leased"
+                return f"slots are free and work waits in {queue.name}, but nothing is leased"
     return ""
 
 

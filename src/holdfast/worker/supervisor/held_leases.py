@@ -1,8 +1,8 @@
 """The leases that a worker holds: each job from its lease until its verdict is settled.
 
-A held job waits for a child, runs in a call, then waits for its verdict to be settled. All are
-renewed in batches, in the supervisor, where no handler can delay a renewal. Members of a strict
-group that were leased together run one by one.
+A held job waits for a child, runs in a call, then waits until its verdict is settled. All leases
+are renewed in batches, in the supervisor, where no handler can delay a renewal. Jobs of a strict
+group that were leased together run one at a time.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ RUNNER_KINDS: tuple[RunnerKind, ...] = ("python", "solo", "command", "webhook")
 child that sends webhooks."""
 _START_MARGIN_S_MAX = 0.2
 _NOTES_S = 0.5
-"""The longest time after which a note reaches the store."""
+"""The longest delay before a note reaches the store."""
 _TICK_S_MIN, _TICK_S_MAX = 0.005, 0.25
 _PAUSE_S = 0.25
 
@@ -41,8 +41,8 @@ class HeldLease:
     """One leased job.
 
     `call` is the number of the call that runs it, 0 before. All instants are of the boot clock:
-    `came_at` is when it became ready to start, `renewed_at` when the store was *asked* for the
-    present lease. The answer may have been read much later.
+    `came_at` is when it became ready to start, `renewed_at` when the current lease was *requested*
+    from the store. The answer may have been read much later.
     """
 
     __slots__ = (
@@ -77,8 +77,9 @@ class HeldLease:
         return self.renewed_at + self.lease.lease_ms / 3000
 
     def begin_before(self) -> float:
-        """The latest start under the present lease: soon after it another worker may have the job.
-        The last part of the lease is a margin for the way to the handler's first step."""
+        """The latest start under the current lease: soon after it another worker may have the job.
+        The last part of the lease is a margin for the time until the handler's first step.
+        """
         lease_s = self.lease.lease_ms / 1000
         return self.renewed_at + lease_s - min(lease_s / 10, _START_MARGIN_S_MAX)
 
@@ -96,13 +97,14 @@ class HeldLease:
 
 
 class HeldLeases:
-    """All leases of one worker, oldest first. A job that was lost may be leased again while its
-    first run still ends, so that a job can be here twice."""
+    """All leases of one worker, oldest first. A lost job may be leased again before its first run
+    has ended, so a job can be here twice.
+    """
 
     def __init__(self) -> None:
         self._held: dict[HeldLease, None] = {}
         self.active: dict[RunnerKind, int] = dict.fromkeys(RUNNER_KINDS, 0)
-        """Jobs that run or wait to run: neither lost nor with a verdict."""
+        """Jobs that run or wait to run: they are not lost and have no verdict."""
 
     def __len__(self) -> int:
         return len(self._held)
@@ -121,7 +123,9 @@ class HeldLeases:
             self.active[held.kind] += 1
 
     def decide(self, held: HeldLease, verdict: Verdict) -> bool:
-        """Record the verdict. False if the job is lost or has one: the first verdict stands."""
+        """Record the verdict. False if the job is lost or already has one: the first verdict
+        stands.
+        """
         if held.lost or held.verdict is not None:
             return False
         held.verdict = verdict
@@ -135,7 +139,7 @@ class HeldLeases:
         held.lost = True
 
     def drop(self, held: HeldLease) -> None:
-        """The engine has answered for the job, or a lost run has ended."""
+        """Forget the job: the engine has answered for it, or a lost run has ended."""
         self._held.pop(held, None)
 
     def all(self) -> list[HeldLease]:
@@ -143,8 +147,8 @@ class HeldLeases:
 
 
 class Renewer:
-    """Renews each lease at a third of its time, and reports lost ones. A renewal also carries the
-    notes of the run so far, and brings back an operator's cancel request.
+    """Renews each lease after a third of its duration, and reports lost ones. A renewal also
+    carries the notes of the run so far, and brings back an operator's cancel request.
 
     `lost` and `cancelled` are called once for each job, `renewed` after each answer.
     """
@@ -165,11 +169,11 @@ class Renewer:
         self._at_once = False
 
     def at_once(self) -> None:
-        """Renew everything at the next tick: an operator's request is to be found."""
+        """Renew everything at the next tick, to learn of an operator's request."""
         self._at_once = True
 
     async def run(self) -> None:
-        """Renew until cancelled; an engine out of reach is tried again."""
+        """Renew until cancelled; retries while the engine is unreachable."""
         while True:
             try:
                 tick = await self._turn()
@@ -227,7 +231,7 @@ class Renewer:
             if held not in self._held:
                 continue
             if lease is None:
-                # A verdict may still win where a renewal comes too late.
+                # A verdict may still be accepted where a renewal comes too late.
                 if held.verdict is None:
                     self._held.lose(held)
                     self._lost(held)
@@ -243,16 +247,17 @@ class Renewer:
 
 
 class GroupStep(NamedTuple):
-    """The members that may start or must be released when a job before them has ended."""
+    """The members that may start or must be released after the job before them has ended."""
 
     start: HeldLease | None = None
     release: tuple[HeldLease, ...] = ()
 
 
 class GroupOrder:
-    """Members of strict groups that one request leased together. Pure: it tells which job may start
-    next and which must go back. The first of each group runs, is about to run, or waits to be
-    settled."""
+    """Members of strict groups that one request leased together. Pure: it decides which job may
+    start next and which must be released. The first of each group runs, is about to run, or waits
+    to be settled.
+    """
 
     def __init__(self) -> None:
         self._members: dict[HeldLease, list[HeldLease]] = {}
@@ -276,8 +281,9 @@ class GroupOrder:
         return members is not None and members[0] is not held
 
     def waiting(self, kind: RunnerKind) -> int:
-        """The number of jobs that wait for another and need no slot. Each group has one that does,
-        or will as soon as the store has answered."""
+        """The number of jobs that wait for another and need no slot. Each group has one job that
+        needs one, or will as soon as the store has answered.
+        """
         fronts = (members for held, members in self._members.items() if members[0] is held)
         waiting = ([each for each in members if each.verdict is None][1:] for members in fronts)
         return sum(held.kind == kind for behind in waiting for held in behind)
@@ -295,7 +301,7 @@ class GroupOrder:
         if index > 0 or first.verdict is not None:
             step = GroupStep()
         elif is_expired(first.job, now):
-            # As a job that waits in the store, it must not start any more.
+            # Its job waits in the store again, so it must not start here.
             return GroupStep(release=self._cut(members, 0))
         else:
             step = GroupStep(start=first)
@@ -304,7 +310,7 @@ class GroupOrder:
         return step
 
     def clear(self) -> list[HeldLease]:
-        """Forget everything; returns the jobs that waited."""
+        """Forget everything; returns the waiting jobs."""
         waiting = [held for held in self._members if self.is_behind(held) and held.verdict is None]
         self._members.clear()
         return waiting
@@ -319,7 +325,7 @@ class GroupOrder:
 
 
 def by_group(entries: Iterable[_T], job_of: Callable[[_T], Job]) -> list[list[_T]]:
-    """Entries of one strict group together, in their order; each other entry by itself."""
+    """Entries of one strict group together, in order; every other entry on its own."""
     result: list[list[_T]] = []
     groups: dict[tuple[str, str], list[_T]] = {}
     for entry in entries:
@@ -332,8 +338,9 @@ def by_group(entries: Iterable[_T], job_of: Callable[[_T], Job]) -> list[list[_T
 
 
 def lets_next_start(held: HeldLease) -> bool:
-    """True if the next of the group may surely start. A job that was put back goes first again; a
-    retry or release of a job that was asked to stop ends as cancelled."""
+    """True if the next job of the group may certainly start. A job that was put back goes first
+    again; a retry or release of a job with a cancel request ends as cancelled.
+    """
     if held.lost or held.verdict is None:
         return False
     ends = isinstance(held.verdict, Complete | Bury | Forward)

@@ -1,8 +1,7 @@
-"""Free capacity → leases. Never asks for more jobs than there is room for.
-
-One request asks for all kinds of jobs that have room: a search for one kind alone could have to
-pass any number of other jobs. How many are leased ahead follows from how fast jobs end here: hardly
-any when they are long, so that no worker hoards jobs; hundreds when they take no time.
+"""Free capacity → leases. Never requests more jobs than there is room for. One request covers all
+kinds of jobs that have room: a search for a single kind might have to skip any number of other
+jobs. The number of jobs leased ahead depends on how fast jobs end here: few if they are long, so
+that no worker hoards jobs; hundreds if they are very short.
 """
 
 from __future__ import annotations
@@ -40,19 +39,19 @@ _WAIT_MS_MIN, _WAIT_MS = 100, 5 * bounds.SECOND_MS
 _PAUSE_S_FIRST, _PAUSE_S_MAX = 0.1, 5.0
 _HELD_MAX = 4_000
 _ALONE_MAX = 256
-"""Jobs that must run alone are leased with the others; when so many wait, no others are leased."""
+"""Jobs that must run alone are leased with the others; while this many wait, nothing is leased."""
 _SHARE_MIN = 0.02
 
 
 class LeaseDemand(Protocol):
-    """Tells an intake what it may lease; implemented by `WorkerCapacity`."""
+    """The jobs that an intake may lease; implemented by `WorkerCapacity`."""
 
     @property
     def left_out(self) -> Container[RunnerKind]:
         """The kinds that the present request leaves out because they had no room."""
 
     def wanted(self) -> tuple[int, frozenset[str]]:
-        """The number of jobs that may come now, and their tasks."""
+        """The number of jobs that may be leased now, and their tasks."""
 
     def has_room(self, task: str) -> bool: ...
 
@@ -77,27 +76,29 @@ class Intake:
         self._changed = asyncio.Event()
         self._interrupted = asyncio.Event()
         self.leased_at = monotonic()
-        """When the engine last gave a job, or was last not asked because there was no room."""
+        """When the engine last returned a job, or a request was last skipped for lack of room."""
 
     def serve(self, worker: str, queues: Mapping[str, int]) -> None:
-        """From now on lease under this name, from these queues by weight."""
+        """Set the name to lease under, and the queues to lease from, by weight."""
         before = (self._worker, self._queues)
         self._worker, self._queues = worker, dict(queues)
         if before != (self._worker, self._queues):
             self.interrupt()
 
-    def look(self) -> None:
-        """There may be room now."""
+    def wake(self) -> None:
+        """Check for room: there may be some now."""
         self._changed.set()
 
     def freed(self, kind: RunnerKind) -> None:
-        """There is room for a job of this kind. A request that leaves the kind out is given up."""
+        """There is room for a job of this kind. A request that leaves this kind out is
+        abandoned.
+        """
         if kind in self._demand.left_out:
             self._interrupted.set()
         self._changed.set()
 
     def interrupt(self) -> None:
-        """Give up the present request: it does not ask for what is wanted now."""
+        """Abandon the current request: it no longer matches the demand."""
         self._interrupted.set()
         self._changed.set()
 
@@ -118,7 +119,7 @@ class Intake:
             except EngineClosed:
                 raise
             except EngineError as error:
-                _log.warning("cannot lease jobs, next try in %.1f s: %s", pause, error)
+                _log.warning("cannot lease jobs; trying again in %.1f s: %s", pause, error)
                 await asyncio.sleep(pause * random.uniform(0.5, 1.0))
                 pause = min(pause * 2, _PAUSE_S_MAX)
                 continue
@@ -126,14 +127,15 @@ class Intake:
             if leases:
                 self.leased_at = monotonic()
                 self._undelivered = self._demand.accept(leases, self._requested_at)
-                # A job leased at the end of a wait longer than its lease would need a renewal
-                # before its answer is read.
+                # Bounded by the lease: a job leased at the end of a longer wait would need a
+                # renewal before the answer is read.
                 shortest_ms = min(lease.lease_ms for lease in leases)
                 self._wait_ms = max(_WAIT_MS_MIN, min(_WAIT_MS, shortest_ms // 3))
 
     async def lease_one(self, task: str) -> list[HeldLease]:
-        """One job of a task that requests leave out, at once; none if there is none, or no
-        room."""
+        """Lease one job of a task that requests leave out, without waiting; None if there is none,
+        or no room.
+        """
         if not self._queues or not self._demand.has_room(task):
             return []
         requested_at = boot_s()
@@ -143,7 +145,7 @@ class Intake:
         return self._demand.accept(leases, requested_at) if leases else []
 
     async def _lease(self, limit: int, tasks: frozenset[str]) -> list[Lease]:
-        """Jobs that come in time; none when interrupted."""
+        """The jobs that arrive in time; none if interrupted."""
         request = LeaseRequest(
             queues=self._order(),
             limit=limit,
@@ -155,7 +157,7 @@ class Intake:
         leasing = asyncio.ensure_future(self._engine.lease(request))
         interrupted = asyncio.ensure_future(self._interrupted.wait())
         try:
-            # The request is on its way; jobs that came before are delivered meanwhile.
+            # While the request is under way, deliver the jobs of the one before.
             await asyncio.sleep(0)
             self._deliver_leased()
             await asyncio.wait((leasing, interrupted), return_when=asyncio.FIRST_COMPLETED)
@@ -167,7 +169,7 @@ class Intake:
         except asyncio.CancelledError:
             self._deliver_leased()
             if not leasing.cancel() and leasing.exception() is None and leasing.result():
-                # These came in the last moment: the stopping worker will release them.
+                # These arrived at the last moment: the stopping worker releases them.
                 self._deliver(self._demand.accept(leasing.result(), self._requested_at))
             raise
         finally:
@@ -186,7 +188,9 @@ class Intake:
             pass
 
     def _order(self) -> tuple[str, ...]:
-        """Queues in random order: heavier ones come first more often, each sometimes."""
+        """Queues in random order: heavier ones are first more often, and every queue is first
+        sometimes.
+        """
         if len(self._queues) == 1:
             return tuple(self._queues)
         drawn = {name: random.random() ** (1 / weight) for name, weight in self._queues.items()}
@@ -194,7 +198,9 @@ class Intake:
 
 
 class WorkerCapacity:
-    """Counts what is leased against what the child pool can run. Closed, nothing is leased."""
+    """Compares the leased jobs with what the child pool can run. While it is closed, nothing is
+    leased.
+    """
 
     def __init__(
         self,
@@ -205,7 +211,7 @@ class WorkerCapacity:
     ) -> None:
         self.left_out: set[RunnerKind] = set()
         self.shut_out: frozenset[str] = frozenset()
-        """Tasks with an open circuit breaker: nothing of them is leased, except probes."""
+        """Tasks with an open circuit breaker: only probes of them are leased."""
         self._options = options
         self._held = held
         self._pool = pool
@@ -219,7 +225,7 @@ class WorkerCapacity:
         self._broken = False
 
     def learn(self, tasks: Mapping[str, TaskInfo]) -> bool:
-        """Set the tasks that may be leased; True if that changed them."""
+        """Set the tasks that may be leased; True if they changed."""
         self._batch_max = max((info.batch for info in tasks.values()), default=1)
         before = dict(self._tasks)
         for kind in RUNNER_KINDS:
@@ -233,14 +239,16 @@ class WorkerCapacity:
         return self._options.queues or {"default": 1, **named}
 
     def set_state(self, *, closed: bool, health: Health, broken: bool = False) -> bool:
-        """`broken` is about the application; commands need none. True if the present request must
-        be given up: only when all or nothing changed, because jobs it just leased are released."""
+        """`broken` concerns only the application; commands do not need it. True if the current
+        request must be abandoned, because everything or nothing may be leased now: jobs it just
+        leased are released.
+        """
         before = (self._closed, self._broken, self._health is Health.UNHEALTHY)
         self._closed, self._health, self._broken = closed, health, broken
         return before != (closed, broken, health is Health.UNHEALTHY)
 
     def ended(self, kind: RunnerKind, count: int = 1) -> None:
-        """So many jobs of this kind ended."""
+        """Count jobs of this kind that ended."""
         self._ahead[kind].ended(count)
 
     def measure(self) -> None:
@@ -249,8 +257,9 @@ class WorkerCapacity:
             ahead.measure()
 
     def wanted(self) -> tuple[int, frozenset[str]]:
-        """The number of jobs to lease at most, and their tasks: as many as will not overfill
-        the kind with the least room, by the recent share of each kind."""
+        """The maximum number of jobs to lease, and their tasks: as many as do not overfill the kind
+        with the least room, given the recent share of each kind.
+        """
         rooms = {kind: self.room(kind) for kind in RUNNER_KINDS if self._tasks[kind]}
         open_ = {kind: free for kind, free in rooms.items() if free > 0}
         self.left_out = set(rooms) - set(open_)
@@ -265,7 +274,7 @@ class WorkerCapacity:
         return any(self.room(kind) > 0 for kind in RUNNER_KINDS if task in self._tasks[kind])
 
     def room(self, kind: RunnerKind) -> int:
-        """Free slots and those leased ahead; less in poor health, none when closed."""
+        """Free slots plus the jobs to lease ahead; fewer in poor health, 0 while closed."""
         if self._closed or (self._broken and kind in ("python", "solo")):
             return 0
         busy = self._held.active[kind] - self._group_order.waiting(kind)
@@ -276,7 +285,7 @@ class WorkerCapacity:
         return usable_slots(max(0, free), self._health)
 
     def ahead(self, kind: RunnerKind) -> int:
-        """The number of jobs to lease beyond the free slots. A batch task wants a whole batch."""
+        """The number of jobs to lease beyond the free slots. A batch task needs a whole batch."""
         return max(self._ahead[kind].count(), self._batch_max - 1 if kind == "python" else 0)
 
     def accept(self, leases: list[Lease], requested_at: float) -> list[HeldLease]:
@@ -297,7 +306,9 @@ class WorkerCapacity:
 
 
 class LeaseAhead:
-    """The number of jobs to lease ahead, by the rate at which jobs ended lately; at most `most`."""
+    """The number of jobs to lease ahead, from the rate at which jobs ended recently; at most
+    `most`.
+    """
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -329,7 +340,7 @@ class TaskLimits:
         return all(self._set.issuperset(_declared(info)) for info in tasks.values())
 
     async def set(self, tasks: Mapping[str, TaskInfo]) -> bool:
-        """Set missing limits; False if there were none."""
+        """Set missing limits; False if none were missing."""
         by_queue: dict[str, list[Limit]] = {}
         for info in tasks.values():
             for queue, limit in _declared(info):

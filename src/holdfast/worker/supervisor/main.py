@@ -1,7 +1,7 @@
 """The process of one supervisor: `python -m holdfast.worker.supervisor.main`.
 
 The launcher starts it and sends its options as one line of JSON on standard input, because a URL
-may hold a password. The pipe stays open: when it closes, the launcher is gone and this process
+may hold a password. The pipe stays open: when it closes, the launcher has ended, and this process
 ends too.
 """
 
@@ -36,7 +36,7 @@ from holdfast.worker.wire import ChildSetup
 _log = logging.getLogger("holdfast.worker")
 
 EXIT_USAGE = 2
-"""Tells the launcher not to restart: it would fail again."""
+"""Exit code that tells the launcher not to restart: it would fail again."""
 _GARBAGE_MIN = 20_000
 
 
@@ -45,7 +45,7 @@ def main() -> None:
     log_to_stderr("holdfast", logging.INFO)
     logging.getLogger("asyncio").setLevel(logging.ERROR)
     processes.become_subreaper()
-    # Jobs come by the thousand, live for a moment and form no cycles: collect less often, and never
+    # Jobs arrive by the thousand, are short-lived and form no cycles: collect less often, and never
     # scan imported objects again.
     gc.freeze()
     gc.set_threshold(_GARBAGE_MIN, 20, 20)
@@ -89,7 +89,7 @@ def make_child_pool(
     listener: ChildPoolListener,
     queue_of: Callable[[str], Queue],
 ) -> ChildPool:
-    """The children that these options ask for, not started yet."""
+    """The child pool for these options, not started yet."""
     shell, why_not = may_use_shell(options)
     common = ChildSetup(
         worker=options.name or "",
@@ -117,7 +117,7 @@ def make_child_pool(
 
 
 def _may_fork() -> bool:
-    """HOLDFAST_TEMPLATE=0 is for applications that every process must import anew."""
+    """HOLDFAST_TEMPLATE=0 is for applications that every process must import itself."""
     return os.environ.get("HOLDFAST_TEMPLATE") != "0"
 
 
@@ -136,11 +136,11 @@ def may_use_shell(options: WorkerOptions) -> tuple[bool, str]:
 
 
 def _connect_launcher(supervisor: Supervisor) -> None:
-    """Report to the launcher, and obey its signals and its end."""
+    """Report to the launcher, follow its signals, and end when it ends."""
     ready = int(os.environ.pop("HOLDFAST_READY", "-1"))
 
     def tell_ready(name: str) -> None:
-        """Once: the descriptor's number may belong to another file afterwards."""
+        """Only once: afterwards the descriptor's number may belong to another file."""
         nonlocal ready
         descriptor, ready = ready, -1
         if descriptor >= 0:

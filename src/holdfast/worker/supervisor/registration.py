@@ -1,7 +1,7 @@
 """A worker's own record in the registry: its stable name, its heartbeat, the orders to it.
 
 The name belongs to the worker that wrote the record last, guarded by its version. A worker that was
-frozen for long may find its name taken, and goes on under another.
+frozen for long may find its name taken, and continues under another.
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ class Registration:
         names = [wanted] if wanted else (f"{host}-{number}" for number in itertools.count(1))
         if wanted and not bounds.QUEUE_NAME.fullmatch(worker_queue(wanted)):
             raise UsageError(
-                f"{wanted[:80]!r} is no name for a worker: use at most 73 of A-Z a-z 0-9 _ . -"
+                f"{wanted[:80]!r} is not a valid worker name: use at most 73 characters of A-Z"
+                " a-z 0-9 _ . -"
             )
         for name in names:
             known = await WORKERS.read(self._engine, name)
@@ -55,12 +56,13 @@ class Registration:
                 await self._own_queue()
                 return name
         raise UsageError(
-            f"a worker called {wanted} is running already; stop it first, or choose another name"
+            f"a worker named {wanted} is already running; stop it first, or choose another name"
         )
 
     async def heartbeat(self) -> None:
-        """Write the record. If another worker took the name, this one goes on under a new name. If
-        the record is gone, it is written again: the store may have been recreated."""
+        """Write the record. If another worker took the name, this one continues under a new name.
+        If the record is missing, it is written again: the store may have been recreated.
+        """
         if await self._save():
             return
         if await WORKERS.read(self._engine, self.name) is None:
@@ -71,12 +73,12 @@ class Registration:
         await self.enter(None)
 
     async def order(self) -> WorkerOrder:
-        """The present orders of operators to this worker."""
+        """The current orders of operators to this worker."""
         stored = await ORDERS.read(self._engine, self.name)
         return (stored and stored.value) or WorkerOrder()
 
     async def leave(self) -> None:
-        """Remove the record: a worker that ends well must not be reported as dead."""
+        """Remove the record: a worker that ends normally must not be reported as dead."""
         await self._write(None)
 
     async def tidy(self) -> None:
@@ -96,8 +98,9 @@ class Registration:
         await remove_records(self._engine, old[: bounds.BATCH_MAX])
 
     async def dead_here(self) -> list[str]:
-        """The ids of earlier starts on this host whose process is gone. Processes that they started
-        may still live."""
+        """The ids of earlier starts on this host whose process has ended. Processes that they
+        started may still run.
+        """
         host = socket.gethostname()
         records = (await WORKERS.values(self._engine)).values()
         dead = [record.id for record in records if record.host == host and _is_dead(record)]
@@ -128,7 +131,7 @@ def _earlier_id(stored: Stored[WorkerRecord] | None) -> str:
 
 
 def _is_gone(stored: Stored[WorkerRecord]) -> bool:
-    """By the age of its heartbeat or, on this host, because its process is not there."""
+    """True if its heartbeat is too old or, on this host, its process does not exist."""
     if stored.age_ms > UNHEALTHY_AGE_MS or stored.value is None:
         return True
     return stored.value.host == socket.gethostname() and _is_dead(stored.value)
@@ -147,7 +150,7 @@ def _is_dead(known: WorkerRecord) -> bool:
 
 
 def start_ticks(pid: int) -> int | None:
-    """When the process with this id was started; None if it does not live."""
+    """The start time of the process with this id; None if there is no such process."""
     try:
         text = Path(f"/proc/{pid}/stat").read_bytes()
     except OSError:

@@ -1,8 +1,8 @@
 """Endings → verdicts → `engine.settle`, in batches, through any outage of the engine.
 
 A verdict is kept until the engine has answered for it. A verdict that the engine refuses becomes
-a failure of the job, so that a result too large or a follow-up job for a missing queue is neither
-lost nor tried for ever. `core.policy` makes the decisions.
+a failure of the job, so that a job with too large a result, or with a follow-up job for a missing
+queue, is neither lost nor retried forever. `core.retry_policy` makes the decisions.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import TypeAlias, assert_never
 
-from holdfast.core import bounds, checks, policy
+from holdfast.core import bounds, checks, retry_policy
 from holdfast.core.model import Failure, FailureKind, Job, JobFilter, Note, Queue, Reason
 from holdfast.core.text import counted
 from holdfast.core.verdict import Bury, Cancel, Complete, Outcome, Release, Settlement, Verdict
@@ -68,7 +68,7 @@ class Settler:
         return len(self._pending) + self._under_way
 
     def add_endings(self, endings: Iterable[JobEnding]) -> None:
-        """Decide on jobs that ended in a child."""
+        """Decide the verdicts of jobs that ended in a child."""
         for held, ending in endings:
             if held.lost or held.verdict is not None:
                 continue
@@ -87,8 +87,9 @@ class Settler:
         self._wake.set()
 
     def add(self, held: HeldLease, verdict: Verdict) -> None:
-        """Settle a job with this verdict, unless it is lost or has one. From now on the verdict
-        stands; only the engine can answer that it came too late."""
+        """Settle a job with this verdict, unless it is lost or already has one. From now on the
+        verdict stands; only the engine can answer that it came too late.
+        """
         if self._held.decide(held, verdict):
             self._pending.append(held)
             self._wake.set()
@@ -111,14 +112,14 @@ class Settler:
                 raise
             except EngineError as error:
                 self._under_way = 0
-                # A part of the batch may have its answer: then the next jobs need not wait.
+                # Part of the batch may have been answered: then the next jobs need not wait.
                 kept = [held for held in batch if held in self._held]
                 self._pending.extendleft(reversed(kept))
                 if len(kept) < len(batch):
                     pause = _PAUSE_S_FIRST
                     self._answered.set()
                 verdicts = counted(len(kept), "verdict")
-                _log.warning("cannot settle %s, next try in %.1f s: %s", verdicts, pause, error)
+                _log.warning("cannot settle %s; trying again in %.1f s: %s", verdicts, pause, error)
                 await asyncio.sleep(pause * random.uniform(0.5, 1.0))
                 pause = min(pause * 2, _PAUSE_S_MAX)
 
@@ -136,7 +137,7 @@ class Settler:
         try:
             outcomes = await self._engine.settle(settlements)
         except OutcomeUnknown as error:
-            # Refused verdicts are settled once more with the rest, and then dealt with.
+            # Refused verdicts are settled once more with the rest, and handled then.
             known = [at for at, each in error.known.items() if each is not Outcome.REFUSED]
             self._conclude(
                 [batch[at] for at in known],
@@ -147,7 +148,8 @@ class Settler:
         except EngineError:
             raise
         except HoldfastError as error:
-            # The engine refused the whole batch: settle one by one, so that only the cause fails.
+            # The engine refused the whole batch: settle one by one, so that only the faulty one
+            # fails.
             if len(batch) > 1:
                 for held in batch:
                     await self._settle([held])
@@ -159,7 +161,7 @@ class Settler:
     def _conclude(
         self, batch: list[HeldLease], settlements: list[Settlement], outcomes: list[Outcome]
     ) -> None:
-        # Nearly always all are settled, and none needs a closer look.
+        # Nearly always all are settled, and none needs special handling.
         if outcomes.count(Outcome.SETTLED) == len(batch):
             return self._drop(batch)
         over: list[HeldLease] = []
@@ -193,18 +195,18 @@ class Settler:
 
 
 def verdict_on(ending: Ending, queue: Queue, job: Job, draw: float) -> Verdict:
-    """The verdict on a job that ended like this. `draw` is a random number in [0, 1) for the
+    """The verdict on a job with this ending. `draw` is a random number in [0, 1) for the
     jitter of a retry."""
     match ending:
         case Returned(result=result, then=then):
-            return policy.after_success(result, then)
+            return retry_policy.after_success(result, then)
         case Raised(failure=failure, fatal=True):
             return Bury(Reason.REJECTED, failure)
         case Raised(failure=failure):
-            return policy.after_failure(queue, job, failure, draw)
+            return retry_policy.after_failure(queue, job, failure, draw)
         case AskedRetry(failure=failure, delay_ms=delay_ms):
             bounded_ms = None if delay_ms is None else min(delay_ms, bounds.DELAY_MS_MAX)
-            return policy.after_retry_request(queue, job, failure, bounded_ms, draw)
+            return retry_policy.after_retry_request(queue, job, failure, bounded_ms, draw)
         case AskedBury(failure=failure):
             return Bury(Reason.EXPLICIT, failure)
         case AskedRelease(text=text, delay_ms=delay_ms, alone=alone):
@@ -219,7 +221,7 @@ def verdict_on(ending: Ending, queue: Queue, job: Job, draw: float) -> Verdict:
 def after_death(queue: Queue, job: Job, failure: Failure, draw: float, *, alone: bool) -> Verdict:
     """The verdict on a job whose child died. The culprit is known only if it ran alone."""
     if alone:
-        return policy.after_failure(queue, job, failure, draw)
+        return retry_policy.after_failure(queue, job, failure, draw)
     return Release(f"{failure.message}; its next attempt runs alone", alone=True)
 
 
@@ -227,7 +229,7 @@ def after_refusal(queue: Queue, job: Job, text: str, draw: float) -> Verdict:
     """The verdict on a job whose verdict the engine refused, such as a follow-up job for a queue
     that does not exist."""
     failure = Failure(kind=FailureKind.ERROR, type="Refused", message=text)
-    return policy.after_failure(queue, job, failure, draw)
+    return retry_policy.after_failure(queue, job, failure, draw)
 
 
 def note_of(ending: Ending) -> Note | None:
@@ -237,8 +239,9 @@ def note_of(ending: Ending) -> Note | None:
 
 
 def ending_for_job(held: HeldLease, ending: Ending) -> Ending:
-    """The ending of one job of a cancelled call: if only another job of its batch was to be
-    cancelled, this one is released."""
+    """The ending of one job of a cancelled call: if only another job of its batch was cancelled,
+    this one is released.
+    """
     if isinstance(ending, AskedCancel) and not held.cancel_reported:
         return AskedRelease("another job of its batch was stopped", output=ending.output)
     return ending

@@ -1,8 +1,7 @@
-"""One worker: start → work → drain → stop. It owns the engine and joins the stages.
-
-intake leases → dispatch gives calls to children → the children answer with endings → settle.
-Its children own nothing: killed at any instant, they leave only calls that the supervisor knows.
-Killed itself, it leaves leases that lapse and come back.
+"""One worker: start → work → drain → stop. It owns the engine and connects the stages: intake
+leases → dispatch gives calls to children → the children answer with endings → settle. Its children
+own nothing: killed at any instant, they leave only calls that the supervisor knows. If it is killed
+itself, its leases expire and the jobs return to their queues.
 """
 
 from __future__ import annotations
@@ -26,8 +25,8 @@ from holdfast.core.verdict import Release, Retry
 from holdfast.core.workers import TASKS_SHOWN, WorkerOrder, WorkerRecord, health, worker_queue
 from holdfast.engines.base import Engine
 from holdfast.errors import ConfigError, EngineClosed, EngineError
-from holdfast.notation.durations import wall_ms
-from holdfast.process import boot_s
+from holdfast.ops.queues import queue_settings
+from holdfast.process import boot_s, wall_ms
 from holdfast.worker import processes
 from holdfast.worker.options import WorkerOptions
 from holdfast.worker.supervisor.breaker_check import BreakerActions, BreakerCheck
@@ -51,7 +50,7 @@ _log = logging.getLogger("holdfast.worker")
 _ORDERS_S = 1.0
 _QUEUES_S = 5.0
 _UNREADY_S = 5.0
-"""A worker that could not run Python for so long gives its leases to others."""
+"""A worker that could not run Python for this long releases its jobs to other workers."""
 _LAST_SETTLE_S = 10.0
 
 
@@ -113,7 +112,7 @@ class Supervisor:
         """Work until drained or stopped. `started` is called before the first lease."""
         name = await self._registration.enter(self._options.name)
         for dead in await self._registration.dead_here():
-            # An earlier start may have left processes, if its launcher died with it.
+            # An earlier start may have left processes behind, if its launcher died with it.
             processes.kill_marked({b"HOLDFAST_WORKER_ID": dead.encode()})
         await self._load_queues()
         # Before anything is leased: the worker may have been cordoned before it was restarted.
@@ -129,9 +128,9 @@ class Supervisor:
                     self._renewer.run(),
                     self._tick(),
                     every(_ORDERS_S, self._read_order),
-                    every(_ORDERS_S, self._breakers.look, self._breakers.sooner),
+                    every(_ORDERS_S, self._breakers.sync, self._breakers.sooner),
                     every(_QUEUES_S, self._load_queues, self._learned),
-                    every(self._options.heartbeat_ms / 1000, self._beat, self._changed),
+                    every(self._options.heartbeat_ms / 1000, self._heartbeat, self._changed),
                 )
             ]
             intake = group.create_task(self._intake.run(), name="intake")
@@ -148,7 +147,7 @@ class Supervisor:
             raise self._fatal
 
     def drain(self, *, for_ever: bool = False) -> None:
-        """Lease nothing more, finish running jobs within the grace period, then end."""
+        """Stop leasing, finish running jobs within the grace period, then end."""
         if not for_ever:
             self._ends_at = monotonic() + self._options.grace_ms / 1000
         self._draining.set()
@@ -164,7 +163,7 @@ class Supervisor:
             for held, _ in endings:
                 if held.lost:
                     self._held.drop(held)
-            self._intake.look()
+            self._intake.wake()
             endings = [(held, ending) for held, ending in endings if not held.lost]
         self._settler.add_endings(endings)
         self._outcomes.record(endings)
@@ -200,8 +199,10 @@ class Supervisor:
             self.tell_ready(self.name)
 
     def broken(self, failure: Failure) -> None:
-        """The application cannot be imported. If it never could, that is a configuration error; if
-        it could before, it is being changed and tried again while others run its jobs."""
+        """The application cannot be imported. If it never could, that is a configuration error. If
+        it could before, it is probably being changed: the import is retried while other workers run
+        the jobs.
+        """
         if self._options.target and set(self._pool.tasks) <= BUILT_IN_TASKS:
             self._fatal = ConfigError(
                 f"{self._options.target} cannot be imported: {failure.type}: {failure.message}"
@@ -223,20 +224,22 @@ class Supervisor:
     def _settled(self, jobs: list[HeldLease]) -> None:
         """The engine has answered for these jobs."""
         self._start_next(jobs)
-        self._intake.look()
+        self._intake.wake()
 
     def _start_next(self, jobs: list[HeldLease]) -> None:
-        """Start or release the jobs that were leased with one of these and are of its group."""
+        """Start or release the jobs that were leased together with one of these and are in its
+        group.
+        """
         for held in jobs if self._group_order else ():
             step = self._group_order.settled(held, wall_ms())
             for each in step.release:
-                self._release(each, Release("the job before it comes again", unstarted=True))
+                self._release(each, Release("the job before it runs again", unstarted=True))
             if step.start is not None:
                 step.start.came_at = boot_s()
                 self._admit([step.start])
 
     def _shut_out(self, tasks: frozenset[str]) -> None:
-        """Lease nothing of these tasks; release their jobs that have not started, at no cost."""
+        """Stop leasing jobs of these tasks; release those that have not started, with a refund."""
         new = tasks - self._capacity.shut_out
         self._capacity.shut_out = tasks
         self._intake.interrupt()
@@ -244,7 +247,7 @@ class Supervisor:
             self._release(held, Release("the circuit breaker of its task is open", unstarted=True))
 
     def _lose(self, held: HeldLease) -> None:
-        _log.warning("the lease on job %s is lost: its run is stopped", held.job.id)
+        _log.warning("the lease on job %s is lost: stopping its run", held.job.id)
         self._pool.cancel(held, lost=True)
         if held.call == 0:
             self._held.drop(held)
@@ -275,13 +278,14 @@ class Supervisor:
         await self._settle_last()
 
     async def _settle_last(self) -> None:
-        """For as long as the drain may take, or a while if that is over, even if the engine is out
-        of reach."""
+        """Settle for the rest of the grace period, or a short while if that is over, even if the
+        engine is unreachable.
+        """
         at_least = monotonic() + _LAST_SETTLE_S
         while self._settler.backlog:
             if self._is_over() and monotonic() >= at_least:
                 lost = counted(self._settler.backlog, "verdict")
-                _log.error("%s could not be settled and got lost", lost)
+                _log.error("%s could not be settled and was lost", lost)
                 return
             with suppress(TimeoutError):
                 async with asyncio.timeout(0.05):
@@ -297,23 +301,24 @@ class Supervisor:
             await asyncio.sleep(TICK_S)
             self._capacity.measure()
             self._pool.tick()
-            self._shed()
+            self._release_excess()
             self._outcomes.recover()
             self._check_health()
 
     def _check_health(self) -> None:
         """Adjust what may be leased to the worker's health."""
-        # Without `blocked`: a worker that leased nothing because of it would never recover.
+        # Without `blocked`: a worker that stopped leasing because of it would never recover.
         state, _ = health(replace(self._facts(), blocked=""), 0)
         closed = self._order.cordoned or self._draining.is_set()
         broken = self._pool.broken is not None or self._pool.unready_s > _UNREADY_S
         if self._capacity.set_state(closed=closed, health=state, broken=broken):
             self._intake.interrupt()
 
-    def _shed(self) -> None:
-        """Release jobs that were leased ahead when jobs ended faster. Not those that must run
-        alone: they would come again at once, and have only so many releases. If the application
-        cannot start, all go to other workers."""
+    def _release_excess(self) -> None:
+        """Release jobs that were leased ahead while jobs ended faster, except those that must run
+        alone: they would be leased again at once, and have a limited number of releases. If the
+        application cannot start, all go to other workers.
+        """
         queue = self._pool.queue
         if self._pool.unready_s > _UNREADY_S:
             text = "the application of its worker cannot start"
@@ -323,17 +328,17 @@ class Supervisor:
         for kind in kinds:
             most = 2 * self._capacity.ahead(kind) + self._pool.capacity_of(kind)
             for held in queue.remove_excess(kind, most):
-                text = "leased ahead by a worker now busy"
+                text = "leased ahead by a worker that is now busy"
                 self._settler.add(held, Release(text, unstarted=True))
         for held in queue.remove_older(boot_s() - UNSTARTED_S):
-            text = "its worker took it and did not come to start it"
+            text = "its worker leased it but could not start it in time"
             self._settler.add(held, Release(text, unstarted=True))
 
-    async def _beat(self) -> None:
+    async def _heartbeat(self) -> None:
         self._blocked = await self._find_stall()
         await self._registration.heartbeat()
         if self._pool.tasks:
-            # The heartbeat may have had to take another name.
+            # The heartbeat may have taken another name.
             self._serve(self._pool.tasks)
         if random.random() < 0.05:
             await self._registration.tidy()
@@ -365,25 +370,24 @@ class Supervisor:
 
     async def _load_queues(self) -> None:
         """Read the settings of all queues. Queues that the tasks name are created, so that their
-        jobs and follow-up jobs have a place."""
-        self._queues = await self._read_queues()
+        jobs and follow-up jobs can be enqueued.
+        """
+        self._queues = await queue_settings(self._engine)
         named = {info.queue for info in self._pool.tasks.values()} | {*self._options.queues}
-        # `default` is always there, although a token may not see it.
+        # `default` always exists, although a token may not be allowed to see it.
         missing = sorted(named - set(self._queues) - {"default"})
         for name in missing:
             await self._engine.declare(Queue(name=name), instead_of=None)
         limits_set = await self._task_limits.set(self._pool.tasks)
         if missing or limits_set:
-            self._queues = await self._read_queues()
+            self._queues = await queue_settings(self._engine)
         if limits_set:
             self._serve(self._pool.tasks)
 
-    async def _read_queues(self) -> dict[str, Queue]:
-        return {view.queue.name: view.queue for view in await self._engine.queues(counts=False)}
-
     def _serve(self, tasks: dict[str, TaskInfo]) -> None:
         """Lease jobs of these tasks, once all limits that they declare are set. A request for only
-        some of the tasks would soon be given up for one for all, and its jobs be released."""
+        some of the tasks would soon be replaced by one for all, and its jobs released.
+        """
         if self._task_limits.are_set(tasks):
             if self._capacity.learn(tasks):
                 self._intake.interrupt()
@@ -425,7 +429,7 @@ async def every(
     act: Callable[[], Coroutine[Any, Any, None]],
     sooner: asyncio.Event | None = None,
 ) -> None:
-    """Repeat until cancelled; an engine out of reach is tried again at the next turn."""
+    """Repeat until cancelled; after an error of the engine, continue at the next turn."""
     sooner = sooner or asyncio.Event()
     while True:
         with suppress(TimeoutError):

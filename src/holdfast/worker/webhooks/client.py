@@ -1,9 +1,9 @@
 """An HTTP client that sends one request to a public address, and the secrets that sign requests.
 
 The host name is resolved once, every address is checked, and the connection goes to the very
-address that was checked. TLS and the Host header keep the name. It follows no redirect, uses no
-proxy, keeps no connection, and reads no more than it keeps. A secret stays in its file and in the
-process that signs: it is in no job, record, log or error.
+address that was checked. TLS and the Host header keep the name. It follows no redirects, uses no
+proxy, keeps no connection open, and reads no more than it stores. A secret stays in its file and in
+the process that signs: it never appears in a job, record, log or error.
 """
 
 from __future__ import annotations
@@ -36,11 +36,10 @@ _SECRET_MIN = 16
 _SECRETS_MAX = 8
 
 Address: TypeAlias = ipaddress.IPv4Address | ipaddress.IPv6Address
-Network: TypeAlias = ipaddress.IPv4Network | ipaddress.IPv6Network
 Resolve: TypeAlias = Callable[[str, int], Awaitable[list[str]]]
 _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
 _SPECIAL = tuple(map(ipaddress.ip_network, ("192.0.0.0/24", "192.88.99.0/24", "3fff::/20")))
-"""Registered as not global, but unknown to some versions of Python."""
+"""Networks registered as not global, which some versions of Python do not know."""
 _STATUS = re.compile(rb"HTTP/1\.[01] (\d{3})(?: [^\r\n]*)?\Z")
 
 
@@ -51,7 +50,7 @@ class AddressRefused(UsageError):
 
 
 class Unreachable(Exception):
-    """No receiver at this address, or none that speaks HTTP."""
+    """Nothing at this address accepts connections and speaks HTTP."""
 
 
 class NoAnswer(Exception):
@@ -73,7 +72,7 @@ class WebhookRequest:
 
 @dataclass(frozen=True, slots=True)
 class WebhookResponse:
-    """One response. `body` has at most its first 64 KiB; `truncated` says that there was more."""
+    """One response. `body` has at most its first 64 KiB; `truncated` is true if there was more."""
 
     status: int
     headers: dict[str, str]
@@ -90,7 +89,7 @@ async def resolve(host: str, port: int) -> list[str]:
 
 
 class WebhookClient:
-    """`setup.allow` has networks that may be reached although they are not public."""
+    """`setup.allow` lists networks that may be reached although they are not public."""
 
     def __init__(self, setup: WebhookSetup, resolve: Resolve = resolve) -> None:
         self._allow = [ipaddress.ip_network(each) for each in setup.allow]
@@ -125,9 +124,9 @@ class WebhookClient:
             return await _read(reader, request.method, limit)
         except (OSError, EOFError, ValueError) as error:
             text = str(error) or type(error).__name__
-            raise Unreachable(f"{request.host} gave no answer that can be read: {text}") from None
+            raise Unreachable(f"{request.host} gave an invalid answer: {text}") from None
         finally:
-            # Without waiting: data still on its way is not wanted.
+            # Without waiting: data still in transit is not needed.
             writer.transport.abort()
 
     async def _addresses(self, request: WebhookRequest) -> list[str]:
@@ -143,8 +142,8 @@ class WebhookClient:
         for each in found:
             if not self.may_reach(each):
                 raise AddressRefused(
-                    f"{request.host} resolves to {each}, which is no public address: allow its "
-                    "network with --webhook-allow"
+                    f"{request.host} resolves to {each}, which is not a public address: allow its"
+                    " network with --webhook-allow"
                 )
         return found[:_ADDRESSES_MAX]
 
@@ -178,15 +177,17 @@ class WebhookClient:
             except ssl.SSLCertVerificationError as error:
                 why = f"its certificate is not trusted: {error.verify_message}"
             except ssl.SSLError as error:
-                why = f"no TLS with it: {error.reason or 'it speaks something else'}"
+                why = f"TLS failed: {error.reason or 'it does not speak TLS'}"
             except OSError as error:
                 why = os.strerror(error.errno) if error.errno else str(error)
         raise Unreachable(f"{request.host} cannot be reached: {why}")
 
 
 class Secrets:
-    """A file with one secret a line, the newest first; empty lines and those with # are ignored.
-    It is read again when it has changed, so that secrets can be rotated while the worker runs."""
+    """A file with one secret per line, the newest first; empty lines and lines that begin with #
+    are ignored. It is read again when it has changed, so that secrets can be rotated while the
+    worker runs.
+    """
 
     def __init__(self, path: str) -> None:
         self._path = Path(path)
@@ -194,7 +195,7 @@ class Secrets:
         self._secrets: tuple[bytes, ...] = ()
 
     def read(self) -> tuple[bytes, ...]:
-        """The present secrets; the last ones if the file cannot be read now."""
+        """The current secrets; the last ones read if the file cannot be read now."""
         try:
             stat = self._path.stat()
             stamp = (stat.st_mtime_ns, stat.st_size, stat.st_ino)
@@ -204,7 +205,7 @@ class Secrets:
         except OSError as error:
             if not self._secrets:
                 raise ConfigError(
-                    f"the secrets of webhooks cannot be read from {self._path}: {error.strerror}"
+                    f"the webhook secrets cannot be read from {self._path}: {error.strerror}"
                 ) from None
         return self._secrets
 
@@ -215,7 +216,7 @@ def parse_secrets(text: bytes, path: Path) -> tuple[bytes, ...]:
     secrets = tuple(line for line in lines if line and not line.startswith(b"#"))
     if not 1 <= len(secrets) <= _SECRETS_MAX:
         raise ConfigError(
-            f"{path} has {len(secrets)} secrets: give 1 to {_SECRETS_MAX}, one a line"
+            f"{path} has {len(secrets)} secrets: give 1 to {_SECRETS_MAX}, one per line"
         )
     if any(len(secret) < _SECRET_MIN for secret in secrets):
         raise ConfigError(
@@ -226,14 +227,14 @@ def parse_secrets(text: bytes, path: Path) -> tuple[bytes, ...]:
 
 
 def signature(secrets: Sequence[bytes], timestamp: int, body: bytes) -> str:
-    """`t=1700000000,v1=…` with one v1 for each secret, so that a receiver may know either."""
+    """`t=1700000000,v1=…` with one v1 for each secret, so that a receiver may know any of them."""
     signed = str(timestamp).encode() + b"." + body
     made = [hmac.new(secret, signed, hashlib.sha256).hexdigest() for secret in secrets]
     return ",".join([f"t={timestamp}", *(f"v1={each}" for each in made)])
 
 
 def effective_address(address: Address) -> Address:
-    """The IPv4 address that an IPv6 address leads to, if it does."""
+    """The IPv4 address embedded in an IPv6 address; otherwise the address itself."""
     if isinstance(address, ipaddress.IPv6Address):
         low = ipaddress.IPv4Address(int(address) & 0xFFFF_FFFF)
         if address.ipv4_mapped is not None or address in _NAT64 or int(address) >> 32 == 0:
@@ -273,13 +274,15 @@ def _head(request: WebhookRequest) -> bytes:
 async def _read(
     reader: asyncio.StreamReader, method: str, limit: asyncio.Timeout
 ) -> WebhookResponse:
-    """Once there is a status, the receiver has answered: a body that takes too long is cut off."""
+    """Once a status has arrived, the receiver has answered: a body that takes too long is cut
+    off.
+    """
     for _ in range(_INTERIM_MAX):
         status, headers = await _read_head(reader)
         if status >= 200:
             break
     else:
-        raise ValueError("it never came to a final status")
+        raise ValueError("it sent no final status")
     if status in (204, 304) or method == "HEAD":
         return WebhookResponse(status, headers, b"")
     until = limit.when()
@@ -296,9 +299,9 @@ async def _read_head(reader: asyncio.StreamReader) -> tuple[int, dict[str, str]]
     try:
         head = await reader.readuntil(b"\r\n\r\n")
     except asyncio.LimitOverrunError:
-        raise ValueError(f"its headers are over {_HEAD_MAX} bytes") from None
+        raise ValueError(f"its headers are longer than {_HEAD_MAX} bytes") from None
     except asyncio.IncompleteReadError:
-        raise ValueError("it hung up before the end of its headers") from None
+        raise ValueError("it closed the connection before the end of its headers") from None
     first, *lines = head[:-4].split(b"\r\n")
     match = _STATUS.match(first)
     if match is None:
@@ -308,7 +311,7 @@ async def _read_head(reader: asyncio.StreamReader) -> tuple[int, dict[str, str]]
 
 
 async def _read_body(reader: asyncio.StreamReader, headers: dict[str, str]) -> tuple[bytes, bool]:
-    """The body as far as it is kept. A body that breaks off is kept too: the status counts."""
+    """The stored part of the body. An incomplete body is accepted: only the status counts."""
     length = headers.get("content-length", "")
     if "chunked" in headers.get("transfer-encoding", "").lower():
         return await _read_chunks(reader)

@@ -62,13 +62,13 @@ class _Destination(msgspec.Struct, frozen=True):
 
 
 class InvalidWebhook(UsageError):
-    """The payload cannot be sent. No attempt could help: correct the payload."""
+    """The payload cannot be sent, and no further attempt would help: correct the payload."""
 
     code = "invalid_webhook"
 
 
 class HttpStatus(Exception):
-    """The receiver answered that it cannot take the request now."""
+    """The receiver answered that it cannot handle the request now."""
 
 
 class HttpRefused(Exception):
@@ -120,14 +120,16 @@ def webhook_handler(setup: WebhookSetup, wall_s: Callable[[], float] = time.time
 
 
 def webhook_setup(options: WorkerOptions) -> WebhookSetup:
-    """Checked here, so that a mistake is reported when the worker starts."""
+    """The webhook settings, checked here so that a mistake is reported when the worker starts."""
     if options.webhook_secrets is None:
-        raise ConfigError("webhooks are signed: name a file with secrets by --webhook-secrets")
+        raise ConfigError("webhooks must be signed: give a file of secrets with --webhook-secrets")
     for network in options.webhook_allow:
         try:
             ipaddress.ip_network(network)
         except ValueError as error:
-            raise ConfigError(f"--webhook-allow: {error}; write it as in 10.0.0.0/8") from None
+            raise ConfigError(
+                f"--webhook-allow: {error}; expected a network such as 10.0.0.0/8"
+            ) from None
     setup = WebhookSetup(
         secrets_file=options.webhook_secrets,
         allow=options.webhook_allow,
@@ -146,8 +148,8 @@ def _arguments(payload: bytes, _content_type: str) -> Arguments:
         hook = msgspec.json.decode(payload, type=WebhookPayload)
     except (msgspec.DecodeError, RecursionError, ValueError) as error:
         raise InvalidWebhook(
-            f'{error}; it should be {{"url": "https://…", "body": …}}, with "method", "headers" '
-            'and "timeout" if need be'
+            f'{error}; it should be {{"url": "https://…", "body": …}}, optionally with "method",'
+            ' "headers" and "timeout"'
         ) from None
     request_of(hook)
     return (hook,), {}
@@ -165,7 +167,7 @@ def request_of(hook: WebhookPayload) -> WebhookRequest:
     for name, value in hook.headers.items():
         own = name.lower() in _OURS or name.lower().startswith("holdfast-")
         if own or not _NAME.match(name) or not _VALUE.match(value):
-            raise InvalidWebhook(f"header {name[:80]!r} cannot be sent, or is not for a job to set")
+            raise InvalidWebhook(f"header {name[:80]!r} is not valid, or may not be set by a job")
         headers[name] = value
     body = b""
     if hook.body is not msgspec.UNSET:
@@ -186,9 +188,9 @@ def _parse_url(url: str) -> tuple[str, int, SplitResult]:
     except (ValueError, UnicodeError) as error:
         raise InvalidWebhook(f"the url cannot be read: {error}") from None
     if parts.scheme not in ("http", "https") or not _HOST.match(host):
-        raise InvalidWebhook("the url is not http://… or https://… with a host")
+        raise InvalidWebhook("the url must be http://… or https://… with a host")
     if parts.username is not None or parts.password is not None:
-        raise InvalidWebhook("the url has a user or a password: send a header instead")
+        raise InvalidWebhook("the url contains a user or a password: send a header instead")
     if port == 0:
         raise InvalidWebhook("the url has port 0")
     return host, port or (443 if parts.scheme == "https" else 80), parts
@@ -205,9 +207,9 @@ def _result(answer: WebhookResponse, now_s: float) -> dict[str, Any]:
     reply = printable(answer.body[:_REPLY_MAX].decode(errors="replace"), one_line=True).strip()
     text = f"HTTP {status}" + (f": {reply}" if reply else "")
     if status == 410:
-        raise Bury(f"{text}: the receiver says that it is gone for good")
+        raise Bury(f"{text}: the receiver is gone permanently")
     if 300 <= status < 400:
-        raise HttpRefused(f"{text}: redirects are not followed; give the url where it ends")
+        raise HttpRefused(f"{text}: redirects are not followed; give the final url")
     wait_s = _retry_after_s(answer.headers.get("retry-after", ""), now_s)
     if status in (429, 503) and wait_s is not None:
         raise Retry(text, after=min(wait_s, RETRY_AFTER_S_MAX))

@@ -1,7 +1,7 @@
-"""Dependencies: the edges of new jobs to their parents, and telling children that a parent ended.
-
-The ending of a parent is written in the transaction that ends it. Its children are told in another
-transaction right after, or by the next reaper if the process died. No child starts before that.
+"""Dependencies: the edges of new jobs to their parents, and notifying children that a parent ended.
+The ending of a parent is written in the transaction that ends it. Its children are notified in
+another transaction right after, or by the next reaper if the process died. No child starts before
+that.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from holdfast.engines.postgres.script import CallContext, Script, Statement, onl
 from holdfast.engines.postgres.write import LockedJob
 
 TELL_BATCH = 1_000
-"""Endings, and edges, of one transaction that tells children."""
+"""Maximum numbers of endings and edges in one transaction that notifies children."""
 
 _FATES = {ParentEffect.SATISFIED: 0, ParentEffect.CANCELLED: 1, ParentEffect.HELD: 2}
 _HOLD_PARENTS = "SELECT * FROM $schema.hold_parents($1::int, $2::text[])"
@@ -38,8 +38,9 @@ _NOW = "SELECT $schema.now_ms($1::bigint)"
 
 
 def lock_parents(context: CallContext, ids: Collection[str]) -> Script[dict[str, State]]:
-    """Lock the rows of parents in the order of seq; their states, which stay until the end of the
-    transaction."""
+    """Lock the rows of parents in the order of seq; returns their states, which do not change until
+    the end of the transaction.
+    """
     if not ids:
         return {}
     rows = yield Statement(_HOLD_PARENTS, (context.ns, list(ids)))
@@ -56,14 +57,15 @@ def link(context: CallContext, children: Iterable[tuple[Job, Collection[str]]]) 
 
 
 def _fates(child: Job) -> tuple[int, int]:
-    """The codes of what happens to the child if a parent is done, and if it dies."""
+    """The codes for the child's fate if a parent is done, and if it dies."""
     done, death = (lifecycle.after_parent(child, state) for state in (State.DONE, State.DEAD))
     return _FATES[done], _FATES[death]
 
 
 def tell_children(context: CallContext, numbers: Sequence[int]) -> Script[bool]:
-    """Tell the children of these endings, a bounded number at a time; True if there are more.
-    Children of the first ending come first, in the order of their arrival, and so end in turn."""
+    """Notify the children of these endings, a bounded number at a time; True if there are more.
+    Children of the first ending come first, in order of arrival.
+    """
     values = (context.ns, context.given_ms, sorted(numbers), TELL_BATCH)
     rows = yield Statement(_RELEASE, values)
     orphans = {child: (parent, state) for child, parent, state, _ in rows if child is not None}
@@ -76,7 +78,9 @@ def cancel_orphans(
     context: CallContext, orphans: dict[int, tuple[str, int | None]]
 ) -> Script[None]:
     """Cancel children, given by seq with the parent and its state, that can never run. The flow
-    locks are held. They end in the order given, and so are their own children told."""
+    locks are held. The children end in the order given, and their own children are notified in that
+    order.
+    """
     now: int = only_value((yield Statement(_NOW, (context.given_ms,))))
     cancelled = {}
     yield Statement(_CLOSE, (sorted(orphans),))
@@ -88,6 +92,6 @@ def cancel_orphans(
         cancelled[child.seq] = write.with_change(LockedJob(child, child, row[29]), change, iter(()))
     jobs = [cancelled[seq] for seq in orphans if seq in cancelled]
     queues = yield from read_queues(context, {job.before.queue for job in jobs}, lock="none")
-    # The jobs of a queue that was dropped meanwhile are gone.
+    # The jobs of a queue that was dropped in the meantime are gone.
     jobs = [job for job in jobs if job.before.queue in queues]
     yield from write.rewrite(context, jobs, queues, now=now, locked=True)

@@ -1,8 +1,8 @@
 """Lanes: which queues have them, their numbers, the flow lock, and moving jobs to other lanes.
 
-Jobs that are alike to a leasing call wait in one lane. In a queue with lanes every waiting job has
-one, if only by its task. The lock covers a domain: all queues that share a limit. When the settings
-of a queue change, its waiting jobs move to their new lanes step by step.
+Jobs that a leasing call need not distinguish wait in one lane. In a queue with lanes every waiting
+job has one, at least by its task. The lock covers a domain: all queues that share a limit. When the
+settings of a queue change, its waiting jobs move to their new lanes step by step.
 """
 
 from __future__ import annotations
@@ -60,7 +60,9 @@ _SORT = "SELECT $schema.sort_into($1::int, $2::bigint, $3::bigint[], $4::int[])"
 
 
 class LaneSpot(NamedTuple):
-    """The lane of a job in a queue with lanes: all that tells it from other lanes."""
+    """The lane of a job in a queue with lanes: everything that distinguishes it from other
+    lanes.
+    """
 
     queue: int
     task: str
@@ -75,7 +77,7 @@ class LaneSpot(NamedTuple):
 
 
 def is_laned(queue: Queue) -> bool:
-    """Whether its jobs wait in lanes: for limits, fairness, aging or batches of a group."""
+    """Whether its jobs wait in lanes: because of limits, fairness, aging or group batches."""
     return (
         bool(queue.limits)
         or queue.fairness != "off"
@@ -85,7 +87,7 @@ def is_laned(queue: Queue) -> bool:
 
 
 def reads_payload(queue: Queue) -> bool:
-    """Whether a limit's key uses a field of the payload, so that a lane cannot be told without."""
+    """Whether a limit's key uses a field of the payload, so that the lane depends on it."""
     return any(set(fields_of(limit.key)) - _OWN_FIELDS for limit in queue.limits)
 
 
@@ -98,8 +100,9 @@ def spot_of(job: NewJob | Job, queue: Queue, number: int) -> LaneSpot | None:
 def queues_of(
     context: CallContext, ids: Collection[str], *, below: bool = False
 ) -> Script[set[str]]:
-    """The queues that these jobs are in at the moment; with `below` also those of all jobs that
-    wait for them, directly or not."""
+    """The queues that these jobs are in now; with `below` also those of all jobs that depend on
+    them, directly or indirectly.
+    """
     statement = _QUEUES_BELOW if below else _QUEUES_OF
     rows = (yield Statement(statement, (context.ns, list(ids)))) if ids else []
     return {row[0] for row in rows}

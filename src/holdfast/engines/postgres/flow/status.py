@@ -1,4 +1,4 @@
-"""Reads how the limits and tenants of a queue stand, and what one waiting job waits for."""
+"""Reads the state of a queue's limits and tenants, and what one waiting job waits for."""
 
 from __future__ import annotations
 

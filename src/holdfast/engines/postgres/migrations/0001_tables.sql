@@ -1,6 +1,6 @@
--- Everything lives in the schema that the search path names. Instants are milliseconds since 1970.
+-- All objects are in the schema that the search path names. Instants are milliseconds since 1970.
 
--- The version of this schema, and a name by which a caller's connection is recognised.
+-- The version of this schema, and a name that identifies the store to a caller's connection.
 CREATE TABLE meta (
     one      boolean PRIMARY KEY DEFAULT true CHECK (one),
     version  int NOT NULL,
@@ -12,8 +12,8 @@ CREATE TABLE namespaces (
     name    text COLLATE "C" NOT NULL UNIQUE
 );
 
--- A dropped queue keeps its number and loses its name: its jobs are gone for every reader at once,
--- and are removed afterwards in bounded steps.
+-- A dropped queue keeps its number and loses its name: no reader sees its jobs any more, and they
+-- are removed afterwards in bounded steps.
 CREATE TABLE queues (
     number             int GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     ns                 int NOT NULL,
@@ -23,19 +23,19 @@ CREATE TABLE queues (
     dead_retention_ms  bigint NOT NULL,
     payload_max        int NOT NULL,
     paused             boolean NOT NULL,
-    -- Whether a job may enter without being counted or refused.
+    -- Whether jobs may enter without being counted or refused.
     plain              boolean NOT NULL,
     dropped_at         bigint,
     settings           bytea NOT NULL,
     UNIQUE (ns, name)
 );
 
--- The numbers of arrival and of places in line, and those of leases.
+-- The numbers of arrivals and places, and of leases.
 CREATE SEQUENCE numbers CACHE 1;
 CREATE SEQUENCE tokens CACHE 1;
 
--- state: 0 waiting, 1 leased, 2 done, 3 dead, 4 cancelled. rank is the priority, negated.
--- holds counts the reasons for which a waiting job may not go; a job that was found expired has one.
+-- state: 0 waiting, 1 leased, 2 done, 3 dead, 4 cancelled. rank is the negated priority. holds
+-- counts the reasons why a waiting job may not start; a job that was found expired has one.
 CREATE TABLE jobs (
     seq          bigint NOT NULL,
     place        bigint NOT NULL,
@@ -57,7 +57,7 @@ CREATE TABLE jobs (
     rank         smallint NOT NULL,
     state        smallint NOT NULL DEFAULT 0,
     cancel       boolean NOT NULL DEFAULT false,
-    -- Whether the job has a row in notes: the others are leased without looking for one.
+    -- Whether the job has a row in notes: others are leased without looking for one.
     noted        boolean NOT NULL DEFAULT false,
     id           text COLLATE "C" NOT NULL,
     task         text COLLATE "C" NOT NULL,
@@ -67,7 +67,7 @@ CREATE TABLE jobs (
     worker       text COLLATE "C",
     origin       text COLLATE "C",
     reason       text COLLATE "C",
-    -- What is rarely set, as JSON: content type, labels, headers, overrides.
+    -- Rarely set fields, as JSON: content type, labels, headers, overrides.
     extra        bytea,
     payload      bytea NOT NULL,
     result       bytea
@@ -97,7 +97,7 @@ CREATE TABLE keys (
     key       text COLLATE "C" NOT NULL,
     id        text COLLATE "C" NOT NULL,
     until_at  bigint NOT NULL,
-    -- When the pruner looks at it: first when its window is over, then from time to time.
+    -- When the pruner checks it: first when its window is over, then from time to time.
     look_at   bigint NOT NULL,
     PRIMARY KEY (queue, key)
 );
@@ -126,7 +126,7 @@ CREATE TABLE records (
     PRIMARY KEY (ns, kind, key)
 );
 
--- Until when somebody waits for jobs of a namespace: nobody is notified otherwise.
+-- Until when a call waits for jobs of a namespace: otherwise no notification is sent.
 CREATE TABLE waiters (
     ns        int PRIMARY KEY,
     until_at  bigint NOT NULL

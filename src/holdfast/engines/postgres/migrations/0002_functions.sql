@@ -1,16 +1,16 @@
 -- Each function pins its search path and its plans: the statistics of a table that was empty a
 -- minute ago, or the sixth execution of a statement, must not turn an index probe into a scan.
--- Lists of jobs are therefore looked up one by one, by a LATERAL that cannot be turned round; this
--- also fixes the order in which their rows are locked, which is that of seq for everybody. What is
--- locked by one statement is changed by the next, whose snapshot sees it as it was locked.
--- An id is looked up with `ns + 0` and `state + 0`: only the index of the ids can answer then.
+-- Lists of jobs are therefore looked up one by one, by a LATERAL that cannot be reordered; this
+-- also fixes the order in which their rows are locked, which is always that of seq. Rows locked by
+-- one statement are changed by the next, whose snapshot sees them as they were locked. An id is
+-- looked up with `ns + 0` and `state + 0`: then only the index of the ids can be used.
 
--- The instant that a test gives, or the server's own.
+-- The instant that a test passes, or the server's own.
 CREATE FUNCTION now_ms(given bigint) RETURNS bigint LANGUAGE sql AS $$
     SELECT coalesce(given, floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint)
 $$;
 
--- Tells those who wait, if anybody does. The channel is made of the schema and the namespace.
+-- Notifies waiting calls, if there are any. The channel is made of the schema and the namespace.
 CREATE FUNCTION wake(ns_ int) RETURNS void LANGUAGE plpgsql
 SET search_path FROM CURRENT AS $$
 BEGIN
@@ -19,10 +19,10 @@ BEGIN
     END IF;
 END $$;
 
--- Adds jobs whose admission is decided; returns the ids that were known before. With seqs nobody
--- knew them a moment ago: then it must be decided anew, and all is undone.
--- An empty array stands for a column of defaults; refs are positions in queue_numbers.
--- Known ids are rare: looking for them only after an insert failed makes all others faster.
+-- Adds admitted jobs; returns the ids that were already known. With seqs, none was known a moment
+-- ago: if one is, admission must be decided again, and everything is rolled back. An empty array
+-- stands for a column of defaults; refs are positions in queue_numbers. Known ids are rare: looking
+-- for them only after an insert failed makes all other calls faster.
 CREATE FUNCTION put(
     ns_ int, at bigint, queue_numbers int[], refs int[], seqs bigint[], ids text[], tasks text[],
     payloads bytea[], ranks smallint[], delays bigint[], expiries bigint[], keys_ text[],
@@ -73,7 +73,7 @@ BEGIN
     RETURN known_;
 END $$;
 
--- Adds jobs without keys if every queue takes them as they come; NULL when it must be looked into.
+-- Adds jobs without keys if every queue accepts them without a further check; NULL otherwise.
 CREATE FUNCTION put_plain(
     ns_ int, given bigint, names text[], bytes_max int, refs int[], ids text[], tasks text[],
     payloads bytea[], ranks smallint[], delays bigint[], expiries bigint[], tenants text[],
@@ -96,7 +96,7 @@ BEGIN
                expiries, '{}', tenants, grps, leases, extras);
 END $$;
 
--- Takes expired jobs out of the line, where the reaper finds them; true when there may be more.
+-- Holds expired jobs, so that only the reaper finds them; true if there may be more.
 CREATE FUNCTION set_aside(queue_ int, now_ bigint) RETURNS boolean LANGUAGE plpgsql
 SET search_path FROM CURRENT SET plan_cache_mode = force_generic_plan SET jit = off
 SET enable_seqscan = off SET enable_bitmapscan = off AS $$
@@ -118,7 +118,7 @@ BEGIN
     RETURN true;
 END $$;
 
--- What a lease is made of.
+-- The columns of a lease.
 CREATE TYPE held AS (
     id text, seq bigint, place bigint, queue text, task text, payload bytea, extra bytea,
     rank smallint, version int, attempt int, crashes int, releases int, created_at bigint,
@@ -127,9 +127,9 @@ CREATE TYPE held AS (
     progress float8, checkpoint bytea
 );
 
--- Leases due jobs of the queues named, in their order. Priorities are walked by index probes, so
--- that jobs which are not due cost nothing however many they are. A single row without an id says
--- that expired jobs were put aside and more may be in the way: ask again.
+-- Leases due jobs of the named queues, in their order. Priorities are walked by index probes, so
+-- that any number of jobs that are not due costs nothing. A single row without an id means that
+-- expired jobs were held and more may be in the way: call again.
 CREATE FUNCTION lease(
     ns_ int, given bigint, names text[], most int, worker_ text, span bigint, tasks text[]
 ) RETURNS SETOF held LANGUAGE plpgsql
@@ -195,7 +195,7 @@ BEGIN
     END LOOP;
 END $$;
 
--- Leases those of the jobs named that are due.
+-- Leases those of the named jobs that are due.
 CREATE FUNCTION lease_ids(
     ns_ int, given bigint, ids text[], most int, worker_ text, span bigint, tasks text[]
 ) RETURNS SETOF held LANGUAGE plpgsql
@@ -235,8 +235,9 @@ BEGIN
         CASE WHEN j.noted THEN (SELECT n.checkpoint FROM notes n WHERE n.job = j.seq) END;
 END $$;
 
--- The time to the next job that only waits for the clock. A caller that listens is noted as
--- waiting; `fresh` says that nobody was before, so that an enqueue may just have been missed.
+-- The time to the next job that waits only for its due time. A caller that listens is registered as
+-- waiting; `fresh` means that none was registered before, so that an enqueue may just have been
+-- missed.
 CREATE FUNCTION linger(
     ns_ int, given bigint, names text[], ids text[], listens boolean,
     OUT next_ms bigint, OUT fresh boolean
@@ -282,8 +283,8 @@ BEGIN
     next_ms := soonest - now_;
 END $$;
 
--- Pushes the deadlines of leases that hold, and keeps their notes. Whether they hold is asked when
--- their rows are locked: a lease may lapse while its renewal waits for another call.
+-- Extends the deadlines of valid leases, and stores their notes. Whether a lease is valid is
+-- checked once its row is locked: it may expire while its renewal waits for another call.
 CREATE FUNCTION renew(
     ns_ int, given bigint, ids text[], tokens_ bigint[], spans bigint[],
     progresses float8[], checkpoints bytea[], outputs bytea[]
@@ -338,10 +339,10 @@ BEGIN
 END $$;
 
 -- Completes jobs under their tokens, leased or waiting. Returns the ids of those that are done
--- under their token, now or since an earlier call; NULL when all were completed just now.
--- A row that another call changed since the statement began is passed over, and met again by the
--- next round, whose snapshot sees what that call left. Token and state are asked of `j` as well:
--- older servers do not pass such a row over, but write to it if what is asked of `j` still holds.
+-- under their token, now or since an earlier call; NULL if all were completed just now. A row that
+-- another call changed since the statement began is skipped, and found by the next round, whose
+-- snapshot sees that change. Token and state of `j` are compared as well: older servers do not skip
+-- such a row, but write to it if the conditions on `j` still hold.
 CREATE FUNCTION complete(
     ns_ int, given bigint, ids text[], tokens_ bigint[], results bytea[]
 ) RETURNS text[] LANGUAGE plpgsql

@@ -1,6 +1,6 @@
--- Changes that `core` decides are read under row locks, applied there, and written back whole.
+-- Rows for changes that `core` decides: read under row locks, and written back completely.
 
--- A job as a decision needs it, under its lock; the payload only if it is asked for.
+-- The columns that a decision needs, read under the lock; the payload only on request.
 CREATE TYPE kept AS (
     id text, seq bigint, place bigint, queue text, task text, payload bytea, extra bytea,
     rank smallint, version int, attempt int, crashes int, releases int, created_at bigint,
@@ -9,7 +9,7 @@ CREATE TYPE kept AS (
     progress float8, checkpoint bytea, state smallint, finished_at bigint, noted boolean
 );
 
--- Locks jobs in the order of seq, which must be that of the list.
+-- Locks jobs in the order of seq, in which the list must be.
 CREATE FUNCTION hold(ns_ int, seqs bigint[], whole boolean) RETURNS SETOF kept LANGUAGE plpgsql
 SET search_path FROM CURRENT SET plan_cache_mode = force_generic_plan SET jit = off
 SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$
@@ -57,7 +57,7 @@ BEGIN
     ) x;
 END $$;
 
--- Writes jobs back if they are as they were read. place or payload NULL leaves it as it is.
+-- Writes jobs back if they are unchanged since they were read. place or payload NULL keeps it.
 CREATE FUNCTION rewrite(
     ns_ int, seqs bigint[], versions_before int[], queue_numbers int[], states smallint[],
     ranks smallint[], dues bigint[], places bigint[], expiries bigint[], versions int[],
@@ -95,7 +95,7 @@ BEGIN
     RETURN count_;
 END $$;
 
--- Keeps what runs leave behind; NULL leaves what is there.
+-- Stores the notes of runs; NULL keeps the stored value.
 CREATE FUNCTION note(jobs_ bigint[], progresses float8[], checkpoints bytea[], outputs bytea[])
 RETURNS void LANGUAGE sql
 SET search_path FROM CURRENT AS $$
@@ -107,7 +107,7 @@ SET search_path FROM CURRENT AS $$
         output = coalesce(excluded.output, notes.output)
 $$;
 
--- Removes jobs and all that hangs on them; returns how many there were.
+-- Removes jobs and all rows that belong to them; returns how many there were.
 CREATE FUNCTION remove(ns_ int, seqs bigint[]) RETURNS int LANGUAGE plpgsql
 SET search_path FROM CURRENT SET plan_cache_mode = force_generic_plan SET jit = off
 SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$
@@ -124,8 +124,8 @@ BEGIN
     RETURN count_;
 END $$;
 
--- Removes those of the jobs named that a dropped queue left behind: nobody can see them, so that
--- their ids are free.
+-- Removes those of the named jobs that a dropped queue left behind: no reader sees them, so their
+-- ids are free.
 CREATE FUNCTION free_ids(ns_ int, ids text[]) RETURNS void LANGUAGE plpgsql
 SET search_path FROM CURRENT SET plan_cache_mode = force_generic_plan SET jit = off
 SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$
@@ -141,8 +141,8 @@ BEGIN
     ));
 END $$;
 
--- Takes hold of once-only keys, in one order for everybody; returns who holds each.
--- `fresh` says that nobody did: the row is the caller's, to be kept or removed.
+-- Locks once-only keys, always in the same order; returns the holder of each. `fresh` means that
+-- there was none: the row is the caller's, to be kept or removed.
 CREATE FUNCTION hold_keys(
     ns_ int, queue_numbers int[], keys_ text[], ids text[], untils bigint[]
 ) RETURNS TABLE (queue_ int, key_ text, id_ text, until_ bigint, fresh boolean) LANGUAGE sql
@@ -155,7 +155,7 @@ SET search_path FROM CURRENT AS $$
     RETURNING queue, key, id, until_at, xmax = 0
 $$;
 
--- Writes who holds each key now; an id of NULL lets the key go.
+-- Writes the current holder of each key; an id of NULL frees the key.
 CREATE FUNCTION keep_keys(queue_numbers int[], keys_ text[], ids text[], untils bigint[])
 RETURNS void LANGUAGE plpgsql
 SET search_path FROM CURRENT SET plan_cache_mode = force_generic_plan SET jit = off
@@ -176,10 +176,10 @@ BEGIN
     ));
 END $$;
 
--- Lets go of at most `most` keys whose window is over and whose job is finished. They are locked
--- first: whoever takes such a key for a new job has either not begun or is seen by the DELETE.
--- Those that are still held are not looked at again for a while, so that many of them do not stand
--- in front of the others.
+-- Frees at most `most` keys whose window is over and whose job is finished. They are locked first:
+-- a call that takes such a key for a new job has either not begun or is seen by the DELETE. Keys
+-- that are still held are not checked again for a while, so that many of them do not block the
+-- others.
 CREATE FUNCTION free_keys(ns_ int, now_ bigint, most int) RETURNS void LANGUAGE plpgsql
 SET search_path FROM CURRENT SET plan_cache_mode = force_generic_plan SET jit = off
 SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$
@@ -196,7 +196,7 @@ BEGIN
     UPDATE keys k SET look_at = now_ + 600000 WHERE k.ctid = ANY (places);
 END $$;
 
--- Each record is written only on the version that was read; in one order for everybody.
+-- Writes each record only on the version that was read; always in the same order.
 CREATE FUNCTION save(
     ns_ int, kinds text[], keys_ text[], versions bigint[], contents bytea[]
 ) RETURNS boolean[] LANGUAGE plpgsql
@@ -233,7 +233,7 @@ BEGIN
     RETURN answers;
 END $$;
 
--- How many there are in each queue, counted to `most` and by index ranges, and the oldest due.
+-- The counts of each queue, up to `most` and by index ranges, and the oldest due time.
 CREATE FUNCTION counts(ns_ int, given bigint, most int)
 RETURNS TABLE (
     number_ int, settings_ bytea, ready int, delayed int, leased int, overdue int, done int,
@@ -303,7 +303,7 @@ BEGIN
     END LOOP;
 END $$;
 
--- Removes at most `most` jobs of a dropped queue that nobody is at work on, and as many keys.
+-- Removes at most `most` jobs of a dropped queue that no other call holds, and as many keys.
 CREATE FUNCTION purge(ns_ int, queue_ int, most int) RETURNS int LANGUAGE plpgsql
 SET search_path FROM CURRENT SET plan_cache_mode = force_generic_plan SET jit = off
 SET enable_seqscan = off SET enable_bitmapscan = off AS $$

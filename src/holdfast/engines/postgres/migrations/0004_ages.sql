@@ -1,8 +1,8 @@
--- Records have an age. Nobody knows when those that are there were saved: theirs counts from now.
+-- Records have an age. It is not known when existing ones were saved: their age counts from now.
 ALTER TABLE records ADD COLUMN saved_at bigint NOT NULL DEFAULT now_ms(NULL);
 
--- Each record is written only on the version that was read; in one order for everybody.
--- Its older form stays, for those who opened the store before it was changed.
+-- Writes each record only on the version that was read; always in the same order. The older form
+-- stays, for processes that opened the store before it was changed.
 CREATE FUNCTION save(
     ns_ int, given bigint, kinds text[], keys_ text[], versions bigint[], contents bytea[]
 ) RETURNS boolean[] LANGUAGE plpgsql

@@ -1,12 +1,12 @@
--- A job is written twice more after it came in: when it is leased and when it ends. Half of each
--- page is left for that, so that its next version stands beside it (half the log, and no
+-- A job is written twice more after its insert: when it is leased and when it ends. Half of each
+-- page is left free for that, so that the next version is on the same page (half the log, and no
 -- search for another page), and the indexes that get an entry for each version have room for all
--- three without splitting or looking for dead ones. What is written already stays as it is.
+-- three without splitting or looking for dead ones. Existing pages stay as they are.
 ALTER TABLE jobs SET (fillfactor = 50);
 ALTER INDEX jobs_id SET (fillfactor = 40);
 ALTER INDEX jobs_seq SET (fillfactor = 40);
 
--- Jobs are looked up one by one. Without statistics a bitmap is planned for each, for a single row.
+-- Jobs are looked up one by one. Without statistics a bitmap is planned for each single row.
 ALTER FUNCTION complete SET enable_bitmapscan = off;
 ALTER FUNCTION renew SET enable_bitmapscan = off;
 ALTER FUNCTION lease_ids SET enable_bitmapscan = off;

@@ -1,17 +1,17 @@
--- Flow control: strict groups, dependencies, limits, rates and fairness. Queues and jobs that use
--- none of it stay as they are: `laned` is false for such a queue, `flow` 0 for such a job.
+-- Flow control: strict groups, dependencies, limits, rates and fairness. It changes nothing for
+-- queues and jobs that do not use it: `laned` is false for such a queue, `flow` 0 for such a job.
 
--- flow: 1 has a lane, 2 is in a group, 4 has parents, 8 has children, 16 is behind in its group,
--- 32 was leased before its queue had lanes.
--- holds: open parents, + 1 while behind, + 1,000,000 while put aside as expired.
--- lane: where the job waits, and while it is leased the lane whose slots it holds; of a job that is
--- done it says nothing, nor does flow of a lane: to leave them saves half of what is logged.
+-- flow: 1 has a lane, 2 is in a group, 4 has parents, 8 has children, 16 is behind in its group, 32
+-- was leased before its queue had lanes. holds: open parents, + 1 while behind, + 1,000,000 while
+-- held as expired. lane: where the job waits and, while it is leased, the lane whose slots it
+-- holds; for a done job it has no meaning, nor has the lane bit of flow: leaving them halves the
+-- log.
 ALTER TABLE jobs
     ADD COLUMN flow smallint NOT NULL DEFAULT 0,
     ADD COLUMN lane int,
     ADD COLUMN fingerprint text COLLATE "C";
 
--- Jobs that were put aside, and those of a group that came in before groups were strict.
+-- Jobs held as expired, and jobs of a group that arrived before groups were strict.
 UPDATE jobs SET holds = 1000000 WHERE state = 0 AND holds <> 0;
 UPDATE jobs SET flow = 2 WHERE grp IS NOT NULL;
 UPDATE jobs j SET flow = 18, holds = j.holds + 1
@@ -22,7 +22,7 @@ WHERE j.grp IS NOT NULL AND j.state = 0 AND EXISTS (
 
 CREATE INDEX jobs_laned ON jobs (lane, rank, due_at, place)
     WHERE state = 0 AND holds = 0 AND lane IS NOT NULL;
--- Whoever is exposed of a group is the only one.
+-- Only one job of a group is exposed.
 CREATE UNIQUE INDEX jobs_exposed ON jobs (queue, grp)
     WHERE grp IS NOT NULL AND state = 0 AND (flow & 16) = 0;
 CREATE INDEX jobs_grouped ON jobs (queue, grp, state, seq)
@@ -30,16 +30,16 @@ CREATE INDEX jobs_grouped ON jobs (queue, grp, state, seq)
 DROP INDEX jobs_aside;
 CREATE INDEX jobs_aside ON jobs (queue, due_at, place) WHERE state = 0 AND holds <> 0;
 
--- laned: its jobs wait in lanes, because of limits, fairness, aging or batches of a group.
--- fairness: 0 off, 1 shares, 2 noisy.
+-- laned: its jobs wait in lanes, because of limits, fairness, aging or group batches. fairness: 0
+-- off, 1 shares, 2 noisy.
 ALTER TABLE queues
     ADD COLUMN laned boolean NOT NULL DEFAULT false,
     ADD COLUMN fairness smallint NOT NULL DEFAULT 0,
     ADD COLUMN aging_ms bigint,
     ADD COLUMN group_batch int NOT NULL DEFAULT 1;
 
--- Whoever changes the flow of a queue holds the lock of its domain, before any row of a job. Queues
--- that share a limit are one domain, so that its slots need no locks of their own.
+-- A call that changes the flow of a queue holds the lock of its domain, before any row of a job.
+-- Queues that share a limit are one domain, so that its slots need no separate locks.
 CREATE SEQUENCE domains AS int;
 CREATE TABLE limit_domains (
     ns      int NOT NULL,
@@ -48,7 +48,7 @@ CREATE TABLE limit_domains (
     PRIMARY KEY (ns, name)
 );
 
--- sorting: its jobs are on their way into the lanes of its new settings. The cursor says how far.
+-- sorting: its jobs are being moved into the lanes of its new settings. The cursor is the progress.
 CREATE TABLE flows (
     queue     int PRIMARY KEY,
     domain    int NOT NULL,
@@ -62,7 +62,7 @@ CREATE TABLE flows (
 ) WITH (fillfactor = 20);
 CREATE INDEX flows_domain ON flows (domain);
 
--- Jobs that passed from one index of waiting jobs to the other while their queue was being sorted:
+-- Jobs that moved from one index of waiting jobs to the other while their queue was being sorted:
 -- the cursor may have missed them.
 CREATE TABLE strays (
     queue  int NOT NULL,
@@ -97,8 +97,8 @@ CREATE TABLE slots (
     UNIQUE (ns, name, key)
 ) WITH (fillfactor = 50, autovacuum_vacuum_threshold = 5000, autovacuum_vacuum_scale_factor = 0.01);
 
--- Jobs that are alike to a leaser wait in one lane. plain: nothing but task and time tells them
--- apart. key is made of the rest.
+-- Jobs that a leasing call need not distinguish wait in one lane. plain: they differ from others
+-- only in task and time. key is made of the other fields.
 CREATE TABLE lanes (
     number  int GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     queue   int NOT NULL,
@@ -110,10 +110,10 @@ CREATE TABLE lanes (
     UNIQUE (queue, key)
 );
 
--- Where the first job of each lane at each priority is that waits for nothing but its time and its
--- slots; never behind it, but it may be gone: whoever goes by it looks, and writes it anew.
--- parked: NULL if it may go, 0 while it is not due, else the slot that has no room for it.
--- turn: that of its tenant, or whether it is noisy.
+-- Position of the first job of each lane at each priority that waits only for its time and its
+-- slots. It is never behind that job, but the job may be gone: a call that uses it checks, and
+-- writes it again. parked: NULL if it may start, 0 while it is not due, otherwise the slot without
+-- room. turn: that of its tenant, or whether the tenant is noisy.
 CREATE TABLE heads (
     lane    int NOT NULL,
     rank    smallint NOT NULL,
@@ -130,8 +130,8 @@ CREATE INDEX heads_asleep ON heads (queue, due_at) WHERE parked = 0;
 CREATE INDEX heads_parked ON heads (queue, parked) WHERE parked > 0;
 CREATE INDEX heads_tenant ON heads (queue, tenant) WHERE tenant IS NOT NULL;
 
--- Slots that heads of a queue are parked at, and from when on there may be room; NULL is not
--- before a lease ends.
+-- Slots at which heads of a queue are parked, and from when there may be room; NULL: not before a
+-- lease ends.
 CREATE TABLE parks (
     queue    int NOT NULL,
     slot     int NOT NULL,
@@ -140,8 +140,8 @@ CREATE TABLE parks (
 ) WITH (fillfactor = 50, autovacuum_vacuum_threshold = 5000, autovacuum_vacuum_scale_factor = 0.01);
 CREATE INDEX parks_wake ON parks (queue, wake_us) WHERE wake_us IS NOT NULL;
 
--- What ended leases give back and how long they took, until the next who holds the flow counts it
--- in: to end a lease nobody has to wait for a leaser.
+-- What ended leases free and how long they took, until the next holder of the flow lock applies it:
+-- ending a lease does not wait for a leasing call.
 CREATE TABLE freed (
     number   bigint GENERATED ALWAYS AS IDENTITY,
     at       bigint NOT NULL,
@@ -165,8 +165,8 @@ CREATE TABLE tenants (
     PRIMARY KEY (queue, tenant)
 ) WITH (fillfactor = 50, autovacuum_vacuum_threshold = 5000, autovacuum_vacuum_scale_factor = 0.01);
 
--- What a child still waits for. on_done and on_death: what such an end of the
--- parent means, 0 it need wait no longer, 1 it is cancelled, 2 it waits on.
+-- The parents that a child still waits for. on_done and on_death: the effect of such an end of the
+-- parent: 0 the child no longer waits for it, 1 it is cancelled, 2 it keeps waiting.
 CREATE TABLE edges (
     child     bigint NOT NULL,
     ns        int NOT NULL,
@@ -177,7 +177,7 @@ CREATE TABLE edges (
 );
 CREATE INDEX edges_parent ON edges (parent, ns, child);
 
--- Parents that ended and whose children do not know yet. state NULL: it was deleted before its end.
+-- Ended parents whose children were not notified yet. state NULL: deleted before its end.
 CREATE TABLE endings (
     number  bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     at      bigint NOT NULL DEFAULT now_ms(NULL),
@@ -186,7 +186,7 @@ CREATE TABLE endings (
     parent  text COLLATE "C" NOT NULL
 );
 
--- Ids that children still wait for though no such job is there: it may come in once more.
+-- Ids of missing jobs that children still wait for: such a job may be enqueued again.
 CREATE TABLE awaited (
     ns      int NOT NULL,
     parent  text COLLATE "C" NOT NULL,

@@ -1,12 +1,12 @@
--- What a change of a job means for its group, its lane, its slots and its children. Functions that
--- set nothing of their own are called by others, which have.
+-- Effects of a change of a job on its group, its lane, its slots and its children. Functions
+-- without settings of their own are called by others that have them.
 
--- The instant of rates: the one that a test gives, or the server's own.
+-- The instant for rates: the one that a test passes, or the server's own.
 CREATE FUNCTION micros(given bigint) RETURNS bigint LANGUAGE sql AS $$
     SELECT coalesce(given * 1000, floor(extract(epoch FROM clock_timestamp()) * 1000000)::bigint)
 $$;
 
--- Holds the domains of these queues, in one order for everybody.
+-- Locks the domains of these queues, always in the same order.
 CREATE FUNCTION lock_flow(numbers int[]) RETURNS void LANGUAGE plpgsql
 SET search_path FROM CURRENT SET plan_cache_mode = force_generic_plan SET enable_seqscan = off AS $$
 DECLARE
@@ -26,8 +26,8 @@ BEGIN
     END IF;
 END $$;
 
--- The queues of these domains, which are held. A lock that is no row: it is handed on without a
--- write, and nobody has to read it anew.
+-- The queues of these domains, which are locked. The lock is not a row: it passes on without a
+-- write, and no call has to read it again.
 CREATE FUNCTION lock_domains(numbers int[]) RETURNS int[] LANGUAGE plpgsql AS $$
 DECLARE
     queues_ int[];
@@ -45,7 +45,7 @@ CREATE FUNCTION domain_key(number int) RETURNS bigint LANGUAGE sql AS $$
     SELECT hashtextextended('holdfast flow ' || current_schema(), number)
 $$;
 
--- Queues by name. They keep their shape, plain or with lanes, until the caller's transaction ends.
+-- Queues by name. They keep or lack lanes until the caller's transaction ends.
 CREATE FUNCTION lines(ns_ int, names text[])
 RETURNS TABLE (name text, number int, settings bytea, laned boolean) LANGUAGE plpgsql
 SET search_path FROM CURRENT SET plan_cache_mode = force_generic_plan SET enable_seqscan = off AS $$
@@ -56,14 +56,15 @@ BEGIN
     WHERE q.ns = ns_ AND q.name = ANY (names);
 END $$;
 
--- A job as its flow sees it.
+-- The columns of a job that flow control needs.
 CREATE TYPE flowing AS (
     seq bigint, queue int, lane int, state smallint, rank smallint, flow smallint,
     leased_at bigint, id text, tenant text, grp text
 );
 
--- Everything that the change of jobs from `was` to `now_is` means for others; the numbers of the
--- endings that their children must be told of. Without `now_is` all have ended, as `ended` says.
+-- Applies all effects of the change of jobs from `was` to `now_is`; returns the numbers of the
+-- endings of which children must be notified. Without `now_is` all have ended, in the state
+-- `ended`.
 CREATE FUNCTION reflow(
     ns_ int, now_ bigint, was flowing[], now_is flowing[], ended smallint
 ) RETURNS bigint[] LANGUAGE plpgsql AS $$
@@ -112,7 +113,7 @@ BEGIN
     RETURN endings_;
 END $$;
 
--- Notes what leases held and how long they took.
+-- Records the slots that leases held and how long they took.
 CREATE FUNCTION vacate(
     now_ bigint, lanes_ int[], queues_ int[], tenants_ text[], leased_ats bigint[]
 ) RETURNS void LANGUAGE plpgsql AS $$
@@ -158,7 +159,7 @@ BEGIN
     END LOOP;
 END $$;
 
--- Counts in what ended leases of these queues gave back, which are all of their domains.
+-- Applies what ended leases of these queues freed; these are all queues of their domains.
 CREATE FUNCTION count_in(queues_ int[]) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     all_ freed[];
@@ -195,7 +196,7 @@ BEGIN
     END LOOP;
 END $$;
 
--- Exposes of each of these groups the first that waits, if none is leased, and no other.
+-- Exposes the first waiting job of each of these groups, if none is leased, and no other.
 CREATE FUNCTION regroup(now_ bigint, queues_ int[], grps text[]) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -240,7 +241,7 @@ BEGIN
         )
         SELECT array_agg(s.lane), array_agg(s.rank), array_agg(s.queue), array_agg(s.seq)
         INTO lanes_, ranks, homes, seqs FROM set_back s;
-        -- Somebody is just about to lease it: then it stays, and all is to be decided anew.
+        -- Another call is about to lease it: it stays exposed, and the caller must decide again.
         IF coalesce(cardinality(lanes_), 0) < cardinality(back) THEN
             RAISE serialization_failure USING MESSAGE = 'the head of a group is being leased';
         END IF;
@@ -257,14 +258,14 @@ BEGIN
         PERFORM note_strays(homes || more_homes, seqs || more_seqs);
         PERFORM refresh(now_, lanes_ || more_lanes, ranks || more_ranks);
     END IF;
-    -- One that was just made a parent was passed over: it is found where it went.
+    -- A job that just became a parent was skipped: it is found at its new version.
     IF coalesce(cardinality(more_seqs), 0) < cardinality(forth) THEN
         PERFORM regroup(now_, queues_, grps);
     END IF;
 END $$;
 
--- Jobs, each of the queue at its position, that went from one index of waiting jobs to the other:
--- perhaps past whoever is sorting.
+-- Jobs, each with the position of its queue, that moved from one index of waiting jobs to the
+-- other: the call that sorts the queue may have passed them.
 CREATE FUNCTION note_strays(queues_ int[], seqs bigint[]) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
     INSERT INTO strays (queue, seq)

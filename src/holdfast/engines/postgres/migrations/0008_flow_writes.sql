@@ -1,9 +1,9 @@
--- Jobs added, written back and removed, with what that means for their flow.
+-- Adds, writes back and removes jobs, with the effects on their flow.
 
--- Adds jobs whose admission is decided; returns the ids that were known before. With seqs nobody
--- knew them a moment ago: then it must be decided anew, and all is undone.
--- An empty array stands for a column of defaults; refs are positions in queue_numbers.
--- Known ids are rare: looking for them only after an insert failed makes all others faster.
+-- Adds admitted jobs; returns the ids that were already known. With seqs, none was known a moment
+-- ago: if one is, admission must be decided again, and everything is rolled back. An empty array
+-- stands for a column of defaults; refs are positions in queue_numbers. Known ids are rare: looking
+-- for them only after an insert failed makes all other calls faster.
 DROP FUNCTION put;
 CREATE FUNCTION put(
     ns_ int, at bigint, queue_numbers int[], refs int[], seqs bigint[], ids text[], tasks text[],
@@ -71,7 +71,7 @@ BEGIN
     RETURN known_;
 END $$;
 
--- Children may wait for an id that was there before.
+-- Children may wait for an id that existed before.
 CREATE FUNCTION recognise(ns_ int, ids text[]) RETURNS void LANGUAGE plpgsql
 SET search_path FROM CURRENT SET plan_cache_mode = force_generic_plan SET enable_seqscan = off AS $$
 BEGIN
@@ -80,7 +80,7 @@ BEGIN
     DELETE FROM awaited a WHERE a.ns = ns_ AND a.parent = ANY (ids);
 END $$;
 
--- Adds plain jobs if every queue takes them as they come; NULL when it must be looked into.
+-- Adds plain jobs if every queue accepts them without a further check; NULL otherwise.
 CREATE OR REPLACE FUNCTION put_plain(
     ns_ int, given bigint, names text[], bytes_max int, refs int[], ids text[], tasks text[],
     payloads bytea[], ranks smallint[], delays bigint[], expiries bigint[], tenants text[],
@@ -90,7 +90,7 @@ SET search_path FROM CURRENT SET plan_cache_mode = force_generic_plan SET jit = 
 DECLARE
     queue_numbers int[];
 BEGIN
-    -- While this goes on no queue comes to have lanes.
+    -- No queue gets lanes until this transaction ends.
     PERFORM pg_advisory_xact_lock_shared(ns_, hashtext(w.name)) FROM unnest(names) AS w(name);
     queue_numbers := ARRAY(
         SELECT q.number
@@ -106,8 +106,8 @@ BEGIN
                expiries, '{}', tenants, grps, leases, extras, '{}', '{}', '{}');
 END $$;
 
--- Lanes by what tells them apart, made where they are missing. Slots are (ref, limit, key): those
--- of the lane at the position `ref`. Under the lock of the flow.
+-- Lanes by their distinguishing fields; missing ones are created. Slots are (ref, limit, key):
+-- those of the lane at the position `ref`. The flow lock is held.
 CREATE FUNCTION lanes_for(
     ns_ int, queue_numbers int[], keys_ bytea[], tasks text[], tenants_ text[], plains boolean[],
     refs int[], limits text[], slot_keys text[]
@@ -146,10 +146,10 @@ BEGIN
     );
 END $$;
 
--- A job as a decision needs it has what its flow needs too.
+-- The columns for a decision include those that flow control needs.
 ALTER TYPE kept ADD ATTRIBUTE fingerprint text, ADD ATTRIBUTE flow smallint;
 
--- Locks jobs in the order of seq, which must be that of the list.
+-- Locks jobs in the order of seq, in which the list must be.
 CREATE OR REPLACE FUNCTION hold(ns_ int, seqs bigint[], whole boolean) RETURNS SETOF kept
 LANGUAGE plpgsql
 SET search_path FROM CURRENT SET plan_cache_mode = force_generic_plan SET jit = off
@@ -170,10 +170,10 @@ BEGIN
     WHERE q.name IS NOT NULL;
 END $$;
 
--- Writes jobs back if they are as they were read. place or payload NULL leaves it as it is.
--- A lane is given to those that wait in a queue with lanes. `locked` says that their flow is held:
--- it must be for all that have any. NULL when one of them has changed; else the endings that
--- children are to be told of.
+-- Writes jobs back if they are unchanged since they were read. place or payload NULL keeps it. Jobs
+-- that wait in a queue with lanes get a lane. `locked` means that the flow locks are held, as they
+-- must be for all jobs that need them. NULL if a job has changed; otherwise the endings of which
+-- children must be notified.
 DROP FUNCTION rewrite;
 CREATE FUNCTION rewrite(
     ns_ int, now_ bigint, locked boolean, seqs bigint[], versions_before int[],
@@ -251,7 +251,7 @@ BEGIN
     RETURN endings_;
 END $$;
 
--- Removes jobs and all that hangs on them; the endings that children are to be told of.
+-- Removes jobs and all rows that belong to them; returns the endings to notify children of.
 CREATE FUNCTION erase(ns_ int, now_ bigint, seqs bigint[]) RETURNS bigint[] LANGUAGE plpgsql
 SET search_path FROM CURRENT SET plan_cache_mode = force_generic_plan SET jit = off
 SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$

@@ -1,11 +1,11 @@
--- How jobs are done, and how children hear of the end of their parents.
+-- Completing jobs, and notifying children of the end of their parents.
 
 -- Completes plain jobs under their tokens, leased or waiting. Returns the ids of those that are
--- done under their token, now or since an earlier call; NULL when all were completed just now.
--- If the first is NULL, others are left to `complete_flow`, which has to hold their flow first.
--- A row that another call changed since the statement began is passed over, and met again by the
--- next round, whose snapshot sees what that call left. Token and state are asked of `j` as well:
--- older servers do not pass such a row over, but write to it if what is asked of `j` still holds.
+-- done under their token, now or since an earlier call; NULL if all were completed just now. If the
+-- first is NULL, others are left to `complete_flow`, which needs their flow locks. A row that
+-- another call changed since the statement began is skipped, and found by the next round, whose
+-- snapshot sees that change. Token and state of `j` are compared as well: older servers do not skip
+-- such a row, but write to it if the conditions on `j` still hold.
 CREATE OR REPLACE FUNCTION complete(
     ns_ int, given bigint, ids text[], tokens_ bigint[], results bytea[]
 ) RETURNS text[] LANGUAGE plpgsql
@@ -49,10 +49,10 @@ BEGIN
     RAISE serialization_failure USING MESSAGE = 'the jobs are being changed too fast';
 END $$;
 
--- Completes leases that nobody else has to be held for: those of a lane without a group, and with
--- `grouped` those of a group without a lane, whose next is exposed. Others that end leases of such
--- queues may do so at the same time: no group has more than one.
--- `done` as in `complete`; `is_left` says that some are left to `complete_flow`.
+-- Completes leases that need no exclusive flow lock: those of a lane without a group, and with
+-- `grouped` those of a group without a lane, whose next job is exposed. Other calls may end leases
+-- of such queues at the same time: no group has more than one. `done` as in `complete`; `is_left`
+-- means that some are left to `complete_flow`.
 CREATE FUNCTION complete_light(
     ns_ int, given bigint, names text[], grouped boolean, ids text[], tokens_ bigint[],
     results bytea[], OUT done text[], OUT endings_ bigint[], OUT had_flow boolean,
@@ -105,7 +105,7 @@ BEGIN
     END IF;
     is_left := grps IS NOT NULL;
     WHILE is_left LOOP
-        -- One that was just made a parent is passed over, and found where it went the next time.
+        -- A job that just became a parent is skipped, and found at its new version next time.
         WITH next_ AS MATERIALIZED (
             SELECT x.ctid AS place FROM unnest(grp_queues, grps) AS u(queue, grp)
             CROSS JOIN LATERAL (
@@ -146,8 +146,8 @@ BEGIN
     END IF;
 END $$;
 
--- Those of the queues named that have no lanes and will have none for now: their domains are held,
--- together with others who do the same.
+-- The named queues that have no lanes and get none before the transaction ends: their domains are
+-- locked in shared mode.
 CREATE FUNCTION share_flow(ns_ int, names text[]) RETURNS int[] LANGUAGE plpgsql AS $$
 DECLARE
     found_ int[] := ARRAY(
@@ -162,8 +162,9 @@ BEGIN
     );
 END $$;
 
--- Completes jobs of every kind, under their flow; and the endings to tell children of. They are
--- said to be in the queues named; without names it is looked up. `had_flow`: it was of use.
+-- Completes jobs of every kind, with their flow locks held; also returns the endings to notify
+-- children of. The jobs should be in the named queues; without names the queues are looked up.
+-- `had_flow`: the locks were needed.
 CREATE FUNCTION complete_flow(
     ns_ int, given bigint, names text[], ids text[], tokens_ bigint[], results bytea[],
     OUT done text[], OUT endings_ bigint[], OUT had_flow boolean
@@ -228,9 +229,10 @@ BEGIN
     END IF;
 END $$;
 
--- Tells children of the ends of their parents, which are given by ascending numbers; at most `most`
--- edges at a time. Returns those that will never have what they wait for, and of which parent and
--- how it ended; `left_` says that there is more to do. Whoever need not wait any longer is let go.
+-- Notifies children of the ends of their parents, which are given by ascending numbers; at most
+-- `most` edges at a time. Returns the children whose condition can never be met, with the parent
+-- and its state; `left_` means that there is more to do. Children that need not wait any longer are
+-- released.
 CREATE FUNCTION release(ns_ int, given bigint, numbers_ bigint[], most int)
 RETURNS TABLE (child_ bigint, parent_ text, state_ smallint, left_ boolean) LANGUAGE plpgsql
 SET search_path FROM CURRENT SET plan_cache_mode = force_generic_plan SET jit = off
@@ -280,7 +282,7 @@ BEGIN
     FROM (SELECT DISTINCT u.seq FROM unnest(seqs) AS u(seq)) w
     CROSS JOIN LATERAL (SELECT y.queue FROM jobs y WHERE y.ns = ns_ AND y.seq = w.seq OFFSET 0) j;
     PERFORM lock_flow(queues_);
-    -- All are locked, and then looked at: a condition here would choose whom to lock.
+    -- All are locked first and checked then: a condition here would choose which rows to lock.
     SELECT array_agg(j.queue) INTO homes
     FROM (SELECT DISTINCT u.seq FROM unnest(seqs) AS u(seq) ORDER BY 1) w
     CROSS JOIN LATERAL (
@@ -290,7 +292,7 @@ BEGIN
         RAISE serialization_failure USING MESSAGE = 'a child went to another queue meanwhile';
     END IF;
     now_ := now_ms(given);
-    -- What somebody else was faster with is not told twice.
+    -- Endings that another call handled first are not notified twice.
     WITH closed AS (
         DELETE FROM edges x USING unnest(tids, refs) AS w(tid_, ref)
         WHERE x.ctid = w.tid_ RETURNING x.child, x.on_done, x.on_death, w.ref
@@ -336,13 +338,13 @@ BEGIN
     END IF;
 END $$;
 
--- A child that is lost waits for nobody any more.
+-- A lost child no longer waits for any parent.
 CREATE FUNCTION close_edges(seqs bigint[]) RETURNS void LANGUAGE sql
 SET search_path FROM CURRENT AS $$
     DELETE FROM edges WHERE child = ANY (seqs)
 $$;
 
--- Adds what new jobs wait for, and tells their parents that they have children.
+-- Adds the edges of new jobs, and marks their parents as having children.
 CREATE FUNCTION link(
     ns_ int, seqs bigint[], on_dones smallint[], on_deaths smallint[], parents text[]
 ) RETURNS void LANGUAGE plpgsql
@@ -362,7 +364,7 @@ BEGIN
     WHERE j.ctid = x.ctid;
 END $$;
 
--- Locks jobs that others will wait for, in the order of seq, and says how they are.
+-- Locks jobs that others will wait for, in the order of seq, and returns their states.
 CREATE FUNCTION hold_parents(ns_ int, ids text[]) RETURNS TABLE (id_ text, state_ smallint)
 LANGUAGE plpgsql
 SET search_path FROM CURRENT SET plan_cache_mode = force_generic_plan SET jit = off

@@ -1,9 +1,9 @@
--- Leasing from queues with lanes, under their flow.
+-- Leasing from queues with lanes, under their flow locks.
 
--- Leases due jobs of the queues named, in their order. Priorities are walked by index probes, so
--- that jobs which are not due cost nothing however many they are. A single row without an id says
--- that expired jobs were put aside and more may be in the way: ask again; with a seq, that the
--- queues it names have lanes: ask `lease_flow`.
+-- Leases due jobs of the named queues, in their order. Priorities are walked by index probes, so
+-- that any number of jobs that are not due costs nothing. A single row without an id means that
+-- expired jobs were held and more may be in the way: call again; with a seq, that the queues it
+-- names have lanes: call `lease_flow`.
 CREATE OR REPLACE FUNCTION lease(
     ns_ int, given bigint, names text[], most int, worker_ text, span bigint, tasks text[]
 ) RETURNS SETOF held LANGUAGE plpgsql
@@ -79,8 +79,8 @@ BEGIN
     END LOOP;
 END $$;
 
--- Leases due jobs of the queues named, in their order and in the order in which they are taken. A
--- row without an id: ask again; with a seq, the queue of that number has to be sorted first.
+-- Leases due jobs of the named queues, in their order and in the order in which they are taken. A
+-- row without an id: call again; with a seq, the queue of that number must be sorted first.
 CREATE FUNCTION lease_flow(
     ns_ int, given bigint, names text[], most int, worker_ text, span bigint, tasks text[]
 ) RETURNS SETOF held LANGUAGE plpgsql
@@ -167,8 +167,8 @@ BEGIN
     END LOOP;
 END $$;
 
--- Leases jobs of one queue one after the other, each the best at its time, and says where they are.
--- Followers of a group go with its head.
+-- Leases jobs of one queue one after the other, each the best at its time, and returns their
+-- positions. Followers of a group go with its head.
 CREATE FUNCTION lease_one_by_one(
     line queues, now_ bigint, now_us bigint, need_ int, most int, worker_ text, span bigint,
     tasks text[]
@@ -269,7 +269,7 @@ BEGIN
     RETURN answer;
 END $$;
 
--- Leases jobs of one queue that are free to go, and says where they are then, in the same order.
+-- Leases jobs of one queue that may start, and returns their new row positions in the same order.
 CREATE FUNCTION grant_lease(
     line queues, now_ bigint, places tid[], worker_ text, span bigint
 ) RETURNS tid[] LANGUAGE plpgsql AS $$
@@ -284,19 +284,20 @@ BEGIN
             holds = 0, flow = j.flow & ~16
         FROM unnest(places) WITH ORDINALITY AS u(place, o)
         WHERE j.ctid = u.place AND j.state = 0
-          -- One whose row somebody had when the expired ones were put aside.
+          -- A job whose row another call held when the expired ones were held.
           AND (j.expires_at IS NULL OR j.expires_at > now_)
         RETURNING j.ctid AS tid_, u.o
     )
     SELECT array_agg(g.tid_ ORDER BY g.o) INTO answer FROM granted g;
-    -- Whoever makes a job a parent holds no flow. Room was taken for it, so that all is done anew.
+    -- A call that makes a job a parent holds no flow lock. Room was taken for the job, so the call
+    -- is repeated.
     IF coalesce(cardinality(answer), 0) < cardinality(places) THEN
         RAISE serialization_failure USING MESSAGE = 'a job to be leased was changed meanwhile';
     END IF;
     RETURN answer;
 END $$;
 
--- For how many more jobs there is room in all of these slots now.
+-- The number of further jobs for which all of these slots have room now.
 CREATE FUNCTION room(queue_ int, slots_ int[], now_us bigint) RETURNS int LANGUAGE plpgsql AS $$
 BEGIN
     RETURN (
@@ -315,7 +316,7 @@ BEGIN
     );
 END $$;
 
--- Takes room for so many jobs in each of these slots, and starts of their rates.
+-- Takes room for this many jobs in each of these slots, and starts of their rates.
 CREATE FUNCTION occupy(queue_ int, now_us bigint, slots_ int[], counts int[]) RETURNS void
 LANGUAGE plpgsql AS $$
 BEGIN
@@ -329,7 +330,7 @@ BEGIN
     WHERE s.number = u.slot AND b.name = s.name;
 END $$;
 
--- A tenant whose turn it was has started so many jobs.
+-- Records that a tenant has started this many jobs in its turn.
 CREATE FUNCTION spend_turn(queue_ int, tenant_ text, turn_ bigint, count_ int) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -370,7 +371,7 @@ BEGIN
     );
 END $$;
 
--- Processing time as it counts after a while: half of it after a minute.
+-- Processing time with decay: half of it counts after a minute.
 CREATE FUNCTION decayed(busy_ms float8, since_ms bigint) RETURNS float8 LANGUAGE sql IMMUTABLE AS $$
     SELECT busy_ms * power(2::float8, -least(1000, greatest(0, since_ms) / 60000::float8))
 $$;

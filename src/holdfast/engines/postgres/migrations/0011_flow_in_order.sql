@@ -1,9 +1,9 @@
--- Leasing many jobs at once from queues with lanes: what is best is worked out in memory from a
--- window of candidates, and written by a few statements. It takes what one after the other would.
+-- Leases many jobs at once from queues with lanes: the best ones are computed in memory from a
+-- window of candidates, and written by a few statements. The result is the same as one by one.
 
--- How lanes stand whose jobs are candidates. Lanes and slots are numbered from 1, by their numbers;
+-- The state of the lanes of the candidates. Lanes and slots are numbered from 1, by their numbers;
 -- lane `of_lane[n]` needs slot `needed[n]`. demands: how many of the candidates need each slot;
--- fits: there is room for all of them; then `needed` is not told unless it is `asked` for.
+-- fits: there is room for all of them; then `needed` is only filled if it is `asked` for.
 CREATE TYPE standing AS (
     lanes int[], slots int[], rooms int[], demands int[], fits boolean, of_lane int[],
     needed int[], tids tid[]
@@ -59,13 +59,13 @@ BEGIN
     RETURN answer;
 END $$;
 
--- Which of a row of candidates have room, by their places in it, and which lanes have no more.
+-- The positions of the candidates that have room, and the lanes that have no more.
 CREATE TYPE chosen AS (places int[], full_lanes int[], full_slots int[]);
 
--- Leases by priority and time; the jobs of loud tenants come behind the others of their priority.
--- While no lane has to be passed over, that is the line as it stands. Otherwise a window of jobs in
--- a row begins at the first lane that is not passed over. NULL says that it took too long to find
--- it, and to ask again.
+-- Leases by priority and time; jobs of noisy tenants come after the others of their priority. While
+-- no lane has to be skipped, that is the order of the index. Otherwise a window of consecutive jobs
+-- begins at the first lane that is not skipped. NULL means that finding it took too long: call
+-- again.
 CREATE FUNCTION lease_ordered(
     line queues, now_ bigint, now_us bigint, need_ int, worker_ text, span bigint, tasks text[]
 ) RETURNS tid[] LANGUAGE plpgsql AS $$
@@ -95,7 +95,7 @@ BEGIN
     passes_over := tasks IS NOT NULL OR loud_ IS NOT NULL
         OR EXISTS (SELECT FROM heads h WHERE h.queue = line.number AND h.parked > 0);
     WHILE need > 0 LOOP
-        -- The next priority, or the loud ones of this.
+        -- The next priority, or the noisy tenants of this one.
         IF loud_ IS NOT NULL AND level > -32768 AND NOT is_loud THEN
             is_loud := true;
         ELSE
@@ -157,8 +157,8 @@ BEGIN
     RETURN answer;
 END $$;
 
--- Where the first job of the open lanes is, at this priority. Heads whose job is gone come first,
--- and are written anew, a bounded number of them; those outside of the window are behind its last.
+-- The first jobs of the open lanes at this priority. Heads whose job is gone come first, and are
+-- written again, a bounded number of them; those outside the window are behind its last job.
 CREATE FUNCTION first_open(
     queue_ int, now_ bigint, level smallint, loud_ text[], is_loud boolean, tasks text[],
     OUT due_at bigint, OUT place bigint, OUT is_known boolean
@@ -207,8 +207,8 @@ BEGIN
     END LOOP;
 END $$;
 
--- Which of the jobs of these lanes, in a row, have room in their slots, up to `need` of them; NULL
--- stands for the first ones. What they take is written. The lanes that have no more room are full.
+-- Which of the consecutive jobs of these lanes have room in their slots, up to `need` of them; NULL
+-- stands for the first ones. What they take is written. The lanes without more room are full.
 CREATE FUNCTION choose(queue_ int, now_us bigint, lanes_ int[], need int) RETURNS chosen
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -266,8 +266,8 @@ BEGIN
     RETURN answer;
 END $$;
 
--- Leases the first of all priorities by their age; no more if a lane has no room left, behind which
--- others may be before those that are known here.
+-- Leases the first jobs of all priorities by age; stops if a lane has no room left, because jobs
+-- behind it may come before those that are known here.
 CREATE FUNCTION lease_aged(
     line queues, now_ bigint, now_us bigint, need int, worker_ text, span bigint
 ) RETURNS tid[] LANGUAGE plpgsql AS $$
@@ -311,7 +311,7 @@ BEGIN
     RETURN grant_lease(line, now_, places, worker_, span);
 END $$;
 
--- Takes room for so many jobs in each of these slots, and starts of their rates.
+-- Takes room for this many jobs in each of these slots, and starts of their rates.
 CREATE FUNCTION fill(queue_ int, now_us bigint, tids tid[], counts int[]) RETURNS void
 LANGUAGE plpgsql AS $$
 BEGIN
@@ -325,7 +325,7 @@ BEGIN
     WHERE u.count_ > 0 AND s.ctid = u.tid_ AND b.name = s.name;
 END $$;
 
--- Passes lanes over, at all priorities, until these slots have room.
+-- Skips lanes, at all priorities, until these slots have room.
 CREATE FUNCTION park(queue_ int, now_us bigint, lanes_ int[], slots_ int[]) RETURNS void
 LANGUAGE plpgsql AS $$
 BEGIN
@@ -344,7 +344,7 @@ BEGIN
     ON CONFLICT (queue, slot) DO UPDATE SET wake_us = excluded.wake_us;
 END $$;
 
--- Looks again at heads that have become due, and at those whose slot may have room.
+-- Checks heads that have become due, and those whose slot may have room.
 CREATE FUNCTION unpark(queue_ int, now_ bigint, now_us bigint) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     slots_ int[];
@@ -365,7 +365,7 @@ BEGIN
     END IF;
 END $$;
 
--- For how many jobs there is room in the slots that every job of the queue needs.
+-- The number of jobs for which the slots that every job of the queue needs have room.
 CREATE FUNCTION wide_room(line queues, now_us bigint) RETURNS int LANGUAGE plpgsql AS $$
 BEGIN
     RETURN coalesce((

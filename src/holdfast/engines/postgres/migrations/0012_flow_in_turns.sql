@@ -1,12 +1,12 @@
 -- Leasing many jobs at once where tenants take turns.
 
--- Jobs that turns take, and the next turns of the tenants who had them.
+-- The jobs that turns take, and the next turns of their tenants.
 CREATE TYPE turned AS (taken tid[], turns bigint[]);
 
--- Leases in turns: of the best priority that tenant first whose turn is the least, a few jobs of
--- one of its lanes. A window of lanes is gone through until one outside of it could be better, or
--- what comes next in one of them is not known. NULL says that too many heads had lost their job,
--- and to ask again.
+-- Leases in turns: within the best priority, the tenant with the lowest turn first, a few jobs of
+-- one of its lanes. A window of lanes is processed until one outside it could be better, or the
+-- next job of one of them is not known. NULL means that too many heads had lost their job: call
+-- again.
 CREATE FUNCTION lease_in_turns(
     line queues, now_ bigint, now_us bigint, need_ int, most int, worker_ text, span bigint,
     tasks text[]
@@ -26,7 +26,7 @@ DECLARE
     deep int;
     count_ int;
     per_lane int := quantum;
-    -- Of each lane of the window, by the turn of its tenant.
+    -- For each lane of the window, by the turn of its tenant.
     ranks smallint[];
     lanes_ int[];
     tenants_ text[];
@@ -38,12 +38,12 @@ DECLARE
     nexts int[];
     ends int[];
     is_over boolean[];
-    -- Of each of their tenants.
+    -- For each of their tenants.
     names text[];
     turns bigint[];
     weights_ int[];
     is_spent boolean[];
-    -- Of each of their first jobs.
+    -- For each of their first jobs.
     of_lane int[];
     tids tid[];
     dues bigint[];
@@ -119,7 +119,7 @@ BEGIN
                 CONTINUE;
             END IF;
         END IF;
-        -- So deep that the lanes together have enough, in whole turns.
+        -- Deep enough that the lanes together have enough jobs, in whole turns.
         deep := CASE WHEN outside_turn IS NOT NULL THEN quantum
                      ELSE ((need + count_ - 1) / count_ / quantum + 1) * quantum END;
         SELECT array_agg(t.tenant), array_agg(t.turn), array_agg(t.weight)
@@ -155,7 +155,7 @@ BEGIN
         ) r;
         is_over := array_fill(false, ARRAY[count_]);
         starts := nexts;
-        -- A head whose job is gone is written anew, and it is looked again who is first.
+        -- A head whose job is gone is written again, and the first lane is determined again.
         stale := ARRAY(
             SELECT u.lane FROM unnest(lanes_, nexts, ends, head_dues, head_places)
                 AS u(lane, next_, end_, due_at, place)
@@ -199,14 +199,14 @@ BEGIN
                     best := i;
                     best_turn := turn_;
                 END IF;
-                -- Those that nobody was taken from are in order.
+                -- Lanes from which no job was taken are in order.
                 IF NOT is_spent[tenant_of[i]] THEN
                     fresh_turn := head_turns[i];
                     EXIT;
                 END IF;
             END LOOP;
             EXIT WHEN best IS NULL OR nexts[best] > ends[best];
-            -- As the clock goes on, more of them may come to be equal.
+            -- As the clock advances, more of them may become equal.
             EXIT WHEN vclock_ - credit > floor_
                 AND vclock_ - credit > least(fresh_turn, outside_turn);
             EXIT WHEN outside_turn IS NOT NULL AND (best_turn > outside_turn
@@ -274,8 +274,9 @@ BEGIN
     RETURN answer;
 END $$;
 
--- If whoever had a turn is behind all the others then, each of them has one, in order: the jobs
--- they take, and their next turns. NULL if it is not so simple, or the job of a head is gone.
+-- If each tenant that has had a turn is then behind all the others, each tenant has one turn, in
+-- order: returns the jobs they take, and their next turns. NULL if it is not so simple, or the job
+-- of a head is gone.
 CREATE FUNCTION one_turn_each(
     queue_ int, now_ bigint, level smallint, floor_ bigint, quantum int, lanes_ int[],
     tenants_ text[], head_turns bigint[], head_dues bigint[], head_places bigint[], need int
@@ -326,7 +327,7 @@ BEGIN
     RETURN answer;
 END $$;
 
--- Those who spent their turn get the next, with all their heads.
+-- Tenants that used their turn get the next, with all their heads.
 CREATE FUNCTION advance_turns(
     queue_ int, now_ bigint, lanes_ int[], level smallint, names text[], turns bigint[],
     is_spent boolean[]

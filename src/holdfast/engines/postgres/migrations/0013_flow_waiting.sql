@@ -1,7 +1,7 @@
--- Leasing jobs that are named, putting expired ones aside, and when to look again.
+-- Leasing named jobs, holding expired ones, and when to look again.
 
--- Leases those of the jobs named that are due; a single row without an id says that some have
--- lanes: ask `lease_ids_flow`.
+-- Leases those of the named jobs that are due; a single row without an id means that some have
+-- lanes: call `lease_ids_flow`.
 CREATE OR REPLACE FUNCTION lease_ids(
     ns_ int, given bigint, ids text[], most int, worker_ text, span bigint, tasks text[]
 ) RETURNS SETOF held LANGUAGE plpgsql
@@ -55,7 +55,7 @@ BEGIN
         CASE WHEN j.noted THEN (SELECT n.checkpoint FROM notes n WHERE n.job = j.seq) END;
 END $$;
 
--- The same under the flow of their queues, one after the other as they are named.
+-- The same with the flow locks of their queues, one after the other in the given order.
 CREATE FUNCTION lease_ids_flow(
     ns_ int, given bigint, ids text[], most int, worker_ text, span bigint, tasks text[]
 ) RETURNS SETOF held LANGUAGE plpgsql
@@ -114,7 +114,7 @@ BEGIN
     END LOOP;
 END $$;
 
--- Takes expired jobs out of the line, where the reaper finds them; true when there may be more.
+-- Holds expired jobs, so that only the reaper finds them; true if there may be more.
 CREATE OR REPLACE FUNCTION set_aside(queue_ int, now_ bigint) RETURNS boolean LANGUAGE plpgsql
 SET search_path FROM CURRENT SET plan_cache_mode = force_generic_plan SET jit = off
 SET enable_seqscan = off SET enable_bitmapscan = off AS $$
@@ -146,10 +146,10 @@ BEGIN
     RETURN true;
 END $$;
 
--- The time to the next job that only waits for the clock, its own or that of a rate; 0 if there is
--- one that did so at `seen_at`, an instant before the caller looked, and may have been missed. A
--- caller that listens is noted as waiting; `fresh` says that nobody was before, so that an enqueue
--- may just have been missed.
+-- The time to the next job that waits only for its due time or for a rate; 0 if there is one that
+-- did so at `seen_at`, an instant before the caller looked, and may have been missed. A caller that
+-- listens is registered as waiting; `fresh` means that none was registered before, so that an
+-- enqueue may just have been missed.
 DROP FUNCTION linger;
 CREATE FUNCTION linger(
     ns_ int, given bigint, names text[], ids text[], listens boolean, seen_at bigint,
@@ -204,8 +204,8 @@ BEGIN
     next_ms := CASE WHEN soonest IS NOT NULL THEN greatest(0, soonest - now_) END;
 END $$;
 
--- When the first of the due jobs that waited for a rate at `since_us` may start; at most so many
--- lanes are asked.
+-- When the first of the due jobs that waited for a rate at `since_us` may start; checks a bounded
+-- number of lanes.
 CREATE FUNCTION next_start(queue_ int, now_ bigint, now_us bigint, since_us bigint) RETURNS bigint
 LANGUAGE plpgsql AS $$
 BEGIN

@@ -1,17 +1,17 @@
--- Queues whose flow is declared, the sorting of their waiting jobs, counts, and their end.
+-- Declaring the flow settings of queues, sorting their waiting jobs, counts, and dropping queues.
 
--- The domain of a queue that has these limits, held; a queue that is not there yet has none. What
--- once shared a limit stays together: leases that began before a change still hold its slots.
+-- The domain of a queue with these limits, locked; a new queue has none. Queues that once shared a
+-- limit stay together: leases from before a change still hold its slots.
 CREATE FUNCTION join_flow(ns_ int, name_ text, limits text[]) RETURNS int LANGUAGE plpgsql
 SET search_path FROM CURRENT SET enable_seqscan = off AS $$
 DECLARE
     found_ int[];
     target int;
 BEGIN
-    -- Nobody else of this namespace joins domains meanwhile; of this queue nobody enqueues.
+    -- No other call of this namespace joins domains now, and none enqueues into this queue.
     PERFORM pg_advisory_xact_lock(ns_, 0);
     PERFORM pg_advisory_xact_lock(ns_, hashtext(name_));
-    -- If somebody is just about to give it a domain, that is waited for.
+    -- Wait for a call that is just giving it a domain.
     INSERT INTO flows (queue, domain)
     SELECT q.number, nextval('domains') FROM queues q
     WHERE q.ns = ns_ AND q.name = name_
@@ -38,8 +38,8 @@ BEGIN
     RETURN target;
 END $$;
 
--- Writes what a queue says about its flow. With `anew` its waiting jobs are to be sorted, and
--- until they are it counts as one with lanes.
+-- Writes the flow settings of a queue. With `anew` its waiting jobs are to be sorted, and until
+-- they are it counts as a queue with lanes.
 CREATE FUNCTION declare_flow(
     ns_ int, given bigint, number_ int, domain_ int, wanted_ boolean, anew boolean,
     fairness_ smallint, aging bigint, batch int, names text[], concurrencies int[],
@@ -72,7 +72,8 @@ BEGIN
     DELETE FROM weights WHERE queue = number_;
     INSERT INTO weights (queue, tenant, weight)
     SELECT number_, u.* FROM unnest(tenants_, weights_) AS u;
-    -- There may be room under the new numbers. What an older rate put far ahead comes nearer.
+    -- The new numbers may allow more starts. A start time set far ahead by an older rate moves
+    -- closer.
     UPDATE slots s SET free_us = b.ahead_us + now_us
     FROM (
         SELECT x.name, max(x.burst * x.apart_us) AS ahead_us
@@ -87,7 +88,7 @@ BEGIN
     WHERE p.queue = number_
        OR p.slot IN (SELECT s.number FROM slots s WHERE s.ns = ns_ AND s.name = ANY (names));
     IF anew THEN
-        -- Row locks in one order for everybody.
+        -- Row locks, always in the same order.
         PERFORM FROM jobs WHERE ns = ns_ AND state = 1 AND queue = number_ AND flow & 33 = 0
         ORDER BY seq FOR NO KEY UPDATE;
         UPDATE jobs SET flow = flow | 32
@@ -96,9 +97,9 @@ BEGIN
     RETURN sorting_;
 END $$;
 
--- The next of a queue's waiting jobs to be sorted, whole if it takes their payload to tell. First
--- those that wait for more than their time, then the others, at last those that came to be one or
--- the other meanwhile. Nothing comes back when it is done.
+-- The next waiting jobs of a queue to be sorted, with the payload if the lane depends on it. First
+-- those that wait for more than their time, then the others, finally those that changed between the
+-- two in the meantime. Empty when it is done.
 CREATE FUNCTION to_sort(ns_ int, queue_ int, most int, whole boolean) RETURNS SETOF kept
 LANGUAGE plpgsql
 SET search_path FROM CURRENT SET plan_cache_mode = force_generic_plan SET jit = off
@@ -154,7 +155,7 @@ BEGIN
             RETURNING s.seq
         )
         SELECT seqs || coalesce(array_agg(f.seq), '{}'), count(*) INTO seqs, count_ FROM found_ f;
-        -- With these it is done: those who come in or are let go all the time do not keep it going.
+        -- These are the last: jobs that keep arriving or being released do not prolong the sorting.
         IF count_ < most THEN
             DELETE FROM strays s WHERE s.queue = queue_;
             UPDATE flows f SET sorting = false WHERE f.queue = queue_;
@@ -166,7 +167,7 @@ BEGIN
     ), whole) h;
 END $$;
 
--- Puts waiting jobs into their lanes, or with NULL out of them.
+-- Puts waiting jobs into their lanes, or with NULL removes them from their lanes.
 CREATE FUNCTION sort_into(ns_ int, given bigint, seqs bigint[], lanes_ int[]) RETURNS void
 LANGUAGE plpgsql
 SET search_path FROM CURRENT SET plan_cache_mode = force_generic_plan SET jit = off
@@ -188,7 +189,7 @@ BEGIN
     PERFORM refresh(now_ms(given), before_ || lanes_, ranks || ranks);
 END $$;
 
--- How many there are in each queue, counted to `most` and by index ranges, and the oldest due.
+-- The counts of each queue, up to `most` and by index ranges, and the oldest due time.
 DROP FUNCTION counts;
 CREATE FUNCTION counts(ns_ int, given bigint, most int)
 RETURNS TABLE (
@@ -265,8 +266,8 @@ BEGIN
     END LOOP;
 END $$;
 
--- Removes at most `most` jobs of a dropped queue that nobody is at work on, and as many keys; when
--- none are left, what was counted beside them. Also the endings that children are to be told of.
+-- Removes at most `most` jobs of a dropped queue that no other call holds, and as many keys; when
+-- none are left, its counters. Also returns the endings of which children must be notified.
 DROP FUNCTION purge;
 CREATE FUNCTION purge(
     ns_ int, queue_ int, most int, OUT count_ int, OUT endings_ bigint[]
@@ -287,7 +288,7 @@ BEGIN
          || ARRAY(SELECT j.seq FROM jobs j WHERE j.ns = ns_ AND j.state = 1 AND j.queue = queue_
                   LIMIT most FOR UPDATE SKIP LOCKED);
     count_ := cardinality(seqs);
-    -- Children hear of the ends in the order of arrival.
+    -- Children are notified of the ends in the order of arrival.
     endings_ := erase(ns_, now_ms(NULL), ARRAY(
         SELECT w.seq FROM unnest(seqs) AS w(seq) ORDER BY w.seq
     ));

@@ -1,7 +1,7 @@
--- How limits, tenants and waiting jobs stand: looked at without locks, and bounded.
+-- The state of limits, tenants and waiting jobs: read without locks, and bounded.
 
--- Counters by name and key, and the first of the leases that hold each. What is not there yet has
--- never been used.
+-- Counters by name and key, and the first of the leases that hold each. A missing counter was never
+-- used.
 CREATE FUNCTION slots_shown(ns_ int, names text[], keys_ text[], most int)
 RETURNS TABLE (used_ int, free_us_ bigint, holders text[]) LANGUAGE plpgsql
 SET search_path FROM CURRENT SET plan_cache_mode = force_generic_plan SET jit = off
@@ -27,7 +27,7 @@ BEGIN
     FROM shown s ORDER BY s.o;
 END $$;
 
--- The counters that a queue's limits have: held by anybody, or needed by a waiting job of its own.
+-- The counters of a queue's limits: held by any lease, or needed by a waiting job of the queue.
 CREATE FUNCTION slots_needed(ns_ int, queue_ int, names text[], scan_max int, most int)
 RETURNS TABLE (name_ text, key_ text) LANGUAGE plpgsql
 SET search_path FROM CURRENT SET plan_cache_mode = force_generic_plan SET jit = off
@@ -54,7 +54,7 @@ BEGIN
     ORDER BY s.name, s.key LIMIT most;
 END $$;
 
--- What each tenant of a queue has waiting and leased, when the first of its ready jobs was due,
+-- The waiting and leased jobs of each tenant of a queue, when the first of its ready jobs was due,
 -- and its processing time.
 CREATE FUNCTION tenants_shown(ns_ int, queue_ int, now_ bigint, scan_max int)
 RETURNS TABLE (
@@ -89,7 +89,7 @@ BEGIN
     GROUP BY w.tenant ORDER BY w.tenant COLLATE "C";
 END $$;
 
--- Which parents a waiting job still waits for, and who of its group goes before it.
+-- The parents a waiting job still waits for, and the job of its group that goes before it.
 CREATE FUNCTION waits_shown(ns_ int, seq_ bigint) RETURNS TABLE (parents text[], head text)
 LANGUAGE plpgsql
 SET search_path FROM CURRENT SET plan_cache_mode = force_generic_plan SET jit = off

@@ -1,8 +1,8 @@
--- What is counted beside the jobs is compared with the jobs themselves. One statement compares, in
--- one snapshot; what differs is written anew under the flow it belongs to. Each function returns
--- how many were mended, and works through a bounded part from where it is told.
+-- Compares the stored counters with the jobs. One statement compares, in one snapshot; differences
+-- are corrected under the flow lock they belong to. Each function returns how many were corrected,
+-- and processes a bounded part from the given position.
 
--- Slots whose count is not that of the leases that hold them.
+-- Slots whose count differs from the number of leases that hold them.
 CREATE FUNCTION recount_slots(ns_ int, most int) RETURNS int LANGUAGE plpgsql
 SET search_path FROM CURRENT SET plan_cache_mode = force_generic_plan SET jit = off AS $$
 DECLARE
@@ -48,7 +48,7 @@ BEGIN
     RETURN count_;
 END $$;
 
--- Heads that are passed over for a slot that nobody will wake them from though it has room.
+-- Heads that are parked at a slot which has room but will never wake them.
 CREATE FUNCTION recount_parks(ns_ int, most int) RETURNS int LANGUAGE plpgsql
 SET search_path FROM CURRENT SET plan_cache_mode = force_generic_plan SET jit = off AS $$
 DECLARE
@@ -82,8 +82,8 @@ BEGIN
     RETURN cardinality(lanes_);
 END $$;
 
--- Lanes after `after_` whose heads are behind the first of their jobs, or missing. Those that are
--- in front of it are only written anew. The next is the last looked at.
+-- Lanes after `after_` whose heads are behind the first of their jobs, or missing. Heads in front
+-- of it are only written again. The next position is the last lane checked.
 CREATE FUNCTION recount_heads(
     ns_ int, given bigint, after_ int, most int, OUT count_ int, OUT next_ int
 ) LANGUAGE plpgsql
@@ -135,7 +135,7 @@ BEGIN
     END IF;
 END $$;
 
--- Groups after (`queue_`, `grp_`) of which another than the first is exposed, or none.
+-- Groups after (`queue_`, `grp_`) in which a job other than the first is exposed, or none.
 CREATE FUNCTION recount_groups(
     ns_ int, given bigint, queue_ int, grp_ text, most int,
     OUT count_ int, OUT next_queue int, OUT next_grp text
@@ -191,8 +191,8 @@ BEGIN
     END IF;
 END $$;
 
--- Queues whose first jobs wait outside of their lanes, or inside of lanes that they have no more:
--- nobody leases those, so they come to stand first. All are to be sorted once more.
+-- Queues whose first jobs wait outside their lanes, or in lanes that they no longer have: no call
+-- leases those, so they come to be first. All jobs are to be sorted again.
 CREATE FUNCTION recount_lanes(ns_ int, most int) RETURNS int LANGUAGE plpgsql
 SET search_path FROM CURRENT SET plan_cache_mode = force_generic_plan SET jit = off
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off
@@ -230,14 +230,14 @@ BEGIN
     RETURN cardinality(wrong);
 END $$;
 
--- Ends of parents that nobody told the children of: whoever wrote them down is gone.
+-- Ends of parents of which the children were not notified: the process that wrote them has died.
 CREATE FUNCTION untold(ns_ int, most int) RETURNS SETOF bigint LANGUAGE sql
 SET search_path FROM CURRENT AS $$
     SELECT e.number FROM endings e WHERE e.ns = ns_ AND e.at < now_ms(NULL) - 5000
     ORDER BY e.number LIMIT most
 $$;
 
--- Forgets what nobody needs any more: lanes without jobs, then slots, tenants and heads of nobody.
+-- Removes unused rows: lanes without jobs, then slots, tenants and heads without a lane.
 CREATE FUNCTION prune_flow(ns_ int, given bigint, most int) RETURNS void LANGUAGE plpgsql
 SET search_path FROM CURRENT SET plan_cache_mode = force_generic_plan SET jit = off AS $$
 DECLARE
@@ -282,13 +282,13 @@ BEGIN
         DELETE FROM parks p WHERE p.queue = line.number AND NOT EXISTS (
             SELECT FROM heads h WHERE h.queue = p.queue AND h.parked = p.slot
         );
-        -- What shares a domain is held now.
+        -- The domains that share these rows are locked now.
         DELETE FROM slots s USING limit_domains d, flows f
         WHERE f.queue = line.number AND d.domain = f.domain AND s.ns = d.ns AND s.name = d.name
           AND s.ns = ns_ AND s.used = 0 AND s.free_us <= now_us
           AND s.number NOT IN (SELECT unnest(l.slots) FROM lanes l);
     END LOOP;
-    -- What nobody came for, because its queue is gone or idle.
+    -- Entries that no call collected, because their queue is gone or idle.
     PERFORM lock_domains(ARRAY[f.domain]) FROM (
         SELECT DISTINCT y.domain FROM freed x JOIN flows y ON y.queue = x.queue
     ) f

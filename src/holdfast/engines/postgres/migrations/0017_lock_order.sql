@@ -1,4 +1,4 @@
--- Every call takes its locks in one order, so that two calls never wait for each other in a circle:
+-- Every call takes its locks in one order, so that two calls never wait for each other in a cycle:
 --   1. queue names (advisory: shared to use a queue, exclusive to change its lanes);
 --   2. domains of flow control (advisory), by number;
 --   3. rows of keys, by queue and key;
@@ -6,15 +6,15 @@
 --   5. rows of queues, by number;
 --   6. ids of new jobs (the unique index), by id;
 --   7. rows of awaited, by parent.
--- Whatever else a call writes belongs to a row or to a domain that it holds. A call that needs a
--- lock out of order does not wait for it: it skips the row, or fails and is repeated.
+-- Everything else that a call writes belongs to a row or to a domain that it holds. A call that
+-- needs a lock out of order does not wait for it: it skips the row, or fails and is repeated.
 
--- Adds jobs whose admission is decided, given in the order of their ids; returns the ids that were
--- known before. `decided` says that none of them was known a moment ago: if one is, the call fails
--- and is repeated. Otherwise NULL says that another call is just removing one of the ids. An empty
--- array stands for a column of defaults; refs are positions in queue_numbers; without seqs the jobs
--- are numbered in the order given. Known ids are rare: looking for them only after an insert failed
--- makes all others faster.
+-- Adds admitted jobs, given in the order of their ids; returns the ids that were already known.
+-- `decided` means that none of them was known a moment ago: if one is, the call fails and is
+-- repeated. Otherwise NULL means that another call is just removing one of the ids. An empty array
+-- stands for a column of defaults; refs are positions in queue_numbers; without seqs the jobs are
+-- numbered in the order given. Known ids are rare: looking for them only after an insert failed
+-- makes all other calls faster.
 CREATE FUNCTION add_jobs(
     ns_ int, at bigint, decided boolean, queue_numbers int[], refs int[], seqs bigint[],
     ids text[], tasks text[], payloads bytea[], ranks smallint[], delays bigint[],
@@ -138,7 +138,7 @@ BEGIN
                     ranks, delays, expiries, '{}', tenants, grps, leases, extras, '{}', '{}', '{}');
 END $$;
 
--- Removes those of the jobs named that a dropped queue left behind, and returns their ids: no
+-- Removes those of the named jobs that a dropped queue left behind, and returns their ids: no
 -- reader can see such a job, so its id is free. Never waits: fails if another call holds one of the
 -- rows.
 CREATE FUNCTION free_leftovers(ns_ int, ids text[]) RETURNS text[] LANGUAGE plpgsql
@@ -193,8 +193,8 @@ BEGIN
     END IF;
 END $$;
 
--- Removes jobs with their notes, events and edges; returns the endings that children are to be told
--- of. Groups and lanes of a dropped queue are left as they are: nothing is leased from it.
+-- Removes jobs with their notes, events and edges; returns the endings of which children must be
+-- notified. Groups and lanes of a dropped queue are left as they are: nothing is leased from it.
 CREATE OR REPLACE FUNCTION erase(ns_ int, now_ bigint, seqs bigint[]) RETURNS bigint[]
 LANGUAGE plpgsql
 SET search_path FROM CURRENT SET plan_cache_mode = force_generic_plan SET jit = off
@@ -230,11 +230,11 @@ BEGIN
 END $$;
 
 -- Completes plain jobs under their tokens, leased or waiting. Returns the ids of those that are
--- done under their token, now or since an earlier call; NULL when all were completed just now. If
--- the first is NULL, others are left to `complete_flow`, which has to hold their flow first. A row
--- that another call changed since the statement began is passed over, and met again by the next
--- round, whose snapshot sees what that call left. Token and state are asked of `j` as well: older
--- servers do not pass such a row over, but write to it if what is asked of `j` still holds. The rows
+-- done under their token, now or since an earlier call; NULL if all were completed just now. If the
+-- first is NULL, others are left to `complete_flow`, which needs their flow locks. A row that
+-- another call changed since the statement began is skipped, and found by the next round, whose
+-- snapshot sees that change. Token and state of `j` are compared as well: older servers do not skip
+-- such a row, but write to it if the conditions on `j` still hold. The rows
 -- before one that another call holds are written by then, so this does not wait for long: the call
 -- fails and is repeated with `complete_flow`, which locks all rows before it writes one.
 CREATE OR REPLACE FUNCTION complete(
@@ -276,7 +276,7 @@ BEGIN
         IF is_left IS NOT TRUE THEN
             RETURN coalesce(done, '{}');
         END IF;
-        -- The next round must not wait, because rows behind those that are left are held by now.
+        -- The next round must not wait, because rows behind the remaining ones are already locked.
         BEGIN
             PERFORM FROM unnest(ids, tokens_) AS u(id, token)
             CROSS JOIN LATERAL (
@@ -296,10 +296,10 @@ END $$;
 ALTER FUNCTION complete_light SET lock_timeout = '50ms';
 ALTER FUNCTION share_flow SET lock_timeout = 0;
 
--- Leases due jobs of the queues named, in their order. Priorities are walked by index probes, so
--- that jobs which are not due cost nothing however many they are. A single row without an id says
--- that expired jobs were put aside and more may be in the way: ask again; with a seq, that the
--- queues it names have lanes: ask `lease_flow`.
+-- Leases due jobs of the named queues, in their order. Priorities are walked by index probes, so
+-- that any number of jobs that are not due costs nothing. A single row without an id means that
+-- expired jobs were held and more may be in the way: call again; with a seq, that the queues it
+-- names have lanes: call `lease_flow`.
 CREATE OR REPLACE FUNCTION lease(
     ns_ int, given bigint, names text[], most int, worker_ text, span bigint, tasks text[]
 ) RETURNS SETOF held LANGUAGE plpgsql
@@ -375,8 +375,8 @@ BEGIN
     END LOOP;
 END $$;
 
--- Takes expired jobs without a lane out of the line, where the reaper finds them; true when there
--- may be more. Those with a lane are left to `set_aside`, which needs their flow held.
+-- Holds expired jobs without a lane, so that only the reaper finds them; true if there may be more.
+-- Those with a lane are left to `set_aside`, which needs their flow locks.
 CREATE FUNCTION set_plain_aside(queue_ int, now_ bigint) RETURNS boolean LANGUAGE plpgsql
 SET search_path FROM CURRENT SET plan_cache_mode = force_generic_plan SET jit = off
 SET enable_seqscan = off SET enable_bitmapscan = off AS $$
@@ -400,7 +400,8 @@ BEGIN
 END $$;
 
 -- Removes at most `most` jobs of a dropped queue that no other call holds, and as many keys; when
--- none are left, its lanes and counters. Also returns the endings that children are to be told of.
+-- none are left, its lanes and counters. Also returns the endings of which children must be
+-- notified.
 CREATE OR REPLACE FUNCTION purge(
     ns_ int, queue_ int, most int, OUT count_ int, OUT endings_ bigint[]
 ) LANGUAGE plpgsql
@@ -420,7 +421,7 @@ BEGIN
          || ARRAY(SELECT j.seq FROM jobs j WHERE j.ns = ns_ AND j.state = 1 AND j.queue = queue_
                   LIMIT most FOR UPDATE SKIP LOCKED);
     count_ := cardinality(seqs);
-    -- Children hear of the ends in the order of arrival.
+    -- Children are notified of the ends in the order of arrival.
     endings_ := erase(ns_, now_ms(NULL), ARRAY(
         SELECT w.seq FROM unnest(seqs) AS w(seq) ORDER BY w.seq
     ));
@@ -442,7 +443,7 @@ BEGIN
 END $$;
 
 -- Writes the flow settings of a queue. With `anew` its waiting jobs are to be sorted, and until
--- they are it counts as one with lanes.
+-- they are it counts as a queue with lanes.
 CREATE OR REPLACE FUNCTION declare_flow(
     ns_ int, given bigint, number_ int, domain_ int, wanted_ boolean, anew boolean,
     fairness_ smallint, aging bigint, batch int, names text[], concurrencies int[],
@@ -475,7 +476,8 @@ BEGIN
     DELETE FROM weights WHERE queue = number_;
     INSERT INTO weights (queue, tenant, weight)
     SELECT number_, u.* FROM unnest(tenants_, weights_) AS u;
-    -- There may be room under the new numbers. What an older rate put far ahead comes nearer.
+    -- The new numbers may allow more starts. A start time set far ahead by an older rate moves
+    -- closer.
     UPDATE slots s SET free_us = b.ahead_us + now_us
     FROM (
         SELECT x.name, max(x.burst * x.apart_us) AS ahead_us
@@ -492,7 +494,7 @@ BEGIN
     IF anew THEN
         PERFORM FROM jobs WHERE ns = ns_ AND state = 1 AND queue = number_ AND flow & 33 = 0
         ORDER BY seq FOR NO KEY UPDATE;
-        -- Of those leased since then only the ones that need not be waited for.
+        -- Of those leased since then, only the ones that need no waiting.
         UPDATE jobs SET flow = flow | 32 WHERE ctid = ANY (ARRAY(
             SELECT j.ctid FROM jobs j
             WHERE j.ns = ns_ AND j.state = 1 AND j.queue = number_ AND j.flow & 33 = 0
@@ -502,8 +504,8 @@ BEGIN
     RETURN sorting_;
 END $$;
 
--- Queues whose first jobs wait outside of their lanes, or inside of lanes that they no longer have:
--- no call leases those, so they come to stand first. All are to be sorted once more.
+-- Queues whose first jobs wait outside their lanes, or in lanes that they no longer have: no call
+-- leases those, so they come to be first. All jobs are to be sorted again.
 CREATE OR REPLACE FUNCTION recount_lanes(ns_ int, most int) RETURNS int LANGUAGE plpgsql
 SET search_path FROM CURRENT SET plan_cache_mode = force_generic_plan SET jit = off
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off
@@ -542,8 +544,8 @@ BEGIN
     RETURN cardinality(wrong);
 END $$;
 
--- Removes lanes without jobs, then slots, tenants and heads that belong to no lane. Only where no
--- other call holds the flow: this one holds several domains, and must not wait for one.
+-- Removes lanes without jobs, then slots, tenants and heads without a lane. Only where no other
+-- call holds the flow lock: this one holds several domains, and must not wait for one.
 CREATE OR REPLACE FUNCTION prune_flow(ns_ int, given bigint, most int) RETURNS void LANGUAGE plpgsql
 SET search_path FROM CURRENT SET plan_cache_mode = force_generic_plan SET jit = off AS $$
 DECLARE
@@ -587,13 +589,13 @@ BEGIN
         DELETE FROM parks p WHERE p.queue = line.number AND NOT EXISTS (
             SELECT FROM heads h WHERE h.queue = p.queue AND h.parked = p.slot
         );
-        -- What shares a domain is held now.
+        -- The domains that share these rows are locked now.
         DELETE FROM slots s USING limit_domains d, flows f
         WHERE f.queue = line.number AND d.domain = f.domain AND s.ns = d.ns AND s.name = d.name
           AND s.ns = ns_ AND s.used = 0 AND s.free_us <= now_us
           AND s.number NOT IN (SELECT unnest(l.slots) FROM lanes l);
     END LOOP;
-    -- What nobody came for, because its queue is gone or idle.
+    -- Entries that no call collected, because their queue is gone or idle.
     PERFORM lock_domains(ARRAY[f.domain]) FROM (
         SELECT DISTINCT y.domain FROM freed x JOIN flows y ON y.queue = x.queue
     ) f

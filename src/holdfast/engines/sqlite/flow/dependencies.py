@@ -49,7 +49,7 @@ def children_of(
 
 
 def close(transaction: Transaction, closed: Sequence[tuple[str, int]]) -> list[int]:
-    """Close these edges; returns the lanes of children that are held by nothing else."""
+    """Close these edges; returns the lanes of children that nothing else holds."""
     if not closed:
         return []
     transaction.connection.executemany(
@@ -93,7 +93,7 @@ def are_awaited(transaction: Transaction, ids: Sequence[str]) -> bool:
     try:
         ids_json = msgspec.json.encode(ids).decode()
     except UnicodeEncodeError:
-        return True  # Some id cannot be stored; enqueuing one by one finds out which.
+        return True  # Some id cannot be stored; enqueueing one by one finds it.
     return bool(
         transaction.run(
             "SELECT 1 FROM json_each(?) i CROSS JOIN hf_edges e ON e.parent = i.value"

@@ -1,8 +1,8 @@
 """Effects of a job's change on its group, lane, slots, tenant and children.
 
 General changes go through `write_change` and `delete_job`. The other writers are enqueue, leasing
-and the completion of many jobs at once, which call the parts they need. A plain job passes without
-any of this.
+and the completion of many jobs at once, which call the parts they need. A plain job needs none of
+this.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def write_change(
         return
     columns = _flow_columns(transaction, row, before, job)
     rows.write_change(transaction, row, before, change, columns=columns, note=note)
-    _leave(transaction, row, is_leased=job.state is State.LEASED)
+    _release_place(transaction, row, is_leased=job.state is State.LEASED)
     changed_groups = set()
     if row[rows.GROUP] is not None and not before.state.finished:
         changed_groups.add((row[rows.QUEUE], row[rows.GROUP]))
@@ -67,7 +67,7 @@ def delete_job(transaction: Transaction, row: Row) -> None:
     bits, state = row[rows.FLOW], STATES[row[rows.STATE]]
     if not bits:
         return
-    _leave(transaction, row, is_leased=False)
+    _release_place(transaction, row, is_leased=False)
     if bits & FLOW_PARENTS:
         dependencies.close_all(transaction, row[rows.SEQ])
     has_queue = row[rows.QUEUE] in transaction.queue_names
@@ -135,7 +135,9 @@ def cancel_orphan(transaction: Transaction, seq: int, parent: str, ended: State 
 
 
 @lru_cache
-def parting_of(after_on: AfterOn, parent_death: ParentDeath, ended: State | None) -> ParentEffect:
+def parent_effect(
+    after_on: AfterOn, parent_death: ParentDeath, ended: State | None
+) -> ParentEffect:
     """Whether a child with these settings is held, released or cancelled when a parent ends."""
     child = Job(id="", task="", queue="", after_on=after_on, parent_death=parent_death)
     return lifecycle.after_parent(child, ended)
@@ -159,7 +161,7 @@ def _flow_columns(transaction: Transaction, row: Row, before: Job, job: Job) -> 
 
 
 def _with_payload(transaction: Transaction, row: Row, before: Job, job: Job) -> Job:
-    """Read the payload, which was left out for the verdict: a limit's key may depend on it."""
+    """Read the payload, which the verdict did not need: a limit's key may depend on it."""
     if job.payload is not before.payload:
         return job
     payload = row[rows.PAYLOAD]
@@ -168,7 +170,7 @@ def _with_payload(transaction: Transaction, row: Row, before: Job, job: Job) -> 
     )
 
 
-def _leave(transaction: Transaction, row: Row, *, is_leased: bool) -> None:
+def _release_place(transaction: Transaction, row: Row, *, is_leased: bool) -> None:
     """Give up the place in a lane, or the lease, that the job had before the change."""
     state, lane = row[rows.STATE], row[rows.LANE]
     if state == rows.WAITING and lane is not None and row[rows.QUEUE] in transaction.queue_names:
@@ -189,10 +191,10 @@ def _cascade(transaction: Transaction, parents: dict[str, State | None]) -> None
     cancelled = set()
     for parent, child, state, extra in edges:
         stored = rows.NO_EXTRA if extra is None else rows.decode_extra(extra)
-        parting = parting_of(stored.after_on, stored.parent_death, parents[parent])
-        if child in cancelled or parting is ParentEffect.HELD:
+        effect = parent_effect(stored.after_on, stored.parent_death, parents[parent])
+        if child in cancelled or effect is ParentEffect.HELD:
             continue
-        if parting is ParentEffect.CANCELLED and state == rows.WAITING:
+        if effect is ParentEffect.CANCELLED and state == rows.WAITING:
             cancel_orphan(transaction, child, parent, parents[parent])
             cancelled.add(child)
         else:

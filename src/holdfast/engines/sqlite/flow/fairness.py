@@ -17,7 +17,7 @@ from holdfast.core.fairness import (
 from holdfast.engines.sqlite.transaction import Transaction
 
 USAGE_AGE_MS_MAX = 500 * BUSY_HALF_LIFE_MS
-"""Older usage is read again, before its weights leave the range of a float."""
+"""Usage older than this is read again, before its weights leave the range of a float."""
 
 _LEASED = (
     "INSERT INTO hf_tenants(queue, tenant, leased) VALUES (?, ?, ?)"
@@ -94,7 +94,7 @@ def forget_usage(transaction: Transaction, queue_id: int) -> None:
 
 
 def noisy_tenants(transaction: Transaction, queue_id: int) -> frozenset[str]:
-    """The tenants that hold up the others now."""
+    """The tenants that currently hold up the others."""
     usage = usage_of(transaction, queue_id)
     if usage.is_even(transaction.now, leased_min=NOISY_LEASED_MIN, share=NOISY_SHARE):
         return frozenset()

@@ -1,7 +1,7 @@
 """Leases from a queue with lanes: when a job can start, which jobs a call takes, what it writes.
 
 Only lanes are compared: a full or empty lane is met once and then barred, however many jobs it has.
-The rules are those of the memory engine, to the job.
+The rules are exactly those of the memory engine.
 """
 
 from __future__ import annotations
@@ -63,7 +63,8 @@ def next_in_lanes_ms(
 ) -> int | None:
     """The time until a job in a lane may start; 0 is now, None if only a change can help.
 
-    Only reads, without the lock. It may answer 0 in vain once: the lease then bars the lane.
+    Only reads, without the lock. It may once return 0 although no job can start: the lease then
+    bars the lane.
     """
     full_ms = _full_ms(transaction, queue_row)
     if full_ms != 0:
@@ -142,7 +143,7 @@ class LaneChooser:
 
     @property
     def is_exhausted(self) -> bool:
-        """True if the call has passed as many jobs as it may."""
+        """True if the call has skipped as many jobs as it may."""
         return self._reader.passed >= PASS_MAX
 
     def choose(self, limit: int) -> list[int]:
@@ -207,7 +208,7 @@ class LaneChooser:
                 yield rank
 
     def _take_all(self, rank: int) -> None:
-        """Choose jobs of one priority, where no job brings others of its group."""
+        """Choose jobs of one priority, without group batches."""
         reader, capacity, selection = self._reader, self._capacity, self._selection
         now = self._transaction.now
         if self._queue.fairness == "shares":
@@ -258,7 +259,9 @@ class LaneChooser:
         return order
 
     def _choose_by_age(self, aging_ms: int) -> None:
-        """Each time, take from the priority of the job that is best by age, by its own order."""
+        """Repeatedly take from the priority whose first job is best by age, in the order of that
+        priority.
+        """
         orders = [(rank, self._general_order(rank)) for rank in self._ranks()]
         while self._selection.left:
             best = None

@@ -1,8 +1,8 @@
 """The order in which the lanes of one priority give jobs to a call, and the reader of those lanes.
 
 `TimeOrder` and `TurnOrder` are the common cases, written for speed: jobs by time, or tenants in
-turn. `GeneralOrder` serves group batches and aging, where each job is chosen with a look at the
-others. All of them read lanes lazily, bar lanes without capacity and hold expired jobs.
+turn. `GeneralOrder` serves group batches and aging, where each choice depends on the jobs chosen
+before. All of them read lanes lazily, bar lanes without capacity and hold expired jobs.
 """
 
 from __future__ import annotations
@@ -16,12 +16,20 @@ from holdfast.core.fairness import CREDIT, turn_after
 from holdfast.engines.sqlite.flow.limits import SlotCapacity
 from holdfast.engines.sqlite.rows import QueuePosition
 from holdfast.engines.sqlite.schema import READY
-from holdfast.engines.sqlite.transaction import LaneCursor, Transaction
+from holdfast.engines.sqlite.transaction import (
+    DUE_AT,
+    ID,
+    LANE_COLUMNS,
+    PLACE,
+    TASK,
+    LaneCursor,
+    Transaction,
+)
 
 CHUNK_MAX = 128
 READ_MIN = 32
 PASS_MAX = 1_000
-"""Jobs of other tasks passed under the lock in one call; a look without the lock has no bound."""
+"""Jobs of other tasks skipped under the lock in one call; a check without the lock has no bound."""
 
 TURNS_MAX = 8
 
@@ -47,7 +55,7 @@ _FROM_LANES = (
     "FROM hf_lanes INDEXED BY hf_lanes_first"
     " WHERE queue = ? AND bar = ? AND rank = ? AND due_at IS NOT NULL"
 )
-_LANES = f"SELECT id, turn, due_at, place, tenant, task, slots, bar {_FROM_LANES}"
+_LANES = f"SELECT {LANE_COLUMNS} {_FROM_LANES}"
 _BY_TIME = f"{_LANES} ORDER BY turn, due_at, place"
 _OF_TURN = f"{_LANES} AND turn = ? ORDER BY due_at, place"
 _LATER_TURNS = f"{_LANES} AND turn > ? ORDER BY turn, due_at, place"
@@ -119,12 +127,14 @@ class CallTurns:
         return max(least, turn)
 
     def stored(self) -> Callable[[LaneCursor], tuple[int, ...]]:
-        """The sort key of lanes as stored when the call began: lanes read later never precede."""
+        """The sort key of lanes as stored when the call began: lanes read later never come
+        earlier.
+        """
         least = self.vclock - CREDIT
         return lambda lane: (max(lane.turn, least), *lane.time)
 
     def serve(self, tenant: str, turn: int, count: int) -> None:
-        """Move a tenant's turn on after `count` of its jobs were chosen."""
+        """Advance a tenant's turn after `count` of its jobs were chosen."""
         self.taken[tenant] = turn_after(turn, count, self._weights.get(tenant, 1))
         self.vclock = max(self.vclock, turn)
 
@@ -423,7 +433,7 @@ class LaneReader:
         self._recall = transaction.lane_cache.recall
         self._begun = 0
         self.passed = 0
-        """Jobs of other tasks that were passed over."""
+        """The number of skipped jobs of other tasks."""
 
     def close(self) -> None:
         """Close all cursors: an open one would keep its snapshot, and the next call would fail."""
@@ -434,9 +444,9 @@ class LaneReader:
         """The lanes with a due job, by (due_at, place) of that job."""
         now, tasks = self._transaction.now, self._tasks
         for row in self._select(_BY_TIME, (self._queue_id, bar, rank)):
-            if row[2] > now:
+            if row[DUE_AT] > now:
                 return
-            if tasks is None or row[5] in tasks:
+            if tasks is None or row[TASK] in tasks:
                 yield self._recall(row)
 
     def by_turn(self, bar: int, rank: int, vclock: int, asleep: list[int]) -> Iterator[LaneCursor]:
@@ -445,13 +455,15 @@ class LaneReader:
         key, floor = (self._queue_id, bar, rank), max(0, vclock - CREDIT)
         early = [self._select(_OF_TURN, (*key, turn)) for turn in self._early_turns(key, floor)]
         for found in (
-            early[0] if len(early) == 1 else heapq.merge(*early, key=lambda row: row[2:4]),
+            early[0]
+            if len(early) == 1
+            else heapq.merge(*early, key=lambda row: row[DUE_AT : PLACE + 1]),
             self._select(_LATER_TURNS, (*key, floor)),
         ):
             for row in found:
-                if row[2] > self._transaction.now:
-                    asleep.append(row[0])
-                elif self._tasks is None or row[5] in self._tasks:
+                if row[DUE_AT] > self._transaction.now:
+                    asleep.append(row[ID])
+                elif self._tasks is None or row[TASK] in self._tasks:
                     yield self._recall(row)
 
     def plain(self, rank: int) -> LaneCursor | None:

@@ -1,4 +1,4 @@
-"""Lanes: the lane a job belongs in, its row in `hf_lanes`, and moving jobs when settings change.
+"""Lanes: the lane a job belongs to, its row in `hf_lanes`, and moving jobs when settings change.
 
 A lane is the jobs of one queue, priority, tenant and set of slots, ordered by (due_at, place). Its
 row stores the position of its first job, so that leasing compares lanes instead of jobs. New limits
@@ -190,7 +190,7 @@ def begin_relane(transaction: Transaction, queue_row: QueueRow, queue: Queue) ->
 
 
 def relane_step(transaction: Transaction, queue: str | int) -> bool:
-    """Move the next jobs of a queue, by name or id; False if all jobs are in their lanes."""
+    """Move the next jobs of a queue, by name or id; False if all jobs are in the right lanes."""
     name = queue if isinstance(queue, str) else transaction.queue_names.get(queue)
     queue_row = None if name is None else transaction.queues.get(name)
     if queue_row is None or not queue_row.needs_relane:
@@ -257,8 +257,9 @@ def waiting_page(
 ) -> tuple[list[int], WalkCursor | None]:
     """The next waiting jobs of a queue, and where to continue; None at the end.
 
-    Pages go by falling `holds`, ready jobs last: an ending only lowers a job's `holds`, so the job
-    is still to come. Code that raises `holds` in a marked queue moves the job itself.
+    Pages are in descending order of `holds`, ready jobs last: an ending only lowers a job's
+    `holds`, so the job is still ahead. Code that raises `holds` in a marked queue moves the job
+    itself.
     """
     seqs: list[int] = []
     while cursor is not None and len(seqs) < limit:
@@ -285,7 +286,7 @@ def _next_kind(transaction: Transaction, queue_id: int, cursor: WalkCursor) -> W
 
 
 def relane(transaction: Transaction, seqs: Collection[int]) -> None:
-    """Move each of these waiting jobs into the lane that its queue's settings demand."""
+    """Move each of these waiting jobs into the lane that its queue's settings require."""
     for seq in seqs:
         row = transaction.run(rows.BY_SEQ, (seq,)).fetchone()
         job = None if row is None else rows.to_job(transaction, row)

@@ -64,7 +64,7 @@ class SlotCapacity:
             self.left[slot] -= count
 
     def write(self) -> None:
-        """Store what was taken; a rate is spent at once."""
+        """Store the slots that were taken; a rate is charged at once."""
         counted, spent = [], []
         for slot, left in self.left.items():
             count = self._first[slot] - left
@@ -128,8 +128,9 @@ def queue_wide_slots(transaction: Transaction, queue: Queue) -> list[int]:
 
 
 def change_rates(transaction: Transaction, queue: Queue) -> None:
-    """Apply a raised rate at once: no job waits for what the old rate has spent, unless another
-    queue's rate of the same name demands it."""
+    """Apply a raised rate at once: no job waits for starts charged to the old rate, unless another
+    queue's rate of the same name requires it.
+    """
     others = [
         queue_row.settings
         for queue_row in transaction.queues.values()
@@ -175,7 +176,7 @@ def release_slots(transaction: Transaction, ended: Mapping[int, int]) -> None:
 
 
 FEW = 4
-"""So many lanes that wait for one slot are opened at once; more are read in their order."""
+"""Up to this many lanes that wait for one slot are opened at once; more are read in order."""
 
 READY_MAX = 1_000
 _READY = (

@@ -1,4 +1,4 @@
-"""Status of a queue's limits and tenants, and what one job waits for; bounded reads."""
+"""The state of a queue's limits and tenants, and what one job waits for; bounded reads."""
 
 from __future__ import annotations
 

@@ -1,0 +1,145 @@
+"""Tokens → callers: the authentication of requests.
+
+Tokens are cached for at most a second. All are read together, so that an unknown token costs as
+much as a known one. While a part of the store is unreachable, the last known tokens in it stay
+valid.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import secrets
+from collections.abc import Callable
+
+from holdfast.engines.base import Engine
+from holdfast.errors import EngineUnavailable, HoldfastError, Unauthenticated
+from holdfast.ops.records import scan
+from holdfast.ops.tokens import (
+    EVERYWHERE,
+    TOKEN_FORM,
+    TOKEN_KIND,
+    TOKENS,
+    Token,
+    TokenRequest,
+    Tokens,
+    hash_secret,
+    is_for,
+)
+from holdfast.server.access.caller import Caller, with_implied
+from holdfast.server.access.quotas import SharedRead
+
+_NO_HASH = hashlib.sha256(secrets.token_bytes(32)).digest()
+
+Authenticated = tuple[Token, Caller]
+
+
+class TokenAuthenticator(Tokens):
+    """Authenticates callers by the tokens of one store. A revoked token is refused here at once,
+    and on other servers within a second.
+    """
+
+    def __init__(
+        self,
+        engine: Callable[[], Engine],
+        wall_ms: Callable[[], int],
+        is_whole: Callable[[], bool] = lambda: True,
+    ) -> None:
+        super().__init__(engine, wall_ms, is_whole)
+        self._cache = SharedRead(self._read_all)
+        self._values: dict[str, tuple[bytes | None, Authenticated]] = {}
+        self._revoked: set[str] = set()
+        """Tokens that were revoked here, even if the store could not be updated."""
+
+    async def create(self, wanted: TokenRequest) -> tuple[str, Token]:
+        made = await super().create(wanted)
+        self._cache.forget()
+        return made
+
+    async def revoke(self, named: str, *, namespace: str = EVERYWHERE) -> Token:
+        token = await super().revoke(named, namespace=namespace)
+        self._revoked.add(token.id)
+        self._cache.forget()
+        return token
+
+    async def authenticate(self, text: str) -> Caller:
+        """The caller with this token. The text of Unauthenticated does not reveal what was wrong
+        with it.
+        """
+        form = TOKEN_FORM.fullmatch(text)
+        token_id, secret = form.groups() if form else ("", text)
+        known = (await self._cache.get()).get(token_id)
+        may_exist = form is not None and token_id not in self._revoked
+        if known is None and may_exist and not self._is_whole():
+            raise EngineUnavailable(
+                "a part of the store is unreachable, and this token may be in it"
+            )
+        expected = bytes.fromhex(known[0].sha256) if known else _NO_HASH
+        is_right = hmac.compare_digest(hash_secret(secret), expected)
+        if not is_right or known is None or not self._is_valid(known[0]):
+            raise Unauthenticated("the token is unknown, expired or revoked")
+        return known[1]
+
+    async def require(self, id: str) -> None:
+        """Raise unless the token that authenticated a long request is still valid."""
+        known = (await self._cache.get()).get(id)
+        if known is None or not self._is_valid(known[0]):
+            raise Unauthenticated("the token expired or was revoked during the request")
+
+    async def namespaces(self) -> set[str]:
+        """The namespaces that tokens are for."""
+        known = await self._cache.get()
+        return {token.namespace for token, _ in known.values()} - {EVERYWHERE}
+
+    def _missing(self, named: str, namespace: str) -> HoldfastError:
+        """Handle a token that was not found. If it may be in an unreachable part, this server
+        refuses it from now on.
+        """
+        if self._is_whole():
+            return super()._missing(named, namespace)
+        tokens = (token for _, (token, _) in self._values.values())
+        found = {
+            token.id
+            for token in tokens
+            if is_for(token, namespace) and named in (token.id, token.name)
+        }
+        self._revoked |= found
+        self._cache.forget()
+        if not found:
+            return super()._missing(named, namespace)
+        return EngineUnavailable(
+            "a part of the store is unreachable, and the token may be in it: this server refuses"
+            " it from now on, but others may not; revoke it again later"
+        )
+
+    def _is_valid(self, token: Token) -> bool:
+        return token.expires_at is None or self._wall_ms() < token.expires_at
+
+    async def _read_all(self) -> dict[str, Authenticated]:
+        """Decode only records that changed since the last read: there may be thousands."""
+        before = self._values
+        values: dict[str, tuple[bytes | None, Authenticated]] = {}
+        was_whole = self._is_whole()
+        async for record in scan(self._engine(), TOKEN_KIND):
+            value, pair = before.get(record.key, (None, None))
+            if value != record.value or pair is None:
+                token = TOKENS.decode(record)
+                pair = None if token is None else (token, caller_of(token))
+            if pair is not None:
+                values[record.key] = (record.value, pair)
+        if not was_whole or not self._is_whole():
+            values = before | values
+        self._values = values
+        return {key: pair for key, (_, pair) in values.items() if key not in self._revoked}
+
+
+def caller_of(token: Token) -> Caller:
+    """The caller that a valid token authenticates."""
+    return Caller(
+        name=token.name,
+        namespace=token.namespace,
+        scopes=with_implied(token.scopes),
+        prefix=token.prefix,
+        token=token.id,
+        everywhere=token.namespace == EVERYWHERE,
+    )

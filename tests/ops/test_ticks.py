@@ -1,0 +1,257 @@
+"""Ticks of schedules, compared with a minute-by-minute model over years of time zones."""
+
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from zoneinfo import ZoneInfo
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from holdfast.core.model import NewJob
+from holdfast.errors import ConfigError, InvalidJob
+from holdfast.ops import ticks as tick_rules
+from holdfast.ops.ticks import Schedule, check_schedule, due_ticks, next_tick
+
+MINUTE = timedelta(minutes=1)
+JOB = NewJob(id="-", task="t")
+
+# Shifts of an hour, half an hour and two hours, at midnight, and a day that was left out.
+ZONES = """
+    Europe/Berlin America/New_York Australia/Lord_Howe Antarctica/Troll Africa/Cairo
+    America/Sao_Paulo Asia/Tehran Pacific/Apia Asia/Beirut America/St_Johns Africa/Casablanca
+    Pacific/Chatham Asia/Kolkata Europe/Dublin America/Havana Asia/Gaza
+""".split()
+
+# The rule, and the minutes and hours it names; None for `*`.
+RULES: list[tuple[str, set[int], set[int] | None]] = [
+    ("30 2 * * *", {30}, {2}),
+    ("0 0 * * *", {0}, {0}),
+    ("*/15 1-3 * * *", {0, 15, 30, 45}, {1, 2, 3}),
+    ("10 */2 * * *", {10}, set(range(0, 24, 2))),
+    ("0 * * * *", {0}, None),
+    ("20,50 * * * *", {20, 50}, None),
+    ("0 30 2 * * *", {30}, {2}),
+    ("@daily", {0}, {0}),
+    ("@hourly", {0}, None),
+]
+
+
+def schedule(**fields: Any) -> Schedule:
+    return Schedule(**{"name": "s", "job": JOB, **fields})
+
+
+def ms(text: str) -> int:
+    return round(datetime.fromisoformat(text).timestamp() * 1000)
+
+
+def ticks(rule: Schedule, start: datetime, end: datetime) -> list[datetime]:
+    found: list[datetime] = []
+    after = round(start.timestamp() * 1000) - 1
+    while True:
+        tick = next_tick(rule, after)
+        assert tick is not None
+        assert tick > after
+        if tick >= end.timestamp() * 1000:
+            return found
+        found.append(datetime.fromtimestamp(tick / 1000, UTC))
+        after = tick
+
+
+def shifts(zone: ZoneInfo, first_year: int, last_year: int) -> Iterator[datetime]:
+    """The minutes at which the zone's clocks are set."""
+    hour = datetime(first_year, 1, 1, tzinfo=UTC)
+    while hour.year <= last_year:
+        later = hour + timedelta(hours=12)
+        if hour.astimezone(zone).utcoffset() != later.astimezone(zone).utcoffset():
+            minute = hour
+            before = hour.astimezone(zone).utcoffset()
+            while minute.astimezone(zone).utcoffset() == before:
+                minute += MINUTE
+            yield minute
+        hour = later
+
+
+Shown = dict[datetime, list[datetime]]
+
+
+def read_clock(zone: ZoneInfo, start: datetime, end: datetime) -> Shown:
+    """The local times that the zone's clocks show, with their instants, minute by minute."""
+    # Longer than any gap or overlap; only Samoa ever left out a day.
+    margin = timedelta(hours=25 if zone.key == "Pacific/Apia" else 3)
+    instant = start - margin
+    shown: Shown = {}
+    while instant < end + margin:
+        shown.setdefault(instant.astimezone(zone).replace(tzinfo=None), []).append(instant)
+        instant += MINUTE
+    return shown
+
+
+def expected(shown: Shown, minutes: set[int], hours: set[int] | None) -> Iterator[datetime]:
+    """The ticks according to the clocks, by the rules for gaps and overlaps."""
+    local, last = min(shown), max(shown)
+    missed = False
+    while local <= last:
+        named = local.minute in minutes and (hours is None or local.hour in hours)
+        instants = shown.get(local)
+        if instants is None:
+            missed = missed or (named and hours is not None)
+        elif named and hours is None:
+            yield from instants
+        elif named or missed:
+            yield instants[0]
+        if instants is not None:
+            missed = False
+        local += MINUTE
+
+
+@pytest.mark.parametrize("name", ZONES)
+def test_ticks_over_twenty_years_of_a_zone(name: str) -> None:
+    zone = ZoneInfo(name)
+    for shift in shifts(zone, 2010, 2030):
+        start, end = shift - timedelta(hours=7), shift + timedelta(hours=7)
+        shown = read_clock(zone, start, end)
+        for rule, minutes, hours in RULES:
+            want = sorted(t for t in expected(shown, minutes, hours) if start <= t < end)
+            got = ticks(schedule(cron=rule, zone=name), start, end)
+            assert got == want, (name, rule, shift)
+
+
+def test_the_tested_zones_change_their_offset() -> None:
+    counts = {name: len(list(shifts(ZoneInfo(name), 2010, 2030))) for name in ZONES}
+    assert counts["Europe/Berlin"] == 42
+    assert sum(counts.values()) > 300
+
+
+@pytest.mark.parametrize(
+    ("rule", "zone", "after", "want"),
+    [
+        # A time in the gap moves to the first minute after it.
+        ("30 2 * * *", "Europe/Berlin", "2026-03-28T12:00Z", "2026-03-29T03:00+02:00"),
+        ("30 2 * * *", "Europe/Berlin", "2026-03-29T03:00+02:00", "2026-03-30T02:30+02:00"),
+        # A time in the overlap fires once, the first time.
+        ("30 2 * * *", "Europe/Berlin", "2026-10-24T12:00Z", "2026-10-25T02:30+02:00"),
+        ("30 2 * * *", "Europe/Berlin", "2026-10-25T02:30+02:00", "2026-10-26T02:30+01:00"),
+        # In the second pass of the overlap, the first one does not fire again.
+        ("30 2 * * *", "Europe/Berlin", "2026-10-25T02:10+01:00", "2026-10-26T02:30+01:00"),
+        ("0 * * * *", "Europe/Berlin", "2026-10-25T02:00+02:00", "2026-10-25T02:00+01:00"),
+        ("@weekly", "UTC", "2026-11-02T00:00Z", "2026-11-08T00:00Z"),
+        ("@MONTHLY", "Asia/Kolkata", "2026-11-02T00:00Z", "2026-12-01T00:00+05:30"),
+        ("@yearly", "UTC", "2026-11-02T00:00Z", "2027-01-01T00:00Z"),
+        ("*/10 * * * * *", "UTC", "2026-11-02T00:00:05Z", "2026-11-02T00:00:10Z"),
+        ("0 0 L * *", "UTC", "2027-02-01T00:00Z", "2027-02-28T00:00Z"),
+        ("0 9 * * MON#2", "UTC", "2026-11-01T00:00Z", "2026-11-09T09:00Z"),
+        ("0 0 29 2 *", "UTC", "2026-01-01T00:00Z", "2028-02-29T00:00Z"),
+        # The day that Samoa left out.
+        ("0 8 30 * *", "Pacific/Apia", "2011-12-20T00:00Z", "2011-12-31T00:00+14:00"),
+    ],
+)
+def test_single_ticks(rule: str, zone: str, after: str, want: str) -> None:
+    assert next_tick(schedule(cron=rule, zone=zone), ms(after)) == ms(want)
+
+
+@given(every=st.integers(100, 10**10), anchor=st.integers(0, 10**13), after=st.integers(0, 10**13))
+def test_intervals_count_from_their_anchor(every: int, anchor: int, after: int) -> None:
+    tick = next_tick(schedule(every_ms=every, anchor_at=anchor), after)
+    assert tick is not None
+    assert after < tick <= after + every
+    assert (tick - anchor) % every == 0
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"cron": "* * *"}, "minute hour day month weekday"),
+        ({"cron": "61 * * * *"}, "Bad minute"),
+        ({"cron": "@sometimes"}, "@hourly, @daily"),
+        ({"cron": "0 0 31 2 *"}, "cannot be read"),
+        ({"cron": "0 0 */31 2 MON#5"}, "never fires"),
+        ({}, "either a cron rule or an interval"),
+        ({"cron": "* * * * *", "every_ms": 1000}, "either a cron rule or an interval"),
+        ({"every_ms": 0}, "every_ms 0 of schedule s is out of range: expected 100"),
+        ({"every_ms": 1000, "anchor_at": -1}, "anchor_at"),
+        ({"cron": "@daily", "zone": "Mars/Base"}, "Europe/Berlin"),
+        ({"cron": "@daily", "zone": "../../etc/passwd"}, "Europe/Berlin"),
+        ({"cron": "@daily", "zone": "Europe"}, "Europe/Berlin"),
+        ({"cron": "@daily", "zone": ""}, "Europe/Berlin"),
+        ({"cron": "@daily", "missed": "never"}, "skip, once or all"),
+        ({"cron": "@daily", "missed_max": 0}, "missed_max"),
+        ({"cron": "@daily", "name": "a/b"}, "schedule name"),
+    ],
+)
+def test_a_schedule_that_cannot_tick_is_refused(fields: dict[str, Any], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        check_schedule(schedule(**fields))
+
+
+@given(
+    st.one_of(
+        st.text(max_size=30),
+        st.lists(
+            st.text("0123456789*/,-#LWSUNMON?", min_size=1, max_size=6), min_size=5, max_size=6
+        ).map(" ".join),
+    )
+)
+@example("* * * * 5L/2")
+@example("* * * * MON#2/2")
+@example("0" * 5000 + " * * * *")
+def test_any_cron_text_ticks_or_is_refused(text: str) -> None:
+    rule = schedule(cron=text, zone="Europe/Berlin")
+    try:
+        check_schedule(rule)
+    except ConfigError:
+        return
+    tick = next_tick(rule, 10**12)
+    assert tick is None or tick > 10**12
+
+
+def test_a_job_that_cannot_be_enqueued_is_refused() -> None:
+    with pytest.raises(InvalidJob, match="priority"):
+        check_schedule(schedule(cron="@daily", job=NewJob(id="-", task="t", priority=1000)))
+
+
+HOUR = 3_600_000
+
+
+@pytest.mark.parametrize(
+    ("missed", "late_ms", "want"),
+    [
+        ("skip", 0, [10]),
+        ("skip", 60_000, [10]),
+        ("skip", 60_001, []),
+        ("once", 0, [10]),
+        ("once", HOUR - 1, [10]),
+        ("all", 60_001, [8, 9, 10]),
+    ],
+)
+def test_missed_ticks(missed: Any, late_ms: int, want: list[int]) -> None:
+    hourly = schedule(every_ms=HOUR, missed=missed, missed_max=3, passed_at=2 * HOUR)
+    found, passed_at = due_ticks(hourly, 10 * HOUR + late_ms)
+    assert [tick // HOUR for tick in found] == want
+    assert passed_at == 10 * HOUR
+
+
+def test_no_tick_is_due_twice_or_early() -> None:
+    hourly = schedule(every_ms=HOUR, passed_at=10 * HOUR)
+    assert due_ticks(hourly, 10 * HOUR) == ([], 10 * HOUR)
+    assert due_ticks(hourly, 3 * HOUR) == ([], 10 * HOUR)
+    assert due_ticks(hourly, 11 * HOUR - 1) == ([], 10 * HOUR)
+
+
+@pytest.mark.parametrize("rule", [{"cron": "* * * * * *"}, {"every_ms": 100}])
+def test_years_of_missed_ticks_are_not_walked(
+    rule: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps: list[int] = []
+
+    def counted(rule: Schedule, after: int) -> int | None:
+        steps.append(after)
+        return next_tick(rule, after)
+
+    monkeypatch.setattr(tick_rules, "next_tick", counted)
+    now = ms("2026-11-02T00:00:00Z")
+    old = schedule(missed="all", missed_max=10, passed_at=now - 5 * 365 * 24 * HOUR, **rule)
+    found, passed_at = due_ticks(old, now)
+    assert (len(found), found[-1], passed_at) == (10, now, now)
+    assert len(steps) < 10_000

@@ -1,0 +1,176 @@
+"""One worker with doubles for children, on a memory engine: leases and releases."""
+
+import asyncio
+from collections.abc import Collection
+from typing import Any
+
+import msgspec
+import pytest
+from msgspec.structs import replace
+
+from holdfast.core.limits import Limit
+from holdfast.core.model import JobFilter, Queue, QueueView, State
+from holdfast.core.workers import KIND, Health, WorkerRecord, worker_queue
+from holdfast.ops.workers import Workers
+from holdfast.worker.wire import TaskInfo
+from tests.worker.doubles import TroubledEngine
+from tests.worker.live_workers import until
+from tests.worker.supervisor_driver import ERROR, SupervisorDriver
+
+pytestmark = pytest.mark.usefixtures("hurried")
+
+
+async def test_jobs_run_and_their_verdicts_are_settled(troubled: TroubledEngine) -> None:
+    driver = SupervisorDriver(troubled, name="w")
+    await driver.enqueue(*"abcdef")
+    async with driver.running():
+        driver.end(*await driver.calls(4))
+        driver.end(*await driver.calls(2))
+        await until(lambda: len(driver.supervisor._held) == 0)
+        view = await driver.view()
+        assert (view.name, view.health, view.record.capacity) == ("w", Health.HEALTHY, 4)
+    page = await troubled.find(JobFilter(states=(State.DONE,)), limit=10)
+    assert len(page.jobs) == 6
+    assert await Workers(troubled).all() == []
+
+
+async def test_nothing_is_leased_until_the_limits_of_its_tasks_are_set(
+    troubled: TroubledEngine,
+) -> None:
+    """Not even jobs of other tasks: such a request would be given up at once for another."""
+    driver = SupervisorDriver(troubled)
+    await driver.enqueue("a")
+    gate = asyncio.Event()
+    declare = troubled.declare
+
+    async def slow(queue: Queue, **given: Any) -> bool:
+        await gate.wait()
+        return await declare(queue, **given)
+
+    task = asyncio.create_task(driver.supervisor.run())
+    await until(lambda: driver.children)
+    troubled.declare = slow  # type: ignore[method-assign]
+    limit = Limit(name="few", task="other", concurrency=1)
+    driver.child.ready(TaskInfo("work"), TaskInfo("other", limits=(limit,)))
+    beats = troubled.asked.get("save", 0)
+    await until(lambda: troubled.asked.get("save", 0) > beats + 3, "some heartbeats")
+    assert troubled.requests == []
+    gate.set()
+    driver.end(*await driver.calls(1))
+    assert {request.tasks for request in troubled.requests} == {frozenset(("work", "other"))}
+    driver.supervisor.stop()
+    await task
+
+
+async def test_a_queue_that_an_operator_made_meanwhile_is_left_as_it_is(
+    troubled: TroubledEngine,
+) -> None:
+    made = Queue(name="mail", paused=True, max_attempts=9)
+    looked = troubled.queues
+
+    async def too_early(
+        *, names: Collection[str] | None = None, counts: bool = True
+    ) -> list[QueueView]:
+        found = await looked(names=names, counts=counts)
+        await troubled.declare(made, instead_of=None)
+        return found
+
+    troubled.queues = too_early  # type: ignore[method-assign]
+    driver = SupervisorDriver(troubled, queues={"mail": 1})
+    async with driver.running():
+        assert driver.supervisor._queue_of("mail") == made
+    assert made in [view.queue for view in await looked()]
+
+
+async def test_never_more_leased_than_slots_and_prefetch(troubled: TroubledEngine) -> None:
+    """Even if jobs end so fast that more would be leased ahead."""
+    driver = SupervisorDriver(troubled, prefetch=5)
+    ids = [f"j{number}" for number in range(300)]
+    await driver.enqueue(*ids)
+    leases = driver.supervisor._held
+    most = 0
+    async with driver.running():
+        while sum(map(len, troubled.settled)) < 300:
+            most = max(most, leases.active_count)
+            driver.end(*driver.open_calls)
+            await asyncio.sleep(0.001)
+    assert 4 < most <= 4 + 5
+    page = await troubled.find(JobFilter(states=(State.DONE,)), limit=1000)
+    assert len(page.jobs) == 300
+
+
+async def test_a_worker_whose_name_was_taken_serves_another_queue(troubled: TroubledEngine) -> None:
+    """It was frozen until its record was out of date; jobs for that name are the other's now."""
+    driver = SupervisorDriver(troubled, name="w")
+    async with driver.running():
+        await until(lambda: driver.supervisor.name == "w")
+        mine = next(record for record in await troubled.load(KIND, limit=9) if record.key == "w")
+        theirs = WorkerRecord(name="w", id="id-2", host="elsewhere", pid=1, started_at=0)
+        taken = replace(mine, value=msgspec.json.encode(theirs))
+        while (await troubled.save([taken])) != ["saved"]:
+            (mine,) = (one for one in await troubled.load(KIND, limit=9) if one.key == "w")
+            taken = replace(mine, value=msgspec.json.encode(theirs))
+        await until(lambda: driver.supervisor.name != "w", "another name")
+        await driver.enqueue("theirs", queue=worker_queue("w"))
+        await until(lambda: driver.supervisor._intake._worker != "w")
+        await driver.enqueue("mine", queue=worker_queue(driver.supervisor.name))
+        (call,) = await driver.calls(1)
+        assert [given.id for given in call.jobs] == ["mine"]
+        driver.end(call)
+    left = await troubled.get("theirs")
+    assert left is not None
+    assert (left.state, left.attempt) == (State.WAITING, 0)
+
+
+async def test_a_lost_job_is_dropped(troubled: TroubledEngine) -> None:
+    driver = SupervisorDriver(troubled)
+    await driver.enqueue(*"abcdef")
+    async with driver.running():
+        await driver.calls(4)
+        driver.child.run(driver.child.calls[0].number)
+        for held in driver.supervisor._held.all():
+            driver.supervisor._held.lose(held)
+            driver.supervisor._lose(held)
+        driver.child.die()
+        await until(lambda: not any(held.lost for held in driver.supervisor._held.all()))
+
+
+@pytest.mark.parametrize("how", ["crashed", "lost", "cancelled"])
+async def test_a_job_that_leaves_makes_room_for_its_kind(
+    troubled: TroubledEngine, how: str
+) -> None:
+    """The present request leaves that kind out, because it was full."""
+    driver = SupervisorDriver(troubled)
+    await driver.enqueue("a")
+    async with driver.running():
+        await driver.calls(1)
+        (held,) = driver.supervisor._held.all()
+        intake = driver.supervisor._intake
+        driver.supervisor._capacity.left_out = {"python"}
+        intake._interrupted.clear()
+        match how:
+            case "crashed":
+                driver.supervisor.crashed([held], ERROR)
+            case "lost":
+                driver.supervisor._held.lose(held)
+                driver.supervisor._lose(held)
+            case _:
+                held.call = 0
+                driver.supervisor._pool.queue.add([held])
+                driver.supervisor._cancel(held)
+        assert intake._interrupted.is_set()
+
+
+async def test_a_cancel_request_for_a_job_not_queued_yet_is_repeated(
+    troubled: TroubledEngine,
+) -> None:
+    """It is leased, and not yet in the dispatch queue."""
+    driver = SupervisorDriver(troubled)
+    await driver.enqueue("a")
+    async with driver.running():
+        await driver.calls(1)
+        (held,) = driver.supervisor._held.all()
+        call, held.call, held.cancel_reported = held.call, 0, True
+        driver.supervisor._cancel(held)
+        assert not held.cancel_reported
+        held.call = call
