@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from holdfast.core import checks
 from holdfast.core.model import Lease, LeaseRequest, NewJob, Receipt, Renewal
-from holdfast.core.verdict import Outcome, Release, Settlement
+from holdfast.core.verdict import Outcome, Settlement
 from holdfast.engines.base import Engine
 from holdfast.engines.lease import LeaseReturns
 from holdfast.engines.wrapper import Wrapper
@@ -45,9 +45,7 @@ class Coalesced(Wrapper):
         self._leases: dict[LeaseRequest, _SharedLeases] = {}
         self._apart: set[LeaseRequest] = set()
         """Requests that got a batch of a strict group, which must not be shared between callers."""
-        self._returns = LeaseReturns(
-            self._settles.submit, Release("the caller was cancelled"), _log
-        )
+        self._returns = LeaseReturns(self._settles.submit, log=_log)
 
     async def close(self) -> None:
         """Answer all pending calls, then close the engine."""
