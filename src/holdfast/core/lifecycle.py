@@ -1,5 +1,5 @@
-"""State transitions: job + verdict → the next job; `policy` has decided on the verdict. And the
-effect of a new job on the waiting job that holds its key; the engine looks up that job.
+"""State transitions: job + verdict → the next job; `retry_policy` has decided on the verdict. And
+the effect of a new job on the waiting job that holds its key; the engine looks up that job.
 
 Engines call these functions or mirror them in SQL; the contract suite verifies the mirror.
 """

@@ -1,6 +1,7 @@
 """The players of a simulation: generators that yield engine calls and receive the answers.
 
-They follow the rules for clients: repeat with the same id after an unknown outcome, obey `policy`.
+They follow the rules for clients: repeat with the same id after an unknown outcome, obey
+`retry_policy`.
 """
 
 from __future__ import annotations
