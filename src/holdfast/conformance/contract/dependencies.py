@@ -195,6 +195,14 @@ class DependencyContract:
         assert [event.text for event in b.events] == ["parent a is cancelled"]
         assert await work_off(twin) == ["o"]
 
+    @needs("limits")
+    async def test_a_child_cancelled_at_the_door_takes_no_room(self, twin: Twin) -> None:
+        await twin.enqueue(jobs("p"))
+        await finish(twin, State.DEAD, "p")
+        await twin.declare(a_queue("default", max_depth=1))
+        batch = [after("a", "p"), after("b", "a"), a_job("c"), a_job("d")]
+        assert code(await twin.enqueue(batch)) == ["new", "new", "new", "queue_full"]
+
     @needs("inspect")
     async def test_cancelling_goes_down_the_line(self, twin: Twin) -> None:
         await twin.enqueue(

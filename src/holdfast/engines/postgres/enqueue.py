@@ -318,10 +318,12 @@ class EnqueuePlan:
         number = next(self.numbers)
         self.added[number] = new
         self._added_ids.add(new.id)
-        self.depth[new.queue] += 1
         self.states[new.id] = State.WAITING
         if new.after:
             self._add_child(lifecycle.admit(new, number, self.now))
+        if self.states[new.id] is State.WAITING:
+            # A job whose parent's end cancels it takes no room.
+            self.depth[new.queue] += 1
         if new.key is not None:
             self.keys[new.queue, new.key] = KeyHolder(new.id, self.now + new.key_window_ms)
             if self.states[new.id] is State.WAITING:
