@@ -254,10 +254,11 @@ async def reroute(
     ] = None,
     common: Common = COMMON,
 ) -> int:
-    """Move jobs addressed to one worker to another worker. Without --to it chooses the healthiest,
-    then least loaded worker that knows the task and has the labels of --label, or else those that
-    the job requires.
-    """  # fmt: skip
+    """Move jobs addressed to one worker to another worker.
+
+    Without --to it chooses the healthiest, then least loaded worker that knows the task and has the
+    labels of --label, or else those that the job requires.
+    """
     if to is not None and label:
         raise UsageError("--to names a worker and --label selects one: give only one of them")
     expires_ms = None if expires is None else to_ms("--expires", expires, UsageError)

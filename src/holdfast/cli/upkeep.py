@@ -133,9 +133,10 @@ async def distribute(
     forget: Annotated[bool, switch("Remove a stored distribution.")] = False,
     common: Common = COMMON,
 ) -> None:
-    """Move jobs from many queues to one, taking turns fairly. It runs until it is stopped; with
-    --store, upkeep does it from now on. Without --to it lists the stored distributions. Any number
-    of them may run at the same time.
+    """Move jobs from many queues to one, taking turns fairly.
+
+    It runs until it is stopped; with --store, upkeep does it from now on. Without --to it lists the
+    stored distributions. Any number of them may run at the same time.
     """
     async with open_app(common) as app:
         stored = Distributions(app.engine)
