@@ -30,10 +30,15 @@ def wall_ms() -> int:
 
 
 class PrintableFormatter(logging.Formatter):
-    """Escapes control characters: a log line may contain text from a job."""
+    """Escapes control characters, because a log line may contain text from a job. The message is
+    one line, so that such a text cannot forge another; only a traceback has more."""
 
     def format(self, record: logging.LogRecord) -> str:
         return printable(super().format(record))
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 (of the library)
+        record.message = printable(record.message, one_line=True)
+        return super().formatMessage(record)
 
 
 def log_to_stderr(program: str, level: int) -> None:

@@ -29,6 +29,22 @@ def test_log_lines_are_printable_too() -> None:
     assert all(char.isprintable() for char in PrintableFormatter("%(message)s").format(record))
 
 
+def test_a_text_in_a_log_line_cannot_forge_another_line() -> None:
+    text = "x\nholdfast: job j1 is done\r\nand more"
+    record = logging.LogRecord("holdfast", logging.WARNING, "", 0, "odd %s", (text,), None)
+    shown = PrintableFormatter("holdfast: %(message)s").format(record)
+    assert shown == "holdfast: odd x\\nholdfast: job j1 is done\\r\\nand more"
+
+
+def test_a_traceback_in_the_log_keeps_its_lines() -> None:
+    with pytest.raises(ZeroDivisionError) as caught:
+        1 // 0  # noqa: B018
+    error = (caught.type, caught.value, caught.tb)
+    record = logging.LogRecord("holdfast", logging.ERROR, "", 0, "it", (), error)
+    lines = PrintableFormatter("%(message)s").format(record).splitlines()
+    assert lines[:2] == ["it", "Traceback (most recent call last):"]
+
+
 def test_a_table_keeps_hostile_text_and_wide_rows(capsys: pytest.CaptureFixture[str]) -> None:
     print_table(("id", "n"), [("x" * 300, 5), (HOSTILE, 70)])
     out = capsys.readouterr().out

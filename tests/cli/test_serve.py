@@ -33,6 +33,7 @@ def test_a_port_in_use_is_reported_with_a_remedy(cli: Cli, tmp_path: Path) -> No
     [
         (["--host", "0.0.0.0", "--no-auth"], "can be reached from other machines"),
         (["--host", "::", "--no-auth"], "can be reached from other machines"),
+        (["--no-auth", "--allow-host", "jobs.internal"], "cannot be combined with --allow-host"),
         (["--host", "192.0.2.1"], "is not an address of this machine"),
         (["--port", "70000"], "expected 0 to 65535"),
         (["--proxy", "proxy.internal"], "expected an address or network"),

@@ -99,6 +99,15 @@ async def test_a_foreign_host_is_refused_on_every_route() -> None:
                 assert (reply.status, reply.code) == (403, "forbidden")
 
 
+async def test_a_link_on_another_page_may_read_and_a_form_may_not_write() -> None:
+    across = {"sec_fetch_site": "cross-site", "sec_fetch_mode": "navigate"}
+    async with direct_server() as at:
+        assert (await at.ask("GET", "/v1/queues", **across)).status == 200
+        assert (await at.ask("HEAD", "/v1/queues", **across)).status == 200
+        reply = await at.ask("POST", "/v1/queues/default/pause", b"{}", **across)
+        assert (reply.status, reply.code) == (403, "forbidden")
+
+
 @pytest.mark.parametrize(
     "host", ["127.0.0.1:7433", "localhost", "LOCALHOST:7433", "[::1]:7433", "127.8.8.8"]
 )

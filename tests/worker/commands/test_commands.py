@@ -111,13 +111,17 @@ def test_environment_is_an_allow_list(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SECRET", "hunter2")
     monkeypatch.setenv("TZ", "UTC")
     with started() as other:
-        text = returned(other, ["env"], env={"OWN": "1", "HOLDFAST_TOKEN": "999"}).decode()
+        marks = ("JOB_ID", "ATTEMPT", "LEASE_TOKEN", "QUEUE", "WORKER", "WORKER_ID")
+        own = {"OWN": "1", "HOLDFAST_TOKEN": "hf_of_the_job"}
+        own |= {f"HOLDFAST_{name}": "999" for name in marks}
+        text = returned(other, ["env"], env=own).decode()
     has = dict(line.split("=", 1) for line in text.splitlines())
     assert "SECRET" not in has
     assert not [name for name in has if name.startswith("HOLDFAST_CHILD")]
     assert has["TZ"] == "UTC"
     assert has["OWN"] == "1"
-    assert (has["HOLDFAST_JOB_ID"], has["HOLDFAST_TOKEN"]) == ("j1", "7")
+    assert has["HOLDFAST_TOKEN"] == "hf_of_the_job", "a bearer token, which is not a mark"
+    assert (has["HOLDFAST_JOB_ID"], has["HOLDFAST_LEASE_TOKEN"]) == ("j1", "7")
     assert (has["HOLDFAST_ATTEMPT"], has["HOLDFAST_QUEUE"]) == ("1", "q")
     assert (has["HOLDFAST_WORKER"], has["HOLDFAST_WORKER_ID"]) == ("w", other.setup.worker_id)
 

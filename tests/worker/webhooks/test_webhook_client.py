@@ -72,7 +72,7 @@ async def receiver() -> AsyncIterator[Receiver]:
         "::ffff:127.0.0.1", "::ffff:169.254.169.254", "::127.0.0.1", "64:ff9b::10.0.0.1",
         "64:ff9b::a9fe:a9fe", "64:ff9b:1::1", "2002:7f00:1::", "2002:a00:1::1",
         "2001:0:4136:e378:8000:63bf:80ff:fffe", "fd00:ec2::254", "192.0.0.8", "192.88.99.1",
-        "3fff::1", "::ffff:0:127.0.0.1",
+        "3fff::1", "::ffff:0:127.0.0.1", "168.63.129.16", "::ffff:168.63.129.16",
     ],
 )  # fmt: skip
 def test_private_addresses(address: str) -> None:

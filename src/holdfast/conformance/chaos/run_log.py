@@ -63,7 +63,7 @@ def main(arguments: list[str]) -> None:
     run = RunLog(
         "command",
         environment["HOLDFAST_JOB_ID"],
-        int(environment["HOLDFAST_TOKEN"]),
+        int(environment["HOLDFAST_LEASE_TOKEN"]),
         int(environment["HOLDFAST_ATTEMPT"]),
     )
     daemon: subprocess.Popen[Any] | None = None

@@ -78,10 +78,11 @@ class Admission:
         self._engines: dict[tuple[str, str, str], AuthorizedEngine] = {}
 
     async def admit(
-        self, needs: Scope | None, headers: Mapping[str, str], peer: str | None
+        self, needs: Scope | None, headers: Mapping[str, str], peer: str | None, *, reads: bool
     ) -> ApiCall:
-        """Admit a request that needs a scope, or none. Raises Unauthenticated or Forbidden."""
-        self.check_origin(headers)
+        """Admit a request that needs a scope, or none; `reads` is true for GET and HEAD. Raises
+        Unauthenticated or Forbidden."""
+        self.check_origin(headers, reads=reads)
         caller = await self._authenticate(headers, peer)
         if needs is not None and needs not in caller.scopes:
             if caller is ANONYMOUS:
@@ -99,8 +100,9 @@ class Admission:
             peer=peer or "",
         )
 
-    def check_origin(self, headers: Mapping[str, str]) -> None:
-        """Raise Forbidden unless Host is a name of this server and Origin is an allowed page."""
+    def check_origin(self, headers: Mapping[str, str], *, reads: bool) -> None:
+        """Raise Forbidden unless Host is a name of this server and Origin is an allowed page. A
+        link on any page may lead here, but a form on it may not."""
         host = headers.get("host")
         if host is None:
             # Probes of load balancers send no Host. Browsers always do, so no web page passes here.
@@ -113,7 +115,8 @@ class Admission:
         origin = headers.get("origin")
         if origin is None:
             site = headers.get("sec-fetch-site", "none")
-            if site in ("none", "same-origin") or headers.get("sec-fetch-mode") == "navigate":
+            is_link = reads and headers.get("sec-fetch-mode") == "navigate"
+            if site in ("none", "same-origin") or is_link:
                 return
         elif origin.lower() in self._origins or origin.partition("://")[2] == host:
             return

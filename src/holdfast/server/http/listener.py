@@ -31,6 +31,11 @@ def listen(settings: ServerSettings) -> socket.socket:
         _check_proxy(proxy)
     for name in settings.hosts:
         _check_host_name(name)
+    if settings.hosts and not settings.auth_on:
+        raise ConfigError(
+            "--no-auth cannot be combined with --allow-host: callers on other machines use that"
+            " name, and without tokens each of them could do anything; remove one of the two"
+        )
     for origin in settings.origins:
         _check_origin(origin)
     try:

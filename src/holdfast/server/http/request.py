@@ -80,7 +80,10 @@ class RequestReader:
         headers = Headers(scope["headers"])
         peer = scope.get("client")
         call = await self._admission.admit(
-            self._operation.needs, headers, peer[0] if peer else None
+            self._operation.needs,
+            headers,
+            peer[0] if peer else None,
+            reads=self._operation.method == "GET",
         )
         self._pressure.share(ticket, call.caller.namespace)
         for name, reader in self._path_readers.items():

@@ -193,7 +193,7 @@ def _marks(job: CallJob, setup: ChildSetup) -> dict[str, str]:
     return {
         "HOLDFAST_JOB_ID": job.id,
         "HOLDFAST_ATTEMPT": str(job.attempt),
-        "HOLDFAST_TOKEN": str(job.token),
+        "HOLDFAST_LEASE_TOKEN": str(job.token),
         "HOLDFAST_QUEUE": job.queue,
         "HOLDFAST_WORKER": setup.worker,
         "HOLDFAST_WORKER_ID": setup.worker_id,

@@ -470,8 +470,9 @@ class CommandOrphans:
             return frozenset((self._by_session[stat.session],))
         environment = processes.environment(pid)
         if environment.get(b"HOLDFAST_WORKER_ID") == self._worker_id:
-            mark = environment.get(b"HOLDFAST_JOB_ID", b""), environment.get(b"HOLDFAST_TOKEN", b"")
-            owner = self._by_marker.get(mark)
+            id_ = environment.get(b"HOLDFAST_JOB_ID", b"")
+            token = environment.get(b"HOLDFAST_LEASE_TOKEN", b"")
+            owner = self._by_marker.get((id_, token))
             return frozenset(() if owner is None else (owner,))
         return frozenset(self._by_session.values())
 

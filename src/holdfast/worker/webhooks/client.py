@@ -38,8 +38,14 @@ _SECRETS_MAX = 8
 Address: TypeAlias = ipaddress.IPv4Address | ipaddress.IPv6Address
 Resolve: TypeAlias = Callable[[str, int], Awaitable[list[str]]]
 _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
-_SPECIAL = tuple(map(ipaddress.ip_network, ("192.0.0.0/24", "192.88.99.0/24", "3fff::/20")))
-"""Networks registered as not global, which some versions of Python do not know."""
+_SPECIAL = tuple(
+    map(
+        ipaddress.ip_network,
+        ("192.0.0.0/24", "192.88.99.0/24", "3fff::/20", "168.63.129.16/32"),
+    )
+)
+"""Networks registered as not global, which some versions of Python do not know; and the address at
+which Azure serves each machine its configuration."""
 _STATUS = re.compile(rb"HTTP/1\.[01] (\d{3})(?: [^\r\n]*)?\Z")
 
 
