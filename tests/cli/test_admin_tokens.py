@@ -30,6 +30,31 @@ def test_a_token_is_printed_once(cli: Cli) -> None:
     assert token["expires_at"] > token["created_at"]
 
 
+def test_a_token_is_written_to_a_new_private_file(cli: Cli, tmp_path: Path) -> None:
+    line = ("token", "create", "ci", "--scopes", "produce", "--out", "ci.token")
+    ran = cli(*line)
+    assert (ran.code, ran.out) == (0, "")
+    file = tmp_path / "ci.token"
+    assert TOKEN.fullmatch(file.read_text())
+    assert file.stat().st_mode & 0o777 == 0o600
+    secret = file.read_text().strip().split("_")[2]
+    assert secret not in ran.err
+    assert "ci.token" in ran.err
+    ran = cli(*line)
+    assert ran.code == 2
+    assert "is not overwritten" in ran.err
+    assert secret in file.read_text()
+    assert len(cli("token", "list", "--json").json) == 1, "no token that nobody could know"
+    made = cli(*line[:-1], "other.token", "--json").json
+    assert "token" not in made
+
+
+def test_without_a_token_no_file_is_left(cli: Cli, tmp_path: Path) -> None:
+    ran = cli("token", "create", "ci", "--scopes", "everything", "--out", "ci.token")
+    assert ran.code == 2
+    assert not (tmp_path / "ci.token").exists()
+
+
 def test_scopes_may_be_repeated(cli: Cli) -> None:
     line = ("--scope", "produce", "--scope", "consume", "--scopes", "operate,run-commands")
     assert cli("token", "create", "ci", *line).code == 0

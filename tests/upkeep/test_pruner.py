@@ -95,6 +95,15 @@ async def test_the_full_job_is_archived_before_it_is_deleted(
     assert listener.events == [Pruned(deleted=3, archived=3)]
 
 
+def test_an_archive_is_not_written_through_a_link(tmp_path: Path) -> None:
+    """Whoever may write to the folder could otherwise lead it to any file of the service."""
+    (tmp_path / "precious").write_text("x")
+    (tmp_path / "jobs.jsonl").symlink_to(tmp_path / "precious")
+    with pytest.raises(OSError, match="symbolic link"):
+        Archive(tmp_path / "jobs.jsonl").write([])
+    assert (tmp_path / "precious").read_text() == "x"
+
+
 async def test_nothing_is_deleted_when_the_archive_fails(
     engine: Engine, clock: ManualClock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

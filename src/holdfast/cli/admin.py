@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any, TextIO
 
 import msgspec
 from cyclopts import Parameter
@@ -10,7 +13,15 @@ from cyclopts import Parameter
 from holdfast.app.application import Holdfast
 from holdfast.cli.flags import option
 from holdfast.cli.help_pages import program
-from holdfast.cli.output import COMMON, Common, print_either, print_json, print_table, say
+from holdfast.cli.output import (
+    COMMON,
+    Common,
+    new_private_file,
+    print_either,
+    print_json,
+    print_table,
+    say,
+)
 from holdfast.cli.session import (
     open_app,
     open_token_store,
@@ -63,11 +74,18 @@ async def create_token(
     expires: Annotated[
         str | None, option("DURATION", "Lifetime, e.g. 12h, or never. [default: 90d]")
     ] = None,
+    out: Annotated[
+        str | None,
+        option("FILE", "Write the token to this new file, readable only by you."),
+    ] = None,
     common: Common = COMMON,
 ) -> None:
-    """Create a token and print it. It cannot be shown again."""
+    """Create a token and print it, or write it to a file. It cannot be shown again."""
     wanted = tuple(filter(None, (each.strip() for each in ",".join(scopes).split(","))))
-    async with open_token_store(common, create=True) as app:
+    async with contextlib.AsyncExitStack() as stack:
+        # First the file: a token that cannot be written down must not exist.
+        file = stack.enter_context(_token_file(out)) if out is not None else None
+        app = await stack.enter_async_context(open_token_store(common, create=True))
         ask = server_of(app)
         if ask is not None:
             body = {"name": name, "scopes": wanted, "prefix": prefix}
@@ -86,12 +104,30 @@ async def create_token(
             async with audit_of(app).doing(audit_act("token.create", name)):
                 text, token = await Tokens(lambda: app.engine, wall_ms).create(request)
             made = msgspec.to_builtins(made_token(token, text))
+        if file is not None:
+            print(made.pop("token"), file=file, flush=True)
+    until = made["expires_at"] or "it is revoked"
     if common.json:
         print_json(made)
-        return
-    print(made["token"])
-    until = made["expires_at"] or "it is revoked"
-    say(f"token {made['id']} is valid until {until}; it cannot be shown again, so store it safely")
+    elif out is not None:
+        say(f"token {made['id']} is in {out} and valid until {until}; it cannot be shown again")
+    else:
+        print(made["token"])
+        say(
+            f"token {made['id']} is valid until {until}; it cannot be shown again, so store it"
+            " safely"
+        )
+
+
+@contextlib.contextmanager
+def _token_file(path: str) -> Iterator[TextIO]:
+    """A new file for a token; removed again if no token was created."""
+    with new_private_file(path) as file:
+        try:
+            yield file
+        except BaseException:
+            Path(path).unlink(missing_ok=True)
+            raise
 
 
 async def list_tokens(*, common: Common = COMMON) -> None:

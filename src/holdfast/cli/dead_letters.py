@@ -7,7 +7,6 @@ import json
 import os
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Annotated, Any, TextIO
 
 from cyclopts import Parameter
@@ -31,6 +30,7 @@ from holdfast.cli.help_pages import program
 from holdfast.cli.output import (
     COMMON,
     Common,
+    new_private_file,
     print_either,
     print_json,
     print_table,
@@ -201,7 +201,7 @@ async def export(
         if file == "-":
             await _export(app, which.wanted(_DEAD), sys.stdout)
             return
-        with _new_file(file) as out:
+        with new_private_file(file) as out:
             written = await _export(app, which.wanted(_DEAD), out)
             out.flush()
             os.fsync(out.fileno())
@@ -318,17 +318,6 @@ async def _export(app: Holdfast, wanted: JobFilter, out: TextIO) -> int:
             written += len(views)
             advance(len(views))
     return written
-
-
-def _new_file(file: str) -> TextIO:
-    try:
-        # Readable by the owner only, because payloads and errors may be confidential.
-        number = os.open(Path(file), os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600)
-    except FileExistsError:
-        raise UsageError(f"{file} exists and is not overwritten: give a new path") from None
-    except OSError as error:
-        raise UsageError(f"{file} cannot be written: {error.strerror}") from None
-    return os.fdopen(number, "w", encoding="ascii")
 
 
 def _group_row(group: DeadGroup, now: int) -> tuple[Any, ...]:

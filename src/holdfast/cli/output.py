@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Annotated, Any
+from typing import Annotated, Any, TextIO
 
 from cyclopts import Parameter
 
@@ -167,3 +168,15 @@ def progress(what: str, total: int | None = None) -> Iterator[Callable[[int], No
             bar.update(id_, rate=f"{speed:,.0f}/s" if speed else "")
 
         yield advance
+
+
+def new_private_file(path: str) -> TextIO:
+    """A new file that only its owner can read, for what may be confidential. UsageError if it
+    exists or cannot be created."""
+    try:
+        number = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600)
+    except FileExistsError:
+        raise UsageError(f"{path} exists and is not overwritten: give a new path") from None
+    except OSError as error:
+        raise UsageError(f"{path} cannot be written: {error.strerror}") from None
+    return os.fdopen(number, "w", encoding="ascii")

@@ -7,6 +7,7 @@ that died right after it was retried, is not processed twice.
 from __future__ import annotations
 
 import asyncio
+import errno
 import fcntl
 import os
 from collections import defaultdict
@@ -194,9 +195,16 @@ class Archive:
         self.path = Path(path)
 
     def write(self, jobs: Sequence[Job]) -> None:
-        """Append and sync; blocking. OSError if not all lines are known to be on disk."""
-        flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
-        file = os.open(self.path, flags, 0o600)
+        """Append and sync; blocking. OSError if not all lines are known to be on disk. A link is
+        refused: whoever may write to the folder could lead it to any file of this user."""
+        flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+        try:
+            file = os.open(self.path, flags, 0o600)
+        except OSError as error:
+            if error.errno != errno.ELOOP:
+                raise
+            text = "it is a symbolic link; name the file itself"
+            raise OSError(errno.ELOOP, text, str(self.path)) from None
         try:
             # Several pruners may share one file; their lines must not mix.
             fcntl.flock(file, fcntl.LOCK_EX)
