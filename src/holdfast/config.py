@@ -126,7 +126,7 @@ _TABLE = (
         100,
     ),
     _job("backoff-max", "duration", "5m", "The longest retry delay.", 0, bounds.DELAY_MS_MAX),
-    _job("backoff-jitter", "share", "0", "The random share of a retry delay, 0 to 1.", 0, 1),
+    _job("backoff-jitter", "share", "1", "The random share of a retry delay, 0 to 1.", 0, 1),
     _job("job-timeout", "duration", "", "How long an attempt may run.", 1, bounds.DELAY_MS_MAX),
     _job(
         "lease",
@@ -182,8 +182,8 @@ _TABLE = (
     _worker(
         "worker-shell",
         "switch",
-        "",
-        "Run command strings in a shell; by default only on a local file.",
+        "yes",
+        "Run a command that is one string in a shell.",
     ),
     _worker(
         "worker-output-max",
@@ -284,12 +284,13 @@ class Settings:
         base, cap_ms, jitter = (self.value(f"backoff-{part}") for part in ("base", "max", "jitter"))
         if base is None and cap_ms is None and jitter is None:
             return None
-        base = 2.0 if base is None else base
+        usual = Backoff()
+        base = usual.factor if base is None else base
         return Backoff(
             first_ms=round(base * 1000),
             factor=base,
-            cap_ms=Backoff().cap_ms if cap_ms is None else cap_ms,
-            jitter=jitter or 0.0,
+            cap_ms=usual.cap_ms if cap_ms is None else cap_ms,
+            jitter=usual.jitter if jitter is None else jitter,
         )
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from holdfast.app.application import Holdfast
 from holdfast.cli.output import Exit
+from holdfast.cli.workers import WorkerFlags
 from holdfast.config import SETTINGS, Settings, queue_weights
 from holdfast.core.backoff import Backoff
 from holdfast.core.bounds import SECOND_MS
@@ -115,6 +116,7 @@ def test_stored_settings_are_defaults_of_jobs(cli: Cli, monkeypatch: pytest.Monk
         "lease": "1m",
         "backoff-base": "3",
         "backoff-max": "1h",
+        "backoff-jitter": "0",
     }.items():
         assert cli("config", "set", name, value).code == 0
     backoff = Backoff(first_ms=3_000, factor=3.0, cap_ms=3_600_000, jitter=0.0)
@@ -137,10 +139,34 @@ def test_stored_settings_are_defaults_of_jobs(cli: Cli, monkeypatch: pytest.Monk
 
 
 def test_backoff_delays_are_powers_of_the_base() -> None:
-    backoff = Settings({"backoff-base": "2", "backoff-max": "10s"}, {}).backoff()
+    exact = {"backoff-base": "2", "backoff-max": "10s", "backoff-jitter": "0"}
+    backoff = Settings(exact, {}).backoff()
     assert backoff is not None
     assert [backoff.delay_ms(run, 0.5) for run in (1, 2, 3, 4)] == [2000, 4000, 8000, 10_000]
     assert Settings({}, {}).backoff() is None
+
+
+def test_the_settings_show_the_default_backoff() -> None:
+    shown = {name: SETTINGS[name].default for name in SETTINGS if name.startswith("backoff-")}
+    assert Settings(shown, {}).backoff() == Backoff()
+
+
+@pytest.mark.parametrize("name", ["backoff-base", "backoff-max", "backoff-jitter"])
+def test_one_backoff_setting_leaves_the_others_alone(name: str) -> None:
+    assert Settings({name: SETTINGS[name].default}, {}).backoff() == Backoff()
+
+
+@pytest.mark.parametrize(
+    "url", ["sqlite:///a.db", "postgresql://host/a", "http://host:7433", "partitioned:a.toml"]
+)
+def test_one_setting_decides_on_shells_whatever_the_engine(url: str) -> None:
+    def shell(stored: dict[str, str], flag: bool | None = None) -> bool:
+        return WorkerFlags(shell=flag).options(url, Settings(stored, {}), None).shell
+
+    assert shell({})
+    assert not shell({"worker-shell": "no"})
+    assert shell({"worker-shell": "no"}, flag=True)
+    assert not shell({}, flag=False)
 
 
 @pytest.mark.parametrize("name", SETTINGS)

@@ -124,9 +124,7 @@ class WorkerFlags:
     ] = None
     shell: Annotated[
         bool | None,
-        Parameter(
-            help="Run a command that is one string in a shell. [default: only for a local file]"
-        ),
+        Parameter(help="Run a command that is one string in a shell. [default: yes]"),
     ] = None
     commands: Annotated[bool, Parameter(help="Run command jobs.")] = True
     env: Annotated[
@@ -170,7 +168,7 @@ class WorkerFlags:
             prefetch=first(self.prefetch, "worker-prefetch", 1000),
             grace_ms=first(grace_ms, "worker-grace", 30_000),
             labels=dict(_label(each) for each in self.label or []),
-            shell=shell,
+            shell=True if shell is None else shell,
             environment=(*INHERITED, *(self.env or [])),
             cwd=_absolute(self.cwd),
             output_max=first(self.output_max, "worker-output-max", 64 * 1024),

@@ -28,7 +28,7 @@ class WorkerOptions(msgspec.Struct, frozen=True, kw_only=True):
     `target` names the application, `module:attribute`. Its handlers run in `processes` children
     with `concurrency` calls each; 0 runs them in the supervisor itself, where a handler that blocks
     the interpreter lets leases expire. `prefetch` bounds how many jobs are leased ahead of free
-    slots. `shell` None allows shells only on an embedded file. `webhooks` runs the task `webhook`,
+    slots. `shell` runs commands that are one string in a shell. `webhooks` runs the task `webhook`,
     which sends requests signed with the secrets of a file; each host has a circuit breaker.
     """
 
@@ -44,7 +44,7 @@ class WorkerOptions(msgspec.Struct, frozen=True, kw_only=True):
     prefetch: Annotated[int, msgspec.Meta(ge=0)] = 1000
     grace_ms: Annotated[int, msgspec.Meta(ge=0)] = 30_000
     labels: dict[str, str] = {}
-    shell: bool | None = None
+    shell: bool = True
     environment: tuple[str, ...] = INHERITED
     cwd: str | None = None
     output_max: Annotated[int, msgspec.Meta(ge=1024)] = 64 * 1024

@@ -193,9 +193,8 @@ class ChildSetup(msgspec.Struct, frozen=True, kw_only=True):
     """The setup of a child, passed as JSON in its environment: it holds no secret.
 
     `target` is `module:attribute` or `path.py:attribute` of the application; None for a child that
-    runs commands or, with `webhook`, sends webhooks. `shell` allows command strings for a shell;
-    `shell_off` explains why they are not allowed. `environment` names the variables that a command
-    inherits; `cwd` is where commands run.
+    runs commands or, with `webhook`, sends webhooks. `shell` allows command strings for a shell.
+    `environment` names the variables that a command inherits; `cwd` is where commands run.
     """
 
     worker: str
@@ -204,7 +203,6 @@ class ChildSetup(msgspec.Struct, frozen=True, kw_only=True):
     target: str | None = None
     webhook: WebhookSetup | None = None
     shell: bool = False
-    shell_off: str = ""
     environment: tuple[str, ...] = ()
     cwd: str | None = None
     output_max: int = 64 * 1024

@@ -174,11 +174,11 @@ def _find(planned: CommandPlan) -> str:
 
 def _by_shell(command: str, setup: ChildSetup) -> list[str]:
     if not setup.shell:
-        why = setup.shell_off or "this worker's configuration does not allow shells"
         raise _fatal(
             "ShellRefused",
-            f"a command in one string needs a shell, and {why};"
-            ' give the command as a list, such as ["echo", "hello"]',
+            "a command in one string needs a shell, which is off for this worker (--no-shell, or"
+            " the setting worker-shell): switch it on, or give the command as a list, such as"
+            ' ["echo", "hello"]',
         )
     return ["/bin/sh", "-c", command]
 

@@ -15,7 +15,6 @@ import signal
 import sys
 from collections.abc import Callable
 from contextlib import suppress
-from urllib.parse import urlsplit
 
 import msgspec
 import uuid_utils
@@ -90,13 +89,11 @@ def make_child_pool(
     queue_of: Callable[[str], Queue],
 ) -> ChildPool:
     """The child pool for these options, not started yet."""
-    shell, why_not = may_use_shell(options)
     common = ChildSetup(
         worker=options.name or "",
         worker_id=worker_id,
         slots=options.concurrency,
-        shell=shell,
-        shell_off=why_not,
+        shell=options.shell,
         environment=options.environment,
         cwd=options.cwd,
         output_max=options.output_max,
@@ -119,20 +116,6 @@ def make_child_pool(
 def _may_fork() -> bool:
     """HOLDFAST_TEMPLATE=0 is for applications that every process must import itself."""
     return os.environ.get("HOLDFAST_TEMPLATE") != "0"
-
-
-def may_use_shell(options: WorkerOptions) -> tuple[bool, str]:
-    """Allow shells by default only on an embedded file: a producer that can write the file can run
-    commands anyway. The text says why not."""
-    if options.shell is not None:
-        return options.shell, "" if options.shell else "this worker was started with --no-shell"
-    scheme = urlsplit(options.url).scheme or "sqlite"
-    if scheme == "sqlite":
-        return True, ""
-    return False, (
-        f"shells are off on {scheme} unless the worker is started with --shell; give the command "
-        "as a list of arguments, which needs no shell"
-    )
 
 
 def _connect_launcher(supervisor: Supervisor) -> None:
