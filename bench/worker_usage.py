@@ -41,7 +41,7 @@ async def command_rate(workspace: Workspace, *, jobs: int) -> float:
     """Command jobs settled per second, timed from the last check that saw none done."""
     async with Holdfast(workspace.url) as app:
         await app.enqueue_many(app.job("command", {"command": TRUE}) for _ in range(jobs))
-        async with program(_worker(["start"]), workspace, "work"):
+        async with program(_worker(["start", "--concurrency", "16"]), workspace, "work"):
             done, first = 0, time.monotonic()
             end = first + WAIT_S_MAX
             while done < jobs:

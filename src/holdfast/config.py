@@ -159,7 +159,7 @@ _TABLE = (
         "worker-concurrency",
         "number",
         "16",
-        "Jobs each child process runs at the same time.",
+        "Jobs each child process runs at the same time; if not set, one command.",
         1,
         10_000,
     ),

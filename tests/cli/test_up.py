@@ -104,7 +104,7 @@ def test_a_second_up_on_the_same_file_adds_workers(tmp_path: Path) -> None:
             last_line(second, "holdfast top")
             workers = run_program(tmp_path, "worker", "list", "--json").json
             assert len({worker["name"] for worker in workers}) == 2
-            ran = run_program(tmp_path, "worker", "stop", "--all")
+            ran = run_program(tmp_path, "worker", "stop")
             assert ran.code == 0
             for process in (first, second):
                 process.communicate(timeout=_TIMEOUT_S)

@@ -7,6 +7,7 @@ import pytest
 
 from holdfast.core.model import EventKind, State
 from holdfast.errors import UsageError
+from holdfast.notation.durations import Duration
 from tests.worker.live_workers import Place, until
 
 
@@ -82,11 +83,36 @@ async def test_the_launcher_passes_signals_on(place: Place) -> None:
     await assert_released(place, *"ab")
 
 
-async def test_a_stop_through_the_engine(place: Place) -> None:
+async def test_a_stop_through_the_engine_lets_running_jobs_finish(place: Place) -> None:
     process = await place.worker(name="w")
     await place.enqueue("hold", "a")
     await place.started("a")
     await place.app.workers.stop("w", by="me")
+    await draining(place)
+    place.go()
+    assert await ended(process) == 0
+    assert (await place.job("a")).state is State.DONE
+
+
+@pytest.mark.parametrize(("own_ms", "grace"), [(100, None), (600_000, "100ms"), (600_000, 0)])
+async def test_a_stop_through_the_engine_ends_after_its_grace(
+    place: Place, own_ms: int, grace: Duration | None
+) -> None:
+    process = await place.worker(name="w", grace_ms=own_ms)
+    await place.enqueue("hold", "a")
+    await place.started("a")
+    await place.app.workers.stop("w", grace=grace)
+    assert await ended(process) == 0
+    await assert_released(place, "a")
+
+
+async def test_the_latest_order_decides(place: Place) -> None:
+    process = await place.worker(name="w", grace_ms=600_000)
+    await place.enqueue("hold", "a")
+    await place.started("a")
+    await place.app.workers.stop("w")
+    await draining(place)
+    await place.app.workers.stop("w", grace=0)
     assert await ended(process) == 0
     await assert_released(place, "a")
 
@@ -106,7 +132,7 @@ async def test_a_drain_through_the_engine_waits_for_ever(place: Place) -> None:
 
 async def test_a_stopped_worker_is_not_started_again(place: Place) -> None:
     launcher = await place.launcher(place.options(name="w"))
-    await place.app.workers.stop("w")
+    await place.app.workers.stop("w", grace=0)
     assert await ended(launcher) == 0
     await place.worker(name="w")
     await place.enqueue("note", "a")

@@ -56,6 +56,7 @@ async def demo(
                 queues={"mail": 2, "media": 1, "shop": 3, "default": 1},
                 target=_TARGET,
                 processes=1,
+                concurrency=16,
                 grace_ms=3_000,
                 shell=True,
             )

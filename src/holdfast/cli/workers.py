@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -20,11 +21,12 @@ from holdfast.cli.session import open_app, person
 from holdfast.cli.status import print_workers, say_no_worker
 from holdfast.config import SETTINGS, Settings, queue_weights
 from holdfast.core import bounds
+from holdfast.core.explain import ABSENT_MS
 from holdfast.core.scaling import Goal
-from holdfast.core.text import printable
+from holdfast.core.text import counted, printable
 from holdfast.core.workers import addressee
 from holdfast.errors import ConfigError, NotFound, UsageError
-from holdfast.notation.durations import to_ms
+from holdfast.notation.durations import Duration, to_ms
 from holdfast.notation.policies import to_breaker
 from holdfast.ops.doctor import examine
 from holdfast.ops.scaling import Scaling, read_scaling, scaling_view
@@ -110,7 +112,8 @@ class WorkerFlags:
         ),
     ] = None
     concurrency: Annotated[
-        int | None, option("N", "Jobs each process runs at the same time. [default: 16]")
+        int | None,
+        option("N", "Jobs each process runs at the same time. [default: 16 tasks, 1 command]"),
     ] = None
     prefetch: Annotated[
         int | None, option("N", "Lease at most this many jobs ahead. [default: 1000]")
@@ -144,7 +147,7 @@ class WorkerFlags:
     def options(self, url: str, stored: Settings, target: str | None) -> WorkerOptions:
         """The options of the worker: flags override stored settings. Raises UsageError."""
 
-        def first(flag: int | None, name: str, default: int) -> int:
+        def given(flag: int | None, name: str) -> int | None:
             if flag is not None:
                 low, high = SETTINGS[name].low, SETTINGS[name].high
                 if not low <= flag <= high:
@@ -152,7 +155,11 @@ class WorkerFlags:
                     raise UsageError(f"{shown} is out of range: expected {low:.0f} to {high:.0f}")
                 return flag
             value = stored.value(name)
-            return default if value is None else int(value)
+            return None if value is None else int(value)
+
+        def first(flag: int | None, name: str, default: int) -> int:
+            value = given(flag, name)
+            return default if value is None else value
 
         grace_ms = None if self.grace is None else to_ms("--grace", self.grace, UsageError)
         shell = self.shell if self.shell is not None else stored.value("worker-shell")
@@ -164,7 +171,7 @@ class WorkerFlags:
             target=target,
             commands=self.commands,
             processes=first(self.processes, "worker-processes", default_processes()),
-            concurrency=first(self.concurrency, "worker-concurrency", 16),
+            concurrency=given(self.concurrency, "worker-concurrency"),
             prefetch=first(self.prefetch, "worker-prefetch", 1000),
             grace_ms=first(grace_ms, "worker-grace", 30_000),
             labels=dict(_label(each) for each in self.label or []),
@@ -261,14 +268,40 @@ async def show_all(*, common: Common = COMMON) -> None:
         say_no_worker()
 
 
-async def stop(names: Names = None, /, *, all: All = False, common: Common = COMMON) -> int:
-    """Stop workers at once. Their jobs are released to other workers."""
-    return await _order(common, names, all, "stopping", "stop")
+async def stop(
+    names: Names = None,
+    /,
+    *,
+    all: All = False,
+    grace: Annotated[
+        str | None,
+        option(
+            "DURATION", "Let running jobs finish for this long. [default: as the worker's --grace]"
+        ),
+    ] = None,
+    now: Annotated[bool, switch("Release running jobs at once; other workers run them.")] = False,
+    common: Common = COMMON,
+) -> int:
+    """Stop workers gracefully, or at once with --now.
+
+    Running jobs may finish within --grace; then they are released to other workers. Without names
+    it stops all workers on this host that use this store.
+    """
+    if now and grace is not None:
+        raise UsageError("--now does not wait for running jobs: leave out --grace")
+    if grace is not None:
+        to_ms("--grace", grace, UsageError)
+    wanted = await _wanted(common, names, every=all)
+    done = "stopping at once" if now else "stopping; running jobs may finish"
+    return await _order(common, wanted, done, "stop", grace=0 if now else grace)
 
 
 async def drain(names: Names = None, /, *, all: All = False, common: Common = COMMON) -> int:
-    """Stop workers after they have finished their running jobs."""
-    return await _order(common, names, all, "draining", "drain")
+    """Stop workers after they have finished their running jobs.
+
+    It waits without limit. Without names it drains all workers on this host that use this store.
+    """
+    return await _order(common, await _wanted(common, names, every=all), "draining", "drain")
 
 
 async def cordon(names: Names = None, /, *, all: All = False, common: Common = COMMON) -> int:
@@ -276,12 +309,12 @@ async def cordon(names: Names = None, /, *, all: All = False, common: Common = C
 
     Running jobs continue.
     """
-    return await _order(common, names, all, "cordoned", "cordon")
+    return await _order(common, _named(names, every=all), "cordoned", "cordon")
 
 
 async def uncordon(names: Names = None, /, *, all: All = False, common: Common = COMMON) -> int:
     """Let cordoned workers lease jobs again."""
-    return await _order(common, names, all, "uncordoned", "uncordon")
+    return await _order(common, _named(names, every=all), "uncordoned", "uncordon")
 
 
 async def scaling(
@@ -382,25 +415,44 @@ async def _prepare(
     return numbered(options, count), app.place
 
 
+def _named(names: list[str] | None, *, every: bool) -> list[str] | None:
+    """The given names; None for all workers."""
+    if bool(names) == every:
+        raise UsageError("give the names of workers, or --all for all of them")
+    return names
+
+
+async def _wanted(common: Common, names: list[str] | None, *, every: bool) -> list[str] | None:
+    """The given names, or else those of the workers on this host; None for all workers."""
+    if names or every:
+        return _named(names, every=every)
+    async with open_app(common) as app:
+        workers = await Workers(app.engine).all()
+    host = socket.gethostname()
+    here = [each.name for each in workers if each.record.host == host and each.age_ms <= ABSENT_MS]
+    others = sum(each.age_ms <= ABSENT_MS for each in workers) - len(here)
+    if others and not common.json:
+        say(f"{counted(others, 'worker')} on other hosts: give their names, or --all")
+    return here
+
+
 async def _order(
     common: Common,
     names: list[str] | None,
-    every: bool,
     done: str,
     order: OrderName,
+    grace: Duration | None = None,
 ) -> int:
-    if bool(names) == every:
-        raise UsageError("give the names of workers, or --all for all of them")
+    """Send an order to these workers; None for all."""
     async with open_app(common) as app:
-        wanted = None if every else names
-        ordered, missing = await Workers(app.engine).order(order, wanted, by=person())
+        ordered, missing = await Workers(app.engine).order(order, names, grace=grace, by=person())
     if common.json:
         print_json(plain(Ordered(workers=ordered, missing=missing)))
     else:
         for name in ordered:
             print(f"{printable(name, one_line=True)}: {done}")
-        if every and not ordered:
-            say("there are no workers")
+        if not ordered and not missing:
+            say("there are no workers" if names is None else "no worker runs on this host")
     if missing:
         raise unknown_worker(", ".join(missing))
     return Exit.DONE

@@ -64,12 +64,14 @@ class WorkerRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
 class WorkerOrder(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Orders to a worker from outside. `cordoned` applies to its name, across restarts; `ending`
-    applies only to the process with that id. `renew` is increased to make the worker renew at once,
-    so that it learns of a cancel request soon."""
+    applies only to the process with that id. "drain" waits for running jobs without limit, "stop"
+    for `grace_ms`, or else for the worker's own grace period. `renew` is increased to make the
+    worker renew at once, so that it learns of a cancel request soon."""
 
     cordoned: bool = False
     ending: str = ""
     ending_id: str = ""
+    grace_ms: int | None = None
     renew: int = 0
     by: str = ""
 

@@ -15,7 +15,7 @@ from typing import Literal, NamedTuple
 import msgspec
 from msgspec.structs import asdict, replace
 
-from holdfast.core import retry_policy, routing
+from holdfast.core import bounds, retry_policy, routing
 from holdfast.core.explain import SeenWorker
 from holdfast.core.model import Job, JobFilter, Lease, State
 from holdfast.core.retry_policy import ttl_ms
@@ -32,7 +32,7 @@ from holdfast.core.workers import (
 )
 from holdfast.engines.base import Engine
 from holdfast.errors import NotFound, UsageError, WrongState
-from holdfast.notation.durations import show_at
+from holdfast.notation.durations import Duration, show_at, to_ms
 from holdfast.ops.queues import queue_settings
 from holdfast.ops.records import RecordKind
 
@@ -105,27 +105,36 @@ class Workers:
         await self._known(name)
         await self._order(name, cordoned=False, by=by)
 
-    async def stop(self, name: str, *, by: str = "") -> None:
-        """Make the worker release its leases and exit at once."""
+    async def stop(self, name: str, *, grace: Duration | None = None, by: str = "") -> None:
+        """Make the worker finish its running jobs within `grace`, release the others and exit.
+        Without it the worker's own grace period applies; 0 releases all jobs at once."""
+        grace_ms = _grace_ms(grace)
         view = await self._known(name)
-        await self._order(name, ending="stop", ending_id=view.record.id, by=by)
+        await self._order(name, ending="stop", ending_id=view.record.id, grace_ms=grace_ms, by=by)
 
     async def drain(self, name: str, *, by: str = "") -> None:
         """Make the worker finish its jobs, however long that takes, and exit."""
         view = await self._known(name)
-        await self._order(name, ending="drain", ending_id=view.record.id, by=by)
+        await self._order(name, ending="drain", ending_id=view.record.id, grace_ms=None, by=by)
 
     async def order(
-        self, order: OrderName, names: Iterable[str] | None = None, *, by: str = ""
+        self,
+        order: OrderName,
+        names: Iterable[str] | None = None,
+        *,
+        grace: Duration | None = None,
+        by: str = "",
     ) -> OrderResult:
-        """Send an order to these workers, or to all of them."""
+        """Send an order to these workers, or to all of them. `grace` applies to stop only."""
+        if grace is not None and order != "stop":
+            raise UsageError(f"{order} has no grace period: only stop has one")
         registered = [view.name for view in await self.all()]
         wanted = registered if names is None else list(dict.fromkeys(names))
         ordered = tuple(name for name in wanted if name in registered)
         for name in ordered:
             match order:
                 case "stop":
-                    await self.stop(name, by=by)
+                    await self.stop(name, grace=grace, by=by)
                 case "drain":
                     await self.drain(name, by=by)
                 case "cordon":
@@ -158,6 +167,15 @@ class Workers:
         await ORDERS.update(
             self._engine, name, lambda order: replace(order or WorkerOrder(), **changes)
         )
+
+
+def _grace_ms(grace: Duration | None) -> int | None:
+    if grace is None:
+        return None
+    grace_ms = to_ms("grace", grace, UsageError)
+    if grace_ms > bounds.DAY_MS:
+        raise UsageError(f"grace {str(grace)[:40]} is out of range: expected at most 1d")
+    return grace_ms
 
 
 def _renewed(order: WorkerOrder | None) -> WorkerOrder:

@@ -14,6 +14,7 @@ from holdfast.errors import UsageError
 INHERITED = ("PATH", "HOME", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "TMPDIR", "USER", "LOGNAME")
 """Environment variables of the worker that commands inherit by default."""
 _WORKERS_MAX = 256
+_SLOTS = 16
 
 
 def default_processes() -> int:
@@ -26,8 +27,9 @@ class WorkerOptions(msgspec.Struct, frozen=True, kw_only=True):
     queues that its tasks name.
 
     `target` names the application, `module:attribute`. Its handlers run in `processes` children
-    with `concurrency` calls each; 0 runs them in the supervisor itself, where a handler that blocks
-    the interpreter lets leases expire. `prefetch` bounds how many jobs are leased ahead of free
+    with `concurrency` calls each, by default 16; 0 runs them in the supervisor itself, where a
+    handler that blocks the interpreter lets leases expire. A worker runs `concurrency` commands at
+    the same time, by default only one. `prefetch` bounds how many jobs are leased ahead of free
     slots. `shell` runs commands that are one string in a shell. `webhooks` runs the task `webhook`,
     which sends requests signed with the secrets of a file; each host has a circuit breaker.
     """
@@ -40,7 +42,7 @@ class WorkerOptions(msgspec.Struct, frozen=True, kw_only=True):
     processes: Annotated[int, msgspec.Meta(ge=0, le=256)] = msgspec.field(
         default_factory=default_processes
     )
-    concurrency: Annotated[int, msgspec.Meta(ge=1, le=10_000)] = 16
+    concurrency: Annotated[int, msgspec.Meta(ge=1, le=10_000)] | None = None
     prefetch: Annotated[int, msgspec.Meta(ge=0)] = 1000
     grace_ms: Annotated[int, msgspec.Meta(ge=0)] = 30_000
     labels: dict[str, str] = {}
@@ -57,6 +59,16 @@ class WorkerOptions(msgspec.Struct, frozen=True, kw_only=True):
     archive: str | None = None
     heartbeat_ms: Annotated[int, msgspec.Meta(ge=1)] = 10_000
     version: str = ""
+
+    @property
+    def slots(self) -> int:
+        """Calls that a child process runs at the same time, unless it runs commands."""
+        return _SLOTS if self.concurrency is None else self.concurrency
+
+    @property
+    def command_slots(self) -> int:
+        """Commands that the worker runs at the same time."""
+        return 1 if self.concurrency is None else self.concurrency
 
 
 def numbered(options: WorkerOptions, count: int) -> list[WorkerOptions]:

@@ -47,6 +47,13 @@ async def test_one_worker_is_stopped(rest: RestClient, order: str) -> None:
     assert (orders["a"].ending, orders["a"].ending_id, orders["a"].by) == (order, "a-1", "local")
 
 
+async def test_a_stop_has_a_grace_period(rest: RestClient) -> None:
+    await come(rest, "a", "b")
+    await rest.post(f"{WORKERS}/orders", {"order": "stop", "all": True, "grace": "2s"})
+    orders = await Workers(rest.store).orders()
+    assert [order.grace_ms for order in orders.values()] == [2_000, 2_000]
+
+
 async def test_all_workers_are_cordoned_and_one_uncordoned(rest: RestClient) -> None:
     await come(rest, "a", "b")
     asked = await rest.post(f"{WORKERS}/orders", {"order": "cordon", "all": True})
@@ -62,6 +69,8 @@ async def test_all_workers_are_cordoned_and_one_uncordoned(rest: RestClient) -> 
         ({"order": "stop"}, (422, "usage")),
         ({"order": "stop", "workers": ["a"], "all": True}, (422, "usage")),
         ({"order": "stop", "workers": []}, (400, "invalid_request")),
+        ({"order": "stop", "workers": ["a"], "grace": "soon"}, (400, "invalid_request")),
+        ({"order": "drain", "workers": ["a"], "grace": 5}, (422, "usage")),
         ({"order": "dance", "all": True}, (400, "invalid_request")),
         ({"order": "stop", "workers": ["nobody"]}, (404, "not_found")),
         (None, (400, "invalid_request")),

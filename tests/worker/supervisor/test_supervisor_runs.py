@@ -166,7 +166,7 @@ async def test_on_postgresql(pg_place: Place) -> None:
     assert all(event.kind is EventKind.RELEASED for event in busy.events)
     await place.enqueue("hold", "last")
     await place.started("last")
-    await place.app.workers.stop("w")
+    await place.app.workers.stop("w", grace=0)
     await until(lambda: process.poll() is not None)
     last = await place.job("last")
     assert (process.returncode, last.state, last.attempt) == (0, State.WAITING, 0)

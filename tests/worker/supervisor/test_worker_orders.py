@@ -76,8 +76,20 @@ async def test_orders_keep_what_they_do_not_change(engine: MemoryEngine) -> None
     assert await workers.orders() == {
         "a": WorkerOrder(cordoned=True, ending="drain", ending_id="id-of-a", renew=2, by="you")
     }
-    await workers.stop("a")
-    assert (await workers.orders())["a"].ending == "stop"
+    await workers.stop("a", grace="5s")
+    order = (await workers.orders())["a"]
+    assert (order.ending, order.grace_ms) == ("stop", 5_000)
+    await workers.drain("a")
+    assert (await workers.orders())["a"].grace_ms is None
+
+
+async def test_only_a_stop_has_a_grace_period(engine: MemoryEngine) -> None:
+    await register(engine, "a")
+    with pytest.raises(UsageError, match="drain has no grace period: only stop has one"):
+        await Workers(engine).order("drain", ["a"], grace=1)
+    with pytest.raises(UsageError, match="grace 2d is out of range: expected at most 1d"):
+        await Workers(engine).stop("a", grace="2d")
+    assert await Workers(engine).orders() == {}
 
 
 async def test_two_operators_at_once(engine: MemoryEngine) -> None:

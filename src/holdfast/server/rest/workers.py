@@ -34,13 +34,15 @@ _WorkerCount = Annotated[int, Meta(ge=0, le=bounds.SLOTS_MAX)]
 
 
 class OrderBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """An order to these `workers`, or to `all`. stop: release running jobs and exit. drain: finish
-    running jobs, lease no more, and exit. cordon: lease no more jobs, even after a restart.
-    uncordon: lease jobs again."""
+    """An order to these `workers`, or to `all`. stop: finish running jobs within `grace`, or else
+    the worker's own grace period, release the others, and exit; a `grace` of 0 releases them at
+    once. drain: finish running jobs, however long that takes, and exit. cordon: lease no more jobs,
+    even after a restart. uncordon: lease jobs again."""
 
     order: OrderName
     workers: Annotated[list[Name], Meta(min_length=1, max_length=bounds.BATCH_MAX)] | None = None
     all: bool = False
+    grace: Seconds | None = None
 
 
 class WorkerList(msgspec.Struct, frozen=True):
@@ -70,7 +72,9 @@ async def order_workers(call: ApiCall, body: OrderBody) -> Ordered:
     if (body.workers is not None) == body.all:
         raise UsageError("give either the names of workers, or all: true")
     workers = Workers(call.engine)
-    ordered, missing = await workers.order(body.order, body.workers, by=call.caller.name)
+    ordered, missing = await workers.order(
+        body.order, body.workers, grace=body.grace, by=call.caller.name
+    )
     if missing and not ordered:
         raise _unknown_workers(missing)
     return Ordered(workers=ordered, missing=missing)

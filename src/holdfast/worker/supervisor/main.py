@@ -92,14 +92,15 @@ def make_child_pool(
     common = ChildSetup(
         worker=options.name or "",
         worker_id=worker_id,
-        slots=options.concurrency,
+        slots=options.slots,
         shell=options.shell,
         environment=options.environment,
         cwd=options.cwd,
         output_max=options.output_max,
     )
     python = msgspec.structs.replace(common, target=options.target) if options.target else None
-    built_in = [common] if options.commands else []
+    commands = msgspec.structs.replace(common, slots=options.command_slots)
+    built_in = [commands] if options.commands else []
     if options.webhooks:
         built_in.append(msgspec.structs.replace(common, webhook=webhook_setup(options)))
     return ChildPool(

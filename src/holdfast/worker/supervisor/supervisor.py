@@ -146,10 +146,13 @@ class Supervisor:
         if self._fatal is not None:
             raise self._fatal
 
-    def drain(self, *, for_ever: bool = False) -> None:
+    def drain(self, *, grace_ms: int | None = None, for_ever: bool = False) -> None:
         """Stop leasing, finish running jobs within the grace period, then end."""
-        if not for_ever:
-            self._ends_at = monotonic() + self._options.grace_ms / 1000
+        if for_ever:
+            self._ends_at = None
+        else:
+            grace_ms = self._options.grace_ms if grace_ms is None else grace_ms
+            self._ends_at = monotonic() + grace_ms / 1000
         self._draining.set()
 
     def stop(self) -> None:
@@ -355,13 +358,13 @@ class Supervisor:
     async def _read_order(self) -> None:
         """Read and follow the orders of operators to this worker."""
         before, self._order = self._order, await self._registration.order()
-        known = (before.ending, before.ending_id) == (self._order.ending, self._order.ending_id)
-        if self._order.ending and self._order.ending_id == self.id and not known:
+        new = self._order.ending and _ending(before) != _ending(self._order)
+        if new and self._order.ending_id == self.id:
             _log.info("%s ordered by %s", self._order.ending, self._order.by or "an operator")
             if self._order.ending == "drain":
                 self.drain(for_ever=True)
             else:
-                self.stop()
+                self.drain(grace_ms=self._order.grace_ms)
         if self._order.renew != before.renew:
             self._renewer.at_once()
         if self._order.cordoned != before.cordoned:
@@ -422,6 +425,10 @@ class Supervisor:
             cordoned=self._order.cordoned,
             stopping=self._draining.is_set(),
         )
+
+
+def _ending(order: WorkerOrder) -> tuple[str, str, int | None]:
+    return order.ending, order.ending_id, order.grace_ms
 
 
 async def every(

@@ -43,7 +43,7 @@ class Command(BaseCommand):  # type: ignore[misc]
         )
         parser.add_argument(
             "--concurrency",
-            default=16,
+            default=None,
             help="Tasks each worker runs at the same time. [default: 16]",
             type=int,
             metavar="N",
