@@ -236,6 +236,14 @@ _TABLE = (
         "Minimum time between two notices of the same alert.",
         bounds.DAY_MS,
     ),
+    Setting(
+        name="cleanup-days",
+        type="share",
+        default="7",
+        does="The age in days at which `cleanup` deletes finished jobs.",
+        feeds="cleanup",
+        high=bounds.RETENTION_MS_MAX // bounds.DAY_MS,
+    ),
     _history("history-minutes", "1d", "How long counts per minute are stored, for charts."),
     _history("history-hours", "14d", "How long counts per hour are stored, for charts."),
     _history("history-days", "400d", "How long counts per day are stored, for charts."),
@@ -278,6 +286,13 @@ class Settings:
         except ConfigError as error:
             where = setting.variable if given.source == "environment" else "the stored setting"
             raise ConfigError(f"{where}: {error}") from None
+
+    def value_or_default(self, name: str) -> Any:
+        """The value of a setting that has a default."""
+        given = self.value(name)
+        setting = find_setting(name)
+        assert setting.default
+        return setting.read(setting.default) if given is None else given
 
     def backoff(self) -> Backoff | None:
         """The backoff that the three settings describe; None if none of them is given."""

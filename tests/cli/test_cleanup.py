@@ -33,21 +33,29 @@ def left(cli: Cli) -> list[str]:
 
 
 def test_younger_jobs_stay(finished: Cli) -> None:
-    assert finished("cleanup", "--days", "1").out == "deleted 0 jobs\n"
+    assert finished("cleanup", "--days", "1", "--dead").out == "deleted 0 jobs\n"
+    assert finished("cleanup", "--dead").out == "deleted 0 jobs\n"
     assert left(finished) == ["wait", "dead", "done"]
 
 
 def test_a_dry_run_counts(finished: Cli) -> None:
-    assert finished("cleanup", "--days", "0", "--dry-run").out == "would delete 2 jobs\n"
-    ran = finished("cleanup", "--days", "0", "--dry-run", "--json")
+    assert finished("cleanup", "--days", "0", "--dry-run").out == "would delete 1 job\n"
+    ran = finished("cleanup", "--days", "0", "--dead", "--dry-run", "--json")
     assert ran.json == {"found": 2, "more": False, "deleted": 0}
     assert left(finished) == ["wait", "dead", "done"]
+
+
+def test_the_age_is_a_setting(finished: Cli) -> None:
+    assert finished("config", "set", "cleanup-days", "0").out == "cleanup-days is 0 from now on\n"
+    assert finished("cleanup").out == "deleted 1 job\n"
+    assert left(finished) == ["wait", "dead"]
 
 
 @pytest.mark.parametrize(
     ("flags", "stay"),
     [
-        ([], ["wait"]),
+        ([], ["wait", "dead"]),
+        (["--dead"], ["wait"]),
         (["--state", "done"], ["wait", "dead"]),
         (["--state", "dead", "--state", "cancelled"], ["wait", "done"]),
         (["--queue", "mail"], ["wait", "dead", "done"]),
@@ -67,7 +75,7 @@ def test_a_terminal_is_asked_for_confirmation(
     finished: Cli, monkeypatch: pytest.MonkeyPatch, answer: str
 ) -> None:
     monkeypatch.setattr(sys, "stdin", Terminal(answer))
-    ran = finished("cleanup", "--days", "0")
+    ran = finished("cleanup", "--days", "0", "--dead")
     assert ran.err.startswith("Delete 2 jobs permanently? [y/N] ")
     agreed = answer == "y\n"
     assert (ran.code, ran.out) == ((0, "deleted 2 jobs\n") if agreed else (1, ""))
@@ -79,13 +87,13 @@ def test_yes_or_an_archive_needs_no_confirmation(
     finished: Cli, monkeypatch: pytest.MonkeyPatch, flags: list[str]
 ) -> None:
     monkeypatch.setattr(sys, "stdin", Terminal(""))
-    ran = finished("cleanup", "--days", "0", *flags)
+    ran = finished("cleanup", "--days", "0", "--dead", *flags)
     assert (ran.code, ran.err) == (0, "")
     assert left(finished) == ["wait"]
 
 
 def test_the_archive_has_complete_jobs(finished: Cli, tmp_path: Path) -> None:
-    ran = finished("cleanup", "--days", "0", "--archive", "old.jsonl")
+    ran = finished("cleanup", "--days", "0", "--dead", "--archive", "old.jsonl")
     assert ran.out == "deleted 2 jobs, archived 2 in old.jsonl\n"
     lines = (tmp_path / "old.jsonl").read_bytes().splitlines()
     jobs = {job.id: job for job in (msgspec.json.decode(line, type=Job) for line in lines)}
@@ -111,14 +119,13 @@ def test_a_job_that_is_retried_during_the_cleanup_stays(
         seed.with_app(lambda app: app.amend(JobFilter(ids=("dead",)), Redrive()))
 
     monkeypatch.setattr(Archive, "write", slow)
-    assert finished("cleanup", "--days", "0", "--archive", "old.jsonl").code == 0
+    assert finished("cleanup", "--days", "0", "--dead", "--archive", "old.jsonl").code == 0
     assert left(finished) == ["wait", "dead"]
 
 
 @pytest.mark.parametrize(
     ("line", "says"),
     [
-        ([], "--days"),
         (["--days", "-1"], "days -1"),
         (["--days", "nan"], "days nan"),
         (["--days", "1e9"], "days 1e+09"),
@@ -126,6 +133,7 @@ def test_a_job_that_is_retried_during_the_cleanup_stays(
     ],
 )
 def test_an_error_names_the_value(cli: Cli, line: list[str], says: str) -> None:
+    seed.begin()
     ran = cli("cleanup", *line)
     assert (ran.code, ran.out, ran.err.count("\n")) == (2, "", 1)
     assert says in ran.err

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from holdfast.core import bounds
 from holdfast.core.model import JobFilter, NewJob, Page, Reason, State
 from holdfast.core.verdict import BuryWaiting
 from holdfast.engines.memory import MemoryEngine
@@ -12,6 +13,7 @@ from holdfast.errors import EngineUnavailable, OutcomeUnknown, UsageError
 from holdfast.ops import dead_letters
 from holdfast.ops.jobs import bulk
 from holdfast.ops.redrives import RedrivePlan
+from holdfast.ops.settings import save_setting
 
 WAITING = JobFilter(states=(State.WAITING,))
 
@@ -102,8 +104,23 @@ async def test_a_partly_done_delete_reports_an_unknown_outcome(after: int, retri
 
 
 async def test_only_finished_jobs_are_cleaned_up() -> None:
-    assert bulk.old_jobs(1, None, None).states == (State.DONE, State.DEAD, State.CANCELLED)
+    engine = MemoryEngine()
+    both = (State.DONE, State.CANCELLED)
+    assert (await bulk.old_jobs(engine, 1, None, None)).states == both
+    assert (await bulk.old_jobs(engine, 1, None, None, dead=True)).states == (*both, State.DEAD)
+    only_dead = await bulk.old_jobs(engine, 1, (State.DEAD,), None, dead=True)
+    assert only_dead.states == (State.DEAD,)
     with pytest.raises(UsageError, match="only finished"):
-        bulk.old_jobs(1, (State.DONE, State.LEASED), None)
+        await bulk.old_jobs(engine, 1, (State.DONE, State.LEASED), None)
     with pytest.raises(UsageError, match="days -1"):
-        bulk.old_jobs(-1, None, None)
+        await bulk.old_jobs(engine, -1, None, None)
+
+
+async def test_the_setting_says_which_jobs_are_old() -> None:
+    engine = MemoryEngine()
+    await engine.open()
+    week_ms = 7 * bounds.DAY_MS
+    assert (await bulk.old_jobs(engine, None, None, None)).finished_before_ms == week_ms
+    await save_setting(engine, "cleanup-days", "0.5")
+    old = await bulk.old_jobs(engine, None, None, None)
+    assert old.finished_before_ms == bounds.DAY_MS // 2

@@ -304,8 +304,11 @@ async def _change_setting(setting: Setting, value: str | None, common: Common) -
 
 def _setting_changed(setting: Setting, value: str | None) -> str:
     if value is not None:
-        users = {"enqueue": "for jobs enqueued ", "serve, up": ""}
-        user = users.get(setting.feeds, "for workers started ")
+        users = {
+            "enqueue": "for jobs enqueued ",
+            "worker start, worker run, up": "for workers started ",
+        }
+        user = users.get(setting.feeds, "")
         return f"{setting.name} is {value.strip()} {user}from now on"
     default = f"{setting.default} by default" if setting.default else "not set"
     return f"{setting.name} is {default}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -25,6 +26,7 @@ from holdfast.cli.output import (
 )
 from holdfast.cli.queues import read_queue
 from holdfast.cli.session import open_app
+from holdfast.core.model import JobFilter
 from holdfast.core.text import counted, printable
 from holdfast.errors import EngineError, NotFound, UsageError
 from holdfast.events import Distributed, ProcessEvent
@@ -75,30 +77,55 @@ async def backup(
     print_either({"backup": str(file)}, f"copied to {file}", common)
 
 
+@Parameter(name="*")
+@dataclass(frozen=True, slots=True)
+class CleanupFlags:
+    """Flags that select the jobs to clean up."""
+
+    days: Annotated[
+        float | None,
+        option(
+            "N",
+            "Delete jobs that ended at least this many days ago. [default: the setting"
+            " cleanup-days, 7]",
+        ),
+    ] = None
+    dead: Annotated[bool, switch("Also delete dead letters.")] = False
+    state: States = None
+    queue: Annotated[str | None, option("NAME", "Only jobs of this queue.")] = None
+
+    async def old_jobs(self, app: Holdfast) -> JobFilter:
+        """The jobs to delete. Raises UsageError."""
+        states = tuple(self.state) if self.state else None
+        return await old_jobs(app.engine, self.days, states, self.queue, dead=self.dead)
+
+
+_CLEANUP = CleanupFlags()
+
+
 async def cleanup(
     *,
-    days: Annotated[float, option("N", "Delete jobs that ended at least this many days ago.")],
+    which: CleanupFlags = _CLEANUP,
     archive: Annotated[
         Path | None, option("PATH", "First append them to this file, as JSON lines.")
     ] = None,
-    state: States = None,
-    queue: Annotated[str | None, option("NAME", "Only jobs of this queue.")] = None,
     dry_run: DryRun = False,
     yes: Yes = False,
     common: Common = COMMON,
 ) -> None:
-    """Delete old finished jobs.
+    """Delete old jobs that are done or cancelled.
 
-    At a terminal it asks for confirmation first, unless the jobs are archived.
+    Dead letters stay, unless --dead or --state says otherwise. At a terminal it asks for
+    confirmation first, unless the jobs are archived.
     """
-    old = old_jobs(days, tuple(state) if state else None, queue)
     async with open_app(common) as app:
+        old = await which.old_jobs(app)
         if dry_run:
             found = await count_jobs(app.engine, old)
             view = {"found": found.number, "more": found.more, "deleted": 0}
             print_either(view, f"would delete {found}", common)
             return
-        # A cron job cannot answer: there, --days is confirmation enough.
+        # A cron job cannot answer: there, the command itself is confirmation enough.
         if archive is None and not yes and can_prompt():
             found = await count_jobs(app.engine, old)
             if found.number:

@@ -161,10 +161,12 @@ async def test_old_jobs_are_cleaned_up(rest: RestClient) -> None:
     rest.clock.advance(3 * 86_400_000)
     await die(rest, "new")
     await rest.enqueue({"id": "alive"})
-    looked = await rest.post("/v1/cleanup", {"days": 2, "dry_run": True})
+    looked = await rest.post("/v1/cleanup", {"days": 2, "dead": True, "dry_run": True})
     assert looked == {"found": 1, "more": False, "deleted": 0}
     assert (await rest.post("/v1/cleanup", {"days": 2, "states": ["done"]}))["deleted"] == 0
-    assert (await rest.post("/v1/cleanup", {"days": 2}))["deleted"] == 1
+    assert (await rest.post("/v1/cleanup", {"days": 2}))["deleted"] == 0
+    assert (await rest.post("/v1/cleanup", {"dead": True}))["deleted"] == 0, "not 7 days old"
+    assert (await rest.post("/v1/cleanup", {"days": 2, "dead": True}))["deleted"] == 1
     assert await state(rest, "old") is None
     assert await state(rest, "new") is State.DEAD
     assert await rest.refused("POST", "/v1/cleanup", {"days": 0, "states": ["leased"]}) == (

@@ -25,6 +25,7 @@ from holdfast.core.verdict import Delete
 from holdfast.engines.base import Engine, unknown_if_partial
 from holdfast.errors import StorageFull, UsageError
 from holdfast.notation.options import checked_filter
+from holdfast.ops.settings import read_settings
 
 BATCH = 200
 _BATCH_FIRST = 16
@@ -126,8 +127,18 @@ async def delete_jobs(
     return deleted
 
 
-def old_jobs(days: float, states: tuple[State, ...] | None, queue: str | None) -> JobFilter:
-    """The filter for jobs that finished at least `days` ago, in these states or in any."""
+async def old_jobs(
+    engine: Engine,
+    days: float | None,
+    states: tuple[State, ...] | None,
+    queue: str | None,
+    *,
+    dead: bool = False,
+) -> JobFilter:
+    """The filter for jobs that finished at least `days` ago, by default as the setting
+    `cleanup-days` says: in these states, or done and cancelled ones. `dead` adds dead letters."""
+    if days is None:
+        days = float((await read_settings(engine)).value_or_default("cleanup-days"))
     if states is not None and not all(state.finished for state in states):
         raise UsageError("only finished jobs are cleaned up: done, dead or cancelled")
     if not 0 <= days <= bounds.RETENTION_MS_MAX / bounds.DAY_MS:
@@ -135,9 +146,10 @@ def old_jobs(days: float, states: tuple[State, ...] | None, queue: str | None) -
             f"days {days:g} is out of range: expected 0 to"
             f" {bounds.RETENTION_MS_MAX // bounds.DAY_MS}"
         )
+    wanted = states or (State.DONE, State.CANCELLED)
     return JobFilter(
         queue=queue,
-        states=states or _FINISHED,
+        states=(*wanted, *((State.DEAD,) if dead and State.DEAD not in wanted else ())),
         finished_before_ms=round(days * bounds.DAY_MS),
     )
 

@@ -39,12 +39,14 @@ class ServerReady(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CleanupBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """Delete jobs that ended at least `days` ago, at most `limit` in one call. With `dry_run` they
-    are only counted.
+    """Delete jobs that ended at least `days` ago, by default as the setting `cleanup-days` says, at
+    most `limit` in one call: those in these `states`, or done and cancelled ones. `dead` adds dead
+    letters. With `dry_run` they are only counted.
     """
 
-    days: Annotated[float, Meta(ge=0, le=bounds.RETENTION_MS_MAX // bounds.DAY_MS)]
+    days: Annotated[float, Meta(ge=0, le=bounds.RETENTION_MS_MAX // bounds.DAY_MS)] | None = None
     states: Annotated[list[State], Meta(min_length=1, max_length=len(State))] | None = None
+    dead: bool = False
     queue: QueueName | None = None
     limit: Many = bounds.COUNT_EXACT_MAX
     dry_run: bool = False
@@ -104,7 +106,8 @@ async def show_checkup(call: ApiCall) -> CheckupView:
 @operation("POST", "/v1/cleanup", needs=Scope.OPERATE)
 async def clean_up(call: ApiCall, body: CleanupBody) -> Cleaned:
     """Delete old finished jobs. Repeat the request while `more` is true."""
-    old = old_jobs(body.days, tuple(body.states) if body.states else None, body.queue)
+    states = tuple(body.states) if body.states else None
+    old = await old_jobs(call.engine, body.days, states, body.queue, dead=body.dead)
     found = await count_jobs(call.engine, old, most=body.limit)
     deleted = 0
     if not body.dry_run:
