@@ -1,10 +1,13 @@
 """All fixed bounds: sizes in bytes, durations in milliseconds, name patterns. Where a queue has its
-own setting, the value here is its default.
+own setting, the value here is its default. The types are for fields of stored records.
 """
 
 from __future__ import annotations
 
 import re
+from typing import Annotated, TypeAlias
+
+from msgspec import Meta
 
 SECOND_MS = 1_000
 MINUTE_MS = 60 * SECOND_MS
@@ -43,6 +46,9 @@ LEASE_MS_MIN, LEASE_MS_MAX = 10, 7 * DAY_MS
 WAIT_MS_MAX = HOUR_MS
 RETENTION_MS_MAX = 100 * 365 * DAY_MS
 KEY_WINDOW_MS = DAY_MS
+INSTANT_MAX = 253_402_300_799_999
+"""The end of the year 9999, the last that RFC 3339 can write."""
+COUNT_MAX = 2**53
 
 NAME_BYTES_MAX = 256
 PAIRS_MAX = 64
@@ -55,3 +61,8 @@ JOB_ID = re.compile(r"[A-Za-z0-9_.:@-]{1,128}\Z")
 NAMESPACE = re.compile(r"[A-Za-z0-9_.-]{1,80}\Z")
 RECORD_KIND = re.compile(r"[a-z0-9_-]{1,40}\Z")
 CONTENT_TYPE = re.compile(r"[\x21-\x7e][\x20-\x7e]{0,126}\Z")
+
+Instant: TypeAlias = Annotated[int, Meta(ge=0, le=INSTANT_MAX)]
+Span: TypeAlias = Annotated[int, Meta(ge=0, le=DELAY_MS_MAX)]
+Count: TypeAlias = Annotated[int, Meta(ge=0, le=COUNT_MAX)]
+Share: TypeAlias = Annotated[float, Meta(ge=0, le=1)]

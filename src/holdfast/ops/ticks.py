@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
+from functools import lru_cache
+from itertools import islice
 from typing import Literal
 from zoneinfo import ZoneInfo
 
@@ -43,8 +45,8 @@ _MISSED_MAX = bounds.BATCH_MAX
 
 
 class Schedule(msgspec.Struct, frozen=True, kw_only=True):
-    """A rule (`cron`, or `every_ms` counted from `anchor_at`) and the job that each tick enqueues;
-    the job gets an id and key per tick.
+    """A rule (`cron`, or `every_ms` counted from `anchor_at`, the first tick) and the job that each
+    tick enqueues; the job gets an id and key per tick.
 
     A tick is missed if no scheduler ran within `grace_ms`, or if the next tick is due as well:
     `skip` leaves it out, `once` enqueues one job for all missed ticks, `all` one for each, at most
@@ -86,22 +88,39 @@ def check_schedule(schedule: Schedule) -> None:
         ("anchor_at", schedule.anchor_at, 0, bounds.DELAY_MS_MAX),
         ("missed_max", schedule.missed_max, 1, _MISSED_MAX),
         ("grace_ms", schedule.grace_ms, 0, bounds.DAY_MS),
+        ("passed_at", schedule.passed_at, 0, bounds.INSTANT_MAX),
+        ("last_tick", schedule.last_tick, 0, bounds.INSTANT_MAX),
     ):
         if value is not None and not low <= value <= high:
             raise ConfigError(
                 f"{field} {value} of schedule {name} is out of range: expected {low} to {high}"
             )
     checks.check_job(replace(schedule.job, headers={**schedule.job.headers, **TICK_HEADERS}))
-    if next_tick(schedule, schedule.passed_at) is None:
+    if schedule.cron is not None and not _fires(schedule.cron, schedule.zone):
         raise ConfigError(f"the cron rule {schedule.cron!r} of schedule {name} never fires")
 
 
+@lru_cache(maxsize=4_096)
+def _fires(rule: str, zone: str) -> bool:
+    """True if the rule fires at all. Stored schedules are checked at every read."""
+    return _next_cron(rule, _zone(zone), 0) is not None
+
+
 def next_tick(schedule: Schedule, after: int) -> int | None:
-    """The first tick later than `after`; None when there is none in the next 50 years."""
+    """The first tick later than `after`; None when there is none in the next 50 years, or before
+    the year 10000."""
     if schedule.every_ms is not None:
-        return after + schedule.every_ms - (after - schedule.anchor_at) % schedule.every_ms
-    assert schedule.cron is not None
-    return _next_cron(schedule.cron, _zone(schedule.zone), after)
+        tick: int | None = _next_every(schedule.every_ms, schedule.anchor_at, after)
+    else:
+        assert schedule.cron is not None
+        tick = _next_cron(schedule.cron, _zone(schedule.zone), after)
+    return None if tick is None or tick > bounds.INSTANT_MAX else tick
+
+
+def _next_every(every_ms: int, anchor_at: int, after: int) -> int:
+    if after < anchor_at:
+        return anchor_at
+    return after + every_ms - (after - anchor_at) % every_ms
 
 
 def due_ticks(schedule: Schedule, now: int) -> tuple[list[int], int]:
@@ -116,10 +135,15 @@ def due_ticks(schedule: Schedule, now: int) -> tuple[list[int], int]:
 
 
 def _latest_ticks(schedule: Schedule, now: int, most: int) -> list[int]:
-    """The last unhandled ticks up to `now`, found without walking through years of ticks."""
-    span = bounds.MINUTE_MS
+    """The last unhandled ticks up to `now`, oldest first, found without walking through years of
+    ticks.
+    """
+    if schedule.every_ms is not None:
+        first = _next_every(schedule.every_ms, schedule.anchor_at, schedule.passed_at)
+        return list(range(first, now + 1, schedule.every_ms)[-most:])
+    back = most
     while True:
-        start = max(schedule.passed_at, now - span)
+        start = max(schedule.passed_at, _before_latest(schedule, now, back))
         found: deque[int] = deque(maxlen=most)
         tick = next_tick(schedule, start)
         while tick is not None and tick <= now:
@@ -127,11 +151,32 @@ def _latest_ticks(schedule: Schedule, now: int, most: int) -> list[int]:
             tick = next_tick(schedule, tick)
         if len(found) == most or start == schedule.passed_at:
             return list(found)
-        span *= 4
+        # Several local times in a daylight-saving gap are one tick.
+        back *= 4
+
+
+def _before_latest(schedule: Schedule, now: int, count: int) -> int:
+    """An instant before the last `count` local times that a cron rule names up to `now`; 0 if there
+    are fewer.
+    """
+    assert schedule.cron is not None
+    zone = _zone(schedule.zone)
+    local = (_EPOCH + now * _MILLISECOND).astimezone(zone).replace(tzinfo=None, fold=0)
+    times = list(islice(_simulate(schedule.cron, local, reverse=True), count))
+    if len(times) < count:
+        return 0
+    return (_first_instant(times[-1], zone) - _EPOCH) // _MILLISECOND - 1
 
 
 def _next_cron(rule: str, zone: ZoneInfo, after: int) -> int | None:
-    instant = _EPOCH + after * _MILLISECOND
+    try:
+        return _next_local(rule, zone, _EPOCH + after * _MILLISECOND)
+    except OverflowError:
+        # Calendars end with the year 9999.
+        return None
+
+
+def _next_local(rule: str, zone: ZoneInfo, instant: datetime) -> int | None:
     local = instant.astimezone(zone)
     start = local.replace(tzinfo=None, fold=0)
     if local.fold == 0 and len(_instants(start, zone)) == 2:
@@ -176,9 +221,9 @@ def _shown(instant: datetime, zone: ZoneInfo) -> datetime:
     return instant.astimezone(zone).replace(tzinfo=None, fold=0)
 
 
-def _simulate(rule: str, start: datetime) -> CronSim:
+def _simulate(rule: str, start: datetime, *, reverse: bool = False) -> CronSim:
     try:
-        return CronSim(CRON_ALIASES.get(rule.strip().lower(), rule), start)
+        return CronSim(CRON_ALIASES.get(rule.strip().lower(), rule), start, reverse)
     except (CronSimError, AssertionError, ValueError, TypeError) as error:
         # cronsim raises other errors than its own for some invalid rules.
         raise ConfigError(
