@@ -8,6 +8,7 @@ import asyncio
 import logging
 import secrets
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import NamedTuple
 
 from holdfast.core.model import Lease, LeaseRequest
 from holdfast.core.verdict import Complete, Outcome, Release, Settlement
@@ -19,42 +20,53 @@ reuses their numbers. A token fits into 53 bits for the first 137 billion leases
 reader keeps it exact."""
 
 _CANCELLED = Release("the caller was cancelled")
-_LONG_ATTEMPT_S = 0.005
+SKIPPED_MANY = 1_000
+LONG_ATTEMPT_S = 0.005
 _REST_TIMES = 9
-"""At most a tenth of the time is spent on attempts that find nothing."""
+"""At most a tenth of the time is spent on attempts that skip many jobs of other tasks."""
 
 Settle = Callable[[Sequence[Settlement]], Awaitable[list[Outcome]]]
 PendingLeases = list[Lease] | asyncio.Future[list[Lease]]
 """Leases, or the task that is still taking them."""
 
-LeaseAttempt = Callable[[LeaseRequest], Awaitable[tuple[list[Lease], int | None]]]
-"""One attempt to lease: the leases and, if there are none, the time to the next due job."""
+
+class LeaseAttempt(NamedTuple):
+    """The outcome of one attempt to lease."""
+
+    leases: list[Lease]
+    next_ms: int | None = None
+    """Without leases: the time to the next due job, if there is one."""
+    skipped: int = 0
+    """Without leases: due jobs of other tasks that were skipped; from SKIPPED_MANY on, a lower
+    bound."""
 
 
 async def lease_with_wait(
     request: LeaseRequest,
-    attempt: LeaseAttempt,
+    attempt: Callable[[LeaseRequest], Awaitable[LeaseAttempt]],
     bell: Bell,
     *,
     net_ms: int,
     open_: Callable[[], bool],
 ) -> list[Lease]:
     """Lease; if nothing is due, wait for a ring, the next due job or `net_ms` and try again, until
-    the request's wait is over or the engine is closed. An attempt that took long, because it
-    skipped many jobs of other tasks, is not repeated at every ring.
+    the request's wait is over or the engine is closed.
+
+    An attempt that took long because it skipped many jobs of other tasks is not repeated at every
+    ring. One that took long for any other reason is: on a busy machine every attempt does.
     """
     loop = asyncio.get_running_loop()
     end = loop.time() + request.wait_ms / 1000
     while True:
         ticket = bell.ticket
         began = loop.time()
-        leases, next_ms = await attempt(request)
+        leases, next_ms, skipped = await attempt(request)
         left = end - loop.time()
         if leases or left <= 0 or not open_():
             return leases
         took_s = loop.time() - began
         sleep_ms = net_ms if next_ms is None else min(net_ms, max(next_ms, 1))
-        if request.tasks is not None and took_s > _LONG_ATTEMPT_S:
+        if skipped >= SKIPPED_MANY and took_s > LONG_ATTEMPT_S:
             await asyncio.sleep(min(left, took_s * _REST_TIMES, net_ms / 1000))
         await bell.wait(ticket, min(left, sleep_ms / 1000))
         if not open_():

@@ -138,3 +138,22 @@ async def test_plans_made_when_the_table_was_empty(pg_dsn: str, look: Any) -> No
     for statement, pages in large.items():
         print(f"{statement}: {small[statement]} pages before, {pages} after")
     assert {name for name in large if large[name] > small[name] * 2 + 50} == set()
+
+
+async def test_counting_skipped_jobs_passes_over_delayed_ones(pg_dsn: str, look: Any) -> None:
+    """By a plan that was made when the table was empty."""
+    engine = PostgresEngine(pg_dsn, connections=1)
+    await engine.open()
+    await look.execute("ALTER TABLE jobs SET (autovacuum_enabled = off)")
+    request = LeaseRequest(queues=("default",), tasks=frozenset({"other"}))
+    for _ in range(6):
+        assert await engine._count_skipped(request, 10) == 0
+    ranks = range(-20, 0)
+    for rank in ranks:
+        await look.execute(LOAD, 1_000, f"delayed{rank}-", FAR, 0, rank)
+    await look.execute(LOAD, 3, "waiting-", 5, 0, 10)
+    meter = Meter(engine)
+    assert await engine._count_skipped(request, 10) == 3
+    meter.remove()
+    await engine.close()
+    assert 0 < sum(meter.pages.values()) < 10 * len(ranks)

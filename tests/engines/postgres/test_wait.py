@@ -5,15 +5,20 @@ import subprocess
 import sys
 from typing import Any
 
+import asyncpg
 import pytest
 from msgspec.structs import replace
 
 from holdfast.conformance.contract.cases import a_job, a_queue, jobs, lease_one
 from holdfast.core.limits import Limit, Rate
-from holdfast.core.model import LeaseRequest
+from holdfast.core.model import Lease, LeaseRequest
 from holdfast.core.verdict import Complete, Retry, Settlement
+from holdfast.engines.lease import LeaseAttempt
 from holdfast.engines.postgres import PostgresEngine
 from holdfast.engines.postgres import engine as engine_module
+from holdfast.engines.postgres import wait as wait_module
+from holdfast.engines.postgres.wait import LeaseWait, NextDue
+from holdfast.engines.postgres.within import AsyncPostgresWithin
 from holdfast.testing.clock import ManualClock
 from tests.engines.postgres.until import until, until_notified, until_waiting
 
@@ -108,6 +113,76 @@ async def test_job_due_between_lease_and_wait(
         engine._bell.ring()
     assert [lease.id for lease in await waiting] == ["b"]
     await engine.close()
+
+
+async def test_only_due_jobs_of_other_tasks_count_as_skipped(engine: PostgresEngine) -> None:
+    await engine.declare(a_queue("q"))
+    await engine.declare(a_queue("full", limits=(Limit(name="one", concurrency=1),)))
+    await engine.enqueue([a_job(f"due{n}", task="other", priority=n) for n in range(3)])
+    await engine.enqueue([a_job("late", task="other", delay_ms=60_000), a_job("mine", task="mine")])
+    await engine.enqueue([a_job(f"full{n}", queue="full", task="mine") for n in range(2)])
+    await engine.enqueue([a_job("q", queue="q")])
+    request = LeaseRequest(queues=("default", "full"), tasks=frozenset({"mine"}), limit=9)
+    assert [lease.id for lease in await engine.lease(request)] == ["mine", "full0"]
+    now = (await engine._next_due(request, None)).at
+    assert await engine._count_skipped(request, now) == 3
+
+
+class Script:
+    """An engine that has no job; `lease_s` is the time that each lease takes."""
+
+    def __init__(self, *, fresh: tuple[bool, ...] = (), lease_s: float = 0.0) -> None:
+        self.fresh = list(fresh)
+        self.lease_s = lease_s
+        self.now_s = 0.0
+        self.counted = 0
+
+    async def lease(self, _request: LeaseRequest) -> list[Lease]:
+        self.now_s += self.lease_s
+        return []
+
+    async def next_due(self, _request: LeaseRequest, _since: int | None) -> NextDue:
+        return NextDue(0, None, self.fresh.pop(0) if self.fresh else False)
+
+    async def count_skipped(self, _request: LeaseRequest, _now: int) -> int:
+        self.counted += 1
+        return 5_000
+
+    async def attempts(self, count: int) -> list[LeaseAttempt]:
+        wait = LeaseWait(self.lease, self.next_due, self.count_skipped, lambda: self.now_s)
+        request = replace(PATIENT, tasks=frozenset({"mine"}))
+        return [await wait.attempt(request) for _ in range(count)]
+
+
+async def test_a_new_registration_is_followed_by_checks_for_earlier_transactions() -> None:
+    """They may commit without notifying: when they looked, no lease was registered as waiting."""
+    attempts = await Script(fresh=(False, True, False)).attempts(6)
+    assert [attempt.next_ms for attempt in attempts] == [None, 25, 100, 400, None, None]
+
+
+async def test_a_transaction_that_did_not_see_the_waiting_lease(
+    engine: PostgresEngine, pg_dsn: str, monkeypatch: Any
+) -> None:
+    monkeypatch.setattr(engine_module, "_NET_MS", (3_600_000, 3_600_000))
+    monkeypatch.setattr(wait_module, "_RECHECKS_MS", (1,) * 1_000_000)
+    connection = await asyncpg.connect(pg_dsn)
+    transaction = connection.transaction()
+    await transaction.start()
+    within = engine.within(connection)
+    assert isinstance(within, AsyncPostgresWithin)
+    await within.enqueue(jobs("a"))
+    waiting = asyncio.create_task(engine.lease(PATIENT))
+    await until_waiting(engine)
+    await transaction.commit()
+    assert [lease.id for lease in await waiting] == ["a"]
+    await connection.close()
+
+
+async def test_skipped_jobs_are_counted_after_a_slow_attempt_that_was_not_the_first() -> None:
+    slow, fast = Script(lease_s=1.0), Script()
+    assert [attempt.skipped for attempt in await slow.attempts(3)] == [0, 5_000, 5_000]
+    assert [attempt.skipped for attempt in await fast.attempts(3)] == [0, 0, 0]
+    assert (slow.counted, fast.counted) == (2, 0)
 
 
 ENQUEUE = """

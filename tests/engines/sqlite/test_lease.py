@@ -8,6 +8,7 @@ import pytest
 
 from holdfast.core import bounds
 from holdfast.core.model import LeaseRequest, NewJob, Queue, Renewal
+from holdfast.engines.lease import LeaseAttempt
 from holdfast.engines.sqlite import SQLiteEngine, lease
 from holdfast.engines.sqlite.flow import lane_order
 from holdfast.testing.clock import ManualClock
@@ -95,7 +96,7 @@ async def test_expired_and_delayed_jobs_of_a_known_task_among_others(
     clock.advance(10)
     request = LeaseRequest(queues=("default",), tasks=MINE, limit=2)
     assert [one.id for one in await engine.lease(request)] == ["now"]
-    assert await engine._try_lease(request) == ([], 990)
+    assert await engine._try_lease(request) == LeaseAttempt([], next_ms=990, skipped=50)
     clock.advance(990)
     assert [one.id for one in await engine.lease(request)] == ["later"]
 

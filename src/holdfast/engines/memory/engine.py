@@ -36,7 +36,7 @@ from holdfast.core.verdict import Amendment, Cancel, Move, Outcome, Settlement
 from holdfast.engines.base import ANY, Expired, Known, Overdue, Saved, Traits
 from holdfast.engines.clock import Clock, SystemClock
 from holdfast.engines.extras import Examination
-from holdfast.engines.lease import Bell, lease_with_wait
+from holdfast.engines.lease import Bell, LeaseAttempt, lease_with_wait
 from holdfast.engines.memory.counts import count_jobs, flow_of, next_start_ms, waits_of
 from holdfast.engines.memory.lease import LeaseSelection
 from holdfast.engines.memory.move import MemoryMover
@@ -285,9 +285,11 @@ class MemoryEngine:
             checks.check_record(record)
         return [self._save(record) for record in records]
 
-    async def _try_lease(self, request: LeaseRequest) -> tuple[list[Lease], int | None]:
-        leases = LeaseSelection(self._store, request).run()
-        return leases, None if leases else next_start_ms(self._store, request)
+    async def _try_lease(self, request: LeaseRequest) -> LeaseAttempt:
+        selection = LeaseSelection(self._store, request)
+        if leases := selection.run():
+            return LeaseAttempt(leases)
+        return LeaseAttempt([], next_start_ms(self._store, request), len(selection.skipped))
 
     def _past_retention(self, job: Job, now: int) -> bool:
         if job.finished_at is None:

@@ -21,6 +21,8 @@ class LeaseSelection:
 
     def __init__(self, store: MemoryStore, request: LeaseRequest) -> None:
         self.leases: list[Lease] = []
+        self.skipped: set[int] = set()
+        """Due jobs of other tasks, by `seq`."""
         self._store = store
         self._request = request
         self._token = make_token(store.number())
@@ -134,13 +136,12 @@ class LeaseSelection:
     def _may_go(self, row: JobRow, lane: Lane | None, queue: Queue) -> bool:
         """True if the job can start, regardless of its place in its group."""
         job = row.job
-        return (
-            not queue.paused
-            and (self._request.tasks is None or job.task in self._request.tasks)
-            and lifecycle.is_ready(job, self._now)
-            and not row.parents
-            and self._store.slots.have_room(lane, queue)
-        )
+        if queue.paused or row.parents or not lifecycle.is_ready(job, self._now):
+            return False
+        if self._request.tasks is not None and job.task not in self._request.tasks:
+            self.skipped.add(job.seq)
+            return False
+        return self._store.slots.have_room(lane, queue)
 
     def _noisy_tenants(self, queue: Queue) -> set[str]:
         rows = self._store.rows.values()

@@ -40,7 +40,13 @@ from holdfast.engines.postgres.move import PostgresMover
 from holdfast.engines.postgres.pool import CLOSE_S_MAX, PostgresConnection, PostgresPool
 from holdfast.engines.postgres.schema import SCHEMA_NAME, NamespaceIdentity, identify, prepare
 from holdfast.engines.postgres.script import CallContext, Effects, Script, T
-from holdfast.engines.postgres.wait import LeaseWait, NextDue, NotifyListener, next_due
+from holdfast.engines.postgres.wait import (
+    LeaseWait,
+    NextDue,
+    NotifyListener,
+    count_skipped,
+    next_due,
+)
 from holdfast.engines.postgres.within import (
     AsyncPostgresWithin,
     PostgresWithin,
@@ -162,10 +168,12 @@ class PostgresEngine:
     async def lease(self, request: LeaseRequest) -> list[Lease]:
         checks.check_request(request)
         self._opened()
-        wait = LeaseWait(self._lease, self._next_due)
+        if request.wait_ms == 0:
+            return await self._lease(request)
+        wait = LeaseWait(self._lease, self._next_due, self._count_skipped)
         leases = await lease_with_wait(
             request,
-            wait.attempt if request.wait_ms else self._lease,
+            wait.attempt,
             self._bell,
             net_ms=random.randint(*_NET_MS),
             open_=lambda: self._pool is not None,
@@ -343,11 +351,11 @@ class PostgresEngine:
         effects = Effects(self._laned, self._flowing)
         return self._pool, CallContext(self._identity.ns, self._clock_ms, effects)
 
-    async def _lease(self, request: LeaseRequest) -> tuple[list[Lease], int | None]:
+    async def _lease(self, request: LeaseRequest) -> list[Lease]:
         """A cancelled call is not interrupted: its leases are released when they arrive."""
         under_way = asyncio.create_task(self._lease_once(request))
         try:
-            return await asyncio.shield(under_way), None
+            return await asyncio.shield(under_way)
         except asyncio.CancelledError:
             self._returns.begin(under_way)
             raise
@@ -368,6 +376,9 @@ class PostgresEngine:
             await self._listener.start(f"{self._schema[:40]}_{context.ns}")
         call = partial(next_due, listens=self._listener is not None)
         return await self._run(call, request, since)
+
+    async def _count_skipped(self, request: LeaseRequest, now: int) -> int:
+        return await self._read(count_skipped, request, now)
 
     async def _verify(self, connection: PostgresConnection) -> None:
         """Check that a new connection leads to the store that was opened."""

@@ -9,10 +9,11 @@ import asyncio
 import contextlib
 import random
 from collections.abc import Awaitable, Callable
+from time import monotonic
 from typing import Any, NamedTuple
 
 from holdfast.core.model import Lease, LeaseRequest
-from holdfast.engines.lease import Bell
+from holdfast.engines.lease import LONG_ATTEMPT_S, SKIPPED_MANY, Bell, LeaseAttempt
 from holdfast.engines.postgres.lease import requested_names
 from holdfast.engines.postgres.pool import FAILURES, PostgresPool
 from holdfast.engines.postgres.script import CallContext, Script, Statement
@@ -27,6 +28,41 @@ _NEXT_DUE = """
 SELECT now_, next_ms, fresh
 FROM $schema.linger($1::int, $2::bigint, $3::text[], $4::text[], $5::boolean, $6::bigint)
 """
+_SKIPPED = """
+WITH RECURSIVE ranks AS (
+    SELECT q.number AS queue, f.rank
+    FROM $schema.queues q
+    CROSS JOIN LATERAL (
+        SELECT j.rank FROM $schema.jobs j
+        WHERE j.queue = q.number AND j.state = 0 AND j.holds = 0
+        ORDER BY j.rank LIMIT 1
+    ) f
+    WHERE q.ns = $1::int AND q.name = ANY ($2::text[]) AND NOT q.paused
+    UNION ALL
+    SELECT r.queue, n.rank
+    FROM ranks r
+    CROSS JOIN LATERAL (
+        SELECT j.rank FROM $schema.jobs j
+        WHERE j.queue = r.queue AND j.state = 0 AND j.holds = 0 AND j.rank > r.rank
+        ORDER BY j.rank LIMIT 1
+    ) n
+)
+SELECT count(*) FROM (
+    SELECT d.task
+    FROM ranks r
+    CROSS JOIN LATERAL (
+        SELECT j.task FROM $schema.jobs j
+        WHERE j.queue = r.queue AND j.state = 0 AND j.holds = 0 AND j.rank = r.rank
+          AND j.due_at <= $3::bigint
+        ORDER BY j.due_at LIMIT $5::int
+    ) d
+    LIMIT $5::int
+) s
+WHERE s.task <> ALL ($4::text[])
+"""
+_RECHECKS_MS = (25, 100, 400)
+"""After a lease registers as waiting: when it looks for jobs of transactions that began before and
+therefore did not notify it."""
 
 
 class NextDue(NamedTuple):
@@ -52,39 +88,66 @@ def next_due(
     return NextDue(*row)
 
 
+def count_skipped(context: CallContext, request: LeaseRequest, now: int) -> Script[int]:
+    """Due jobs of other tasks, among the first due ones."""
+    assert request.tasks is not None
+    values = (context.ns, requested_names(request), now, sorted(request.tasks), 2 * SKIPPED_MANY)
+    (row,) = yield Statement(_SKIPPED, values, alone=True)
+    return int(row[0])
+
+
 class LeaseWait:
     """One waiting lease. It keeps waiting while the server cannot be reached; `failure` is the
     error of the last attempt, for the caller to raise when the wait is over."""
 
     def __init__(
         self,
-        lease: Callable[[LeaseRequest], Awaitable[tuple[list[Lease], int | None]]],
+        lease: Callable[[LeaseRequest], Awaitable[list[Lease]]],
         next_due: Callable[[LeaseRequest, int | None], Awaitable[NextDue]],
+        skipped: Callable[[LeaseRequest, int], Awaitable[int]],
+        clock: Callable[[], float] = monotonic,
     ) -> None:
         self._lease = lease
         self._next_due = next_due
+        self._skipped = skipped
+        self._clock = clock
         self._checked_at: int | None = None
+        self._rechecks_ms: list[int] = []
         self.failure: EngineError | None = None
 
-    async def attempt(self, request: LeaseRequest) -> tuple[list[Lease], int | None]:
-        """Leases, or the milliseconds after which to try again; None: when notified."""
+    async def attempt(self, request: LeaseRequest) -> LeaseAttempt:
+        """Lease; if nothing is due, learn when to try again and register as waiting."""
         try:
-            leases, _ = await self._lease(request)
-            next_ms = None
-            if not leases:
-                # A job that became due between the two statements is covered, because `next_due`
-                # counts from the instant of the one before. The first has none before it, so the
-                # lease is tried again after it.
-                due = await self._next_due(request, self._checked_at)
-                next_ms = due.next_ms
-                if due.is_fresh or self._checked_at is None:
-                    leases, _ = await self._lease(request)
-                self._checked_at = due.at
+            found = await self._attempt(request)
         except (EngineUnavailable, OutcomeUnknown, EngineClosed) as error:
             self.failure = error
-            return [], None
+            return LeaseAttempt([])
         self.failure = None
-        return leases, next_ms
+        return found
+
+    async def _attempt(self, request: LeaseRequest) -> LeaseAttempt:
+        began = self._clock()
+        if leases := await self._lease(request):
+            return LeaseAttempt(leases)
+        is_long = self._clock() - began > LONG_ATTEMPT_S
+        # A job that became due between the two statements is covered, because `next_due` counts
+        # from the instant of the one before. The first has none before it, so the lease is tried
+        # again after it.
+        checked_at = self._checked_at
+        due = await self._next_due(request, checked_at)
+        self._checked_at = due.at
+        if due.is_fresh:
+            self._rechecks_ms = list(_RECHECKS_MS)
+        if (due.is_fresh or checked_at is None) and (leases := await self._lease(request)):
+            return LeaseAttempt(leases)
+        next_ms = due.next_ms
+        if self._rechecks_ms:
+            recheck_ms = self._rechecks_ms.pop(0)
+            next_ms = recheck_ms if next_ms is None else min(next_ms, recheck_ms)
+        skipped = 0
+        if is_long and checked_at is not None and request.tasks is not None and request.queues:
+            skipped = await self._skipped(request, due.at)
+        return LeaseAttempt([], next_ms, skipped)
 
 
 class NotifyListener:

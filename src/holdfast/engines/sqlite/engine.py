@@ -37,7 +37,7 @@ from holdfast.core.verdict import Amendment, Outcome, Settlement
 from holdfast.engines.base import ANY, Expired, Known, Overdue, Saved, Traits
 from holdfast.engines.clock import Clock, SystemClock
 from holdfast.engines.extras import Examination
-from holdfast.engines.lease import Bell, LeaseReturns, lease_with_wait, may_make_due
+from holdfast.engines.lease import Bell, LeaseAttempt, LeaseReturns, lease_with_wait, may_make_due
 from holdfast.engines.sqlite import amend, enqueue, lease, queues, search, settle, upkeep
 from holdfast.engines.sqlite.connection import Durability, back_up
 from holdfast.engines.sqlite.database import Database, SerialThread, StartGuard
@@ -200,7 +200,7 @@ class SQLiteEngine:
         self._check_open()
         checks.check_request(request)
         if request.wait_ms == 0:
-            return (await self._try_lease(request))[0]
+            return (await self._try_lease(request)).leases
         with self._listener.listening():
             return await lease_with_wait(
                 request, self._try_lease, self._bell, net_ms=_POLL_NET_MS, open_=lambda: self._open
@@ -351,31 +351,33 @@ class SQLiteEngine:
         self._check_open()
         return SQLiteMover(self._read, self._write)
 
-    async def _try_lease(self, request: LeaseRequest) -> tuple[list[Lease], int | None]:
-        """Lease once; the leases, and if there are none, the time until a job may be due."""
+    async def _try_lease(self, request: LeaseRequest) -> LeaseAttempt:
+        """Lease once."""
         known: DueCheck | None = None
         next_ms: int | None = None
+        skipped = 0
         # More rounds only if another process was faster, or if many jobs had expired.
         for _ in range(_LEASE_ROUNDS_MAX):
             take = partial(self._look_and_take, request, known)
             leases, seen = await self._writer.call(take, orphan=self._release)
             if leases:
-                return leases, None
+                return LeaseAttempt(leases)
             if seen.needs_relane is not None:
                 await self._relane(seen.needs_relane)
                 known = None
                 continue
-            next_ms = seen.next_ms
+            next_ms, skipped = seen.next_ms, seen.skipped
             while seen.resume is not None:
                 # In the reader's thread, so that the writer's is free for renewals.
                 look = partial(lease.check_due, request=request, after=seen.resume)
                 seen = await self._read(look)
                 times = [ms for ms in (next_ms, seen.next_ms) if ms is not None]
                 next_ms = min(times, default=None)
+                skipped += seen.skipped
             if next_ms != 0:
                 break
             known = seen
-        return [], next_ms
+        return LeaseAttempt([], next_ms, skipped)
 
     def _look_and_take(
         self, request: LeaseRequest, known: DueCheck | None, guard: StartGuard

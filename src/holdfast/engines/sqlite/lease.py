@@ -20,7 +20,7 @@ from holdfast.core.model import Job, Lease, LeaseRequest, State
 from holdfast.engines.lease import make_token
 from holdfast.engines.sqlite import rows
 from holdfast.engines.sqlite.flow import fairness, groups, lanes
-from holdfast.engines.sqlite.flow.lane_lease import LaneChooser, next_in_lanes_ms
+from holdfast.engines.sqlite.flow.lane_lease import LaneChooser, lanes_skipped, next_in_lanes_ms
 from holdfast.engines.sqlite.flow.lane_order import EXPIRED_MAX, PASS_MAX
 from holdfast.engines.sqlite.flow.limits import SlotCapacity
 from holdfast.engines.sqlite.rows import QueuePosition, Row
@@ -62,6 +62,8 @@ class DueCheck(NamedTuple):
     """The last job that a task scan has skipped; the jobs behind it are not scanned yet."""
     needs_relane: int | None = None
     """A queue whose jobs must be sorted into lanes before any of them is leased."""
+    skipped: int = 0
+    """Due jobs of other tasks that were skipped, and lanes of them."""
 
 
 def check_due(
@@ -87,6 +89,9 @@ def check_due(
         if 0 in in_lanes:
             # A job in a lane may come before the job that the scan found or would find.
             found = DueCheck(0, start=found.start)
+        elif found.next_ms != 0 and after is None:
+            skipped = sum(lanes_skipped(transaction, row) for row in queue_rows if row.has_lanes)
+            found = found._replace(skipped=found.skipped + skipped)
     if found.next_ms == 0:
         return found
     if found.resume is None and _must_restore(transaction):
@@ -482,7 +487,7 @@ def _scan_for_tasks(
         found = scan.scan_queue(queue_id, position)
         if found is not None:
             return found
-    return DueCheck(scan.next_ms)
+    return DueCheck(scan.next_ms, skipped=scan.skipped)
 
 
 class _TaskScan:
@@ -494,6 +499,7 @@ class _TaskScan:
         self._tasks_json = msgspec.json.encode(list(tasks)).decode()
         self._left = SCAN_STEP_MAX
         self._next_at: int | None = None
+        self.skipped = 0
 
     @property
     def next_ms(self) -> int | None:
@@ -514,6 +520,7 @@ class _TaskScan:
                 position = QueuePosition(queue_id, rank, due_at, place)
                 if task in self._tasks:
                     return DueCheck(0, start=position)
+                self.skipped += 1
             found = self._scan_behind(position)
             if found is not None:
                 return found
@@ -527,9 +534,11 @@ class _TaskScan:
         if found is not None:
             return DueCheck(0, start=QueuePosition(queue_id, rank, *found))
         passed = transaction.run(_COUNT, (*behind, self._left)).get
+        self.skipped += passed
         if passed >= self._left:
             last = transaction.run(_NTH, (*behind, self._left)).fetchone()
-            return DueCheck(self.next_ms, resume=QueuePosition(queue_id, rank, *last))
+            resume = QueuePosition(queue_id, rank, *last)
+            return DueCheck(self.next_ms, resume=resume, skipped=self.skipped)
         self._left -= passed
         later = transaction.run(_LATER, (queue_id, rank, transaction.now)).get
         if later is not None:

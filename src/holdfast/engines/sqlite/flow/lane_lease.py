@@ -13,6 +13,7 @@ import msgspec
 
 from holdfast.core.fairness import quantum
 from holdfast.core.model import LeaseRequest
+from holdfast.engines.lease import SKIPPED_MANY
 from holdfast.engines.sqlite.flow import fairness, groups, lanes
 from holdfast.engines.sqlite.flow.lane_order import (
     PASS_MAX,
@@ -32,6 +33,7 @@ _LANES = "FROM hf_lanes INDEXED BY hf_lanes_first WHERE queue = ?1 AND due_at IS
 _WANTED = "(?3 IS NULL OR task IN (SELECT value FROM json_each(?3)))"
 _DUE = f"SELECT 1 {_LANES} AND bar = 0 AND due_at <= ?2 AND {_WANTED} LIMIT 1"
 _LATER = f"SELECT min(due_at) {_LANES} AND bar = 0 AND due_at > ?2 AND {_WANTED}"
+_SKIPPED = f"SELECT count(*) FROM (SELECT 1 {_LANES} AND bar = 0 AND due_at <= ?2 LIMIT ?3)"
 _FIRST_OF_RANK = (
     f"SELECT rank, due_at {_LANES} AND bar = 0 AND rank > ?2 ORDER BY rank, turn, due_at LIMIT 1"
 )
@@ -97,6 +99,13 @@ def next_in_lanes_ms(
     if wake_us is not None:
         times.append(max(1, -(-(wake_us - now_us) // 1_000)))
     return min(times, default=None)
+
+
+def lanes_skipped(transaction: Transaction, queue_row: QueueRow) -> int:
+    """The number of open lanes with a due job, at most SKIPPED_MANY; if no job can be leased, they
+    are all of other tasks."""
+    found = transaction.run(_SKIPPED, (queue_row.id, transaction.now, SKIPPED_MANY))
+    return int(found.get)
 
 
 def _full_ms(transaction: Transaction, queue_row: QueueRow) -> int | None:
