@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import socket
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -25,6 +26,7 @@ from holdfast.core.explain import ABSENT_MS
 from holdfast.core.scaling import Goal
 from holdfast.core.text import counted, printable
 from holdfast.core.workers import addressee
+from holdfast.engines.registry import default_url, redacted
 from holdfast.errors import ConfigError, NotFound, UsageError
 from holdfast.notation.durations import Duration, to_ms
 from holdfast.notation.policies import to_breaker
@@ -40,9 +42,9 @@ from holdfast.worker.webhooks.webhook import webhook_setup
 _TRY_NEXT = """\
 running: {running}; Ctrl-C drains and stops them
 in another terminal:
-  {program} enqueue --wait -- echo hello
-  {program} status
-  {program} top"""
+  {program} enqueue{url} --wait -- echo hello
+  {program} status{url}
+  {program} top{url}"""
 
 
 @Parameter(name="*")
@@ -215,6 +217,7 @@ def up(
         listening = listener_for_up(port) if serve else None
         if listening is not None:
             stack.enter_context(listening)
+        common = with_store_of(app, common)
         workers, place = asyncio.run(_prepare(common, flags, app, count))
         if not common.json:
             print(f"holdfast {__version__} on {printable(place, one_line=True)}")
@@ -236,6 +239,7 @@ def start(
     *, count: Count = 1, app: Target = None, flags: WorkerFlags = _FLAGS, common: Common = COMMON
 ) -> int:
     """Start workers in the foreground."""
+    common = with_store_of(app, common)
     workers, place = asyncio.run(_prepare(common, flags, app, count))
 
     def started(names: list[str]) -> None:
@@ -383,7 +387,10 @@ def _print_started(workers: list[str], servers: list[str], common: Common) -> No
         print_json({"event": "started", "workers": sorted(workers), "server": server})
     else:
         running = ", ".join([*sorted(workers), *servers])
-        print(_TRY_NEXT.format(running=running, program=program()), flush=True)
+        # A URL with a password is not repeated.
+        is_plain = common.url and redacted(common.url) == common.url != default_url()
+        url = f" --url {common.url}" if is_plain else ""
+        print(_TRY_NEXT.format(running=running, program=program(), url=url), flush=True)
 
 
 def _say_stopping(times: int) -> None:
@@ -391,6 +398,14 @@ def _say_stopping(times: int) -> None:
         say("draining: running jobs may finish; Ctrl-C again stops at once")
     elif times == 2:
         say("stopping: running jobs are released")
+
+
+def with_store_of(target: str | None, common: Common) -> Common:
+    """The flags with the URL of the application's own store, unless a flag or the environment
+    names one. Raises ConfigError."""
+    if target is None or common.url is not None or os.environ.get("HOLDFAST_URL"):
+        return common
+    return replace(common, url=launcher.store_of(target))
 
 
 async def _prepare(

@@ -19,7 +19,9 @@ from types import FrameType
 
 import msgspec
 
+from holdfast.errors import ConfigError
 from holdfast.worker import processes
+from holdfast.worker.child.handlers import TargetStore
 from holdfast.worker.options import WorkerOptions
 
 _log = logging.getLogger("holdfast.worker")
@@ -159,6 +161,34 @@ def run(
     while processes.sweep_strangers(before):
         time.sleep(0.01)
     return code
+
+
+def store_of(target: str) -> str:
+    """The URL of the store that an application names. A process of its own imports it, because no
+    user code runs in the launcher. ConfigError if it cannot be imported or names no store."""
+    ready, theirs = os.pipe()
+    with os.fdopen(ready, "rb") as answer:
+        try:
+            process = subprocess.Popen(  # noqa: S603 (a module of our own)
+                [sys.executable, "-m", "holdfast.worker.child.handlers", target, str(theirs)],
+                pass_fds=(theirs,),
+                stdin=subprocess.DEVNULL,
+                # The workers import it again, and show its output.
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+            )
+        finally:
+            os.close(theirs)
+        with process:
+            line = answer.readline()
+    if not line:
+        raise ConfigError(f"{target} cannot be imported: it ended the process that imported it")
+    store = msgspec.json.decode(line, type=TargetStore)
+    if store.error:
+        raise ConfigError(f"{target} cannot be imported: {store.error}")
+    if store.url is None:
+        raise ConfigError(f"{target} was created with an engine, not with a URL: give --url")
+    return store.url
 
 
 def as_program(options: WorkerOptions) -> Program:

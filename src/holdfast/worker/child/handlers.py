@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,6 +12,8 @@ from functools import reduce
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Protocol, TypeAlias
+
+import msgspec
 
 from holdfast.core.breaker import Breaker
 from holdfast.core.limits import Limit
@@ -69,6 +72,13 @@ class TargetApplication(Protocol):
     """The part of an application that a worker needs."""
 
     handlers: dict[str, Handler]
+
+
+class TargetStore(msgspec.Struct, frozen=True):
+    """The URL of the store that an application names; `error` says why it cannot be imported."""
+
+    url: str | None = None
+    error: str = ""
 
 
 def load_target(target: str) -> TargetApplication:
@@ -147,3 +157,21 @@ def _candidates(module: ModuleType) -> str:
         if isinstance(getattr(value, "handlers", None), dict)
     ]
     return f"; there is {', '.join(names)}" if names else ""
+
+
+def main() -> None:
+    """Entry point of `launcher.store_of`: import the application of the first argument, and write
+    its `TargetStore` as one line to the descriptor of the second."""
+    target, descriptor = sys.argv[1], int(sys.argv[2])
+    os.set_inheritable(descriptor, False)
+    try:
+        store = TargetStore(getattr(load_target(target), "url", None))
+    except BaseException as error:  # noqa: BLE001 (an application may even exit on import)
+        store = TargetStore(error=f"{type(error).__qualname__}: {error}")
+    os.write(descriptor, msgspec.json.encode(store) + b"\n")
+    # Threads that the application started must not keep this process alive.
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,83 @@
+"""`holdfast worker run` and `holdfast up --app` for the tasks of an application."""
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from holdfast.errors import ConfigError
+from holdfast.worker.launcher import store_of
+from tests.cli.program import run_program
+from tests.cli.test_up import program
+
+_TIMEOUT_S = 60
+
+_WITH_AN_ENGINE = """
+from holdfast import Holdfast
+from holdfast.engines.registry import open_engine
+
+app = Holdfast(engine=open_engine("memory:"))
+"""
+_SHOP = """
+from holdfast import Holdfast
+
+app = Holdfast({url!r})
+
+
+@app.task(name="price")
+def price(name: str) -> int:
+    return {{"tea": 3}}[name]
+"""
+
+
+def shop(folder: Path, url: str | None = "sqlite:///shop.db") -> None:
+    (folder / "shop.py").write_text(_SHOP.format(url=url))
+
+
+@pytest.mark.parametrize("line", [("worker", "run", "shop:app"), ("up", "--app", "shop:app")])
+def test_the_store_of_the_application_is_served(tmp_path: Path, line: tuple[str, ...]) -> None:
+    shop(tmp_path)
+    if line[0] == "up":
+        line += ("--no-serve", "--count", "1")
+    with program(tmp_path, *line) as worker:
+        tea = ["enqueue", "--task", "price", "--payload", '{"name": "tea"}', "--wait"]
+        ran = run_program(tmp_path, *tea, "--url", "sqlite:///shop.db")
+        assert ran.code == 0, ran
+        worker.send_signal(signal.SIGTERM)
+        out, err = worker.communicate(timeout=_TIMEOUT_S)
+    assert "sqlite:///shop.db" in out + err
+    assert not (tmp_path / "holdfast.db").exists()
+    if line[0] == "up":
+        assert "holdfast status --url sqlite:///shop.db\n" in out
+
+
+@pytest.mark.parametrize("by_flag", [True, False])
+def test_a_flag_or_the_environment_goes_first(tmp_path: Path, by_flag: bool) -> None:
+    shop(tmp_path)
+    line = ["worker", "run", "shop:app", "--queues", "none"]
+    if by_flag:
+        ran = run_program(tmp_path, *line, "--url", "sqlite:///other.db")
+    else:
+        ran = run_program(tmp_path, *line, HOLDFAST_URL="sqlite:///other.db")
+    assert (ran.code, "queue none does not exist" in ran.err) == (3, True), ran
+    assert (tmp_path / "other.db").exists()
+    assert not (tmp_path / "shop.db").exists()
+
+
+@pytest.mark.parametrize(
+    ("source", "says"),
+    [
+        ("raise SystemExit(3)", "shop:app cannot be imported: SystemExit: 3"),
+        ("import os; os._exit(3)", "it ended the process that imported it"),
+        (_WITH_AN_ENGINE, "shop:app was created with an engine, not with a URL: give --url"),
+    ],
+)
+def test_an_application_without_a_store_is_refused(
+    tmp_path: Path, source: str, says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "shop.py").write_text(source)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match=says):
+        store_of("shop:app")
+    assert not any(name.endswith(".db") for name in os.listdir(tmp_path))  # noqa: PTH208
