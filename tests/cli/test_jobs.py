@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from holdfast.cli.jobs import new_output
-from holdfast.core.model import Failure, JobFilter
-from holdfast.core.verdict import Complete, Expedite, Retry
+from holdfast.core.model import Failure, JobFilter, Reason
+from holdfast.core.verdict import Bury, Complete, Expedite, Retry
 from tests.cli import seed
 from tests.cli.program import Cli, command, environment, run_program
 
@@ -103,6 +103,57 @@ def test_the_error_of_a_job_is_that_of_its_last_attempt(cli: Cli) -> None:
     shown = cli("job", "show", "j", "--json").json
     assert (shown["state"], shown["error"], shown["exit_code"]) == ("done", None, None)
     assert [failure["error"] for failure in shown["failures"]] == ["no route"]
+
+
+TRACE = (
+    "Traceback (most recent call last):\n"
+    '  File "/home/ada/shop.py", line 7, in bill\n'
+    '    return order["customer"]\x1b[31m\n'
+    '  File "/usr/lib/python3.12/json/decoder.py", line 1, in decode\n'
+    "KeyError: 'customer'\n"
+)
+MISSING = Failure(type="KeyError", message="'customer'", trace=TRACE)
+
+
+def test_a_failure_is_shown_with_its_type_and_the_frames_of_the_users_code(cli: Cli) -> None:
+    seed.ended("j", Retry(0, MISSING))
+    for line in (["job", "explain", "j"], ["job", "show", "j"]):
+        assert "KeyError: 'customer'" in cli(*line).out
+    seed.settle(seed.lease(), Bury(Reason.ATTEMPTS, MISSING))
+    shown = cli("job", "show", "j").out
+    assert "error             KeyError: 'customer'\n" in shown
+    assert "retried (attempt 1) by w: KeyError: 'customer' at shop.py:7 in bill\n" in shown
+    explained = cli("job", "explain", "j").out
+    assert "its last attempt failed (KeyError: 'customer' at shop.py:7 in bill)" in explained
+    waited = cli("enqueue", "--id", "j", "--task", "t", "--wait")
+    assert waited.code == 4
+    assert waited.err.splitlines()[:2] == [
+        "attempt 1 failed: KeyError: 'customer' at shop.py:7 in bill; the next one starts now",
+        "j is dead (attempts): KeyError: 'customer'",
+    ]
+    for text in (shown, explained, waited.err, cli("dlq", "show", "j").out):
+        assert '    File "/home/ada/shop.py", line 7, in bill\n' in text
+        assert 'return order["customer"]\\x1b[31m\n' in text
+        assert "decoder.py" not in text
+    assert "KeyError: 'customer' at shop.py:7 in bill" in cli("dlq", "list").out
+
+
+def test_an_error_without_a_text_is_shown_by_its_type(cli: Cli) -> None:
+    seed.ended("j", Bury(Reason.ATTEMPTS, Failure(type="AssertionError")))
+    assert "error             AssertionError\n" in cli("job", "show", "j").out
+    assert "AssertionError" in cli("dlq", "list").out
+    assert "its last attempt failed (AssertionError)" in cli("job", "explain", "j").out
+    waited = cli("enqueue", "--id", "j", "--task", "t", "--wait")
+    assert waited.err == "j is dead (attempts): AssertionError\n"
+
+
+@pytest.mark.parametrize(
+    ("result", "shown"),
+    [(None, ""), (3, "3\n"), ("a\nb", "a\\nb\n"), ({"total": 4}, '{"total": 4}\n')],
+)
+def test_wait_prints_the_result(cli: Cli, result: object, shown: str) -> None:
+    seed.done("j", result)
+    assert cli("enqueue", "--id", "j", "--task", "t", "--wait") == (0, shown, "")
 
 
 @pytest.mark.parametrize(

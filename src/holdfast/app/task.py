@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypedDict, TypeVar, Unpack, cast
 from msgspec.structs import replace
 
 from holdfast.app.signature import BatchSignature, Signature
-from holdfast.core import bounds, checks, codec
+from holdfast.core import bounds, checks, codec, failures
 from holdfast.core.backoff import Backoff
 from holdfast.core.model import Job, NewJob, Queue, Receipt, State, Status
 from holdfast.errors import (
@@ -370,10 +370,8 @@ def is_over(job: Job | None, id: str) -> bool:
 
 
 def _last_error(job: Job) -> str:
-    for event in reversed(job.failures):
-        failure: Any = event.failure
-        return f": {': '.join(filter(None, (failure.type, failure.message)))}"
-    return ""
+    failure = job.failures[-1].failure if job.failures else None
+    return "" if failure is None else f": {failures.line(failure)}"
 
 
 async def _enqueue(app: Holdfast, jobs: list[NewJob]) -> list[Receipt]:

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Sequence
 from typing import Annotated, Any, TextIO
 
+import msgspec
 from cyclopts import Parameter
 from msgspec.structs import replace
 
@@ -40,7 +41,8 @@ from holdfast.cli.output import (
 )
 from holdfast.cli.redrives import PACE, PaceFlags
 from holdfast.cli.session import open_app
-from holdfast.core.model import JobFilter, Reason, State
+from holdfast.core import failures
+from holdfast.core.model import Failure, JobFilter, Reason, State
 from holdfast.core.text import counted
 from holdfast.core.verdict import Delete, Redrive
 from holdfast.errors import NotFound, UsageError
@@ -100,7 +102,7 @@ async def list_all(
                 view["reason"],
                 view["attempts"],
                 f"{show_age(now - (by_id[view['id']].finished_at or 0))} ago",
-                (view["error"] or "")[:120],
+                _error(view),
             )
             for view in views
         ]
@@ -334,6 +336,15 @@ def _group_row(group: DeadGroup, now: int) -> tuple[Any, ...]:
         f"{show_age(max(now - group.last_at, 0))} ago" if group.ids else "",
         sparkline(group.trend),
     )
+
+
+def _error(view: dict[str, Any]) -> str:
+    """The last failure in one line."""
+    if not view["failures"]:
+        return str(view["error"] or "")
+    last = view["failures"][-1]
+    failure = msgspec.convert({**last, "message": last["error"]}, Failure)
+    return failures.line(failure)
 
 
 def _names(names: dict[str, int], most: int = 3) -> str:

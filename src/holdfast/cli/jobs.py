@@ -30,9 +30,10 @@ from holdfast.cli.flags import (
 from holdfast.cli.help_pages import program
 from holdfast.cli.output import COMMON, Common, Exit, print_json, print_table, say, show_age
 from holdfast.cli.session import open_app, person
+from holdfast.core import codec, failures
 from holdfast.core.explain import Cause
 from holdfast.core.lifecycle import timeline as timeline_of
-from holdfast.core.model import COMMAND_TASK, Job, Queue, State
+from holdfast.core.model import COMMAND_TASK, Event, EventKind, Failure, Job, Queue, State
 from holdfast.core.text import printable
 from holdfast.core.verdict import Amendment, Cancel, Delete, Expedite, Redrive
 from holdfast.errors import HoldfastError, NotFound, UnknownQueue, UsageError, WrongState
@@ -89,7 +90,10 @@ async def show(id: JobId, /, *, common: Common = COMMON) -> None:
     if common.json:
         print_json(view)
         return
+    failure = job.failures[-1].failure if job.failures else None
     view["after"] = _few(job.after)
+    if view["error"] is not None and failure is not None:
+        view["error"] = failures.title(failure)
     reasons = (cause.text.removeprefix("it waits for ") + _when(cause, now) for cause in causes)
     view["waits_for"] = "; ".join(reasons)
     for name, value in view.items():
@@ -98,6 +102,10 @@ async def show(id: JobId, /, *, common: Common = COMMON) -> None:
             print(f"{name:16}  {printable(text_of(value), one_line=True)}")
     print("timeline")
     _print_timeline(job)
+    if view["error"] is not None and failure is not None and failure.trace:
+        print("trace")
+        for line in user_trace(failure):
+            print(line)
     if job.output:
         print("output")
         print(printable(job.output.decode(errors="replace").removesuffix("\n")))
@@ -128,6 +136,9 @@ async def explain(id: JobId, /, *, common: Common = COMMON) -> None:
         if cause.remedy:
             command = f": {program()} {cause.command}" if cause.command else ""
             print(printable(f"   {cause.remedy}{command}", one_line=True))
+    if job.failures and job.state is not State.DONE:
+        for line in user_trace(job.failures[-1].failure):
+            print(line)
 
 
 async def logs(
@@ -400,12 +411,18 @@ def page_size(limit: int | None, common: Common) -> int:
 
 def _print_timeline(job: Job) -> None:
     for event in timeline_of(job):
-        parts = [event.text, event.failure.message if event.failure else ""]
+        parts = [event.text, failures.line(event.failure) if event.failure else ""]
         text = ": ".join(filter(None, parts))
         by = f" by {event.by}" if event.by else ""
         attempt = f" (attempt {event.attempt})" if event.attempt else ""
         line = f"  {show_at(event.at)} {event.kind}{attempt}{by}" + (f": {text}" if text else "")
         print(printable(line, one_line=True))
+
+
+def user_trace(failure: Failure | None) -> list[str]:
+    """The traceback of a failure without frames of libraries, indented and safe to print."""
+    lines = [] if failure is None else failures.user_trace(failure.trace)
+    return [f"  {printable(line, one_line=True)}" for line in lines if line.strip()]
 
 
 def _few(ids: tuple[str, ...]) -> str:
@@ -433,11 +450,17 @@ async def wait_for_job(app: Holdfast, id: str, wait_ms: int | None, common: Comm
         if not common.json:
             printer.write(text)
 
+    def note_retry(event: Event, due_ms: int) -> None:
+        printer.end()
+        error = failures.line(event.failure) if event.failure else event.text
+        soon = f"in {show_age(due_ms)}" if due_ms > 0 else "now"
+        say(f"attempt {event.attempt} failed: {error}; the next one starts {soon}")
+
     printer = OutputPrinter()
     hint = asyncio.create_task(_hint_if_not_started(app, id))
     try:
         async with asyncio.timeout(None if wait_ms is None else wait_ms / 1000):
-            ended = await follow_output(app, id, write)
+            ended = await follow_output(app, id, write, note_retry)
     except TimeoutError:
         printer.end()
         say(f"{id} has not ended yet; it continues")
@@ -452,7 +475,9 @@ async def wait_for_job(app: Holdfast, id: str, wait_ms: int | None, common: Comm
     if common.json:
         print_json(plain(job_view(*await read_job(app, id))))
     elif ended.state is not State.DONE:
-        say(_ending(ended))
+        _say_ending(ended)
+    elif ended.result is not None and ended.task != COMMAND_TASK:
+        print(printable(text_of(value_of(ended.result, codec.JSON)), one_line=True))
     return Exit.DONE if ended.state is State.DONE else Exit.UNDONE
 
 
@@ -474,14 +499,20 @@ class OutputPrinter:
         self._midline = False
 
 
-async def follow_output(app: Holdfast, id: str, write: Callable[[str], None]) -> Job:
-    """Write new output as it appears, and return the job when it has ended.
+async def follow_output(
+    app: Holdfast,
+    id: str,
+    write: Callable[[str], None],
+    note_retry: Callable[[Event, int], None] = lambda _event, _due_ms: None,
+) -> Job:
+    """Write new output as it appears, and return the job when it has ended. `note_retry` gets each
+    failure with another attempt, and the milliseconds until that is due.
 
     Stored output is bounded, so that between two reads a part may be lost; a new attempt starts
     with empty output.
     """
     decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
-    written = b""
+    written, attempt = b"", 0
     pause_s = _POLL_S_FIRST
     while True:
         job, _ = await read_job(app, id)
@@ -490,6 +521,10 @@ async def follow_output(app: Holdfast, id: str, write: Callable[[str], None]) ->
         if added:
             write(decoder.decode(added))
         written = output or written
+        for event in job.failures:
+            if event.kind is EventKind.RETRIED and event.attempt > attempt:
+                attempt = event.attempt
+                note_retry(event, job.due_at - event.at if attempt == job.attempt else 0)
         if job.state.finished:
             rest = decoder.decode(b"", final=True)
             if rest:
@@ -522,7 +557,10 @@ async def _hint_if_not_started(app: Holdfast, id: str) -> None:
             say(f'still waiting: {cause.text}; see "{program()} job explain {id}"')
 
 
-def _ending(job: Job) -> str:
+def _say_ending(job: Job) -> None:
     failure = job.failures[-1].failure if job.failures else None
     reason = f" ({job.reason})" if job.reason else ""
-    return f"{job.id} is {job.state}{reason}" + (f": {failure.message}" if failure else "")
+    error = f": {failures.title(failure)}" if failure else ""
+    say(f"{job.id} is {job.state}{reason}{error}")
+    for line in user_trace(failure):
+        say(line)

@@ -12,7 +12,7 @@ from typing import assert_never
 
 import msgspec
 
-from holdfast.core import lifecycle, retry_policy
+from holdfast.core import failures, lifecycle, retry_policy
 from holdfast.core.fairness import TenantView
 from holdfast.core.limits import Slot
 from holdfast.core.model import Event, EventKind, Job, Queue, Reason, State, Waits
@@ -346,8 +346,8 @@ def _finished(job: Job) -> Cause:
 
 
 def _quoted(event: Event) -> str:
-    text = event.failure.message if event.failure else event.text
-    return f" ({text[:200]})" if text else ""
+    text = failures.line(event.failure) if event.failure else event.text[:200]
+    return f" ({text})" if text else ""
 
 
 def _present(workers: list[SeenWorker]) -> str:

@@ -28,8 +28,11 @@ _ABOUT_CODE = (
 """Errors whose messages quote names in the code; those do not vary between jobs."""
 
 _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
-_FRAME = re.compile(r'\s*File "([^"]{1,1000})", line \d+,? in (\S{1,200})')
-_MARGIN = re.compile(r"\s*[|+] ")
+FRAME = re.compile(
+    r'[\s|+]{0,100}File "(?P<path>[^"]{1,1000})", line (?P<line>\d+),? in (?P<function>\S{1,200})'
+)
+MARGIN = re.compile(r"\s*[|+] ")
+"""The margin of the lines of an exception group."""
 _ERROR = re.compile(r"([\w.]{1,200})(?::|$)")
 _FIRST_IS_LAST = "(most recent call first):"
 _LAST_IS_LAST = "Traceback (most recent call last):"
@@ -121,6 +124,12 @@ def normal(text: str, *, names: bool = False) -> str:
     return " ".join(_VALUES.sub(_VALUE, plain).split())[:TEXT_MAX]
 
 
+def is_user_code(path: str) -> bool:
+    """True unless the file belongs to Python, to an installed package or to Holdfast."""
+    plain = path.replace("\\", "/")
+    return not _OWN.search(plain) and not _FOREIGN.search(plain)
+
+
 class _Error(NamedTuple):
     """One error in a trace, and its frames, innermost last."""
 
@@ -161,11 +170,11 @@ def _errors(trace: str) -> list[_Error]:
     if len(lines) > _TRACE_LINES_MAX:
         lines = lines[: _TRACE_LINES_MAX // 2] + lines[-_TRACE_LINES_MAX // 2 :]
     for written in lines:
-        margin = _MARGIN.match(written)
+        margin = MARGIN.match(written)
         line = written[margin.end() :] if margin else written
-        frame = _FRAME.match(line)
+        frame = FRAME.match(line)
         if frame:
-            places.append((frame[1], frame[2]))
+            places.append((frame["path"], frame["function"]))
         elif line.endswith((_FIRST_IS_LAST, _LAST_IS_LAST)):
             end("")
             died = line.endswith(_FIRST_IS_LAST)
