@@ -7,11 +7,15 @@ ability by having its methods; a wrapper forwards those of the engine inside, or
 from __future__ import annotations
 
 import os
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 
 import msgspec
 
 from holdfast.core.transfer import Mover
+
+if TYPE_CHECKING:
+    from holdfast.engines.base import Engine
 
 Ability = TypeVar("Ability")
 
@@ -67,6 +71,10 @@ class Partitioned(Protocol):
 
     def partitions(self) -> list[PartitionView]:
         """The state of each, in the order of the partition map."""
+
+    def lifecycles(self) -> Sequence[Engine]:
+        """An engine for the upkeep of each, limited to its jobs: a partition that is stuck delays
+        only its own."""
 
 
 @runtime_checkable

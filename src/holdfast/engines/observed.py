@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from msgspec.structs import replace
 
@@ -30,6 +30,7 @@ from holdfast.core.model import (
 )
 from holdfast.core.verdict import Amendment, Outcome, Settlement
 from holdfast.engines.base import ANY, Engine, Expired, Known, Overdue, Saved
+from holdfast.engines.extras import Ability, Partitioned, PartitionView
 from holdfast.engines.wrapper import Wrapper
 from holdfast.errors import HoldfastError, OutcomeUnknown
 from holdfast.events import EngineCalled, Listeners, Tell
@@ -45,6 +46,13 @@ class Observed(Wrapper):
     def __init__(self, engine: Engine, tell: Tell) -> None:
         super().__init__(engine)
         self._tell = tell if isinstance(tell, Listeners) else Listeners(tell)
+
+    def find_extra(self, ability: type[Ability]) -> Ability | None:
+        """The upkeep of each partition is reported too."""
+        found = super().find_extra(ability)
+        if isinstance(found, Partitioned) and ability is Partitioned:
+            return cast("Ability", _ObservedPartitions(found, self._tell))
+        return found
 
     async def open(self) -> None:
         await self._observe("open", self._engine.open())
@@ -183,6 +191,18 @@ class Observed(Wrapper):
                 )
             )
         return answer
+
+
+class _ObservedPartitions:
+    def __init__(self, engine: Partitioned, tell: Tell) -> None:
+        self._engine = engine
+        self._tell = tell
+
+    def partitions(self) -> list[PartitionView]:
+        return self._engine.partitions()
+
+    def lifecycles(self) -> Sequence[Engine]:
+        return [Observed(each, self._tell) for each in self._engine.lifecycles()]
 
 
 def _failed(verb: str, duration_ms: float, error: BaseException, asked: Any) -> EngineCalled:

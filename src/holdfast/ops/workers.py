@@ -292,20 +292,27 @@ async def _end_leases(engine: Engine, leases: Collection[Lease]) -> int:
 
 
 async def _end_expired(engine: Engine, jobs: Sequence[Job]) -> tuple[int, int]:
-    """The numbers of rerouted and buried jobs."""
-    rerouted, stuck = await reroute_expired(engine, jobs)
+    """The numbers of rerouted and buried jobs. Rerouting comes last: it needs the workers' records,
+    which may be slow to read."""
+    addressed = [job for job in jobs if is_rerouted(job)]
+    buried = await _bury_expired(engine, [job for job in jobs if not is_rerouted(job)], {})
+    rerouted, stuck = await reroute_expired(engine, addressed)
+    buried += await _bury_expired(engine, [job for job in addressed if job.id in stuck], stuck)
+    return rerouted, buried
+
+
+async def _bury_expired(engine: Engine, jobs: Iterable[Job], why: Mapping[str, str]) -> int:
+    """How many were buried; `why` is by id."""
     alike: dict[tuple[str, BuryWaiting], list[str]] = defaultdict(list)
     for job in jobs:
-        if not is_rerouted(job) or job.id in stuck:
-            verdict = retry_policy.after_expiry(job, stuck.get(job.id, ""))
-            alike[job.queue, verdict].append(job.id)
+        alike[job.queue, retry_policy.after_expiry(job, why.get(job.id, ""))].append(job.id)
     buried = 0
     for (queue, amendment), ids in alike.items():
         # One call per queue, so that counters know the queue. A job that was moved in the meantime
         # is left alone.
         still = JobFilter(ids=tuple(ids), queue=queue, states=(State.WAITING,), expired=True)
         buried += await engine.amend(still, amendment, limit=len(ids))
-    return rerouted, buried
+    return buried
 
 
 def is_rerouted(job: Job) -> bool:

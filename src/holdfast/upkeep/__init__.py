@@ -10,6 +10,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 
 from holdfast.engines.base import Engine
+from holdfast.engines.extras import Partitioned, extra
 from holdfast.events import Tell, ignore_event
 from holdfast.ops.jobs.bulk import Archive
 from holdfast.ops.service import Service, run_service
@@ -41,9 +42,12 @@ class Upkeep:
     ) -> None:
         """`more` are further services; `background` runs alongside them and ends on its own."""
         self._tell = tell
+        partitioned = extra(engine, Partitioned)
+        lifecycles = [engine] if partitioned is None else partitioned.lifecycles()
+        kept = None if archive is None else Archive(archive)
         self.services: tuple[Service, ...] = (
-            Reaper(engine, tell=tell),
-            Pruner(engine, archive=None if archive is None else Archive(archive), tell=tell),
+            *(Reaper(each, tell=tell) for each in lifecycles),
+            *(Pruner(each, archive=kept, tell=tell) for each in lifecycles),
             Scheduler(engine, wall_ms, tell=tell),
             Redriver(engine, wall_ms, tell=tell),
             Distributor(engine, tell=tell),

@@ -14,12 +14,14 @@ GONE = EngineUnavailable("nobody answers")
 
 
 class Fragile:
-    """A memory engine; every call but `close` fails with `fault`. What was in it is there again
-    when it is opened anew."""
+    """A memory engine; every call but `close` fails with `fault`, and hangs until it `moves`.
+    What was in it is there again when it is opened anew."""
 
     def __init__(self, clock: ManualClock) -> None:
         self.engine = MemoryEngine(clock=clock)
         self.fault: HoldfastError | None = None
+        self.moves = asyncio.Event()
+        self.moves.set()
         self.calls: list[str] = []
         self.waits = asyncio.Event()
         """Somebody waits for a job here."""
@@ -33,6 +35,8 @@ class Fragile:
             self.calls.append(name)
             if name == "lease" and given[0].wait_ms:
                 self.waits.set()
+            if name != "close":
+                await self.moves.wait()
             if self.fault is not None and name != "close":
                 raise self.fault
             return await verb(*given, **named)

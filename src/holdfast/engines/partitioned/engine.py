@@ -46,6 +46,7 @@ from holdfast.engines.extras import Examinable, Examination, PartitionView, extr
 from holdfast.engines.partitioned import merge, settings
 from holdfast.engines.partitioned.enqueue import Enqueuer
 from holdfast.engines.partitioned.lease import Leaser
+from holdfast.engines.partitioned.lifecycle import PartitionLifecycle
 from holdfast.engines.partitioned.membership import Membership, Sleep
 from holdfast.engines.partitioned.merge import PartitionedBatch
 from holdfast.engines.partitioned.partition import KIND, Partition
@@ -315,6 +316,10 @@ class PartitionedEngine:
     def partitions(self) -> list[PartitionView]:
         """The state of each partition."""
         return self._members.views()
+
+    def lifecycles(self) -> list[Engine]:
+        """An engine for the upkeep of each partition."""
+        return [PartitionLifecycle(self, self._members, each) for each in self._members.all]
 
     async def _take(self, request: LeaseRequest) -> list[Lease]:
         if not request.ids:
