@@ -289,7 +289,8 @@ class LoopThread:
             await at_end()
 
         try:
-            asyncio.run(run_until_stopped())
+            with asyncio.Runner(loop_factory=_Loop) as runner:
+                runner.run(run_until_stopped())
         except Exception as error:  # noqa: BLE001 (raised again by `start` or `stop`)
             self._error = error
         finally:
@@ -330,6 +331,20 @@ class LoopThread:
                 "this Holdfast belongs to the process that this one was forked from: create a"
                 " new one"
             )
+
+
+class _Loop(asyncio.SelectorEventLoop):
+    """An event loop that needs no new thread to stop: Python 3.12 starts none while the interpreter
+    exits."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._pool = concurrent.futures.ThreadPoolExecutor(thread_name_prefix="holdfast")
+        self.set_default_executor(self._pool)
+
+    async def shutdown_default_executor(self, timeout: float | None = None) -> None:  # noqa: ASYNC109
+        """Wait for the calls in other threads. Nothing else runs on this loop by then."""
+        self._pool.shutdown()
 
 
 class _LoopCall(Generic[Answer]):

@@ -518,6 +518,28 @@ class SerialThread:
         self._last = last
         self._signals.put(False)
 
+    async def end(self, last: Callable[[], None], timeout_s: float = START_TIMEOUT_S) -> bool:
+        """Stop, and wait until `last` has run; False if the thread still waits for a lock.
+
+        Uses no other thread to wait: Python 3.12 starts none while the interpreter exits.
+        """
+        loop = asyncio.get_running_loop()
+        ended = asyncio.Event()
+
+        def finish() -> None:
+            try:
+                last()
+            finally:
+                # After the timeout the loop may be closed.
+                with contextlib.suppress(RuntimeError):
+                    loop.call_soon_threadsafe(ended.set)
+
+        self.stop(finish)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await ended.wait()
+        return ended.is_set() and self.join()
+
     def join(self, timeout_s: float | None = None) -> bool:
         """Block until the thread has ended; False if it still waits for a lock."""
         self._thread.join(START_TIMEOUT_S if timeout_s is None else timeout_s)

@@ -136,8 +136,7 @@ class SQLiteEngine:
             try:
                 await writer.call(partial(database.open, create=create))
             except BaseException:
-                writer.stop(database.close)
-                await asyncio.to_thread(writer.join, _JOIN_S)
+                await writer.end(database.close, _JOIN_S)
                 raise
             reader.start()
             self._database, self._writer, self._reader = database, writer, reader
@@ -157,8 +156,7 @@ class SQLiteEngine:
             self._bell.ring()
             self._listener.close()
             self._reader.stop()
-            self._writer.stop(partial(_close, self._reader, self._database))
-            await asyncio.to_thread(self._writer.join)
+            await self._writer.end(partial(_close, self._reader, self._database))
 
     async def declare(self, queue: Queue, *, instead_of: Known = ANY) -> bool:
         self._check_open()
