@@ -1,9 +1,11 @@
 """A task with an option of every sort, for the tests of tasks."""
 
+from collections.abc import Callable
+
 from holdfast import Context, Holdfast, Task
 
 
-def make(app: Holdfast) -> Task[int]:
+def make(app: Holdfast) -> Task[..., int, Callable[..., int]]:
     @app.task(
         queue="mail",
         max_attempts=5,

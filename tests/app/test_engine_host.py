@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from holdfast.errors import EngineClosed, EngineUnavailable, UsageError
 from holdfast.events import EngineCalled, ProcessEvent
 
 
-def make(app: Holdfast) -> Task[None]:
+def make(app: Holdfast) -> Task[..., None, Callable[..., None]]:
     @app.task
     def note(text: str) -> None: ...
 

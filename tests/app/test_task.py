@@ -121,7 +121,7 @@ def test_a_wrong_option_is_refused_where_the_task_is_made(
     app = Holdfast("memory:")
     with pytest.raises(UsageError, match=says):
 
-        @app.task(**options)
+        @app.task(**options)  # type: ignore[untyped-decorator]
         def task() -> None: ...
 
     assert not app.tasks
@@ -168,7 +168,7 @@ def test_calling_a_task_runs_the_function_here() -> None:
     assert send.function.__name__ == "send"
 
     @app.task
-    async def double(number: int, ctx: Context) -> int:
+    async def double(ctx: Context, number: int) -> int:
         ctx.checkpoint(number)
         assert ctx.resume() == number
         assert not ctx.cancelled

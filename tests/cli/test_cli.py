@@ -1,7 +1,10 @@
 """The life of a job on the command line."""
 
+import subprocess
+import sys
 from pathlib import Path
 
+from holdfast import __version__
 from tests.cli.program import Cli
 
 
@@ -37,3 +40,11 @@ def test_the_life_of_a_job(cli: Cli, tmp_path: Path) -> None:
     assert cli("backup", "copy.db").code == 0
     copied = cli("--url", f"sqlite:///{tmp_path}/copy.db", "job", "show", id_, "--json").json
     assert copied == shown
+
+
+def test_the_package_runs_as_a_module(tmp_path: Path) -> None:
+    line = [sys.executable, "-m", "holdfast"]
+    ran = subprocess.run(
+        [*line, "--version"], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert (ran.returncode, ran.stdout) == (0, f"holdfast {__version__}\n")

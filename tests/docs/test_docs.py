@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import os
 import re
@@ -13,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+import holdfast
+from holdfast import errors
 from tests.docs.curl import curl, token_in
 from tests.docs.tables import README, with_table
 
@@ -51,6 +54,32 @@ def test_python_code_runs(source: str, tmp_path: Path) -> None:
         check=False,
     )
     assert run.returncode == 0, run.stdout + run.stderr
+
+
+@pytest.mark.parametrize("source", blocks("python"))
+def test_a_worker_can_import_an_example(source: str) -> None:
+    """Workers import the file that has the tasks: what it enqueues then is enqueued again by each
+    of them. The modes for tests use a store of their own."""
+    tree = ast.parse(source)
+    if "@app.task" not in source:
+        return
+    for node in tree.body:
+        if not re.match(
+            r"(if __name__ == |with (inline|manual|fake)\(|(async )?def |@|class )",
+            ast.get_source_segment(source, node) or "",
+        ):
+            called = [each.attr for each in ast.walk(node) if isinstance(each, ast.Attribute)]
+            assert not {"enqueue", "aenqueue", "enqueue_many", "delay"}.intersection(called)
+
+
+def test_every_error_in_the_docs_can_be_imported_from_holdfast() -> None:
+    known = {name for name, each in vars(errors).items() if isinstance(each, type)}
+    text = "\n".join(page.read_text() for page in PAGES)
+    named = {name for name in re.findall(r"`(?:holdfast\.)?([A-Z]\w+)", text) if name in known}
+    assert {"InvalidJob", "UnknownQueue", "ResultTimeout", "EngineUnavailable"} <= named
+    for name in named:
+        assert getattr(holdfast, name) is getattr(errors, name)
+    assert {error.__name__ for error in errors.BY_CODE.values()} <= set(holdfast.__all__)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))

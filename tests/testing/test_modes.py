@@ -79,11 +79,11 @@ class Shop:
             assert len(numbers) == len(contexts)
             return [number * 2 for number in numbers]
 
-        self.send: Task[int] = send
-        self.receipt: Task[str] = receipt
-        self.outer: Task[str] = outer
-        self.async_outer: Task[str] = async_outer
-        self.index: Task[Any] = index
+        self.send: Task[..., int, Any] = send
+        self.receipt: Task[[str], str, Any] = receipt
+        self.outer: Task[[str], str, Any] = outer
+        self.async_outer: Task[[str], str, Any] = async_outer
+        self.index: Task[..., Any, Any] = index
 
 
 @pytest.fixture

@@ -39,7 +39,7 @@ async def until_may_go(folder: str) -> None:
 
 
 @app.task(name="note")
-def note(folder: str, *, ctx: Context) -> str:
+def note(ctx: Context, folder: str) -> str:
     write(folder, "start", ctx)
     write(folder, "end", ctx)
     return ctx.id

@@ -15,14 +15,25 @@ from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iter
 from itertools import islice
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol, Self, TypeVar, Unpack, cast, get_args, overload
+from typing import (
+    Any,
+    Concatenate,
+    ParamSpec,
+    Protocol,
+    Self,
+    TypeVar,
+    Unpack,
+    cast,
+    get_args,
+    overload,
+)
 
 import msgspec
 
 from holdfast.app.batch import Batch, enqueue_batch
 from holdfast.app.engine_host import EngineHost, closing_unstarted
 from holdfast.app.leases import LeaseMethods
-from holdfast.app.task import Task, TaskOptions
+from holdfast.app.task import AnyTask, ContextCall, SingleOptions, Task, TaskOptions
 from holdfast.core import bounds, checks
 from holdfast.core.checks import accepted
 from holdfast.core.limits import Limit
@@ -78,10 +89,13 @@ from holdfast.process import wall_ms
 from holdfast.telemetry import Retention, Telemetry, bookkeepers
 from holdfast.tracing import traced
 from holdfast.upkeep import Upkeep
+from holdfast.worker.child.context import Context
 from holdfast.worker.child.handlers import Handler
 from holdfast.worker.options import WorkerOptions, numbered
 
+Parameters = ParamSpec("Parameters")
 Answer = TypeVar("Answer")
+Element = TypeVar("Element")
 
 ALIVE: weakref.WeakSet[Holdfast] = weakref.WeakSet()
 """Every application of this process: the default target of the test modes."""
@@ -112,7 +126,7 @@ class Holdfast(LeaseMethods):
         store = engine or open_engine(url)
         self.place = store.traits.name if engine else redacted(url)
         self.listeners = Listeners()
-        self.tasks: dict[str, Task[Any]] = {}
+        self.tasks: dict[str, AnyTask] = {}
         self._home = self._host(store)
         self._telemetry: Telemetry | None = None
         ALIVE.add(self)
@@ -179,13 +193,32 @@ class Holdfast(LeaseMethods):
         await self.close()
 
     @overload
-    def task(self, function: Callable[..., Coroutine[Any, Any, Answer]], /) -> Task[Answer]: ...
+    def task(
+        self,
+        function: Callable[Concatenate[Context, Parameters], Coroutine[Any, Any, Answer]],
+        /,
+    ) -> Task[Parameters, Answer, ContextCall[Parameters, Coroutine[Any, Any, Answer]]]: ...
 
     @overload
-    def task(self, function: Callable[..., Answer], /) -> Task[Answer]: ...
+    def task(
+        self, function: Callable[Concatenate[Context, Parameters], Answer], /
+    ) -> Task[Parameters, Answer, ContextCall[Parameters, Answer]]: ...
 
     @overload
-    def task(self, /, **options: Unpack[TaskOptions]) -> Decorator: ...
+    def task(
+        self, function: Callable[Parameters, Coroutine[Any, Any, Answer]], /
+    ) -> Task[Parameters, Answer, Callable[Parameters, Coroutine[Any, Any, Answer]]]: ...
+
+    @overload
+    def task(
+        self, function: Callable[Parameters, Answer], /
+    ) -> Task[Parameters, Answer, Callable[Parameters, Answer]]: ...
+
+    @overload
+    def task(self, /, *, batch: int, **options: Unpack[SingleOptions]) -> BatchDecorator: ...
+
+    @overload
+    def task(self, /, **options: Unpack[SingleOptions]) -> Decorator: ...
 
     def task(self, function: Any = None, /, **options: Any) -> Any:
         """Turn a function into a task: `@app.task`, or `@app.task(queue="mail", …)`."""
@@ -397,14 +430,14 @@ class Holdfast(LeaseMethods):
             background=self.telemetry.run,
         )
 
-    def _add_task(self, function: Callable[..., Any], options: TaskOptions) -> Task[Any]:
+    def _add_task(self, function: Callable[..., Any], options: TaskOptions) -> AnyTask:
         if not callable(function):
             raise UsageError(f"a task must be a function, not a {type(function).__name__}")
         if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
             raise UsageError(
                 f"{function.__qualname__} is a generator: a task must return a value instead"
             )
-        task: Task[Any] = Task(self, function, options)
+        task: AnyTask = Task(self, function, options)
         if task.name in self.tasks:
             raise UsageError(f"task {task.name} already exists: give one of the two another name=")
         self.tasks[task.name] = task
@@ -441,13 +474,45 @@ class Holdfast(LeaseMethods):
 
 
 class Decorator(Protocol):
-    """The decorator returned by `app.task(…)`."""
+    """The decorator returned by `app.task(…)`. A Context that is the first parameter is not one of
+    the job's: type checkers cannot leave out any other."""
 
     @overload
-    def __call__(self, function: Callable[..., Coroutine[Any, Any, Answer]], /) -> Task[Answer]: ...
+    def __call__(
+        self,
+        function: Callable[Concatenate[Context, Parameters], Coroutine[Any, Any, Answer]],
+        /,
+    ) -> Task[Parameters, Answer, ContextCall[Parameters, Coroutine[Any, Any, Answer]]]: ...
 
     @overload
-    def __call__(self, function: Callable[..., Answer], /) -> Task[Answer]: ...
+    def __call__(
+        self, function: Callable[Concatenate[Context, Parameters], Answer], /
+    ) -> Task[Parameters, Answer, ContextCall[Parameters, Answer]]: ...
+
+    @overload
+    def __call__(
+        self, function: Callable[Parameters, Coroutine[Any, Any, Answer]], /
+    ) -> Task[Parameters, Answer, Callable[Parameters, Coroutine[Any, Any, Answer]]]: ...
+
+    @overload
+    def __call__(
+        self, function: Callable[Parameters, Answer], /
+    ) -> Task[Parameters, Answer, Callable[Parameters, Answer]]: ...
+
+
+class BatchDecorator(Protocol):
+    """The decorator returned by `app.task(batch=…)`: the parameter of a job is an element of the
+    function's list."""
+
+    @overload
+    def __call__(
+        self, function: Callable[[list[Element]], Answer], /
+    ) -> Task[[Element], Any, Callable[[list[Element]], Answer]]: ...
+
+    @overload
+    def __call__(
+        self, function: Callable[..., Answer], /
+    ) -> Task[..., Any, Callable[..., Answer]]: ...
 
 
 def worker_options(app: Holdfast, options: dict[str, Any]) -> WorkerOptions:

@@ -12,7 +12,19 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, TypedDict, TypeVar, Unpack, cast
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Generic,
+    ParamSpec,
+    Protocol,
+    TypeAlias,
+    TypedDict,
+    TypeVar,
+    Unpack,
+    cast,
+    overload,
+)
 
 from msgspec.structs import replace
 
@@ -41,16 +53,22 @@ from holdfast.worker.wire import CallJob
 if TYPE_CHECKING:
     from holdfast.app.application import Holdfast
 
+Parameters = ParamSpec("Parameters")
+"""The parameters of a job: those of the function, without its Context."""
 Answer = TypeVar("Answer")
+Own_co = TypeVar("Own_co", covariant=True)
+Call = TypeVar("Call", bound=Callable[..., Any])
+"""The type of the function itself, for direct calls."""
+AnyTask: TypeAlias = "Task[..., Any, Any]"
 Errors = type[BaseException] | tuple[type[BaseException], ...]
 Arguments = Iterable[tuple[Any, ...] | Mapping[str, Any]]
 
 
-class TaskOptions(TypedDict, total=False):
+class SingleOptions(TypedDict, total=False):
     """Defaults for every job of a task, which `using` can override, and how the task runs.
 
-    Only failures in `retry_on` are retried, if given; failures in `give_up_on` never are. A call
-    gets up to `batch` jobs; `isolated` tasks run in a separate process. `rate` and `concurrency`
+    Only failures in `retry_on` are retried, if given; failures in `give_up_on` never are.
+    `isolated` tasks run in a separate process. `rate` and `concurrency`
     limit all jobs of the task together or, with a key template, those that share a key:
     `concurrency=(10, "{tenant}")`. A `breaker` pauses a task that keeps failing: "5 failures, 30s".
     """
@@ -66,11 +84,28 @@ class TaskOptions(TypedDict, total=False):
     expires: Duration | None
     retry_on: Errors | None
     give_up_on: Errors
-    batch: int
     isolated: bool
     rate: RateText | tuple[RateText, str] | None
     concurrency: int | tuple[int, str] | None
     breaker: BreakerText | None
+
+
+class TaskOptions(SingleOptions, total=False):
+    """Also `batch`: a call gets up to this many jobs."""
+
+    batch: int
+
+
+class ContextCall(Protocol[Parameters, Own_co]):
+    """A direct call of a task with a Context, which may be left out."""
+
+    @overload
+    def __call__(
+        self, ctx: Context, /, *args: Parameters.args, **named: Parameters.kwargs
+    ) -> Own_co: ...
+
+    @overload
+    def __call__(self, *args: Parameters.args, **named: Parameters.kwargs) -> Own_co: ...
 
 
 _PAUSE_S, _PAUSE_GROWTH, _PAUSE_S_MAX = 0.01, 1.5, 1.0
@@ -86,7 +121,7 @@ _OF_JOBS = (
 )
 
 
-class Task(Generic[Answer]):
+class Task(Generic[Parameters, Answer, Call]):
     """A function that can be called here, and enqueued to run in a worker."""
 
     def __init__(self, app: Holdfast, function: Callable[..., Any], options: TaskOptions) -> None:
@@ -106,7 +141,7 @@ class Task(Generic[Answer]):
         breaker = given.get("breaker")
         name = f"breaker of task {self.name}"
         self.breaker = None if breaker is None else to_breaker(name, breaker)
-        self._plain: BoundTask[Answer] = BoundTask(self, {})
+        self._plain: BoundTask[Parameters, Answer] = BoundTask(self, {})
         functools.update_wrapper(self, function, updated=())
 
     def __repr__(self) -> str:
@@ -140,34 +175,44 @@ class Task(Generic[Answer]):
             give_up_on=self.give_up_on,
         )
 
-    def __call__(self, *args: Any, **named: Any) -> Any:
-        """Run the function here and now."""
-        context = self.signature.context
-        if context is not None and context not in named:
-            placed = self.signature.placed(args, named)
-            if placed is not None:
-                args, named = placed[0], {**placed[1], context: self._contexts(args)}
-        return self.function(*args, **named)
+    if TYPE_CHECKING:
 
-    def using(self, **options: Unpack[JobOptions]) -> BoundTask[Answer]:
+        @property
+        def __call__(self) -> Call:
+            """Run the function here and now."""
+
+    else:
+
+        def __call__(self, *args: Any, **named: Any) -> Any:
+            """Run the function here and now."""
+            context = self.signature.context
+            if context is not None and context not in named and not _has_context(args):
+                placed = self.signature.placed(args, named)
+                if placed is not None:
+                    args, named = placed[0], {**placed[1], context: self._contexts(args)}
+            return self.function(*args, **named)
+
+    def using(self, **options: Unpack[JobOptions]) -> BoundTask[Parameters, Answer]:
         """The same task with these options for its jobs."""
         return BoundTask(self, options)
 
-    def within(self, connection: Any) -> BoundTask[Answer]:
+    def within(self, connection: Any) -> BoundTask[Parameters, Answer]:
         """Enqueue inside the caller's own transaction, which the caller commits."""
         return BoundTask(self, {}, connection)
 
-    def job(self, *args: Any, **named: Any) -> NewJob:
+    def job(self, *args: Parameters.args, **named: Parameters.kwargs) -> NewJob:
         """A job for `app.enqueue_many`, for `then` or for a schedule."""
         return self._plain.job(*args, **named)
 
-    def enqueue(self, *args: Any, **named: Any) -> JobHandle[Answer]:
+    def enqueue(self, *args: Parameters.args, **named: Parameters.kwargs) -> JobHandle[Answer]:
         """Enqueue one job, durable on return. It blocks; async code awaits `aenqueue`."""
         return self._plain.enqueue(*args, **named)
 
     delay = enqueue
 
-    async def aenqueue(self, *args: Any, **named: Any) -> JobHandle[Answer]:
+    async def aenqueue(
+        self, *args: Parameters.args, **named: Parameters.kwargs
+    ) -> JobHandle[Answer]:
         """Enqueue one job, durable on return."""
         return await self._plain.aenqueue(*args, **named)
 
@@ -192,10 +237,12 @@ class Task(Generic[Answer]):
         return JobHandle(self, expected("id", id, str))
 
 
-class BoundTask(Generic[Answer]):
+class BoundTask(Generic[Parameters, Answer]):
     """A task with options, and possibly a connection, for the jobs enqueued through it."""
 
-    def __init__(self, task: Task[Answer], options: JobOptions, connection: Any = None) -> None:
+    def __init__(
+        self, task: Task[Parameters, Answer, Any], options: JobOptions, connection: Any = None
+    ) -> None:
         if options.get("content_type") is not None:
             raise InvalidJob("the payload of a task is JSON: leave content_type out")
         self._task = task
@@ -203,13 +250,16 @@ class BoundTask(Generic[Answer]):
         self._connection = connection
         self._template = self._make()
 
-    def using(self, **options: Unpack[JobOptions]) -> BoundTask[Answer]:
+    def using(self, **options: Unpack[JobOptions]) -> BoundTask[Parameters, Answer]:
         return BoundTask(self._task, {**self._options, **options}, self._connection)
 
-    def within(self, connection: Any) -> BoundTask[Answer]:
+    def within(self, connection: Any) -> BoundTask[Parameters, Answer]:
         return BoundTask(self._task, self._options, connection)
 
-    def job(self, *args: Any, **named: Any) -> NewJob:
+    def job(self, *args: Parameters.args, **named: Parameters.kwargs) -> NewJob:
+        return self._job(args, named)
+
+    def _job(self, args: tuple[Any, ...], named: Mapping[str, Any]) -> NewJob:
         payload = self._task.signature.payload(args, named)
         # Options are converted and checked once, except `run_at`: the delay to it changes.
         template = self._template if self._options.get("run_at") is None else self._make()
@@ -217,12 +267,14 @@ class BoundTask(Generic[Answer]):
             template, id=self._options.get("id") or self._task.app.new_id(), payload=payload
         )
 
-    def enqueue(self, *args: Any, **named: Any) -> JobHandle[Answer]:
+    def enqueue(self, *args: Parameters.args, **named: Parameters.kwargs) -> JobHandle[Answer]:
         return self._put([self.job(*args, **named)])[0]
 
     delay = enqueue
 
-    async def aenqueue(self, *args: Any, **named: Any) -> JobHandle[Answer]:
+    async def aenqueue(
+        self, *args: Parameters.args, **named: Parameters.kwargs
+    ) -> JobHandle[Answer]:
         return (await self._aput([self.job(*args, **named)]))[0]
 
     def enqueue_many(self, calls: Arguments) -> list[JobHandle[Answer]]:
@@ -244,9 +296,9 @@ class BoundTask(Generic[Answer]):
         for at, call in enumerate(calls):
             given: object = call
             if isinstance(given, Mapping):
-                jobs.append(self.job(**given))
+                jobs.append(self._job((), given))
             elif isinstance(given, tuple | list):
-                jobs.append(self.job(*given))
+                jobs.append(self._job(tuple(given), {}))
             else:
                 kind = type(given).__name__
                 raise InvalidJob(f"call {at} is a {kind}: give a tuple or dict of arguments")
@@ -310,7 +362,7 @@ class BoundTask(Generic[Answer]):
 class JobHandle(Generic[Answer]):
     """A job by its id. `duplicate`: an earlier job has the same key or id; this is its handle."""
 
-    def __init__(self, task: Task[Answer], id: str, *, duplicate: bool = False) -> None:
+    def __init__(self, task: Task[..., Answer, Any], id: str, *, duplicate: bool = False) -> None:
         self._task = task
         self.id = id
         self.duplicate = duplicate
@@ -353,6 +405,12 @@ class JobHandle(Generic[Answer]):
                 raise ResultTimeout(f"job {self.id} is still {job.state if job else 'unknown'}")
             await self._task.app.home.pause(min(pause_s, left_s))
             pause_s = min(pause_s * _PAUSE_GROWTH, _PAUSE_S_MAX)
+
+
+def _has_context(args: tuple[Any, ...]) -> bool:
+    """True if a direct call passes its Context, or the list of them, by position."""
+    first = args[0] if args else None
+    return isinstance(first[0] if isinstance(first, list) and first else first, Context)
 
 
 def is_over(job: Job | None, id: str) -> bool:

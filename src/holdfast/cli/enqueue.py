@@ -49,7 +49,9 @@ class EnqueueFlags:
     file: Annotated[
         Path | None, option("PATH", "Enqueue the jobs of this file, one JSON object per line.")
     ] = None
-    wait: Annotated[bool, switch("Wait until the job ends; print its output, retries and result.")] = False
+    wait: Annotated[
+        bool, switch("Wait until the job ends; print its output, retries and result.")
+    ] = False
     wait_timeout: Annotated[
         str | None, option("DURATION", "Wait no longer than this, e.g. 30s.")
     ] = None

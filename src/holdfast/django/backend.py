@@ -24,7 +24,7 @@ from django.utils import timezone
 from django.utils.module_loading import import_string
 
 from holdfast.app.application import Holdfast
-from holdfast.app.task import Task as HoldfastTask
+from holdfast.app.task import AnyTask
 from holdfast.core import bounds
 from holdfast.core.model import Queue
 from holdfast.django import runner
@@ -99,7 +99,7 @@ class HoldfastBackend(BaseTaskBackend):  # type: ignore[misc]
     async def aget_result(self, result_id: str) -> Any:
         return self._result(result_id, await self.app.arun(self._get(result_id)))
 
-    def task_for(self, task: Any) -> HoldfastTask[Any]:
+    def task_for(self, task: Any) -> AnyTask:
         """The Holdfast task that runs this Django task; created on first use."""
         with _guard:
             known = self.app.tasks.get(task.module_path)

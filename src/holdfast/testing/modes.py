@@ -11,7 +11,7 @@ from typing import Any, Self
 
 from holdfast.app.application import ALIVE, Holdfast
 from holdfast.app.engine_host import EngineHost
-from holdfast.app.task import Task
+from holdfast.app.task import AnyTask
 from holdfast.core import codec
 from holdfast.core.model import Job, JobFilter, Receipt
 from holdfast.errors import InvalidJob, UsageError
@@ -102,7 +102,7 @@ class Fake(Mode):
     """Nothing runs; tests check which jobs were enqueued."""
 
     def assert_enqueued(
-        self, task: Task[Any] | str, *args: Any, times: int | None = None, **named: Any
+        self, task: AnyTask | str, *args: Any, times: int | None = None, **named: Any
     ) -> list[Job]:
         """Assert that a job of the task was enqueued: `times` times if given, with exactly these
         arguments if any are given. Returns the jobs."""
@@ -115,14 +115,14 @@ class Fake(Mode):
             )
         return found
 
-    def refute_enqueued(self, task: Task[Any] | str, *args: Any, **named: Any) -> None:
+    def refute_enqueued(self, task: AnyTask | str, *args: Any, **named: Any) -> None:
         """Assert that no such job was enqueued."""
         found = self._matching(task, args, named)
         if found:
             raise AssertionError(f"{_call(task, args, named)} was enqueued {len(found)} times")
 
     def _matching(
-        self, task: Task[Any] | str, args: tuple[Any, ...], named: dict[str, Any]
+        self, task: AnyTask | str, args: tuple[Any, ...], named: dict[str, Any]
     ) -> list[Job]:
         name = task if isinstance(task, str) else task.name
         jobs = [job for job in self.jobs if job.task == name]
@@ -164,7 +164,7 @@ def _decoded(job: Job) -> Any:
         return job.payload
 
 
-def _call(task: Task[Any] | str, args: tuple[Any, ...], named: dict[str, Any]) -> str:
+def _call(task: AnyTask | str, args: tuple[Any, ...], named: dict[str, Any]) -> str:
     name = task if isinstance(task, str) else task.name
     shown = [*map(repr, args), *(f"{key}={value!r}" for key, value in named.items())]
     return f"{name}({', '.join(shown)})" if shown else name
