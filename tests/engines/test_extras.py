@@ -35,7 +35,7 @@ ENGINES: dict[str, tuple[Engine, str]] = {
     ),
     "partitioned": (
         PartitionedEngine([("a", MemoryEngine()), ("b", MemoryEngine())]),
-        "Examinable Partitioned IdMinting",
+        "Examinable FileBacked Partitioned IdMinting",
     ),
     "remote": (RemoteEngine("http://127.0.0.1:1"), "Examinable ServerBacked"),
 }

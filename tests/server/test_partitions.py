@@ -128,6 +128,25 @@ def test_a_partition_that_fails_its_first_read_is_shut_out_and_readmitted(tmp_pa
     assert sorted(done) == sorted([*before, *meanwhile])
 
 
+def test_a_command_that_reads_creates_no_partition(tmp_path: Path) -> None:
+    url = "partitioned:sqlite:///a/q.db,sqlite:///b/q.db"
+    told = run_program(tmp_path, "status", "--url", url)
+    assert "there is no folder" in told.err
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    told = run_program(tmp_path, "status", "--url", url)
+    assert "there is no file" in told.err
+    assert list(tmp_path.glob("*/*")) == []
+    run_program(tmp_path, "enqueue", "--url", url, "--", "true")
+    assert len(list(tmp_path.glob("*/q.db"))) == 2
+    (tmp_path / "b").rename(tmp_path / "away")
+    told = run_program(tmp_path, "status", "--url", url)
+    assert "b/q.db has been shut out" in told.err
+    told = run_program(tmp_path, "enqueue", "--url", url, "--", "true")
+    assert told.code == 0, told.err
+    assert not (tmp_path / "b").exists()
+
+
 async def test_pages_continue_over_partitions() -> None:
     # Their cursor has a place for each partition, and is larger than any number of MessagePack.
     partitions = [(f"p{number}", MemoryEngine()) for number in range(16)]

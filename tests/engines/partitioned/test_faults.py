@@ -157,7 +157,7 @@ async def test_a_file_that_vanishes_while_reopening_is_not_recreated(
     lost = engine._members.all[SECOND]
     await lost.close()
 
-    def gone(_engine: SQLiteEngine) -> str:
+    def gone(_engine: SQLiteEngine, **_: bool) -> str:
         for path in tmp_path.glob("b.db*"):
             path.unlink()
         return ""
@@ -276,11 +276,67 @@ async def test_a_file_lost_while_closed_is_shut_out_at_the_next_opening(
     again = files(tmp_path)
     await again.open()
     assert again.partitions()[SECOND].out_ms is not None
+    assert (tmp_path / "b.db").exists() == (content is not None)
     meanwhile = await go_on(again)
     (tmp_path / "saved").rename(tmp_path / "b.db")
     await is_back(again)
     assert sorted(await work_off(again)) == sorted([*before, *meanwhile])
     await again.close()
+
+
+def in_folders(folder: Path) -> PartitionedEngine:
+    """Each file in a folder of its own, as on disks of their own."""
+    return over(*(SQLiteEngine(folder / name / f"{name}.db") for name in NAMES))
+
+
+async def test_a_missing_folder_is_not_created(tmp_path: Path) -> None:
+    """A disk that is not mounted: its folder is missing, later or from the start."""
+    for name in NAMES:
+        (tmp_path / name).mkdir()
+    engine = in_folders(tmp_path)
+    await engine.open()
+    done = await fill(engine, "before")
+    (tmp_path / "b").rename(tmp_path / "away")
+    await is_out(engine)
+    await wait_for_text(engine, "there is no folder")
+    await engine.close()
+    again = in_folders(tmp_path)
+    assert again.missing() == ""
+    await again.open()
+    assert "there is no folder" in again.partitions()[SECOND].text
+    done += await go_on(again)
+    assert not (tmp_path / "b").exists()
+    (tmp_path / "away").rename(tmp_path / "b")
+    await is_back(again)
+    assert sorted(await work_off(again)) == sorted(done)
+    await again.close()
+
+
+async def test_the_first_opening_creates_files_but_no_folder(tmp_path: Path) -> None:
+    for name in "ac":
+        (tmp_path / name).mkdir()
+    engine = in_folders(tmp_path)
+    assert "there is no file" in engine.missing()
+    assert f"there is no folder {tmp_path}/b" in engine.missing(creating=True)
+    with pytest.raises(ConfigError, match=f"there is no folder {tmp_path}/b: create it first"):
+        await engine.open()
+    assert not (tmp_path / "b").exists()
+    (tmp_path / "b").mkdir()
+    with pytest.raises(EngineUnavailable, match="there is no file"):
+        await engine.reopen()
+    await engine.open()
+    await engine.close()
+    assert in_folders(tmp_path).missing() == ""
+
+
+async def test_a_wrong_name_of_a_missing_file_is_an_error_of_the_list(tmp_path: Path) -> None:
+    engine = files(tmp_path)
+    await engine.open()
+    await engine.close()
+    stores = [(name, SQLiteEngine(tmp_path / f"{name}.db")) for name in ("a", "x", "c")]
+    with pytest.raises(ConfigError, match=r"there is no file .*x\.db, and partition 2 was b"):
+        await PartitionedEngine(stores).open()
+    assert not (tmp_path / "x.db").exists()
 
 
 async def test_the_first_opening_names_the_problem_of_a_file(tmp_path: Path) -> None:

@@ -42,7 +42,7 @@ from holdfast.engines.base import (
     Traits,
     unknown_if_partial,
 )
-from holdfast.engines.extras import Examinable, Examination, PartitionView, extra
+from holdfast.engines.extras import Examinable, Examination, FileBacked, PartitionView, extra
 from holdfast.engines.partitioned import merge, settings
 from holdfast.engines.partitioned.enqueue import Enqueuer
 from holdfast.engines.partitioned.lease import Leaser
@@ -60,7 +60,14 @@ from holdfast.engines.partitioned.placement import (
     place_of,
 )
 from holdfast.engines.wrapper import enforced
-from holdfast.errors import ConfigError, EngineClosed, EngineError, OutcomeUnknown, UsageError
+from holdfast.errors import (
+    ConfigError,
+    EngineClosed,
+    EngineError,
+    HoldfastError,
+    OutcomeUnknown,
+    UsageError,
+)
 
 T = TypeVar("T")
 _COUNT_S = 2.0
@@ -95,10 +102,26 @@ class PartitionedEngine:
         return self._traits
 
     async def open(self) -> None:
+        """Missing files are created at the first opening only; missing folders never."""
+        await self._begin(create=True)
+
+    async def reopen(self) -> None:
+        """Open, but create no file."""
+        await self._begin(create=False)
+
+    async def _begin(self, *, create: bool) -> None:
         async with self._opening:
             if not self._open:
-                await self._members.open()
+                await self._members.open(create=create)
                 self._open = True
+
+    def missing(self, *, creating: bool = False) -> str:
+        """The first file or folder that opening would have to create, in words; "" if a partition
+        exists: then opening creates nothing, and shuts out those that are missing."""
+        files = [each.files for each in self._members.all if each.files is not None]
+        if len(files) < len(self._members.all) or not all(_missing(each) for each in files):
+            return ""
+        return next(filter(None, (_missing(each, creating=creating) for each in files)), "")
 
     async def close(self) -> None:
         async with self._opening:
@@ -392,6 +415,14 @@ class PartitionedEngine:
     def _check_open(self) -> None:
         if not self._open:
             raise EngineClosed("the partitioned engine is not open: call open() first")
+
+
+def _missing(files: FileBacked, *, creating: bool = False) -> str:
+    """See `FileBacked`. A file that cannot be examined exists: opening it reports why."""
+    try:
+        return files.missing(creating=creating)
+    except HoldfastError:
+        return ""
 
 
 def _find(wanted: JobFilter, limit: int, after: int | None) -> Callable[[Engine], Awaitable[Page]]:

@@ -11,7 +11,7 @@ import contextlib
 import logging
 import random
 import time
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import TypeVar
 
 import uuid_utils
@@ -68,13 +68,14 @@ class Membership:
     def whole(self) -> bool:
         return all(each.is_in for each in self.all)
 
-    async def open(self) -> None:
-        """Open all; those that fail are shut out. Raises if none can be opened."""
+    async def open(self, *, create: bool = True) -> None:
+        """Open all; those that fail are shut out. Raises if none can be opened. Missing files are
+        created at the first opening only, and never without `create`."""
         self._closed = False
         for partition in self.all:
             partition.health = PartitionHealth()
         try:
-            identities = await self._open_each()
+            identities = await self._open_each(create=create)
             for place, error in (await self._agreement.agree(identities)).items():
                 await self.all[place].close()
                 self.shut_out(self.all[place], error)
@@ -202,19 +203,44 @@ class Membership:
                 await partition.close()
             raise
 
-    async def _open_each(self) -> dict[int, PartitionIdentity]:
-        answers = await asyncio.gather(*(each.open() for each in self.all), return_exceptions=True)
-        identities: dict[int, PartitionIdentity] = {}
-        for partition, answer in zip(self.all, answers, strict=True):
+    async def _open_each(self, *, create: bool) -> dict[int, PartitionIdentity]:
+        """Open the stores that exist. They tell whether this is the first opening; if it is not, a
+        missing store was lost."""
+        gone = {
+            place: text for place, text in (await self._all_of(Partition.missing)).items() if text
+        }
+        there = [each for each in self.usable if each.place not in gone]
+        identities = await self._all_of(Partition.reopen, there)
+        if gone and self._agreement.known(identities) is None:
+            for partition in self.all:
+                if not partition.is_in:
+                    raise open_error(partition)
+            if not create:
+                raise EngineUnavailable(f"{next(iter(gone.values()))}: correct the URL")
+            return await self._all_of(Partition.create)
+        for place, text in gone.items():
+            self.shut_out(self.all[place], self._agreement.loss(self.all[place], text))
+        if not identities:
+            raise self.all[0].health.error or self.all[0].unavailable()
+        return identities
+
+    async def _all_of(
+        self,
+        call: Callable[[Partition], Awaitable[T]],
+        partitions: Sequence[Partition] | None = None,
+    ) -> dict[int, T]:
+        """The answers by place, of all at once; those that fail are shut out."""
+        asked = self.all if partitions is None else partitions
+        answers = await asyncio.gather(*(call(each) for each in asked), return_exceptions=True)
+        found: dict[int, T] = {}
+        for partition, answer in zip(asked, answers, strict=True):
             if isinstance(answer, HoldfastError):
                 self.shut_out(partition, answer)
             elif isinstance(answer, BaseException):
                 raise answer
             else:
-                identities[partition.place] = answer
-        if not identities:
-            raise self.all[0].health.error or self.all[0].unavailable()
-        return identities
+                found[partition.place] = answer
+        return found
 
     async def _each(
         self, partitions: Sequence[Partition], act: Callable[[Partition], Awaitable[None]]
@@ -242,10 +268,27 @@ class MapAgreement:
         self._names = [each.name for each in partitions]
         self._stores: tuple[PartitionStore, ...] | None = None
 
+    def known(
+        self, identities: Mapping[int, PartitionIdentity]
+    ) -> tuple[PartitionStore, ...] | None:
+        """The map that these stores hold; None before the first opening."""
+        self._stores = known_map(self._names, identities)
+        return self._stores
+
+    def loss(self, partition: Partition, gone: str) -> HoldfastError:
+        """The error of a missing store: it was lost, or the URL's list is wrong."""
+        stores = self._stores or ()
+        if partition.place < len(stores) and partition.name != stores[partition.place].name:
+            was = stores[partition.place].name
+            return ConfigError(
+                f"{gone}, and partition {partition.place + 1} was {was}: correct the URL"
+            )
+        return partition.lost(gone)
+
     async def agree(self, identities: dict[int, PartitionIdentity]) -> dict[int, EngineError]:
         """The stores, by place, that are not what the map says. ConfigError if the URL's list
         differs from the map."""
-        stores = known_map(self._names, identities)
+        stores = self.known(identities)
         if stores is None:
             stores = await self._create_map(identities)
         self._stores = stores
@@ -284,7 +327,7 @@ class MapAgreement:
         """At the first opening: each store gets an id, then the map is made of them."""
         for partition in self._all:
             if not partition.is_in:
-                raise _open_error(partition)
+                raise open_error(partition)
             if identities[partition.place].store is None:
                 await self._give_id(partition)
                 identities[partition.place] = await partition.open()
@@ -306,7 +349,7 @@ class MapAgreement:
         await partition.engine.save([store_record(str(uuid_utils.uuid7()))])
 
 
-def _open_error(partition: Partition) -> HoldfastError:
+def open_error(partition: Partition) -> HoldfastError:
     error = partition.health.error
     if isinstance(error, UsageError):
         return error

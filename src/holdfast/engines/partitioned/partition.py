@@ -38,6 +38,7 @@ class Partition:
         self.place = place
         self.name = name
         self.engine = engine
+        self.files = extra(engine, FileBacked)
         self.health = PartitionHealth()
         self._ready: dict[str, int] = {}
         self.waiting = 0
@@ -53,18 +54,33 @@ class Partition:
         await self.engine.open()
         return read_identity(await self.engine.load(KIND, limit=100))
 
+    async def create(self) -> PartitionIdentity:
+        """Open a store, which may be new. A missing folder is not created: it may be on a disk that
+        is not mounted."""
+        if gone := await self.missing(creating=True):
+            raise ConfigError(f"{gone}: create it first, or correct the URL")
+        return await self.open()
+
     async def reopen(self) -> PartitionIdentity:
         """Open a store that was in use before. A missing file is not created: it would collide
         with a backup that an operator is restoring."""
-        files = extra(self.engine, FileBacked)
-        gone = "" if files is None else await asyncio.to_thread(files.missing)
-        if gone:
-            raise EngineUnavailable(
-                f"{gone}, but it was partition {self.place + 1}: restore it from a backup"
-            )
+        if gone := await self.missing():
+            raise self.lost(gone)
         # The file may disappear at this moment, so this call must not create it either.
-        await (self.engine.open() if files is None else files.reopen())
+        await (self.engine.open() if self.files is None else self.files.reopen())
         return await self.open()
+
+    async def missing(self, *, creating: bool = False) -> str:
+        """The file or folder that opening would have to create, in words; "" if there is none."""
+        if self.files is None:
+            return ""
+        return await asyncio.to_thread(self.files.missing, creating=creating)
+
+    def lost(self, gone: str) -> EngineUnavailable:
+        """The error of a store that was in use before and is `gone`."""
+        return EngineUnavailable(
+            f"{gone}, but it was partition {self.place + 1}: restore it from a backup"
+        )
 
     async def close(self) -> None:
         await self.engine.close()

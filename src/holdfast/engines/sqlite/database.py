@@ -95,7 +95,7 @@ class Database:
     def open(self, guard: StartGuard, *, create: bool = True) -> None:
         """Create or check the files; can be withdrawn until the lock is obtained."""
         try:
-            self._files.prepare()
+            self._files.prepare(create=create)
             if not self._files.lock.exists():
                 # Refuse a file that is not a database before creating other files next to it.
                 connections.has_tables(self._files, self._vfs)

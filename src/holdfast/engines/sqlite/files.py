@@ -64,10 +64,13 @@ class Files:
         self.journal = self._beside("-journal")
         self.ballast = self._beside("-ballast")
 
-    def prepare(self) -> None:
+    def prepare(self, *, create: bool = True) -> None:
         """Create the directory; refuse places where data could be lost or read by other users."""
         directory = self.database.parent
-        _make_private(directory)
+        if create:
+            _make_private(directory)
+        elif not directory.exists():
+            raise EngineUnavailable(f"there is no folder {directory}: create or mount it")
         if self.database.is_dir():
             raise ConfigError(f"{self.database} is a directory: give the path of a file")
         if self.database.exists():
