@@ -108,6 +108,27 @@ def test_reading_leaves_a_foreign_database_unchanged(cli: Cli, tmp_path: Path, m
     assert cli("status", "--url", "sqlite:///own.db").code == 0
 
 
+@pytest.mark.parametrize("line", [["status"], ["enqueue", "--task", "t"]], ids=" ".join)
+def test_a_database_is_not_created_beside_a_log_that_waits_for_it(
+    cli: Cli, tmp_path: Path, line: list[str]
+) -> None:
+    assert cli("enqueue", "--task", "t").code == 0
+    log = tmp_path / "holdfast.db-wal"
+    log.write_bytes(b"commits")
+    away = (tmp_path / "holdfast.db").rename(tmp_path / "away.db")
+    names = sorted(file.name for file in tmp_path.iterdir())
+    ran = cli(*line)
+    assert (ran.code, ran.out) == (1, ""), ran
+    assert f"{log} holds commits that belong to it: put the database back" in ran.err
+    assert ran.err.endswith(" (unavailable)\n")
+    assert (sorted(file.name for file in tmp_path.iterdir()), log.read_bytes()) == (
+        names,
+        b"commits",
+    )
+    away.rename(tmp_path / "holdfast.db")
+    assert cli("status").code == 0
+
+
 def test_an_empty_file_has_no_queues(cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "holdfast.db").touch()
     assert (cli("status").code, (tmp_path / "holdfast.db").stat().st_size) == (3, 0)

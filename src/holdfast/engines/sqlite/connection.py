@@ -77,6 +77,7 @@ def missing(files: Files, vfs: str | None, *, creating: bool) -> str:
     """
     database = files.database
     try:
+        files.check_log_has_database()
         if not database.parent.exists():
             return f"there is no folder {database.parent}"
         if creating or database.is_dir():
@@ -151,13 +152,19 @@ class WriteAheadLog:
         _checkpoint(connection, apsw.SQLITE_CHECKPOINT_TRUNCATE)
 
 
-def _restart_log(connection: apsw.Connection) -> None:
+def empty_log(connection: apsw.Connection) -> bool:
+    """Copy the whole log into the database, and empty it; False if a reader was in the way."""
+    return _restart_log(connection, apsw.SQLITE_CHECKPOINT_TRUNCATE)
+
+
+def _restart_log(connection: apsw.Connection, mode: int = apsw.SQLITE_CHECKPOINT_RESTART) -> bool:
     # Many short waits: in one long wait SQLite would wait for the read mark of a reader that has
     # finished and that later readers have taken over.
     end = time.monotonic() + RESTART_MS / 1000
-    while not _checkpoint(connection, apsw.SQLITE_CHECKPOINT_RESTART, wait_ms=_RESTART_STEP_MS):
+    while not _checkpoint(connection, mode, wait_ms=_RESTART_STEP_MS):
         if time.monotonic() >= end:
-            break
+            return False
+    return True
 
 
 def _checkpoint(connection: apsw.Connection, mode: int, wait_ms: int = 0) -> bool:
@@ -181,6 +188,8 @@ def _use_wal(connection: apsw.Connection) -> None:
         mode = connection.pragma("journal_mode", "wal")
     if mode != "wal":
         raise ConfigError(f"{connection.filename} cannot be used in WAL mode: use a local disk")
+    # The first read in this mode opens the log and its index.
+    connection.pragma("schema_version")
 
 
 def back_up(connect: Callable[[], apsw.Connection], path: Path) -> None:

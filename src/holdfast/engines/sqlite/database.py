@@ -3,7 +3,8 @@
 Writers of all processes queue for a lock file, which is fair, before they take SQLite's own lock,
 which is not. A connection belongs to one `SerialThread`: a call that has not started within
 START_TIMEOUT_S is withdrawn and fails, a call that has started is always awaited. After a fault all
-connections are reopened before they are used again.
+connections are reopened before they are used again, and so they are if a file of the store was
+removed or replaced: every commit and every look compares the files at the paths with those in use.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import fcntl
 import os
 import queue
 import threading
+import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -26,18 +28,30 @@ from holdfast.engines.extras import Examination
 from holdfast.engines.sqlite import connection as connections
 from holdfast.engines.sqlite import faults, schema
 from holdfast.engines.sqlite.connection import Durability, WriteAheadLog
-from holdfast.engines.sqlite.files import Disk, Files
+from holdfast.engines.sqlite.files import (
+    Disk,
+    Files,
+    FileSet,
+    FolderStamp,
+    Identity,
+    open_in_process,
+)
 from holdfast.engines.sqlite.flow.effects import apply_deferred
 from holdfast.engines.sqlite.transaction import LaneCache, QueueCache, Transaction
-from holdfast.errors import EngineClosed, EngineError, EngineUnavailable, StorageFull
+from holdfast.errors import (
+    EngineClosed,
+    EngineError,
+    EngineUnavailable,
+    OutcomeUnknown,
+    StorageFull,
+)
 
 Result = TypeVar("Result")
-Identity = tuple[int, int]
-"""(device, inode) of the database file."""
 
 START_TIMEOUT_S = 15.0
 """Time a call may wait to start, behind earlier calls and other processes' locks."""
 
+_LEAVING_S = 0.5
 _SAFE_LIBRARY = (3, 51, 3)
 """In earlier SQLite versions a checkpoint concurrent with a commit can damage the file."""
 
@@ -51,16 +65,26 @@ class Session:
         self.queue_cache = QueueCache(namespace)
         self.lane_cache = LaneCache()
         self.connection: apsw.Connection | None = None
-        self.identity: Identity | None = None
+        self.files: FileSet | None = None
+        """The files that the connection uses."""
+        self.stamp: FolderStamp | None = None
+        """The folder when these files were last found in it."""
         self.generation = -1
+        self.in_use = threading.Lock()
+        """Held by the thread that uses the connection, or closes it on behalf of another one."""
 
-    def clear(self) -> None:
-        """Close the connection and empty the caches."""
+    def clear(self, found: FileSet | None) -> None:
+        """Close the connection and empty the caches. `found` are the files at the paths."""
         connection, self.connection = self.connection, None
+        known, self.files = self.files, None
+        self.stamp = None
         self.queue_cache.invalidate()
         self.lane_cache.clear()
         if connection is not None:
             with contextlib.suppress(*faults.Trouble):
+                if found != known:
+                    # The last connection would checkpoint its log and delete the one at the path.
+                    connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
                 connection.close()
 
 
@@ -90,6 +114,8 @@ class Database:
         self._bell = -1
         self._boot_id = ""
         self._generation = 0
+        self._removed: set[Identity] = set()
+        """Files that were removed while in use; a program's own connection may still use them."""
         self.wal = WriteAheadLog()
 
     def open(self, guard: StartGuard, *, create: bool = True) -> None:
@@ -112,8 +138,11 @@ class Database:
 
     def close(self) -> None:
         """Close both connections and our own files."""
-        self._reader.clear()
-        self._writer.clear()
+        if self._writer.connection is not None and self._find() != self._writer.files:
+            with contextlib.suppress(EngineError, *faults.Trouble):
+                self._acquire_lock()
+                self._save_removed_log()
+        self._clear_sessions()
         self.release_files()
 
     def release_files(self) -> None:
@@ -144,6 +173,7 @@ class Database:
         self._acquire_lock()
         try:
             _take(guard)
+            self._check_files()
             try:
                 result = self._transact(work)
             except StorageFull:
@@ -154,6 +184,7 @@ class Database:
                 if grows_bytes is not None:
                     raise
                 result = self._transact(work)
+            self._check_committed()
             if self.wal.pages >= self.wal.due_at:
                 self._checkpoint(connection)
             return result
@@ -164,28 +195,58 @@ class Database:
         """Run `look` in the writer's thread, without the lock and without a transaction."""
         connection = self._writer_connection()
         try:
-            return look(Transaction(connection, self._writer.queue_cache, self._clock))
+            result = look(Transaction(connection, self._writer.queue_cache, self._clock))
         except faults.Trouble as error:
+            if self._are_changed(self._writer):
+                self.reattach()
             raise self._translate(error) from error
+        if self._are_changed(self._writer):
+            self.reattach()
+        return result
 
     def read(self, work: Callable[[Transaction], Result], guard: StartGuard) -> Result:
-        """Run `work` on one snapshot, in the reader's thread."""
+        """Run `work` on one snapshot, in the reader's thread.
+
+        Raises FilesChanged if a file of the store was removed: the writer must `reattach`.
+        """
         _take(guard)
         session = self._reader
-        self._check_file(session)
-        try:
-            if session.connection is None:
-                # Before connecting: if the file is replaced in between, the next call notices.
-                session.identity = self._identity()
-                session.connection = self.connect_reader()
-            connection = session.connection
-            connection.execute("BEGIN")
+        with session.in_use:
+            if session.generation != self._generation:
+                session.clear(self._find())
+                session.generation = self._generation
             try:
-                return work(Transaction(connection, session.queue_cache, self._clock))
-            finally:
-                connection.execute("ROLLBACK")
-        except faults.Trouble as error:
-            raise self._translate(error) from error
+                connection = session.connection or self._connect_session_reader()
+                connection.execute("BEGIN")
+                try:
+                    result = work(Transaction(connection, session.queue_cache, self._clock))
+                finally:
+                    connection.execute("ROLLBACK")
+            except faults.Trouble as error:
+                self._check_unchanged(session)
+                raise self._translate(error) from error
+            # Afterwards: what was read from a log that was then emptied is not trusted either.
+            self._check_unchanged(session)
+            return result
+
+    def _connect_session_reader(self) -> apsw.Connection:
+        connection = self.connect_reader()
+        try:
+            self._reader.files = self._attached()
+        except BaseException:
+            connection.close()
+            raise
+        self._reader.connection = connection
+        return connection
+
+    def reattach(self) -> None:
+        """Raise if a file of the store was removed or replaced, and use those at the paths then."""
+        self._writer_connection()
+        self._acquire_lock()
+        try:
+            self._check_files()
+        finally:
+            self._release_lock()
 
     def connect_reader(self) -> apsw.Connection:
         """Open one more read-only connection; the caller closes it."""
@@ -202,8 +263,8 @@ class Database:
         return found
 
     def examine(self, now: int, *, deep: bool) -> Examination:
-        """Versions, free space and problems; `deep` checks every page. Blocks; callable from any
-        thread.
+        """Versions, free space and problems; `deep` checks every page, and whether a process uses
+        a removed file. Blocks; callable from any thread.
         """
         with contextlib.suppress(StorageFull):
             # Creates the ballast if there is room, so that a new store reports no problems.
@@ -217,7 +278,7 @@ class Database:
             versions={"SQLite": library, "apsw": apsw.apsw_version()},
             free_bytes=self._disk.free_bytes(),
             trouble=tuple(trouble),
-            damage=self._find_damage() if deep else None,
+            damage=(*self._files.removed_in_use(), *self._find_damage()) if deep else None,
         )
 
     def _find_damage(self) -> tuple[str, ...]:
@@ -236,34 +297,167 @@ class Database:
         return () if problems == ["ok"] else tuple(problems)
 
     def _writer_connection(self) -> apsw.Connection:
-        self._check_file(self._writer)
-        return self._writer.connection or self._connect_writer()
-
-    def _check_file(self, session: Session) -> None:
-        """Drop connections of an earlier generation; raise if the file is gone or replaced."""
+        session = self._writer
         if session.generation != self._generation:
-            session.clear()
+            self._clear_writer(self._find())
             session.generation = self._generation
-        try:
-            found = self._identity()
-        except OSError as error:
-            raise faults.before_commit(error) from error
-        if found is None:
-            self._drop_connections()
-            raise EngineUnavailable(f"{self._path} was deleted while in use: restore it")
-        if session.connection is not None and found != session.identity:
-            self._drop_connections()
-            raise EngineUnavailable(
-                f"{self._path} was replaced while in use: the next call opens the new file"
+        return session.connection or self._connect_writer()
+
+    def check_caller(self) -> None:
+        """Raise if a program's own connection may use a file that is no longer the store's."""
+        if self._writer.connection is not None:
+            self._check_unchanged(self._writer)
+        if self._removed:
+            in_process = open_in_process()
+            self._removed = set() if in_process is None else self._removed & in_process
+        if self._removed:
+            raise faults.FilesChanged(
+                f"this connection to {self._path} uses a file that was removed: close it, and open"
+                " a new one"
             )
 
-    def _identity(self) -> Identity | None:
-        """The identity of the file at the path; None if there is none."""
+    def _find(self) -> FileSet | None:
+        """The files at the paths; None if that cannot be told."""
         try:
-            status = os.stat(self._path)  # noqa: PTH116 - once per call, and twice as fast
-        except FileNotFoundError:
+            return self._files.identify()
+        except OSError:
             return None
-        return status.st_dev, status.st_ino
+
+    def _identify(self) -> FileSet:
+        try:
+            return self._files.identify()
+        except OSError as error:
+            raise faults.before_commit(error) from error
+
+    def _are_changed(self, session: Session) -> bool:
+        """True if the files at the paths are no longer those that the connection uses."""
+        try:
+            # One system call instead of three; read before the files are looked for.
+            stamp = self._files.stamp()
+        except OSError:
+            stamp = None
+        if stamp is not None and stamp == session.stamp:
+            return False
+        found = self._identify()
+        if session.files is None:
+            return found.database is None
+        if found == session.files:
+            session.stamp = stamp
+        return found != session.files
+
+    def _check_unchanged(self, session: Session) -> None:
+        if self._are_changed(session):
+            raise faults.FilesChanged(f"{self._describe_change(session.files)}: repeat the call")
+
+    def _check_committed(self) -> None:
+        """After a commit: raise if another process may not find it. Runs under the lock."""
+        if self._are_changed(self._writer):
+            text = self._describe_change(self._writer.files)
+            raise OutcomeUnknown(f"{text}: the change may be lost, repeat the call")
+
+    def _check_files(self) -> None:
+        """Before a transaction: raise if a file was removed or replaced. Runs under the lock.
+
+        First saves what only this process can still read, and connects to the files at the paths.
+        """
+        session = self._writer
+        if not self._are_changed(session):
+            return
+        found, known = self._identify(), session.files
+        assert known is not None
+        text = self._describe_change(known)
+        if found.database is None:
+            # Kept open: the file may have been moved away, and may come back.
+            raise faults.FilesChanged(text)
+        if found.database != known.database:
+            if found.wal == known.wal and self._files.has_log():
+                raise faults.FilesChanged(
+                    f"{text}, but {self._files.wal} is still the log of the old file: put that"
+                    " back, or stop all processes and remove the -wal and -shm files"
+                )
+            self._drop_connections()
+            raise faults.FilesChanged(f"{text}: the next call opens the new file")
+        try:
+            is_saved = self._save_removed_log()
+        except faults.Trouble as error:
+            raise faults.before_commit(error) from error
+        self._removed.update(one for one in known if one is not None and one not in found)
+        self._clear_sessions()
+        self._drop_connections()
+        session.generation = self._generation
+        self._prepare_writer(create=False, trusted=True)
+        raise faults.FilesChanged(
+            f"{text}: {'its commits were saved; ' if is_saved else ''}repeat the call, and never"
+            " remove a file beside a database in use"
+        )
+
+    def _save_removed_log(self) -> bool:
+        """Copy a log that was removed from its path into the database. Runs under the lock.
+
+        Only where no other process can have written since: then the log has all there is. False if
+        there was nothing to do; raises EngineUnavailable if a reader keeps the log in use.
+        """
+        connection, known = self._writer.connection, self._writer.files
+        if connection is None or known is None:
+            return False
+        found = self._files.identify()
+        if (
+            found.wal == known.wal
+            or found.database != known.database
+            or found.shm not in (None, known.shm)
+            or self._files.has_log()
+        ):
+            return False
+        if not connections.empty_log(connection):
+            raise faults.FilesChanged(
+                f"{self._describe_change(known)}, and a reader keeps its commits from being saved:"
+                " end its transaction, then repeat the call"
+            )
+        return True
+
+    def _describe_change(self, known: FileSet | None) -> str:
+        """Name the first file that is missing or not the one in use."""
+        found = self._identify()
+        for path, before, now in zip(
+            (self._files.database, self._files.wal, self._files.shm),
+            known or found,
+            found,
+            strict=True,
+        ):
+            if now is None:
+                return f"{path} was deleted while in use" + (
+                    ": put it back" if path == self._files.database else ""
+                )
+            if now != before:
+                return f"{path} was replaced while in use"
+        return f"the files of {self._path} were replaced while in use"
+
+    def _attached(self) -> FileSet:
+        """The files that a new connection uses.
+
+        SQLite shares one index file among all connections of a process. Raises if that is not the
+        one at the path, because an older connection still uses one that was removed.
+        """
+        found = self._files.identify()
+        in_process = open_in_process()
+        if in_process is not None and not in_process.issuperset(found):
+            raise faults.FilesChanged(
+                f"a file beside {self._path} was removed, and another connection of this process"
+                " still uses it: close that connection, or restart the process"
+            )
+        return found
+
+    def _clear_writer(self, found: FileSet | None) -> None:
+        # Unlocked first: whoever finds the bell locked may rely on a connection behind it.
+        if self._bell >= 0:
+            fcntl.flock(self._bell, fcntl.LOCK_UN)
+        self._writer.clear(found)
+
+    def _clear_sessions(self) -> None:
+        found = self._find()
+        with self._reader.in_use:
+            self._reader.clear(found)
+        self._clear_writer(found)
 
     def _check_room(self, grows_bytes: int) -> None:
         try:
@@ -275,42 +469,65 @@ class Database:
         self, opening: StartGuard | None = None, *, create: bool = False
     ) -> apsw.Connection:
         """Only opening creates a file: one that is missing later was deleted."""
-        session = self._writer
-        session.generation = self._generation
+        self._writer.generation = self._generation
+        self._acquire_lock()
         try:
-            self._acquire_lock()
+            if opening is not None:
+                _take(opening)
+            return self._prepare_writer(create=create)
+        finally:
+            self._release_lock()
+
+    def _prepare_writer(self, *, create: bool, trusted: bool = False) -> apsw.Connection:
+        """Connect and migrate. Runs under the lock. `trusted` files may differ from those that
+        other processes use, because this process has just saved their commits.
+        """
+        try:
+            self._check_shared_files(create=create, trusted=trusted)
             try:
-                if opening is not None:
-                    _take(opening)
-                    # Held while this database is open, so that `_is_alone` can tell.
-                    fcntl.flock(self._bell, fcntl.LOCK_SH)
-                try:
-                    connection = self._prepare_writer(create=create)
-                except faults.Trouble:
-                    # Opening needs some space for SQLite's shared memory; without any, SQLite
-                    # reports an I/O error.
-                    if not (self._disk.is_exhausted() and self._disk.give_up_ballast()):
-                        raise
-                    session.clear()
-                    connection = self._prepare_writer(create=create)
-            finally:
-                self._release_lock()
+                return self._attach_writer(create=create)
+            except faults.Trouble:
+                # Opening needs some space for SQLite's shared memory; without any, SQLite
+                # reports an I/O error.
+                if not (self._disk.is_exhausted() and self._disk.give_up_ballast()):
+                    raise
+                self._writer.clear(self._find())
+                return self._attach_writer(create=create)
         except BaseException as error:
-            session.clear()
+            # Still under the lock: nobody finds the bell locked without a connection behind it.
+            self._clear_writer(self._find())
             if isinstance(error, faults.Trouble):
                 raise faults.before_commit(error) from error
             raise
-        return connection
 
-    def _prepare_writer(self, *, create: bool) -> apsw.Connection:
+    def _check_shared_files(self, *, create: bool, trusted: bool) -> None:
+        """Before connecting: raise if other processes use other files, or if jobs would be lost."""
+        # Looked for before the others: a process that leaves unlocks the bell, then removes files.
+        found = self._files.identify()
+        recorded = self._files.recorded(self._lock)
+        if found != recorded:
+            # Until connected, so that a kill in between leaves no record of other files.
+            self._files.record(self._lock, None)
+        if not (trusted or recorded in (None, found) or self._is_alone_soon()):
+            self._files.record(self._lock, recorded)
+            raise faults.FilesChanged(
+                f"a file of {self._path} was removed or replaced while other processes use it:"
+                " put it back, or stop them"
+            )
+        if found.database is None and not create:
+            raise EngineUnavailable(f"{self._path} was deleted: put it back")
+        self._files.check_log_has_database()
+
+    def _attach_writer(self, *, create: bool) -> apsw.Connection:
         session = self._writer
-        session.identity = self._identity()
+        # Held while connected, so that `_is_alone` can tell.
+        fcntl.flock(self._bell, fcntl.LOCK_SH)
         connection = connections.connect(
             self._files, durability=self._durability, vfs=self._vfs, create=create, writer=True
         )
         session.connection = connection
-        if session.identity is None:
-            session.identity = self._identity()
+        session.files = self._attached()
+        self._files.record(self._lock, session.files)
         # A log left behind may hold pages that a failed sync never brought to the disk although
         # they can be read: only their synced copy in the database can be relied on.
         self.wal = WriteAheadLog()
@@ -329,6 +546,15 @@ class Database:
             return False
         finally:
             fcntl.flock(self._bell, fcntl.LOCK_SH)
+        return True
+
+    def _is_alone_soon(self) -> bool:
+        """`_is_alone`, once processes that are just being killed have lost their locks."""
+        end = time.monotonic() + _LEAVING_S
+        while not self._is_alone():
+            if time.monotonic() >= end:
+                return False
+            time.sleep(_LEAVING_S / 100)
         return True
 
     def _transact(self, work: Callable[[Transaction], Result]) -> Result:

@@ -41,6 +41,7 @@ from holdfast.engines.lease import Bell, LeaseAttempt, LeaseReturns, lease_with_
 from holdfast.engines.sqlite import amend, enqueue, lease, queues, search, settle, upkeep
 from holdfast.engines.sqlite.connection import Durability, back_up
 from holdfast.engines.sqlite.database import Database, SerialThread, StartGuard
+from holdfast.engines.sqlite.faults import FilesChanged
 from holdfast.engines.sqlite.files import FLOOR_BYTES, Disk, Files
 from holdfast.engines.sqlite.flow import lanes, status
 from holdfast.engines.sqlite.lease import DueCheck
@@ -321,6 +322,7 @@ class SQLiteEngine:
         return SQLiteWithin(
             connection,
             files=self._files,
+            check_files=self._database.check_caller,
             disk=self._disk,
             clock=self._clock,
             namespace=self._namespace,
@@ -421,7 +423,13 @@ class SQLiteEngine:
         def call(guard: StartGuard) -> Result:
             return self._database.read(work, guard)
 
-        return await self._reader.call(call)
+        try:
+            return await self._reader.call(call)
+        except FilesChanged:
+            # Only the writer can save the commits of a file that was removed.
+            with contextlib.suppress(EngineError):
+                await self._writer.call(lambda _guard: self._database.reattach())
+            raise
 
     async def _data_version(self) -> int:
         return await self._read(lambda transaction: int(transaction.run("PRAGMA data_version").get))

@@ -11,6 +11,11 @@ import msgspec
 
 from holdfast.errors import EngineError, EngineUnavailable, OutcomeUnknown, StorageFull
 
+
+class FilesChanged(EngineUnavailable):
+    """A file of the store was removed or replaced while in use, and nothing was changed."""
+
+
 _UNREADABLE = (UnicodeDecodeError, msgspec.MsgspecError)
 """Raised when a damaged row is decoded."""
 

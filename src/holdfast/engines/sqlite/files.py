@@ -1,4 +1,4 @@
-"""Paths, owners and modes of the database and its companion files, and the free space on its disk.
+"""Paths, owners, modes and identities of the database and its companion files, and free disk space.
 
 Never opens the database itself: closing any descriptor of it would drop the locks that SQLite holds
 on it in this process.
@@ -13,6 +13,9 @@ import stat
 import sys
 import time
 from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
 
 from holdfast.errors import ConfigError, EngineUnavailable, StorageFull
 
@@ -42,8 +45,28 @@ FLOOR_BYTES = 64 * 1024 * 1024
 BALLAST_BYTES = 4 * 1024 * 1024
 """Size of the ballast file."""
 
+Identity = tuple[int, int]
+"""(device, inode) of a file."""
+
+FolderStamp = tuple[int, int, int]
+"""(device, inode, time of change) of a folder."""
+
+_STAMP_NS = 100_000_000
+_RECORD_BYTES = 160
 _EXHAUSTED_BYTES = 1024 * 1024
 _RESTORE_INTERVAL_S = 1.0
+
+
+class FileSet(NamedTuple):
+    """The identities of the files that make up a store; None for one that is missing.
+
+    A log or index that was removed is replaced by an empty one when the next process connects: the
+    two then do not see each other's commits, and overwrite them.
+    """
+
+    database: Identity | None
+    wal: Identity | None
+    shm: Identity | None
 
 
 class Files:
@@ -61,8 +84,11 @@ class Files:
         self.lock = self._beside("-lock")
         self.bell = self._beside("-bell")
         self.wal = self._beside("-wal")
+        self.shm = self._beside("-shm")
         self.journal = self._beside("-journal")
         self.ballast = self._beside("-ballast")
+        self._folder = str(self.database.parent)
+        self._paths = (str(self.database), str(self.wal), str(self.shm))
 
     def prepare(self, *, create: bool = True) -> None:
         """Create the directory; refuse places where data could be lost or read by other users."""
@@ -107,6 +133,72 @@ class Files:
             raise
         return descriptor
 
+    def identify(self) -> FileSet:
+        """The store's files as they are found at their paths."""
+        database, wal, shm = self._paths
+        return FileSet(_identity(database), _identity(wal), _identity(shm))
+
+    def stamp(self) -> FolderStamp | None:
+        """A value that changes when any file in the folder is created, removed or renamed.
+
+        None while a change is so recent that the file system may give the next one the same time.
+        """
+        status = os.stat(self._folder)  # noqa: PTH116 - twice per commit, and twice as fast
+        changed_ns = status.st_mtime_ns
+        if time.time_ns() - changed_ns < _STAMP_NS:
+            return None
+        return status.st_dev, status.st_ino, changed_ns
+
+    @staticmethod
+    def record(lock: int, found: FileSet | None) -> None:
+        """Write into the open lock file which files its users share, or that nobody knows."""
+        # Always the same length, so that it fits on a full disk; without it nothing is compared.
+        with contextlib.suppress(OSError):
+            os.pwrite(lock, msgspec.json.encode(found).ljust(_RECORD_BYTES), 0)
+
+    @staticmethod
+    def recorded(lock: int) -> FileSet | None:
+        """The files that the last process to connect has recorded; None if nobody knows."""
+        try:
+            return msgspec.json.decode(os.pread(lock, _RECORD_BYTES, 0), type=FileSet | None)
+        except msgspec.MsgspecError:
+            return None
+
+    def removed_in_use(self) -> list[str]:
+        """Name each process that still uses a file of this store which is no longer at its path.
+
+        Only Linux tells, and only about processes that this user may inspect.
+        """
+        current = dict(zip(self._paths, self.identify(), strict=True))
+        found = set()
+        for link in Path("/proc").glob("[0-9]*/fd/*"):
+            with contextlib.suppress(OSError):
+                path = str(link.readlink()).removesuffix(" (deleted)")
+                status = link.stat() if path in current else None
+                if status is not None and (status.st_dev, status.st_ino) != current[path]:
+                    found.add((int(link.parts[2]), path))
+        return [
+            f"process {process} still uses a {path} that was removed or replaced: its commits may"
+            " be lost; stop it"
+            for process, path in sorted(found)
+        ]
+
+    def has_log(self) -> bool:
+        """True if the write-ahead log is not empty: it may hold commits that are nowhere else."""
+        try:
+            return self.wal.stat().st_size > 0
+        except FileNotFoundError:
+            return False
+
+    def check_log_has_database(self) -> None:
+        """Raise if the database is missing or empty and its log is not: SQLite would delete it."""
+        if not self.has_log() or (self.database.exists() and self.database.stat().st_size):
+            return
+        raise EngineUnavailable(
+            f"{self.database} is missing or empty, but {self.wal} holds commits that belong to it:"
+            " put the database back; only if its jobs are not needed, remove the -wal file"
+        )
+
     def trouble(self) -> list[str]:
         """Problems that an operator should fix."""
         if self.database.stat().st_mode & stat.S_IRWXO:
@@ -126,6 +218,28 @@ class Files:
 
     def _beside(self, ending: str) -> Path:
         return self.database.with_name(self.database.name + ending)
+
+
+def _identity(path: str) -> Identity | None:
+    try:
+        status = os.stat(path)  # noqa: PTH116 - several times per call, and twice as fast
+    except FileNotFoundError:
+        return None
+    return status.st_dev, status.st_ino
+
+
+def open_in_process() -> set[Identity] | None:
+    """The identities of all files that this process has open; None if the system does not tell."""
+    try:
+        descriptors = [path.name for path in Path("/dev/fd").iterdir()]
+    except OSError:
+        return None
+    found = set()
+    for descriptor in descriptors:
+        with contextlib.suppress(OSError):
+            status = os.fstat(int(descriptor))
+            found.add((status.st_dev, status.st_ino))
+    return found
 
 
 def file_system_number(directory: Path) -> int:

@@ -36,12 +36,14 @@ class SQLiteWithin:
         connection: apsw.Connection,
         *,
         files: Files,
+        check_files: Callable[[], None],
         disk: Disk,
         clock: Clock,
         namespace: str,
     ) -> None:
         _check(connection, files)
         self._connection = connection
+        self._check_files = check_files
         self._disk = disk
         self._clock = clock
         self._queue_cache = QueueCache(namespace)
@@ -69,6 +71,7 @@ class SQLiteWithin:
                 raise UsageError(
                     "no transaction is open on the connection: BEGIN IMMEDIATE first, COMMIT after"
                 )
+            self._check_files()
             with _savepoint(connection):
                 # Never reused: the caller may roll back what was read.
                 self._queue_cache.invalidate()
