@@ -45,6 +45,7 @@ OTHER_MEANINGS: dict[tuple[str, str], str] = {
     ("server", "message"): "the text of an error, or a part of HTTP",
     ("server", "produce"): "the scope of those who enqueue, or what an answer is",
     ("engines.remote", "message"): "the text of an error, or a part of HTTP",
+    ("process", "message"): "the text of a log line",
     ("engines.sqlite", "lock"): "a lock of the file system",
     ("engines.postgres", "lock"): "a lock of the database",
 }

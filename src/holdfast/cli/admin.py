@@ -82,28 +82,17 @@ async def create_token(
 ) -> None:
     """Create a token and print it, or write it to a file. It cannot be shown again."""
     wanted = tuple(filter(None, (each.strip() for each in ",".join(scopes).split(","))))
+    given = {"namespace": namespace, "expires": expires}
+    body = {"name": name, "scopes": wanted, "prefix": prefix}
+    body |= {key: value for key, value in given.items() if value is not None}
     async with contextlib.AsyncExitStack() as stack:
         # First the file: a token that cannot be written down must not exist.
         file = stack.enter_context(_token_file(out)) if out is not None else None
         app = await stack.enter_async_context(open_token_store(common, create=True))
         ask = server_of(app)
-        if ask is not None:
-            body = {"name": name, "scopes": wanted, "prefix": prefix}
-            body |= {"namespace": namespace} if namespace is not None else {}
-            body |= {"expires": expires} if expires is not None else {}
-            made = await ask("POST", "/v1/tokens", body)
-        else:
-            request = TokenRequest(
-                name=name,
-                scopes=wanted,
-                namespace="default" if namespace is None else namespace,
-                prefix=prefix,
-                expires_ms=expiry_ms(expires),
-                by=person(),
-            )
-            async with audit_of(app).doing(audit_act("token.create", name)):
-                text, token = await Tokens(lambda: app.engine, wall_ms).create(request)
-            made = msgspec.to_builtins(made_token(token, text))
+        made = await (
+            _create_in_store(app, body) if ask is None else ask("POST", "/v1/tokens", body)
+        )
         if file is not None:
             print(made.pop("token"), file=file, flush=True)
     until = made["expires_at"] or "it is revoked"
@@ -117,6 +106,16 @@ async def create_token(
             f"token {made['id']} is valid until {until}; it cannot be shown again, so store it"
             " safely"
         )
+
+
+async def _create_in_store(app: Holdfast, wanted: dict[str, Any]) -> dict[str, Any]:
+    """Create a token with the fields of a request, and answer as a server would."""
+    fields = dict(wanted)
+    request = TokenRequest(expires_ms=expiry_ms(fields.pop("expires", None)), by=person(), **fields)
+    async with audit_of(app).doing(audit_act("token.create", request.name)):
+        text, token = await Tokens(lambda: app.engine, wall_ms).create(request)
+    made: dict[str, Any] = msgspec.to_builtins(made_token(token, text))
+    return made
 
 
 @contextlib.contextmanager
