@@ -1,4 +1,4 @@
-"""Log output, the event loop and the clocks, shared by every process of Holdfast.
+"""Log output, the event loop, the clocks and private files, shared by every process of Holdfast.
 
 Leases and due times go by the clock of the engine: see `engines.clock`.
 """
@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import time
 from collections.abc import Callable, Coroutine
 from functools import partial
+from pathlib import Path
 from typing import Any, TypeVar
 
 from holdfast.core.text import printable
@@ -57,3 +59,18 @@ def loop_runner() -> Callable[[Coroutine[Any, Any, Answer]], Answer]:
     except ImportError:
         return asyncio.run
     return uvloop.run
+
+
+def local_token_file(address: str, port: int) -> Path:
+    """The file with the token of a server at this loopback address, for programs of its own user,
+    on systems that do not tell the users of connections apart."""
+    folder = Path(os.environ.get("XDG_RUNTIME_DIR") or "/nonexistent")
+    try:
+        # After a change of user the variable may still name the folder of the previous one.
+        is_own = folder.is_absolute() and folder.stat().st_uid == os.geteuid()
+    except OSError:
+        is_own = False
+    if not is_own:
+        home = os.path.expanduser("~")  # noqa: PTH111 (Path raises for a user without a home)
+        folder = Path(home) / ".local/state" if home != "~" else Path(f"/run/user/{os.geteuid()}")
+    return folder / "holdfast" / f"{address}-{port}.token"

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from holdfast.server.access.peers import OWN_USER
 from holdfast.server.application import AsgiApplication
 
 
@@ -58,6 +59,7 @@ class AsgiClient:
             "raw_path": path.encode(),
             "query_string": query.encode(),
             "client": ("127.0.0.1", 1),
+            "state": {OWN_USER: True},
             "headers": [(name.encode(), value.encode()) for name, value in given.items()],
         }
         coming = [raw] if parts is None else list(parts)

@@ -14,6 +14,7 @@ from holdfast.engines.base import Engine
 from holdfast.engines.memory import MemoryEngine
 from holdfast.engines.remote import RemoteEngine
 from holdfast.server.access.caller import Caller, Scope, with_implied
+from holdfast.server.access.peers import OWN_USER
 from holdfast.server.application import AsgiApplication
 from holdfast.server.settings import ServerSettings
 from holdfast.server.state import ServerState
@@ -32,6 +33,7 @@ class LoopServer:
         self._apps: dict[bytes, Any] = {}
         self.only_app: Any = None
         """The application of a server that has no other."""
+        self.asks_as_own_user = True
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -54,6 +56,7 @@ class LoopServer:
         return self.place + name
 
     async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
+        scope["state"] = {OWN_USER: True} if self.asks_as_own_user else {}
         if self.only_app is not None:
             await self.only_app(scope, receive, send)
             return

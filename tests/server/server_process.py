@@ -121,9 +121,12 @@ def server_process_with(
     url: str = "sqlite:///jobs.db",
     *,
     without_httptools: bool = False,
+    code: str | None = None,
 ) -> Iterator[ServerProcess]:
-    """The program that `holdfast up` starts, with settings that no flag has."""
-    start = ["-c", _WITHOUT] if without_httptools else ["-m", "holdfast.server.main"]
+    """The program that `holdfast up` starts, with settings that no flag has. `code` is run
+    instead."""
+    code = _WITHOUT if without_httptools else code
+    start = ["-m", "holdfast.server.main"] if code is None else ["-c", code]
     with socket.create_server(("127.0.0.1", 0), backlog=4096) as listening:
         ready, theirs = os.pipe()
         descriptor = listening.fileno()

@@ -37,7 +37,10 @@ class ServeFlags:
     port: Annotated[int, option("PORT", "Listen on this port; 0 picks a free one.")] = PORT
     auth: Annotated[
         bool | None,
-        Parameter(help="Require a token. [default: off on loopback, else on]"),
+        Parameter(
+            help="Require a token from everyone, or from nobody on this machine. "
+            "[default: on loopback from other users, else from everyone]"
+        ),
     ] = None
     allow_host: Annotated[
         list[str] | None,

@@ -33,6 +33,7 @@ from holdfast.app.application import Holdfast
 from holdfast.engines.registry import with_namespace
 from holdfast.errors import ConfigError, EngineError, HoldfastError
 from holdfast.process import log_to_stderr, loop_runner
+from holdfast.server.access.peers import local_users
 from holdfast.server.application import AsgiApplication
 from holdfast.server.http.uvicorn_server import UvicornServer
 from holdfast.server.live.metrics import snapshot_reader
@@ -107,21 +108,22 @@ async def serve(
     """Serve an open application until a signal stops it. `started` is called with the URL."""
     # The end of an alert is logged at INFO.
     logging.getLogger("holdfast.alerts").setLevel(logging.INFO)
-    server = ServerState(app=app, settings=settings)
-    web = UvicornServer(server, AsgiApplication(server))
-    upkeep = NamespaceUpkeep(server)
-    try:
-        with _signal_handlers(web.on_signal):
-            try:
-                server.namespaces.opened.append(upkeep.start)
-                upkeep.start(DEFAULT_NAMESPACE, app)
-                for name in sorted({*settings.namespaces, *await server.tokens.namespaces()}):
-                    await server.namespaces.get(name)
-                await web.run(listening, started)
-            finally:
-                await upkeep.stop(web.at_once)
-    finally:
-        await server.namespaces.close()
+    with local_users(settings, listening) as users:
+        server = ServerState(app=app, settings=settings, local_users=users)
+        web = UvicornServer(server, AsgiApplication(server))
+        upkeep = NamespaceUpkeep(server)
+        try:
+            with _signal_handlers(web.on_signal):
+                try:
+                    server.namespaces.opened.append(upkeep.start)
+                    upkeep.start(DEFAULT_NAMESPACE, app)
+                    for name in sorted({*settings.namespaces, *await server.tokens.namespaces()}):
+                        await server.namespaces.get(name)
+                    await web.run(listening, started)
+                finally:
+                    await upkeep.stop(web.at_once)
+        finally:
+            await server.namespaces.close()
 
 
 class NamespaceUpkeep:

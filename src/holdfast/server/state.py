@@ -17,6 +17,7 @@ from holdfast.engines.registry import with_namespace
 from holdfast.errors import ConfigError, EngineClosed, EngineUnavailable, HoldfastError, Overloaded
 from holdfast.ops.audit import Audit
 from holdfast.process import wall_ms
+from holdfast.server.access.peers import LocalUsers
 from holdfast.server.access.quotas import QuotaEnforcer
 from holdfast.server.access.tokens import TokenAuthenticator
 from holdfast.server.settings import ServerSettings
@@ -65,13 +66,14 @@ class Readiness:
 class ServerState:
     """`app` is the application of the namespace `default`. `stopping` is set when streams and waits
     must end. `make` creates the application of another namespace; without it, all are in the same
-    store."""
+    store. `local_users` need no token."""
 
     app: Holdfast
     settings: ServerSettings = field(default_factory=ServerSettings)
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
     readiness: Readiness = field(default_factory=Readiness)
     make: AppFactory | None = None
+    local_users: LocalUsers | None = None
     alerters: dict[str, Alerter] = field(default_factory=dict)
     """The alerters of this server, by namespace."""
     namespaces: Namespaces = field(init=False)

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from typing import Annotated
 
 import uvicorn
+from msgspec.structs import replace
 
 from holdfast.app.application import Holdfast
 from holdfast.engines.memory import MemoryEngine
@@ -25,6 +26,7 @@ async def serving(
     *operations: Operation, settings: ServerSettings
 ) -> AsyncIterator[tuple[AsgiApplication, ServerState, int]]:
     listening = socket.create_server(("127.0.0.1", 0))
+    settings = replace(settings, auth=False)
     server = ServerState(app=Holdfast(engine=MemoryEngine()), settings=settings)
     application = AsgiApplication(server, operations)
     web = uvicorn.Server(

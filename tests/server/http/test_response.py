@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from holdfast.server.access.admission import ApiCall
+from holdfast.server.access.peers import OWN_USER
 from holdfast.server.http import connection
 from holdfast.server.http.operation import Scope, operation
 from holdfast.server.http.problems import STATUS
@@ -153,6 +154,7 @@ async def test_a_partly_read_answer_is_undone(
         "query_string": b"",
         "headers": [(b"host", b"127.0.0.1"), *origin],
         "client": ("127.0.0.1", 1),
+        "state": {OWN_USER: True},
     }
 
     async def receive() -> Any:

@@ -7,10 +7,15 @@ pauses, never shorter than the server's Retry-After.
 from __future__ import annotations
 
 import asyncio
+import ipaddress
+import os
 import random
+import re
 import ssl
-from collections.abc import Callable, Mapping
+import stat
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -29,6 +34,7 @@ from holdfast.errors import (
     Unsupported,
     UsageError,
 )
+from holdfast.process import local_token_file
 
 ANSWER_S = 30.0
 RETRY_S_MAX = 10.0
@@ -64,15 +70,19 @@ _read_about = msgspec.msgpack.Decoder(About).decode
 
 
 class ServerClient:
-    """`place` is the server's address without the token, which is in `headers`."""
+    """`place` is the server's address without the token, which is in `headers`. Without one, the
+    client looks for the token of a server of its own user on this machine."""
 
     def __init__(
         self, place: str, *, headers: Mapping[str, str], tls: ssl.SSLContext | None
     ) -> None:
         self.place = place
         parts = urlsplit(place)
-        port = parts.port or (443 if parts.scheme == "https" else 80)
-        self._pool = HttpPool(parts.hostname or "", port, tls=tls, body_max=_BODY_MAX)
+        host, port = parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
+        self._pool = HttpPool(host, port, tls=tls, body_max=_BODY_MAX)
+        self._local_tokens = partial(read_local_tokens, host, port)
+        self._local_token: str | None = None
+        self._has_token = "authorization" in headers
         self._path = parts.path
         given = {
             "host": parts.netloc,
@@ -180,9 +190,7 @@ class ServerClient:
             asked_s = 0.0
             try:
                 data = request if isinstance(request, bytes) else request()
-                answer = await self._pool.ask(
-                    data, timeout_s=answer_s, on_late_answer=on_late_answer
-                )
+                answer = await self._ask(data, answer_s, on_late_answer)
             except ServerUnreachable as error:
                 why, again = str(error), True
             except ConnectionCut as error:
@@ -208,6 +216,24 @@ class ServerClient:
                 raise self._no_answer(why, doubtful=doubtful) from None
             await asyncio.sleep(wait_s)
             pause_s = min(pause_s * 2, _PAUSE_S_MAX)
+
+    async def _ask(
+        self, data: bytes, answer_s: float, on_late_answer: Callable[[HttpReply], None] | None
+    ) -> HttpReply:
+        """Send a request once. If the server refuses it for want of a token, send it again with the
+        one in its private file, which changes when the server restarts."""
+        ask = partial(self._pool.ask, timeout_s=answer_s, on_late_answer=on_late_answer)
+        used = self._local_token
+        answer = await ask(_with_token(data, used))
+        if answer.status == 401 and not self._has_token:
+            for token in (*self._local_tokens(), None):
+                if token == used:
+                    continue
+                answer = await ask(_with_token(data, token))
+                if answer.status != 401:
+                    self._local_token = token
+                    break
+        return answer
 
     def _no_answer(self, why: str, *, doubtful: bool) -> EngineError:
         if doubtful:
@@ -244,6 +270,39 @@ class ServerClient:
     ) -> None:
         if late.status < 300 and _content_type(late) == CONTENT_TYPE:
             on_late_answer(read(late.body))
+
+
+def read_local_tokens(host: str, port: int) -> Iterator[str]:
+    """Tokens from the private files of servers at this address, if it is of this machine."""
+    try:
+        addresses = [ipaddress.ip_address(host)]
+    except ValueError:
+        addresses = [ipaddress.ip_address("127.0.0.1"), ipaddress.ip_address("::1")]
+        addresses = addresses if host == "localhost" else []
+    for address in addresses:
+        token = _read_private(local_token_file(str(address), port)) if address.is_loopback else ""
+        if re.fullmatch(r"[\x21-\x7e]{1,512}", token):
+            yield token
+
+
+def _read_private(path: Path) -> str:
+    """The text of a file that only this user can read or change; empty if it is not one."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        with open(descriptor, "rb") as file:  # noqa: PTH123 (a descriptor)
+            found = os.fstat(descriptor)
+            is_private = stat.S_ISREG(found.st_mode) and not found.st_mode & 0o077
+            is_own = found.st_uid == os.geteuid()
+            return file.read(1_024).decode("latin-1") if is_private and is_own else ""
+    except OSError:
+        return ""
+
+
+def _with_token(request: bytes, token: str | None) -> bytes:
+    if token is None:
+        return request
+    line, _, rest = request.partition(b"\r\n")
+    return b"%b\r\nauthorization: Bearer %b\r\n%b" % (line, token.encode("ascii"), rest)
 
 
 def _is_unknown_path(body: bytes) -> bool:

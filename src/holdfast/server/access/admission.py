@@ -32,6 +32,11 @@ _PROXY_HEADERS = (
     *(f"x-forwarded-{name}" for name in ("for", "host", "port", "proto", "server")),
 )
 """Headers that proxies add. A request with one of them does not come from this machine."""
+_TOKEN_NEEDED = "a token is needed: send Authorization: Bearer hf_…"  # noqa: S105 (an error text)
+_TOKEN_NEEDED_OPEN = (
+    f"{_TOKEN_NEEDED}; without one, this server admits only direct connections of its own user and"
+    " of root"
+)
 _HOST = re.compile(r"(?:\[([^\[\]]*)\]|([^:\[\]]*))(?::[0-9]{0,5})?", re.ASCII)
 
 
@@ -73,20 +78,28 @@ class Admission:
         self._server = server
         settings = server.settings
         self._is_open = settings.on_loopback and not settings.auth_on
+        self._admits_all = settings.auth is False
         self._hosts = {host.lower() for host in (*settings.hosts, settings.host)}
         self._origins = {origin.lower() for origin in settings.origins}
         self._engines: dict[tuple[str, str, str], AuthorizedEngine] = {}
 
     async def admit(
-        self, needs: Scope | None, headers: Mapping[str, str], peer: str | None, *, reads: bool
+        self,
+        needs: Scope | None,
+        headers: Mapping[str, str],
+        peer: str | None,
+        *,
+        reads: bool,
+        is_own_user: bool,
     ) -> ApiCall:
-        """Admit a request that needs a scope, or none; `reads` is true for GET and HEAD. Raises
-        Unauthenticated or Forbidden."""
+        """Admit a request that needs a scope, or none; `reads` is true for GET and HEAD, and
+        `is_own_user` for a connection of the server's own user or of root. Raises Unauthenticated
+        or Forbidden."""
         self.check_origin(headers, reads=reads)
-        caller = await self._authenticate(headers, peer)
+        caller = await self._authenticate(headers, peer, is_own_user=is_own_user)
         if needs is not None and needs not in caller.scopes:
             if caller is ANONYMOUS:
-                raise Unauthenticated("a token is needed: send Authorization: Bearer hf_…")
+                raise Unauthenticated(_TOKEN_NEEDED_OPEN if self._is_open else _TOKEN_NEEDED)
             raise Forbidden(f'this token may not do this: it needs the scope "{needs.value}"')
         caller = await self._in_namespace(caller, headers)
         namespaces = self._server.namespaces
@@ -122,15 +135,19 @@ class Admission:
             return
         raise Forbidden("pages of this origin may not use the server: allow it with --allow-origin")
 
-    async def _authenticate(self, headers: Mapping[str, str], peer: str | None) -> Caller:
+    async def _authenticate(
+        self, headers: Mapping[str, str], peer: str | None, *, is_own_user: bool
+    ) -> Caller:
         given = headers.get("authorization")
         if given is not None:
             scheme, _, text = given.partition(" ")
             if scheme.lower() != "bearer":
                 raise Unauthenticated("send the token as Authorization: Bearer hf_…")
-            return await self._server.tokens.authenticate(text.strip())
-        is_local = peer is not None and is_loopback(peer)
-        if self._is_open and is_local and not any(name in headers for name in _PROXY_HEADERS):
+            users, text = self._server.local_users, text.strip()
+            if users is not None and users.accepts(text):
+                return LOCAL_CALLER
+            return await self._server.tokens.authenticate(text)
+        if self._is_open and (is_own_user or self._admits_all) and _is_direct(headers, peer):
             return LOCAL_CALLER
         return ANONYMOUS
 
@@ -181,6 +198,12 @@ class Admission:
             return True
         # A numeric address is not resolved, so DNS cannot make it mean this machine.
         return not self._is_open and _address(name) is not None
+
+
+def _is_direct(headers: Mapping[str, str], peer: str | None) -> bool:
+    """True if the request comes from this machine, and not through a proxy on it."""
+    is_local = peer is not None and is_loopback(peer)
+    return is_local and not any(name in headers for name in _PROXY_HEADERS)
 
 
 @lru_cache(maxsize=1_000)

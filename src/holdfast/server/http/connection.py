@@ -18,6 +18,7 @@ import h11
 import msgspec
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from holdfast.server.access.peers import OWN_USER, LocalUsers
 from holdfast.server.http.problems import ErrorBody, Problem
 from holdfast.server.settings import ServerSettings
 
@@ -75,6 +76,7 @@ class BoundedConnection:
     """The bounds that both parsers share. `idle_checks` counts checks in the current state."""
 
     settings: ClassVar[ServerSettings]
+    local_users: ClassVar[LocalUsers | None] = None
     connections_max: ClassVar[int]
     disconnects: ClassVar[DisconnectQueue]
 
@@ -82,6 +84,7 @@ class BoundedConnection:
     connections: set[Any]
     cycle: Any
     flow: Any
+    app_state: dict[str, Any]
 
     idle_checks = 0
     unread_checks = 0
@@ -94,9 +97,13 @@ class BoundedConnection:
         raise NotImplementedError
 
     def accept(self) -> None:
-        """Refuse this connection if there are too many."""
+        """Refuse this connection if there are too many, and note whether it needs a token."""
         if len(self.connections) > self.connections_max:
             self.refuse(503)
+        elif self.local_users is not None and self.local_users.admits(
+            self.transport.get_extra_info("socket")
+        ):
+            self.app_state = {**self.app_state, OWN_USER: True}
 
     def lingering(self) -> LingeringTransport:
         """Wrap the transport for an answer that is sent before the whole request has arrived."""

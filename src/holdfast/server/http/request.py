@@ -18,6 +18,7 @@ from msgspec.structs import FieldInfo
 
 from holdfast.errors import UsageError
 from holdfast.server.access.admission import Admission, ApiCall
+from holdfast.server.access.peers import OWN_USER
 from holdfast.server.http.chunked_decode import LARGE, ChunkedDecoder, is_struct
 from holdfast.server.http.operation import JSON, Operation
 from holdfast.server.http.pressure import Pressure, Ticket
@@ -84,6 +85,7 @@ class RequestReader:
             headers,
             peer[0] if peer else None,
             reads=self._operation.method == "GET",
+            is_own_user=OWN_USER in scope.get("state", ()),
         )
         self._pressure.share(ticket, call.caller.namespace)
         for name, reader in self._path_readers.items():

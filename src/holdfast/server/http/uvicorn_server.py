@@ -19,7 +19,6 @@ from holdfast.ops.tokens import TOKEN_FORM
 from holdfast.server.http.connection import DisconnectQueue, H11Connection, check_connections
 from holdfast.server.http.listener import BACKLOG, raise_connection_limit, server_url, tls_context
 from holdfast.server.http.request import AsgiScope, Receive, Send
-from holdfast.server.settings import ServerSettings
 from holdfast.server.state import ServerState
 
 _log = logging.getLogger("holdfast.server")
@@ -61,7 +60,7 @@ class UvicornServer(uvicorn.Server):
         logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
         return uvicorn.Config(
             application,
-            http=_connection_class(settings, self._connections_max),
+            http=_connection_class(self._server, self._connections_max),
             ws="none",
             interface="asgi3",
             lifespan="off",
@@ -150,7 +149,7 @@ class UvicornServer(uvicorn.Server):
         yield
 
 
-def _connection_class(settings: ServerSettings, connections_max: int) -> type[asyncio.Protocol]:
+def _connection_class(server: ServerState, connections_max: int) -> type[asyncio.Protocol]:
     """The protocol class for uvicorn: httptools if it is installed, otherwise h11."""
     base: type[Any] = H11Connection
     try:
@@ -161,7 +160,8 @@ def _connection_class(settings: ServerSettings, connections_max: int) -> type[as
     else:
         base = HttptoolsConnection
     shared = {
-        "settings": settings,
+        "settings": server.settings,
+        "local_users": server.local_users,
         "connections_max": connections_max,
         "disconnects": DisconnectQueue(),
     }
