@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         Receipt,
         Reroute,
         State,
+        WaitingKind,
     )
     from holdfast.errors import (
         CircularJobs,
@@ -117,6 +118,7 @@ _HOMES = {
     "UnknownQueue": "errors",
     "Unsupported": "errors",
     "UsageError": "errors",
+    "WaitingKind": "core.model",
     "WrongState": "errors",
 }
 
@@ -174,6 +176,7 @@ __all__ = [
     "UnknownQueue",
     "Unsupported",
     "UsageError",
+    "WaitingKind",
     "WrongState",
     "__version__",
 ]

@@ -391,3 +391,26 @@ def test_job_commands_as_a_program(tmp_path: Path) -> None:
     shown = run_program(tmp_path, "--json", "job", "show", "j1", name="queuectl").json
     assert (shown["id"], shown["task"], shown["state"]) == ("j1", "command", "waiting")
     assert run_program(tmp_path, "job", "show", "j2").code == 3
+
+
+def test_a_job_that_waits_after_a_failed_attempt_is_shown_as_failed(cli: Cli) -> None:
+    seed.retried("again")
+    seed.enqueue("new")
+    seed.enqueue("later", delay="1h")
+    for word, ids in {
+        "failed": ["again"],
+        "pending": ["later", "new"],
+        "scheduled": ["later"],
+    }.items():
+        assert [job["id"] for job in cli("list", "--state", word, "--json").json] == ids
+    line = cli("list", "--state", "retrying").out.splitlines()[1]
+    assert line.split()[:4] == ["again", "default", "t", "failed,"]
+    head, row = (line.split() for line in cli("status").out.splitlines()[:2])
+    shown = dict(zip(head, row, strict=False))
+    assert (shown["ready"], shown["delayed"], shown["failed"]) == ("1", "2", "1")
+    [queue] = cli("status", "--json").json["queues"]
+    assert (queue["failed"], queue["estimated"]) == (1, [])
+    assert cli("queue", "clear", "default", "--state", "failed", "--yes").out.startswith(
+        "deleted 1"
+    )
+    assert [job["id"] for job in cli("list", "--json").json] == ["later", "new"]

@@ -14,12 +14,12 @@ from cyclopts import Parameter
 
 from holdfast.cli.output import Declined
 from holdfast.core import codec
-from holdfast.core.model import JobFilter, Reason, State
+from holdfast.core.model import JobFilter, Reason
 from holdfast.core.text import printable
 from holdfast.errors import InvalidJob, UsageError
 from holdfast.notation import job_lines
 from holdfast.notation.durations import to_ms
-from holdfast.notation.filters import instant, pairs
+from holdfast.notation.filters import StateWord, chosen_states, instant, pairs
 from holdfast.notation.job import FIELDS, JobField
 from holdfast.ops.jobs import amend
 
@@ -36,7 +36,12 @@ def switch(help: str, *names: str) -> Parameter:
 
 JobId = Annotated[str, Parameter(help="Id of the job.")]
 JobIds = Annotated[list[str], Parameter(help="Ids of the jobs.", negative=())]
-States = Annotated[list[State] | None, option("STATE...", "Only jobs in this state. Repeatable.")]
+States = Annotated[
+    list[StateWord] | None,
+    option(
+        "STATE...", "Only jobs in this state. Repeatable. A job that waits to be retried is failed."
+    ),
+]
 Limit = Annotated[
     int | None, option("N", "Show at most this many. [default: 100, or 1000 with --json]")
 ]
@@ -84,11 +89,13 @@ class FilterFlags:
         str | None, option("TEXT", "Only jobs with this text in their id, task, key or tenant.")
     ] = None
 
-    def wanted(self, states: tuple[State, ...] | None = None) -> JobFilter:
+    def wanted(self, state: Iterable[str] | None = None) -> JobFilter:
         """The filter, restricted to these states."""
+        states, waiting = chosen_states(state)
         return JobFilter(
             queue=self.queue,
             states=states,
+            waiting=waiting,
             task=self.task,
             tenant=self.tenant,
             group=self.group,

@@ -38,7 +38,7 @@ from holdfast.core.text import printable
 from holdfast.core.verdict import Amendment, Cancel, Delete, Expedite, Redrive
 from holdfast.errors import HoldfastError, NotFound, UnknownQueue, UsageError, WrongState
 from holdfast.notation.durations import show_at, to_ms
-from holdfast.notation.filters import pairs
+from holdfast.notation.filters import pairs, show_state
 from holdfast.ops import queues
 from holdfast.ops.doctor import examine
 from holdfast.ops.jobs import amend, views
@@ -69,7 +69,7 @@ async def list_all(
 ) -> None:
     """List jobs, newest first."""
     async with open_app(common) as app:
-        wanted = which.wanted(tuple(state) if state else None)
+        wanted = which.wanted(state or None)
         jobs, next_page = await views.find_jobs(app.engine, wanted, page_size(limit, common), after)
         if common.json:
             print_json(await job_views(app, jobs))
@@ -431,9 +431,10 @@ def _few(ids: tuple[str, ...]) -> str:
 
 
 def _state(job: Job, now: int) -> str:
+    word = show_state(job, now)
     if job.state is State.WAITING and job.due_at > now:
-        return f"waiting, due in {show_age(job.due_at - now)}"
-    return f"{job.state} ({job.reason})" if job.reason else str(job.state)
+        return f"{word}, due in {show_age(job.due_at - now)}"
+    return f"{word} ({job.reason})" if job.reason else word
 
 
 def _when(cause: Cause, now: int) -> str:

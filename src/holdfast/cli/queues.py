@@ -26,7 +26,7 @@ from holdfast.cli.session import open_app, person, server_of
 from holdfast.cli.status import count_of, print_counts, queue_state, visible_queues
 from holdfast.core import bounds
 from holdfast.core.limits import Slot
-from holdfast.core.model import Flow, JobFilter, Queue, QueueView, State
+from holdfast.core.model import Flow, Queue, QueueView
 from holdfast.core.text import counted, printable, show_ms
 from holdfast.errors import Exists, Forbidden, InvalidQueue, NotFound, UsageError
 from holdfast.notation.durations import to_ms
@@ -42,6 +42,7 @@ from holdfast.ops.queues import (
     count_unfinished,
     drop_queue,
     find_queue,
+    jobs_to_clear,
     pause_queue,
     queue_details,
     resume_queue,
@@ -413,10 +414,7 @@ async def clear(
     common: Common = COMMON,
 ) -> None:
     """Delete the waiting jobs of a queue, or those in the given states."""
-    states = set(state or [State.WAITING]) | ({State.LEASED} if force else set())
-    if State.LEASED in states and not force:
-        raise UsageError("leased jobs are deleted only with --force: their workers lose them")
-    wanted = JobFilter(queue=name, states=tuple(each for each in State if each in states))
+    wanted = jobs_to_clear(name, state, force=force)
     async with open_app(common) as app:
         await read_queue(app, name)
         found = await count_jobs(app.engine, wanted)

@@ -25,7 +25,7 @@ from holdfast.errors import UsageError
 from holdfast.notation.durations import to_ms
 from holdfast.ops.alerts import AlertView, alert_views
 from holdfast.ops.queues import COUNTS, queue_counts, worth_showing
-from holdfast.ops.status import TopView, read_status, status_view, top_view
+from holdfast.ops.status import StoreStatus, TopView, read_status, status_view, top_view
 from holdfast.ops.views import plain
 from holdfast.ops.workers import Workers, WorkerView, worker_details
 
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 _JOBS = 15
+_STATUS_COUNTS = ("ready", "delayed", "failed", "blocked", "leased", "overdue", "done", "dead")
 _NUMBERS = (*COUNTS, "failed", "attempt", "progress")
 _COLOURS = {"healthy": "green", "degraded": "yellow", "unhealthy": "red"}
 
@@ -55,7 +56,7 @@ async def status(*, common: Common = COMMON) -> None:
     if found.alerts:
         print_alerts(alert_views(found.alerts))
         print()
-    print_counts(visible_queues(views))
+    print_counts(visible_queues(views), found)
     print()
     if workers:
         print_workers(workers)
@@ -151,17 +152,26 @@ def print_alerts(alerts: Sequence[AlertView]) -> None:
         say("some alerts may be out of date: only a running server checks them")
 
 
-def print_counts(views: list[QueueView]) -> None:
-    """Print the counts of queues as a table."""
+def print_counts(views: list[QueueView], status: StoreStatus | None = None) -> None:
+    """Print the counts of queues as a table; those of failed jobs come from the status."""
+    columns = COUNTS if status is None else _STATUS_COUNTS
     rows = [
         (
             view.queue.name + queue_state(view, " ({})"),
-            *(count_of(view, name) for name in COUNTS),
+            *(
+                _failed(view, status) if name == "failed" else count_of(view, name)
+                for name in columns
+            ),
             show_age(view.oldest_age_ms),
         )
         for view in views
     ]
-    print_table(("queue", *COUNTS, "oldest"), rows)
+    print_table(("queue", *columns, "oldest"), rows)
+
+
+def _failed(view: QueueView, status: StoreStatus | None) -> int | str:
+    count = status.failed.get(view.queue.name, 0) if status else 0
+    return f"{count}+" if count and status and status.failed_more else count
 
 
 def print_workers(workers: list[WorkerView]) -> None:

@@ -96,8 +96,8 @@ class CleanupFlags:
 
     async def old_jobs(self, app: Holdfast) -> JobFilter:
         """The jobs to delete. Raises UsageError."""
-        states = tuple(self.state) if self.state else None
-        return await old_jobs(app.engine, self.days, states, self.queue, dead=self.dead)
+        state = self.state or None
+        return await old_jobs(app.engine, self.days, state, self.queue, dead=self.dead)
 
 
 _CLEANUP = CleanupFlags()

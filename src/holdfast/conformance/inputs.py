@@ -31,6 +31,7 @@ from holdfast.core.model import (
     Reason,
     Record,
     State,
+    WaitingKind,
 )
 from holdfast.core.verdict import (
     Amendment,
@@ -386,6 +387,7 @@ def _filter(dice: _Dice) -> JobFilter:
         "finished_before_ms": dice.choice(SHORT_MS),
         "expired": dice.choice((True, False)),
         "version": dice.choice((1, 2, 3, 4)),
+        "waiting": tuple(dice.sample(tuple(WaitingKind), k=dice.choice((1, 2)))),
     }
     names = dice.sample(tuple(fields), k=dice.choice((0, 1, 1, 2)))
     return JobFilter(**{name: fields[name] for name in names})

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from holdfast.core import bounds
 from holdfast.core.lifecycle import Change, bury, is_expired
-from holdfast.core.model import Event, EventKind, Job, JobFilter, Queue, Reason, State
+from holdfast.core.model import Event, EventKind, Job, JobFilter, Queue, Reason, State, WaitingKind
 from holdfast.core.verdict import (
     Amendment,
     BuryWaiting,
@@ -133,11 +133,24 @@ def matches(wanted: JobFilter, job: Job, now: int) -> bool:
         return False
     if wanted.states is not None and job.state not in wanted.states:
         return False
+    if wanted.waiting is not None and job.state is State.WAITING:
+        kinds = waiting_kinds(job, now)
+        if not any(kind in kinds for kind in wanted.waiting):
+            return False
     if wanted.labels and not wanted.labels.items() <= job.labels.items():
         return False
     if wanted.search and not _found(wanted.search, job):
         return False
     return _in_time(wanted, job, now)
+
+
+def waiting_kinds(job: Job, now: int) -> tuple[WaitingKind, ...]:
+    """The kinds of a waiting job."""
+    if job.attempt:
+        return (WaitingKind.FAILED,)
+    if job.due_at > now:
+        return (WaitingKind.PENDING, WaitingKind.SCHEDULED)
+    return (WaitingKind.PENDING,)
 
 
 def _in_time(wanted: JobFilter, job: Job, now: int) -> bool:

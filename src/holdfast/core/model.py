@@ -40,6 +40,15 @@ STATES = tuple(State)
 """A state's position here is its code in every SQL store; never reorder."""
 
 
+class WaitingKind(StrEnum):
+    """Which of the waiting jobs: not attempted yet, those of them that are due later, or those
+    with an attempt behind them, which failed."""
+
+    PENDING = "pending"
+    SCHEDULED = "scheduled"
+    FAILED = "failed"
+
+
 class Reason(StrEnum):
     """Why a job died."""
 
@@ -338,6 +347,7 @@ class QueueView(msgspec.Struct, frozen=True, kw_only=True):
 class JobFilter(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A filter over jobs; every field given must match. `search` looks in id, task, key and tenant.
 
+    `waiting` leaves out waiting jobs of no such kind, and says nothing about jobs in other states.
     `expired` selects waiting jobs past their expiry by the engine's clock; `finished_before_ms`
     those that finished at least that long ago; `version` a job unchanged since it was read.
     """
@@ -345,6 +355,7 @@ class JobFilter(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     ids: tuple[str, ...] | None = None
     queue: str | None = None
     states: tuple[State, ...] | None = None
+    waiting: tuple[WaitingKind, ...] | None = None
     task: str | None = None
     tenant: str | None = None
     group: str | None = None

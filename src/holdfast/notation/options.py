@@ -18,10 +18,20 @@ from holdfast.core import codec
 from holdfast.core.backoff import Backoff
 from holdfast.core.fairness import Fairness
 from holdfast.core.limits import Limit
-from holdfast.core.model import NO_OVERRIDES, JobFilter, NewJob, Order, Overrides, Queue, Reroute
+from holdfast.core.model import (
+    NO_OVERRIDES,
+    JobFilter,
+    NewJob,
+    Order,
+    Overrides,
+    Queue,
+    Reroute,
+    State,
+)
 from holdfast.core.workers import ADDRESSED_EXPIRES_MS, worker_queue
 from holdfast.errors import InvalidJob, InvalidQueue, UsageError
 from holdfast.notation.durations import Duration, to_ms
+from holdfast.notation.filters import chosen_states
 from holdfast.notation.job import JobOptions
 from holdfast.notation.policies import to_backoff
 
@@ -128,8 +138,14 @@ def checked(value: Checked, error: type[UsageError]) -> Checked:
 
 
 def checked_filter(wanted: JobFilter) -> JobFilter:
-    """The filter, if its fields have their types. Raises UsageError."""
+    """The filter, if its fields have their types. States may be words that people use for them, as
+    `filters.StateWord` has them. Raises UsageError."""
     given: JobFilter = expected("wanted", wanted, JobFilter)
+    if isinstance(given.states, tuple | list) and not all(
+        type(each) is State for each in given.states
+    ):
+        states, waiting = chosen_states(given.states)
+        given = replace(given, states=states, waiting=given.waiting or waiting)
     return checked(given, UsageError)
 
 

@@ -20,10 +20,11 @@ from msgspec.structs import replace
 from holdfast.core import bounds, checks
 from holdfast.core.fairness import TenantView
 from holdfast.core.limits import Limit, Slot
-from holdfast.core.model import Queue, QueueView
+from holdfast.core.model import JobFilter, Queue, QueueView, State
 from holdfast.core.workers import QUEUE_PREFIX
 from holdfast.engines.base import Engine
-from holdfast.errors import ConfigError, EngineUnavailable
+from holdfast.errors import ConfigError, EngineUnavailable, UsageError
+from holdfast.notation.filters import chosen_states
 from holdfast.notation.options import QueueOptions, changed_queue
 from holdfast.ops.records import TRIES_MAX, RecordKind
 
@@ -156,6 +157,17 @@ async def count_unfinished(engine: Engine, name: str) -> int:
         raise checks.unknown_queue(name)
     # Overdue jobs are among the leased ones.
     return view.ready + view.delayed + view.blocked + view.leased
+
+
+def jobs_to_clear(queue: str, state: Iterable[str] | None, *, force: bool) -> JobFilter:
+    """The waiting jobs of a queue, or those in these states. `force` adds running ones."""
+    states, waiting = chosen_states(state or ["waiting"])
+    assert states is not None
+    if force:
+        states = tuple(dict.fromkeys((*states, State.LEASED)))
+    elif State.LEASED in states:
+        raise UsageError("leased jobs are deleted only with force: their workers lose them")
+    return JobFilter(queue=queue, states=states, waiting=waiting)
 
 
 def count_all(view: QueueView) -> int:

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import msgspec
+from msgspec.structs import asdict
 
-from holdfast.core.model import COMMAND_TASK, Job, QueueView
+from holdfast.core import bounds
+from holdfast.core.model import COMMAND_TASK, Job, JobFilter, QueueView
 from holdfast.engines.base import Engine
+from holdfast.notation.filters import StateWord, chosen_states
 from holdfast.ops.alerts import AlertView, StoredAlert, alert_views, read_alerts
 from holdfast.ops.breakers import BreakerView, StoredBreaker, breaker_view, read_breakers
-from holdfast.ops.queues import QueueCounts, queue_counts
+from holdfast.ops.queues import QueueCounts, count_all, queue_counts
 from holdfast.ops.redrives import RedriveDetails, Redrives, RedriveView, redrive_details
 from holdfast.ops.views import command_of, value_of
 from holdfast.ops.workers import WorkerDetails, Workers, WorkerView, worker_details
@@ -19,9 +22,12 @@ from holdfast.process import wall_ms
 
 class StoreStatus(msgspec.Struct, frozen=True, kw_only=True):
     """Queues, workers and breakers by name; redrives that have not ended, oldest first; raised
-    alerts, critical ones first."""
+    alerts, critical ones first. `failed` counts the jobs of each queue that wait after a failed
+    attempt, a lower bound with `failed_more`."""
 
     queues: list[QueueView]
+    failed: dict[str, int] = {}
+    failed_more: bool = False
     workers: list[WorkerView]
     breakers: dict[str, StoredBreaker]
     redrives: list[RedriveView]
@@ -30,8 +36,12 @@ class StoreStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 async def read_status(engine: Engine) -> StoreStatus:
     """Read the snapshot, in a few bounded calls."""
+    queues = await engine.queues()
     return StoreStatus(
-        queues=await engine.queues(),
+        queues=queues,
+        failed=await _count_failed(engine, queues),
+        failed_more=any(view.estimated for view in queues)
+        or sum(map(count_all, queues)) > bounds.SCAN_MAX,
         workers=await Workers(engine).all(),
         breakers=await read_breakers(engine),
         redrives=await Redrives(engine, wall_ms).going_on(),
@@ -39,10 +49,27 @@ async def read_status(engine: Engine) -> StoreStatus:
     )
 
 
+async def _count_failed(engine: Engine, queues: Sequence[QueueView]) -> dict[str, int]:
+    """The number of jobs that wait after a failed attempt, by queue."""
+    if not any(view.ready or view.delayed or view.blocked for view in queues):
+        return {}
+    states, waiting = chosen_states([StateWord.FAILED])
+    wanted = JobFilter(states=states, waiting=waiting)
+    tallies = await engine.tally(wanted, "queue", limit=bounds.PAGE_MAX)
+    return {tally.value: tally.count for tally in tallies if tally.value is not None}
+
+
+class QueueStatus(QueueCounts, frozen=True, kw_only=True):
+    """The counts of a queue. `failed` jobs wait after a failed attempt: they are among the ready,
+    delayed and blocked ones."""
+
+    failed: int
+
+
 class StatusView(msgspec.Struct, frozen=True, kw_only=True):
     """Redrives are those that have not ended, and alerts those that are raised."""
 
-    queues: tuple[QueueCounts, ...]
+    queues: tuple[QueueStatus, ...]
     workers: tuple[WorkerDetails, ...]
     breakers: tuple[BreakerView, ...]
     redrives: tuple[RedriveDetails, ...]
@@ -72,12 +99,19 @@ class TopView(msgspec.Struct, frozen=True, kw_only=True):
 def status_view(status: StoreStatus) -> StatusView:
     """The snapshot as people read it."""
     return StatusView(
-        queues=tuple(queue_counts(view) for view in status.queues),
+        queues=tuple(_queue_status(view, status) for view in status.queues),
         workers=tuple(worker_details(view) for view in status.workers),
         breakers=tuple(breaker_view(key, known) for key, known in status.breakers.items()),
         redrives=tuple(redrive_details(view) for view in status.redrives),
         alerts=alert_views(status.alerts),
     )
+
+
+def _queue_status(view: QueueView, status: StoreStatus) -> QueueStatus:
+    counts = asdict(queue_counts(view))
+    more = ("failed",) if status.failed_more else ()
+    counts["estimated"] = (*counts["estimated"], *more)
+    return QueueStatus(**counts, failed=status.failed.get(view.queue.name, 0))
 
 
 def top_view(

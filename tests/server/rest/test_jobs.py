@@ -45,6 +45,39 @@ async def test_a_job_equals_the_command_lines_output(
     assert listed == {"jobs": await printed("list", "--state", "dead"), "after": None}
 
 
+@pytest.mark.parametrize(
+    ("state", "ids"),
+    [
+        ("pending", ["later", "new"]),
+        ("scheduled", ["later"]),
+        ("failed", ["retried"]),
+        ("retrying", ["retried"]),
+        ("completed", ["done"]),
+        ("processing", []),
+        (["failed", "done"], ["done", "retried"]),
+    ],
+)
+async def test_states_by_the_words_of_other_queues(
+    rest: RestClient, state: str | list[str], ids: list[str]
+) -> None:
+    await rest.enqueue({"id": "retried"}, {"id": "done"})
+    [first] = await rest.lease()
+    await rest.settle(verdict(first, "retry", delay="1h"))
+    [second] = await rest.lease()
+    await rest.settle(verdict(second, "complete"))
+    await rest.enqueue({"id": "new"}, {"id": "later", "delay": "1h"})
+    listed = await rest.get("/v1/jobs", state=state)
+    assert [job["id"] for job in listed["jobs"]] == ids
+    tallied = (await rest.get("/v1/tally", by="queue", state=state))["tallies"]
+    assert sum(each["count"] for each in tallied) == len(ids)
+    states = [state] if isinstance(state, str) else state
+    body = {"act": "edit", "priority": 5, "filter": {"states": states}, "all": True}
+    waiting = [id_ for id_ in ids if id_ != "done"]
+    assert (await rest.post("/v1/jobs/amend", body))["changed"] == len(waiting)
+    [queue] = (await rest.get("/v1/status"))["queues"]
+    assert (queue["ready"], queue["delayed"], queue["failed"]) == (1, 2, 1)
+
+
 async def test_unknown_jobs_are_not_found(rest: RestClient) -> None:
     for path in ("", "/timeline", "/explain", "/output"):
         assert await rest.refused("GET", f"/v1/jobs/nobody{path}") == (404, "not_found")

@@ -21,8 +21,17 @@ from holdfast.conformance.contract.cases import (
 from holdfast.conformance.harness import TALLIED, Harness, Twin, find_all
 from holdfast.core import bounds
 from holdfast.core.fingerprint import fingerprint
-from holdfast.core.model import JobFilter, Note, QueueView, Reason, Renewal, State, Tally
-from holdfast.core.verdict import Bury, Cancel, Complete, Retry
+from holdfast.core.model import (
+    JobFilter,
+    Note,
+    QueueView,
+    Reason,
+    Renewal,
+    State,
+    Tally,
+    WaitingKind,
+)
+from holdfast.core.verdict import Bury, Cancel, Complete, Delete, Retry
 from holdfast.errors import UsageError
 
 
@@ -127,6 +136,29 @@ class SearchContract:
         assert await found(twin, expired=False) == "ab"
         assert await found(twin, version=1) == "bc"
         assert await found(twin, version=3) == "a"
+
+    @needs("inspect", "ordered")
+    async def test_waiting_jobs_by_kind(self, twin: Twin) -> None:
+        await twin.enqueue(jobs("ab"))
+        await settle(twin, await lease_one(twin), Retry(5_000, ERROR))
+        await settle(twin, await lease_one(twin), Complete())
+        await twin.enqueue([a_job("c", delay_ms=5_000), a_job("d")])
+        pending, scheduled, failed = WaitingKind
+        waiting = (State.WAITING,)
+        assert await found(twin, states=waiting, waiting=(failed,)) == "a"
+        assert await found(twin, states=waiting, waiting=(scheduled,)) == "c"
+        assert await found(twin, states=waiting, waiting=(pending,)) == "cd"
+        assert await found(twin, states=waiting, waiting=(failed, scheduled, failed)) == "ac"
+        assert await found(twin, states=waiting, waiting=(pending, failed)) == "acd"
+        assert await found(twin, states=waiting, waiting=()) == ""
+        assert await found(twin, waiting=(failed,)) == "ab", "b does not wait"
+        both = JobFilter(states=(State.WAITING, State.DONE), waiting=(failed,))
+        assert await twin.tally(both, "state") == [
+            Tally(value="done", count=1),
+            Tally(value="waiting", count=1),
+        ]
+        assert await twin.amend(both, Delete()) == 2
+        assert await found(twin) == "cd"
 
     @needs("inspect")
     async def test_filters_together_must_all_match(self, twin: Twin) -> None:

@@ -35,8 +35,8 @@ def _choose(source: str) -> str:
         WHERE j.ns = $1::int AND j.state = ANY ($5::smallint[]) AND {source}
         ORDER BY j.seq LIMIT {SCAN_MAX}
     ) j {QUEUE_NAME}
-    WHERE {CONDITION} AND NOT ($20::boolean AND j.cancel)
-    ORDER BY j.seq LIMIT $21::bigint
+    WHERE {CONDITION} AND NOT ($21::boolean AND j.cancel)
+    ORDER BY j.seq LIMIT $22::bigint
     """  # sql: the sources are the constants of `search`
 
 

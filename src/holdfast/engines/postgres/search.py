@@ -19,7 +19,7 @@ from holdfast.engines.postgres.script import CallContext, Script, Statement
 
 SCAN_MAX = str(bounds.SCAN_MAX)
 
-# $1 namespace, $2 instant, $3 … $19 the filter, as `filter_values` gives them.
+# $1 namespace, $2 instant, $3 … $20 the filter, as `filter_values` gives them.
 CONDITION = """
     q.name IS NOT NULL
     AND ($3::text[] IS NULL OR j.id = ANY ($3::text[]))
@@ -44,6 +44,11 @@ CONDITION = """
             = $17::boolean)
     AND ($18::bigint IS NULL OR j.version = $18::bigint)
     AND ($19::text IS NULL OR j.fingerprint = $19::text)
+    AND ($20::text[] IS NULL OR j.state <> 0
+         OR ('failed' = ANY ($20::text[]) AND j.attempt > 0)
+         OR ('pending' = ANY ($20::text[]) AND j.attempt = 0)
+         OR ('scheduled' = ANY ($20::text[]) AND j.attempt = 0
+             AND j.due_at > $schema.now_ms($2::bigint)))
 """
 
 QUEUE_NAME = """
@@ -84,6 +89,7 @@ def filter_values(wanted: JobFilter, states: Collection[State] | None) -> tuple[
         msgspec.json.encode(wanted.labels).decode() if wanted.labels else None,
         wanted.search or None, wanted.created_from, wanted.created_before,
         wanted.finished_before_ms, wanted.expired, wanted.version, wanted.fingerprint,
+        None if wanted.waiting is None else [str(kind) for kind in wanted.waiting],
     )  # fmt: skip
 
 
@@ -99,11 +105,11 @@ def _find(source: str) -> str:
     return f"""
     SELECT {BRIEF_COLUMNS} FROM (
         SELECT * FROM $schema.jobs j
-        WHERE j.ns = $1::int AND j.seq < $20::bigint AND {source}
+        WHERE j.ns = $1::int AND j.seq < $21::bigint AND {source}
         ORDER BY j.seq DESC LIMIT {SCAN_MAX}
     ) j {QUEUE_NAME}
     WHERE {CONDITION}
-    ORDER BY j.seq DESC LIMIT $21::bigint
+    ORDER BY j.seq DESC LIMIT $22::bigint
     """  # sql: the sources are the constants above
 
 
@@ -136,7 +142,7 @@ def _tally(source: str, column: str) -> str:
         ) j {QUEUE_NAME}
         WHERE {CONDITION}
     ) v
-    GROUP BY v.value ORDER BY count(*) DESC, coalesce(v.value, '') COLLATE "C" LIMIT $20::bigint
+    GROUP BY v.value ORDER BY count(*) DESC, coalesce(v.value, '') COLLATE "C" LIMIT $21::bigint
     """  # sql: sources and columns are constants
 
 

@@ -22,6 +22,7 @@ from holdfast.core.model import (
     State,
     Tally,
     TallyBy,
+    WaitingKind,
 )
 from holdfast.engines.sqlite import rows
 from holdfast.engines.sqlite.transaction import Transaction
@@ -46,6 +47,11 @@ _LABELLED = (
 )
 _EXPIRED = "(state = 0 AND ifnull(expires_at <= ?, 0))"
 _NOT_EXPIRED = "NOT (state = 0 AND ifnull(expires_at <= ?, 0))"
+_WAITING_KINDS = {
+    WaitingKind.PENDING: "attempt = 0",
+    WaitingKind.SCHEDULED: "(attempt = 0 AND due_at > ?)",
+    WaitingKind.FAILED: "attempt > 0",
+}
 _INDEXED = {
     None: "NOT INDEXED",
     "hf_id": "INDEXED BY hf_id",
@@ -166,6 +172,10 @@ def query_for(transaction: Transaction, wanted: JobFilter) -> JobQuery | None:
         require("finished_at <= ?", transaction.now - wanted.finished_before_ms)
     if wanted.expired is not None:
         require(_EXPIRED if wanted.expired else _NOT_EXPIRED, transaction.now)
+    if wanted.waiting is not None:
+        kinds = set(wanted.waiting)
+        choice = ["state <> 0", *(_WAITING_KINDS[kind] for kind in sorted(kinds))]
+        require(f"({' OR '.join(choice)})", *[transaction.now] * (WaitingKind.SCHEDULED in kinds))
     index = _require_states(wanted, require)
     if wanted.ids is not None:
         index = "hf_id"

@@ -11,7 +11,7 @@ import errno
 import fcntl
 import os
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -24,6 +24,7 @@ from holdfast.core.text import counted
 from holdfast.core.verdict import Delete
 from holdfast.engines.base import Engine, unknown_if_partial
 from holdfast.errors import StorageFull, UsageError
+from holdfast.notation.filters import chosen_states
 from holdfast.notation.options import checked_filter
 from holdfast.ops.settings import read_settings
 
@@ -130,7 +131,7 @@ async def delete_jobs(
 async def old_jobs(
     engine: Engine,
     days: float | None,
-    states: tuple[State, ...] | None,
+    state: Iterable[str] | None,
     queue: str | None,
     *,
     dead: bool = False,
@@ -139,7 +140,8 @@ async def old_jobs(
     `cleanup-days` says: in these states, or done and cancelled ones. `dead` adds dead letters."""
     if days is None:
         days = float((await read_settings(engine)).value_or_default("cleanup-days"))
-    if states is not None and not all(state.finished for state in states):
+    states = chosen_states(state).states
+    if states is not None and not all(each.finished for each in states):
         raise UsageError("only finished jobs are cleaned up: done, dead or cancelled")
     if not 0 <= days <= bounds.RETENTION_MS_MAX / bounds.DAY_MS:
         raise UsageError(

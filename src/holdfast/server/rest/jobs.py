@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Iterable
 from typing import Annotated, Any, Literal, assert_never
 
 import msgspec
@@ -50,7 +51,15 @@ from holdfast.ops.workers import Workers
 from holdfast.ops.workers import reroute as reroute_one
 from holdfast.server.access.admission import ApiCall
 from holdfast.server.http.operation import Operation, Scope, operation
-from holdfast.server.rest.shapes import Cursor, Filter, FilterQuery, PageQuery, Text, cursor_text
+from holdfast.server.rest.shapes import (
+    Cursor,
+    Filter,
+    FilterQuery,
+    PageQuery,
+    StateWords,
+    Text,
+    cursor_text,
+)
 
 _FIRST_PAGE = 4
 _PAGE = 20
@@ -90,14 +99,14 @@ class WaitQuery(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 class JobsQuery(PageQuery, forbid_unknown_fields=True, kw_only=True):
     """A page of jobs, in any of these states."""
 
-    state: Annotated[list[State], Meta(max_length=len(State))] | None = None
+    state: StateWords | None = None
 
 
 class TallyQuery(FilterQuery, forbid_unknown_fields=True, kw_only=True):
     """The jobs to count, and the field to count by."""
 
     by: TallyBy = "state"
-    state: Annotated[list[State], Meta(max_length=len(State))] | None = None
+    state: StateWords | None = None
     limit: Annotated[int, Meta(ge=1, le=bounds.PAGE_MAX)] = 100
 
 
@@ -202,13 +211,13 @@ async def show_output(call: ApiCall, id: JobId) -> OutputView:
 @operation("GET", "/v1/jobs", needs=Scope.OPERATE)
 async def list_jobs(call: ApiCall, query: JobsQuery) -> JobPage:
     """List jobs that match, newest first."""
-    return await page_of(call.engine, query, _states(query.state))
+    return await page_of(call.engine, query, query.state)
 
 
 @operation("GET", "/v1/tally", needs=Scope.OPERATE)
 async def tally_jobs(call: ApiCall, query: TallyQuery) -> Tallies:
     """Count jobs that match, by one of their values."""
-    wanted = query.wanted(_states(query.state))
+    wanted = query.wanted(query.state)
     # One value more than asked for shows whether there are more, up to the engine's bound.
     limit = min(query.limit + 1, bounds.PAGE_MAX)
     found = await call.engine.tally(wanted, query.by, limit=limit)
@@ -364,9 +373,9 @@ async def read_job(engine: Engine, id: str) -> Job:
     return job
 
 
-async def page_of(engine: Engine, query: PageQuery, states: tuple[State, ...] | None) -> JobPage:
+async def page_of(engine: Engine, query: PageQuery, state: Iterable[str] | None) -> JobPage:
     """A page of jobs, bounded in number, in bytes and in pages read."""
-    wanted = query.wanted(states)
+    wanted = query.wanted(state)
     views: list[JobView] = []
     size, room, after = 0, _FIRST_PAGE, query.cursor
     for _ in range(_PAGES_MAX):
@@ -403,10 +412,6 @@ async def _ended(call: ApiCall, id: str, wait_ms: int) -> Job:
         await asyncio.sleep(min(poll_s, left_s))
         # Most jobs end quickly; one that does not may take long.
         poll_s = min(poll_s * _POLL_S_GROWTH, _POLL_S_MAX)
-
-
-def _states(given: list[State] | None) -> tuple[State, ...] | None:
-    return None if given is None else tuple(dict.fromkeys(given))
 
 
 def _checked(act: Amendment) -> Amendment:

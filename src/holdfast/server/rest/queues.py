@@ -12,7 +12,7 @@ from msgspec import UNSET, Meta, UnsetType
 from holdfast.core import bounds
 from holdfast.core.fairness import Fairness
 from holdfast.core.limits import Limit
-from holdfast.core.model import JobFilter, Queue, QueueView, State
+from holdfast.core.model import Queue, QueueView
 from holdfast.engines.base import Engine
 from holdfast.errors import Exists, NotFound, UsageError
 from holdfast.notation.durations import to_ms
@@ -39,7 +39,7 @@ from holdfast.ops.queues import (
 from holdfast.process import wall_ms
 from holdfast.server.access.admission import ApiCall
 from holdfast.server.http.operation import Operation, Scope, operation
-from holdfast.server.rest.shapes import Many, Rate
+from holdfast.server.rest.shapes import Many, Rate, StateWords
 
 _Weight = Annotated[int, Meta(ge=1, le=bounds.WEIGHT_MAX)]
 
@@ -100,7 +100,7 @@ class ClearBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     lose the leases. With `dry_run` the jobs are only counted.
     """
 
-    states: Annotated[list[State], Meta(min_length=1, max_length=len(State))] | None = None
+    states: StateWords | None = None
     force: bool = False
     limit: Many = bounds.COUNT_EXACT_MAX
     dry_run: bool = False
@@ -194,13 +194,8 @@ async def drain_queue(call: ApiCall, queue: QueueName, body: DrainBody) -> Drain
 async def clear_queue(call: ApiCall, queue: QueueName, body: ClearBody) -> Cleared:
     """Clear a queue: delete its waiting jobs, or those in the given states, oldest first. Repeat
     the request while `more` is true."""
-    states = set(body.states or [State.WAITING]) | ({State.LEASED} if body.force else set())
-    if State.LEASED in states and not body.force:
-        raise UsageError(
-            "leased jobs are deleted only with force: true; their workers lose the leases"
-        )
+    wanted = acts.jobs_to_clear(queue, body.states, force=body.force)
     await _existing_queue(call.engine, queue)
-    wanted = JobFilter(queue=queue, states=tuple(each for each in State if each in states))
     found = await count_jobs(call.engine, wanted, most=body.limit)
     deleted = 0
     if not body.dry_run:

@@ -14,7 +14,7 @@ from msgspec import UNSET, Meta, UnsetType
 
 from holdfast.core import bounds
 from holdfast.core.model import JobFilter, Reason, State
-from holdfast.notation.filters import instant, pairs
+from holdfast.notation.filters import ChosenStates, StateWord, chosen_states, instant, pairs
 from holdfast.notation.job import FIELDS, NO_NUL, JobId, JobLine, Name, Pairs, QueueName, TaskName
 
 MaybeName = Annotated[str, Meta(max_length=bounds.NAME_BYTES_MAX, pattern=NO_NUL)]
@@ -48,6 +48,15 @@ LabelPair = Annotated[
 Cursor = Annotated[
     str, Meta(pattern="^[0-9]{1,400}$", description="Continue after the last page: its `after`.")
 ]
+StateWords = Annotated[
+    list[StateWord],
+    Meta(
+        min_length=1,
+        max_length=len(StateWord),
+        description="Jobs in any of these states. Waiting jobs are pending, scheduled (due later),"
+        " or failed (retrying): they wait to be retried. processing is leased, completed is done.",
+    ),
+]
 Fingerprint = Annotated[str, Meta(min_length=1, max_length=bounds.NAME_BYTES_MAX)]
 
 _USUAL_FIELDS = ("task", "payload", "id")
@@ -75,9 +84,9 @@ class FilterQuery(JobCriteria, forbid_unknown_fields=True, kw_only=True):
 
     label: list[LabelPair] | None = None
 
-    def wanted(self, states: tuple[State, ...] | None = None) -> JobFilter:
-        """The engine's filter, for jobs in any of `states`."""
-        return _job_filter(self, states, pairs("label", self.label))
+    def wanted(self, state: Iterable[str] | None = None) -> JobFilter:
+        """The engine's filter, for jobs in any of these states."""
+        return _job_filter(self, chosen_states(state), pairs("label", self.label))
 
 
 class PageQuery(FilterQuery, forbid_unknown_fields=True, kw_only=True):
@@ -97,15 +106,17 @@ class Filter(JobCriteria, forbid_unknown_fields=True, kw_only=True):
     """Jobs must match all given fields. `search` is a text in the id, task, key or tenant."""
 
     ids: Annotated[list[JobId], Meta(min_length=1, max_length=bounds.BATCH_MAX)] | None = None
-    states: Annotated[list[State], Meta(min_length=1, max_length=len(State))] | None = None
+    states: StateWords | None = None
     labels: Pairs | None = None
 
     def wanted(self, states: tuple[State, ...] | None = None) -> JobFilter:
         """The engine's filter, for jobs in any of `states` if that is given."""
-        own = None if self.states is None else tuple(self.states)
-        if own is not None and states is not None:
-            own = tuple(state for state in own if state in states)
-        wanted = _job_filter(self, states if own is None else own, self.labels)
+        own = chosen_states(self.states)
+        if own.states is None:
+            own = own._replace(states=states)
+        elif states is not None:
+            own = own._replace(states=tuple(state for state in own.states if state in states))
+        wanted = _job_filter(self, own, self.labels)
         ids = None if self.ids is None else tuple(dict.fromkeys(self.ids))
         return msgspec.structs.replace(wanted, ids=ids)
 
@@ -116,11 +127,12 @@ def cursor_text(after: int | None) -> str | None:
 
 
 def _job_filter(
-    criteria: JobCriteria, states: tuple[State, ...] | None, labels: dict[str, str] | None
+    criteria: JobCriteria, chosen: ChosenStates, labels: dict[str, str] | None
 ) -> JobFilter:
     return JobFilter(
         queue=criteria.queue,
-        states=states,
+        states=chosen.states,
+        waiting=chosen.waiting,
         task=criteria.task,
         tenant=criteria.tenant,
         group=criteria.group,

@@ -10,7 +10,6 @@ from msgspec import Meta
 
 from holdfast import __version__
 from holdfast.core import bounds
-from holdfast.core.model import State
 from holdfast.errors import EngineUnavailable
 from holdfast.notation.job import QueueName
 from holdfast.ops.alerts import AlertView, alert_views, read_alerts, sort_alerts
@@ -20,7 +19,7 @@ from holdfast.ops.status import StatusView, read_status, status_view
 from holdfast.server.access.admission import ApiCall
 from holdfast.server.http.operation import Operation, Scope, operation
 from holdfast.server.http.problems import Stopping
-from holdfast.server.rest.shapes import Many
+from holdfast.server.rest.shapes import Many, StateWords
 from holdfast.server.state import PartitionState, partitions_of
 
 
@@ -45,7 +44,7 @@ class CleanupBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """
 
     days: Annotated[float, Meta(ge=0, le=bounds.RETENTION_MS_MAX // bounds.DAY_MS)] | None = None
-    states: Annotated[list[State], Meta(min_length=1, max_length=len(State))] | None = None
+    states: StateWords | None = None
     dead: bool = False
     queue: QueueName | None = None
     limit: Many = bounds.COUNT_EXACT_MAX
@@ -106,8 +105,7 @@ async def show_checkup(call: ApiCall) -> CheckupView:
 @operation("POST", "/v1/cleanup", needs=Scope.OPERATE)
 async def clean_up(call: ApiCall, body: CleanupBody) -> Cleaned:
     """Delete old finished jobs. Repeat the request while `more` is true."""
-    states = tuple(body.states) if body.states else None
-    old = await old_jobs(call.engine, body.days, states, body.queue, dead=body.dead)
+    old = await old_jobs(call.engine, body.days, body.states, body.queue, dead=body.dead)
     found = await count_jobs(call.engine, old, most=body.limit)
     deleted = 0
     if not body.dry_run:
