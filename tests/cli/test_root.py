@@ -249,6 +249,11 @@ def test_both_program_names_work(tmp_path: Path) -> None:
     [
         (["nonsense"], 2, 'unknown command "nonsense": expected one of'),
         (["enqueu"], 2, "did you mean enqueue?"),
+        (["queue", "create", "q", "--visibility-timeout", "9"], 2, "did you mean --lease?"),
+        (["queue", "create", "q", "--max-retries=3"], 2, "did you mean --max-attempts, which"),
+        (["enqueue", "--depends-on", "a", "--", "x"], 2, "did you mean --after?"),
+        (["schedule", "add", "s", "--defer", "1m"], 2, "did you mean --delay?"),
+        (["status", "--colour"], 2, 'unknown option "--colour": see "holdfast status --help"'),
         (["queue", "lst"], 2, 'unknown command "lst": did you mean list?'),
         (["queue", "--json"], 2, "the command is missing"),
         (["--json"], 2, "the command is missing"),

@@ -43,7 +43,7 @@ from holdfast.errors import (
 )
 from holdfast.notation.durations import Duration, to_ms
 from holdfast.notation.job import JobOptions
-from holdfast.notation.options import expected, new_job
+from holdfast.notation.options import expected, new_job, unknown_names
 from holdfast.notation.policies import BreakerText, RateText, task_limits, to_breaker
 from holdfast.process import wall_ms
 from holdfast.worker.child.context import CallState, Context
@@ -479,8 +479,7 @@ def default_name(function: Callable[..., Any]) -> str:
 def _check_options(name: str, given: dict[str, Any]) -> None:
     unknown = sorted(set(given).difference(TaskOptions.__annotations__))
     if unknown:
-        known = ", ".join(sorted(TaskOptions.__annotations__))
-        raise UsageError(f"a task has no {', '.join(unknown)}; it has {known}")
+        raise UsageError(unknown_names("a task", unknown, TaskOptions.__annotations__))
     batch = given.get("batch", 1)
     if type(batch) is not int or not 1 <= batch <= bounds.BATCH_MAX:
         raise UsageError(f"batch of task {name} is {batch!r}; use 1 to {bounds.BATCH_MAX}")

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import difflib
 import os
 import sys
 import time
@@ -20,8 +19,7 @@ from typing import Annotated
 import msgspec
 from cyclopts import Parameter
 
-from holdfast.cli.flags import DryRun, JobFlags, option, switch
-from holdfast.cli.help_pages import program
+from holdfast.cli.flags import DryRun, JobFlags, option, switch, unknown_flag
 from holdfast.cli.jobs import unknown_worker, wait_for_job
 from holdfast.cli.output import COMMON, Common, Exit, print_json, progress, say
 from holdfast.cli.session import open_app
@@ -108,16 +106,22 @@ def _line(words: tuple[str, ...]) -> JobLine:
         case ("--", *command):
             return JobLine(command=list(command))
         case (text,) if text.lstrip().startswith("{"):
-            return read_line(text)
+            ignored: set[str] = set()
+            line = read_line(text, ignored)
+            _say_ignored(ignored)
+            return line
         case (word, *_) if word.startswith("-") and word != "-":
-            close = difflib.get_close_matches(word, _flag_names(), 1)
-            remedy = f"did you mean {close[0]}?" if close else f'see "{program()} enqueue --help"'
-            raise UsageError(f'unknown option "{word[:80]}": {remedy}')
+            raise UsageError(unknown_flag(word, _flag_names(), "enqueue"))
         case _:
             raise UsageError(
                 f'"{words[0][:80]}" is not a job: give JSON such as \'{{"command": "sleep 2"}}\', '
                 "or put -- before a command"
             )
+
+
+def _say_ignored(names: set[str]) -> None:
+    if names:
+        say(f"ignored {', '.join(sorted(names))}: the queue sets such fields itself")
 
 
 def _flag_names() -> list[str]:
@@ -189,6 +193,7 @@ async def _enqueue_many(file: int, given: JobLine, flags: EnqueueFlags, common: 
             except asyncio.CancelledError:
                 say(_settled(feed.counts))
                 raise
+    _say_ignored(feed.ignored)
     _print_counts(feed.counts, faults, time.monotonic() - started, flags, common)
     return Exit.FAILED if feed.counts.refused else Exit.DONE
 
@@ -309,6 +314,8 @@ class LineFeed:
         self._in_flight: list[tuple[int, NewJob]] = []
         self._call: asyncio.Future[list[Receipt]] | None = None
         self.counts = FeedCounts()
+        self.ignored: set[str] = set()
+        """Names of fields that were left out of lines, as `read_line` does."""
 
     async def run(self, reader: LineReader) -> None:
         """Enqueue every line. When interrupted, the batch in flight is still awaited, so that
@@ -349,7 +356,9 @@ class LineFeed:
                 )
             elif text and not text.isspace():
                 try:
-                    self._waiting.append((number, make_job(read_line(text), self._defaults)))
+                    self._waiting.append(
+                        (number, make_job(read_line(text, self.ignored), self._defaults))
+                    )
                 except UsageError as error:
                     self._refuse(number, error.code, str(error))
 

@@ -12,6 +12,7 @@ from typing import Annotated, Any, get_origin
 import msgspec
 from cyclopts import Parameter
 
+from holdfast.cli.help_pages import program
 from holdfast.cli.output import Declined
 from holdfast.core import codec
 from holdfast.core.model import JobFilter, Reason
@@ -21,6 +22,7 @@ from holdfast.notation import job_lines
 from holdfast.notation.durations import to_ms
 from holdfast.notation.filters import StateWord, chosen_states, instant, pairs
 from holdfast.notation.job import FIELDS, JobField
+from holdfast.notation.synonyms import remedy
 from holdfast.ops.jobs import amend
 
 
@@ -167,6 +169,16 @@ class EditFlags(_fields((name for name in FIELDS if FIELDS[name].edit), editing=
             labels=pairs("--label", self.labels),
             headers=pairs("--header", self.headers),
         )
+
+
+def unknown_flag(flag: str, known: Iterable[str], *command: str) -> str:
+    """The error for a flag that a command does not have."""
+    wrong = flag.partition("=")[0]
+    names = {name.lstrip("-").replace("-", "_"): name for name in known}
+    found = remedy(wrong.lstrip("-").replace("-", "_"), names, shape="--{}").replace("_", "-")
+    return f'unknown option "{wrong[:80]}": ' + (
+        found or f'see "{" ".join((program(), *command))} --help"'
+    )
 
 
 def confirm(question: str, *, yes: bool) -> None:

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from cyclopts import App, ArgumentCollection, CycloptsError, Parameter, Token
+from cyclopts import App, ArgumentCollection, CycloptsError, Parameter, Token, UnknownOptionError
 from cyclopts.config import Env
 
 from holdfast import __version__, tracing
@@ -194,6 +194,13 @@ def dispatch(arguments: list[str]) -> int:
             print_error=False,
             result_action="return_value",
         )
+    except UnknownOptionError as error:
+        from holdfast.cli.flags import unknown_flag
+
+        names = [name for each in error.argument_collection if each.parse for name in each.names]
+        wrong = error.token.keyword or error.token.value
+        text = unknown_flag(wrong, names, *(error.command_chain or ()))
+        return _fail(text, UsageError.code, Exit.USAGE)
     except CycloptsError as error:
         return _fail(_reworded(" ".join(str(error).split())), UsageError.code, Exit.USAGE)
     except UnknownQueue as error:

@@ -5,7 +5,6 @@ A field of the line itself overrides the flags, which override the stored settin
 
 from __future__ import annotations
 
-import difflib
 import functools
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
@@ -21,6 +20,7 @@ from holdfast.errors import InvalidJob
 from holdfast.notation.job import FIELDS, JobLine, JobOptions
 from holdfast.notation.options import new_id, new_job
 from holdfast.notation.policies import show_backoff
+from holdfast.notation.synonyms import READ_ONLY, remedy
 
 __all__ = [
     "FIELDS",
@@ -55,6 +55,7 @@ _ABSENT = (None, msgspec.UNSET)
 _decoder = msgspec.json.Decoder(JobLine)
 _encode = msgspec.json.Encoder().encode
 _decode_any = msgspec.json.Decoder().decode
+_decode_raw = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
 
 class _CommandFields(msgspec.Struct, omit_defaults=True):
@@ -79,8 +80,9 @@ class JobDefaults(msgspec.Struct, frozen=True):
     make_id: Callable[[], str] = new_id
 
 
-def read_line(text: bytes | str) -> JobLine:
-    """Read one JSON object. Raises InvalidJob."""
+def read_line(text: bytes | str, ignored: set[str] | None = None) -> JobLine:
+    """Read one JSON object. With `ignored`, fields of a printed job that the queue sets itself are
+    left out and added to it. Raises InvalidJob."""
     try:
         # Decoded as text first, because msgspec does not validate the bytes of the raw payload.
         return _decoder.decode(text.decode() if isinstance(text, bytes) else text)
@@ -89,7 +91,13 @@ def read_line(text: bytes | str) -> JobLine:
     except RecursionError:
         raise InvalidJob("the job is nested too deeply") from None
     except msgspec.ValidationError as error:
-        raise InvalidJob(_reworded(str(error), _decode_any(text))) from None
+        given = _decode_any(text)
+        read_only = given.keys() & READ_ONLY if isinstance(given, dict) else ()
+        if ignored is None or not read_only:
+            raise InvalidJob(_reworded(str(error), given)) from None
+        ignored |= read_only
+        fields = {name: raw for name, raw in _decode_raw(text).items() if name not in read_only}
+        return read_line(_encode(fields))
     except msgspec.DecodeError as error:
         raise InvalidJob(f"the job is not JSON: {error}") from None
 
@@ -223,9 +231,8 @@ def _reworded(text: str, given: Any) -> str:
     problem, _, where = text.replace("`", "").partition(" - at $")
     if "unknown field" in problem:
         wrong = problem.rpartition(" ")[2]
-        close = difflib.get_close_matches(wrong, FIELDS, 1)
-        remedy = f"did you mean {close[0]}?" if close else f"a job has {', '.join(FIELDS)}"
-        return f"unknown field {wrong}: {remedy}"
+        found = remedy(wrong, FIELDS) or f"a job has {', '.join(FIELDS)}"
+        return f"unknown field {wrong}: {found}"
     name = where.lstrip(".")
     if name == "run_at" and isinstance(given["run_at"], str):
         example = "expected a date and time such as 2030-01-31T12:00:00Z"

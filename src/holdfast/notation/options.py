@@ -34,6 +34,7 @@ from holdfast.notation.durations import Duration, to_ms
 from holdfast.notation.filters import chosen_states
 from holdfast.notation.job import JobOptions
 from holdfast.notation.policies import to_backoff
+from holdfast.notation.synonyms import remedy
 
 
 class QueueOptions(TypedDict, total=False):
@@ -174,7 +175,17 @@ def _refuse_unknown(
 ) -> None:
     unknown = sorted(set(given).difference(known))
     if unknown:
-        raise error(f"{what} has no {', '.join(unknown)}; it has {', '.join(sorted(known))}")
+        raise error(unknown_names(what, unknown, known))
+
+
+def unknown_names(what: str, unknown: Iterable[str], known: Iterable[str]) -> str:
+    """The error for options that something does not have, with their remedy."""
+    wrong, names = list(unknown), sorted(known)
+    remedies = {name: found for name in wrong if (found := remedy(name, names))}
+    if len(wrong) == len(remedies) == 1:
+        return f"{what} has no {wrong[0]}: {remedies[wrong[0]]}"
+    hints = "".join(f"; {name}: {text}" for name, text in remedies.items())
+    return f"{what} has no {', '.join(wrong)}; it has {', '.join(names)}{hints}"
 
 
 def _durations(given: dict[str, Any], names: Iterable[str], error: type[UsageError]) -> None:

@@ -259,3 +259,22 @@ async def test_dependencies_of_one_request_are_bounded(rest: RestClient) -> None
     [lease] = await rest.lease()
     said = {**verdict(lease, "complete"), "then": body["jobs"]}
     assert await rest.refused("POST", "/v1/settle", {"verdicts": [said]}) == (413, "too_large")
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        ({"items": []}, "did you mean jobs?"),
+        ({"jobs": [{"task": "t"}, {"task": "t", "depends_on": ["a"]}]}, "did you mean after?"),
+        ({"jobs": [{"task": "t", "visibility_timeout": 30}]}, "did you mean lease?"),
+        ({"jobs": [{"task": "t", "dead_deadline": "1h"}]}, "did you mean expires?"),
+        ({"jobs": [{"task": "t", "state": "x"}]}, "the queue sets it: leave it out"),
+        ({"jobs": [{"task": "t", "colour": 1}]}, "unknown field `colour` - at `$.jobs[0]`"),
+    ],
+)
+async def test_an_unknown_field_gets_a_suggestion(
+    rest: RestClient, body: dict[str, Any], says: str
+) -> None:
+    answer = await rest.client.post("/v1/queues/default/jobs", json=body)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["message"].endswith(says)

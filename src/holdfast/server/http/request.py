@@ -17,6 +17,7 @@ import msgspec
 from msgspec.structs import FieldInfo
 
 from holdfast.errors import UsageError
+from holdfast.notation.synonyms import READ_ONLY, remedy
 from holdfast.server.access.admission import Admission, ApiCall
 from holdfast.server.access.peers import OWN_USER
 from holdfast.server.http.chunked_decode import LARGE, ChunkedDecoder, is_struct
@@ -140,19 +141,29 @@ class RequestReader:
                 rewritten = write_whole_floats_as_ints(body)
                 if rewritten != body:
                     return self._decode_whole(decode, rewritten)
-            raise _decode_error(error) from None
+            raise self._decode_error(error) from None
         except _UNREADABLE as error:
             if not body.strip():
                 raise BadRequest(
                     f"the body is empty: send {self._operation.content_type}"
                 ) from None
-            raise _decode_error(error) from None
+            raise self._decode_error(error) from None
 
     async def _decode_chunked(self, decoder: ChunkedDecoder, body: bytes) -> Any:
         try:
             return await decoder.decode(body)
         except _UNREADABLE as error:
-            raise _decode_error(error) from None
+            raise self._decode_error(error) from None
+
+    def _decode_error(self, error: Exception) -> UsageError:
+        match error:
+            case msgspec.ValidationError():
+                hint = _hint(self._operation.body, str(error))
+                return InvalidRequest(f"invalid body: {error}" + (f": {hint}" if hint else ""))
+            case RecursionError():
+                return BadRequest("the body is nested too deeply")
+            case _:
+                return BadRequest(f"the body cannot be decoded: {error}")
 
 
 def body_may_be_empty(operation: Operation) -> bool:
@@ -195,7 +206,8 @@ class QueryReader:
             field = self._fields.get(name)
             if field is None:
                 names = ", ".join(self._fields) or "none"
-                raise InvalidRequest(f"unknown query parameter {name!r}: expected one of {names}")
+                hint = remedy(name, self._fields) or f"expected one of {names}"
+                raise InvalidRequest(f"unknown query parameter {name!r}: {hint}")
             if name in self._lists:
                 values.setdefault(name, []).append(scalar(value, _element(field)))
             elif name in values:
@@ -345,14 +357,41 @@ async def wait_for_disconnect(receive: Receive) -> None:
 _UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
-def _decode_error(error: Exception) -> UsageError:
-    match error:
-        case msgspec.ValidationError():
-            return InvalidRequest(f"invalid body: {error}")
-        case RecursionError():
-            return BadRequest("the body is nested too deeply")
-        case _:
-            return BadRequest(f"the body cannot be decoded: {error}")
+_UNKNOWN_FIELD = re.compile(
+    r"Object contains unknown field `([^`]{1,80})`(?: - at `\$(.{0,200})`)?"
+)
+
+
+def _hint(body: Any, error: str) -> str:
+    """The remedy for an unknown field of a body of this type, if there is one."""
+    unknown = _UNKNOWN_FIELD.fullmatch(error)
+    if unknown is None:
+        return ""
+    wrong, path = unknown[1], unknown[2] or ""
+    if wrong in READ_ONLY:
+        return "the queue sets it: leave it out"
+    wanted = body
+    for name, is_list in re.findall(r"\.(\w+)(\[)?", path):
+        wanted = next(
+            (field.type for field in _struct_fields(wanted) if field.encode_name == name), None
+        )
+        wanted = _list_element(wanted) if is_list else wanted
+    return remedy(wrong, [field.encode_name for field in _struct_fields(wanted)])
+
+
+def _list_element(wanted: Any) -> Any:
+    """The type of the elements of a list, or of the list in a union."""
+    origin, arguments = get_origin(wanted), get_args(wanted)
+    if origin in _LISTS:
+        return arguments[0]
+    members = arguments[:1] if origin is Annotated else arguments
+    return next(filter(None, map(_list_element, members)), None)
+
+
+def _struct_fields(wanted: Any) -> list[FieldInfo]:
+    """The fields of the structs in a type."""
+    structs = [kind for kind in _plain_types(wanted) if is_struct(kind)]
+    return [field for kind in structs for field in _fields_of(kind).values()]
 
 
 # An unterminated string matches to the end of the body: trying every quote again is quadratic.
