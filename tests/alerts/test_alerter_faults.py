@@ -219,11 +219,11 @@ async def test_records_of_a_later_version_are_left_alone(
 
 
 async def test_an_unreadable_setting_is_logged_once(
-    clock: ManualClock, caplog: pytest.LogCaptureFixture
+    clock: ManualClock, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = FaultyEngine(clock)
     await engine.open()
-    await engine.save([Record(kind="setting", key="alert-depth", value=b"many")])
+    monkeypatch.setenv("HOLDFAST_ALERT_DEPTH", "many")
     await enqueue_jobs(engine, 101)
     server = AlertServer(engine, clock)
     await server.look()

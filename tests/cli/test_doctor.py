@@ -1,5 +1,6 @@
 """`doctor` finds each problem and prints its remedy."""
 
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -7,7 +8,7 @@ import pytest
 
 from holdfast.app.application import Holdfast
 from holdfast.core.limits import Rate
-from holdfast.core.model import JobFilter, NewJob, Queue
+from holdfast.core.model import JobFilter, NewJob, Queue, Record
 from holdfast.engines.base import Engine
 from holdfast.engines.extras import Examination
 from holdfast.engines.memory import MemoryEngine
@@ -32,11 +33,34 @@ def test_a_healthy_store_has_no_findings(cli: Cli) -> None:
     seed.worker("w")
     answer = cli("doctor", "--deep", "--json").json
     assert answer["ok"] is True
-    names = ["python", "store", "disk", "integrity", "clock", "upkeep", "worker", "queue"]
+    names = ["python", "store", "disk", "integrity", "clock", "upkeep", "record", "worker", "queue"]
     assert levels(answer["findings"]) == {name: {"ok"} for name in names}
     text = cli("doctor").out
     assert "SQLite 3." in text
     assert "integrity" not in text
+
+
+def test_an_unreadable_record_is_named_and_removed(cli: Cli) -> None:
+    bad = [
+        Record(kind="schedule", key="bad", value=b'{"name":"bad"}'),
+        Record(kind="task-limit", key="q/it's bad", value=b"{"),
+    ]
+    seed.with_app(lambda app: app.engine.save(bad))
+    found = [each for each in cli("doctor", "--json").json["findings"] if each["name"] == "record"]
+    assert [each["level"] for each in found] == ["warn", "warn"]
+    assert "the stored schedule 'bad' cannot be read and has no effect: " in found[0]["text"]
+    assert "missing required field `job`" in found[0]["text"]
+    for each in found:
+        ran = cli(*shlex.split(each["command"]))
+        assert ran.code == 0, ran
+    assert ran.out == "removed the task-limit record q/it's bad\n"
+    found = [each for each in cli("doctor", "--json").json["findings"] if each["name"] == "record"]
+    assert [each["text"] for each in found] == ["every stored record can be read"]
+    acts = [(each["what"], each["on"]) for each in cli("audit", "--json").json]
+    assert ("record.remove", "schedule bad") in acts
+    again = cli("record", "remove", "schedule", "bad")
+    assert (again.code, again.out) == (3, "")
+    assert 'there is no schedule record "bad"' in again.err
 
 
 def test_warnings_have_a_remedy_and_exit_with_0(cli: Cli) -> None:

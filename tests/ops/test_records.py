@@ -19,9 +19,14 @@ class Note(msgspec.Struct, frozen=True):
     text: str
 
 
+def check_short(note: Note) -> None:
+    if len(note.text) >= 5:
+        raise ValueError("too long")
+
+
 NOTES = RecordKind("note", Note)
 STRICT = RecordKind("note", Note, strict=True, remedy="write it again")
-SHORT = RecordKind("note", Note, check=lambda _, note: len(note.text) < 5)
+SHORT = RecordKind("note", Note, check=lambda _, note: check_short(note))
 FALLBACK = RecordKind("note", Note, fallback=lambda: Note("?"))
 
 

@@ -178,6 +178,7 @@ def _records(
             key=f"{queue}.busy",
             value=encode(Distribution(source=f"{queue}.in*", target=f"{queue}.busy")),
         ),
+        Record(kind=workers.ORDER_KIND, key=name("broken"), value=b"?"),
         Record(kind="pause", key=queue, value=encode({"by": mark})),
         Record(kind="setting", key="lease", value=b"29s"),
         Record(kind=QUOTA_KIND, key=f"tenant:{name('acme')}", value=b'{"depth":1000}'),
@@ -359,6 +360,9 @@ def _others(of: SampleNamespace, queue: str) -> dict[str, ExampleRequest]:
         "GET /v1/quotas": ExampleRequest(),
         "PUT /v1/quotas/{whose}": ExampleRequest(quota, body={"depth": 7}),
         "DELETE /v1/quotas/{whose}": ExampleRequest(quota),
+        "DELETE /v1/records/{kind}/{key}": ExampleRequest(
+            {"kind": workers.ORDER_KIND, "key": of["broken"]}
+        ),
     }
 
 

@@ -1,4 +1,6 @@
-"""`holdfast token`, `quota`, `config` and `audit`: access to the server, and stored settings."""
+"""`holdfast token`, `quota`, `config`, `record` and `audit`: access to the server, stored settings,
+and records that cannot be read.
+"""
 
 from __future__ import annotations
 
@@ -36,6 +38,7 @@ from holdfast.core.text import printable
 from holdfast.errors import ConfigError, NotFound, UsageError
 from holdfast.ops.audit import ActView, Audit, AuditEntry, act_view
 from holdfast.ops.quotas import QuotaBody, Quotas, quota_of, quota_view, show_owner
+from holdfast.ops.records import remove_unreadable
 from holdfast.ops.settings import read_settings, save_setting, setting_view
 from holdfast.ops.tokens import TokenRequest, Tokens, TokenView, expiry_ms, made_token, token_view
 from holdfast.ops.views import plain
@@ -318,6 +321,24 @@ def _known_setting(name: str) -> Setting:
         return setting_of(name)
     except ConfigError as error:
         raise NotFound(str(error)) from None
+
+
+async def remove_record(
+    kind: Annotated[str, Parameter(help="Kind of the record, e.g. schedule.")],
+    key: Annotated[str, Parameter(help="Key of the record.")],
+    /,
+    *,
+    common: Common = COMMON,
+) -> None:
+    """Remove a stored record that cannot be read, as doctor names it."""
+    async with open_app(common) as app:
+        ask = server_of(app)
+        if ask is not None:
+            await ask("DELETE", f"/v1/records/{path_segment(kind)}/{path_segment(key)}")
+        else:
+            async with audit_of(app).doing(audit_act("record.remove", f"{kind} {key}")):
+                await remove_unreadable(app.engine, kind, key)
+    print_either({"kind": kind, "key": key}, f"removed the {kind} record {key}", common)
 
 
 async def audit(

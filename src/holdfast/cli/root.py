@@ -34,6 +34,7 @@ GROUPS: dict[str, str] = {
     "schedule": "Manage schedules, which enqueue jobs regularly.",
     "token": "Create, list and revoke API tokens.",
     "quota": "Limit how much may be enqueued over HTTP.",
+    "record": "Remove stored records that cannot be read.",
 }
 
 # The words of each command and the function that runs it. The first line of the function's
@@ -116,6 +117,7 @@ COMMANDS: tuple[tuple[str, str], ...] = (
     ("quota list", "admin:list_quotas"),
     ("quota set", "admin:set_quota"),
     ("quota remove", "admin:remove_quota"),
+    ("record remove", "admin:remove_record"),
     ("audit", "admin:audit"),
     ("cleanup", "upkeep:cleanup"),
     ("doctor", "upkeep:doctor"),

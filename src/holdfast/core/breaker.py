@@ -12,6 +12,7 @@ import msgspec
 from msgspec.structs import replace
 
 from holdfast.core import bounds
+from holdfast.core.bounds import Count, Share, Span
 
 KIND = "breaker"
 TASK_PREFIX, HOST_PREFIX = "task:", "host:"
@@ -26,12 +27,12 @@ class Breaker(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     `calls_min` attempts ended within `window_ms` and that share of them failed. The cool-down
     doubles each time a probe fails, up to `cooldown_ms_max`."""
 
-    failures: int = 5
-    share: float | None = None
-    calls_min: int = 20
-    window_ms: int = bounds.MINUTE_MS
-    cooldown_ms: int = 30 * bounds.SECOND_MS
-    cooldown_ms_max: int = 10 * bounds.MINUTE_MS
+    failures: Count = 5
+    share: Share | None = None
+    calls_min: Count = 20
+    window_ms: Span = bounds.MINUTE_MS
+    cooldown_ms: Span = 30 * bounds.SECOND_MS
+    cooldown_ms_max: Span = 10 * bounds.MINUTE_MS
 
 
 class BreakerState(StrEnum):
@@ -48,12 +49,12 @@ class BreakerRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 
     policy: Breaker = Breaker()
     state: BreakerState = BreakerState.CLOSED
-    streak: int = 0
-    good: int = 0
-    bad: int = 0
-    window_ms: int = 0
-    openings: int = 0
-    open_ms: int = 0
+    streak: Count = 0
+    good: Count = 0
+    bad: Count = 0
+    window_ms: Span = 0
+    openings: Count = 0
+    open_ms: Span = 0
     prober: str = ""
     last: str = ""
     by: str = ""

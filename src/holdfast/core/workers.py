@@ -10,6 +10,7 @@ from enum import StrEnum
 import msgspec
 
 from holdfast.core import bounds
+from holdfast.core.bounds import Count, Instant, Share, Span
 
 KIND = "worker"
 ORDER_KIND = "order"
@@ -39,21 +40,21 @@ class WorkerRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     name: str
     id: str
     host: str
-    pid: int
-    started_at: int
-    start_ticks: int = 0
+    pid: Count
+    started_at: Instant
+    start_ticks: Count = 0
     """The kernel's start time of the process; together with the pid it identifies the process."""
     version: str = ""
-    queues: dict[str, int] = {}
+    queues: dict[str, Count] = {}
     tasks: tuple[str, ...] = ()
     labels: dict[str, str] = {}
-    capacity: int = 0
-    running: int = 0
-    prefetched: int = 0
-    done: int = 0
-    failed: int = 0
-    consecutive_failures: int = 0
-    failure_rate: float = 0.0
+    capacity: Count = 0
+    running: Count = 0
+    prefetched: Count = 0
+    done: Count = 0
+    failed: Count = 0
+    consecutive_failures: Count = 0
+    failure_rate: Share = 0.0
     blocked: str = ""
     """Why it makes no progress although it has free slots and jobs wait; "" if it makes
     progress.
@@ -71,8 +72,8 @@ class WorkerOrder(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     cordoned: bool = False
     ending: str = ""
     ending_id: str = ""
-    grace_ms: int | None = None
-    renew: int = 0
+    grace_ms: Span | None = None
+    renew: Count = 0
     by: str = ""
 
 

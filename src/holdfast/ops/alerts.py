@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Final, Literal
+from typing import Annotated, Final, Literal
 
 import msgspec
+from msgspec import Meta
 
 from holdfast.core import bounds
+from holdfast.core.bounds import Count, Instant
 from holdfast.engines.base import Engine
 from holdfast.notation.durations import show_at
-from holdfast.ops.records import RecordKind
+from holdfast.ops.records import RecordKind, check_same
 from holdfast.ops.views import at_of
 
 ALERT_KIND: Final = "alert"
@@ -33,10 +35,10 @@ class PendingNotice(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     """
 
     what: NoticeKind
-    at: int
-    tried_at: int
-    tries: int = 1
-    first: int | None = None
+    at: Instant
+    tried_at: Instant
+    tries: Annotated[int, Meta(ge=1, le=100)] = 1
+    first: Instant | None = None
 
 
 class Alert(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -49,14 +51,14 @@ class Alert(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     about: str
     severity: Severity
     unit: Unit
-    value: int
-    threshold: int
+    value: Count
+    threshold: Count
     text: str
-    raised_at: int
-    seen_at: int
+    raised_at: Instant
+    seen_at: Instant
     queue: str = ""
-    ended_at: int | None = None
-    notified_at: int | None = msgspec.field(default=None, name="told_at")
+    ended_at: Instant | None = None
+    notified_at: Instant | None = msgspec.field(default=None, name="told_at")
     notified: bool = msgspec.field(default=False, name="told")
     by: str = ""
     pending: PendingNotice | None = msgspec.field(default=None, name="telling")
@@ -70,7 +72,11 @@ class Alert(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return alert_key(self.rule, self.about)
 
 
-ALERTS = RecordKind(ALERT_KIND, Alert)
+def _check_stored(key: str, alert: Alert) -> None:
+    check_same("rule and subject", alert.key, key)
+
+
+ALERTS = RecordKind(ALERT_KIND, Alert, check=_check_stored)
 
 StoredAlert = tuple[Alert, int]
 """An alert, and the time since its record was saved, in milliseconds."""

@@ -15,12 +15,13 @@ import msgspec
 from msgspec.structs import replace
 
 from holdfast.core import bounds, checks
+from holdfast.core.bounds import Count, Instant
 from holdfast.core.model import JobFilter, Queue, Record
 from holdfast.core.verdict import Amendment, Edit, Move
 from holdfast.engines.base import Engine, Known
 from holdfast.errors import HoldfastError, StorageFull
 from holdfast.notation.durations import show_at
-from holdfast.ops.records import RecordKind, remove_records
+from holdfast.ops.records import LogKind, remove_records
 
 AUDIT_KIND = "audit"
 KEPT_MS = 90 * bounds.DAY_MS
@@ -36,17 +37,17 @@ class AuditEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """`who` is the name of a token or a person, `token` the token's id, `peer` the remote address.
     `outcome` is "done" or an error code; "" is unknown. `changed` counts what was changed."""
 
-    at: int
+    at: Instant
     who: str
     what: str
     on: str = ""
     token: str = ""
     peer: str = ""
     outcome: str = ""
-    changed: int | None = None
+    changed: Count | None = None
 
 
-ENTRIES = RecordKind(AUDIT_KIND, AuditEntry, label="audit entry")
+ENTRIES = LogKind(AUDIT_KIND, AuditEntry, label="audit entry")
 
 
 class Audit:

@@ -23,11 +23,18 @@ from holdfast.core.breaker import (
 )
 from holdfast.engines.base import Engine
 from holdfast.errors import NotFound
-from holdfast.notation.policies import show_breaker
+from holdfast.notation.policies import checked_breaker, show_breaker
 from holdfast.ops.records import TRIES_MAX, RecordKind
 from holdfast.process import boot_s
 
-BREAKERS = RecordKind(KIND, BreakerRecord, fallback=BreakerRecord)
+
+def _check_stored(key: str, breaker: BreakerRecord) -> None:
+    if not key.startswith((TASK_PREFIX, HOST_PREFIX)):
+        raise ValueError(f"its key begins neither with {TASK_PREFIX} nor with {HOST_PREFIX}")
+    checked_breaker("policy", breaker.policy)
+
+
+BREAKERS = RecordKind(KIND, BreakerRecord, fallback=BreakerRecord, check=_check_stored)
 """A breaker that cannot be read counts as closed."""
 
 BreakerChange: TypeAlias = Callable[[BreakerRecord, int], BreakerRecord]

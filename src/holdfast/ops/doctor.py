@@ -6,6 +6,7 @@ Nothing is changed. Every finding that is not ok has a remedy.
 from __future__ import annotations
 
 import platform
+import shlex
 from collections.abc import Iterator, Sequence
 from typing import Literal
 
@@ -13,20 +14,15 @@ import msgspec
 
 from holdfast.core import bounds
 from holdfast.core.explain import ABSENT_MS, serves, startable
-from holdfast.core.model import JobFilter, QueueView, Record, State
+from holdfast.core.model import JobFilter, QueueView, State
 from holdfast.core.text import counted, show_ms
 from holdfast.core.workers import Health, addressee
 from holdfast.engines.base import Engine, Expired, Overdue
 from holdfast.engines.extras import Examinable, Examination, extra
 from holdfast.errors import Forbidden
 from holdfast.notation.durations import show_at
-from holdfast.ops.records import scan
-from holdfast.ops.redrives import (
-    REDRIVE_KIND,
-    REDRIVES,
-    RedriveState,
-    is_late,
-)
+from holdfast.ops.records import Stored, UnreadableRecord, find_unreadable
+from holdfast.ops.redrives import REDRIVES, RedriveRecord, RedriveState, is_late
 from holdfast.ops.schedules import Schedules
 from holdfast.ops.ticks import Schedule, next_tick
 from holdfast.ops.workers import Workers, WorkerView
@@ -38,8 +34,11 @@ LATE_MS_MAX = 30_000
 """Upkeep wakes every few seconds: work that is later than this shows that none is running."""
 _TICK_LATE_MS_MAX = 120_000
 _TASKS_MAX = 100
+_UNREADABLE_MAX = 20
 
 Level = Literal["ok", "warn", "fail"]
+StoredRedrive = tuple[Stored[RedriveRecord], RedriveRecord]
+"""A redrive as it is stored, and its value."""
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
@@ -71,13 +70,19 @@ async def check_store(store: Engine, *, deep: bool = False) -> list[Finding]:
     views = await store.queues()
     workers = await Workers(store).all()
     schedules = await Schedules(store, wall_ms).all()
-    redrives = [record async for record in scan(store, REDRIVE_KIND)]
+    redrives = [
+        (stored, stored.value)
+        async for stored in REDRIVES.read_all(store)
+        if stored.value is not None
+    ]
+    unreadable = await find_unreadable(store, deep=deep, most=_UNREADABLE_MAX + 1)
     first = await _first_due(store)
     return [
         *_about_store(store.traits.name, examination, deep=deep),
         _clock(skew_ms, took_ms),
         *_upkeep(first, examination.now, schedules, redrives),
         *_stopped_redrives(redrives, examination.now),
+        *_records(unreadable),
         *_workers(workers),
         *_queues(views, workers, sees_all=first is not None),
         *await _tasks(store, views, workers),
@@ -139,7 +144,7 @@ def _upkeep(
     first: tuple[Overdue, Expired] | None,
     now: int,
     schedules: Sequence[Schedule],
-    redrives: Sequence[Record],
+    redrives: Sequence[StoredRedrive],
 ) -> list[Finding]:
     """Upkeep writes nothing while it has nothing to do, so look for late work."""
     overdue, expired = (first[0].leases, first[1].jobs) if first else ((), ())
@@ -154,10 +159,10 @@ def _upkeep(
         tick = None if schedule.paused else next_tick(schedule, schedule.passed_at)
         if tick is not None and wall_ms() - tick > _TICK_LATE_MS_MAX:
             late.append(f"schedule {schedule.name} did not tick at {show_at(tick)}")
-    for record in redrives:
-        if is_late(REDRIVES.require(record), record.age_ms, LATE_MS_MAX):
-            ago = show_ms(round(record.age_ms, -3))
-            late.append(f"redrive {record.key} made its last step {ago} ago and has not ended")
+    for stored, redrive in redrives:
+        if is_late(redrive, stored.age_ms, LATE_MS_MAX):
+            ago = show_ms(round(stored.age_ms, -3))
+            late.append(f"redrive {stored.key} made its last step {ago} ago and has not ended")
     if not late:
         text = "nothing is late" if first else "no schedule and no redrive is late"
         return [Finding(level="ok", name="upkeep", text=text)]
@@ -168,9 +173,9 @@ def _upkeep(
     ]
 
 
-def _stopped_redrives(redrives: Sequence[Record], now: int) -> Iterator[Finding]:
+def _stopped_redrives(redrives: Sequence[StoredRedrive], now: int) -> Iterator[Finding]:
     """Redrives that stopped within a day: an operator has to decide about the remaining jobs."""
-    for redrive in map(REDRIVES.require, redrives):
+    for _, redrive in redrives:
         lately = redrive.ended_at is not None and now - redrive.ended_at < bounds.DAY_MS
         if redrive.state is RedriveState.STOPPED and lately:
             left = counted(redrive.left, "dead letter")
@@ -181,6 +186,24 @@ def _stopped_redrives(redrives: Sequence[Record], now: int) -> Iterator[Finding]
                 remedy="fix the cause of death, then retry the rest",
                 command=f"redrive show {redrive.id}",
             )
+
+
+def _records(unreadable: Sequence[UnreadableRecord]) -> Iterator[Finding]:
+    for kind, key, why in unreadable[:_UNREADABLE_MAX]:
+        yield Finding(
+            level="warn",
+            name="record",
+            text=f"the stored {kind} {key!r} cannot be read and has no effect: {why}",
+            remedy="remove it, or use the version of Holdfast that wrote it",
+            command=f"record remove {kind} {shlex.quote(key)}",
+        )
+    if len(unreadable) > _UNREADABLE_MAX:
+        text = f"more than {_UNREADABLE_MAX} stored records cannot be read"
+        yield Finding(
+            level="warn", name="record", text=text, remedy="remove these, then look again"
+        )
+    if not unreadable:
+        yield Finding(level="ok", name="record", text="every stored record can be read")
 
 
 def _workers(workers: Sequence[WorkerView]) -> Iterator[Finding]:

@@ -18,6 +18,7 @@ import msgspec
 from msgspec.structs import replace
 
 from holdfast.core import bounds, checks
+from holdfast.core.bounds import Instant
 from holdfast.core.fairness import TenantView
 from holdfast.core.limits import Limit, Slot
 from holdfast.core.model import JobFilter, Queue, QueueView, State
@@ -26,7 +27,7 @@ from holdfast.engines.base import Engine
 from holdfast.errors import ConfigError, EngineUnavailable, UsageError
 from holdfast.notation.filters import chosen_states
 from holdfast.notation.options import QueueOptions, changed_queue
-from holdfast.ops.records import TRIES_MAX, RecordKind
+from holdfast.ops.records import TRIES_MAX, RecordKind, check_same
 
 COUNTS = ("ready", "delayed", "blocked", "leased", "overdue", "done", "dead")
 _ALL_COUNTS = (*COUNTS, "cancelled")
@@ -38,7 +39,7 @@ class Pause(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     by: str = ""
     text: str = ""
-    at: int | None = None
+    at: Instant | None = None
     over: bool = False
 
 
@@ -47,7 +48,14 @@ PAUSES = RecordKind(PAUSE_KIND, Pause, label="the pause of queue", fallback=Paus
 """The pause of each queue by name, for information: the queue's own `paused` setting decides."""
 
 LIMIT_KIND = "task-limit"
-TASK_LIMITS = RecordKind(LIMIT_KIND, Limit, label="task limit")
+
+
+def _check_task_limit(key: str, limit: Limit) -> None:
+    checks.check_limit(limit)
+    check_same("name", limit.name, key.partition("/")[2])
+
+
+TASK_LIMITS = RecordKind(LIMIT_KIND, Limit, label="task limit", check=_check_task_limit)
 """The limits that the code declared last, by queue and name."""
 
 DISTRIBUTION_KIND = "distribution"
@@ -350,7 +358,17 @@ class Distribution(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
         return queue != self.target and fnmatch.fnmatchcase(queue, self.source)
 
 
-DISTRIBUTIONS = RecordKind(DISTRIBUTION_KIND, Distribution, label="the distribution to")
+def _check_stored_distribution(key: str, distribution: Distribution) -> None:
+    check_same("target", distribution.target, key)
+    check_distribution(distribution)
+
+
+DISTRIBUTIONS = RecordKind(
+    DISTRIBUTION_KIND,
+    Distribution,
+    label="the distribution to",
+    check=_check_stored_distribution,
+)
 
 
 class Distributions:
@@ -383,6 +401,10 @@ def check_distribution(distribution: Distribution) -> None:
         raise ConfigError(f"target {distribution.target[:80]!r} is not a queue name")
     if not 1 <= distribution.depth <= DEPTH_MAX:
         raise ConfigError(f"depth {distribution.depth} is out of range: expected 1 to {DEPTH_MAX}")
+    if len(distribution.weights) > bounds.WEIGHTS_MAX:
+        raise ConfigError(
+            f"{len(distribution.weights)} weights; the maximum is {bounds.WEIGHTS_MAX}"
+        )
     for name, weight in distribution.weights.items():
         if not 1 <= weight <= bounds.WEIGHT_MAX:
             raise ConfigError(

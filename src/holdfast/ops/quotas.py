@@ -55,7 +55,12 @@ def _closed() -> Quota:
     return Quota(depth=0)
 
 
-QUOTAS = RecordKind(QUOTA_KIND, Quota, label="the quota of", fallback=_closed)
+def _check_stored(whose: str, quota: Quota) -> None:
+    check_owner(whose)
+    check_quota(quota)
+
+
+QUOTAS = RecordKind(QUOTA_KIND, Quota, label="the quota of", fallback=_closed, check=_check_stored)
 """A quota that cannot be read admits no jobs, rather than any number."""
 
 

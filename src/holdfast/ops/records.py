@@ -1,14 +1,16 @@
 """Typed records stored with the jobs: read, page through, create, change and remove them.
 
 A `RecordKind` owns how one kind is encoded, decoded and checked. `update` is the one
-compare-and-set loop. Records that this version cannot read are isolated, never fatal to others.
+compare-and-set loop. A stored record is hostile input: its bounds are checked before it is saved
+and again when it is read. One that cannot be read is isolated, reported by the doctor and an alert,
+and can be removed.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import AsyncIterator, Callable, Sequence
-from typing import Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import msgspec
 from msgspec.structs import replace
@@ -16,7 +18,14 @@ from msgspec.structs import replace
 from holdfast.core import bounds, checks
 from holdfast.core.model import Record
 from holdfast.engines.base import Engine, Saved
-from holdfast.errors import ConfigError, EngineUnavailable, UsageError
+from holdfast.errors import (
+    ConfigError,
+    EngineUnavailable,
+    Forbidden,
+    NotFound,
+    UnknownKind,
+    UsageError,
+)
 
 _log = logging.getLogger("holdfast.records")
 
@@ -24,7 +33,10 @@ TRIES_MAX = 20
 """Lost races after which `update` gives up."""
 
 _FIRST_PAGE = 20
-_UNREADABLE = (msgspec.MsgspecError, ValueError, RecursionError)
+_FAULT_MAX = 300
+_UNREADABLE = (msgspec.MsgspecError, ValueError, RecursionError, UsageError)
+_KINDS: dict[tuple[str, str], RecordKind[Any]] = {}
+"""Every kind by its name and, if its records are told apart by key, the key."""
 
 Value = TypeVar("Value")
 
@@ -52,9 +64,12 @@ class RecordKind(Generic[Value]):
     """All records of one kind, as values of one type.
 
     `fallback` replaces a value that cannot be read; with `strict`, `update` raises instead.
-    `check` sees the key and the decoded value and returns False to reject it. `remedy` ends the
-    error that `require` raises.
+    `check` gets the key and the value, and raises UsageError or ValueError if a bound is exceeded
+    that the type does not express. `remedy` ends the error that `require` raises. If one key holds
+    another type than the others, its kind has the name `kind/key`.
     """
+
+    is_log = False
 
     def __init__(
         self,
@@ -65,15 +80,16 @@ class RecordKind(Generic[Value]):
         remedy: str = "another version of Holdfast wrote it",
         strict: bool = False,
         fallback: Callable[[], Value] | None = None,
-        check: Callable[[str, Value], bool] | None = None,
+        check: Callable[[str, Value], None] | None = None,
     ) -> None:
-        self.name = name
-        self._label = label or name
+        self.name, _, only = name.partition("/")
+        self._label = label or self.name
         self._remedy = remedy
         self._strict = strict
         self._fallback = fallback
         self._check = check
         self._decoder = msgspec.json.Decoder(type)
+        _KINDS[self.name, only] = self
 
     def encode_value(self, value: Value) -> bytes:
         """The stored form: JSON, unless a subclass has another one."""
@@ -101,9 +117,29 @@ class RecordKind(Generic[Value]):
             ) from None
 
     def record(self, key: str, value: Value | None, version: int = 0) -> Record:
-        """The record to save; None as the value removes it."""
-        data = None if value is None else self.encode_value(value)
-        return Record(kind=self.name, key=key, value=data, version=version)
+        """The record to save; None as the value removes it. ConfigError if it is out of bounds."""
+        if value is None:
+            return Record(kind=self.name, key=key, value=None, version=version)
+        record = Record(kind=self.name, key=key, value=self.encode_value(value), version=version)
+        self.check(record)
+        return record
+
+    def check(self, record: Record) -> None:
+        """Raise ConfigError unless the value of a record to save can be read back."""
+        why = self.fault(record)
+        if why:
+            raise ConfigError(
+                f"the record {record.key[:80]!r} is not a valid {self.name}, so it is not stored:"
+                f" {why}"
+            )
+
+    def fault(self, record: Record) -> str:
+        """Why the value of a record cannot be read; "" if it can."""
+        try:
+            self._read(record)
+        except _UNREADABLE as error:
+            return str(error)[:_FAULT_MAX] or type(error).__name__
+        return ""
 
     async def read(self, engine: Engine, key: str) -> Stored[Value] | None:
         """The record under this key; None if there is none."""
@@ -188,9 +224,106 @@ class RecordKind(Generic[Value]):
 
     def _read(self, record: Record) -> Value:
         value = self.decode_value(record.value or b"")
-        if self._check is not None and not self._check(record.key, value):
-            raise ValueError("its value contradicts its key or itself")
+        if self._check is not None:
+            self._check(record.key, value)
         return value
+
+
+class LogKind(RecordKind[Value]):
+    """Records that are many, written by Holdfast alone and removed by age. Only a deep check reads
+    them all."""
+
+    is_log = True
+
+
+def kind_of(record: Record) -> RecordKind[Any] | None:
+    """The kind that reads this record; None if this process has none."""
+    return _KINDS.get((record.kind, record.key)) or _KINDS.get((record.kind, ""))
+
+
+def kinds() -> list[str]:
+    """The names of all kinds that this process reads."""
+    return sorted({name for name, _ in _KINDS})
+
+
+def check_same(field: str, value: str, key: str) -> None:
+    """Raise ValueError unless a field that repeats the record's key equals it."""
+    if value != key:
+        raise ValueError(f"its {field} is {value[:80]!r}")
+
+
+class UnreadableRecord(NamedTuple):
+    """A stored record that this version cannot read, and why."""
+
+    kind: str
+    key: str
+    why: str
+
+
+async def find_unreadable(
+    engine: Engine, *, deep: bool = False, most: int = bounds.PAGE_MAX
+) -> list[UnreadableRecord]:
+    """The first records that cannot be read, at most `most`; with `deep` those of logs too. Kinds
+    that the caller may not read are left out.
+    """
+    found: list[UnreadableRecord] = []
+    logs = {name for (name, _), kind in _KINDS.items() if kind.is_log}
+    for name in kinds():
+        if name in logs and not deep:
+            continue
+        read = 0
+        try:
+            async for record in scan(engine, name):
+                kind = kind_of(record)
+                why = "" if kind is None else kind.fault(record)
+                if why:
+                    found.append(UnreadableRecord(name, record.key, why))
+                read += 1
+                if len(found) >= most:
+                    return found
+                if read >= bounds.SCAN_MAX:
+                    break
+        except Forbidden:
+            continue
+    return found
+
+
+async def remove_unreadable(engine: Engine, kind: str, key: str) -> None:
+    """Remove one record that cannot be read. Readable ones have commands of their own."""
+    reader = kind_of(Record(kind=kind, key=key, value=None))
+    if reader is None:
+        raise UnknownKind(f"unknown record kind {kind[:40]!r}: use one of {', '.join(kinds())}")
+    for _ in range(TRIES_MAX):
+        found = await reader.read(engine, key)
+        if found is None:
+            raise NotFound(f'there is no {kind} record "{key[:80]}": see "holdfast doctor"')
+        if not reader.fault(found.record):
+            raise UsageError(
+                f'the {kind} record "{key[:80]}" can be read, and only unreadable records are'
+                " removed this way: use the command of its kind"
+            )
+        if await reader.save(engine, key, None, found.version):
+            return
+    raise reader.busy(key)
+
+
+class SkippedRecords:
+    """Logs the records that a loop skips: each version once, not in every round."""
+
+    def __init__(self, log: logging.Logger) -> None:
+        self._log = log
+        self._before: dict[str, int] = {}
+        self._now: dict[str, int] = {}
+
+    def skip(self, record: Record, error: Exception) -> None:
+        """Log a record, unless the last round skipped the same version."""
+        self._now[record.key] = record.version
+        if self._before.get(record.key) != record.version:
+            self._log.warning("%s %s is skipped: %s", record.kind, record.key[:80], error)
+
+    def end_round(self) -> None:
+        """Forget the records that were not skipped in this round."""
+        self._before, self._now = self._now, {}
 
 
 async def scan(engine: Engine, kind: str, after: str | None = None) -> AsyncIterator[Record]:

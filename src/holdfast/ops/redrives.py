@@ -11,12 +11,14 @@ import secrets
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from enum import StrEnum
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
+from msgspec import Meta
 from msgspec.structs import replace
 
 from holdfast.core import bounds, checks, codec, limits
+from holdfast.core.bounds import Count, Instant
 from holdfast.core.limits import Rate
 from holdfast.core.model import Job, JobFilter, Record, State
 from holdfast.core.text import show_ms
@@ -24,7 +26,7 @@ from holdfast.engines.base import Engine
 from holdfast.errors import UsageError
 from holdfast.notation.durations import show_at
 from holdfast.notation.policies import show_rate
-from holdfast.ops.records import TRIES_MAX, RecordKind, scan
+from holdfast.ops.records import TRIES_MAX, RecordKind, check_same, scan
 from holdfast.ops.views import at_of
 
 REDRIVE_KIND = "redrive"
@@ -34,6 +36,9 @@ _REDRIVES_MOST = 1_000_000
 
 BATCH = 200
 """Jobs are read with their payloads: a thousand of them could be a gigabyte."""
+
+_BATCHES_MAX = 10**9
+_AHEAD_US_MAX = 2**62
 
 CANARIES_MAX = 100
 CANARY_WAIT_MS = 10 * bounds.MINUTE_MS
@@ -87,7 +92,7 @@ class TakenJob(msgspec.Struct, frozen=True, array_like=True):
     """A dead letter as it was read; it is put back only if its version is still the same."""
 
     id: str
-    version: int
+    version: Count
     fingerprint: str | None = None
     outcome: RedriveOutcome | None = None
 
@@ -103,21 +108,21 @@ class RedriveRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 
     id: str
     plan: RedrivePlan
-    total: int
+    total: Count
     estimated: bool = False
-    started_at: int = 0
-    ended_at: int | None = None
+    started_at: Instant = 0
+    ended_at: Instant | None = None
     state: RedriveState = RedriveState.RUNNING
     text: str = ""
-    after: int | None = None
+    after: Annotated[int, Meta(ge=0, le=2**63 - 1)] | None = None
     walked: bool = False
-    ahead_us: int = 0
-    pending: tuple[TakenJob, ...] = ()
-    batch: int = 0
-    retried: int = 0
-    capped: int = 0
-    unfit: int = 0
-    changed: int = 0
+    ahead_us: Annotated[int, Meta(ge=0, le=_AHEAD_US_MAX)] = 0
+    pending: Annotated[tuple[TakenJob, ...], Meta(max_length=BATCH)] = ()
+    batch: Annotated[int, Meta(ge=0, le=_BATCHES_MAX)] = 0
+    retried: Count = 0
+    capped: Count = 0
+    unfit: Count = 0
+    changed: Count = 0
     followed: bool = False
 
     @property
@@ -143,8 +148,8 @@ class RedriveBatch(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     """Some of the jobs that were put back. Once it is full and all jobs have ended, only the counts
     by outcome are kept, in `ends`."""
 
-    taken: tuple[TakenJob, ...] = ()
-    ends: dict[RedriveOutcome, int] = {}
+    taken: Annotated[tuple[TakenJob, ...], Meta(max_length=2 * BATCH)] = ()
+    ends: dict[RedriveOutcome, Count] = {}
 
     @property
     def is_full(self) -> bool:
@@ -272,7 +277,12 @@ def judge_canaries(
     return CanaryVerdict(stop=f"{many} {failed}{within}")
 
 
-REDRIVES = RecordKind(REDRIVE_KIND, RedriveRecord, strict=True)
+def _check_stored(key: str, redrive: RedriveRecord) -> None:
+    check_same("id", redrive.id, key)
+    _check_plan(redrive.plan)
+
+
+REDRIVES = RecordKind(REDRIVE_KIND, RedriveRecord, strict=True, check=_check_stored)
 BATCHES = RecordKind(BATCH_KIND, RedriveBatch, label="redrive", strict=True)
 
 
@@ -347,28 +357,34 @@ class Redrives:
     async def get(self, id: str) -> RedriveView | None:
         """One redrive; None if there is none with this id."""
         stored = await REDRIVES.read(self._engine, id)
-        return None if stored is None else await self._view(stored.record)
+        if stored is None:
+            return None
+        return await self._view(REDRIVES.require(stored.record), stored.age_ms)
 
     async def all(self) -> list[RedriveView]:
-        """All redrives, oldest first."""
-        return [await self._view(record) async for record in scan(self._engine, REDRIVE_KIND)]
-
-    async def going_on(self) -> list[RedriveView]:
-        """The redrives that have not ended."""
+        """Every readable redrive, oldest first."""
         return [
-            await self._view(record)
-            async for record in scan(self._engine, REDRIVE_KIND)
-            if not REDRIVES.require(record).state.ended
+            await self._view(stored.value, stored.age_ms)
+            async for stored in REDRIVES.read_all(self._engine)
+            if stored.value is not None
         ]
 
-    async def _view(self, record: Record) -> RedriveView:
-        redrive = REDRIVES.require(record)
+    async def going_on(self) -> list[RedriveView]:
+        """The readable redrives that have not ended."""
+        return [
+            await self._view(stored.value, stored.age_ms)
+            async for stored in REDRIVES.read_all(self._engine)
+            if stored.value is not None and not stored.value.state.ended
+        ]
+
+    async def _view(self, redrive: RedriveRecord, age_ms: int) -> RedriveView:
         outcomes: Counter[RedriveOutcome] = Counter()
         async for each in redrive_batches(self._engine, redrive.id):
-            outcomes += BATCHES.require(each).outcomes
+            batch = BATCHES.decode(each)
+            outcomes += Counter() if batch is None else batch.outcomes
         return RedriveView(
             redrive=redrive,
-            age_ms=record.age_ms,
+            age_ms=age_ms,
             done=outcomes[RedriveOutcome.DONE],
             died=outcomes[RedriveOutcome.DIED] + outcomes[RedriveOutcome.RECURRED],
             recurred=outcomes[RedriveOutcome.RECURRED],
@@ -415,21 +431,26 @@ def _checked_plan(plan: RedrivePlan) -> RedrivePlan:
         read = msgspec.json.decode(msgspec.json.encode(plan), type=RedrivePlan)
     except (msgspec.MsgspecError, TypeError) as error:
         raise UsageError(f"the redrive cannot be stored: {error}") from None
-    checks.check_filter(read.wanted)
-    rate = read.rate or Rate(count=1, per_ms=1)
+    _check_plan(read)
+    return replace(read, wanted=replace(read.wanted, states=(State.DEAD,)))
+
+
+def _check_plan(plan: RedrivePlan) -> None:
+    """Raise UsageError unless the filter, the numbers and the patch are valid."""
+    checks.check_filter(plan.wanted)
+    rate = plan.rate or Rate(count=1, per_ms=1)
     for name, value, low, high in (
-        ("redrives_max", read.redrives_max, 1, _REDRIVES_MOST),
-        ("canary_wait_ms", read.canary_wait_ms, 1, bounds.DELAY_MS_MAX),
-        ("delay_ms", read.delay_ms, 0, bounds.DELAY_MS_MAX),
+        ("redrives_max", plan.redrives_max, 1, _REDRIVES_MOST),
+        ("canary_wait_ms", plan.canary_wait_ms, 1, bounds.DELAY_MS_MAX),
+        ("delay_ms", plan.delay_ms, 0, bounds.DELAY_MS_MAX),
         ("the count of its rate", rate.count, 1, bounds.RATE_COUNT_MAX),
         ("the per_ms of its rate", rate.per_ms, 1, bounds.DAY_MS),
         ("the burst of its rate", rate.burst, 1, bounds.RATE_COUNT_MAX),
     ):
         if not low <= value <= high:
             raise UsageError(f"{name} {value} is out of range: expected {low} to {high}")
-    if read.patch is not None:
-        codec.decode(read.patch)
-    return replace(read, wanted=replace(read.wanted, states=(State.DEAD,)))
+    if plan.patch is not None:
+        codec.decode(plan.patch)
 
 
 class RedriveDetails(msgspec.Struct, frozen=True, kw_only=True):

@@ -18,7 +18,7 @@ from holdfast.engines.base import Engine
 from holdfast.errors import ConfigError, Exists, UsageError
 from holdfast.notation import job_lines
 from holdfast.notation.durations import Duration, to_ms
-from holdfast.ops.records import RecordKind, scan
+from holdfast.ops.records import RecordKind, check_same
 from holdfast.ops.settings import read_settings
 from holdfast.ops.ticks import Missed, Schedule, check_schedule, next_tick
 from holdfast.ops.views import at_of, value_of
@@ -28,10 +28,19 @@ SCHEDULE_KIND = "schedule"
 _RULE_FIELDS = ("cron", "every_ms", "anchor_at", "zone", "paused")
 _PREVIEW_MAX = 1_000
 
-_INSTANT_MAX = 253_402_300_799_999
-"""The end of the year 9999, the last that RFC 3339 can write."""
 
-SCHEDULES = RecordKind(SCHEDULE_KIND, Schedule, remedy="remove it and add it again", strict=True)
+def _check_stored(key: str, schedule: Schedule) -> None:
+    check_same("name", schedule.name, key)
+    check_schedule(schedule)
+
+
+SCHEDULES = RecordKind(
+    SCHEDULE_KIND,
+    Schedule,
+    remedy="remove it and add it again",
+    strict=True,
+    check=_check_stored,
+)
 
 
 class Schedules:
@@ -98,8 +107,8 @@ class Schedules:
         return None if found is None else SCHEDULES.require(found.record)
 
     async def all(self) -> list[Schedule]:
-        """All schedules by name. ConfigError if one cannot be read."""
-        return [SCHEDULES.require(record) async for record in scan(self._engine, SCHEDULE_KIND)]
+        """Every readable schedule, by name."""
+        return list((await SCHEDULES.values(self._engine)).values())
 
     def preview(self, schedule: Schedule, count: int = 5, after: int | None = None) -> list[int]:
         """The instants of the next ticks."""
@@ -108,7 +117,7 @@ class Schedules:
         last = self._wall_ms() if after is None else after
         while len(ticks) < min(count, _PREVIEW_MAX):
             tick = next_tick(schedule, last)
-            if tick is None or tick > _INSTANT_MAX:
+            if tick is None:
                 break
             ticks.append(tick)
             last = tick

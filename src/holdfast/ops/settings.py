@@ -7,11 +7,13 @@ from collections.abc import Mapping
 
 import msgspec
 
+from holdfast.config import SETTINGS as KNOWN
 from holdfast.config import Setting, Settings, Source, find_setting
 from holdfast.engines.base import Engine
 from holdfast.ops.records import RecordKind
 
 SETTING_KIND = "setting"
+_TEXT_MAX = 10_000
 
 
 class _TextKind(RecordKind[str]):
@@ -24,11 +26,20 @@ class _TextKind(RecordKind[str]):
         return data.decode()
 
 
-SETTINGS = _TextKind(SETTING_KIND, str)
+def _check_stored(name: str, text: str) -> None:
+    """A later version may know more settings; the text of a known one must be valid."""
+    if len(text) > _TEXT_MAX:
+        raise ValueError(f"its text is longer than {_TEXT_MAX} characters")
+    setting = KNOWN.get(name)
+    if setting is not None:
+        setting.read(text)
+
+
+SETTINGS = _TextKind(SETTING_KIND, str, check=_check_stored)
 
 
 async def read_settings(engine: Engine, environment: Mapping[str, str] | None = None) -> Settings:
-    """The stored settings, overridden by the environment."""
+    """The stored settings that are valid, overridden by the environment."""
     stored = await SETTINGS.values(engine)
     return Settings(stored, os.environ if environment is None else environment)
 

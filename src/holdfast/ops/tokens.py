@@ -16,10 +16,11 @@ import msgspec
 from msgspec import Meta
 
 from holdfast.core import bounds
+from holdfast.core.bounds import Instant
 from holdfast.engines.base import Engine
 from holdfast.errors import ConfigError, EngineUnavailable, HoldfastError, NotFound
 from holdfast.notation.durations import show_at, to_ms
-from holdfast.ops.records import TRIES_MAX, RecordKind, Stored
+from holdfast.ops.records import TRIES_MAX, RecordKind, Stored, check_same
 from holdfast.ops.views import at_of
 
 TOKEN_KIND = "token"  # noqa: S105 (the name of a record kind)
@@ -46,8 +47,8 @@ class Token(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     namespace: str = "default"
     scopes: tuple[str, ...] = ()
     prefix: str = ""
-    created_at: int = 0
-    expires_at: int | None = None
+    created_at: Instant = 0
+    expires_at: Instant | None = None
     by: str = ""
 
     def __repr__(self) -> str:
@@ -65,11 +66,13 @@ class TokenRequest(msgspec.Struct, frozen=True, kw_only=True):
     by: str = ""
 
 
-TOKENS = RecordKind(
-    TOKEN_KIND,
-    Token,
-    check=lambda key, token: token.id == key and _SHA256.fullmatch(token.sha256) is not None,
-)
+def _check_stored(key: str, token: Token) -> None:
+    check_same("id", token.id, key)
+    if not _SHA256.fullmatch(token.sha256):
+        raise ValueError("its sha256 is not a hash")
+
+
+TOKENS = RecordKind(TOKEN_KIND, Token, check=_check_stored)
 """A token that cannot be read, or contradicts itself, grants no access."""
 
 

@@ -34,9 +34,14 @@ from holdfast.engines.base import Engine
 from holdfast.errors import NotFound, UsageError, WrongState
 from holdfast.notation.durations import Duration, show_at, to_ms
 from holdfast.ops.queues import queue_settings
-from holdfast.ops.records import RecordKind
+from holdfast.ops.records import RecordKind, check_same
 
-WORKERS = RecordKind(KIND, WorkerRecord)
+
+def _check_stored(key: str, worker: WorkerRecord) -> None:
+    check_same("name", worker.name, key)
+
+
+WORKERS = RecordKind(KIND, WorkerRecord, check=_check_stored)
 ORDERS = RecordKind(ORDER_KIND, WorkerOrder, label="the order to worker")
 _REROUTE_TRIES_MAX = 10
 
@@ -180,7 +185,7 @@ def _grace_ms(grace: Duration | None) -> int | None:
 
 def _renewed(order: WorkerOrder | None) -> WorkerOrder:
     order = order or WorkerOrder()
-    return replace(order, renew=order.renew + 1)
+    return replace(order, renew=(order.renew + 1) % bounds.COUNT_MAX)
 
 
 class WorkerChoice:

@@ -22,6 +22,7 @@ import msgspec
 from msgspec.structs import replace
 
 from holdfast.core import bounds
+from holdfast.core.bounds import Count, Instant
 from holdfast.core.model import Record
 from holdfast.engines.base import Engine, Saved
 from holdfast.ops.records import RecordKind, scan
@@ -58,7 +59,7 @@ class Account(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     role: str = ""
     host: str = ""
-    pid: int = 0
+    pid: Count = 0
     closed: bool = False
     totals: Totals = msgspec.field(default_factory=Totals)
 
@@ -71,7 +72,7 @@ class EndedAccounts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 
     epoch: str = ""
     queues: tuple[str, ...] = ()
-    added: dict[str, int] = {}
+    added: dict[str, Instant] = {}
     totals: Totals = msgspec.field(default_factory=Totals)
 
 
@@ -98,7 +99,7 @@ class _AccountKind(RecordKind[AnyAccount]):
 
 
 ACCOUNTS = _AccountKind(ACCOUNT_KIND, Account, label="account")
-ENDED_ACCOUNTS = _AccountKind(ACCOUNT_KIND, EndedAccounts, label="account")
+ENDED_ACCOUNTS = _AccountKind(f"{ACCOUNT_KIND}/{ENDED_KEY}", EndedAccounts, label="account")
 """The one record under ENDED_KEY, beside those of ACCOUNTS."""
 
 

@@ -14,10 +14,11 @@ from typing import Final
 import msgspec
 from msgspec.structs import replace
 
+from holdfast.core.bounds import Count, Instant
 from holdfast.core.checks import clean_text
 from holdfast.core.model import Record
 from holdfast.engines.base import Engine
-from holdfast.ops.records import RecordKind
+from holdfast.ops.records import LogKind
 
 EVENTS_KIND: Final = "events"
 EVENT_KEY = re.compile(r"\d{13}-[a-z0-9-]{1,100}\Z")
@@ -79,16 +80,16 @@ class FeedEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     partition. `text` comes from users and was cleaned; `count` is the number of omitted events."""
 
     kind: FeedEventKind
-    at: int = 0
+    at: Instant = 0
     queue: str = ""
     id: str = ""
     name: str = ""
     reason: str = ""
     text: str = ""
-    count: int = 0
+    count: Count = 0
 
 
-EVENTS = RecordKind(EVENTS_KIND, list[FeedEvent], label="events")
+EVENTS = LogKind(EVENTS_KIND, list[FeedEvent], label="events")
 
 
 class EventBuffer:

@@ -10,11 +10,13 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Final, Literal, TypeVar
+from typing import Annotated, Final, Literal, TypeAlias, TypeVar
 
 import msgspec
+from msgspec import Meta
 
 from holdfast import process
+from holdfast.core import bounds
 from holdfast.core.model import FailureKind, Job, Lease, NewJob, Reason, Receipt, Renewal, Status
 from holdfast.core.verdict import (
     Amendment,
@@ -317,12 +319,22 @@ BOUNDS: Final[dict[Scale, tuple[int, ...]]] = {
 name, since stored histograms are recognised by it."""
 
 
+AnyCount: TypeAlias = Annotated[int, Meta(ge=-bounds.COUNT_MAX, le=bounds.COUNT_MAX)]
+"""A count that was stored. The difference of two may be negative."""
+_TOTAL_MAX = 1e18
+
+
 class Histogram(msgspec.Struct, array_like=True):
     """Counts by bucket: up to the first bound, up to the second, …, beyond the last."""
 
     scale: Scale
-    counts: list[int]
-    total: float = 0
+    counts: list[AnyCount]
+    total: Annotated[float, Meta(ge=-_TOTAL_MAX, le=_TOTAL_MAX)] = 0
+
+    def __post_init__(self) -> None:
+        """Raise ValueError unless there is one count for each bucket."""
+        if len(self.counts) != len(BOUNDS[self.scale]) + 1:
+            raise ValueError(f"{len(self.counts)} counts do not fit the scale {self.scale}")
 
     @property
     def bounds(self) -> tuple[int, ...]:
@@ -398,7 +410,7 @@ def histogram(scale: Scale) -> Histogram:
 class QueueTotals(msgspec.Struct, omit_defaults=True):
     """The counts of one queue. `waits` are from due to leased, `runs` from leased to settled."""
 
-    counts: dict[str, int] = msgspec.field(default_factory=dict)
+    counts: dict[str, AnyCount] = msgspec.field(default_factory=dict)
     waits: Histogram = msgspec.field(default_factory=lambda: histogram("time"))
     runs: Histogram = msgspec.field(default_factory=lambda: histogram("time"))
 

@@ -17,10 +17,11 @@ from typing import Final, Literal
 import msgspec
 
 from holdfast.core import bounds
+from holdfast.core.bounds import Count, Instant
 from holdfast.core.model import QueueView
 from holdfast.engines.base import Engine, Saved
 from holdfast.errors import ConfigError
-from holdfast.ops.records import RecordKind, remove_records, scan
+from holdfast.ops.records import LogKind, remove_records, scan
 from holdfast.ops.settings import read_settings
 from holdfast.telemetry.accounts import FleetReader, FleetTotals, counts_restarted
 from holdfast.telemetry.event_log import EVENTS_KIND
@@ -166,12 +167,12 @@ async def _stored_retention(engine: Engine) -> Retention:
 class Depths(msgspec.Struct, frozen=True, omit_defaults=True):
     """The counts of a queue at one instant."""
 
-    ready: int = 0
-    delayed: int = 0
-    blocked: int = 0
-    leased: int = 0
-    dead: int = 0
-    oldest_age_ms: int | None = None
+    ready: Count = 0
+    delayed: Count = 0
+    blocked: Count = 0
+    leased: Count = 0
+    dead: Count = 0
+    oldest_age_ms: Count | None = None
 
     def plus(self, other: Depths) -> Depths:
         """The depths of both together."""
@@ -188,9 +189,9 @@ class Depths(msgspec.Struct, frozen=True, omit_defaults=True):
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The counts and depths of all queues at `at`. Counts are decoded only for the queues that are
-    read, since most charts are of one."""
+    read, since most charts are of one; those that cannot be read are left out."""
 
-    at: int
+    at: Instant
     epoch: str = ""
     totals: dict[str, msgspec.Raw] = {}
     depths: dict[str, Depths] = {}
@@ -200,16 +201,15 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         totals, depths = QueueTotals(), Depths()
         for name, raw in self.totals.items():
             if wanted(name):
-                totals.absorb(msgspec.json.decode(raw, type=QueueTotals))
+                with suppress(msgspec.MsgspecError):
+                    totals.absorb(msgspec.json.decode(raw, type=QueueTotals))
         for name, each in self.depths.items():
             if wanted(name):
                 depths = depths.plus(each)
         return SnapshotSlice(self.at, self.epoch, totals, depths)
 
 
-SNAPSHOTS: Final = {
-    step: RecordKind(kind, Snapshot, label="snapshot") for step, kind in KINDS.items()
-}
+SNAPSHOTS: Final = {step: LogKind(kind, Snapshot, label="snapshot") for step, kind in KINDS.items()}
 """By step; the key is that of `snapshot_key`."""
 
 

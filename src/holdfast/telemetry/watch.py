@@ -13,6 +13,7 @@ from typing import Final
 import msgspec
 
 from holdfast.core import bounds, breaker, workers
+from holdfast.core.bounds import Instant
 from holdfast.core.breaker import BreakerState
 from holdfast.core.workers import Health, addressee
 from holdfast.engines.base import Engine
@@ -45,7 +46,7 @@ class WatchState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     with their state. `events` are the changes it found, to be written under `key`."""
 
     queues: dict[str, bool] = {}
-    pauses: dict[str, int] = {}
+    pauses: dict[str, Instant] = {}
     workers: dict[str, tuple[str, str]] = {}
     breakers: dict[str, str] = {}
     redrives: dict[str, str] = {}

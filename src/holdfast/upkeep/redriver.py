@@ -20,7 +20,7 @@ from holdfast.engines.base import Engine
 from holdfast.errors import UsageError
 from holdfast.events import Redrove, Tell, ignore_event
 from holdfast.ops.dead_letters import PutBackResult, put_back, put_back_result, taken_jobs
-from holdfast.ops.records import remove_records, scan
+from holdfast.ops.records import SkippedRecords, remove_records, scan
 from holdfast.ops.redrives import (
     BATCH,
     BATCH_KIND,
@@ -69,6 +69,7 @@ class Redriver:
         self._wall_ms = wall_ms
         self._tell = tell
         self._boot_ns = boot_ns
+        self._skipped = SkippedRecords(_log)
         self._follow_cursors: dict[str, tuple[str, int]] = {}
         """By redrive: the last batch that was followed, and the open jobs up to it."""
         self._first_reads: dict[str, tuple[int, int, int]] = {}
@@ -85,10 +86,11 @@ class Redriver:
                 next_ms = await self._step(replace(record, age_ms=self._age_ms(record)))
             except UsageError as error:
                 # A redrive that cannot be read or done here must not hold up the others.
-                _log.warning("redrive %s is skipped: %s", record.key, error)
+                self._skipped.skip(record, error)
                 continue
             if next_ms is not None:
                 ahead.append(next_ms)
+        self._skipped.end_round()
         for known in (self._follow_cursors, self._first_reads, self._followed_ns):
             for key in set(known).difference(present):
                 known.pop(key)
@@ -185,7 +187,11 @@ class Redriver:
         """
         taken: list[TakenJob] = []
         async for each in redrive_batches(self._engine, redrive.id):
-            taken += BATCHES.require(each).taken
+            batch = BATCHES.decode(each)
+            taken += () if batch is None else batch.taken
+            if len(taken) >= BATCH:
+                # All canaries are in the first batch.
+                break
         jobs = await self._jobs(taken)
         wait_ms = redrive.plan.canary_wait_ms
         verdict = judge_canaries(taken, jobs, waited_ms=record.age_ms, wait_ms=wait_ms)
@@ -224,7 +230,9 @@ class Redriver:
         page = await self._engine.load(BATCH_KIND, after=after, limit=_FOLLOWED_AT_ONCE)
         own = [record for record in page if record.key.startswith(f"{redrive.id}/")]
         for record in own:
-            batch = BATCHES.require(record)
+            batch = BATCHES.decode(record)
+            if batch is None:
+                continue
             now = batch.with_outcomes(await self._jobs(batch.open)) if batch.open else batch
             if now != batch:
                 await BATCHES.save(self._engine, record.key, now, record.version)
@@ -235,9 +243,10 @@ class Redriver:
         return None
 
     async def _forget(self, redrive: RedriveRecord, record: Record) -> None:
-        batches = [each async for each in redrive_batches(self._engine, redrive.id)]
-        await remove_records(self._engine, batches)
-        await remove_records(self._engine, [record])
+        batches: list[Record] = []
+        async for each in redrive_batches(self._engine, redrive.id):
+            batches.append(replace(each, value=None))
+        await remove_records(self._engine, [*batches, record])
 
     async def _jobs(self, taken: Sequence[TakenJob]) -> dict[str, Job]:
         found: dict[str, Job] = {}

@@ -7,8 +7,9 @@ record only saves repeated enqueues.
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from msgspec.structs import replace
@@ -19,7 +20,7 @@ from holdfast.engines.base import Engine
 from holdfast.errors import UsageError
 from holdfast.events import Tell, Ticked, ignore_event
 from holdfast.notation.durations import show_at
-from holdfast.ops.records import scan
+from holdfast.ops.records import SkippedRecords, scan
 from holdfast.ops.schedules import SCHEDULE_KIND, SCHEDULES, schedule_job
 from holdfast.ops.ticks import Schedule, due_ticks, next_tick
 
@@ -32,6 +33,9 @@ _AHEAD_MS_MAX = 15 * bounds.MINUTE_MS
 """A `passed_at` further in the future than this was written by a wrong clock, and is set back, as
 nothing would tick until then. A smaller bound would make schedulers whose clocks differ a little
 undo each other's writes."""
+
+_BATCH_BYTES = 8 * 1024 * 1024
+"""Payloads that one enqueue holds, about."""
 
 
 class Scheduler:
@@ -51,32 +55,40 @@ class Scheduler:
         self._engine = engine
         self._wall_ms = wall_ms
         self._tell = tell
+        self._skipped = SkippedRecords(_log)
 
     async def once(self) -> int | None:
         """Enqueue every tick that is due; the time to the next one."""
         now = self._wall_ms()
         due: list[_Due] = []
+        ticks = 0
         next_ms: int | None = None
         async for record in scan(self._engine, SCHEDULE_KIND):
+            # Finding the ticks of one schedule may take a while: others run in between.
+            await asyncio.sleep(0)
             try:
                 found = _due(record, now)
             except UsageError as error:
                 # A schedule that cannot be read here must not hold up the others.
-                _log.warning("schedule %s is skipped: %s", record.key, error)
+                self._skipped.skip(record, error)
                 continue
             if found.ticks or found.passed_at != found.schedule.passed_at:
                 due.append(found)
+                ticks += len(found.ticks)
             if found.next_ms is not None:
                 next_ms = found.next_ms if next_ms is None else min(next_ms, found.next_ms)
+            if ticks >= bounds.BATCH_MAX:
+                await self._enqueue(due)
+                due, ticks = [], 0
         if due:
             await self._enqueue(due)
+        self._skipped.end_round()
         return next_ms
 
     async def _enqueue(self, due: list[_Due]) -> None:
-        jobs = [_tick_job(each.schedule, tick) for each in due for tick in each.ticks]
         receipts: list[Receipt] = []
-        for start in range(0, len(jobs), bounds.BATCH_MAX):
-            receipts += await self._engine.enqueue(jobs[start : start + bounds.BATCH_MAX])
+        for jobs in _batches(_tick_job(each.schedule, tick) for each in due for tick in each.ticks):
+            receipts += await self._engine.enqueue(jobs)
         records = []
         for each in due:
             own, receipts = receipts[: len(each.ticks)], receipts[len(each.ticks) :]
@@ -125,6 +137,20 @@ def _due(record: Record, now: int) -> _Due:
     ahead = next_tick(schedule, max(now, passed_at))
     next_ms = None if ahead is None else ahead - now
     return _Due(schedule, record.version, ticks, passed_at, next_ms)
+
+
+def _batches(jobs: Iterator[NewJob]) -> Iterator[list[NewJob]]:
+    """The jobs in batches that an engine accepts, each of a few megabytes at most."""
+    batch: list[NewJob] = []
+    size = 0
+    for job in jobs:
+        if batch and (len(batch) >= bounds.BATCH_MAX or size + len(job.payload) > _BATCH_BYTES):
+            yield batch
+            batch, size = [], 0
+        batch.append(job)
+        size += len(job.payload)
+    if batch:
+        yield batch
 
 
 def _tick_job(schedule: Schedule, tick: int) -> NewJob:

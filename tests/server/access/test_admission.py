@@ -22,7 +22,7 @@ from tests.server.direct_server import (
 
 AUTH = ServerSettings(auth=True)
 OUTSIDE = ServerSettings(host="0.0.0.0", auth=True, hosts=("queue.example.com",))
-NAMES = dict.fromkeys(("queue", "id", "name", "named", "whose"), "x")
+NAMES = dict.fromkeys(("queue", "id", "name", "named", "whose", "kind", "key"), "x")
 
 
 async def knock(at: DirectServer, operation: Operation, **more: Any) -> DirectReply:

@@ -8,7 +8,7 @@ from holdfast.core.limits import Limit
 from holdfast.core.model import Record
 from holdfast.core.workers import WorkerRecord
 from holdfast.engines.base import Saved
-from holdfast.errors import Forbidden
+from holdfast.errors import ConfigError, Forbidden
 from holdfast.ops import alerts, queues, redrives, schedules
 from holdfast.server.access.authorized_engine import AuthorizedEngine
 from holdfast.telemetry import accounts, event_log, snapshots, watch
@@ -50,7 +50,7 @@ async def test_only_the_server_writes_counters(kind: str, scope: str) -> None:
 @pytest.mark.parametrize("value", [b"", b"garbage", b"[]", b'"x"'])
 async def test_records_that_do_not_decode_are_refused(kind: str, value: bytes) -> None:
     guarded = AuthorizedEngine(await store(), caller("admin", "run-commands"))
-    with pytest.raises(Forbidden, match=f"the record 'q/x' is not a valid {kind}"):
+    with pytest.raises(ConfigError, match=f"the record 'q/x' is not a valid {kind}"):
         await guarded.save([Record(kind=kind, key="q/x", value=value)])
 
 
@@ -58,7 +58,7 @@ async def test_a_token_cannot_block_workers_of_others() -> None:
     """Each of them reads all limits that tasks have asked for."""
     engine = await store("q")
     guarded = AuthorizedEngine(engine, caller("consume"))
-    with pytest.raises(Forbidden):
+    with pytest.raises(ConfigError):
         await guarded.save([Record(kind=queues.LIMIT_KIND, key="q/x", value=b"garbage")])
     limit = Limit(name="x", task="t", concurrency=1)
     await queues.set_task_limits(guarded, "q", [limit])

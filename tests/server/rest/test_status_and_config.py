@@ -1,9 +1,13 @@
 """Distributions, settings, status and doctor over REST."""
 
+import asyncio
+import shlex
+
 import pytest
 
+from holdfast.cli import run
 from holdfast.config import SETTINGS
-from holdfast.core.model import LeaseRequest, Queue
+from holdfast.core.model import LeaseRequest, Queue, Record
 from holdfast.server.settings import ServerSettings
 from holdfast.upkeep import Distributor
 from tests.server.direct_server import direct_server
@@ -80,6 +84,35 @@ async def test_the_doctor_shows_remedies(rest: RestClient) -> None:
     assert told["ok"] is True
     worker = next(each for each in told["findings"] if each["name"] == "worker")
     assert (worker["level"], worker["command"]) == ("warn", "worker start")
+
+
+async def test_a_hostile_record_leaves_the_server_well_and_is_removed(
+    rest: RestClient, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A worker that started in the far future made these answers fail."""
+    value = b'{"name":"bad","id":"1","host":"h","pid":1,"started_at":1000000000000000000}'
+    await rest.store.save(
+        [
+            Record(kind="worker", key="bad", value=value),
+            Record(kind="task-limit", key="q/a b", value=b"{"),
+            Record(kind="token", key="bad", value=b"{"),
+        ]
+    )
+    await come(rest, "good")
+    assert [each["name"] for each in (await rest.get("/v1/workers"))["workers"]] == ["good"]
+    assert [each["name"] for each in (await rest.get("/v1/status"))["workers"]] == ["good"]
+    findings = (await rest.get("/v1/doctor"))["findings"]
+    commands = [each["command"] for each in findings if each["name"] == "record"]
+    assert commands == ["record remove task-limit 'q/a b'", "record remove worker bad"]
+    url = str(rest.client.base_url)
+    line = [*shlex.split(commands[0]), "--url", url]
+    assert await asyncio.to_thread(run, line) == 0, "the command line asks the server to do it"
+    assert capfd.readouterr().out == "removed the task-limit record q/a b\n"
+    await rest.ask("DELETE", "/v1/records/worker/bad", status=204)
+    assert await rest.refused("DELETE", "/v1/records/worker/bad") == (404, "not_found")
+    assert await rest.refused("DELETE", "/v1/records/worker/good") == (422, "usage")
+    assert await rest.refused("DELETE", "/v1/records/nothing/good") == (404, "unknown_kind")
+    await rest.ask("DELETE", "/v1/records/token/bad", status=204)
 
 
 async def test_the_doctor_shows_a_prefix_only_its_own() -> None:

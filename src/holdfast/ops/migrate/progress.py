@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import zlib
 from enum import StrEnum
-from typing import Generic, TypeVar
+from typing import Annotated, Generic, TypeVar
 
 import msgspec
+from msgspec import Meta
 
+from holdfast.core.bounds import Count, Instant
 from holdfast.core.transfer import Mover
 from holdfast.engines.base import Engine
 from holdfast.errors import EngineUnavailable
@@ -20,6 +22,7 @@ from holdfast.ops.records import RecordKind
 
 MOVE_KIND = "move"
 _SOURCE_KEY, _TARGET_KEY = "out", "in"
+_BYTES_MAX = 32 * 1024 * 1024
 
 Progress = TypeVar("Progress", bound=msgspec.Struct)
 
@@ -61,23 +64,19 @@ class TargetProgress(msgspec.Struct, frozen=True, kw_only=True):
 
     id: str
     source: str
-    begun_at: int
+    begun_at: Instant
     phase: Phase = Phase.JOBS
-    after: int = 0
-    jobs: int = 0
+    after: Annotated[int, Meta(ge=0, le=2**63 - 1)] = 0
+    jobs: Count = 0
 
 
 class ProgressRecord(Generic[Progress]):
     """One of the two records, as this process last read or wrote it."""
 
-    def __init__(self, engine: Engine, key: str, type: type[Progress]) -> None:
+    def __init__(self, engine: Engine, key: str, kind: RecordKind[Progress]) -> None:
         self._engine = engine
         self._key = key
-        self._kind = _CompressedKind(
-            MOVE_KIND,
-            type,
-            remedy="finish the migration with the version of Holdfast that began it",
-        )
+        self._kind = kind
         self._version = 0
         self.value: Progress | None = None
 
@@ -98,12 +97,12 @@ class ProgressRecord(Generic[Progress]):
 
 def source_progress(engine: Engine) -> ProgressRecord[SourceProgress]:
     """The record of a migration in its source store."""
-    return ProgressRecord(engine, _SOURCE_KEY, SourceProgress)
+    return ProgressRecord(engine, _SOURCE_KEY, _SOURCES)
 
 
 def target_progress(engine: Engine) -> ProgressRecord[TargetProgress]:
     """The record of a migration in its target store."""
-    return ProgressRecord(engine, _TARGET_KEY, TargetProgress)
+    return ProgressRecord(engine, _TARGET_KEY, _TARGETS)
 
 
 class _CompressedKind(RecordKind[Progress]):
@@ -113,7 +112,16 @@ class _CompressedKind(RecordKind[Progress]):
         return zlib.compress(super().encode_value(value))
 
     def decode_value(self, data: bytes) -> Progress:
+        unpacker = zlib.decompressobj()
         try:
-            return super().decode_value(zlib.decompress(data))
+            text = unpacker.decompress(data, _BYTES_MAX)
         except zlib.error as error:
             raise ValueError(str(error)) from None
+        if not unpacker.eof:
+            raise ValueError(f"it is cut off, or over {_BYTES_MAX} bytes uncompressed")
+        return super().decode_value(text)
+
+
+_REMEDY = "finish the migration with the version of Holdfast that began it"
+_SOURCES = _CompressedKind(f"{MOVE_KIND}/{_SOURCE_KEY}", SourceProgress, remedy=_REMEDY)
+_TARGETS = _CompressedKind(f"{MOVE_KIND}/{_TARGET_KEY}", TargetProgress, remedy=_REMEDY)

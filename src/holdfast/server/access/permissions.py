@@ -17,7 +17,6 @@ from msgspec.structs import replace
 from holdfast.core import bounds, breaker, checks, workers
 from holdfast.core.amend import amendable
 from holdfast.core.breaker import BreakerRecord, BreakerState
-from holdfast.core.limits import Limit
 from holdfast.core.model import JobFilter, NewJob, Queue, Receipt, Record, TallyBy
 from holdfast.core.verdict import (
     Amendment,
@@ -33,7 +32,7 @@ from holdfast.engines.base import Engine, Known
 from holdfast.errors import Forbidden
 from holdfast.ops import alerts, queues, redrives, schedules, settings
 from holdfast.ops.queues import Distribution
-from holdfast.ops.records import pages, scan
+from holdfast.ops.records import kind_of, pages, scan
 from holdfast.ops.redrives import RedriveRecord, RedriveState
 from holdfast.ops.ticks import Schedule
 from holdfast.server.access.caller import Caller, Scope
@@ -64,17 +63,6 @@ SCOPES: dict[str, tuple[tuple[Scope, ...], tuple[Scope, ...]]] = {
     **dict.fromkeys(snapshots.KINDS.values(), ((_OPERATE,), ())),
 }
 """The scopes to load and to save each kind: any one of them is enough."""
-
-_STRUCTS: dict[str, type[msgspec.Struct]] = {
-    workers.KIND: WorkerRecord,
-    workers.ORDER_KIND: workers.WorkerOrder,
-    breaker.KIND: BreakerRecord,
-    queues.LIMIT_KIND: Limit,
-    schedules.SCHEDULE_KIND: Schedule,
-    redrives.REDRIVE_KIND: RedriveRecord,
-    queues.DISTRIBUTION_KIND: Distribution,
-}
-"""A saved record must decode as this: a broken one would fail every reader of its kind."""
 
 _SHELL_SETTING = "worker-shell"
 _MINUTE_MS = 60_000
@@ -234,7 +222,9 @@ class RecordPermissions:
         return found[:limit]
 
     async def check_save(self, changes: Sequence[Record]) -> None:
-        """Raise Forbidden unless the caller may save all of these records."""
+        """Raise Forbidden unless the caller may save all of these records, and ConfigError unless
+        their values are within bounds.
+        """
         for record in changes:
             self._check_scope(record.kind, "change")
         for record in changes:
@@ -285,9 +275,9 @@ class RecordPermissions:
 
     async def _check_one(self, record: Record) -> None:
         caller = self._caller
-        struct = _STRUCTS.get(record.kind)
-        if record.value is not None and struct and _decoded(record.value, struct) is None:
-            raise Forbidden(f"the record {record.key[:80]!r} is not a valid {record.kind}")
+        kind = kind_of(record)
+        if record.value is not None and kind is not None:
+            kind.check(record)
         if caller.prefix:
             await self._check_prefix(record)
         match record.kind:
@@ -508,5 +498,5 @@ def _queues_of(record: Record) -> Iterable[str] | None:
 def _decoded(value: bytes | None, kind: type[Kind]) -> Kind | None:
     try:
         return None if value is None else msgspec.json.decode(value, type=kind)
-    except msgspec.DecodeError:
+    except (msgspec.MsgspecError, RecursionError):
         return None

@@ -13,10 +13,11 @@ import hashlib
 import re
 import secrets
 from collections.abc import Awaitable, Callable
-from typing import Final
+from typing import Annotated, Final
 from weakref import WeakKeyDictionary
 
 import msgspec
+from msgspec import Meta
 
 from holdfast.core import bounds
 from holdfast.engines.base import Engine
@@ -30,7 +31,7 @@ from holdfast.errors import (
     StorageFull,
     UsageError,
 )
-from holdfast.ops.records import RecordKind, Stored, remove_records
+from holdfast.ops.records import LogKind, Stored, remove_records
 from holdfast.server.access.admission import ApiCall
 from holdfast.server.http.problems import ClientDisconnected, InvalidRequest
 from holdfast.server.http.response import Reply
@@ -76,12 +77,12 @@ class _StoredReply(msgspec.Struct, array_like=True):
 
     request: str
     process: str
-    status: int = 0
+    status: Annotated[int, Meta(ge=0, le=599)] = 0
     headers: list[tuple[bytes, bytes]] = []
     body: bytes | None = None
 
 
-class _ReplyKind(RecordKind[_StoredReply]):
+class _ReplyKind(LogKind[_StoredReply]):
     """Stored as MessagePack, since a body is bytes."""
 
     def encode_value(self, value: _StoredReply) -> bytes:

@@ -1,5 +1,5 @@
-"""Administration over REST: tokens, quotas and the audit log for admins, stored settings for
-operators.
+"""Administration over REST: tokens, quotas, unreadable records and the audit log for admins, stored
+settings for operators.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from holdfast.errors import ConfigError, Forbidden, NotFound
 from holdfast.notation.job import Name
 from holdfast.ops.audit import ActView, act_view
 from holdfast.ops.quotas import QuotaBody, QuotaView, quota_of, quota_view
+from holdfast.ops.records import remove_unreadable
 from holdfast.ops.settings import SettingView, read_settings, save_setting, setting_view
 from holdfast.ops.tokens import (
     EVERYWHERE,
@@ -33,6 +34,8 @@ from holdfast.server.access.quotas import QuotaEnforcer
 from holdfast.server.http.operation import Operation, Scope, operation
 
 TokenName = Annotated[str, Meta(min_length=1, max_length=80, pattern=r"^[A-Za-z0-9_.@:/ -]+$")]
+RecordKindName = Annotated[str, Meta(pattern=r"^[a-z0-9_-]{1,40}$")]
+RecordKey = Annotated[str, Meta(min_length=1, max_length=256, pattern=r"^[^\x00]+$")]
 QuotaName = Annotated[str, Meta(min_length=1, max_length=200, pattern=r"^[^\x00]+$")]
 
 
@@ -143,6 +146,14 @@ async def remove_quota(call: ApiCall, whose: QuotaName) -> None:
             raise NotFound(f"unknown quota {whose[:80]!r}: see GET /v1/quotas")
 
 
+@operation("DELETE", "/v1/records/{kind}/{key}", needs=Scope.ADMIN, status=204)
+async def remove_record(call: ApiCall, kind: RecordKindName, key: RecordKey) -> None:
+    """Remove a stored record that cannot be read; `GET /v1/doctor` names them."""
+    async with call.noting("record.remove", f"{kind} {key}"):
+        # The application's engine: some kinds are hidden from the caller's own.
+        await remove_unreadable(call.app.engine, kind, key)
+
+
 class SettingBody(msgspec.Struct, forbid_unknown_fields=True):
     """The new value as text, e.g. 5, 30s, yes."""
 
@@ -190,6 +201,7 @@ OPERATIONS: tuple[Operation, ...] = (
     list_quotas,
     put_quota,
     remove_quota,
+    remove_record,
     list_settings,
     show_setting,
     store_setting,
