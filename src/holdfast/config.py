@@ -229,6 +229,7 @@ _TABLE = (
         "Alert if less than this many MiB are free on the disk.",
         10**9,
     ),
+    _alert("alert-records", "switch", "yes", "Alert if a stored record cannot be read.", 0),
     _alert(
         "alert-cool-down",
         "duration",

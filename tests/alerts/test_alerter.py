@@ -7,11 +7,12 @@ import logging
 import pytest
 
 from holdfast.alerts.alerter import ALERTS_MAX
-from holdfast.core.model import Failure, LeaseRequest, Queue
+from holdfast.core.model import Failure, LeaseRequest, Queue, Record
 from holdfast.core.verdict import Bury, Settlement
 from holdfast.engines.base import Engine
 from holdfast.engines.observed import Observed
 from holdfast.events import Listeners
+from holdfast.ops.records import remove_unreadable
 from holdfast.telemetry.accounts import Flusher
 from holdfast.telemetry.meter import Meter
 from holdfast.testing.clock import ManualClock
@@ -203,3 +204,21 @@ async def test_raised_alerts_are_bounded(clock: ManualClock) -> None:
     await server.look()
     await server.look()
     assert len(await alert_states(engine)) == ALERTS_MAX
+
+
+async def test_a_record_that_cannot_be_read_is_an_alert_until_it_is_removed(
+    engine: Engine, clock: ManualClock
+) -> None:
+    server = AlertServer(engine, clock)
+    await server.look()
+    await engine.save([Record(kind="schedule", key="bad", value=b"{")])
+    clock.advance(59_000)
+    await server.look()
+    assert server.delivered == [], "records are read once a minute"
+    clock.advance(1_000)
+    await server.look()
+    assert server.delivered == [(RAISED, "unreadable_records", "records")]
+    await remove_unreadable(engine, "schedule", "bad")
+    clock.advance(1_000)
+    await server.look()
+    assert server.delivered[1:] == [(ENDED, "unreadable_records", "records")]

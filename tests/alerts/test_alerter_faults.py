@@ -213,9 +213,9 @@ async def test_records_of_a_later_version_are_left_alone(
     await enqueue_jobs(engine, 101)
     server = AlertServer(engine, clock)
     await server.look()
-    assert server.delivered == []
-    [record] = await engine.load(ALERT_KIND, limit=10)
-    assert record.version == 1
+    assert server.delivered == [(RAISED, "unreadable_records", "records")]
+    record = (await engine.load(ALERT_KIND, limit=10))[0]
+    assert (record.key, record.version) == (DEPTH, 1)
 
 
 async def test_an_unreadable_setting_is_logged_once(

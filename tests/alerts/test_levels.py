@@ -57,6 +57,7 @@ def test_by_default_every_rule_is_on() -> None:
         "no_worker": 30_000,
         "partition_out": 0,
         "disk_floor": 1024**3,
+        "unreadable_records": 0,
     }
     assert levels.cool_down_ms == 300_000
     assert {rule.setting for rule in RULES.values()} | {COOL_DOWN} == {

@@ -8,6 +8,7 @@ from holdfast.alerts.facts import AlertFacts, Growth, PartitionOut
 from holdfast.alerts.rules import RULES, Measurement, exceeds, measure
 from holdfast.core.model import Queue, QueueView
 from holdfast.core.workers import Health, WorkerRecord
+from holdfast.ops.records import UnreadableRecord
 from holdfast.ops.workers import WorkerView
 from tests.alerts.test_levels import thresholds
 
@@ -112,6 +113,16 @@ def test_the_floor_of_the_disk(free: int | None, too_little: bool) -> None:
     facts = AlertFacts(now=0, free_bytes=free)
     assert judged(facts) == ({("disk_floor", "disk")} if too_little else set())
     assert judged(facts, disk="off") == set()
+
+
+def test_a_record_that_cannot_be_read() -> None:
+    facts = AlertFacts(now=0, unreadable=[UnreadableRecord("schedule", "bad", "every_ms 0")])
+    assert judged(facts) == {("unreadable_records", "records")}
+    assert judged(facts, records="no") == set()
+    [found] = measure(facts, thresholds())
+    assert found.text == (
+        "1 stored record cannot be read, first schedule 'bad' (every_ms 0): run \"holdfast doctor\""
+    )
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from holdfast.core import bounds
 from holdfast.core.model import QueueView
 from holdfast.engines.base import Engine
 from holdfast.engines.extras import Examinable, Examination, Partitioned, extra
+from holdfast.ops.records import UnreadableRecord, find_unreadable
 from holdfast.ops.workers import Workers, WorkerView
 from holdfast.process import wall_ms
 from holdfast.telemetry.accounts import FleetReader, FleetTotals
@@ -21,6 +22,8 @@ from holdfast.telemetry.meter import QueueTotals
 WINDOW_MS: Final = bounds.MINUTE_MS
 
 _OBSERVED_MAX = 100
+_RECORDS_S = 60
+"""How often all records are read to find those that cannot be."""
 
 
 class Growth(msgspec.Struct, frozen=True):
@@ -40,8 +43,8 @@ class PartitionOut(msgspec.Struct, frozen=True):
 
 class AlertFacts(msgspec.Struct, frozen=True, kw_only=True):
     """The state of a store. `grown` is by the counters' queue names; queues beyond their bound
-    share one. It may be too low until a whole `minute` was observed. `partial` is true while a
-    part of the store is unreachable."""
+    share one. It may be too low until a whole `minute` was observed. `unreadable` are the first
+    records that cannot be read. `partial` is true while a part of the store is unreachable."""
 
     now: int
     views: Sequence[QueueView] = ()
@@ -50,6 +53,7 @@ class AlertFacts(msgspec.Struct, frozen=True, kw_only=True):
     minute: bool = True
     out: Sequence[PartitionOut] = ()
     free_bytes: int | None = None
+    unreadable: Sequence[UnreadableRecord] = ()
     partial: bool = False
 
 
@@ -79,6 +83,8 @@ class FactReader:
         self._partitioned = extra(store, Partitioned)
         self._examinable = extra(store, Examinable)
         self._tracker = GrowthTracker()
+        self._unreadable: Sequence[UnreadableRecord] = ()
+        self._records_at = float("-inf")
 
     async def read(self) -> AlertFacts:
         """Read everything once."""
@@ -96,8 +102,18 @@ class FactReader:
             minute=self._tracker.minute,
             out=out if self._whole else (),
             free_bytes=found.free_bytes if self._whole else None,
+            unreadable=await self._unreadable_records(),
             partial=bool(out),
         )
+
+    async def _unreadable_records(self) -> Sequence[UnreadableRecord]:
+        """The records that cannot be read, as of the last minute. Those that were found before are
+        looked for again at once, so that the alert ends when they are removed."""
+        now = self._clock_s()
+        if self._unreadable or now - self._records_at >= _RECORDS_S:
+            self._unreadable = await find_unreadable(self._engine, most=bounds.PAGE_MAX)
+            self._records_at = now
+        return self._unreadable
 
     def _partitions_out(self) -> list[PartitionOut]:
         views = () if self._partitioned is None else self._partitioned.partitions()

@@ -26,7 +26,8 @@ _LOGGED_MAX = 10_000
 
 class Notice(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The body of a notice. `id` is the same in repeated deliveries; `value` and `threshold` are
-    jobs, bytes or seconds, as `unit` says. After the end, `value` is the last that was too high.
+    jobs, bytes, seconds or records, as `unit` says. After the end, `value` is the last that was too
+    high.
     """
 
     event: FeedEventKind

@@ -107,6 +107,14 @@ RULES: Final[dict[str, AlertRule]] = {
             scale=1024**2,
             description="Bytes that are free on the disk of the store.",
         ),
+        AlertRule(
+            name="unreadable_records",
+            setting="alert-records",
+            severity="warn",
+            unit="records",
+            clear=0,
+            description="Stored records that cannot be read; `doctor` names them.",
+        ),
     )
 }
 
@@ -180,6 +188,7 @@ def measure(facts: AlertFacts, levels: Thresholds) -> Iterator[Measurement]:
     for view in facts.views:
         yield from _of_queue(view, levels, facts, present)
     yield from _of_store(facts, levels)
+    yield from _of_records(facts, levels)
 
 
 def _of_queue(
@@ -218,6 +227,26 @@ def _of_store(facts: AlertFacts, levels: Thresholds) -> Iterator[Measurement]:
     if level is not None and free is not None:
         text = f"{free / 1024**2:,.0f} MiB are free on the disk: a full disk accepts no jobs"
         yield Measurement(rule=rule, about="disk", value=free, threshold=level, text=text)
+
+
+def _of_records(facts: AlertFacts, levels: Thresholds) -> Iterator[Measurement]:
+    rule = RULES["unreadable_records"]
+    level = levels.of(rule)
+    if level is None or not (facts.unreadable or facts.partial):
+        return
+    text = "a part of the store is unreachable"
+    if facts.unreadable:
+        kind, key, why = facts.unreadable[0]
+        count = counted(len(facts.unreadable), "stored record")
+        text = f'{count} cannot be read, first {kind} {key!r} ({why}): run "holdfast doctor"'
+    yield Measurement(
+        rule=rule,
+        about="records",
+        value=len(facts.unreadable),
+        threshold=level,
+        text=text,
+        sure=not facts.partial,
+    )
 
 
 def _of_rule(

@@ -138,7 +138,7 @@ class RecordKind(Generic[Value]):
         try:
             self._read(record)
         except _UNREADABLE as error:
-            return str(error)[:_FAULT_MAX] or type(error).__name__
+            return " ".join(str(error).split())[:_FAULT_MAX] or type(error).__name__
         return ""
 
     async def read(self, engine: Engine, key: str) -> Stored[Value] | None:
