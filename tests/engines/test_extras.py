@@ -37,7 +37,7 @@ ENGINES: dict[str, tuple[Engine, str]] = {
         PartitionedEngine([("a", MemoryEngine()), ("b", MemoryEngine())]),
         "Examinable FileBacked Partitioned IdMinting",
     ),
-    "remote": (RemoteEngine("http://127.0.0.1:1"), "Examinable ServerBacked"),
+    "remote": (RemoteEngine("http://127.0.0.1:1"), "Examinable IdMinting ServerBacked"),
 }
 WRAPS: dict[str, harnesses.Wrap] = {
     "plain": harnesses.plain,

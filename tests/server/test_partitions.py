@@ -5,13 +5,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
-from holdfast.core.model import JobFilter, NewJob
+from holdfast.app.application import Holdfast
+from holdfast.core.model import JobFilter, NewJob, Status
+from holdfast.core.partitions import home_of
 from holdfast.engines.memory import MemoryEngine
 from holdfast.engines.partitioned import PartitionedEngine
-from holdfast.engines.partitioned.placement import home_of
-from holdfast.errors import UsageError
+from holdfast.engines.remote import engine as remote_engine
+from holdfast.errors import EngineUnavailable, UsageError
+from holdfast.notation.options import new_id
 from tests.cli.program import run_program
+from tests.engines.partitioned.fragile import GONE, Trio
 from tests.server.loop_server import ServedEngine
 from tests.server.rest_client import http_client
 from tests.server.server_process import TIMEOUT_S, ServerProcess, server_process
@@ -145,6 +150,62 @@ def test_a_command_that_reads_creates_no_partition(tmp_path: Path) -> None:
     told = run_program(tmp_path, "enqueue", "--url", url, "--", "true")
     assert told.code == 0, told.err
     assert not (tmp_path / "b").exists()
+
+
+@pytest.mark.parametrize("over", ["here", "http"])
+async def test_jobs_without_ids_go_to_partitions_in_use(
+    over: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote_engine, "_PARTITIONS_S", 0.0)
+    trio = Trio()
+    app = Holdfast(engine=trio.engine if over == "here" else ServedEngine(trio.engine))
+    task = app.task(name="noop")(_noop)
+    async with app:
+        # Neither the server nor the client has noticed yet.
+        trio.fragile[1].fault = GONE
+        ids = [(await app.enqueue("noop")).id for _ in range(20)]
+        ids += [(await task.aenqueue()).id for _ in range(20)]
+        ids += [each.id for each in await task.aenqueue_many([()] * 20)]
+        # From now on both know.
+        receipts = await app.enqueue_many([app.job("noop") for _ in range(20)])
+        assert {each.status for each in receipts} == {Status.NEW}
+        ids += [each.id for each in receipts]
+        assert {home_of(each, 3) for each in ids} == {0, 2}
+        assert len(set(ids)) == 80
+        for bound in ({"id": trio.names(1, 1)[0]}, {"key": trio.tags(1, 1)[0]}):
+            with pytest.raises(EngineUnavailable, match="p2 is shut out"):
+                await app.enqueue("noop", **bound)  # type: ignore[arg-type]
+        trio.fragile[1].fault = None
+        await trio.back()
+        await app.enqueue("noop")
+        assert {home_of(app.new_id(), 3) for _ in range(100)} >= {1}
+        found = [
+            len((await each.engine.find(JobFilter(), limit=100)).jobs) for each in trio.fragile
+        ]
+        assert sum(found) == 81
+
+
+def _noop() -> None:
+    pass
+
+
+async def test_a_batch_keeps_what_one_partition_took_when_the_others_fail() -> None:
+    """Neither refused jobs are stored, nor stored ones are reported as refused."""
+    trio = Trio()
+    app = Holdfast(engine=trio.engine)
+    async with app:
+        trio.fragile[1].fault = trio.fragile[2].fault = GONE
+        jobs = [replace(app.job("noop"), id=_made_at(place)) for place in (0, 1, 2)]
+        receipts = await app.home.enqueue_made(jobs)
+        assert {each.status for each in receipts} == {Status.NEW}
+        assert [home_of(each.id, 3) for each in receipts] == [0, 0, 0]
+        trio.fragile[0].fault = GONE
+        with pytest.raises(EngineUnavailable):
+            await app.enqueue("noop")
+
+
+def _made_at(place: int) -> str:
+    return next(id_ for _ in range(1_000) if home_of(id_ := new_id(), 3) == place)
 
 
 async def test_pages_continue_over_partitions() -> None:

@@ -272,7 +272,9 @@ class Holdfast(LeaseMethods):
         self, task: str, payload: Any = None, **options: Unpack[JobOptions]
     ) -> Receipt:
         """Enqueue one job, durable on return. A refusal is raised: UnknownQueue, QueueFull, …"""
-        [receipt] = await self.engine.enqueue([self.job(task, payload, **options)])
+        made = options.get("id") is None
+        enqueue = self.home.enqueue_made if made else self.engine.enqueue
+        [receipt] = await enqueue([self.job(task, payload, **options)])
         return accepted(receipt)
 
     async def enqueue_many(self, jobs: Iterable[NewJob]) -> list[Receipt]:

@@ -16,13 +16,21 @@ import functools
 import os
 import threading
 import weakref
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from typing import Any, Generic, TypeVar
 
-from holdfast.core.model import Receipt
+from msgspec.structs import replace
+
+from holdfast.core.model import NewJob, Receipt
 from holdfast.engines.base import Engine
 from holdfast.engines.extras import IdMinting, extra
-from holdfast.errors import EngineClosed, EngineUnavailable, HoldfastError, UsageError
+from holdfast.errors import (
+    EngineClosed,
+    EngineUnavailable,
+    HoldfastError,
+    OutcomeUnknown,
+    UsageError,
+)
 
 Answer = TypeVar("Answer")
 Make = Callable[[], Coroutine[Any, Any, Answer]]
@@ -35,8 +43,8 @@ class EngineHost:
     def __init__(self, store: Engine, engine: Engine) -> None:
         self.store = store
         self.engine = engine
-        minting = extra(engine, IdMinting)
-        self.mint: Callable[[], str] | None = None if minting is None else minting.mint
+        self._minting = extra(engine, IdMinting)
+        self.mint: Callable[[], str] | None = None if self._minting is None else self._minting.mint
         """The engine's own function for new job ids, if it has one."""
         self._bound: asyncio.AbstractEventLoop | None = None
         self._thread: LoopThread | None = None
@@ -100,6 +108,41 @@ class EngineHost:
             if task is not None and task.cancelling():
                 raise
             raise _closed() from None
+
+    async def enqueue_made(self, jobs: Sequence[NewJob]) -> list[Receipt]:
+        """Enqueue jobs whose ids were made for this call. One whose partition is shut out gets
+        another id, once, and so another partition."""
+        try:
+            receipts = await self.engine.enqueue(jobs)
+        except EngineUnavailable:
+            moved = self._elsewhere(enumerate(jobs))
+            if not moved:
+                raise
+            return await self.engine.enqueue([moved.get(at, job) for at, job in enumerate(jobs)])
+        out = [at for at, each in enumerate(receipts) if each.code == EngineUnavailable.code]
+        moved = self._elsewhere((at, jobs[at]) for at in out)
+        if not moved:
+            return receipts
+        answers = dict(enumerate(receipts))
+        try:
+            answers |= zip(moved, await self.engine.enqueue(list(moved.values())), strict=True)
+        except EngineUnavailable:
+            return receipts
+        except OutcomeUnknown as error:
+            known = {at: answers[at] for at in answers if at not in moved}
+            raise OutcomeUnknown(str(error), known=known) from error
+        return list(answers.values())
+
+    def _elsewhere(self, jobs: Iterable[tuple[int, NewJob]]) -> dict[int, NewJob]:
+        """The jobs that may be stored in another partition, with new ids. Keys, groups and parents
+        have a partition of their own."""
+        moved = {}
+        for at, job in jobs if self._minting is not None else ():
+            bound = job.key is not None or job.group is not None or job.after
+            id_ = None if bound or self._minting is None else self._minting.mint_instead(job.id)
+            if id_ is not None:
+                moved[at] = replace(job, id=id_)
+        return moved
 
     async def pause(self, seconds: float) -> None:
         """Sleep between two polls of a job. A test mode runs due jobs instead."""

@@ -309,7 +309,7 @@ class BoundTask(Generic[Parameters, Answer]):
     def _put(self, jobs: list[NewJob]) -> list[JobHandle[Answer]]:
         app = self._task.app
         if self._connection is None:
-            receipts = app.run(_enqueue(app, jobs), instead="task.aenqueue(…)")
+            receipts = app.run(self._enqueue(jobs), instead="task.aenqueue(…)")
         else:
             app.run(_nothing(), instead="task.within(connection).aenqueue(…)")
             receipts = []
@@ -327,7 +327,7 @@ class BoundTask(Generic[Parameters, Answer]):
     async def _aput(self, jobs: list[NewJob]) -> list[JobHandle[Answer]]:
         app = self._task.app
         if self._connection is None:
-            receipts = await app.arun(_enqueue(app, jobs))
+            receipts = await app.arun(self._enqueue(jobs))
         else:
             await app.arun(_nothing())
             receipts = []
@@ -336,6 +336,34 @@ class BoundTask(Generic[Parameters, Answer]):
         handles = self._handles(receipts)
         await app.home.aenqueued(receipts)
         return handles
+
+    async def _enqueue(self, jobs: list[NewJob]) -> list[Receipt]:
+        """Enqueue; declare the queues that tasks name if they do not exist, and enqueue again."""
+        app = self._task.app
+        receipts = await self._enqueue_batches(jobs)
+        if not any(receipt.code == UnknownQueue.code for receipt in receipts):
+            return receipts
+        named = {task.queue for task in app.tasks.values()}
+        again = [
+            at
+            for at, receipt in enumerate(receipts)
+            if receipt.code == UnknownQueue.code and jobs[at].queue in named
+        ]
+        for queue in sorted({jobs[at].queue for at in again}):
+            await app.engine.declare(Queue(name=queue), instead_of=None)
+        answers = await self._enqueue_batches([jobs[at] for at in again])
+        for at, receipt in zip(again, answers, strict=True):
+            receipts[at] = receipt
+        return receipts
+
+    async def _enqueue_batches(self, jobs: list[NewJob]) -> list[Receipt]:
+        app = self._task.app
+        if self._options.get("id") is not None:
+            return await app.enqueue_many(jobs)
+        receipts: list[Receipt] = []
+        for at in range(0, len(jobs), bounds.BATCH_MAX):
+            receipts += await app.home.enqueue_made(jobs[at : at + bounds.BATCH_MAX])
+        return receipts
 
     def _enqueue_within(self, jobs: list[NewJob]) -> Iterator[Any]:
         """Receipts, or awaitables of receipts, batch by batch, in the caller's transaction."""
@@ -430,25 +458,6 @@ def is_over(job: Job | None, id: str) -> bool:
 def _last_error(job: Job) -> str:
     failure = job.failures[-1].failure if job.failures else None
     return "" if failure is None else f": {failures.line(failure)}"
-
-
-async def _enqueue(app: Holdfast, jobs: list[NewJob]) -> list[Receipt]:
-    """Enqueue; declare the queues that tasks name if they do not exist, and enqueue again."""
-    receipts = await app.enqueue_many(jobs)
-    if not any(receipt.code == UnknownQueue.code for receipt in receipts):
-        return receipts
-    named = {task.queue for task in app.tasks.values()}
-    again = [
-        at
-        for at, receipt in enumerate(receipts)
-        if receipt.code == UnknownQueue.code and jobs[at].queue in named
-    ]
-    for queue in sorted({jobs[at].queue for at in again}):
-        await app.engine.declare(Queue(name=queue), instead_of=None)
-    answers = await app.enqueue_many(jobs[at] for at in again)
-    for at, receipt in zip(again, answers, strict=True):
-        receipts[at] = receipt
-    return receipts
 
 
 async def _nothing() -> None:

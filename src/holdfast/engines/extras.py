@@ -84,6 +84,10 @@ class IdMinting(Protocol):
     def mint(self) -> str:
         """A new job id."""
 
+    def mint_instead(self, id: str) -> str | None:
+        """A new job id, if one like `id` was refused because its partition is shut out, and another
+        partition is in use; None if it would be refused again."""
+
 
 @runtime_checkable
 class FileBacked(Protocol):

@@ -42,11 +42,13 @@ Carried = TypeVar("Carried", bound=msgspec.Struct)
 
 
 class About(msgspec.Struct):
-    """A server's version, the traits of its engine and its time."""
+    """A server's version, the traits of its engine and its time, and whether each partition of its
+    store is in use."""
 
     version: str
     traits: Traits
     now: int
+    partitions: tuple[bool, ...] = ()
 
 
 class SentLease(msgspec.Struct, frozen=True, gc=False, array_like=True):

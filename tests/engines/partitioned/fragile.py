@@ -4,9 +4,10 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
+from holdfast.core.partitions import home_of
 from holdfast.engines.memory import MemoryEngine
 from holdfast.engines.partitioned import PartitionedEngine
-from holdfast.engines.partitioned.placement import home_of, tagged_home
+from holdfast.engines.partitioned.placement import tagged_home
 from holdfast.errors import EngineUnavailable, HoldfastError, StorageFull
 from holdfast.testing.clock import ManualClock
 

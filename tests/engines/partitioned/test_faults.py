@@ -16,10 +16,10 @@ import pytest
 from holdfast.conformance.contract.cases import a_job, from_default
 from holdfast.conformance.postgres_server import PrivatePostgres
 from holdfast.core.model import JobFilter, LeaseRequest, Status
+from holdfast.core.partitions import home_of
 from holdfast.core.verdict import Complete, Outcome, Settlement
 from holdfast.engines.base import Engine
 from holdfast.engines.partitioned import PartitionedEngine
-from holdfast.engines.partitioned.placement import home_of
 from holdfast.engines.registry import open_engine
 from holdfast.engines.sqlite import SQLiteEngine, connection
 from holdfast.errors import ConfigError, EngineError, EngineUnavailable, StorageFull

@@ -8,9 +8,9 @@ import pytest
 from holdfast.app.application import Holdfast
 from holdfast.conformance.contract.cases import a_job
 from holdfast.core.model import LeaseRequest, Queue, Status
+from holdfast.core.partitions import home_of
 from holdfast.core.verdict import Complete, Outcome, Settlement
 from holdfast.engines.coalesced import Coalesced
-from holdfast.engines.partitioned.placement import home_of
 from holdfast.errors import EngineUnavailable, OutcomeUnknown
 from holdfast.worker.supervisor.held_leases import HeldLease, HeldLeases, Renewer
 from holdfast.worker.supervisor.settle import Settler

@@ -5,9 +5,10 @@ from uuid_utils import uuid7
 
 from holdfast.conformance.contract.cases import a_job, from_default
 from holdfast.core.model import JobFilter, NewJob, Queue, Record, Status
+from holdfast.core.partitions import home_of
 from holdfast.core.verdict import Complete, Delete, Settlement
 from holdfast.engines.base import Saved
-from holdfast.engines.partitioned.placement import home_of, is_made
+from holdfast.engines.partitioned.placement import is_made
 from holdfast.engines.wrapper import enforced
 from holdfast.errors import Unsupported, UsageError
 from tests.engines.partitioned.fragile import Trio, shut_out, where

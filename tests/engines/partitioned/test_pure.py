@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.core.model import Job, Lease, NewJob, Page, Queue, QueueView
+from holdfast.core.partitions import home_of
 from holdfast.engines.base import Expired, Overdue, Traits
 from holdfast.engines.partitioned import engine, merge, partition, placement
 from holdfast.engines.partitioned.partition import (
@@ -34,22 +35,22 @@ def new(id: str, **fields: object) -> NewJob:
 class TestHomes:
     def test_homes_never_change(self) -> None:
         """Jobs are where they were put: another hash would not find them."""
-        assert [placement.home_of(name, 3) for name in ("a", "b", "c", "é", "\ud800", "")] == PINNED
+        assert [home_of(name, 3) for name in ("a", "b", "c", "é", "\ud800", "")] == PINNED
 
     def test_homes_are_evenly_distributed(self) -> None:
-        counts = Counter(placement.home_of(f"job-{n}", 5) for n in range(5_000))
+        counts = Counter(home_of(f"job-{n}", 5) for n in range(5_000))
         assert set(counts) == set(range(5))
         assert min(counts.values()) > 850
 
     def test_one_more_partition_moves_names_only_to_it(self) -> None:
         for n in range(500):
-            before, after = placement.home_of(str(n), 3), placement.home_of(str(n), 4)
+            before, after = home_of(str(n), 3), home_of(str(n), 4)
             assert after in (before, 3)
 
     def test_a_tag_decides_for_keys_and_groups(self) -> None:
         together = {placement.tagged_home(name, 7) for name in ("{x}", "mail {x}", "{x}{y}", "x")}
         assert len(together) == 1
-        assert placement.tagged_home("{}", 7) == placement.home_of("{}", 7)
+        assert placement.tagged_home("{}", 7) == home_of("{}", 7)
 
     def test_minted_ids_are_recognised(self) -> None:
         assert placement.is_made(str(uuid_utils.uuid7()))
@@ -153,7 +154,7 @@ class TestHealth:
 class TestPlacing:
     def test_a_plain_job_goes_by_its_id(self) -> None:
         jobs = [new(f"j{n}", after=()) for n in range(20)]
-        assert placement.arrange(jobs, 3, {}) == [placement.home_of(job.id, 3) for job in jobs]
+        assert placement.arrange(jobs, 3, {}) == [home_of(job.id, 3) for job in jobs]
 
     def test_a_group_and_a_key_go_before_the_id(self) -> None:
         for n in range(20):
@@ -184,8 +185,8 @@ class TestPlacing:
     def test_a_family_of_one_call_stays_together(self) -> None:
         family = [new("c", after=("a", "b")), new("b", after=("a",)), new("a"), new("d")]
         places = placement.arrange(family, 3, {})
-        assert places[:3] == [placement.home_of("a", 3)] * 3, "the one without parents"
-        assert places[3] == placement.home_of("d", 3)
+        assert places[:3] == [home_of("a", 3)] * 3, "the one without parents"
+        assert places[3] == home_of("d", 3)
         bound = [*family[:2], new("a", group="g")]
         assert placement.arrange(bound, 3, {}) == [placement.tagged_home("g", 3)] * 3
 

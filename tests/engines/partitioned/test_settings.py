@@ -7,8 +7,8 @@ import pytest
 
 from holdfast.conformance.contract.cases import a_queue
 from holdfast.core.model import Queue, QueueView
+from holdfast.core.partitions import home_of
 from holdfast.engines.partitioned import settings
-from holdfast.engines.partitioned.placement import home_of
 from holdfast.errors import OutcomeUnknown
 from tests.engines.partitioned.fragile import GONE, Trio, shut_out
 from tests.killed import Killed

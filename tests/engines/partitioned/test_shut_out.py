@@ -6,8 +6,9 @@ import pytest
 
 from holdfast.conformance.contract.cases import a_job, a_queue, from_default, lease_ids
 from holdfast.core.model import JobFilter, LeaseRequest, NewJob, Record, Renewal, Status
+from holdfast.core.partitions import home_of
 from holdfast.core.verdict import Cancel, Complete, Outcome, Settlement
-from holdfast.engines.partitioned.placement import home_of, place_of
+from holdfast.engines.partitioned.placement import place_of
 from holdfast.errors import EngineUnavailable, OutcomeUnknown, StorageFull
 from tests.engines.partitioned.fragile import GONE, Trio, shut_out, where
 

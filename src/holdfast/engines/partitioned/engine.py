@@ -31,6 +31,7 @@ from holdfast.core.model import (
     TallyBy,
     Waits,
 )
+from holdfast.core.partitions import at_home, home_of
 from holdfast.core.verdict import Amendment, Outcome, Settlement
 from holdfast.engines.base import (
     ANY,
@@ -53,7 +54,6 @@ from holdfast.engines.partitioned.partition import KIND, Partition
 from holdfast.engines.partitioned.placement import (
     NAME,
     PARTITIONS_MAX,
-    home_of,
     inner,
     outer,
     outer_job,
@@ -177,11 +177,12 @@ class PartitionedEngine:
         """A job id whose home is the emptiest partition in use."""
         usable = self._members.usable or self._members.all
         emptiest = min(usable, key=lambda each: each.waiting).place
-        for _ in range(_MINT_TRIES_MAX):
-            made = str(uuid_utils.uuid7())
-            if home_of(made, len(self._members.all)) == emptiest:
-                break
-        return made
+        ids = (str(uuid_utils.uuid7()) for _ in range(_MINT_TRIES_MAX))
+        return at_home(ids, (emptiest,), len(self._members.all))
+
+    def mint_instead(self, id: str) -> str | None:
+        home = self._members.all[home_of(id, len(self._members.all))]
+        return None if home.is_in or not self._members.usable else self.mint()
 
     async def lease(self, request: LeaseRequest) -> list[Lease]:
         """In order within each partition; the fullest partition first."""

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from hashlib import blake2b
 
 from msgspec.structs import replace
 
 from holdfast.core.model import Job, Lease, NewJob
+from holdfast.core.partitions import home_of
 from holdfast.errors import Unsupported
 
 NAME = "partitioned"
@@ -83,17 +83,6 @@ def _families(jobs: Sequence[NewJob]) -> list[list[int]]:
     for at in range(len(jobs)):
         families.setdefault(lead(at), []).append(at)
     return [family for at, family in families.items() if len(family) > 1 or jobs[at].after]
-
-
-def home_of(name: str, count: int) -> int:
-    """The partition with the highest score for the name: rendezvous hashing."""
-    if count == 1:
-        return 0
-    text = name.encode(errors="surrogatepass")
-    return max(
-        range(count),
-        key=lambda place: blake2b(text, digest_size=8, salt=place.to_bytes(2, "big")).digest(),
-    )
 
 
 def tagged_home(name: str, count: int) -> int:

@@ -31,6 +31,7 @@ from holdfast.errors import (
     EngineUnavailable,
     HoldfastError,
     OutcomeUnknown,
+    Overloaded,
     Unsupported,
     UsageError,
 )
@@ -92,6 +93,8 @@ class ServerClient:
             **headers,
         }
         self._headers = "".join(f"{name}: {value}\r\n" for name, value in given.items())
+        self.partitions: tuple[bool, ...] = ()
+        """Of each partition of the server's store, whether it was in use at the last `about`."""
         self._heads = {verb: self._head("POST", f"/v1/engine/{verb}") for verb in VERBS}
 
     def close(self) -> None:
@@ -106,6 +109,7 @@ class ServerClient:
             hint = "; does it serve https://?" if self.place.startswith("http:") else ""
             raise EngineUnavailable(f"{error}{hint}") from None
         about: About = self._read(answer, _read_about)
+        self.partitions = about.partitions
         return about
 
     async def call(
@@ -130,6 +134,8 @@ class ServerClient:
             answer_s=answer_s,
             retry_s_max=retry_s_max,
             until=until,
+            # Whether a partition is back soon is not known, and the job may fit into another.
+            patient=verb != "enqueue" or not self.partitions,
             on_late_answer=on_late_answer
             and (lambda late: self._pass_on(late, known.read_answer, on_late_answer)),
         )
@@ -180,9 +186,11 @@ class ServerClient:
         retry_s_max: float,
         until: float | None = None,
         answer_s: float = ANSWER_S,
+        patient: bool = True,
         on_late_answer: Callable[[HttpReply], None] | None = None,
     ) -> HttpReply:
-        """Send the request until the server itself answers, or the time is up."""
+        """Send the request until the server itself answers, or the time is up. Unless `patient`, it
+        is an answer that the store is unavailable."""
         end = until
         doubtful = False
         pause_s = _PAUSE_S
@@ -199,10 +207,13 @@ class ServerClient:
                 if answer.status not in (502, 503, 504):
                     return answer
                 if _content_type(answer) == CONTENT_TYPE:
-                    if answer.status != 503:
+                    refusal = _refusal(answer)
+                    if answer.status != 503 or (
+                        not patient and refusal.code == EngineUnavailable.code
+                    ):
                         return answer
                     # The server itself refused: it did nothing.
-                    why, again, asked_s = self._refusal(answer), True, _seconds(answer.retry_after)
+                    why, again, asked_s = refusal.message, True, _seconds(answer.retry_after)
                 else:
                     # A proxy answered: it may have forwarded the request.
                     why = f"a proxy in front of the server answered {answer.status}"
@@ -239,12 +250,6 @@ class ServerClient:
         if doubtful:
             return OutcomeUnknown(f"{self.place} did not answer: {why}")
         return EngineUnavailable(f"{self.place} cannot be reached: {why}")
-
-    def _refusal(self, answer: HttpReply) -> str:
-        try:
-            return _read_wrong(answer.body).error.message
-        except msgspec.MsgspecError:
-            return "it is overloaded"
 
     def _read(self, answer: HttpReply, read: Callable[[bytes], Any]) -> Any:
         content_type = _content_type(answer)
@@ -311,6 +316,13 @@ def _is_unknown_path(body: bytes) -> bool:
         return msgspec.json.decode(body, type=_ErrorReply).error.code == "unknown_path"
     except msgspec.MsgspecError:
         return False
+
+
+def _refusal(answer: HttpReply) -> ServerError:
+    try:
+        return _read_wrong(answer.body).error
+    except msgspec.MsgspecError:
+        return ServerError(code=Overloaded.code, message="it is overloaded")
 
 
 def _content_type(answer: HttpReply) -> str:

@@ -8,6 +8,7 @@ granted.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import random
 import ssl
@@ -15,6 +16,7 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import msgspec
+import uuid_utils
 from msgspec.structs import replace
 
 from holdfast.core import bounds, checks
@@ -35,6 +37,7 @@ from holdfast.core.model import (
     TallyBy,
     Waits,
 )
+from holdfast.core.partitions import at_home, home_of
 from holdfast.core.verdict import Amendment, Outcome, Release, Settlement
 from holdfast.engines import wire
 from holdfast.engines.base import ANY, Expired, Known, Overdue, Saved, Traits
@@ -45,7 +48,9 @@ from holdfast.engines.remote.client import ANSWER_S, ServerClient, UnsendableCal
 from holdfast.errors import (
     ConfigError,
     EngineClosed,
+    EngineUnavailable,
     Forbidden,
+    HoldfastError,
     OutcomeUnknown,
     Unauthenticated,
     Unsupported,
@@ -60,6 +65,9 @@ _OPEN_RETRY_S_MAX = 3.0
 _RENEW_S = 5.0
 """A renewal must not hang: try a new connection early."""
 _PAUSE_S = 0.5
+_PARTITIONS_S = 2.0
+"""While a partition is shut out, how often a producer asks whether it is back."""
+_MINT_TRIES_MAX = 1_000
 _CURSOR_MAX = 10**400 - 1
 
 _BEFORE_OPEN = Traits(
@@ -91,6 +99,7 @@ class RemoteEngine:
         self._cert = cert
         self._client: ServerClient | None = None
         self._traits = _BEFORE_OPEN
+        self._partitions_at = 0.0
         self._returns = LeaseReturns(
             self.settle, Release("the caller was cancelled", unstarted=True), _log
         )
@@ -158,10 +167,33 @@ class RemoteEngine:
     async def enqueue(self, jobs: Sequence[NewJob]) -> list[Receipt]:
         checks.check_batch(len(jobs))
         parts = calls.split_jobs(jobs)
-        receipts: list[Receipt] = await self._in_parts(
-            parts, "enqueue", wire.EnqueueCall, jobs, calls.unsendable_jobs
-        )
+        client = self._opened
+        if not all(client.partitions):
+            await self._read_partitions(age_s_max=_PARTITIONS_S)
+        try:
+            receipts: list[Receipt] = await self._in_parts(
+                parts, "enqueue", wire.EnqueueCall, jobs, calls.unsendable_jobs
+            )
+        except EngineUnavailable:
+            await self._read_partitions()
+            raise
+        if client.partitions and any(each.code == EngineUnavailable.code for each in receipts):
+            await self._read_partitions()
         return receipts
+
+    def mint(self) -> str:
+        """A job id whose home is in use, as far as the server said."""
+        known = () if self._client is None else self._client.partitions
+        if all(known) or not any(known):
+            return str(uuid_utils.uuid7())
+        ids = (str(uuid_utils.uuid7()) for _ in range(_MINT_TRIES_MAX))
+        return at_home(ids, [place for place, is_in in enumerate(known) if is_in], len(known))
+
+    def mint_instead(self, id: str) -> str | None:
+        known = () if self._client is None else self._client.partitions
+        if not any(known) or known[home_of(id, len(known))]:
+            return None
+        return self.mint()
 
     async def lease(self, request: LeaseRequest) -> list[Lease]:
         """Keeps waiting through an outage; raises the last error if the outage outlasts the
@@ -286,6 +318,14 @@ class RemoteEngine:
             checks.check_record(record)
         saved: list[Saved] = await self._call("save", wire.SaveCall(list(records)))
         return saved
+
+    async def _read_partitions(self, *, age_s_max: float = 0.0) -> None:
+        """Ask the server which partitions are in use, unless it was asked lately."""
+        now = asyncio.get_running_loop().time()
+        if self._opened.partitions and now - self._partitions_at >= age_s_max:
+            self._partitions_at = now
+            with contextlib.suppress(HoldfastError):
+                await self._opened.about(retry_s_max=0)
 
     @property
     def _opened(self) -> ServerClient:

@@ -27,6 +27,7 @@ from holdfast.server.access.admission import ApiCall
 from holdfast.server.http import bounded_reply
 from holdfast.server.http.operation import Operation, Scope
 from holdfast.server.rest.enqueue import check_batch_size
+from holdfast.server.state import partitions_of
 
 _NEEDS = {
     "enqueue": Scope.PRODUCE,
@@ -110,7 +111,8 @@ async def _release_unread(call: ApiCall, leases: list[Lease]) -> None:
 
 
 async def _about(call: ApiCall) -> About:
-    return About(__version__, call.engine.traits, wall_ms())
+    partitions = tuple(each.out is None for each in partitions_of(call.app) or ())
+    return About(__version__, call.engine.traits, wall_ms(), partitions)
 
 
 OPERATIONS = (
