@@ -159,3 +159,26 @@ def test_the_stop_timeout_exceeds_the_grace_time() -> None:
                 [arguments] = values(spec, "args")
                 grace_s = arguments[arguments.index("--grace") + 1].removesuffix("s")
                 assert given_s > int(grace_s)
+
+
+def test_the_image_is_built_from_pinned_parts() -> None:
+    text = (DEPLOY / "Containerfile").read_text()
+    bases = re.findall(r"(?m)^FROM (\S+)", text)
+    assert len(bases) == 2
+    assert len(set(bases)) == 1
+    assert re.fullmatch(r"python:3\.\d+\.\d+-slim-\w+@sha256:[0-9a-f]{64}", bases[0])
+    installs = re.findall(r"pip install (.*)", text.replace("\\\n       ", ""))
+    assert len(installs) == 2
+    assert "--require-hashes -r lock-uv.txt" in installs[0]
+    # uv checks the hashes of constraints; lock.txt has those of every extra and of the build.
+    assert "--constraints lock.txt" in installs[1]
+    assert "--build-constraints lock.txt --require-build-hashes" in installs[1]
+    [copied] = re.findall(r"(?m)^COPY (pyproject.*) \./$", text)
+    assert all((ROOT / name).is_file() for name in copied.split())
+
+
+def test_every_token_in_the_guides_goes_to_a_private_file() -> None:
+    for path in [*FILES, ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]:
+        for words in words_of(path):
+            if words[:2] == ["token", "create"] and len(words) > 2:
+                assert "--out" in words, f"{path.name}: {words}"

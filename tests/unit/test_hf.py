@@ -5,6 +5,7 @@ milliseconds.
 """
 
 import ast
+import hashlib
 import os
 import re
 import shutil
@@ -13,6 +14,7 @@ import subprocess
 import sys
 import time
 import tomllib
+import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -69,7 +71,7 @@ class Clone:
 
 @pytest.fixture
 def clone(tmp_path: Path) -> Clone:
-    for name in ("hf", "pyproject.toml", "lock.txt"):
+    for name in ("hf", "pyproject.toml", "lock.txt", "lock-uv.txt"):
         shutil.copy(ROOT / name, tmp_path / name)
     uv = tmp_path / "uv"
     uv.write_text(UV.format(python=sys.executable))
@@ -182,7 +184,50 @@ def test_only_the_standard_library_is_used() -> None:
             assert str(node.module).partition(".")[0] in sys.stdlib_module_names
 
 
+@pytest.mark.parametrize("is_right", [True, False])
+def test_uv_is_installed_only_if_its_hash_is_right(clone: Clone, is_right: bool) -> None:
+    wheel = clone.path / "wheels" / "uv-0.13.0-py3-none-any.whl"
+    wheel.parent.mkdir()
+    with zipfile.ZipFile(wheel, "w") as archive:
+        script = zipfile.ZipInfo("uv-0.13.0.data/scripts/uv")
+        script.external_attr = 0o755 << 16
+        archive.writestr(script, "#!/bin/sh\necho uv 0.13.0\n")
+        about = "uv-0.13.0.dist-info"
+        archive.writestr(f"{about}/METADATA", "Metadata-Version: 2.1\nName: uv\nVersion: 0.13.0\n")
+        archive.writestr(f"{about}/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n")
+        archive.writestr(f"{about}/RECORD", "")
+    digest = hashlib.sha256(wheel.read_bytes() if is_right else b"another file").hexdigest()
+    (clone.path / "lock-uv.txt").write_text(f"uv==0.13.0 --hash=sha256:{digest}\n")
+    ran = subprocess.run(
+        [sys.executable, "-c", _FIND_UV, clone.path],
+        env={**os.environ, "UV": "", "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(wheel.parent)}
+        | {"PATH": "/usr/bin:/bin", "PIP_CONFIG_FILE": os.devnull, "PIP_EXTRA_INDEX_URL": ""},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    private = clone.path / ".hf" / "tools" / "bin" / "uv"
+    assert private.exists() is is_right
+    assert ran.stdout.strip() == (str(private) if is_right else "None"), ran.stderr
+    assert ("using pip instead" in ran.stderr) is not is_right
+
+
+_FIND_UV = """
+import importlib.machinery, importlib.util, shutil, sys
+loader = importlib.machinery.SourceFileLoader("hf", sys.argv[1] + "/hf")
+hf = importlib.util.module_from_spec(importlib.util.spec_from_loader("hf", loader))
+loader.exec_module(hf)
+hf.shutil.which = lambda name: None
+with hf.setup_lock() as guard:
+    print(hf.find_uv(guard))
+"""
+
+
 def test_the_lock_pins_every_dependency_by_hash_and_names_no_host() -> None:
+    uv_lock = (ROOT / "lock-uv.txt").read_text()
+    assert re.findall(r"(?m)^([\w-]+)==[\d.]+ \\$", uv_lock) == ["uv"]
+    assert len(re.findall(r"--hash=sha256:[0-9a-f]{64}", uv_lock)) > 10
+    assert "://" not in uv_lock
     text = (ROOT / "lock.txt").read_text()
     assert "://" not in text
     assert str(ROOT) not in text
