@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import itertools
+import re
 import socket
 from collections.abc import AsyncIterator, Callable
 from typing import Any
@@ -10,6 +11,8 @@ from typing import Any
 import uvicorn
 
 from holdfast.app.application import Holdfast
+from holdfast.core.model import JobFilter
+from holdfast.core.verdict import Amendment
 from holdfast.engines.base import Engine
 from holdfast.engines.memory import MemoryEngine
 from holdfast.engines.remote import RemoteEngine
@@ -65,7 +68,16 @@ class LoopServer:
         await self._apps[b"/" + name](inside, receive, send)
 
 
-class ServedEngine(RemoteEngine):
+class NamingEngine(RemoteEngine):
+    """Amends jobs as the operator that the amendment names: a server believes only the token."""
+
+    async def amend(self, wanted: JobFilter, amendment: Amendment, *, limit: int) -> int:
+        # As a server cleans the texts it gets.
+        _Trusting.name = re.sub("[\ud800-\udfff]", "\ufffd", getattr(amendment, "by", ""))
+        return await super().amend(wanted, amendment, limit=limit)
+
+
+class ServedEngine(NamingEngine):
     """An engine behind a server of its own, which runs while this engine is open. On a shared
     `loop_server` every token is accepted; otherwise no token is needed."""
 
@@ -108,9 +120,11 @@ class ServedEngine(RemoteEngine):
 class _Trusting:
     """Accepts any token, so that no token is stored in an engine under test."""
 
+    name = "tests"
+
     async def authenticate(self, text: str) -> Caller:
         scopes = with_implied((Scope.ADMIN, Scope.RUN_COMMANDS))
-        return Caller(name="tests", scopes=scopes, token=text)
+        return Caller(name=self.name, scopes=scopes, token=f"{text} of {self.name}")
 
     async def require(self, id: str) -> None:
         pass
@@ -122,7 +136,7 @@ def single_server(loop_server: LoopServer) -> Callable[[ManualClock], Engine]:
 
     def make(clock: ManualClock) -> Engine:
         if made:
-            return RemoteEngine(made[0].place, token="hf_any")
+            return NamingEngine(made[0].place, token="hf_any")
         made.append(ServedEngine(MemoryEngine(clock=clock), loop_server=loop_server))
         return made[0]
 

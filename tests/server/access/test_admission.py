@@ -69,7 +69,8 @@ async def test_every_route_needs_its_scope() -> None:
 def test_scopes_imply_lower_ones_but_never_run_commands() -> None:
     assert with_implied(["admin"]) == {"known", "produce", "consume", "operate", "admin"}
     assert with_implied(["operate"]) == {"known", "produce", "consume", "operate"}
-    assert with_implied(["run-commands"]) == {"known", "run-commands"}
+    assert with_implied(["run-commands"]) == {"run-commands"}
+    assert with_implied(["produce", "run-commands"]) == {"known", "produce", "run-commands"}
     assert with_implied(["known", "root", "*"]) == set()
     assert Scope.KNOWN not in GRANTABLE
 

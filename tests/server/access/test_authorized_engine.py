@@ -60,7 +60,7 @@ ALLOWED: dict[str, set[str]] = {
     "consume": ANY_SCOPE | {"lease", "renew", "settle", "overdue", "expired", "flow"},
     "operate": set(VERBS) - {"drop"},
     "admin": set(VERBS),
-    "run-commands": ANY_SCOPE,
+    "run-commands": set(),
 }
 
 

@@ -3,16 +3,31 @@
 import msgspec
 import pytest
 
+from holdfast.core import breaker, workers
+from holdfast.core.breaker import BreakerRecord
 from holdfast.core.limits import Limit
 from holdfast.core.model import JobFilter, Queue, Record, State
+from holdfast.core.verdict import (
+    Amendment,
+    BuryWaiting,
+    Cancel,
+    Edit,
+    Expedite,
+    Move,
+    Redrive,
+    Retime,
+)
+from holdfast.core.workers import WorkerOrder
 from holdfast.engines.memory import MemoryEngine
 from holdfast.errors import Forbidden
+from holdfast.ops.queues import PAUSE_KIND, Pause
 from holdfast.ops.redrives import REDRIVE_KIND, RedrivePlan, RedriveRecord, TakenJob
 from holdfast.process import wall_ms
 from holdfast.server.access.authorized_engine import AuthorizedEngine
+from holdfast.server.settings import ServerSettings
 from holdfast.testing.clock import ManualClock
 from holdfast.upkeep.redriver import TAKEOVER_MS, Redriver
-from tests.server.direct_server import direct_server
+from tests.server.direct_server import SCOPED_OPERATIONS, direct_server, path_of
 from tests.server.samples import caller, dead, job, payload
 
 
@@ -34,6 +49,80 @@ async def test_host_names_that_only_look_local_are_refused(host: str) -> None:
 async def test_any_proxy_header_makes_a_request_foreign(header: str) -> None:
     async with direct_server() as at:
         assert (await at.ask("GET", "/v1/queues", **{header: "127.0.0.1"})).status == 401
+
+
+@pytest.mark.parametrize(
+    "amendment",
+    [
+        Cancel(by="ann"),
+        Redrive(by="ann"),
+        BuryWaiting(by="ann"),
+        Edit(by="ann", payload=b"2"),
+        Move(by="ann", queue="b"),
+        Retime(by="ann", delay_ms=5),
+        Expedite(by="ann"),
+    ],
+)
+async def test_a_timeline_names_the_caller_that_was_authenticated(amendment: Amendment) -> None:
+    async with direct_server() as at:
+        token = await at.token("operate", name="ops")
+        engine = at.engine()
+        for name in ("a", "b"):
+            await engine.declare(Queue(name=name))
+        is_redrive = isinstance(amendment, Redrive)
+        state = State.DEAD if is_redrive else State.WAITING
+        await (dead(engine, job("j", "a")) if is_redrive else engine.enqueue([job("j", "a")]))
+        wanted = JobFilter(ids=("j",), states=(state,))
+        assert await at.call("amend", token, wanted=wanted, amendment=amendment, limit=1) == 1
+        changed = await engine.get("j")
+        assert changed is not None
+        assert changed.events[-1].by == "ops"
+
+
+async def test_a_worker_cannot_cancel_a_job_in_the_name_of_another() -> None:
+    async with direct_server() as at:
+        token = await at.token("consume", name="workers")
+        await at.engine().enqueue([job("j", "default")])
+        waiting = await at.engine().get("j")
+        assert waiting is not None
+        wanted = JobFilter(ids=("j",), version=waiting.version)
+        await at.call("amend", token, wanted=wanted, amendment=Cancel(by="ann"), limit=1)
+        cancelled = await at.engine().get("j")
+        assert cancelled is not None
+        assert [event.by for event in cancelled.events] == ["workers"]
+
+
+async def test_records_name_the_operator_that_was_authenticated() -> None:
+    plan = RedrivePlan(wanted=JobFilter(queue="default"), by="ann")
+    records = {
+        workers.ORDER_KIND: WorkerOrder(cordoned=True, by="ann"),
+        breaker.KIND: BreakerRecord(by="ann"),
+        PAUSE_KIND: Pause(by="ann", text="by ann"),
+        REDRIVE_KIND: RedriveRecord(id="r", plan=plan, total=1),
+    }
+    async with direct_server() as at:
+        engine = at.engine()
+        tokens = [await at.token("operate", name=name) for name in ("ops", "upkeep")]
+        for kind, record in records.items():
+            value = msgspec.json.encode(record)
+            for version, token in enumerate(tokens):
+                # The second one notes progress in a record that another operator has made.
+                saved = Record(kind=kind, key="r", value=value, version=version)
+                await at.call("save", token, records=[saved])
+                [stored] = await engine.load(kind, limit=1)
+                value = stored.value or b""
+                assert b'"by":"ops"' in value
+                assert b'"by":"ann"' not in value
+
+
+async def test_a_token_for_commands_alone_reads_nothing() -> None:
+    async with direct_server(ServerSettings(auth=True)) as at:
+        token = await at.token("run-commands")
+        await at.engine().enqueue([job("j", "default")])
+        names = dict.fromkeys(("queue", "id", "name", "named", "whose"), "j")
+        for operation in SCOPED_OPERATIONS:
+            reply = await at.ask(operation.method, path_of(operation, names), token=token)
+            assert (reply.status, reply.code) == (403, "forbidden"), operation.path
 
 
 @pytest.mark.parametrize("prefix", ["w", "work", "worker", "worker."])

@@ -23,7 +23,7 @@ from holdfast.errors import Forbidden, HoldfastError, Unauthenticated
 from holdfast.ops.audit import AuditedChange, AuditEntry
 from holdfast.ops.tokens import EVERYWHERE
 from holdfast.server.access.authorized_engine import AccessControls, AuthorizedEngine
-from holdfast.server.access.caller import ANONYMOUS, LOCAL_CALLER, Caller, Scope
+from holdfast.server.access.caller import ANONYMOUS, LOCAL_CALLER, Caller, Scope, missing_scope
 from holdfast.server.state import DEFAULT_NAMESPACE, NAMESPACE_HEADER, ServerState
 
 _ENGINES_MAX = 1_000
@@ -100,7 +100,7 @@ class Admission:
         if needs is not None and needs not in caller.scopes:
             if caller is ANONYMOUS:
                 raise Unauthenticated(_TOKEN_NEEDED_OPEN if self._is_open else _TOKEN_NEEDED)
-            raise Forbidden(f'this token may not do this: it needs the scope "{needs.value}"')
+            raise Forbidden(missing_scope(needs))
         caller = await self._in_namespace(caller, headers)
         namespaces = self._server.namespaces
         app = namespaces.apps.get(caller.namespace) or await namespaces.get(caller.namespace)

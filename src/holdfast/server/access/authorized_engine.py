@@ -33,6 +33,7 @@ from holdfast.core.model import (
 from holdfast.core.verdict import (
     Amendment,
     Complete,
+    Delete,
     Move,
     Outcome,
     Release,
@@ -45,7 +46,7 @@ from holdfast.errors import Forbidden, HoldfastError, OutcomeUnknown
 from holdfast.ops import audit
 from holdfast.ops.audit import Audit, AuditEntry
 from holdfast.process import wall_ms
-from holdfast.server.access.caller import Caller, Scope
+from holdfast.server.access.caller import Caller, Scope, missing_scope
 from holdfast.server.access.permissions import (
     RecordPermissions,
     VisibleQueues,
@@ -249,6 +250,9 @@ class AuthorizedEngine(Wrapper):
             self._visible.check_queue(amendment.queue)
         if wanted.queue is not None:
             self._visible.check_queue(wanted.queue)
+        if not isinstance(amendment, Delete):
+            # The timeline names the caller that was authenticated, not the one that is claimed.
+            amendment = replace(amendment, by=self._caller.name)
         what = f"jobs.{type(amendment).__name__.lower()}"
         on = audit.describe_jobs(wanted, amendment)
         return await self._audited(what, on, lambda: self._amend(wanted, amendment, limit))
@@ -259,6 +263,7 @@ class AuthorizedEngine(Wrapper):
 
     async def save(self, records: Sequence[Record]) -> list[Saved]:
         await self._require(Scope.KNOWN)
+        records = await self._records.signed(records)
         acts = await self._records.operator_acts(records)
         if not acts:
             return await self._save(records)
@@ -274,7 +279,7 @@ class AuthorizedEngine(Wrapper):
         if self._require_token is not None:
             await self._require_token()
         if scope not in self._caller.scopes:
-            raise Forbidden(f'this token may not do this: it needs the scope "{scope.value}"')
+            raise Forbidden(missing_scope(scope))
 
     def _check_scope(self, scope: Scope, act: str) -> None:
         if scope not in self._caller.scopes:

@@ -11,9 +11,10 @@ from holdfast.core.workers import QUEUE_PREFIX
 
 
 class Scope(StrEnum):
-    """A permission. `operate` includes `produce` and `consume`; `admin` includes all three.
-    `run-commands` is separate: it allows jobs and schedules that run a command line or send a
-    request from the worker's machine. Every caller with any scope has `known`."""
+    """A permission. `operate` includes `produce` and `consume`; `admin` includes all three, and
+    each of the four includes `known`. `run-commands` is separate and allows nothing alone: it lets
+    a caller that may also enqueue or operate use jobs and schedules that run a command line or send
+    a request from the worker's machine."""
 
     KNOWN = "known"
     PRODUCE = "produce"
@@ -26,8 +27,10 @@ class Scope(StrEnum):
 GRANTABLE = tuple(scope for scope in Scope if scope is not Scope.KNOWN)
 """The scopes that a token can be created with."""
 _IMPLIED: dict[str, tuple[str, ...]] = {
-    Scope.OPERATE: (Scope.PRODUCE, Scope.CONSUME),
-    Scope.ADMIN: (Scope.OPERATE, Scope.PRODUCE, Scope.CONSUME),
+    Scope.PRODUCE: (Scope.KNOWN,),
+    Scope.CONSUME: (Scope.KNOWN,),
+    Scope.OPERATE: (Scope.KNOWN, Scope.PRODUCE, Scope.CONSUME),
+    Scope.ADMIN: (Scope.KNOWN, Scope.OPERATE, Scope.PRODUCE, Scope.CONSUME),
 }
 
 
@@ -36,8 +39,16 @@ def with_implied(scopes: Iterable[str]) -> frozenset[str]:
     ignored.
     """
     known = [scope for scope in scopes if scope in GRANTABLE]
-    included = [each for scope in known for each in (Scope.KNOWN, *_IMPLIED.get(scope, ()))]
+    included = [each for scope in known for each in _IMPLIED.get(scope, ())]
     return frozenset((*known, *included))
+
+
+def missing_scope(scope: Scope) -> str:
+    """The text of the error for a caller without a scope."""
+    needed = f'the scope "{scope.value}"'
+    if scope is Scope.KNOWN:
+        needed = f"one of the scopes {', '.join(_IMPLIED)}"
+    return f"this token may not do this: it needs {needed}"
 
 
 class Caller(msgspec.Struct, frozen=True, kw_only=True):

@@ -9,7 +9,7 @@ since they have their own operations.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 import msgspec
 from msgspec.structs import replace
@@ -63,6 +63,14 @@ SCOPES: dict[str, tuple[tuple[Scope, ...], tuple[Scope, ...]]] = {
     **dict.fromkeys(snapshots.KINDS.values(), ((_OPERATE,), ())),
 }
 """The scopes to load and to save each kind: any one of them is enough."""
+
+_SIGNED: dict[str, type[msgspec.Struct]] = {
+    workers.ORDER_KIND: workers.WorkerOrder,
+    breaker.KIND: BreakerRecord,
+    queues.PAUSE_KIND: queues.Pause,
+    redrives.REDRIVE_KIND: RedriveRecord,
+}
+"""The records that name the operator who made them; a redrive passes it on to its jobs."""
 
 _SHELL_SETTING = "worker-shell"
 _MINUTE_MS = 60_000
@@ -229,6 +237,21 @@ class RecordPermissions:
             self._check_scope(record.kind, "change")
         for record in changes:
             await self._check_one(record)
+
+    async def signed(self, changes: Sequence[Record]) -> list[Record]:
+        """The records with the caller as the one who made them, unless they were made before."""
+        return [await self._signed(record) for record in changes]
+
+    async def _signed(self, record: Record) -> Record:
+        kind = _SIGNED.get(record.kind)
+        new = None if kind is None else _decoded(record.value, kind)
+        if kind is None or new is None or _signature(new) in ("", self._caller.name):
+            return record
+        stored = await self._stored(record)
+        old = _decoded(stored.value, kind) if stored else None
+        if old is not None and _signature(old) == _signature(new):
+            return record
+        return replace(record, value=msgspec.json.encode(_sign(new, self._caller.name)))
 
     async def operator_acts(self, changes: Sequence[Record]) -> list[Record]:
         """The changes that an operator makes, without progress noted by workers and upkeep."""
@@ -457,6 +480,18 @@ def _is_manual(was: BreakerRecord, now: BreakerRecord) -> bool:
     """True if an operator changed the breaker: workers set no name and close it by a probe."""
     closed_at_once = was.state is BreakerState.OPEN and now.state is BreakerState.CLOSED
     return was.by != now.by or closed_at_once
+
+
+def _signature(record: Any) -> str:
+    """The operator who made a record."""
+    by: str = record.plan.by if isinstance(record, RedriveRecord) else record.by
+    return by
+
+
+def _sign(record: Any, by: str) -> Any:
+    if isinstance(record, RedriveRecord):
+        return replace(record, plan=replace(record.plan, by=by))
+    return replace(record, by=by)
 
 
 def _queues_of(record: Record) -> Iterable[str] | None:
