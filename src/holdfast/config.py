@@ -144,6 +144,13 @@ _TABLE = (
         1,
         bounds.DELAY_MS_MAX,
     ),
+    Setting(
+        name="create-queues",
+        type="switch",
+        default="no",
+        does="Create a queue that does not exist when a job is enqueued in it.",
+        feeds=_ENQUEUE,
+    ),
     _worker(
         "worker-queues", "queues", "default", "Queues and their weights, e.g. mail:10,default."
     ),

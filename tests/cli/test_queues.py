@@ -244,7 +244,8 @@ def test_an_error_names_the_value(cli: Cli, line: list[str], code: int, says: st
 def test_the_error_for_a_missing_queue_says_how_to_create_it(cli: Cli) -> None:
     ran = cli("enqueue", "--queue", "mail", "--task", "t")
     assert ran.err == (
-        'holdfast: queue mail does not exist: create it with "holdfast queue create mail"'
+        'holdfast: queue mail does not exist: create it with "holdfast queue create mail", or every'
+        ' queue on first use with "holdfast queue create --auto"'
         " (unknown_queue)\n"
     )
 
@@ -254,3 +255,27 @@ def test_the_error_for_a_closed_queue_says_how_to_open_it(cli: Cli) -> None:
     ran = cli("enqueue", "--queue", "q", "--task", "t")
     assert "queue update q --accepting" in ran.err
     assert "still refuses new jobs" in cli("queue", "resume", "q").err
+
+
+def test_queues_are_created_on_first_use(cli: Cli) -> None:
+    assert cli("enqueue", "--queue", "mail", "--task", "t").code == 3
+    assert cli("queue", "create", "--auto").out.startswith("queues are created on first use;")
+    assert cli("enqueue", "--queue", "mail", "--task", "t", "--id", "j").out == "j\n"
+    assert [job["queue"] for job in cli("list", "--json").json] == ["mail"]
+    assert cli("enqueue", "--to", "nobody", "--task", "t").code == 3, "a worker's own queue"
+    assert cli("config", "unset", "create-queues").code == 0
+    assert cli("enqueue", "--queue", "other", "--task", "t").code == 3
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        (["mail", "--auto"], "--auto is for all queues"),
+        (["--auto", "--lease", "9s"], "--auto is for all queues"),
+        ([], "the name of the queue is missing"),
+    ],
+)
+def test_auto_takes_neither_name_nor_settings(cli: Cli, line: list[str], says: str) -> None:
+    ran = cli("queue", "create", *line)
+    assert ran.code == 2
+    assert says in ran.err

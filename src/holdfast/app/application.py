@@ -11,7 +11,7 @@ import os
 import sys
 import threading
 import weakref
-from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterable
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterable, Sequence
 from itertools import islice
 from pathlib import Path
 from types import TracebackType
@@ -47,6 +47,7 @@ from holdfast.core.model import (
     Queue,
     QueueView,
     Receipt,
+    Status,
     Tally,
     TallyBy,
     Waits,
@@ -58,8 +59,8 @@ from holdfast.core.verdict import (
     Redrive,
 )
 from holdfast.engines.base import Engine
-from holdfast.engines.coalesced import Coalesced
-from holdfast.engines.extras import Backable, Transactional, extra
+from holdfast.engines.coalesced import Coalesced, Enqueue
+from holdfast.engines.extras import Backable, ServerBacked, Transactional, extra
 from holdfast.engines.observed import Observed
 from holdfast.engines.registry import default_url, open_engine, redacted
 from holdfast.errors import (
@@ -81,7 +82,12 @@ from holdfast.notation.options import (
     new_job,
 )
 from holdfast.notation.policies import RateText, to_rate
-from holdfast.ops.queues import change_queue, remove_limit, set_limit
+from holdfast.ops.queues import (
+    change_queue,
+    enqueue_in_new_queues,
+    remove_limit,
+    set_limit,
+)
 from holdfast.ops.redrives import Redrives
 from holdfast.ops.schedules import Schedules
 from holdfast.ops.workers import Workers
@@ -446,7 +452,11 @@ class Holdfast(LeaseMethods):
         return task
 
     def _host(self, store: Engine) -> EngineHost:
-        return EngineHost(store, traced(Coalesced(Observed(store, self.listeners))))
+        engine = Observed(store, self.listeners)
+        # A server creates queues for its clients, as its own settings say.
+        is_local = extra(store, ServerBacked) is None
+        enqueue = creating_queues(engine) if is_local else None
+        return EngineHost(store, traced(Coalesced(engine, enqueue)))
 
     def _reopened(self) -> Engine:
         """An engine for this forked process; the one opened before the fork is the parent's."""
@@ -473,6 +483,20 @@ class Holdfast(LeaseMethods):
         good = [new for at, new in enumerate(batch) if at not in refused]
         answers = iter(await self.engine.enqueue(good)) if good else iter(())
         return [refused[at] if at in refused else next(answers) for at in range(len(batch))]
+
+
+def creating_queues(engine: Engine) -> Enqueue:
+    """The engine's `enqueue`, which creates queues that do not exist if the setting `create-queues`
+    says so."""
+
+    async def enqueue(jobs: Sequence[NewJob]) -> list[Receipt]:
+        receipts = await engine.enqueue(jobs)
+        for receipt in receipts:
+            if receipt.status is Status.REFUSED:
+                return await enqueue_in_new_queues(engine, jobs, receipts)
+        return receipts
+
+    return enqueue
 
 
 class Decorator(Protocol):

@@ -49,6 +49,7 @@ from holdfast.ops.queues import (
     update_queue,
     wait_until_empty,
 )
+from holdfast.ops.settings import save_setting
 from holdfast.ops.views import plain, text_of
 from holdfast.process import wall_ms
 
@@ -202,9 +203,30 @@ async def show(name: Name, /, *, common: Common = COMMON) -> None:
 
 
 async def create(
-    name: Name, /, *, settings: QueueFlags = _NO_SETTINGS, common: Common = COMMON
+    name: Annotated[str | None, Parameter(help="Name of the queue.")] = None,
+    /,
+    *,
+    auto: Annotated[
+        bool,
+        switch(
+            "From now on, create a queue when the first job is enqueued in it. This is the setting"
+            " create-queues."
+        ),
+    ] = False,
+    settings: QueueFlags = _NO_SETTINGS,
+    common: Common = COMMON,
 ) -> None:
-    """Create a queue."""
+    """Create a queue, or with --auto every queue on its first enqueue."""
+    if auto:
+        if name is not None or settings != _NO_SETTINGS:
+            raise UsageError("--auto is for all queues: give it without a name and settings")
+        async with open_app(common, create=True) as app:
+            await save_setting(app.engine, "create-queues", "yes")
+        text = f'queues are created on first use; "{program()} config unset create-queues" ends it'
+        print_either({"setting": "create-queues", "value": "yes"}, text, common)
+        return
+    if name is None:
+        raise UsageError("the name of the queue is missing; --auto creates queues on first use")
     queue = changed_queue(Queue(name=name), settings.options())
     async with open_app(common, create=True) as app:
         if not await _declared(app, queue):

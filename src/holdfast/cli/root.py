@@ -350,7 +350,11 @@ def _with_create_command(text: str) -> str:
     named = re.search(r'queue "?([\w.-]+)"? does not exist(?=: declare it first)', text)
     if named is None:
         return text
-    return f'{text[: named.end()]}: create it with "{program()} queue create {named[1]}"'
+    create = f"{program()} queue create"
+    return (
+        f'{text[: named.end()]}: create it with "{create} {named[1]}", or every queue on first use'
+        f' with "{create} --auto"'
+    )
 
 
 def _with_open_command(text: str) -> str:

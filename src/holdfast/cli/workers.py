@@ -420,11 +420,13 @@ async def _prepare(
             raise ConfigError(
                 f"workers run in separate processes and cannot share {app.place}: use a file"
             )
-        options = flags.options(app.url or "", await read_settings(app.engine), target)
+        settings = await read_settings(app.engine)
+        options = flags.options(app.url or "", settings, target)
         views = await app.queues(names=options.queues, counts=False)
         known = {view.queue.name for view in views}
         missing = sorted(set(options.queues) - known)
-        if missing:
+        # With the setting, the worker creates them when it starts.
+        if missing and not settings.value("create-queues"):
             create = f"{program()} queue create {missing[0]}"
             raise NotFound(f'queue {", ".join(missing)} does not exist: create it with "{create}"')
     return numbered(options, count), app.place

@@ -29,17 +29,20 @@ _MERGED_MAX = 100
 connection.
 """
 
+Enqueue = Callable[[Sequence[NewJob]], Awaitable[list[Receipt]]]
+
 Entry = TypeVar("Entry")
 Answer = TypeVar("Answer")
 
 
 class Coalesced(Wrapper):
-    """See `Engine`. Batches enqueue, lease, renew and settle; every other call passes through."""
+    """See `Engine`. Batches enqueue, lease, renew and settle; every other call passes through.
+    `enqueue` is called for merged batches instead of the engine's own."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, enqueue: Enqueue | None = None) -> None:
         super().__init__(engine)
         batch_max = engine.traits.batch_max
-        self._enqueues = _Merged[NewJob, Receipt](self._engine.enqueue, batch_max)
+        self._enqueues = _Merged[NewJob, Receipt](enqueue or self._engine.enqueue, batch_max)
         self._settles = _Merged[Settlement, Outcome](self._engine.settle, batch_max)
         self._renews = _Merged[Renewal, Lease | None](self._engine.renew, batch_max)
         self._leases: dict[LeaseRequest, _SharedLeases] = {}

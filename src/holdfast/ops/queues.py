@@ -11,7 +11,7 @@ import asyncio
 import fnmatch
 import re
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 import msgspec
@@ -21,13 +21,20 @@ from holdfast.core import bounds, checks
 from holdfast.core.bounds import Instant
 from holdfast.core.fairness import TenantView
 from holdfast.core.limits import Limit, Slot
-from holdfast.core.model import JobFilter, Queue, QueueView, State
-from holdfast.core.workers import QUEUE_PREFIX
-from holdfast.engines.base import Engine
-from holdfast.errors import ConfigError, EngineUnavailable, UsageError
+from holdfast.core.model import JobFilter, NewJob, Queue, QueueView, Receipt, State, Status
+from holdfast.core.workers import QUEUE_PREFIX, addressee
+from holdfast.engines.base import Engine, unknown_if_partial
+from holdfast.errors import (
+    ConfigError,
+    EngineUnavailable,
+    UnknownParent,
+    UnknownQueue,
+    UsageError,
+)
 from holdfast.notation.filters import chosen_states
 from holdfast.notation.options import QueueOptions, changed_queue
 from holdfast.ops.records import TRIES_MAX, RecordKind, check_same
+from holdfast.ops.settings import read_settings
 
 COUNTS = ("ready", "delayed", "blocked", "leased", "overdue", "done", "dead")
 _ALL_COUNTS = (*COUNTS, "cancelled")
@@ -104,6 +111,30 @@ async def change_queue(engine: Engine, name: str, change: Callable[[Queue | None
         if await engine.declare(queue, instead_of=known):
             return queue
     raise EngineUnavailable(f"queue {name} is being changed by others: try again")
+
+
+async def enqueue_in_new_queues(
+    engine: Engine, jobs: Sequence[NewJob], receipts: list[Receipt]
+) -> list[Receipt]:
+    """If the setting `create-queues` is on, create the queues for lack of which jobs were refused,
+    and enqueue those jobs again. A worker's own queue is created by that worker only."""
+    missing = {
+        job.queue
+        for job, receipt in zip(jobs, receipts, strict=True)
+        if receipt.code == UnknownQueue.code and addressee(job.queue) is None
+    }
+    if not missing or not (await read_settings(engine)).value("create-queues"):
+        return receipts
+    with unknown_if_partial(lambda: any(each.status is not Status.REFUSED for each in receipts)):
+        for name in sorted(missing):
+            # False if another process created it in the meantime.
+            await engine.declare(Queue(name=name), instead_of=None)
+        # A job may also have been refused because its parent was.
+        codes = (UnknownQueue.code, UnknownParent.code)
+        again = [at for at, receipt in enumerate(receipts) if receipt.code in codes]
+        answers = await engine.enqueue([jobs[at] for at in again])
+    found = dict(zip(again, answers, strict=True))
+    return [found.get(at, receipt) for at, receipt in enumerate(receipts)]
 
 
 async def pause_queue(engine: Engine, name: str, pause: Pause) -> Queue:

@@ -261,6 +261,15 @@ async def test_dependencies_of_one_request_are_bounded(rest: RestClient) -> None
     assert await rest.refused("POST", "/v1/settle", {"verdicts": [said]}) == (413, "too_large")
 
 
+async def test_a_server_creates_queues_for_its_clients(rest: RestClient) -> None:
+    body = {"jobs": [{"task": "t", "id": "j", "queue": "mail"}]}
+    assert await rest.refused("POST", "/v1/jobs", body) == (404, "unknown_queue")
+    await settings.save_setting(rest.store, "create-queues", "yes")
+    answer = await rest.post("/v1/jobs", body, status=201)
+    assert answer == {"jobs": [{"id": "j", "duplicate": False}]}
+    assert (await rest.get("/v1/jobs/j"))["queue"] == "mail"
+
+
 @pytest.mark.parametrize(
     ("body", "says"),
     [
