@@ -88,6 +88,7 @@ class RecordKind(Generic[Value]):
         self._strict = strict
         self._fallback = fallback
         self._check = check
+        self.type = type
         self._decoder = msgspec.json.Decoder(type)
         _KINDS[self.name, only] = self
 

@@ -23,6 +23,7 @@ from holdfast.ops.records import RecordKind
 from holdfast.ops.redrives import REDRIVE_KIND, REDRIVES
 from holdfast.ops.workers import WORKERS
 from holdfast.telemetry.event_log import (
+    EVENT_KEY,
     FeedEvent,
     FeedEventKind,
     clean_event,
@@ -54,7 +55,12 @@ class WatchState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     events: tuple[FeedEvent, ...] = ()
 
 
-WATCH = RecordKind(WATCH_KIND, WatchState)
+def _check_stored(_: str, state: WatchState) -> None:
+    if state.key and not EVENT_KEY.match(state.key):
+        raise ValueError(f"the key of its events is {state.key[:80]!r}")
+
+
+WATCH = RecordKind(WATCH_KIND, WatchState, check=_check_stored)
 
 
 class StoreWatcher:
@@ -67,9 +73,9 @@ class StoreWatcher:
 
     async def once(self) -> None:
         """Scan once, and write what changed."""
-        found = await self._engine.load(WATCH_KIND, limit=1)
-        version = found[0].version if found else 0
-        before = WATCH.decode(found[0]) if found else None
+        found = await WATCH.read(self._engine, _KEY)
+        version = 0 if found is None else found.version
+        before = None if found is None else found.value
         if before is not None and before.key and before.key != self._written_key:
             await self._write_events(before)
         now = await self._scan()
