@@ -5,15 +5,18 @@ from __future__ import annotations
 import asyncio
 import random
 import statistics
+import threading
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from itertools import pairwise
 
 from bench.cycle import Shape, measure
 from bench.processes import child
-from bench.stores import Store, opened
-from bench.subject import HoldfastSubject
+from bench.stores import Store, build, opened
+from bench.subject import PAYLOAD, TASK, HoldfastSubject
+from holdfast import BlockingHoldfast
 from holdfast.engines.coalesced import Coalesced
 
 
@@ -32,6 +35,42 @@ async def coalesced(
                 pair[0].append(many[phase])
                 pair[1].append(one[phase])
     return {phase: [statistics.median(side) for side in pair] for phase, pair in rates.items()}
+
+
+async def threads(store: Store, *, jobs: int, count: int, repeats: int) -> tuple[float, float]:
+    """Median rates of blocking enqueue calls in one process: by this many threads, and by one."""
+
+    def measure_both() -> list[tuple[float, float]]:
+        with BlockingHoldfast(engine=build(store)) as app:
+            _enqueue_rate(app, jobs=max(jobs // 8, 1), threads=count)
+            return [
+                (
+                    _enqueue_rate(app, jobs=jobs, threads=count),
+                    _enqueue_rate(app, jobs=max(jobs // 8, 1), threads=1),
+                )
+                for _ in range(repeats)
+            ]
+
+    many, one = zip(*await asyncio.to_thread(measure_both), strict=True)
+    return statistics.median(many), statistics.median(one)
+
+
+def _enqueue_rate(app: BlockingHoldfast, *, jobs: int, threads: int) -> float:
+    shares = [jobs // threads + (number < jobs % threads) for number in range(threads)]
+    ready = threading.Barrier(threads + 1)
+
+    def enqueue(share: int) -> None:
+        ready.wait()
+        for _ in range(share):
+            app.enqueue(TASK, PAYLOAD)
+
+    with ThreadPoolExecutor(threads) as pool:
+        calls = [pool.submit(enqueue, share) for share in shares]
+        ready.wait()
+        started = time.perf_counter()
+        for call in calls:
+            call.result()
+        return jobs / (time.perf_counter() - started)
 
 
 async def writers(store: Store, *, processes: int, seconds: float) -> tuple[list[float], float]:

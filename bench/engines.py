@@ -18,6 +18,7 @@ from bench.stores import ENGINES, EngineName, syncs_per_second
 
 RAW_GOAL = 0.5
 COALESCED_GOAL = 4.0
+THREADS_GOAL = 8.0
 MEMORY_MB_MAX = 150
 IDLE_PERCENT_MAX = 1
 COMMIT_WAIT_MS_MAX = 1_000
@@ -37,6 +38,8 @@ class Sizes:
     samples: int = 30
     callers: int = 100
     jobs_coalesced: int = 8_000
+    threads: int = 16
+    jobs_threads: int = 8_000
     writers: int = 32
     writers_s: float = 5.0
     wake_ups: int = 200
@@ -52,6 +55,7 @@ QUICK = Sizes(
     large=20_000,
     samples=10,
     jobs_coalesced=1_000,
+    jobs_threads=1_000,
     writers=4,
     writers_s=1.0,
     wake_ups=40,
@@ -96,11 +100,13 @@ class _Bench:
             await self._throughput(stores, delay_ms=0)
             await self._backlog(stores)
             await self._concurrency(stores)
+            await self._threads(stores, delay_ms=0)
         if self._delay_ms > 0:
             with store_factory(
                 self._engine, directory, sync_delay_ms=self._delay_ms
             ) as slow_stores:
                 await self._throughput(slow_stores, delay_ms=self._delay_ms)
+                await self._threads(slow_stores, delay_ms=self._delay_ms)
 
     async def _throughput(self, stores: StoreFactory, *, delay_ms: float) -> None:
         sizes = self._sizes
@@ -221,6 +227,24 @@ class _Bench:
         for phase, (many, one) in rates.items():
             metric = f"{phase}, {sizes.callers} callers"
             report.rate(engine, metric, many, unit="jobs/s", reference=one, goal=COALESCED_GOAL)
+
+    async def _threads(self, stores: StoreFactory, *, delay_ms: float) -> None:
+        sizes, report, engine = self._sizes, self._report, self._engine
+        sync = f", sync + {delay_ms:g} ms" if delay_ms else ""
+        self._log(f"{sizes.threads} threads{sync}")
+        report.section(
+            f"{engine}, blocking enqueue calls of {sizes.threads} threads{sync};"
+            " the reference is one thread"
+        )
+        many, one = await concurrency.threads(
+            await stores.store("threads"),
+            # With a slow sync, single-job calls are slow; fewer of them are enough.
+            jobs=sizes.jobs_threads // 5 if delay_ms else sizes.jobs_threads,
+            count=sizes.threads,
+            repeats=sizes.repeats,
+        )
+        metric = f"enqueue, {sizes.threads} threads{sync}"
+        report.rate(engine, metric, many, unit="jobs/s", reference=one, goal=THREADS_GOAL)
 
 
 def _about(name: str, log: Log) -> Log:

@@ -7,16 +7,19 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from holdfast import Holdfast, Task
+from holdfast import BlockingHoldfast, Holdfast, Task
 from holdfast.core.model import JobFilter
 from holdfast.engines.memory import MemoryEngine
 from holdfast.errors import EngineClosed, EngineUnavailable, UsageError
 from holdfast.events import EngineCalled, ProcessEvent
+from tests.engines.doubles import GatedEngine
+from tests.wait import wait_until
 
 
 def make(app: Holdfast) -> Task[..., None, Callable[..., None]]:
@@ -156,6 +159,41 @@ def test_a_loop_that_ended_before_the_close_is_said_so() -> None:
     note.enqueue("b")
     assert texts(app) == [b'{"text":"b"}']
     asyncio.run(app.close())
+
+
+def check_shared(store: GatedEngine, app: Holdfast, enqueue: Callable[[str], Any]) -> None:
+    """While one call is in flight, those of fifteen other threads wait to share the next."""
+    enqueue("opens")  # the engine
+    store.gate.clear()
+    store.calls.clear()
+    coalesced: Any = app.engine
+    with ThreadPoolExecutor(16) as threads:
+        calls = [threads.submit(enqueue, "first")]
+        wait_until(lambda: store.calls)
+        calls += [threads.submit(enqueue, str(n)) for n in range(15)]
+        wait_until(lambda: len(coalesced._enqueues._arrived) == 15)
+        store.loop.call_soon_threadsafe(store.gate.set)
+        assert len({call.result().id for call in calls}) == 16
+    assert store.calls == [("enqueue", 1), ("enqueue", 15)]
+
+
+def test_threads_share_a_commit() -> None:
+    store = GatedEngine()
+    app = Holdfast(engine=store)
+    check_shared(store, app, make(app).enqueue)
+    asyncio.run(app.close())
+
+
+async def test_threads_share_a_commit_on_the_loop_of_the_program() -> None:
+    store = GatedEngine()
+    async with Holdfast(engine=store) as app:
+        await asyncio.to_thread(check_shared, store, app, make(app).enqueue)
+
+
+def test_threads_share_a_commit_of_the_blocking_facade() -> None:
+    store = GatedEngine()
+    with BlockingHoldfast(engine=store) as app:
+        check_shared(store, app._app, app.enqueue)
 
 
 async def test_a_caller_that_goes_away_takes_its_call_along() -> None:

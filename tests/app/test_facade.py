@@ -14,6 +14,7 @@ import psycopg
 import pytest
 
 from holdfast import BlockingHoldfast, Holdfast
+from holdfast.app.engine_host import LoopThread
 from holdfast.core.model import State
 from holdfast.engines.memory import MemoryEngine
 from holdfast.errors import (
@@ -362,6 +363,7 @@ def test_a_signal_handler_may_close_in_the_middle_of_a_call(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     real = asyncio.run_coroutine_threadsafe
+    usable = LoopThread._usable_loop
     app = BlockingHoldfast("memory:")
     app.open()
 
@@ -371,5 +373,16 @@ def test_a_signal_handler_may_close_in_the_middle_of_a_call(
         return real(*args)
 
     monkeypatch.setattr(asyncio, "run_coroutine_threadsafe", closing)
+    with pytest.raises(EngineClosed, match="closed"):
+        app.queues()
+    app.open()
+
+    def closing_too(thread: LoopThread) -> Any:
+        loop = usable(thread)
+        monkeypatch.undo()
+        app.close()
+        return loop
+
+    monkeypatch.setattr(LoopThread, "_usable_loop", closing_too)
     with pytest.raises(EngineClosed, match="closed"):
         app.enqueue("t")

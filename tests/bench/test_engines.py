@@ -17,6 +17,8 @@ TINY = Sizes(
     samples=2,
     callers=10,
     jobs_coalesced=40,
+    threads=3,
+    jobs_threads=40,
     writers=2,
     writers_s=0.1,
     wake_ups=3,
@@ -39,6 +41,8 @@ USE = {
     "idle with a waiting lease",
     "wake-up, p50",
     "wake-up, p99",
+    "enqueue, 3 threads",
+    "enqueue, 3 threads, sync + 1 ms",
 }
 ALONE = {
     "all writers together",
@@ -67,7 +71,7 @@ async def test_everything_is_measured(engine: EngineName, metrics: set[str]) -> 
 
 def _with_goals(found: dict[str, Result]) -> set[str]:
     """Metrics that must have a goal; each must have a ratio."""
-    wanted = ("batch 100", "10 callers", "memory", "idle", "p99.9")
+    wanted = ("batch 100", "10 callers", "3 threads", "memory", "idle", "p99.9")
     names = {name for name in found if any(part in name for part in wanted)}
     assert all(found[name].ratio is not None for name in names)
     return names

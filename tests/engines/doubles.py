@@ -23,6 +23,10 @@ class GatedEngine(MemoryEngine):
         self.called = asyncio.Event()
         self.errors: list[Exception] = []
 
+    async def open(self) -> None:
+        self.loop = asyncio.get_running_loop()
+        await super().open()
+
     async def enqueue(self, jobs: Sequence[NewJob]) -> list[Receipt]:
         await self._pass("enqueue", len(jobs))
         return await super().enqueue(jobs)

@@ -1,20 +1,35 @@
 """Group commit: which calls are merged, who gets which answer, and cancelled callers."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
-from holdfast.core.model import JobFilter, LeaseRequest, NewJob, Note, Queue, Renewal, State, Status
+from holdfast.core.model import (
+    JobFilter,
+    LeaseRequest,
+    NewJob,
+    Note,
+    Queue,
+    Receipt,
+    Renewal,
+    State,
+    Status,
+)
 from holdfast.core.verdict import Complete, Delete, Outcome, Settlement
+from holdfast.engines import coalesced
 from holdfast.engines.coalesced import Coalesced
 from holdfast.engines.observed import Observed
 from holdfast.engines.registry import open_engine
-from holdfast.errors import EngineUnavailable, UsageError
+from holdfast.errors import EngineClosed, EngineUnavailable, UsageError
 from holdfast.events import EngineCalled, ProcessEvent
 from tests.engines.doubles import GatedEngine
+from tests.wait import wait_until
 
 ONE = LeaseRequest(queues=("default",))
 
@@ -152,6 +167,143 @@ async def test_a_call_cancelled_in_flight_does_not_break_the_others(
     [receipt] = await second
     assert receipt.status is Status.NEW
     assert await engine.get("first") is not None, "in flight already, so it happened"
+
+
+class Threads:
+    """Blocking callers of an engine that is open on the running loop."""
+
+    def __init__(self, engine: Coalesced) -> None:
+        self.engine = engine
+        self._loop = asyncio.get_running_loop()
+        self._pool = ThreadPoolExecutor(32)
+
+    def call(self, *ids: str) -> asyncio.Future[list[Receipt]]:
+        jobs = [job(id_) for id_ in ids]
+        return self._loop.run_in_executor(
+            self._pool, self.engine.enqueue_blocking, jobs, lambda use: use(self._loop)
+        )
+
+    async def arrived(self, count: int) -> None:
+        """Wait until this many calls wait to be sent."""
+        await asyncio.to_thread(wait_until, lambda: len(self.engine._enqueues._arrived) >= count)
+
+
+async def test_a_single_blocking_call_is_sent_at_once(inner: GatedEngine) -> None:
+    threads = Threads(Coalesced(inner))
+    for id_ in "ab":
+        [receipt] = await threads.call(id_)
+        assert (receipt.id, receipt.status) == (id_, Status.NEW)
+    assert inner.calls == [("enqueue", 1)] * 2
+
+
+async def test_blocking_calls_of_threads_and_tasks_share_the_next_commit(
+    inner: GatedEngine,
+) -> None:
+    engine = Coalesced(inner)
+    threads = Threads(engine)
+    first = await hold_back(inner, engine)
+    blocking = [threads.call(*(f"{n}-{i}" for i in range(n))) for n in range(1, 17)]
+    await threads.arrived(16)
+    task = asyncio.create_task(engine.enqueue([job("task")]))
+    await settle_down()
+    inner.gate.set()
+    for n, call in enumerate(blocking, 1):
+        assert [receipt.id for receipt in await call] == [f"{n}-{i}" for i in range(n)]
+    await asyncio.gather(first, task)
+    assert inner.calls == [("enqueue", 1), ("enqueue", 1 + sum(range(1, 17)))]
+
+
+async def test_an_error_of_one_blocking_call_is_not_its_neighbours(inner: GatedEngine) -> None:
+    engine = Coalesced(inner)
+    threads = Threads(engine)
+    first = await hold_back(inner, engine)
+    calls = []
+    for count, id_ in enumerate("abc", 1):
+        calls.append(threads.call(id_))
+        await threads.arrived(count)
+    inner.shuts = True
+    inner.gate.set()
+    await first
+    inner.errors = [UsageError("one of them"), UsageError("this one")]
+    inner.shuts = False
+    inner.gate.set()
+    results = await asyncio.gather(*calls, return_exceptions=True)
+    assert [isinstance(result, UsageError) for result in results] == [True, False, False]
+    assert str(results[0]) == "this one"
+    assert [await engine.get(id_) is not None for id_ in "abc"] == [False, True, True]
+
+
+async def test_an_interrupted_blocking_call_is_left_out(inner: GatedEngine) -> None:
+    engine = Coalesced(inner)
+    threads = Threads(engine)
+    first = await hold_back(inner, engine)
+    stays = threads.call("stays")
+    await threads.arrived(1)
+
+    def interrupted(use: Any) -> None:
+        use(asyncio.get_running_loop())
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        engine.enqueue_blocking([job("gone")], interrupted)
+    inner.gate.set()
+    await asyncio.gather(first, stays)
+    assert await engine.get("stays") is not None
+    assert await engine.get("gone") is None
+
+
+async def test_blocking_calls_are_told_when_the_loop_ends(inner: GatedEngine) -> None:
+    engine = Coalesced(inner)
+    threads = Threads(engine)
+    await hold_back(inner, engine)
+    waiting = [threads.call(id_) for id_ in "ab"]
+    await threads.arrived(2)
+    assert engine._enqueues._task is not None
+    engine._enqueues._task.cancel()
+    for call in waiting:
+        with pytest.raises(EngineClosed, match="closed before the call was answered"):
+            await call
+
+
+async def test_blocking_calls_are_answered_before_the_engine_is_closed(inner: GatedEngine) -> None:
+    engine = Coalesced(inner)
+    threads = Threads(engine)
+    first = await hold_back(inner, engine)
+    waiting = threads.call("a")
+    await threads.arrived(1)
+    closing = asyncio.create_task(engine.close())
+    await settle_down()
+    inner.gate.set()
+    assert [receipt.status for receipt in await waiting] == [Status.NEW]
+    await asyncio.gather(first, closing)
+
+
+async def test_threads_that_were_answered_together_are_awaited(
+    inner: GatedEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Here for an hour; in fact no longer than their call took."""
+    monkeypatch.setattr(coalesced, "_REGROUP_S_MAX", 3_600)
+    engine = Coalesced(inner)
+    threads = Threads(engine)
+    first = await hold_back(inner, engine)
+    again = [threads.call(id_) for id_ in "ab"]
+    await threads.arrived(2)
+    sent = engine._enqueues._send
+
+    async def send_for_an_hour(jobs: Any) -> list[Receipt]:
+        receipts = await sent(jobs)
+        monkeypatch.setattr(coalesced, "monotonic", lambda: 3_600.0 + time.monotonic())
+        return receipts
+
+    monkeypatch.setattr(engine._enqueues, "_send", send_for_an_hour)
+    inner.gate.set()
+    await asyncio.gather(first, *again)
+    one = threads.call("c")
+    await threads.arrived(1)
+    await settle_down()
+    assert inner.calls == [("enqueue", 1), ("enqueue", 2)]
+    await asyncio.gather(one, threads.call("d"))
+    assert inner.calls == [("enqueue", 1), ("enqueue", 2), ("enqueue", 2)]
 
 
 async def test_equal_lease_requests_share_in_order(inner: GatedEngine) -> None:

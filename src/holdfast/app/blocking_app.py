@@ -1,6 +1,6 @@
 """BlockingHoldfast: the same API for blocking code, on an event loop in a background thread.
 
-Each method here waits for the method of `Holdfast` with the same name. It does not survive a fork:
+Each method does what the method of `Holdfast` with the same name does. It does not survive a fork:
 the child creates its own.
 """
 
@@ -10,13 +10,15 @@ import functools
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Concatenate, ParamSpec, Self, TypeVar
+from typing import Any, Concatenate, ParamSpec, Self, TypeVar, Unpack
 
 from holdfast.app.application import Holdfast
 from holdfast.app.batch import Batch
 from holdfast.app.engine_host import LoopThread
-from holdfast.core.model import AfterOn, NewJob
+from holdfast.core.checks import accepted
+from holdfast.core.model import AfterOn, NewJob, Receipt
 from holdfast.engines.base import Engine
+from holdfast.notation.job import JobOptions
 from holdfast.ops.redrives import Redrives
 from holdfast.ops.schedules import Schedules
 from holdfast.ops.workers import Workers
@@ -193,13 +195,21 @@ class BlockingHoldfast(_Facade):
         """Run any coroutine on the engine's loop and wait for it."""
         return self._loop_thread.run(coroutine)
 
+    def enqueue(self, task: str, payload: Any = None, **options: Unpack[JobOptions]) -> Receipt:
+        """Enqueue one job, durable on return; calls of several threads share commits. A refusal is
+        raised: UnknownQueue, QueueFull, …"""
+        if options.get("id") is not None:
+            return self._loop_thread.run(self._app.enqueue(task, payload, **options))
+        job = self._app.job(task, payload, **options)
+        [receipt] = self._app.home.enqueue([job], "the methods", self._loop_thread)
+        return accepted(receipt)
+
     def start_upkeep(self, *, archive: Path | str | None = None) -> None:
         """Run upkeep in the background until `close`."""
         self._loop_thread.run_service(self._app.upkeep(archive=archive).run)
 
     job = _direct(Holdfast.job)
     new_id = _direct(Holdfast.new_id)
-    enqueue = _waited(Holdfast.enqueue)
     enqueue_many = _waited(Holdfast.enqueue_many)
     lease = _waited(Holdfast.lease)
     renew = _waited(Holdfast.renew)

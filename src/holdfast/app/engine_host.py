@@ -23,6 +23,7 @@ from msgspec.structs import replace
 
 from holdfast.core.model import NewJob, Receipt
 from holdfast.engines.base import Engine
+from holdfast.engines.coalesced import Coalesced
 from holdfast.engines.extras import IdMinting, extra
 from holdfast.errors import (
     EngineClosed,
@@ -46,6 +47,9 @@ class EngineHost:
         self._minting = extra(engine, IdMinting)
         self.mint: Callable[[], str] | None = None if self._minting is None else self._minting.mint
         """The engine's own function for new job ids, if it has one."""
+        # A job of an engine with ids of its own may have to go to another partition.
+        shared = engine if isinstance(engine, Coalesced) and self._minting is None else None
+        self._coalesced: Coalesced | None = shared
         self._bound: asyncio.AbstractEventLoop | None = None
         self._thread: LoopThread | None = None
         self._guard = threading.Lock()
@@ -92,6 +96,24 @@ class EngineHost:
         except BaseException:
             call.cancel()
             raise
+
+    def enqueue(
+        self, jobs: Sequence[NewJob], instead: str, thread: LoopThread | None = None
+    ) -> list[Receipt]:
+        """Enqueue one batch, with ids made for this call, and block until it is durable. Small
+        batches of several threads share commits. `thread` runs the loop on which the engine is
+        open, if it is not this host's.
+        """
+        coalesced, loop = self._coalesced, self._bound
+        thread = thread or (self._thread if loop is None and self._opened else None)
+        if coalesced is not None and coalesced.shares(jobs):
+            if thread is not None:
+                return coalesced.enqueue_blocking(jobs, thread.use_loop)
+            if loop is not None and loop.is_running() and loop is not _running():
+                return coalesced.enqueue_blocking(jobs, lambda use: use(loop))
+        if thread is not None:
+            return thread.run(self.enqueue_made(jobs))
+        return self.run(lambda: self.enqueue_made(jobs), instead)
 
     async def arun(self, make: Make[Answer]) -> Answer:
         """Await a coroutine on the engine's loop, from any loop."""
@@ -285,6 +307,13 @@ class LoopThread:
         except BaseException:
             call.give_up()
             raise
+
+    def use_loop(self, use: Callable[[asyncio.AbstractEventLoop], None]) -> None:
+        """Call `use` with the loop, in this thread; the loop does not stop meanwhile."""
+        # Checked first, as in `_submit`.
+        self._refuse_fork()
+        with self._guard:
+            use(self._usable_loop())
 
     def begin(self, coroutine: Coroutine[Any, Any, Answer]) -> concurrent.futures.Future[Answer]:
         """Start a coroutine without waiting; cancelling the future cancels it."""

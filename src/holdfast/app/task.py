@@ -309,7 +309,7 @@ class BoundTask(Generic[Parameters, Answer]):
     def _put(self, jobs: list[NewJob]) -> list[JobHandle[Answer]]:
         app = self._task.app
         if self._connection is None:
-            receipts = app.run(self._enqueue(jobs), instead="task.aenqueue(…)")
+            receipts = self._enqueue_blocking(jobs)
         else:
             app.run(_nothing(), instead="task.within(connection).aenqueue(…)")
             receipts = []
@@ -337,12 +337,25 @@ class BoundTask(Generic[Parameters, Answer]):
         await app.home.aenqueued(receipts)
         return handles
 
+    def _enqueue_blocking(self, jobs: list[NewJob]) -> list[Receipt]:
+        app, instead = self._task.app, "task.aenqueue(…)"
+        if len(jobs) > bounds.BATCH_MAX or self._options.get("id") is not None:
+            return app.run(self._enqueue(jobs), instead=instead)
+        receipts = app.home.enqueue(jobs, instead) if jobs else []
+        if _names_unknown_queue(receipts):
+            return app.run(self._declare_and_enqueue(jobs, receipts), instead=instead)
+        return receipts
+
     async def _enqueue(self, jobs: list[NewJob]) -> list[Receipt]:
-        """Enqueue; declare the queues that tasks name if they do not exist, and enqueue again."""
-        app = self._task.app
-        receipts = await self._enqueue_batches(jobs)
-        if not any(receipt.code == UnknownQueue.code for receipt in receipts):
+        return await self._declare_and_enqueue(jobs, await self._enqueue_batches(jobs))
+
+    async def _declare_and_enqueue(
+        self, jobs: list[NewJob], receipts: list[Receipt]
+    ) -> list[Receipt]:
+        """Declare the queues that tasks name if they do not exist, and enqueue those jobs again."""
+        if not _names_unknown_queue(receipts):
             return receipts
+        app = self._task.app
         named = {task.queue for task in app.tasks.values()}
         again = [
             at
@@ -458,6 +471,10 @@ def is_over(job: Job | None, id: str) -> bool:
 def _last_error(job: Job) -> str:
     failure = job.failures[-1].failure if job.failures else None
     return "" if failure is None else f": {failures.line(failure)}"
+
+
+def _names_unknown_queue(receipts: list[Receipt]) -> bool:
+    return any(receipt.code == UnknownQueue.code for receipt in receipts)
 
 
 async def _nothing() -> None:

@@ -1,16 +1,20 @@
 """Group commit: calls that arrive while one of their kind is in flight share the next one.
 
-An idle engine is called at once; there is no timer. A caller's batch is never split, so one call
-is still one transaction. Cancelling a caller does not affect others: its enqueue or settle may
-still happen, and jobs leased for it are released.
+An idle engine is called at once. A caller's batch is never split, so one call is still one
+transaction. Cancelling a caller does not affect others: its enqueue or settle may still happen, and
+jobs leased for it are released. Blocking callers in other threads join the same commits without a
+task of their own.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import threading
+from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Generic, TypeVar
+from time import monotonic
+from typing import Generic, Protocol, TypeVar
 
 from msgspec.structs import replace
 
@@ -20,7 +24,7 @@ from holdfast.core.verdict import Outcome, Settlement
 from holdfast.engines.base import Engine
 from holdfast.engines.lease import LeaseReturns
 from holdfast.engines.wrapper import Wrapper
-from holdfast.errors import OutcomeUnknown, UsageError
+from holdfast.errors import EngineClosed, OutcomeUnknown, UsageError
 
 _log = logging.getLogger("holdfast.coalesced")
 
@@ -29,10 +33,15 @@ _MERGED_MAX = 100
 connection.
 """
 
+_REGROUP_S_MAX = 0.002
+"""About the time that 64 threads need to call again."""
+
 Enqueue = Callable[[Sequence[NewJob]], Awaitable[list[Receipt]]]
 
 Entry = TypeVar("Entry")
 Answer = TypeVar("Answer")
+OnLoop = Callable[[Callable[[asyncio.AbstractEventLoop], None]], None]
+"""Calls a function with the engine's loop, in the caller's thread, while that loop is running."""
 
 
 class Coalesced(Wrapper):
@@ -65,6 +74,23 @@ class Coalesced(Wrapper):
     async def enqueue(self, jobs: Sequence[NewJob]) -> list[Receipt]:
         return await self._enqueues.submit(jobs)
 
+    def enqueue_blocking(self, jobs: Sequence[NewJob], on_loop: OnLoop) -> list[Receipt]:
+        """Enqueue from a thread that may block, not the loop's own. For small batches: see
+        `shares`."""
+        call = _ThreadCall[NewJob, Receipt](jobs)
+        try:
+            on_loop(lambda loop: self._enqueues.add(call, loop))
+            return call.wait()
+        except BaseException:
+            # An interrupt, such as Ctrl-C: a call that was not sent yet is left out.
+            call.is_over = True
+            raise
+
+    @staticmethod
+    def shares(jobs: Sequence[NewJob]) -> bool:
+        """True if a batch of this size is merged with others."""
+        return len(jobs) < _MERGED_MAX
+
     async def lease(self, request: LeaseRequest) -> list[Lease]:
         """Equal requests that do not wait share one call, and its leases in order of arrival."""
         if request.wait_ms or request.ids:
@@ -89,8 +115,25 @@ class Coalesced(Wrapper):
         return await self._settles.submit(settlements)
 
 
+class _Call(Protocol[Entry, Answer]):
+    """One caller's batch."""
+
+    entries: Sequence[Entry]
+
+    @property
+    def is_over(self) -> bool:
+        """True if it was answered, or its caller was cancelled."""
+
+    def fail(self, error: Exception) -> None: ...
+
+    def succeed(self, answers: list[Answer]) -> None: ...
+
+    def drop(self) -> None:
+        """The loop ends without an answer."""
+
+
 class _PendingCall(Generic[Entry, Answer]):
-    """One caller's batch and the future of its answers."""
+    """A batch of a caller on the loop, and the future of its answers."""
 
     __slots__ = ("answer", "entries")
 
@@ -99,17 +142,56 @@ class _PendingCall(Generic[Entry, Answer]):
         self.answer: asyncio.Future[list[Answer]] = asyncio.get_running_loop().create_future()
 
     @property
-    def cancelled(self) -> bool:
-        """True if the caller was cancelled."""
+    def is_over(self) -> bool:
         return self.answer.done()
 
     def fail(self, error: Exception) -> None:
-        if not self.cancelled:
+        if not self.is_over:
             self.answer.set_exception(error)
 
     def succeed(self, answers: list[Answer]) -> None:
-        if not self.cancelled:
+        if not self.is_over:
             self.answer.set_result(answers)
+
+    def drop(self) -> None:
+        self.answer.cancel()
+
+
+class _ThreadCall(Generic[Entry, Answer]):
+    """A batch of a caller that blocks in another thread."""
+
+    __slots__ = ("_answers", "_ended", "_error", "entries", "is_over")
+
+    def __init__(self, entries: Sequence[Entry]) -> None:
+        self.entries = entries
+        self.is_over = False
+        self._answers: list[Answer] = []
+        self._error: Exception | None = None
+        self._ended = threading.Lock()
+        self._ended.acquire()
+
+    def wait(self) -> list[Answer]:
+        """Block until the answers are there."""
+        self._ended.acquire()
+        if self._error is not None:
+            raise self._error
+        return self._answers
+
+    def fail(self, error: Exception) -> None:
+        self._error = error
+        self._end()
+
+    def succeed(self, answers: list[Answer]) -> None:
+        self._answers = answers
+        self._end()
+
+    def drop(self) -> None:
+        self.fail(EngineClosed("this Holdfast was closed before the call was answered"))
+
+    def _end(self) -> None:
+        if not self.is_over:
+            self.is_over = True
+            self._ended.release()
 
 
 class _PendingCalls(Generic[Entry, Answer]):
@@ -117,15 +199,13 @@ class _PendingCalls(Generic[Entry, Answer]):
 
     def __init__(self, batch_max: int) -> None:
         self._batch_max = batch_max
-        self._waiting: list[_PendingCall[Entry, Answer]] = []
+        self._waiting: list[_Call[Entry, Answer]] = []
         self._task: asyncio.Task[None] | None = None
 
     async def submit(self, entries: Sequence[Entry]) -> list[Answer]:
-        call: _PendingCall[Entry, Answer] = _PendingCall(entries)
+        call = _PendingCall[Entry, Answer](entries)
         self._waiting.append(call)
-        if self._task is None or self._task.done():
-            # A separate task: cancelling one caller must not cancel the shared call.
-            self._task = asyncio.create_task(self._run())
+        self._begin()
         try:
             return await call.answer
         except asyncio.CancelledError:
@@ -139,22 +219,29 @@ class _PendingCalls(Generic[Entry, Answer]):
         while self._task is not None and not self._task.done():
             await asyncio.wait([self._task])
 
+    def _begin(self) -> None:
+        if self._task is None or self._task.done():
+            # A separate task: cancelling one caller must not cancel the shared call.
+            self._task = asyncio.create_task(self._run())
+
     async def _run(self) -> None:
-        group: list[_PendingCall[Entry, Answer]] = []
+        group: list[_Call[Entry, Answer]] = []
         try:
             while group := self._take():
                 await self._serve(group)
+                await self._regroup(group)
+        except BaseException:
+            # The event loop is shutting down.
+            for call in (*group, *self._take_all()):
+                call.drop()
+            raise
         finally:
             self._task = None
-            # Calls remain here only if the event loop is shutting down.
-            for call in (*group, *self._waiting):
-                call.answer.cancel()
-            self._waiting.clear()
             self._became_idle()
 
-    def _take(self) -> list[_PendingCall[Entry, Answer]]:
+    def _take(self) -> list[_Call[Entry, Answer]]:
         """The next calls in order, as many as fit into one batch; a call is never split."""
-        waiting = [call for call in self._waiting if not call.cancelled]
+        waiting = [call for call in self._waiting if not call.is_over]
         total, count = 0, 0
         for call in waiting:
             total += len(call.entries)
@@ -164,9 +251,16 @@ class _PendingCalls(Generic[Entry, Answer]):
         self._waiting = waiting[count:]
         return waiting[:count]
 
-    async def _serve(self, group: list[_PendingCall[Entry, Answer]]) -> None:
+    def _take_all(self) -> list[_Call[Entry, Answer]]:
+        waiting, self._waiting = self._waiting, []
+        return waiting
+
+    async def _serve(self, group: list[_Call[Entry, Answer]]) -> None:
         """Answer every call of the group."""
         raise NotImplementedError
+
+    async def _regroup(self, group: list[_Call[Entry, Answer]]) -> None:
+        """Called when a group was answered, before the next is taken."""
 
     def _discard(self, answers: list[Answer]) -> None:
         """Discard answers whose caller was cancelled."""
@@ -176,20 +270,87 @@ class _PendingCalls(Generic[Entry, Answer]):
 
 
 class _Merged(_PendingCalls[Entry, Answer]):
-    """Concatenates batches, and splits the answers again."""
+    """Concatenates batches, and splits the answers again.
+
+    Other threads add calls without a lock, because a signal handler may close the engine in the
+    middle. They wake the loop only if it is not going to look for calls anyway.
+    """
 
     def __init__(
         self, send: Callable[[Sequence[Entry]], Awaitable[list[Answer]]], batch_max: int
     ) -> None:
         super().__init__(batch_max)
         self._send = send
+        self._sent_s = 0.0
+        self._arrived: deque[_Call[Entry, Answer]] = deque()
+        self._is_awake = False
+        """Calls that have arrived will be taken, by a running task or one that is about to."""
+        self._wanted = 0
+        """The number of arrived calls that completes a group, while one is awaited."""
+        self._is_complete = asyncio.Event()
+
+    def add(self, call: _Call[Entry, Answer], loop: asyncio.AbstractEventLoop) -> None:
+        """Add a call from another thread."""
+        self._arrived.append(call)
+        if not self._is_awake:
+            self._is_awake = True
+            wake = self._begin
+        elif 0 < self._wanted <= len(self._arrived):
+            wake = self._is_complete.set
+        else:
+            return
+        try:
+            loop.call_soon_threadsafe(wake)
+        except RuntimeError:
+            for lost in self._take_all():
+                lost.drop()
+
+    def _take(self) -> list[_Call[Entry, Answer]]:
+        self._waiting += self._take_arrived()
+        return super()._take()
+
+    def _take_all(self) -> list[_Call[Entry, Answer]]:
+        return super()._take_all() + self._take_arrived()
+
+    def _take_arrived(self) -> list[_Call[Entry, Answer]]:
+        taken: list[_Call[Entry, Answer]] = []
+        while self._arrived:
+            taken.append(self._arrived.popleft())
+        if not taken:
+            self._is_awake = False
+            # A thread may have added a call just before, and not woken the loop.
+            while self._arrived:
+                self._is_awake = True
+                taken.append(self._arrived.popleft())
+        return taken
+
+    async def _regroup(self, group: list[_Call[Entry, Answer]]) -> None:
+        """Give threads that were answered together time to call again, so that they do not split
+        into two groups that commit in turn: until all are back, but no longer than their call took.
+        A single caller never waits.
+        """
+        count = sum(isinstance(call, _ThreadCall) for call in group)
+        if count < 2:
+            return
+        # A new one: the engine may have been opened on another loop before.
+        self._is_complete = asyncio.Event()
+        self._wanted = count + len(self._arrived)
+        try:
+            if len(self._arrived) < self._wanted:
+                async with asyncio.timeout(min(self._sent_s, _REGROUP_S_MAX)):
+                    await self._is_complete.wait()
+        except TimeoutError:
+            pass
+        finally:
+            self._wanted = 0
 
     async def submit(self, entries: Sequence[Entry]) -> list[Answer]:
         if len(entries) >= _MERGED_MAX:
             return await self._send(entries)
         return await super().submit(entries)
 
-    async def _serve(self, group: list[_PendingCall[Entry, Answer]]) -> None:
+    async def _serve(self, group: list[_Call[Entry, Answer]]) -> None:
+        began = monotonic()
         try:
             answers = await self._send([entry for call in group for entry in call.entries])
         except UsageError as error:
@@ -205,13 +366,14 @@ class _Merged(_PendingCalls[Entry, Answer]):
             for call in group:
                 call.fail(error)
         else:
+            self._sent_s = monotonic() - began
             at = 0
             for call in group:
                 call.succeed(answers[at : at + len(call.entries)])
                 at += len(call.entries)
 
 
-def _share(group: list[_PendingCall[Entry, Answer]], error: OutcomeUnknown) -> None:
+def _share(group: list[_Call[Entry, Answer]], error: OutcomeUnknown) -> None:
     """Calls whose answers are all known succeed; the others get the error."""
     at = 0
     for call in group:
@@ -246,7 +408,7 @@ class _SharedLeases(_PendingCalls[None, Lease]):
         self._release_later = release
         self._when_idle = became_idle
 
-    async def _serve(self, group: list[_PendingCall[None, Lease]]) -> None:
+    async def _serve(self, group: list[_Call[None, Lease]]) -> None:
         total = sum(len(call.entries) for call in group)
         try:
             leases = await self._engine.lease(replace(self._alike, limit=total))
@@ -255,13 +417,13 @@ class _SharedLeases(_PendingCalls[None, Lease]):
                 call.fail(error)
             return
         for call in group:
-            if not call.cancelled:
+            if not call.is_over:
                 share, leases = leases[: len(call.entries)], leases[len(call.entries) :]
                 call.succeed(share)
                 leases = self._after_batch(share, leases)
         self._discard(leases)
 
-    def _take(self) -> list[_PendingCall[None, Lease]]:
+    def _take(self) -> list[_Call[None, Lease]]:
         calls = super()._take()
         if self._alike in self._apart:
             self._waiting = calls[1:] + self._waiting
