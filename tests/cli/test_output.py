@@ -4,10 +4,15 @@ import io
 import logging
 import os
 import pty
+import re
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.cells import cell_len
 
 from holdfast.cli import flags, output
 from holdfast.cli.output import Declined, print_table, show_age
@@ -126,14 +131,84 @@ def test_a_progress_bar_goes_to_the_terminal_and_results_to_stdout(tmp_path: Pat
     assert b"enqueueing" in seen
 
 
-def test_names_are_not_wrapped_on_a_narrow_terminal(
+def be_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not a fixture: each phase of a test has its own standard output."""
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("TERM", "xterm")
+
+
+def drawn(capsys: pytest.CaptureFixture[str]) -> list[str]:
+    """The lines without the codes for bold text, but with the spaces at their ends."""
+    return re.sub("\x1b\\[[0-9;]*m", "", capsys.readouterr().out).splitlines()
+
+
+JOB = ("0195c8a2-7a77-7e21-a0b3-8711ef6e2049", "default", "x" * 50, "failed, due in 59m 42s", 3, 0)
+
+
+def test_a_table_fits_the_terminal(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
-    monkeypatch.setenv("COLUMNS", "40")
-    name, text = "a" * 36, "some words that are long"
-    print_table(("id", "text", "number"), [(name, text, 12345678)])
-    lines = capsys.readouterr().out.splitlines()
-    assert [line[:36].strip() for line in lines[1:]] == [name, "", ""]
-    assert [line[38:50].strip() for line in lines[1:]] == ["some words", "that are", "long"]
-    assert lines[1].endswith(" 12345678")
+    be_a_terminal(monkeypatch)
+    columns = ("id", "queue", "task", "state", "attempt", "priority", "worker")
+    print_table(columns, [(*JOB, "host-1")] * 2, less=("worker", "queue"))
+    head, *lines = drawn(capsys)
+    assert head.split() == ["id", "task", "state", "attempt"], "priority is 0 everywhere"
+    assert len(lines) == 2, "nothing is wrapped"
+    for line in lines:
+        id_, task, *state, attempt = line.split()
+        assert (id_, attempt) == (JOB[0], "3")
+        assert re.fullmatch("x+…", task)
+        assert " ".join(state).startswith("failed, due")
+        assert len(line) <= 80
+
+
+def test_prose_is_wrapped_between_words(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    be_a_terminal(monkeypatch)
+    text = "How long a worker keeps a job without renewing its lease, unless the job says so."
+    print_table(("name", "text"), [("a" * 40, f"{text} {'y' * 50}")], prose=("text",))
+    lines = drawn(capsys)
+    assert max(map(len, lines)) <= 80
+    shown = " ".join(line[42:].strip() for line in lines[1:])
+    assert shown.startswith(text), "no word is torn"
+    assert re.fullmatch("y+…", shown.split()[-1])
+
+
+@pytest.mark.parametrize("length", [5, 79, 80, 200])
+def test_the_name_of_a_row_is_never_cut(
+    length: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    be_a_terminal(monkeypatch)
+    name = "n" * length
+    print_table(("name", "text", "count"), [(name, "some words", 12345)])
+    lines = drawn(capsys)
+    assert lines[1].split()[0] == name
+    assert len(lines) == 2
+    assert max(map(len, lines)) <= max(80, length)
+
+
+@given(
+    st.lists(
+        st.lists(st.text("ab é漢", max_size=60) | st.integers(0, 10**12), min_size=5, max_size=5),
+        max_size=4,
+    ),
+    st.integers(20, 120),
+)
+def test_no_table_is_wider_than_the_terminal(rows: list[list[Any]], width: int) -> None:
+    columns = ("id", "one", "two", "three", "four")
+    sizes = [
+        output._ColumnSize(
+            name,
+            max([len(name), *(cell_len(str(row[at])) for row in rows)]),
+            bool(rows) and all(isinstance(row[at], int) for row in rows),
+            not any(row[at] for row in rows),
+        )
+        for at, name in enumerate(columns)
+    ]
+    widths = output._fitting_widths(sizes, width, ("two",))
+    taken = sum(widths.values()) + 2 * (len(widths) - 1)
+    assert 0 in widths
+    assert taken <= max(width, sizes[0].widest)
+    assert all(widths[at] <= sizes[at].widest for at in widths)

@@ -159,7 +159,11 @@ async def list_tokens(*, common: Common = COMMON) -> None:
         )
         for token in (msgspec.convert(each, TokenView) for each in tokens)
     ]
-    print_table(("token", "name", "namespace", "scopes", "prefix", "created", "expires"), rows)
+    print_table(
+        ("token", "name", "namespace", "scopes", "prefix", "created", "expires"),
+        rows,
+        less=("created", "namespace"),
+    )
 
 
 async def revoke_token(
@@ -291,7 +295,8 @@ async def list_settings(*, common: Common = COMMON) -> None:
         (name, held.shown(name).text or "-", held.shown(name).source, setting.does)
         for name, setting in SETTINGS.items()
     ]
-    print_table(("setting", "value", "from", "what it does"), rows)
+    columns = ("setting", "value", "from", "what it does")
+    print_table(columns, rows, prose=("what it does",))
 
 
 async def _change_setting(setting: Setting, value: str | None, common: Common) -> None:
@@ -375,7 +380,8 @@ async def audit(
         )
         for act in (msgspec.convert(each, ActView) for each in acts)
     ]
-    print_table(("at", "who", "token", "from", "what", "on", "outcome", "changed"), rows)
+    columns = ("at", "who", "token", "from", "what", "on", "outcome", "changed")
+    print_table(columns, rows, less=("token", "from", "changed"))
 
 
 def audit_of(app: Holdfast) -> Audit:

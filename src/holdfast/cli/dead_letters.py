@@ -106,7 +106,8 @@ async def list_all(
             )
             for view in views
         ]
-        print_table(("id", "queue", "task", "reason", "attempts", "died", "error"), rows)
+        columns = ("id", "queue", "task", "reason", "attempts", "died", "error")
+        print_table(columns, rows, less=("attempts", "queue", "died", "reason"))
         if not rows:
             say("no dead letters match")
     jobs.say_more(next_page)
@@ -231,7 +232,8 @@ async def groups(
     rows = [_group_row(group, now) for group in found.groups]
     span = show_age(len(found.groups[0].trend) * found.bucket_ms) if found.groups else ""
     columns = ("fingerprint", "dead", "error", "tasks", "tenants", "workers", "first", "last")
-    print_table((*columns, f"over {span}" if span else "trend"), rows)
+    every = (*columns, f"over {span}" if span else "trend")
+    print_table(every, rows, less=("first", "workers", "tenants", "tasks"))
     if not found.groups:
         say("no dead letters match")
     if found.hidden:
@@ -263,7 +265,8 @@ async def quarantine(
         print_json([plain(quarantined_view(each)) for each in views])
     else:
         columns = ("id", "queue", "task", "ended by", "crashes", "died", "last output")
-        print_table(columns, [_crash_row(each, now) for each in views])
+        rows = [_crash_row(each, now) for each in views]
+        print_table(columns, rows, less=("crashes", "queue", "died"))
         if not views:
             say("no job is in quarantine")
     jobs.say_more(next_page)

@@ -386,7 +386,7 @@ def print_jobs(jobs: Iterable[Job]) -> None:
         for job in jobs
     ]
     columns = ("id", "queue", "task", "state", "attempt", "priority", "enqueued", "worker")
-    print_table(columns, rows)
+    print_table(columns, rows, less=("priority", "worker", "attempt", "enqueued", "queue"))
 
 
 def say_more(next_page: int | None) -> None:

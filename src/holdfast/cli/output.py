@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Annotated, Any, TextIO
+from typing import Annotated, Any, NamedTuple, TextIO
 
 from cyclopts import Parameter
 
@@ -18,6 +18,7 @@ from holdfast.errors import HoldfastError, NotFound, UnknownQueue, UsageError
 
 _WIDTH_MAX = 10_000
 _NARROW = 12
+_GAP = 2
 
 
 @Parameter(name="*")
@@ -91,38 +92,103 @@ def print_either(view: Any, text: str, common: Common) -> None:
         print(printable(text, one_line=True), flush=True)
 
 
-def print_table(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-    """Print a table, numbers aligned right. It may be wider than the terminal: columns of two
-    letters would be unreadable."""
+def print_table(
+    columns: Sequence[str],
+    rows: Sequence[Sequence[Any]],
+    *,
+    less: Sequence[str] = (),
+    prose: Sequence[str] = (),
+) -> None:
+    """Print a table, numbers aligned right. At a terminal it is not wider than that: columns
+    without content are dropped first, then those of `less` and the last ones; long texts are cut
+    with an ellipsis, and those of the columns `prose` are wrapped between words. The first column
+    names the row: people copy it, so it is never cut.
+    """
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
     # As Text, because rich reads a plain string as markup.
     cells = [[Text(printable(str(value), one_line=True)) for value in row] for row in rows]
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
-    needed = 0
-    for at, column in enumerate(columns):
-        numeric = bool(rows) and all(isinstance(row[at], int) for row in rows)
-        # The first column names the row: people copy it, so it is never wrapped.
-        unwrapped = numeric or at == 0
-        widest = max([len(column), *(row[at].cell_len for row in cells)])
-        narrowest = widest if unwrapped else min(widest, _NARROW)
-        needed += narrowest + 2
+    console = Console(highlight=False)
+    console.width = console.width if sys.stdout.isatty() else _WIDTH_MAX
+    sizes = [
+        _ColumnSize(
+            name=name,
+            widest=max([len(name), *(row[at].cell_len for row in cells)]),
+            is_number=bool(rows) and all(isinstance(row[at], int) for row in rows),
+            is_empty=not any(row[at] for row in rows),
+        )
+        for at, name in enumerate(columns)
+    ]
+    widths = _fitting_widths(sizes, console.width, less)
+    console.width = max(console.width, sum(widths.values()) + _GAP * len(widths))
+    table = Table(box=None, padding=(0, _GAP, 0, 0), pad_edge=False, header_style="bold")
+    for at, width in widths.items():
         table.add_column(
-            column,
-            justify="right" if numeric else "left",
-            overflow="fold",
-            no_wrap=unwrapped,
-            min_width=narrowest,
+            columns[at],
+            justify="right" if sizes[at].is_number else "left",
+            overflow="ellipsis",
+            no_wrap=columns[at] not in prose,
+            width=width,
         )
     for row in cells:
-        table.add_row(*row)
-    console = Console(highlight=False)
-    console.width = max(console.width, needed) if sys.stdout.isatty() else _WIDTH_MAX
+        table.add_row(*(row[at] for at in widths))
     with console.capture() as drawn:
         console.print(table)
     print("\n".join(line.rstrip() for line in drawn.get().splitlines()))
+
+
+class _ColumnSize(NamedTuple):
+    name: str
+    widest: int
+    is_number: bool
+    is_empty: bool
+
+    @property
+    def narrowest(self) -> int:
+        return self.widest if self.is_number else min(self.widest, max(_NARROW, len(self.name)))
+
+
+def _fitting_widths(
+    sizes: Sequence[_ColumnSize], width: int, less: Sequence[str]
+) -> dict[int, int]:
+    """The columns to show, by position, and their widths."""
+
+    def room(taken: Iterable[int]) -> int:
+        """The columns left over; the last column needs no gap."""
+        every = list(taken)
+        return width - sum(every) - _GAP * (len(every) - 1)
+
+    shown = dict(enumerate(size.widest for size in sizes))
+    least = {at: size.narrowest for at, size in enumerate(sizes)} | {0: sizes[0].widest}
+    if room(shown.values()) >= 0:
+        return shown
+    for at in _by_importance(sizes, less):
+        # An empty column is dropped before anything is cut.
+        too_wide = shown if sizes[at].is_empty else {each: least[each] for each in shown}
+        if room(too_wide.values()) < 0:
+            del shown[at]
+    while room(shown.values()) < 0:
+        widest = max(shown, key=lambda at: (shown[at] > least[at], shown[at]))
+        if shown[widest] <= least[widest]:
+            break
+        shown[widest] -= 1
+    return shown
+
+
+def _by_importance(sizes: Sequence[_ColumnSize], less: Sequence[str]) -> list[int]:
+    """The positions of all columns but the first, in the order in which they are dropped."""
+
+    def rank(at: int) -> tuple[bool, int, int]:
+        name = sizes[at].name
+        return (
+            not sizes[at].is_empty,
+            less.index(name) if name in less else len(less),
+            -at,
+        )
+
+    return sorted(range(1, len(sizes)), key=rank)
 
 
 def show_age(ms: int | None) -> str:

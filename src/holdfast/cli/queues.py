@@ -177,7 +177,8 @@ async def list_all(*, common: Common = COMMON) -> None:
         for view in visible_queues(views)
     ]
     columns = ("queue", "ready", "leased", "dead", "lease", "max attempts", "retention", "order")
-    print_table((*columns, "dead queue", "state"), rows)
+    every = (*columns, "dead queue", "state")
+    print_table(every, rows, less=("order", "retention", "lease", "max attempts"))
 
 
 async def show(name: Name, /, *, common: Common = COMMON) -> None:

@@ -196,7 +196,7 @@ def print_redrives(views: list[RedriveView]) -> None:
         for view in views
     ]
     columns = ("redrive", "state", "retried", "left", "done", "died again", "by", "started", "why")
-    print_table(columns, rows)
+    print_table(columns, rows, less=("by", "started"), prose=("why",))
 
 
 def print_redrive(view: RedriveView, common: Common) -> None:

@@ -94,7 +94,8 @@ async def list_all(*, common: Common = COMMON) -> None:
         for schedule in schedules
     ]
     if rows:
-        print_table(("schedule", "rule", "zone", "queue", "job", "last", "next"), rows)
+        columns = ("schedule", "rule", "zone", "queue", "job", "last", "next")
+        print_table(columns, rows, less=("last", "zone", "queue"))
     else:
         say(f'there are no schedules: add one with "{program()} schedule add"')
 

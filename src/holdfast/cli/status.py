@@ -147,7 +147,7 @@ def unserved(views: list[QueueView], workers: list[WorkerView]) -> list[str]:
 def print_alerts(alerts: Sequence[AlertView]) -> None:
     """Print alerts as a table."""
     rows = [(each.severity, each.rule, each.text, f"since {each.raised_at}") for each in alerts]
-    print_table(("alert", "rule", "what", "when"), rows)
+    print_table(("alert", "rule", "what", "when"), rows, less=("when",), prose=("what",))
     if any(each.stale for each in alerts):
         say("some alerts may be out of date: only a running server checks them")
 
@@ -166,7 +166,7 @@ def print_counts(views: list[QueueView], status: StoreStatus | None = None) -> N
         )
         for view in views
     ]
-    print_table(("queue", *columns, "oldest"), rows)
+    print_table(("queue", *columns, "oldest"), rows, less=("overdue", "blocked", "oldest"))
 
 
 def _failed(view: QueueView, status: StoreStatus | None) -> int | str:
@@ -194,7 +194,7 @@ def print_workers(workers: list[WorkerView]) -> None:
             )
         )
     columns = ("worker", "health", "running", "done", "failed", "queues", "where", "heard", "why")
-    print_table(columns, rows)
+    print_table(columns, rows, less=("where", "done", "failed", "heard"), prose=("why",))
 
 
 def say_no_worker() -> None:

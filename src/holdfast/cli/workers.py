@@ -373,7 +373,8 @@ async def scaling(
         for each in found
         if queue is not None or _is_visible(each)
     ]
-    print_table(("queue", "waiting", "wait", "workers", "wanted", "slots", "because"), rows)
+    columns = ("queue", "waiting", "wait", "workers", "wanted", "slots", "because")
+    print_table(columns, rows, prose=("because",))
 
 
 def _is_visible(scaling: Scaling) -> bool:
