@@ -17,12 +17,16 @@ from bench.peers.catalogue import HOLDFAST, PEERS, Contestant
 from bench.peers.install import NotInstalled, install_node, install_python
 from bench.peers.run import Drain, Failed
 from bench.peers.workspace import Workspace, Workspaces, workspaces
+from bench.processes import busy_loops
 from bench.report import Report
 from bench.stores import ENGINES, EngineName
 
 FASTEST_GOAL = 1.0
 SPAWN_GOAL = 0.6
 DELAY_MS_MAX = 10
+BUSY_LOOPS = 3
+BUSY_GOAL = 1 / 1.5
+"""Of the best peer's p95 over that of Holdfast."""
 IDLE_PERCENT_MAX = 1
 PIPE_RATE_MIN = 20_000
 PARTS = (50, 95, 99)
@@ -97,6 +101,7 @@ class Results:
 
     drains: list[Drain] = field(default_factory=list)
     delays_ms: list[float] = field(default_factory=list)
+    busy_delays_ms: list[float] = field(default_factory=list)
 
     @property
     def enqueued(self) -> float:
@@ -130,9 +135,20 @@ class _Bench:
             lead = turn % len(contestants)
             for contestant in contestants[lead:] + contestants[:lead]:
                 await self._drain(contestant, results[contestant.name], turn)
-        for contestant in contestants:
-            if self._sizes.delays and results[contestant.name].drains and contestant.keeps_up:
-                await self._delays(contestant, results[contestant.name])
+        prompt = [
+            contestant
+            for contestant in contestants
+            if self._sizes.delays and results[contestant.name].drains and contestant.keeps_up
+        ]
+        for contestant in prompt:
+            self._log(f"jobs one by one: {contestant.name}")
+            results[contestant.name].delays_ms = await self._delays(contestant)
+        async with busy_loops(BUSY_LOOPS if prompt else 0):
+            for turn in range(self._sizes.repeats):
+                lead = turn % len(prompt) if prompt else 0
+                for contestant in prompt[lead:] + prompt[:lead]:
+                    self._log(f"jobs one by one beside {BUSY_LOOPS} loops: {contestant.name}")
+                    results[contestant.name].busy_delays_ms += await self._delays(contestant)
         self._add_results(
             [contestant for contestant in contestants if results[contestant.name].drains], results
         )
@@ -146,16 +162,16 @@ class _Bench:
 
         await self._attempt(contestant.name, act)
 
-    async def _delays(self, contestant: Contestant, results: Results) -> None:
-        self._log(f"jobs one by one: {contestant.name}")
-        sizes = self._sizes
+    async def _delays(self, contestant: Contestant) -> list[float]:
+        sizes, delays_ms = self._sizes, list[float]()
 
         async def act(workspace: Workspace) -> None:
-            results.delays_ms = await turns.delays_ms(
-                contestant, workspace, jobs=sizes.delays, rate=sizes.rate
+            delays_ms.extend(
+                await turns.delays_ms(contestant, workspace, jobs=sizes.delays, rate=sizes.rate)
             )
 
         await self._attempt(contestant.name, act)
+        return delays_ms
 
     async def _attempt(self, what: str, act: Callable[[Workspace], Awaitable[None]]) -> None:
         """Run a measurement; a failure is noted and does not affect the others."""
@@ -187,6 +203,7 @@ class _Bench:
                 goal = 1 if bound else None
                 metric = f"{contestant.name}, p{part}"
                 report.cost(engine, metric, value, unit="ms", reference=bound, goal=goal)
+        compare_busy(report, engine, contestants, results, rate=sizes.rate)
         compare(report, engine, contestants, results)
 
     async def alone(self) -> None:
@@ -256,6 +273,39 @@ class _Bench:
         for turn in range(self._sizes.repeats):
             self._log(f"{what}, turn {turn + 1} of {self._sizes.repeats}")
             await self._attempt(what, act)
+
+
+def compare_busy(
+    report: Report,
+    engine: EngineName,
+    contestants: list[Contestant],
+    results: dict[str, Results],
+    *,
+    rate: float,
+) -> None:
+    """Add the start delays beside busy loops. The p95 of the default worker is compared with that
+    of the best peer."""
+    parts = {
+        contestant.name: {
+            part: percentile(sorted(results[contestant.name].busy_delays_ms), part / 100)
+            for part in (50, 95)
+        }
+        for contestant in contestants
+        if results[contestant.name].busy_delays_ms
+    }
+    peers = [one.name for one in contestants if one.runs != "holdfast" and one.name in parts]
+    best = min((parts[name][95] for name in peers), default=None)
+    report.section(
+        f"{engine}, from enqueue to start at {rate:g} jobs/s beside {BUSY_LOOPS} busy loops;"
+        " the reference is the best peer"
+    )
+    for contestant in contestants:
+        for part, value in parts.get(contestant.name, {}).items():
+            is_ours = contestant.runs == "holdfast" and part == 95
+            reference = best if is_ours else None
+            goal = BUSY_GOAL if reference and contestant.settings["processes"] is None else None
+            metric = f"{contestant.name}, busy, p{part}"
+            report.cost(engine, metric, value, unit="ms", reference=reference, goal=goal)
 
 
 def compare(

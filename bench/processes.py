@@ -6,7 +6,7 @@ import asyncio
 import os
 import sys
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,12 @@ ROOT = Path(__file__).resolve().parent.parent
 LINE_BYTES_MAX = 64 * 1024 * 1024
 STOP_S_MAX = 10
 LAST_S_MAX = 15
+_BUSY = """
+import os, sys
+while os.getppid() == int(sys.argv[1]):
+    for _ in range(100_000):
+        pass
+"""
 
 
 class Child:
@@ -78,6 +84,15 @@ async def background(*line: str, quiet: bool = False) -> AsyncIterator[Child]:
             except TimeoutError:
                 process.kill()
                 await process.wait()
+
+
+@asynccontextmanager
+async def busy_loops(count: int) -> AsyncIterator[None]:
+    """Keep this many processes computing for the duration of the block. They end with this one."""
+    async with AsyncExitStack() as stack:
+        for _ in range(count):
+            await stack.enter_async_context(background("-c", _BUSY, str(os.getpid())))
+        yield
 
 
 async def _start(*line: str, stderr: int | None = None) -> asyncio.subprocess.Process:

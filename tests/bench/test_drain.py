@@ -44,6 +44,7 @@ async def test_everything_is_measured(
         *names,
         *(f"{name} (commit synced)" for name in names),
         *(f"{name}, p{part}" for name in names for part in (50, 95, 99)),
+        *(f"{name}, busy, p{part}" for name in names for part in (50, 95)),
         *alone,
     }
     assert {result.engine for result in report.results} == {engine}
@@ -92,6 +93,24 @@ def test_goals_apply_only_to_the_default_worker() -> None:
     ratios = {result.metric: result.ratio for result in report.results}
     assert ratios["holdfast, compared with pg-boss, 4 × 2,000"] == 0.25
     assert len(ratios) == len(ours) * len(peers)
+
+
+def test_delays_beside_busy_loops_are_compared_with_the_best_peer() -> None:
+    peers = [contestant for contestant in PEERS if contestant.engine == "postgres"][:2]
+    ours = [contestant for contestant in HOLDFAST if contestant.engine == "postgres"]
+    results = {
+        contestant.name: drain.Results(busy_delays_ms=[place * 10.0])
+        for place, contestant in enumerate((*peers, *ours), 1)
+    }
+    report = Report("drain")
+    drain.compare_busy(report, "postgres", [*ours, *peers], results, rate=100)
+    found = {result.metric: result for result in report.results}
+    p95 = found["holdfast, busy, p95"]
+    assert (p95.value, p95.reference, p95.goal) == (30.0, 10.0, drain.BUSY_GOAL)
+    assert p95.met is False
+    assert found["holdfast, --processes 0, busy, p95"].goal is None
+    assert found["holdfast, busy, p50"].reference is None
+    assert len(found) == 2 * len(results)
 
 
 def test_pins_are_exact_and_name_no_host() -> None:
