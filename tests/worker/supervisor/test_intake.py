@@ -85,6 +85,34 @@ async def test_no_more_than_there_is_room_for(driver: IntakeDriver) -> None:
     assert [request.limit for request in driver.engine.requests] == [2, 3]
 
 
+async def test_jobs_of_an_empty_queue_start_before_the_next_request(driver: IntakeDriver) -> None:
+    requests: list[int] = []
+    deliver = driver.intake._deliver
+
+    def note(taken: list[HeldLease]) -> None:
+        requests.append(len(driver.engine.requests))
+        deliver(taken)
+
+    driver.intake._deliver = note
+    await enqueue(driver.engine, "abc")
+    async with driver.running():
+        driver.free(2)
+        await until(lambda: len(driver.taken) == 2)
+        driver.free(2)
+        await until(lambda: len(driver.taken) == 3)
+    assert requests == [1, 2]
+    requests.clear()
+    driver.engine.requests.clear()
+    await enqueue(driver.engine, "def")
+    driver.accept = lambda leases, asked: [  # type: ignore[method-assign]
+        HeldLease(lease, asked, "python") for lease in leases
+    ]
+    driver.room = 2
+    async with driver.running():
+        await until(lambda: len(driver.taken) == 6)
+    assert requests == [2, 2], "the first two while the second request was under way"
+
+
 async def test_a_lease_counts_from_its_request(driver: IntakeDriver) -> None:
     """The worker may be frozen between the store's answer and its own reading of it."""
     async with driver.running():

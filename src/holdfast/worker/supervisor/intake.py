@@ -60,7 +60,9 @@ class LeaseDemand(Protocol):
 
 
 class Intake:
-    """`deliver` gets the jobs that may start, while the next request is under way."""
+    """`deliver` gets the jobs that may start: at once, or, if there may be more in the queue, while
+    the next request is under way.
+    """
 
     def __init__(
         self, engine: Engine, demand: LeaseDemand, deliver: Callable[[list[HeldLease]], None]
@@ -127,6 +129,9 @@ class Intake:
             if leases:
                 self.leased_at = monotonic()
                 self._undelivered = self._demand.accept(leases, self._requested_at)
+                if len(leases) < limit:
+                    # The queue is empty, so the next request can wait until these have started.
+                    self._deliver_leased()
                 # Bounded by the lease: a job leased at the end of a longer wait would need a
                 # renewal before the answer is read.
                 shortest_ms = min(lease.lease_ms for lease in leases)
