@@ -1,6 +1,7 @@
 """`holdfast worker run` and `holdfast up --app` for the tasks of an application."""
 
 import os
+import re
 import signal
 from pathlib import Path
 
@@ -27,6 +28,7 @@ app = Holdfast({url!r})
 
 @app.task(name="price")
 def price(name: str) -> int:
+    print(name)
     return {{"tea": 3}}[name]
 """
 
@@ -41,12 +43,16 @@ def test_the_store_of_the_application_is_served(tmp_path: Path, line: tuple[str,
     if line[0] == "up":
         line += ("--no-serve", "--count", "1")
     with program(tmp_path, *line) as worker:
-        tea = ["enqueue", "--task", "price", "--payload", '{"name": "tea"}', "--wait"]
+        tea = ["enqueue", "--id", "t", "--task", "price", "--payload", '{"name": "tea"}', "--wait"]
         ran = run_program(tmp_path, *tea, "--url", "sqlite:///shop.db")
-        assert ran.code == 0, ran
+        assert ran == (0, "tea\n3\n", "")
         worker.send_signal(signal.SIGTERM)
         out, err = worker.communicate(timeout=_TIMEOUT_S)
     assert "sqlite:///shop.db" in out + err
+    assert " runs command, price from queue default, up to " in err
+    assert " jobs at a time, on sqlite:///shop.db\n" in err
+    assert re.search(r"(?m)^holdfast: \S+ price done after \d+ ms$", err)
+    assert run_program(tmp_path, "job", "logs", "t", "--url", "sqlite:///shop.db").out == "tea\n"
     assert not (tmp_path / "holdfast.db").exists()
     if line[0] == "up":
         assert "holdfast status --url sqlite:///shop.db\n" in out

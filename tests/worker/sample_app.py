@@ -23,6 +23,10 @@ async def aecho(value: Any) -> Any:
     return value
 
 
+def speak(word: str) -> None:
+    print("hello", word)
+
+
 def block(path: str) -> None:
     Path(path).write_text(f"{os.getpid()}\n")
     time.sleep(600)
@@ -94,6 +98,7 @@ _ALL = [
         fork_and_terminate,
         crash,
         report,
+        speak,
     )
 ]
 app = SimpleNamespace(handlers={one.name: one for one in [*_ALL, handler(total, batch=5)]})

@@ -108,9 +108,7 @@ async def test_a_terminal_that_was_stopped_does_not_stop_the_worker() -> None:
     try:
         os.dup2(write, 2)
         for _ in range(40):
-            await asyncio.wait_for(
-                asyncio.to_thread(child_process._write_stderr, b"x" * 65_536), 60
-            )
+            await asyncio.wait_for(asyncio.to_thread(child_process.write_stderr, b"x" * 65_536), 60)
     finally:
         os.dup2(kept, 2)
         for descriptor in (kept, write):

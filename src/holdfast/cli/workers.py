@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
+import msgspec
 from cyclopts import Parameter
 
 from holdfast import __version__
@@ -143,6 +144,9 @@ class WorkerFlags:
     output_max: Annotated[
         int | None, option("BYTES", "Store at most this much output of a job. [default: 65536]")
     ] = None
+    job_lines: Annotated[
+        bool, Parameter(help="Print a line for each job. [default: on, off with --json]")
+    ] = True
     upkeep: Upkeep = True
     archive: Archive = None
 
@@ -182,6 +186,7 @@ class WorkerFlags:
             cwd=_absolute(self.cwd),
             output_max=first(self.output_max, "worker-output-max", 64 * 1024),
             **self.hooks.options(),
+            job_lines=self.job_lines,
             upkeep=self.upkeep,
             archive=archive_path(self.archive),
         )
@@ -423,6 +428,8 @@ async def _prepare(
             )
         settings = await read_settings(app.engine)
         options = flags.options(app.url or "", settings, target)
+        if common.json:
+            options = msgspec.structs.replace(options, job_lines=False)
         views = await app.queues(names=options.queues, counts=False)
         known = {view.queue.name for view in views}
         missing = sorted(set(options.queues) - known)

@@ -55,6 +55,8 @@ class WorkerOptions(msgspec.Struct, frozen=True, kw_only=True):
     webhook_allow: tuple[str, ...] = ()
     webhook_ca: str | None = None
     webhook_breaker: Breaker | None = Breaker()
+    job_lines: bool = False
+    """Print a banner when it is ready, and a line for each job."""
     upkeep: bool = True
     archive: str | None = None
     heartbeat_ms: Annotated[int, msgspec.Meta(ge=1)] = 10_000

@@ -11,6 +11,7 @@ import asyncio
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from threading import Lock
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeGuard
 
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
 _RETURNED_NOTHING = (Returned(),)
 _NONE_REFUSED: Mapping[int, Ending] = {}
 _FRAMES_MAX = 64
+_MAKING = Lock()
 _OWN = ("holdfast.worker.", "importlib.")
 
 
@@ -56,10 +58,10 @@ class Attempt(CallState):
     which takes longer."""
 
     __slots__ = (
-        "_contexts",
         "_decided",
         "_interruptible",
         "_refused",
+        "contexts",
         "handler",
         "jobs",
         "task_handle",
@@ -86,7 +88,8 @@ class Attempt(CallState):
         self.jobs = jobs
         self.timeout_ms = timeout_ms
         self.task_handle: asyncio.Task[Any] | None = None
-        self._contexts: tuple[Context, ...] = ()
+        self.contexts: tuple[Context, ...] = ()
+        """One for each job, if the handler takes them or printed something."""
         self._decided: tuple[Ending, ...] = ()
         self._interruptible = False
         self._refused = _NONE_REFUSED
@@ -158,8 +161,19 @@ class Attempt(CallState):
 
     def take_notes(self) -> list[NoteUpdate]:
         """Notes of its jobs that were not sent yet; the caller sends them before the endings."""
-        notes = (context.take_note(ending=True) for context in self._contexts)
+        notes = (context.take_note(ending=True) for context in self.contexts)
         return [note for note in notes if note is not None]
+
+    def write_output(self, data: bytes) -> None:
+        """Add text that the handler printed, from any thread. The jobs of a batch share it."""
+        with _MAKING:
+            if not self.contexts:
+                self.contexts = self._make_contexts()
+        for context in self.contexts:
+            context.write_output(data)
+
+    def _make_contexts(self) -> tuple[Context, ...]:
+        return tuple(Context(job, self, index) for index, job in enumerate(self.jobs))
 
     def _prepare(self) -> Arguments | None:
         """Arguments of the function; None if the endings are already decided and it must not be
@@ -173,7 +187,7 @@ class Attempt(CallState):
             self.ends_at = time.monotonic() + self.timeout_ms / 1000
         handler = self.handler
         if handler.context is not None:
-            self._contexts = tuple(Context(job, self, index) for index, job in enumerate(self.jobs))
+            self.contexts = self._make_contexts()
         if handler.batch > 1:
             return self._prepare_batch()
         job = self.jobs[0]
@@ -184,7 +198,7 @@ class Attempt(CallState):
             return None
         if handler.context is not None:
             positional, named = arguments
-            return positional, {**named, handler.context: self._contexts[0]}
+            return positional, {**named, handler.context: self.contexts[0]}
         return arguments
 
     def _prepare_batch(self) -> Arguments | None:
@@ -202,14 +216,14 @@ class Attempt(CallState):
             return None
         named: dict[str, Any] = {}
         if handler.context is not None:
-            kept = [each for index, each in enumerate(self._contexts) if index not in refused]
+            kept = [each for index, each in enumerate(self.contexts) if index not in refused]
             named[handler.context] = kept
         return (values,), named
 
     def _endings(self, value: Any) -> tuple[Ending, ...]:
         """The endings of all jobs, from the value that the function returned or raised."""
         if self.handler.batch == 1:
-            if value is None and not self._contexts:
+            if value is None and not self.contexts:
                 return _RETURNED_NOTHING
             return (self._ending(0, value),)
         refused = self._refused
@@ -221,7 +235,7 @@ class Attempt(CallState):
         return tuple(endings[index] for index in range(len(self.jobs)))
 
     def _ending(self, index: int, value: Any) -> Ending:
-        output, then = self._contexts[index].take_rest() if self._contexts else (None, ())
+        output, then = self.contexts[index].take_rest() if self.contexts else (None, ())
         if isinstance(value, BaseException):
             return _raised(self.handler, value, output)
         try:
@@ -243,7 +257,7 @@ class Attempt(CallState):
             trace=failure.trace,
         )
         return tuple(
-            Raised(failure, output=self._contexts[index].take_rest()[0] if self._contexts else None)
+            Raised(failure, output=self.contexts[index].take_rest()[0] if self.contexts else None)
             for index in range(len(self.jobs))
         )
 

@@ -177,14 +177,17 @@ class Context:
         return default if data is None else codec.decode(data)
 
     def log(self, *values: object) -> None:
-        """Write a line to the job's output, as `print` would. Only the head and the tail of very
-        long output are stored.
+        """Write a line to the job's output. `print` does so too, and also prints it on the worker's
+        terminal. Only the head and the tail of very long output are stored.
         """
-        line = (" ".join(map(str, values)) + "\n").encode(errors="replace")
+        self.write_output((" ".join(map(str, values)) + "\n").encode(errors="replace"))
+
+    def write_output(self, data: bytes) -> None:
+        """For the runner: add to the job's output."""
         with self._lock:
             if self._output is None:
                 self._output = BoundedOutput(self._call.output_max)
-            self._output.write(line)
+            self._output.write(data)
         self._notify()
 
     def then(self, *jobs: NewJob) -> None:

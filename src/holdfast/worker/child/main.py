@@ -24,6 +24,7 @@ from holdfast.core.model import COMMAND_TASK
 from holdfast.worker import processes
 from holdfast.worker.child.attempt import failure_of
 from holdfast.worker.child.handlers import Handler, load_target
+from holdfast.worker.child.printed import copy_printed
 from holdfast.worker.child.runner import HandlerRunner, SupervisorConnection
 from holdfast.worker.commands.runner import CommandRunner, TracedCommandRunner
 from holdfast.worker.wire import (
@@ -47,6 +48,8 @@ def main() -> None:
     setup = msgspec.json.decode(os.environ.pop("HOLDFAST_CHILD_SETUP"), type=ChildSetup)
     end_with(parent, setup)
     target = setup.target or ""
+    if target:
+        copy_printed()
     serve(setup, descriptor, board_descriptor, parent=parent, load=lambda: load_handlers(target))
 
 

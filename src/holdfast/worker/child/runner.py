@@ -20,6 +20,7 @@ from typing import Protocol, assert_never
 from holdfast.worker import processes
 from holdfast.worker.child.attempt import Attempt, attempt_class
 from holdfast.worker.child.handlers import Handler
+from holdfast.worker.child.printed import CURRENT
 from holdfast.worker.wire import (
     AskedCancel,
     AskedRelease,
@@ -301,6 +302,7 @@ class HandlerRunner(CallRunner):
 
     async def _run_task(self, attempt: Attempt, slot: int) -> None:
         if self._begin(attempt, slot):
+            CURRENT.set(attempt)
             try:
                 endings = await attempt.run_async()
             except BaseException as error:  # noqa: BLE001 (the slot must come back)
@@ -340,7 +342,7 @@ class HandlerRunner(CallRunner):
             self._flush()
 
     def _end(self, attempt: Attempt, endings: tuple[Ending, ...]) -> None:
-        if attempt.handler.context is not None:
+        if attempt.contexts:
             self._unsent += attempt.take_notes()
         if self._stopping:
             endings = tuple(map(_uncharged, endings))
@@ -379,9 +381,14 @@ class HandlerThread:
 def _run_in_own_context(attempt: Attempt) -> tuple[Ending, ...]:
     """Context variables that a handler sets must not reach the next one."""
     try:
-        return copy_context().run(attempt.run)
+        return copy_context().run(_run_current, attempt)
     except BaseException as error:  # noqa: BLE001 (the thread must outlive it)
         return attempt.failed(error)
+
+
+def _run_current(attempt: Attempt) -> tuple[Ending, ...]:
+    CURRENT.set(attempt)
+    return attempt.run()
 
 
 def _uncharged(ending: Ending) -> Ending:

@@ -21,6 +21,7 @@ from holdfast.core.text import counted
 from holdfast.worker import processes
 from holdfast.worker.child.handlers import Handler
 from holdfast.worker.child.main import end_with, load_handlers, serve
+from holdfast.worker.child.printed import copy_printed
 from holdfast.worker.wire import TEMPLATE_READY, ChildSetup
 
 NAME = "holdfast-child"
@@ -49,6 +50,7 @@ def main() -> None:
     assert setup.target is not None
     handlers: Mapping[str, Handler] = {}
     error: BaseException | None = None
+    copy_printed()
     try:
         handlers = load_handlers(setup.target)
     except BaseException as caught:  # noqa: BLE001 (an application may even exit on import)

@@ -185,7 +185,7 @@ class ChildProcess(asyncio.Protocol):
             asyncio.get_running_loop().remove_reader(self._output)
             return
         self.tail = (self.tail + data)[-_TAIL_MAX:]
-        _write_stderr(printable(data.decode(errors="replace")).encode())
+        write_stderr(printable(data.decode(errors="replace")).encode())
 
     def _see_death(self) -> None:
         asyncio.get_running_loop().remove_reader(self._pidfd)
@@ -471,7 +471,12 @@ def _environment(setup: ChildSetup) -> dict[str, str]:
     }
 
 
-def _write_stderr(data: bytes) -> None:
+def write_line(text: str) -> None:
+    """Write a line for people, like a log line."""
+    write_stderr(f"holdfast: {printable(text, one_line=True)}\n".encode())
+
+
+def write_stderr(data: bytes) -> None:
     """Write as much as is possible without blocking: a supervisor that waited for a stopped
     terminal would let its leases expire.
     """

@@ -25,9 +25,15 @@ from holdfast.core.model import Queue
 from holdfast.errors import EngineError, HoldfastError
 from holdfast.process import log_to_stderr, loop_runner
 from holdfast.worker import processes
+from holdfast.worker.child.printed import copy_printed
 from holdfast.worker.options import WorkerOptions
 from holdfast.worker.supervisor.child_pool import ChildPool, ChildPoolListener
-from holdfast.worker.supervisor.child_process import ChildProcess, ForkTemplate, make_child
+from holdfast.worker.supervisor.child_process import (
+    ChildProcess,
+    ForkTemplate,
+    make_child,
+    write_line,
+)
 from holdfast.worker.supervisor.supervisor import Supervisor
 from holdfast.worker.webhooks.webhook import webhook_setup
 from holdfast.worker.wire import ChildSetup
@@ -50,6 +56,8 @@ def main() -> None:
     gc.set_threshold(_GARBAGE_MIN, 20, 20)
     line = sys.stdin.buffer.readline()
     options = msgspec.json.decode(line, type=WorkerOptions)
+    if options.target and options.processes == 0:
+        copy_printed()
     # Handlers enqueue into the store that the worker leases from.
     os.environ["HOLDFAST_URL"] = options.url
     try:
@@ -72,13 +80,17 @@ async def supervise(options: WorkerOptions) -> None:
         def make_pool(listener: Supervisor, queue_of: Callable[[str], Queue]) -> ChildPool:
             return make_child_pool(options, worker_id, listener, queue_of)
 
+        def banner() -> None:
+            if options.job_lines:
+                write_line(f"{supervisor.banner}, on {app.place}")
+
         supervisor = Supervisor(app.engine, options, worker_id, make_pool)
         app.telemetry.role = "worker"
         async with asyncio.TaskGroup() as group:
             group.create_task(app.telemetry.run(stop_upkeep))
             if options.upkeep:
                 group.create_task(app.upkeep(archive=options.archive).run(stop_upkeep))
-            await supervisor.run(_connect_launcher)
+            await supervisor.run(lambda started: _connect_launcher(started, banner))
             stop_upkeep.set()
 
 
@@ -119,8 +131,9 @@ def _may_fork() -> bool:
     return os.environ.get("HOLDFAST_TEMPLATE") != "0"
 
 
-def _connect_launcher(supervisor: Supervisor) -> None:
-    """Report to the launcher, follow its signals, and end when it ends."""
+def _connect_launcher(supervisor: Supervisor, banner: Callable[[], None]) -> None:
+    """Report to the launcher, follow its signals, and end when it ends. `banner` is called when the
+    worker is ready."""
     ready = int(os.environ.pop("HOLDFAST_READY", "-1"))
 
     def tell_ready(name: str) -> None:
@@ -128,6 +141,7 @@ def _connect_launcher(supervisor: Supervisor) -> None:
         nonlocal ready
         descriptor, ready = ready, -1
         if descriptor >= 0:
+            banner()
             with suppress(OSError):
                 os.write(descriptor, name.encode())
             os.close(descriptor)

@@ -10,16 +10,36 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from typing import TypeAlias, assert_never
 
-from holdfast.core import bounds, checks, retry_policy
-from holdfast.core.model import Failure, FailureKind, Job, JobFilter, Note, Queue, Reason
+from holdfast.core import bounds, checks, failures, retry_policy
+from holdfast.core.model import (
+    COMMAND_TASK,
+    Failure,
+    FailureKind,
+    Job,
+    JobFilter,
+    Note,
+    Queue,
+    Reason,
+)
 from holdfast.core.text import counted
-from holdfast.core.verdict import Bury, Cancel, Complete, Outcome, Release, Settlement, Verdict
+from holdfast.core.verdict import (
+    Bury,
+    Cancel,
+    Complete,
+    Outcome,
+    Release,
+    Retry,
+    Settlement,
+    Verdict,
+)
 from holdfast.engines.base import Engine
 from holdfast.errors import EngineClosed, EngineError, HoldfastError, OutcomeUnknown
+from holdfast.ops.views import command_of, value_of
+from holdfast.process import boot_s
 from holdfast.worker.supervisor.held_leases import HeldLease, HeldLeases
 from holdfast.worker.wire import (
     AskedBury,
@@ -37,6 +57,7 @@ JobEnding: TypeAlias = tuple[HeldLease, Ending]
 _PAUSE_S_FIRST, _PAUSE_S_MAX = 0.1, 5.0
 _BATCH = bounds.BATCH_MAX
 _DONE = Complete()
+_LINE_MAX = 1_000
 
 
 class Settler:
@@ -192,6 +213,81 @@ class Settler:
             self._held.drop(held)
         if over:
             self._settled(over)
+
+
+class JobLog:
+    """Writes a line for each settled job, at most `LINES_MAX` a second; the others are counted."""
+
+    LINES_MAX = 20
+
+    def __init__(self, write: Callable[[str], None], clock: Callable[[], float] = boot_s) -> None:
+        self._write = write
+        self._clock = clock
+        self._second = 0
+        self._written = 0
+        self._left_out: Counter[str] = Counter()
+
+    def add(self, jobs: Iterable[HeldLease]) -> None:
+        """Write the lines of jobs that the engine has answered for."""
+        self.flush()
+        for held in jobs:
+            if self._written < self.LINES_MAX:
+                self._written += 1
+                self._write(settled_line(held, self._clock()))
+            else:
+                self._left_out[_outcome_word(held)] += 1
+
+    def flush(self) -> None:
+        """Called at every tick: once a second, write how many jobs were left out."""
+        second = int(self._clock())
+        if second == self._second:
+            return
+        self._second, self._written = second, 0
+        if self._left_out:
+            counts = ", ".join(f"{count:,} {word}" for word, count in self._left_out.most_common())
+            self._write(f"and {counted(self._left_out.total(), 'more job')}: {counts}")
+            self._left_out.clear()
+
+
+def settled_line(held: HeldLease, now: float) -> str:
+    """What happened to a job, in one line; `now` is of the boot clock."""
+    ms = max(0, round((now - held.came_at) * 1000))
+    took = f"{ms} ms" if ms < 10_000 else f"{ms / 1000:.0f} s"
+    verdict = held.verdict
+    text = ""
+    match verdict:
+        case Retry(failure=failure, delay_ms=delay_ms) if failure is not None:
+            again = f"in {delay_ms / 1000:.1f} s" if delay_ms else "now"
+            text = f": {failures.line(failure)}; attempt {held.job.attempt + 1} starts {again}"
+        case Bury(failure=failure, reason=reason):
+            text = f" ({reason})" + (f": {failures.line(failure)}" if failure else "")
+        case Release(text=why) if why:
+            text = f": {why}"
+        case _:
+            pass
+    line = f"{held.job.id} {_title(held.job)} {_outcome_word(held)} after {took}{text}"
+    return line if len(line) <= _LINE_MAX else f"{line[: _LINE_MAX - 1]}…"
+
+
+def _outcome_word(held: HeldLease) -> str:
+    if held.lost:
+        return "lost its lease"
+    match held.verdict:
+        case Complete():
+            return "done"
+        case Bury():
+            return "dead"
+        case Retry(failure=failure) if failure is not None:
+            return "failed"
+        case _:
+            return "cancelled" if held.lease.cancel_requested else "released"
+
+
+def _title(job: Job) -> str:
+    """The task, or the command line of a command job."""
+    if job.task != COMMAND_TASK:
+        return job.task
+    return command_of(value_of(job.payload, job.content_type))[:60] or job.task
 
 
 def verdict_on(ending: Ending, queue: Queue, job: Job, draw: float) -> Verdict:

@@ -31,6 +31,7 @@ from holdfast.worker import processes
 from holdfast.worker.options import WorkerOptions
 from holdfast.worker.supervisor.breaker_check import BreakerActions, BreakerCheck
 from holdfast.worker.supervisor.child_pool import TICK_S, ChildPool
+from holdfast.worker.supervisor.child_process import write_line
 from holdfast.worker.supervisor.dispatch import UNSTARTED_S
 from holdfast.worker.supervisor.health import STALL_MS, OutcomeWindow, find_stall
 from holdfast.worker.supervisor.held_leases import (
@@ -42,7 +43,7 @@ from holdfast.worker.supervisor.held_leases import (
 )
 from holdfast.worker.supervisor.intake import Intake, TaskLimits, WorkerCapacity
 from holdfast.worker.supervisor.registration import Registration, start_ticks
-from holdfast.worker.supervisor.settle import JobEnding, Settler, after_death
+from holdfast.worker.supervisor.settle import JobEnding, JobLog, Settler, after_death
 from holdfast.worker.wire import BUILT_IN_TASKS, TaskInfo
 
 _log = logging.getLogger("holdfast.worker")
@@ -52,6 +53,7 @@ _QUEUES_S = 5.0
 _UNREADY_S = 5.0
 """A worker that could not run Python for this long releases its jobs to other workers."""
 _LAST_SETTLE_S = 10.0
+_BANNER_TASKS = 20
 
 
 class Supervisor:
@@ -103,10 +105,23 @@ class Supervisor:
         self._ending = asyncio.Event()
         self._ends_at: float | None = None
         self._settler: Settler
+        self._job_log = JobLog(write_line) if options.job_lines else None
 
     @property
     def name(self) -> str:
         return self._registration.name
+
+    @property
+    def banner(self) -> str:
+        """Its tasks, queues and concurrency."""
+        tasks = sorted(self._pool.tasks)
+        more = [f"{len(tasks) - _BANNER_TASKS} more"] if len(tasks) > _BANNER_TASKS else []
+        queues = sorted(self._capacity.queues(self._pool.tasks))
+        return (
+            f"worker {self.name} runs {', '.join([*tasks[:_BANNER_TASKS], *more]) or 'nothing'}"
+            f" from {'queue' if len(queues) == 1 else 'queues'} {', '.join(queues)},"
+            f" up to {counted(self._pool.capacity, 'job')} at a time"
+        )
 
     async def run(self, started: Callable[[Supervisor], None] | None = None) -> None:
         """Work until drained or stopped. `started` is called before the first lease."""
@@ -226,6 +241,8 @@ class Supervisor:
 
     def _settled(self, jobs: list[HeldLease]) -> None:
         """The engine has answered for these jobs."""
+        if self._job_log is not None:
+            self._job_log.add(jobs)
         self._start_next(jobs)
         self._intake.wake()
 
@@ -304,6 +321,8 @@ class Supervisor:
             await asyncio.sleep(TICK_S)
             self._capacity.measure()
             self._pool.tick()
+            if self._job_log is not None:
+                self._job_log.flush()
             self._release_excess()
             self._outcomes.recover()
             self._check_health()
