@@ -16,7 +16,9 @@ from holdfast.cli.output import Exit
 from holdfast.core.backoff import Backoff
 from holdfast.core.model import Failure, Job, Lease, Note, Overrides, Reason, Renewal
 from holdfast.core.verdict import Bury, Complete, Settlement
+from holdfast.core.workers import TaskRecord
 from holdfast.notation import job_lines
+from holdfast.ops.settings import publish_tasks
 from tests.cli import seed
 from tests.cli.program import Cli, command, environment, run_program
 
@@ -327,3 +329,17 @@ def test_wait_times_out_and_the_job_continues(tmp_path: Path) -> None:
     )
     assert (ran.code, ran.out, ran.err) == (Exit.WAITING, "", "j has not ended yet; it continues\n")
     assert run_program(tmp_path, "job", "show", "j", "--json").json["state"] == "waiting"
+
+
+def test_a_job_gets_the_options_that_its_task_declares(cli: Cli) -> None:
+    slow = TaskRecord(queue="slow", overrides=Overrides(max_attempts=1))
+    seed.with_app(lambda app: publish_tasks(app.engine, {"slow": slow}))
+    assert cli("queue", "create", "slow").code == 0
+    assert cli("enqueue", "--id", "a", "--task", "slow").code == 0
+    assert cli("enqueue", '{"id": "b", "task": "slow", "max_attempts": 5}').code == 0
+    shown = [cli("job", "show", id_, "--json").json for id_ in ("a", "b")]
+    assert [(each["queue"], each["max_attempts"]) for each in shown] == [("slow", 1), ("slow", 5)]
+    assert cli("schedule", "add", "s", "--every", "1h", "--task", "slow").code == 0
+    assert cli("schedule", "run", "s").code == 0
+    (job,) = [each for each in cli("list", "--json").json if each["id"] not in "ab"]
+    assert (job["queue"], job["max_attempts"]) == ("slow", 1)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.core.model import Note, Renewal
 from tests.cli import seed
 from tests.cli.program import Cli, command, environment, run_program
 
@@ -30,6 +31,17 @@ def test_top_once_as_json(cli: Cli) -> None:
     answer = cli("top", "--once", "--json").json
     assert [queue["leased"] for queue in answer["queues"]] == [1]
     assert [(job["id"], job["worker"], job["attempt"]) for job in answer["jobs"]] == [("j", "w", 1)]
+
+
+@pytest.mark.parametrize(("progress", "shown"), [(None, ""), (0.25, " 25%")])
+def test_top_shows_the_progress_of_a_running_job(
+    cli: Cli, progress: float | None, shown: str
+) -> None:
+    seed.enqueue("j", "t")
+    note = Renewal(lease=seed.lease(), note=Note(progress=progress))
+    seed.with_app(lambda app: app.renew_many([note]))
+    assert shown in cli("top", "--once").out
+    assert [job["progress"] for job in cli("top", "--once", "--json").json["jobs"]] == [progress]
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

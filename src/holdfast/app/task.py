@@ -32,6 +32,7 @@ from holdfast.app.signature import BatchSignature, Signature
 from holdfast.core import bounds, checks, codec, failures
 from holdfast.core.backoff import Backoff
 from holdfast.core.model import Job, NewJob, Queue, Receipt, State, Status
+from holdfast.core.workers import TaskRecord
 from holdfast.errors import (
     InvalidJob,
     JobCancelled,
@@ -171,6 +172,7 @@ class Task(Generic[Parameters, Answer, Call]):
             isolated=self.isolated,
             limits=self.limits,
             breaker=self.breaker,
+            declared=self._declared(),
             retry_on=self.retry_on,
             give_up_on=self.give_up_on,
         )
@@ -232,6 +234,18 @@ class Task(Generic[Parameters, Answer, Call]):
         contexts = [Context(item, state, index) for index in range(count)]
         return contexts if self.batch > 1 else contexts[0]
 
+    def _declared(self) -> TaskRecord | None:
+        """The options for jobs that the code declares, for jobs that are enqueued elsewhere."""
+        if not self.defaults:
+            return None
+        template = self._plain.template
+        return TaskRecord(
+            queue=self.defaults.get("queue"),
+            priority=self.defaults.get("priority"),
+            expires_ms=template.expires_ms,
+            overrides=template.overrides,
+        )
+
     def handle(self, id: str) -> JobHandle[Answer]:
         """The handle of a job that was enqueued before, by its id."""
         return JobHandle(self, expected("id", id, str))
@@ -248,7 +262,7 @@ class BoundTask(Generic[Parameters, Answer]):
         self._task = task
         self._options = options
         self._connection = connection
-        self._template = self._make()
+        self.template = self._make()
 
     def using(self, **options: Unpack[JobOptions]) -> BoundTask[Parameters, Answer]:
         return BoundTask(self._task, {**self._options, **options}, self._connection)
@@ -262,7 +276,7 @@ class BoundTask(Generic[Parameters, Answer]):
     def _job(self, args: tuple[Any, ...], named: Mapping[str, Any]) -> NewJob:
         payload = self._task.signature.payload(args, named)
         # Options are converted and checked once, except `run_at`: the delay to it changes.
-        template = self._template if self._options.get("run_at") is None else self._make()
+        template = self.template if self._options.get("run_at") is None else self._make()
         return replace(
             template, id=self._options.get("id") or self._task.app.new_id(), payload=payload
         )

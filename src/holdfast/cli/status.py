@@ -109,7 +109,10 @@ async def snapshot(app: Holdfast) -> TopView:
     views = await app.queues()
     workers = await Workers(app.engine).all()
     page = await app.find(JobFilter(states=(State.LEASED,)), limit=_JOBS)
-    return top_view(views, workers, page.jobs)
+    # A list has no progress: only a complete job does.
+    jobs = await asyncio.gather(*(app.get(job.id) for job in page.jobs))
+    running = [job for job in jobs if job is not None and job.state is State.LEASED]
+    return top_view(views, workers, running)
 
 
 async def draw_live(

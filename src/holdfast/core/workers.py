@@ -1,4 +1,4 @@
-"""A worker's own record, the orders to it, and its health.
+"""A worker's own record, the orders to it, its health, and the records of its tasks.
 
 Pure: ages and counts go in, a judgement comes out. Which worker runs a job is read from the job.
 """
@@ -11,9 +11,11 @@ import msgspec
 
 from holdfast.core import bounds
 from holdfast.core.bounds import Count, Instant, Share, Span
+from holdfast.core.model import NO_OVERRIDES, Overrides
 
 KIND = "worker"
 ORDER_KIND = "order"
+TASK_KIND = "task"
 
 HEARTBEAT_MS = 10 * bounds.SECOND_MS
 QUEUE_PREFIX = "worker."
@@ -75,6 +77,16 @@ class WorkerOrder(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     grace_ms: Span | None = None
     renew: Count = 0
     by: str = ""
+
+
+class TaskRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The options for jobs that a task declares in code, published by its workers under the task's
+    name. None and missing overrides were not declared."""
+
+    queue: str | None = None
+    priority: int | None = None
+    expires_ms: int | None = None
+    overrides: Overrides = NO_OVERRIDES
 
 
 def worker_queue(name: str) -> str:

@@ -16,6 +16,7 @@ from holdfast.core import codec
 from holdfast.core.backoff import Backoff
 from holdfast.core.model import COMMAND_TASK, WEBHOOK_TASK, NewJob
 from holdfast.core.text import show_ms
+from holdfast.core.workers import TaskRecord
 from holdfast.errors import InvalidJob
 from holdfast.notation.job import FIELDS, JobLine, JobOptions
 from holdfast.notation.options import new_id, new_job
@@ -78,6 +79,15 @@ class JobDefaults(msgspec.Struct, frozen=True):
     values: dict[str, Any]
     addressed_ttl: str | None = None
     make_id: Callable[[], str] = new_id
+    by_task: dict[str, dict[str, Any]] = {}
+    """The values for jobs of a task that declares options in code."""
+
+    def of(self, line: JobLine) -> dict[str, Any]:
+        """The values for one line."""
+        if not self.by_task or line.command is not None or line.webhook is not None:
+            return self.values
+        task = line.task or self.values.get("task") or ""
+        return self.by_task.get(task, self.values)
 
 
 def read_line(text: bytes | str, ignored: set[str] | None = None) -> JobLine:
@@ -112,9 +122,12 @@ def line_of(values: Mapping[str, Any]) -> JobLine:
 
 
 def job_defaults(
-    flags: JobLine, settings: JobSettings, make_id: Callable[[], str] = new_id
+    flags: JobLine,
+    settings: JobSettings,
+    declared: Mapping[str, TaskRecord],
+    make_id: Callable[[], str] = new_id,
 ) -> JobDefaults:
-    """The flags over the stored settings."""
+    """The flags over the options that a task declares in code, over the stored settings."""
     backoff = settings.backoff()
     stored: dict[str, Any] = {
         "max_retries": settings.value("max-retries"),
@@ -126,20 +139,45 @@ def job_defaults(
     if flags.max_attempts is not None:
         del stored["max_retries"]
     given = {name: getattr(flags, name) for name in FIELDS}
-    both = [*stored.items(), *given.items()]
-    values = {name: value for name, value in both if value not in _ABSENT}
-    return JobDefaults(values, _duration(settings, "addressed-ttl"), make_id)
+    stored = {name: value for name, value in stored.items() if value not in _ABSENT}
+    given = {name: value for name, value in given.items() if value not in _ABSENT}
+    by_task = {}
+    for task, record in declared.items():
+        options = _declared_values(record)
+        instead = {_INSTEAD.get(name) for name in options}
+        kept = {name: value for name, value in stored.items() if name not in instead}
+        given_instead = {_INSTEAD.get(name) for name in given}
+        options = {name: value for name, value in options.items() if name not in given_instead}
+        by_task[task] = {**kept, **options, **given}
+    return JobDefaults({**stored, **given}, _duration(settings, "addressed-ttl"), make_id, by_task)
+
+
+def _declared_values(record: TaskRecord) -> dict[str, Any]:
+    """The fields of a line that a task declares in code."""
+    own = record.overrides
+    values: dict[str, Any] = {
+        "queue": record.queue,
+        "priority": record.priority,
+        "expires": _shown(record.expires_ms),
+        "lease": _shown(own.lease_ms),
+        "timeout": _shown(own.timeout_ms),
+        "max_attempts": own.max_attempts,
+        "max_crashes": own.max_crashes,
+        "backoff": None if own.backoff is None else show_backoff(own.backoff),
+    }
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def make_job(line: JobLine, defaults: JobDefaults) -> NewJob:
     """The job, ready to enqueue. Raises InvalidJob."""
+    values = defaults.of(line)
     missing = [
         name
-        for name in defaults.values
+        for name in values
         if getattr(line, name) in _ABSENT and getattr(line, _INSTEAD.get(name, name)) in _ABSENT
     ]
     for name in missing:
-        setattr(line, name, defaults.values[name])
+        setattr(line, name, values[name])
     options = {name: value for name in _SHARED if (value := getattr(line, name)) is not None}
     if line.max_retries is not None:
         if line.max_attempts is not None:
@@ -242,5 +280,8 @@ def _reworded(text: str, given: Any) -> str:
 
 
 def _duration(settings: JobSettings, name: str) -> str | None:
-    ms = settings.value(name)
+    return _shown(settings.value(name))
+
+
+def _shown(ms: int | None) -> str | None:
     return None if ms is None else show_ms(ms)

@@ -1,4 +1,6 @@
-"""Settings stored with the jobs: read them, overridden by the environment, and change them."""
+"""Settings stored with the jobs: read them, overridden by the environment, and change them. Also
+the options that tasks declare in code: workers publish them, for jobs that are enqueued elsewhere.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +11,11 @@ import msgspec
 
 from holdfast.config import SETTINGS as KNOWN
 from holdfast.config import Setting, Settings, Source, find_setting
+from holdfast.core import bounds, checks
+from holdfast.core.model import NewJob
+from holdfast.core.workers import TASK_KIND, TaskRecord
 from holdfast.engines.base import Engine
-from holdfast.ops.records import RecordKind
+from holdfast.ops.records import RecordKind, Stored
 
 SETTING_KIND = "setting"
 _TEXT_MAX = 10_000
@@ -35,13 +40,65 @@ def _check_stored(name: str, text: str) -> None:
         setting.read(text)
 
 
+def _check_task(_: str, record: TaskRecord) -> None:
+    """The options must be within the bounds of a job."""
+    checks.check_job(
+        NewJob(
+            id="-",
+            task="-",
+            queue=record.queue or "default",
+            priority=record.priority or 0,
+            expires_ms=record.expires_ms,
+            overrides=record.overrides,
+        )
+    )
+
+
 SETTINGS = _TextKind(SETTING_KIND, str, check=_check_stored)
+TASKS = RecordKind(TASK_KIND, TaskRecord, check=_check_task)
+TASKS_MAX = 5_000
+"""Tasks of one store whose options are read, the first in alphabetical order."""
 
 
 async def read_settings(engine: Engine, environment: Mapping[str, str] | None = None) -> Settings:
     """The stored settings that are valid, overridden by the environment."""
     stored = await SETTINGS.values(engine)
     return Settings(stored, os.environ if environment is None else environment)
+
+
+async def declared_tasks(engine: Engine) -> dict[str, TaskRecord]:
+    """The options that tasks declare in code, by the name of the task."""
+    return {
+        name: stored.value
+        for name, stored in (await _stored_tasks(engine)).items()
+        if stored.value is not None
+    }
+
+
+async def publish_tasks(engine: Engine, tasks: Mapping[str, TaskRecord | None]) -> None:
+    """Store the options of these tasks, and remove those of tasks that declare none any more. If
+    workers of several versions run, those of the last one that started stand.
+    """
+    known = await _stored_tasks(engine)
+    changes = []
+    for name, declared in tasks.items():
+        stored = known.get(name)
+        if stored is None and declared is not None:
+            changes.append(TASKS.record(name, declared))
+        elif stored is not None and (stored.value != declared or declared is None):
+            changes.append(TASKS.record(name, declared, stored.version))
+    for start in range(0, len(changes), bounds.BATCH_MAX):
+        # Stale: another worker has just published the same task.
+        await engine.save(changes[start : start + bounds.BATCH_MAX])
+
+
+async def _stored_tasks(engine: Engine) -> dict[str, Stored[TaskRecord]]:
+    found: dict[str, Stored[TaskRecord]] = {}
+    async for stored in TASKS.read_all(engine):
+        found[stored.key] = stored
+        if len(found) >= TASKS_MAX:
+            break
+    return found
 
 
 async def save_setting(engine: Engine, name: str, text: str | None) -> bool:

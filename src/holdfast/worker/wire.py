@@ -19,6 +19,7 @@ import msgspec
 from holdfast.core.breaker import Breaker
 from holdfast.core.limits import Limit
 from holdfast.core.model import COMMAND_TASK, WEBHOOK_TASK, Failure, NewJob
+from holdfast.core.workers import TaskRecord
 from holdfast.process import boot_ns
 
 BUILT_IN_TASKS = frozenset((COMMAND_TASK, WEBHOOK_TASK))
@@ -131,7 +132,7 @@ Ending: TypeAlias = Returned | Raised | AskedRetry | AskedBury | AskedRelease | 
 class TaskInfo(msgspec.Struct, frozen=True, array_like=True):
     """Facts about a task that a supervisor needs: how many jobs a call takes, whether it runs in a
     process of its own, whether the child can interrupt it at its timeout, its queue, and the
-    limits and the circuit breaker that it declares."""
+    limits, the circuit breaker and the options for jobs that it declares."""
 
     name: str
     batch: int = 1
@@ -140,6 +141,7 @@ class TaskInfo(msgspec.Struct, frozen=True, array_like=True):
     queue: str = "default"
     limits: tuple[Limit, ...] = ()
     breaker: Breaker | None = None
+    declared: TaskRecord | None = None
 
 
 class ChildReady(msgspec.Struct, frozen=True, array_like=True, tag="ready"):

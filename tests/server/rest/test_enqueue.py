@@ -8,6 +8,7 @@ import pytest
 from holdfast.core import bounds
 from holdfast.core.backoff import Backoff
 from holdfast.core.model import JobFilter, Overrides, Queue
+from holdfast.core.workers import TaskRecord
 from holdfast.ops import settings
 from tests.server.rest_client import RestClient, verdict
 
@@ -287,3 +288,15 @@ async def test_an_unknown_field_gets_a_suggestion(
     answer = await rest.client.post("/v1/queues/default/jobs", json=body)
     assert answer.status_code == 400
     assert answer.json()["error"]["message"].endswith(says)
+
+
+async def test_a_job_gets_the_options_that_its_task_declares(rest: RestClient) -> None:
+    slow = TaskRecord(queue="slow", overrides=Overrides(timeout_ms=500))
+    await settings.publish_tasks(rest.store, {"slow": slow})
+    await rest.post("/v1/queues", {"name": "slow"}, status=201)
+    jobs = [{"id": "a", "task": "slow"}, {"id": "b", "task": "slow", "queue": "default"}]
+    await rest.post("/v1/jobs", {"jobs": jobs}, status=201)
+    await rest.post("/v1/queues/default/jobs", {"jobs": [{"id": "c", "task": "slow"}]}, status=201)
+    found = [await rest.job(id_) for id_ in "abc"]
+    assert [job.queue for job in found] == ["slow", "default", "default"]
+    assert [job.overrides.timeout_ms for job in found] == [500] * 3

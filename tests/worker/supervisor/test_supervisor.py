@@ -9,9 +9,12 @@ import pytest
 from msgspec.structs import replace
 
 from holdfast.core.limits import Limit
-from holdfast.core.model import JobFilter, Queue, QueueView, State
-from holdfast.core.workers import KIND, Health, WorkerRecord, worker_queue
+from holdfast.core.model import JobFilter, Overrides, Queue, QueueView, State
+from holdfast.core.workers import KIND, Health, TaskRecord, WorkerRecord, worker_queue
+from holdfast.errors import Forbidden
+from holdfast.ops.settings import declared_tasks
 from holdfast.ops.workers import Workers
+from holdfast.worker.supervisor import supervisor
 from holdfast.worker.wire import TaskInfo
 from tests.worker.doubles import TroubledEngine
 from tests.worker.live_workers import until
@@ -174,3 +177,34 @@ async def test_a_cancel_request_for_a_job_not_queued_yet_is_repeated(
         driver.supervisor._cancel(held)
         assert not held.cancel_reported
         held.call = call
+
+
+async def test_the_options_of_its_tasks_are_published(troubled: TroubledEngine) -> None:
+    driver = SupervisorDriver(troubled, name="w")
+    declared = TaskRecord(queue="slow", overrides=Overrides(max_attempts=1))
+
+    async with driver.running():
+        driver.child.ready(TaskInfo("slow", declared=declared), TaskInfo("plain"))
+        await until(lambda: _has(troubled, {"slow": declared}), "its options")
+        # An earlier version declared others for it, and none for the other task.
+        driver.child.ready(TaskInfo("slow"), TaskInfo("plain", declared=declared))
+        await until(lambda: _has(troubled, {"plain": declared}), "its new options")
+
+
+async def test_a_worker_that_may_not_publish_options_runs(
+    troubled: TroubledEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def refuse(*_: object) -> None:
+        raise Forbidden("not with this token")
+
+    monkeypatch.setattr(supervisor, "publish_tasks", refuse)
+    driver = SupervisorDriver(troubled, name="w")
+    await driver.enqueue("a")
+    async with driver.running():
+        driver.child.ready(TaskInfo("work", declared=TaskRecord(priority=1)))
+        driver.end(*await driver.calls(1))
+        await until(lambda: len(driver.supervisor._held) == 0)
+
+
+async def _has(engine: TroubledEngine, wanted: dict[str, TaskRecord]) -> bool:
+    return await declared_tasks(engine) == wanted

@@ -24,7 +24,7 @@ from holdfast.errors import InvalidJob, NotFound, OutcomeUnknown, UsageError
 from holdfast.notation import job_lines
 from holdfast.notation.job import JobId, QueueName
 from holdfast.notation.options import new_id
-from holdfast.ops.settings import read_settings
+from holdfast.ops.settings import declared_tasks, read_settings
 from holdfast.server.access.admission import ApiCall
 from holdfast.server.http.chunked_decode import YieldBudget
 from holdfast.server.http.idempotency import NOTHING_DONE
@@ -109,7 +109,7 @@ async def enqueue(call: ApiCall, queue: QueueName, body: NewJobs) -> Enqueued:
 @operation("POST", "/v1/jobs", needs=Scope.PRODUCE, status=201, repeatable=_is_repeatable)
 async def enqueue_anywhere(call: ApiCall, body: AnyJobs) -> Enqueued:
     """Enqueue jobs in the queues that they name, in one transaction."""
-    return await _enqueue(call, body.jobs, "default", dry_run=body.dry_run)
+    return await _enqueue(call, body.jobs, None, dry_run=body.dry_run)
 
 
 class NewBatch(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -154,7 +154,7 @@ async def enqueue_batch(call: ApiCall, body: NewBatch) -> EnqueuedBatch:
     builder = await job_builder(call.app)
     numbers = count()
     jobs = await map_yielding(body.jobs, lambda each: _batch_job(each, next(numbers), builder))
-    batch = joined(jobs, builder.job(body.then, "default"), body.after_on)
+    batch = joined(jobs, builder.job(body.then), body.after_on)
     receipts: list[Receipt] = []
     try:
         for start in range(0, len(batch), bounds.BATCH_MAX):
@@ -200,7 +200,7 @@ OPERATIONS: tuple[Operation, ...] = (
 
 
 async def _enqueue(
-    call: ApiCall, bodies: Sequence[NewJobBody], queue: str, *, dry_run: bool
+    call: ApiCall, bodies: Sequence[NewJobBody], queue: str | None, *, dry_run: bool
 ) -> Enqueued:
     check_batch_size(bodies)
     builder = await job_builder(call.app)
@@ -244,12 +244,14 @@ class JobBuilder(NamedTuple):
     base: job_lines.JobDefaults
     make_id: Callable[[], str]
 
-    def job(self, body: NewJobBody, queue: str) -> NewJob:
-        """The job of a body; `queue` is the default. UsageError if it is not a valid job."""
-        if body.task is not None and not self.base.values and astuple(body)[3:] == _UNSET_FIELDS:
+    def job(self, body: NewJobBody, queue: str | None = None) -> NewJob:
+        """The job of a body; `queue` is the default, or else its task's. UsageError if it is not a
+        valid job."""
+        plain = not self.base.values and body.task not in self.base.by_task
+        if body.task is not None and plain and astuple(body)[3:] == _UNSET_FIELDS:
             payload = job_lines.json_bytes(body.payload)
             id_ = body.id or self.make_id()
-            return NewJob(id=id_, task=body.task, queue=queue, payload=payload)
+            return NewJob(id=id_, task=body.task, queue=queue or "default", payload=payload)
         fields = zip(body.__struct_fields__, astuple(body), strict=True)
         line = job_lines.JobLine(**{name: value for name, value in fields if value is not None})
         line.id = line.id or self.make_id()
@@ -267,13 +269,14 @@ async def job_builder(app: Holdfast) -> JobBuilder:
             # One caller reads again; meanwhile the others use the current value.
             _settings[app] = (now + _SETTINGS_AGE_S_MAX, known[1])
         # The application's engine: the caller may lack the scope to read settings.
-        base = job_lines.job_defaults(job_lines.JobLine(), await read_settings(app.engine))
+        stored, declared = await read_settings(app.engine), await declared_tasks(app.engine)
+        base = job_lines.job_defaults(job_lines.JobLine(), stored, declared)
         known = _settings[app] = (now + _SETTINGS_AGE_S_MAX, base)
     # The store's own ids, looked up once for all jobs of a request.
     return JobBuilder(known[1], app.home.mint or new_id)
 
 
-def _job_or_refusal(body: NewJobBody, queue: str, builder: JobBuilder) -> NewJob | Receipt:
+def _job_or_refusal(body: NewJobBody, queue: str | None, builder: JobBuilder) -> NewJob | Receipt:
     try:
         return builder.job(body, queue)
     except UsageError as error:

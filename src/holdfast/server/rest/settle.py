@@ -189,7 +189,7 @@ def _verdict(body: VerdictBody, job: Job, queue: Queue, builder: JobBuilder) -> 
     failure = _failure(body.error)
     match body.verdict:
         case "complete":
-            then = tuple(builder.job(each, "default") for each in body.then or ())
+            then = tuple(builder.job(each) for each in body.then or ())
             return Complete(_result(body.result), then)
         case "failed":
             failed = failure or Failure(message="the worker gave no error message")

@@ -17,6 +17,7 @@ import msgspec
 
 from holdfast.core.breaker import Breaker
 from holdfast.core.limits import Limit
+from holdfast.core.workers import TaskRecord
 from holdfast.errors import ConfigError
 from holdfast.worker.wire import TaskInfo
 
@@ -45,6 +46,7 @@ class Handler:
     isolated: bool = False
     limits: tuple[Limit, ...] = ()
     breaker: Breaker | None = None
+    declared: TaskRecord | None = None
     retry_on: tuple[type[BaseException], ...] | None = None
     give_up_on: tuple[type[BaseException], ...] = ()
 
@@ -59,6 +61,7 @@ class Handler:
             self.queue,
             self.limits,
             self.breaker,
+            self.declared,
         )
 
     def gives_up(self, error: BaseException) -> bool:
