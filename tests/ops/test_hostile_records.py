@@ -2,7 +2,8 @@
 else, are reported, and can be removed."""
 
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -13,13 +14,14 @@ from holdfast.core.model import JobFilter, LeaseRequest, NewJob, Record
 from holdfast.core.verdict import Bury, Settlement
 from holdfast.core.workers import WorkerRecord
 from holdfast.engines.base import Engine, Saved
+from holdfast.engines.registry import open_engine
 from holdfast.errors import ConfigError, NotFound, UnknownKind, UsageError
 from holdfast.ops.doctor import check_store
 from holdfast.ops.records import find_unreadable, remove_unreadable
-from holdfast.ops.redrives import RedrivePlan, Redrives, redrive_details
+from holdfast.ops.redrives import RedrivePlan, Redrives, jobs_allowed, redrive_details
 from holdfast.ops.schedules import Schedules
 from holdfast.ops.status import read_status, status_view
-from holdfast.ops.ticks import Schedule
+from holdfast.ops.ticks import Schedule, due_ticks
 from holdfast.ops.workers import WORKERS, Workers, worker_details
 from holdfast.server.access.authorized_engine import AuthorizedEngine
 from holdfast.testing.clock import ManualClock
@@ -129,29 +131,28 @@ async def test_it_harms_nobody_else_on_a_database(engine: Engine, clock: ManualC
     await check_neighbours(engine, engine, clock)
 
 
+async def test_it_harms_nobody_else_on_partitions(tmp_path: Path, clock: ManualClock) -> None:
+    files = ",".join(f"sqlite:///{tmp_path}/{name}.db" for name in "abc")
+    engine = open_engine(f"partitioned:{files}", clock=clock)
+    await engine.open()
+    try:
+        for record in HOSTILE.values():
+            await engine.save([record])
+        await check_neighbours(engine, engine, clock)
+    finally:
+        await engine.close()
+
+
 async def check_neighbours(reader: Engine, engine: Engine, clock: ManualClock) -> None:
     """A schedule ticks, a redrive ends, and a worker is seen; the bad records are named and
     removed."""
-    await die(engine, "dead")
-    job = NewJob(id="-", task="ticked")
-    await Schedules(engine, clock.wall_ms).add(Schedule(name="good", job=job, every_ms=MINUTE))
-    redrives = Redrives(reader, clock.wall_ms)
-    started = await redrives.start(RedrivePlan(wanted=JobFilter()))
+    redrive_id = await check_upkeep(reader, engine, clock)
     good = WorkerRecord(name="good", id="1", host="h", pid=1, started_at=1)
     await WORKERS.create(engine, "good", good)
-
-    clock.advance(MINUTE)
-    await Scheduler(reader, clock.wall_ms).once()
-    redriver = Redriver(reader, clock.wall_ms)
-    while (view := await redrives.get(started.id)) is not None and not view.redrive.state.ended:
-        await redriver.once()
-    found = (await engine.find(JobFilter(task="ticked"), limit=10)).jobs
-    assert len(found) == 1
-    assert view is not None
-    assert view.redrive.retried == 1
     assert [worker_details(each).name for each in await Workers(reader).all()] == ["good"]
     assert [each.name for each in await Schedules(reader, clock.wall_ms).all()] == ["good"]
-    assert [redrive_details(each).id for each in await redrives.all()] == [started.id]
+    views = await Redrives(reader, clock.wall_ms).all()
+    assert [redrive_details(each).id for each in views] == [redrive_id]
     assert msgspec.json.encode(status_view(await read_status(reader)))
 
     bad = await find_unreadable(reader)
@@ -165,6 +166,25 @@ async def check_neighbours(reader: Engine, engine: Engine, clock: ManualClock) -
     assert await find_unreadable(reader) == []
 
 
+async def check_upkeep(reader: Engine, engine: Engine, clock: ManualClock) -> str:
+    """A good schedule ticks, and a good redrive ends; its id."""
+    await die(engine, "dead")
+    job = NewJob(id="-", task="ticked")
+    await Schedules(engine, clock.wall_ms).add(Schedule(name="good", job=job, every_ms=MINUTE))
+    redrives = Redrives(reader, clock.wall_ms)
+    started = await redrives.start(RedrivePlan(wanted=JobFilter()))
+    clock.advance(MINUTE)
+    await Scheduler(reader, clock.wall_ms).once()
+    redriver = Redriver(reader, clock.wall_ms)
+    while (view := await redrives.get(started.id)) is not None and not view.redrive.state.ended:
+        await redriver.once()
+    found = (await engine.find(JobFilter(task="ticked"), limit=10)).jobs
+    assert len(found) == 1
+    assert view is not None
+    assert view.redrive.retried == 1
+    return started.id
+
+
 async def test_only_unreadable_records_are_removed(clock: ManualClock) -> None:
     engine = await store()
     job = NewJob(id="-", task="t")
@@ -175,6 +195,30 @@ async def test_only_unreadable_records_are_removed(clock: ManualClock) -> None:
         await remove_unreadable(engine, "schedule", "bad")
     with pytest.raises(UnknownKind, match=r"unknown record kind 'shedule': use one of .*schedule"):
         await remove_unreadable(engine, "shedule", "bad")
+
+
+async def test_an_unexpected_error_harms_nobody_else(
+    clock: ManualClock, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whatever the bounds do not foresee."""
+
+    def fail_on_bad(rule: Callable[..., Any]) -> Callable[..., Any]:
+        def checked(record: Any, *more: Any) -> Any:
+            if "bad" in (getattr(record, "name", ""), getattr(record, "id", "")):
+                raise ZeroDivisionError("bad luck")
+            return rule(record, *more)
+
+        return checked
+
+    monkeypatch.setattr("holdfast.upkeep.scheduler.due_ticks", fail_on_bad(due_ticks))
+    monkeypatch.setattr("holdfast.upkeep.redriver.jobs_allowed", fail_on_bad(jobs_allowed))
+    engine = await store()
+    await put(engine, schedule())
+    await put(engine, redrive())
+    await check_upkeep(engine, engine, clock)
+    skipped = [each.getMessage() for each in caplog.records if "is skipped" in each.getMessage()]
+    assert "schedule bad is skipped: ZeroDivisionError('bad luck')" in skipped
+    assert "redrive bad is skipped: ZeroDivisionError('bad luck')" in skipped
 
 
 async def test_a_skipped_record_is_logged_once(

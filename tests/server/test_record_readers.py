@@ -5,6 +5,8 @@ included by themselves."""
 import asyncio
 import importlib
 import pkgutil
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from functools import cache
 from typing import Any, cast
@@ -270,3 +272,14 @@ def services(engine: Engine) -> list[Callable[[], Any]]:
     alerter = Alerter(engine, FactReader(engine, engine), Notifier(engine, "default", ignore))
     more = (Bookkeeper(engine, wall_ms), Roller(engine, wall_ms), alerter)
     return [service.once for service in Upkeep(engine, more=more).services]
+
+
+def test_the_doctor_knows_every_kind() -> None:
+    """Also in a process of the command line, which imports little."""
+    code = (
+        "import holdfast.cli.upkeep as cli; from holdfast.ops import records;"
+        "print(*records.kinds(logs=False))"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, text=True)
+    names()
+    assert set(ran.stdout.split()) == set(kinds(logs=False)) - {"note"}

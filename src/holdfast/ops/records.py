@@ -22,6 +22,7 @@ from holdfast.errors import (
     ConfigError,
     EngineUnavailable,
     Forbidden,
+    HoldfastError,
     NotFound,
     UnknownKind,
     UsageError,
@@ -242,9 +243,9 @@ def kind_of(record: Record) -> RecordKind[Any] | None:
     return _KINDS.get((record.kind, record.key)) or _KINDS.get((record.kind, ""))
 
 
-def kinds() -> list[str]:
-    """The names of all kinds that this process reads."""
-    return sorted({name for name, _ in _KINDS})
+def kinds(*, logs: bool = True) -> list[str]:
+    """The names of all kinds that this process reads, with or without logs."""
+    return sorted({name for (name, _), kind in _KINDS.items() if logs or not kind.is_log})
 
 
 def check_same(field: str, value: str, key: str) -> None:
@@ -268,10 +269,7 @@ async def find_unreadable(
     that the caller may not read are left out.
     """
     found: list[UnreadableRecord] = []
-    logs = {name for (name, _), kind in _KINDS.items() if kind.is_log}
-    for name in kinds():
-        if name in logs and not deep:
-            continue
+    for name in kinds(logs=deep):
         read = 0
         try:
             async for record in scan(engine, name):
@@ -320,7 +318,15 @@ class SkippedRecords:
         """Log a record, unless the last round skipped the same version."""
         self._now[record.key] = record.version
         if self._before.get(record.key) != record.version:
-            self._log.warning("%s %s is skipped: %s", record.kind, record.key[:80], error)
+            known = isinstance(error, HoldfastError)
+            text = str(error) if known else repr(error)
+            self._log.warning(
+                "%s %s is skipped: %s",
+                record.kind,
+                record.key[:80],
+                text,
+                exc_info=None if known else error,
+            )
 
     def end_round(self) -> None:
         """Forget the records that were not skipped in this round."""

@@ -17,7 +17,7 @@ from holdfast.core import bounds
 from holdfast.core.model import Job, JobFilter, Record
 from holdfast.core.verdict import Redrive
 from holdfast.engines.base import Engine
-from holdfast.errors import UsageError
+from holdfast.errors import EngineError
 from holdfast.events import Redrove, Tell, ignore_event
 from holdfast.ops.dead_letters import PutBackResult, put_back, put_back_result, taken_jobs
 from holdfast.ops.records import SkippedRecords, remove_records, scan
@@ -84,8 +84,9 @@ class Redriver:
             present.add(record.key)
             try:
                 next_ms = await self._step(replace(record, age_ms=self._age_ms(record)))
-            except UsageError as error:
-                # A redrive that cannot be read or done here must not hold up the others.
+            except EngineError:
+                raise
+            except Exception as error:  # noqa: BLE001 (it must not hold up the other redrives)
                 self._skipped.skip(record, error)
                 continue
             if next_ms is not None:

@@ -17,7 +17,6 @@ from msgspec.structs import replace
 from holdfast.core import bounds
 from holdfast.core.model import NewJob, Receipt, Record, Status
 from holdfast.engines.base import Engine
-from holdfast.errors import UsageError
 from holdfast.events import Tell, Ticked, ignore_event
 from holdfast.notation.durations import show_at
 from holdfast.ops.records import SkippedRecords, scan
@@ -68,8 +67,7 @@ class Scheduler:
             await asyncio.sleep(0)
             try:
                 found = _due(record, now)
-            except UsageError as error:
-                # A schedule that cannot be read here must not hold up the others.
+            except Exception as error:  # noqa: BLE001 (it must not hold up the other schedules)
                 self._skipped.skip(record, error)
                 continue
             if found.ticks or found.passed_at != found.schedule.passed_at:
