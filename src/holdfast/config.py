@@ -208,6 +208,13 @@ _TABLE = (
         10**9,
     ),
     _alert(
+        "alert-dead-depth",
+        "levels",
+        "100",
+        "Alert if there are more than this many dead letters in a queue.",
+        10**9,
+    ),
+    _alert(
         "alert-depth",
         "levels",
         "100",

@@ -52,6 +52,7 @@ def test_by_default_every_rule_is_on() -> None:
     found = {name: levels.of(rule, "any") for name, rule in RULES.items()}
     assert found == {
         "dead_letters": 10,
+        "dead_depth": 100,
         "depth": 100,
         "oldest_age": 300_000,
         "no_worker": 30_000,

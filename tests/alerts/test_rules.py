@@ -49,8 +49,21 @@ def test_dead_letters(dead: int, too_many: bool) -> None:
 
 @pytest.mark.parametrize(("ready", "too_many"), [(100, False), (101, True)])
 def test_depth_counts_ready_jobs(ready: int, too_many: bool) -> None:
-    found = judged(of(view(ready=ready, delayed=500, blocked=500, leased=500, dead=500)))
+    found = judged(of(view(ready=ready, delayed=500, blocked=500, leased=500, dead=100)))
     assert found == ({("depth", "mail")} if too_many else set())
+
+
+@pytest.mark.parametrize(("dead", "too_many"), [(100, False), (101, True)])
+def test_the_depth_of_dead_letters(dead: int, too_many: bool) -> None:
+    facts = of(view(dead=dead), view("big", dead=10_000, estimated=frozenset({"dead"})))
+    found = {("dead_depth", "big")} | ({("dead_depth", "mail")} if too_many else set())
+    assert judged(facts) == found
+    assert judged(facts, dead_depth="off,mail:50") == {("dead_depth", "mail")}
+    texts = {
+        each.about: each.text for each in measure(facts, thresholds(None)) if "dead" in each.text
+    }
+    assert texts["mail"] == f"queue mail has {dead} dead letters"
+    assert texts["big"] == "queue big has at least 10,000 dead letters"
 
 
 def test_a_queue_may_have_its_own_threshold_or_none() -> None:
@@ -158,6 +171,7 @@ def test_alert_texts() -> None:
     found = {each.rule.name: each.text for each in measure(facts, thresholds())}
     assert found == {
         "dead_letters": "11 jobs of queue mail died within a minute",
+        "dead_depth": "queue mail has 0 dead letters",
         "depth": "at least 101 jobs are ready in queue mail",
         "oldest_age": "at least 101 jobs are ready in queue mail, the first for 6m",
         "no_worker": "at least 101 jobs are ready in queue mail, the first for 6m, "

@@ -66,6 +66,13 @@ RULES: Final[dict[str, AlertRule]] = {
             description="Jobs of the queue that died within the last minute.",
         ),
         AlertRule(
+            name="dead_depth",
+            setting="alert-dead-depth",
+            severity="warn",
+            unit="jobs",
+            description="Dead letters of the queue.",
+        ),
+        AlertRule(
             name="depth",
             setting="alert-depth",
             severity="critical",
@@ -198,6 +205,9 @@ def _of_queue(
     least = "at least " if "ready" in view.estimated else ""
     ready = f"{least}{counted(view.ready, 'job')} {'is' if view.ready == 1 else 'are'} ready"
     yield from _of_rule("depth", levels, name, view.ready, f"{ready} in queue {name}")
+    most = "at least " if "dead" in view.estimated else ""
+    dead = f"queue {name} has {most}{counted(view.dead, 'dead letter')}"
+    yield from _of_rule("dead_depth", levels, name, view.dead, dead)
     since = f"the first for {span(age_ms)}"
     yield from _of_rule("oldest_age", levels, name, age_ms, f"{ready} in queue {name}, {since}")
     served = (
