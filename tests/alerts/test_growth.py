@@ -2,7 +2,7 @@
 
 from holdfast.alerts.facts import Growth, GrowthTracker
 from holdfast.telemetry.accounts import FleetTotals
-from holdfast.telemetry.meter import QueueTotals, Totals
+from holdfast.telemetry.meter import OTHER, QueueTotals, Totals
 
 
 def fleet(epoch: str = "e", **dead: int) -> FleetTotals:
@@ -44,3 +44,23 @@ def test_restarted_counts_are_not_compared_with_earlier_ones() -> None:
     tracker = GrowthTracker()
     tracker.observe(0, fleet(a=100))
     assert tracker.observe(5_000, fleet("f", a=300)) == {"a": Growth(0)}
+
+
+def labelled(**dead: int) -> FleetTotals:
+    return fleet("e", **{OTHER if name == "other" else name: each for name, each in dead.items()})
+
+
+def test_a_queue_that_loses_its_label_has_not_made_the_others_grow() -> None:
+    tracker = GrowthTracker()
+    tracker.observe(0, labelled(a=50, b=100, other=7))
+    found = tracker.observe(5_000, labelled(b=100, c=1, other=58))
+    assert found == {"a": Growth(0), "b": Growth(0), "c": Growth(1), OTHER: Growth(1)}
+    assert tracker.observe(10_000, labelled(b=100, c=1, other=60))[OTHER] == Growth(3)
+    assert tracker.observe(64_000, labelled(b=100, c=1, other=60))[OTHER] == Growth(2)
+
+
+def test_a_queue_that_gets_a_label_has_not_grown_by_what_it_counted_before() -> None:
+    tracker = GrowthTracker()
+    tracker.observe(0, labelled(a=50, other=70))
+    assert tracker.observe(5_000, labelled(a=50, b=30, other=40))["b"] == Growth(0)
+    assert tracker.observe(10_000, labelled(a=50, b=33, other=40))["b"] == Growth(3)

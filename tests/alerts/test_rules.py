@@ -10,6 +10,7 @@ from holdfast.core.model import Queue, QueueView
 from holdfast.core.workers import Health, WorkerRecord
 from holdfast.ops.records import UnreadableRecord
 from holdfast.ops.workers import WorkerView
+from holdfast.telemetry.meter import OTHER
 from tests.alerts.test_levels import thresholds
 
 
@@ -45,6 +46,13 @@ def of(*views: QueueView, workers: Sequence[WorkerView] = (), **grown: Growth) -
 @pytest.mark.parametrize(("dead", "too_many"), [(0, False), (10, False), (11, True)])
 def test_dead_letters(dead: int, too_many: bool) -> None:
     assert judged(of(mail=Growth(dead))) == ({("dead_letters", "mail")} if too_many else set())
+
+
+def test_dead_letters_of_queues_without_a_label() -> None:
+    [found] = measure(AlertFacts(now=0, grown={OTHER: Growth(11)}), thresholds())
+    assert found.text == (
+        "11 jobs of queues beyond the 500 busiest, or of unknown queues, died within a minute"
+    )
 
 
 @pytest.mark.parametrize(("ready", "too_many"), [(100, False), (101, True)])

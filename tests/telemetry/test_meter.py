@@ -15,6 +15,7 @@ from holdfast.core.model import (
     Reason,
     Receipt,
     Renewal,
+    Status,
 )
 from holdfast.core.verdict import (
     Bury,
@@ -34,7 +35,7 @@ from holdfast.engines.observed import Observed
 from holdfast.errors import OutcomeUnknown
 from holdfast.events import EngineCalled
 from holdfast.telemetry.event_log import FeedEventKind
-from holdfast.telemetry.meter import OTHER, Meter
+from holdfast.telemetry.meter import METERED_MAX, OTHER, QUEUES_MAX, Meter, QueueTotals, Totals
 from holdfast.testing.clock import ManualClock
 from holdfast.upkeep import Reaper
 
@@ -141,6 +142,30 @@ async def test_a_caller_cannot_use_up_labels() -> None:
     real = [replace(lease, job=replace(lease.job, queue="mail")) for lease in leases]
     await one.engine.settle([Settlement(lease=lease, verdict=Complete()) for lease in real])
     assert "mail" in one.meter.totals.queues
+
+
+async def test_a_process_counts_the_busiest_queues_apart() -> None:
+    """Also those of workers that came later."""
+    one = await counted()
+    names = [f"worker.w{number:04}" for number in range(METERED_MAX + 10)]
+    for at, name in enumerate(names):
+        one.meter.record(enqueued(name, 1 + (at % 2)))
+    queues = one.meter.totals.queues
+    assert len(queues) <= METERED_MAX
+    assert {*names[-10:], OTHER} <= set(queues)
+    assert min(each.jobs for each in list(queues.values())[:QUEUES_MAX]) == 2
+    assert sum(each.jobs for each in queues.values()) == (METERED_MAX + 10) * 3 // 2
+    # An account that was closed while some of its queues had their own counts.
+    stored = Totals(queues={names[0]: QueueTotals({"enqueued": 1})})
+    one.meter.subtract(stored)
+    left = one.meter.totals.queues
+    assert sum(each.jobs for each in left.values()) == (METERED_MAX + 10) * 3 // 2 - 1
+
+
+def enqueued(queue: str, count: int) -> EngineCalled:
+    jobs = [NewJob(id=str(number), task="t", queue=queue) for number in range(count)]
+    receipts = [Receipt(id=job.id, status=Status.NEW) for job in jobs]
+    return EngineCalled(verb="enqueue", duration_ms=0, asked=jobs, answer=receipts)
 
 
 async def test_lost_leases_are_counted() -> None:

@@ -9,10 +9,11 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from holdfast.core import bounds
-from holdfast.telemetry.accounts import ACCOUNTS, Account
+from holdfast.telemetry.accounts import ACCOUNTS, ENDED_ACCOUNTS, Account, EndedAccounts
 from holdfast.telemetry.meter import (
     BOUNDS,
     COUNTERS,
+    METERED_MAX,
     OTHER,
     QUEUES_MAX,
     Histogram,
@@ -20,6 +21,7 @@ from holdfast.telemetry.meter import (
     Totals,
     histogram,
     queue_label,
+    rank_queues,
     sum_totals,
 )
 
@@ -93,7 +95,7 @@ def test_totals_survive_encoding() -> None:
     assert msgspec.json.decode(msgspec.json.encode(totals), type=Totals) == totals
 
 
-def test_extra_queues_and_workers_queues_share_one_label() -> None:
+def test_extra_queues_share_one_label() -> None:
     known: dict[str, QueueTotals] = {}
     for number in range(QUEUES_MAX):
         name = queue_label(f"q{number}", known)
@@ -101,7 +103,7 @@ def test_extra_queues_and_workers_queues_share_one_label() -> None:
         known[name] = QueueTotals()
     assert queue_label("one-more", known) == OTHER
     assert queue_label("q3", known) == "q3"
-    assert queue_label("worker.host-1", {}) == OTHER
+    assert queue_label("worker.host-1", {}) == "worker.host-1"
     assert queue_label("", {}) == OTHER
 
 
@@ -115,13 +117,35 @@ def test_queues_without_a_label_are_summed() -> None:
     }
 
 
+def test_the_busiest_queues_keep_their_labels() -> None:
+    counts = {"a": 5, "b": 9, OTHER: 100, "c": 9, "d": 1}
+    queues = {
+        name: QueueTotals({"enqueued": count - 1, "leased": 1}) for name, count in counts.items()
+    }
+    assert rank_queues(queues) == ["b", "c", "a", "d"]
+    assert rank_queues(queues, {"a"}) == ["a", "b", "c", "d"], "a known one counts double"
+    folded = Totals(queues=queues).busiest(2).queues
+    assert {name: each.jobs for name, each in folded.items()} == {"b": 9, "c": 9, OTHER: 106}
+
+
 def test_the_fullest_account_fits_in_a_record() -> None:
     big = 2**53
     full = Histogram("time", [big] * (len(BOUNDS["time"]) + 1), big)
     queue = QueueTotals(dict.fromkeys(COUNTERS, big), full, full)
-    totals = Totals(queues={f"{'q' * 75}{number:05}": queue for number in range(QUEUES_MAX)})
-    # Besides, EndedAccounts remembers a thousand keys.
-    assert len(ACCOUNTS.encode_value(Account(totals=totals))) < bounds.RECORD_MAX - 100_000
+    every = Totals(queues={f"{'q' * 75}{number:05}": queue for number in range(METERED_MAX)})
+    some = ACCOUNTS.encode_value(Account(totals=every))
+    assert len(some) <= bounds.RECORD_MAX
+    queues = msgspec.json.decode(some, type=Account).totals.queues
+    assert OTHER in queues
+    assert len(queues) > 100
+    assert sum(each.jobs for each in queues.values()) == METERED_MAX * 2 * big
+    ended = EndedAccounts(
+        queues=tuple(every.queues)[:QUEUES_MAX],
+        added={f"worker-{number:013}-12345678": number for number in range(1_000)},
+        totals=every,
+    )
+    assert len(ENDED_ACCOUNTS.encode_value(ended)) <= bounds.RECORD_MAX
+    totals = every.busiest(50)
     requests = {
         f"operation_{number:30}": {f"{status}xx": histogram("request") for status in range(1, 6)}
         for number in range(2_000)

@@ -17,7 +17,7 @@ from holdfast.ops.records import UnreadableRecord, find_unreadable
 from holdfast.ops.workers import Workers, WorkerView
 from holdfast.process import wall_ms
 from holdfast.telemetry.accounts import FleetReader, FleetTotals
-from holdfast.telemetry.meter import QueueTotals
+from holdfast.telemetry.meter import OTHER, QueueTotals
 
 WINDOW_MS: Final = bounds.MINUTE_MS
 
@@ -132,7 +132,8 @@ class GrowthTracker:
     """
 
     def __init__(self) -> None:
-        self._observed: deque[tuple[int, Mapping[str, Growth]]] = deque(maxlen=_OBSERVED_MAX)
+        self._observed: deque[tuple[int, dict[str, Growth]]] = deque(maxlen=_OBSERVED_MAX)
+        self._labels: set[str] = set()
         self._highest: dict[str, Growth] = {}
         self._basis: object = None
         self._since: int | None = None
@@ -146,7 +147,9 @@ class GrowthTracker:
             self._basis = (fleet.epoch, out)
             self._observed.clear()
             self._highest = {}
+            self._labels = set()
             self._since = None
+        self._follow_labels(fleet)
         for queue, totals in fleet.totals.queues.items():
             self._highest[queue] = _higher(self._highest.get(queue), totals)
         self._since = at if self._since is None else self._since
@@ -160,6 +163,23 @@ class GrowthTracker:
             queue: _grown(first.get(queue, Growth()), now) for queue, now in self._highest.items()
         }
 
+    def _follow_labels(self, fleet: FleetTotals) -> None:
+        """A queue that lost its label to a busier one now counts under OTHER, and one that got a
+        label did before: neither has grown by that."""
+        queues = fleet.totals.queues
+        lost = [name for name in self._labels if name not in queues]
+        other = queues.get(OTHER, QueueTotals()).counts
+        known = self._highest.get(OTHER, Growth())
+        left = other.get("dead", 0) < known.dead or other.get("leased", 0) < known.leased
+        new = [name for name in queues if name not in self._highest] if left else []
+        for _, observed in self._observed:
+            for name in lost:
+                gone, before = self._highest[name], observed.get(OTHER, Growth())
+                observed[OTHER] = Growth(before.dead + gone.dead, before.leased + gone.leased)
+            for name in new:
+                observed[name] = _higher(None, queues[name])
+        self._labels = {name for name in queues if name != OTHER}
+
 
 def _higher(known: Growth | None, totals: QueueTotals) -> Growth:
     before = known or Growth()
@@ -170,4 +190,4 @@ def _higher(known: Growth | None, totals: QueueTotals) -> Growth:
 
 
 def _grown(before: Growth, now: Growth) -> Growth:
-    return Growth(now.dead - before.dead, now.leased - before.leased)
+    return Growth(max(0, now.dead - before.dead), max(0, now.leased - before.leased))

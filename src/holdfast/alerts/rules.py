@@ -24,6 +24,7 @@ from holdfast.core.workers import addressee
 from holdfast.errors import ConfigError
 from holdfast.ops.alerts import SEEN_MS, STALE_MS, Alert, PendingNotice, Severity, Unit
 from holdfast.ops.workers import WorkerView
+from holdfast.telemetry.meter import OTHER, QUEUES_MAX
 
 COOL_DOWN: Final = "alert-cool-down"
 
@@ -184,7 +185,7 @@ def measure(facts: AlertFacts, levels: Thresholds) -> Iterator[Measurement]:
             levels,
             queue,
             growth.dead,
-            f"{counted(growth.dead, 'job')} of queue {queue} died within a minute",
+            f"{counted(growth.dead, 'job')} of {_queue_text(queue)} died within a minute",
             sure=facts.minute,
         )
     present = [
@@ -196,6 +197,12 @@ def measure(facts: AlertFacts, levels: Thresholds) -> Iterator[Measurement]:
         yield from _of_queue(view, levels, facts, present)
     yield from _of_store(facts, levels)
     yield from _of_records(facts, levels)
+
+
+def _queue_text(queue: str) -> str:
+    if queue == OTHER:
+        return f"queues beyond the {QUEUES_MAX} busiest, or of unknown queues,"
+    return f"queue {queue}"
 
 
 def _of_queue(

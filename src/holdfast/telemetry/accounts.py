@@ -14,7 +14,7 @@ import os
 import re
 import secrets
 import socket
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from time import monotonic
 from typing import Final, TypeVar
 
@@ -27,7 +27,7 @@ from holdfast.core.model import Record
 from holdfast.engines.base import Engine, Saved
 from holdfast.ops.records import RecordKind, scan
 from holdfast.telemetry.event_log import event_key, event_record
-from holdfast.telemetry.meter import OTHER, QUEUES_MAX, Meter, Totals, queue_label, sum_totals
+from holdfast.telemetry.meter import QUEUES_MAX, Meter, QueueTotals, Totals, rank_queues, sum_totals
 
 _log = logging.getLogger("holdfast.telemetry")
 
@@ -66,7 +66,7 @@ class Account(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 class EndedAccounts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The sum of all ended processes. `epoch` changes if the counts start from 0. `queues` have
-    their own label in the fleet's counts, in the order they were first seen. `added` are the keys
+    their own label in the fleet's counts. `added` are the keys
     of the accounts in the totals, and when each was added.
     """
 
@@ -88,14 +88,19 @@ AnyAccount = TypeVar("AnyAccount", bound=Account | EndedAccounts)
 
 
 class _AccountKind(RecordKind[AnyAccount]):
-    """If an account is too large for a record, the counts of requests, which are most of it, are
-    left out."""
+    """If an account is too large for a record, the counts of requests are left out, and if that is
+    not enough, fewer queues have counts of their own."""
 
     def encode_value(self, value: AnyAccount) -> bytes:
         data = super().encode_value(value)
-        if len(data) <= bounds.RECORD_MAX:
-            return data
-        return super().encode_value(replace(value, totals=replace(value.totals, requests={})))
+        totals = value.totals
+        while len(data) > bounds.RECORD_MAX and (totals.requests or len(totals.queues) > 1):
+            if totals.requests:
+                totals = replace(totals, requests={})
+            else:
+                totals = totals.busiest(len(totals.queues) * 3 // 4)
+            data = super().encode_value(replace(value, totals=totals))
+        return data
 
 
 ACCOUNTS = _AccountKind(ACCOUNT_KIND, Account, label="account")
@@ -104,8 +109,8 @@ ENDED_ACCOUNTS = _AccountKind(f"{ACCOUNT_KIND}/{ENDED_KEY}", EndedAccounts, labe
 
 
 def sum_fleet(ended: EndedAccounts, accounts: Sequence[tuple[str, Account]]) -> FleetTotals:
-    """The sum of all processes. New queues get names of their own while there is room, as
-    `queue_names` will store them."""
+    """The sum of all processes. The busiest queues have names of their own, as `queue_names` will
+    store them."""
     new = (account.totals for key, account in accounts if key not in ended.added)
     totals = sum_totals((ended.totals, *new))
     return FleetTotals(
@@ -120,13 +125,14 @@ def counts_restarted(before: str, epoch: str) -> bool:
     return bool(before and epoch) and before != epoch
 
 
-def queue_names(ended: EndedAccounts, seen: Iterable[str]) -> tuple[str, ...]:
-    """The queues with a name of their own: the known ones, then others while there is room."""
+def queue_names(ended: EndedAccounts, queues: Mapping[str, QueueTotals]) -> tuple[str, ...]:
+    """The queues with a name of their own, of all with these counts: the busiest. One that has a
+    name keeps it until there is no room and another is twice as busy."""
     known = dict.fromkeys(ended.queues)
-    for name in sorted(seen):
-        if name != OTHER and len(known) < QUEUES_MAX and queue_label(name, known) == name:
-            known[name] = None
-    return tuple(known)
+    seen = {name: QueueTotals() for name in known} | dict(queues)
+    named = rank_queues(seen, known)[:QUEUES_MAX]
+    kept = [name for name in known if name in named]
+    return (*kept, *sorted(set(named).difference(known)))
 
 
 def should_close(record: Record, account: Account | None, count: int) -> bool:

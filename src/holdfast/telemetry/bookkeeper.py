@@ -129,8 +129,8 @@ class AccountCloser:
             if account is not None and record.key not in ended.added
         ]
         closed = [(key, account) for key, account in fresh if account.closed][:_STEP_MAX]
-        seen = [account.totals.queues for _, account in fresh]
-        queues = queue_names(ended, {*ended.totals.queues}.union(*seen))
+        every = sum_totals((ended.totals, *(account.totals for _, account in fresh)))
+        queues = queue_names(ended, every.queues)
         totals = sum_totals((ended.totals, *(account.totals for _, account in closed)))
         new = EndedAccounts(
             epoch=ended.epoch or secrets.token_hex(8),

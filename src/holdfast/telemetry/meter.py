@@ -2,14 +2,14 @@
 
 No I/O. The meter receives every engine call; most batches are uniform (one queue, all settled, all
 complete) and are counted without inspecting each job. Counts only grow from the start of a process,
-so a later value always replaces an earlier one. Queues are the only labels that users choose: their
-number is bounded, and the rest share one label. Tenants, keys and ids are never labels.
+so a later value always replaces an earlier one. Queues are the only labels that users choose: the
+busiest have one, and the rest share one. Tenants, keys and ids are never labels.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from typing import Annotated, Final, Literal, TypeAlias, TypeVar
 
 import msgspec
@@ -31,7 +31,6 @@ from holdfast.core.verdict import (
     Retry,
     Settlement,
 )
-from holdfast.core.workers import addressee
 from holdfast.engines.extras import Partitioned, extra
 from holdfast.events import EngineCalled, ProcessEvent
 from holdfast.telemetry.event_log import EventBuffer, FeedEvent, FeedEventKind
@@ -98,13 +97,15 @@ class Meter:
 
     def subtract(self, stored: Totals) -> None:
         """Subtract counts that are stored in an account that was closed."""
-        self.totals = self.totals.plus(stored, -1)
+        self.totals.queues.setdefault(OTHER, QueueTotals())
+        self.totals = self.totals.plus(stored.named(self.totals.queues), -1)
 
     def _queue(self, name: str) -> QueueTotals:
-        queues = self.totals.queues
-        found = queues.get(name)
+        found = self.totals.queues.get(name)
         if found is None:
-            found = queues.setdefault(queue_label(name, queues), QueueTotals())
+            if name and len(self.totals.queues) >= METERED_MAX:
+                self.totals = self.totals.busiest(QUEUES_MAX)
+            found = self.totals.queues.setdefault(name or OTHER, QueueTotals())
         return found
 
     def _named(self, name: str) -> QueueTotals:
@@ -280,8 +281,11 @@ class PartitionWatch:
 
 
 OTHER: Final = "(other)"
-"""The label of all other queues, which no queue can have. Workers' own queues count here too."""
-QUEUES_MAX: Final = 100
+"""The label of all other queues together, which no queue can have."""
+QUEUES_MAX: Final = 500
+"""Queues with a label of their own: the busiest."""
+METERED_MAX: Final = 2 * QUEUES_MAX
+"""Queues that one process counts apart, so that a new one can become one of the busiest."""
 
 COUNTERS: Final = {
     "enqueued": "Jobs that were enqueued, follow-up jobs included.",
@@ -414,6 +418,11 @@ class QueueTotals(msgspec.Struct, omit_defaults=True):
     waits: Histogram = msgspec.field(default_factory=lambda: histogram("time"))
     runs: Histogram = msgspec.field(default_factory=lambda: histogram("time"))
 
+    @property
+    def jobs(self) -> int:
+        """How busy the queue is: the jobs that came and those that started."""
+        return self.counts.get("enqueued", 0) + self.counts.get("leased", 0)
+
     def add(self, counter: str, count: int = 1) -> None:
         """Count for one of `COUNTERS`."""
         self.counts[counter] = self.counts.get(counter, 0) + count
@@ -469,6 +478,19 @@ class Totals(msgspec.Struct, omit_defaults=True):
             queues[label] = queues[label].plus(each) if label in queues else each
         return msgspec.structs.replace(self, queues=queues)
 
+    def busiest(self, count: int) -> Totals:
+        """The counts with all queues but so many under `OTHER`."""
+        if len(self.queues) <= count:
+            return self
+        return self.named(rank_queues(self.queues)[:count])
+
+
+def rank_queues(queues: Mapping[str, QueueTotals], known: Container[str] = ()) -> list[str]:
+    """The queues, the busiest first. A `known` one counts double: a queue that is about as busy as
+    another one must not take its label."""
+    found = [name for name in queues if name != OTHER]
+    return sorted(found, key=lambda name: (-queues[name].jobs * (1 + (name in known)), name))
+
 
 def sum_totals(some: Iterable[Totals]) -> Totals:
     """The sum of all; the arguments are not changed."""
@@ -510,4 +532,4 @@ def queue_label(queue: str, known: Mapping[str, object]) -> str:
     if queue in known:
         return queue
     room = len(known) - (OTHER in known) < QUEUES_MAX
-    return queue if room and queue and addressee(queue) is None else OTHER
+    return queue if room and queue else OTHER

@@ -25,7 +25,7 @@ from holdfast.ops.records import LogKind, remove_records, scan
 from holdfast.ops.settings import read_settings
 from holdfast.telemetry.accounts import FleetReader, FleetTotals, counts_restarted
 from holdfast.telemetry.event_log import EVENTS_KIND
-from holdfast.telemetry.meter import Histogram, QueueTotals, histogram, queue_label
+from holdfast.telemetry.meter import OTHER, Histogram, QueueTotals, histogram
 
 Step = Literal["minute", "hour", "day"]
 
@@ -39,6 +39,9 @@ KINDS: Final[dict[Step, str]] = {"minute": "minutes", "hour": "hours", "day": "d
 
 QueueFilter = Callable[[str], bool]
 """True for the queues of a chart."""
+
+CHARTS_MAX: Final = 100
+"""Queues with a chart of their own: the busiest. A day has 1,440 snapshots."""
 
 _PAGE = 20
 _SPREAD_MS = 1_000
@@ -235,19 +238,20 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
 
 def take_snapshot(fleet: FleetTotals, views: Iterable[QueueView], at: int) -> Snapshot:
     """The snapshot of these counts and queues."""
+    totals = fleet.totals.busiest(CHARTS_MAX)
+    names = {*totals.queues}
     depths: dict[str, Depths] = {}
-    # Queues with counts keep their names; others get one while there is room.
-    names = dict.fromkeys(fleet.totals.queues)
     for view in views:
-        name = queue_label(view.queue.name, names)
-        names[name] = None
-        depths[name] = depths.get(name, Depths()).plus(depths_of(view))
+        name = view.queue.name
+        # A queue without counts has a chart of its own while there is room.
+        label = name if name in names or len(names) < CHARTS_MAX else OTHER
+        names.add(label)
+        depths[label] = depths.get(label, Depths()).plus(depths_of(view))
     return Snapshot(
         at=at,
         epoch=fleet.epoch,
         totals={
-            name: msgspec.Raw(msgspec.json.encode(each))
-            for name, each in fleet.totals.queues.items()
+            name: msgspec.Raw(msgspec.json.encode(each)) for name, each in totals.queues.items()
         },
         depths=depths,
     )

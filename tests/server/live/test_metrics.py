@@ -148,13 +148,16 @@ async def test_a_prefix_sees_only_its_queues(serving: MeteredServer) -> None:
     found = samples(render(sight).decode())
     assert found["holdfast_completed_total{queue=mail-out}"] == 3
     told = {name for name in found if "mail-out" not in name}
-    assert {name for name in told if "_alerts{" not in name} == {"holdfast_processes{}"}
+    assert {name for name in told if "_alerts{" not in name} == {
+        "holdfast_processes{}",
+        "holdfast_queues_summed{}",
+    }
     assert sum(value for name, value in found.items() if "_alerts{" in name) == 0
     assert found["holdfast_processes{}"] == 0
 
 
 async def test_the_number_of_series_is_bounded() -> None:
-    """Nor do worker queues, tenants, keys and ids."""
+    """The busiest queues have their own, also those of workers; tenants, keys and ids have none."""
     async with metered_server(MemoryEngine()) as serving:
         for number in range(QUEUES_MAX + 20):
             await serving.app.declare(f"q{number:03}")
@@ -162,18 +165,21 @@ async def test_the_number_of_series_is_bounded() -> None:
         for number in range(QUEUES_MAX + 20):
             job = NewJob(id=f"id-{number}", task="t", queue=f"q{number:03}", tenant=f"tn{number}")
             await serving.app.engine.enqueue([job])
-        await serving.app.enqueue("t", queue="worker.host-1")
+        for _ in range(3):
+            await serving.app.enqueue("t", queue="worker.host-1")
         await serving.flusher.flush()
         found = await scraped(serving)
     queues = {
         name.split("queue=")[1].split(",")[0].rstrip("}") for name in found if "queue=" in name
     }
     assert len(queues) == QUEUES_MAX + 1
-    assert OTHER in queues
+    assert {OTHER, "worker.host-1"} <= queues
+    assert found["holdfast_enqueued_total{queue=worker.host-1}"] == 3
+    assert found["holdfast_queues_summed{}"] == 22
     assert found[f"holdfast_enqueued_total{{queue={OTHER}}}"] == 21
     assert found[f"holdfast_jobs{{queue={OTHER},state=ready}}"] == 21
-    assert sum(value for name, value in found.items() if "state=ready" in name) == QUEUES_MAX + 21
-    assert not any(word in name for name in found for word in ("id-", "tn1", "worker."))
+    assert sum(value for name, value in found.items() if "state=ready" in name) == QUEUES_MAX + 23
+    assert not any(word in name for name in found for word in ("id-", "tn1"))
 
 
 def test_every_metric_is_in_the_documentation_and_no_other() -> None:

@@ -34,7 +34,7 @@ from holdfast.server.access.admission import ApiCall
 from holdfast.server.access.caller import Caller
 from holdfast.server.http.operation import Operation, Scope, operation
 from holdfast.telemetry.accounts import FleetReader, FleetTotals
-from holdfast.telemetry.meter import COUNTERS, OTHER, Histogram, Totals, queue_label
+from holdfast.telemetry.meter import COUNTERS, OTHER, QUEUES_MAX, Histogram, Totals, queue_label
 
 TEXT = "text/plain; version=0.0.4; charset=utf-8"
 _STATES = ("ready", "delayed", "blocked", "leased", "overdue", "done", "dead", "cancelled")
@@ -184,7 +184,7 @@ def families(snapshot: NamespaceSnapshot) -> list[Metric]:
 
 
 def _depths(snapshot: NamespaceSnapshot) -> list[Metric]:
-    """The depths of queues. Queues beyond the bound on names are summed up as one."""
+    """The depths of queues, and how many are summed up as one, beyond the bound on names."""
     jobs = GaugeMetricFamily(
         "holdfast_jobs",
         "Jobs by queue and state; large counts are lower bounds.",
@@ -200,11 +200,13 @@ def _depths(snapshot: NamespaceSnapshot) -> list[Metric]:
     )
     counts: dict[str, dict[str, int]] = {}
     ages: dict[str, int] = {}
-    # Names that have counters come first.
+    # Names that have counters come first, then the deepest queues.
     names = dict.fromkeys(snapshot.fleet.totals.queues)
-    for view in snapshot.views:
+    summed = 0
+    for view in sorted(snapshot.views, key=_depth, reverse=True):
         label = queue_label(view.queue.name, names)
         names[label] = None
+        summed += label == OTHER
         found = counts.setdefault(label, dict.fromkeys(_STATES, 0))
         for state in _STATES:
             found[state] += getattr(view, state)
@@ -215,7 +217,16 @@ def _depths(snapshot: NamespaceSnapshot) -> list[Metric]:
         oldest.add_metric((label,), ages[label] / 1000)
         for state, count in states.items():
             jobs.add_metric((label, state), count)
-    return [jobs, oldest, paused]
+    summary = GaugeMetricFamily(
+        "holdfast_queues_summed",
+        f'Queues beyond the {QUEUES_MAX} busiest, which are summed up as queue="{OTHER}".',
+        value=summed,
+    )
+    return [jobs, oldest, paused, summary]
+
+
+def _depth(view: QueueView) -> int:
+    return sum(getattr(view, state) for state in _STATES)
 
 
 def _alerts(snapshot: NamespaceSnapshot) -> Metric:
