@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -42,7 +42,7 @@ class AsgiClient:
         body: Any = None,
         *,
         headers: dict[str, str] | None = None,
-        parts: list[bytes] | None = None,
+        parts: Sequence[bytes | None] | None = None,
     ) -> AsgiResponse:
         """`parts` are how a body comes; one that is None never comes."""
         given = {"host": "127.0.0.1", **(headers or {})}
@@ -62,10 +62,10 @@ class AsgiClient:
             "state": {OWN_USER: True},
             "headers": [(name.encode(), value.encode()) for name, value in given.items()],
         }
-        coming = [raw] if parts is None else list(parts)
+        coming: list[bytes | None] = [raw] if parts is None else list(parts)
 
         async def receive() -> dict[str, Any]:
-            if not coming:
+            if not coming or coming[0] is None:
                 await self.left.wait()
                 return {"type": "http.disconnect"}
             part = coming.pop(0)

@@ -29,7 +29,10 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     tls_client_ca: str | None = None
     body_max: int = 32 * 1024 * 1024
     requests_max: int = 512
-    """Concurrent requests; one namespace gets at most half. Beyond it, 503."""
+    """Concurrent requests with a complete body; one namespace gets at most half. Beyond it, 503."""
+    bodies_max: int = 4_000
+    """Requests whose body is unfinished; one namespace gets at most half. Beyond it, the oldest is
+    ended."""
     waiters_max: int = 2_000
     """Concurrent long-polls."""
     streams_max: int = 10_000

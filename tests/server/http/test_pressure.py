@@ -133,6 +133,67 @@ async def test_bodies_are_held_within_bounds() -> None:
     assert (await scene.ask("/v1/request", body=large)).status == 200
 
 
+SLOW = b'{"text":"'
+"""A body that never ends."""
+
+
+async def ask_slowly(
+    scene: Scene, client: AsgiClient, begin: bytes = SLOW
+) -> asyncio.Task[AsgiResponse]:
+    headers = {"content-type": "application/json"}
+    before = scene.pressure.under_way()["unfinished bodies"]
+    asking = client.ask("POST", "/v1/request", b"", parts=[begin, None], headers=headers)
+    task = asyncio.create_task(asking)
+    for _ in range(100):
+        await asyncio.sleep(0)
+    assert scene.pressure.under_way()["unfinished bodies"] in (before, before + 1)
+    return task
+
+
+async def test_unfinished_bodies_hold_no_slot() -> None:
+    scene = Scene(requests_max=4)
+    client = AsgiClient(scene.application)
+    slow = [await ask_slowly(scene, client) for _ in range(300)]
+    assert scene.pressure.under_way() == {
+        **dict.fromkeys(scene.pressure.under_way(), 0),
+        "unfinished bodies": 300,
+    }
+    asking = await scene.fill("/v1/request", 2)
+    assert (await scene.ask("/v1/request")).code == "overloaded"
+    scene.held.let_go.set()
+    assert {said.status for said in await asyncio.gather(*asking)} == {200}
+    client.left.set()
+    await asyncio.gather(*slow)
+    assert set(scene.pressure.under_way().values()) == {0}
+
+
+async def test_the_oldest_unfinished_body_gives_way() -> None:
+    scene = Scene(bodies_max=4)
+    client = AsgiClient(scene.application)
+    slow = [await ask_slowly(scene, client) for _ in range(3)]
+    # One namespace gets at most half of them.
+    said = await slow[0]
+    assert (said.status, said.code) == (408, "slow_request")
+    scene.held.let_go.set()
+    assert (await scene.ask("/v1/request")).status == 200
+    client.left.set()
+    await asyncio.gather(*slow)
+    assert set(scene.pressure.under_way().values()) == {0}
+
+
+async def test_unfinished_bodies_keep_no_memory_from_complete_ones() -> None:
+    scene = Scene(held_bytes_max=400_000)
+    client = AsgiClient(scene.application)
+    scene.held.let_go.set()
+    slow = [await ask_slowly(scene, client, SLOW + b"x" * 60_000) for _ in range(3)]
+    # Each is small enough to be free of charge if it were complete: an unfinished one never is.
+    assert (await scene.ask("/v1/request", body={"text": "x" * 150_000})).status == 200
+    assert {said.code for said in await asyncio.gather(*slow)} == {"slow_request"}
+    too_large = [await ask_slowly(scene, client, SLOW + b"x" * 250_000)]
+    assert (await too_large[0]).code == "overloaded"
+    assert set(scene.pressure.under_way().values()) == {0}
+
+
 async def test_a_loop_that_is_behind_takes_no_more() -> None:
     scene = Scene(lag_ms_max=500)
     asking = await scene.fill("/v1/request", 15)

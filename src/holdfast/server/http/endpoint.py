@@ -87,7 +87,7 @@ class Endpoint:
     ) -> None:
         started_at = time.perf_counter()
         try:
-            ticket = self._pressure.begin(self._kind)
+            ticket = self._pressure.begin(self._kind, has_body=self.operation.body is not None)
         except HoldfastError as error:
             reply = self._encoder.failure(error)
             self._count_request(reply.status, 0.0)

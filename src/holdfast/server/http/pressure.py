@@ -1,7 +1,8 @@
 """Bounds on the work in progress on a server; requests beyond them are refused at once. Requests,
 long polls and streams are bounded separately, and one namespace gets at most half of each, so that
-it cannot crowd out the others. One timer checks all deadlines, the event loop's lag and the stop,
-so that a request needs no timer of its own.
+it cannot crowd out the others. A request counts only once its body is complete: unfinished bodies
+have bounds of their own, and the oldest gives way to a new one. One timer checks all deadlines, the
+event loop's lag and the stop, so that a request needs no timer of its own.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ _OPEN_MAX = 64
 look like a dead one.
 """
 _BYTES_FREE = 64 * 1024
-"""Bodies up to this size are bounded by the number of requests alone."""
+"""Complete bodies up to this size are bounded by the number of requests alone."""
 
 
 class RequestKind(StrEnum):
@@ -35,6 +36,7 @@ class RequestKind(StrEnum):
     OPEN = "open requests"
     WAIT = "long-polls"
     STREAM = "streams"
+    BODY = "unfinished bodies"
 
 
 _LONG_LIVED = (RequestKind.WAIT, RequestKind.STREAM)
@@ -49,9 +51,11 @@ class EndReason(StrEnum):
 
 
 class Ticket:
-    """One request in progress, in its own task."""
+    """One request in progress, in its own task. `counted` is the kind that it is counted as: its
+    own, or that of unfinished bodies until its body is complete."""
 
     __slots__ = (
+        "counted",
         "deadline",
         "end_reason",
         "held_bytes",
@@ -64,6 +68,7 @@ class Ticket:
 
     def __init__(self, kind: RequestKind, task: asyncio.Task[Any], deadline: float) -> None:
         self.kind = kind
+        self.counted: RequestKind | None = None
         self.task = task
         self.deadline = deadline
         self.namespace: str | None = None
@@ -96,6 +101,7 @@ class Pressure:
             RequestKind.OPEN: _OPEN_MAX,
             RequestKind.WAIT: settings.waiters_max,
             RequestKind.STREAM: settings.streams_max,
+            RequestKind.BODY: settings.bodies_max,
         }
         self._bytes_max = settings.held_bytes_max
         self._lag_s_max = settings.lag_ms_max / 1000
@@ -104,6 +110,8 @@ class Pressure:
         self._stall_s = settings.slow_ms_max / 1000
         self._counts = dict.fromkeys(RequestKind, 0)
         self._shares: Counter[tuple[RequestKind, str | None]] = Counter()
+        self._unfinished: dict[str | None, dict[Ticket, None]] = {}
+        """Requests with an unfinished body by namespace, the oldest first."""
         self._bytes: Counter[str | None] = Counter()
         self._bytes_total = 0
         self._timed: set[Ticket] = set()
@@ -111,25 +119,24 @@ class Pressure:
         self._timer: asyncio.TimerHandle | None = None
         self.lag_s = 0.0
 
-    def begin(self, kind: RequestKind) -> Ticket:
+    def begin(self, kind: RequestKind, *, has_body: bool = False) -> Ticket:
         """Admit one more request, before its caller is known. Raises Overloaded or Stopping."""
-        counts = self._counts
-        if counts[kind] >= self._counts_max[kind]:
-            raise Overloaded(f"the server has {counts[kind]} {kind} in progress, its maximum")
+        self._check_count(kind)
         if kind is not RequestKind.OPEN:
-            self._check_load(counts[RequestKind.REQUEST])
-        long_lived = kind in _LONG_LIVED
-        if long_lived and self._stopping.is_set():
+            self._check_load(self._counts[RequestKind.REQUEST])
+        if kind in _LONG_LIVED and self._stopping.is_set():
             raise Stopping("the server is stopping")
         task = asyncio.current_task()
         assert task is not None
         now = time.monotonic()
-        seconds = self._request_s + (self._wait_s if kind is RequestKind.WAIT else 0.0)
-        ticket = Ticket(kind, task, now + seconds)
-        counts[kind] += 1
+        ticket = Ticket(kind, task, now + self._request_s)
+        if has_body:
+            if self._counts[RequestKind.BODY] >= self._counts_max[RequestKind.BODY]:
+                self._drop(self._oldest_of(max(self._unfinished, key=self._unfinished_count)))
+            self._add_body(ticket)
+        else:
+            self._count(ticket, now)
         self._timed.add(ticket)
-        if long_lived:
-            self._long_lived.add(ticket)
         if self._timer is None:
             self._schedule_tick(now)
         return ticket
@@ -137,25 +144,51 @@ class Pressure:
     def share(self, ticket: Ticket, namespace: str) -> None:
         """Charge the request to its namespace. Raises Overloaded beyond the namespace's half."""
         kind = ticket.kind
-        if self._shares[kind, namespace] >= max(1, self._counts_max[kind] // 2):
-            raise Overloaded(f"this namespace has its maximum of {kind} in progress")
-        ticket.namespace = namespace
-        self._shares[kind, namespace] += 1
+        self._check_share(kind, namespace)
+        if ticket.counted is RequestKind.BODY:
+            self._remove_body(ticket)
+            if self._unfinished_count(namespace) >= self._half(RequestKind.BODY):
+                self._drop(self._oldest_of(namespace))
+            ticket.namespace = namespace
+            self._add_body(ticket)
+        elif ticket.counted is not None:
+            ticket.namespace = namespace
+            self._shares[kind, namespace] += 1
 
-    def hold(self, ticket: Ticket, size: int, *, refuse: bool = True) -> None:
-        """Count the bytes that the request holds in memory. A finished answer is never refused."""
-        if size <= _BYTES_FREE:
-            return
-        more = size - ticket.held_bytes
+    def complete(self, ticket: Ticket) -> None:
+        """The body has arrived: count the request itself from now on. Raises Overloaded or
+        Stopping."""
+        self._remove_body(ticket)
+        kind, namespace = ticket.kind, ticket.namespace
+        assert namespace is not None
+        self._check_count(kind)
+        self._check_share(kind, namespace)
+        if kind in _LONG_LIVED and self._stopping.is_set():
+            raise Stopping("the server is stopping")
+        self._shares[kind, namespace] += 1
+        self._count(ticket, time.monotonic())
+
+    def hold(
+        self, ticket: Ticket, size: int, *, unfinished: bool = False, refuse: bool = True
+    ) -> None:
+        """Count the bytes that the request holds in memory. Older unfinished bodies give way; if
+        that is not enough, raises Overloaded. A finished answer is never refused."""
+        if size <= _BYTES_FREE and not unfinished:
+            size = 0
         namespace = ticket.namespace
-        if refuse and (
-            self._bytes_total + more > self._bytes_max
-            or self._bytes[namespace] + more > self._bytes_max // 2
-        ):
-            raise Overloaded("the bodies and answers in progress fill the server's memory bound")
-        ticket.held_bytes = size
-        self._bytes[namespace] += more
-        self._bytes_total += more
+        while refuse and size > ticket.held_bytes:
+            more = size - ticket.held_bytes
+            own_is_full = self._bytes[namespace] + more > self._bytes_max // 2
+            if not own_is_full and self._bytes_total + more <= self._bytes_max:
+                break
+            crowd = namespace if own_is_full else max(self._bytes, key=self._bytes.__getitem__)
+            oldest = self._oldest_of(crowd, apart_from=ticket)
+            if oldest is None:
+                raise Overloaded(
+                    "the bodies and answers in progress fill the server's memory bound"
+                )
+            self._drop(oldest)
+        self._hold(ticket, size)
 
     def sending(self, ticket: Ticket) -> None:
         """The answer is being sent: from now on the client must keep reading, and a stop does not
@@ -172,27 +205,89 @@ class Pressure:
 
     def finish(self, ticket: Ticket) -> None:
         """Free everything that a request holds."""
-        kind = ticket.kind
-        self._counts[kind] -= 1
         self._timed.discard(ticket)
         self._long_lived.discard(ticket)
-        namespace = ticket.namespace
-        if namespace is not None:
-            left = self._shares[kind, namespace] - 1
-            if left:
-                self._shares[kind, namespace] = left
-            else:
-                # Keep no entry for an idle namespace.
-                del self._shares[kind, namespace]
-        if ticket.held_bytes:
-            self._bytes_total -= ticket.held_bytes
-            self._bytes[namespace] -= ticket.held_bytes
-            if not self._bytes[namespace]:
-                del self._bytes[namespace]
+        self._hold(ticket, 0)
+        kind, namespace = ticket.counted, ticket.namespace
+        if kind is RequestKind.BODY:
+            self._remove_body(ticket)
+        elif kind is not None:
+            self._counts[kind] -= 1
+            if namespace is not None:
+                left = self._shares[kind, namespace] - 1
+                if left:
+                    self._shares[kind, namespace] = left
+                else:
+                    # Keep no entry for an idle namespace.
+                    del self._shares[kind, namespace]
 
     def under_way(self) -> dict[str, int]:
         """The number of requests in progress, by kind."""
         return {kind.value: count for kind, count in self._counts.items()}
+
+    def _count(self, ticket: Ticket, now: float) -> None:
+        """Count a request that is complete, and give it its full time."""
+        kind = ticket.counted = ticket.kind
+        self._counts[kind] += 1
+        ticket.deadline = now + self._request_s
+        if kind is RequestKind.WAIT:
+            ticket.deadline += self._wait_s
+        if kind in _LONG_LIVED:
+            self._long_lived.add(ticket)
+
+    def _add_body(self, ticket: Ticket) -> None:
+        ticket.counted = RequestKind.BODY
+        self._counts[RequestKind.BODY] += 1
+        self._unfinished.setdefault(ticket.namespace, {})[ticket] = None
+
+    def _remove_body(self, ticket: Ticket) -> None:
+        if ticket.counted is not RequestKind.BODY:
+            return
+        ticket.counted = None
+        self._counts[RequestKind.BODY] -= 1
+        own = self._unfinished[ticket.namespace]
+        del own[ticket]
+        if not own:
+            del self._unfinished[ticket.namespace]
+
+    def _unfinished_count(self, namespace: str | None) -> int:
+        return len(self._unfinished.get(namespace, ()))
+
+    def _oldest_of(
+        self, namespace: str | None, *, apart_from: Ticket | None = None
+    ) -> Ticket | None:
+        """The request of a namespace whose body has been unfinished for longest."""
+        bodies = self._unfinished.get(namespace, ())
+        return next((each for each in bodies if each is not apart_from), None)
+
+    def _drop(self, ticket: Ticket | None) -> None:
+        """End a request whose body is unfinished, and free its place at once."""
+        if ticket is not None:
+            self._remove_body(ticket)
+            self._hold(ticket, 0)
+            ticket.end(EndReason.LATE)
+
+    def _hold(self, ticket: Ticket, size: int) -> None:
+        more = size - ticket.held_bytes
+        if not more:
+            return
+        ticket.held_bytes = size
+        self._bytes_total += more
+        self._bytes[ticket.namespace] += more
+        if not self._bytes[ticket.namespace]:
+            del self._bytes[ticket.namespace]
+
+    def _half(self, kind: RequestKind) -> int:
+        return max(1, self._counts_max[kind] // 2)
+
+    def _check_count(self, kind: RequestKind) -> None:
+        count = self._counts[kind]
+        if count >= self._counts_max[kind]:
+            raise Overloaded(f"the server has {count} {kind} in progress, its maximum")
+
+    def _check_share(self, kind: RequestKind, namespace: str) -> None:
+        if self._shares[kind, namespace] >= self._half(kind):
+            raise Overloaded(f"this namespace has its maximum of {kind} in progress")
 
     def _check_load(self, requests: int) -> None:
         if self._bytes_total > self._bytes_max:

@@ -111,9 +111,10 @@ class RequestReader:
         body = await read_body(
             receive,
             size_max=self._body_max,
-            hold=lambda size: self._pressure.hold(ticket, size),
+            hold=lambda size, more: self._pressure.hold(ticket, size, unfinished=more),
         )
         ticket.reading = False
+        self._pressure.complete(ticket)
         if not body and self._may_be_empty:
             return b"{}"
         if content_type is None:
@@ -328,9 +329,9 @@ def _refuse_repeated(raw: list[tuple[bytes, bytes]]) -> None:
             raise BadRequest(f"the header {name.decode()} is given more than once")
 
 
-async def read_body(receive: Receive, *, size_max: int, hold: Callable[[int], None]) -> bytes:
+async def read_body(receive: Receive, *, size_max: int, hold: Callable[[int, bool], None]) -> bytes:
     """The whole body. Raises TooLarge as soon as it exceeds the bound. `hold` reserves memory for
-    the bytes received so far, and may refuse."""
+    the bytes received so far, of which more are to come or not, and may refuse."""
     parts: list[bytes] = []
     size = 0
     more = True
@@ -344,7 +345,7 @@ async def read_body(receive: Receive, *, size_max: int, hold: Callable[[int], No
         if size > size_max:
             raise TooLarge(f"the body is larger than {size_max} bytes")
         parts.append(part)
-        hold(size)
+        hold(size, more)
     return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
