@@ -112,6 +112,62 @@ def test_malformed_requests_are_refused_and_the_connection_closed(
     assert server.get("/healthz")[0] == 200
 
 
+@pytest.mark.parametrize(
+    "encoding", ["Chunked", "chunked, chunked", "gzip, chunked", "identity", "", "chunked;q=1"]
+)
+def test_any_transfer_encoding_but_chunked_is_refused(encoding: str, server: ServerProcess) -> None:
+    head = IN_JSON + f"transfer-encoding: {encoding}\r\n\r\n".encode()
+    said = server.exchange(head + b"0\r\n\r\n" + HIDDEN)
+    assert statuses(said) == [400], said[:300]
+    twice = b"transfer-encoding: chunked\r\n" * 2
+    assert statuses(server.exchange(IN_JSON + twice + b"\r\n0\r\n\r\n")) == [400]
+
+
+BODY = json.dumps(JOBS).encode()
+BY_CHUNK = [
+    # Extensions, and whether they are within the bound.
+    ([1_000], True),
+    ([1_100], False),
+    ([40] * 20, True),
+    ([100] * 20, False),
+    ([0] * 20 + [1_100], False),
+]
+
+
+@pytest.mark.parametrize(("extensions", "is_good"), BY_CHUNK)
+@pytest.mark.parametrize("size", [100_000, 1_000, 7, 1])
+def test_extensions_of_chunks_are_bounded(
+    extensions: list[int], is_good: bool, size: int, server: ServerProcess
+) -> None:
+    """However the bytes arrive, and whatever comes before and after a good body."""
+    last = len(extensions) - 1
+    parts = [BODY[at : at + 1] for at in range(last)]
+    parts.append(BODY[last:])
+    chunks = b"".join(
+        b"%x;%b\r\n%b\r\n" % (len(part), b"a" * length, part)
+        for part, length in zip(parts, extensions, strict=True)
+    )
+    trailers = b"x: " + b"y" * 2_000 + b"\r\n"
+    sized = IN_JSON + b"content-length: %d\r\n\r\n%b" % (len(BODY), BODY)
+    data = CHUNKED + chunks + b"0\r\n" + trailers + b"\r\n" + sized
+    wanted = [400]
+    if is_good:
+        data, wanted = sized + data, [201, 201, 201]
+    with server.connect() as connection:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        for at in range(0, len(data), size):
+            try:
+                connection.sendall(data[at : at + size])
+            except ConnectionError:
+                break
+        said = b""
+        while len(statuses(said)) < len(wanted):
+            part = connection.recv(65_536)
+            assert part, said[:1_000]
+            said += part
+        assert statuses(said) == wanted
+
+
 def test_chunks_are_read_whatever_their_size(server: ServerProcess) -> None:
     """One byte each, with an extension to each; and headers behind the body count for nothing."""
     body = json.dumps(JOBS).encode()

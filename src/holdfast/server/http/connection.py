@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from collections import deque
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -34,6 +35,13 @@ _CROWDED = 0.9
 """Above this share of all connections, idle ones are closed to make room."""
 
 VERSIONS = ("1.0", "1.1")
+CHUNKED = b"chunked"
+"""The only transfer encoding that is understood. Proxies read other spellings differently."""
+_CHUNKED_HEADER = re.compile(rb"\n(?i:transfer-encoding):[ \t]*%b\r?\n" % CHUNKED)
+EXTENSIONS_MAX = 1024
+"""Bytes of extensions between the chunks of one body, which mean nothing here."""
+CHUNK_LINE_MAX = 20
+"""Bytes of the line with the size of a chunk, without an extension."""
 
 _PHRASES = {
     400: ("Bad Request", "bad_request", "the request is not valid HTTP/1.1"),
@@ -220,6 +228,8 @@ class _StrictH11(h11.Connection):
         self.refusal_status = 400
 
     def next_event(self) -> Any:
+        # The values in the event are in lower case.
+        head = self.trailing_data[0] if self.their_state is h11.IDLE else b""
         try:
             event = super().next_event()
         except h11.RemoteProtocolError as error:
@@ -230,11 +240,48 @@ class _StrictH11(h11.Connection):
                 self.refusal_status = 431
                 raise h11.RemoteProtocolError("too many headers")
             names = {name for name, _ in event.headers}
+            if b"transfer-encoding" in names:
+                if _CHUNKED_HEADER.search(head) is None:
+                    raise h11.RemoteProtocolError("unknown transfer-encoding")
+                self._reader = _BoundedChunks(self._reader)
             if b"content-length" in names and b"transfer-encoding" in names:
                 raise h11.RemoteProtocolError("both content-length and transfer-encoding")
             if event.http_version.decode("ascii") not in VERSIONS:
                 raise h11.RemoteProtocolError("unsupported HTTP version")
         return event
+
+
+class _BoundedChunks:
+    """Reads a chunked body, and counts the bytes of it that are neither data nor a chunk's size."""
+
+    def __init__(self, reader: Any) -> None:
+        self._reader = reader
+        self._extension_bytes = 0
+        self._line_bytes = 0
+
+    def __call__(self, buffer: Any) -> Any:
+        before = len(buffer)
+        event = self._reader(buffer)
+        self._line_bytes += before - len(buffer)
+        unread = 0
+        match event:
+            case h11.Data():
+                self._line_bytes -= len(event.data)
+            case h11.EndOfMessage():
+                trailers = event.headers.raw_items()
+                self._line_bytes -= sum(len(name) + len(value) + 4 for name, value in trailers)
+            case None if not self._reader._reading_trailer:  # noqa: SLF001 (h11 tells it nowhere)
+                unread = len(buffer)
+        extension = max(0, self._line_bytes + unread - CHUNK_LINE_MAX)
+        if self._extension_bytes + extension > EXTENSIONS_MAX:
+            raise h11.RemoteProtocolError("the extensions of chunks are too long")
+        if isinstance(event, h11.Data) and event.chunk_start:
+            self._extension_bytes += extension
+            self._line_bytes = 0
+        return event
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._reader, name)
 
 
 async def check_connections(connections: Iterable[Any]) -> None:
