@@ -57,6 +57,7 @@ if TYPE_CHECKING:
         UsageError,
         WrongState,
     )
+    from holdfast.ops.dead_letters import DeadLetter
     from holdfast.ops.ticks import Schedule
     from holdfast.worker.child.context import Context
     from holdfast.worker.outcomes import Bury, Cancelled, Release, Retry
@@ -73,6 +74,7 @@ _HOMES = {
     "CircularJobs": "errors",
     "ConfigError": "errors",
     "Context": "worker.child.context",
+    "DeadLetter": "ops.dead_letters",
     "EngineClosed": "errors",
     "EngineError": "errors",
     "EngineUnavailable": "errors",
@@ -131,6 +133,7 @@ __all__ = [
     "CircularJobs",
     "ConfigError",
     "Context",
+    "DeadLetter",
     "EngineClosed",
     "EngineError",
     "EngineUnavailable",

@@ -96,8 +96,8 @@ async def test_a_dead_letter_does_not_go_round_in_circles(app: Holdfast) -> None
     await app.declare("b", dead_queue="a")
     await app.declare("a", dead_queue="b")
     receipt = await app.enqueue("noop", queue="a")
-    for queue in ("a", "b"):
-        [lease] = await app.lease(queue)
+    for queue, dead in (("a", False), ("b", True)):
+        [lease] = await app.lease(queue, dead=dead)
         await app.bury(lease, "no")
     job = await app.get(receipt.id)
     assert job is not None

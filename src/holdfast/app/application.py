@@ -33,7 +33,14 @@ import msgspec
 from holdfast.app.batch import Batch, enqueue_batch
 from holdfast.app.engine_host import EngineHost, closing_unstarted
 from holdfast.app.leases import LeaseMethods
-from holdfast.app.task import AnyTask, ContextCall, SingleOptions, Task, TaskOptions
+from holdfast.app.task import (
+    AnyTask,
+    ContextCall,
+    SingleOptions,
+    Task,
+    TaskOptions,
+    dead_letter_handler,
+)
 from holdfast.core import bounds, checks
 from holdfast.core.checks import accepted
 from holdfast.core.limits import Limit
@@ -82,6 +89,7 @@ from holdfast.notation.options import (
     new_job,
 )
 from holdfast.notation.policies import RateText, to_rate
+from holdfast.ops.dead_letters import DeadLetter
 from holdfast.ops.queues import (
     change_queue,
     enqueue_in_new_queues,
@@ -133,6 +141,7 @@ class Holdfast(LeaseMethods):
         self.place = store.traits.name if engine else redacted(url)
         self.listeners = Listeners()
         self.tasks: dict[str, AnyTask] = {}
+        self._dead_letter_handlers: dict[str, Handler] = {}
         self._home = self._host(store)
         self._telemetry: Telemetry | None = None
         ALIVE.add(self)
@@ -233,10 +242,30 @@ class Holdfast(LeaseMethods):
             return lambda decorated: self._add_task(decorated, given)
         return self._add_task(function, given)
 
+    def on_dead_letter(
+        self, queue: str = "default"
+    ) -> Callable[[Callable[[DeadLetter], Answer]], Callable[[DeadLetter], Answer]]:
+        """Call a function with each dead letter of a queue, in the workers of this application:
+        those that died there, and those of other queues whose `dead_queue` it is.
+
+        The dead letter is deleted when the function returns. If it raises, the dead letter stays,
+        and is offered again later: see `holdfast.Retry` and `Release` for when.
+        """
+        checks.check_queue_name(expected("queue", queue, str))
+
+        def add(function: Callable[[DeadLetter], Answer]) -> Callable[[DeadLetter], Answer]:
+            if queue in self._dead_letter_handlers:
+                raise UsageError(f"queue {queue} already has a handler of its dead letters")
+            self._dead_letter_handlers[queue] = dead_letter_handler(queue, function)
+            return function
+
+        return add
+
     @property
     def handlers(self) -> dict[str, Handler]:
-        """The handlers of the tasks by name, as a worker runs them."""
-        return {name: task.handler for name, task in self.tasks.items()}
+        """The handlers of the tasks by name, as a worker runs them, and those of dead letters."""
+        found = {name: task.handler for name, task in self.tasks.items()}
+        return found | {handler.name: handler for handler in self._dead_letter_handlers.values()}
 
     @property
     def workers(self) -> Workers:

@@ -239,4 +239,5 @@ class BlockingHoldfast(_Facade):
     backup = _waited(Holdfast.backup)
     within = _direct(Holdfast.within)
     task = _direct(Holdfast.task)
+    on_dead_letter = _direct(Holdfast.on_dead_letter)
     run_worker = _direct(Holdfast.run_worker)

@@ -40,12 +40,14 @@ class LeaseMethods:
         lease: Duration | None = None,
         tasks: Iterable[str] | None = None,
         worker: str = "",
+        dead: bool = False,
     ) -> list[Lease]:
         """Lease up to `limit` due jobs of the queues, in that order; `wait` is how long to wait for
         the first one.
 
         Without a queue it leases from `default`. `lease` is the time until the deadline, by default
-        the job's or the queue's own; renew before it ends.
+        the job's or the queue's own; renew before it ends. With `dead` it leases dead letters
+        instead: `complete` deletes one, and after any other end of the lease it is dead again.
         """
         if isinstance(tasks, str):
             raise UsageError(f"tasks is the text {tasks[:80]!r}: give a list of names")
@@ -60,6 +62,7 @@ class LeaseMethods:
             wait_ms=to_ms("wait", wait, UsageError),
             lease_ms=None if lease is None else to_ms("lease", lease, UsageError),
             tasks=wanted,
+            dead=dead,
         )
         return await self.engine.lease(checked(request, UsageError))
 

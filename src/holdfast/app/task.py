@@ -26,6 +26,7 @@ from typing import (
     overload,
 )
 
+import msgspec
 from msgspec.structs import replace
 
 from holdfast.app.signature import BatchSignature, Signature
@@ -46,6 +47,7 @@ from holdfast.notation.durations import Duration, to_ms
 from holdfast.notation.job import JobOptions
 from holdfast.notation.options import expected, new_job, unknown_names
 from holdfast.notation.policies import BreakerText, RateText, task_limits, to_breaker
+from holdfast.ops.dead_letters import DeadLetter, dead_letter_task
 from holdfast.process import wall_ms
 from holdfast.worker.child.context import CallState, Context
 from holdfast.worker.child.handlers import Handler
@@ -476,10 +478,27 @@ def is_over(job: Job | None, id: str) -> bool:
         return True
     if job.state is State.CANCELLED:
         raise JobCancelled(f"job {id} was cancelled", job)
-    # A job that was moved to a dead queue waits there and carries its reason.
-    if job.state is State.DEAD or job.reason is not None:
+    if job.is_dead_letter:
         raise JobFailed(f"job {id} is dead ({job.reason}){_last_error(job)}", job)
     return False
+
+
+def dead_letter_handler(queue: str, function: Callable[[DeadLetter], Any]) -> Handler:
+    """The handler that calls `function` with each dead letter of a queue."""
+    if not callable(function):
+        raise UsageError(f"a handler must be a function, not a {type(function).__name__}")
+    return Handler(
+        name=dead_letter_task(queue),
+        function=function,
+        is_async=_is_async(function),
+        arguments=lambda payload, _: ((_DEAD_LETTER.decode(payload),), {}),
+        result=lambda _: None,
+        queue=queue,
+        dead=True,
+    )
+
+
+_DEAD_LETTER = msgspec.msgpack.Decoder(DeadLetter)
 
 
 def _last_error(job: Job) -> str:

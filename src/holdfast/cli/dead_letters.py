@@ -117,7 +117,7 @@ async def show(id: JobId, /, *, common: Common = COMMON) -> None:
     """Show a dead letter, its timeline and its output."""
     async with open_app(common) as app:
         job, _ = await jobs.read_job(app, id)
-    if job.state is not State.DEAD:
+    if not job.is_dead_letter:
         raise NotFound(f'job {id} is {job.state}, not dead: see "{program()} job show {id}"')
     await jobs.show(id, common=common)
 

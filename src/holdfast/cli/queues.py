@@ -98,7 +98,7 @@ class QueueFlags:
         str | None, option("DURATION", "Delete dead letters after this long, e.g. 30d.")
     ] = None
     dead_queue: Annotated[
-        str | None, option("NAME", "Move dead letters to this queue; none leaves them in place.")
+        str | None, option("NAME", "Keep dead letters in this queue; none leaves them in place.")
     ] = None
     max_depth: Annotated[
         str | None, option("N", "Refuse new jobs while this many wait; none sets no limit.")

@@ -250,6 +250,8 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     after_on: str = ""
     parent_death: str = ""
     then: tuple[Entry, ...] = ()
+    dead: bool = False
+    """The lease is that of a dead letter."""
 
 
 class HistoryLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -277,7 +279,7 @@ def asked(op: str, argument: Any, amendment: Amendment | None = None) -> dict[st
             return {"jobs": tuple(_new(job) for job in argument)}
         case "lease":
             request: LeaseRequest = argument
-            selective = bool(request.ids) or request.tasks is not None
+            selective = bool(request.ids) or request.tasks is not None or request.dead
             return {"queues": request.queues, "selective": selective}
         case "renew":
             return {"jobs": tuple(_renewal(renewal) for renewal in argument)}
@@ -400,13 +402,20 @@ def _granted(lease: Lease) -> Entry:
         task=job.task,
         tenant=job.tenant,
         group=job.group,
+        dead=job.is_dead_letter,
     )
 
 
 def _renewal(renewal: Renewal) -> Entry:
     lease = renewal.lease
     lease_ms = lease.lease_ms if renewal.lease_ms is None else renewal.lease_ms
-    return Entry(id=lease.id, token=lease.token, attempt=lease.job.attempt, lease_ms=lease_ms)
+    return Entry(
+        id=lease.id,
+        token=lease.token,
+        attempt=lease.job.attempt,
+        lease_ms=lease_ms,
+        dead=lease.job.is_dead_letter,
+    )
 
 
 def _settlement(settlement: Settlement) -> Entry:
@@ -417,6 +426,7 @@ def _settlement(settlement: Settlement) -> Entry:
         token=lease.token,
         attempt=lease.job.attempt,
         cancel_requested=lease.job.cancel_requested,
+        dead=lease.job.is_dead_letter,
         **_verdict(verdict),
     )
 

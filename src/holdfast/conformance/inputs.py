@@ -314,6 +314,7 @@ def _lease_request(dice: _Dice) -> LeaseRequest:
         worker=dice.choice(("w1", "w2", "")),
         lease_ms=dice.choice((None, *LEASE_LENGTHS_MS)),
         tasks=dice.mostly(None, frozenset({"x"}), frozenset({"x", "y"}), frozenset()),
+        dead=dice.random() < 0.25,
     )
 
 

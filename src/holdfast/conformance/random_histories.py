@@ -177,6 +177,10 @@ class EngineMachine(RuleBasedStateMachine):
     def lease_from_all(self, limit: int) -> None:
         self.lease(LeaseRequest(queues=made.QUEUES, limit=limit, worker="w1"))
 
+    @rule(limit=st.integers(1, 5))
+    def lease_dead_letters(self, limit: int) -> None:
+        self.lease(LeaseRequest(queues=made.QUEUES, limit=limit, worker="w2", dead=True))
+
     @precondition(lambda self: self.leases)
     @rule(
         given=st.lists(

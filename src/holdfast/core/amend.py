@@ -7,6 +7,7 @@ has changed. A leased job only ever gets a cancel request.
 
 from __future__ import annotations
 
+from collections.abc import Container
 from typing import assert_never
 
 from msgspec.structs import replace
@@ -56,8 +57,11 @@ def amendable(amendment: Amendment, wanted: JobFilter) -> tuple[State, ...]:
     return tuple(state for state in allowed if state in wanted.states)
 
 
-def amend(job: Job, amendment: Amendment, queue: Queue, now: int) -> Change | None:
-    """The job after the amendment; None deletes it. The caller has checked `amendable`."""
+def amend(
+    job: Job, amendment: Amendment, queue: Queue, now: int, queues: Container[str] = ()
+) -> Change | None:
+    """The job after the amendment; None deletes it. The caller has checked `amendable`. `queues`
+    are those that exist, as far as the amendment concerns them: see `target_of`."""
     if job.state is State.LEASED and isinstance(amendment, Cancel):
         requested = replace(job, cancel_requested=True, version=job.version + 1)
         event = Event(
@@ -77,6 +81,9 @@ def amend(job: Job, amendment: Amendment, queue: Queue, now: int) -> Change | No
             return Change(cancelled, _event(job, EventKind.CANCELLED, now, by, text))
         case Redrive(by=by, text=text, delay_ms=delay_ms):
             redriven = redrive(changed, now + delay_ms)
+            home = target_of(job, amendment)
+            if home is not None and home in queues:
+                redriven = replace(redriven, queue=home, origin=None)
             return Change(redriven, _event(job, EventKind.REDRIVEN, now, by, text), tail=True)
         case BuryWaiting(by=by, reason=reason, failure=failure):
             return bury(changed, queue, reason=reason, failure=failure, by=by, now=now)
@@ -89,7 +96,9 @@ def amend(job: Job, amendment: Amendment, queue: Queue, now: int) -> Change | No
                 return Change(edited, event)
             return Change(replace(edited, progress=None, checkpoint=None), event, forgets=True)
         case Move(queue=target, by=by, text=why):
-            moved = replace(changed, queue=target, origin=job.queue, **_moves(amendment, job, now))
+            # A dead letter is redriven where an operator has put it.
+            origin = None if job.state is State.DEAD else job.queue
+            moved = replace(changed, queue=target, origin=origin, **_moves(amendment, job, now))
             text = f"from {job.queue} to {target}" + (f": {why}" if why else "")
             return Change(moved, _event(job, EventKind.MOVED, now, by, text), tail=True)
         case Retime(delay_ms=delay_ms, by=by):
@@ -100,6 +109,17 @@ def amend(job: Job, amendment: Amendment, queue: Queue, now: int) -> Change | No
             return Change(sooner, _event(job, EventKind.EXPEDITED, now, by))
         case never:
             assert_never(never)
+
+
+def target_of(job: Job, amendment: Amendment) -> str | None:
+    """The other queue that the amendment moves the job to; None if it stays."""
+    match amendment:
+        case Move(queue=queue):
+            return queue
+        case Redrive() if job.state is State.DEAD:
+            return job.origin
+        case _:
+            return None
 
 
 def redrive(job: Job, due_at: int) -> Job:

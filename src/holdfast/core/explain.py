@@ -312,9 +312,10 @@ def _leased(facts: Facts) -> Iterator[Cause]:
         )
     if job.cancel_requested:
         yield Cause(code="cancelling", text=f"{worker} has been asked to stop it")
+    act = "handles its dead letter" if job.is_dead_letter else f"is running attempt {job.attempt}"
     yield Cause(
         code="running",
-        text=f"{worker} is running attempt {job.attempt}",
+        text=f"{worker} {act}",
         remedy="follow its output",
         command=f"job logs {job.id} --follow",
         at=job.leased_at,

@@ -86,8 +86,10 @@ def admit(new: NewJob, seq: int, now: int) -> Job:
 
 
 def apply_key_policy(job: Job, new: NewJob, queue: Queue, now: int) -> Change | None:
-    """The change to `job`, which holds the key of `new`: replaced or merged; None keeps it."""
-    if job.state is not State.WAITING or not updates_held_job(job, new):
+    """The change to `job`, which holds the key of `new`: replaced or merged; None keeps it. A job
+    that was moved to another queue is kept."""
+    moved = job.queue != new.queue
+    if job.state is not State.WAITING or moved or not updates_held_job(job, new):
         return None
     if new.key_policy == "replace":
         change = replace_waiting(job, new, now)
@@ -110,11 +112,7 @@ def updates_held_job(job: Job, new: NewJob) -> bool:
 def replace_waiting(job: Job, new: NewJob, now: int) -> Change:
     """Replace a waiting job with a later one under the same key. Its id, counters and output stay;
     progress and checkpoint do not.
-
-    A job that was moved to another queue, such as a dead letter, is left unchanged.
     """
-    if job.origin is not None:
-        return Change(job)
     fresh = admit(new, job.seq, now)
     replaced = replace(
         fresh, id=job.id, created_at=job.created_at, attempt=job.attempt, crashes=job.crashes,
@@ -127,10 +125,7 @@ def replace_waiting(job: Job, new: NewJob, now: int) -> Change:
 
 
 def merge_waiting(job: Job, payload: bytes, now: int) -> Change:
-    """Give a waiting job the merged payload; only its progress and checkpoint are cleared. A job
-    that was moved to another queue, such as a dead letter, is left unchanged."""
-    if job.origin is not None:
-        return Change(job)
+    """Give a waiting job the merged payload; only its progress and checkpoint are cleared."""
     merged = replace(
         job,
         payload=payload,
@@ -153,6 +148,20 @@ def lease(job: Job, *, token: int, worker: str, now: int, lease_ms: int) -> Job:
         job,
         state=State.LEASED,
         attempt=job.attempt + 1,
+        token=token,
+        worker=worker or None,
+        leased_at=now,
+        deadline_at=now + lease_ms,
+        version=job.version + 1,
+    )
+
+
+def lease_dead(job: Job, *, token: int, worker: str, now: int, lease_ms: int) -> Job:
+    """Lease a dead letter. No attempt is counted: its task does not run."""
+    assert job.state is State.DEAD
+    return replace(
+        job,
+        state=State.LEASED,
         token=token,
         worker=worker or None,
         leased_at=now,
@@ -198,11 +207,15 @@ def is_reaped(verdict: Verdict) -> bool:
     return failure is not None and failure.kind is FailureKind.OVERDUE
 
 
-def apply(job: Job, verdict: Verdict, queue: Queue, now: int) -> Change:
-    """The job after `verdict` ended its lease. `queue` is the job's own; if its dead_queue does not
-    exist, the engine passes a queue without one.
+def apply(job: Job, verdict: Verdict, queue: Queue, now: int) -> Change | None:
+    """The job after `verdict` ended its lease; None deletes it. `queue` is the job's own; if its
+    dead_queue does not exist, the engine passes a queue without one.
     """
     ended = replace(job, deadline_at=None, version=job.version + 1)
+    if job.is_dead_letter:
+        if not isinstance(verdict, Forward):
+            return _end_dead_lease(ended, verdict, now)
+        job = replace(job, cancel_requested=False)
     match verdict:
         case Complete(result=result):
             return Change(replace(ended, state=State.DONE, finished_at=now, result=result))
@@ -230,8 +243,7 @@ def apply(job: Job, verdict: Verdict, queue: Queue, now: int) -> Change:
             return _wait(again, queue, delay_ms, now, event)
         case Forward(queue=target):
             event = _event(job, EventKind.FORWARDED, now, text=f"from {job.queue} to {target}")
-            moved = replace(_restarted(ended, now, queue=target), reason=None)
-            return Change(moved, event, tail=True)
+            return Change(_restarted(ended, now, queue=target), event, tail=True)
         case never:
             assert_never(never)
 
@@ -239,21 +251,51 @@ def apply(job: Job, verdict: Verdict, queue: Queue, now: int) -> Change:
 def bury(
     job: Job, queue: Queue, *, reason: Reason, failure: Failure | None, by: str, now: int
 ) -> Change:
-    """Make the job a dead letter, or move it to the queue's dead_queue as a fresh job.
-
-    A job that was moved as a dead letter before stays: dead queues may form a cycle.
-    """
-    target = queue.dead_queue if job.reason is None else None
+    """Make the job a dead letter, in its queue or in the queue's dead_queue."""
+    target = queue.dead_queue
     text = f"{reason}: moved from {job.queue} to {target}" if target else str(reason)
     event = Event(
         at=now, kind=EventKind.BURIED, attempt=job.attempt, by=by, text=text, failure=failure
     )
-    if target is None:
-        print_ = fingerprint(reason, failure, job.task)
-        dead = replace(job, state=State.DEAD, finished_at=now, reason=reason, fingerprint=print_)
-        return Change(dead, event)
-    moved = replace(_restarted(job, now, queue=target), expires_at=None, reason=reason)
-    return Change(moved, event, tail=True)
+    dead = replace(
+        job,
+        queue=target or job.queue,
+        origin=job.queue if target else None,
+        state=State.DEAD,
+        due_at=min(job.due_at, now),
+        finished_at=now,
+        reason=reason,
+        fingerprint=fingerprint(reason, failure, job.task),
+    )
+    return Change(dead, event)
+
+
+def _end_dead_lease(
+    ended: Job, verdict: Complete | Bury | Retry | Release, now: int
+) -> Change | None:
+    """Delete a dead letter that was handled; any other is dead again, with the reason and since the
+    time of its death. A cancel request ends only the lease. `releases` counts the leases that
+    handled nothing, and the timeline shows the first of them."""
+    if isinstance(verdict, Complete):
+        return None
+    release = verdict if isinstance(verdict, Release) else Release()
+    failure = None if isinstance(verdict, Release) else verdict.failure
+    delay_ms = 0 if isinstance(verdict, Bury) else verdict.delay_ms
+    # Without its token: a dead letter cannot tell a repeat from a lease of its task.
+    again = replace(
+        ended,
+        state=State.DEAD,
+        token=None,
+        due_at=now + delay_ms,
+        crashes=ended.crashes + is_crash(failure),
+        releases=ended.releases + (not release.unstarted),
+        alone=ended.alone or release.alone,
+        cancel_requested=False,
+    )
+    if ended.releases >= bounds.RELEASES_MAX:
+        return Change(again)
+    text = ": ".join(filter(None, ("dead letter not handled", release.text)))
+    return Change(again, _event(ended, EventKind.RELEASED, now, failure=failure, text=text))
 
 
 def _restarted(job: Job, now: int, *, queue: str) -> Job:
@@ -263,6 +305,9 @@ def _restarted(job: Job, now: int, *, queue: str) -> Job:
         queue=queue,
         origin=job.queue,
         state=State.WAITING,
+        finished_at=None,
+        reason=None,
+        fingerprint=None,
         attempt=0,
         crashes=0,
         releases=0,

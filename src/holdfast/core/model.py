@@ -39,6 +39,10 @@ class State(StrEnum):
 STATES = tuple(State)
 """A state's position here is its code in every SQL store; never reorder."""
 
+STORED_STATES = (*STATES, State.LEASED)
+"""The state of each code in a SQL store. The last is that of a dead letter under lease: a job with
+it is leased, but in no index of jobs that are at work."""
+
 
 class WaitingKind(StrEnum):
     """Which of the waiting jobs: not attempted yet, those of them that are due later, or those
@@ -208,7 +212,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     Only `get` fills `events`, `output` and `result`; `get` and `lease` fill `checkpoint`,
     `progress` and `after`. `seq` is the engine's arrival number; `version` grows with every change
     except a renewal. `alone` means that an attempt shared a process that died. `fingerprint`
-    identifies the failure that killed the job.
+    identifies the failure that killed the job, `reason` why it is dead. `origin` is the queue it
+    was moved from; that of a dead letter is where it died, if a dead queue holds it.
     """
 
     id: str
@@ -258,6 +263,25 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         return tuple(event for event in self.events if event.failure is not None)
 
     @property
+    def is_dead_letter(self) -> bool:
+        """Whether the job is dead, or leased as a dead letter: only those have a reason."""
+        leased = self.state is State.LEASED and self.reason is not None
+        return leased or self.state is State.DEAD
+
+    @property
+    def state_code(self) -> int:
+        """The position of its state in STORED_STATES."""
+        if self.state is State.LEASED and self.reason is not None:
+            return len(STORED_STATES) - 1
+        return STATES.index(self.state)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the job no longer counts for its key, group, limits and children. A dead letter
+        under lease has ended."""
+        return self.state.finished or self.is_dead_letter
+
+    @property
     def runs_alone(self) -> bool:
         """Whether the next attempt gets a process of its own, so that a crash has one culprit."""
         return self.alone or self.crashes > 0
@@ -282,7 +306,8 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 class LeaseRequest(msgspec.Struct, frozen=True, kw_only=True):
     """The jobs to lease: from `queues` in that order, or exactly those with `ids`.
 
-    `tasks` None means any task; `lease_ms` None means the job's own or its queue's.
+    `tasks` None means any task; `lease_ms` None means the job's own or its queue's. With `dead`
+    only dead letters are leased, without it only jobs that wait.
     """
 
     queues: tuple[str, ...] = ()
@@ -292,6 +317,7 @@ class LeaseRequest(msgspec.Struct, frozen=True, kw_only=True):
     wait_ms: int = 0
     lease_ms: int | None = None
     tasks: frozenset[str] | None = None
+    dead: bool = False
 
 
 class Note(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

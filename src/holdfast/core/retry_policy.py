@@ -27,7 +27,12 @@ def after_retry_request(
     queue: Queue, job: Job, failure: Failure | None, delay_ms: int | None, draw: float
 ) -> Verdict:
     """The verdict when another attempt is requested, after `delay_ms` or by the backoff if that is
-    None. The limits on attempts and crashes apply to a requested retry as well."""
+    None. The limits on attempts and crashes apply to a requested retry as well, but not to a dead
+    letter: it is offered again, ever less often, until its retention is over."""
+    backoff = job.overrides.backoff or queue.backoff
+    if job.is_dead_letter:
+        again_ms = backoff.delay_ms(job.releases + 1, draw) if delay_ms is None else delay_ms
+        return Retry(again_ms, failure)
     if job.cancel_requested:
         return Retry(0, failure)
     if is_crash(failure) and job.crashes + 1 >= crashes_max(queue, job):
@@ -37,7 +42,6 @@ def after_retry_request(
         requested = Failure(message=f"requested a retry after attempt {job.attempt} of {most}")
         return Bury(Reason.ATTEMPTS, failure or requested)
     if delay_ms is None:
-        backoff = job.overrides.backoff or queue.backoff
         delay_ms = backoff.delay_ms(max(job.attempt, 1), draw)
     return Retry(delay_ms, failure)
 

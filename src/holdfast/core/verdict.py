@@ -11,7 +11,8 @@ from holdfast.core.model import Failure, Lease, NewJob, Note, Reason, Reroute
 
 
 class Complete(msgspec.Struct, frozen=True, tag="complete", gc=False):
-    """The job is done. The follow-up jobs `then` are enqueued in the same transaction."""
+    """The job is done; a dead letter is deleted. The follow-up jobs `then` are enqueued in the same
+    transaction."""
 
     result: bytes | None = None
     then: tuple[NewJob, ...] = ()
@@ -25,7 +26,7 @@ class Retry(msgspec.Struct, frozen=True, tag="retry"):
 
 
 class Bury(msgspec.Struct, frozen=True, tag="bury"):
-    """Give up: the job becomes a dead letter, or moves to the queue's dead_queue."""
+    """Give up: the job becomes a dead letter, in its queue or in the queue's dead_queue."""
 
     reason: Reason = Reason.EXPLICIT
     failure: Failure | None = None
@@ -77,7 +78,8 @@ class Cancel(msgspec.Struct, frozen=True, kw_only=True, tag="cancel"):
 
 
 class Redrive(msgspec.Struct, frozen=True, kw_only=True, tag="redrive"):
-    """Put dead, cancelled or done jobs back to work, with their attempts at zero."""
+    """Put dead, cancelled or done jobs back to work, with their attempts at zero. A dead letter in
+    a dead queue returns to its origin, if that still exists."""
 
     by: str = ""
     text: str = ""

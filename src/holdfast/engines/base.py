@@ -106,6 +106,8 @@ class Traits(msgspec.Struct, frozen=True, kw_only=True):
     """Longest lease."""
     retry_ms_max: int = bounds.DELAY_MS_MAX
     """Longest delay of a Retry or Release."""
+    dead_leases: bool = False
+    """Dead letters can be leased: `LeaseRequest.dead`."""
 
     @property
     def atomic(self) -> bool:
@@ -205,7 +207,9 @@ class Engine(Protocol):
 
     async def lease(self, request: LeaseRequest) -> list[Lease]:
         """Due jobs by (queue in the order of the request, priority, due_at, place); empty after
-        `wait_ms`."""
+        `wait_ms`. With `dead`, dead letters by (queue, due_at, seq) instead: of any priority, group
+        and limit, also past their expiry. No attempt is counted; completing deletes them, and after
+        any other end of the lease they are dead again. [dead_leases]"""
 
     async def renew(self, renewals: Sequence[Renewal]) -> list[Lease | None]:
         """Extend the deadlines and store the notes; None = lost. The renewed lease carries an

@@ -32,12 +32,15 @@ from holdfast.core.verdict import (
 from holdfast.engines.base import Traits
 from holdfast.errors import Unsupported, UsageError
 
-FULL = Traits(name="", durable=True, shared=True, groups=True, dependencies=True, rates=True)
+FULL = Traits(
+    name="", durable=True, shared=True, groups=True, dependencies=True, rates=True, dead_leases=True
+)
 """Every trait that a call can need."""
 _OF_JOBS = "priority keys groups dependencies delay_ms_max lease_ms_max payload_max".split()
 _CHECKED = (
     *_OF_JOBS,
     *"inspect renew rates limits fairness results notes follow_ups records retry_ms_max".split(),
+    "dead_leases",
 )
 
 
@@ -94,6 +97,9 @@ class Support:
         checks.check_request(request)
         if request.ids and not self._traits.inspect:
             raise self._unsupported("leasing by id", "lease from a queue instead")
+        if request.dead and not self._traits.dead_leases:
+            remedy = "use an engine that can, such as SQLite or PostgreSQL, or a newer server"
+            raise self._unsupported("leasing dead letters", remedy)
         self._check_lease_ms(request.lease_ms)
 
     def check_renewals(self, renewals: Sequence[Renewal]) -> None:

@@ -22,9 +22,11 @@ from holdfast.core.model import (
     Page,
     Queue,
     QueueView,
+    Reason,
     Receipt,
     Record,
     Renewal,
+    State,
     Tally,
     TallyBy,
     Waits,
@@ -62,6 +64,7 @@ class SentLease(msgspec.Struct, frozen=True, gc=False, array_like=True):
     seq: int = 0
     group: str | None = None
     is_child: bool = False
+    is_dead: bool = False
 
     @classmethod
     def of(cls, lease: Lease) -> SentLease:
@@ -75,6 +78,7 @@ class SentLease(msgspec.Struct, frozen=True, gc=False, array_like=True):
             job.seq,
             job.group,
             bool(job.after),
+            job.is_dead_letter,
         )
 
     def lease(self) -> Lease:
@@ -86,12 +90,16 @@ class SentLease(msgspec.Struct, frozen=True, gc=False, array_like=True):
             seq=self.seq,
             group=self.group,
             after=_UNKNOWN_PARENT if self.is_child else (),
+            state=State.LEASED if self.is_dead else State.WAITING,
+            reason=_UNKNOWN_REASON if self.is_dead else None,
         )
         return Lease(job=job, token=self.token, lease_ms=self.lease_ms)
 
 
 _UNKNOWN_PARENT = ("?",)
 """Engines need to know that the job had parents, not which."""
+_UNKNOWN_REASON = Reason.EXPLICIT
+"""Engines need to know that a dead letter was leased, not why it died."""
 
 
 class DeclareCall(msgspec.Struct):

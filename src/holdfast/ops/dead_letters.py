@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 from msgspec.structs import asdict, replace
@@ -474,3 +474,67 @@ def _group_view(group: DeadGroup) -> DeadGroupView:
     first_at = show_at(group.first_at) if known else None
     last_at = show_at(group.last_at) if known else None
     return DeadGroupView(**{**asdict(group), "first_at": first_at, "last_at": last_at})
+
+
+class DeadLetter(msgspec.Struct, frozen=True, kw_only=True):
+    """A dead letter as its handler gets it, see `Holdfast.on_dead_letter`.
+
+    `origin` is the queue in which the job died, `queue` the one that holds it: they differ if the
+    former has a dead queue. `attempts` and `failures`, oldest first, are those of the job's own
+    task. It is always flagged as `poison`.
+    """
+
+    id: str
+    task: str
+    queue: str
+    origin: str
+    reason: Reason | None
+    attempts: int
+    failures: tuple[Failure, ...]
+    payload: bytes
+    content_type: str = codec.JSON
+    poison: bool = True
+    crashes: int = 0
+    redrives: int = 0
+    created_at: int = 0
+    died_at: int = 0
+    key: str | None = None
+    tenant: str | None = None
+    labels: dict[str, str] = {}
+    headers: dict[str, str] = {}
+
+    @property
+    def value(self) -> Any:
+        """The payload as a Python value; the bytes themselves if it is not JSON."""
+        return codec.decode(self.payload) if self.content_type == codec.JSON else self.payload
+
+
+def dead_letter_of(job: Job) -> DeadLetter:
+    """The dead letter of a job that `get` read."""
+    ran = (EventKind.RETRIED, EventKind.BURIED)
+    return DeadLetter(
+        id=job.id,
+        task=job.task,
+        queue=job.queue,
+        origin=job.origin or job.queue,
+        reason=job.reason,
+        attempts=job.attempt,
+        failures=tuple(
+            event.failure for event in job.events if event.kind in ran and event.failure is not None
+        ),
+        payload=job.payload,
+        content_type=job.content_type,
+        crashes=job.crashes,
+        redrives=job.redrives,
+        created_at=job.created_at,
+        died_at=job.finished_at or 0,
+        key=job.key,
+        tenant=job.tenant,
+        labels=job.labels,
+        headers=job.headers,
+    )
+
+
+def dead_letter_task(queue: str) -> str:
+    """The name under which workers know the handler of a queue's dead letters."""
+    return f"dead-letter/{queue}"

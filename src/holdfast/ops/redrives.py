@@ -186,13 +186,12 @@ class RedriveBatch(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
 
 def outcome_of(before: TakenJob, job: Job | None) -> RedriveOutcome | None:
-    """The outcome of a job; None while it has not ended. A redrive clears the reason of death, so a
-    waiting job with a reason died again and was moved to a dead queue."""
+    """The outcome of a job; None while it has not ended."""
     if job is None or job.state is State.CANCELLED:
         return RedriveOutcome.OTHER
     if job.state is State.DONE:
         return RedriveOutcome.DONE
-    if job.state is State.DEAD or (job.state is State.WAITING and job.reason is not None):
+    if job.is_dead_letter:
         known = before.fingerprint is not None
         return (
             RedriveOutcome.RECURRED

@@ -67,7 +67,7 @@ class Meter:
         match verb:
             case "enqueue":
                 self._enqueued(request, answer)
-            case "lease":
+            case "lease" if not request.dead:
                 self._leased(answer)
             case "settle":
                 self._settled(request, answer)
@@ -141,6 +141,14 @@ class Meter:
 
     def _settled(self, settlements: Sequence[Settlement], outcomes: Sequence[Outcome]) -> None:
         now = self._wall_ms() - self._ahead_ms
+        if any(settlement.lease.job.reason is not None for settlement in settlements):
+            # A dead letter was counted when it died.
+            own = [
+                (settlement, outcome)
+                for settlement, outcome in zip(settlements, outcomes, strict=True)
+                if settlement.lease.job.reason is None
+            ]
+            settlements, outcomes = [each for each, _ in own], [each for _, each in own]
         if outcomes.count(Outcome.SETTLED) == len(outcomes):
             jobs = [settlement.lease.job for settlement in settlements]
             for name, some in _by_queue(settlements, jobs):

@@ -131,8 +131,9 @@ Ending: TypeAlias = Returned | Raised | AskedRetry | AskedBury | AskedRelease | 
 
 class TaskInfo(msgspec.Struct, frozen=True, array_like=True):
     """Facts about a task that a supervisor needs: how many jobs a call takes, whether it runs in a
-    process of its own, whether the child can interrupt it at its timeout, its queue, and the
-    limits, the circuit breaker and the options for jobs that it declares."""
+    process of its own, whether the child can interrupt it at its timeout, its queue, the limits,
+    the circuit breaker and the options for jobs that it declares, and whether it handles the dead
+    letters of its queue instead of jobs."""
 
     name: str
     batch: int = 1
@@ -142,6 +143,7 @@ class TaskInfo(msgspec.Struct, frozen=True, array_like=True):
     limits: tuple[Limit, ...] = ()
     breaker: Breaker | None = None
     declared: TaskRecord | None = None
+    dead: bool = False
 
 
 class ChildReady(msgspec.Struct, frozen=True, array_like=True, tag="ready"):

@@ -239,6 +239,39 @@ def counts_disagree(builder: HistoryBuilder) -> None:
     builder.note("counts", queue="q", exact=True, **counts)
 
 
+def dead_letter_of_a_living_job(builder: HistoryBuilder) -> None:
+    builder.enqueue()
+    builder.lease(1, dead=True)
+    builder.keep("dead", reason="explicit")
+
+
+def dead_letter_with_an_attempt_more(builder: HistoryBuilder) -> None:
+    builder.enqueue()
+    builder.lease(1)
+    builder.settle(1, "bury", reason="explicit")
+    builder.lease(2, attempt=2, dead=True)
+    builder.settle(2, "retry", attempt=2, dead=True)
+    builder.keep("dead", reason="explicit")
+
+
+def dead_letter_that_outlives_its_handling(builder: HistoryBuilder) -> None:
+    builder.enqueue()
+    builder.lease(1)
+    builder.settle(1, "bury", reason="explicit")
+    builder.lease(2, dead=True)
+    builder.settle(2, "complete", dead=True)
+    builder.keep("dead", reason="explicit")
+
+
+def dead_letter_with_two_holders(builder: HistoryBuilder) -> None:
+    builder.enqueue()
+    builder.lease(1)
+    builder.settle(1, "bury", reason="explicit")
+    builder.lease(2, dead=True)
+    builder.lease(3, dead=True)
+    builder.keep("dead", reason="explicit")
+
+
 def effect_missing(builder: HistoryBuilder) -> None:
     builder.enqueue()
     builder.lease(1)
@@ -251,6 +284,10 @@ def effect_missing(builder: HistoryBuilder) -> None:
 JOBS: list[tuple[str, Callable[[HistoryBuilder], None]]] = [
     ("I1", lost),
     ("I2", from_nowhere),
+    ("I4", dead_letter_with_two_holders),
+    ("I22", dead_letter_of_a_living_job),
+    ("I22", dead_letter_with_an_attempt_more),
+    ("I22", dead_letter_that_outlives_its_handling),
     ("I2", refused_yet_there),
     ("I3", leased_after_done),
     ("I3", settled_twice),

@@ -64,9 +64,29 @@ def moved_to_the_dead_queue(builder: HistoryBuilder) -> None:
     builder.enqueue(queue="moved")
     builder.lease(1, queue="moved")
     builder.settle(1, "bury", reason="explicit", queue="moved")
-    builder.lease(2, queue="grave")
-    builder.settle(2, "complete", queue="grave")
-    builder.keep(queue="grave")
+    builder.lease(2, queue="grave", dead=True)
+    builder.settle(2, "retry", queue="grave", dead=True)
+    builder.lease(3, queue="grave", dead=True)
+    builder.settle(3, "bury", reason="rejected", queue="grave", dead=True)
+    builder.keep("dead", queue="grave", reason="explicit")
+
+
+def handled_as_a_dead_letter(builder: HistoryBuilder) -> None:
+    builder.enqueue(queue="moved")
+    builder.lease(1, queue="moved")
+    builder.settle(1, "bury", reason="explicit", queue="moved")
+    builder.lease(2, queue="grave", dead=True)
+    builder.settle(2, "complete", queue="grave", dead=True)
+
+
+def forwarded_as_a_dead_letter(builder: HistoryBuilder) -> None:
+    builder.enqueue(queue="moved")
+    builder.lease(1, queue="moved")
+    builder.settle(1, "bury", reason="explicit", queue="moved")
+    builder.lease(2, queue="grave", dead=True)
+    builder.settle(2, "forward", queue="grave", target="q", dead=True)
+    builder.lease(3)
+    builder.finish(3)
 
 
 def deleted(builder: HistoryBuilder) -> None:
@@ -259,6 +279,8 @@ ALLOWED = [
     release_gives_the_attempt_back,
     redriven,
     moved_to_the_dead_queue,
+    handled_as_a_dead_letter,
+    forwarded_as_a_dead_letter,
     deleted,
     enqueued_again_after_its_deletion,
     two_at_once_under_one_key,

@@ -6,9 +6,17 @@ from typing import Any
 import asyncpg
 import pytest
 
-from holdfast.conformance.contract.cases import from_default, jobs, lease_ids, settle
+from holdfast.conformance.contract.cases import (
+    a_job,
+    a_limit,
+    a_queue,
+    from_default,
+    jobs,
+    lease_ids,
+    settle,
+)
 from holdfast.core import bounds
-from holdfast.core.model import Lease, Record
+from holdfast.core.model import Lease, Reason, Record, State
 from holdfast.core.verdict import Complete, Outcome, Release
 from holdfast.engines.postgres import PostgresEngine, schema
 from holdfast.errors import ConfigError, EngineUnavailable, SchemaMismatch
@@ -113,6 +121,47 @@ async def test_store_of_schema_3_is_migrated_with_its_jobs(
     for lease in leases:
         assert await settle(engine, lease, Complete()) is Outcome.SETTLED
     assert [lease.id for lease in await engine.lease(from_default(9))] == ["g2"]
+    assert await engine.recount(100) == 0
+    await engine.close()
+
+
+async def test_jobs_that_wait_in_a_dead_queue_become_dead_letters(
+    pg_dsn: str, look: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as older:
+        whole = schema.migrations()
+        older.setattr(schema, "migrations", lambda: whole[:17])
+        engine = await opened(pg_dsn)
+        await engine.declare(a_queue("grave", limits=(a_limit(concurrency=1),)))
+        for id_, group in {"moved": "g", "next": "g", "alone": None, "other": None}.items():
+            await engine.enqueue([a_job(id_, queue="grave", group=group)])
+        await engine.enqueue([a_job("child", after=("alone",), after_on="death"), a_job("leased")])
+        await engine.close()
+        # As earlier versions moved them, and one that was leased in the dead queue.
+        await look.execute("""
+            UPDATE jobs SET reason = 'attempts', origin = 'default'
+            WHERE id IN ('moved', 'alone', 'leased')
+        """)
+        await look.execute("""
+            UPDATE jobs SET state = 1, token = 7, deadline_at = 1::bigint << 50 WHERE id = 'leased'
+        """)
+    engine = await opened(pg_dsn)
+    [view] = await engine.queues(names=("grave",))
+    assert (view.ready, view.blocked, view.dead) == (2, 0, 2)
+    await engine.recount(100)
+    for id_ in ("next", "other"):
+        [lease] = await engine.lease(from_default(9, queues=("grave",)))
+        assert lease.id == id_
+        await settle(engine, lease, Complete())
+    assert await lease_ids(engine) == ["child"], "its parent is dead"
+    dead = await engine.lease(from_default(9, queues=("grave",), dead=True))
+    assert [(lease.id, lease.job.reason) for lease in dead] == [
+        ("moved", Reason.ATTEMPTS),
+        ("alone", Reason.ATTEMPTS),
+    ]
+    job = await engine.get("leased")
+    assert job is not None
+    assert (job.state, job.reason) == (State.LEASED, None)
     assert await engine.recount(100) == 0
     await engine.close()
 

@@ -6,7 +6,8 @@ from pathlib import Path
 import apsw
 import pytest
 
-from holdfast.core.model import LeaseRequest, NewJob, Queue, Record
+from holdfast.core.limits import Limit
+from holdfast.core.model import LeaseRequest, NewJob, Queue, Reason, Record, State
 from holdfast.core.verdict import Complete, Outcome, Settlement
 from holdfast.engines.base import Saved
 from holdfast.engines.sqlite import SQLiteEngine, schema
@@ -121,6 +122,50 @@ async def test_a_store_of_the_first_schema_is_migrated_with_its_jobs(
     assert await engine.settle(done) == [Outcome.SETTLED] * 2
     [second] = await engine.lease(LeaseRequest(queues=("default",), limit=9))
     assert second.id == "second", "one of the other group is still leased"
+
+
+async def test_jobs_that_wait_in_a_dead_queue_become_dead_letters(
+    path: Path, open_engine: OpenEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as older:
+        older.setattr(schema, "MIGRATIONS", schema.MIGRATIONS[:3])
+        engine = await open_engine()
+        await engine.declare(Queue(name="grave", limits=(Limit(name="l", concurrency=1),)))
+        names = {"moved": "g", "next": "g", "alone": None, "other": None}
+        for id_, group in names.items():
+            await engine.enqueue([NewJob(id=id_, task="t", queue="grave", group=group)])
+        child = NewJob(id="child", task="t", after=("alone",), after_on="death")
+        await engine.enqueue([child, NewJob(id="leased", task="t")])
+        await engine.close()
+    connection = apsw.Connection(str(path))
+    # As earlier versions moved them, and one that was leased in the dead queue.
+    connection.execute(
+        "UPDATE hf_jobs SET reason = 'attempts', extra = CAST('{\"origin\":\"default\"}' AS BLOB)"
+        " WHERE id IN ('moved', 'alone', 'leased')"
+    )
+    connection.execute(
+        "UPDATE hf_jobs SET state = 1, token = 7, deadline = 1 << 50 WHERE id = 'leased'"
+    )
+    connection.close()
+    engine = await open_engine()
+    [view] = await engine.queues(names=("grave",))
+    assert (view.ready, view.blocked, view.dead) == (2, 0, 2)
+    await engine.recount(100)
+    for id_ in ("next", "other"):
+        [lease] = await engine.lease(LeaseRequest(queues=("grave",), limit=9))
+        assert lease.id == id_
+        await engine.settle([Settlement(lease=lease, verdict=Complete())])
+    [lease] = await engine.lease(LeaseRequest(queues=("default",), limit=9))
+    assert lease.id == "child", "its parent is dead"
+    dead = await engine.lease(LeaseRequest(queues=("grave",), limit=9, dead=True))
+    assert [(lease.id, lease.job.reason) for lease in dead] == [
+        ("moved", Reason.ATTEMPTS),
+        ("alone", Reason.ATTEMPTS),
+    ]
+    job = await engine.get("leased")
+    assert job is not None
+    assert (job.state, job.reason) == (State.LEASED, None)
+    assert await engine.recount(100) == 0
 
 
 async def test_many_engines_open_a_new_file_at_once(path: Path, clock: ManualClock) -> None:

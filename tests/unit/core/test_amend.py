@@ -104,8 +104,8 @@ def test_bury_stays_or_moves() -> None:
     queue = replace(QUEUE, dead_queue="grave")
     change = amend.amend(WAITING, BuryWaiting(by="ann"), queue, NOW)
     assert change is not None
-    assert (change.job.state, change.job.queue, change.job.attempt) == ("waiting", "grave", 0)
-    assert change.tail
+    assert (change.job.state, change.job.queue, change.job.attempt) == ("dead", "grave", 2)
+    assert (change.job.origin, change.job.due_at) == ("q", min(WAITING.due_at, NOW))
 
 
 def test_edit_changes_only_what_is_given() -> None:
@@ -122,8 +122,22 @@ def test_move_keeps_state_and_attempts() -> None:
     for job in (WAITING, dead):
         change = amend.amend(job, Move(queue="r"), QUEUE, NOW)
         assert change is not None
-        assert change.job == replace(job, queue="r", origin="q", token=None, version=4)
+        origin = "q" if job is WAITING else None
+        assert change.job == replace(job, queue="r", origin=origin, token=None, version=4)
         assert change.tail
+
+
+def test_a_redrive_returns_a_dead_letter_to_an_origin_that_exists() -> None:
+    dead = replace(WAITING, state=State.DEAD, origin="o", reason=Reason.ATTEMPTS)
+    for job, known, expected in (
+        (dead, ("o", "q"), ("o", None)),
+        (dead, ("q",), ("q", "o")),
+        (replace(dead, origin=None), ("q",), ("q", None)),
+        (replace(dead, state=State.DONE), ("o", "q"), ("q", "o")),
+    ):
+        change = amend.amend(job, Redrive(), QUEUE, NOW, known)
+        assert change is not None
+        assert (change.job.queue, change.job.origin) == expected
 
 
 def test_retime_and_expedite() -> None:

@@ -3,7 +3,7 @@
 from msgspec.structs import replace
 
 from holdfast.core import lifecycle
-from holdfast.core.model import EventKind, Job, NewJob, State
+from holdfast.core.model import EventKind, Job, NewJob, Queue, State
 from tests.unit.core.strategies import NOW
 
 JOB = Job(id="a", task="t", queue="q", state=State.LEASED, token=7, attempt=1, worker="w")
@@ -59,7 +59,7 @@ def test_merging_changes_the_payload_alone() -> None:
 
 
 def test_a_job_that_was_moved_on_is_out_of_reach_of_its_key() -> None:
-    moved = replace(JOB, origin="elsewhere")
-    new = NewJob(id="new", task="t")
-    assert lifecycle.replace_waiting(moved, new, NOW) == lifecycle.Change(moved)
-    assert lifecycle.merge_waiting(moved, b"{}", NOW) == lifecycle.Change(moved)
+    moved = replace(JOB, state=State.WAITING, queue="elsewhere")
+    for policy in ("replace", "merge"):
+        new = NewJob(id="new", task=moved.task, queue="q", key_policy=policy, payload=b"{}")
+        assert lifecycle.apply_key_policy(moved, new, Queue(name="q"), NOW) is None

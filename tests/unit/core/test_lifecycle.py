@@ -11,6 +11,7 @@ from holdfast.conformance.inputs import verdicts
 from holdfast.core import bounds, lifecycle, retry_policy
 from holdfast.core.backoff import Backoff
 from holdfast.core.model import (
+    STORED_STATES,
     Failure,
     FailureKind,
     Job,
@@ -34,6 +35,12 @@ JOB = Job(id="a", task="t", queue="q", state=State.LEASED, token=7, attempt=1, w
 ERROR = Failure(message="no")
 CRASH = Failure(kind=FailureKind.CRASH)
 OVERDUE = Failure(kind=FailureKind.OVERDUE)
+
+
+def applied(job: Job, verdict: Verdict, queue: Queue, now: int) -> lifecycle.Change:
+    change = lifecycle.apply(job, verdict, queue, now)
+    assert change is not None
+    return change
 
 
 def test_expiry_and_readiness_at_their_very_instants() -> None:
@@ -88,12 +95,12 @@ def test_repeating_a_settlement_changes_nothing_and_another_token_is_lost(
     queue: Queue, job: Job, verdict: Verdict
 ) -> None:
     leased = replace(job, token=7)
-    after = lifecycle.apply(leased, verdict, queue, NOW).job
+    after = applied(leased, verdict, queue, NOW).job
     judge = partial(lifecycle.judge, lapsed=True)
     again = judge(after, 7, verdict)
     if after.token is None:
         # A new life in another queue: the old lease reaches it no more.
-        assert after.queue != "q" or isinstance(verdict, Forward)
+        assert isinstance(verdict, Forward)
         assert again is Outcome.LOST
     else:
         assert again is Outcome.SETTLED
@@ -104,7 +111,7 @@ def test_repeating_a_settlement_changes_nothing_and_another_token_is_lost(
 
 @given(queues, leased_jobs, verdicts)
 def test_what_every_settled_job_has_in_common(queue: Queue, job: Job, verdict: Verdict) -> None:
-    change = lifecycle.apply(job, verdict, queue, NOW)
+    change = applied(job, verdict, queue, NOW)
     after = change.job
     assert after.version == job.version + 1
     assert after.deadline_at is None
@@ -117,6 +124,10 @@ def test_what_every_settled_job_has_in_common(queue: Queue, job: Job, verdict: V
     if after.state is State.WAITING and not isinstance(verdict, Retry | Release):
         assert (after.attempt, after.crashes, after.releases, after.token) == (0, 0, 0, None)
         assert (after.due_at, after.origin, change.tail) == (NOW, "q", True)
+    if after.state is State.DEAD:
+        home = (after.queue, after.origin)
+        assert home == ("q", None) if queue.dead_queue is None else home == ("grave", "q")
+        assert after.due_at == job.due_at
     if job.cancel_requested and isinstance(verdict, Retry | Release | Forward):
         assert after.state is State.CANCELLED
 
@@ -127,7 +138,7 @@ def test_a_retried_job_is_never_due_early_and_keeps_its_place_only_when_told(
 ) -> None:
     queue = replace(QUEUE, order=order)
     job = replace(job, cancel_requested=False)
-    change = lifecycle.apply(job, Retry(delay_ms), queue, NOW)
+    change = applied(job, Retry(delay_ms), queue, NOW)
     if order == "keep" and delay_ms == 0:
         assert (change.job.due_at, change.tail) == (job.due_at, False)
     else:
@@ -138,18 +149,18 @@ def test_a_retried_job_is_never_due_early_and_keeps_its_place_only_when_told(
 @given(leased_jobs)
 def test_a_release_gives_the_attempt_back_only_so_often(job: Job) -> None:
     job = replace(job, cancel_requested=False)
-    after = lifecycle.apply(job, Release("busy"), QUEUE, NOW).job
+    after = applied(job, Release("busy"), QUEUE, NOW).job
     free = job.releases < bounds.RELEASES_MAX and job.attempt > 0
     assert after.attempt == job.attempt - free >= 0
     assert after.releases == job.releases + 1
     assert after.alone == job.alone
-    assert lifecycle.apply(job, Release(alone=True), QUEUE, NOW).job.alone
+    assert applied(job, Release(alone=True), QUEUE, NOW).job.alone
 
 
 @given(leased_jobs)
 def test_what_was_not_started_is_given_back_however_often(job: Job) -> None:
     job = replace(job, cancel_requested=False)
-    after = lifecycle.apply(job, Release("its turn is later", unstarted=True), QUEUE, NOW).job
+    after = applied(job, Release("its turn is later", unstarted=True), QUEUE, NOW).job
     assert after.state is State.WAITING
     assert after.attempt == max(job.attempt - 1, 0)
     assert after.releases == job.releases
@@ -164,13 +175,13 @@ def test_who_runs_alone(alone: bool, crashes: int, runs_alone: bool) -> None:
 
 
 def test_only_a_crash_counts_as_one() -> None:
-    assert lifecycle.apply(JOB, Retry(0, CRASH), QUEUE, NOW).job.crashes == 1
-    assert lifecycle.apply(JOB, Retry(0, ERROR), QUEUE, NOW).job.crashes == 0
-    assert lifecycle.apply(JOB, Retry(0), QUEUE, NOW).job.crashes == 0
+    assert applied(JOB, Retry(0, CRASH), QUEUE, NOW).job.crashes == 1
+    assert applied(JOB, Retry(0, ERROR), QUEUE, NOW).job.crashes == 0
+    assert applied(JOB, Retry(0), QUEUE, NOW).job.crashes == 0
 
 
 def test_bury_stays_or_moves() -> None:
-    stays = lifecycle.apply(JOB, Bury(Reason.REJECTED, ERROR), QUEUE, NOW)
+    stays = applied(JOB, Bury(Reason.REJECTED, ERROR), QUEUE, NOW)
     assert (stays.job.state, stays.job.reason, stays.tail) == (
         State.DEAD,
         Reason.REJECTED,
@@ -178,13 +189,13 @@ def test_bury_stays_or_moves() -> None:
     )
     assert stays.job.token == 7
     queue = replace(QUEUE, dead_queue="grave")
-    moves = lifecycle.apply(replace(JOB, expires_at=5), Bury(Reason.REJECTED, ERROR), queue, NOW)
+    moves = applied(replace(JOB, expires_at=5), Bury(Reason.REJECTED, ERROR), queue, NOW)
     assert (moves.job.queue, moves.job.origin, moves.job.reason) == (
         "grave",
         "q",
         Reason.REJECTED,
     )
-    assert (moves.job.expires_at, moves.job.token) == (None, None)
+    assert (moves.job.state, moves.job.attempt, moves.job.token) == (State.DEAD, 1, 7)
     assert moves.event is not None
     assert moves.event.text == "rejected: moved from q to grave"
 
@@ -215,4 +226,58 @@ def test_what_is_not_waiting_or_not_due_cannot_be_leased(job: Job) -> None:
 def test_the_crash_that_buries_is_counted_too() -> None:
     leased = replace(JOB, crashes=1, attempt=2)
     verdict = retry_policy.after_failure(QUEUE, leased, CRASH, 0.5)
-    assert lifecycle.apply(leased, verdict, QUEUE, NOW).job.crashes == 2
+    assert applied(leased, verdict, QUEUE, NOW).job.crashes == 2
+
+
+LETTER = replace(
+    JOB,
+    queue="grave",
+    origin="q",
+    reason=Reason.ATTEMPTS,
+    fingerprint="f",
+    finished_at=5,
+    attempt=3,
+)
+
+
+def test_a_dead_letter_is_leased_without_an_attempt() -> None:
+    dead = replace(LETTER, state=State.DEAD, token=None, due_at=4)
+    leased = lifecycle.lease_dead(dead, token=9, worker="", now=NOW, lease_ms=30)
+    assert leased == replace(
+        dead, state=State.LEASED, token=9, worker=None, leased_at=NOW, deadline_at=NOW + 30,
+        version=dead.version + 1,
+    )  # fmt: skip
+    assert leased.is_dead_letter
+    assert leased.has_ended
+    assert STORED_STATES[leased.state_code] is State.LEASED
+    with pytest.raises(AssertionError):
+        lifecycle.lease_dead(leased, token=9, worker="", now=NOW, lease_ms=30)
+
+
+@given(queues, leased_jobs, verdicts)
+def test_a_leased_dead_letter_is_deleted_forwarded_or_dead_again(
+    queue: Queue, job: Job, verdict: Verdict
+) -> None:
+    letter = replace(job, reason=Reason.ATTEMPTS, fingerprint="f", finished_at=5, origin="o")
+    change = lifecycle.apply(letter, verdict, queue, NOW)
+    if isinstance(verdict, Complete):
+        assert change is None
+        return
+    assert change is not None
+    after = change.job
+    assert (after.version, after.token, after.deadline_at) == (job.version + 1, None, None)
+    if isinstance(verdict, Forward):
+        assert (after.state, after.reason, after.finished_at) == (State.WAITING, None, None)
+        return
+    assert (after.state, after.reason, after.finished_at) == (State.DEAD, Reason.ATTEMPTS, 5)
+    assert (after.queue, after.origin, after.attempt) == ("q", "o", job.attempt)
+    assert not after.cancel_requested
+    assert after.due_at >= NOW
+    assert (change.event is None) == (job.releases >= bounds.RELEASES_MAX)
+
+
+def test_every_code_of_a_state() -> None:
+    for state in State:
+        assert STORED_STATES[replace(JOB, state=state).state_code] is state
+    codes = [replace(LETTER, state=state).state_code for state in State]
+    assert codes == [0, 5, 2, 3, 4]

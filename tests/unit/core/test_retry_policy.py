@@ -74,7 +74,19 @@ def test_a_cancelled_job_is_not_buried_for_failing() -> None:
     assert retry_policy.after_failure(QUEUE, job, CRASH, 0.0) == Retry(0, CRASH)
     verdict = retry_policy.after_overdue(QUEUE, job)
     assert isinstance(verdict, Retry)
-    assert lifecycle.apply(job, verdict, QUEUE, NOW).job.state is State.CANCELLED
+    change = lifecycle.apply(job, verdict, QUEUE, NOW)
+    assert change is not None
+    assert change.job.state is State.CANCELLED
+
+
+def test_a_dead_letter_is_offered_again_however_often_it_was_tried() -> None:
+    letter = replace(JOB, attempt=99, crashes=99, reason=Reason.ATTEMPTS, cancel_requested=True)
+    delays = []
+    for releases in range(3):
+        verdict = retry_policy.after_failure(QUEUE, replace(letter, releases=releases), CRASH, 0.0)
+        assert isinstance(verdict, Retry)
+        delays.append(verdict.delay_ms)
+    assert delays == [100, 200, 400]
 
 
 @pytest.mark.parametrize(

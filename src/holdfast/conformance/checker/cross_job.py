@@ -16,7 +16,6 @@ from holdfast.conformance.checker.job_history import (
     HeldInterval,
     History,
     JobHistory,
-    buried_in_place,
     crowds_of,
     reopened,
 )
@@ -203,7 +202,8 @@ def _passed(holds: list[HeldInterval], group: str, history: History) -> Iterator
 
 def _arrival(life: JobHistory, history: History) -> Arrival | None:
     births = [act for act in life.acts if act.op in ("enqueue", "follow") and act.phase != "fail"]
-    moved = any(not act.void for act in (*life.of("settle", "forward"), *life.of("amend")))
+    forwards = (*life.of("settle", "forward"), *life.of("settle_dead", "forward"))
+    moved = any(not act.void for act in (*forwards, *life.of("amend")))
     # A job with parents may have been cancelled with them; no call reports that.
     unsure = life.rewritten or moved or bool(history.sweeping) or any(b.asked.after for b in births)
     if len(births) != 1 or not births[0].won or unsure:
@@ -222,7 +222,7 @@ def _parents(life: JobHistory, history: History) -> Iterator[Violation]:
     for leased in life.of("lease"):
         for name in asked.after:
             parent = history.lives.get(name)
-            if parent is None or not _may_have_ended(parent, asked, leased.end_ns, history):
+            if parent is None or not _may_have_ended(parent, asked, leased.end_ns):
                 lines = (*(parent.lines if parent else ()), *life.lines)
                 text = f"leased before its parent {name} had ended as required"
                 yield Violation("I20", life.id, text, lines)
@@ -232,18 +232,17 @@ def _parents(life: JobHistory, history: History) -> Iterator[Violation]:
         yield Violation("I20", life.id, text, tuple(life.lines))
 
 
-def _may_have_ended(parent: JobHistory, asked: Entry, by_ns: int, history: History) -> bool:
+def _may_have_ended(parent: JobHistory, asked: Entry, by_ns: int) -> bool:
     done = _asked_by(parent.of("settle", "complete"), by_ns)
     if asked.after_on == "success" and asked.parent_death != "run":
         return done
     if asked.after_on != "death" and done:
         return True
-    return _may_have_died(parent, by_ns, history)
+    return _may_have_died(parent, by_ns)
 
 
-def _may_have_died(parent: JobHistory, by_ns: int, history: History) -> bool:
-    buried = [act for act in parent.of("settle", "bury") if buried_in_place(act, history)]
-    acts = [*buried, *parent.of("amend", "bury", "cancel", "delete")]
+def _may_have_died(parent: JobHistory, by_ns: int) -> bool:
+    acts = [*parent.of("settle", "bury"), *parent.of("amend", "bury", "cancel", "delete")]
     # A parent that has parents itself may have been cancelled with them.
     return _asked_by(acts, by_ns) or any(act.asked.after for act in parent.acts)
 
@@ -252,7 +251,7 @@ def _may_be_orphan(asked: Entry, history: History) -> bool:
     parents = [history.lives.get(name) for name in asked.after]
     if asked.after_on == "death":
         return any(each and _asked_by(each.of("settle", "complete"), NEVER_NS) for each in parents)
-    return any(each is None or _may_have_died(each, NEVER_NS, history) for each in parents)
+    return any(each is None or _may_have_died(each, NEVER_NS) for each in parents)
 
 
 def _asked_by(acts: list[Act], by_ns: int) -> bool:

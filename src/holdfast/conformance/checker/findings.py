@@ -31,6 +31,7 @@ INVARIANTS = {
     "I19": "a group runs one batch at a time, in order of arrival",
     "I20": "no child starts before its parents have ended",
     "I21": "no slot is leaked",
+    "I22": "a dead letter is leased only after its burial, and deleted once it is handled",
 }
 LINES_SHOWN_MAX = 60
 HEADS_SHOWN_MAX = 20

@@ -2,7 +2,8 @@
 
 `fold` joins the two lines of each call in one pass; it checks nothing. The times of a lease are
 bounds. A lease appears even if its holder never learnt of it: the call that ends it names its token
-and attempt.
+and attempt. Acts on the lease of a dead letter have an op of their own, `…_dead`: the invariants of
+jobs at work do not concern them.
 """
 
 from __future__ import annotations
@@ -192,7 +193,7 @@ def _granted(history: History, asked: HistoryLine, answer: HistoryLine | None) -
     history.operations += len(answer.jobs)
     for entry in answer.jobs:
         act = Act(
-            asked.op,
+            _op_of(asked.op, entry),
             asked.process,
             asked.at_ns,
             answer.at_ns,
@@ -213,11 +214,16 @@ def _about_named(history: History, asked: HistoryLine, answer: HistoryLine | Non
     if answer is not None and phase == "ok":
         answers = _amended(asked, answer) if asked.op == "amend" else answer.jobs
     for entry, said in zip(asked.jobs, answers, strict=True):
-        act = Act(asked.op, asked.process, asked.at_ns, end_ns, phase, entry, said, lines)
+        op = _op_of(asked.op, entry)
+        act = Act(op, asked.process, asked.at_ns, end_ns, phase, entry, said, lines)
         history.life(entry.id).acts.append(act)
         for child in entry.then:
             birth = Act("follow", asked.process, asked.at_ns, end_ns, phase, child, said, lines)
             history.life(child.id).acts.append(birth)
+
+
+def _op_of(op: str, entry: Entry) -> str:
+    return f"{op}_dead" if entry.dead else op
 
 
 def _amended(asked: HistoryLine, answer: HistoryLine) -> list[Entry | None]:
@@ -301,17 +307,18 @@ class LeaseInterval:
         return max(act.end_ns + _lease_ns(act) for act in (*self.leased, *earlier))
 
 
-def grants_of(life: JobHistory) -> list[LeaseInterval]:
-    """The leases of a job, ordered by token."""
+def grants_of(life: JobHistory, *, dead: bool = False) -> list[LeaseInterval]:
+    """The leases of a job, or of it as a dead letter, ordered by token."""
     found: dict[int, LeaseInterval] = {}
     for act in life.acts:
-        entry = act.answer if act.op in ("lease", "overdue") else act.asked
-        if entry is None or entry.token is None:
+        is_granted = act.op.removesuffix("_dead") in ("lease", "overdue")
+        entry = act.answer if is_granted else act.asked
+        if entry is None or entry.token is None or entry.dead != dead:
             continue
         grant = found.setdefault(entry.token, LeaseInterval(entry.token))
         grant.attempt = grant.attempt or entry.attempt or 0
         grant.queue = grant.queue or entry.queue
-        match act.op:
+        match act.op.removesuffix("_dead"):
             case "lease":
                 grant.leased.append(act)
             case "renew":
@@ -325,34 +332,26 @@ def grants_of(life: JobHistory) -> list[LeaseInterval]:
     return [found[token] for token in sorted(found)]
 
 
-def buried_in_place(act: Act, history: History) -> bool:
-    """Whether a burial left the job in its queue; with a dead_queue it is moved and lives on
-    there."""
-    if act.verdict != "bury":
-        return False
-    queue = history.queues.get(act.asked.queue)
-    return queue is None or queue.dead_queue is None or queue.dead_queue not in history.queues
-
-
-def is_final(act: Act, history: History) -> bool:
-    return act.op == "settle" and (act.verdict == "complete" or buried_in_place(act, history))
+def is_final(act: Act) -> bool:
+    return act.op == "settle" and act.verdict in ("complete", "bury")
 
 
 def reopened(life: JobHistory, history: History, after_ns: int, before_ns: int) -> bool:
-    """Whether the finished job may have been redriven in that time."""
+    """Whether the finished job may have been redriven, or forwarded as a dead letter, in that
+    time."""
     if any(line.op == "amend" for line in history.sweeping):
         return True
     if reborn(life, before_ns):
         return True
     return any(
         not act.void and act.begin_ns <= before_ns and act.end_ns >= after_ns
-        for act in life.of("amend", "redrive")
+        for act in (*life.of("amend", "redrive"), *life.of("settle_dead", "forward"))
     )
 
 
 def reborn(life: JobHistory, before_ns: int) -> bool:
     """Whether the job may have been deleted and enqueued again under the same id."""
-    deletions = [act.begin_ns for act in life.of("amend", "delete") if not act.void]
+    deletions = [act.begin_ns for act in deletions_of(life)]
     return bool(deletions) and any(
         act.end_ns > min(deletions) and act.begin_ns <= before_ns and act.phase != "fail"
         for act in (*life.of("enqueue"), *life.of("follow"))
@@ -361,11 +360,18 @@ def reborn(life: JobHistory, before_ns: int) -> bool:
 
 def removed(life: JobHistory, history: History) -> bool:
     """Whether the job may have been deleted."""
-    return bool(history.sweeping) or any(not act.void for act in life.of("amend", "delete"))
+    return bool(history.sweeping) or bool(deletions_of(life))
+
+
+def deletions_of(life: JobHistory) -> list[Act]:
+    """The acts that may have deleted the job: by an operator, or as a dead letter that was
+    handled."""
+    acts = (*life.of("amend", "delete"), *life.of("settle_dead", "complete"))
+    return [act for act in acts if not act.void]
 
 
 def _lease_ns(act: Act) -> int:
-    entry = act.answer if act.op == "lease" else act.asked
+    entry = act.answer if act.op in ("lease", "lease_dead") else act.asked
     assert entry is not None
     return (entry.lease_ms or 0) * MS_NS
 

@@ -17,7 +17,7 @@ from holdfast.conformance.checker.job_history import (
     History,
     JobHistory,
     LeaseInterval,
-    buried_in_place,
+    deletions_of,
     grants_of,
     is_final,
     reborn,
@@ -34,8 +34,9 @@ _CAUSES = {
 _SETS_DUE = {
     "enqueue": ("",),
     "follow": ("",),
-    "settle": ("retry", "release", "forward", "bury"),
-    "amend": ("retime", "redrive", "expedite", "bury"),
+    "settle": ("retry", "release", "forward"),
+    "settle_dead": ("forward",),
+    "amend": ("retime", "redrive", "expedite"),
 }
 
 Faults = Iterator[tuple[str, str]]
@@ -160,8 +161,10 @@ def _agreed(life: JobHistory, history: History) -> Faults:
     kept = life.kept
     if kept is None:
         return
+    if kept.state == "leased" and kept.reason:
+        return  # It is leased as a dead letter.
     for act in life.of("settle"):
-        if not act.won or not is_final(act, history):
+        if not act.won or not is_final(act):
             continue
         expected = "done" if act.verdict == "complete" else "dead"
         if kept.state != expected and not reopened(life, history, act.begin_ns, 2**63):
@@ -194,7 +197,7 @@ def _due(leased: Act, life: JobHistory, history: History) -> Faults:
         for act in life.acts
         if act.verdict in _SETS_DUE.get(act.op, ())
         and act.phase != "fail"
-        and not (act.void and act.op in ("settle", "amend"))
+        and not (act.void and act.op in ("settle", "settle_dead", "amend"))
         and act.begin_ns < leased.end_ns
     ]
     if not setters:
@@ -227,8 +230,7 @@ def _expiry(leased: Act, life: JobHistory, history: History) -> Faults:
         for act in births
     )
     changed = any(
-        not act.void and act.begin_ns < leased.end_ns and _lifts_expiry(act, history)
-        for act in life.acts
+        not act.void and act.begin_ns < leased.end_ns and _lifts_expiry(act) for act in life.acts
     )
     first_ns = min(act.begin_ns for act in births)
     if changed or history.disturbed("jump", first_ns, leased.end_ns):
@@ -237,21 +239,23 @@ def _expiry(leased: Act, life: JobHistory, history: History) -> Faults:
         yield "I8", f"leased {(leased.begin_ns - latest_ns) // MS_NS} ms after its expiry"
 
 
-def _lifts_expiry(act: Act, history: History) -> bool:
-    if act.op == "amend":
-        edited = act.verdict == "edit" and act.asked.expires_ms is not None
-        return act.verdict in ("redrive", "bury") or edited
-    return act.op == "settle" and act.verdict == "bury" and not buried_in_place(act, history)
+def _lifts_expiry(act: Act) -> bool:
+    edited = act.verdict == "edit" and act.asked.expires_ms is not None
+    return act.op == "amend" and (act.verdict == "redrive" or edited)
 
 
 def check_leases(life: JobHistory, history: History) -> Iterator[Violation]:
-    """Check I3 finality, I4 one holder, I5 fencing and I6 attempts."""
-    grants = grants_of(life)
+    """Check I3 finality, I4 one holder, I5 fencing and I6 attempts; I4, I5 and I22 of the leases of
+    a dead letter."""
+    grants, dead_grants = grants_of(life), grants_of(life, dead=True)
     found = [
         *_final(life, grants, history),
         *_one_holder(life, grants, history),
         *_fenced(grants),
         *_attempts(life, grants, history),
+        *_one_holder(life, dead_grants, history),
+        *_fenced(dead_grants),
+        *_as_dead_letter(life, dead_grants, history),
     ]
     for rule, text in found:
         yield Violation(rule, life.id, text, tuple(life.lines))
@@ -259,7 +263,7 @@ def check_leases(life: JobHistory, history: History) -> Iterator[Violation]:
 
 def _final(life: JobHistory, grants: list[LeaseInterval], history: History) -> Faults:
     settles = [act for grant in grants for act in grant.settles if act.won]
-    ends = [act for act in settles if is_final(act, history)]
+    ends = [act for act in settles if is_final(act)]
     for end in ends:
         for grant in grants:
             for act in grant.leased:
@@ -268,7 +272,7 @@ def _final(life: JobHistory, grants: list[LeaseInterval], history: History) -> F
                     yield "I3", f"leased as {grant.token} after its {end.verdict} was answered"
         for act in settles:
             same = (act.verdict, act.asked.token) == (end.verdict, end.asked.token)
-            apart = act.begin_ns > end.end_ns or is_final(act, history)
+            apart = act.begin_ns > end.end_ns or is_final(act)
             first, last = min(act.begin_ns, end.begin_ns), max(act.end_ns, end.end_ns)
             if not same and apart and not reopened(life, history, first, last):
                 yield "I3", f"settled by {act.verdict} as well as by {end.verdict}"
@@ -305,7 +309,23 @@ def _early_end(grant: LeaseInterval, history: History) -> Faults:
 
 
 def _deleted_by_force(life: JobHistory) -> bool:
-    return any(not act.void for act in life.of("amend", "delete"))
+    return bool(deletions_of(life))
+
+
+def _as_dead_letter(life: JobHistory, grants: list[LeaseInterval], history: History) -> Faults:
+    burials = [*life.of("settle", "bury", "release"), *life.of("amend", "bury")]
+    for grant in grants:
+        for act in grant.leased:
+            asked = any(not each.void and each.begin_ns <= act.end_ns for each in burials)
+            if not asked and not history.sweeping:
+                yield "I22", f"leased as a dead letter as {grant.token}, but nobody buried it"
+        most = max((each.attempt for each in grants_of(life)), default=0)
+        if grant.attempt > most and not history.blind and not history.sweeping:
+            yield "I22", f"attempt {grant.attempt} as a dead letter, after {most} of its task"
+    for end in life.of("settle_dead", "complete"):
+        gone = not reborn(life, NEVER_NS)
+        if end.won and gone and history.dumped and life.kept is not None:
+            yield "I22", f"handled as a dead letter, but it is {life.kept.state} in the store"
 
 
 def _fenced(grants: list[LeaseInterval]) -> Faults:
@@ -334,11 +354,9 @@ def _too_late(renewal: Act, grant: LeaseInterval) -> bool:
 
 def _attempts(life: JobHistory, grants: list[LeaseInterval], history: History) -> Faults:
     possible = {0}
-    # A waiting job that is buried into a dead_queue starts there with fresh counters.
-    buried_waiting = any(not act.void for act in life.of("amend", "bury"))
     released = sum(not act.void for act in life.of("settle", "release"))
     for grant in grants:
-        if possible and (buried_waiting or reopened(life, history, 0, grant.known_ns)):
+        if possible and reopened(life, history, 0, grant.known_ns):
             possible.add(0)
         if possible and grant.attempt - 1 not in possible:
             expected = ", ".join(str(base + 1) for base in sorted(possible))
@@ -347,13 +365,11 @@ def _attempts(life: JobHistory, grants: list[LeaseInterval], history: History) -
         if most and grant.attempt > most and released <= bounds.RELEASES_MAX:
             yield "I6", f"lease {grant.token} is attempt {grant.attempt} of at most {most}"
         possible = {
-            base
-            for act in grant.effective
-            for base in _base_after(act, grant.attempt, released, history)
+            base for act in grant.effective for base in _base_after(act, grant.attempt, released)
         }
 
 
-def _base_after(act: Act, attempt: int, released: int, history: History) -> Iterator[int]:
+def _base_after(act: Act, attempt: int, released: int) -> Iterator[int]:
     """The possible attempt counters after a lease ended this way."""
     match act.verdict:
         case "retry":
@@ -363,8 +379,6 @@ def _base_after(act: Act, attempt: int, released: int, history: History) -> Iter
             if released > bounds.RELEASES_MAX:
                 yield attempt
         case "forward":
-            yield 0
-        case "bury" if not buried_in_place(act, history):
             yield 0
         case _:
             yield -1

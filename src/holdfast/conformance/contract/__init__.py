@@ -16,6 +16,7 @@ import pytest
 from holdfast.conformance.contract.amend import AmendContract
 from holdfast.conformance.contract.cases import SelectedByTraits, missing
 from holdfast.conformance.contract.concurrency import ConcurrencyContract, FlowConcurrencyContract
+from holdfast.conformance.contract.dead_letters import DeadLetterContract
 from holdfast.conformance.contract.declare import DeclareContract, RecordContract
 from holdfast.conformance.contract.dependencies import DependencyContract, ParentChangeContract
 from holdfast.conformance.contract.enqueue import EnqueueContract, HostileInputContract, KeyContract
@@ -67,6 +68,7 @@ class EngineContract(
     ResumeContract,
     SettleContract,
     FenceContract,
+    DeadLetterContract,
     FollowUpContract,
     RefusedChildContract,
     FollowUpChildContract,

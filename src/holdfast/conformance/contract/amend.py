@@ -256,9 +256,9 @@ class AmendContract:
         await twin.enqueue([a_job(queue="q", expires_ms=50)])
         assert await twin.amend(A, BuryWaiting()) == 1
         job = await twin.require("a")
-        assert (job.queue, job.origin, job.state) == ("grave", "q", "waiting")
-        assert (job.reason, job.expires_at) == (Reason.EXPLICIT, None)
-        assert await lease_ids(twin, queues=("grave",)) == ["a"]
+        assert (job.queue, job.origin, job.state) == ("grave", "q", "dead")
+        assert job.reason is Reason.EXPLICIT
+        assert await lease_ids(twin, queues=("grave",)) == []
 
     @needs("priority")
     async def test_edit_changes_what_is_given_and_nothing_else(

@@ -307,13 +307,30 @@ class DependencyContract:
     async def test_a_parent_that_goes_on_elsewhere_has_not_ended(self, twin: Twin) -> None:
         await twin.declare(a_queue("grave"))
         await twin.declare(a_queue("q", dead_queue="grave"))
-        await twin.enqueue([a_job("p", queue="q"), after("a", "p"), a_job("r"), after("b", "r")])
-        await settle(twin, await lease_one(twin, queues=("q",)), Bury())
+        await twin.enqueue([a_job("r"), after("b", "r")])
         await settle(twin, await lease_one(twin), Forward("grave"))
         await twin.amend(JobFilter(ids=("r",)), Move(queue="q"))
         assert await lease_ids(twin) == []
-        assert await work_off(twin, queues=("grave", "q")) == ["p", "r"]
-        assert await lease_ids(twin) == ["a", "b"]
+        assert await work_off(twin, queues=("grave", "q")) == ["r"]
+        assert await lease_ids(twin) == ["b"]
+
+    @needs("inspect", "dead_leases")
+    async def test_a_parent_in_a_dead_queue_is_dead(self, twin: Twin) -> None:
+        await twin.declare(a_queue("grave"))
+        await twin.declare(a_queue("q", dead_queue="grave"))
+        parent = a_job("p", queue="q")
+        await twin.enqueue([parent, after("a", "p"), after("b", "p", after_on="death")])
+        await twin.enqueue([after("c", "p", parent_death="hold")])
+        await settle(twin, await lease_one(twin, queues=("q",)), Bury())
+        assert (await twin.require("a")).state is State.CANCELLED
+        assert await lease_ids(twin) == ["b"]
+        lease = await lease_one(twin, queues=("grave",), dead=True)
+        # It has ended, also while its dead letter is handled.
+        await twin.enqueue([after("d", "p"), after("e", "p", after_on="death")])
+        assert (await twin.require("d")).state is State.CANCELLED
+        assert await lease_ids(twin) == ["e"]
+        assert await settle(twin, lease, Complete()) is Outcome.SETTLED
+        assert await twin.waits("c") == Waits(parents=("p",), parent_count=1)
 
     @needs("inspect", "fencing")
     @pytest.mark.parametrize("verdict", [Complete(), Bury()], ids=["complete", "bury"])

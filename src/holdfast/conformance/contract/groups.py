@@ -267,7 +267,19 @@ class GroupContract:
         )
         await settle(twin, await lease_one(twin, queues=("q",)), Bury())
         assert await lease_ids(twin, queues=("q",)) == ["b"]
-        assert await work_off(twin, queues=("grave",)) == ["a", "c"]
+        assert await work_off(twin, queues=("grave",)) == ["c"]
+
+    @needs("dead_leases")
+    async def test_a_leased_dead_letter_does_not_hold_its_group_up(self, twin: Twin) -> None:
+        await twin.enqueue(jobs("abcd", group="g"))
+        for _ in "ab":
+            await settle(twin, await lease_one(twin), Bury())
+        first = await lease_one(twin, dead=True)
+        await end(twin, await lease_one(twin))
+        assert await lease_ids(twin, dead=True) == ["b"]
+        assert await lease_ids(twin) == ["d"]
+        assert await settle(twin, first, Retry()) is Outcome.SETTLED
+        assert await lease_ids(twin) == []
 
     @needs("inspect", "keys", "combinations")
     async def test_a_replaced_job_changes_its_group(self, twin: Twin) -> None:

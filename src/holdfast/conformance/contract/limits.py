@@ -89,9 +89,20 @@ class LimitContract:
         await twin.declare(a_queue("q", dead_queue="grave", limits=(limit,)))
         await twin.enqueue(jobs("ab", queue="q"))
         await settle(twin, await lease_one(twin, queues=("q",)), Bury())
-        # One limit of both: who is first takes the slot.
-        assert await lease_ids(twin, queues=("grave", "q")) == ["a"]
+        assert await lease_ids(twin, queues=("grave", "q")) == ["b"]
         assert await used(twin, "q") == await used(twin, "grave") == {"": 1}
+
+    @needs("dead_leases")
+    async def test_law_16_a_lease_of_a_dead_letter_takes_no_slot(self, twin: Twin) -> None:
+        await twin.declare(a_queue(limits=(a_limit(concurrency=1),), fairness="shares"))
+        await twin.enqueue(jobs("abc", tenant="t"))
+        await settle(twin, await lease_one(twin), Bury())
+        dead = await lease_one(twin, dead=True)
+        assert await used(twin) == {"": 0}
+        assert await lease_ids(twin) == ["b"]
+        assert await settle(twin, dead, Release()) is Outcome.SETTLED
+        assert await lease_ids(twin, dead=True) == ["a"]
+        assert (await lease_ids(twin), await used(twin)) == ([], {"": 1})
 
     @needs("inspect")
     async def test_a_lease_holds_its_slot_until_it_is_settled(

@@ -278,14 +278,14 @@ class ResumeContract:
         assert not (await twin.require("a")).alone
         assert not (await lease_one(twin)).job.alone
 
-    @needs("refunds")
-    async def test_a_job_of_the_dead_queue_is_not_alone(self, twin: Twin) -> None:
+    @needs("refunds", "dead_leases")
+    async def test_a_job_in_the_dead_queue_stays_alone(self, twin: Twin) -> None:
         await twin.declare(a_queue("grave"))
         await twin.declare(a_queue("default", dead_queue="grave"))
         await self._released_alone(twin)
         await settle(twin, await lease_one(twin), Bury())
-        lease = await lease_one(twin, queues=("grave",))
-        assert (lease.id, lease.job.alone) == ("a", False)
+        lease = await lease_one(twin, queues=("grave",), dead=True)
+        assert (lease.id, lease.job.alone) == ("a", True)
 
     @needs("inspect", "refunds", "results")
     async def test_a_done_job_was_alone(self, twin: Twin) -> None:

@@ -169,26 +169,6 @@ class SettleContract:
         job = await twin.require("a")
         assert (job.state, job.reason, job.attempt) == (State.DEAD, Reason.ATTEMPTS, 1)
 
-    async def test_a_job_moves_to_a_dead_queue_once(self, twin: Twin) -> None:
-        await twin.declare(a_queue("q"))
-        await twin.declare(a_queue(dead_queue="q"))
-        await twin.declare(a_queue("q", dead_queue="default"))
-        await twin.enqueue(jobs("a"))
-        await settle(twin, await lease_one(twin), Bury())
-        await settle(twin, await lease_one(twin, queues=("q",)), Bury())
-        job = await twin.require("a")
-        assert (job.queue, job.state, job.origin) == ("q", State.DEAD, "default")
-
-    async def test_a_forwarded_dead_letter_may_die_again(self, twin: Twin) -> None:
-        await twin.declare(a_queue("q"))
-        await twin.declare(a_queue(dead_queue="q"))
-        await twin.enqueue(jobs("a"))
-        await settle(twin, await lease_one(twin), Bury())
-        await settle(twin, await lease_one(twin, queues=("q",)), Forward("default"))
-        assert (await twin.require("a")).reason is None
-        await settle(twin, await lease_one(twin), Bury())
-        assert (await twin.require("a")).queue == "q"
-
     @needs("keys")
     async def test_forward(self, harness: Harness, twin: Twin) -> None:
         await twin.declare(a_queue("q"))
@@ -244,19 +224,19 @@ class SettleContract:
             lease.job,
             queue="grave",
             origin="q",
-            state=State.WAITING,
+            state=State.DEAD,
             deadline_at=None,
-            due_at=now,
-            expires_at=None,
-            attempt=0,
-            token=None,
+            finished_at=now,
+            crashes=1,
             reason=Reason.CRASHED,
+            fingerprint=fingerprint(Reason.CRASHED, CRASH, "work"),
             version=3,
             events=(event(lease, now, EventKind.BURIED, text=text, failure=CRASH),),
         )
         counts = {view.queue.name: (view.ready, view.dead) for view in await twin.queues()}
-        assert counts == {"default": (0, 0), "grave": (1, 0), "q": (0, 0)}
-        assert await settle(twin, lease, Bury()) is Outcome.LOST
+        assert counts == {"default": (0, 0), "grave": (0, 1), "q": (0, 0)}
+        assert await settle(twin, lease, Bury()) is Outcome.SETTLED
+        assert await settle(twin, lease, Complete()) is Outcome.LOST
         assert len(await twin.find(JobFilter())) == 1
 
     async def test_law_10_a_settle_is_bounded(self, twin: Twin) -> None:

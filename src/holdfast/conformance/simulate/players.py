@@ -155,6 +155,7 @@ def worker(state: PlayerState) -> Script:
             queues=(*state.dice.sample(QUEUES, len(QUEUES)), "grave"),
             limit=state.dice.randint(1, 4),
             worker=state.name,
+            dead=state.has("dead_queue") and not state.calm and state.chance(0.2),
         )
         try:
             leases: list[Lease] = yield EngineRequest("lease", request)

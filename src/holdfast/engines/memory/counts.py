@@ -12,7 +12,7 @@ from holdfast.core.fairness import TenantView
 from holdfast.core.lanes import lane_of
 from holdfast.core.limits import Slot, SlotKey
 from holdfast.core.model import Flow, LeaseRequest, Queue, QueueView, State, Waits
-from holdfast.engines.memory.flow import limit_of, noisy
+from holdfast.engines.memory.flow import is_at_work, limit_of, noisy
 from holdfast.engines.memory.store import JobRow, MemoryStore
 
 HOLDERS_MAX = 20
@@ -82,9 +82,11 @@ def next_start_ms(store: MemoryStore, request: LeaseRequest) -> int | None:
     ahead = []
     for row in store.rows.values():
         job = row.job
-        if job.state is not State.WAITING or row.parents:
-            continue
         if job.queue not in request.queues and job.id not in request.ids:
+            continue
+        if request.dead and job.state is State.DEAD and job.due_at > now:
+            ahead.append(job.due_at - now)
+        if request.dead or job.state is not State.WAITING or row.parents:
             continue
         lane = lane_of(job, queue := store.queues[job.queue])
         slots = lane.slots if lane else ()
@@ -129,7 +131,7 @@ def _tenants(store: MemoryStore, queue: Queue) -> list[TenantView]:
     now = store.clock.wall_ms()
     rows = _of_queue(store, queue.name)
     waiting = _by_tenant(row for row in rows if row.job.state is State.WAITING)
-    leased = _by_tenant(row for row in rows if row.job.state is State.LEASED)
+    leased = _by_tenant(row for row in rows if is_at_work(row.job))
     oldest: dict[str, int] = {}
     for row in rows:
         if _is_ready(store, row, now):

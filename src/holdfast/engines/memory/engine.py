@@ -44,8 +44,9 @@ from holdfast.engines.memory.store import JobRow, MemoryStore, for_list, for_rea
 from holdfast.errors import EngineClosed
 
 _TRAITS = Traits(
-    name="memory", durable=False, shared=False, groups=True, dependencies=True, rates=True
-)
+    name="memory", durable=False, shared=False, groups=True, dependencies=True, rates=True,
+    dead_leases=True,
+)  # fmt: skip
 _POLL_NET_MS = 1_000
 
 
@@ -174,7 +175,7 @@ class MemoryEngine:
         past.sort(key=lambda row: (row.job.finished_at or 0, row.job.seq))
         for held, (id_, until) in list(store.keys.items()):
             row = store.rows.get(id_)
-            if until <= now and (row is None or row.job.state.finished):
+            if until <= now and (row is None or row.job.has_ended):
                 del store.keys[held]
         return [self._full_job(row) for row in past[:limit]]
 
@@ -292,7 +293,7 @@ class MemoryEngine:
         return LeaseAttempt([], next_start_ms(self._store, request), len(selection.skipped))
 
     def _past_retention(self, job: Job, now: int) -> bool:
-        if job.finished_at is None:
+        if job.finished_at is None or not job.state.finished:
             return False
         return job.finished_at <= now - retry_policy.retention_ms(
             self._store.queues[job.queue], job.state

@@ -12,7 +12,7 @@ from collections.abc import Collection
 from holdfast.core import fairness, limits
 from holdfast.core.lanes import Lane
 from holdfast.core.limits import Limit, SlotKey
-from holdfast.core.model import Job, Queue
+from holdfast.core.model import Job, Queue, State
 from holdfast.engines.clock import Clock
 
 
@@ -132,6 +132,11 @@ class TenantCounters:
 def limit_of(slot: SlotKey, queue: Queue) -> Limit:
     """The queue's limit that a slot belongs to."""
     return next(limit for limit in queue.limits if limit.name == slot.limit)
+
+
+def is_at_work(job: Job) -> bool:
+    """Whether the job's task is leased; a dead letter under lease is not counted for its tenant."""
+    return job.state is State.LEASED and not job.is_dead_letter
 
 
 def noisy(leased: Counter[str], busy_us: dict[str, int]) -> set[str]:

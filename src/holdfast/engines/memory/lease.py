@@ -7,12 +7,13 @@ are examined for each one taken: slow, but a direct statement of the rule.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 
 from holdfast.core import fairness, lifecycle
 from holdfast.core.lanes import Lane, lane_of
-from holdfast.core.model import Lease, LeaseRequest, Queue, State
+from holdfast.core.model import Job, Lease, LeaseRequest, Queue, State
 from holdfast.engines.lease import make_token
-from holdfast.engines.memory.flow import noisy
+from holdfast.engines.memory.flow import is_at_work, noisy
 from holdfast.engines.memory.store import JobRow, MemoryStore, for_lease
 
 
@@ -33,16 +34,43 @@ class LeaseSelection:
         for id_ in self._request.ids:
             row = self._store.rows.get(id_)
             if row is not None and self._left:
-                self._take_if_eligible(row)
+                self._take_dead((row,)) if self._request.dead else self._take_if_eligible(row)
         for name in self._request.queues:
             queue = self._store.queues.get(name)
             if queue is not None and not queue.paused:
-                self._take_from(queue)
+                self._take_dead_of(name) if self._request.dead else self._take_from(queue)
         return self.leases
 
     @property
     def _left(self) -> int:
         return self._request.limit - len(self.leases)
+
+    def _take_dead_of(self, name: str) -> None:
+        rows = [row for row in self._store.rows.values() if row.job.queue == name]
+        self._take_dead(sorted(rows, key=lambda row: (row.job.due_at, row.job.seq)))
+
+    def _take_dead(self, rows: Iterable[JobRow]) -> None:
+        """Lease dead letters, which are in no index: limits and groups concern tasks that run."""
+        for row in rows:
+            job = row.job
+            queue = self._store.queues[job.queue]
+            is_wanted = self._request.tasks is None or job.task in self._request.tasks
+            is_due = job.state is State.DEAD and job.due_at <= self._now and not queue.paused
+            if self._left and is_wanted and is_due:
+                row.deadline = self._boot + (lease_ms := self._lease_ms(job, queue))
+                row.job = lifecycle.lease_dead(
+                    job,
+                    token=self._token,
+                    worker=self._request.worker,
+                    now=self._now,
+                    lease_ms=lease_ms,
+                )
+                lease = Lease(job=for_lease(row.job), token=self._token, lease_ms=lease_ms)
+                self.leases.append(lease)
+
+    def _lease_ms(self, job: Job, queue: Queue) -> int:
+        own = job.overrides.lease_ms or queue.lease_ms
+        return own if self._request.lease_ms is None else self._request.lease_ms
 
     def _take_from(self, queue: Queue) -> None:
         if queue.limits or queue.fairness != "off" or queue.aging_ms or queue.group_batch > 1:
@@ -117,8 +145,7 @@ class LeaseSelection:
 
     def _take(self, row: JobRow, lane: Lane | None, queue: Queue) -> None:
         job = row.job
-        own = job.overrides.lease_ms or queue.lease_ms
-        lease_ms = own if self._request.lease_ms is None else self._request.lease_ms
+        lease_ms = self._lease_ms(job, queue)
         worker = self._request.worker
         row.deadline = self._boot + lease_ms
         row.slots = () if lane is None else self._store.slots.take(lane, queue)
@@ -148,7 +175,7 @@ class LeaseSelection:
         leased = Counter(
             row.job.tenant or ""
             for row in rows
-            if row.job.queue == queue.name and row.job.state is State.LEASED
+            if row.job.queue == queue.name and is_at_work(row.job)
         )
         return noisy(leased, self._store.tenants.busy_us(queue.name, self._now))
 

@@ -88,16 +88,20 @@ class MemoryStore:
         ):
             return Outcome.REFUSED
         job = with_note(row.job, settlement.note)
-        self.write(row, lifecycle.apply(job, verdict, self.policy(job), self.clock.wall_ms()))
+        change = lifecycle.apply(job, verdict, self.policy(job), self.clock.wall_ms())
+        if change is not None:
+            self.write(row, change)
         for place in dependencies.arrange(then, self.rows)[0]:
             new = then[place]
             if new.id not in self.rows and self._holder(new) is None:
                 self._admit(new)
+        if change is None:
+            self.remove(row)
         return Outcome.SETTLED
 
     def amend(self, row: JobRow, amendment: Amendment) -> None:
-        now = self.clock.wall_ms()
-        change = amending.amend(row.job, amendment, self.policy(row.job), now)
+        policy, now = self.policy(row.job), self.clock.wall_ms()
+        change = amending.amend(row.job, amendment, policy, now, self.queues)
         if change is None:
             self.remove(row)
         else:
@@ -114,7 +118,7 @@ class MemoryStore:
                 row.place = next(self._numbers)
             self.waiting.join(row)
         self.groups.join(row)
-        if after.state.finished and not before.state.finished:
+        if after.has_ended and not before.has_ended:
             self._ended.append((after.seq, after.id, after.state))
 
     def remove(self, row: JobRow) -> None:
@@ -122,7 +126,7 @@ class MemoryStore:
         self._remove_from_indexes(row, is_leased=False)
         self.dependencies.close(row, *row.parents)
         del self.rows[job.id]
-        if not job.state.finished:
+        if not job.has_ended:
             self._ended.append((job.seq, job.id, None))
 
     def apply_parent_effects(self) -> None:
@@ -202,7 +206,7 @@ class MemoryStore:
             return None
         id_, until = held
         row = self.rows.get(id_)
-        unfinished = row is not None and not row.job.state.finished and id_ != done
+        unfinished = row is not None and not row.job.has_ended and id_ != done
         return id_ if unfinished or until > self.clock.wall_ms() else None
 
     def _apply_key_policy(self, row: JobRow | None, new: NewJob, queue: Queue) -> None:
@@ -222,7 +226,7 @@ class MemoryStore:
         if job.state is State.WAITING:
             self.waiting.leave(job)
         self.groups.leave(job)
-        if job.state is State.LEASED and not is_leased:
+        if job.state is State.LEASED and not is_leased and not job.is_dead_letter:
             self.slots.give_back(row.slots)
             row.slots = ()
             queue = self.queues.get(job.queue)
@@ -310,13 +314,13 @@ class StrictGroups:
 
     def join(self, row: JobRow) -> None:
         job = row.job
-        if job.group is not None and not job.state.finished:
+        if job.group is not None and not job.has_ended:
             members = self._members.setdefault((job.queue, job.group), [])
             insort(members, (*_position(job), row), key=_place)
 
     def leave(self, job: Job) -> None:
         """Remove a job; `job` is its value before the change."""
-        if job.group is None or job.state.finished:
+        if job.group is None or job.has_ended:
             return
         members = self._members[job.queue, job.group]
         del members[bisect_left(members, _position(job), key=_place)]
@@ -361,7 +365,8 @@ class Dependencies:
         """Add a new job, some of whose parents may have ended. Returns the first parent whose end
         cancels the child, with its state; the child then waits for none."""
         for parent in child.job.after:
-            state = self._rows[parent].job.state
+            job = self._rows[parent].job
+            state = State.DEAD if job.is_dead_letter else job.state
             effect = (
                 lifecycle.after_parent(child.job, state) if state.finished else ParentEffect.HELD
             )
@@ -401,8 +406,8 @@ def with_note(job: Job, note: Note | None) -> Job:
 
 
 def for_lease(job: Job) -> Job:
-    """As in a lease: with the checkpoint, without output and result."""
-    return replace(job, output=None, result=None)
+    """As in a lease: with the checkpoint, without output, result and the end of a dead letter."""
+    return replace(job, output=None, result=None, finished_at=None, fingerprint=None)
 
 
 def for_list(job: Job) -> Job:

@@ -133,7 +133,7 @@ class Leaser:
 
     async def _ask(self, partition: Partition, request: LeaseRequest) -> list[Lease]:
         leases = await self._members.ask(partition, lambda engine: engine.lease(request))
-        for lease in leases:
+        for lease in leases if not request.dead else ():
             partition.changed(lease.job.queue, -1)
         return [outer(lease, partition.place) for lease in leases]
 

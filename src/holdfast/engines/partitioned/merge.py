@@ -186,7 +186,8 @@ def leases(found: Iterable[Sequence[Lease]], request: LeaseRequest) -> list[Leas
     def rank(lease: Lease) -> tuple[int, int, int]:
         if request.ids:
             return position[lease.id], 0, 0
-        return position[lease.job.queue], -lease.job.priority, lease.job.due_at
+        priority = 0 if request.dead else lease.job.priority
+        return position[lease.job.queue], -priority, lease.job.due_at
 
     return list(heapq.merge(*found, key=rank))
 

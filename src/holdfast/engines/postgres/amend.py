@@ -11,7 +11,7 @@ from holdfast.core import amend as amending
 from holdfast.core import checks
 from holdfast.core.amend import matches
 from holdfast.core.model import JobFilter
-from holdfast.core.verdict import Amendment, Cancel, Delete, Move
+from holdfast.core.verdict import Amendment, Cancel, Delete, Move, Redrive
 from holdfast.engines.postgres import write
 from holdfast.engines.postgres.flow import lanes
 from holdfast.engines.postgres.queues import QueueSet, read_queues
@@ -30,7 +30,7 @@ from holdfast.engines.postgres.write import LockedJob
 
 def _choose(source: str) -> str:
     return f"""
-    SELECT j.seq, j.flow, q.name FROM (
+    SELECT j.seq, j.flow, q.name, j.origin FROM (
         SELECT * FROM $schema.jobs j
         WHERE j.ns = $1::int AND j.state = ANY ($5::smallint[]) AND {source}
         ORDER BY j.seq LIMIT {SCAN_MAX}
@@ -42,7 +42,6 @@ def _choose(source: str) -> str:
 
 _CHOOSE = {source: _choose(source) for source in SOURCES}
 _LOCK = "SELECT * FROM $schema.hold($1::int, $2::bigint[], $3::boolean)"
-_ERASE = "SELECT $schema.erase($1::int, $2::bigint, $3::bigint[])"
 _NOTED, _FLOW = 29, 31
 """Positions in a row of the SQL type `kept`."""
 
@@ -69,11 +68,14 @@ def amend(
     chosen = yield Statement(_CHOOSE[source_of(wanted, states)], values)
     if not chosen:
         return AmendCount(0)
-    queues = yield from read_queues(context, {*targets, *(name for _, _, name in chosen)})
-    locked = context.effects.locks or bool(queues.laned) or any(flow for _, flow, _ in chosen)
+    names = {*targets, *(name for _, _, name, _ in chosen)}
+    if isinstance(amendment, Redrive):
+        names |= {origin for *_, origin in chosen if origin is not None}
+    queues = yield from read_queues(context, names)
+    locked = context.effects.locks or bool(queues.laned) or any(flow for _, flow, _, _ in chosen)
     if locked:
         yield from lanes.lock(queues.numbers)
-    seqs = [seq for seq, _, _ in chosen]
+    seqs = [seq for seq, *_ in chosen]
     rows = yield Statement(_LOCK, (context.ns, seqs, queues.reads_payload))
     now, numbers = yield from write.draw_numbers(context, len(rows))
     if not locked and any(row[_FLOW] for row in rows):
@@ -86,11 +88,17 @@ def amend(
         and matches(wanted, job, now)
         and not (cancels and job.cancel_requested)
     ]
+    moved_to = {amending.target_of(job.before, amendment) for job in jobs} - {None}
     if not all(name in queues for name in {*targets, *(job.before.queue for job in jobs)}):
+        raise Restart
+    if not moved_to <= names:
+        # A job died in another queue since it was chosen.
         raise Restart
     if isinstance(amendment, Delete):
         seqs = [job.before.seq for job in jobs]
-        context.effects.endings += only_value((yield Statement(_ERASE, (context.ns, now, seqs))))
+        context.effects.endings += only_value(
+            (yield Statement(write.ERASE, (context.ns, now, seqs)))
+        )
     else:
         changed = _changed(amendment, jobs, queues, now=now, numbers=numbers)
         yield from write.rewrite(context, changed, queues, now=now, locked=locked)
@@ -107,7 +115,7 @@ def _changed(
 ) -> list[LockedJob]:
     changed = []
     for job in jobs:
-        change = amending.amend(job.before, amendment, queues.policy(job.before), now)
+        change = amending.amend(job.before, amendment, queues.policy(job.before), now, queues)
         assert change is not None
         changed.append(write.with_change(job, change, numbers))
     return changed

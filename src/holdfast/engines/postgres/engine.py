@@ -63,6 +63,7 @@ _TRAITS = Traits(
     groups=True,
     dependencies=True,
     rates=True,
+    dead_leases=True,
 )
 _NET_MS = (800, 1_200)
 _AMEND_ROUNDS_MAX = 20

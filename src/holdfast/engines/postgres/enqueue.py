@@ -355,7 +355,7 @@ class EnqueuePlan:
         if holder is None:
             return None
         locked = self.held.get(holder.id)
-        unfinished = locked is not None and not locked.after.state.finished
+        unfinished = locked is not None and not locked.after.has_ended
         unfinished = unfinished and holder.id not in self.ended and holder.id != done
         is_added = holder.id in self._added_ids and self.states[holder.id] is State.WAITING
         return holder.id if unfinished or is_added or holder.until > self.now else None

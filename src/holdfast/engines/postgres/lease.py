@@ -14,14 +14,19 @@ _LEASE = f"""
 SELECT {LEASE_COLUMNS}
 FROM $schema.lease($1::int, $2::bigint, $3::text[], $4::int, $5::text, $6::bigint, $7::text[]) h
 """
+_LEASE_DEAD = f"""
+SELECT {LEASE_COLUMNS}
+FROM $schema.lease_dead(
+    $1::int, $2::bigint, $3::text[], $8::text[], $4::int, $5::text, $6::bigint, $7::text[]) h
+"""
 _LEASE_IDS = _LEASE.replace("$schema.lease", "$schema.lease_ids")
 _LEASE_FLOW = _LEASE.replace("$schema.lease", "$schema.lease_flow")
 _LEASE_IDS_FLOW = _LEASE.replace("$schema.lease", "$schema.lease_ids_flow")
 
 _HAS_LANES = -1
 _SEQ = 1
-_queue_of, _line_order = itemgetter(3), itemgetter(6, 10, 2)
-"""Of a row of LEASE_COLUMNS: its queue; its rank, due time and place."""
+_queue_of, _line_order, _dead_order = itemgetter(3), itemgetter(6, 10, 2), itemgetter(10, 1)
+"""Of a row of LEASE_COLUMNS: its queue; its rank, due time and place; its due time and seq."""
 
 
 def can_exist(lease: Lease) -> bool:
@@ -38,6 +43,13 @@ def lease(context: CallContext, request: LeaseRequest) -> Script[list[Lease] | i
         tasks = [task for task in sorted(request.tasks) if bounds.TASK_NAME.match(task)]
     names = requested_names(request)
     worker = request.worker or None
+    if request.dead:
+        dead_values = (
+            context.ns, context.given_ms, [] if request.ids else names, request.limit, worker,
+            request.lease_ms, tasks, names if request.ids else [],
+        )  # fmt: skip
+        rows = yield Statement(_LEASE_DEAD, dead_values, alone=True)
+        return [new_lease(row, worker) for row in _in_order(request, rows)]
     has_flow = not request.ids and not context.effects.laned.isdisjoint(names)
     while True:
         values = (
@@ -76,7 +88,7 @@ def _in_order(request: LeaseRequest, rows: Sequence[Row]) -> Sequence[Row]:
     if request.ids:
         wanted = {id_: position for position, id_ in reversed(list(enumerate(request.ids)))}
         return sorted(rows, key=lambda row: wanted[row[0]])
-    ordered = sorted(rows, key=_line_order)
+    ordered = sorted(rows, key=_dead_order if request.dead else _line_order)
     if len(request.queues) > 1:
         first = {name: position for position, name in reversed(list(enumerate(request.queues)))}
         ordered.sort(key=lambda row: first[_queue_of(row)])

@@ -21,7 +21,6 @@ from holdfast.engines.postgres.flow import dependencies
 from holdfast.engines.postgres.queues import QueueSet, read_queues
 from holdfast.engines.postgres.rows import (
     ALONE_BIT,
-    CODES,
     WHOLE_COLUMNS,
     columns,
     encode,
@@ -247,7 +246,7 @@ def _history(job: Job) -> tuple[Any, ...]:
 def _row(job: Job, queues: QueueSet) -> tuple[Any, ...]:
     grouped = write.HAS_GROUP * (job.group is not None)
     return (
-        *_history(job), queues.number(job.queue), CODES[job.state],
+        *_history(job), queues.number(job.queue), job.state_code,
         grouped | write.HAS_PARENTS * bool(job.after), -job.priority, job.due_at, job.expires_at,
         job.overrides.lease_ms, job.id, job.task, job.key, job.tenant, job.group, job.payload,
         job.result,

@@ -11,6 +11,7 @@ from holdfast.core.codec import JSON
 from holdfast.core.model import (
     NO_OVERRIDES,
     STATES,
+    STORED_STATES,
     AfterOn,
     Event,
     Job,
@@ -137,7 +138,7 @@ def brief_job(row: Row) -> Job:
 
 def locked_job(row: Row) -> Job:
     """A job from a row of the SQL type `kept`."""
-    return _job(row[:27], STATES[row[27]], row[28], row[30])
+    return _job(row[:27], STORED_STATES[row[27]], row[28], row[30])
 
 
 def whole_job(row: Row) -> Job:

@@ -13,8 +13,8 @@ from typing import Any
 import msgspec
 
 from holdfast.core import bounds
-from holdfast.core.model import Job, JobFilter, Page, State, Tally, TallyBy
-from holdfast.engines.postgres.rows import BRIEF_COLUMNS, CODES, WHOLE_COLUMNS, brief_job, whole_job
+from holdfast.core.model import STORED_STATES, Job, JobFilter, Page, State, Tally, TallyBy
+from holdfast.engines.postgres.rows import BRIEF_COLUMNS, WHOLE_COLUMNS, brief_job, whole_job
 from holdfast.engines.postgres.script import CallContext, Script, Statement
 
 SCAN_MAX = str(bounds.SCAN_MAX)
@@ -60,12 +60,12 @@ _ALL = "true"
 _BY_ID = "j.id = ANY ($3::text[])"
 _BY_STATE = {
     frozenset({State.WAITING}): "j.state = 0",
-    frozenset({State.LEASED}): "j.state = 1",
+    frozenset({State.LEASED}): "j.state IN (1, 5)",
     frozenset({State.DONE}): "j.state = 2",
     frozenset({State.DEAD}): "j.state >= 3",
     frozenset({State.CANCELLED}): "j.state >= 3",
     frozenset({State.DEAD, State.CANCELLED}): "j.state >= 3",
-    frozenset({State.WAITING, State.LEASED}): "j.state < 2",
+    frozenset({State.WAITING, State.LEASED}): "(j.state < 2 OR j.state = 5)",
 }
 SOURCES = (_ALL, _BY_ID, *dict.fromkeys(_BY_STATE.values()))
 """Conditions that narrow a scan before it is bounded; each has an index."""
@@ -83,7 +83,9 @@ def filter_values(wanted: JobFilter, states: Collection[State] | None) -> tuple[
     return (
         None if wanted.ids is None else [id_ for id_ in wanted.ids if bounds.JOB_ID.match(id_)],
         wanted.queue,
-        None if states is None else [CODES[state] for state in states],
+        None if states is None else [
+            code for code, state in enumerate(STORED_STATES) if state in states
+        ],
         wanted.task, wanted.tenant, wanted.group, wanted.key, wanted.worker,
         None if wanted.reason is None else str(wanted.reason),
         msgspec.json.encode(wanted.labels).decode() if wanted.labels else None,
@@ -123,7 +125,7 @@ def _end_of_scan(source: str) -> str:
 
 _COLUMNS: dict[TallyBy, str] = {
     "queue": "q.name",
-    "state": "(ARRAY['waiting', 'leased', 'done', 'dead', 'cancelled'])[j.state + 1]",
+    "state": "(ARRAY['waiting', 'leased', 'done', 'dead', 'cancelled', 'leased'])[j.state + 1]",
     "task": "j.task",
     "tenant": "j.tenant",
     "reason": "j.reason",

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Sequence
 from typing import Any, TypeAlias
 
 from holdfast.core import bounds, checks, lifecycle
-from holdfast.core.model import Job, Lease, NewJob, Note, Renewal
+from holdfast.core.model import Job, Lease, NewJob, Note, Renewal, State
 from holdfast.core.verdict import Complete, Forward, Outcome, Settlement
 from holdfast.engines.postgres import write
 from holdfast.engines.postgres.enqueue import EnqueuePlan, make_plan, write_plan
@@ -25,7 +25,7 @@ from holdfast.engines.postgres.script import (
     chunks,
     only_value,
 )
-from holdfast.engines.postgres.write import LockedJob, lock_flow
+from holdfast.engines.postgres.write import ERASE, LockedJob, lock_flow
 from holdfast.errors import UsageError
 
 _COMPLETE = """
@@ -76,10 +76,12 @@ def _lock_order(settlement: Settlement) -> tuple[int, str]:
 
 
 def _is_plain(settlement: Settlement) -> bool:
-    """Whether it is a completion without follow-up jobs and without a note."""
+    """Whether it is a completion without follow-up jobs and without a note; not of a dead letter,
+    which is deleted."""
     verdict = settlement.verdict
     return (
         isinstance(verdict, Complete)
+        and settlement.lease.job.reason is None
         and not verdict.then
         and settlement.note is None
         and can_exist(settlement.lease)
@@ -223,17 +225,24 @@ def _settle_carefully(
     # In the order of arrival, in which children are notified.
     settled = set(ids)
     jobs = {id_: job for id_, job in plan.held.items() if id_ in settled}
-    outcomes, notes = [], dict[int, Note]()
+    outcomes, notes, handled = [], dict[int, Note](), list[int]()
     for settlement in settlements:
         job = jobs.get(settlement.lease.id) if can_exist(settlement.lease) else None
         outcome = _judge(job, settlement, plan)
         outcomes.append(outcome or Outcome.SETTLED)
         if outcome is None and job is not None:
-            jobs[settlement.lease.id] = _apply(job, settlement, plan)
+            after = _apply(job, settlement, plan)
+            if after is None:
+                handled.append(jobs.pop(settlement.lease.id).before.seq)
+                continue
+            jobs[settlement.lease.id] = after
             _add_note(notes, job.before.seq, settlement.note)
     # New jobs first: they may wait for a job that ends here.
     yield from write_plan(context, plan, locked=locked)
     yield from write.rewrite(context, jobs.values(), queues, now=plan.now, locked=locked)
+    if handled:
+        erased = yield Statement(ERASE, (context.ns, plan.now, handled))
+        context.effects.endings += only_value(erased)
     rows = ((seq, note.progress, note.checkpoint, note.output) for seq, note in notes.items())
     for chunk in chunks(rows, lambda row: len(row[2] or b"") + len(row[3] or b"")):
         yield Statement(_NOTE, columns(chunk, 4))
@@ -285,9 +294,15 @@ def _judge(locked: LockedJob | None, settlement: Settlement, plan: EnqueuePlan) 
     return None
 
 
-def _apply(locked: LockedJob, settlement: Settlement, plan: EnqueuePlan) -> LockedJob:
+def _apply(locked: LockedJob, settlement: Settlement, plan: EnqueuePlan) -> LockedJob | None:
+    """The job after the verdict; None if it is to be deleted."""
     job = locked.after
     change = lifecycle.apply(job, settlement.verdict, plan.queues.policy(job), plan.now)
+    if change is None:
+        plan.ended.add(job.id)
+        plan.states[job.id] = State.DEAD
+        plan.follow_up(_follow_ups(settlement))
+        return None
     after = write.with_change(locked, change, plan.numbers)
     if change.job.state.finished:
         plan.ended.add(job.id)

@@ -21,14 +21,15 @@ SELECT $schema.now_ms($1::bigint), current_setting('server_version'),
 _OVERDUE = f"""
 SELECT {BARE_COLUMNS} FROM (
     SELECT * FROM $schema.jobs j
-    WHERE j.ns = $1::int AND j.state = 1 AND j.deadline_at <= $2::bigint
+    WHERE j.ns = $1::int AND j.state IN (1, 5) AND j.deadline_at <= $2::bigint
     ORDER BY j.deadline_at, j.seq LIMIT $3::bigint
 ) j JOIN $schema.queues q ON q.number = j.queue AND q.name IS NOT NULL
 ORDER BY j.deadline_at, j.seq
 """
 _NEXT_DEADLINE = """
 SELECT deadline_at FROM $schema.jobs
-WHERE ns = $1::int AND state = 1 AND deadline_at > $2::bigint ORDER BY deadline_at, seq LIMIT 1
+WHERE ns = $1::int AND state IN (1, 5) AND deadline_at > $2::bigint
+ORDER BY deadline_at, seq LIMIT 1
 """
 _EXPIRED = f"""
 SELECT {BARE_COLUMNS} FROM (

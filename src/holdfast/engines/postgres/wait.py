@@ -65,6 +65,13 @@ _RECHECKS_MS = (25, 100, 400)
 therefore did not notify it."""
 
 
+_NEXT_DEAD = """
+SELECT l.now_, greatest(0, $schema.next_dead(
+    $1::int, least($6::bigint, l.now_), $3::text[], $4::text[]) - l.now_), l.fresh
+FROM $schema.linger($1::int, $2::bigint, '{}', '{}', $5::boolean, $6::bigint) l
+"""
+
+
 class NextDue(NamedTuple):
     """The instant of the answer, the time to the next due job, and whether no call was registered
     as waiting before: then the notification of an enqueue may have been missed."""
@@ -84,7 +91,7 @@ def next_due(
         context.ns, context.given_ms, [] if request.ids else names, names if request.ids else [],
         listens, since,
     )  # fmt: skip
-    (row,) = yield Statement(_NEXT_DUE, values, alone=True)
+    (row,) = yield Statement(_NEXT_DEAD if request.dead else _NEXT_DUE, values, alone=True)
     return NextDue(*row)
 
 

@@ -19,7 +19,7 @@ from holdfast.core.model import Event, Job, NewJob
 from holdfast.engines.postgres.flow import lanes
 from holdfast.engines.postgres.flow.lanes import LaneSpot
 from holdfast.engines.postgres.queues import QueueSet, read_queues
-from holdfast.engines.postgres.rows import ALONE_BIT, CODES, columns, encode, extra_of, locked_job
+from holdfast.engines.postgres.rows import ALONE_BIT, columns, encode, extra_of, locked_job
 from holdfast.engines.postgres.script import (
     CallContext,
     Restart,
@@ -72,6 +72,9 @@ SELECT EXISTS (
     ) j
 )
 """
+ERASE = "SELECT $schema.erase($1::int, $2::bigint, $3::bigint[])"
+"""Deletes jobs with everything that belongs to them; returns the endings to notify children of."""
+
 _HOLD = "SELECT * FROM $schema.hold_ids($1::int, $2::text[], $3::boolean)"
 _NOTED = 29
 """The position of `noted` in a row of the SQL type `kept`."""
@@ -275,7 +278,7 @@ def _bytes_written(job: LockedJob) -> int:
 def _row(locked: LockedJob, lane: int | None, queues: QueueSet) -> tuple[Any, ...]:
     before, job = locked.before, locked.after
     return (
-        before.seq, before.version, queues.number(job.queue), CODES[job.state], -job.priority,
+        before.seq, before.version, queues.number(job.queue), job.state_code, -job.priority,
         job.due_at, locked.place, job.expires_at, job.version, job.attempt, job.crashes,
         job.releases | ALONE_BIT * job.alone, job.token, job.deadline_at, job.finished_at,
         job.overrides.lease_ms, job.cancel_requested, locked.noted, job.task, job.tenant,

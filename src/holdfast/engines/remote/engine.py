@@ -71,7 +71,13 @@ _MINT_TRIES_MAX = 1_000
 _CURSOR_MAX = 10**400 - 1
 
 _BEFORE_OPEN = Traits(
-    name="remote", durable=True, shared=True, groups=True, dependencies=True, rates=True
+    name="remote",
+    durable=True,
+    shared=True,
+    groups=True,
+    dependencies=True,
+    rates=True,
+    dead_leases=True,
 )
 
 

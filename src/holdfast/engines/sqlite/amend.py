@@ -80,7 +80,7 @@ def amend(
         queue = policy(transaction, job)
         if queue is None:
             continue
-        change = core_amend.amend(job, amendment, queue, transaction.now)
+        change = core_amend.amend(job, amendment, queue, transaction.now, transaction.queues)
         if change is None:
             effects.delete_job(transaction, row)
         else:

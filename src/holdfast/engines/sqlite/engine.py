@@ -61,6 +61,7 @@ _TRAITS = Traits(
     groups=True,
     dependencies=True,
     rates=True,
+    dead_leases=True,
 )
 _POLL_NET_MS = 1_000
 _JOIN_S = 1.0

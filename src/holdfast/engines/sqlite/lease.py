@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Collection, Iterator, Sequence
-from itertools import dropwhile
+from itertools import dropwhile, islice
 from typing import NamedTuple
 
 import apsw
 import msgspec
 
+from holdfast.core import bounds, lifecycle
 from holdfast.core.model import Job, Lease, LeaseRequest, State
 from holdfast.engines.lease import make_token
 from holdfast.engines.sqlite import rows
@@ -70,6 +71,8 @@ def check_due(
     transaction: Transaction, request: LeaseRequest, after: QueuePosition | None = None
 ) -> DueCheck:
     """Whether a job can be leased now, or when. Only reads. `after` continues a task scan."""
+    if request.dead:
+        return _check_dead(transaction, request)
     if request.ids:
         return _check_due_by_id(transaction, request)
     queue_rows = list(_queue_rows(transaction, request))
@@ -107,6 +110,8 @@ def take(
 
     Before `start` there was no job for this request outside lanes.
     """
+    if request.dead:
+        return _take_dead(transaction, request)
     if transaction.now < transaction.expired_held_at:
         _restore_unexpired(transaction)
     if request.ids:
@@ -454,6 +459,85 @@ def _may_start(transaction: Transaction, row: Row, request: LeaseRequest) -> boo
 def _slots(transaction: Transaction, row: Row) -> tuple[int, ...]:
     lane = row[_LANE]
     return () if lane is None else lanes.slots_of(transaction, lane)
+
+
+_DEAD = "FROM hf_jobs INDEXED BY hf_dead WHERE queue = ? AND state = 3"
+_DUE_DEAD = (
+    f"SELECT seq FROM (SELECT seq, task, due_at {_DEAD} AND due_at <= ? ORDER BY due_at, seq"
+    " LIMIT ?) WHERE ?4 IS NULL OR task IN (SELECT value FROM json_each(?4))"
+    " ORDER BY due_at, seq LIMIT ?5"
+)
+_NEXT_DEAD = f"SELECT due_at {_DEAD} AND due_at > ? ORDER BY due_at LIMIT 1"
+_WRITE_DEAD = """
+UPDATE hf_jobs SET state = 5, version = version + 1, token = ?, leased_at = ?, worker = ?,
+  deadline = ? + ? WHERE seq = ? AND state = 3
+"""
+
+
+def _check_dead(transaction: Transaction, request: LeaseRequest) -> DueCheck:
+    if next(_due_dead(transaction, request, 1), None) is not None:
+        return DueCheck(0)
+    ahead = [row[rows.DUE_AT] for row, _ in _dead_by_id(transaction, request)]
+    for queue_row in _queue_rows(transaction, request):
+        next_at = transaction.run(_NEXT_DEAD, (queue_row.id, transaction.now)).get
+        ahead += [] if next_at is None else [next_at]
+    later = [due_at for due_at in ahead if due_at > transaction.now]
+    return DueCheck(min(later) - transaction.now if later else None)
+
+
+def _take_dead(transaction: Transaction, request: LeaseRequest) -> list[Lease]:
+    """Lease dead letters, the longest due first. They have neither lane nor group."""
+    found = list(_due_dead(transaction, request, request.limit))
+    token = make_token(transaction.allocate(1)) if found else 0
+    leases = []
+    for row, queue_row in found:
+        job = rows.to_job(transaction, row)
+        assert job is not None
+        lease_ms = request.lease_ms or job.overrides.lease_ms or queue_row.settings.lease_ms
+        now, worker = transaction.now, request.worker
+        transaction.run(
+            _WRITE_DEAD, (token, now, worker or None, transaction.boot, lease_ms, row[rows.SEQ])
+        )
+        assert transaction.changes() == 1
+        job = lifecycle.lease_dead(job, token=token, worker=worker, now=now, lease_ms=lease_ms)
+        job = rows.with_checkpoint(transaction, row[rows.SEQ], row[rows.PARTS], job)
+        leases.append(Lease(job=rows.for_lease(job), token=token, lease_ms=lease_ms))
+    return leases
+
+
+def _due_dead(
+    transaction: Transaction, request: LeaseRequest, limit: int
+) -> Iterator[tuple[Row, QueueRow]]:
+    """The dead letters that the request may lease now, in order."""
+    now, tasks = transaction.now, request.tasks
+    for row, queue_row in islice(
+        (
+            entry
+            for entry in _dead_by_id(transaction, request)
+            if entry[0][rows.DUE_AT] <= now and (tasks is None or entry[0][rows.TASK] in tasks)
+        ),
+        limit,
+    ):
+        yield row, queue_row
+    names = None if tasks is None else msgspec.json.encode(sorted(tasks)).decode()
+    left = limit
+    for queue_row in _queue_rows(transaction, request):
+        values = (queue_row.id, now, bounds.SCAN_MAX, names, left)
+        for (seq,) in transaction.run(_DUE_DEAD, values).fetchall():
+            left -= 1
+            yield transaction.run(rows.BY_SEQ, (seq,)).fetchone(), queue_row
+
+
+def _dead_by_id(transaction: Transaction, request: LeaseRequest) -> Iterator[tuple[Row, QueueRow]]:
+    """The requested dead letters, in queues that exist and are not paused."""
+    for id_ in dict.fromkeys(request.ids):
+        row = rows.fetch(transaction, id_)
+        name = None if row is None else transaction.queue_names.get(row[rows.QUEUE])
+        queue_row = None if name is None else transaction.queues.get(name)
+        if row is None or row[rows.STATE] != rows.DEAD:
+            continue
+        if queue_row is not None and not queue_row.settings.paused:
+            yield row, queue_row
 
 
 _SCAN_FIRST = f"SELECT rank, due_at, place, task {READY} AND rank > ? {_ORDER}"

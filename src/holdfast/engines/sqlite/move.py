@@ -171,7 +171,7 @@ def _values(job: Job) -> tuple[object, ...]:
     """The columns of `_ADOPT` from the state to the fingerprint."""
     payload, result = job.payload, job.result
     return (
-        rows.CODES[job.state], -job.priority, job.due_at, job.expires_at, _parts(job), job.attempt,
+        job.state_code, -job.priority, job.due_at, job.expires_at, _parts(job), job.attempt,
         job.crashes, job.releases, job.version, job.leased_at, job.created_at, job.finished_at,
         int(job.cancel_requested), job.overrides.lease_ms, job.worker,
         None if job.reason is None else job.reason.value, job.id, job.task, job.key, job.tenant,

@@ -70,7 +70,7 @@ def drop_step(transaction: Transaction) -> None:
         " UNION ALL SELECT seq FROM hf_jobs INDEXED BY hf_aside"
         "  WHERE queue = ?1 AND state = 0 AND holds <> 0"
         " UNION ALL SELECT seq FROM hf_jobs INDEXED BY hf_leased"
-        "  WHERE queue = ?1 AND state = 1"
+        "  WHERE queue = ?1 AND state IN (1, 5) AND state = 1"
         ") LIMIT ?2",
         (queue_id, DROP_BATCH),
     ).fetchall()
@@ -192,7 +192,7 @@ def _leased(transaction: Transaction) -> dict[int, tuple[int, int]]:
     found = transaction.run(
         "SELECT queue, count(*), sum(deadline <= ?1) FROM ("
         " SELECT queue, deadline FROM hf_jobs INDEXED BY hf_leased"
-        " WHERE ns = ?2 AND state = 1 LIMIT ?3) GROUP BY queue",
+        " WHERE ns = ?2 AND state IN (1, 5) LIMIT ?3) GROUP BY queue",
         (transaction.boot, transaction.namespace_id, bounds.SCAN_MAX),
     ).fetchall()
     return {queue_id: (leased, overdue) for queue_id, leased, overdue in found}

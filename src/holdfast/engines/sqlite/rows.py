@@ -15,6 +15,7 @@ from holdfast.core.lifecycle import Change
 from holdfast.core.model import (
     NO_OVERRIDES,
     STATES,
+    STORED_STATES,
     AfterOn,
     Event,
     Job,
@@ -54,7 +55,7 @@ BY_SEQ = f"SELECT {COLUMNS} FROM hf_jobs WHERE seq = ?"
 
 Row = tuple[Any, ...]
 
-WAITING, LEASED, DONE, DEAD, CANCELLED = range(5)
+WAITING, LEASED, DONE, DEAD, CANCELLED, LEASED_DEAD = range(6)
 CODES = {state: code for code, state in enumerate(STATES)}
 
 
@@ -125,7 +126,7 @@ def to_job(transaction: Transaction, row: Row, *, payload: bytes | None = None) 
         payload=payload,
         content_type=extra.content_type,
         priority=-row[RANK],
-        state=STATES[row[STATE]],
+        state=STORED_STATES[row[STATE]],
         seq=row[SEQ],
         version=row[VERSION],
         attempt=row[ATTEMPT],
@@ -154,6 +155,13 @@ def to_job(transaction: Transaction, row: Row, *, payload: bytes | None = None) 
         parent_death=extra.parent_death,
         origin=extra.origin,
     )
+
+
+def for_lease(job: Job) -> Job:
+    """The job as in a lease: without the end of a dead letter."""
+    if job.finished_at is None:
+        return job
+    return msgspec.structs.replace(job, finished_at=None, fingerprint=None)
 
 
 def with_checkpoint(transaction: Transaction, seq: int, parts: int, job: Job) -> Job:
@@ -245,7 +253,7 @@ def reason_of(stored: str | None) -> Reason | None:
 _WRITE_CHANGE = """
 UPDATE hf_jobs SET queue = ?, state = ?, rank = ?, due_at = ?, place = ?,
   expires_at = ?, parts = ?, attempt = ?, crashes = ?, releases = ?, version = ?, token = ?,
-  deadline = iif(?2 = 1, deadline, NULL), leased_at = ?, finished_at = ?, cancel = ?,
+  deadline = iif(?2 IN (1, 5), deadline, NULL), leased_at = ?, finished_at = ?, cancel = ?,
   lease_ms = ?, worker = ?, reason = ?, task = ?, tenant = ?, grp = ?, extra = ?, payload = ?,
   result = ?, fingerprint = ?, flow = ?, lane = ?, holds = ?
 WHERE seq = ? AND version = ? AND state = ? AND token IS ?
@@ -295,7 +303,7 @@ def write_change(
             *columns,
             seq,
             before.version,
-            CODES[before.state],
+            row[STATE],
             before.token,
         ),
     )
@@ -305,7 +313,7 @@ def write_change(
 def _values(transaction: Transaction, job: Job, place: int, parts: int) -> tuple[object, ...]:
     return (
         transaction.queues[job.queue].id,
-        CODES[job.state],
+        job.state_code,
         -job.priority,
         job.due_at,
         place,

@@ -218,7 +218,30 @@ CREATE TABLE hf_flows(
 ) STRICT;
 """
 
-MIGRATIONS: tuple[str, ...] = (_MIGRATION_1, _MIGRATION_2, _MIGRATION_3)
+# State 5 is a dead letter under lease. Until now a job that died in a queue with a dead queue was
+# moved there to wait as a fresh job with its reason: it becomes a dead letter, and the group and
+# lane it leaves go on without it. One that is just leased goes on as an ordinary job.
+_MIGRATION_4 = """
+DROP INDEX hf_leased;
+UPDATE hf_jobs SET reason = NULL WHERE state = 1 AND reason IS NOT NULL;
+UPDATE hf_jobs SET state = 3, holds = 0, lane = NULL, flow = flow & 12, token = NULL,
+  version = version + 1, finished_at = min(due_at, CAST(unixepoch('subsec') * 1000 AS INTEGER))
+WHERE state = 0 AND reason IS NOT NULL;
+UPDATE hf_jobs SET due_at = finished_at WHERE state = 3 AND due_at > finished_at;
+CREATE INDEX hf_leased ON hf_jobs(ns, deadline) WHERE state IN (1, 5);
+CREATE INDEX hf_dead ON hf_jobs(queue, due_at) WHERE state = 3;
+UPDATE hf_jobs SET holds = holds - 4
+WHERE grp IS NOT NULL AND state = 0 AND holds & 4 AND NOT EXISTS (
+  SELECT 1 FROM hf_jobs AS other INDEXED BY hf_grouped
+  WHERE other.queue = hf_jobs.queue AND other.grp = hf_jobs.grp AND other.grp IS NOT NULL
+  AND other.state < 2 AND (other.state = 1 OR other.seq < hf_jobs.seq));
+UPDATE hf_lanes SET (due_at, place) = (
+  SELECT due_at, place FROM hf_jobs INDEXED BY hf_aside
+  WHERE queue = hf_lanes.queue AND state = 0 AND holds <> 0 AND holds = 1 AND lane = hf_lanes.id
+  ORDER BY due_at, place LIMIT 1);
+"""
+
+MIGRATIONS: tuple[str, ...] = (_MIGRATION_1, _MIGRATION_2, _MIGRATION_3, _MIGRATION_4)
 """Number n brings a store of schema n - 1 to schema n. Never edited once released."""
 
 
@@ -233,7 +256,7 @@ def prepare(
         if known and not is_alone():
             raise other_boot_clock(connection.filename)
         # The deadlines refer to a boot clock that has restarted: all of them have passed.
-        run("UPDATE hf_jobs SET deadline = 0 WHERE state = 1")
+        run("UPDATE hf_jobs SET deadline = 0 WHERE state IN (1, 5)")
         run("UPDATE hf_parks SET wake_us = 0")
         run("UPDATE hf_slots SET free_us = 0")
         run("UPDATE hf_meta SET boot = ?", (boot_id,))

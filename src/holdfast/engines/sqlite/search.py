@@ -15,7 +15,7 @@ import msgspec
 
 from holdfast.core import bounds
 from holdfast.core.model import (
-    STATES,
+    STORED_STATES,
     Job,
     JobFilter,
     Page,
@@ -117,7 +117,7 @@ def tally(transaction: Transaction, wanted: JobFilter, by: TallyBy, limit: int) 
 def _tally_value(transaction: Transaction, by: TallyBy, value: Any) -> Any:
     if by == "queue":
         return transaction.queue_names[value]
-    return str(STATES[value]) if by == "state" else value
+    return str(STORED_STATES[value]) if by == "state" else value
 
 
 class JobQuery(NamedTuple):
@@ -218,12 +218,13 @@ def _require_states(wanted: JobFilter, require: Callable[..., None]) -> str | No
     """Add the states; returns the index that fits them, whose own condition must be repeated."""
     if wanted.states is None:
         return None
-    codes = {rows.CODES[State(state)] for state in wanted.states}
+    states = {State(state) for state in wanted.states}
+    codes = {code for code, state in enumerate(STORED_STATES) if state in states}
     require("state IN (SELECT value FROM json_each(?))", str(sorted(codes)))
-    if codes <= {rows.DEAD, rows.CANCELLED}:
+    if states <= {State.DEAD, State.CANCELLED}:
         require("state >= 3")
         return "hf_buried"
-    if codes == {rows.LEASED}:
-        require("state = 1")
+    if states == {State.LEASED}:
+        require("state IN (1, 5)")
         return "hf_leased"
     return None

@@ -154,8 +154,12 @@ def _settle_one(transaction: Transaction, settlement: Settlement) -> Outcome:
     if not is_welcome or not accepts_follow_ups(transaction, then, lease.id):
         return Outcome.REFUSED
     change = lifecycle.apply(job, verdict, queue, transaction.now)
-    effects.write_change(transaction, row, job, change, settlement.note)
+    if change is not None:
+        effects.write_change(transaction, row, job, change, settlement.note)
     enqueue_follow_ups(transaction, then)
+    if change is None:
+        # A follow-up job may have become its child.
+        effects.delete_job(transaction, rows.fetch(transaction, lease.id) or row)
     return Outcome.SETTLED
 
 
@@ -173,7 +177,7 @@ def _renew(transaction: Transaction, renewal: Renewal) -> Lease | None:
     lease_ms = lease.lease_ms if renewal.lease_ms is None else renewal.lease_ms
     transaction.run(
         "UPDATE hf_jobs SET deadline = ?"
-        " WHERE seq = ? AND token = ? AND state = 1 AND deadline > ?",
+        " WHERE seq = ? AND token = ? AND state IN (1, 5) AND deadline > ?",
         (transaction.boot + lease_ms, seq, lease.token, transaction.boot),
     )
     if transaction.changes() != 1:
@@ -187,4 +191,4 @@ def _renew(transaction: Transaction, renewal: Renewal) -> Lease | None:
     job = rows.with_checkpoint(
         transaction, seq, parts, replace(job, deadline_at=transaction.now + lease_ms)
     )
-    return Lease(job=job, token=lease.token, lease_ms=lease_ms)
+    return Lease(job=rows.for_lease(job), token=lease.token, lease_ms=lease_ms)

@@ -28,7 +28,7 @@ HOLD_VALUES_MAX = 64
 
 _OVERDUE = (
     f"SELECT {rows.COLUMNS} FROM hf_jobs INDEXED BY hf_leased"
-    " WHERE ns = ? AND state = 1 AND deadline <= ? ORDER BY deadline, seq LIMIT ?"
+    " WHERE ns = ? AND state IN (1, 5) AND deadline <= ? ORDER BY deadline, seq LIMIT ?"
 )
 _EXPIRED = (
     f"SELECT {rows.COLUMNS} FROM hf_jobs INDEXED BY hf_expiring"
@@ -47,7 +47,7 @@ _NEXT_GROUP = (
     " AND (queue, grp) > (?, ?) ORDER BY queue, grp LIMIT 1"
 )
 _NEXT_EDGES = (
-    "SELECT e.parent, e.child, p.state, c.extra, c.state FROM hf_edges e"
+    "SELECT e.parent, e.child, iif(p.state = 5, 3, p.state), c.extra, c.state FROM hf_edges e"
     " JOIN hf_jobs c ON c.seq = e.child LEFT JOIN hf_jobs p ON p.id = e.parent AND p.ns = e.ns"
     " WHERE e.ns = ? AND (e.parent, e.child) > (?, ?) ORDER BY e.parent, e.child LIMIT ?"
 )
@@ -79,7 +79,7 @@ def overdue(transaction: Transaction, limit: int) -> Overdue:
         return Overdue(leases=tuple(leases), next_ms=0)
     next_at = transaction.run(
         "SELECT deadline FROM hf_jobs INDEXED BY hf_leased"
-        " WHERE ns = ? AND state = 1 AND deadline > ? ORDER BY deadline LIMIT 1",
+        " WHERE ns = ? AND state IN (1, 5) AND deadline > ? ORDER BY deadline LIMIT 1",
         (transaction.namespace_id, transaction.boot),
     ).get
     return Overdue(
@@ -236,7 +236,8 @@ def _wrong_slots(transaction: Transaction) -> dict[int, int]:
     held: Counter[int] = Counter()
     for text, count in transaction.run(
         "SELECT l.slots, count(*) FROM hf_jobs j INDEXED BY hf_leased"
-        " CROSS JOIN hf_lanes l ON l.id = j.lane WHERE j.ns = ? AND j.state = 1 GROUP BY l.id",
+        " CROSS JOIN hf_lanes l ON l.id = j.lane WHERE j.ns = ? AND j.state IN (1, 5)"
+        " GROUP BY l.id",
         (transaction.namespace_id,),
     ):
         for slot in read_slots(text):
@@ -256,7 +257,7 @@ def _wrong_tenants(transaction: Transaction) -> dict[tuple[int, str], int]:
     leased: Counter[tuple[int, str]] = Counter()
     for queue_id, tenant, count in transaction.run(
         "SELECT queue, ifnull(tenant, ''), count(*) FROM hf_jobs INDEXED BY hf_leased"
-        " WHERE ns = ? AND state = 1 AND flow & ? GROUP BY 1, 2",
+        " WHERE ns = ? AND state IN (1, 5) AND flow & ? GROUP BY 1, 2",
         (transaction.namespace_id, FLOW_TENANT),
     ):
         leased[queue_id, tenant] = count
@@ -354,7 +355,7 @@ def prune_flow(transaction: Transaction, limit: int) -> None:
     """Delete some unused lanes, tenants and slots."""
     leased = transaction.run(
         "SELECT DISTINCT lane FROM hf_jobs INDEXED BY hf_leased"
-        " WHERE ns = ? AND state = 1 AND lane IS NOT NULL",
+        " WHERE ns = ? AND state IN (1, 5) AND lane IS NOT NULL",
         (transaction.namespace_id,),
     ).fetchall()
     in_use = str([lane for (lane,) in leased])

@@ -321,7 +321,8 @@ def _duration_ms(job: Job) -> int | None:
 class LeasedJob(msgspec.Struct, frozen=True, kw_only=True):
     """A job under a lease. `attempts` includes the current one. `payload` is the value of JSON, or
     text; other bytes are in `payload_base64`. `checkpoint` is where an earlier attempt stopped, and
-    `timeout_ms` bounds this one.
+    `timeout_ms` bounds this one. Only a dead letter has a `reason`; its `origin` is the queue in
+    which it died, if that has a dead queue.
     """
 
     id: str
@@ -351,6 +352,8 @@ class LeasedJob(msgspec.Struct, frozen=True, kw_only=True):
     cancel_requested: bool
     progress: float | None
     checkpoint: Any
+    reason: Reason | None
+    origin: str | None
 
 
 class LeaseView(msgspec.Struct, frozen=True, kw_only=True):
@@ -401,6 +404,8 @@ def _leased(job: Job, queue: Queue) -> LeasedJob:
         cancel_requested=job.cancel_requested,
         progress=job.progress,
         checkpoint=None if checkpoint is None else raw_of(checkpoint, codec.JSON),
+        reason=job.reason,
+        origin=job.origin,
     )
 
 

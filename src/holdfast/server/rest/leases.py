@@ -45,7 +45,9 @@ LeaseKey = tuple[str, int]
 class LeaseBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """Jobs of `queues` in that order, or only those with the given `ids`; of any task, or only of
     `tasks`. `wait` is how long to wait for the first job, up to the server's bound. `lease` is the
-    time until the deadline; the default is the job's or the queue's."""
+    time until the deadline; the default is the job's or the queue's. With `dead`, dead letters are
+    leased instead of jobs that wait: completing one deletes it, and after any other end of the
+    lease it is dead again."""
 
     queues: Annotated[list[QueueName], _MANY] | None = None
     ids: Annotated[list[JobId], _MANY] | None = None
@@ -54,6 +56,7 @@ class LeaseBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     wait: Seconds = 0
     lease: Seconds | None = None
     tasks: Annotated[list[TaskName], Meta(max_length=bounds.BATCH_MAX)] | None = None
+    dead: bool = False
 
 
 class Leased(msgspec.Struct, frozen=True):
@@ -228,6 +231,7 @@ def _lease_request(body: LeaseBody, wait_ms_max: int) -> LeaseRequest:
         wait_ms=min(to_ms("wait", body.wait, UsageError), wait_ms_max),
         lease_ms=None if body.lease is None else to_ms("lease", body.lease, UsageError),
         tasks=None if body.tasks is None else frozenset(body.tasks),
+        dead=body.dead,
     )
 
 

@@ -47,6 +47,8 @@ class Handler:
     limits: tuple[Limit, ...] = ()
     breaker: Breaker | None = None
     declared: TaskRecord | None = None
+    dead: bool = False
+    """It handles the dead letters of its queue."""
     retry_on: tuple[type[BaseException], ...] | None = None
     give_up_on: tuple[type[BaseException], ...] = ()
 
@@ -62,6 +64,7 @@ class Handler:
             self.limits,
             self.breaker,
             self.declared,
+            self.dead,
         )
 
     def gives_up(self, error: BaseException) -> bool:

@@ -83,6 +83,17 @@ class HeldLease:
         lease_s = self.lease.lease_ms / 1000
         return self.renewed_at + lease_s - min(lease_s / 10, _START_MARGIN_S_MAX)
 
+    def renewed(self, lease: Lease, requested_at: float) -> None:
+        """Hold the renewed lease. A dead letter keeps the task and payload of its handler."""
+        job = self.lease.job
+        if job.is_dead_letter:
+            renewed = replace(
+                lease.job, task=job.task, payload=job.payload, content_type=job.content_type
+            )
+            lease = replace(lease, job=renewed)
+        self.lease = lease
+        self.renewed_at = requested_at
+
     def add_note(self, note: Note) -> None:
         """Fields of the new note replace those of the old one; missing fields stay."""
         if self.note is None:
@@ -236,8 +247,7 @@ class Renewer:
                     self._held.lose(held)
                     self._lost(held)
                 continue
-            held.lease = lease
-            held.renewed_at = requested_at
+            held.renewed(lease, requested_at)
             if note is not None and held.note is note:
                 held.note = None
             if lease.cancel_requested and not held.cancel_reported:

@@ -14,12 +14,16 @@ from collections.abc import Callable, Container, Mapping
 from time import monotonic
 from typing import Protocol
 
+import msgspec
+from msgspec.structs import replace
+
 from holdfast.core import bounds
 from holdfast.core.limits import Limit
 from holdfast.core.model import Job, Lease, LeaseRequest
 from holdfast.core.workers import Health, usable_slots
 from holdfast.engines.base import Engine
 from holdfast.errors import EngineClosed, EngineError
+from holdfast.ops.dead_letters import dead_letter_of, dead_letter_task
 from holdfast.ops.queues import set_task_limits
 from holdfast.process import boot_s
 from holdfast.worker.options import WorkerOptions
@@ -41,6 +45,9 @@ _HELD_MAX = 4_000
 _ALONE_MAX = 256
 """Jobs that must run alone are leased with the others; while this many wait, nothing is leased."""
 _SHARE_MIN = 0.02
+_DEAD_MAX = 8
+_DEAD_PAUSE_S = 0.5
+_MSGPACK = "application/msgpack"
 
 
 class LeaseDemand(Protocol):
@@ -202,6 +209,95 @@ class Intake:
         return tuple(sorted(drawn, key=drawn.__getitem__, reverse=True))
 
 
+class DeadLetterIntake:
+    """Leases dead letters for the handlers that the application has for them. Each runs in a child
+    like a job whose payload is the dead letter. A few are leased at a time: at least one even while
+    the worker is busy, since its jobs may never leave any room.
+    """
+
+    def __init__(
+        self, engine: Engine, capacity: WorkerCapacity, deliver: Callable[[list[HeldLease]], None]
+    ) -> None:
+        self._engine = engine
+        self._capacity = capacity
+        self._deliver = deliver
+        self._worker = ""
+        self._queues: tuple[str, ...] = ()
+        self._changed = asyncio.Event()
+        self._held: list[HeldLease] = []
+
+    def serve(self, worker: str, tasks: Mapping[str, TaskInfo]) -> None:
+        """Set the name to lease under, and the handlers."""
+        queues = tuple(sorted(info.queue for info in tasks.values() if info.dead))
+        if queues and not self._engine.traits.dead_leases:
+            _log.error("this store cannot lease dead letters: their handlers are not called")
+            queues = ()
+        self._worker, self._queues = worker, queues
+        self._changed.set()
+
+    async def run(self) -> None:
+        """Lease until cancelled."""
+        pause = _PAUSE_S_FIRST
+        while True:
+            self._held = [held for held in self._held if held.verdict is None and not held.lost]
+            limit = self._limit()
+            if limit <= 0 or not self._queues:
+                self._changed.clear()
+                try:
+                    async with asyncio.timeout(_DEAD_PAUSE_S if self._queues else None):
+                        await self._changed.wait()
+                except TimeoutError:
+                    pass
+                continue
+            try:
+                await self._lease(limit)
+            except EngineClosed:
+                raise
+            except EngineError as error:
+                _log.warning("cannot lease dead letters; trying again in %.1f s: %s", pause, error)
+                await asyncio.sleep(pause * random.uniform(0.5, 1.0))
+                pause = min(pause * 2, _PAUSE_S_MAX)
+                continue
+            pause = _PAUSE_S_FIRST
+
+    def _limit(self) -> int:
+        if self._capacity.is_closed:
+            return 0
+        room = min(_DEAD_MAX, self._capacity.room("python"))
+        return max(room, 1) - len(self._held)
+
+    async def _lease(self, limit: int) -> None:
+        queues = tuple(random.sample(self._queues, len(self._queues)))
+        request = LeaseRequest(
+            queues=queues, limit=limit, worker=self._worker, wait_ms=_WAIT_MS, dead=True
+        )
+        requested_at = boot_s()
+        leases = await self._engine.lease(request)
+        calls = {lease.id: _handler_call(lease, lease.job) for lease in leases}
+        try:
+            for lease in leases:
+                job = await self._engine.get(lease.id)
+                if job is not None and job.token == lease.token:
+                    calls[lease.id] = _handler_call(lease, job)
+        finally:
+            # Also if this worker is stopped meanwhile: then it releases them.
+            if calls:
+                self._held += (accepted := self._capacity.accept([*calls.values()], requested_at))
+                self._deliver(accepted)
+
+
+def _handler_call(lease: Lease, job: Job) -> Lease:
+    """The lease of a dead letter as its handler is called: with the handler's task, and the dead
+    letter as its payload."""
+    call = replace(
+        lease.job,
+        task=dead_letter_task(lease.job.queue),
+        payload=msgspec.msgpack.encode(dead_letter_of(job)),
+        content_type=_MSGPACK,
+    )
+    return replace(lease, job=call)
+
+
 class WorkerCapacity:
     """Compares the leased jobs with what the child pool can run. While it is closed, nothing is
     leased.
@@ -231,6 +327,7 @@ class WorkerCapacity:
 
     def learn(self, tasks: Mapping[str, TaskInfo]) -> bool:
         """Set the tasks that may be leased; True if they changed."""
+        tasks = {name: info for name, info in tasks.items() if not info.dead}
         self._batch_max = max((info.batch for info in tasks.values()), default=1)
         before = dict(self._tasks)
         for kind in RUNNER_KINDS:
@@ -240,7 +337,7 @@ class WorkerCapacity:
 
     def queues(self, tasks: Mapping[str, TaskInfo]) -> dict[str, int]:
         """The queues to lease from, by weight: those of the options, or of the tasks."""
-        named = {info.queue: 1 for info in tasks.values()}
+        named = {info.queue: 1 for info in tasks.values() if not info.dead}
         return self._options.queues or {"default": 1, **named}
 
     def set_state(self, *, closed: bool, health: Health, broken: bool = False) -> bool:
@@ -274,6 +371,11 @@ class WorkerCapacity:
         limit = max(1, min(int(min(likely)), max(open_.values()), bounds.BATCH_MAX))
         tasks = frozenset().union(*(self._tasks[kind] for kind in open_)) - self.shut_out
         return (limit if tasks else 0), tasks
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether nothing of the application may be leased."""
+        return self._closed or self._broken
 
     def has_room(self, task: str) -> bool:
         return any(self.room(kind) > 0 for kind in RUNNER_KINDS if task in self._tasks[kind])

@@ -49,7 +49,12 @@ from holdfast.worker.supervisor.held_leases import (
     Renewer,
     RunnerKind,
 )
-from holdfast.worker.supervisor.intake import Intake, TaskLimits, WorkerCapacity
+from holdfast.worker.supervisor.intake import (
+    DeadLetterIntake,
+    Intake,
+    TaskLimits,
+    WorkerCapacity,
+)
 from holdfast.worker.supervisor.registration import Registration, start_ticks
 from holdfast.worker.supervisor.settle import JobEnding, JobLog, Settler, after_death
 from holdfast.worker.wire import BUILT_IN_TASKS, TaskInfo
@@ -85,6 +90,7 @@ class Supervisor:
         self._pool = make_pool(self, self._queue_of)
         self._capacity = WorkerCapacity(options, self._held, self._pool, self._group_order)
         self._intake = Intake(engine, self._capacity, self._admit)
+        self._dead_intake = DeadLetterIntake(engine, self._capacity, self._admit)
         self._breakers = BreakerCheck(
             engine,
             id,
@@ -157,11 +163,15 @@ class Supervisor:
                     every(self._options.heartbeat_ms / 1000, self._heartbeat, self._changed),
                 )
             ]
-            intake = group.create_task(self._intake.run(), name="intake")
+            intakes = [
+                group.create_task(self._intake.run(), name="intake"),
+                group.create_task(self._dead_intake.run(), name="dead letter intake"),
+            ]
             await self._pool.start(name)
             await self._draining.wait()
-            intake.cancel()
-            await asyncio.wait([intake])
+            for intake in intakes:
+                intake.cancel()
+            await asyncio.wait(intakes)
             await self._finish()
             for loop in loops:
                 loop.cancel()
@@ -380,7 +390,8 @@ class Supervisor:
         if (monotonic() - self._intake.leased_at) * 1000 < STALL_MS:
             return ""
         queues = {worker_queue(self.name), *self._capacity.queues(self._pool.tasks)}
-        tasks = set(self._pool.tasks) - self._capacity.shut_out
+        known = {name for name, info in self._pool.tasks.items() if not info.dead}
+        tasks = known - self._capacity.shut_out
         return await find_stall(self._engine, queues, tasks)
 
     async def _read_order(self) -> None:
@@ -437,6 +448,7 @@ class Supervisor:
                 self._intake.interrupt()
             queues = self._capacity.queues(tasks)
             self._intake.serve(self.name, {worker_queue(self.name): 1, **queues})
+            self._dead_intake.serve(self.name, tasks)
 
     def _queue_of(self, name: str) -> Queue:
         """Settings of a queue; the defaults until a new one has been read."""

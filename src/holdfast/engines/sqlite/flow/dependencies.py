@@ -13,9 +13,10 @@ from holdfast.engines.sqlite.transaction import Transaction
 
 
 def states_of(transaction: Transaction, ids: Sequence[str]) -> dict[str, int]:
-    """The state codes of the jobs with these ids, as far as they exist."""
+    """The state codes of the jobs with these ids, as far as they exist. A dead letter under lease
+    is dead."""
     found = transaction.run(
-        "SELECT id, state, queue FROM hf_jobs WHERE ns = ?"
+        "SELECT id, iif(state = 5, 3, state), queue FROM hf_jobs WHERE ns = ?"
         " AND id IN (SELECT value FROM json_each(?))",
         (transaction.namespace_id, msgspec.json.encode(ids).decode()),
     ).fetchall()

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from holdfast.core import bounds, lifecycle
 from holdfast.core.lifecycle import Change, ParentEffect
-from holdfast.core.model import STATES, AfterOn, Job, Note, ParentDeath, State
+from holdfast.core.model import AfterOn, Job, Note, ParentDeath, State
 from holdfast.engines.sqlite import rows
 from holdfast.engines.sqlite.flow import dependencies, fairness, groups, lanes
 from holdfast.engines.sqlite.flow.limits import release_slots
@@ -49,32 +49,32 @@ def write_change(
     rows.write_change(transaction, row, before, change, columns=columns, note=note)
     _release_place(transaction, row, is_leased=job.state is State.LEASED)
     changed_groups = set()
-    if row[rows.GROUP] is not None and not before.state.finished:
+    if row[rows.GROUP] is not None and not before.has_ended:
         changed_groups.add((row[rows.QUEUE], row[rows.GROUP]))
-    if job.group is not None and not job.state.finished:
+    if job.group is not None and not job.has_ended:
         changed_groups.add((queue_row.id, job.group))
     for queue_id, group in changed_groups:
         groups.refresh(transaction, queue_id, group)
     if columns.lane is not None and job.state is State.WAITING:
         transaction.effects.lanes.add(columns.lane)
-    if columns.flow & FLOW_CHILDREN and job.state.finished and not before.state.finished:
+    if columns.flow & FLOW_CHILDREN and job.has_ended and not before.has_ended:
         transaction.effects.ended.append((row[rows.SEQ], job.id, job.state))
 
 
 def delete_job(transaction: Transaction, row: Row) -> None:
     """Delete a job with its edges, and apply the effects."""
     rows.delete(transaction, row[rows.SEQ], row[rows.PARTS])
-    bits, state = row[rows.FLOW], STATES[row[rows.STATE]]
+    bits, has_ended = row[rows.FLOW], row[rows.STATE] >= rows.DONE
     if not bits:
         return
     _release_place(transaction, row, is_leased=False)
     if bits & FLOW_PARENTS:
         dependencies.close_all(transaction, row[rows.SEQ])
     has_queue = row[rows.QUEUE] in transaction.queue_names
-    if row[rows.GROUP] is not None and not state.finished and has_queue:
+    if row[rows.GROUP] is not None and not has_ended and has_queue:
         groups.refresh(transaction, row[rows.QUEUE], row[rows.GROUP])
     if bits & FLOW_CHILDREN:
-        if state.finished:
+        if has_ended:
             dependencies.note_lost_parent(transaction, row[rows.ID])
         else:
             transaction.effects.ended.append((row[rows.SEQ], row[rows.ID], None))

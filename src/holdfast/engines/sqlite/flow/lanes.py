@@ -59,7 +59,7 @@ _PAGES = {
     ),
 }
 _LEASED = (
-    "SELECT seq, tenant FROM hf_jobs INDEXED BY hf_leased WHERE ns = ? AND state = 1"
+    "SELECT seq, tenant FROM hf_jobs INDEXED BY hf_leased WHERE ns = ? AND state IN (1, 5)"
     " AND queue = ? AND flow & ? = 0 LIMIT ?"
 )
 _ROW_FIELDS = {"queue", "task", "tenant", "group"}

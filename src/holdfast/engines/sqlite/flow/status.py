@@ -117,7 +117,7 @@ def _holders(transaction: Transaction, slots: set[int]) -> dict[int, list[str]]:
     leased: Iterable[tuple[str, str]] = transaction.run(
         "SELECT j.id, l.slots FROM hf_jobs j INDEXED BY hf_leased"
         " CROSS JOIN hf_lanes l ON l.id = j.lane"
-        " WHERE j.ns = ? AND j.state = 1 ORDER BY j.leased_at, j.seq LIMIT ?",
+        " WHERE j.ns = ? AND j.state IN (1, 5) ORDER BY j.leased_at, j.seq LIMIT ?",
         (transaction.namespace_id, bounds.SCAN_MAX),
     )
     for id_, text in leased:
