@@ -216,7 +216,7 @@ async def test_a_renewal_on_its_way_is_not_overlooked_by_the_reaper(pg_dsn: str,
     clock.advance(lease.lease_ms - 1)
     async with look.transaction():
         renewed = await look.fetch(
-            "SELECT * FROM renew(1, $1, $2, $3, $4, '{}', '{}', '{}')",
+            "SELECT * FROM renew_leases(1, $1, $2, $3, $4, '{}', '{}', '{}')",
             clock.wall_ms(), ["a"], [lease.token], [lease.lease_ms],
         )  # fmt: skip
         assert len(renewed) == 1

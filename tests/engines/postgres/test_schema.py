@@ -1,6 +1,7 @@
 """The schema is created once, also by many processes at once and after a crash."""
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import asyncpg
@@ -16,8 +17,19 @@ from holdfast.conformance.contract.cases import (
     settle,
 )
 from holdfast.core import bounds
-from holdfast.core.model import Lease, Reason, Record, State
-from holdfast.core.verdict import Complete, Outcome, Release
+from holdfast.core.limits import Limit
+from holdfast.core.model import (
+    JobFilter,
+    Lease,
+    LeaseRequest,
+    NewJob,
+    Queue,
+    Reason,
+    Record,
+    Renewal,
+    State,
+)
+from holdfast.core.verdict import Cancel, Complete, Delete, Outcome, Release, Settlement
 from holdfast.engines.postgres import PostgresEngine, schema
 from holdfast.errors import ConfigError, EngineUnavailable, SchemaMismatch
 
@@ -79,12 +91,88 @@ async def test_older_version_refuses_a_newer_schema(
     told = f"version {newest + 1}, this Holdfast knows up to {newest}: upgrade"
     with pytest.raises(SchemaMismatch, match=told):
         await opened(pg_dsn)
-    # An engine that was open goes on until it needs a new connection.
-    pool, _ = old._opened()
-    pool.forget()
-    with pytest.raises(SchemaMismatch, match="upgrade"):
-        await old.enqueue(jobs("b"))
     await old.close()
+
+
+async def test_connected_process_of_an_older_version_writes_nothing(
+    pg_dsn: str, look: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old = await opened(pg_dsn, connections=1)
+    await old.declare(Queue(name="limited", limits=(Limit(name="few", concurrency=1),)))
+    await old.enqueue([NewJob(id=id_, task="work") for id_ in "abc"])
+    await old.enqueue([NewJob(id="d", task="work", queue="limited")])
+    (held,) = await old.lease(from_default(1))
+    record = Record(kind="setting", key="k", value=b"v")
+    child = NewJob(id="child", task="work", after=("b",))
+    prepared: dict[str, Callable[[], Awaitable[object]]] = {
+        "enqueue": lambda: old.enqueue(jobs("e")),
+        "lease": lambda: old.lease(from_default(1)),
+        "renew": lambda: old.renew([Renewal(lease=held)]),
+        "save": lambda: old.save([record]),
+    }
+    calls: dict[str, Callable[[], Awaitable[object]]] = {
+        **prepared,
+        "enqueue a child": lambda: old.enqueue([child]),
+        "wait for a lease": lambda: old.lease(LeaseRequest(queues=("default",), wait_ms=60_000)),
+        "lease with a limit": lambda: old.lease(LeaseRequest(queues=("limited",))),
+        "lease by id": lambda: old.lease(LeaseRequest(ids=("b",))),
+        "complete": lambda: old.settle([Settlement(lease=held, verdict=Complete())]),
+        "release": lambda: old.settle([Settlement(lease=held, verdict=Release())]),
+        "declare": lambda: old.declare(Queue(name="new")),
+        "redeclare": lambda: old.declare(Queue(name="limited")),
+        "drop": lambda: old.drop("limited"),
+        "cancel": lambda: old.amend(JobFilter(ids=("b",)), Cancel(), limit=1),
+        "delete": lambda: old.amend(JobFilter(ids=("b",)), Delete(), limit=1),
+        "recount": lambda: old.recount(100),
+        "prune": lambda: old.finished(100),
+    }
+    for call in prepared.values():
+        await call()
+    before = await look.fetch("SELECT * FROM jobs ORDER BY seq")
+    with monkeypatch.context() as newer:
+        known = schema.migrations()
+        newer.setattr(schema, "migrations", lambda: [*known, "CREATE TABLE novelty ()"])
+        await (await opened(pg_dsn)).close()
+    answers = {name: await refusal(call) for name, call in calls.items()}
+    assert {name for name, text in answers.items() if "upgrade this process" not in text} == set()
+    within: Any = old.within(look)
+    await look.execute("BEGIN")
+    with pytest.raises(SchemaMismatch, match="upgrade this process"):
+        await within.enqueue(jobs("f"))
+    await look.execute("ROLLBACK")
+    assert await look.fetch("SELECT * FROM jobs ORDER BY seq") == before
+    await old.close()
+
+
+async def refusal(call: Callable[[], Awaitable[object]]) -> str:
+    try:
+        await call()
+    except SchemaMismatch as error:
+        return str(error)
+    return ""
+
+
+async def test_names_that_older_versions_use_are_gone(
+    pg_dsn: str, look: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Processes of versions up to 17 do not name their version in their statements."""
+    names = """
+        SELECT DISTINCT proname::text FROM pg_proc WHERE pronamespace = 'holdfast'::regnamespace
+        AND proname IN ('lease', 'lease_ids', 'lease_flow', 'lease_ids_flow', 'put_plain',
+                        'add_plain_jobs', 'add_jobs', 'complete', 'complete_flow',
+                        'complete_light', 'rewrite', 'renew', 'save', 'erase', 'purge', 'wake',
+                        'join_flow', 'declare_flow', 'free_keys', 'prune_flow', 'linger')
+    """
+    with monkeypatch.context() as older:
+        whole = schema.migrations()
+        older.setattr(schema, "migrations", lambda: whole[:17])
+        await (await opened(pg_dsn)).close()
+    assert len(await look.fetch(names)) == 21
+    engine = await opened(pg_dsn)
+    assert await look.fetch(names) == []
+    await engine.enqueue(jobs("a"))
+    assert await lease_ids(engine) == ["a"]
+    await engine.close()
 
 
 async def test_store_of_schema_3_is_migrated_with_its_jobs(
@@ -106,11 +194,9 @@ async def test_store_of_schema_3_is_migrated_with_its_jobs(
     [record] = await engine.load("setting", limit=9)
     assert record == Record(kind="setting", key="k", value=b"v", version=1, age_ms=record.age_ms)
     assert 0 <= record.age_ms < bounds.HOUR_MS, "its age counts from the migration"
-    # An engine that was open at the migration goes on saving.
-    assert await look.fetchval(save, ["k"], [1]) == [True]
-    assert await look.fetchval(save, ["other"], [0]) == [True]
-    versions = {each.key: each.version for each in await engine.load("setting", limit=9)}
-    assert versions == {"k": 2, "other": 1}
+    # An engine of version 3 that is still connected saves nothing any more.
+    with pytest.raises(asyncpg.UndefinedFunctionError):
+        await look.fetchval(save, ["k"], [1])
     job = await engine.get("a")
     assert job is not None
     assert (job.payload, job.attempt, job.token) == (b"p", 1, held["token"])

@@ -296,10 +296,8 @@ async def test_lost_race_aborts_the_transaction(
     within: Any = engine.within(connection)
     await connection.execute("BEGIN")
     async with look.transaction():
-        await look.execute(
-            "SELECT put_plain(1, NULL, '{default}', 9, '{}', '{b}', '{work}', '{x}', '{}', '{}',"
-            " '{}', '{}', '{}', '{}', '{}')"
-        )
+        other: Any = engine.within(look)
+        await other.enqueue([a_job("b")])
         enqueuing = asyncio.create_task(within.enqueue([a_job("a", key="k"), a_job("b")]))
         await until_blocked(look)
     with pytest.raises(EngineUnavailable, match="repeat the transaction"):

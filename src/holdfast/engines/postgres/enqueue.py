@@ -31,7 +31,7 @@ from holdfast.engines.postgres.write import LockedJob, add_queues, have_flow, lo
 from holdfast.errors import UsageError
 
 _ADD_PLAIN = """
-SELECT $schema.add_plain_jobs($1::int, $2::bigint, $3::text[], $4::int, $5::int[], $6::int[],
+SELECT $schema.insert_plain_jobs($1::int, $2::bigint, $3::text[], $4::int, $5::int[], $6::int[],
     $7::text[], $8::text[], $9::bytea[], $10::smallint[], $11::bigint[], $12::bigint[],
     $13::text[], $14::text[], $15::bigint[], $16::bytea[])
 """

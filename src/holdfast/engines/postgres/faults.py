@@ -72,7 +72,10 @@ def explain(error: BaseException, *, doubtful: bool, where: str) -> EngineError:
     if code == _DISK_FULL:
         return StorageFull(text)
     if code in _SCHEMA:
-        return SchemaMismatch(f"{text}; the schema does not match this version of Holdfast")
+        return SchemaMismatch(
+            f"{text}; the schema was migrated by another version of Holdfast, and nothing was"
+            " changed: upgrade this process and start it again"
+        )
     if is_cut(error):
         if doubtful:
             return OutcomeUnknown(

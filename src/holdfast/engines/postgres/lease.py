@@ -12,16 +12,17 @@ from holdfast.engines.postgres.script import CallContext, Row, Script, Statement
 
 _LEASE = f"""
 SELECT {LEASE_COLUMNS}
-FROM $schema.lease($1::int, $2::bigint, $3::text[], $4::int, $5::text, $6::bigint, $7::text[]) h
+FROM $schema.lease_jobs($1::int, $2::bigint, $3::text[], $4::int, $5::text, $6::bigint,
+                        $7::text[]) h
 """
 _LEASE_DEAD = f"""
 SELECT {LEASE_COLUMNS}
 FROM $schema.lease_dead(
     $1::int, $2::bigint, $3::text[], $8::text[], $4::int, $5::text, $6::bigint, $7::text[]) h
 """
-_LEASE_IDS = _LEASE.replace("$schema.lease", "$schema.lease_ids")
-_LEASE_FLOW = _LEASE.replace("$schema.lease", "$schema.lease_flow")
-_LEASE_IDS_FLOW = _LEASE.replace("$schema.lease", "$schema.lease_ids_flow")
+_LEASE_IDS = _LEASE.replace("$schema.lease_jobs", "$schema.lease_jobs_by_id")
+_LEASE_FLOW = _LEASE.replace("$schema.lease_jobs", "$schema.lease_lanes")
+_LEASE_IDS_FLOW = _LEASE.replace("$schema.lease_jobs", "$schema.lease_lanes_by_id")
 
 _HAS_LANES = -1
 _SEQ = 1

@@ -17,7 +17,7 @@ from typing import Any
 import asyncpg
 
 from holdfast.engines.postgres import faults
-from holdfast.engines.postgres.schema import quoted
+from holdfast.engines.postgres.schema import checked_text
 from holdfast.engines.postgres.script import Restart, Script, Statement, T
 from holdfast.errors import (
     ConfigError,
@@ -83,7 +83,7 @@ class PostgresPool:
     def __init__(self, dsn: str, *, schema: str, size: int, pooled: bool, setup: Setup) -> None:
         self.where = faults.mask(dsn)
         self._dsn = dsn
-        self._schema = quoted(schema)
+        self._schema = schema
         self._pooled = pooled
         self._setup = setup
         self._idle: list[PostgresConnection] = []
@@ -98,10 +98,10 @@ class PostgresPool:
         self._open = True
 
     def text(self, statement: str) -> str:
-        """The SQL with the schema's name in it."""
+        """The SQL with the schema's name in it, and a check of the schema's version."""
         text = self._texts.get(statement)
         if text is None:
-            text = self._texts[statement] = statement.replace("$schema", self._schema)
+            text = self._texts[statement] = checked_text(statement, self._schema)
         return text
 
     async def open(self, prepare: Callable[[PostgresConnection], Awaitable[T]]) -> T:

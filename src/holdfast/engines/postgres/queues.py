@@ -48,7 +48,7 @@ UPDATE $schema.queues SET
 WHERE ns = $1::int AND name = $2::text AND settings = $10::bytea
 RETURNING number
 """
-_WAKE = "SELECT $schema.wake($1::int)"
+_WAKE = "SELECT $schema.wake_leases($1::int)"
 _READ = "SELECT name, number, settings, laned FROM $schema.lines($1::int, $2::text[])"
 _TRY_NAMES = """
 SELECT bool_and(pg_try_advisory_xact_lock_shared($1::int, hashtext(w.name)))
@@ -59,9 +59,9 @@ SELECT q.name, q.number, q.settings, q.laned FROM $schema.queues q
 WHERE q.ns = $1::int AND q.name = ANY ($2::text[])
 """
 _BEFORE = "SELECT settings, laned FROM $schema.queues WHERE ns = $1::int AND name = $2::text"
-_JOIN_FLOW = "SELECT $schema.join_flow($1::int, $2::text, $3::text[])"
+_JOIN_FLOW = "SELECT $schema.join_domain($1::int, $2::text, $3::text[])"
 _DECLARE_FLOW = """
-SELECT $schema.declare_flow($1::int, $2::bigint, $3::int, $4::int, $5::boolean, $6::boolean,
+SELECT $schema.declare_lanes($1::int, $2::bigint, $3::int, $4::int, $5::boolean, $6::boolean,
     $7::smallint, $8::bigint, $9::int, $10::text[], $11::int[], $12::bigint[], $13::int[],
     $14::text[], $15::text[], $16::int[])
 """
@@ -74,10 +74,10 @@ WHERE ns = $1::int AND name = ANY ($2::text[]) ORDER BY name
 _COUNTS = "SELECT * FROM $schema.counts($1::int, $2::bigint, $3::int)"
 _NOW = "SELECT $schema.now_ms($1::bigint)"
 _DROP = """
-UPDATE $schema.queues SET name = NULL, dropped_at = $schema.now_ms(NULL)
+UPDATE $schema.queues SET name = NULL, removed_at = $schema.now_ms(NULL)
 WHERE ns = $1::int AND name = $2::text RETURNING number
 """
-_PURGE = "SELECT count_, endings_ FROM $schema.purge($1::int, $2::int, $3::int)"
+_PURGE = "SELECT count_, endings_ FROM $schema.purge_queue($1::int, $2::int, $3::int)"
 _COUNTED = ("ready", "delayed", "blocked", "leased", "overdue", "done", "dead", "cancelled")
 _LOAD_RECORDS = """
 SELECT key, value, version, greatest(0, $schema.now_ms($5::bigint) - saved_at)
@@ -85,7 +85,7 @@ FROM $schema.records
 WHERE ns = $1::int AND kind = $2::text AND key > $3::text ORDER BY key LIMIT $4::bigint
 """
 _SAVE_RECORDS = """
-SELECT $schema.save($1::int, $2::bigint, $3::text[], $4::text[], $5::bigint[], $6::bytea[])
+SELECT $schema.save_records($1::int, $2::bigint, $3::text[], $4::text[], $5::bigint[], $6::bytea[])
 """
 
 

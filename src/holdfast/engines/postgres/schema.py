@@ -1,4 +1,8 @@
-"""The database schema: numbered migrations, run once under a lock, and the check at open."""
+"""The database schema: numbered migrations, run once under a lock, and the check at open.
+
+A column of `meta` carries the version in its name, and every statement names it: after a migration
+the statements of older processes that are still connected fail, before they do anything.
+"""
 
 from __future__ import annotations
 
@@ -20,6 +24,13 @@ _PATH = "SET LOCAL search_path = $schema, pg_temp"
 _VERSION = "SELECT version FROM $schema.meta"
 _FIRST = "INSERT INTO $schema.meta (version) VALUES (0)"
 _SET_VERSION = "UPDATE $schema.meta SET version = $1::int"
+_VERSION_COLUMN = "for_version_"
+_FIND_COLUMN = f"""
+SELECT attname::text FROM pg_attribute
+WHERE attrelid = '$schema.meta'::regclass AND attname ~ '^{_VERSION_COLUMN}' AND NOT attisdropped
+"""
+_ADD_COLUMN = "ALTER TABLE $schema.meta ADD COLUMN {now} boolean"
+_RENAME_COLUMN = "ALTER TABLE $schema.meta RENAME COLUMN {before} TO {now}"
 _NAMESPACE = """
 INSERT INTO $schema.namespaces (name) VALUES ($1::text) ON CONFLICT (name) DO NOTHING
 """
@@ -49,9 +60,9 @@ async def prepare(connection: Any, schema: str, namespace: str) -> NamespaceIden
 
 async def identify(connection: Any, schema: str, namespace: str) -> NamespaceIdentity | None:
     """The identity of the store; None if the schema or namespace is missing or too old."""
-    if not await connection.fetchval(_text(_EXISTS, schema)):
+    if not await connection.fetchval(plain_text(_EXISTS, schema)):
         return None
-    row = await connection.fetchrow(_text(_IDENTITY, schema), namespace)
+    row = await connection.fetchrow(plain_text(_IDENTITY, schema), namespace)
     version, store, number, read_only, encoding = row
     if read_only:
         raise EngineUnavailable("the server is read-only: a standby, or configured so")
@@ -79,20 +90,50 @@ async def migrate(connection: Any, schema: str, namespace: str) -> None:
     async with connection.transaction():
         await connection.execute(_LOCK, schema)
         if not await connection.fetchval(_HAS_SCHEMA, schema):
-            await connection.execute(_text(_CREATE, schema))
-        await connection.execute(_text(_PATH, schema))
+            await connection.execute(plain_text(_CREATE, schema))
+        await connection.execute(plain_text(_PATH, schema))
         version = -1
-        if await connection.fetchval(_text(_EXISTS, schema)):
-            version = await connection.fetchval(_text(_VERSION, schema))
+        if await connection.fetchval(plain_text(_EXISTS, schema)):
+            version = await connection.fetchval(plain_text(_VERSION, schema))
             _check(version)
         for number, migration in enumerate(migrations(), 1):
             if number > version:
                 await connection.execute(migration, timeout=MIGRATION_S_MAX)
                 if version < 0:
-                    await connection.execute(_text(_FIRST, schema))
+                    await connection.execute(plain_text(_FIRST, schema))
                     version = 0
-                await connection.execute(_text(_SET_VERSION, schema), number)
-        await connection.execute(_text(_NAMESPACE, schema), namespace)
+                await connection.execute(plain_text(_SET_VERSION, schema), number)
+        await _rename_version_column(connection, schema)
+        await connection.execute(plain_text(_NAMESPACE, schema), namespace)
+
+
+async def _rename_version_column(connection: Any, schema: str) -> None:
+    """Make the statements of every other version fail."""
+    before = await connection.fetchval(plain_text(_FIND_COLUMN, schema))
+    if before == version_column():
+        return
+    change = _ADD_COLUMN if before is None else _RENAME_COLUMN
+    text = change.format(before=before, now=version_column())
+    await connection.execute(plain_text(text, schema))
+
+
+def version_column() -> str:
+    """The column of `meta` that exists only while the schema has the version of this package."""
+    return f"{_VERSION_COLUMN}{len(migrations())}"
+
+
+def checked_text(statement: str, schema: str) -> str:
+    """The SQL with the schema's name in it, which fails if the schema has another version.
+
+    The part that names the version is never run: it is looked up whenever the statement is planned,
+    and every change of `meta` makes the server plan statements anew.
+    """
+    check = f"this_version AS (SELECT {version_column()} FROM $schema.meta)"
+    text = statement.lstrip()
+    for start in ("WITH RECURSIVE ", "WITH "):
+        if text.startswith(start):
+            return plain_text(f"{start}{check}, {text.removeprefix(start)}", schema)
+    return plain_text(f"WITH {check} {text}", schema)
 
 
 def _check(version: int) -> None:
@@ -110,5 +151,6 @@ def quoted(schema: str) -> str:
     return f'"{schema}"'
 
 
-def _text(statement: str, schema: str) -> str:
+def plain_text(statement: str, schema: str) -> str:
+    """The SQL with the schema's name in it."""
     return statement.replace("$schema", quoted(schema))

@@ -21,11 +21,13 @@ class Statement(NamedTuple):
     """SQL with `$schema` for the schema's name and `$1` … for the values.
 
     `alone`: it may be committed separately, because nothing written before or after depends on it.
+    `any_version`: it does not fail on a schema of another version.
     """
 
     text: str
     values: tuple[Any, ...] = ()
     alone: bool = False
+    any_version: bool = False
 
 
 Script: TypeAlias = Generator[Statement, Sequence[Row], T]

@@ -29,20 +29,21 @@ from holdfast.engines.postgres.write import ERASE, LockedJob, lock_flow
 from holdfast.errors import UsageError
 
 _COMPLETE = """
-SELECT $schema.complete($1::int, $2::bigint, $3::text[], $4::bigint[], $5::bytea[])
+SELECT $schema.complete_jobs($1::int, $2::bigint, $3::text[], $4::bigint[], $5::bytea[])
 """
 _COMPLETE_FLOW = """
 SELECT done, endings_, had_flow
-FROM $schema.complete_flow($1::int, $2::bigint, $6::text[], $3::text[], $4::bigint[], $5::bytea[])
+FROM $schema.complete_flow_jobs($1::int, $2::bigint, $6::text[], $3::text[], $4::bigint[],
+                                $5::bytea[])
 """
 _COMPLETE_LIGHT = """
 SELECT done, endings_, had_flow, is_left
-FROM $schema.complete_light(
+FROM $schema.complete_light_jobs(
     $1::int, $2::bigint, $6::text[], $7::boolean, $3::text[], $4::bigint[], $5::bytea[])
 """
 _NOTE = "SELECT $schema.note($1::bigint[], $2::float8[], $3::bytea[], $4::bytea[])"
 _RENEW = """
-SELECT * FROM $schema.renew($1::int, $2::bigint, $3::text[], $4::bigint[], $5::bigint[],
+SELECT * FROM $schema.renew_leases($1::int, $2::bigint, $3::text[], $4::bigint[], $5::bigint[],
                             $6::float8[], $7::bytea[], $8::bytea[])
 """
 _TOKEN_COLUMN = 17

@@ -60,11 +60,11 @@ JOIN $schema.queues q ON q.number = j.queue
 LEFT JOIN $schema.notes n ON n.job = j.seq
 ORDER BY f.finished_at, f.seq
 """
-_FREE_KEYS = "SELECT $schema.free_keys($1::int, $2::bigint, $3::int)"
+_FREE_KEYS = "SELECT $schema.remove_keys($1::int, $2::bigint, $3::int)"
 _DROPPED = "SELECT number FROM $schema.queues WHERE ns = $1::int AND name IS NULL"
 _DELETE_QUEUE = """
 DELETE FROM $schema.queues
-WHERE number = $1::int AND name IS NULL AND dropped_at < $schema.now_ms(NULL) - 86400000
+WHERE number = $1::int AND name IS NULL AND removed_at < $schema.now_ms(NULL) - 86400000
 """
 _RECOUNT_SLOTS = "SELECT $schema.recount_slots($1::int, $2::int)"
 _RECOUNT_PARKS = "SELECT $schema.recount_parks($1::int, $2::int)"
@@ -77,7 +77,7 @@ SELECT count_, next_queue, next_grp
 FROM $schema.recount_groups($1::int, $2::bigint, $3::int, $4::text, $5::int)
 """
 _UNTOLD_ENDINGS = "SELECT * FROM $schema.untold($1::int, $2::int)"
-_PRUNE_FLOW = "SELECT $schema.prune_flow($1::int, $2::bigint, $3::int)"
+_PRUNE_FLOW = "SELECT $schema.prune_lanes($1::int, $2::bigint, $3::int)"
 
 
 def overdue(context: CallContext, limit: int) -> Script[Overdue]:

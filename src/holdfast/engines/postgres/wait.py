@@ -26,7 +26,7 @@ READY_S_MAX = 1.0
 
 _NEXT_DUE = """
 SELECT now_, next_ms, fresh
-FROM $schema.linger($1::int, $2::bigint, $3::text[], $4::text[], $5::boolean, $6::bigint)
+FROM $schema.wait_for_jobs($1::int, $2::bigint, $3::text[], $4::text[], $5::boolean, $6::bigint)
 """
 _SKIPPED = """
 WITH RECURSIVE ranks AS (
@@ -68,7 +68,7 @@ therefore did not notify it."""
 _NEXT_DEAD = """
 SELECT l.now_, greatest(0, $schema.next_dead(
     $1::int, least($6::bigint, l.now_), $3::text[], $4::text[]) - l.now_), l.fresh
-FROM $schema.linger($1::int, $2::bigint, '{}', '{}', $5::boolean, $6::bigint) l
+FROM $schema.wait_for_jobs($1::int, $2::bigint, '{}', '{}', $5::boolean, $6::bigint) l
 """
 
 

@@ -17,7 +17,7 @@ from holdfast.core.model import NewJob, Receipt
 from holdfast.core.verdict import Outcome, Settlement
 from holdfast.engines.postgres import enqueue, faults, settle
 from holdfast.engines.postgres.flow import dependencies
-from holdfast.engines.postgres.schema import NamespaceIdentity, quoted
+from holdfast.engines.postgres.schema import NamespaceIdentity, checked_text, plain_text
 from holdfast.engines.postgres.script import CallContext, Restart, Row, Script, Statement, T
 from holdfast.errors import EngineUnavailable, HoldfastError, UsageError
 
@@ -120,8 +120,9 @@ class _CheckedScripts:
         self._transaction: object = None
 
     def text(self, statement: Statement) -> str:
-        """The SQL with the schema's name in it."""
-        return statement.text.replace("$schema", quoted(self._target.schema))
+        """The SQL with the schema's name in it, and a check of the schema's version."""
+        write = plain_text if statement.any_version else checked_text
+        return write(statement.text, self._target.schema)
 
     def make(self, call: Callable[..., Script[T]], *arguments: object) -> Script[T]:
         """The script of a call: the checks, the call itself, and its effects."""
@@ -141,7 +142,7 @@ class _CheckedScripts:
 
     def _check(self) -> Script[None]:
         # `now()` does not change within a transaction, so it identifies the transaction.
-        ((exists, transaction),) = yield Statement(_EXISTS)
+        ((exists, transaction),) = yield Statement(_EXISTS, any_version=True)
         if transaction == self._transaction:
             return
         if not exists:

@@ -33,13 +33,13 @@ HAS_LANE, HAS_GROUP, HAS_PARENTS, HAS_CHILDREN, IS_BEHIND = 1, 2, 4, 8, 16
 """Bits of the column `flow`."""
 
 _ADD = """
-SELECT $schema.add_jobs($1::int, $2::bigint, true, $3::int[], $4::int[], $5::bigint[], $6::text[],
-    $7::text[], $8::bytea[], $9::smallint[], $10::bigint[], $11::bigint[], $12::text[],
+SELECT $schema.insert_jobs($1::int, $2::bigint, true, $3::int[], $4::int[], $5::bigint[],
+    $6::text[], $7::text[], $8::bytea[], $9::smallint[], $10::bigint[], $11::bigint[], $12::text[],
     $13::text[], $14::text[], $15::bigint[], $16::bytea[], $17::int[], $18::smallint[],
     $19::int[])
 """
 _REWRITE = """
-SELECT $schema.rewrite($1::int, $2::bigint, $3::boolean, $4::bigint[], $5::int[], $6::int[],
+SELECT $schema.rewrite_jobs($1::int, $2::bigint, $3::boolean, $4::bigint[], $5::int[], $6::int[],
     $7::smallint[], $8::smallint[], $9::bigint[], $10::bigint[], $11::bigint[], $12::int[],
     $13::int[], $14::int[], $15::int[], $16::bigint[], $17::bigint[], $18::bigint[],
     $19::bigint[], $20::boolean[], $21::boolean[], $22::text[], $23::text[], $24::text[],
@@ -72,7 +72,7 @@ SELECT EXISTS (
     ) j
 )
 """
-ERASE = "SELECT $schema.erase($1::int, $2::bigint, $3::bigint[])"
+ERASE = "SELECT $schema.erase_jobs($1::int, $2::bigint, $3::bigint[])"
 """Deletes jobs with everything that belongs to them; returns the endings to notify children of."""
 
 _HOLD = "SELECT * FROM $schema.hold_ids($1::int, $2::text[], $3::boolean)"

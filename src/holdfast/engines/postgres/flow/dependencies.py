@@ -24,7 +24,7 @@ _FATES = {ParentEffect.SATISFIED: 0, ParentEffect.CANCELLED: 1, ParentEffect.HEL
 _PARENT_STATES = (*STATES, State.DEAD)
 _HOLD_PARENTS = "SELECT * FROM $schema.hold_parents($1::int, $2::text[])"
 _LINK = """
-SELECT $schema.link($1::int, $2::bigint[], $3::smallint[], $4::smallint[], $5::text[])
+SELECT $schema.link_jobs($1::int, $2::bigint[], $3::smallint[], $4::smallint[], $5::text[])
 """
 # The join sees the endings as they were before `release` removes them.
 _RELEASE = """

@@ -56,7 +56,7 @@ SELECT $schema.lanes_for($1::int, $2::int[], $3::bytea[], $4::text[], $5::text[]
 _OWN_FIELDS = frozenset({"queue", "task", "tenant", "group"})
 _QUEUE_SETTINGS = "SELECT settings FROM $schema.queues WHERE number = $1::int AND name IS NOT NULL"
 _TO_SORT = "SELECT * FROM $schema.to_sort($1::int, $2::int, $3::int, $4::boolean)"
-_SORT = "SELECT $schema.sort_into($1::int, $2::bigint, $3::bigint[], $4::int[])"
+_SORT = "SELECT $schema.sort_into_lanes($1::int, $2::bigint, $3::bigint[], $4::int[])"
 
 
 class LaneSpot(NamedTuple):
