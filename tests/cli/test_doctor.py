@@ -35,6 +35,10 @@ def test_a_healthy_store_has_no_findings(cli: Cli) -> None:
     assert answer["ok"] is True
     names = ["python", "store", "disk", "integrity", "clock", "upkeep", "record", "worker", "queue"]
     assert levels(answer["findings"]) == {name: {"ok"} for name in names}
+    (integrity,) = [each for each in answer["findings"] if each["name"] == "integrity"]
+    assert integrity["text"] == (
+        "no damage found; payloads have no checksums, so their bytes are not verified"
+    )
     text = cli("doctor").out
     assert "SQLite 3." in text
     assert "integrity" not in text
