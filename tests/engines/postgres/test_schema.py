@@ -216,7 +216,7 @@ async def test_jobs_that_wait_in_a_dead_queue_become_dead_letters(
 ) -> None:
     with monkeypatch.context() as older:
         whole = schema.migrations()
-        older.setattr(schema, "migrations", lambda: whole[:17])
+        older.setattr(schema, "migrations", lambda: whole[:18])
         engine = await opened(pg_dsn)
         await engine.declare(a_queue("grave", limits=(a_limit(concurrency=1),)))
         for id_, group in {"moved": "g", "next": "g", "alone": None, "other": None}.items():

@@ -125,7 +125,7 @@ $$;
 
 -- Extends the deadlines of valid leases, and stores their notes. Whether a lease is valid is
 -- checked once its row is locked: it may expire while its renewal waits for another call.
-CREATE OR REPLACE FUNCTION renew(
+CREATE OR REPLACE FUNCTION renew_leases(
     ns_ int, given bigint, ids text[], tokens_ bigint[], spans bigint[],
     progresses float8[], checkpoints bytea[], outputs bytea[]
 ) RETURNS SETOF held LANGUAGE plpgsql
