@@ -104,10 +104,11 @@ async def test_records_name_the_operator_that_was_authenticated() -> None:
         engine = at.engine()
         tokens = [await at.token("operate", name=name) for name in ("ops", "upkeep")]
         for kind, record in records.items():
+            key = f"{breaker.TASK_PREFIX}r" if kind == breaker.KIND else "r"
             value = msgspec.json.encode(record)
             for version, token in enumerate(tokens):
                 # The second one notes progress in a record that another operator has made.
-                saved = Record(kind=kind, key="r", value=value, version=version)
+                saved = Record(kind=kind, key=key, value=value, version=version)
                 await at.call("save", token, records=[saved])
                 [stored] = await engine.load(kind, limit=1)
                 value = stored.value or b""
@@ -119,7 +120,7 @@ async def test_a_token_for_commands_alone_reads_nothing() -> None:
     async with direct_server(ServerSettings(auth=True)) as at:
         token = await at.token("run-commands")
         await at.engine().enqueue([job("j", "default")])
-        names = dict.fromkeys(("queue", "id", "name", "named", "whose"), "j")
+        names = dict.fromkeys(("queue", "id", "name", "named", "whose", "kind", "key"), "j")
         for operation in SCOPED_OPERATIONS:
             reply = await at.ask(operation.method, path_of(operation, names), token=token)
             assert (reply.status, reply.code) == (403, "forbidden"), operation.path
