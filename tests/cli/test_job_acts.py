@@ -8,8 +8,9 @@ import pytest
 
 from holdfast.core.model import Job, JobFilter
 from holdfast.core.verdict import Amendment
+from holdfast.core.workers import WorkerOrder
 from holdfast.engines.coalesced import Coalesced
-from holdfast.ops.workers import Workers
+from holdfast.ops.workers import ORDERS, Workers
 from tests.cli import seed
 from tests.cli.program import Cli
 
@@ -18,6 +19,20 @@ def job(id_: str = "j") -> Job:
     found = seed.with_app(lambda app: app.get(id_))
     assert found is not None
     return found
+
+
+def test_cancel_by_force_tells_the_worker(cli: Cli) -> None:
+    seed.enqueue("run")
+    seed.lease(worker="w")
+    # Asking first, and asking again, is fine.
+    for _ in range(2):
+        assert cli("job", "cancel", "run").out == "run asked to stop\n"
+    assert cli("job", "cancel", "run", "--force").out == "run is ended by its worker\n"
+    assert job("run").cancel_requested
+    order = seed.with_app(lambda app: ORDERS.read(app.engine, "w"))
+    assert order is not None
+    assert order.value is not None
+    assert order.value.forced_since(WorkerOrder()) == {"run"}
 
 
 def test_cancel_ends_waiting_jobs_and_asks_running_ones(cli: Cli) -> None:

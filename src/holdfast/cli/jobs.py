@@ -9,7 +9,7 @@ import asyncio
 import codecs
 import contextlib
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Annotated, Any
 
 from cyclopts import Parameter
@@ -46,7 +46,6 @@ from holdfast.ops.jobs.amend import FINISHED, amend_job
 from holdfast.ops.jobs.explain import explain_job, explain_waits
 from holdfast.ops.jobs.views import explanation, job_view, output_view, timeline_view
 from holdfast.ops.views import command_of, plain, text_of, value_of
-from holdfast.ops.workers import Workers
 from holdfast.ops.workers import reroute as reroute_job
 from holdfast.process import wall_ms
 
@@ -186,18 +185,24 @@ async def cancel(
     /,
     *,
     text: Annotated[str, option("TEXT", "Reason, shown in the timeline.")] = "",
+    force: Annotated[bool, switch("End running attempts at once.")] = False,
     common: Common = COMMON,
 ) -> int:
-    """Cancel waiting jobs, and ask running jobs to stop."""
+    """Cancel waiting jobs, and ask running jobs to stop.
+
+    A running job may go on until it notices. With --force its worker kills it; other jobs in the
+    same process are released and run again.
+    """
     act = Cancel(by=person(), text=text)
     async with open_app(common) as app:
-        result = await amend_each(app, ids, act, (State.WAITING, State.LEASED))
-        for id_ in result.changed:
-            job = await app.get(id_)
-            if job is not None and job.state is State.LEASED and job.worker:
-                result.notes[id_] = "asked to stop"
-                # The worker learns of the request when it renews the lease: let it do so now.
-                await Workers(app.engine).nudge(job.worker)
+
+        async def request(id: str) -> None:
+            job = await amend.cancel_job(app.engine, id, act, force=force)
+            if job.state is State.LEASED:
+                result.notes[id] = "is ended by its worker" if force else "asked to stop"
+
+        result = ActResult()
+        await act_in_turn(ids, request, result)
     return result.print("cancelled", common)
 
 
@@ -331,16 +336,23 @@ async def amend_each(
 ) -> ActResult:
     """Act on each job that is in one of these states."""
     result = ActResult()
+    await act_in_turn(ids, lambda one: amend_job(app.engine, one, act, states), result)
+    return result
+
+
+async def act_in_turn(
+    ids: list[str], act: Callable[[str], Awaitable[None]], result: ActResult
+) -> None:
+    """Act on each job and note the outcome."""
     for id_ in dict.fromkeys(ids):
         try:
-            await amend_job(app.engine, id_, act, states)
+            await act(id_)
         except NotFound:
             result.unknown.append(id_)
         except WrongState as error:
             result.refused[id_] = str(error)
         else:
             result.changed.append(id_)
-    return result
 
 
 async def read_job(app: Holdfast, id: str) -> tuple[Job, Queue | None]:

@@ -6,8 +6,10 @@ Pure: ages and counts go in, a judgement comes out. Which worker runs a job is r
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import Annotated
 
 import msgspec
+from msgspec.structs import replace
 
 from holdfast.core import bounds
 from holdfast.core.bounds import Count, Instant, Share, Span
@@ -21,6 +23,8 @@ HEARTBEAT_MS = 10 * bounds.SECOND_MS
 QUEUE_PREFIX = "worker."
 DISTRIBUTOR = "(distributor)"
 """The worker name of distributors, which lease jobs only to forward them. No worker can have it."""
+FORCED_MAX = 100
+"""Jobs in an order whose attempts must end at once."""
 ADDRESSED_EXPIRES_MS = 5 * bounds.MINUTE_MS
 TASKS_SHOWN = 500
 """The maximum number of task names in a worker's record: the first in alphabetical order."""
@@ -69,14 +73,31 @@ class WorkerOrder(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     """Orders to a worker from outside. `cordoned` applies to its name, across restarts; `ending`
     applies only to the process with that id. "drain" waits for running jobs without limit, "stop"
     for `grace_ms`, or else for the worker's own grace period. `renew` is increased to make the
-    worker renew at once, so that it learns of a cancel request soon."""
+    worker renew at once, so that it learns of a cancel request soon. `forced` has the cancelled
+    jobs whose attempts it must end at once, each with the value of `renew` at that request; the
+    newest are kept."""
 
     cordoned: bool = False
     ending: str = ""
     ending_id: str = ""
     grace_ms: Span | None = None
     renew: Count = 0
+    forced: Annotated[dict[str, Count], msgspec.Meta(max_length=FORCED_MAX)] = {}
     by: str = ""
+
+    def nudged(self, forced: str | None = None) -> WorkerOrder:
+        """The order that also asks for a renewal, and to end the attempt of the job `forced`."""
+        number = self.renew % bounds.COUNT_MAX + 1
+        if forced is None:
+            return replace(self, renew=number)
+        newest = {**self.forced, forced: number}
+        while len(newest) > FORCED_MAX:
+            del newest[min(newest, key=newest.__getitem__)]
+        return replace(self, renew=number, forced=newest)
+
+    def forced_since(self, before: WorkerOrder) -> frozenset[str]:
+        """The jobs to end that the earlier order did not ask for."""
+        return frozenset(key for key, number in self.forced.items() if number > before.renew)
 
 
 class TaskRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -148,9 +148,13 @@ class Workers:
                     await self.uncordon(name, by=by)
         return OrderResult(ordered, tuple(name for name in wanted if name not in registered))
 
-    async def nudge(self, name: str) -> None:
-        """Make the worker renew its leases at once, so that it sees a cancel request."""
-        await ORDERS.update(self._engine, name, _renewed)
+    async def nudge(self, name: str, *, force: str | None = None) -> None:
+        """Make the worker renew its leases at once, so that it sees a cancel request. With `force`,
+        the id of a cancelled job, it also ends that job's attempt.
+        """
+        await ORDERS.update(
+            self._engine, name, lambda order: (order or WorkerOrder()).nudged(force)
+        )
 
     async def forget(self, name: str) -> None:
         """Remove the records of a worker that has ended."""
@@ -181,11 +185,6 @@ def _grace_ms(grace: Duration | None) -> int | None:
     if grace_ms > bounds.DAY_MS:
         raise UsageError(f"grace {str(grace)[:40]} is out of range: expected at most 1d")
     return grace_ms
-
-
-def _renewed(order: WorkerOrder | None) -> WorkerOrder:
-    order = order or WorkerOrder()
-    return replace(order, renew=(order.renew + 1) % bounds.COUNT_MAX)
 
 
 class WorkerChoice:

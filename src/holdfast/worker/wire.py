@@ -60,10 +60,12 @@ class ChildCall(msgspec.Struct, frozen=True, array_like=True, tag="call", gc=Fal
 
 
 class CancelCall(msgspec.Struct, frozen=True, array_like=True, tag="cancel"):
-    """Stop this call: an operator requested it, or its lease is lost."""
+    """Stop this call: an operator requested it, or its lease is lost. A command is killed without
+    a grace period if the call is lost or `force` is set."""
 
     number: int
     lost: bool = False
+    force: bool = False
 
 
 class Recall(msgspec.Struct, frozen=True, array_like=True, tag="recall"):

@@ -5,8 +5,10 @@ from typing import Any
 import pytest
 
 from holdfast.core import bounds
-from holdfast.core.model import EventKind, Queue, Reason, State
+from holdfast.core.model import EventKind, LeaseRequest, Queue, Reason, State
+from holdfast.core.workers import WorkerOrder
 from holdfast.errors import EngineUnavailable
+from holdfast.ops.workers import ORDERS
 from holdfast.server.rest import jobs
 from tests.server.rest_client import RestClient, verdict
 
@@ -152,6 +154,16 @@ async def test_an_act_takes_only_its_options(rest: RestClient) -> None:
         body = {"filter": {"ids": ["j"]}, **act}
         assert await rest.refused("POST", AMEND, body) == refusal, act
     assert (await rest.job("j")).events == ()
+
+
+async def test_a_cancel_by_force_tells_the_worker(rest: RestClient) -> None:
+    await rest.enqueue({"id": "j"})
+    await rest.store.lease(LeaseRequest(ids=("j",), worker="w"))
+    for _ in range(2):
+        shown = await rest.post("/v1/jobs/j/cancel", {"force": True})
+        assert (shown["state"], shown["cancel_requested"]) == ("leased", True)
+    orders = await ORDERS.values(rest.store)
+    assert orders["w"].forced_since(WorkerOrder()) == {"j"}
 
 
 async def test_acts_on_one_job_answer_with_the_job(rest: RestClient) -> None:

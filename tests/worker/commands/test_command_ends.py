@@ -147,11 +147,12 @@ def test_cancel_terminates_and_then_kills(child: Child) -> None:
     assert not child.survivors()
 
 
-def test_a_lost_command_is_killed_without_grace() -> None:
+@pytest.mark.parametrize("how", ["lost", "force"])
+def test_a_lost_or_forced_command_is_killed_without_grace(how: str) -> None:
     with started(grace_ms=600_000) as child:
         number = child.command(["sh", "-c", STUBBORN])
         child.wait_for(NoteUpdate)
-        child.write(CancelCall(number, lost=True))
+        child.write(CancelCall(number, **{how: True}))
         assert isinstance(child.ending(number), AskedCancel)
         assert not child.survivors()
 

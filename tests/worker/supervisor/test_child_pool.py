@@ -215,6 +215,43 @@ async def test_a_lost_call_is_cancelled_and_then_killed(
     assert isinstance(driver.listener.endings["b"], AskedRelease)
 
 
+async def test_a_call_that_must_end_at_once_is_cancelled_and_then_killed(
+    driver: PoolDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (child,) = await driver.start()
+    (ended, _) = driver.give("ab")
+    child.run(*(call.number for call in child.calls))
+    ended.cancel_reported = ended.forced = True
+    driver.pool.cancel(ended)
+    assert child.sent[-1] == CancelCall(ended.call, force=True)
+    driver.pool.tick()
+    assert not child.killed, "it may end by itself"
+    monkeypatch.setattr(dispatch, "_FORCED_S", 0.0)
+    driver.pool.tick()
+    await child.wait_dead()
+    by_force = AskedCancel("it was cancelled by force while it ran")
+    released = AskedRelease("another job in its process was cancelled by force")
+    assert driver.listener.endings == {"a": by_force, "b": released}
+
+
+async def test_only_the_cancelled_job_of_a_batch_ends_by_force(
+    driver: PoolDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dispatch, "_FORCED_S", 0.0)
+    (child,) = await driver.start()
+    (_, ended, _) = driver.give("abc", "many")
+    child.run(child.calls[0].number)
+    ended.cancel_reported = ended.forced = True
+    driver.pool.cancel(ended)
+    driver.pool.tick()
+    await child.wait_dead()
+    assert {id_: type(ending) for id_, ending in driver.listener.endings.items()} == {
+        "a": AskedRelease,
+        "b": AskedCancel,
+        "c": AskedRelease,
+    }
+
+
 async def test_a_lost_job_of_a_batch_ends_the_run(
     driver: PoolDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,6 +3,8 @@
 import pytest
 
 from holdfast.core.model import EventKind, State
+from holdfast.core.verdict import Cancel
+from holdfast.ops.jobs.amend import cancel_job
 from tests.worker.live_workers import Place, until
 
 
@@ -59,6 +61,24 @@ async def test_cancel_of_a_running_job(place: Place, task: str) -> None:
     assert [event.kind for event in job.events] == [
         *(EventKind.CANCEL_REQUESTED, EventKind.CANCELLED)
     ]
+
+
+@pytest.mark.parametrize("asked_before", [False, True])
+async def test_a_cancel_by_force_ends_a_handler_that_does_not_listen(
+    place: Place, asked_before: bool
+) -> None:
+    """Its worker settles it, and the job beside it runs again, uncharged."""
+    await place.worker(name="w", processes=1)
+    await place.enqueue("hold", *"ab")
+    await place.started(*"ab")
+    if asked_before:
+        await cancel_job(place.app.engine, "a", Cancel(by="me"))
+    await cancel_job(place.app.engine, "a", Cancel(by="me"), force=True)
+    (job,) = await place.finished("a")
+    assert (job.state, job.attempt, job.worker) == (State.CANCELLED, 1, "w")
+    place.go()
+    (other,) = await place.finished("b")
+    assert (other.state, other.attempt) == (State.DONE, 1)
 
 
 async def test_cancel_of_one_job_of_a_batch(place: Place) -> None:

@@ -6,7 +6,14 @@ import msgspec
 import pytest
 
 from holdfast.core.model import Record
-from holdfast.core.workers import KIND, ORDER_KIND, Health, WorkerOrder, WorkerRecord
+from holdfast.core.workers import (
+    FORCED_MAX,
+    KIND,
+    ORDER_KIND,
+    Health,
+    WorkerOrder,
+    WorkerRecord,
+)
 from holdfast.engines.base import Saved
 from holdfast.engines.memory import MemoryEngine
 from holdfast.errors import EngineUnavailable, UsageError
@@ -26,6 +33,20 @@ async def register(engine: MemoryEngine, name: str, **facts: object) -> None:
     fixed = {"name": name, "id": f"id-of-{name}", "host": "h", "pid": 1, "started_at": 0}
     record = WorkerRecord(**fixed | facts)  # type: ignore[arg-type]
     await engine.save([Record(kind=KIND, key=name, value=msgspec.json.encode(record))])
+
+
+def test_an_order_names_each_job_to_end_once() -> None:
+    first = WorkerOrder(cordoned=True).nudged("a")
+    again = first.nudged().nudged("a").nudged("b")
+    assert first.forced_since(WorkerOrder()) == {"a"}
+    assert again.forced_since(first) == {"a", "b"}
+    assert again.forced_since(again) == frozenset()
+    assert (again.renew, again.cordoned) == (4, True)
+    many = again
+    for number in range(500):
+        many = many.nudged(f"j{number}")
+    assert len(many.forced) == FORCED_MAX
+    assert "j499" in many.forced
 
 
 async def test_workers_by_name_with_their_health(engine: MemoryEngine, clock: ManualClock) -> None:

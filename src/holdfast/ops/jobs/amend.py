@@ -10,13 +10,15 @@ import msgspec
 
 from holdfast.core import codec
 from holdfast.core.model import Job, JobFilter, State
-from holdfast.core.verdict import Amendment, Edit, Move, Retime
+from holdfast.core.verdict import Amendment, Cancel, Edit, Move, Retime
 from holdfast.engines.base import Engine
 from holdfast.errors import UsageError, WrongState
 from holdfast.ops.jobs.views import require_job
+from holdfast.ops.workers import Workers
 
 FINISHED = tuple(state for state in State if state.finished)
 EDITABLE = (State.WAITING, State.DEAD)
+CANCELLABLE = (State.WAITING, State.LEASED)
 
 _TRIES_MAX = 20
 
@@ -55,6 +57,24 @@ async def amend_job(engine: Engine, id: str, act: Amendment, states: tuple[State
         job = await require_job(engine, id)
         if job.state not in states:
             raise wrong_state(job, states)
+    raise _busy()
+
+
+async def cancel_job(engine: Engine, id: str, act: Cancel, *, force: bool = False) -> Job:
+    """Cancel a waiting job, or ask the worker of a running one to stop it; with `force`, to end its
+    attempt at once. Asking again is harmless. Returns the job. Raises NotFound or WrongState.
+    """
+    for _ in range(_TRIES_MAX):
+        changed = await engine.amend(JobFilter(ids=(id,), states=CANCELLABLE), act, limit=1)
+        job = await require_job(engine, id)
+        running = job.state is State.LEASED and job.cancel_requested
+        if running and job.worker:
+            # The worker learns of the request when it renews the lease: let it do so now.
+            await Workers(engine).nudge(job.worker, force=id if force else None)
+        if running or changed:
+            return job
+        if job.state not in CANCELLABLE:
+            raise wrong_state(job, CANCELLABLE)
     raise _busy()
 
 

@@ -31,6 +31,7 @@ from holdfast.notation.durations import to_ms
 from holdfast.notation.filters import is_narrow
 from holdfast.notation.job import JobId, Json, Name, Pairs, Priority, QueueName, Seconds
 from holdfast.ops.doctor import examine
+from holdfast.ops.jobs import amend
 from holdfast.ops.jobs.amend import FINISHED, JobChanges, amend_job, edit_job
 from holdfast.ops.jobs.explain import explain_job
 from holdfast.ops.jobs.views import (
@@ -47,7 +48,6 @@ from holdfast.ops.jobs.views import (
 )
 from holdfast.ops.queues import queue_settings
 from holdfast.ops.views import raw_of
-from holdfast.ops.workers import Workers
 from holdfast.ops.workers import reroute as reroute_one
 from holdfast.server.access.admission import ApiCall
 from holdfast.server.http.operation import Operation, Scope, operation
@@ -128,9 +128,11 @@ class Tallies(msgspec.Struct, frozen=True):
 
 
 class CancelBody(msgspec.Struct, forbid_unknown_fields=True):
-    """`text` is the reason, shown in the timeline."""
+    """`text` is the reason, shown in the timeline. With `force` the worker ends a running attempt
+    at once."""
 
     text: Text = ""
+    force: bool = False
 
 
 class RetryJobBody(msgspec.Struct, forbid_unknown_fields=True):
@@ -228,13 +230,9 @@ async def tally_jobs(call: ApiCall, query: TallyQuery) -> Tallies:
 
 @operation("POST", "/v1/jobs/{id}/cancel", needs=Scope.OPERATE)
 async def cancel_job(call: ApiCall, id: JobId, body: CancelBody) -> JobView:
-    """Cancel a job. A running job is asked to stop."""
+    """Cancel a job. A running job is asked to stop or, with `force`, ended by its worker."""
     act = Cancel(by=call.caller.name, text=body.text)
-    await amend_job(call.engine, id, act, (State.WAITING, State.LEASED))
-    job = await require_job(call.engine, id)
-    if job.state is State.LEASED and job.worker:
-        # The worker sees the request at its next renewal: make it renew now.
-        await Workers(call.engine).nudge(job.worker)
+    job = await amend.cancel_job(call.engine, id, act, force=body.force)
     return await _view(call.engine, job)
 
 

@@ -85,8 +85,8 @@ class CallRunner(ABC):
             match instruction:
                 case ChildCall():
                     self._add_call(instruction)
-                case CancelCall(number=number, lost=lost):
-                    self._cancel(number, lost=lost)
+                case CancelCall(number=number, lost=lost, force=force):
+                    self._cancel(number, lost=lost, force=force)
                 case Recall():
                     self._unsent.append(GivenBack(tuple(self._give_back())))
                 case Finish():
@@ -104,7 +104,7 @@ class CallRunner(ABC):
     def _add_call(self, call: ChildCall) -> None: ...
 
     @abstractmethod
-    def _cancel(self, number: int, *, lost: bool) -> None: ...
+    def _cancel(self, number: int, *, lost: bool, force: bool) -> None: ...
 
     @abstractmethod
     def _give_back(self) -> list[int]:
@@ -236,7 +236,7 @@ class HandlerRunner(CallRunner):
         self._attempts[call.number] = attempt
         self._waiting.append(attempt)
 
-    def _cancel(self, number: int, *, lost: bool) -> None:
+    def _cancel(self, number: int, *, lost: bool, force: bool) -> None:
         attempt = self._attempts.get(number)
         if attempt is None:
             return

@@ -94,11 +94,11 @@ class CommandRunner(CallRunner):
             return
         self._waiting.append(call)
 
-    def _cancel(self, number: int, *, lost: bool) -> None:
+    def _cancel(self, number: int, *, lost: bool, force: bool) -> None:
         running = self._running.get(number)
         if running is not None:
             running.cut_short(AskedCancel("it was cancelled while it ran"))
-            if lost:
+            if lost or force:
                 self._kill(running)
             else:
                 self._terminate(running)

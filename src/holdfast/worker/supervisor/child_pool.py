@@ -174,7 +174,8 @@ class ChildPool:
                 self._dispatch_shared(kind, children)
 
     def cancel(self, held: HeldLease, *, lost: bool = False) -> None:
-        """Stop this job if it is running. A lost job that has not started is just removed."""
+        """Stop this job if it is running. A lost job that has not started is just removed. If its
+        attempt must end at once, its child is killed when it has not ended soon."""
         if lost and self.queue.remove(held):
             return
         for child in self._living():
@@ -183,7 +184,9 @@ class ChildPool:
                 call.cancelled = True
                 if lost:
                     call.lost_at = monotonic()
-                child.process.write([CancelCall(call.number, lost)])
+                elif held.forced:
+                    call.forced_at = monotonic()
+                child.process.write([CancelCall(call.number, lost, held.forced)])
 
     def tick(self) -> None:
         """Called every TICK_S: enforce timeouts, end lost calls and idle solo children, recall
@@ -267,7 +270,8 @@ class ChildPool:
         child = self._children.pop(process)
         if process.solo:
             for call in child.calls.values():
-                self.queue.record_alone(call.held[0].job.task, culprit=True)
+                if call.forced_at is None:
+                    self.queue.record_alone(call.held[0].job.task, culprit=True)
         self._sweep()
         death = judge_calls(child)
         endings = death.ended + self._put_back(death.unstarted)

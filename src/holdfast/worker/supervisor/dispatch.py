@@ -20,8 +20,15 @@ from holdfast.core.retry_policy import exhausted, timeout_ms
 from holdfast.process import boot_s
 from holdfast.worker.supervisor.child_process import ChildProcess
 from holdfast.worker.supervisor.held_leases import RUNNER_KINDS, HeldLease, RunnerKind
-from holdfast.worker.supervisor.settle import JobEnding
-from holdfast.worker.wire import NO_DEADLINE_NS, AskedRelease, CallJob, ChildCall, Raised
+from holdfast.worker.supervisor.settle import JobEnding, ending_for_job
+from holdfast.worker.wire import (
+    NO_DEADLINE_NS,
+    AskedCancel,
+    AskedRelease,
+    CallJob,
+    ChildCall,
+    Raised,
+)
 
 _AHEAD_S = 0.02
 _AHEAD_MAX = 512
@@ -32,6 +39,9 @@ GENTLE_MS = bounds.SECOND_MS
 _RELEASES_BESIDE = 5
 _LOST_S = 0.5
 """How long a lost call may take to end; then its child is killed."""
+_FORCED_S = 0.5
+"""How long a call that must end at once may take; then its child is killed."""
+_FORCED = AskedCancel("it was cancelled by force while it ran")
 
 
 class DispatchQueue:
@@ -174,7 +184,15 @@ def _take_same_task(waiting: deque[HeldLease], task: str, most: int, now: float)
 class PlacedCall:
     """A call that was given to a child. The child itself can end a `gentle` call."""
 
-    __slots__ = ("cancelled", "gentle", "held", "lost_at", "number", "timeout_ms")
+    __slots__ = (
+        "cancelled",
+        "forced_at",
+        "gentle",
+        "held",
+        "lost_at",
+        "number",
+        "timeout_ms",
+    )
 
     def __init__(self, number: int, held: list[HeldLease], gentle: bool) -> None:
         self.number = number
@@ -183,6 +201,7 @@ class PlacedCall:
         self.gentle = gentle
         self.cancelled = False
         self.lost_at: float | None = None
+        self.forced_at: float | None = None
 
     def begin_before_ns(self) -> int:
         return int(min(held.begin_before() for held in self.held) * 1e9)
@@ -352,6 +371,11 @@ def reason_to_kill(child: PooledChild, now: float) -> str:
     lost = (call.lost_at for call in child.calls.values() if call.lost_at is not None)
     if any(now - lost_at > _LOST_S for lost_at in lost):
         return "another job in its process had lost its lease and did not end"
+    forced = (call.forced_at for call in child.calls.values() if call.forced_at is not None)
+    # A child that runs commands kills them itself.
+    is_python = child.process.setup.target is not None
+    if is_python and any(now - forced_at > _FORCED_S for forced_at in forced):
+        return "another job in its process was cancelled by force"
     return ""
 
 
@@ -390,6 +414,8 @@ def judge_calls(child: PooledChild) -> ChildDeath:
     for number, call in child.calls.items():
         if number in child.timed_out:
             ended += [(held, Raised(child.timed_out[number])) for held in call.held]
+        elif number in running and call.forced_at is not None:
+            ended += [(held, ending_for_job(held, _FORCED)) for held in call.held]
         elif number in running:
             suspects.append(call)
         elif number > started:

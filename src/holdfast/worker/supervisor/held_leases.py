@@ -40,7 +40,8 @@ _T = TypeVar("_T")
 class HeldLease:
     """One leased job.
 
-    `call` is the number of the call that runs it, 0 before. All instants are of the boot clock:
+    `call` is the number of the call that runs it, 0 before. A `forced` job was cancelled, and its
+    attempt must end at once. All instants are of the boot clock:
     `came_at` is when it became ready to start, `renewed_at` when the current lease was *requested*
     from the store. The answer may have been read much later.
     """
@@ -49,6 +50,7 @@ class HeldLease:
         "call",
         "came_at",
         "cancel_reported",
+        "forced",
         "kind",
         "lease",
         "lost",
@@ -65,6 +67,7 @@ class HeldLease:
         self.call = 0
         self.lost = False
         self.cancel_reported = False
+        self.forced = False
         self.note: Note | None = None
         self.verdict: Verdict | None = None
 

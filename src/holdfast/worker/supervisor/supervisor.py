@@ -303,6 +303,15 @@ class Supervisor:
             # Not queued yet: the next renewal brings the request again.
             held.cancel_reported = False
 
+    def _force(self, ids: frozenset[str]) -> None:
+        """End the running attempts of these jobs at once. If a job's cancel request is not known
+        yet, it arrives with the next renewal."""
+        for held in self._held.all() if ids else ():
+            if held.job.id in ids and not held.lost and held.verdict is None:
+                held.forced = True
+                if held.cancel_reported:
+                    self._cancel(held)
+
     async def _finish(self) -> None:
         """Drain for the grace period, release the rest, settle all verdicts."""
         waiting = (*self._pool.close(), *self._breakers.close(), *self._group_order.clear())
@@ -404,6 +413,7 @@ class Supervisor:
                 self.drain(for_ever=True)
             else:
                 self.drain(grace_ms=self._order.grace_ms)
+        self._force(self._order.forced_since(before))
         if self._order.renew != before.renew:
             self._renewer.at_once()
         if self._order.cordoned != before.cordoned:
