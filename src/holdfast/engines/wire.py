@@ -253,6 +253,7 @@ class Verb(Generic[Carried]):
         repeatable: bool = False,
     ) -> None:
         self.carries = carries
+        self.answer = answer
         self.make = make
         self.repeatable = repeatable
         """Safe to send twice: it only reads, or ids and tokens make it idempotent. Leases granted

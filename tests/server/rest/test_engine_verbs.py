@@ -9,7 +9,7 @@ import pytest
 from holdfast.conformance.contract.cases import a_job
 from holdfast.core import bounds
 from holdfast.core.model import JobFilter, Lease, LeaseRequest, NewJob, Queue, State, Status
-from holdfast.core.verdict import Complete, Outcome, Settlement
+from holdfast.core.verdict import Cancel, Complete, Outcome, Settlement
 from holdfast.engines import wire
 from holdfast.engines.memory import MemoryEngine
 from holdfast.errors import EngineUnavailable, OutcomeUnknown, UsageError
@@ -58,6 +58,8 @@ def completed(jobs: list[NewJob]) -> wire.SentSettlement:
             "101 jobs with 10100 dependencies",
         ),
         ("settle", wire.SettleCall([completed([])] * 1_001), "1001 items in one call"),
+        ("amend", wire.AmendCall(JobFilter(), Cancel(), 0), "limit 0 is out of range"),
+        ("amend", wire.AmendCall(JobFilter(), Cancel(), -1), "limit -1 is out of range"),
         ("renew", wire.RenewCall([wire.SentRenewal(HELD)] * 1_001), "1001 items in one call"),
         ("find", wire.FindCall(JobFilter(ids=("a",) * 1_001), 10), "1001 items in one call"),
         (

@@ -13,6 +13,7 @@ from holdfast.engines.wire import (
     CONTENT_TYPE,
     VERBS,
     About,
+    AmendCall,
     EnqueueCall,
     FindCall,
     FoundPage,
@@ -59,6 +60,11 @@ def _check_settle(body: SettleCall) -> None:
     check_batch_size(follow_ups)
 
 
+def _check_amend(body: AmendCall) -> None:
+    checks.check_page(body.limit)
+    checks.check_filter(body.wanted)
+
+
 _CHECKS: dict[str, Callable[[Any], None]] = {
     "enqueue": _check_enqueue,
     "settle": _check_settle,
@@ -66,7 +72,7 @@ _CHECKS: dict[str, Callable[[Any], None]] = {
     "save": lambda body: checks.check_batch(len(body.records)),
     "find": lambda body: checks.check_filter(body.wanted),
     "tally": lambda body: checks.check_filter(body.wanted),
-    "amend": lambda body: checks.check_filter(body.wanted),
+    "amend": _check_amend,
 }
 """Bounds of a call, checked before any permission is looked up in the store."""
 
@@ -136,6 +142,7 @@ OPERATIONS = (
             name=f"engine_{name}",
             description="Call a verb of the engine.",
             body=verb.carries,
+            answer=verb.answer,
             content_type=CONTENT_TYPE,
             waits=name == "lease",
             undo=_release_unread if name == "lease" else None,
