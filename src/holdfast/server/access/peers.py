@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import hmac
-import ipaddress
 import logging
 import os
 import secrets
@@ -79,7 +78,7 @@ def owner_of(connection: Any, sources: Sequence[OwnerSource]) -> int | None:
         local, remote = (
             _address(each) for each in (connection.getpeername(), connection.getsockname())
         )
-    except (OSError, ValueError):
+    except OSError:
         return None
     for source in sources:
         try:
@@ -96,9 +95,8 @@ def owner_of(connection: Any, sources: Sequence[OwnerSource]) -> int | None:
 
 def _address(name: tuple[Any, ...]) -> Address:
     """The address of a socket; an IPv4 one mapped to IPv6 as IPv4, since the kernel finds both."""
-    address = ipaddress.ip_address(name[0].partition("%")[0])
-    mapped = getattr(address, "ipv4_mapped", None)
-    return str(mapped or address), name[1]
+    host: str = name[0].partition("%")[0]
+    return host.removeprefix("::ffff:") if "." in host else host, name[1]
 
 
 class SocketDiagnostics:
