@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import apsw
+import psycopg
 import pytest
 
 from tests.cli.program import Cli
@@ -56,6 +57,25 @@ def test_commands_that_read_report_a_missing_store(
         )
         assert ran.err.endswith(" (not_found)\n")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_commands_that_read_create_no_schema(cli: Cli, empty_pg_dsn: str) -> None:
+    missing = f"there is no Holdfast schema 'holdfast' in {empty_pg_dsn.partition('?')[0]}"
+    for line in READING:
+        ran = cli(*line, "--url", empty_pg_dsn)
+        assert (ran.code, ran.out) == (3, ""), ran
+        assert ran.err.startswith(
+            f'holdfast: {missing}: start with "holdfast up" or "holdfast enqueue"'
+        )
+        assert ran.err.endswith(" (not_found)\n")
+    with psycopg.connect(empty_pg_dsn) as connection:
+        [[exists]] = connection.execute("SELECT to_regnamespace('holdfast') IS NOT NULL")
+    assert not exists
+
+
+def test_commands_that_store_create_the_schema(cli: Cli, empty_pg_dsn: str) -> None:
+    assert cli("enqueue", "--task", "t", "--url", empty_pg_dsn).code == 0
+    assert cli("status", "--url", empty_pg_dsn).code == 0
 
 
 @pytest.mark.parametrize("line", CREATING, ids=" ".join)

@@ -24,7 +24,8 @@ from tests.engines import harnesses
 ABILITIES: dict[str, type[Any]] = {
     name: getattr(extras, name)
     for name in (
-        "Examinable Partitioned IdMinting FileBacked Backable Movable Transactional ServerBacked"
+        "Examinable Partitioned IdMinting FileBacked SchemaBacked Backable Movable Transactional"
+        " ServerBacked"
     ).split()
 }
 ENGINES: dict[str, tuple[Engine, str]] = {
@@ -64,7 +65,7 @@ def test_postgres() -> None:
     from holdfast.engines.postgres import PostgresEngine
 
     engine = PostgresEngine("postgresql://nowhere/db")
-    assert abilities(Coalesced(engine)) == {"Examinable", "Movable", "Transactional"}
+    assert abilities(Coalesced(engine)) == {"Examinable", "SchemaBacked", "Movable", "Transactional"}
 
 
 def test_a_caller_of_the_server_can_only_examine() -> None:

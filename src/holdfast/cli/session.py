@@ -18,7 +18,7 @@ import msgspec
 from holdfast.app.application import Holdfast
 from holdfast.cli.help_pages import program
 from holdfast.cli.output import Common
-from holdfast.engines.extras import FileBacked, ServerBacked, extra
+from holdfast.engines.extras import FileBacked, SchemaBacked, ServerBacked, extra
 from holdfast.engines.registry import default_url, with_namespace
 from holdfast.errors import ConfigError, NotFound
 
@@ -31,8 +31,7 @@ async def open_app(common: Common, *, create: bool = False) -> AsyncIterator[Hol
     folder never: a mistyped path must not become a second, empty store.
     """
     app = Holdfast(common.url)
-    files = extra(app.engine, FileBacked)
-    missing = "" if files is None else await asyncio.to_thread(files.missing, creating=create)
+    missing = await _missing(app, creating=create)
     if missing and create:
         raise ConfigError(f"{missing}: create it first, or correct the URL")
     if missing:
@@ -44,8 +43,16 @@ async def open_app(common: Common, *, create: bool = False) -> AsyncIterator[Hol
 
 async def is_missing(url: str) -> bool:
     """True if opening this store would create it."""
-    files = extra(Holdfast(url).engine, FileBacked)
-    return files is not None and bool(await asyncio.to_thread(files.missing))
+    return bool(await _missing(Holdfast(url)))
+
+
+async def _missing(app: Holdfast, *, creating: bool = False) -> str:
+    """What opening would have to create, or "". With `creating`, only a folder counts."""
+    files = extra(app.engine, FileBacked)
+    if files is not None:
+        return await asyncio.to_thread(files.missing, creating=creating)
+    schema = None if creating else extra(app.engine, SchemaBacked)
+    return "" if schema is None else await schema.missing_schema()
 
 
 @asynccontextmanager

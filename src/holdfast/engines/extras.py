@@ -102,6 +102,14 @@ class FileBacked(Protocol):
 
 
 @runtime_checkable
+class SchemaBacked(Protocol):
+    """Is stored in a schema of a database server, which may not exist yet."""
+
+    async def missing_schema(self) -> str:
+        """The schema that `open` would have to create, in words; "" if it exists."""
+
+
+@runtime_checkable
 class Backable(Protocol):
     """Can copy itself while in use."""
 

@@ -38,7 +38,13 @@ from holdfast.engines.postgres import amend, enqueue, lease, queues, search, set
 from holdfast.engines.postgres.flow import dependencies, lanes, status
 from holdfast.engines.postgres.move import PostgresMover
 from holdfast.engines.postgres.pool import CLOSE_S_MAX, PostgresConnection, PostgresPool
-from holdfast.engines.postgres.schema import SCHEMA_NAME, NamespaceIdentity, identify, prepare
+from holdfast.engines.postgres.schema import (
+    SCHEMA_NAME,
+    NamespaceIdentity,
+    exists,
+    identify,
+    prepare,
+)
 from holdfast.engines.postgres.script import CallContext, Effects, Script, T
 from holdfast.engines.postgres.wait import (
     LeaseWait,
@@ -281,6 +287,15 @@ class PostgresEngine:
         assert self._identity is not None
         context.effects.is_final = True
         return within(connection, WithinTarget(self._identity, self._schema, context))
+
+    async def missing_schema(self) -> str:
+        """The schema that `open` would have to create, in words; "" if it exists."""
+        pool = self._make_pool()
+        try:
+            found = await pool.open(lambda connection: exists(connection, self._schema))
+        finally:
+            await pool.close()
+        return "" if found else f"there is no Holdfast schema {self._schema!r} in {pool.where}"
 
     async def _open(self) -> None:
         pool = self._make_pool()

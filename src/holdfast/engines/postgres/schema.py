@@ -58,9 +58,14 @@ async def prepare(connection: Any, schema: str, namespace: str) -> NamespaceIden
     return identity
 
 
+async def exists(connection: Any, schema: str) -> bool:
+    """Whether the schema holds a store."""
+    return bool(await connection.fetchval(plain_text(_EXISTS, schema)))
+
+
 async def identify(connection: Any, schema: str, namespace: str) -> NamespaceIdentity | None:
     """The identity of the store; None if the schema or namespace is missing or too old."""
-    if not await connection.fetchval(plain_text(_EXISTS, schema)):
+    if not await exists(connection, schema):
         return None
     row = await connection.fetchrow(plain_text(_IDENTITY, schema), namespace)
     version, store, number, read_only, encoding = row
