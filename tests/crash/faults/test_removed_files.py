@@ -337,10 +337,10 @@ async def test_processes_that_come_and_go_raise_no_alarm(path: Path) -> None:
     """SQLite removes log and index with the last connection, and the next one creates them."""
     visitors = [
         await asyncio.create_subprocess_exec(
-            sys.executable, "-c", VISITOR, str(path), name, "40", stderr=PIPE
+            sys.executable, "-c", VISITOR, str(path), name, "25", stderr=PIPE
         )
         for name in "abc"
     ]
     ends = [await visitor.communicate() for visitor in visitors]
     assert [error.decode() for _, error in ends] == ["", "", ""]
-    await expect(path, {f"{name}-{turn}" for name in "abc" for turn in range(40)})
+    await expect(path, {f"{name}-{turn}" for name in "abc" for turn in range(25)})

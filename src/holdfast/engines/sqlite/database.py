@@ -375,6 +375,7 @@ class Database:
                     f"{text}, but {self._files.wal} is still the log of the old file: put that"
                     " back, or stop all processes and remove the -wal and -shm files"
                 )
+            self._clear_sessions()
             self._drop_connections()
             raise faults.FilesChanged(f"{text}: the next call opens the new file")
         try:

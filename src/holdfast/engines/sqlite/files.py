@@ -51,7 +51,8 @@ Identity = tuple[int, int]
 FolderStamp = tuple[int, int, int]
 """(device, inode, time of change) of a folder."""
 
-_STAMP_NS = 100_000_000
+_STAMP_NS = 3_000_000_000
+"""Longer than the coarsest step of a file system's times, which is two seconds."""
 _RECORD_BYTES = 160
 _EXHAUSTED_BYTES = 1024 * 1024
 _RESTORE_INTERVAL_S = 1.0
