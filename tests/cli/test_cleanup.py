@@ -103,9 +103,11 @@ def test_the_archive_has_complete_jobs(finished: Cli, tmp_path: Path) -> None:
 
 
 def test_jobs_that_cannot_be_archived_are_not_deleted(finished: Cli) -> None:
-    ran = finished("cleanup", "--days", "0", "--archive", "/proc/nowhere/old.jsonl")
+    ran = finished("cleanup", "--days", "0", "--archive", "/proc/old.jsonl")
     assert (ran.code, ran.out) == (1, "")
-    assert "/proc/nowhere/old.jsonl cannot be written" in ran.err
+    assert "/proc/old.jsonl cannot be written" in ran.err
+    ran = finished("cleanup", "--archive", "/proc/nowhere/old.jsonl")
+    assert (ran.code, "there is no folder /proc/nowhere; create it first" in ran.err) == (2, True)
     assert left(finished) == ["wait", "dead", "done"]
 
 

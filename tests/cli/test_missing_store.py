@@ -1,6 +1,8 @@
 """A mistyped URL is reported, and creates nothing."""
 
+import os
 from pathlib import Path
+from typing import Any
 
 import apsw
 import psycopg
@@ -47,14 +49,12 @@ def test_commands_that_read_report_a_missing_store(
     cli: Cli, tmp_path: Path, line: list[str]
 ) -> None:
     for url, says in (
-        ("sqlite:///tpyo.db", f"there is no file {tmp_path / 'tpyo.db'}"),
-        ("sqlite:///tpyo/x.db", f"there is no folder {tmp_path / 'tpyo'}"),
+        ("sqlite:///tpyo.db", f"there is no file {tmp_path / 'tpyo.db'}: start with"),
+        ("sqlite:///tpyo/x.db", f"there is no folder {tmp_path / 'tpyo'}: correct the URL"),
     ):
         ran = cli(*line, "--url", url)
         assert (ran.code, ran.out) == (3, ""), ran
-        assert ran.err.startswith(
-            f'holdfast: {says}: start with "holdfast up" or "holdfast enqueue"'
-        )
+        assert ran.err.startswith(f"holdfast: {says}")
         assert ran.err.endswith(" (not_found)\n")
     assert list(tmp_path.iterdir()) == []
 
@@ -88,6 +88,31 @@ def test_commands_that_store_create_the_file_but_no_folder(
     assert list(tmp_path.iterdir()) == []
     assert cli(*line).code == 0
     assert (tmp_path / "holdfast.db").exists()
+
+
+def test_a_missing_folder_is_not_created_by_starting_there(cli: Cli, tmp_path: Path) -> None:
+    ran = cli("--url", "sqlite:///tpyo/x.db", "status")
+    missing = f"there is no folder {tmp_path / 'tpyo'}"
+    text = f"holdfast: {missing}: correct the URL, or create the folder first (not_found)\n"
+    assert (ran.code, ran.err) == (3, text)
+
+
+def test_a_denied_file_names_the_remedy(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As another user, which a test that runs as root cannot be."""
+    assert cli("enqueue", "--task", "t").code == 0
+
+    open_file = os.open
+
+    def denied(path: Any, *flags: Any, **more: Any) -> int:
+        if str(path).endswith("-lock"):
+            raise PermissionError(13, "Permission denied", str(path))
+        return open_file(path, *flags, **more)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", denied)
+        ran = cli("status")
+    assert ran.code == 1
+    assert "holdfast.db-lock cannot be opened (Permission denied): run as the user who" in ran.err
 
 
 @pytest.mark.parametrize(

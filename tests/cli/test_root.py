@@ -18,7 +18,7 @@ from holdfast.cli import help_pages, output, root
 from holdfast.cli.help_pages import page
 from holdfast.cli.output import Exit
 from holdfast.cli.root import COMMON_FLAGS, variable
-from holdfast.errors import BY_CODE, EngineUnavailable, InvalidJob, UnknownQueue
+from holdfast.errors import BY_CODE, EngineUnavailable, Forbidden, InvalidJob, UnknownQueue
 from tests.cli import seed
 from tests.cli.program import Cli, command, environment, run_program
 
@@ -329,3 +329,23 @@ def _written(line: list[str], output: int, folder: Path) -> tuple[int, str]:
     )
     os.close(output)
     return ran.returncode, ran.stderr
+
+
+def test_a_missing_scope_names_the_command_that_grants_it(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def refused(**_: object) -> None:
+        raise Forbidden('this token may not do this: it needs the scope "operate"')
+
+    monkeypatch.setattr("holdfast.cli.status.read_status", lambda _engine: refused())
+    seed.begin()
+    assert cli("status").err == (
+        'holdfast: this token may not do this: it needs the scope "operate"; an administrator'
+        ' creates such a token with "holdfast token create NAME --scope operate" (forbidden)\n'
+    )
+
+
+def test_a_token_without_scopes_names_them(cli: Cli) -> None:
+    ran = cli("token", "create", "t")
+    assert (ran.code, ran.out) == (2, "")
+    assert "a token needs a scope: give --scope with produce, consume" in ran.err

@@ -121,7 +121,7 @@ def test_a_second_up_on_the_same_file_adds_workers(tmp_path: Path) -> None:
         (["--name", "a b"], 2, "is not a valid worker name"),
         (["--app", "nothing.py:app"], 2, "no file 'nothing.py'"),
         (["--url", "memory:"], 2, "use a file"),
-        (["--cwd", "nowhere"], 2, "--cwd nowhere is not a directory"),
+        (["--cwd", "nowhere"], 2, "--cwd nowhere is not a folder: create it, or give"),
     ],
 )
 def test_up_with_invalid_flags_says_why(

@@ -65,7 +65,12 @@ def test_postgres() -> None:
     from holdfast.engines.postgres import PostgresEngine
 
     engine = PostgresEngine("postgresql://nowhere/db")
-    assert abilities(Coalesced(engine)) == {"Examinable", "SchemaBacked", "Movable", "Transactional"}
+    assert abilities(Coalesced(engine)) == {
+        "Examinable",
+        "SchemaBacked",
+        "Movable",
+        "Transactional",
+    }
 
 
 def test_a_caller_of_the_server_can_only_examine() -> None:

@@ -1,5 +1,6 @@
 """States as people write them."""
 
+import re
 from typing import Any
 
 import pytest
@@ -8,7 +9,14 @@ from holdfast.app.application import Holdfast
 from holdfast.core.model import Failure, Job, JobFilter, State, WaitingKind
 from holdfast.core.verdict import Retry, Settlement
 from holdfast.errors import UsageError
-from holdfast.notation.filters import ChosenStates, StateWord, chosen_states, is_narrow, show_state
+from holdfast.notation.filters import (
+    ChosenStates,
+    StateWord,
+    chosen_states,
+    instant,
+    is_narrow,
+    show_state,
+)
 
 WAITING, DONE = State.WAITING, State.DONE
 PENDING, SCHEDULED, FAILED = WaitingKind
@@ -68,3 +76,21 @@ async def test_the_python_api_takes_the_words() -> None:
         bad = await app.get("bad")
         assert isinstance(bad, Job)
         assert show_state(bad, 0) == "failed"
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("yesterday", "expected an age such as 1h, or a time such as 2026-01-31T08:00:00Z"),
+        ("2026-13-01", "expected an age such as 1h, or a time such as 2026-01-31T08:00:00Z"),
+        ("2026-01-31", "has no time zone: write 2026-01-31T00:00:00Z, or an offset like +01:00"),
+        ("2026-01-31T08:30", "has no time zone: write 2026-01-31T08:30:00Z, or an offset"),
+    ],
+)
+def test_a_bad_instant_names_the_remedy(text: str, says: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        instant("--since", text)
+    assert str(caught.value).startswith(f'--since "{text}"')
+    assert says in str(caught.value)
+    for example in re.findall(r"\d{4}-[\d:TZ-]+", says):
+        assert instant("--since", example) is not None, "the remedy works"

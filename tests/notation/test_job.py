@@ -71,6 +71,7 @@ def test_the_documentation_describes_every_field() -> None:
     ("line", "says"),
     [
         ('{"run_at": "2030-01-31"}', 'run_at "2030-01-31": expected a date and time such as 2030'),
+        ('{"run_at": 5}', 'run_at "5": expected a date and time such as 2030'),
         ('{"priority": "high"}', "priority: expected int, got str"),
         ('{"colour": 1}', "unknown field colour: a job has task, payload, "),
         ('{"prority": 1}', "unknown field prority: did you mean priority?"),

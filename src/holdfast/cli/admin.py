@@ -40,7 +40,15 @@ from holdfast.ops.audit import ActView, Audit, AuditEntry, act_view
 from holdfast.ops.quotas import QuotaBody, Quotas, quota_of, quota_view, show_owner
 from holdfast.ops.records import remove_unreadable
 from holdfast.ops.settings import read_settings, save_setting, setting_view
-from holdfast.ops.tokens import TokenRequest, Tokens, TokenView, expiry_ms, made_token, token_view
+from holdfast.ops.tokens import (
+    SCOPES,
+    TokenRequest,
+    Tokens,
+    TokenView,
+    expiry_ms,
+    made_token,
+    token_view,
+)
 from holdfast.ops.views import plain
 from holdfast.process import wall_ms
 from holdfast.server.state import is_fully_readable
@@ -58,7 +66,7 @@ async def create_token(
     /,
     *,
     scopes: Annotated[
-        list[str],
+        list[str] | None,
         option(
             "SCOPE...",
             "Grant these scopes: produce, consume, operate, admin, run-commands. Repeatable, "
@@ -66,7 +74,7 @@ async def create_token(
             "--scopes",
             "--scope",
         ),
-    ],
+    ] = None,
     namespace: Annotated[
         str | None,
         option("NAME", "Restrict the token to this namespace; * allows all. [default: default]"),
@@ -84,7 +92,9 @@ async def create_token(
     common: Common = COMMON,
 ) -> None:
     """Create a token and print it, or write it to a file. It cannot be shown again."""
-    wanted = tuple(filter(None, (each.strip() for each in ",".join(scopes).split(","))))
+    wanted = tuple(filter(None, (each.strip() for each in ",".join(scopes or ()).split(","))))
+    if not wanted:
+        raise UsageError(f"a token needs a scope: give --scope with {', '.join(SCOPES)}")
     given = {"namespace": namespace, "expires": expires}
     body = {"name": name, "scopes": wanted, "prefix": prefix}
     body |= {key: value for key, value in given.items() if value is not None}

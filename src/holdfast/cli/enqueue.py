@@ -27,7 +27,7 @@ from holdfast.cli.session import open_app
 from holdfast.core import bounds, checks
 from holdfast.core.checks import accepted
 from holdfast.core.model import NewJob, Receipt, Status
-from holdfast.core.text import counted, printable
+from holdfast.core.text import counted, not_read, printable
 from holdfast.errors import EngineError, HoldfastError, OutcomeUnknown, UnknownQueue, UsageError
 from holdfast.notation.durations import to_ms
 from holdfast.notation.job import JobLine
@@ -246,7 +246,7 @@ def _opened(path: Path | None) -> Iterator[int]:
     try:
         file = path.open("rb", buffering=0)
     except OSError as error:
-        raise UsageError(f"{path} cannot be read: {error.strerror}") from None
+        raise UsageError(not_read(path, error)) from None
     with file:
         yield file.fileno()
 

@@ -202,7 +202,8 @@ def can_prompt() -> bool:
 def archive_path(path: Path | None) -> str | None:
     """The absolute path of --archive. A missing folder is refused now, not when upkeep runs."""
     if path is not None and not path.absolute().parent.is_dir():
-        raise UsageError(f"--archive {path}: there is no folder {path.absolute().parent}")
+        folder = path.absolute().parent
+        raise UsageError(f"--archive {path}: there is no folder {folder}; create it first")
     return None if path is None else str(path.absolute())
 
 

@@ -13,7 +13,7 @@ from typing import Annotated, Any, NamedTuple, TextIO
 
 from cyclopts import Parameter
 
-from holdfast.core.text import printable
+from holdfast.core.text import not_written, printable
 from holdfast.errors import HoldfastError, NotFound, UnknownQueue, UsageError
 
 _WIDTH_MAX = 10_000
@@ -244,5 +244,5 @@ def new_private_file(path: str) -> TextIO:
     except FileExistsError:
         raise UsageError(f"{path} exists and is not overwritten: give a new path") from None
     except OSError as error:
-        raise UsageError(f"{path} cannot be written: {error.strerror}") from None
+        raise UsageError(not_written(path, error)) from None
     return os.fdopen(number, "w", encoding="ascii")

@@ -18,7 +18,7 @@ from holdfast import __version__, tracing
 from holdfast.cli.help_pages import FOLDER, NAME, TwoColumns, program, variables_note
 from holdfast.cli.output import COMMON, Common, Exit, exit_for, print_json, say
 from holdfast.core.text import printable
-from holdfast.errors import HoldfastError, NotAccepting, UnknownQueue, UsageError
+from holdfast.errors import Forbidden, HoldfastError, NotAccepting, UnknownQueue, UsageError
 from holdfast.process import log_to_stderr
 
 COMMON_FLAGS = ("--url", "--json")
@@ -207,6 +207,8 @@ def dispatch(arguments: list[str]) -> int:
         return _fail(_reworded(" ".join(str(error).split())), UsageError.code, Exit.USAGE)
     except UnknownQueue as error:
         return _fail(_with_create_command(str(error)), error.code, exit_for(error))
+    except Forbidden as error:
+        return _fail(_with_scope_command(str(error)), error.code, exit_for(error))
     except NotAccepting as error:
         return _fail(_with_open_command(str(error)), error.code, exit_for(error))
     except HoldfastError as error:
@@ -355,6 +357,15 @@ def _with_create_command(text: str) -> str:
         f'{text[: named.end()]}: create it with "{create} {named[1]}", or every queue on first use'
         f' with "{create} --auto"'
     )
+
+
+def _with_scope_command(text: str) -> str:
+    """Add the command that makes a token with the scope that this one lacks."""
+    named = re.search(r'scope "([a-z-]+)"', text)
+    if named is None:
+        return text
+    create = f"{program()} token create NAME --scope {named[1]}"
+    return f'{text}; an administrator creates such a token with "{create}"'
 
 
 def _with_open_command(text: str) -> str:

@@ -31,9 +31,13 @@ async def open_app(common: Common, *, create: bool = False) -> AsyncIterator[Hol
     folder never: a mistyped path must not become a second, empty store.
     """
     app = Holdfast(common.url)
-    missing = await _missing(app, creating=create)
-    if missing and create:
-        raise ConfigError(f"{missing}: create it first, or correct the URL")
+    # A missing folder first: no command creates one.
+    folder = await _missing(app, creating=True)
+    if folder and create:
+        raise ConfigError(f"{folder}: create it first, or correct the URL")
+    if folder:
+        raise NotFound(f"{folder}: correct the URL, or create the folder first")
+    missing = "" if create else await _missing(app)
     if missing:
         start = f'start with "{program()} up" or "{program()} enqueue"'
         raise NotFound(f"{missing}: {start}, or give the store with --url")

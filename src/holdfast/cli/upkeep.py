@@ -12,7 +12,16 @@ import msgspec
 from cyclopts import Parameter
 
 from holdfast.app.application import Holdfast
-from holdfast.cli.flags import DryRun, States, Yes, can_prompt, confirm, option, switch
+from holdfast.cli.flags import (
+    DryRun,
+    States,
+    Yes,
+    archive_path,
+    can_prompt,
+    confirm,
+    option,
+    switch,
+)
 from holdfast.cli.help_pages import program
 from holdfast.cli.output import (
     COMMON,
@@ -118,6 +127,7 @@ async def cleanup(
     Dead letters stay, unless --dead or --state says otherwise. At a terminal it asks for
     confirmation first, unless the jobs are archived.
     """
+    path = archive_path(archive)
     async with open_app(common) as app:
         old = await which.old_jobs(app)
         if dry_run:
@@ -131,10 +141,10 @@ async def cleanup(
             if found.number:
                 confirm(f"Delete {found} permanently?", yes=yes)
         with progress("cleaning up") as advance:
-            if archive is None:
+            if path is None:
                 ended = ArchiveResult(await delete_jobs(app.engine, old, advance=advance))
             else:
-                ended = await archive_jobs(app.engine, old, Archive(archive), advance=advance)
+                ended = await archive_jobs(app.engine, old, Archive(path), advance=advance)
         deleted, archived = ended
     note = f", archived {archived:,} in {archive}" if archive else ""
     print_either(

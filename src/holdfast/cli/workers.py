@@ -420,7 +420,7 @@ async def _prepare(
     if not 1 <= count <= 256:
         raise UsageError(f"--count {count} is out of range: expected 1 to 256")
     if flags.cwd is not None and not flags.cwd.is_dir():
-        raise UsageError(f"--cwd {flags.cwd} is not a directory")
+        raise UsageError(f"--cwd {flags.cwd} is not a folder: create it, or give another one")
     async with open_app(common, create=True) as app:
         if not app.engine.traits.shared:
             raise ConfigError(

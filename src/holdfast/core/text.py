@@ -31,6 +31,33 @@ def counted(count: int, noun: str) -> str:
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
+def not_written(path: object, error: OSError) -> str:
+    """Why a file cannot be written, and the remedy."""
+    match error:
+        case FileNotFoundError() | NotADirectoryError():
+            folder = str(path).rpartition("/")[0] or "/"
+            why = f"there is no folder {folder}; create it first"
+        case PermissionError():
+            why = "this user may not; change the permissions of the folder, or give another path"
+        case _:
+            why = error.strerror or str(error)
+    return f"{path} cannot be written: {why}"
+
+
+def not_read(path: object, error: OSError) -> str:
+    """Why a file cannot be read, and the remedy."""
+    match error:
+        case FileNotFoundError() | NotADirectoryError():
+            why = "there is no such file; check the path"
+        case PermissionError():
+            why = "this user may not; change its permissions, or run as its owner"
+        case IsADirectoryError():
+            why = "it is a folder; give a file"
+        case _:
+            why = error.strerror or str(error)
+    return f"{path} cannot be read: {why}"
+
+
 def _escaped(char: str) -> str:
     return char.encode("unicode_escape", "surrogatepass").decode("ascii")
 

@@ -85,17 +85,18 @@ def instant(name: str, text: str | None) -> int | None:
     """Read an age such as "1h" or a time in RFC 3339: milliseconds since 1970."""
     if text is None:
         return None
-    if "-" not in text:
-        return max(wall_ms() - to_ms(name, text.removesuffix(" ago"), UsageError), 0)
+    shown = f'{name} "{text[:40]}"'
     try:
+        if "-" not in text:
+            return max(wall_ms() - to_ms(name, text.removesuffix(" ago"), UsageError), 0)
         moment = datetime.fromisoformat(text)
-    except ValueError:
+    except (ValueError, UsageError):
         raise UsageError(
-            f'{name} "{text[:40]}": expected an age such as 1h, or a time such as'
-            " 2026-01-31T08:00:00Z"
+            f"{shown}: expected an age such as 1h, or a time such as 2026-01-31T08:00:00Z"
         ) from None
     if moment.tzinfo is None:
-        raise UsageError(f'{name} "{text[:40]}" has no time zone: add Z, or an offset like +01:00')
+        whole = f"{moment.isoformat(timespec='seconds')}Z"
+        raise UsageError(f"{shown} has no time zone: write {whole}, or an offset like +01:00")
     return max(round(moment.timestamp() * 1000), 0)
 
 

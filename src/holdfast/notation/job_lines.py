@@ -272,9 +272,9 @@ def _reworded(text: str, given: Any) -> str:
         found = remedy(wrong, FIELDS) or f"a job has {', '.join(FIELDS)}"
         return f"unknown field {wrong}: {found}"
     name = where.lstrip(".")
-    if name == "run_at" and isinstance(given["run_at"], str):
+    if name == "run_at":
         example = "expected a date and time such as 2030-01-31T12:00:00Z"
-        return f'run_at "{given["run_at"][:40]}": {example}'
+        return f'run_at "{str(given["run_at"])[:40]}": {example}'
     problem = problem.replace(" | null", "")
     return f"{name or 'the job'}: {problem[:1].lower()}{problem[1:]}"
 

@@ -278,11 +278,12 @@ async def test_a_server_creates_queues_for_its_clients(rest: RestClient) -> None
         ({"jobs": [{"task": "t"}, {"task": "t", "depends_on": ["a"]}]}, "did you mean after?"),
         ({"jobs": [{"task": "t", "visibility_timeout": 30}]}, "did you mean lease?"),
         ({"jobs": [{"task": "t", "dead_deadline": "1h"}]}, "did you mean expires?"),
+        ({"jobs": [{"task": "t", "run_at": "2030-01-31"}]}, "such as 2030-01-31T12:00:00Z"),
         ({"jobs": [{"task": "t", "state": "x"}]}, "the queue sets it: leave it out"),
         ({"jobs": [{"task": "t", "colour": 1}]}, "unknown field `colour` - at `$.jobs[0]`"),
     ],
 )
-async def test_an_unknown_field_gets_a_suggestion(
+async def test_a_wrong_field_gets_a_suggestion(
     rest: RestClient, body: dict[str, Any], says: str
 ) -> None:
     answer = await rest.client.post("/v1/queues/default/jobs", json=body)

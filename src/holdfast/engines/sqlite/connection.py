@@ -15,6 +15,7 @@ from urllib.parse import quote
 
 import apsw
 
+from holdfast.core.text import not_written
 from holdfast.engines.sqlite import faults
 from holdfast.engines.sqlite.files import Files
 from holdfast.errors import ConfigError
@@ -206,7 +207,7 @@ def back_up(connect: Callable[[], apsw.Connection], path: Path) -> None:
             f"{path} exists: a backup does not overwrite files, give a new path"
         ) from None
     except OSError as error:
-        raise ConfigError(f"{path} cannot be written: {error.strerror}") from error
+        raise ConfigError(not_written(path, error)) from error
     try:
         _copy(connect, path)
         _sync(path)

@@ -41,6 +41,16 @@ def before_commit(error: BaseException) -> EngineError:
     """The error to raise when the transaction was not committed: nothing was changed."""
     if is_full(error):
         return StorageFull(f"the disk is full ({error}): free some space; nothing was changed")
+    if isinstance(error, OSError) and error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+        return EngineUnavailable(
+            f"{error.filename or 'a file of the store'} cannot be opened ({error.strerror}): run as"
+            " the user who owns the store, or name another store; nothing was changed"
+        )
+    if isinstance(error, apsw.ReadOnlyError | apsw.PermissionsError):
+        return EngineUnavailable(
+            f"this user may only read the database ({error}): run as the user who owns it;"
+            " nothing was changed"
+        )
     if isinstance(error, apsw.BusyError | apsw.LockedError):
         return EngineUnavailable(
             f"another program holds the database's write lock ({error}): end its transaction"

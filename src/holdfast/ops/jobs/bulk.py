@@ -20,7 +20,7 @@ import msgspec
 from holdfast.core import bounds
 from holdfast.core.codec import encode_job
 from holdfast.core.model import Job, JobFilter, State
-from holdfast.core.text import counted
+from holdfast.core.text import counted, not_written
 from holdfast.core.verdict import Delete
 from holdfast.engines.base import Engine, unknown_if_partial
 from holdfast.errors import StorageFull, UsageError
@@ -169,8 +169,8 @@ async def archive_jobs(
             await asyncio.to_thread(archive.write, jobs)
         except OSError as error:
             raise StorageFull(
-                f"{archive.path} cannot be written ({error.strerror}): "
-                f"{counted(deleted, 'job')} deleted before the error, no others"
+                f"{not_written(archive.path, error)}; {counted(deleted, 'job')} deleted before the"
+                " error, no others"
             ) from error
         archived += len(jobs)
         deleted += await delete_unchanged(engine, jobs)

@@ -364,7 +364,9 @@ _UNKNOWN_FIELD = re.compile(
 
 
 def _hint(body: Any, error: str) -> str:
-    """The remedy for an unknown field of a body of this type, if there is one."""
+    """The remedy for a bad date or an unknown field of a body of this type, if there is one."""
+    if error.startswith("Invalid RFC3339"):
+        return "expected a date and time such as 2030-01-31T12:00:00Z"
     unknown = _UNKNOWN_FIELD.fullmatch(error)
     if unknown is None:
         return ""
