@@ -25,8 +25,8 @@ FASTEST_GOAL = 1.0
 SPAWN_GOAL = 0.6
 DELAY_MS_MAX = 10
 BUSY_LOOPS = 3
-BUSY_GOAL = 1 / 1.5
-"""Of the best peer's p95 over that of Holdfast."""
+BUSY_GOAL = 0.67
+"""The best peer's p95 over that of Holdfast: at most one and a half times as long."""
 IDLE_PERCENT_MAX = 1
 PIPE_RATE_MIN = 20_000
 PARTS = (50, 95, 99)

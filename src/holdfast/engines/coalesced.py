@@ -33,8 +33,8 @@ _MERGED_MAX = 100
 connection.
 """
 
-_REGROUP_S_MAX = 0.002
-"""About the time that 64 threads need to call again."""
+_REGROUP_S_MAX = 0.005
+"""Enough for a hundred threads to call again."""
 
 Enqueue = Callable[[Sequence[NewJob]], Awaitable[list[Receipt]]]
 
