@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -233,23 +233,32 @@ async def test_an_error_of_one_blocking_call_is_not_its_neighbours(inner: GatedE
     assert [await engine.get(id_) is not None for id_ in "abc"] == [False, True, True]
 
 
+def interrupted(use: Callable[[asyncio.AbstractEventLoop], None]) -> None:
+    use(asyncio.get_running_loop())
+    raise KeyboardInterrupt
+
+
 async def test_an_interrupted_blocking_call_is_left_out(inner: GatedEngine) -> None:
     engine = Coalesced(inner)
     threads = Threads(engine)
     first = await hold_back(inner, engine)
     stays = threads.call("stays")
     await threads.arrived(1)
-
-    def interrupted(use: Any) -> None:
-        use(asyncio.get_running_loop())
-        raise KeyboardInterrupt
-
     with pytest.raises(KeyboardInterrupt):
         engine.enqueue_blocking([job("gone")], interrupted)
     inner.gate.set()
     await asyncio.gather(first, stays)
     assert await engine.get("stays") is not None
     assert await engine.get("gone") is None
+
+
+async def test_a_blocking_call_after_one_that_was_interrupted(inner: GatedEngine) -> None:
+    engine = Coalesced(inner)
+    with pytest.raises(KeyboardInterrupt):
+        engine.enqueue_blocking([job("gone")], interrupted)
+    await settle_down()
+    assert [receipt.id for receipt in await Threads(engine).call("next")] == ["next"]
+    assert inner.calls == [("enqueue", 1)]
 
 
 async def test_blocking_calls_are_told_when_the_loop_ends(inner: GatedEngine) -> None:
@@ -263,6 +272,8 @@ async def test_blocking_calls_are_told_when_the_loop_ends(inner: GatedEngine) ->
     for call in waiting:
         with pytest.raises(EngineClosed, match="closed before the call was answered"):
             await call
+    inner.gate.set()
+    assert [receipt.id for receipt in await threads.call("c")] == ["c"], "on the next loop"
 
 
 async def test_blocking_calls_are_answered_before_the_engine_is_closed(inner: GatedEngine) -> None:

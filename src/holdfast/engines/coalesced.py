@@ -306,13 +306,22 @@ class _Merged(_PendingCalls[Entry, Answer]):
                 lost.drop()
 
     def _take(self) -> list[_Call[Entry, Answer]]:
-        self._waiting += self._take_arrived()
-        return super()._take()
+        while True:
+            arrived = self._take_arrived()
+            self._waiting += arrived
+            group = super()._take()
+            # All that arrived may be cancelled. Without a group the next call must wake the loop.
+            if group or not arrived:
+                return group
 
     def _take_all(self) -> list[_Call[Entry, Answer]]:
-        return super()._take_all() + self._take_arrived()
+        calls = super()._take_all()
+        while arrived := self._take_arrived():
+            calls += arrived
+        return calls
 
     def _take_arrived(self) -> list[_Call[Entry, Answer]]:
+        """The calls of other threads; after an empty answer, the next one wakes the loop."""
         taken: list[_Call[Entry, Answer]] = []
         while self._arrived:
             taken.append(self._arrived.popleft())
