@@ -6,8 +6,11 @@ from typing import Any
 import pytest
 
 from holdfast import Backoff, Context, Holdfast
+from holdfast.core import codec
 from holdfast.core.model import KeyPolicy, Overrides
 from holdfast.errors import InvalidJob, InvalidQueue, UsageError
+from holdfast.worker.child.context import CallState
+from holdfast.worker.wire import CallJob
 from tests.app.mailing import make
 
 
@@ -175,6 +178,15 @@ def test_calling_a_task_runs_the_function_here() -> None:
         return 2 * number
 
     assert asyncio.run(double(4)) == 8
+
+    @app.task
+    def show(ctx: Context, word: str = "nothing") -> str:
+        return f"{ctx.id} {word}"
+
+    ctx = Context(CallJob("j", "default", b"", codec.JSON, 1, 0, 0), CallState("show"))
+    assert [show(), show("a"), show(ctx), show(ctx, "a")] == [
+        *("inline nothing", "inline a", "j nothing", "j a")
+    ]
 
     @app.task(batch=5)
     def join(words: list[str], *, contexts: list[Context]) -> list[int]:

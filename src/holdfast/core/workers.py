@@ -90,14 +90,13 @@ class WorkerOrder(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
         number = self.renew % bounds.COUNT_MAX + 1
         if forced is None:
             return replace(self, renew=number)
-        newest = {**self.forced, forced: number}
-        while len(newest) > FORCED_MAX:
-            del newest[min(newest, key=newest.__getitem__)]
-        return replace(self, renew=number, forced=newest)
+        all_forced = sorted({**self.forced, forced: number}.items(), key=lambda item: item[1])
+        return replace(self, renew=number, forced=dict(all_forced[-FORCED_MAX:]))
 
     def forced_since(self, before: WorkerOrder) -> frozenset[str]:
         """The jobs to end that the earlier order did not ask for."""
-        return frozenset(key for key, number in self.forced.items() if number > before.renew)
+        new = range(before.renew + 1, self.renew + 1)
+        return frozenset(key for key, number in self.forced.items() if number in new)
 
 
 class TaskRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -42,6 +42,7 @@ def test_an_order_names_each_job_to_end_once() -> None:
     assert again.forced_since(first) == {"a", "b"}
     assert again.forced_since(again) == frozenset()
     assert (again.renew, again.cordoned) == (4, True)
+    assert WorkerOrder(renew=1, forced={"later": 10**18}).forced_since(first) == frozenset()
     many = again
     for number in range(500):
         many = many.nudged(f"j{number}")
