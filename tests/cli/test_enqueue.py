@@ -18,7 +18,7 @@ from holdfast.core.model import Failure, Job, Lease, Note, Overrides, Reason, Re
 from holdfast.core.verdict import Bury, Complete, Settlement
 from holdfast.core.workers import TaskRecord
 from holdfast.notation import job_lines
-from holdfast.ops.settings import publish_tasks
+from holdfast.ops.settings import save_declared
 from tests.cli import seed
 from tests.cli.program import Cli, command, environment, run_program
 
@@ -333,7 +333,7 @@ def test_wait_times_out_and_the_job_continues(tmp_path: Path) -> None:
 
 def test_a_job_gets_the_options_that_its_task_declares(cli: Cli) -> None:
     slow = TaskRecord(queue="slow", overrides=Overrides(max_attempts=1))
-    seed.with_app(lambda app: publish_tasks(app.engine, {"slow": slow}))
+    seed.with_app(lambda app: save_declared(app.engine, {"slow": slow}))
     assert cli("queue", "create", "slow").code == 0
     assert cli("enqueue", "--id", "a", "--task", "slow").code == 0
     assert cli("enqueue", '{"id": "b", "task": "slow", "max_attempts": 5}').code == 0

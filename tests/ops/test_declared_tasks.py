@@ -12,7 +12,7 @@ from holdfast.core.workers import TaskRecord
 from holdfast.engines.memory import MemoryEngine
 from holdfast.errors import Forbidden
 from holdfast.notation.job_lines import JobLine, job_defaults, make_job, read_line
-from holdfast.ops.settings import declared_tasks, publish_tasks
+from holdfast.ops.settings import declared_tasks, save_declared
 from holdfast.server.access.authorized_engine import AuthorizedEngine
 from tests.server.samples import caller
 
@@ -52,14 +52,14 @@ def test_a_task_declares_what_its_code_says() -> None:
 
 
 async def test_published_options_are_read_back(engine: MemoryEngine) -> None:
-    await publish_tasks(engine, {"slow": SLOW, "plain": None})
+    await save_declared(engine, {"slow": SLOW, "plain": None})
     assert await declared_tasks(engine) == {"slow": SLOW}
     [before] = await engine.load("task", limit=10)
-    await publish_tasks(engine, {"slow": SLOW, "other": TaskRecord(priority=1)})
+    await save_declared(engine, {"slow": SLOW, "other": TaskRecord(priority=1)})
     after = {record.key: record for record in await engine.load("task", limit=10)}
     assert after["slow"].version == before.version, "what did not change is not written"
     # The code no longer declares anything.
-    await publish_tasks(engine, {"slow": None})
+    await save_declared(engine, {"slow": None})
     assert list(await declared_tasks(engine)) == ["other"]
 
 
@@ -79,9 +79,9 @@ async def test_published_options_are_read_back(engine: MemoryEngine) -> None:
 )
 async def test_a_hostile_record_is_passed_by(engine: MemoryEngine, value: bytes) -> None:
     await engine.save([Record(kind="task", key="bad", value=value)])
-    await publish_tasks(engine, {"slow": SLOW})
+    await save_declared(engine, {"slow": SLOW})
     assert await declared_tasks(engine) == {"slow": SLOW}
-    await publish_tasks(engine, {"bad": SLOW})
+    await save_declared(engine, {"bad": SLOW})
     assert await declared_tasks(engine) == {"bad": SLOW, "slow": SLOW}
 
 
@@ -130,7 +130,7 @@ async def test_a_token_for_some_queues_publishes_nothing(engine: MemoryEngine) -
     """It could send other producers' jobs to its own queue."""
     guarded = AuthorizedEngine(engine, caller("consume", prefix="mine."))
     with pytest.raises(Forbidden):
-        await publish_tasks(guarded, {"slow": TaskRecord(queue="mine.a")})
+        await save_declared(guarded, {"slow": TaskRecord(queue="mine.a")})
     assert await declared_tasks(guarded) == {}
-    await publish_tasks(AuthorizedEngine(engine, caller("consume")), {"slow": SLOW})
+    await save_declared(AuthorizedEngine(engine, caller("consume")), {"slow": SLOW})
     assert await declared_tasks(AuthorizedEngine(engine, caller("produce"))) == {"slow": SLOW}

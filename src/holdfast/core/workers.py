@@ -17,7 +17,7 @@ from holdfast.core.model import NO_OVERRIDES, Overrides
 
 KIND = "worker"
 ORDER_KIND = "order"
-TASK_KIND = "task"
+DECLARED_KIND = "task"
 
 HEARTBEAT_MS = 10 * bounds.SECOND_MS
 QUEUE_PREFIX = "worker."

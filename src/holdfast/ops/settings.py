@@ -13,7 +13,7 @@ from holdfast.config import SETTINGS as KNOWN
 from holdfast.config import Setting, Settings, Source, find_setting
 from holdfast.core import bounds, checks
 from holdfast.core.model import NewJob
-from holdfast.core.workers import TASK_KIND, TaskRecord
+from holdfast.core.workers import DECLARED_KIND, TaskRecord
 from holdfast.engines.base import Engine
 from holdfast.ops.records import RecordKind, Stored
 
@@ -55,7 +55,7 @@ def _check_task(_: str, record: TaskRecord) -> None:
 
 
 SETTINGS = _TextKind(SETTING_KIND, str, check=_check_stored)
-TASKS = RecordKind(TASK_KIND, TaskRecord, check=_check_task)
+TASKS = RecordKind(DECLARED_KIND, TaskRecord, check=_check_task)
 TASKS_MAX = 5_000
 """Tasks of one store whose options are read, the first in alphabetical order."""
 
@@ -75,7 +75,7 @@ async def declared_tasks(engine: Engine) -> dict[str, TaskRecord]:
     }
 
 
-async def publish_tasks(engine: Engine, tasks: Mapping[str, TaskRecord | None]) -> None:
+async def save_declared(engine: Engine, tasks: Mapping[str, TaskRecord | None]) -> None:
     """Store the options of these tasks, and remove those of tasks that declare none any more. If
     workers of several versions run, those of the last one that started stand.
     """

@@ -293,7 +293,7 @@ async def test_a_wrong_field_gets_a_suggestion(
 
 async def test_a_job_gets_the_options_that_its_task_declares(rest: RestClient) -> None:
     slow = TaskRecord(queue="slow", overrides=Overrides(timeout_ms=500))
-    await settings.publish_tasks(rest.store, {"slow": slow})
+    await settings.save_declared(rest.store, {"slow": slow})
     await rest.post("/v1/queues", {"name": "slow"}, status=201)
     jobs = [{"id": "a", "task": "slow"}, {"id": "b", "task": "slow", "queue": "default"}]
     await rest.post("/v1/jobs", {"jobs": jobs}, status=201)

@@ -197,7 +197,7 @@ async def test_a_worker_that_may_not_publish_options_runs(
     async def refuse(*_: object) -> None:
         raise Forbidden("not with this token")
 
-    monkeypatch.setattr(supervisor, "publish_tasks", refuse)
+    monkeypatch.setattr(supervisor, "save_declared", refuse)
     driver = SupervisorDriver(troubled, name="w")
     await driver.enqueue("a")
     async with driver.running():

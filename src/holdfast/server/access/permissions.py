@@ -48,7 +48,7 @@ _PRODUCE, _CONSUME, _OPERATE = Scope.PRODUCE, Scope.CONSUME, Scope.OPERATE
 SCOPES: dict[str, tuple[tuple[Scope, ...], tuple[Scope, ...]]] = {
     workers.KIND: ((_CONSUME, _OPERATE), (_CONSUME, _OPERATE)),
     workers.ORDER_KIND: ((_CONSUME, _OPERATE), (_CONSUME, _OPERATE)),
-    workers.TASK_KIND: ((_PRODUCE, _CONSUME, _OPERATE), (_CONSUME, _OPERATE)),
+    workers.DECLARED_KIND: ((_PRODUCE, _CONSUME, _OPERATE), (_CONSUME, _OPERATE)),
     breaker.KIND: ((_CONSUME, _OPERATE), (_CONSUME, _OPERATE)),
     queues.LIMIT_KIND: ((_CONSUME, _OPERATE), (_CONSUME, _OPERATE)),
     settings.SETTING_KIND: ((_PRODUCE, _CONSUME, _OPERATE), (_OPERATE,)),

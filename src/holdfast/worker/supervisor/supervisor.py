@@ -33,7 +33,7 @@ from holdfast.core.workers import (
 from holdfast.engines.base import Engine
 from holdfast.errors import ConfigError, EngineClosed, EngineError, Forbidden
 from holdfast.ops.queues import queue_settings
-from holdfast.ops.settings import publish_tasks
+from holdfast.ops.settings import save_declared
 from holdfast.process import boot_s, wall_ms
 from holdfast.worker import processes
 from holdfast.worker.options import WorkerOptions
@@ -115,7 +115,7 @@ class Supervisor:
         self._changed = asyncio.Event()
         self._learned = asyncio.Event()
         self._task_limits = TaskLimits(self._engine)
-        self._published: dict[str, TaskRecord | None] = {}
+        self._declared: dict[str, TaskRecord | None] = {}
         self._draining = asyncio.Event()
         self._ending = asyncio.Event()
         self._ends_at: float | None = None
@@ -435,19 +435,19 @@ class Supervisor:
             self._queues = await queue_settings(self._engine)
         if limits_set:
             self._serve(self._pool.tasks)
-        await self._publish_tasks(self._pool.tasks)
+        await self._save_declared(self._pool.tasks)
 
-    async def _publish_tasks(self, tasks: dict[str, TaskInfo]) -> None:
+    async def _save_declared(self, tasks: dict[str, TaskInfo]) -> None:
         """Store the options that the tasks declare, once for each start or change."""
         names = sorted(set(tasks) - BUILT_IN_TASKS)[:TASKS_SHOWN]
         declared = {name: tasks[name].declared for name in names}
-        if declared == self._published:
+        if declared == self._declared:
             return
         try:
-            await publish_tasks(self._engine, declared)
+            await save_declared(self._engine, declared)
         except Forbidden as error:
             _log.info("the options of tasks are not published for other programs: %s", error)
-        self._published = declared
+        self._declared = declared
 
     def _serve(self, tasks: dict[str, TaskInfo]) -> None:
         """Lease jobs of these tasks, once all limits that they declare are set. A request for only
