@@ -4,7 +4,7 @@ import pytest
 
 from holdfast.conformance.contract.cases import a_job
 from holdfast.core.model import Record
-from holdfast.engines.partitioned import PartitionedEngine
+from holdfast.engines.partitioned import PartitionedEngine, membership
 from holdfast.errors import ConfigError, EngineUnavailable
 from tests.engines.partitioned.fragile import GONE, Trio
 
@@ -100,6 +100,23 @@ async def test_a_partition_that_fails_its_first_read_is_shut_out() -> None:
     await trio.engine.open()
     assert trio.engine.partitions()[1].code == "unavailable"
     trio.fragile[1].engine.overdue = overdue  # type: ignore[method-assign]
+    await trio.back()
+    assert trio.engine.partitions()[1].out_ms is None
+    await trio.engine.close()
+
+
+async def test_a_partition_that_is_stuck_does_not_delay_the_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(membership, "OPEN_S", 0.05)
+    trio = Trio()
+    await trio.engine.open()
+    await trio.engine.close()
+    trio.fragile[1].moves.clear()
+    await trio.engine.open()
+    assert "did not answer" in trio.engine.partitions()[1].text
+    assert [each.out_ms is None for each in trio.engine.partitions()] == [True, False, True]
+    trio.fragile[1].moves.set()
     await trio.back()
     assert trio.engine.partitions()[1].out_ms is None
     await trio.engine.close()

@@ -44,6 +44,9 @@ from holdfast.errors import (
 )
 
 _log = logging.getLogger("holdfast.partitioned")
+OPEN_S = 10.0
+"""At an opening, a partition that has not answered by then is stuck, and the others begin."""
+
 T = TypeVar("T")
 Sleep = Callable[[float], Awaitable[object]]
 
@@ -79,7 +82,7 @@ class Membership:
             for place, error in (await self._agreement.agree(identities)).items():
                 await self.all[place].close()
                 self.shut_out(self.all[place], error)
-            await self._each(self.usable, lambda each: each.read_lifecycle())
+            await self._all_of(Partition.read_lifecycle, self.usable)
             await self._each(self.usable, lambda each: settings.catch_up(each, self.usable))
             self.some()
         except BaseException:
@@ -217,7 +220,7 @@ class Membership:
                     raise open_error(partition)
             if not create:
                 raise EngineUnavailable(f"{next(iter(gone.values()))}: correct the URL")
-            return await self._all_of(Partition.create)
+            return await self._all_of(Partition.create, bounded=False)
         for place, text in gone.items():
             self.shut_out(self.all[place], self._agreement.loss(self.all[place], text))
         if not identities:
@@ -228,10 +231,21 @@ class Membership:
         self,
         call: Callable[[Partition], Awaitable[T]],
         partitions: Sequence[Partition] | None = None,
+        *,
+        bounded: bool = True,
     ) -> dict[int, T]:
-        """The answers by place, of all at once; those that fail are shut out."""
+        """The answers by place, of all at once; those that fail, or do not answer in time, are shut
+        out."""
+
+        async def ask(partition: Partition) -> T:
+            try:
+                async with asyncio.timeout(OPEN_S if bounded else None):
+                    return await call(partition)
+            except TimeoutError:
+                raise EngineUnavailable(f"it did not answer within {OPEN_S:g} s") from None
+
         asked = self.all if partitions is None else partitions
-        answers = await asyncio.gather(*(call(each) for each in asked), return_exceptions=True)
+        answers = await asyncio.gather(*map(ask, asked), return_exceptions=True)
         found: dict[int, T] = {}
         for partition, answer in zip(asked, answers, strict=True):
             if isinstance(answer, HoldfastError):
