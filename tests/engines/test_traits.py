@@ -17,12 +17,12 @@ from tests.engines import harnesses
 COLUMNS = """
     durable shared inspect priority keys renew fencing transactional groups dependencies rates
     ordered limits fairness refunds results notes follow_ups records combinations exact_counts
-    dead_leases
+    dead_leases queue_expiry
 """
 MATRIX = """
-    memory   no  no  yes yes yes yes yes no  yes yes yes yes yes yes yes yes yes yes yes yes yes yes
-    sqlite   yes yes yes yes yes yes yes yes yes yes yes yes yes yes yes yes yes yes yes yes yes yes
-    postgres yes yes yes yes yes yes yes yes yes yes yes yes yes yes yes yes yes yes yes yes yes yes
+memory no  no  yes yes yes yes yes no  yes yes yes yes yes yes yes yes yes yes yes yes yes yes yes
+sqlite yes yes yes yes yes yes yes yes yes yes yes yes yes yes yes yes yes yes yes yes yes yes yes
+postgres yes yes yes yes yes yes yes yes yes yes yes yes yes yes yes yes yes yes yes yes yes yes yes
 """
 ROWS = [line.split() for line in MATRIX.strip().splitlines()]
 BOUNDS = {
@@ -71,12 +71,12 @@ def test_a_transactional_engine_has_the_extra_for_it(row: list[str]) -> None:
 
 
 def test_traits_of_an_older_server_can_be_read() -> None:
-    """It does not know the newer traits, and has what they stand for, except dead leases: it would
-    lease waiting jobs instead."""
+    """It does not know the newer traits, and has what they stand for, except what it would
+    silently ignore."""
     about = {"version": "0.1", "now": 5}
     about["traits"] = {"name": "sqlite", "durable": True, "shared": True, "rates": True}
     traits = msgspec.msgpack.decode(msgspec.msgpack.encode(about), type=About).traits
-    assert missing(traits) == {"groups", "dependencies", "dead_leases"}
+    assert missing(traits) == {"groups", "dependencies", "dead_leases", "queue_expiry"}
 
 
 @pytest.mark.parametrize("wrap", [harnesses.plain, harnesses.observed, harnesses.coalesced])

@@ -23,6 +23,7 @@ from holdfast.core.verdict import (
     Cancel,
     Complete,
     Forward,
+    Outcome,
     Redrive,
     Release,
     Retry,
@@ -34,6 +35,7 @@ from holdfast.engines.memory import MemoryEngine
 from holdfast.engines.observed import Observed
 from holdfast.errors import OutcomeUnknown
 from holdfast.events import EngineCalled
+from holdfast.ops.workers import end_overdue_and_expired
 from holdfast.telemetry.event_log import FeedEventKind
 from holdfast.telemetry.meter import METERED_MAX, OTHER, QUEUES_MAX, Meter, QueueTotals, Totals
 from holdfast.testing.clock import ManualClock
@@ -265,6 +267,43 @@ async def test_deaths_are_events_and_their_number_is_bounded() -> None:
     assert (first.at, first.reason, len(first.text)) == (5, "rejected", 300)
     assert (last.kind, last.count) == (FeedEventKind.LEFT_OUT, 60)
     assert not one.meter.events.take(6)
+
+
+async def test_expiry_is_an_event_and_a_line_like_every_death(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    one = await counted()
+    await one.engine.enqueue(
+        [NewJob(id=f"j{number}", task="t", expires_ms=0) for number in range(50)]
+    )
+    await one.put(1)
+    with caplog.at_level("WARNING", "holdfast.jobs"):
+        await one.settle(Bury(Reason.REJECTED, Failure(type="ValueError", message="no")))
+        result = await end_overdue_and_expired(one.engine, 100)
+    assert result.buried == 50
+    events = one.meter.events.take(5)
+    assert [(each.kind, each.queue, each.id, each.name, each.reason) for each in events[:3]] == [
+        (FeedEventKind.JOB_DIED, "default", "default-0", "t", "rejected"),
+        (FeedEventKind.JOB_DIED, "default", "j0", "t", "expired"),
+        (FeedEventKind.JOB_DIED, "default", "j1", "t", "expired"),
+    ]
+    assert (events[-1].kind, events[-1].count) == (FeedEventKind.LEFT_OUT, 11)
+    first, second, *_ = caplog.messages
+    assert first == "job default-0 of task t died in queue default (rejected): ValueError: no"
+    text = "not started before its expiry, after 0 attempts"
+    assert second == f"job j0 of task t died in queue default (expired): {text}"
+    assert len(caplog.messages) == 40
+
+
+async def test_a_handled_dead_letter_is_not_counted_again() -> None:
+    one = await counted()
+    await one.put(1)
+    await one.settle(Bury(Reason.REJECTED))
+    before = dict(one.meter.totals.queues["default"].counts)
+    leases = await one.engine.lease(LeaseRequest(queues=("default",), dead=True))
+    settled = [Settlement(lease=lease, verdict=Complete()) for lease in leases]
+    assert await one.engine.settle(settled) == [Outcome.SETTLED]
+    assert one.meter.totals.queues["default"].counts == before
 
 
 async def test_batches_requests_and_lag_are_counted() -> None:

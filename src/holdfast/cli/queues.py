@@ -132,6 +132,14 @@ class QueueFlags:
     group_batch: Annotated[
         int | None, option("N", "Lease up to this many jobs of a group together.")
     ] = None  # fmt: skip
+    expires: Annotated[
+        str | None,
+        option(
+            "DURATION",
+            "Give up a job that has not started this long after it was due, e.g. 1h; none turns it "
+            "off.",
+        ),
+    ] = None
 
     def options(self) -> QueueOptions:
         """The settings that were given. Raises UsageError."""
@@ -140,7 +148,7 @@ class QueueFlags:
             for field in fields(self)
             if (value := getattr(self, field.name)) is not None
         }
-        for name in ("timeout", "dead_queue", "max_depth", "aging"):
+        for name in ("timeout", "dead_queue", "max_depth", "aging", "expires"):
             if given.get(name) == NONE:
                 given[name] = None
         if given.get("max_depth") is not None:

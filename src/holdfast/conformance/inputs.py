@@ -301,6 +301,7 @@ def _plain_queue(dice: _Dice) -> Queue:
         payload_max=dice.mostly(1_000, 10),
         accepting=dice.mostly(True, False),
         paused=dice.mostly(False, True),
+        expires_ms=dice.mostly(None, 5, 40),
     )
 
 

@@ -90,7 +90,8 @@ def amend(
         case Edit(by=by, text=text):
             fields = _edits(amendment, now)
             edited = replace(changed, **fields)
-            description = ": ".join(filter(None, (", ".join(sorted(fields)), text)))
+            names = sorted(fields.keys() - {"queue_expiry"})
+            description = ": ".join(filter(None, (", ".join(names), text)))
             event = _event(job, EventKind.EDITED, now, by, description)
             if amendment.payload is None:
                 return Change(edited, event)
@@ -133,6 +134,7 @@ def redrive(job: Job, due_at: int) -> Job:
         releases=0,
         due_at=due_at,
         expires_at=None,
+        queue_expiry=False,
         finished_at=None,
         reason=None,
         fingerprint=None,
@@ -199,14 +201,14 @@ def _edits(edit: Edit, now: int) -> dict[str, object]:
         if (value := getattr(edit, name)) is not None
     }
     if edit.expires_ms is not None:
-        fields["expires_at"] = now + edit.expires_ms
+        fields |= {"expires_at": now + edit.expires_ms, "queue_expiry": False}
     return fields
 
 
 def _moves(move: Move, job: Job, now: int) -> dict[str, object]:
     fields: dict[str, object] = {}
     if move.expires_ms is not None:
-        fields["expires_at"] = now + move.expires_ms
+        fields |= {"expires_at": now + move.expires_ms, "queue_expiry": False}
     if move.reroute is not None:
         fields["overrides"] = replace(job.overrides, reroute=move.reroute)
     return fields

@@ -178,6 +178,7 @@ def check_queue(queue: Queue) -> None:
     _within("max_depth", queue.max_depth, 1, 2**53)
     _within("payload_max", queue.payload_max, 1, bounds.PAYLOAD_MAX)
     _within("aging_ms", queue.aging_ms, 1, bounds.DELAY_MS_MAX)
+    _within("expires_ms", queue.expires_ms, 1, bounds.DELAY_MS_MAX)
     _within("group_batch", queue.group_batch, 1, bounds.GROUP_BATCH_MAX)
     _check_backoff(queue.backoff)
     check_flow(queue)

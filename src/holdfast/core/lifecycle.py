@@ -85,6 +85,23 @@ def admit(new: NewJob, seq: int, now: int) -> Job:
     )
 
 
+def inherits_expiry(new: NewJob, queue: Queue) -> bool:
+    """Whether a new job expires by the setting of its queue."""
+    return new.expires_ms is None and queue.expires_ms is not None
+
+
+def with_queue_expiry(job: Job, queue: Queue) -> Job:
+    """The job with the expiry that its queue gives it, if it waits and has none of its own. Every
+    engine applies it to each job that it writes, so that the expiry counts from the due time."""
+    own = job.expires_at is not None and not job.queue_expiry
+    if job.state is not State.WAITING or own:
+        return job
+    at = None if queue.expires_ms is None else job.due_at + queue.expires_ms
+    if at == job.expires_at:
+        return job
+    return replace(job, expires_at=at, queue_expiry=at is not None)
+
+
 def apply_key_policy(job: Job, new: NewJob, queue: Queue, now: int) -> Change | None:
     """The change to `job`, which holds the key of `new`: replaced or merged; None keeps it. A job
     that was moved to another queue is kept."""

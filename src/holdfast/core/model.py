@@ -153,7 +153,8 @@ class Queue(msgspec.Struct, frozen=True, kw_only=True):
     """A queue's name and settings; every setting can change at any time.
 
     A job's priority grows by one for each `aging_ms` it has waited. At most `group_batch` jobs of a
-    strict group are leased at a time, by one call. `weights` maps tenants to their weights.
+    strict group are leased at a time, by one call. `weights` maps tenants to their weights. A job
+    without an expiry of its own expires `expires_ms` after it is due.
     """
 
     name: str
@@ -175,6 +176,7 @@ class Queue(msgspec.Struct, frozen=True, kw_only=True):
     weights: dict[str, int] = {}
     aging_ms: int | None = None
     group_batch: int = 1
+    expires_ms: int | None = None
 
 
 class NewJob(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -213,7 +215,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     `progress` and `after`. `seq` is the engine's arrival number; `version` grows with every change
     except a renewal. `alone` means that an attempt shared a process that died. `fingerprint`
     identifies the failure that killed the job, `reason` why it is dead. `origin` is the queue it
-    was moved from; that of a dead letter is where it died, if a dead queue holds it.
+    was moved from; that of a dead letter is where it died, if a dead queue holds it. `queue_expiry`
+    means that `expires_at` follows from its due time and its queue's `expires_ms`.
     """
 
     id: str
@@ -256,6 +259,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     output: bytes | None = None
     result: bytes | None = None
     events: tuple[Event, ...] = ()
+    queue_expiry: bool = False
 
     @property
     def failures(self) -> tuple[Event, ...]:

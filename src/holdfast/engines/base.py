@@ -108,6 +108,8 @@ class Traits(msgspec.Struct, frozen=True, kw_only=True):
     """Longest delay of a Retry or Release."""
     dead_leases: bool = False
     """Dead letters can be leased: `LeaseRequest.dead`."""
+    queue_expiry: bool = False
+    """Jobs can expire by a setting of their queue: `Queue.expires_ms`."""
 
     @property
     def atomic(self) -> bool:

@@ -33,14 +33,16 @@ from holdfast.engines.base import Traits
 from holdfast.errors import Unsupported, UsageError
 
 FULL = Traits(
-    name="", durable=True, shared=True, groups=True, dependencies=True, rates=True, dead_leases=True
-)
+    name="", durable=True, shared=True, groups=True, dependencies=True, rates=True,
+    dead_leases=True, queue_expiry=True,
+)  # fmt: skip
 """Every trait that a call can need."""
 _OF_JOBS = "priority keys groups dependencies delay_ms_max lease_ms_max payload_max".split()
 _CHECKED = (
     *_OF_JOBS,
     *"inspect renew rates limits fairness results notes follow_ups records retry_ms_max".split(),
     "dead_leases",
+    "queue_expiry",
 )
 
 
@@ -73,6 +75,7 @@ class Support:
             ("weights of tenants", bool(queue.weights) and not traits.fairness),
             ("aging_ms", queue.aging_ms is not None and not traits.priority),
             ("group_batch", queue.group_batch > 1 and not traits.groups),
+            ("expires", queue.expires_ms is not None and not traits.queue_expiry),
         ):
             if is_missing:
                 remedy = f"leave it out of queue {queue.name}, or use another engine for the queue"

@@ -58,11 +58,12 @@ class QueueOptions(TypedDict, total=False):
     weights: Mapping[str, int]
     aging: Duration | None
     group_batch: int
+    expires: Duration | None
 
 
 _OVERRIDES = ("lease_ms", "timeout_ms", "max_attempts", "max_crashes", "backoff", "reroute")
 _JOB_DURATIONS = ("delay", "expires", "key_window", "lease", "timeout")
-_QUEUE_DURATIONS = ("lease", "timeout", "retention", "dead_retention", "aging")
+_QUEUE_DURATIONS = ("lease", "timeout", "retention", "dead_retention", "aging", "expires")
 _RAW = (bytes, bytearray, memoryview)
 _NESTED = (msgspec.Struct, tuple)
 

@@ -307,14 +307,17 @@ async def _end_expired(engine: Engine, jobs: Sequence[Job]) -> tuple[int, int]:
 
 async def _bury_expired(engine: Engine, jobs: Iterable[Job], why: Mapping[str, str]) -> int:
     """How many were buried; `why` is by id."""
-    alike: dict[tuple[str, BuryWaiting], list[str]] = defaultdict(list)
+    alike: dict[tuple[str, str, BuryWaiting], list[str]] = defaultdict(list)
     for job in jobs:
-        alike[job.queue, retry_policy.after_expiry(job, why.get(job.id, ""))].append(job.id)
+        amendment = retry_policy.after_expiry(job, why.get(job.id, ""))
+        alike[job.queue, job.task, amendment].append(job.id)
     buried = 0
-    for (queue, amendment), ids in alike.items():
-        # One call per queue, so that counters know the queue. A job that was moved in the meantime
-        # is left alone.
-        still = JobFilter(ids=tuple(ids), queue=queue, states=(State.WAITING,), expired=True)
+    for (queue, task, amendment), ids in alike.items():
+        # One call per queue and task, so that counters and events name them. A job that was moved
+        # in the meantime is left alone.
+        still = JobFilter(
+            ids=tuple(ids), queue=queue, task=task, states=(State.WAITING,), expired=True
+        )
         buried += await engine.amend(still, amendment, limit=len(ids))
     return buried
 

@@ -23,7 +23,7 @@ from holdfast.ops.records import LogKind
 EVENTS_KIND: Final = "events"
 EVENT_KEY = re.compile(r"\d{13}-[a-z0-9-]{1,100}\Z")
 _TEXT_MAX = 300
-_KEPT_MAX = 40
+EVENTS_KEPT_MAX: Final = 40
 """Events of one process between two flushes; beyond that only the counters grow."""
 
 
@@ -52,7 +52,7 @@ class FeedEventKind(StrEnum):
 
 
 DESCRIPTIONS: Final = {
-    FeedEventKind.JOB_DIED: "A job became a dead letter after its last attempt.",
+    FeedEventKind.JOB_DIED: "A job became a dead letter; the reason tells why.",
     FeedEventKind.QUEUE_MADE: "A queue was declared.",
     FeedEventKind.QUEUE_DROPPED: "A queue was dropped with its jobs.",
     FeedEventKind.QUEUE_PAUSED: "A queue was paused: no jobs are leased from it.",
@@ -99,12 +99,17 @@ class EventBuffer:
         self._kept: list[FeedEvent] = []
         self._left_out = 0
 
-    def add(self, event: FeedEvent) -> None:
-        """Keep an event, or count it if there is no room."""
-        if len(self._kept) < _KEPT_MAX:
+    def add(self, event: FeedEvent) -> bool:
+        """Keep an event, or count it if there is no room. True if it is kept."""
+        if len(self._kept) < EVENTS_KEPT_MAX:
             self._kept.append(event)
-        else:
-            self._left_out += 1
+            return True
+        self.leave_out()
+        return False
+
+    def leave_out(self) -> None:
+        """Count an event that is not kept."""
+        self._left_out += 1
 
     def take(self, now: int) -> list[FeedEvent]:
         """Remove and return all events, as they are stored."""

@@ -8,6 +8,7 @@ busiest have one, and the rest share one. Tenants, keys and ids are never labels
 
 from __future__ import annotations
 
+import logging
 from bisect import bisect_left
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from typing import Annotated, Final, Literal, TypeAlias, TypeVar
@@ -17,7 +18,17 @@ from msgspec import Meta
 
 from holdfast import process
 from holdfast.core import bounds
-from holdfast.core.model import FailureKind, Job, Lease, NewJob, Reason, Receipt, Renewal, Status
+from holdfast.core.model import (
+    FailureKind,
+    Job,
+    JobFilter,
+    Lease,
+    NewJob,
+    Reason,
+    Receipt,
+    Renewal,
+    Status,
+)
 from holdfast.core.verdict import (
     Amendment,
     Bury,
@@ -33,12 +44,19 @@ from holdfast.core.verdict import (
 )
 from holdfast.engines.extras import Partitioned, extra
 from holdfast.events import EngineCalled, ProcessEvent
-from holdfast.telemetry.event_log import EventBuffer, FeedEvent, FeedEventKind
+from holdfast.telemetry.event_log import (
+    EVENTS_KEPT_MAX,
+    EventBuffer,
+    FeedEvent,
+    FeedEventKind,
+)
 
 Each = TypeVar("Each")
+_log = logging.getLogger("holdfast.jobs")
 
 _CRASHES = (FailureKind.CRASH, FailureKind.OVERDUE)
 _LAG_MS_WORTH = 25
+_LOGGED_MAX = 300
 _COUNTED = ("enqueue", "lease", "settle", "renew")
 
 
@@ -78,9 +96,9 @@ class Meter:
             case "declare":
                 self._existing.update(name for name, _ in event.counted())
             case "amend":
-                wanted, amendment = request
                 self.changes += 1
-                self._amended(wanted.queue or "", amendment, answer)
+                wanted, amendment = request
+                self._amended(wanted, amendment, answer)
             case _:
                 pass
 
@@ -190,11 +208,24 @@ class Meter:
             case Bury():
                 queue.add("dead")
                 self._failed(queue, verdict)
-                self.events.add(_death(settlement.lease.job, verdict))
+                job = settlement.lease.job
+                self._died(_death(job.id, job.task, job.queue, verdict))
             case Release():
                 queue.add("released")
             case Forward():
                 queue.add("forwarded")
+
+    def _died(self, event: FeedEvent) -> None:
+        """Every death has one event and one line in the log, as far as events are kept."""
+        if self.events.add(event):
+            _log.warning(
+                "job %s of task %s died in queue %s (%s)%s",
+                event.id or "(unknown)",
+                event.name or "(unknown)",
+                event.queue or "(unknown)",
+                event.reason,
+                f": {event.text[:_LOGGED_MAX]}" if event.text else "",
+            )
 
     def _failed(self, queue: QueueTotals, verdict: Retry | Bury) -> None:
         if verdict.failure is not None:
@@ -212,13 +243,20 @@ class Meter:
             if len(answers) > lost:
                 queue.add("renewals", len(answers) - lost)
 
-    def _amended(self, queue: str, amendment: Amendment, changed: int) -> None:
+    def _amended(self, wanted: JobFilter, amendment: Amendment, changed: int) -> None:
+        queue = wanted.queue or ""
         match amendment:
             case BuryWaiting(reason=reason):
                 found = self._queue(queue)
                 found.add("dead", changed)
                 if reason is Reason.EXPIRED:
                     found.add("expired", changed)
+                # If only some were waiting, which ones is not known.
+                ids = wanted.ids if wanted.ids and len(wanted.ids) == changed else ("",) * changed
+                for id_ in ids[:EVENTS_KEPT_MAX]:
+                    self._died(_death(id_, wanted.task or "", queue, amendment))
+                for _ in ids[EVENTS_KEPT_MAX:]:
+                    self.events.leave_out()
             case Cancel():
                 self._queue(queue).add("cancelled", changed)
             case Redrive():
@@ -252,14 +290,14 @@ def _by_queue(some: Sequence[Each], jobs: Sequence[Job]) -> Iterable[tuple[str, 
     return found.items()
 
 
-def _death(job: Job, verdict: Bury) -> FeedEvent:
+def _death(id: str, task: str, queue: str, verdict: Bury | BuryWaiting) -> FeedEvent:
     failure = verdict.failure
     text = "" if failure is None else ": ".join(filter(None, (failure.type, failure.message)))
     return FeedEvent(
         kind=FeedEventKind.JOB_DIED,
-        queue=job.queue,
-        id=job.id,
-        name=job.task,
+        queue=queue,
+        id=id,
+        name=task,
         reason=verdict.reason,
         text=text,
     )

@@ -39,7 +39,11 @@ from holdfast.conformance.contract.renew import RenewContract, ResumeContract
 from holdfast.conformance.contract.search import SearchContract
 from holdfast.conformance.contract.settle import FenceContract, SettleContract
 from holdfast.conformance.contract.store import DurableContract, JumpContract, SharedContract
-from holdfast.conformance.contract.upkeep import ExpiryContract, ReapContract
+from holdfast.conformance.contract.upkeep import (
+    ExpiryContract,
+    QueueExpiryContract,
+    ReapContract,
+)
 from holdfast.conformance.harness import Harness, Twin
 
 __all__ = ["DurableContract", "EngineContract", "Harness", "JumpContract", "SharedContract"]
@@ -74,6 +78,7 @@ class EngineContract(
     FollowUpChildContract,
     ReapContract,
     ExpiryContract,
+    QueueExpiryContract,
     AmendContract,
     SearchContract,
     RecordContract,

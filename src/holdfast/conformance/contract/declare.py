@@ -44,6 +44,7 @@ FULL = Queue(
     payload_max=10,
     accepting=False,
     paused=True,
+    expires_ms=5,
 )
 BAD_SETTINGS: tuple[tuple[str, object], ...] = (
     ("lease_ms", 9),
@@ -54,6 +55,7 @@ BAD_SETTINGS: tuple[tuple[str, object], ...] = (
     ("retention_ms", -1),
     ("dead_retention_ms", 2**63),
     ("max_depth", 0),
+    ("expires_ms", 0),
     ("payload_max", 0),
     ("order", "random"),
     ("dead_queue", "default"),

@@ -8,6 +8,7 @@ from msgspec.structs import replace
 from holdfast.conformance.contract.cases import (
     ERROR,
     a_job,
+    a_limit,
     a_queue,
     case,
     jobs,
@@ -33,13 +34,18 @@ from holdfast.core.model import (
 )
 from holdfast.core.verdict import (
     Bury,
+    BuryWaiting,
     Cancel,
     Complete,
     Delete,
     Edit,
+    Forward,
     Move,
     Outcome,
+    Redrive,
     Release,
+    Retime,
+    Retry,
     Settlement,
 )
 from holdfast.core.workers import ADDRESSED_EXPIRES_MS, worker_queue
@@ -436,3 +442,110 @@ class ExpiryContract:
         assert moved.overrides == replace(policy, reroute=left)
         assert moved.events[-1].text == "from default to q: not taken"
         assert await lease_ids(twin, queues=("q",)) == ["a"]
+
+
+@needs("inspect", "queue_expiry")
+class QueueExpiryContract:
+    """Jobs that expire by the setting of their queue."""
+
+    async def test_it_counts_from_when_a_job_is_due(self, harness: Harness, twin: Twin) -> None:
+        await twin.declare(a_queue(expires_ms=100))
+        await twin.enqueue([a_job("a", delay_ms=50), a_job("b")])
+        now = harness.clock.wall_ms()
+        for id_, at in (("a", now + 150), ("b", now + 100)):
+            job = await twin.require(id_)
+            assert (job.expires_at, job.queue_expiry) == (at, True)
+        assert (await twin.expired()).next_ms == 100
+        harness.clock.advance(149)
+        assert [job.id for job in (await twin.expired()).jobs] == ["b"]
+        assert await lease_ids(twin) == ["a"]
+
+    async def test_law_02_it_is_not_leased_afterwards(self, harness: Harness, twin: Twin) -> None:
+        await twin.declare(a_queue(expires_ms=100))
+        await twin.enqueue(jobs("ab"))
+        harness.clock.advance(100)
+        assert await lease_ids(twin) == []
+        assert len((await twin.expired()).jobs) == 2
+        (view,) = await twin.queues()
+        assert (view.ready, view.oldest_age_ms) == (0, None)
+        found = JobFilter(expired=True, states=(State.WAITING,))
+        assert await twin.amend(found, retry_policy.after_expiry(await twin.require("a"))) == 2
+        assert (await twin.require("b")).reason is Reason.EXPIRED
+
+    async def test_a_jobs_own_expiry_wins(self, harness: Harness, twin: Twin) -> None:
+        await twin.declare(a_queue(expires_ms=100))
+        await twin.enqueue([a_job("a", expires_ms=50), a_job("b", expires_ms=900), a_job("c")])
+        harness.clock.advance(50)
+        assert [job.id for job in (await twin.expired()).jobs] == ["a"]
+        await twin.amend(JobFilter(ids=("c",)), Edit(expires_ms=200))
+        await twin.declare(a_queue(expires_ms=10))
+        harness.clock.advance(100)
+        assert sorted(await lease_ids(twin)) == ["b", "c"]
+
+    async def test_it_can_be_changed_at_any_time(self, harness: Harness, twin: Twin) -> None:
+        await twin.enqueue([*jobs("ab"), a_job("g", group="g"), a_job("h", group="g")])
+        harness.clock.advance(60)
+        for expires_ms, count in ((50, 4), (100, 0), (None, 0), (60, 4)):
+            with case(expires_ms):
+                await twin.declare(a_queue(expires_ms=expires_ms))
+                assert len((await twin.expired()).jobs) == count
+                if count:
+                    # They are found past their expiry, and come back when the setting changes.
+                    assert await lease_ids(twin) == []
+        await twin.declare(a_queue())
+        assert not (await twin.require("a")).queue_expiry
+        assert sorted(await lease_ids(twin)) == ["a", "b", "g"]
+
+    @needs("limits")
+    async def test_in_a_queue_with_limits(self, harness: Harness, twin: Twin) -> None:
+        limit = a_limit(concurrency=1, key="{tenant}")
+        await twin.declare(a_queue(limits=(limit,), expires_ms=100))
+        await twin.enqueue([a_job("a", tenant="x"), a_job("b", tenant="y", delay_ms=50)])
+        harness.clock.advance(100)
+        assert await lease_ids(twin, limit=1) == ["b"]
+        assert await lease_ids(twin) == []
+        await twin.declare(a_queue(limits=(limit,), expires_ms=500))
+        assert await lease_ids(twin) == ["a"]
+
+    async def test_law_12_it_never_ends_a_lease(self, harness: Harness, twin: Twin) -> None:
+        await twin.declare(a_queue(expires_ms=100))
+        lease = await leased(twin)
+        harness.clock.advance(1_000)
+        await twin.declare(a_queue(expires_ms=1))
+        assert (await twin.expired()).jobs == ()
+        assert (await twin.overdue()).leases == ()
+        now = harness.clock.wall_ms()
+        assert await settle(twin, lease, Retry(20)) is Outcome.SETTLED
+        assert (await twin.require("a")).expires_at == now + 21
+
+    async def test_it_is_that_of_the_queue_a_job_is_in(self, harness: Harness, twin: Twin) -> None:
+        await twin.declare(a_queue(expires_ms=100))
+        await twin.declare(a_queue("q", expires_ms=700))
+        await twin.declare(a_queue("r"))
+        await twin.enqueue([a_job("a"), a_job("b", expires_ms=50)])
+        now = harness.clock.wall_ms()
+        for name, expires_at in (("q", now + 700), ("r", None), ("default", now + 100)):
+            await twin.amend(JobFilter(), Move(queue=name))
+            job = await twin.require("a")
+            assert (job.expires_at, job.queue_expiry) == (expires_at, expires_at is not None)
+            assert (await twin.require("b")).expires_at == now + 50
+        lease = await lease_one(twin, ids=("a",), queues=())
+        await settle(twin, lease, Forward("q"))
+        assert (await twin.require("a")).expires_at == now + 700
+        await twin.amend(JobFilter(ids=("a",)), Retime(delay_ms=5))
+        assert (await twin.require("a")).expires_at == now + 705
+        await twin.amend(JobFilter(ids=("a",)), BuryWaiting())
+        await twin.amend(JobFilter(ids=("a",)), Redrive(delay_ms=9))
+        assert (await twin.require("a")).expires_at == now + 709
+
+    @needs("follow_ups", "keys")
+    async def test_follow_ups_and_replacements(self, harness: Harness, twin: Twin) -> None:
+        await twin.declare(a_queue("q", expires_ms=100))
+        then = (a_job("b", queue="q", delay_ms=5), a_job("c", queue="q", key="k"))
+        await settle(twin, await leased(twin), Complete(then=then))
+        now = harness.clock.wall_ms()
+        assert (await twin.require("b")).expires_at == now + 105
+        harness.clock.advance(10)
+        again = a_job("x", queue="q", key="k", key_policy="replace", delay_ms=50)
+        await twin.enqueue([again])
+        assert (await twin.require("c")).expires_at == now + 160

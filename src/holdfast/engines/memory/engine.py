@@ -12,7 +12,7 @@ from copy import deepcopy
 from msgspec.structs import replace
 
 from holdfast.core import amend as amending
-from holdfast.core import checks, retry_policy
+from holdfast.core import checks, lifecycle, retry_policy
 from holdfast.core.amend import matches
 from holdfast.core.model import (
     Flow,
@@ -46,6 +46,7 @@ from holdfast.errors import EngineClosed
 _TRAITS = Traits(
     name="memory", durable=False, shared=False, groups=True, dependencies=True, rates=True,
     dead_leases=True,
+    queue_expiry=True,
 )  # fmt: skip
 _POLL_NET_MS = 1_000
 
@@ -80,6 +81,8 @@ class MemoryEngine:
         if instead_of is not ANY and instead_of != self._store.queues.get(queue.name):
             return False
         self._store.queues[queue.name] = queue
+        for row in self._store.waiting.all_of(queue.name):
+            row.job = lifecycle.with_queue_expiry(row.job, queue)
         self._store.slots.declared(queue, self._store.queues.values())
         self._bell.ring()
         return True

@@ -109,6 +109,7 @@ class MemoryStore:
 
     def write(self, row: JobRow, change: lifecycle.Change) -> None:
         before, after = row.job, change.job
+        after = lifecycle.with_queue_expiry(after, self.queues[after.queue])
         self._remove_from_indexes(row, is_leased=after.state is State.LEASED)
         row.job = after
         if change.event is not None:
@@ -174,7 +175,8 @@ class MemoryStore:
     def _admit(self, new: NewJob) -> None:
         now = self.clock.wall_ms()
         number = next(self._numbers)
-        row = JobRow(lifecycle.admit(new, number, now), number)
+        job = lifecycle.with_queue_expiry(lifecycle.admit(new, number, now), self.queues[new.queue])
+        row = JobRow(job, number)
         self.rows[new.id] = row
         self.waiting.join(row)
         self.groups.join(row)

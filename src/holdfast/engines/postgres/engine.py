@@ -34,7 +34,16 @@ from holdfast.engines.base import ANY, Expired, Known, Overdue, Saved, Traits, u
 from holdfast.engines.clock import Clock
 from holdfast.engines.extras import Examination
 from holdfast.engines.lease import Bell, LeaseReturns, lease_with_wait, may_make_due
-from holdfast.engines.postgres import amend, enqueue, lease, queues, search, settle, upkeep
+from holdfast.engines.postgres import (
+    amend,
+    enqueue,
+    lease,
+    queues,
+    search,
+    settle,
+    upkeep,
+    write,
+)
 from holdfast.engines.postgres.flow import dependencies, lanes, status
 from holdfast.engines.postgres.move import PostgresMover
 from holdfast.engines.postgres.pool import CLOSE_S_MAX, PostgresConnection, PostgresPool
@@ -70,6 +79,7 @@ _TRAITS = Traits(
     dependencies=True,
     rates=True,
     dead_leases=True,
+    queue_expiry=True,
 )
 _NET_MS = (800, 1_200)
 _AMEND_ROUNDS_MAX = 20
@@ -139,11 +149,16 @@ class PostgresEngine:
 
     async def declare(self, queue: Queue, *, instead_of: Known = ANY) -> bool:
         checks.check_queue(queue)
+        before = [] if queue.expires_ms else await self._run(queues.list_queues, (queue.name,))
+        has_expiry = queue.expires_ms or any(view.queue.expires_ms for view in before)
         written, unsorted = await self._run(queues.declare, queue, instead_of)
         if unsorted is not None:
             # The queue is declared. If sorting its jobs into lanes fails, the next lease continues.
             with contextlib.suppress(EngineError):
                 await self._sort_into_lanes(unsorted)
+        after: int | None = 0 if written and has_expiry else None
+        while after is not None:
+            after = await self._run(write.correct_expiries, queue.name, after)
         self._bell.ring()
         return written
 

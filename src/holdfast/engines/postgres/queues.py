@@ -269,8 +269,14 @@ def _values(context: CallContext, queue: Queue) -> tuple[object, ...]:
     return (
         context.ns, queue.name, queue.lease_ms, queue.retention_ms,
         max(queue.dead_retention_ms, queue.retention_ms), queue.payload_max, queue.paused,
-        queue.accepting and queue.max_depth is None and not lanes.is_laned(queue), encode(queue),
+        _is_plain(queue), encode(queue),
     )  # fmt: skip
+
+
+def _is_plain(queue: Queue) -> bool:
+    """Whether jobs may enter without a look at the settings."""
+    is_open = queue.accepting and queue.max_depth is None and queue.expires_ms is None
+    return is_open and not lanes.is_laned(queue)
 
 
 def drop(context: CallContext, name: str) -> Script[int | None]:

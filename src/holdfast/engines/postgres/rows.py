@@ -77,6 +77,7 @@ class RareFields(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     after: tuple[str, ...] = ()
     after_on: AfterOn = "success"
     parent_death: ParentDeath = "cancel"
+    queue_expiry: bool = False
 
 
 _EXTRA = msgspec.json.Decoder(RareFields)
@@ -86,12 +87,16 @@ _ENCODER = msgspec.json.Encoder()
 _LEASED = State.LEASED
 
 
-def extra_of(job: Job | NewJob) -> bytes | None:
-    """The column `extra` of a job; NULL if all its fields have their defaults."""
+def extra_of(job: Job | NewJob, *, queue_expiry: bool = False) -> bytes | None:
+    """The column `extra` of a job; NULL if all its fields have their defaults. A new job with
+    `queue_expiry` expires by the setting of its queue."""
     overrides = None if job.overrides == NO_OVERRIDES else job.overrides
     redrives = job.redrives if isinstance(job, Job) else 0
     is_alone = not job.after and job.after_on == "success" and job.parent_death == "cancel"
-    is_plain = job.content_type == JSON and not (job.labels or job.headers or redrives)
+    queue_expiry = queue_expiry or (isinstance(job, Job) and job.queue_expiry)
+    is_plain = job.content_type == JSON and not (
+        job.labels or job.headers or redrives or queue_expiry
+    )
     if is_alone and is_plain and overrides is None:
         return None
     return _ENCODER.encode(
@@ -104,6 +109,7 @@ def extra_of(job: Job | NewJob) -> bytes | None:
             after=tuple(dict.fromkeys(job.after)),
             after_on=job.after_on,
             parent_death=job.parent_death,
+            queue_expiry=queue_expiry,
         )
     )
 
@@ -205,6 +211,7 @@ def _rare_fields(rare: Row) -> dict[str, Any]:
             "after": extra.after,
             "after_on": extra.after_on,
             "parent_death": extra.parent_death,
+            "queue_expiry": extra.queue_expiry,
         }
     return fields
 

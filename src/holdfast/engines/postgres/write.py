@@ -10,11 +10,13 @@ them, wait 50 ms at most. All else that a call writes belongs to a row or domain
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
+from msgspec.structs import replace
+
 from holdfast.core import checks
-from holdfast.core.lifecycle import Change
+from holdfast.core.lifecycle import Change, inherits_expiry, with_queue_expiry
 from holdfast.core.model import Event, Job, NewJob
 from holdfast.engines.postgres.flow import lanes
 from holdfast.engines.postgres.flow.lanes import LaneSpot
@@ -174,9 +176,12 @@ def draw_numbers(context: CallContext, count: int) -> Script[tuple[int, Iterator
     return now, iter(numbers)
 
 
-def job_columns(jobs: Sequence[NewJob]) -> tuple[list[Any], ...]:
+def job_columns(
+    jobs: Sequence[NewJob], queue_expiries: Collection[str] = ()
+) -> tuple[list[Any], ...]:
     """The columns of jobs: ids, tasks, payloads and so on. A column with only default values is
-    sent empty, which means the same and costs less.
+    sent empty, which means the same and costs less. `queue_expiries` are the ids of those that
+    expire by the setting of their queue.
     """
     return (
         [job.id for job in jobs],
@@ -189,7 +194,7 @@ def job_columns(jobs: Sequence[NewJob]) -> tuple[list[Any], ...]:
         _unless_all([job.tenant for job in jobs], None),
         _unless_all([job.group for job in jobs], None),
         _unless_all([job.overrides.lease_ms for job in jobs], None),
-        _unless_all([extra_of(job) for job in jobs], None),
+        _unless_all([extra_of(job, queue_expiry=job.id in queue_expiries) for job in jobs], None),
     )
 
 
@@ -212,12 +217,17 @@ def add_jobs(
     ordered = sorted(added.items(), key=lambda entry: entry[1].id)
     for chunk in chunks(ordered, lambda entry: len(entry[1].payload)):
         jobs = [job for _, job in chunk]
+        expiring = {job.id: _queue_expiry_ms(job, queues) for job in jobs}
+        expiring = {id_: ms for id_, ms in expiring.items() if ms is not None}
+        jobs = [
+            replace(job, expires_ms=expiring[job.id]) if job.id in expiring else job for job in jobs
+        ]
         names = sorted({job.queue for job in jobs})
         refs = {name: position for position, name in enumerate(names, 1)}
         values = (
             context.ns, now, [queues.number(name) for name in names],
             [refs[job.queue] for job in jobs] if len(names) > 1 else [],
-            [number for number, _ in chunk], *job_columns(jobs),
+            [number for number, _ in chunk], *job_columns(jobs, expiring),
             _unless_all([_lane(spots[number], lane_numbers) for number, _ in chunk], None),
             _unless_all(
                 [_flow(job, spots[number], parent_counts.get(number, 0)) for number, job in chunk],
@@ -229,6 +239,14 @@ def add_jobs(
             ),
         )  # fmt: skip
         yield Statement(_ADD, values)
+
+
+def _queue_expiry_ms(job: NewJob, queues: QueueSet) -> int | None:
+    """When the job expires by the setting of its queue, from now; None if it does not."""
+    queue = queues.find(job.queue)
+    if queue is None or queue.expires_ms is None or not inherits_expiry(job, queue):
+        return None
+    return job.delay_ms + queue.expires_ms
 
 
 def _lane(spot: LaneSpot | None, lane_numbers: dict[LaneSpot, int]) -> int | None:
@@ -247,7 +265,7 @@ def rewrite(
     """Write changed jobs back, each on the version that was read, and their events. `locked` is
     true if the flow locks are held.
     """
-    changed = [job for job in jobs if job.after is not job.before]
+    changed = [_with_queue_expiry(job, queues) for job in jobs if job.after is not job.before]
     spots = [queues.spot(job.after) for job in changed]
     if any(spots) and not locked:
         context.effects.locks = True
@@ -270,9 +288,51 @@ def rewrite(
         yield Statement(_EVENTS, columns(some, 2))
 
 
+def _with_queue_expiry(job: LockedJob, queues: QueueSet) -> LockedJob:
+    queue = queues.find(job.after.queue)
+    after = job.after if queue is None else with_queue_expiry(job.after, queue)
+    return job if after is job.after else job._replace(after=after)
+
+
 def _bytes_written(job: LockedJob) -> int:
     payload = b"" if job.after.payload is job.before.payload else job.after.payload
     return len(payload) + len(job.after.result or b"")
+
+
+_WRONG_EXPIRIES = """
+SELECT j.seq, j.id FROM $schema.jobs j
+WHERE j.ns = $1::int AND j.seq > $3::bigint AND j.state = 0 AND j.queue = $2::int
+  AND j.expires_at IS DISTINCT FROM j.due_at + $4::bigint
+  AND (j.expires_at IS NULL OR convert_from(j.extra, 'UTF8')::jsonb ? 'queue_expiry')
+ORDER BY j.seq LIMIT 500
+"""
+
+
+def correct_expiries(context: CallContext, name: str, after: int) -> Script[int | None]:
+    """Give the next waiting jobs of a queue the expiry that its settings demand; returns the seq to
+    continue after, None at the end."""
+    queues = yield from read_queues(context, [name])
+    queue = queues.find(name)
+    if queue is None:
+        return None
+    values = (context.ns, queues.number(name), after, queue.expires_ms)
+    found = yield Statement(_WRONG_EXPIRIES, values)
+    if not found:
+        return None
+    locked = context.effects.locks or bool(queues.laned)
+    if locked:
+        yield from lanes.lock(queues.numbers)
+    ids = [id_ for _, id_ in found]
+    jobs = yield from lock_jobs(context, ids, with_payload=queues.reads_payload)
+    now, _ = yield from draw_numbers(context, 0)
+    changed = [
+        job._replace(after=with_queue_expiry(job.before, queue))
+        for job in jobs.values()
+        if job.before.queue == name
+    ]
+    yield from rewrite(context, changed, queues, now=now, locked=locked)
+    last: int = found[-1][0]
+    return last
 
 
 def _row(locked: LockedJob, lane: int | None, queues: QueueSet) -> tuple[Any, ...]:

@@ -78,6 +78,7 @@ _BEFORE_OPEN = Traits(
     dependencies=True,
     rates=True,
     dead_leases=True,
+    queue_expiry=True,
 )
 
 

@@ -62,6 +62,7 @@ _TRAITS = Traits(
     dependencies=True,
     rates=True,
     dead_leases=True,
+    queue_expiry=True,
 )
 _POLL_NET_MS = 1_000
 _JOIN_S = 1.0
@@ -163,14 +164,17 @@ class SQLiteEngine:
     async def declare(self, queue: Queue, *, instead_of: Known = ANY) -> bool:
         self._check_open()
         checks.check_queue(queue)
-        written = await self._write(
+        declared = await self._write(
             lambda transaction: queues.declare(transaction, queue, instead_of)
         )
         with contextlib.suppress(EngineError):
             # The queue is declared; the next lease continues the relaning if this fails.
             await self._relane(queue.name)
+        cursor = lanes.WALK_START if declared.has_expiry else None
+        while cursor is not None:
+            cursor = await self._write(partial(queues.expiry_step, name=queue.name, cursor=cursor))
         self._bell.ring()
-        return written
+        return declared.is_written
 
     async def drop(self, name: str) -> None:
         self._check_open()

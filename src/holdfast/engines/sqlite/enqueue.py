@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Container, Sequence
 from itertools import repeat
 
-from holdfast.core import checks, codec
+from holdfast.core import checks, codec, lifecycle
 from holdfast.core.dependencies import Arrangement, arrange, can_enqueue_follow_ups
 from holdfast.core.lanes import lane_of
 from holdfast.core.lifecycle import ParentEffect, apply_key_policy
@@ -21,6 +21,7 @@ from holdfast.engines.sqlite.schema import (
     HOLD_PARENT,
     PART_AFTER,
     PART_PAYLOAD,
+    PART_QUEUE_EXPIRY,
 )
 from holdfast.engines.sqlite.transaction import QueueRow, Transaction
 from holdfast.errors import UsageError
@@ -195,7 +196,8 @@ def _values(
     transaction: Transaction, seq: int, new: NewJob, queue_row: QueueRow
 ) -> tuple[object, ...]:
     """The columns of `_COLUMNS`."""
-    now = transaction.now
+    now, queue = transaction.now, queue_row.settings
+    has_expiry = new.expires_ms is not None or queue.expires_ms is not None
     payload = new.payload
     inline = len(payload) <= rows.INLINE_MAX
     plain = (
@@ -213,8 +215,10 @@ def _values(
         -new.priority,
         now + new.delay_ms,
         seq,
-        None if new.expires_ms is None else now + new.expires_ms,
-        (0 if inline else PART_PAYLOAD) | (PART_AFTER if new.after else 0),
+        _expires_at(new, queue, now) if has_expiry else None,
+        (0 if inline else PART_PAYLOAD)
+        | (PART_AFTER if new.after else 0)
+        | (PART_QUEUE_EXPIRY if has_expiry and new.expires_ms is None else 0),
         now,
         new.overrides.lease_ms,
         new.id,
@@ -225,6 +229,10 @@ def _values(
         None if plain else rows.encode_extra(new),
         payload if inline else None,
     )
+
+
+def _expires_at(new: NewJob, queue: Queue, now: int) -> int | None:
+    return lifecycle.with_queue_expiry(lifecycle.admit(new, 0, now), queue).expires_at
 
 
 def _flow_columns(

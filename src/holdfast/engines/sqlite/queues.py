@@ -5,6 +5,7 @@ records of a namespace.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from typing import NamedTuple
 
 from msgspec.structs import replace
 
@@ -14,19 +15,27 @@ from holdfast.engines.base import ANY, Known, Saved
 from holdfast.engines.sqlite import rows
 from holdfast.engines.sqlite.flow import effects, lanes
 from holdfast.engines.sqlite.flow.limits import change_rates
-from holdfast.engines.sqlite.schema import RANK_FIRST, encode_queue
+from holdfast.engines.sqlite.schema import PART_QUEUE_EXPIRY, RANK_FIRST, encode_queue
 from holdfast.engines.sqlite.transaction import QueueRow, Transaction
 
 DROP_BATCH = 2_000
+EXPIRY_BATCH = 1_000
 _COUNT_MAX = bounds.COUNT_EXACT_MAX
 
 
-def declare(transaction: Transaction, queue: Queue, instead_of: Known) -> bool:
-    """Create or update a queue; False if its settings are no longer `instead_of`."""
+class Declared(NamedTuple):
+    """Whether a queue was written, and whether the expiry of its waiting jobs may have changed."""
+
+    is_written: bool
+    has_expiry: bool = False
+
+
+def declare(transaction: Transaction, queue: Queue, instead_of: Known) -> Declared:
+    """Create or update a queue, unless its settings are no longer `instead_of`."""
     checks.check_dead_queue(queue, transaction.queues)
     queue_row = transaction.queues.get(queue.name)
     if instead_of is not ANY and instead_of != (None if queue_row is None else queue_row.settings):
-        return False
+        return Declared(is_written=False)
     if queue_row is None:
         transaction.run(
             "INSERT INTO hf_queues(id, ns, name, settings) VALUES (?, ?, ?, ?)",
@@ -40,7 +49,36 @@ def declare(transaction: Transaction, queue: Queue, instead_of: Known) -> bool:
     change_rates(transaction, queue)
     transaction.bump_revision()
     transaction.notifies = True
-    return True
+    before = None if queue_row is None else queue_row.settings.expires_ms
+    has_expiry = queue_row is not None and (before, queue.expires_ms) != (None, None)
+    return Declared(is_written=True, has_expiry=has_expiry)
+
+
+def expiry_step(
+    transaction: Transaction, name: str, cursor: lanes.WalkCursor
+) -> lanes.WalkCursor | None:
+    """Give the next waiting jobs of a queue the expiry that its settings demand; returns where to
+    continue, None at the end. A job that was held as expired is looked at again."""
+    queue_row = transaction.queues.get(name)
+    if queue_row is None:
+        return None
+    expires_ms = queue_row.settings.expires_ms
+    seqs, following = lanes.waiting_page(transaction, queue_row.id, cursor, EXPIRY_BATCH)
+    for seq in seqs:
+        row = transaction.run(rows.BY_SEQ, (seq,)).fetchone()
+        expires_at, parts = row[rows.EXPIRES_AT], row[rows.PARTS] & ~PART_QUEUE_EXPIRY
+        is_own = expires_at is not None and parts == row[rows.PARTS]
+        wanted = None if expires_ms is None else row[rows.DUE_AT] + expires_ms
+        if is_own or expires_at == wanted:
+            continue
+        parts |= 0 if wanted is None else PART_QUEUE_EXPIRY
+        transaction.run(
+            "UPDATE hf_jobs SET expires_at = ?, parts = ?, holds = holds & ~2 WHERE seq = ?",
+            (wanted, parts, seq),
+        )
+        if row[rows.LANE] is not None:
+            transaction.effects.lanes.add(row[rows.LANE])
+    return following
 
 
 def begin_drop(transaction: Transaction, name: str) -> None:

@@ -31,6 +31,7 @@ from holdfast.engines.sqlite.schema import (
     PART_EVENTS,
     PART_NOTES,
     PART_PAYLOAD,
+    PART_QUEUE_EXPIRY,
     PART_RESULT,
 )
 from holdfast.engines.sqlite.transaction import Transaction
@@ -154,6 +155,7 @@ def to_job(transaction: Transaction, row: Row, *, payload: bytes | None = None) 
         after_on=extra.after_on,
         parent_death=extra.parent_death,
         origin=extra.origin,
+        queue_expiry=row[PARTS] & PART_QUEUE_EXPIRY != 0,
     )
 
 
@@ -165,9 +167,12 @@ def for_lease(job: Job) -> Job:
 
 
 def with_checkpoint(transaction: Transaction, seq: int, parts: int, job: Job) -> Job:
-    """Add the fields that the next attempt needs: progress, checkpoint, parents, and `alone`."""
-    if parts & PART_ALONE:
-        job = msgspec.structs.replace(job, alone=True)
+    """Add the fields that the next attempt needs: progress, checkpoint, parents, and the bits of
+    `parts`."""
+    if parts & (PART_ALONE | PART_QUEUE_EXPIRY):
+        job = msgspec.structs.replace(
+            job, alone=parts & PART_ALONE != 0, queue_expiry=parts & PART_QUEUE_EXPIRY != 0
+        )
     if parts & PART_AFTER:
         job = msgspec.structs.replace(job, after=read_after(transaction, seq))
     if not parts & PART_NOTES:
@@ -275,9 +280,8 @@ def write_change(
     """
     job = change.job
     place = transaction.allocate(1) if change.tail and job.state is State.WAITING else row[PLACE]
-    seq, parts = row[SEQ], row[PARTS] & ~PART_ALONE
-    if job.alone:
-        parts |= PART_ALONE
+    seq, parts = row[SEQ], row[PARTS] & ~(PART_ALONE | PART_QUEUE_EXPIRY)
+    parts |= (PART_ALONE if job.alone else 0) | (PART_QUEUE_EXPIRY if job.queue_expiry else 0)
     if change.forgets and parts & PART_NOTES:
         transaction.run(
             "UPDATE hf_notes SET progress = NULL, checkpoint = NULL WHERE seq = ?", (seq,)

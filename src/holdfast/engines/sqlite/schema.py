@@ -30,6 +30,9 @@ PART_ALONE = 16
 PART_AFTER = 32
 """Bit of `hf_jobs.parts`: `hf_after` holds the ids of the job's parents."""
 
+PART_QUEUE_EXPIRY = 64
+"""Bit of `hf_jobs.parts` that stores `Job.queue_expiry`."""
+
 HOLD_LANED, HOLD_EXPIRED, HOLD_BEHIND, HOLD_PARENT = 1, 2, 4, 8
 """Why a waiting job is not in `hf_ready`, summed in `hf_jobs.holds`: it waits in a lane; it has
 expired; it is behind in its strict group; and `HOLD_PARENT` for each open parent."""

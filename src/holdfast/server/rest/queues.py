@@ -65,6 +65,7 @@ class QueueSettings(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     weights: Annotated[dict[Name, _Weight], Meta(max_length=bounds.WEIGHTS_MAX)] | UnsetType = UNSET
     aging: Seconds | UnsetType | None = UNSET
     group_batch: Annotated[int, Meta(ge=1, le=bounds.GROUP_BATCH_MAX)] | UnsetType = UNSET
+    expires: Seconds | UnsetType | None = UNSET
 
     def options(self) -> QueueOptions:
         """The settings that are given."""

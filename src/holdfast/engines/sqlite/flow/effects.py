@@ -40,8 +40,10 @@ def write_change(
     transaction: Transaction, row: Row, before: Job, change: Change, note: Note | None = None
 ) -> None:
     """Write a change of a job, and its effects."""
-    job = change.job
-    queue_row = transaction.queues[job.queue]
+    queue_row = transaction.queues[change.job.queue]
+    job = lifecycle.with_queue_expiry(change.job, queue_row.settings)
+    if job is not change.job:
+        change = change._replace(job=job)
     if not row[rows.FLOW] and job.group is None and not queue_row.has_lanes:
         rows.write_change(transaction, row, before, change, note=note)
         return
