@@ -39,6 +39,7 @@ EDGE_PAGES = ("sqs", "rabbitmq", "fleet")
 OTHER_MEANINGS: dict[tuple[str, str], str] = {
     ("core.model", "message"): "the text of an exception",
     ("core.model", "reject"): "the worker itself turned the job away too often",
+    ("ops.dead_letters", "poison"): "the flag that a handler of dead letters gets",
     ("django", "backend"): "what Django calls what is behind its tasks",
     ("django", "args"): "what Django calls a task's arguments by position",
     ("server", "send"): "what a web server does with an answer",

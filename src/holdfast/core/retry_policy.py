@@ -30,7 +30,7 @@ def after_retry_request(
     None. The limits on attempts and crashes apply to a requested retry as well, but not to a dead
     letter: it is offered again, ever less often, until its retention is over."""
     backoff = job.overrides.backoff or queue.backoff
-    if job.is_dead_letter:
+    if job.is_dead_letter and job.state is State.LEASED:
         again_ms = backoff.delay_ms(job.releases + 1, draw) if delay_ms is None else delay_ms
         return Retry(again_ms, failure)
     if job.cancel_requested:

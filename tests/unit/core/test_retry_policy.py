@@ -87,6 +87,9 @@ def test_a_dead_letter_is_offered_again_however_often_it_was_tried() -> None:
         assert isinstance(verdict, Retry)
         delays.append(verdict.delay_ms)
     assert delays == [100, 200, 400]
+    # A dead job is judged by its last attempt: the request that buried it may be repeated.
+    dead = replace(letter, state=State.DEAD, cancel_requested=False)
+    assert retry_policy.after_failure(QUEUE, dead, ERROR, 0.0) == Bury(Reason.ATTEMPTS, ERROR)
 
 
 @pytest.mark.parametrize(
