@@ -159,6 +159,20 @@ async def test_no_worker_for_a_queue_with_work(engine: Engine, clock: ManualCloc
     assert await alert_states(engine) == {"no_worker/default": "ended"}
 
 
+async def test_a_dead_queue_needs_no_worker(engine: Engine, clock: ManualClock) -> None:
+    await set_thresholds(engine, dead="off")
+    await engine.declare(Queue(name="grave"))
+    await engine.declare(Queue(name="default", dead_queue="grave"))
+    await heartbeat(engine, "one", "default")
+    await enqueue_jobs(engine, 1)
+    [lease] = await engine.lease(LeaseRequest(queues=("default",)))
+    await engine.settle([Settlement(lease=lease, verdict=Bury())])
+    clock.advance(30_001)
+    await heartbeat(engine, "one", "default")
+    await AlertServer(engine, clock).look()
+    assert await alert_states(engine) == {}
+
+
 async def test_a_line_of_json_in_the_log(
     clock: ManualClock, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -39,6 +39,25 @@ def test_list_shows_what_went_wrong(letters: Cli) -> None:
     assert "--after" in letters("dlq", "list", "--limit", "1").err
 
 
+def test_every_command_covers_dead_letters_in_a_dead_queue(cli: Cli) -> None:
+    cli("queue", "create", "grave", "--expires", "1h")
+    cli("queue", "create", "mail", "--dead-queue", "grave")
+    for id_ in "ab":
+        seed.dead(id_, Reason.ATTEMPTS, "no route", queue="mail")
+    assert dead(cli, "--queue", "grave") == "ba"
+    shown = cli("dlq", "show", "a", "--json").json
+    assert (shown["queue"], shown["origin"], shown["attempts"]) == ("grave", "mail", 1)
+    [group] = cli("dlq", "groups", "--json").json["groups"]
+    assert (group["count"], group["queues"]) == (2, {"grave": 2})
+    cli("dlq", "export", "out.jsonl")
+    assert len(Path("out.jsonl").read_text().splitlines()) == 2
+    assert cli("dlq", "retry", "a").code == 0
+    retried = cli("job", "show", "a", "--json").json
+    assert (retried["queue"], retried["state"], retried["attempts"]) == ("mail", "waiting", 0)
+    assert cli("dlq", "purge", "--queue", "grave", "--yes", "--json").json["purged"] == 1
+    assert dead(cli) == ""
+
+
 def test_show_is_for_dead_letters(letters: Cli) -> None:
     assert letters("dlq", "show", "a", "--json").json["reason"] == "attempts"
     ran = letters("dlq", "show", "wait")

@@ -49,6 +49,24 @@ async def test_binary_payloads_are_base64(rest: RestClient) -> None:
         assert base64.b64decode(lease["job"]["payload_base64"]) == payload
 
 
+async def test_dead_letters_are_leased_on_request(rest: RestClient) -> None:
+    await rest.store.declare(Queue(name="grave"))
+    await rest.store.declare(Queue(name="default", dead_queue="grave"))
+    await rest.enqueue({"id": "j"})
+    [lease] = await rest.lease()
+    await rest.settle({"id": "j", "token": lease["token"], "verdict": "bury"})
+    assert await rest.lease(queues=["grave", "default"]) == []
+    for end in ("retry", "complete"):
+        [lease] = await rest.lease(queues=["grave"], dead=True)
+        job = lease["job"]
+        assert (job["reason"], job["origin"], job["attempts"]) == ("explicit", "default", 1)
+        settled = {"id": "j", "token": lease["token"], "verdict": end}
+        extra = {"delay": 0} if end == "retry" else {}
+        [outcome] = await rest.settle(settled | extra)
+        assert outcome["outcome"] == "settled"
+    assert await rest.store.get("j") is None
+
+
 async def test_a_lease_that_waits_gets_the_next_job(rest: RestClient) -> None:
     waiting = asyncio.create_task(rest.lease(wait=30))
     await rest.get("/healthz")
