@@ -41,7 +41,7 @@ HOSTILE = "a\u202eb \U0001f600 '; DROP TABLE jobs;-- \u0007%s{tenant}"
 QUEUES = (
     Queue(name="dead"),
     Queue(name="plain", dead_queue="dead", max_depth=1000, order="keep"),
-    Queue(name="ordered", group_batch=3),
+    Queue(name="ordered", group_batch=3, expires_ms=10**9),
     Queue(
         name="bound",
         limits=(

@@ -26,6 +26,7 @@ from holdfast.engines.sqlite.schema import (
     PART_EVENTS,
     PART_NOTES,
     PART_PAYLOAD,
+    PART_QUEUE_EXPIRY,
     PART_RESULT,
 )
 from holdfast.engines.sqlite.transaction import QueueRow, Transaction
@@ -189,6 +190,7 @@ def _parts(job: Job) -> int:
         | PART_EVENTS * bool(job.events)
         | PART_AFTER * bool(job.after)
         | PART_ALONE * job.alone
+        | PART_QUEUE_EXPIRY * job.queue_expiry
     )
 
 
