@@ -44,6 +44,7 @@ from holdfast.core.verdict import (
 from holdfast.engines.base import Engine
 from holdfast.errors import EngineError, EngineUnavailable
 from holdfast.upkeep.reaper import Reaper
+from torture.own_transactions import OwnTransactions
 from torture.workload import (
     CHANGING,
     FLOWING,
@@ -58,6 +59,7 @@ from torture.workload import (
 REAP_S = 0.1
 OPERATE_S = 0.5
 HELD_MAX = 40
+OWN_SHARE = 0.15
 T = TypeVar("T")
 
 
@@ -72,7 +74,8 @@ class Client:
         *,
         calm: bool,
         in_json: bool = False,
-        recorded: type[Recorded] = Recorded,
+        recorded: Callable[[Engine, Journal], Recorded] = Recorded,
+        own: Callable[[Engine], OwnTransactions] | None = None,
     ) -> None:
         self._engine = recorded(engine, journal)
         self._stop = asyncio.Event()
@@ -81,6 +84,7 @@ class Client:
         self._journal = journal
         self._rng = random.Random(seed)
         self._factory = JobFactory(journal.process, self._rng, in_json=in_json)
+        self._own = None if own is None or calm else recorded(own(engine), journal)
         self._calm = calm
         self._backlog = 0
 
@@ -100,7 +104,8 @@ class Client:
         rng = self._rng
         while not self._stop.is_set():
             jobs = self._factory.batch()
-            receipts = await self._retry(lambda: self._engine.enqueue(jobs))  # noqa: B023
+            engine = self._engine_of_call()
+            receipts = await self._retry(lambda: engine.enqueue(jobs))  # noqa: B023
             self._backlog += self._factory.answered(receipts or [])
             behind = max(0, self._backlog - HELD_MAX) / HELD_MAX
             await asyncio.sleep(rng.random() * 0.03 + behind)
@@ -149,7 +154,15 @@ class Client:
             self._journal.note("effect", id=lease.id, token=lease.token)
             settlements.append(Settlement(lease=lease, verdict=self._verdict(lease)))
         if settlements:
-            await self._retry(lambda: self._engine.settle(settlements))
+            engine = self._engine_of_call()
+            await self._retry(lambda: engine.settle(settlements))
+
+    def _engine_of_call(self) -> Recorded:
+        """Mostly the engine itself; sometimes the call is part of a transaction of the client."""
+        if self._own is None or self._rng.random() >= OWN_SHARE:
+            return self._engine
+        self._journal.note("transaction")
+        return self._own
 
     async def _retry(self, call: Callable[[], Awaitable[T]]) -> T | None:
         """Repeat a call until it is answered. Sometimes give up after EngineUnavailable; then the

@@ -1,6 +1,7 @@
 """Kill and freeze client processes, and PostgreSQL itself, at random while the clients enqueue,
-lease, renew and settle on one store. Then the faults stop, the store drains, and its history is
-checked: no job lost, none resurrected, no stale settle."""
+lease, renew and settle on one store, partly in transactions of their own that stay open for a
+while. Then the faults stop, the store drains, and its history is checked: no job lost, none
+resurrected, no stale settle."""
 
 from __future__ import annotations
 
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.conformance.checker import Findings
+from holdfast.conformance.history import read_journals
 from torture import results
 from torture.fault_injection import FaultInjector, FaultPlan
 from torture.stores import ENGINES, store
@@ -84,12 +86,14 @@ def _torture(name: str, given: argparse.Namespace) -> tuple[dict[str, Any], Find
         histories.mkdir()
         with store(name, Path(home)) as chosen:
             findings = FaultInjector(chosen, plan, histories).run()
+        transactions = sum(line.op == "transaction" for line in read_journals(histories))
         if given.keep or not findings.clean:
             kept = given.keep or Path(tempfile.mkdtemp(prefix="holdfast-histories-"))
             shutil.copytree(histories, kept / name, dirs_exist_ok=True)
             print(f"histories: {kept / name} (./hf torture check {kept / name})")
     _show(findings)
-    return _figures(name, plan, findings, time.monotonic() - started), findings
+    figures = _figures(name, plan, findings, time.monotonic() - started)
+    return {**figures, "transactions": transactions}, findings
 
 
 def _show(findings: Findings) -> None:

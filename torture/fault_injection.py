@@ -16,12 +16,14 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Coroutine
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from holdfast.conformance.checker import Findings, check
 from holdfast.conformance.history import Journal, read_journals, to_file
 from torture.client import Client
+from torture.own_transactions import OwnTransactions
 from torture.store_checks import check_slots, drain_and_dump, prepare
 from torture.stores import Store
 from torture.workload import LEASE_MS
@@ -170,7 +172,13 @@ class FaultInjector:
 
     def _client(self, name: str, *, calm: bool) -> Client:
         seed = f"{self._plan.seed}/{name}"
-        return Client(self._store.make(), self._journal_of(name), seed, calm=calm)
+        own = partial(
+            OwnTransactions,
+            name=self._store.name,
+            url=self._store.url,
+            rng=random.Random(f"{seed}/own"),
+        )
+        return Client(self._store.make(), self._journal_of(name), seed, calm=calm, own=own)
 
     async def _prepare(self) -> bool:
         await prepare(self._store.make(), self._journal_of("prepare"))

@@ -15,8 +15,8 @@ PAGE = Path(__file__).resolve().parent.parent / "docs" / "torture.md"
 COLUMNS = {
     "kill -9": (
         "engine", "processes", "seconds", "kills", "server_kills", "freezes", "jobs",
-        "operations", "limited", "grouped", "children", "recounts", "lost", "resurrected",
-        "stale_settles", "violations", "recovery_ms_p50", "recovery_ms_p99", "seed",
+        "operations", "limited", "grouped", "children", "transactions", "recounts", "lost",
+        "resurrected", "stale_settles", "violations", "recovery_ms_p50", "recovery_ms_p99", "seed",
     ),
     "workers": (
         "engine", "workers", "seconds", "kills", "of_children", "of_commands", "of_supervisors",
@@ -24,7 +24,7 @@ COLUMNS = {
         "violations", "recovery_ms_p50", "recovery_ms_p99", "seed",
     ),
     "server": (
-        "clients", "seconds", "server_kills", "jobs", "operations", "unknown", "lost",
+        "engine", "clients", "seconds", "server_kills", "jobs", "operations", "unknown", "lost",
         "resurrected", "stale_settles", "violations", "back_ms_p50", "back_ms_max", "seed",
     ),
     "poison": (

@@ -16,14 +16,15 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from holdfast.conformance.history import HistoryLine, read_journals
+from holdfast.conformance.history import HistoryLine, Journal, Recorded, read_journals
+from holdfast.engines.base import Engine
 from torture import results
 from torture.client import Client
 from torture.fault_injection import FaultInjector, FaultPlan
 from torture.private_server import PrivateServer
 from torture.rest_engine import RestEngine
 from torture.retries import NotifyingRemoteEngine, RecordedRequests
-from torture.stores import Store
+from torture.stores import ENGINES, Store, StrictPostgres, store
 
 SECONDS_EACH = 0.8
 """Time between two kills, without the start of the server."""
@@ -34,7 +35,11 @@ COME_BACK_S = 4.0
 
 
 class ServerFaultInjector(FaultInjector):
-    """Kills only the server. Every second client uses REST."""
+    """Kills only the server, not the store behind it. Every second client uses REST."""
+
+    def __init__(self, store: Store, plan: FaultPlan, directory: Path, behind: Store) -> None:
+        super().__init__(store, plan, directory)
+        self._behind = behind
 
     def _inject_faults(self) -> None:
         super()._inject_faults()
@@ -61,17 +66,47 @@ class ServerFaultInjector(FaultInjector):
             seed,
             calm=calm,
             in_json=by_rest,
-            recorded=RecordedRequests,
+            recorded=self._recorded,
         )
+
+    def _recorded(self, engine: Engine, journal: Journal) -> Recorded:
+        behind = self._behind.make()
+        if isinstance(behind, StrictPostgres):
+            return DirectRecounts(engine, journal, behind)
+        return RecordedRequests(engine, journal)
+
+
+class DirectRecounts(RecordedRequests):
+    """Recounts in the store behind the server, because only that tells how many of the differences
+    are children that a killed server has not notified."""
+
+    def __init__(self, engine: Engine, journal: Journal, behind: StrictPostgres) -> None:
+        super().__init__(engine, journal)
+        self._behind = behind
+
+    async def recount(self, limit: int) -> int:
+        await self._behind.open()
+        told = self._behind.told
+        repaired = await self._recorded("recount", limit, self._behind.recount(limit))
+        if self._behind.told > told:
+            self._journal.note("told", count=self._behind.told - told)
+        return repaired
 
 
 def main(argv: list[str]) -> int:
     given = _parser().parse_args(argv)
-    return results.conclude("server", [_torture(given)], given)
+    names = ENGINES if given.engine == "both" else (given.engine,)
+    return results.conclude("server", [_torture(name, given) for name in names], given)
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="hf torture server", description=__doc__)
+    parser.add_argument(
+        "--engine",
+        choices=(*ENGINES, "both"),
+        default="both",
+        help="store behind the server [default: both]",
+    )
     parser.add_argument(
         "--clients", type=int, default=8, metavar="N", help="client processes [default: 8]"
     )
@@ -82,7 +117,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _torture(given: argparse.Namespace) -> tuple[dict[str, Any], bool]:
+def _torture(name: str, given: argparse.Namespace) -> tuple[dict[str, Any], bool]:
     seconds = given.kills * SECONDS_EACH if given.seconds is None else given.seconds
     plan = FaultPlan(
         processes=given.clients,
@@ -92,27 +127,33 @@ def _torture(given: argparse.Namespace) -> tuple[dict[str, Any], bool]:
         freezes=0,
         server_kills=given.kills,
     )
-    replay = f"--clients {given.clients} --kills {given.kills} --seconds {seconds:g}"
+    replay = (
+        f"--engine {name} --clients {given.clients} --kills {given.kills} --seconds {seconds:g}"
+    )
     print(f"./hf torture server {replay} --seed {given.seed}", flush=True)
     started = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="holdfast-torture-") as home:
         histories = Path(home, "histories")
         histories.mkdir()
-        with PrivateServer(f"sqlite:///{home}/jobs.db", Path(home)) as server:
-            store = Store(
-                "server", lambda: NotifyingRemoteEngine(server.url), server, server.url, clock=False
+        with store(name, Path(home)) as behind, PrivateServer(behind.url, Path(home)) as server:
+            served = Store(
+                f"server on {name}",
+                lambda: NotifyingRemoteEngine(server.url),
+                server,
+                server.url,
+                clock=name == "postgres",
             )
-            findings = ServerFaultInjector(store, plan, histories).run()
+            findings = ServerFaultInjector(served, plan, histories, behind).run()
         back_ms = _back_ms(read_journals(histories))
         if given.keep or not findings.clean:
             kept = given.keep or Path(tempfile.mkdtemp(prefix="holdfast-histories-"))
-            shutil.copytree(histories, kept / "server", dirs_exist_ok=True)
-            print(f"histories: {kept / 'server'} (./hf torture check {kept / 'server'})")
+            shutil.copytree(histories, kept / name, dirs_exist_ok=True)
+            print(f"histories: {kept / name} (./hf torture check {kept / name})")
     print(findings, flush=True)
     for violation in findings.violations[:5]:
         print(violation)
     figures = {
-        "engine": "remote",
+        "engine": name,
         "clients": given.clients,
         "seed": given.seed,
         "seconds": round(time.monotonic() - started, 1),
@@ -154,8 +195,9 @@ def _back_ms(lines: Sequence[HistoryLine]) -> list[float]:
 
 def _summary(figures: dict[str, Any]) -> str:
     return (
-        f"server: killed {figures['server_kills']} times under {figures['clients']} clients, "
-        f"{figures['jobs']:,} jobs, {figures['operations']:,} operations, "
+        f"server on {figures['engine']}: killed {figures['server_kills']} times under"
+        f" {figures['clients']} clients, {figures['jobs']:,} jobs,"
+        f" {figures['operations']:,} operations, "
         f"{figures['unknown']:,} of them with unknown outcome; {figures['lost']} lost, "
         f"{figures['resurrected']} resurrected, {figures['violations']} violations; clients "
         f"reconnected {figures['back']:,} times: {figures['back_ms_p50'] or 0:.0f} ms at p50, "

@@ -57,6 +57,8 @@ async def drain_and_dump(engine: Engine, journal: Journal, seconds_max: float) -
             await retry_until_answered(lambda: _release_held(recorded))
         await asyncio.sleep(0.1)
     journal.note("drained" if drained else "undrained", after_s=seconds_max)
+    # On PostgreSQL a process that is killed leaves it to the next reaper to notify children.
+    await retry_until_answered(lambda: engine.overdue(1))
     for _ in range(RECOUNTS):
         await retry_until_answered(lambda: recorded.recount(bounds.PAGE_MAX))
     await retry_until_answered(lambda: dump(engine, journal))

@@ -19,12 +19,13 @@ KILLS, CLIENTS = 5, 4
 
 @pytest.mark.torture
 @pytest.mark.timeout(300)
-def test_acknowledged_jobs_survive_and_clients_reconnect(tmp_path: Path) -> None:
+@pytest.mark.parametrize("engine", ["sqlite", "postgres"])
+def test_acknowledged_jobs_survive_and_clients_reconnect(engine: str, tmp_path: Path) -> None:
     given = os.environ.get("HOLDFAST_SEED")
     seed = SystemRandom().randrange(1_000_000) if given is None else int(given)
     figures = tmp_path / "figures.json"
     result = run(
-        "torture", "server", "--clients", str(CLIENTS), "--kills", str(KILLS),
+        "torture", "server", "--engine", engine, "--clients", str(CLIENTS), "--kills", str(KILLS),
         "--seed", str(seed), "--json", str(figures),
     )  # fmt: skip
     print(result.stdout)
@@ -35,4 +36,4 @@ def test_acknowledged_jobs_survive_and_clients_reconnect(tmp_path: Path) -> None
     assert found["server_kills"] == KILLS
     assert found["back"] == KILLS * CLIENTS
     assert found["jobs"] > KILLS
-    assert "server: killed 5 times under 4 clients" in result.stdout
+    assert f"server on {engine}: killed 5 times under 4 clients" in result.stdout
