@@ -284,7 +284,7 @@ def compare_busy(
     rate: float,
 ) -> None:
     """Add the start delays beside busy loops. The p95 of the default worker is compared with that
-    of the best peer."""
+    of the best peer that waits for the disk as well."""
     parts = {
         contestant.name: {
             part: percentile(sorted(results[contestant.name].busy_delays_ms), part / 100)
@@ -293,11 +293,11 @@ def compare_busy(
         for contestant in contestants
         if results[contestant.name].busy_delays_ms
     }
-    peers = [one.name for one in contestants if one.runs != "holdfast" and one.name in parts]
-    best = min((parts[name][95] for name in peers), default=None)
+    peers = [one for one in contestants if one.runs != "holdfast" and one.syncs]
+    best = min((parts[one.name][95] for one in peers if one.name in parts), default=None)
     report.section(
         f"{engine}, from enqueue to start at {rate:g} jobs/s beside {BUSY_LOOPS} busy loops;"
-        " the reference is the best peer"
+        " the reference is the best peer that syncs"
     )
     for contestant in contestants:
         for part, value in parts.get(contestant.name, {}).items():

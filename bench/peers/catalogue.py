@@ -20,7 +20,8 @@ class Contestant:
 
     `unfinished` is the SQL that counts waiting and leased jobs. `jobs_max` bounds the jobs of a
     slow contestant. The start delay of single jobs is measured only if it `keeps_up` with them.
-    `goal` is the wanted ratio of Holdfast's rate to this one's.
+    One that `syncs` waits for the disk at every commit. `goal` is the wanted ratio of Holdfast's
+    rate to this one's.
     """
 
     name: str
@@ -33,6 +34,7 @@ class Contestant:
     processes: int = 1
     jobs_max: int = 1_000_000
     keeps_up: bool = True
+    syncs: bool = True
     goal: float | None = None
 
 
@@ -78,6 +80,7 @@ PEERS: tuple[Contestant, ...] = (
         runs="python",
         program="huey",
         durability="not synced, lost when taken",
+        syncs=False,
         unfinished=_HUEY,
         settings={"fsync": False, "worker_type": "thread", "workers": 1},
     ),
@@ -87,6 +90,7 @@ PEERS: tuple[Contestant, ...] = (
         runs="python",
         program="litequeue",
         durability="WAL NORMAL: synced now and then",
+        syncs=False,
         unfinished=_LITE,
         jobs_max=1_000,
         goal=3.0,
@@ -97,6 +101,7 @@ PEERS: tuple[Contestant, ...] = (
         runs="python",
         program="litequeue",
         durability="WAL NORMAL: synced now and then",
+        syncs=False,
         unfinished=_LITE,
         jobs_max=5_000,
     ),

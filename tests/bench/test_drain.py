@@ -97,10 +97,11 @@ def test_goals_apply_only_to_the_default_worker() -> None:
 
 def test_delays_beside_busy_loops_are_compared_with_the_best_peer() -> None:
     peers = [contestant for contestant in PEERS if contestant.engine == "postgres"][:2]
+    peers.append(replace(peers[0], name="memory", syncs=False))
     ours = [contestant for contestant in HOLDFAST if contestant.engine == "postgres"]
     results = {
         contestant.name: drain.Results(busy_delays_ms=[place * 10.0])
-        for place, contestant in enumerate((*peers, *ours), 1)
+        for place, contestant in enumerate((peers[2], *peers[:2], *ours))
     }
     report = Report("drain")
     drain.compare_busy(report, "postgres", [*ours, *peers], results, rate=100)
