@@ -538,7 +538,7 @@ class QueueExpiryContract:
         await twin.amend(JobFilter(ids=("a",)), Redrive(delay_ms=9))
         assert (await twin.require("a")).expires_at == now + 709
 
-    @needs("follow_ups", "keys")
+    @needs("follow_ups", "keys", "combinations")
     async def test_follow_ups_and_replacements(self, harness: Harness, twin: Twin) -> None:
         await twin.declare(a_queue("q", expires_ms=100))
         then = (a_job("b", queue="q", delay_ms=5), a_job("c", queue="q", key="k"))
