@@ -77,7 +77,9 @@ def test_up_runs_a_job_and_leaves_no_process(tmp_path: Path) -> None:
         out, err = up.communicate(timeout=_TIMEOUT_S)
     assert (up.returncode, out) == (0, "stopped\n")
     assert "\ndraining: " in err
-    assert re.search(r"^holdfast: worker \S+ runs command from queue default, up to 16 jobs", err)
+    assert re.search(
+        r"^holdfast: worker \S+ runs command from queue default, up to 1 job at a time", err
+    )
     assert re.search(r"(?m)^holdfast: \S+ echo hello done after \d+ ms$", err)
     assert users_of(tmp_path) == []
 

@@ -24,8 +24,8 @@ from tests.engines import harnesses
 ABILITIES: dict[str, type[Any]] = {
     name: getattr(extras, name)
     for name in (
-        "Examinable Partitioned IdMinting FileBacked SchemaBacked Backable Movable Transactional"
-        " ServerBacked"
+        "Examinable Partitioned UpkeepByPartition IdMinting FileBacked SchemaBacked Backable"
+        " Movable Transactional ServerBacked"
     ).split()
 }
 ENGINES: dict[str, tuple[Engine, str]] = {
@@ -36,7 +36,7 @@ ENGINES: dict[str, tuple[Engine, str]] = {
     ),
     "partitioned": (
         PartitionedEngine([("a", MemoryEngine()), ("b", MemoryEngine())]),
-        "Examinable FileBacked Partitioned IdMinting",
+        "Examinable FileBacked Partitioned UpkeepByPartition IdMinting",
     ),
     "remote": (RemoteEngine("http://127.0.0.1:1"), "Examinable IdMinting ServerBacked"),
 }

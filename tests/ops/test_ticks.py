@@ -207,6 +207,21 @@ def test_missed_cron_ticks_are_the_latest_ones(
     assert due_ticks(missed, at)[0] == walked[-most:]
 
 
+@pytest.mark.parametrize("rule", ["59 59 23 29 2 *", "0 0 1 1 *", "* * * 29 2 *"])
+@pytest.mark.parametrize("passed_at", [0, ms("1999-12-31T00:00Z"), ms("2026-10-01T00:00Z")])
+def test_rare_ticks_that_were_missed_for_years(rule: str, passed_at: int) -> None:
+    now = ms("2026-11-02T00:00Z")
+    fields = {"missed": "all", "missed_max": 1_000, "zone": "Europe/Berlin"}
+    found, _ = due_ticks(schedule(cron=rule, passed_at=passed_at, **fields), now)
+    walked: list[int] = []
+    tick = next_tick(schedule(cron=rule, **fields), passed_at)
+    while tick is not None and tick <= now and len(walked) < 1_000:
+        walked.append(tick)
+        tick = next_tick(schedule(cron=rule, **fields), tick)
+    assert len(found) == len(walked)
+    assert found == walked or len(found) == 1_000
+
+
 def test_ticks_end_with_the_calendar() -> None:
     last = ms("9999-12-31T23:59:59Z")
     assert next_tick(schedule(every_ms=HOUR), last) is None

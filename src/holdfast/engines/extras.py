@@ -72,6 +72,11 @@ class Partitioned(Protocol):
     def partitions(self) -> list[PartitionView]:
         """The state of each, in the order of the partition map."""
 
+
+@runtime_checkable
+class UpkeepByPartition(Protocol):
+    """Consists of several stores, each with upkeep of its own."""
+
     def lifecycles(self) -> Sequence[Engine]:
         """An engine for the upkeep of each, limited to its jobs: a partition that is stuck delays
         only its own."""

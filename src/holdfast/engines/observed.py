@@ -30,7 +30,7 @@ from holdfast.core.model import (
 )
 from holdfast.core.verdict import Amendment, Outcome, Settlement
 from holdfast.engines.base import ANY, Engine, Expired, Known, Overdue, Saved
-from holdfast.engines.extras import Ability, Partitioned, PartitionView
+from holdfast.engines.extras import Ability, UpkeepByPartition
 from holdfast.engines.wrapper import Wrapper
 from holdfast.errors import HoldfastError, OutcomeUnknown
 from holdfast.events import EngineCalled, Listeners, Tell
@@ -50,8 +50,8 @@ class Observed(Wrapper):
     def find_extra(self, ability: type[Ability]) -> Ability | None:
         """The upkeep of each partition is reported too."""
         found = super().find_extra(ability)
-        if isinstance(found, Partitioned) and ability is Partitioned:
-            return cast("Ability", _ObservedPartitions(found, self._tell))
+        if isinstance(found, UpkeepByPartition) and ability is UpkeepByPartition:
+            return cast("Ability", _ObservedUpkeep(found, self._tell))
         return found
 
     async def open(self) -> None:
@@ -193,13 +193,10 @@ class Observed(Wrapper):
         return answer
 
 
-class _ObservedPartitions:
-    def __init__(self, engine: Partitioned, tell: Tell) -> None:
+class _ObservedUpkeep:
+    def __init__(self, engine: UpkeepByPartition, tell: Tell) -> None:
         self._engine = engine
         self._tell = tell
-
-    def partitions(self) -> list[PartitionView]:
-        return self._engine.partitions()
 
     def lifecycles(self) -> Sequence[Engine]:
         return [Observed(each, self._tell) for each in self._engine.lifecycles()]

@@ -11,7 +11,6 @@ from collections import deque
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
-from itertools import islice
 from typing import Literal
 from zoneinfo import ZoneInfo
 
@@ -142,7 +141,7 @@ def _latest_ticks(schedule: Schedule, now: int, most: int) -> list[int]:
         first = _next_every(schedule.every_ms, schedule.anchor_at, schedule.passed_at)
         return list(range(first, now + 1, schedule.every_ms)[-most:])
     back = most
-    while True:
+    while schedule.passed_at < now:
         start = max(schedule.passed_at, _before_latest(schedule, now, back))
         found: deque[int] = deque(maxlen=most)
         tick = next_tick(schedule, start)
@@ -153,19 +152,27 @@ def _latest_ticks(schedule: Schedule, now: int, most: int) -> list[int]:
             return list(found)
         # Several local times in a daylight-saving gap are one tick.
         back *= 4
+    return []
 
 
 def _before_latest(schedule: Schedule, now: int, count: int) -> int:
-    """An instant before the last `count` local times that a cron rule names up to `now`; 0 if there
-    are fewer.
+    """An instant before the last `count` local times that a cron rule names up to `now`; 0 if fewer
+    were not handled yet.
     """
     assert schedule.cron is not None
     zone = _zone(schedule.zone)
-    local = (_EPOCH + now * _MILLISECOND).astimezone(zone).replace(tzinfo=None, fold=0)
-    times = list(islice(_simulate(schedule.cron, local, reverse=True), count))
-    if len(times) < count:
-        return 0
-    return (_first_instant(times[-1], zone) - _EPOCH) // _MILLISECOND - 1
+    handled = _local(schedule.passed_at, zone) - timedelta(days=2)
+    for number, time in enumerate(_simulate(schedule.cron, _local(now, zone), reverse=True), 1):
+        if time < handled:
+            break
+        if number == count:
+            return (_first_instant(time, zone) - _EPOCH) // _MILLISECOND - 1
+    return 0
+
+
+def _local(instant: int, zone: ZoneInfo) -> datetime:
+    """The time that clocks of the zone show."""
+    return _shown(_EPOCH + instant * _MILLISECOND, zone)
 
 
 def _next_cron(rule: str, zone: ZoneInfo, after: int) -> int | None:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 
 from holdfast.engines.base import Engine
-from holdfast.engines.extras import Partitioned, extra
+from holdfast.engines.extras import UpkeepByPartition, extra
 from holdfast.events import Tell, ignore_event
 from holdfast.ops.jobs.bulk import Archive
 from holdfast.ops.service import Service, run_service
@@ -42,7 +42,7 @@ class Upkeep:
     ) -> None:
         """`more` are further services; `background` runs alongside them and ends on its own."""
         self._tell = tell
-        partitioned = extra(engine, Partitioned)
+        partitioned = extra(engine, UpkeepByPartition)
         lifecycles = [engine] if partitioned is None else partitioned.lifecycles()
         kept = None if archive is None else Archive(archive)
         self.services: tuple[Service, ...] = (

@@ -17,7 +17,7 @@ from holdfast.core.model import (
     Reroute,
     State,
 )
-from holdfast.engines.extras import Partitioned, extra
+from holdfast.engines.extras import UpkeepByPartition, extra
 from holdfast.engines.partitioned import lifecycle
 from holdfast.errors import EngineUnavailable
 from holdfast.events import EngineCalled, Pruned, Reaped, Troubled
@@ -124,7 +124,7 @@ async def test_what_upkeep_does_in_a_partition_is_counted_and_keeps_its_token(tr
     app.listeners.add(events.append)
     [_, own, _] = await leased_everywhere(trio, overrides=Overrides(max_attempts=1))
     trio.clock.advance(30 * SECOND)
-    partitioned = extra(app.engine, Partitioned)
+    partitioned = extra(app.engine, UpkeepByPartition)
     assert partitioned is not None
     one = partitioned.lifecycles()[STUCK]
     [lease] = (await one.overdue(10)).leases

@@ -29,9 +29,6 @@ class Parted(MemoryEngine):
         out_ms = None if self.is_whole else 1_000
         return [PartitionView(name="a", waiting=0, out_ms=out_ms)]
 
-    def lifecycles(self) -> list[MemoryEngine]:
-        return [self]
-
     async def load(self, kind: str, *, after: str | None = None, limit: int) -> list[Record]:
         found = await super().load(kind, after=after, limit=limit)
         return [record for record in found if record.key not in self.away]

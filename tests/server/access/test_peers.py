@@ -200,6 +200,9 @@ def test_a_user_that_looks_like_others_cannot_be_told_from_them() -> None:
 
 @pytest.mark.parametrize("parser", ["httptools", "h11"])
 def test_another_user_needs_a_token(tmp_path: Path, parser: str) -> None:
+    # A server reads tokens at most once a second: this one is there before it starts.
+    line = ("token", "create", "t", "--scopes", "operate", "--url", "sqlite:///jobs.db", "--json")
+    made = run_program(tmp_path, *line).json
     with server_process_with(
         ServerSettings(), tmp_path, without_httptools=parser == "h11"
     ) as process:
@@ -215,13 +218,6 @@ def test_another_user_needs_a_token(tmp_path: Path, parser: str) -> None:
             assert status_of(answer) == 401
             assert b"its own user" in answer
         assert status_of(exchange_as_other_user(process.address, request("GET", "/healthz"))) == 200
-        store = ("--url", "sqlite:///jobs.db")
-        made = run_program(
-            tmp_path, "token", "create", "t", "--scopes", "operate", *store, "--json"
-        ).json
-        # That there are tokens changes nothing for the own user.
-        assert process.get("/v1/jobs")[0] == 200
-        assert status_of(exchange_as_other_user(process.address, request("GET", "/v1/jobs"))) == 401
         with_token = request("GET", "/v1/jobs", authorization=f"Bearer {made['token']}")
         assert status_of(exchange_as_other_user(process.address, with_token)) == 200
 

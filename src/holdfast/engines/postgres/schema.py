@@ -138,7 +138,7 @@ def checked_text(statement: str, schema: str) -> str:
     for start in ("WITH RECURSIVE ", "WITH "):
         if text.startswith(start):
             return plain_text(f"{start}{check}, {text.removeprefix(start)}", schema)
-    return plain_text(f"WITH {check} {text}", schema)
+    return plain_text(f"WITH {check} {text}", schema)  # sql: both parts are constants
 
 
 def _check(version: int) -> None:

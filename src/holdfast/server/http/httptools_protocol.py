@@ -121,17 +121,19 @@ class HttptoolsConnection(BoundedConnection, HttpToolsProtocol):
 
     def _end_of_part(self, data: bytes, at: int) -> int:
         """The end of the head, the body or the chunks that begin or go on at this position."""
-        if self._chunks is not None and not self._chunks.is_finished:
-            return self._chunks.scan(data, at)
-        if self._body_left:
-            return min(len(data), at + self._body_left)
-        if self._within_head and at == 0:
+        start = at
+        if not self._within_head:
+            if self._chunks is not None and not self._chunks.is_finished:
+                return self._chunks.scan(data, at)
+            if self._body_left:
+                return min(len(data), at + self._body_left)
+            blank = _BLANK.match(data, at)
+            start = at if blank is None else blank.end()
+        elif at == 0:
             # The end of the head may have begun in the data before.
             joined = (self._head_tail + data[:3]).find(_HEAD_END)
             if joined >= 0:
                 return joined + len(_HEAD_END) - len(self._head_tail)
-        blank = _BLANK.match(data, at)
-        start = at if self._within_head or blank is None else blank.end()
         end = data.find(_HEAD_END, start)
         return len(data) if end < 0 else end + len(_HEAD_END)
 
