@@ -128,7 +128,8 @@ def run_with_faults(home: Path, mutants: tuple[type[Mutant], ...], seed: int) ->
     plan = FaultPlan(processes=3, kills=12, seconds=2, seed=seed, freezes=0, server_kills=0)
     histories = home / "histories"
     histories.mkdir()
-    return set(FaultInjector(Store("sqlite", make, None, ""), plan, histories).run().rules)
+    store = Store("sqlite", make, None, f"sqlite:///{home}/jobs.db")
+    return set(FaultInjector(store, plan, histories).run().rules)
 
 
 if __name__ == "__main__":

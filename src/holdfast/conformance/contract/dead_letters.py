@@ -384,6 +384,16 @@ class DeadLetterContract:
         assert await settle(twin, lease, Complete()) is Outcome.LOST
         assert await twin.get("a") is None
 
+    @needs("fairness")
+    async def test_a_leased_one_is_not_counted_for_its_tenant(self, twin: Twin) -> None:
+        await _declare(twin)
+        await _buried(twin, tenant="t")
+        lease = await lease_one(twin, queues=("grave",), dead=True)
+        await twin.declare(a_queue("grave", fairness="shares"))
+        assert (await twin.flow("grave")).tenants == ()
+        assert await settle(twin, lease, Release()) is Outcome.SETTLED
+        assert (await twin.flow("grave")).tenants == ()
+
     @pytest.mark.parametrize("verdict", [Complete(), Retry(), Bury(), Release()])
     async def test_law_04_a_stale_token_changes_nothing(
         self, harness: Harness, twin: Twin, verdict: Verdict

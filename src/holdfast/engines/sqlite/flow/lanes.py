@@ -60,7 +60,7 @@ _PAGES = {
 }
 _LEASED = (
     "SELECT seq, tenant FROM hf_jobs INDEXED BY hf_leased WHERE ns = ? AND state IN (1, 5)"
-    " AND queue = ? AND flow & ? = 0 LIMIT ?"
+    " AND state = 1 AND queue = ? AND flow & ? = 0 LIMIT ?"
 )
 _ROW_FIELDS = {"queue", "task", "tenant", "group"}
 """Fields of a limit's key that a job's row holds. A label is only looked up in the payload, which
