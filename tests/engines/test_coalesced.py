@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from msgspec.structs import replace
@@ -23,7 +24,7 @@ from holdfast.core.model import (
 )
 from holdfast.core.verdict import Complete, Delete, Outcome, Settlement
 from holdfast.engines import coalesced
-from holdfast.engines.coalesced import Coalesced
+from holdfast.engines.coalesced import Coalesced, _ThreadCall
 from holdfast.engines.observed import Observed
 from holdfast.engines.registry import open_engine
 from holdfast.errors import EngineClosed, EngineUnavailable, UsageError
@@ -259,6 +260,30 @@ async def test_a_blocking_call_after_one_that_was_interrupted(inner: GatedEngine
     await settle_down()
     assert [receipt.id for receipt in await Threads(engine).call("next")] == ["next"]
     assert inner.calls == [("enqueue", 1)]
+
+
+async def test_a_blocking_call_after_one_that_was_interrupted_while_it_woke_the_loop(
+    inner: GatedEngine,
+) -> None:
+    engine = Coalesced(inner)
+    loop = asyncio.get_running_loop()
+
+    def interrupt_once(use: Callable[[asyncio.AbstractEventLoop], None]) -> None:
+        use(loop if broken.call_soon_threadsafe.called else broken)
+
+    broken = Mock(**{"call_soon_threadsafe.side_effect": KeyboardInterrupt})
+    with pytest.raises(KeyboardInterrupt):
+        engine.enqueue_blocking([job("gone")], interrupt_once)
+    async with asyncio.timeout(10):
+        assert [receipt.id for receipt in await Threads(engine).call("next")] == ["next"]
+    assert inner.calls == [("enqueue", 1)]
+
+
+async def test_a_blocking_call_that_was_answered_is_not_told_that_the_loop_ends() -> None:
+    call = _ThreadCall[NewJob, int]([])
+    call.succeed([1])
+    call.drop()
+    assert call.wait() == [1]
 
 
 async def test_blocking_calls_are_told_when_the_loop_ends(inner: GatedEngine) -> None:

@@ -9,6 +9,7 @@ task of their own.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import threading
 from collections import deque
@@ -24,7 +25,7 @@ from holdfast.core.verdict import Outcome, Settlement
 from holdfast.engines.base import Engine
 from holdfast.engines.lease import LeaseReturns
 from holdfast.engines.wrapper import Wrapper
-from holdfast.errors import EngineClosed, OutcomeUnknown, UsageError
+from holdfast.errors import EngineClosed, HoldfastError, OutcomeUnknown, UsageError
 
 _log = logging.getLogger("holdfast.coalesced")
 
@@ -82,8 +83,12 @@ class Coalesced(Wrapper):
             on_loop(lambda loop: self._enqueues.add(call, loop))
             return call.wait()
         except BaseException:
-            # An interrupt, such as Ctrl-C: a call that was not sent yet is left out.
-            call.is_over = True
+            if not call.is_over:
+                # An interrupt, such as Ctrl-C: a call that was not sent yet is left out. It may
+                # not have woken the loop, and others rely on it.
+                call.is_over = True
+                with contextlib.suppress(HoldfastError, RuntimeError):
+                    on_loop(self._enqueues.wake)
             raise
 
     @staticmethod
@@ -178,20 +183,21 @@ class _ThreadCall(Generic[Entry, Answer]):
         return self._answers
 
     def fail(self, error: Exception) -> None:
-        self._error = error
-        self._end()
+        if not self.is_over:
+            self._error = error
+            self._end()
 
     def succeed(self, answers: list[Answer]) -> None:
-        self._answers = answers
-        self._end()
+        if not self.is_over:
+            self._answers = answers
+            self._end()
 
     def drop(self) -> None:
         self.fail(EngineClosed("this Holdfast was closed before the call was answered"))
 
     def _end(self) -> None:
-        if not self.is_over:
-            self.is_over = True
-            self._ended.release()
+        self.is_over = True
+        self._ended.release()
 
 
 class _PendingCalls(Generic[Entry, Answer]):
@@ -304,6 +310,10 @@ class _Merged(_PendingCalls[Entry, Answer]):
         except RuntimeError:
             for lost in self._take_all():
                 lost.drop()
+
+    def wake(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Make the loop look for calls, from another thread."""
+        loop.call_soon_threadsafe(self._begin)
 
     def _take(self) -> list[_Call[Entry, Answer]]:
         while True:
