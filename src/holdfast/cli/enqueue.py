@@ -19,7 +19,6 @@ from typing import Annotated
 import msgspec
 from cyclopts import Parameter
 
-from holdfast.app.application import Holdfast
 from holdfast.cli.flags import DryRun, JobFlags, option, switch, unknown_flag
 from holdfast.cli.jobs import unknown_worker, wait_for_job
 from holdfast.cli.output import COMMON, Common, Exit, print_json, progress, say
@@ -31,8 +30,8 @@ from holdfast.core.text import counted, not_read, printable
 from holdfast.errors import EngineError, HoldfastError, OutcomeUnknown, UnknownQueue, UsageError
 from holdfast.notation.durations import to_ms
 from holdfast.notation.job import JobLine
-from holdfast.notation.job_lines import JobDefaults, job_defaults, make_job, read_line
-from holdfast.ops.settings import declared_tasks, read_settings
+from holdfast.notation.job_lines import JobDefaults, make_job, read_line
+from holdfast.ops.settings import read_job_defaults
 
 _FAULTS_MAX = 1_000
 _CHUNK_BYTES = 64 * 1024
@@ -135,7 +134,7 @@ async def _enqueue_one(line: JobLine, given: JobLine, flags: EnqueueFlags, commo
     if flags.wait_timeout is not None:
         wait_ms = to_ms("--wait-timeout", flags.wait_timeout, UsageError)
     async with open_app(common, create=True) as app:
-        defaults = await _defaults(app, given)
+        defaults = await read_job_defaults(app.engine, given, app.new_id)
         job = make_job(line, defaults)
         if flags.dry_run:
             checks.check_job(job)
@@ -152,11 +151,6 @@ async def _enqueue_one(line: JobLine, given: JobLine, flags: EnqueueFlags, commo
             _print_receipt(receipt, job, common)
             return Exit.DONE
         return await wait_for_job(app, receipt.id, wait_ms, common)
-
-
-async def _defaults(app: Holdfast, given: JobLine) -> JobDefaults:
-    stored, declared = await read_settings(app.engine), await declared_tasks(app.engine)
-    return job_defaults(given, stored, declared, app.new_id)
 
 
 def _print_receipt(receipt: Receipt, job: NewJob, common: Common, *, dry_run: bool = False) -> None:
@@ -183,7 +177,7 @@ async def _enqueue_many(file: int, given: JobLine, flags: EnqueueFlags, common: 
 
     started = time.monotonic()
     async with open_app(common, create=True) as app:
-        defaults = await _defaults(app, given)
+        defaults = await read_job_defaults(app.engine, given, app.new_id)
         with progress("enqueueing") as advance:
             enqueue = _check_only if flags.dry_run else app.engine.enqueue
             feed = LineFeed(enqueue, defaults, tell, advance)

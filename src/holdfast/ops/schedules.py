@@ -19,7 +19,7 @@ from holdfast.errors import ConfigError, Exists, UsageError
 from holdfast.notation import job_lines
 from holdfast.notation.durations import Duration, to_ms
 from holdfast.ops.records import RecordKind, check_same
-from holdfast.ops.settings import declared_tasks, read_settings
+from holdfast.ops.settings import read_job_defaults
 from holdfast.ops.ticks import Missed, Schedule, check_schedule, next_tick
 from holdfast.ops.views import at_of, value_of
 
@@ -193,8 +193,7 @@ async def new_schedule(
     """
     if not rule.has_rule:
         raise UsageError("a schedule needs a cron rule or an interval: give one of them")
-    stored, declared = await read_settings(engine), await declared_tasks(engine)
-    job = job_lines.make_job(line, job_lines.job_defaults(job_lines.JobLine(), stored, declared))
+    job = job_lines.make_job(line, await read_job_defaults(engine))
     return Schedule(name=name, job=job, **rule.fields())
 
 

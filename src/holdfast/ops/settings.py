@@ -5,7 +5,7 @@ the options that tasks declare in code: workers publish them, for jobs that are 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import msgspec
 
@@ -15,6 +15,9 @@ from holdfast.core import bounds, checks
 from holdfast.core.model import NewJob
 from holdfast.core.workers import DECLARED_KIND, TaskRecord
 from holdfast.engines.base import Engine
+from holdfast.notation.job import JobLine
+from holdfast.notation.job_lines import JobDefaults, job_defaults
+from holdfast.notation.options import new_id
 from holdfast.ops.records import RecordKind, Stored
 
 SETTING_KIND = "setting"
@@ -73,6 +76,16 @@ async def declared_tasks(engine: Engine) -> dict[str, TaskRecord]:
         for name, stored in (await _stored_tasks(engine)).items()
         if stored.value is not None
     }
+
+
+async def read_job_defaults(
+    engine: Engine, flags: JobLine | None = None, make_id: Callable[[], str] = new_id
+) -> JobDefaults:
+    """What new jobs get unless they say otherwise: the flags, else the options that their task
+    declares, else the stored settings.
+    """
+    stored, declared = await read_settings(engine), await declared_tasks(engine)
+    return job_defaults(flags or JobLine(), stored, declared, make_id)
 
 
 async def save_declared(engine: Engine, tasks: Mapping[str, TaskRecord | None]) -> None:

@@ -24,7 +24,7 @@ from holdfast.errors import InvalidJob, NotFound, OutcomeUnknown, UsageError
 from holdfast.notation import job_lines
 from holdfast.notation.job import JobId, QueueName
 from holdfast.notation.options import new_id
-from holdfast.ops.settings import declared_tasks, read_settings
+from holdfast.ops.settings import read_job_defaults
 from holdfast.server.access.admission import ApiCall
 from holdfast.server.http.chunked_decode import YieldBudget
 from holdfast.server.http.idempotency import NOTHING_DONE
@@ -269,8 +269,7 @@ async def job_builder(app: Holdfast) -> JobBuilder:
             # One caller reads again; meanwhile the others use the current value.
             _settings[app] = (now + _SETTINGS_AGE_S_MAX, known[1])
         # The application's engine: the caller may lack the scope to read settings.
-        stored, declared = await read_settings(app.engine), await declared_tasks(app.engine)
-        base = job_lines.job_defaults(job_lines.JobLine(), stored, declared)
+        base = await read_job_defaults(app.engine)
         known = _settings[app] = (now + _SETTINGS_AGE_S_MAX, base)
     # The store's own ids, looked up once for all jobs of a request.
     return JobBuilder(known[1], app.home.mint or new_id)
