@@ -158,10 +158,12 @@ class EngineHost:
     def _elsewhere(self, jobs: Iterable[tuple[int, NewJob]]) -> dict[int, NewJob]:
         """The jobs that may be stored in another partition, with new ids. Keys, groups and parents
         have a partition of their own."""
+        if self._minting is None:
+            return {}
         moved = {}
-        for at, job in jobs if self._minting is not None else ():
-            bound = job.key is not None or job.group is not None or job.after
-            id_ = None if bound or self._minting is None else self._minting.mint_instead(job.id)
+        for at, job in jobs:
+            is_bound = job.key is not None or job.group is not None or job.after
+            id_ = None if is_bound else self._minting.mint_instead(job.id)
             if id_ is not None:
                 moved[at] = replace(job, id=id_)
         return moved

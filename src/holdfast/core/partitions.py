@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable
+from collections.abc import Callable, Container
 from hashlib import blake2b
+
+_TRIES_MAX = 1_000
 
 
 def home_of(name: str, count: int) -> int:
@@ -17,10 +19,10 @@ def home_of(name: str, count: int) -> int:
     )
 
 
-def at_home(ids: Iterable[str], places: Container[int], count: int) -> str:
-    """The first of the ids whose home is one of these places; the last if there is none."""
-    id_ = ""
-    for id_ in ids:
+def make_at_home(make_id: Callable[[], str], places: Container[int], count: int) -> str:
+    """A new id whose home is one of these places; any id if none is found in many tries."""
+    for _ in range(_TRIES_MAX):
+        id_ = make_id()
         if home_of(id_, count) in places:
             break
     return id_

@@ -31,7 +31,7 @@ from holdfast.core.model import (
     TallyBy,
     Waits,
 )
-from holdfast.core.partitions import at_home, home_of
+from holdfast.core.partitions import home_of, make_at_home
 from holdfast.core.verdict import Amendment, Outcome, Settlement
 from holdfast.engines.base import (
     ANY,
@@ -71,7 +71,6 @@ from holdfast.errors import (
 
 T = TypeVar("T")
 _COUNT_S = 2.0
-_MINT_TRIES_MAX = 1_000
 
 
 class PartitionedEngine:
@@ -177,8 +176,7 @@ class PartitionedEngine:
         """A job id whose home is the emptiest partition in use."""
         usable = self._members.usable or self._members.all
         emptiest = min(usable, key=lambda each: each.waiting).place
-        ids = (str(uuid_utils.uuid7()) for _ in range(_MINT_TRIES_MAX))
-        return at_home(ids, (emptiest,), len(self._members.all))
+        return make_at_home(lambda: str(uuid_utils.uuid7()), (emptiest,), len(self._members.all))
 
     def mint_instead(self, id: str) -> str | None:
         home = self._members.all[home_of(id, len(self._members.all))]

@@ -37,7 +37,7 @@ from holdfast.core.model import (
     TallyBy,
     Waits,
 )
-from holdfast.core.partitions import at_home, home_of
+from holdfast.core.partitions import home_of, make_at_home
 from holdfast.core.verdict import Amendment, Outcome, Release, Settlement
 from holdfast.engines import wire
 from holdfast.engines.base import ANY, Expired, Known, Overdue, Saved, Traits
@@ -67,7 +67,6 @@ _RENEW_S = 5.0
 _PAUSE_S = 0.5
 _PARTITIONS_S = 2.0
 """While a partition is shut out, how often a producer asks whether it is back."""
-_MINT_TRIES_MAX = 1_000
 _CURSOR_MAX = 10**400 - 1
 
 _BEFORE_OPEN = Traits(
@@ -193,8 +192,8 @@ class RemoteEngine:
         known = () if self._client is None else self._client.partitions
         if all(known) or not any(known):
             return str(uuid_utils.uuid7())
-        ids = (str(uuid_utils.uuid7()) for _ in range(_MINT_TRIES_MAX))
-        return at_home(ids, [place for place, is_in in enumerate(known) if is_in], len(known))
+        places = [place for place, is_in in enumerate(known) if is_in]
+        return make_at_home(lambda: str(uuid_utils.uuid7()), places, len(known))
 
     def mint_instead(self, id: str) -> str | None:
         known = () if self._client is None else self._client.partitions
