@@ -166,7 +166,7 @@ _TABLE = (
         "worker-concurrency",
         "number",
         "16",
-        "Jobs each child process runs at the same time; if not set, one command.",
+        "Jobs each child process runs at the same time; if not set, 1 command.",
         1,
         10_000,
     ),

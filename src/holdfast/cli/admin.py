@@ -70,7 +70,7 @@ async def create_token(
         option(
             "SCOPE...",
             "Grant these scopes: produce, consume, operate, admin, run-commands. Repeatable, "
-            "or separated by commas.",
+            "or separated by commas. [required]",
             "--scopes",
             "--scope",
         ),

@@ -225,7 +225,7 @@ async def create(
     settings: QueueFlags = _NO_SETTINGS,
     common: Common = COMMON,
 ) -> None:
-    """Create a queue, or with --auto every queue on its first enqueue."""
+    """Create a queue, or all missing queues on first use with --auto."""
     if auto:
         if name is not None or settings != _NO_SETTINGS:
             raise UsageError("--auto is for all queues: give it without a name and settings")
@@ -315,7 +315,7 @@ async def limit(
         int | None, option("N", "Lease at most this many jobs at a time.")
     ] = None,
     rate: Annotated[
-        str | None, option("RATE", 'Start at most this many, e.g. 100/m or "100/m burst 20".')
+        str | None, option("RATE", 'Lease at most this many, e.g. 100/m or "100/m burst 20".')
     ] = None,
     key: Annotated[
         str,
@@ -324,7 +324,7 @@ async def limit(
     task: Annotated[str | None, option("NAME", "Limit only jobs of this task.")] = None,
     common: Common = COMMON,
 ) -> None:
-    """Limit how many jobs of a queue run at a time, or start in a period.
+    """Limit how many jobs of a queue are leased at a time, or per period.
 
     The limit applies at once and to all workers. A key template can use the queue, task, tenant and
     group of a job, its labels, and the top-level fields of its JSON payload.

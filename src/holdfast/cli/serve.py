@@ -38,8 +38,8 @@ class ServeFlags:
     auth: Annotated[
         bool | None,
         Parameter(
-            help="Require a token from everyone, or from nobody on this machine. "
-            "[default: on loopback from other users, else from everyone]"
+            help="Require a token from every caller, or on loopback from none. "
+            "[default: on loopback from other users, else from all]"
         ),
     ] = None
     allow_host: Annotated[

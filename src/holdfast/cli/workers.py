@@ -130,7 +130,7 @@ class WorkerFlags:
     ] = None
     shell: Annotated[
         bool | None,
-        Parameter(help="Run a command that is one string in a shell. [default: yes]"),
+        Parameter(help="Run a command that is one string in a shell. [default: on]"),
     ] = None
     commands: Annotated[bool, Parameter(help="Run command jobs.")] = True
     env: Annotated[
@@ -163,12 +163,12 @@ class WorkerFlags:
             value = stored.value(name)
             return None if value is None else int(value)
 
-        def first(flag: int | None, name: str, default: int) -> int:
+        def first(flag: int | None, name: str) -> int:
             value = given(flag, name)
-            return default if value is None else value
+            return int(stored.value_or_default(name)) if value is None else value
 
         grace_ms = None if self.grace is None else to_ms("--grace", self.grace, UsageError)
-        shell = self.shell if self.shell is not None else stored.value("worker-shell")
+        processes = given(self.processes, "worker-processes")
         weights = queue_weights(self.queues) if self.queues else stored.value("worker-queues")
         return WorkerOptions(
             url=url,
@@ -176,15 +176,15 @@ class WorkerFlags:
             queues=weights or {},
             target=target,
             commands=self.commands,
-            processes=first(self.processes, "worker-processes", default_processes()),
+            processes=default_processes() if processes is None else processes,
             concurrency=given(self.concurrency, "worker-concurrency"),
-            prefetch=first(self.prefetch, "worker-prefetch", 1000),
-            grace_ms=first(grace_ms, "worker-grace", 30_000),
+            prefetch=first(self.prefetch, "worker-prefetch"),
+            grace_ms=first(grace_ms, "worker-grace"),
             labels=dict(_label(each) for each in self.label or []),
-            shell=True if shell is None else shell,
+            shell=stored.value_or_default("worker-shell") if self.shell is None else self.shell,
             environment=(*INHERITED, *(self.env or [])),
             cwd=_absolute(self.cwd),
-            output_max=first(self.output_max, "worker-output-max", 64 * 1024),
+            output_max=first(self.output_max, "worker-output-max"),
             **self.hooks.options(),
             job_lines=self.job_lines,
             upkeep=self.upkeep,
@@ -284,9 +284,7 @@ async def stop(
     all: All = False,
     grace: Annotated[
         str | None,
-        option(
-            "DURATION", "Let running jobs finish for this long. [default: as the worker's --grace]"
-        ),
+        option("DURATION", "Let running jobs finish for this long. [default: the worker's own]"),
     ] = None,
     now: Annotated[bool, switch("Release running jobs at once; other workers run them.")] = False,
     common: Common = COMMON,
