@@ -212,8 +212,8 @@ def _of_queue(
     least = "at least " if "ready" in view.estimated else ""
     ready = f"{least}{counted(view.ready, 'job')} {'is' if view.ready == 1 else 'are'} ready"
     yield from _of_rule("depth", levels, name, view.ready, f"{ready} in queue {name}")
-    most = "at least " if "dead" in view.estimated else ""
-    dead = f"queue {name} has {most}{counted(view.dead, 'dead letter')}"
+    least = "at least " if "dead" in view.estimated else ""
+    dead = f"queue {name} has {least}{counted(view.dead, 'dead letter')}"
     yield from _of_rule("dead_depth", levels, name, view.dead, dead)
     since = f"the first for {span(age_ms)}"
     yield from _of_rule("oldest_age", levels, name, age_ms, f"{ready} in queue {name}, {since}")

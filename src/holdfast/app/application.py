@@ -406,7 +406,7 @@ class Holdfast(LeaseMethods):
         key: str = "",
         task: str | None = None,
     ) -> Queue:
-        """Limit how many jobs of a queue, or of one task in it, run at a time or start per period.
+        """Limit how many jobs of a queue, or of one task in it, are leased at a time or per period.
 
         With a `key` template such as "{tenant}" each key has a limit of its own. Queues whose
         limits have the same name share its slots. It applies at once, also to waiting jobs.

@@ -71,9 +71,9 @@ class SingleOptions(TypedDict, total=False):
     """Defaults for every job of a task, which `using` can override, and how the task runs.
 
     Only failures in `retry_on` are retried, if given; failures in `give_up_on` never are.
-    `isolated` tasks run in a separate process. `rate` and `concurrency`
-    limit all jobs of the task together or, with a key template, those that share a key:
-    `concurrency=(10, "{tenant}")`. A `breaker` pauses a task that keeps failing: "5 failures, 30s".
+    `isolated` tasks run in a separate process. `rate` and `concurrency` limit all jobs of the task
+    together or, with a key template, those that share a key: `concurrency=(10, "{tenant}")`. A
+    `breaker` pauses a task that keeps failing: "5 failures, 30s".
     """
 
     name: str | None

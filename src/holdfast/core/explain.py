@@ -312,7 +312,11 @@ def _leased(facts: Facts) -> Iterator[Cause]:
         )
     if job.cancel_requested:
         yield Cause(code="cancelling", text=f"{worker} has been asked to stop it")
-    act = "handles its dead letter" if job.is_dead_letter else f"is running attempt {job.attempt}"
+    act = (
+        "is handling it as a dead letter"
+        if job.is_dead_letter
+        else f"is running attempt {job.attempt}"
+    )
     yield Cause(
         code="running",
         text=f"{worker} {act}",

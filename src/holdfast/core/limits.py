@@ -10,9 +10,9 @@ import msgspec
 
 
 class Rate(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """At most `count` starts in any `per_ms`, evenly spaced, with up to `burst` at once.
+    """At most `count` leases in any `per_ms`, evenly spaced, with up to `burst` at once.
 
-    With a burst above 1, a window may contain `burst - 1` more starts.
+    With a burst above 1, a window may contain `burst - 1` more.
     """
 
     count: int

@@ -69,7 +69,7 @@ class Traits(msgspec.Struct, frozen=True, kw_only=True):
     dependencies: bool = False
     """Jobs that wait for other jobs (`after`)."""
     rates: bool = False
-    """Limits on starts per time."""
+    """Limits on leases per time."""
     delay_ms_max: int = bounds.DELAY_MS_MAX
     """Longest delay of a new, retimed or redriven job."""
     batch_max: int = bounds.BATCH_MAX

@@ -128,7 +128,7 @@ def _slots_bound(queue: Queue) -> int | None:
 
 
 def _rate_bound(queue: Queue) -> float | None:
-    """The tightest rate limit of the queue, in starts per second."""
+    """The tightest rate limit of the queue, in leases per second."""
     bounds = [
         each.rate.count * 1000 / each.rate.per_ms
         for each in queue.limits

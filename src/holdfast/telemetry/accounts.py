@@ -66,8 +66,8 @@ class Account(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 class EndedAccounts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The sum of all ended processes. `epoch` changes if the counts start from 0. `queues` have
-    their own label in the fleet's counts. `added` are the keys
-    of the accounts in the totals, and when each was added.
+    their own label in the fleet's counts. `added` are the keys of the accounts in the totals, and
+    when each was added.
     """
 
     epoch: str = ""

@@ -52,7 +52,7 @@ class FeedEventKind(StrEnum):
 
 
 DESCRIPTIONS: Final = {
-    FeedEventKind.JOB_DIED: "A job became a dead letter; the reason tells why.",
+    FeedEventKind.JOB_DIED: "A job became a dead letter; `reason` says why.",
     FeedEventKind.QUEUE_MADE: "A queue was declared.",
     FeedEventKind.QUEUE_DROPPED: "A queue was dropped with its jobs.",
     FeedEventKind.QUEUE_PAUSED: "A queue was paused: no jobs are leased from it.",

@@ -1,4 +1,4 @@
-"""Keys and rates of limits, and the views of their slots. A rate is a number of starts per time,
+"""Keys and rates of limits, and the views of their slots. A rate is a number of leases per time,
 evenly spaced except for a burst, never given back.
 """
 
@@ -245,7 +245,7 @@ async def rated(twin: Twin, rate: str, name: str = "default", burst: int = 1, **
 
 @needs("rates")
 class RateContract:
-    """Limits on starts per time."""
+    """Limits on leases per time."""
 
     async def test_law_16_starts_are_evenly_apart(self, harness: Harness, twin: Twin) -> None:
         await rated(twin, "4/1000")

@@ -56,7 +56,7 @@ BY_SEQ = f"SELECT {COLUMNS} FROM hf_jobs WHERE seq = ?"
 
 Row = tuple[Any, ...]
 
-WAITING, LEASED, DONE, DEAD, CANCELLED, LEASED_DEAD = range(6)
+WAITING, LEASED, DONE, DEAD, CANCELLED = range(5)
 CODES = {state: code for code, state in enumerate(STATES)}
 
 

@@ -120,8 +120,8 @@ class QueueList(msgspec.Struct, frozen=True):
 
 
 class LimitBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """`concurrency` bounds jobs leased at the same time, `rate` jobs started, of the whole queue or
-    of one `task`. With a `key` template each key has its own bound."""
+    """`concurrency` bounds jobs leased at the same time, `rate` jobs leased per period, of the
+    whole queue or of one `task`. With a `key` template each key has its own bound."""
 
     concurrency: Annotated[int, Meta(ge=1, le=bounds.SLOTS_MAX)] | None = None
     rate: Rate | None = None

@@ -41,9 +41,9 @@ class HeldLease:
     """One leased job.
 
     `call` is the number of the call that runs it, 0 before. A `forced` job was cancelled, and its
-    attempt must end at once. All instants are of the boot clock:
-    `came_at` is when it became ready to start, `renewed_at` when the current lease was *requested*
-    from the store. The answer may have been read much later.
+    attempt must end at once. All instants are of the boot clock: `came_at` is when it became ready
+    to start, `renewed_at` when the current lease was *requested* from the store. The answer may
+    have been read much later.
     """
 
     __slots__ = (
