@@ -12,7 +12,7 @@ from holdfast.core.verdict import Bury, Settlement
 from holdfast.engines.base import Engine
 from holdfast.engines.observed import Observed
 from holdfast.events import Listeners
-from holdfast.ops.records import remove_unreadable
+from holdfast.ops.unreadable import remove_unreadable
 from holdfast.telemetry.accounts import Flusher
 from holdfast.telemetry.meter import Meter
 from holdfast.testing.clock import ManualClock

@@ -8,7 +8,7 @@ from holdfast.alerts.facts import AlertFacts, Growth, PartitionOut
 from holdfast.alerts.rules import RULES, Measurement, exceeds, measure
 from holdfast.core.model import Queue, QueueView
 from holdfast.core.workers import Health, WorkerRecord
-from holdfast.ops.records import UnreadableRecord
+from holdfast.ops.unreadable import UnreadableRecord
 from holdfast.ops.workers import WorkerView
 from holdfast.telemetry.meter import OTHER
 from tests.alerts.test_levels import thresholds

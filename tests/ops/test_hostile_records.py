@@ -17,11 +17,11 @@ from holdfast.engines.base import Engine, Saved
 from holdfast.engines.registry import open_engine
 from holdfast.errors import ConfigError, NotFound, UnknownKind, UsageError
 from holdfast.ops.doctor import check_store
-from holdfast.ops.records import find_unreadable, remove_unreadable
 from holdfast.ops.redrives import RedrivePlan, Redrives, jobs_allowed, redrive_details
 from holdfast.ops.schedules import Schedules
 from holdfast.ops.status import read_status, status_view
 from holdfast.ops.ticks import Schedule, due_ticks
+from holdfast.ops.unreadable import find_unreadable, remove_unreadable
 from holdfast.ops.workers import WORKERS, Workers, worker_details
 from holdfast.server.access.authorized_engine import AuthorizedEngine
 from holdfast.testing.clock import ManualClock

@@ -28,15 +28,14 @@ from holdfast.ops import breakers, queues
 from holdfast.ops.doctor import check_store
 from holdfast.ops.records import (
     RecordKind,
-    find_unreadable,
     kind_of,
     kinds,
-    remove_unreadable,
     scan,
 )
 from holdfast.ops.schedules import Schedules
 from holdfast.ops.settings import read_settings
 from holdfast.ops.ticks import Schedule
+from holdfast.ops.unreadable import find_unreadable, remove_unreadable
 from holdfast.ops.workers import Workers
 from holdfast.process import wall_ms
 from holdfast.server.application import OPERATIONS
@@ -274,10 +273,11 @@ def services(engine: Engine) -> list[Callable[[], Any]]:
     return [service.once for service in Upkeep(engine, more=more).services]
 
 
-def test_the_doctor_knows_every_kind() -> None:
+@pytest.mark.parametrize("module", ["upkeep", "admin"])
+def test_doctor_and_record_remove_know_every_kind(module: str) -> None:
     """Also in a process of the command line, which imports little."""
     code = (
-        "import holdfast.cli.upkeep as cli; from holdfast.ops import records;"
+        f"import holdfast.cli.{module}; from holdfast.ops import records;"
         "print(*records.kinds(logs=False))"
     )
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, text=True)

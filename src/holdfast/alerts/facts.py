@@ -13,7 +13,7 @@ from holdfast.core import bounds
 from holdfast.core.model import QueueView
 from holdfast.engines.base import Engine
 from holdfast.engines.extras import Examinable, Examination, Partitioned, extra
-from holdfast.ops.records import UnreadableRecord, find_unreadable
+from holdfast.ops.unreadable import UnreadableRecord, find_unreadable
 from holdfast.ops.workers import Workers, WorkerView
 from holdfast.process import wall_ms
 from holdfast.telemetry.accounts import FleetReader, FleetTotals

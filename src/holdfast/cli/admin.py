@@ -38,7 +38,6 @@ from holdfast.core.text import printable
 from holdfast.errors import ConfigError, NotFound, UsageError
 from holdfast.ops.audit import ActView, Audit, AuditEntry, act_view
 from holdfast.ops.quotas import QuotaBody, Quotas, quota_of, quota_view, show_owner
-from holdfast.ops.records import remove_unreadable
 from holdfast.ops.settings import read_settings, save_setting, setting_view
 from holdfast.ops.tokens import (
     SCOPES,
@@ -49,6 +48,7 @@ from holdfast.ops.tokens import (
     made_token,
     token_view,
 )
+from holdfast.ops.unreadable import remove_unreadable
 from holdfast.ops.views import plain
 from holdfast.process import wall_ms
 from holdfast.server.state import is_fully_readable
@@ -94,7 +94,7 @@ async def create_token(
     """Create a token and print it, or write it to a file. It cannot be shown again."""
     wanted = tuple(filter(None, (each.strip() for each in ",".join(scopes or ()).split(","))))
     if not wanted:
-        raise UsageError(f"a token needs a scope: give --scope with {', '.join(SCOPES)}")
+        raise UsageError(f"a token needs a scope: give --scope with any of {', '.join(SCOPES)}")
     given = {"namespace": namespace, "expires": expires}
     body = {"name": name, "scopes": wanted, "prefix": prefix}
     body |= {key: value for key, value in given.items() if value is not None}

@@ -21,12 +21,11 @@ from holdfast.engines.base import Engine, Expired, Overdue
 from holdfast.engines.extras import Examinable, Examination, extra
 from holdfast.errors import Forbidden
 from holdfast.notation.durations import show_at
-from holdfast.ops import quotas, tokens  # noqa: F401 (their kinds of records are checked too)
-from holdfast.ops.migrate import progress  # noqa: F401
-from holdfast.ops.records import Stored, UnreadableRecord, find_unreadable
+from holdfast.ops.records import Stored
 from holdfast.ops.redrives import REDRIVES, RedriveRecord, RedriveState, is_late
 from holdfast.ops.schedules import Schedules
 from holdfast.ops.ticks import Schedule, next_tick
+from holdfast.ops.unreadable import UnreadableRecord, find_unreadable
 from holdfast.ops.workers import Workers, WorkerView
 from holdfast.process import wall_ms
 

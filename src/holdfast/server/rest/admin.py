@@ -15,7 +15,6 @@ from holdfast.errors import ConfigError, Forbidden, NotFound
 from holdfast.notation.job import Name
 from holdfast.ops.audit import ActView, act_view
 from holdfast.ops.quotas import QuotaBody, QuotaView, quota_of, quota_view
-from holdfast.ops.records import remove_unreadable
 from holdfast.ops.settings import SettingView, read_settings, save_setting, setting_view
 from holdfast.ops.tokens import (
     EVERYWHERE,
@@ -28,6 +27,7 @@ from holdfast.ops.tokens import (
     made_token,
     token_view,
 )
+from holdfast.ops.unreadable import remove_unreadable
 from holdfast.server.access.admission import ApiCall
 from holdfast.server.access.caller import Caller
 from holdfast.server.access.quotas import QuotaEnforcer
