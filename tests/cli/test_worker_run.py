@@ -30,6 +30,11 @@ app = Holdfast({url!r})
 def price(name: str) -> int:
     print(name)
     return {{"tea": 3}}[name]
+
+
+@app.on_dead_letter(queue="grave")
+def report(letter: object) -> None:
+    print(letter)
 """
 
 
@@ -49,7 +54,10 @@ def test_the_store_of_the_application_is_served(tmp_path: Path, line: tuple[str,
         worker.send_signal(signal.SIGTERM)
         out, err = worker.communicate(timeout=_TIMEOUT_S)
     assert "sqlite:///shop.db" in out + err
-    assert " runs command, price from queue default, up to " in err
+    runs = (
+        " runs command, price from queue default, handles the dead letters of queue grave, up to "
+    )
+    assert runs in err
     assert " jobs at a time, on sqlite:///shop.db\n" in err
     assert re.search(r"(?m)^holdfast: \S+ price done after \d+ ms$", err)
     assert run_program(tmp_path, "job", "logs", "t", "--url", "sqlite:///shop.db").out == "tea\n"

@@ -129,13 +129,15 @@ class Supervisor:
     @property
     def banner(self) -> str:
         """Its tasks, queues and concurrency."""
-        tasks = sorted(self._pool.tasks)
+        infos = self._pool.tasks
+        tasks = sorted(name for name, info in infos.items() if not info.dead)
         more = [f"{len(tasks) - _BANNER_TASKS} more"] if len(tasks) > _BANNER_TASKS else []
-        queues = sorted(self._capacity.queues(self._pool.tasks))
+        dead = sorted(info.queue for info in infos.values() if info.dead)
         return (
             f"worker {self.name} runs {', '.join([*tasks[:_BANNER_TASKS], *more]) or 'nothing'}"
-            f" from {'queue' if len(queues) == 1 else 'queues'} {', '.join(queues)},"
-            f" up to {counted(self._pool.capacity, 'job')} at a time"
+            f" from {_queues_text(sorted(self._capacity.queues(infos)))},"
+            + (f" handles the dead letters of {_queues_text(dead)}," if dead else "")
+            + f" up to {counted(self._pool.capacity, 'job')} at a time"
         )
 
     async def run(self, started: Callable[[Supervisor], None] | None = None) -> None:
@@ -488,6 +490,10 @@ class Supervisor:
             cordoned=self._order.cordoned,
             stopping=self._draining.is_set(),
         )
+
+
+def _queues_text(names: list[str]) -> str:
+    return f"{'queue' if len(names) == 1 else 'queues'} {', '.join(names)}"
 
 
 def _ending(order: WorkerOrder) -> tuple[str, str, int | None]:
