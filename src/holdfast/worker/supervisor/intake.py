@@ -7,6 +7,7 @@ that no worker hoards jobs; hundreds if they are very short.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import random
 from collections import Counter
@@ -121,16 +122,14 @@ class Intake:
                 self._deliver_leased()
                 self.leased_at = monotonic()
                 self._changed.clear()
-                await self._wait_for_change(1.0)
+                await _wait_for(self._changed, 1.0)
                 continue
             try:
                 leases = await self._lease(limit, tasks)
             except EngineClosed:
                 raise
             except EngineError as error:
-                _log.warning("cannot lease jobs; trying again in %.1f s: %s", pause, error)
-                await asyncio.sleep(pause * random.uniform(0.5, 1.0))
-                pause = min(pause * 2, _PAUSE_S_MAX)
+                pause = await _pause_after(error, "jobs", pause)
                 continue
             pause = _PAUSE_S_FIRST
             if leases:
@@ -192,13 +191,6 @@ class Intake:
         if leased:
             self._deliver(leased)
 
-    async def _wait_for_change(self, seconds: float) -> None:
-        try:
-            async with asyncio.timeout(seconds):
-                await self._changed.wait()
-        except TimeoutError:
-            pass
-
     def _order(self) -> tuple[str, ...]:
         """Queues in random order: heavier ones are first more often, and every queue is first
         sometimes.
@@ -243,20 +235,14 @@ class DeadLetterIntake:
             limit = self._limit()
             if limit <= 0 or not self._queues:
                 self._changed.clear()
-                try:
-                    async with asyncio.timeout(_DEAD_PAUSE_S if self._queues else None):
-                        await self._changed.wait()
-                except TimeoutError:
-                    pass
+                await _wait_for(self._changed, _DEAD_PAUSE_S if self._queues else None)
                 continue
             try:
                 await self._lease(limit)
             except EngineClosed:
                 raise
             except EngineError as error:
-                _log.warning("cannot lease dead letters; trying again in %.1f s: %s", pause, error)
-                await asyncio.sleep(pause * random.uniform(0.5, 1.0))
-                pause = min(pause * 2, _PAUSE_S_MAX)
+                pause = await _pause_after(error, "dead letters", pause)
                 continue
             pause = _PAUSE_S_FIRST
 
@@ -284,6 +270,19 @@ class DeadLetterIntake:
             if calls:
                 self._held += (accepted := self._capacity.accept([*calls.values()], requested_at))
                 self._deliver(accepted)
+
+
+async def _pause_after(error: EngineError, what: str, seconds: float) -> float:
+    """Log why nothing was leased, and pause; returns the next pause."""
+    _log.warning("cannot lease %s; trying again in %.1f s: %s", what, seconds, error)
+    await asyncio.sleep(seconds * random.uniform(0.5, 1.0))
+    return min(seconds * 2, _PAUSE_S_MAX)
+
+
+async def _wait_for(event: asyncio.Event, seconds: float | None) -> None:
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await event.wait()
 
 
 def _handler_call(lease: Lease, job: Job) -> Lease:
