@@ -8,9 +8,6 @@ import asyncpg
 import pytest
 
 from holdfast.conformance.contract.cases import (
-    a_job,
-    a_limit,
-    a_queue,
     from_default,
     jobs,
     lease_ids,
@@ -24,14 +21,13 @@ from holdfast.core.model import (
     LeaseRequest,
     NewJob,
     Queue,
-    Reason,
     Record,
     Renewal,
-    State,
 )
 from holdfast.core.verdict import Cancel, Complete, Delete, Outcome, Release, Settlement
 from holdfast.engines.postgres import PostgresEngine, schema
 from holdfast.errors import ConfigError, EngineUnavailable, SchemaMismatch
+from tests.engines.moved_jobs import enqueue_moved_jobs, expect_dead_letters
 
 
 @pytest.fixture
@@ -218,10 +214,7 @@ async def test_jobs_that_wait_in_a_dead_queue_become_dead_letters(
         whole = schema.migrations()
         older.setattr(schema, "migrations", lambda: whole[:18])
         engine = await opened(pg_dsn)
-        await engine.declare(a_queue("grave", limits=(a_limit(concurrency=1),)))
-        for id_, group in {"moved": "g", "next": "g", "alone": None, "other": None}.items():
-            await engine.enqueue([a_job(id_, queue="grave", group=group)])
-        await engine.enqueue([a_job("child", after=("alone",), after_on="death"), a_job("leased")])
+        await enqueue_moved_jobs(engine)
         await engine.close()
         # As earlier versions moved them, and one that was leased in the dead queue.
         await look.execute("""
@@ -232,23 +225,7 @@ async def test_jobs_that_wait_in_a_dead_queue_become_dead_letters(
             UPDATE jobs SET state = 1, token = 7, deadline_at = 1::bigint << 50 WHERE id = 'leased'
         """)
     engine = await opened(pg_dsn)
-    [view] = await engine.queues(names=("grave",))
-    assert (view.ready, view.blocked, view.dead) == (2, 0, 2)
-    await engine.recount(100)
-    for id_ in ("next", "other"):
-        [lease] = await engine.lease(from_default(9, queues=("grave",)))
-        assert lease.id == id_
-        await settle(engine, lease, Complete())
-    assert await lease_ids(engine) == ["child"], "its parent is dead"
-    dead = await engine.lease(from_default(9, queues=("grave",), dead=True))
-    assert [(lease.id, lease.job.reason) for lease in dead] == [
-        ("moved", Reason.ATTEMPTS),
-        ("alone", Reason.ATTEMPTS),
-    ]
-    job = await engine.get("leased")
-    assert job is not None
-    assert (job.state, job.reason) == (State.LEASED, None)
-    assert await engine.recount(100) == 0
+    await expect_dead_letters(engine)
     await engine.close()
 
 

@@ -6,14 +6,14 @@ from pathlib import Path
 import apsw
 import pytest
 
-from holdfast.core.limits import Limit
-from holdfast.core.model import LeaseRequest, NewJob, Queue, Reason, Record, State
+from holdfast.core.model import LeaseRequest, NewJob, Queue, Record
 from holdfast.core.verdict import Complete, Outcome, Settlement
 from holdfast.engines.base import Saved
 from holdfast.engines.sqlite import SQLiteEngine, schema
 from holdfast.engines.sqlite.schema import encode_queue
 from holdfast.errors import EngineUnavailable, SchemaMismatch
 from holdfast.testing.clock import ManualClock
+from tests.engines.moved_jobs import enqueue_moved_jobs, expect_dead_letters
 from tests.engines.sqlite.conftest import OpenEngine
 
 
@@ -130,12 +130,7 @@ async def test_jobs_that_wait_in_a_dead_queue_become_dead_letters(
     with monkeypatch.context() as older:
         older.setattr(schema, "MIGRATIONS", schema.MIGRATIONS[:3])
         engine = await open_engine()
-        await engine.declare(Queue(name="grave", limits=(Limit(name="l", concurrency=1),)))
-        names = {"moved": "g", "next": "g", "alone": None, "other": None}
-        for id_, group in names.items():
-            await engine.enqueue([NewJob(id=id_, task="t", queue="grave", group=group)])
-        child = NewJob(id="child", task="t", after=("alone",), after_on="death")
-        await engine.enqueue([child, NewJob(id="leased", task="t")])
+        await enqueue_moved_jobs(engine)
         await engine.close()
     connection = apsw.Connection(str(path))
     # As earlier versions moved them, and one that was leased in the dead queue.
@@ -148,24 +143,7 @@ async def test_jobs_that_wait_in_a_dead_queue_become_dead_letters(
     )
     connection.close()
     engine = await open_engine()
-    [view] = await engine.queues(names=("grave",))
-    assert (view.ready, view.blocked, view.dead) == (2, 0, 2)
-    await engine.recount(100)
-    for id_ in ("next", "other"):
-        [lease] = await engine.lease(LeaseRequest(queues=("grave",), limit=9))
-        assert lease.id == id_
-        await engine.settle([Settlement(lease=lease, verdict=Complete())])
-    [lease] = await engine.lease(LeaseRequest(queues=("default",), limit=9))
-    assert lease.id == "child", "its parent is dead"
-    dead = await engine.lease(LeaseRequest(queues=("grave",), limit=9, dead=True))
-    assert [(lease.id, lease.job.reason) for lease in dead] == [
-        ("moved", Reason.ATTEMPTS),
-        ("alone", Reason.ATTEMPTS),
-    ]
-    job = await engine.get("leased")
-    assert job is not None
-    assert (job.state, job.reason) == (State.LEASED, None)
-    assert await engine.recount(100) == 0
+    await expect_dead_letters(engine)
 
 
 async def test_many_engines_open_a_new_file_at_once(path: Path, clock: ManualClock) -> None:
