@@ -4,7 +4,7 @@ import asyncio
 import os
 import sys
 from asyncio.subprocess import PIPE, Process
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import apsw
@@ -16,6 +16,7 @@ from holdfast.engines.sqlite.files import Files, FileSet
 from holdfast.engines.sqlite.transaction import Transaction
 from holdfast.errors import EngineUnavailable, OutcomeUnknown
 from tests.crash.faults.conftest import OpenEngine
+from tests.engines.sqlite.programs import Start, programs, send
 
 # Opens the file and enqueues each id it reads; says "ok", or the code and text of the error.
 PRODUCER = """
@@ -56,7 +57,6 @@ async def main():
 
 asyncio.run(main())
 """
-Start = Callable[[], Awaitable[Process]]
 
 
 @pytest.fixture
@@ -66,29 +66,8 @@ def path(tmp_path: Path) -> Path:
 
 @pytest.fixture
 async def start(path: Path) -> AsyncIterator[Start]:
-    started: list[Process] = []
-
-    async def start_one() -> Process:
-        process = await asyncio.create_subprocess_exec(
-            sys.executable, "-c", PRODUCER, str(path), stdin=PIPE, stdout=PIPE
-        )
-        started.append(process)
-        assert process.stdout is not None
-        assert await process.stdout.readline() == b"open\n"
-        return process
-
-    yield start_one
-    for process in started:
-        if process.returncode is None:
-            process.kill()
-        await process.communicate()
-
-
-async def enqueue(process: Process, id: str) -> str:
-    assert process.stdin is not None
-    assert process.stdout is not None
-    process.stdin.write(f"{id}\n".encode())
-    return (await process.stdout.readline()).decode().strip()
+    async with programs(PRODUCER, path) as start_one:
+        yield start_one
 
 
 async def kill(process: Process) -> None:
@@ -120,17 +99,17 @@ async def test_what_is_acknowledged_survives_a_removed_file(
     producer = await start()
     acknowledged = {f"before-{n}" for n in range(20)}
     for one in acknowledged:
-        assert await enqueue(producer, one) == "ok"
+        assert await send(producer, one) == "ok"
     for ending in endings:
         beside(path, ending).unlink()
     # Another process would make files of its own, and the two would not see each other's commits.
     with pytest.raises(EngineUnavailable, match="other processes use it"):
         await SQLiteEngine(path).open()
-    answer = await enqueue(producer, "refused")
+    answer = await send(producer, "refused")
     assert answer.startswith(f"unavailable {beside(path, endings[0])} was deleted while in use")
-    assert await enqueue(producer, "after") == "ok"
+    assert await send(producer, "after") == "ok"
     other = await start()
-    assert await enqueue(other, "other") == "ok"
+    assert await send(other, "other") == "ok"
     await kill(producer)
     await kill(other)
     await expect(path, acknowledged | {"after", "other"})
@@ -141,16 +120,16 @@ async def test_all_processes_go_on_with_the_same_files(
     path: Path, start: Start, endings: tuple[str, ...]
 ) -> None:
     first, second = await start(), await start()
-    assert await enqueue(first, "1") == await enqueue(second, "2") == "ok"
+    assert await send(first, "1") == await send(second, "2") == "ok"
     for ending in endings:
         beside(path, ending).unlink()
-    assert (await enqueue(first, "refused")).startswith("unavailable")
-    assert await enqueue(first, "3") == "ok"
-    assert (await enqueue(second, "refused")).startswith("unavailable")
-    assert await enqueue(second, "4") == "ok"
-    assert await enqueue(first, "5") == "ok"
+    assert (await send(first, "refused")).startswith("unavailable")
+    assert await send(first, "3") == "ok"
+    assert (await send(second, "refused")).startswith("unavailable")
+    assert await send(second, "4") == "ok"
+    assert await send(first, "5") == "ok"
     await kill(first)
-    assert await enqueue(second, "6") == "ok"
+    assert await send(second, "6") == "ok"
     await kill(second)
     await expect(path, set("123456"))
 
@@ -219,14 +198,14 @@ async def test_a_log_in_use_by_a_reader_is_saved_once_it_ends(
 
 async def test_a_database_that_was_moved_away_can_come_back(path: Path, start: Start) -> None:
     producer = await start()
-    assert await enqueue(producer, "one") == "ok"
+    assert await send(producer, "one") == "ok"
     away = path.rename(path.with_name("away"))
     with pytest.raises(EngineUnavailable, match="other processes use it"):
         await SQLiteEngine(path).open()
-    assert "jobs.db was deleted while in use: put it back" in await enqueue(producer, "refused")
+    assert "jobs.db was deleted while in use: put it back" in await send(producer, "refused")
     assert not path.exists()
     away.rename(path)
-    assert await enqueue(producer, "two") == "ok"
+    assert await send(producer, "two") == "ok"
     await kill(producer)
     log = beside(path, "-wal").read_bytes()
     path.rename(away)
@@ -293,7 +272,7 @@ async def test_a_deep_examination_names_a_process_that_uses_a_removed_file(
     path: Path, start: Start
 ) -> None:
     producer = await start()
-    assert await enqueue(producer, "one") == "ok"
+    assert await send(producer, "one") == "ok"
     beside(path, "-shm").unlink()
     # As any SQLite program does, this one makes a new index and knows nothing of the old one.
     stranger = apsw.Connection(str(path))

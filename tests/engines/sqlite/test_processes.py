@@ -3,8 +3,7 @@
 import asyncio
 import signal
 import sys
-from asyncio.subprocess import PIPE, Process
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -14,6 +13,7 @@ from holdfast.core.verdict import Complete, Outcome, Retry, Settlement
 from holdfast.engines.sqlite import SQLiteEngine, wait
 from holdfast.engines.sqlite import engine as engine_module
 from tests.engines.sqlite.conftest import OpenEngine, until_awaited
+from tests.engines.sqlite.programs import Start, programs, send
 
 # Opens the file, says so, and does what it is told, line by line.
 OTHER = """
@@ -63,37 +63,11 @@ async def main():
 asyncio.run(main())
 """
 
-Start = Callable[[], Awaitable[Process]]
-
 
 @pytest.fixture
 async def start(path: Path) -> AsyncIterator[Start]:
-    started: list[Process] = []
-
-    async def start_one() -> Process:
-        process = await asyncio.create_subprocess_exec(
-            sys.executable, "-c", OTHER, str(path), stdin=PIPE, stdout=PIPE
-        )
-        started.append(process)
-        assert await read_line(process) == "open"
-        return process
-
-    yield start_one
-    for process in started:
-        if process.returncode is None:
-            process.kill()
-        await process.communicate()
-
-
-async def read_line(process: Process) -> str:
-    assert process.stdout is not None
-    return (await process.stdout.readline()).decode().strip()
-
-
-async def send(process: Process, order: str) -> str:
-    assert process.stdin is not None
-    process.stdin.write(f"{order}\n".encode())
-    return await read_line(process)
+    async with programs(OTHER, path) as start_one:
+        yield start_one
 
 
 @pytest.fixture
