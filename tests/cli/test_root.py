@@ -348,4 +348,4 @@ def test_a_missing_scope_names_the_command_that_grants_it(
 def test_a_token_without_scopes_names_them(cli: Cli) -> None:
     ran = cli("token", "create", "t")
     assert (ran.code, ran.out) == (2, "")
-    assert "a token needs a scope: give --scope with produce, consume" in ran.err
+    assert "a token needs a scope: give --scope with any of produce, consume" in ran.err
