@@ -14,7 +14,7 @@ import msgspec
 from cyclopts import Parameter
 
 from holdfast import __version__
-from holdfast.cli.flags import All, Archive, Upkeep, archive_path, option, switch
+from holdfast.cli.flags import Archive, Upkeep, archive_path, option, switch
 from holdfast.cli.help_pages import program
 from holdfast.cli.jobs import unknown_worker
 from holdfast.cli.output import COMMON, Common, Exit, print_json, print_table, say, show_age
@@ -145,7 +145,8 @@ class WorkerFlags:
         int | None, option("BYTES", "Store at most this much output of a job. [default: 65536]")
     ] = None
     job_lines: Annotated[
-        bool, Parameter(help="Print a line for each job. [default: on, off with --json]")
+        bool,
+        Parameter(help="Print a line when ready and for each job. [default: on, off with --json]"),
     ] = True
     upkeep: Upkeep = True
     archive: Archive = None
@@ -195,6 +196,7 @@ class WorkerFlags:
 _ALERTS = AlertFlags()
 _FLAGS = WorkerFlags()
 Names = Annotated[list[str] | None, Parameter(help="Names of the workers.", negative=())]
+AllWorkers = Annotated[bool, switch("Select all workers, on every host.")]
 Count = Annotated[int, option("N", "Start this many workers, each in its own process.")]
 Target = Annotated[
     str | None, option("APP", "Also run the tasks of module:app or path/to/file.py:app.")
@@ -281,7 +283,7 @@ async def stop(
     names: Names = None,
     /,
     *,
-    all: All = False,
+    all: AllWorkers = False,
     grace: Annotated[
         str | None,
         option("DURATION", "Let running jobs finish for this long. [default: the worker's own]"),
@@ -303,7 +305,7 @@ async def stop(
     return await _order(common, wanted, done, "stop", grace=0 if now else grace)
 
 
-async def drain(names: Names = None, /, *, all: All = False, common: Common = COMMON) -> int:
+async def drain(names: Names = None, /, *, all: AllWorkers = False, common: Common = COMMON) -> int:
     """Stop workers after they have finished their running jobs.
 
     It waits without limit. Without names it drains all workers on this host that use this store.
@@ -311,7 +313,9 @@ async def drain(names: Names = None, /, *, all: All = False, common: Common = CO
     return await _order(common, await _wanted(common, names, every=all), "draining", "drain")
 
 
-async def cordon(names: Names = None, /, *, all: All = False, common: Common = COMMON) -> int:
+async def cordon(
+    names: Names = None, /, *, all: AllWorkers = False, common: Common = COMMON
+) -> int:
     """Stop workers from leasing jobs, also after a restart.
 
     Running jobs continue.
@@ -319,7 +323,9 @@ async def cordon(names: Names = None, /, *, all: All = False, common: Common = C
     return await _order(common, _named(names, every=all), "cordoned", "cordon")
 
 
-async def uncordon(names: Names = None, /, *, all: All = False, common: Common = COMMON) -> int:
+async def uncordon(
+    names: Names = None, /, *, all: AllWorkers = False, common: Common = COMMON
+) -> int:
     """Let cordoned workers lease jobs again."""
     return await _order(common, _named(names, every=all), "uncordoned", "uncordon")
 
