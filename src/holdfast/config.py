@@ -19,14 +19,14 @@ from holdfast.core.text import show_ms
 from holdfast.errors import ConfigError
 from holdfast.notation.durations import to_ms
 
-Type = Literal["number", "share", "duration", "switch", "queues", "level", "levels", "ages"]
+Type = Literal["number", "decimal", "duration", "switch", "queues", "level", "levels", "ages"]
 """Levels are numbers and ages are durations, or "off": one for all queues, or one per queue."""
 Source = Literal["default", "stored", "environment"]
 
 
 class Setting(msgspec.Struct, frozen=True, kw_only=True):
-    """One setting. `default` is for display; it is "" if something else decides, as `does`
-    explains. `low` and `high` bound a number, or a duration in milliseconds.
+    """One setting. `default` is a text like those that are stored; it is "" if something else
+    decides, as `does` explains. `low` and `high` bound a number, or a duration in milliseconds.
     """
 
     name: str
@@ -48,7 +48,7 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
         match self.type:
             case "duration":
                 value: float = to_ms(self.name, given, ConfigError)
-            case "number" | "share":
+            case "number" | "decimal":
                 value = self._number(given)
             case "switch":
                 if given.lower() not in _SWITCH:
@@ -119,14 +119,14 @@ _TABLE = (
     _job("max-crashes", "number", "3", "Worker crashes after which a job is buried.", 1, 1_000_000),
     _job(
         "backoff-base",
-        "share",
+        "decimal",
         "2",
         "Retry delay: this many seconds to the power of the attempt.",
         1,
         100,
     ),
     _job("backoff-max", "duration", "5m", "The longest retry delay.", 0, bounds.DELAY_MS_MAX),
-    _job("backoff-jitter", "share", "1", "The random share of a retry delay, 0 to 1.", 0, 1),
+    _job("backoff-jitter", "decimal", "1", "The random share of a retry delay, 0 to 1.", 0, 1),
     _job("job-timeout", "duration", "", "How long an attempt may run.", 1, bounds.DELAY_MS_MAX),
     _job(
         "lease",
@@ -253,7 +253,7 @@ _TABLE = (
     ),
     Setting(
         name="cleanup-days",
-        type="share",
+        type="decimal",
         default="7",
         does="The age in days at which `cleanup` deletes finished jobs.",
         feeds="cleanup",

@@ -25,7 +25,7 @@ from tests.cli.test_enqueue import job_of
 DOCS = Path(__file__).parents[2] / "docs" / "cli.md"
 SAMPLES = {
     "number": "2",
-    "share": "1",
+    "decimal": "1",
     "duration": "5s",
     "switch": "no",
     "queues": "a:2,b",

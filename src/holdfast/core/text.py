@@ -38,7 +38,7 @@ def not_written(path: object, error: OSError) -> str:
             folder = str(path).rpartition("/")[0] or "/"
             why = f"there is no folder {folder}; create it first"
         case PermissionError():
-            why = "this user may not; change the permissions of the folder, or give another path"
+            why = "permission denied; change the permissions of the folder, or give another path"
         case _:
             why = error.strerror or str(error)
     return f"{path} cannot be written: {why}"
@@ -50,7 +50,7 @@ def not_read(path: object, error: OSError) -> str:
         case FileNotFoundError() | NotADirectoryError():
             why = "there is no such file; check the path"
         case PermissionError():
-            why = "this user may not; change its permissions, or run as its owner"
+            why = "permission denied; change its permissions, or run as its owner"
         case IsADirectoryError():
             why = "it is a folder; give a file"
         case _:
