@@ -216,15 +216,16 @@ async def test_jobs_that_wait_in_a_dead_queue_become_dead_letters(
         engine = await opened(pg_dsn)
         await enqueue_moved_jobs(engine)
         await engine.close()
-        # As earlier versions moved them, and one that was leased in the dead queue.
+        # As earlier versions moved them long ago, and one that was leased in the dead queue.
         await look.execute("""
-            UPDATE jobs SET reason = 'attempts', origin = 'default'
+            UPDATE jobs SET reason = 'attempts', due_at = 1, origin = 'default'
             WHERE id IN ('moved', 'alone', 'leased')
         """)
         await look.execute("""
             UPDATE jobs SET state = 1, token = 7, deadline_at = 1::bigint << 50 WHERE id = 'leased'
         """)
     engine = await opened(pg_dsn)
+    assert await engine.finished(9) == [], "their retention begins"
     await expect_dead_letters(engine)
     await engine.close()
 

@@ -1,6 +1,7 @@
 """Migrations are atomic and leave a program's own tables alone."""
 
 import asyncio
+import time
 from pathlib import Path
 
 import apsw
@@ -127,15 +128,17 @@ async def test_a_store_of_the_first_schema_is_migrated_with_its_jobs(
 async def test_jobs_that_wait_in_a_dead_queue_become_dead_letters(
     path: Path, open_engine: OpenEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    began_s = int(time.time())
     with monkeypatch.context() as older:
         older.setattr(schema, "MIGRATIONS", schema.MIGRATIONS[:3])
         engine = await open_engine()
         await enqueue_moved_jobs(engine)
         await engine.close()
     connection = apsw.Connection(str(path))
-    # As earlier versions moved them, and one that was leased in the dead queue.
+    # As earlier versions moved them long ago, and one that was leased in the dead queue.
     connection.execute(
-        "UPDATE hf_jobs SET reason = 'attempts', extra = CAST('{\"origin\":\"default\"}' AS BLOB)"
+        "UPDATE hf_jobs SET reason = 'attempts', due_at = 1,"
+        ' extra = CAST(\'{"origin":"default"}\' AS BLOB)'
         " WHERE id IN ('moved', 'alone', 'leased')"
     )
     connection.execute(
@@ -143,6 +146,10 @@ async def test_jobs_that_wait_in_a_dead_queue_become_dead_letters(
     )
     connection.close()
     engine = await open_engine()
+    moved = await engine.get("moved")
+    assert moved is not None
+    assert moved.finished_at is not None
+    assert moved.finished_at >= began_s * 1000, "its retention begins"
     await expect_dead_letters(engine)
 
 

@@ -223,12 +223,13 @@ CREATE TABLE hf_flows(
 
 # State 5 is a dead letter under lease. Until now a job that died in a queue with a dead queue was
 # moved there to wait as a fresh job with its reason: it becomes a dead letter, and the group and
-# lane it leaves go on without it. One that is just leased goes on as an ordinary job.
+# lane it leaves go on without it. One that is just leased goes on as an ordinary job. None had
+# a retention: it counts from the migration.
 _MIGRATION_4 = """
 DROP INDEX hf_leased;
 UPDATE hf_jobs SET reason = NULL WHERE state = 1 AND reason IS NOT NULL;
 UPDATE hf_jobs SET state = 3, holds = 0, lane = NULL, flow = flow & 12, token = NULL,
-  version = version + 1, finished_at = min(due_at, CAST(unixepoch('subsec') * 1000 AS INTEGER))
+  version = version + 1, finished_at = CAST(unixepoch('subsec') * 1000 AS INTEGER)
 WHERE state = 0 AND reason IS NOT NULL;
 UPDATE hf_jobs SET due_at = finished_at WHERE state = 3 AND due_at > finished_at;
 CREATE INDEX hf_leased ON hf_jobs(ns, deadline) WHERE state IN (1, 5);

@@ -7,7 +7,8 @@ CREATE INDEX jobs_leased ON jobs (ns, deadline_at, seq) INCLUDE (queue, state)
 CREATE INDEX jobs_dead ON jobs (queue, due_at, seq) WHERE state = 3;
 
 -- Until now a job that died in a queue with a dead queue was moved there to wait as a fresh job with
--- its reason: it becomes a dead letter. One that is just leased goes on as an ordinary job.
+-- its reason: it becomes a dead letter. One that is just leased goes on as an ordinary job. None
+-- had a retention: it counts from the migration.
 DO $$
 DECLARE
     now_ bigint := now_ms(NULL);
@@ -25,7 +26,7 @@ BEGIN
         UPDATE jobs j SET
             state = 3, holds = 0, lane = NULL, token = NULL, version = j.version + 1,
             flow = (j.flow & 12) | (j.grp IS NOT NULL)::int * 2,
-            due_at = least(j.due_at, now_), finished_at = least(j.due_at, now_)
+            due_at = least(j.due_at, now_), finished_at = now_
         WHERE j.ns = ns_ AND j.state = 0 AND j.reason IS NOT NULL;
         ended := reflow(ns_, now_, was, '{}', 3::smallint);
         -- The next recount notifies their children.
