@@ -233,6 +233,8 @@ def apply(job: Job, verdict: Verdict, queue: Queue, now: int) -> Change | None:
         if not isinstance(verdict, Forward):
             return _end_dead_lease(ended, verdict, now)
         job = replace(job, cancel_requested=False)
+        # As after a redrive: otherwise one that expired would die again at once.
+        ended = replace(ended, expires_at=None, queue_expiry=False)
     match verdict:
         case Complete(result=result):
             return Change(replace(ended, state=State.DONE, finished_at=now, result=result))

@@ -344,6 +344,18 @@ class DeadLetterContract:
         await settle(twin, await lease_one(twin, queues=("q",)), Bury())
         assert (await twin.require("a")).queue == "grave"
 
+    async def test_a_forwarded_dead_letter_that_expired_starts_afresh(
+        self, harness: Harness, twin: Twin
+    ) -> None:
+        await _declare(twin)
+        await twin.enqueue([a_job("a", queue="q", expires_ms=5)])
+        harness.clock.advance(5)
+        await twin.amend(A, BuryWaiting(reason=Reason.EXPIRED))
+        lease = await lease_one(twin, queues=("grave",), dead=True)
+        assert await settle(twin, lease, Forward("q")) is Outcome.SETTLED
+        assert (await twin.require("a")).expires_at is None
+        assert (await lease_one(twin, queues=("q",))).id == "a"
+
     async def test_dead_queues_may_form_a_cycle(self, twin: Twin) -> None:
         await _declare(twin)
         await twin.declare(a_queue("grave", dead_queue="q"))
