@@ -8,6 +8,7 @@ time.
 
 from __future__ import annotations
 
+import contextlib
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Literal, NamedTuple
@@ -15,11 +16,11 @@ from typing import Literal, NamedTuple
 import msgspec
 from msgspec.structs import asdict, replace
 
-from holdfast.core import bounds, retry_policy, routing
+from holdfast.core import bounds, lifecycle, retry_policy, routing
 from holdfast.core.explain import SeenWorker
 from holdfast.core.model import Job, JobFilter, Lease, State
 from holdfast.core.retry_policy import ttl_ms
-from holdfast.core.verdict import BuryWaiting, Move, Outcome, Settlement
+from holdfast.core.verdict import BuryWaiting, Edit, Move, Outcome, Settlement
 from holdfast.core.workers import (
     KIND,
     ORDER_KIND,
@@ -31,7 +32,7 @@ from holdfast.core.workers import (
     worker_queue,
 )
 from holdfast.engines.base import Engine
-from holdfast.errors import NotFound, UsageError, WrongState
+from holdfast.errors import Forbidden, NotFound, UsageError, WrongState
 from holdfast.notation.durations import Duration, show_at, to_ms
 from holdfast.ops.queues import queue_settings
 from holdfast.ops.records import RecordKind, check_same
@@ -273,10 +274,12 @@ async def end_overdue_and_expired(engine: Engine, limit: int) -> ExpiryResult:
     overdue = await engine.overdue(limit)
     ended = await _end_leases(engine, overdue.leases) if overdue.leases else 0
     expired = await engine.expired(limit)
-    rerouted, buried = await _end_expired(engine, expired.jobs) if expired.jobs else (0, 0)
+    jobs = await _without_outdated(engine, expired.jobs)
+    rerouted, buried = await _end_expired(engine, jobs) if jobs else (0, 0)
     ahead = [ms for ms in (overdue.next_ms, expired.next_ms) if ms is not None]
     next_ms = min(ahead, default=None)
-    if not (ended or buried or rerouted) and (overdue.leases or expired.jobs):
+    corrected = len(jobs) < len(expired.jobs)
+    if not (ended or buried or rerouted or corrected) and (overdue.leases or expired.jobs):
         # Other processes handled all of them first: look again later, not in a hot loop.
         next_ms = None
     return ExpiryResult(ended, buried, rerouted, next_ms)
@@ -293,6 +296,29 @@ async def _end_leases(engine: Engine, leases: Collection[Lease]) -> int:
     ]
     outcomes = await engine.settle(settlements)
     return outcomes.count(Outcome.SETTLED)
+
+
+async def _without_outdated(engine: Engine, jobs: Sequence[Job]) -> Sequence[Job]:
+    """Give the jobs whose queue has another `expires` by now the expiry that it gives them, and
+    return the others. Declaring a queue does this, but may have been interrupted."""
+    names = {job.queue for job in jobs if job.queue_expiry}
+    queues = await queue_settings(engine, names) if names else {}
+    outdated: dict[tuple[str, str], list[str]] = defaultdict(list)
+    for job in jobs:
+        queue = queues.get(job.queue)
+        if job.queue_expiry and queue and lifecycle.with_queue_expiry(job, queue) is not job:
+            outdated[job.queue, job.task].append(job.id)
+    corrected: set[str] = set()
+    for (name, task), ids in outdated.items():
+        still = JobFilter(
+            ids=tuple(ids), queue=name, task=task, states=(State.WAITING,), expired=True
+        )
+        correction = Edit(by="reaper", text="the expiry of its queue was changed")
+        # A caller that may not edit the jobs of this task lets them expire.
+        with contextlib.suppress(Forbidden):
+            await engine.amend(still, correction, limit=len(ids))
+            corrected.update(ids)
+    return [job for job in jobs if job.id not in corrected] if corrected else jobs
 
 
 async def _end_expired(engine: Engine, jobs: Sequence[Job]) -> tuple[int, int]:

@@ -14,8 +14,11 @@ import pytest
 from holdfast.core.limits import Limit
 from holdfast.core.model import LeaseRequest, NewJob, Queue
 from holdfast.core.verdict import Complete, Outcome, Settlement
-from holdfast.engines.sqlite import SQLiteEngine
+from holdfast.engines.sqlite import SQLiteEngine, queues
 from holdfast.engines.sqlite.flow import lanes
+from holdfast.errors import EngineUnavailable
+from holdfast.ops.workers import end_overdue_and_expired
+from holdfast.testing.clock import ManualClock
 from tests.engines.sqlite.conftest import OpenEngine
 
 FAIR = Queue(
@@ -155,3 +158,30 @@ async def test_unused_lanes_and_slots_are_pruned(open_engine: OpenEngine) -> Non
     await engine.settle([Settlement(lease=lease, verdict=Complete()) for lease in leases])
     await engine.recount(100)
     assert await engine._read(lambda transaction: transaction.run(count).fetchone()) == (0, 0)
+
+
+async def test_jobs_do_not_expire_by_a_setting_whose_change_was_interrupted(
+    open_engine: OpenEngine, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = await open_engine()
+    await engine.declare(Queue(name="q", expires_ms=10))
+    await engine.enqueue([NewJob(id=id_, task="t", queue="q") for id_ in "ab"])
+    await engine.enqueue([NewJob(id="own", task="t", queue="q", expires_ms=10)])
+
+    def interrupted(*_: object, **__: object) -> None:
+        raise EngineUnavailable("killed")
+
+    with monkeypatch.context() as killed:
+        killed.setattr(queues, "expiry_step", interrupted)
+        with pytest.raises(EngineUnavailable, match="killed"):
+            await engine.declare(Queue(name="q"))
+    clock.advance(10)
+    ended = await end_overdue_and_expired(engine, 2)
+    assert (ended.buried, ended.next_ms) == (0, 0)
+    ended = await end_overdue_and_expired(engine, 2)
+    assert (ended.buried, ended.next_ms) == (1, None)
+    leases = await engine.lease(LeaseRequest(queues=("q",), limit=9))
+    assert [lease.id for lease in leases] == ["a", "b"]
+    job = await engine.get("a")
+    assert job is not None
+    assert job.expires_at is None
