@@ -154,7 +154,7 @@ async def test_names_that_older_versions_use_are_gone(
     """Processes of versions up to 17 do not name their version in their statements."""
     names = """
         SELECT DISTINCT proname::text FROM pg_proc WHERE pronamespace = 'holdfast'::regnamespace
-        AND proname IN ('lease', 'lease_ids', 'lease_flow', 'lease_ids_flow', 'put_plain',
+        AND proname IN ('lease', 'lease_ids', 'lease_flow', 'lease_ids_flow', 'put_plain', 'put',
                         'add_plain_jobs', 'add_jobs', 'complete', 'complete_flow',
                         'complete_light', 'rewrite', 'renew', 'save', 'erase', 'purge', 'wake',
                         'join_flow', 'declare_flow', 'free_keys', 'prune_flow', 'linger')
@@ -163,7 +163,7 @@ async def test_names_that_older_versions_use_are_gone(
         whole = schema.migrations()
         older.setattr(schema, "migrations", lambda: whole[:17])
         await (await opened(pg_dsn)).close()
-    assert len(await look.fetch(names)) == 21
+    assert len(await look.fetch(names)) == 22
     engine = await opened(pg_dsn)
     assert await look.fetch(names) == []
     await engine.enqueue(jobs("a"))

@@ -38,10 +38,10 @@ BEGIN
             EXECUTE replace(pg_get_functiondef(found.oid), found.prosrc, body);
         END IF;
     END LOOP;
-    -- Only versions before 17 use it.
+    -- Only versions before 17 use them.
     FOR found IN
         SELECT p.oid::regprocedure AS signature FROM pg_proc p
-        WHERE p.pronamespace = current_schema()::regnamespace AND p.proname = 'put_plain'
+        WHERE p.pronamespace = current_schema()::regnamespace AND p.proname IN ('put_plain', 'put')
     LOOP
         EXECUTE format('DROP FUNCTION %s', found.signature);
     END LOOP;
