@@ -71,3 +71,31 @@ async def test_a_failure_between_the_two_calls(jobs: list[NewJob], error: type[E
     engine.left = 2
     receipts = await enqueue(jobs)
     assert all(receipt.status is not Status.REFUSED for receipt in receipts)
+
+
+class Doubtful(MemoryEngine):
+    """Knows only the first answer of the second call of `enqueue`."""
+
+    calls = 0
+
+    async def enqueue(self, jobs: Sequence[NewJob]) -> list[Receipt]:
+        self.calls += 1
+        receipts = await super().enqueue(jobs)
+        if self.calls == 2:
+            raise OutcomeUnknown("no answer", known={0: receipts[0]})
+        return receipts
+
+
+async def test_known_answers_keep_their_positions() -> None:
+    """Jobs of several callers may share a call, and each gets the answers at its positions."""
+    engine = Doubtful()
+    await engine.open()
+    await save_setting(engine, "create-queues", "yes")
+    jobs = [job("a"), job("b", "mail"), job("c"), job("d", "sms")]
+    with pytest.raises(OutcomeUnknown) as raised:
+        await creating_queues(engine)(jobs)
+    assert {at: receipt.id for at, receipt in raised.value.known.items()} == {
+        0: "a",
+        1: "b",
+        2: "c",
+    }

@@ -27,6 +27,7 @@ from holdfast.engines.base import Engine, unknown_if_partial
 from holdfast.errors import (
     ConfigError,
     EngineUnavailable,
+    OutcomeUnknown,
     UnknownParent,
     UnknownQueue,
     UsageError,
@@ -123,16 +124,26 @@ async def enqueue_in_new_queues(
         for job, receipt in zip(jobs, receipts, strict=True)
         if receipt.code == UnknownQueue.code and addressee(job.queue) is None
     }
-    if not missing or not (await read_settings(engine)).value("create-queues"):
+    if not missing:
         return receipts
-    with unknown_if_partial(lambda: any(each.status is not Status.REFUSED for each in receipts)):
-        for name in sorted(missing):
-            # False if another process created it in the meantime.
-            await engine.declare(Queue(name=name), instead_of=None)
-        # A job may also have been refused because its parent was.
-        codes = (UnknownQueue.code, UnknownParent.code)
-        again = [at for at, receipt in enumerate(receipts) if receipt.code in codes]
-        answers = await engine.enqueue([jobs[at] for at in again])
+    # A job may also have been refused because its parent was.
+    codes = (UnknownQueue.code, UnknownParent.code)
+    again = [at for at, receipt in enumerate(receipts) if receipt.code in codes]
+    try:
+        with unknown_if_partial(
+            lambda: any(each.status is not Status.REFUSED for each in receipts)
+        ):
+            if not (await read_settings(engine)).value("create-queues"):
+                return receipts
+            for name in sorted(missing):
+                # False if another process created it in the meantime.
+                await engine.declare(Queue(name=name), instead_of=None)
+            answers = await engine.enqueue([jobs[at] for at in again])
+    except OutcomeUnknown as error:
+        # The first call has answered the others, which may be of other callers.
+        known = {at: each for at, each in enumerate(receipts) if at not in again}
+        known |= {again[at]: each for at, each in error.known.items()}
+        raise OutcomeUnknown(str(error), known=known) from error
     found = dict(zip(again, answers, strict=True))
     return [found.get(at, receipt) for at, receipt in enumerate(receipts)]
 
