@@ -80,11 +80,12 @@ def handled_as_a_dead_letter(builder: HistoryBuilder) -> None:
 
 
 def forwarded_as_a_dead_letter(builder: HistoryBuilder) -> None:
-    builder.enqueue(queue="moved")
+    builder.enqueue(queue="moved", expires_ms=500)
     builder.lease(1, queue="moved")
     builder.settle(1, "bury", reason="explicit", queue="moved")
     builder.lease(2, queue="grave", dead=True)
     builder.settle(2, "forward", queue="grave", target="q", dead=True)
+    builder.rest(1_000)
     builder.lease(3)
     builder.finish(3)
 

@@ -240,6 +240,9 @@ def _expiry(leased: Act, life: JobHistory, history: History) -> Faults:
 
 
 def _lifts_expiry(act: Act) -> bool:
+    """A redriven job and a forwarded dead letter have no expiry; an edited one may have another."""
+    if act.op == "settle_dead":
+        return act.verdict == "forward"
     edited = act.verdict == "edit" and act.asked.expires_ms is not None
     return act.op == "amend" and (act.verdict == "redrive" or edited)
 
