@@ -17,7 +17,7 @@ import msgspec
 from msgspec import Meta
 
 from holdfast import process
-from holdfast.core import bounds
+from holdfast.core import bounds, failures
 from holdfast.core.model import (
     FailureKind,
     Job,
@@ -292,7 +292,7 @@ def _by_queue(some: Sequence[Each], jobs: Sequence[Job]) -> Iterable[tuple[str, 
 
 def _death(id: str, task: str, queue: str, verdict: Bury | BuryWaiting) -> FeedEvent:
     failure = verdict.failure
-    text = "" if failure is None else ": ".join(filter(None, (failure.type, failure.message)))
+    text = "" if failure is None else failures.line(failure)
     return FeedEvent(
         kind=FeedEventKind.JOB_DIED,
         queue=queue,

@@ -216,7 +216,8 @@ class Settler:
 
 
 class JobLog:
-    """Writes a line for each settled job, at most `LINES_MAX` a second; the others are counted."""
+    """Writes a line for each settled job, at most `LINES_MAX` a second; the others are counted. A
+    death has a line already: the logger `holdfast.jobs` has one for every death."""
 
     LINES_MAX = 20
 
@@ -231,6 +232,8 @@ class JobLog:
         """Write the lines of jobs that the engine has answered for."""
         self.flush()
         for held in jobs:
+            if isinstance(held.verdict, Bury) and not held.lost:
+                continue
             if self._written < self.LINES_MAX:
                 self._written += 1
                 self._write(settled_line(held, self._clock()))
@@ -259,8 +262,6 @@ def settled_line(held: HeldLease, now: float) -> str:
         case Retry(failure=failure, delay_ms=delay_ms) if failure is not None:
             again = f"in {delay_ms / 1000:.1f} s" if delay_ms else "now"
             text = f": {failures.line(failure)}; attempt {held.job.attempt + 1} starts {again}"
-        case Bury(failure=failure, reason=reason):
-            text = f" ({reason})" + (f": {failures.line(failure)}" if failure else "")
         case Release(text=why) if why:
             text = f": {why}"
         case _:
@@ -275,8 +276,6 @@ def _outcome_word(held: HeldLease) -> str:
     match held.verdict:
         case Complete():
             return "done"
-        case Bury():
-            return "dead"
         case Retry(failure=failure) if failure is not None:
             return "failed"
         case _:
