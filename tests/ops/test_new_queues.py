@@ -61,7 +61,7 @@ class Failing(MemoryEngine):
     [([job("a"), job("b", "mail")], OutcomeUnknown), ([job("b", "mail")], EngineUnavailable)],
 )
 async def test_a_failure_between_the_two_calls(jobs: list[NewJob], error: type[Exception]) -> None:
-    """What the first call has enqueued must not be reported as not done."""
+    """Jobs that the first call has enqueued are not reported as refused."""
     engine = Failing()
     await engine.open()
     await save_setting(engine, "create-queues", "yes")

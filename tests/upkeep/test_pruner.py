@@ -96,7 +96,8 @@ async def test_the_full_job_is_archived_before_it_is_deleted(
 
 
 def test_an_archive_is_not_written_through_a_link(tmp_path: Path) -> None:
-    """Whoever may write to the folder could otherwise lead it to any file of the service."""
+    """A user who can write to the folder could otherwise make the service overwrite any of its
+    files."""
     (tmp_path / "precious").write_text("x")
     (tmp_path / "jobs.jsonl").symlink_to(tmp_path / "precious")
     with pytest.raises(OSError, match="symbolic link"):

@@ -51,7 +51,8 @@ async def is_missing(url: str) -> bool:
 
 
 async def _missing(app: Holdfast, *, creating: bool = False) -> str:
-    """What opening would have to create, or "". With `creating`, only a folder counts."""
+    """The file, folder or schema that opening would have to create, in words; "" if all exists.
+    With `creating`, only a missing folder counts."""
     files = extra(app.engine, FileBacked)
     if files is not None:
         return await asyncio.to_thread(files.missing, creating=creating)

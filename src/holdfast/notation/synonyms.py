@@ -23,7 +23,8 @@ SYNONYMS: dict[str, tuple[str, ...]] = {
     "ttl": ("expires",),
     "visibility_timeout": ("lease",),
 }
-"""What others call an option, and its names here: the first that fits is meant."""
+"""The names that other queues give an option, with its names here, of which the first known one is
+suggested."""
 
 _EXPLAINED = dict.fromkeys(("max_retries", "retries"), ", which counts the first attempt too")
 _ELSEWHERE = {
@@ -45,7 +46,7 @@ def suggestion(wrong: str, known: Iterable[str]) -> str | None:
 
 
 def remedy(wrong: str, known: Iterable[str], shape: str = "{}") -> str:
-    """What to do about an unknown name: "did you mean after?"; "" if nothing comes to mind.
+    """The remedy for an unknown name, e.g. "did you mean after?"; "" if no known name is like it.
     `shape` formats the suggested name."""
     meant = suggestion(wrong, known)
     if meant is None:

@@ -81,8 +81,8 @@ async def declared_tasks(engine: Engine) -> dict[str, TaskRecord]:
 async def read_job_defaults(
     engine: Engine, flags: JobLine | None = None, make_id: Callable[[], str] = new_id
 ) -> JobDefaults:
-    """What new jobs get unless they say otherwise: the flags, else the options that their task
-    declares, else the stored settings.
+    """The defaults of new jobs: the flags, else the options that their task declares, else the
+    stored settings.
     """
     stored, declared = await read_settings(engine), await declared_tasks(engine)
     return job_defaults(flags or JobLine(), stored, declared, make_id)

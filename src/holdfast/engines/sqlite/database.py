@@ -52,6 +52,8 @@ START_TIMEOUT_S = 15.0
 """Time a call may wait to start, behind earlier calls and other processes' locks."""
 
 _LEAVING_S = 0.5
+"""Time that the kernel may take to drop the locks of a killed process."""
+
 _SAFE_LIBRARY = (3, 51, 3)
 """In earlier SQLite versions a checkpoint concurrent with a commit can damage the file."""
 

@@ -253,7 +253,7 @@ class JobLog:
 
 
 def settled_line(held: HeldLease, now: float) -> str:
-    """What happened to a job, in one line; `now` is of the boot clock."""
+    """The line about a settled job: outcome, time and error. `now` is of the boot clock."""
     ms = max(0, round((now - held.came_at) * 1000))
     took = f"{ms} ms" if ms < 10_000 else f"{ms / 1000:.0f} s"
     verdict = held.verdict
