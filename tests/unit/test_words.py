@@ -32,7 +32,10 @@ INSTEAD_OF: dict[str, str] = {
 }
 NEVER = {word: good for good, words in INSTEAD_OF.items() for word in words.split()}
 
-EDGES = ("engines.sqs", "engines.rabbitmq", "server.sqs", "fleet")
+EDGES = (
+    *("engines.broker", "engines.brokered", "engines.rabbitmq", "engines.sqs", "gates"),
+    *("upkeep.dead_letter_handler", "server.sqs", "fleet"),
+)
 EDGE_PAGES = ("sqs", "rabbitmq", "fleet")
 
 # Words that mean something else where they stand, and what they mean there.

@@ -7,7 +7,7 @@ ability by having its methods; a wrapper forwards those of the engine inside, or
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 
 import msgspec
@@ -16,6 +16,7 @@ from holdfast.core.transfer import Mover
 
 if TYPE_CHECKING:
     from holdfast.engines.base import Engine
+    from holdfast.engines.broker import Broker
 
 Ability = TypeVar("Ability")
 
@@ -136,6 +137,25 @@ class Transactional(Protocol):
 
     def within(self, connection: Any) -> Any:
         """An object with `enqueue` and `settle` that take effect when the caller commits."""
+
+
+@runtime_checkable
+class Wakeable(Protocol):
+    """Has leases that wait, and can be told from outside that jobs may be due."""
+
+    def wake(self) -> None:
+        """Make the waiting leases look again. Called on the event loop's thread."""
+
+    def on_change(self, listener: Callable[[], None]) -> None:
+        """Call `listener` whenever a call of this engine object may have made a job due."""
+
+
+@runtime_checkable
+class Brokered(Protocol):
+    """Has a broker beside its store."""
+
+    def broker(self) -> Broker:
+        """The broker, for the dead-letter handler and for checks."""
 
 
 @runtime_checkable

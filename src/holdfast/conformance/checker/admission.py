@@ -9,7 +9,7 @@ up for priority.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -209,8 +209,20 @@ def check_order(history: History) -> Iterator[Violation]:
             continue
         for place, stint in _stints(life, steady):
             lines[place].append(stint)
+    locked = _locked_parents(history)
     for stints in lines.values():
-        yield from _overtaken(stints, blind)
+        yield from _overtaken(stints, blind, locked)
+
+
+def _locked_parents(history: History) -> dict[str, list[tuple[int, int]]]:
+    """By job: the times of the calls that enqueued children of it, which may lock it meanwhile."""
+    found: dict[str, list[tuple[int, int]]] = defaultdict(list)
+    for life in history.lives.values():
+        for act in life.acts:
+            for parent in act.asked.after if act.op in ("enqueue", "follow") else ():
+                end_ns = min(act.end_ns, act.begin_ns + ORPHAN_NS_MAX)
+                found[parent].append((act.begin_ns, end_ns))
+    return found
 
 
 class Place(NamedTuple):
@@ -234,7 +246,11 @@ class Stint(NamedTuple):
     may_be_overtaken: bool
 
 
-def _overtaken(stints: list[Stint], blind: list[tuple[int, int]]) -> Iterator[Violation]:
+def _overtaken(
+    stints: list[Stint],
+    blind: list[tuple[int, int]],
+    locked: dict[str, list[tuple[int, int]]],
+) -> Iterator[Violation]:
     coming = sorted((s for s in stints if s.may_be_overtaken), key=lambda s: -s.entered.end_ns)
     waiting: list[Stint] = []
     for stint in sorted(stints, key=lambda s: s.leased.begin_ns):
@@ -245,16 +261,22 @@ def _overtaken(stints: list[Stint], blind: list[tuple[int, int]]) -> Iterator[Vi
         passed = [
             other
             for other in waiting
-            if other.leased.begin_ns > act.end_ns and other.last_ns < stint.first_ns
+            if other.leased.begin_ns > act.end_ns
+            and other.last_ns < stint.first_ns
+            and not _overlap(locked.get(other.life.id, ()), act)
         ]
         if not passed or not stint.overtakes:
             continue
         # A lease call that was abandoned may have held the other job for a moment.
-        if any(begin < act.end_ns and end > act.begin_ns for begin, end in blind):
+        if _overlap(blind, act):
             continue
         lines = (*passed[0].life.lines, *stint.life.lines)
         text = f"leased before job {passed[0].life.id}, which was ahead of it"
         yield Violation("I10", stint.life.id, text, lines)
+
+
+def _overlap(times: Iterable[tuple[int, int]], act: Act) -> bool:
+    return any(begin < act.end_ns and end > act.begin_ns for begin, end in times)
 
 
 def _stints(life: JobHistory, steady: dict[str, Queue | None]) -> Iterator[tuple[Place, Stint]]:
