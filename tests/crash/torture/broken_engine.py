@@ -2,7 +2,8 @@
 
 python -m tests.crash.torture.broken_engine DIRECTORY losing|flowing
 
-A run has a fixed duration: on a busy machine it may take several to trigger every defect.
+A run has a fixed duration, and each is longer than the one before: on a busy machine it may take
+several to trigger every defect.
 """
 
 from __future__ import annotations
@@ -125,7 +126,9 @@ def run_with_faults(home: Path, mutants: tuple[type[Mutant], ...], seed: int) ->
             engine = cast(Engine, mutant(engine, ManualClock()))
         return engine
 
-    plan = FaultPlan(processes=3, kills=12, seconds=2, seed=seed, freezes=0, server_kills=0)
+    plan = FaultPlan(
+        processes=3, kills=12, seconds=2 * seed, seed=seed, freezes=0, server_kills=0
+    )
     histories = home / "histories"
     histories.mkdir()
     store = Store("sqlite", make, None, f"sqlite:///{home}/jobs.db")
