@@ -112,7 +112,7 @@ def rabbitmq_needed() -> Iterator[None]:
         yield
         return
     except ServiceUnavailable as error:
-        missing = MISSING + str(error)
+        missing = f"{MISSING}{error} Or name a running one: HOLDFAST_TEST_AMQP_URL=amqp://..."
     # Outside of the handler, so that the report is this line and no chain of causes.
     if "rabbitmq" in os.environ.get("HOLDFAST_TEST_REQUIRE", "").split(","):
         pytest.fail(missing, pytrace=False)

@@ -73,6 +73,8 @@ def ask(address: str) -> RabbitNode:
             answer = json.loads(stream.read())
     if "missing" in answer:
         raise ServiceUnavailable(answer["missing"])
+    if "failed" in answer:
+        raise RuntimeError(answer["failed"])
     return RabbitNode(**answer)
 
 
@@ -88,11 +90,11 @@ class _Listener(socketserver.UnixStreamServer):
 
 
 class _Answer(socketserver.StreamRequestHandler):
-    """Any other error is printed by the server, and the worker gets no answer."""
-
     def handle(self) -> None:
         try:
             answer = cast(_Listener, self.server).broker.get()._asdict()
         except ServiceUnavailable as error:
             answer = {"missing": str(error)}
+        except Exception as error:  # noqa: BLE001 (becomes the answer)
+            answer = {"failed": repr(error)}
         self.wfile.write(json.dumps(answer).encode())

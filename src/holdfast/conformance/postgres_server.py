@@ -26,7 +26,7 @@ class PrivatePostgres(PrivateServer):
     graceful = signal.SIGINT  # Its fast shutdown.
     immediate = signal.SIGQUIT
     # After a crash the old children hold the shared memory for a while.
-    transient = (b"still in use", b"another postmaster", b"TCP/IP socket")
+    transient = ("still in use", "another postmaster", "TCP/IP socket")
 
     def __init__(
         self, *, version: int = 18, fsync: bool = False, settings: Mapping[str, str] | None = None

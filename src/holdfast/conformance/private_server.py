@@ -20,8 +20,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import ClassVar, Self
 
-START_S_MAX = 60
-STOP_S_MAX = 20
+START_S_MAX = 120
+STOP_S_MAX = 60
 POLL_S = 0.01
 RETRY_S = 0.05
 RECLAIM_S = 5.0
@@ -43,7 +43,7 @@ class PrivateServer:
     """Ends the server in order, with its data complete."""
     immediate: ClassVar[signal.Signals]
     """Ends it without that."""
-    transient: ClassVar[tuple[bytes, ...]] = ()
+    transient: ClassVar[tuple[str, ...]] = ()
     """Texts in the log of a failed start that may succeed when it is repeated."""
 
     def __init__(self) -> None:
@@ -150,6 +150,10 @@ class PrivateServer:
         """Whether the process just started accepts connections."""
         raise NotImplementedError
 
+    def _complaint(self, log: str) -> str:
+        """What a log says about a failed start."""
+        return log[-2000:]
+
     def _make_directory(self) -> Path:
         prefix = f"holdfast-{self.title.lower()}-"
         directory = Path(tempfile.mkdtemp(prefix=prefix)).resolve()
@@ -169,7 +173,7 @@ class PrivateServer:
             if self._try_launch(self._directory, deadline):
                 return
             if time.monotonic() > deadline:
-                raise ServiceUnavailable(f"{self.title} did not start: {self.log[-2000:]}")
+                raise ServiceUnavailable(f"{self.title} did not start: {self._complaint(self.log)}")
             time.sleep(RETRY_S)
 
     def _try_launch(self, directory: Path, deadline: float) -> bool:
@@ -190,9 +194,9 @@ class PrivateServer:
             if self._is_ready(directory):
                 return True
             time.sleep(POLL_S)
-        refusal = (directory / "log").read_bytes()[start:]
+        refusal = (directory / "log").read_bytes()[start:].decode(errors="replace")
         if self._server.poll() is not None and not any(text in refusal for text in self.transient):
-            raise ServiceUnavailable(f"{self.title} refused to start: {self.log[-2000:]}")
+            raise ServiceUnavailable(f"{self.title} refused to start: {self._complaint(refusal)}")
         return False
 
 

@@ -68,10 +68,15 @@ def extract(cache: Path) -> Path:
             f"RabbitMQ is not installed, and this system has no {' and no '.join(missing)} to "
             f"extract Debian's packages with. {REMEDY}"
         )
-    cache.mkdir(parents=True, exist_ok=True)
-    with _lock(cache / "rabbitmq.lock") as guard:
-        if not tree.exists():
-            _Extraction(cache, guard).run(tree)
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+        with _lock(cache / "rabbitmq.lock") as guard:
+            if not tree.exists():
+                _Extraction(cache, guard).run(tree)
+    except OSError as error:
+        raise ServiceUnavailable(
+            f"RabbitMQ is not installed, and its packages cannot be extracted: {error}. {REMEDY}"
+        ) from error
     return tree
 
 
@@ -103,16 +108,20 @@ class _Extraction:
     def run(self, tree: Path) -> None:
         for folder in ("lists/partial", "archives/partial", "files"):
             (self._state / folder).mkdir(parents=True, exist_ok=True)
+        packages = self._download()
         draft = tree.with_name(tree.name + ".new")
         shutil.rmtree(draft, ignore_errors=True)
-        for package in self._download():
-            self._call(["dpkg", "-x", package, draft])
-        _make_movable(draft / "usr/lib/erlang/bin/erl")
-        # The shared libraries that it needs may be missing: then it must not be found later.
-        erl = draft / "usr/lib/erlang/bin/erl"
-        self._call([erl, "-noinput", "-eval", "ok = crypto:start(), halt()."])
-        draft.rename(tree)
-        shutil.rmtree(self._state, ignore_errors=True)
+        try:
+            for package in packages:
+                self._call(["dpkg", "-x", package, draft])
+            erl = draft / "usr/lib/erlang/bin/erl"
+            _make_movable(erl)
+            # The shared libraries that it needs may be missing: then it must not be found later.
+            self._call([erl, "-noinput", "-eval", "ok = crypto:start(), halt()."])
+            draft.rename(tree)
+        finally:
+            # Also after a failure: apt keeps a file of the right size, whatever is in it.
+            shutil.rmtree(self._state, ignore_errors=True)
 
     def _download(self) -> list[Path]:
         updated = self._apt("apt-get", "update")
@@ -123,7 +132,7 @@ class _Extraction:
             self._apt("apt-get", "download", *names)
         except ServiceUnavailable as error:
             # A source that cannot be reached is only a warning of the update.
-            raise ServiceUnavailable(f"{error}\n{updated}".strip()) from None
+            raise ServiceUnavailable(f"{error} {_warnings(updated)}".strip()) from None
         files = re.findall(r"(?m)^'[^']*' (\S+\.deb) ", listed)
         return [self._files / file for file in files]
 
@@ -142,35 +151,33 @@ class _Extraction:
             "Dir::Cache": self._state,
             "Debug::NoLocking": 1,
             "APT::Sandbox::User": "root" if os.geteuid() == 0 else "",
-            "Acquire::Retries": 2,
-            "Acquire::http::Timeout": 20,
-            "Acquire::https::Timeout": 20,
+            "Acquire::Retries": 1,
+            "Acquire::http::Timeout": 15,
+            "Acquire::https::Timeout": 15,
         }
         flags = [text for name, value in options.items() for text in ("-o", f"{name}={value}")]
         return self._call([program, *flags, "-q", *arguments])
 
     def _call(self, command: Sequence[str | Path]) -> str:
-        try:
-            result = subprocess.run(
-                command,
-                cwd=self._files,
-                env={**os.environ, "LC_ALL": "C"},
-                # The child holds the lock too: if only this process is killed, the next one waits.
-                pass_fds=[self._guard.fileno()],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-                errors="replace",
-                check=False,
-            )
-        except OSError as error:
-            raise ServiceUnavailable(f"{command[0]} cannot be run: {error}. {REMEDY}") from None
+        result = subprocess.run(
+            command,
+            cwd=self._files,
+            env={**os.environ, "LC_ALL": "C"},
+            # The child holds the lock too: if only this process is killed, the next one waits.
+            pass_fds=[self._guard.fileno()],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            check=False,
+        )
         if result.returncode != 0:
-            words = " ".join(str(word) for word in command if not str(word).startswith("-"))
+            program, *_, last = map(str, command)
+            output = " ".join(result.stdout.split())[-1000:]
             raise ServiceUnavailable(
-                f"RabbitMQ is not installed, and its packages cannot be extracted: "
-                f"{words[:100]} failed with {result.stdout.strip()[-1000:]!r}. {REMEDY}"
+                "RabbitMQ is not installed, and its packages cannot be extracted. "
+                f"{REMEDY} {program} ... {last} failed: {output}"
             )
         return result.stdout
 
@@ -179,3 +186,9 @@ def _make_movable(script: Path) -> None:
     """Debian's erl names its folder; let it look where it is."""
     found = '"$(dirname "$(dirname "$(readlink -f "$0")")")"'
     script.write_text(script.read_text().replace("ROOTDIR=/usr/lib/erlang", f"ROOTDIR={found}"))
+
+
+def _warnings(output: str) -> str:
+    """The lines in which apt reports problems, of which it repeats many."""
+    lines = [line for line in output.splitlines() if line.startswith(("W:", "E:", "Err:"))]
+    return " ".join(" ".join(dict.fromkeys(lines)).split())[:1000]
