@@ -123,7 +123,7 @@ def test_files_of_an_older_version_are_left_out(tools: Path, tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("tool", "script", "reason"),
     [
-        ("apt-cache", "echo 'E: No packages found'; exit 100", "No packages found W: no route"),
+        ("apt-cache", "echo 'E: No packages found'; exit 100", "No packages found; W: no route"),
         ("apt-get", "echo 'E: disk is full'; exit 100", "disk is full"),
         ("dpkg", "echo 'the archive is damaged'; exit 2", "the archive is damaged"),
         ("dpkg", DPKG.replace('echo "$ROOTDIR"', "echo no libcrypto; exit 1"), "no libcrypto"),

@@ -73,7 +73,7 @@ def extract(cache: Path) -> Path:
         with _lock(cache / "rabbitmq.lock") as guard:
             if not tree.exists():
                 _Extraction(cache, guard).run(tree)
-    except OSError as error:
+    except (OSError, _CommandFailed) as error:
         raise ServiceUnavailable(
             f"RabbitMQ is not installed, and its packages cannot be extracted: {error}. {REMEDY}"
         ) from error
@@ -95,6 +95,10 @@ def _lock(path: Path) -> Iterator[IO[str]]:
     with path.open("w") as guard:
         fcntl.flock(guard, fcntl.LOCK_EX)
         yield guard
+
+
+class _CommandFailed(Exception):
+    """The text says which command failed, and how."""
 
 
 class _Extraction:
@@ -130,9 +134,10 @@ class _Extraction:
             # Older versions may be there from an attempt that was killed: only these are current.
             listed = self._apt("apt-get", "download", "--print-uris", *names)
             self._apt("apt-get", "download", *names)
-        except ServiceUnavailable as error:
+        except _CommandFailed as error:
             # A source that cannot be reached is only a warning of the update.
-            raise ServiceUnavailable(f"{error} {_warnings(updated)}".strip()) from None
+            warnings = re.findall(r"(?m)^[WE]: .*", updated)
+            raise _CommandFailed("; ".join([str(error), *warnings[:1]])) from None
         files = re.findall(r"(?m)^'[^']*' (\S+\.deb) ", listed)
         return [self._files / file for file in files]
 
@@ -142,7 +147,7 @@ class _Extraction:
         kinds = "recommends suggests conflicts breaks replaces enhances".split()
         options = [f"--no-{kind}" for kind in kinds]
         found = self._apt("apt-cache", "depends", "--recurse", *options, "rabbitmq-server")
-        return sorted(set(re.findall(r"(?m)^(?:erlang-\S+|rabbitmq-server)$", found)))
+        return sorted(set(re.findall(r"(?m)^(?:erlang-[a-z0-9-]+|rabbitmq-server)$", found)))
 
     def _apt(self, program: str, *arguments: str) -> str:
         options = {
@@ -175,10 +180,7 @@ class _Extraction:
         if result.returncode != 0:
             program, *_, last = map(str, command)
             output = " ".join(result.stdout.split())[-1000:]
-            raise ServiceUnavailable(
-                "RabbitMQ is not installed, and its packages cannot be extracted. "
-                f"{REMEDY} {program} ... {last} failed: {output}"
-            )
+            raise _CommandFailed(f"{program} ... {last} failed: {output}")
         return result.stdout
 
 
@@ -186,9 +188,3 @@ def _make_movable(script: Path) -> None:
     """Debian's erl names its folder; let it look where it is."""
     found = '"$(dirname "$(dirname "$(readlink -f "$0")")")"'
     script.write_text(script.read_text().replace("ROOTDIR=/usr/lib/erlang", f"ROOTDIR={found}"))
-
-
-def _warnings(output: str) -> str:
-    """The lines in which apt reports problems, of which it repeats many."""
-    lines = [line for line in output.splitlines() if line.startswith(("W:", "E:", "Err:"))]
-    return " ".join(" ".join(dict.fromkeys(lines)).split())[:1000]

@@ -16,13 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
-from holdfast.conformance.private_server import (
-    POLL_S,
-    START_S_MAX,
-    PrivateServer,
-    ServiceUnavailable,
-    free_ports,
-)
+from holdfast.conformance.private_server import POLL_S, START_S_MAX, PrivateServer, free_ports
 from holdfast.conformance.rabbitmq_packages import RabbitPrograms, find_programs
 
 NODE = "holdfast@localhost"
@@ -127,7 +121,8 @@ class PrivateRabbitMQ(PrivateServer):
     title = "RabbitMQ"
     graceful = signal.SIGTERM
     immediate = signal.SIGKILL
-    transient = ("eaddrinuse", "name_already_in_use", "already in use")
+    # A port, or the port of epmd, was taken by another since it was chosen.
+    transient = ("eaddrinuse", "dist_port_already_used", "nodistribution")
 
     def __init__(
         self,
@@ -179,7 +174,10 @@ class PrivateRabbitMQ(PrivateServer):
         }
         lines = [f"{name} = {value}\n" for name, value in settings.items()]
         (directory / "rabbitmq.conf").write_text("".join(lines))
-        self._start_epmd(directory)
+        while self._helpers:
+            epmd = self._helpers.pop()
+            epmd.kill()
+            epmd.wait()
 
     def _tls_settings(self, tls: TlsFiles) -> dict[str, str]:
         return {
@@ -191,28 +189,29 @@ class PrivateRabbitMQ(PrivateServer):
             "ssl_options.fail_if_no_peer_cert": "false",
         }
 
-    def _start_epmd(self, directory: Path) -> None:
+    def _try_launch(self, directory: Path, deadline: float) -> bool:
+        return self._run_epmd(directory, deadline) and super()._try_launch(directory, deadline)
+
+    def _run_epmd(self, directory: Path, deadline: float) -> bool:
         """In the foreground: one that the broker starts becomes a daemon and outlives it."""
-        while self._helpers:
-            epmd = self._helpers.pop()
-            epmd.kill()
-            epmd.wait()
-        program = str(self._programs.erlang / "epmd")
-        epmd = subprocess.Popen(
-            [program, "-port", str(self._epmd_port), "-address", "127.0.0.1"],
-            env=self._environment(directory),
-            cwd=directory,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )
-        self._helpers.append(epmd)
-        deadline = time.monotonic() + START_S_MAX
+        if not self._helpers or self._helpers[-1].poll() is not None:
+            program = str(self._programs.erlang / "epmd")
+            with (directory / "log").open("ab") as log:
+                epmd = subprocess.Popen(
+                    [program, "-port", str(self._epmd_port), "-address", "127.0.0.1"],
+                    env=self._environment(directory),
+                    cwd=directory,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    start_new_session=True,
+                )
+            self._helpers.append(epmd)
         while not _answers(self._epmd_port):
-            if epmd.poll() is not None or time.monotonic() > deadline:
-                raise ServiceUnavailable(f"epmd did not start on port {self._epmd_port}")
+            if self._helpers[-1].poll() is not None or time.monotonic() > deadline:
+                return False
             time.sleep(POLL_S)
+        return True
 
     def _command(self, directory: Path) -> list[Path]:
         return [self._programs.server]
@@ -252,8 +251,7 @@ class PrivateRabbitMQ(PrivateServer):
         return " ".join(lines)[:1000] or super()._complaint(log)
 
     def _is_ready(self, directory: Path) -> bool:
-        # An epmd that lost its port to another would leave this node registered there.
-        return self._helpers[0].poll() is None and _answers(self._port, _PROTOCOL)
+        return _answers(self._port, _PROTOCOL)
 
 
 def _answers(port: int, hello: bytes = b"") -> bool:
