@@ -177,10 +177,21 @@ class PrivateServer:
             time.sleep(RETRY_S)
 
     def _try_launch(self, directory: Path, deadline: float) -> bool:
+        start = len(self.log)
+        self._server = self._spawn(directory, self._command(directory))
+        while self._server.poll() is None and time.monotonic() < deadline:
+            if self._is_ready(directory):
+                return True
+            time.sleep(POLL_S)
+        refusal = self.log[start:]
+        if self._server.poll() is not None and not any(text in refusal for text in self.transient):
+            raise ServiceUnavailable(f"{self.title} refused to start: {self._complaint(refusal)}")
+        return False
+
+    def _spawn(self, directory: Path, command: Sequence[str | Path]) -> "subprocess.Popen[bytes]":
         with (directory / "log").open("ab") as log:
-            start = log.tell()
-            self._server = subprocess.Popen(
-                self._command(directory),
+            return subprocess.Popen(
+                command,
                 env=self._environment(directory),
                 cwd=directory,
                 stdin=subprocess.DEVNULL,
@@ -190,14 +201,6 @@ class PrivateServer:
                 user=self._user,
                 group=self._group,
             )
-        while self._server.poll() is None and time.monotonic() < deadline:
-            if self._is_ready(directory):
-                return True
-            time.sleep(POLL_S)
-        refusal = (directory / "log").read_bytes()[start:].decode(errors="replace")
-        if self._server.poll() is not None and not any(text in refusal for text in self.transient):
-            raise ServiceUnavailable(f"{self.title} refused to start: {self._complaint(refusal)}")
-        return False
 
 
 def free_ports(count: int) -> list[int]:

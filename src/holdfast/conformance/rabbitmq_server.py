@@ -195,18 +195,9 @@ class PrivateRabbitMQ(PrivateServer):
     def _run_epmd(self, directory: Path, deadline: float) -> bool:
         """In the foreground: one that the broker starts becomes a daemon and outlives it."""
         if not self._helpers or self._helpers[-1].poll() is not None:
-            program = str(self._programs.erlang / "epmd")
-            with (directory / "log").open("ab") as log:
-                epmd = subprocess.Popen(
-                    [program, "-port", str(self._epmd_port), "-address", "127.0.0.1"],
-                    env=self._environment(directory),
-                    cwd=directory,
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=log,
-                    start_new_session=True,
-                )
-            self._helpers.append(epmd)
+            program = self._programs.erlang / "epmd"
+            address = ["-port", str(self._epmd_port), "-address", "127.0.0.1"]
+            self._helpers.append(self._spawn(directory, [program, *address]))
         while not _answers(self._epmd_port):
             if self._helpers[-1].poll() is not None or time.monotonic() > deadline:
                 return False
