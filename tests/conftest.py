@@ -9,18 +9,22 @@ import subprocess
 import tempfile
 from collections.abc import AsyncIterator, Callable, Generator, Iterator
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 from uuid import uuid4
 
 import pytest
 from hypothesis import settings
 
-from holdfast.conformance.postgres_server import ServiceUnavailable
+from holdfast.conformance.private_server import ServiceUnavailable
+from holdfast.conformance.rabbitmq_server import RabbitNode
+from holdfast.core.text import counted
 from holdfast.engines.base import Engine
 from holdfast.engines.registry import open_engine
 from holdfast.engines.sqlite.files import FLOOR_BYTES
 from holdfast.testing.clock import ManualClock
 from tests import services
+from tests.shared_broker import SharedBroker, ask
 
 # The machine's noise is no property of the code, and a failure must be repeatable elsewhere.
 settings.register_profile("holdfast", deadline=None, print_blob=True)
@@ -43,6 +47,30 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.collect()
         gc.freeze()
         gc.enable()
+
+
+_SHARED = pytest.StashKey[SharedBroker]()
+_BROKER = "holdfast_broker"
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.stash[_SHARED] = SharedBroker()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """Tell a worker of pytest-xdist whom to ask."""
+    node.workerinput[_BROKER] = node.config.stash[_SHARED].listen()
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    config.stash[_SHARED].close()
+    report: Any = config.pluginmanager.get_plugin("terminalreporter")
+    reasons = [skip.longrepr[2] for skip in report.stats.get("skipped", ())] if report else []
+    missing = [reason for reason in reasons if services.MISSING in reason]
+    if missing:
+        why = " ".join(missing[0].removeprefix("Skipped: ").split())
+        report.write_line(f"{counted(len(missing), 'test')} did not run. {why}")
 
 
 @pytest.fixture(scope="session")
@@ -98,6 +126,27 @@ def empty_pg_dsn(pg_server_dsn: str) -> Iterator[str]:
     """A database of this test's own with nothing in it."""
     with services.fresh_database(pg_server_dsn) as dsn:
         yield dsn
+
+
+@pytest.fixture(scope="session")
+def rabbit_node(request: pytest.FixtureRequest) -> RabbitNode:
+    """The private RabbitMQ of this run, with which a test may do everything but stop it."""
+    address = getattr(request.config, "workerinput", {}).get(_BROKER)
+    with services.rabbitmq_needed():
+        return ask(address) if address else request.config.stash[_SHARED].get()
+
+
+@pytest.fixture(scope="session")
+def amqp_url(request: pytest.FixtureRequest) -> str:
+    """A virtual host for all tests of this process that only need names of their own."""
+    try:
+        given = services.given_broker()
+    except ServiceUnavailable as error:
+        pytest.fail(str(error), pytrace=False)
+    if given is not None:
+        return given
+    node: RabbitNode = request.getfixturevalue("rabbit_node")
+    return node.add_vhost(f"test-{os.getpid()}")
 
 
 @pytest.fixture

@@ -1,21 +1,26 @@
-"""The services that tests use: one PostgreSQL for each test process, one database for each test.
+"""The services that tests use: one PostgreSQL for each test process, one database for each test;
+one RabbitMQ for each run, one virtual host for each test process.
 
-`HOLDFAST_TEST_PG_DSN` names a server to use instead of a private one: a postgresql:// URL of a
-user who may create databases. A service that cannot be had fails the test, it never skips it.
+`HOLDFAST_TEST_PG_DSN` and `HOLDFAST_TEST_AMQP_URL` name servers to use instead of private ones: a
+postgresql:// URL of a user who may create databases, an amqp:// URL of one who may do everything
+in its virtual host. Where RabbitMQ cannot be had, its tests are skipped, and the run ends with a
+line that says so; they fail if `HOLDFAST_TEST_REQUIRE` lists "rabbitmq".
 """
 
 import asyncio
 import contextlib
 import os
 import uuid
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from urllib.parse import urlsplit
 
 import psycopg
+import pytest
 from psycopg import sql
 
-from holdfast.conformance.postgres_server import PrivatePostgres, ServiceUnavailable
+from holdfast.conformance.postgres_server import PrivatePostgres
+from holdfast.conformance.private_server import ServiceUnavailable
 from holdfast.engines.postgres import PostgresEngine
 
 
@@ -46,15 +51,14 @@ def fresh_database(server_dsn: str, *, like: str = "template1") -> Iterator[str]
 
 
 def open_once(dsn: str) -> None:
-    """An engine makes its tables in there. In a thread, because the caller may have a loop."""
+    """An engine makes its tables in there."""
 
     async def open_and_close() -> None:
         engine = PostgresEngine(dsn)
         await engine.open()
         await engine.close()
 
-    with ThreadPoolExecutor(1) as thread:
-        thread.submit(asyncio.run, open_and_close()).result()
+    _run_apart(open_and_close())
 
 
 def name_anew(dsn: str) -> None:
@@ -77,3 +81,45 @@ def _refuse_unless_reachable(dsn: str) -> None:
 def _execute(dsn: str, statement: str, *databases: str) -> None:
     with psycopg.connect(dsn, autocommit=True) as connection:
         connection.execute(sql.SQL(statement).format(*map(sql.Identifier, databases)))
+
+
+def given_broker() -> str | None:
+    """The URL of a broker, if the environment names one. It must answer."""
+    url = os.environ.get("HOLDFAST_TEST_AMQP_URL")
+    if url is not None:
+        _run_apart(_refuse_unless_broker(url))
+    return url
+
+
+async def _refuse_unless_broker(url: str) -> None:
+    import aio_pika
+    from aio_pika.exceptions import AMQPError
+
+    try:
+        await (await aio_pika.connect(url, timeout=10)).close()
+    except (OSError, ValueError, AMQPError) as error:
+        message = f"HOLDFAST_TEST_AMQP_URL does not lead to a RabbitMQ: {error!r}"
+        raise ServiceUnavailable(message) from error
+
+
+MISSING = "RabbitMQ is missing: "
+
+
+@contextlib.contextmanager
+def rabbitmq_needed() -> Iterator[None]:
+    """Skip the test if RabbitMQ is missing, or fail it where that is required."""
+    try:
+        yield
+        return
+    except ServiceUnavailable as error:
+        missing = f"{MISSING}{error} Or name a running one: HOLDFAST_TEST_AMQP_URL=amqp://..."
+    # Outside of the handler, so that the report is this line and no chain of causes.
+    if "rabbitmq" in os.environ.get("HOLDFAST_TEST_REQUIRE", "").split(","):
+        pytest.fail(missing, pytrace=False)
+    pytest.skip(missing)
+
+
+def _run_apart(work: Coroutine[object, object, None]) -> None:
+    """Run it in a thread, because the caller may have a loop."""
+    with ThreadPoolExecutor(1) as thread:
+        thread.submit(asyncio.run, work).result()

@@ -12,9 +12,10 @@ import pytest
 from holdfast.cli import serve
 from holdfast.server.http.listener import listen
 from holdfast.server.settings import ServerSettings
+from tests.certificates import self_signed
 from tests.cli.program import Cli, run_program
 from tests.cli.test_up import last_line, program, users_of
-from tests.server.server_process import TIMEOUT_S, ServerProcess, self_signed
+from tests.server.server_process import TIMEOUT_S, ServerProcess
 
 
 def test_a_port_in_use_is_reported_with_a_remedy(cli: Cli, tmp_path: Path) -> None:

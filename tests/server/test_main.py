@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.server.settings import ServerSettings
+from tests.certificates import self_signed
 from tests.cli.program import run_program
 from tests.server.server_process import (
     TIMEOUT_S,
@@ -22,7 +23,6 @@ from tests.server.server_process import (
     read_all,
     read_until,
     request,
-    self_signed,
     server_process,
     server_process_with,
 )

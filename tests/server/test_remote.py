@@ -24,8 +24,9 @@ from holdfast.errors import (
     Unauthenticated,
     Unsupported,
 )
+from tests.certificates import self_signed
 from tests.cli.program import command, environment, run_program
-from tests.server.server_process import ServerProcess, self_signed, server_process
+from tests.server.server_process import ServerProcess, server_process
 
 _TIMEOUT_S = 60
 _APP = """

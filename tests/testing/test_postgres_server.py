@@ -10,7 +10,8 @@ import psycopg
 import pytest
 
 from holdfast.conformance import postgres_server
-from holdfast.conformance.postgres_server import PrivatePostgres, ServiceUnavailable
+from holdfast.conformance.postgres_server import PrivatePostgres
+from holdfast.conformance.private_server import ServiceUnavailable
 from tests import services
 
 OWNER = """

@@ -32,6 +32,7 @@ from holdfast.server.access.peers import (
 from holdfast.server.application import AsgiApplication
 from holdfast.server.settings import ServerSettings
 from holdfast.server.state import ServerState
+from tests.certificates import self_signed
 from tests.cli.program import run_program
 from tests.server.direct_server import direct_server
 from tests.server.loop_server import LoopServer
@@ -42,7 +43,6 @@ from tests.server.other_user import (
 )
 from tests.server.server_process import (
     request,
-    self_signed,
     server_process,
     server_process_with,
 )

@@ -276,7 +276,8 @@ async def private_store(home: Path, queue: str, *, postgres: bool) -> AsyncItera
     if not postgres:
         yield ChaosStore(f"sqlite:///{home / 'jobs.db'}", "a private SQLite file", queue)
         return
-    from holdfast.conformance.postgres_server import PrivatePostgres, ServiceUnavailable
+    from holdfast.conformance.postgres_server import PrivatePostgres
+    from holdfast.conformance.private_server import ServiceUnavailable
 
     try:
         # With syncs: acknowledged jobs must survive the kill of the server.
