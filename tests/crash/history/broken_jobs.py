@@ -174,6 +174,23 @@ def overtaken(builder: HistoryBuilder) -> None:
         builder.finish(token, id_)
 
 
+def overtaken_after_a_child_was_enqueued(builder: HistoryBuilder) -> None:
+    builder.enqueue("a")
+    builder.enqueue("b")
+    builder.enqueue("c", after=("a",), after_on="success", parent_death="cancel")
+    for token, id_ in enumerate("bac", 1):
+        builder.work(id_, token)
+
+
+def overtaken_long_after_an_abandoned_call(builder: HistoryBuilder) -> None:
+    builder.enqueue("a")
+    builder.enqueue("b")
+    builder.enqueue("c", after=("a",), after_on="success", answer="info")
+    builder.rest(5_000)
+    for token, id_ in enumerate("ba", 1):
+        builder.work(id_, token)
+
+
 def follow_up_of_a_lost_completion(builder: HistoryBuilder) -> None:
     builder.enqueue()
     builder.lease(1)
@@ -310,6 +327,8 @@ JOBS: list[tuple[str, Callable[[HistoryBuilder], None]]] = [
     ("I9", retried_early),
     ("I9", tick_fired_twice),
     ("I10", overtaken),
+    ("I10", overtaken_after_a_child_was_enqueued),
+    ("I10", overtaken_long_after_an_abandoned_call),
     ("I11", follow_up_of_a_lost_completion),
     ("I11", follow_up_before_its_parent),
     ("I13", key_held_twice),

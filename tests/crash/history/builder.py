@@ -57,12 +57,19 @@ class HistoryBuilder:
     def enqueue_slowly(self, id_: str, **fields: Any) -> Callable[[], None]:
         """Only asked for; what comes back answers it."""
         fields = {"queue": "q", "digest": f"payload of {id_}", **fields}
-        self.call("enqueue", jobs=(Entry(id=id_, **fields),), answer="none")
+        return self._slowly("enqueue", Entry(id=id_, **fields), "new")
+
+    def settle_slowly(self, token: int, verdict: str, outcome: str) -> Callable[[], None]:
+        entry = Entry(id="a", queue="q", token=token, attempt=1, verdict=verdict)
+        return self._slowly("settle", entry, outcome)
+
+    def _slowly(self, op: str, entry: Entry, status: str) -> Callable[[], None]:
+        self.call(op, jobs=(entry,), answer="none")
         call = self._calls
 
         def answer() -> None:
             self._calls, latest = call, self._calls
-            self._line("ok", "enqueue", jobs=(Entry(id=id_, answer="new"),))
+            self._line("ok", op, jobs=(Entry(id=entry.id, answer=status),))
             self._calls = latest
 
         return answer

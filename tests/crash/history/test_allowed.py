@@ -272,6 +272,41 @@ def key_of_a_job_that_arrived_late(builder: HistoryBuilder) -> None:
     builder.work("a", 2)
 
 
+def skipped_while_a_child_was_enqueued(builder: HistoryBuilder) -> None:
+    builder.enqueue("a")
+    builder.enqueue("b")
+    answer = builder.enqueue_slowly("c", after=("a",), after_on="success", parent_death="cancel")
+    builder.lease(1, id_="b")
+    answer()
+    builder.work("a", 2)
+    builder.finish(1, "b")
+    builder.work("c", 3)
+
+
+def skipped_while_an_abandoned_call_added_a_child(builder: HistoryBuilder) -> None:
+    builder.enqueue("a")
+    builder.enqueue("b")
+    builder.enqueue("c", after=("a",), after_on="success", answer="info")
+    builder.work("b", 1)
+    builder.work("a", 2)
+
+
+def skipped_while_a_late_settle_lost(builder: HistoryBuilder) -> None:
+    builder.enqueue("a")
+    builder.lease(1)
+    builder.rest(LEASE_MS)
+    builder.settle(1, "retry", failure="overdue")
+    builder.lease(2, attempt=2)
+    builder.settle(2, "release", attempt=2)
+    builder.enqueue("b")
+    answer = builder.settle_slowly(1, "retry", "lost")
+    builder.lease(3, id_="b")
+    answer()
+    builder.lease(4, attempt=2)
+    builder.finish(4, attempt=2)
+    builder.finish(3, "b")
+
+
 ALLOWED = [
     lost_reply_of_an_enqueue,
     repeated_enqueue,
@@ -301,6 +336,9 @@ ALLOWED = [
     other_lane_first,
     higher_priority_first_for_a_while,
     key_of_a_job_that_arrived_late,
+    skipped_while_a_child_was_enqueued,
+    skipped_while_an_abandoned_call_added_a_child,
+    skipped_while_a_late_settle_lost,
 ]
 
 

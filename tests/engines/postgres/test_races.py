@@ -99,6 +99,35 @@ async def test_lease_skips_locked_rows(engine: PostgresEngine, look: Any) -> Non
     assert await lease_ids(engine) == ["b"]
 
 
+async def test_lease_skips_a_job_that_gets_a_child(engine: PostgresEngine, look: Any) -> None:
+    await engine.declare(a_queue("deep", max_depth=1))
+    await engine.enqueue(jobs("ab"))
+    async with look.transaction():
+        await look.execute("SELECT FROM queues WHERE name = 'deep' FOR UPDATE")
+        adding = asyncio.create_task(engine.enqueue([a_job("c", queue="deep", after=("a",))]))
+        await until_blocked(look)
+        assert await lease_ids(engine) == ["b"]
+    assert [receipt.status for receipt in await adding] == [Status.NEW]
+    assert await lease_ids(engine) == ["a"]
+
+
+async def test_lease_skips_a_job_whose_former_lease_is_settled(
+    engine: PostgresEngine, look: Any
+) -> None:
+    await engine.enqueue(jobs("ab"))
+    former = await engine.lease(LeaseRequest(queues=("default",), limit=2))
+    await engine.settle([Settlement(lease=former[0], verdict=Retry())])
+    await engine.enqueue(jobs("c"))
+    again = [Settlement(lease=lease, verdict=Retry()) for lease in former]
+    async with look.transaction():
+        await look.execute("SELECT FROM jobs WHERE id = 'b' FOR UPDATE")
+        settling = asyncio.create_task(engine.settle(again))
+        await until_blocked(look)
+        assert await lease_ids(engine) == ["c"]
+    assert await settling == [Outcome.SETTLED] * 2
+    assert await lease_ids(engine) == ["a", "b"]
+
+
 async def test_a_dropped_queue_goes_in_steps(engine: PostgresEngine, look: Any) -> None:
     """A job that another call holds is left to the pruner; readers see none of them."""
     await engine.declare(a_queue("q"))

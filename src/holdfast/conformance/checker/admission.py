@@ -9,7 +9,7 @@ up for priority.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -35,6 +35,7 @@ from holdfast.core.model import NewJob, Queue
 _OWN = {"queue", "task", "tenant", "group"}
 """The fields that a history records; a limit keyed by other fields cannot be checked."""
 
+Span = tuple[int, int]
 BySlot = dict[SlotKey, list[HeldInterval]]
 
 
@@ -209,19 +210,20 @@ def check_order(history: History) -> Iterator[Violation]:
             continue
         for place, stint in _stints(life, steady):
             lines[place].append(stint)
-    locked = _locked_parents(history)
+    locked = _lock_spans(history)
     for stints in lines.values():
         yield from _overtaken(stints, blind, locked)
 
 
-def _locked_parents(history: History) -> dict[str, list[tuple[int, int]]]:
-    """By job: the times of the calls that enqueued children of it, which may lock it meanwhile."""
-    found: dict[str, list[tuple[int, int]]] = defaultdict(list)
+def _lock_spans(history: History) -> dict[str, list[Span]]:
+    """By job: the times of the calls that may have locked it, because they named it or enqueued a
+    child of it. On PostgreSQL a lease skips a locked job."""
+    found: dict[str, list[Span]] = defaultdict(list)
     for life in history.lives.values():
         for act in life.acts:
-            for parent in act.asked.after if act.op in ("enqueue", "follow") else ():
-                end_ns = min(act.end_ns, act.begin_ns + ORPHAN_NS_MAX)
-                found[parent].append((act.begin_ns, end_ns))
+            if act.op not in ("lease", "lease_dead", "overdue", "overdue_dead", "expired"):
+                for id_ in (life.id, *act.asked.after):
+                    found[id_].append((act.begin_ns, act.over_ns))
     return found
 
 
@@ -247,9 +249,7 @@ class Stint(NamedTuple):
 
 
 def _overtaken(
-    stints: list[Stint],
-    blind: list[tuple[int, int]],
-    locked: dict[str, list[tuple[int, int]]],
+    stints: list[Stint], blind: list[Span], locked: dict[str, list[Span]]
 ) -> Iterator[Violation]:
     coming = sorted((s for s in stints if s.may_be_overtaken), key=lambda s: -s.entered.end_ns)
     waiting: list[Stint] = []
@@ -263,20 +263,20 @@ def _overtaken(
             for other in waiting
             if other.leased.begin_ns > act.end_ns
             and other.last_ns < stint.first_ns
-            and not _overlap(locked.get(other.life.id, ()), act)
+            and not _overlaps(act, locked[other.life.id])
         ]
         if not passed or not stint.overtakes:
             continue
         # A lease call that was abandoned may have held the other job for a moment.
-        if _overlap(blind, act):
+        if _overlaps(act, blind):
             continue
         lines = (*passed[0].life.lines, *stint.life.lines)
         text = f"leased before job {passed[0].life.id}, which was ahead of it"
         yield Violation("I10", stint.life.id, text, lines)
 
 
-def _overlap(times: Iterable[tuple[int, int]], act: Act) -> bool:
-    return any(begin < act.end_ns and end > act.begin_ns for begin, end in times)
+def _overlaps(act: Act, spans: list[Span]) -> bool:
+    return any(begin < act.end_ns and end > act.begin_ns for begin, end in spans)
 
 
 def _stints(life: JobHistory, steady: dict[str, Queue | None]) -> Iterator[tuple[Place, Stint]]:

@@ -60,6 +60,14 @@ class Act:
     def verdict(self) -> str:
         return self.asked.verdict
 
+    @property
+    def over_ns(self) -> int:
+        """The latest time at which the call may have been at work in the store: if its outcome is
+        unknown, some time after the caller gave up or was killed."""
+        if self.phase != "info":
+            return self.end_ns
+        return ORPHAN_NS_MAX + (self.begin_ns if self.end_ns == NEVER_NS else self.end_ns)
+
 
 @dataclass(slots=True)
 class JobHistory:
