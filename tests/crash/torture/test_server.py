@@ -19,7 +19,7 @@ KILLS, CLIENTS = 5, 4
 
 @pytest.mark.torture
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("engine", ["sqlite"])
+@pytest.mark.parametrize("engine", ["sqlite", "postgres"])
 def test_acknowledged_jobs_survive_and_clients_reconnect(engine: str, tmp_path: Path) -> None:
     given = os.environ.get("HOLDFAST_SEED")
     seed = SystemRandom().randrange(1_000_000) if given is None else int(given)
