@@ -126,9 +126,7 @@ def run_with_faults(home: Path, mutants: tuple[type[Mutant], ...], seed: int) ->
             engine = cast(Engine, mutant(engine, ManualClock()))
         return engine
 
-    plan = FaultPlan(
-        processes=3, kills=12, seconds=2 * seed, seed=seed, freezes=0, server_kills=0
-    )
+    plan = FaultPlan(processes=3, kills=12, seconds=2 * seed, seed=seed, freezes=0, server_kills=0)
     histories = home / "histories"
     histories.mkdir()
     store = Store("sqlite", make, None, f"sqlite:///{home}/jobs.db")
