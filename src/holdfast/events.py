@@ -78,6 +78,14 @@ class Distributed(msgspec.Struct, frozen=True, kw_only=True):
     moved: dict[str, int]
 
 
+class DeadMessagesHandled(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of dead messages of the broker: queue → outcome → count; the queue is "" where
+    the store does not confirm it. `delays_ms` are from the expiry of jobs to their end."""
+
+    outcomes: dict[str, dict[str, int]]
+    delays_ms: tuple[int, ...] = ()
+
+
 class Troubled(msgspec.Struct, frozen=True, kw_only=True):
     """A background service failed and continues after `pause_ms`."""
 
@@ -87,7 +95,9 @@ class Troubled(msgspec.Struct, frozen=True, kw_only=True):
     pause_ms: int
 
 
-ProcessEvent: TypeAlias = EngineCalled | Reaped | Pruned | Ticked | Redrove | Distributed | Troubled
+ProcessEvent: TypeAlias = (
+    EngineCalled | Reaped | Pruned | Ticked | Redrove | Distributed | DeadMessagesHandled | Troubled
+)
 Tell: TypeAlias = Callable[[ProcessEvent], None]
 
 

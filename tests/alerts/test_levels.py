@@ -58,6 +58,8 @@ def test_by_default_every_rule_is_on() -> None:
         "no_worker": 30_000,
         "partition_out": 0,
         "disk_floor": 1024**3,
+        "dead_messages": 10,
+        "dead_message_depth": 100,
         "unreadable_records": 0,
     }
     assert levels.cool_down_ms == 300_000

@@ -3,11 +3,13 @@
 from collections.abc import Sequence
 
 import pytest
+from msgspec.structs import replace
 
 from holdfast.alerts.facts import AlertFacts, Growth, PartitionOut
 from holdfast.alerts.rules import RULES, Measurement, exceeds, measure
 from holdfast.core.model import Queue, QueueView
 from holdfast.core.workers import Health, WorkerRecord
+from holdfast.engines.broker import BrokerStatus
 from holdfast.ops.unreadable import UnreadableRecord
 from holdfast.ops.workers import WorkerView
 from holdfast.telemetry.meter import OTHER
@@ -134,6 +136,37 @@ def test_the_floor_of_the_disk(free: int | None, too_little: bool) -> None:
     facts = AlertFacts(now=0, free_bytes=free)
     assert judged(facts) == ({("disk_floor", "disk")} if too_little else set())
     assert judged(facts, disk="off") == set()
+
+
+@pytest.mark.parametrize(("count", "too_many"), [(10, False), (11, True)])
+def test_dead_messages_of_a_worker(count: int, too_many: bool) -> None:
+    grown = {"worker.eu-1": Growth(dead_messages=count)}
+    facts = AlertFacts(now=0, grown=grown, broker=BrokerStatus())
+    assert judged(facts) == ({("dead_messages", "worker.eu-1")} if too_many else set())
+    assert judged(AlertFacts(now=0, grown=grown)) == set(), "there is no broker"
+    [text] = [each.text for each in measure(facts, thresholds()) if "broker gave" in each.text]
+    assert text == (
+        f"the broker gave up {count} messages to worker eu-1 within a minute: it does not take"
+        " its jobs in time"
+    )
+
+
+@pytest.mark.parametrize(("depth", "too_many"), [(None, False), (100, False), (101, True)])
+def test_the_depth_of_dead_messages(depth: int | None, too_many: bool) -> None:
+    status = BrokerStatus(error="" if depth else "no route", dead_messages=depth)
+    facts = AlertFacts(
+        now=0,
+        workers=[replace(worker(name="silent"), unattended_ms=30_000), worker(name="well")],
+        grown={"worker.eu-1": Growth(dead_messages=1), "mail": Growth(dead=1)},
+        broker=status,
+    )
+    assert judged(facts) == ({("dead_message_depth", "broker")} if too_many else set())
+    [found] = [each for each in measure(facts, thresholds()) if each.about == "broker"]
+    assert found.sure is (depth is not None), "a raised alert lasts while the broker is down"
+    if depth:
+        assert found.text == (
+            f"{depth} dead messages wait at the broker, lately of worker eu-1, silent: run upkeep"
+        )
 
 
 def test_a_record_that_cannot_be_read() -> None:

@@ -1,5 +1,6 @@
 """`doctor` finds each problem and prints its remedy."""
 
+import asyncio
 import shlex
 from pathlib import Path
 from typing import Any
@@ -10,15 +11,18 @@ from holdfast.app.application import Holdfast
 from holdfast.core.limits import Rate
 from holdfast.core.model import JobFilter, NewJob, Queue, Record
 from holdfast.engines.base import Engine
+from holdfast.engines.broker import BrokerStatus
 from holdfast.engines.extras import Examination
 from holdfast.engines.memory import MemoryEngine
-from holdfast.ops import doctor
+from holdfast.ops import broker_status, doctor
+from holdfast.ops.jobs.explain import explain_job
 from holdfast.ops.redrives import RedrivePlan
 from holdfast.ops.ticks import Schedule
 from holdfast.process import wall_ms
 from holdfast.testing.clock import ManualClock
 from tests.cli import seed
 from tests.cli.program import Cli, run_program
+from tests.upkeep.fake_broker import FakeBroker, FakeBrokered
 
 
 def levels(findings: list[dict[str, Any]]) -> dict[str, set[str]]:
@@ -123,6 +127,65 @@ def test_deep_finds_damage(tmp_path: Path) -> None:
 
 async def found(engine: Engine, name: str) -> list[doctor.Finding]:
     return [finding for finding in await doctor.check_store(engine) if finding.name == name]
+
+
+async def test_the_broker_is_checked() -> None:
+    broker = FakeBroker(ManualClock(wall_ms()))
+    engine = FakeBrokered(MemoryEngine(), broker)
+    await engine.open()
+    [well] = await found(engine, "broker")
+    assert (well.level, well.text) == (
+        "ok",
+        "the broker, version 1.0, answers and has 0 dead messages",
+    )
+    for _ in range(doctor.DEAD_MESSAGES_MAX + 1):
+        broker.put_dead()
+    broker.warnings = ("queue worker.a has no dead-letter exchange: delete it",)
+    many, warned = await found(engine, "broker")
+    assert (many.level, many.command) == ("warn", "config get dead-letter-handler")
+    assert (warned.level, warned.text, warned.remedy) == (
+        "warn",
+        "queue worker.a has no dead-letter exchange",
+        "delete it",
+    )
+    broker.error = "amqp://guest:hunter2@broker/v refused the connection"
+    [down] = await found(engine, "broker")
+    assert (down.level, bool(down.remedy)) == ("warn", True)
+    assert down.text == (
+        "no broker: amqp://broker/v refused the connection;"
+        " until it is back, jobs are found by polling"
+    )
+
+
+async def test_a_broker_that_does_not_answer_does_not_stop_the_doctor(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Silent(FakeBroker):
+        async def status(self) -> BrokerStatus:
+            await asyncio.Event().wait()
+            raise AssertionError
+
+    monkeypatch.setattr(broker_status, "_STATUS_S_MAX", 0.01)
+    engine = FakeBrokered(MemoryEngine(), Silent(ManualClock(wall_ms())))
+    await engine.open()
+    [finding] = await found(engine, "broker")
+    assert "no answer within 0.01 s" in finding.text
+
+
+async def test_explain_names_the_broker_that_is_down() -> None:
+    broker = FakeBroker(ManualClock(wall_ms()))
+    broker.error = "amqp://guest:hunter2@broker is closed"
+    engine = FakeBrokered(MemoryEngine(), broker)
+    async with Holdfast(engine=engine) as app:
+        await app.declare("worker.w")
+        await app.enqueue("t", id="a", to="w")
+        job = await engine.get("a")
+        assert job is not None
+        causes = {each.code: each.text for each in await explain_job(engine, job, wall_ms())}
+        assert "(amqp://broker is closed)" in causes["broker_down"]
+        broker.error = ""
+        codes = [each.code for each in await explain_job(engine, job, wall_ms())]
+        assert codes == ["addressee_absent"]
 
 
 async def test_missing_upkeep_is_found() -> None:

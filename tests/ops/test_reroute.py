@@ -135,8 +135,8 @@ async def test_of_two_reapers_one_moves_the_job(engine: Engine, clock: ManualClo
     clock.advance(5 * MINUTE)
     await workers(engine, "b", "c")
     jobs: Sequence[Job] = (await engine.expired(10)).jobs
-    assert await reroute_expired(engine, jobs) == (1, {})
-    assert await reroute_expired(engine, jobs) == (0, {})
+    assert await reroute_expired(engine, jobs) == (["j"], {})
+    assert await reroute_expired(engine, jobs) == ([], {})
     job = await read(engine)
     assert (job.queue, len(job.events)) == ("worker.b", 1)
     assert job.overrides.reroute is not None
@@ -150,7 +150,7 @@ async def test_a_job_taken_or_changed_meanwhile_stays(engine: Engine, clock: Man
     await workers(engine, "b")
     jobs = (await engine.expired(10)).jobs
     await engine.amend(JobFilter(ids=("j",)), Edit(expires_ms=MINUTE), limit=1)
-    assert await reroute_expired(engine, jobs) == (0, {})
+    assert await reroute_expired(engine, jobs) == ([], {})
     assert (await read(engine)).queue == "worker.a"
 
 

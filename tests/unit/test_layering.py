@@ -65,6 +65,7 @@ ROWS_MAX = 15
 ENGINE_DOORS: dict[str, tuple[str, ...]] = {
     "engines.base": ("",),
     "engines.extras": ("",),
+    "engines.broker": ("",),
     "engines.wrapper": ("tracing", "server.access"),
     "engines.registry": ("app", "cli", "django", "server"),
     "engines.coalesced": ("app",),

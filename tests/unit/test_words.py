@@ -34,7 +34,13 @@ NEVER = {word: good for good, words in INSTEAD_OF.items() for word in words.spli
 
 EDGES = (
     *("engines.broker", "engines.brokered", "engines.rabbitmq", "engines.sqs", "gates"),
-    *("upkeep.dead_letter_handler", "server.sqs", "fleet"),
+    *(
+        "core.dead_messages",
+        "upkeep.dead_letter_handler",
+        "upkeep.queue_watch",
+        "server.sqs",
+        "fleet",
+    ),
 )
 EDGE_PAGES = ("sqs", "rabbitmq", "fleet")
 
@@ -42,6 +48,10 @@ EDGE_PAGES = ("sqs", "rabbitmq", "fleet")
 OTHER_MEANINGS: dict[tuple[str, str], str] = {
     ("core.model", "message"): "the text of an exception",
     ("core.model", "reject"): "the worker itself turned the job away too often",
+    ("alerts", "message"): "a message of a broker",
+    ("events", "message"): "a message of a broker",
+    ("telemetry", "message"): "a message of a broker",
+    ("ops.doctor", "message"): "a message of a broker",
     ("ops.dead_letters", "poison"): "the flag that a handler of dead letters gets",
     ("django", "backend"): "what Django calls what is behind its tasks",
     ("django", "args"): "what Django calls a task's arguments by position",

@@ -12,12 +12,14 @@ import msgspec
 from holdfast.core import bounds
 from holdfast.core.model import QueueView
 from holdfast.engines.base import Engine
+from holdfast.engines.broker import BrokerStatus
 from holdfast.engines.extras import Examinable, Examination, Partitioned, extra
+from holdfast.ops.broker_status import read_broker_status
 from holdfast.ops.unreadable import UnreadableRecord, find_unreadable
 from holdfast.ops.workers import Workers, WorkerView
 from holdfast.process import wall_ms
 from holdfast.telemetry.accounts import FleetReader, FleetTotals
-from holdfast.telemetry.meter import OTHER, QueueTotals
+from holdfast.telemetry.meter import DEAD_MESSAGES, OTHER, QueueTotals
 
 WINDOW_MS: Final = bounds.MINUTE_MS
 
@@ -27,10 +29,43 @@ _RECORDS_S = 60
 
 
 class Growth(msgspec.Struct, frozen=True):
-    """Jobs of a queue that died and that were leased within the last minute."""
+    """Jobs of a queue that died and that were leased within the last minute, and its messages that
+    the broker gave up."""
 
     dead: int = 0
     leased: int = 0
+    dead_messages: int = 0
+
+    @classmethod
+    def of(cls, totals: QueueTotals) -> Growth:
+        """The counts of a queue since its first job."""
+        counts = totals.counts
+        given_up = sum(counts.get(each, 0) for each in DEAD_MESSAGES.values())
+        return cls(counts.get("dead", 0), counts.get("leased", 0), given_up)
+
+    def plus(self, other: Growth) -> Growth:
+        """The sum."""
+        return Growth(
+            self.dead + other.dead,
+            self.leased + other.leased,
+            self.dead_messages + other.dead_messages,
+        )
+
+    def highest(self, other: Growth) -> Growth:
+        """The higher of each."""
+        return Growth(
+            max(self.dead, other.dead),
+            max(self.leased, other.leased),
+            max(self.dead_messages, other.dead_messages),
+        )
+
+    def since(self, before: Growth) -> Growth:
+        """What was added to an earlier state."""
+        return Growth(
+            max(0, self.dead - before.dead),
+            max(0, self.leased - before.leased),
+            max(0, self.dead_messages - before.dead_messages),
+        )
 
 
 class PartitionOut(msgspec.Struct, frozen=True):
@@ -44,7 +79,8 @@ class PartitionOut(msgspec.Struct, frozen=True):
 class AlertFacts(msgspec.Struct, frozen=True, kw_only=True):
     """The state of a store. `grown` is by the counters' queue names; queues beyond their bound
     share one. It may be too low until a whole `minute` was observed. `unreadable` are the first
-    records that cannot be read. `partial` is true while a part of the store is unreachable."""
+    records that cannot be read. `partial` is true while a part of the store is unreachable.
+    `broker` is the state of the broker; None if there is none."""
 
     now: int
     views: Sequence[QueueView] = ()
@@ -55,6 +91,7 @@ class AlertFacts(msgspec.Struct, frozen=True, kw_only=True):
     free_bytes: int | None = None
     unreadable: Sequence[UnreadableRecord] = ()
     partial: bool = False
+    broker: BrokerStatus | None = None
 
 
 class FactReader:
@@ -76,6 +113,7 @@ class FactReader:
         clock_s: Callable[[], float] = monotonic,
     ) -> None:
         self._engine = engine
+        self._store = store
         self._whole = whole
         self._views = views or engine.queues
         self._fleet = fleet or FleetReader(engine, age_s_max=0).fleet
@@ -104,6 +142,7 @@ class FactReader:
             free_bytes=found.free_bytes if self._whole else None,
             unreadable=await self._unreadable_records(),
             partial=bool(out),
+            broker=await read_broker_status(self._store),
         )
 
     async def _unreadable_records(self) -> Sequence[UnreadableRecord]:
@@ -151,7 +190,7 @@ class GrowthTracker:
             self._since = None
         self._follow_labels(fleet)
         for queue, totals in fleet.totals.queues.items():
-            self._highest[queue] = _higher(self._highest.get(queue), totals)
+            self._highest[queue] = self._highest.get(queue, Growth()).highest(Growth.of(totals))
         self._since = at if self._since is None else self._since
         self.minute = at - self._since >= WINDOW_MS
         while self._observed and at - self._observed[0][0] > WINDOW_MS:
@@ -160,7 +199,7 @@ class GrowthTracker:
         first = self._observed[0][1]
         # A queue that is missing in the first observation had counted nothing.
         return {
-            queue: _grown(first.get(queue, Growth()), now) for queue, now in self._highest.items()
+            queue: now.since(first.get(queue, Growth())) for queue, now in self._highest.items()
         }
 
     def _follow_labels(self, fleet: FleetTotals) -> None:
@@ -168,26 +207,12 @@ class GrowthTracker:
         label did before: neither has grown by that."""
         queues = fleet.totals.queues
         lost = [name for name in self._labels if name not in queues]
-        other = queues.get(OTHER, QueueTotals()).counts
-        known = self._highest.get(OTHER, Growth())
-        left = other.get("dead", 0) < known.dead or other.get("leased", 0) < known.leased
+        other = Growth.of(queues.get(OTHER, QueueTotals()))
+        left = other.highest(self._highest.get(OTHER, Growth())) != other
         new = [name for name in queues if name not in self._highest] if left else []
         for _, observed in self._observed:
             for name in lost:
-                gone, before = self._highest[name], observed.get(OTHER, Growth())
-                observed[OTHER] = Growth(before.dead + gone.dead, before.leased + gone.leased)
+                observed[OTHER] = observed.get(OTHER, Growth()).plus(self._highest[name])
             for name in new:
-                observed[name] = _higher(None, queues[name])
+                observed[name] = Growth.of(queues[name])
         self._labels = {name for name in queues if name != OTHER}
-
-
-def _higher(known: Growth | None, totals: QueueTotals) -> Growth:
-    before = known or Growth()
-    return Growth(
-        max(before.dead, totals.counts.get("dead", 0)),
-        max(before.leased, totals.counts.get("leased", 0)),
-    )
-
-
-def _grown(before: Growth, now: Growth) -> Growth:
-    return Growth(max(0, now.dead - before.dead), max(0, now.leased - before.leased))

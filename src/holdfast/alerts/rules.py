@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from holdfast.alerts.facts import WINDOW_MS, AlertFacts, Growth
 from holdfast.config import SETTINGS, Levels, Settings
 from holdfast.core import bounds
-from holdfast.core.explain import ABSENT_MS, serves
+from holdfast.core.explain import ABSENT_MS, NAMES_MAX, serves
 from holdfast.core.model import QueueView
 from holdfast.core.text import counted, show_ms
 from holdfast.core.workers import addressee
@@ -116,6 +116,22 @@ RULES: Final[dict[str, AlertRule]] = {
             description="Bytes that are free on the disk of the store.",
         ),
         AlertRule(
+            name="dead_messages",
+            setting="alert-dead-messages",
+            severity="warn",
+            unit="messages",
+            window_ms=WINDOW_MS,
+            description="Messages to the worker of the queue that the broker gave up within the"
+            " last minute.",
+        ),
+        AlertRule(
+            name="dead_message_depth",
+            setting="alert-dead-message-depth",
+            severity="critical",
+            unit="messages",
+            description="Dead messages that wait at the broker for the dead-letter handler.",
+        ),
+        AlertRule(
             name="unreadable_records",
             setting="alert-records",
             severity="warn",
@@ -188,6 +204,16 @@ def measure(facts: AlertFacts, levels: Thresholds) -> Iterator[Measurement]:
             f"{counted(growth.dead, 'job')} of {_queue_text(queue)} died within a minute",
             sure=facts.minute,
         )
+        if facts.broker is not None:
+            yield from _of_rule(
+                "dead_messages",
+                levels,
+                queue,
+                growth.dead_messages,
+                f"the broker gave up {counted(growth.dead_messages, 'message')} to"
+                f" {_receiver_text(queue)} within a minute: it does not take its jobs in time",
+                sure=facts.minute,
+            )
     present = [
         each
         for each in facts.workers
@@ -197,6 +223,12 @@ def measure(facts: AlertFacts, levels: Thresholds) -> Iterator[Measurement]:
         yield from _of_queue(view, levels, facts, present)
     yield from _of_store(facts, levels)
     yield from _of_records(facts, levels)
+    yield from _of_broker(facts, levels)
+
+
+def _receiver_text(queue: str) -> str:
+    worker = addressee(queue)
+    return _queue_text(queue) if worker is None else f"worker {worker}"
 
 
 def _queue_text(queue: str) -> str:
@@ -263,6 +295,36 @@ def _of_records(facts: AlertFacts, levels: Thresholds) -> Iterator[Measurement]:
         threshold=level,
         text=text,
         sure=not facts.partial,
+    )
+
+
+def _of_broker(facts: AlertFacts, levels: Thresholds) -> Iterator[Measurement]:
+    rule = RULES["dead_message_depth"]
+    level, broker = levels.of(rule), facts.broker
+    if level is None or broker is None:
+        return
+    waiting = broker.dead_messages
+    text = f"no broker: {broker.error}"
+    if waiting is not None:
+        late = [
+            name
+            for queue, each in facts.grown.items()
+            if each.dead_messages
+            for name in (addressee(queue),)
+            if name
+        ]
+        late += [view.name for view in facts.workers if view.unattended_ms]
+        names = sorted(set(late))
+        more = f" and {len(names) - NAMES_MAX} more" if len(names) > NAMES_MAX else ""
+        whose = f", lately of worker {', '.join(names[:NAMES_MAX])}{more}" if names else ""
+        text = f"{counted(waiting, 'dead message')} wait at the broker{whose}: run upkeep"
+    yield Measurement(
+        rule=rule,
+        about="broker",
+        value=waiting or 0,
+        threshold=level,
+        text=text,
+        sure=waiting is not None,
     )
 
 

@@ -34,10 +34,17 @@ ABSENT_MS = 6 * HEARTBEAT_MS
 
 
 class SeenWorker(msgspec.Struct, frozen=True, kw_only=True):
-    """A worker's record and its age by the engine's clock."""
+    """A worker's record and its age by the engine's clock; `unattended_ms` is for how long it has
+    not received from its queue at the broker."""
 
     record: WorkerRecord
     age_ms: int = 0
+    unattended_ms: int = 0
+
+    @property
+    def health(self) -> tuple[Health, str]:
+        """Its health, and the reason."""
+        return health(self.record, self.age_ms, self.unattended_ms)
 
 
 class Facts(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,7 +52,8 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     with `ahead_more` it is a lower bound. `paused_by` and `paused_at` are the person and time of
     the pause, if known. `waits` is the engine's answer; `parents` holds the states of the first
     parents. `breaker` describes the breaker that blocks the job, `breaker_key` names it, and
-    `breaker_at` is when it is probed."""
+    `breaker_at` is when it is probed. `broker_error` is why the broker cannot be reached; "" if it
+    can, or if there is none."""
 
     job: Job
     queue: Queue | None
@@ -60,6 +68,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     breaker_at: int | None = None
     waits: Waits | None = None
     parents: dict[str, State] = {}
+    broker_error: str = ""
 
 
 class Cause(msgspec.Struct, frozen=True, kw_only=True):
@@ -106,6 +115,8 @@ def _waiting(facts: Facts) -> Iterator[Cause]:
     causes += [*_of_the_queue(facts), *_of_the_workers(facts)]
     if facts.breaker:
         causes.append(_of_the_breaker(facts))
+    if facts.broker_error and addressee(facts.job.queue) is not None:
+        causes.append(_of_the_broker(facts))
     yield from causes
     if facts.ahead and not _is_held(facts):
         least = "at least " if facts.ahead_more else ""
@@ -134,6 +145,16 @@ def _of_the_breaker(facts: Facts) -> Cause:
         remedy="wait for the next probe, or close it if the cause is fixed",
         command=f"breaker close {facts.breaker_key}",
         at=facts.breaker_at,
+    )
+
+
+def _of_the_broker(facts: Facts) -> Cause:
+    return Cause(
+        code="broker_down",
+        text=f"the broker delivers nothing now ({facts.broker_error}); its worker finds the job by"
+        " polling the store, a little later",
+        remedy="see what is wrong with the broker",
+        command="doctor",
     )
 
 
@@ -260,7 +281,7 @@ _HINDRANCES = {
 def _hindrance(seen: SeenWorker) -> str:
     """Why this worker, which knows the task, leases nothing now; "" if it could."""
     record = seen.record
-    state, _ = health(record, seen.age_ms)
+    state, _ = seen.health
     if record.stopping:
         return "stopping"
     if record.cordoned:
@@ -282,7 +303,7 @@ def _hindered(hindered: list[tuple[SeenWorker, str]], queue: str) -> Iterator[Ca
             slots = sum(seen.record.capacity for seen in alike)
             text += f": {busy} of {slots} slots busy"
         elif code == "unhealthy":
-            text += f": {health(record, alike[0].age_ms)[1]}"
+            text += f": {alike[0].health[1]}"
         yield Cause(
             code=f"workers_{code}",
             text=text,

@@ -62,9 +62,10 @@ def after_overdue(queue: Queue, job: Job) -> Verdict:
     return Retry(0, failure)
 
 
-def after_expiry(job: Job, why: str = "") -> BuryWaiting:
+def after_expiry(job: Job, why: str = "", *, by: str = "reaper", history: str = "") -> BuryWaiting:
     """The amendment for a job that waited past its expiry. Similar jobs get equal amendments, so
-    that one call buries them all. `why` explains why it could not be rerouted."""
+    that one call buries them all. `why` explains why it could not be rerouted; `history` is what
+    the broker recorded about its message."""
     worker = addressee(job.queue)
     if worker:
         did = f"finish it in {counted(job.attempt, 'attempt')}" if job.attempt else "take it"
@@ -72,8 +73,8 @@ def after_expiry(job: Job, why: str = "") -> BuryWaiting:
     else:
         message = f"not started before its expiry, after {counted(job.attempt, 'attempt')}"
     message += f"; {why}" if why else ""
-    failure = Failure(kind=FailureKind.EXPIRED, message=message)
-    return BuryWaiting(by="reaper", reason=Reason.EXPIRED, failure=failure)
+    failure = Failure(kind=FailureKind.EXPIRED, message=message, trace=history)
+    return BuryWaiting(by=by, reason=Reason.EXPIRED, failure=failure)
 
 
 def ttl_ms(job: Job) -> int:

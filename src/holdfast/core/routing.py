@@ -13,7 +13,7 @@ from holdfast.core.explain import ABSENT_MS, SeenWorker
 from holdfast.core.model import Job, Reroute
 from holdfast.core.retry_policy import show_ttl, ttl_ms
 from holdfast.core.verdict import Move
-from holdfast.core.workers import Health, WorkerRecord, addressee, health, knows_task, worker_queue
+from holdfast.core.workers import Health, WorkerRecord, addressee, knows_task, worker_queue
 
 _BETTER = (Health.HEALTHY, Health.DEGRADED)
 
@@ -43,13 +43,17 @@ def reroutes_left(policy: Reroute | None) -> int:
     return 0 if policy is None else max(0, policy.most - policy.done)
 
 
-def reroute_to(job: Job, policy: Reroute, to: str) -> Move:
-    """The amendment that moves an expired job to another worker, with its original TTL."""
+def reroute_to(
+    job: Job, policy: Reroute, to: str, *, by: str = "reaper", why: str = "", history: str = ""
+) -> Move:
+    """The amendment that moves a job to another worker, with its original TTL: because it expired,
+    unless `why` gives another reason. `history` is what the broker recorded about its message."""
     did = "finished" if job.attempt else "taken"
+    why = why or f"not {did} within its TTL of {show_ttl(job)}"
     return Move(
         queue=worker_queue(to),
-        by="reaper",
-        text=f"not {did} within its TTL of {show_ttl(job)}",
+        by=by,
+        text=f"{why}; {history}" if history else why,
         expires_ms=ttl_ms(job),
         reroute=replace(policy, done=policy.done + 1, ttl_ms=ttl_ms(job)),
     )
@@ -65,13 +69,13 @@ def why_not_rerouted(policy: Reroute) -> str:
 
 def _is_open(seen: SeenWorker) -> bool:
     record = seen.record
-    state, _ = health(record, seen.age_ms)
+    state, _ = seen.health
     shut = record.stopping or record.cordoned or seen.age_ms > ABSENT_MS
     return not shut and state in _BETTER
 
 
 def _rank(seen: SeenWorker, waiting: Mapping[str, int]) -> tuple[int, float, str]:
     record: WorkerRecord = seen.record
-    state, _ = health(record, seen.age_ms)
+    state, _ = seen.health
     jobs = record.running + record.prefetched + waiting[record.name]
     return _BETTER.index(state), jobs / max(record.capacity, 1), record.name

@@ -1,7 +1,8 @@
-"""Text for people: escaped hostile text, counts with plurals, durations."""
+"""Text for people: escaped hostile text, no credentials, counts with plurals, durations."""
 
 from __future__ import annotations
 
+import re
 import unicodedata
 
 UNITS_MS = {
@@ -13,6 +14,7 @@ UNITS_MS = {
     "w": 604_800_000,
 }
 """The units of a duration, in milliseconds."""
+_CREDENTIALS = re.compile(r"(://)[^\s@]*(?:@[^\s@/]*)*@")
 _UNSEEN = ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp")
 
 
@@ -24,6 +26,12 @@ def printable(text: str, *, one_line: bool = False) -> str:
         char if char in kept or unicodedata.category(char) not in _UNSEEN else _escaped(char)
         for char in text
     )
+
+
+def without_credentials(text: str) -> str:
+    """The text with user and password of every URL in it left out. A password that is not
+    percent-encoded may contain anything but spaces."""
+    return _CREDENTIALS.sub(r"\1", text)
 
 
 def counted(count: int, noun: str) -> str:

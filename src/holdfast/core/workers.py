@@ -5,7 +5,9 @@ Pure: ages and counts go in, a judgement comes out. Which worker runs a job is r
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from enum import StrEnum
+from itertools import islice
 from typing import Annotated
 
 import msgspec
@@ -18,6 +20,7 @@ from holdfast.core.model import NO_OVERRIDES, Overrides
 KIND = "worker"
 ORDER_KIND = "order"
 DECLARED_KIND = "task"
+UNATTENDED_KIND = "unattended"
 
 HEARTBEAT_MS = 10 * bounds.SECOND_MS
 QUEUE_PREFIX = "worker."
@@ -32,6 +35,13 @@ TASKS_SHOWN = 500
 DEGRADED_FAILURES, UNHEALTHY_FAILURES = 3, 10
 DEGRADED_RATE, UNHEALTHY_RATE = 0.3, 0.7
 DEGRADED_AGE_MS, UNHEALTHY_AGE_MS = 3 * HEARTBEAT_MS, 6 * HEARTBEAT_MS
+WATCH_MS = 10 * bounds.SECOND_MS
+"""How often the queues of workers at the broker are looked at."""
+UNATTENDED_MS = 30 * bounds.SECOND_MS
+"""A worker that does not receive from its queue at the broker for this long is unhealthy."""
+UNATTENDED_MAX = 1_000
+_LOOK_AGE_MS_MAX = 3 * WATCH_MS
+"""An older look counts for nothing."""
 
 
 class Health(StrEnum):
@@ -99,6 +109,13 @@ class WorkerOrder(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
         return frozenset(key for key, number in self.forced.items() if number in new)
 
 
+class UnattendedQueues(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The last look at the queues of workers at the broker: the workers that did not receive from
+    theirs, and for how long that was so when the record was saved."""
+
+    workers: Annotated[dict[str, Span], msgspec.Meta(max_length=UNATTENDED_MAX)] = {}
+
+
 class TaskRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The options for jobs that a task declares in code, published by its workers under the task's
     name. None and missing overrides were not declared."""
@@ -126,12 +143,42 @@ def knows_task(record: WorkerRecord, task: str) -> bool:
     return task in record.tasks or (cut and task > record.tasks[-1])
 
 
-def health(record: WorkerRecord, age_ms: int) -> tuple[Health, str]:
-    """A worker's health and the reason; `age_ms` is the age of its record by the engine's clock."""
+def is_recent_look(age_ms: int) -> bool:
+    """Whether a process has just looked at the queues; `age_ms` is the age of its record."""
+    return age_ms < WATCH_MS // 2
+
+
+def after_look(
+    known: UnattendedQueues | None, age_ms: int, missing: Iterable[str]
+) -> UnattendedQueues:
+    """The record after a look that found no receiver for the queues of the workers `missing`;
+    `known` is that of the look before, `age_ms` ago."""
+    before = unattended_workers(known, age_ms)
+    most = bounds.DELAY_MS_MAX
+    return UnattendedQueues(
+        workers={
+            name: min(before[name] + age_ms, most) if name in before else 0
+            for name in islice(missing, UNATTENDED_MAX)
+        }
+    )
+
+
+def unattended_workers(known: UnattendedQueues | None, age_ms: int) -> dict[str, int]:
+    """For how long workers have not received from their queues at the broker. Empty if the last
+    look was too long ago: nobody looks, or the broker cannot be reached."""
+    return {} if known is None or age_ms > _LOOK_AGE_MS_MAX else known.workers
+
+
+def health(record: WorkerRecord, age_ms: int, unattended_ms: int = 0) -> tuple[Health, str]:
+    """A worker's health and the reason; `age_ms` is the age of its record by the engine's clock,
+    `unattended_ms` for how long it has not received from its queue at the broker."""
     if age_ms > UNHEALTHY_AGE_MS:
         return Health.UNHEALTHY, f"no heartbeat for {age_ms // 1000} s"
     if record.blocked:
         return Health.UNHEALTHY, record.blocked
+    if unattended_ms >= UNATTENDED_MS:
+        seconds = unattended_ms // 1000
+        return Health.UNHEALTHY, f"it has not received from its queue at the broker for {seconds} s"
     if record.consecutive_failures >= UNHEALTHY_FAILURES:
         return Health.UNHEALTHY, f"{record.consecutive_failures} failures in a row"
     if record.failure_rate >= UNHEALTHY_RATE:

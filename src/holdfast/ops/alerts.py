@@ -23,7 +23,7 @@ STALE_MS: Final = 3 * SEEN_MS
 """A raised alert that was not refreshed for this long may be over: no server checks it."""
 
 Severity = Literal["warn", "critical"]
-Unit = Literal["jobs", "ms", "bytes", "records"]
+Unit = Literal["jobs", "ms", "bytes", "records", "messages"]
 NoticeKind = Literal["raised", "ended"]
 
 _UNPRINTABLE = re.compile(r"[^\x21-\x7e]")
@@ -112,8 +112,8 @@ def alert_key(rule: str, about: str) -> str:
 
 
 class AlertView(msgspec.Struct, frozen=True, kw_only=True):
-    """`value` and `threshold` are jobs, bytes, seconds or records, as `unit` says. For a raised
-    alert they are `seen_ago` seconds old. It is `stale` if no server checks it any more."""
+    """`value` and `threshold` are in `unit`. For a raised alert they are `seen_ago` seconds old. It
+    is `stale` if no server checks it any more."""
 
     rule: str
     severity: Severity
@@ -122,7 +122,7 @@ class AlertView(msgspec.Struct, frozen=True, kw_only=True):
     queue: str | None
     value: float
     threshold: float
-    unit: Literal["jobs", "bytes", "seconds", "records"]
+    unit: Literal["jobs", "bytes", "seconds", "records", "messages"]
     text: str
     raised_at: str
     ended_at: str | None

@@ -1,4 +1,4 @@
-"""Check a store: its file or database, clock, upkeep, workers, queues and tasks.
+"""Check a store: its file or database, clock, broker, upkeep, workers, queues and tasks.
 
 Nothing is changed. Every finding that is not ok has a remedy.
 """
@@ -18,9 +18,11 @@ from holdfast.core.model import JobFilter, QueueView, State
 from holdfast.core.text import counted, show_ms
 from holdfast.core.workers import Health, addressee
 from holdfast.engines.base import Engine, Expired, Overdue
+from holdfast.engines.broker import BrokerStatus
 from holdfast.engines.extras import Examinable, Examination, extra
 from holdfast.errors import Forbidden
 from holdfast.notation.durations import show_at
+from holdfast.ops.broker_status import read_broker_status
 from holdfast.ops.records import Stored
 from holdfast.ops.redrives import REDRIVES, RedriveRecord, RedriveState, is_late
 from holdfast.ops.schedules import Schedules
@@ -36,6 +38,7 @@ LATE_MS_MAX = 30_000
 _TICK_LATE_MS_MAX = 120_000
 _TASKS_MAX = 100
 _UNREADABLE_MAX = 20
+DEAD_MESSAGES_MAX = 100
 
 Level = Literal["ok", "warn", "fail"]
 StoredRedrive = tuple[Stored[RedriveRecord], RedriveRecord]
@@ -62,8 +65,11 @@ async def examine(store: Engine, *, deep: bool = False) -> Examination:
     return await examinable.examine(deep=deep)
 
 
-async def check_store(store: Engine, *, deep: bool = False) -> list[Finding]:
-    """Run all checks, from the store to its tasks. The engine is open, so its schema matches."""
+async def check_store(
+    store: Engine, *, deep: bool = False, broker_of: object = None
+) -> list[Finding]:
+    """Run all checks, from the store to its tasks. The engine is open, so its schema matches.
+    `broker_of` is the engine whose broker is checked, if `store` does not show it."""
     before = wall_ms()
     examination = await examine(store, deep=deep)
     skew_ms = examination.now - before
@@ -78,9 +84,11 @@ async def check_store(store: Engine, *, deep: bool = False) -> list[Finding]:
     ]
     unreadable = await find_unreadable(store, deep=deep, most=_UNREADABLE_MAX + 1)
     first = await _first_due(store)
+    broker = await read_broker_status(store if broker_of is None else broker_of)
     return [
         *_about_store(store.traits.name, examination, deep=deep),
         _clock(skew_ms, took_ms),
+        *(() if broker is None else _broker(broker)),
         *_upkeep(first, examination.now, schedules, redrives),
         *_stopped_redrives(redrives, examination.now),
         *_records(unreadable),
@@ -132,6 +140,32 @@ def _clock(skew_ms: int, took_ms: int) -> Finding:
         text=f"this machine's clock and the store's are {apart_ms / 1000:.1f} s apart",
         remedy="synchronise both with NTP: due times and schedules depend on them",
     )
+
+
+def _broker(found: BrokerStatus) -> Iterator[Finding]:
+    """A broker that is down stops nothing, so it is a warning."""
+    if found.error:
+        yield Finding(
+            level="warn",
+            name="broker",
+            text=f"no broker: {found.error}; until it is back, jobs are found by polling",
+            remedy="start the broker, or correct its URL",
+        )
+        return
+    waiting = found.dead_messages or 0
+    version = f", version {found.version}," if found.version else ""
+    text = f"the broker{version} answers and has {counted(waiting, 'dead message')}"
+    many = waiting > DEAD_MESSAGES_MAX
+    yield Finding(
+        level="warn" if many else "ok",
+        name="broker",
+        text=text,
+        remedy="run upkeep, with the setting dead-letter-handler on" if many else "",
+        command="config get dead-letter-handler" if many else "",
+    )
+    for warning in found.warnings:
+        text, _, remedy = warning.partition(": ")
+        yield Finding(level="warn", name="broker", text=text, remedy=remedy)
 
 
 async def _first_due(store: Engine) -> tuple[Overdue, Expired] | None:

@@ -24,11 +24,13 @@ from holdfast.core.verdict import BuryWaiting, Edit, Move, Outcome, Settlement
 from holdfast.core.workers import (
     KIND,
     ORDER_KIND,
+    UNATTENDED_KIND,
     Health,
+    UnattendedQueues,
     WorkerOrder,
     WorkerRecord,
     addressee,
-    health,
+    unattended_workers,
     worker_queue,
 )
 from holdfast.engines.base import Engine
@@ -44,7 +46,10 @@ def _check_stored(key: str, worker: WorkerRecord) -> None:
 
 WORKERS = RecordKind(KIND, WorkerRecord, check=_check_stored)
 ORDERS = RecordKind(ORDER_KIND, WorkerOrder, label="the order to worker")
+UNATTENDED = RecordKind(UNATTENDED_KIND, UnattendedQueues, label="unattended queues")
+UNATTENDED_KEY = "now"
 _REROUTE_TRIES_MAX = 10
+_PAGE = 200
 
 OrderName = Literal["stop", "drain", "cordon", "uncordon"]
 
@@ -57,12 +62,14 @@ class OrderResult(NamedTuple):
 
 
 class WorkerView(msgspec.Struct, frozen=True, kw_only=True):
-    """A worker's record, its age, and the health that follows from both."""
+    """A worker's record, its age, for how long it has not received from its queue at the broker,
+    and the health that follows."""
 
     record: WorkerRecord
     age_ms: int
     health: Health
     why: str
+    unattended_ms: int = 0
 
     @property
     def name(self) -> str:
@@ -71,7 +78,7 @@ class WorkerView(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def seen(self) -> SeenWorker:
         """The worker as the pure rules take it."""
-        return SeenWorker(record=self.record, age_ms=self.age_ms)
+        return SeenWorker(record=self.record, age_ms=self.age_ms, unattended_ms=self.unattended_ms)
 
 
 class Workers:
@@ -83,14 +90,28 @@ class Workers:
     async def all(self) -> list[WorkerView]:
         """Every readable worker, by name."""
         orders = await self.orders()
+        unattended = await read_unattended(self._engine)
         views: list[WorkerView] = []
         async for stored in WORKERS.read_all(self._engine):
             if stored.value is None:
                 continue
             cordoned = orders.get(stored.value.name, WorkerOrder()).cordoned
             record = replace(stored.value, cordoned=cordoned)
-            state, why = health(record, stored.age_ms)
-            views.append(WorkerView(record=record, age_ms=stored.age_ms, health=state, why=why))
+            seen = SeenWorker(
+                record=record,
+                age_ms=stored.age_ms,
+                unattended_ms=unattended.get(record.name, 0),
+            )
+            state, why = seen.health
+            views.append(
+                WorkerView(
+                    record=record,
+                    age_ms=seen.age_ms,
+                    health=state,
+                    why=why,
+                    unattended_ms=seen.unattended_ms,
+                )
+            )
         return views
 
     async def get(self, name: str) -> WorkerView | None:
@@ -177,6 +198,17 @@ class Workers:
         await ORDERS.update(
             self._engine, name, lambda order: replace(order or WorkerOrder(), **changes)
         )
+
+
+async def read_unattended(engine: Engine) -> dict[str, int]:
+    """For how long workers have not received from their queues at the broker, by name, as far as
+    that is known."""
+    try:
+        found = await UNATTENDED.read(engine, UNATTENDED_KEY)
+    except Forbidden:
+        # A server of an earlier version does not know the kind.
+        return {}
+    return {} if found is None else unattended_workers(found.value, found.age_ms)
 
 
 def _grace_ms(grace: Duration | None) -> int | None:
@@ -274,15 +306,14 @@ async def end_overdue_and_expired(engine: Engine, limit: int) -> ExpiryResult:
     overdue = await engine.overdue(limit)
     ended = await _end_leases(engine, overdue.leases) if overdue.leases else 0
     expired = await engine.expired(limit)
-    jobs = await _without_outdated(engine, expired.jobs)
-    rerouted, buried = await _end_expired(engine, jobs) if jobs else (0, 0)
+    done = await end_expired(engine, expired.jobs)
     ahead = [ms for ms in (overdue.next_ms, expired.next_ms) if ms is not None]
     next_ms = min(ahead, default=None)
-    corrected = len(jobs) < len(expired.jobs)
-    if not (ended or buried or rerouted or corrected) and (overdue.leases or expired.jobs):
+    changed = ended or done.buried or done.rerouted or done.corrected
+    if not changed and (overdue.leases or expired.jobs):
         # Other processes handled all of them first: look again later, not in a hot loop.
         next_ms = None
-    return ExpiryResult(ended, buried, rerouted, next_ms)
+    return ExpiryResult(ended, done.buried, done.rerouted, next_ms)
 
 
 async def _end_leases(engine: Engine, leases: Collection[Lease]) -> int:
@@ -321,31 +352,70 @@ async def _without_outdated(engine: Engine, jobs: Sequence[Job]) -> Sequence[Job
     return [job for job in jobs if job.id not in corrected] if corrected else jobs
 
 
-async def _end_expired(engine: Engine, jobs: Sequence[Job]) -> tuple[int, int]:
-    """The numbers of rerouted and buried jobs. Rerouting comes last: it needs the workers' records,
+class EndedJobs(NamedTuple):
+    """Counts of expired jobs that were buried, rerouted, or given the new expiry of their queue.
+    `ids` are those that are known to be buried or rerouted; any other was changed by another
+    process, or has another expiry."""
+
+    buried: int = 0
+    rerouted: int = 0
+    corrected: int = 0
+    buried_ids: frozenset[str] = frozenset()
+    rerouted_ids: frozenset[str] = frozenset()
+
+
+async def end_expired(
+    engine: Engine,
+    jobs: Sequence[Job],
+    *,
+    by: str = "reaper",
+    history: Mapping[str, str] | None = None,
+) -> EndedJobs:
+    """Reroute or bury expired jobs, each on the version that was read. `history` is what the broker
+    recorded about their messages, by id. Rerouting comes last: it needs the workers' records,
     which may be slow to read."""
-    addressed = [job for job in jobs if is_rerouted(job)]
-    buried = await _bury_expired(engine, [job for job in jobs if not is_rerouted(job)], {})
-    rerouted, stuck = await reroute_expired(engine, addressed)
-    buried += await _bury_expired(engine, [job for job in addressed if job.id in stuck], stuck)
-    return rerouted, buried
+    left = await _without_outdated(engine, jobs)
+    corrected = len(jobs) - len(left)
+    burials = _Burials(engine, by, history or {})
+    addressed = [job for job in left if is_rerouted(job)]
+    await burials.bury([job for job in left if not is_rerouted(job)], {})
+    moved, stuck = await reroute_expired(engine, addressed, by=by, history=history)
+    await burials.bury([job for job in addressed if job.id in stuck], stuck)
+    return EndedJobs(burials.count, len(moved), corrected, frozenset(burials.ids), frozenset(moved))
 
 
-async def _bury_expired(engine: Engine, jobs: Iterable[Job], why: Mapping[str, str]) -> int:
-    """How many were buried; `why` is by id."""
-    alike: dict[tuple[str, str, BuryWaiting], list[str]] = defaultdict(list)
-    for job in jobs:
-        amendment = retry_policy.after_expiry(job, why.get(job.id, ""))
-        alike[job.queue, job.task, amendment].append(job.id)
-    buried = 0
-    for (queue, task, amendment), ids in alike.items():
-        # One call per queue and task, so that counters and events name them. A job that was moved
-        # in the meantime is left alone.
-        still = JobFilter(
-            ids=tuple(ids), queue=queue, task=task, states=(State.WAITING,), expired=True
-        )
-        buried += await engine.amend(still, amendment, limit=len(ids))
-    return buried
+class _Burials:
+    """Buries expired jobs; `ids` are those of calls that buried all jobs they named."""
+
+    def __init__(self, engine: Engine, by: str, history: Mapping[str, str]) -> None:
+        self._engine = engine
+        self._by = by
+        self._history = history
+        self.count = 0
+        self.ids: set[str] = set()
+
+    async def bury(self, jobs: Iterable[Job], why: Mapping[str, str]) -> None:
+        """`why` is by id."""
+        alike: dict[tuple[str, str, int, BuryWaiting], list[str]] = defaultdict(list)
+        for job in jobs:
+            amendment = retry_policy.after_expiry(
+                job, why.get(job.id, ""), by=self._by, history=self._history.get(job.id, "")
+            )
+            alike[job.queue, job.task, job.version, amendment].append(job.id)
+        for (queue, task, version, amendment), ids in alike.items():
+            # One call per queue and task, so that counters and events name them.
+            still = JobFilter(
+                ids=tuple(ids),
+                queue=queue,
+                task=task,
+                states=(State.WAITING,),
+                expired=True,
+                version=version,
+            )
+            buried = await self._engine.amend(still, amendment, limit=len(ids))
+            self.count += buried
+            if buried == len(ids):
+                self.ids.update(ids)
 
 
 def is_rerouted(job: Job) -> bool:
@@ -354,13 +424,19 @@ def is_rerouted(job: Job) -> bool:
     return job.overrides.reroute is not None and addressee(job.queue) is not None
 
 
-async def reroute_expired(engine: Engine, jobs: Iterable[Job]) -> tuple[int, dict[str, str]]:
+async def reroute_expired(
+    engine: Engine,
+    jobs: Iterable[Job],
+    *,
+    by: str = "reaper",
+    history: Mapping[str, str] | None = None,
+) -> tuple[list[str], dict[str, str]]:
     """Move expired jobs that are addressed to one worker to another.
 
-    Returns how many were moved and, by id, why the others could not be moved.
+    Returns the ids of those that were moved and, by id, why others could not be moved.
     """
     choice: WorkerChoice | None = None
-    moved, stuck = 0, {}
+    moved, stuck = [], {}
     for job in jobs:
         reroute = job.overrides.reroute
         if reroute is None or not is_rerouted(job):
@@ -372,8 +448,48 @@ async def reroute_expired(engine: Engine, jobs: Iterable[Job]) -> tuple[int, dic
             stuck[job.id] = routing.why_not_rerouted(reroute)
             continue
         still = JobFilter(ids=(job.id,), states=(State.WAITING,), expired=True, version=job.version)
-        moved += await engine.amend(still, routing.reroute_to(job, reroute, name), limit=1)
+        act = routing.reroute_to(job, reroute, name, by=by, history=(history or {}).get(job.id, ""))
+        if await engine.amend(still, act, limit=1):
+            moved.append(job.id)
     return moved, stuck
+
+
+async def reroute_unattended(
+    engine: Engine, name: str, for_ms: int, *, now: int, by: str, limit: int
+) -> int:
+    """Move due jobs of a worker that does not receive from its queue at the broker to other
+    workers, before they expire, where they allow it; returns how many were moved. A job that no
+    other worker can take stays. Only the newest `limit` jobs are looked at."""
+    why = f"worker {name} has not received from its queue at the broker for {for_ms // 1000} s"
+    choice: WorkerChoice | None = None
+    moved = 0
+    for job in await _newest_waiting(engine, worker_queue(name), limit):
+        policy = job.overrides.reroute
+        if policy is None or job.due_at > now or not routing.reroutes_left(policy):
+            continue
+        choice = choice or await WorkerChoice.read(engine)
+        to = choice.next(job, policy.labels)
+        if to is None:
+            continue
+        still = JobFilter(
+            ids=(job.id,), queue=job.queue, states=(State.WAITING,), version=job.version
+        )
+        act = routing.reroute_to(job, policy, to, by=by, why=why)
+        moved += await engine.amend(still, act, limit=1)
+    return moved
+
+
+async def _newest_waiting(engine: Engine, queue: str, limit: int) -> list[Job]:
+    wanted = JobFilter(queue=queue, states=(State.WAITING,))
+    found: list[Job] = []
+    after: int | None = None
+    while len(found) < limit:
+        page = await engine.find(wanted, limit=min(limit - len(found), _PAGE), after=after)
+        found += page.jobs
+        after = page.after
+        if after is None:
+            break
+    return found
 
 
 class WorkerDetails(msgspec.Struct, frozen=True, kw_only=True):

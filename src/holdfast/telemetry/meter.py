@@ -18,6 +18,7 @@ from msgspec import Meta
 
 from holdfast import process
 from holdfast.core import bounds, failures
+from holdfast.core.dead_messages import DeadOutcome
 from holdfast.core.model import (
     FailureKind,
     Job,
@@ -43,7 +44,7 @@ from holdfast.core.verdict import (
     Settlement,
 )
 from holdfast.engines.extras import Partitioned, extra
-from holdfast.events import EngineCalled, ProcessEvent
+from holdfast.events import DeadMessagesHandled, EngineCalled, ProcessEvent
 from holdfast.telemetry.event_log import (
     EVENTS_KEPT_MAX,
     EventBuffer,
@@ -75,7 +76,10 @@ class Meter:
         """Queues that the engine has named."""
 
     def record(self, event: ProcessEvent) -> None:
-        """Count one event of the engine."""
+        """Count one event of the engine, or of the dead-letter handler."""
+        if isinstance(event, DeadMessagesHandled):
+            self._handled(event)
+            return
         if not isinstance(event, EngineCalled) or not event.answer:
             return
         verb, request, answer = event.verb, event.asked, event.answer
@@ -101,6 +105,14 @@ class Meter:
                 self._amended(wanted, amendment, answer)
             case _:
                 pass
+
+    def _handled(self, event: DeadMessagesHandled) -> None:
+        self.changes += 1
+        for queue, outcomes in event.outcomes.items():
+            for outcome, count in outcomes.items():
+                self._queue(queue).add(DEAD_MESSAGES[DeadOutcome(outcome)], count)
+        if event.delays_ms:
+            _at(self.totals.handlings, "ended", "time").add_all(list(event.delays_ms))
 
     def lagged(self, role: str, lag_ms: float) -> None:
         """Count a lag of the event loop. A small one is written with the next change."""
@@ -354,6 +366,9 @@ COUNTERS: Final = {
 }
 """Every counter by queue, and what it counts."""
 
+DEAD_MESSAGES: Final = {outcome: f"dead_message_{outcome}" for outcome in DeadOutcome}
+"""The counters of dead messages of the broker by queue, by their outcome."""
+
 Scale = Literal["time", "lag", "request", "batch"]
 BOUNDS: Final[dict[Scale, tuple[int, ...]]] = {
     "time": (
@@ -496,12 +511,14 @@ class QueueTotals(msgspec.Struct, omit_defaults=True):
 
 class Totals(msgspec.Struct, omit_defaults=True):
     """All counts of a process. `lags` are by role, `batches` by engine verb, `requests` by
-    operation and status class (`2xx`)."""
+    operation and status class (`2xx`). `handlings` are from the expiry of jobs to their end by the
+    dead-letter handler."""
 
     queues: dict[str, QueueTotals] = msgspec.field(default_factory=dict)
     lags: dict[str, Histogram] = msgspec.field(default_factory=dict)
     batches: dict[str, Histogram] = msgspec.field(default_factory=dict)
     requests: dict[str, dict[str, Histogram]] = msgspec.field(default_factory=dict)
+    handlings: dict[str, Histogram] = msgspec.field(default_factory=dict)
 
     def plus(self, other: Totals, sign: int = 1) -> Totals:
         """The sum; with sign -1 the difference to an earlier state of the same counts."""
@@ -513,6 +530,7 @@ class Totals(msgspec.Struct, omit_defaults=True):
                 name: _merged(self.requests.get(name, {}), other.requests.get(name, {}), sign)
                 for name in self.requests | other.requests
             },
+            handlings=_merged(self.handlings, other.handlings, sign),
         )
 
     def named(self, names: Iterable[str]) -> Totals:
@@ -545,6 +563,7 @@ def sum_totals(some: Iterable[Totals]) -> Totals:
         _absorb(found.queues, each.queues)
         _absorb(found.lags, each.lags)
         _absorb(found.batches, each.batches)
+        _absorb(found.handlings, each.handlings)
         for name, by_status in each.requests.items():
             _absorb(found.requests.setdefault(name, {}), by_status)
     return found

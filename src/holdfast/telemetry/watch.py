@@ -21,7 +21,7 @@ from holdfast.ops.breakers import BREAKERS
 from holdfast.ops.queues import PAUSE_KIND, PAUSES
 from holdfast.ops.records import RecordKind
 from holdfast.ops.redrives import REDRIVE_KIND, REDRIVES
-from holdfast.ops.workers import WORKERS
+from holdfast.ops.workers import WORKERS, read_unattended
 from holdfast.telemetry.event_log import (
     EVENT_KEY,
     FeedEvent,
@@ -125,11 +125,13 @@ class StoreWatcher:
 
     async def _workers(self) -> dict[str, tuple[str, str]]:
         found: dict[str, tuple[str, str]] = {}
+        unattended = await read_unattended(self._engine)
         for record in await self._engine.load(workers.KIND, limit=_WATCHED_MAX):
             known = WORKERS.decode(record)
             if known is not None:
                 silent = record.age_ms > workers.UNHEALTHY_AGE_MS
-                state, _ = workers.health(known, record.age_ms)
+                unattended_ms = unattended.get(known.name, 0)
+                state, _ = workers.health(known, record.age_ms, unattended_ms)
                 found[record.key] = (known.id, "silent" if silent else state)
         return found
 

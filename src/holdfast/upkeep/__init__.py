@@ -1,4 +1,5 @@
-"""KEEP TIME: the loops that end overdue leases, prune, tick schedules, redrive and distribute.
+"""KEEP TIME: the loops that end overdue leases, prune, tick schedules, redrive, distribute, and
+handle the dead messages of a broker.
 
 There is no leader: any number of each loop may run, in any number of processes.
 """
@@ -10,18 +11,29 @@ from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 
 from holdfast.engines.base import Engine
-from holdfast.engines.extras import UpkeepByPartition, extra
+from holdfast.engines.extras import Brokered, UpkeepByPartition, extra
 from holdfast.events import Tell, ignore_event
 from holdfast.ops.jobs.bulk import Archive
 from holdfast.ops.service import Service, run_service
 from holdfast.process import wall_ms
+from holdfast.upkeep.dead_letter_handler import DeadLetterHandler
 from holdfast.upkeep.distributor import Distributor
 from holdfast.upkeep.pruner import Pruner
+from holdfast.upkeep.queue_watch import QueueWatch
 from holdfast.upkeep.reaper import Reaper
 from holdfast.upkeep.redriver import Redriver
 from holdfast.upkeep.scheduler import Scheduler
 
-__all__ = ["Distributor", "Pruner", "Reaper", "Redriver", "Scheduler", "Upkeep"]
+__all__ = [
+    "DeadLetterHandler",
+    "Distributor",
+    "Pruner",
+    "QueueWatch",
+    "Reaper",
+    "Redriver",
+    "Scheduler",
+    "Upkeep",
+]
 
 RunUntil = Callable[[asyncio.Event], Coroutine[object, object, None]]
 """Runs until the event is set."""
@@ -51,6 +63,7 @@ class Upkeep:
             Scheduler(engine, wall_ms, tell=tell),
             Redriver(engine, wall_ms, tell=tell),
             Distributor(engine, tell=tell),
+            *_broker_services(engine, tell),
             *more,
         )
         self._background = background
@@ -62,3 +75,12 @@ class Upkeep:
                 group.create_task(self._background(stop), name="background")
             for service in self.services:
                 group.create_task(run_service(service, stop, self._tell), name=service.name)
+
+
+def _broker_services(engine: Engine, tell: Tell) -> tuple[Service, ...]:
+    """The services of an engine that has a broker beside its store."""
+    brokered = extra(engine, Brokered)
+    if brokered is None:
+        return ()
+    broker = brokered.broker()
+    return DeadLetterHandler(engine, broker, tell=tell), QueueWatch(engine, broker, tell=tell)

@@ -11,6 +11,7 @@ from holdfast.core.model import Failure, NewJob, Queue, QueueView
 from holdfast.core.verdict import Bury, Complete, Retry
 from holdfast.engines.memory import MemoryEngine
 from holdfast.engines.registry import open_engine
+from holdfast.events import DeadMessagesHandled
 from holdfast.process import wall_ms
 from holdfast.server.access.caller import LOCAL_CALLER, Caller
 from holdfast.server.live import metrics
@@ -19,8 +20,10 @@ from holdfast.telemetry.accounts import FleetTotals
 from holdfast.telemetry.bookkeeper import AccountCloser
 from holdfast.telemetry.event_log import DESCRIPTIONS, FeedEventKind
 from holdfast.telemetry.meter import BOUNDS, COUNTERS, OTHER, QUEUES_MAX
+from holdfast.testing.clock import ManualClock
 from tests.server.metered_server import MeteredServer, metered_server
 from tests.sources import ROOT
+from tests.upkeep.fake_broker import FakeBroker, FakeBrokered
 
 Labels = tuple[tuple[str, str], ...]
 
@@ -102,6 +105,35 @@ async def test_requests_are_counted(serving: MeteredServer) -> None:
     assert found[f"holdfast_request_seconds_count{{{labels}}}"] >= 1
     assert found[f"holdfast_request_seconds_bucket{{le=0.005,{labels}}}"] >= 1
     assert found["holdfast_loop_lag_seconds_sum{role=server}"] == 0.03
+
+
+async def test_dead_messages_of_a_broker_are_counted() -> None:
+    broker = FakeBroker(ManualClock())
+    broker.put_dead()
+    async with metered_server(FakeBrokered(MemoryEngine(), broker)) as serving:
+        outcomes = {"worker.a": {"buried": 2, "finished": 1}, "": {"rejected": 1}}
+        for _ in range(2):
+            serving.app.listeners(DeadMessagesHandled(outcomes=outcomes, delays_ms=(10, 2_000)))
+        await serving.flusher.flush()
+        found = await scraped(serving)
+        assert found["holdfast_dead_messages_total{outcome=buried,queue=worker.a}"] == 4
+        assert found["holdfast_dead_messages_total{outcome=finished,queue=worker.a}"] == 2
+        assert found[f"holdfast_dead_messages_total{{outcome=rejected,queue={OTHER}}}"] == 2
+        assert found["holdfast_dead_message_delay_seconds_count{}"] == 4
+        assert found["holdfast_dead_message_delay_seconds_sum{}"] == 4.02
+        assert found["holdfast_broker_dead_messages{}"] == 1
+        assert found["holdfast_broker_up{}"] == 1
+        prefixed = await serving.seen.for_caller(Caller(name="t", prefix="mail-"))
+        assert "broker_up{" not in str(samples(render(prefixed).decode()))
+
+
+async def test_a_broker_that_is_down_has_no_depth() -> None:
+    broker = FakeBroker(ManualClock())
+    broker.error = "no route"
+    async with metered_server(FakeBrokered(MemoryEngine(), broker)) as serving:
+        found = await scraped(serving)
+        assert found["holdfast_broker_up{}"] == 0
+        assert "holdfast_broker_dead_messages{}" not in found
 
 
 async def test_frequent_scrapes_read_the_store_rarely() -> None:

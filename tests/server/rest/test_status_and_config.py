@@ -8,12 +8,15 @@ import pytest
 from holdfast.cli import run
 from holdfast.config import SETTINGS
 from holdfast.core.model import LeaseRequest, Queue, Record
+from holdfast.engines.memory import MemoryEngine
 from holdfast.server.settings import ServerSettings
+from holdfast.testing.clock import ManualClock
 from holdfast.upkeep import Distributor
 from tests.server.direct_server import direct_server
 from tests.server.rest.test_workers import come
 from tests.server.rest_client import RestClient
 from tests.server.samples import job
+from tests.upkeep.fake_broker import FakeBroker, FakeBrokered
 
 FEEDING = "/v1/distributions"
 CONFIG = "/v1/config"
@@ -136,3 +139,20 @@ async def test_the_doctor_shows_a_prefix_only_its_own() -> None:
         assert b"other" not in reply.body
         whole = await at.ask("GET", "/v1/doctor", token=await at.token("operate"))
         assert "nothing is late" in {each["text"] for each in whole.json["findings"]}
+
+
+async def test_the_broker_is_shown_to_callers_without_a_prefix() -> None:
+    broker = FakeBroker(ManualClock())
+    broker.error = "amqp://u:hunter2@inner is closed"
+    store = FakeBrokered(MemoryEngine(), broker)
+    async with direct_server(ServerSettings(auth=True), default=store) as at:
+        await store.declare(Queue(name="worker.w"))
+        await store.enqueue([job("j", "worker.w")])
+        for prefix in ("", "worker."):
+            token = await at.token("operate", "consume", prefix=prefix)
+            told = [
+                (await at.ask("GET", path, token=token)).body
+                for path in ("/v1/doctor", "/v1/jobs/j/explain")
+            ]
+            assert [b"amqp://inner is closed" in each for each in told] == [not prefix] * 2
+            assert b"hunter2" not in b"".join(told)

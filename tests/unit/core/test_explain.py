@@ -310,6 +310,24 @@ def test_there_is_always_an_answer(
     assert len({cause.code for cause in told}) == len(told)
 
 
+def test_a_broker_that_is_down_delays_addressed_jobs_only() -> None:
+    seen = worker("w", queues={})
+    found = causes(job(queue="worker.w"), seen, broker_error="no route to amqp")
+    assert [(cause.code, cause.command) for cause in found] == [("broker_down", "doctor")]
+    assert found[0].text == (
+        "the broker delivers nothing now (no route to amqp); its worker finds the job by polling"
+        " the store, a little later"
+    )
+    assert codes(job(), worker(), broker_error="no route") == ["ready"]
+
+
+def test_a_worker_that_does_not_receive_is_unhealthy() -> None:
+    seen = SeenWorker(record=worker().record, unattended_ms=30_000)
+    (cause,) = causes(job(), seen)
+    assert cause.code == "workers_unhealthy"
+    assert cause.text.endswith("it has not received from its queue at the broker for 30 s")
+
+
 def test_the_page_has_every_code_in_order() -> None:
     page = (ROOT / "docs" / "operating.md").read_text()
     table = page.partition("<!-- causes -->")[2].partition("<!-- /causes -->")[0]

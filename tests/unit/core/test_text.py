@@ -2,7 +2,7 @@
 
 import pytest
 
-from holdfast.core.text import counted
+from holdfast.core.text import counted, without_credentials
 
 
 @pytest.mark.parametrize(
@@ -10,3 +10,18 @@ from holdfast.core.text import counted
 )
 def test_how_many(count: int, text: str) -> None:
     assert counted(count, "job") == text
+
+
+@pytest.mark.parametrize(
+    ("text", "plain"),
+    [
+        ("amqp://guest:secret@host/v refused", "amqp://host/v refused"),
+        ("amqps://u:p%40ss@host:5671 and http://x@y", "amqps://host:5671 and http://y"),
+        ("amqp://u:sec@ret@host", "amqp://host"),
+        ("amqp://u:sec/ret@host", "amqp://host"),
+        ("amqp://host/vhost", "amqp://host/vhost"),
+        ("write to ann@example.org", "write to ann@example.org"),
+    ],
+)
+def test_credentials_are_left_out(text: str, plain: str) -> None:
+    assert without_credentials(text) == plain

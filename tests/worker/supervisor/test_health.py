@@ -47,6 +47,19 @@ def test_the_health_of_a_worker(
 
 
 @pytest.mark.parametrize(
+    ("unattended_ms", "state", "why"),
+    [
+        (29_999, HEALTHY, ""),
+        (30_000, UNHEALTHY, "it has not received from its queue at the broker for 30 s"),
+    ],
+)
+def test_a_worker_that_does_not_receive(unattended_ms: int, state: Health, why: str) -> None:
+    assert health(a_record(), 0, unattended_ms) == (state, why)
+    record = a_record(blocked="stuck")
+    assert health(record, 0, unattended_ms) == (UNHEALTHY, "stuck"), "what the worker says is first"
+
+
+@pytest.mark.parametrize(
     ("free", "rooms"), [(0, (0, 0, 0)), (1, (1, 1, 0)), (2, (2, 1, 0)), (9, (9, 5, 0))]
 )
 def test_capacity_in_each_state(free: int, rooms: tuple[int, ...]) -> None:

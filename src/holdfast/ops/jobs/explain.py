@@ -12,8 +12,10 @@ from holdfast.core.breaker import HOST_PREFIX, TASK_PREFIX, BreakerState
 from holdfast.core.explain import Cause, Facts, SeenWorker, explain, flow_control_causes, startable
 from holdfast.core.lifecycle import is_expired
 from holdfast.core.model import WEBHOOK_TASK, Job, JobFilter, State, Waits
+from holdfast.core.workers import addressee
 from holdfast.engines.base import Engine
 from holdfast.ops.breakers import read_breakers, webhook_host
+from holdfast.ops.broker_status import read_broker_status
 from holdfast.ops.queues import Pause, queue_settings, read_pause
 from holdfast.ops.workers import Workers
 
@@ -22,14 +24,20 @@ _PARENTS = 5
 _PAGES_MAX = 10
 
 
-async def explain_job(engine: Engine, job: Job, now: int) -> list[Cause]:
-    """The causes that keep a job, as `get` read it, from running. `now` is the engine's clock."""
+async def explain_job(
+    engine: Engine, job: Job, now: int, *, broker_of: object = None
+) -> list[Cause]:
+    """The causes that keep a job, as `get` read it, from running. `now` is the engine's clock.
+    `broker_of` is the engine whose broker delivers it, if `engine` does not show it."""
     queue = (await queue_settings(engine, [job.queue])).get(job.queue)
     workers = () if job.state.finished else await _seen_workers(engine)
     waiting = job.state is State.WAITING
     ahead, more = await _ahead(engine, job, now, workers) if waiting else (0, False)
     pause = await read_pause(engine, job.queue) if queue and queue.paused else Pause()
     waits = await engine.waits(job.id) if waiting else None
+    broker = None
+    if waiting and addressee(job.queue) is not None:
+        broker = await read_broker_status(engine if broker_of is None else broker_of)
     facts = Facts(
         job=job,
         queue=queue,
@@ -41,6 +49,7 @@ async def explain_job(engine: Engine, job: Job, now: int) -> list[Cause]:
         paused_at=pause.at,
         waits=waits,
         parents=await _states(engine, waits.parents[:_PARENTS]) if waits else {},
+        broker_error=broker.error if broker else "",
     )
     return explain(await _with_breaker(engine, facts) if waiting else facts)
 

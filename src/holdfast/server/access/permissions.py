@@ -49,6 +49,7 @@ SCOPES: dict[str, tuple[tuple[Scope, ...], tuple[Scope, ...]]] = {
     workers.KIND: ((_CONSUME, _OPERATE), (_CONSUME, _OPERATE)),
     workers.ORDER_KIND: ((_CONSUME, _OPERATE), (_CONSUME, _OPERATE)),
     workers.DECLARED_KIND: ((_PRODUCE, _CONSUME, _OPERATE), (_CONSUME, _OPERATE)),
+    workers.UNATTENDED_KIND: ((_CONSUME, _OPERATE), ()),
     breaker.KIND: ((_CONSUME, _OPERATE), (_CONSUME, _OPERATE)),
     queues.LIMIT_KIND: ((_CONSUME, _OPERATE), (_CONSUME, _OPERATE)),
     settings.SETTING_KIND: ((_PRODUCE, _CONSUME, _OPERATE), (_OPERATE,)),

@@ -28,17 +28,29 @@ from prometheus_client.registry import Collector, CollectorRegistry
 
 from holdfast.alerts.rules import RULES
 from holdfast.app.application import Holdfast
+from holdfast.core.dead_messages import OUTCOMES
 from holdfast.core.model import QueueView
+from holdfast.engines.broker import BrokerStatus
 from holdfast.ops.alerts import Alert, read_alerts
+from holdfast.ops.broker_status import read_broker_status
 from holdfast.server.access.admission import ApiCall
 from holdfast.server.access.caller import Caller
 from holdfast.server.http.operation import Operation, Scope, operation
 from holdfast.telemetry.accounts import FleetReader, FleetTotals
-from holdfast.telemetry.meter import COUNTERS, OTHER, QUEUES_MAX, Histogram, Totals, queue_label
+from holdfast.telemetry.meter import (
+    COUNTERS,
+    DEAD_MESSAGES,
+    OTHER,
+    QUEUES_MAX,
+    Histogram,
+    Totals,
+    queue_label,
+)
 
 TEXT = "text/plain; version=0.0.4; charset=utf-8"
 _STATES = ("ready", "delayed", "blocked", "leased", "overdue", "done", "dead", "cancelled")
 _SNAPSHOT_AGE_S_MAX = 2.0
+_BROKER_AGE_S_MAX = 5.0
 
 
 @operation("GET", "/metrics", needs=Scope.OPERATE)
@@ -66,11 +78,12 @@ _RENDERED: WeakKeyDictionary[Holdfast, tuple[NamespaceSnapshot, asyncio.Future[b
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NamespaceSnapshot:
-    """Queues, counters and raised alerts, as one caller may see them."""
+    """Queues, counters, raised alerts and the broker, as one caller may see them."""
 
     views: list[QueueView]
     fleet: FleetTotals
     alerts: tuple[Alert, ...] = ()
+    broker: BrokerStatus | None = None
 
 
 class SnapshotReader:
@@ -84,6 +97,8 @@ class SnapshotReader:
         self._fleet_reader: FleetReader | None = None
         self._views: list[QueueView] = []
         self._alerts: tuple[Alert, ...] = ()
+        self._broker: BrokerStatus | None = None
+        self._broker_at = float("-inf")
         self._shared = NamespaceSnapshot(views=[], fleet=FleetTotals())
         self._read_at = float("-inf")
         self._lock = asyncio.Lock()
@@ -95,7 +110,9 @@ class SnapshotReader:
         views, fleet = await self.views(), await self.fleet()
         if not caller.prefix:
             if self._shared.views is not views or self._shared.fleet is not fleet:
-                self._shared = NamespaceSnapshot(views=views, fleet=fleet, alerts=self._alerts)
+                self._shared = NamespaceSnapshot(
+                    views=views, fleet=fleet, alerts=self._alerts, broker=await self.broker()
+                )
             return self._shared
         own = {name: each for name, each in fleet.totals.queues.items() if caller.owns(name)}
         return NamespaceSnapshot(
@@ -112,6 +129,16 @@ class SnapshotReader:
         if self._fleet_reader is None:
             self._fleet_reader = FleetReader(app.engine, age_s_max=self.age_s_max)
         return await self._fleet_reader.fleet()
+
+    async def broker(self) -> BrokerStatus | None:
+        """The state of the broker, a few seconds old; None if there is none."""
+        app = self._app()
+        if app is not None and monotonic() - self._broker_at >= max(
+            self.age_s_max, _BROKER_AGE_S_MAX
+        ):
+            self._broker = await read_broker_status(app.engine)
+            self._broker_at = monotonic()
+        return self._broker
 
     async def views(self) -> list[QueueView]:
         """The queues with their counts. Concurrent callers share one read."""
@@ -154,9 +181,17 @@ def families(snapshot: NamespaceSnapshot) -> list[Metric]:
             value=snapshot.fleet.processes,
         ),
         _alerts(snapshot),
+        *_of_the_broker(snapshot),
         *_counters(snapshot),
+        _dead_messages(snapshot),
         _by_queue("holdfast_wait", "Time from due to leased.", snapshot, "waits"),
         _by_queue("holdfast_run", "Time from leased to settled.", snapshot, "runs"),
+        _histograms(
+            "holdfast_dead_message_delay_seconds",
+            "Time from the expiry of a job to its end by the dead-letter handler.",
+            (),
+            (((), each) for each in totals.handlings.values()),
+        ),
         _histograms(
             "holdfast_loop_lag_seconds",
             "Lag of the event loops of processes, by role.",
@@ -236,6 +271,34 @@ def _alerts(snapshot: NamespaceSnapshot) -> Metric:
     counts = Counter(alert.rule for alert in snapshot.alerts)
     for rule in RULES.values():
         family.add_metric((rule.name, rule.severity), counts[rule.name])
+    return family
+
+
+def _of_the_broker(snapshot: NamespaceSnapshot) -> list[Metric]:
+    """Without a sample if there is no broker, or if it cannot be reached."""
+    found = snapshot.broker
+    reachable = GaugeMetricFamily("holdfast_broker_up", "1 if the broker can be reached, else 0.")
+    waiting = GaugeMetricFamily(
+        "holdfast_broker_dead_messages",
+        "Dead messages that wait at the broker for the dead-letter handler.",
+    )
+    if found is not None:
+        reachable.add_metric((), int(not found.error))
+    if found is not None and found.dead_messages is not None:
+        waiting.add_metric((), found.dead_messages)
+    return [reachable, waiting]
+
+
+def _dead_messages(snapshot: NamespaceSnapshot) -> Metric:
+    family = CounterMetricFamily(
+        "holdfast_dead_messages",
+        f"Dead messages of the broker that were handled, by outcome: {', '.join(OUTCOMES)}.",
+        labels=("queue", "outcome"),
+    )
+    for queue, totals in sorted(snapshot.fleet.totals.queues.items()):
+        for outcome, counter in DEAD_MESSAGES.items():
+            if counter in totals.counts:
+                family.add_metric((queue, outcome), totals.counts[counter])
     return family
 
 

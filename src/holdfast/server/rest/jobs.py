@@ -201,7 +201,9 @@ async def explain(call: ApiCall, id: JobId) -> Explanation:
     """Explain why a job is not running, and what would change that."""
     job = await read_job(call.engine, id)
     now = (await examine(call.engine)).now
-    return explanation(job, await explain_job(call.engine, job, now))
+    # The state of the broker is about the whole namespace.
+    broker_of = None if call.caller.prefix else call.app.engine
+    return explanation(job, await explain_job(call.engine, job, now, broker_of=broker_of))
 
 
 @operation("GET", "/v1/jobs/{id}/output", needs=Scope.KNOWN)

@@ -99,7 +99,8 @@ async def show_checkup(call: ApiCall) -> CheckupView:
     """Show possible problems and their remedies. Does not check the store for damage: for that, run
     `holdfast doctor --deep` on the machine of the store.
     """
-    return checkup_view(await check_store(call.engine))
+    broker_of = None if call.caller.prefix else call.app.engine
+    return checkup_view(await check_store(call.engine, broker_of=broker_of))
 
 
 @operation("POST", "/v1/cleanup", needs=Scope.OPERATE)

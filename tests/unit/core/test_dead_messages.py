@@ -1,0 +1,118 @@
+"""Dead messages of a broker: the outcome follows from the ledger alone."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast.core import bounds, checks
+from holdfast.core.dead_messages import (
+    OUTCOMES,
+    REJECTED_TYPE,
+    DeadOutcome,
+    RejectedMessage,
+    bury_rejected,
+    history_text,
+    is_ours,
+    judge_message,
+    kept_jobs,
+    left_ms,
+)
+from holdfast.core.model import Job, Reason, State
+from tests.unit.core.strategies import jobs
+
+
+def job(state: State, *, queue: str = "worker.a", **fields: object) -> Job:
+    return Job(id="j", task="t", queue=queue, state=state, **fields)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("known", "is_expired", "outcome"),
+    [
+        (None, False, DeadOutcome.MISSING),
+        (job(State.DONE), False, DeadOutcome.FINISHED),
+        (job(State.DEAD, queue="grave"), False, DeadOutcome.FINISHED),
+        (job(State.CANCELLED), False, DeadOutcome.FINISHED),
+        (job(State.LEASED, reason=Reason.EXPIRED), False, DeadOutcome.FINISHED),
+        (job(State.LEASED), False, DeadOutcome.LEASED),
+        (job(State.WAITING, queue="worker.b"), True, DeadOutcome.MOVED),
+        (job(State.WAITING, queue="worker.b"), False, DeadOutcome.MOVED),
+        (job(State.WAITING), False, DeadOutcome.REDELIVERED),
+        (job(State.WAITING), True, None),
+    ],
+)
+def test_the_outcome_of_a_message(
+    known: Job | None, is_expired: bool, outcome: DeadOutcome | None
+) -> None:
+    assert judge_message("worker.a", known, is_expired=is_expired) is outcome
+
+
+@given(jobs(), st.booleans())
+def test_only_a_job_that_waits_in_that_queue_past_its_expiry_is_ended(
+    known: Job, is_expired: bool
+) -> None:
+    outcome = judge_message("worker.a", known, is_expired=is_expired)
+    waits = known.state is State.WAITING and known.queue == "worker.a"
+    assert (outcome is None) == (waits and is_expired)
+
+
+@pytest.mark.parametrize(
+    ("expires_at", "left"), [(None, None), (0, 1_000), (1_001, 1_000), (9_000, 8_000)]
+)
+def test_the_time_that_is_left(expires_at: int | None, left: int | None) -> None:
+    assert left_ms(job(State.WAITING, expires_at=expires_at), 1_000) == left
+
+
+@given(st.none() | st.text(), st.text() | st.text().map(lambda text: f"worker.{text}"))
+def test_a_message_of_ours_names_a_job_and_a_worker(id: str | None, queue: str) -> None:
+    if is_ours(id, queue):
+        assert id is not None
+        assert bounds.JOB_ID.match(id)
+        assert bounds.QUEUE_NAME.match(queue)
+        assert queue.startswith("worker.")
+        assert len(queue) > len("worker.")
+
+
+@given(
+    st.lists(
+        st.dictionaries(
+            st.text(), st.none() | st.text() | st.floats() | st.binary() | st.lists(st.integers())
+        )
+    )
+)
+def test_any_history_is_bounded_and_printable(history: list[dict[str, object]]) -> None:
+    text = history_text(history)
+    assert bool(text) == bool(history)
+    assert len(text) < 2_100
+    assert text.replace("…", "").isascii()
+    assert checks.clean_text(text) == text
+
+
+@given(
+    st.builds(
+        RejectedMessage,
+        queue=st.text(max_size=100),
+        reason=st.text(max_size=100),
+        body=st.binary(max_size=50),
+        content_type=st.text(max_size=20),
+        headers=st.dictionaries(st.text(), st.text()),
+        history=st.lists(st.dictionaries(st.text(), st.text())),
+    )
+)
+def test_any_message_is_kept_as_valid_jobs(message: RejectedMessage) -> None:
+    kept = kept_jobs(message)
+    assert [each.id for each in kept] == [each.id for each in kept_jobs(message)]
+    for each in kept:
+        checks.check_job(each)
+        assert each.delay_ms > (each.expires_ms or 0), "never due before it expires"
+    [one] = kept
+    if one.content_type == REJECTED_TYPE:
+        assert json.loads(one.payload)["headers"] == message.headers
+    else:
+        assert (one.payload, one.headers) == (message.body, message.headers)
+    checks.check_amendment(bury_rejected(message))
+
+
+def test_every_outcome_is_described() -> None:
+    assert list(OUTCOMES) == list(DeadOutcome)
