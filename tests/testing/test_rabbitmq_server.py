@@ -6,6 +6,7 @@ import ssl
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
@@ -166,6 +167,12 @@ async def test_users_permissions_and_policies(rabbit_node: RabbitNode) -> None:
     rabbit_node.delete_vhost(vhost)
     with pytest.raises(AMQPError):
         await aio_pika.connect(url)
+
+
+def test_calls_from_several_threads_do_not_collide(rabbit_node: RabbitNode) -> None:
+    with ThreadPoolExecutor(8) as threads:
+        answers = list(threads.map(rabbit_node.evaluate, [f"{n} + 1" for n in range(40)]))
+    assert answers == [str(n + 1) for n in range(40)]
 
 
 def test_a_wrong_call_says_why(rabbit_node: RabbitNode) -> None:
