@@ -1,6 +1,7 @@
 """Group commit: which calls are merged, who gets which answer, and cancelled callers."""
 
 import asyncio
+import threading
 import time
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -251,6 +252,44 @@ async def test_an_interrupted_blocking_call_is_left_out(inner: GatedEngine) -> N
     await asyncio.gather(first, stays)
     assert await engine.get("stays") is not None
     assert await engine.get("gone") is None
+
+
+async def test_a_blocking_call_that_is_interrupted_in_flight_does_not_keep_others_waiting(
+    inner: GatedEngine,
+) -> None:
+    """Threads that are answered together wake each other."""
+    engine = Coalesced(inner)
+    threads = Threads(engine)
+    loop = asyncio.get_running_loop()
+    sent = threading.Event()
+
+    def interrupted_when_sent(use: Callable[[asyncio.AbstractEventLoop], None]) -> None:
+        use(loop)
+        sent.wait()
+        raise KeyboardInterrupt
+
+    def interrupted_call() -> None:
+        with pytest.raises(KeyboardInterrupt):
+            engine.enqueue_blocking([job("b")], interrupted_when_sent)
+
+    first = await hold_back(inner, engine)
+    before = threads.call("a")
+    await threads.arrived(1)
+    interrupt = asyncio.create_task(asyncio.to_thread(interrupted_call))
+    await threads.arrived(2)
+    after = threads.call("c")
+    await threads.arrived(3)
+    inner.shuts = True
+    inner.called.clear()
+    inner.gate.set()
+    await first
+    await inner.called.wait()
+    sent.set()
+    await interrupt
+    inner.gate.set()
+    async with asyncio.timeout(10):
+        assert [receipt.id for receipt in await before + await after] == ["a", "c"]
+    assert await engine.get("b") is not None, "in flight already, so it happened"
 
 
 async def test_a_blocking_call_after_one_that_was_interrupted(inner: GatedEngine) -> None:

@@ -14,6 +14,7 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
+from itertools import pairwise
 from time import monotonic
 from typing import Generic, Protocol, TypeVar
 
@@ -78,7 +79,7 @@ class Coalesced(Wrapper):
     def enqueue_blocking(self, jobs: Sequence[NewJob], on_loop: OnLoop) -> list[Receipt]:
         """Enqueue from a thread that may block, not the loop's own. For small batches: see
         `shares`."""
-        call = _ThreadCall[NewJob, Receipt](jobs)
+        call: _ThreadCall[NewJob, Receipt] = _ThreadCall(jobs)
         try:
             on_loop(lambda loop: self._enqueues.add(call, loop))
             return call.wait()
@@ -163,21 +164,25 @@ class _PendingCall(Generic[Entry, Answer]):
 
 
 class _ThreadCall(Generic[Entry, Answer]):
-    """A batch of a caller that blocks in another thread."""
+    """A batch of a caller that blocks in another thread, until it is answered and woken."""
 
-    __slots__ = ("_answers", "_ended", "_error", "entries", "is_over")
+    __slots__ = ("_answers", "_error", "_woken", "entries", "is_over", "next")
 
     def __init__(self, entries: Sequence[Entry]) -> None:
         self.entries = entries
         self.is_over = False
         self._answers: list[Answer] = []
         self._error: Exception | None = None
-        self._ended = threading.Lock()
-        self._ended.acquire()
+        self.next: _ThreadCall[Entry, Answer] | None = None
+        """The call that this one wakes when it is woken itself."""
+        self._woken = threading.Lock()
+        self._woken.acquire()
 
     def wait(self) -> list[Answer]:
         """Block until the answers are there."""
-        self._ended.acquire()
+        self._woken.acquire()
+        if self.next is not None:
+            self.next.wake()
         if self._error is not None:
             raise self._error
         return self._answers
@@ -185,19 +190,23 @@ class _ThreadCall(Generic[Entry, Answer]):
     def fail(self, error: Exception) -> None:
         if not self.is_over:
             self._error = error
-            self._end()
+            self.is_over = True
 
     def succeed(self, answers: list[Answer]) -> None:
         if not self.is_over:
             self._answers = answers
-            self._end()
+            self.is_over = True
 
     def drop(self) -> None:
         self.fail(EngineClosed("this Holdfast was closed before the call was answered"))
+        self.wake()
 
-    def _end(self) -> None:
-        self.is_over = True
-        self._ended.release()
+    def wake(self) -> None:
+        """Unblock the caller. Idempotent."""
+        try:  # noqa: SIM105 - suppress() would cost more than the call
+            self._woken.release()
+        except RuntimeError:
+            pass  # It was released before.
 
 
 class _PendingCalls(Generic[Entry, Answer]):
@@ -209,7 +218,7 @@ class _PendingCalls(Generic[Entry, Answer]):
         self._task: asyncio.Task[None] | None = None
 
     async def submit(self, entries: Sequence[Entry]) -> list[Answer]:
-        call = _PendingCall[Entry, Answer](entries)
+        call: _PendingCall[Entry, Answer] = _PendingCall(entries)
         self._waiting.append(call)
         self._begin()
         try:
@@ -293,7 +302,7 @@ class _Merged(_PendingCalls[Entry, Answer]):
         """Calls that have arrived will be taken, by a running task or one that is about to."""
         self._wanted = 0
         """The number of arrived calls that completes a group, while one is awaited."""
-        self._is_complete = asyncio.Event()
+        self._regrouped: asyncio.Future[None] | None = None
 
     def add(self, call: _Call[Entry, Answer], loop: asyncio.AbstractEventLoop) -> None:
         """Add a call from another thread."""
@@ -302,7 +311,7 @@ class _Merged(_PendingCalls[Entry, Answer]):
             self._is_awake = True
             wake = self._begin
         elif 0 < self._wanted <= len(self._arrived):
-            wake = self._is_complete.set
+            wake = self._end_regroup
         else:
             return
         try:
@@ -344,24 +353,37 @@ class _Merged(_PendingCalls[Entry, Answer]):
         return taken
 
     async def _regroup(self, group: list[_Call[Entry, Answer]]) -> None:
-        """Give threads that were answered together time to call again, so that they do not split
-        into two groups that commit in turn: until all are back, but no longer than their call took.
-        A single caller never waits.
+        """Wake the threads, and give them time to call again, so that they do not split into two
+        groups that commit in turn: until all are back, but no longer than their call took. A single
+        caller never waits.
+
+        Each thread wakes the next: one thread at a time runs Python code, and those that are woken
+        together only compete for their turn.
         """
-        count = sum(isinstance(call, _ThreadCall) for call in group)
-        if count < 2:
+        threads = [call for call in group if isinstance(call, _ThreadCall)]
+        if len(threads) < 2:
+            for call in threads:
+                call.wake()
             return
-        # A new one: the engine may have been opened on another loop before.
-        self._is_complete = asyncio.Event()
-        self._wanted = count + len(self._arrived)
+        for call, following in pairwise(threads):
+            call.next = following
+        loop = asyncio.get_running_loop()
+        self._regrouped = loop.create_future()
+        timer = loop.call_later(min(self._sent_s, _REGROUP_S_MAX), self._end_regroup)
+        self._wanted = len(threads) + len(self._arrived)
+        threads[0].wake()
         try:
-            if len(self._arrived) < self._wanted:
-                async with asyncio.timeout(min(self._sent_s, _REGROUP_S_MAX)):
-                    await self._is_complete.wait()
-        except TimeoutError:
-            pass
+            await self._regrouped
         finally:
             self._wanted = 0
+            timer.cancel()
+            # A thread that was interrupted has woken no other.
+            for call in threads:
+                call.wake()
+
+    def _end_regroup(self) -> None:
+        if self._regrouped is not None and not self._regrouped.done():
+            self._regrouped.set_result(None)
 
     async def submit(self, entries: Sequence[Entry]) -> list[Answer]:
         if len(entries) >= _MERGED_MAX:
