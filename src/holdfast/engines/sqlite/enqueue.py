@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Container, Sequence
+from functools import lru_cache
 from itertools import repeat
 
 from holdfast.core import checks, codec, lifecycle
@@ -34,8 +35,6 @@ _ROW = "(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 _IF_NEW = " ON CONFLICT(id, ns) DO NOTHING"
 _WIDTH = _ROW.count("?")
 _CHUNK = 25
-_INSERT = _COLUMNS + _ROW + _IF_NEW
-_INSERT_CHUNK = _COLUMNS + ", ".join([_ROW] * _CHUNK) + _IF_NEW  # sql: the same row many times
 _INSERT_IN_FLOW = """
 INSERT INTO hf_jobs(seq, ns, queue, rank, due_at, place, expires_at, parts, created_at, lease_ms,
   id, task, key, tenant, grp, extra, payload, flow, lane, holds)
@@ -166,14 +165,17 @@ def _enqueue_many(transaction: Transaction, jobs: Sequence[NewJob]) -> list[Rece
 
 
 def _insert(transaction: Transaction, values: list[object]) -> int:
-    """Insert rows in chunks, the rest one by one; returns how many were new."""
+    """Insert rows, several with one statement; returns how many were new."""
     before = transaction.connection.total_changes()
-    end = len(values) - len(values) % (_CHUNK * _WIDTH)
-    for start in range(0, end, _CHUNK * _WIDTH):
-        transaction.run(_INSERT_CHUNK, values[start : start + _CHUNK * _WIDTH])
-    for start in range(end, len(values), _WIDTH):
-        transaction.run(_INSERT, values[start : start + _WIDTH])
+    for start in range(0, len(values), _CHUNK * _WIDTH):
+        chunk = values[start : start + _CHUNK * _WIDTH]
+        transaction.run(_insert_statement(len(chunk) // _WIDTH), chunk)
     return transaction.connection.total_changes() - before
+
+
+@lru_cache(_CHUNK)
+def _insert_statement(rows: int) -> str:
+    return _COLUMNS + ", ".join([_ROW] * rows) + _IF_NEW  # sql: the same row many times
 
 
 def _insert_in_flow(
