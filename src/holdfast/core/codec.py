@@ -21,6 +21,10 @@ JSON = "application/json"
 TRACEPARENT: Final = "traceparent"
 TRACESTATE: Final = "tracestate"
 """The headers that carry a W3C trace with a job or a request."""
+# The standard encoder: msgspec's writes NaN as null without an error.
+_ENCODER: Final = json.JSONEncoder(
+    allow_nan=False, ensure_ascii=False, separators=(",", ":"), default=msgspec.to_builtins
+)
 _TRACEPARENT_FORM = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}\Z")
 
 
@@ -29,15 +33,7 @@ def encode(value: Any) -> bytes:
     altered.
     """
     try:
-        # The standard encoder: msgspec's writes NaN as null without an error.
-        text = json.dumps(
-            value,
-            allow_nan=False,
-            ensure_ascii=False,
-            separators=(",", ":"),
-            default=msgspec.to_builtins,
-        )
-        return text.encode()
+        return _ENCODER.encode(value).encode()
     except RecursionError:
         raise InvalidJob("the value is nested too deeply, or contains itself") from None
     except (TypeError, ValueError, msgspec.MsgspecError) as error:

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
+from functools import cache
 from typing import Any, TypedDict, TypeVar, get_args
 
 import msgspec
 import uuid_utils
-from msgspec.structs import asdict, astuple, replace
+from msgspec.structs import asdict, replace
 
 from holdfast.core import codec
 from holdfast.core.backoff import Backoff
@@ -65,7 +66,6 @@ _OVERRIDES = ("lease_ms", "timeout_ms", "max_attempts", "max_crashes", "backoff"
 _JOB_DURATIONS = ("delay", "expires", "key_window", "lease", "timeout")
 _QUEUE_DURATIONS = ("lease", "timeout", "retention", "dead_retention", "aging", "expires")
 _RAW = (bytes, bytearray, memoryview)
-_NESTED = (msgspec.Struct, tuple)
 
 Checked = TypeVar("Checked", bound=msgspec.Struct)
 
@@ -78,6 +78,19 @@ def new_id() -> str:
 def new_job(task: str, payload: Any, options: JobOptions) -> NewJob:
     """A job ready to enqueue, with a new id unless the options have one. Raises InvalidJob."""
     given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
+    id_ = given.pop("id") if "id" in given else new_id()
+    if given:
+        _convert_options(given)
+    if isinstance(payload, _RAW):
+        given["payload"] = bytes(payload)
+        given.setdefault("content_type", "application/octet-stream")
+    else:
+        given["payload"] = codec.encode(payload)
+    return checked(NewJob(**given, id=id_, task=task), InvalidJob)
+
+
+def _convert_options(given: dict[str, Any]) -> None:
+    """Replace the options of a job by fields of `NewJob`."""
     _refuse_unknown(given, JobOptions.__annotations__, InvalidJob, "a job")
     if "run_at" in given:
         if "delay" in given:
@@ -89,20 +102,12 @@ def new_job(task: str, payload: Any, options: JobOptions) -> NewJob:
         given["after"] = _ids(given["after"])
     if "backoff" in given:
         given["backoff"] = to_backoff("backoff", given["backoff"], InvalidJob)
-    if isinstance(payload, _RAW):
-        given["payload"] = bytes(payload)
-        given.setdefault("content_type", "application/octet-stream")
-    else:
-        given["payload"] = codec.encode(payload)
     for name in ("labels", "headers"):
         if isinstance(given.get(name), Mapping):
             given[name] = dict(given[name])
     overrides = {name: given.pop(name) for name in _OVERRIDES if name in given}
     if overrides:
         given["overrides"] = Overrides(**overrides)
-    if "id" not in given:
-        given["id"] = new_id()
-    return checked(NewJob(**given, task=task), InvalidJob)
 
 
 def changed_queue(queue: Queue, options: QueueOptions) -> Queue:
@@ -126,17 +131,29 @@ def checked(value: Checked, error: type[UsageError]) -> Checked:
     except (msgspec.ValidationError, TypeError) as invalid:
         text, _, where = str(invalid).replace("`", "").partition(" - at $.")
         raise error(f"{where or type(value).__name__}: {text}") from None
-    for name, field in zip(converted.__struct_fields__, astuple(converted), strict=True):
-        if not isinstance(field, _NESTED) or field is NO_OVERRIDES:
+    for name in _nested_fields(type(converted)):
+        field = getattr(converted, name)
+        if field is NO_OVERRIDES:
             continue
         if isinstance(field, msgspec.Struct):
             # `convert` returns a struct unchanged, and would drop unknown keys of a dict.
             checked(expected(name, getattr(value, name), type(field), error), error)
-        else:
+        elif isinstance(field, tuple):
             for each in field:
                 if isinstance(each, msgspec.Struct):
                     checked(each, error)
     return converted
+
+
+@cache
+def _nested_fields(kind: type[msgspec.Struct]) -> tuple[str, ...]:
+    """The fields that may hold structs, alone or in a tuple."""
+    return tuple(each.name for each in msgspec.structs.fields(kind) if _holds_structs(each.type))
+
+
+def _holds_structs(kind: Any) -> bool:
+    is_struct = isinstance(kind, type) and issubclass(kind, msgspec.Struct)
+    return is_struct or any(map(_holds_structs, get_args(kind)))
 
 
 def checked_filter(wanted: JobFilter) -> JobFilter:
