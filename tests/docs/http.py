@@ -96,11 +96,11 @@ def _types(schemas: dict[str, Any]) -> Iterator[str]:
         yield "| Field | What |\n|---|---|"
         for field, each in schema["properties"].items():
             mark = "" if field in required else ", optional"
-            yield f"| `{field}` | {_cell(_said(each) + mark)} |"
+            yield f"| `{field}` | {_cell(_said(each, mark=mark))} |"
         yield ""
 
 
-def _said(schema: dict[str, Any], beside: dict[str, Any] | None = None) -> str:
+def _said(schema: dict[str, Any], beside: dict[str, Any] | None = None, *, mark: str = "") -> str:
     text = _shape(schema)
     bounds = [
         words.format(schema[key])
@@ -112,6 +112,7 @@ def _said(schema: dict[str, Any], beside: dict[str, Any] | None = None) -> str:
         bounds.append(f"default `{schema['default']}`")
     if bounds:
         text += f" ({', '.join(bounds)})"
+    text += mark
     description = schema.get("description") or (beside or {}).get("description")
     return f"{text}. {description}" if description else text
 

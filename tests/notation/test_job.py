@@ -14,6 +14,7 @@ from holdfast.notation import options
 from holdfast.notation.job import FIELDS, JobLine, JobOptions
 from holdfast.notation.job_lines import JobDefaults, make_job, read_line
 from holdfast.notation.options import new_job
+from holdfast.notation.synonyms import READ_ONLY
 from holdfast.server.rest.jobs import ChangesBody
 from holdfast.server.rest.shapes import AnyJobBody, NewJobBody, TickBody
 
@@ -45,8 +46,8 @@ def test_choices_are_those_of_python_options() -> None:
 
 
 def test_bodies_have_the_fields_of_their_scope() -> None:
-    assert names(AnyJobBody) == set(FIELDS)
-    assert names(NewJobBody) == set(FIELDS) - PLACE
+    assert names(AnyJobBody) == {*FIELDS, *READ_ONLY}
+    assert names(NewJobBody) == {*FIELDS, *READ_ONLY} - PLACE
     assert names(TickBody) == set(FIELDS) - PER_JOB
     assert NewJobBody.__struct_fields__[:3] == ("task", "payload", "id")
 

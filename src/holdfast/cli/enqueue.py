@@ -31,6 +31,7 @@ from holdfast.errors import EngineError, HoldfastError, OutcomeUnknown, UnknownQ
 from holdfast.notation.durations import to_ms
 from holdfast.notation.job import JobLine
 from holdfast.notation.job_lines import JobDefaults, make_job, read_line
+from holdfast.notation.synonyms import ignored_note
 from holdfast.ops.settings import read_job_defaults
 
 _FAULTS_MAX = 1_000
@@ -108,7 +109,7 @@ def _line(words: tuple[str, ...]) -> JobLine:
         case (text,) if text.lstrip().startswith("{"):
             ignored: set[str] = set()
             line = read_line(text, ignored)
-            _say_ignored(ignored)
+            _say_note(ignored)
             return line
         case (word, *_) if word.startswith("-") and word != "-":
             raise UsageError(unknown_flag(word, _flag_names(), "enqueue"))
@@ -119,9 +120,9 @@ def _line(words: tuple[str, ...]) -> JobLine:
             )
 
 
-def _say_ignored(names: set[str]) -> None:
-    if names:
-        say(f"ignored {', '.join(sorted(names))}: the queue sets such fields itself")
+def _say_note(ignored: set[str]) -> None:
+    if ignored:
+        say(ignored_note(ignored))
 
 
 def _flag_names() -> list[str]:
@@ -193,7 +194,7 @@ async def _enqueue_many(file: int, given: JobLine, flags: EnqueueFlags, common: 
             except asyncio.CancelledError:
                 say(_settled(feed.counts))
                 raise
-    _say_ignored(feed.ignored)
+    _say_note(feed.ignored)
     _print_counts(feed.counts, faults, time.monotonic() - started, flags, common)
     return Exit.FAILED if feed.counts.refused else Exit.DONE
 

@@ -35,6 +35,12 @@ READ_ONLY = ("state", "attempts", "created_at", "updated_at")
 """Fields of a printed job that a new job cannot have: the queue sets them."""
 
 
+def ignored_note(names: Iterable[str]) -> str:
+    """The note for these fields of pasted jobs, which were ignored; "" if there are none."""
+    ignored = ", ".join(sorted(names))
+    return f"ignored {ignored}: the queue sets such fields itself" if ignored else ""
+
+
 def suggestion(wrong: str, known: Iterable[str]) -> str | None:
     """The name that was probably meant; None if none of the known ones fits."""
     names = list(known)

@@ -279,7 +279,6 @@ async def test_a_server_creates_queues_for_its_clients(rest: RestClient) -> None
         ({"jobs": [{"task": "t", "visibility_timeout": 30}]}, "did you mean lease?"),
         ({"jobs": [{"task": "t", "dead_deadline": "1h"}]}, "did you mean expires?"),
         ({"jobs": [{"task": "t", "run_at": "2030-01-31"}]}, "such as 2030-01-31T12:00:00Z"),
-        ({"jobs": [{"task": "t", "state": "x"}]}, "the queue sets it: leave it out"),
         ({"jobs": [{"task": "t", "colour": 1}]}, "unknown field `colour` - at `$.jobs[0]`"),
     ],
 )
@@ -289,6 +288,37 @@ async def test_a_wrong_field_gets_a_suggestion(
     answer = await rest.client.post("/v1/queues/default/jobs", json=body)
     assert answer.status_code == 400
     assert answer.json()["error"]["message"].endswith(says)
+
+
+async def test_fields_of_a_pasted_job_that_the_queue_sets_are_ignored_with_a_note(
+    rest: RestClient,
+) -> None:
+    pasted = {"task": "t", "state": "done", "attempts": 2, "created_at": None, "priority": 3}
+    said = "ignored attempts, created_at, state, updated_at: the queue sets such fields itself"
+    for path in ("/v1/queues/default/jobs", "/v1/jobs"):
+        id_ = path.replace("/", ".")
+        jobs = [{**pasted, "id": id_}, {"task": "t"}, {"task": "t", "updated_at": {"any": ["x"]}}]
+        answer = await rest.post(path, {"jobs": jobs}, status=201)
+        assert [each["duplicate"] for each in answer["jobs"]] == [False] * 3
+        assert answer["note"] == said
+        job = await rest.get(f"/v1/jobs/{id_}")
+        assert (job["state"], job["attempts"], job["priority"]) == ("waiting", 0, 3)
+    batch = {"jobs": [{"task": "t"}], "then": {"task": "u", "state": "x"}}
+    answer = await rest.post("/v1/batches", batch, status=201)
+    assert answer["note"] == "ignored state: the queue sets such fields itself"
+
+
+async def test_without_ignored_fields_there_is_no_note(rest: RestClient) -> None:
+    for jobs in ([{"task": "t"}], [{"task": "t", "priority": 1}]):
+        answer = await rest.post("/v1/jobs", {"jobs": jobs}, status=201)
+        assert answer.keys() == {"jobs"}
+
+
+async def test_an_unknown_field_beside_ignored_ones_is_refused(rest: RestClient) -> None:
+    body = {"jobs": [{"task": "t", "state": "x", "colour": 1}]}
+    answer = await rest.client.post("/v1/jobs", json=body)
+    assert answer.status_code == 400
+    assert "unknown field `colour`" in answer.json()["error"]["message"]
 
 
 async def test_a_job_gets_the_options_that_its_task_declares(rest: RestClient) -> None:

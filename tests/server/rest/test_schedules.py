@@ -136,6 +136,13 @@ async def test_invalid_schedules_are_refused(
     assert await rest.get(SCHEDULES) == {"schedules": []}
 
 
+async def test_the_job_of_a_schedule_has_no_state(rest: RestClient) -> None:
+    body = {"name": "nightly", "cron": "0 3 * * *", "job": {"task": "t", "state": "x"}}
+    answer = await rest.client.post(SCHEDULES, json=body)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["message"].endswith("the queue sets it: leave it out")
+
+
 @pytest.mark.parametrize("job", [{"command": ["rm", "-rf"]}, {"webhook": "http://127.0.0.1/x"}])
 async def test_command_schedules_need_a_token_with_run_commands(
     rest: RestClient, job: dict[str, Any]

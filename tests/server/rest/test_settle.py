@@ -108,6 +108,15 @@ async def test_retry_bury_and_release(rest: RestClient, memory: str) -> None:
     )
 
 
+async def test_fields_of_a_follow_up_job_that_the_queue_sets_are_ignored(rest: RestClient) -> None:
+    await rest.enqueue({"id": "a"})
+    [lease] = await rest.lease()
+    said = verdict(lease, "complete", then=[{"id": "next", "task": "t", "attempts": 7}])
+    answer = await rest.post("/v1/settle", {"verdicts": [said]})
+    assert answer["note"] == "ignored attempts: the queue sets such fields itself"
+    assert (await rest.job("next")).attempt == 0
+
+
 async def test_follow_up_jobs_share_the_transaction(rest: RestClient) -> None:
     await rest.store.declare(Queue(name="mail"))
     await rest.enqueue({"id": "a"}, {"id": "b"}, {"id": "c"})

@@ -24,6 +24,7 @@ from holdfast.errors import InvalidJob, NotFound, OutcomeUnknown, UsageError
 from holdfast.notation import job_lines
 from holdfast.notation.job import JobId, QueueName
 from holdfast.notation.options import new_id
+from holdfast.notation.synonyms import READ_ONLY, ignored_note
 from holdfast.ops.settings import read_job_defaults
 from holdfast.server.access.admission import ApiCall
 from holdfast.server.http.chunked_decode import YieldBudget
@@ -31,7 +32,7 @@ from holdfast.server.http.idempotency import NOTHING_DONE
 from holdfast.server.http.operation import Operation, Scope, operation
 from holdfast.server.http.problems import TooLarge
 from holdfast.server.rest.jobs import read_job
-from holdfast.server.rest.shapes import AnyJobBody, NewJobBody
+from holdfast.server.rest.shapes import AnyJobBody, IgnoredNote, NewJobBody
 
 _SETTINGS_AGE_S_MAX = 1.0
 
@@ -81,6 +82,7 @@ class Enqueued(msgspec.Struct, frozen=True):
     """One result for each job, in the same order."""
 
     jobs: list[EnqueuedJob]
+    note: IgnoredNote = UNSET
 
 
 def _all_have_ids(jobs: Sequence[NewJobBody]) -> bool:
@@ -127,6 +129,7 @@ class EnqueuedBatch(msgspec.Struct, frozen=True):
 
     id: str
     jobs: list[str]
+    note: IgnoredNote = UNSET
 
 
 class BatchView(msgspec.Struct, frozen=True, kw_only=True):
@@ -170,7 +173,7 @@ async def enqueue_batch(call: ApiCall, body: NewBatch) -> EnqueuedBatch:
             f"some jobs of the batch were enqueued before the error: {error}; repeat the request "
             "only if all its jobs have ids"
         ) from error
-    return EnqueuedBatch(id_, [each.id for each in receipts[:-1]])
+    return EnqueuedBatch(id_, [each.id for each in receipts[:-1]], builder.note)
 
 
 @operation("GET", "/v1/batches/{id}", needs=Scope.PRODUCE)
@@ -211,7 +214,7 @@ async def _enqueue(
     receipts = [next(from_engine) if isinstance(each, NewJob) else each for each in built]
     if all(each.status is Status.REFUSED for each in receipts):
         raise _first_error(receipts)
-    return Enqueued([_enqueued_job(each) for each in receipts])
+    return Enqueued([_enqueued_job(each) for each in receipts], builder.note)
 
 
 def check_batch_size(jobs: Sequence[NewJobBody] | Sequence[NewJob]) -> None:
@@ -239,10 +242,17 @@ async def map_yielding(bodies: Sequence[Body], make: Callable[[Body], Made]) -> 
 
 
 class JobBuilder(NamedTuple):
-    """Builds jobs from request bodies and the stored settings."""
+    """Builds jobs from the bodies of one request and the stored settings."""
 
     base: job_lines.JobDefaults
     make_id: Callable[[], str]
+    ignored: set[str]
+    """Names of fields that were left out of jobs."""
+
+    @property
+    def note(self) -> str | UnsetType:
+        """The note for the answer, if fields were left out."""
+        return ignored_note(self.ignored) or UNSET
 
     def job(self, body: NewJobBody, queue: str | None = None) -> NewJob:
         """The job of a body; `queue` is the default, or else its task's. UsageError if it is not a
@@ -253,7 +263,11 @@ class JobBuilder(NamedTuple):
             id_ = body.id or self.make_id()
             return NewJob(id=id_, task=body.task, queue=queue or "default", payload=payload)
         fields = zip(body.__struct_fields__, astuple(body), strict=True)
-        line = job_lines.JobLine(**{name: value for name, value in fields if value is not None})
+        given = {name: value for name, value in fields if value not in (None, UNSET)}
+        for name in given.keys() & READ_ONLY:
+            del given[name]
+            self.ignored.add(name)
+        line = job_lines.JobLine(**given)
         line.id = line.id or self.make_id()
         if line.queue is None and line.to is None:
             line.queue = queue
@@ -272,7 +286,7 @@ async def job_builder(app: Holdfast) -> JobBuilder:
         base = await read_job_defaults(app.engine)
         known = _settings[app] = (now + _SETTINGS_AGE_S_MAX, base)
     # The store's own ids, looked up once for all jobs of a request.
-    return JobBuilder(known[1], app.home.mint or new_id)
+    return JobBuilder(known[1], app.home.mint or new_id, set())
 
 
 def _job_or_refusal(body: NewJobBody, queue: str | None, builder: JobBuilder) -> NewJob | Receipt:

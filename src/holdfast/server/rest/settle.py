@@ -27,7 +27,7 @@ from holdfast.server.access.permissions import command_refusal, runs_commands
 from holdfast.server.http.operation import Operation, operation
 from holdfast.server.rest.enqueue import EntryError, JobBuilder, check_batch_size, job_builder
 from holdfast.server.rest.leases import LeaseKey, lease_cache, read_leases
-from holdfast.server.rest.shapes import AnyJobBody, Token
+from holdfast.server.rest.shapes import AnyJobBody, IgnoredNote, Token
 
 RequestedVerdict = Literal["complete", "failed", "retry", "bury", "release", "forward"]
 AppliedVerdict = Literal["complete", "retry", "bury", "release", "forward"]
@@ -101,6 +101,7 @@ class SettleResults(msgspec.Struct, frozen=True):
     """One outcome for each verdict, in the same order."""
 
     outcomes: list[SettleResult]
+    note: IgnoredNote = UNSET
 
 
 @operation("POST", "/v1/settle", needs=Scope.CONSUME, repeatable=True)
@@ -137,7 +138,7 @@ async def settle(call: ApiCall, body: SettleBody) -> SettleResults:
             for settlement, outcome in zip(valid, outcomes, strict=True)
         ]
     )
-    return SettleResults([each or next(from_engine) for each in results])
+    return SettleResults([each or next(from_engine) for each in results], builder.note)
 
 
 OPERATIONS: tuple[Operation, ...] = (settle,)

@@ -10,12 +10,13 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import msgspec
-from msgspec import UNSET, Meta, UnsetType
+from msgspec import UNSET, Meta, Raw, UnsetType
 
 from holdfast.core import bounds
 from holdfast.core.model import JobFilter, Reason, State
 from holdfast.notation.filters import ChosenStates, StateWord, chosen_states, instant, pairs
 from holdfast.notation.job import FIELDS, NO_NUL, JobId, JobLine, Name, Pairs, QueueName, TaskName
+from holdfast.notation.synonyms import READ_ONLY, ignored_note
 
 MaybeName = Annotated[str, Meta(max_length=bounds.NAME_BYTES_MAX, pattern=NO_NUL)]
 """A name that may be empty."""
@@ -57,6 +58,16 @@ StateWords = Annotated[
         " or failed (retrying): they wait to be retried. processing is leased, completed is done.",
     ),
 ]
+IgnoredNote = (
+    Annotated[
+        str,
+        Meta(
+            description="Names the fields that were ignored. Absent if there were none.",
+            examples=[ignored_note(READ_ONLY)],
+        ),
+    ]
+    | UnsetType
+)
 Fingerprint = Annotated[str, Meta(min_length=1, max_length=bounds.NAME_BYTES_MAX)]
 
 _USUAL_FIELDS = ("task", "payload", "id")
@@ -147,6 +158,10 @@ def _job_filter(
     )
 
 
+_Ignored = Annotated[Raw, Meta(description="Ignored, with a `note`: the queue sets it.")]
+_READ_ONLY_FIELDS = [(name, _Ignored | UnsetType, UNSET) for name in READ_ONLY]
+
+
 def _bounded(names: Iterable[str]) -> list[tuple[str, Any, Any]]:
     fields: list[tuple[str, Any, Any]] = []
     for name in sorted(names, key=lambda name: name not in _USUAL_FIELDS):
@@ -166,7 +181,8 @@ else:
         "_TickFields", _bounded(name for name, field in FIELDS.items() if not field.per_job)
     )
     _QueueFields = msgspec.defstruct(
-        "_QueueFields", _bounded(name for name, field in FIELDS.items() if not field.place)
+        "_QueueFields",
+        _bounded(name for name, field in FIELDS.items() if not field.place) + _READ_ONLY_FIELDS,
     )
 
 
