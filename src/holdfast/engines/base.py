@@ -161,20 +161,25 @@ class Engine(Protocol):
     3. One live token per job. [fencing]
     4. A stale token changes nothing. [fencing]
     5. A late settle still wins while the job is leased or waiting under that token, never once it
-    is finished or leased again; a late renew does not. [fencing] 6. The attempt is counted when the
-    job is leased, and refunded by Release. [the second half: refunds] 7. Retried and reaped jobs go
-    behind those already due at the same priority, unless the queue has `order = keep` or the job is
-    in a strict group. [ordered] 8. Repeating a settle is harmless. [fencing] 9. Every list has a
-    stated order. [ordered] 10. Every call is bounded. 11. No policy, and no clock but its own. 12.
-    A valid lease is never ended by expiry, by max_attempts, by a reaper that acts too early or by
-    an operator, who can only send a cancel request; only `drop` and a forced delete revoke it. 13.
-    An outcome that is not known is reported as OutcomeUnknown, and repeating the call with
-        the same id, key or token is safe. [for enqueue: keys]
+       is finished or leased again; a late renew does not. [fencing]
+    6. The attempt is counted when the job is leased, and refunded by Release. [the second half:
+       refunds]
+    7. Retried and reaped jobs go behind those already due at the same priority, unless the queue
+       has `order = keep` or the job is in a strict group. [ordered]
+    8. Repeating a settle is harmless. [fencing]
+    9. Every list has a stated order. [ordered]
+    10. Every call is bounded.
+    11. No policy, and no clock but its own.
+    12. A valid lease is never ended by expiry, by max_attempts, by a reaper that acts too early or
+        by an operator, who can only send a cancel request; only `drop` and a forced delete revoke
+        it.
+    13. An outcome that is not known is reported as OutcomeUnknown, and repeating the call with the
+        same id, key or token is safe. [for enqueue: keys]
     14. A move to a dead queue is one transaction. [atomic]
     15. Of a strict group one batch is leased at a time, in the order of arrival. [groups]
     16. No limit is exceeded: slots are taken and freed in the transaction that grants or ends the
-    lease, and a rate never gets a start back. [limits, rates] 17. No job is leased before its
-    parents have ended as it requires. [dependencies]
+        lease, and a rate never gets a start back. [limits, rates]
+    17. No job is leased before its parents have ended as it requires. [dependencies]
 
     A call that needs a missing trait changes nothing and raises Unsupported, with one exception:
     in `enqueue` the job is REFUSED with the code `unsupported`, and the others are enqueued.
