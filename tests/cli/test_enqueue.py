@@ -14,7 +14,7 @@ from holdfast.app.application import Holdfast
 from holdfast.cli import flags
 from holdfast.cli.output import Exit
 from holdfast.core.backoff import Backoff
-from holdfast.core.model import Failure, Job, Lease, Note, Overrides, Reason, Renewal
+from holdfast.core.model import Failure, Job, Lease, Note, Overrides, Reason, Renewal, State
 from holdfast.core.verdict import Bury, Complete, Settlement
 from holdfast.core.workers import TaskRecord
 from holdfast.notation import job_lines
@@ -50,6 +50,22 @@ def test_a_job_as_json(cli: Cli) -> None:
         "id": "j1",
         "status": "duplicate",
     }
+
+
+def test_fields_of_a_pasted_job_that_the_queue_sets_are_ignored_with_a_note(
+    cli: Cli, tmp_path: Path
+) -> None:
+    pasted = '{"id": "j1", "command": "true", "state": "dead", "attempts": 3}'
+    said = "ignored attempts, state: the queue sets such fields itself\n"
+    ran = cli("enqueue", pasted)
+    assert (ran.code, ran.out) == (0, "j1\n")
+    assert ran.err.endswith(said)
+    assert (job_of("j1").state, job_of("j1").attempt) == (State.WAITING, 0)
+    lines = tmp_path / "jobs"
+    lines.write_text(pasted.replace("j1", "j2"))
+    ran = cli("enqueue", "--file", str(lines))
+    assert ran.code == 0
+    assert said in ran.err
 
 
 def test_a_command_after_dashes_is_a_list_without_a_shell(cli: Cli) -> None:

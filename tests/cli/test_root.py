@@ -34,6 +34,14 @@ def test_the_kept_pages_equal_the_help_of_the_parser(monkeypatch: pytest.MonkeyP
     assert kept == names, "python -c 'from holdfast.cli import root; root.write_help_pages()'"
 
 
+def test_the_usage_names_each_argument() -> None:
+    usages = {path.stem: path.read_text().splitlines()[0] for path in help_pages.FOLDER.iterdir()}
+    assert usages["holdfast-schedule-add"].endswith(" NAME [-- COMMAND...]")
+    assert usages["holdfast-job-cancel"].endswith(" IDS...")
+    assert usages["holdfast-dlq-export"].endswith(" [FILE]")
+    assert not [usage for usage in usages.values() if "ARGS" in usage]
+
+
 def test_no_help_loads_the_parser() -> None:
     commands = [words.split() for words, _ in root.COMMANDS]
     lines = [[], *([group] for group in root.GROUPS), *commands]

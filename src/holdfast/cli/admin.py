@@ -83,7 +83,8 @@ async def create_token(
         str, option("TEXT", "Restrict the token to queues whose names begin with this.")
     ] = "",
     expires: Annotated[
-        str | None, option("DURATION", "Lifetime, e.g. 12h, or never. [default: 90d]")
+        str | None,
+        option("DURATION", "Refuse the token after this long, e.g. 12h; or never. [default: 90d]"),
     ] = None,
     out: Annotated[
         str | None,

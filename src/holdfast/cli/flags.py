@@ -53,7 +53,7 @@ After = Annotated[
 
 Yes = Annotated[bool, switch("Do not ask for confirmation.", "--yes", "-y")]
 DryRun = Annotated[bool, switch("Only print what would be done.")]
-All = Annotated[bool, switch("Select all of them.")]
+AllDead = Annotated[bool, switch("Select all dead letters.")]
 Archive = Annotated[
     Path | None, option("PATH", "Append finished jobs to this file before deleting them.")
 ]

@@ -23,6 +23,8 @@ _NAMES = ("holdfast", "queuectl")
 _WIDTH = 80
 _UNWRAPPED = 10_000
 _LEFT_MAX = 26
+_SEVERAL = {"COMMAND": "-- COMMAND...", "IDS": "IDS...", "NAMES": "NAMES..."}
+"""Arguments that take several values."""
 _DEFAULT = re.compile(r" (\[default: [^\]]*\])$")
 # Not wrapped: an example, a quoted text, defaults and short lists of choices.
 _UNBROKEN = re.compile(r"e\.g\. (?:\"[^\"]*\"|\S+)|\"[^\"]{1,30}\"|\[[^\]]{1,48}\]")
@@ -65,6 +67,21 @@ def page(command: Sequence[str]) -> str | None:
 def with_program_name(text: str) -> str:
     """The page with the name by which the program was started."""
     return re.sub(rf"\b{NAME}(?=\s)", lambda _match: program(), text)
+
+
+def with_argument_names(page: str) -> str:
+    """The page with the names of optional arguments in its usage line, which the parser writes as
+    ARGS."""
+    described = re.search(r"^Arguments:\n(.*?)\n\n", page, re.DOTALL | re.MULTILINE)
+    usage, end, rest = page.partition("\n")
+    usage = re.sub(r" \[ARGS(\.\.\.)?\]$", "", usage)
+    for entry in re.split(r"\n(?=  \S)", described[1]) if described else ():
+        name = entry.split()[0]
+        if "[required]" not in entry:
+            usage += f" [{_SEVERAL.get(name, name)}]"
+        else:
+            usage = re.sub(rf" {name}(?= |$)", f" {_SEVERAL.get(name, name)}", usage)
+    return usage + end + rest
 
 
 def variables_note(command: Sequence[str]) -> str:
@@ -119,7 +136,8 @@ def _meaning(entry: HelpEntry) -> str:
     if written:
         parts.append(written[1])
     elif entry.default is not None and entry.default not in ("False", "None", '""'):
-        parts.append(f"[default: {'on' if entry.default == 'True' else entry.default}]")
+        default = "on" if entry.default == "True" else str(entry.default).removesuffix(".0")
+        parts.append(f"[default: {default}]")
     return _UNBROKEN.sub(
         lambda match: match[0].replace(" ", "\N{NO-BREAK SPACE}"), " ".join(filter(None, parts))
     )

@@ -315,7 +315,8 @@ async def limit(
         int | None, option("N", "Lease at most this many jobs at a time.")
     ] = None,
     rate: Annotated[
-        str | None, option("RATE", 'Lease at most this many, e.g. 100/m or "100/m burst 20".')
+        str | None,
+        option("RATE", 'Lease at most this many per period, e.g. 100/m or "100/m burst 20".'),
     ] = None,
     key: Annotated[
         str,

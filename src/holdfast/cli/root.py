@@ -15,7 +15,14 @@ from cyclopts import App, ArgumentCollection, CycloptsError, Parameter, Token, U
 from cyclopts.config import Env
 
 from holdfast import __version__, tracing
-from holdfast.cli.help_pages import FOLDER, NAME, TwoColumns, program, variables_note
+from holdfast.cli.help_pages import (
+    FOLDER,
+    NAME,
+    TwoColumns,
+    program,
+    variables_note,
+    with_argument_names,
+)
 from holdfast.cli.output import COMMON, Common, Exit, exit_for, print_json, say
 from holdfast.core.text import printable
 from holdfast.errors import Forbidden, HoldfastError, NotAccepting, UnknownQueue, UsageError
@@ -139,8 +146,11 @@ def build(name: str = NAME) -> App:
         help_epilogue=_COMMON_NOTE,
         config=EnvironmentVariables(show=False),
         default_parameter=Parameter(negative_iterable=()),
+        group_parameters="Options",
         **_PLAIN,
     )
+    app["--help"].help = "Show this page."
+    app["--version"].help = "Show the version."
     for group, summary in GROUPS.items():
         app.command(App(name=group, help=summary, **_PLAIN))
     for words, function in COMMANDS:
@@ -163,7 +173,11 @@ def help_pages() -> dict[tuple[str, ...], str]:
         printed = io.StringIO()
         app.help_print(list(command), console=Console(file=printed, width=80))
         lines = [line.rstrip() for line in printed.getvalue().splitlines()]
-        pages[command] = re.sub(r"\n{3,}", "\n\n", "\n".join(lines) + "\n")
+        page = re.sub(r"\n{3,}", "\n\n", "\n".join(lines) + "\n")
+        if command[-1:] == ("edit",):
+            # A field that is not given keeps its value.
+            page = re.sub(r"\s+\[default: [^\]]*\]", "", page)
+        pages[command] = with_argument_names(page)
     return pages
 
 

@@ -116,7 +116,7 @@ async def cleanup(
     *,
     which: CleanupFlags = _CLEANUP,
     archive: Annotated[
-        Path | None, option("PATH", "First append them to this file, as JSON lines.")
+        Path | None, option("PATH", "First append the jobs to this file, as JSON lines.")
     ] = None,
     dry_run: DryRun = False,
     yes: Yes = False,

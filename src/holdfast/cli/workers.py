@@ -68,7 +68,11 @@ class WebhookFlags:
     ] = None
     webhook_breaker: Annotated[
         str | None,
-        option("BREAKER", 'Stop calling a failing host, e.g. "5 failures, 30s"; or off.'),
+        option(
+            "BREAKER",
+            'Stop calling a failing host for a while, e.g. after "3 failures, 10s"; or off.'
+            " [default: 5 failures, 30s]",
+        ),
     ] = None
 
     def options(self) -> dict[str, Any]:
@@ -334,11 +338,14 @@ async def scaling(
     *,
     queue: Annotated[str | None, option("NAME", "Only for this queue.")] = None,
     target_wait: Annotated[
-        str, option("DURATION", "Jobs should wait no longer than this.")
+        str, option("DURATION", "Advise enough workers that jobs wait no longer than this.")
     ] = "30s",
     slots: Annotated[
         int | None,
-        option("N", "Jobs one worker runs at a time. [default: as in the current workers]"),
+        option(
+            "N",
+            "Assume that one worker runs this many jobs at a time. [default: as workers do now]",
+        ),
     ] = None,
     workers_min: Annotated[int, option("N", "Advise at least this many workers.", "--min")] = 0,
     workers_max: Annotated[int, option("N", "Advise at most this many workers.", "--max")] = 1_000,

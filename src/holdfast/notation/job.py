@@ -174,7 +174,7 @@ class JobLine(msgspec.Struct, forbid_unknown_fields=True):
         _Seconds | None,
         JobField(
             value="DURATION",
-            help="Start no earlier than this long from now, e.g. 10m.",
+            help="Start the job no earlier than this long after it is enqueued, e.g. 10m.",
             http=Seconds,
             edit="Start a waiting job no earlier than this long from now.",
         ),
