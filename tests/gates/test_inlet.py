@@ -4,6 +4,7 @@ import asyncio
 import random
 from collections.abc import Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,6 +24,7 @@ from holdfast.core.verdict import Complete, Delete, Settlement
 from holdfast.engines.base import Engine
 from holdfast.engines.broker import Message
 from holdfast.engines.memory import MemoryEngine
+from holdfast.engines.registry import open_engine
 from holdfast.errors import EngineUnavailable, OutcomeUnknown
 from holdfast.gates import inlet
 from holdfast.gates.inlet import Inlet
@@ -456,3 +458,18 @@ async def test_random_cuts_of_several_inlets(clock: ManualClock, broker: Scripte
     assert found | letters == {f"gate:orders:{id_}" for id_ in ids}
     assert len(letters) == 43
     assert not found & letters
+
+
+async def test_a_group_on_several_partitions(broker: ScriptedBroker, tmp_path: Path) -> None:
+    """Its jobs must share a partition, so they have no key: ids tell duplicates."""
+    urls = ",".join(f"sqlite:///{tmp_path}/{name}.db" for name in "ab")
+    engine = open_engine(f"partitioned:{urls}")
+    await engine.open()
+    gate = replace(GATE, group="{header.g}")
+    step, _ = await opened(engine, broker, gate)
+    for _ in range(2):
+        broker.put("in", *(message(f"m{n}", headers={"g": f"g{n % 3}"}) for n in range(9)))
+        await step.once()
+    assert step.counts == {"received": 18, "enqueued": 9, "duplicates": 9}
+    assert len(await jobs(engine)) == 9
+    await engine.close()
