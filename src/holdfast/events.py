@@ -95,8 +95,32 @@ class Troubled(msgspec.Struct, frozen=True, kw_only=True):
     pause_ms: int
 
 
+class GateMoved(msgspec.Struct, frozen=True, kw_only=True):
+    """What a gate did in one step: the numbers of messages and jobs by outcome."""
+
+    gate: str
+    counts: dict[str, int]
+
+
+class GateChanged(msgspec.Struct, frozen=True, kw_only=True):
+    """A gate fails in this process, or works again; `text` is the error."""
+
+    gate: str
+    is_failing: bool
+    text: str = ""
+
+
 ProcessEvent: TypeAlias = (
-    EngineCalled | Reaped | Pruned | Ticked | Redrove | Distributed | DeadMessagesHandled | Troubled
+    EngineCalled
+    | Reaped
+    | Pruned
+    | Ticked
+    | Redrove
+    | Distributed
+    | DeadMessagesHandled
+    | Troubled
+    | GateMoved
+    | GateChanged
 )
 Tell: TypeAlias = Callable[[ProcessEvent], None]
 

@@ -48,6 +48,7 @@ from holdfast.engines.wire import (
     TallyCall,
 )
 from holdfast.ops.alerts import ALERTS, Alert
+from holdfast.ops.gates import GATE_RUNS, GATES, Gate, GateRun, GateState
 from holdfast.ops.queues import Distribution
 from holdfast.ops.quotas import QUOTA_KIND
 from holdfast.ops.records import scan
@@ -152,6 +153,11 @@ def _records(
     redrive = RedriveRecord(
         id=name("r1"), plan=RedrivePlan(wanted=JobFilter(queue=queue), by=mark), total=1
     )
+    gate = Gate(
+        name=name("door"), direction="inlet", broker="b", queue=queue, source=mark, task="t"
+    )
+    shut = replace(gate, name=name("shut-door"), paused=True)
+    run = GateRun(gate=gate.name, queue=queue, state=GateState.FAILING, text=mark, host=mark)
     event = FeedEvent(kind=FeedEventKind.JOB_DIED, at=at, queue=queue, id=name("dead"), text=mark)
     alert = Alert(
         rule="depth",
@@ -173,6 +179,9 @@ def _records(
         Record(kind=breaker.KIND, key=f"task:{name('t')}", value=encode(broken)),
         *(SCHEDULES.record(each.name, each) for each in schedules),
         REDRIVES.record(redrive.id, redrive),
+        GATES.record(gate.name, gate),
+        GATES.record(shut.name, shut),
+        GATE_RUNS.record(f"{gate.name}/p", run),
         Record(
             kind="distribution",
             key=f"{queue}.busy",
@@ -313,6 +322,7 @@ def _queues(queue: str, of: SampleNamespace) -> dict[str, ExampleRequest]:
 
 def _others(of: SampleNamespace, queue: str) -> dict[str, ExampleRequest]:
     nightly, breaker_ = {"name": of["nightly"]}, {"name": of["t"]}
+    door = {"name": of["door"]}
     quota = {"whose": f"tenant:{of['acme']}"}
     return {
         "GET /": ExampleRequest(),
@@ -342,6 +352,15 @@ def _others(of: SampleNamespace, queue: str) -> dict[str, ExampleRequest]:
         "POST /v1/schedules/{name}/run": ExampleRequest(nightly, body={}),
         "GET /v1/schedules/{name}/ticks": ExampleRequest(nightly),
         "GET /v1/ticks": ExampleRequest(query={"every": "1h"}),
+        "GET /v1/gates": ExampleRequest(),
+        "GET /v1/gates/{name}": ExampleRequest(door),
+        "PUT /v1/gates/{name}": ExampleRequest(
+            {"name": of["new-door"]},
+            body={"direction": "outlet", "broker": "b", "queue": queue, "exchange": "x"},
+        ),
+        "DELETE /v1/gates/{name}": ExampleRequest(door),
+        "POST /v1/gates/{name}/pause": ExampleRequest(door),
+        "POST /v1/gates/{name}/resume": ExampleRequest({"name": of["shut-door"]}),
         "GET /v1/workers": ExampleRequest(),
         "GET /v1/workers/{name}": ExampleRequest({"name": of["w1"]}),
         "POST /v1/workers/orders": ExampleRequest(body={"order": "cordon", "workers": [of["w1"]]}),

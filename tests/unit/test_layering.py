@@ -22,7 +22,7 @@ LAYERS: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
     (("tracing",), ("core", "engines", "errors")),
     (("ops",), ("config", "core", "engines", "errors", "events", "notation", "process")),
     (
-        ("telemetry", "upkeep"),
+        ("gates", "telemetry", "upkeep"),
         ("core", "engines", "errors", "events", "notation", "ops", "process"),
     ),
     (
@@ -39,7 +39,7 @@ LAYERS: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
     (
         ("app",),
         (
-            *("core", "engines", "errors", "events", "notation", "ops"),
+            *("core", "engines", "errors", "events", "gates", "notation", "ops"),
             *("process", "telemetry", "tracing", "upkeep", "worker"),
         ),
     ),
@@ -54,8 +54,8 @@ LAYERS: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
     (
         PROGRAMS,
         (
-            *("", "alerts", "app", "config", "core", "engines", "errors", "events", "notation"),
-            *("ops", "process", "server", "tracing", "upkeep", "worker"),
+            *("", "alerts", "app", "config", "core", "engines", "errors", "events", "gates"),
+            *("notation", "ops", "process", "server", "tracing", "upkeep", "worker"),
         ),
     ),
 )
@@ -67,7 +67,7 @@ ENGINE_DOORS: dict[str, tuple[str, ...]] = {
     "engines.extras": ("",),
     "engines.broker": ("",),
     "engines.wrapper": ("tracing", "server.access"),
-    "engines.registry": ("app", "cli", "django", "server"),
+    "engines.registry": ("app", "cli", "django", "gates", "server"),
     "engines.coalesced": ("app",),
     "engines.observed": ("app",),
     "engines.wire": ("server.rest",),

@@ -34,6 +34,7 @@ NEVER = {word: good for good, words in INSTEAD_OF.items() for word in words.spli
 
 EDGES = (
     *("engines.broker", "engines.brokered", "engines.rabbitmq", "engines.sqs", "gates"),
+    "ops.gates",
     *(
         "core.dead_messages",
         "upkeep.dead_letter_handler",
@@ -42,7 +43,7 @@ EDGES = (
         "fleet",
     ),
 )
-EDGE_PAGES = ("sqs", "rabbitmq", "fleet")
+EDGE_PAGES = ("sqs", "rabbitmq", "fleet", "gates")
 
 # Words that mean something else where they stand, and what they mean there.
 OTHER_MEANINGS: dict[tuple[str, str], str] = {
@@ -52,6 +53,7 @@ OTHER_MEANINGS: dict[tuple[str, str], str] = {
     ("events", "message"): "a message of a broker",
     ("telemetry", "message"): "a message of a broker",
     ("ops.doctor", "message"): "a message of a broker",
+    ("ops.rejected", "reject"): "the reason of a dead letter that no job can be made of",
     ("ops.dead_letters", "poison"): "the flag that a handler of dead letters gets",
     ("django", "backend"): "what Django calls what is behind its tasks",
     ("django", "args"): "what Django calls a task's arguments by position",

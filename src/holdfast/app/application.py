@@ -11,7 +11,15 @@ import os
 import sys
 import threading
 import weakref
-from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterable, Sequence
+from collections.abc import (
+    AsyncIterator,
+    Callable,
+    Collection,
+    Coroutine,
+    Iterable,
+    Mapping,
+    Sequence,
+)
 from itertools import islice
 from pathlib import Path
 from types import TracebackType
@@ -77,6 +85,7 @@ from holdfast.errors import (
     UsageError,
 )
 from holdfast.events import Listeners
+from holdfast.gates import GateRunner
 from holdfast.notation.durations import Duration, to_ms
 from holdfast.notation.job import JobOptions
 from holdfast.notation.options import (
@@ -449,22 +458,30 @@ class Holdfast(LeaseMethods):
         return transactional.within(connection)
 
     def upkeep(
-        self, *, archive: Path | str | None = None, history: Retention | None = None
+        self,
+        *,
+        archive: Path | str | None = None,
+        history: Retention | None = None,
+        brokers: Mapping[str, str] | None = None,
     ) -> Upkeep:
         """The reaper, pruner, scheduler and redriver: `await app.upkeep().run(stop)`.
 
         At least one process must run it, or jobs with overdue leases never run again; any number
         may. It also maintains the counts of all processes. `history` is how long counts per minute,
-        hour and day are stored.
+        hour and day are stored. `brokers` maps names of brokers to their URLs: upkeep runs the
+        gates that use them.
         """
         expected("archive", archive, Path | str | None)
         expected("history", history, Retention | None)
+        background = [self.telemetry.run]
+        if brokers:
+            background.append(GateRunner(self.engine, brokers, tell=self.listeners).run)
         return Upkeep(
             self.engine,
             archive=archive,
             tell=self.listeners,
             more=bookkeepers(self.engine, wall_ms, history),
-            background=self.telemetry.run,
+            background=background,
         )
 
     def _add_task(self, function: Callable[..., Any], options: TaskOptions) -> AnyTask:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, make_dataclass
@@ -23,6 +24,7 @@ from holdfast.notation.durations import to_ms
 from holdfast.notation.filters import StateWord, chosen_states, instant, pairs
 from holdfast.notation.job import FIELDS, JobField
 from holdfast.notation.synonyms import remedy
+from holdfast.ops.gates import broker_urls
 from holdfast.ops.jobs import amend
 
 
@@ -58,6 +60,21 @@ Archive = Annotated[
     Path | None, option("PATH", "Append finished jobs to this file before deleting them.")
 ]
 Upkeep = Annotated[bool, Parameter(help="Also run upkeep: expired leases, schedules, pruning.")]
+BrokerUrls = Annotated[
+    list[str] | None,
+    option(
+        "NAME=URL...",
+        "Run the gates of this broker; HOLDFAST_BROKER_NAME=URL keeps its password off the command"
+        " line. Repeatable.",
+    ),
+]
+
+
+def urls_of_brokers(given: list[str] | None, *, upkeep: bool = True) -> dict[str, str]:
+    """The URLs of brokers, from --broker and from the environment. Raises ConfigError."""
+    if given and not upkeep:
+        raise UsageError("--broker needs upkeep, which runs the gates: leave out --no-upkeep")
+    return broker_urls(given or (), os.environ)
 
 
 @Parameter(name="*")

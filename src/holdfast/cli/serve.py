@@ -17,7 +17,7 @@ from cyclopts import Parameter
 
 from holdfast import __version__
 from holdfast.alerts.webhook import AlertWebhook
-from holdfast.cli.flags import Archive, Upkeep, archive_path, option
+from holdfast.cli.flags import Archive, BrokerUrls, Upkeep, archive_path, option, urls_of_brokers
 from holdfast.cli.output import COMMON, Common, print_either, say
 from holdfast.cli.session import open_app
 from holdfast.errors import ConfigError, UsageError
@@ -78,6 +78,7 @@ class ServeFlags:
     access_log: Annotated[bool, Parameter(help="Log each request as a line of JSON.")] = False
     upkeep: Upkeep = True
     archive: Archive = None
+    broker: BrokerUrls = None
 
     def settings(self) -> ServerSettings:
         """The settings of the server. Raises UsageError."""
@@ -102,6 +103,7 @@ class ServeFlags:
             access_log=self.access_log,
             upkeep=self.upkeep,
             archive=archive_path(self.archive),
+            brokers=urls_of_brokers(self.broker, upkeep=self.upkeep),
         )
 
 
@@ -206,7 +208,8 @@ def server_program(url: str, listening: socket.socket, alerts: dict[str, Any]) -
     from holdfast.server.main import ServeOptions
 
     settings = ServeFlags(port=listening.getsockname()[1]).settings()
-    settings = msgspec.structs.replace(settings, **alerts)
+    # The workers run the gates.
+    settings = msgspec.structs.replace(settings, **alerts, brokers={})
     options = ServeOptions(url=url, settings=settings, descriptor=listening.fileno())
     return Program(
         what="the server",

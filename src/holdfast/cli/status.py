@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from holdfast.app.application import Holdfast
 from holdfast.cli.breakers import print_breakers
 from holdfast.cli.flags import option, switch
+from holdfast.cli.gates import print_gates
 from holdfast.cli.help_pages import program
 from holdfast.cli.output import COMMON, Common, print_json, print_table, say, show_age
 from holdfast.cli.redrives import print_redrives
@@ -40,7 +41,7 @@ _COLOURS = {"healthy": "green", "degraded": "yellow", "unhealthy": "red"}
 
 
 async def status(*, common: Common = COMMON) -> None:
-    """Show queues, workers, alerts and redrives."""
+    """Show queues, workers, alerts, redrives and gates."""
     async with open_app(common) as app:
         found = await read_status(app.engine)
         partitioned = extra(app.engine, Partitioned)
@@ -76,6 +77,9 @@ async def status(*, common: Common = COMMON) -> None:
     if found.redrives:
         print()
         print_redrives(found.redrives)
+    if found.gates:
+        print()
+        print_gates(found.gates)
 
 
 async def top(

@@ -14,7 +14,15 @@ import msgspec
 from cyclopts import Parameter
 
 from holdfast import __version__
-from holdfast.cli.flags import Archive, Upkeep, archive_path, option, switch
+from holdfast.cli.flags import (
+    Archive,
+    BrokerUrls,
+    Upkeep,
+    archive_path,
+    option,
+    switch,
+    urls_of_brokers,
+)
 from holdfast.cli.help_pages import program
 from holdfast.cli.jobs import unknown_worker
 from holdfast.cli.output import COMMON, Common, Exit, print_json, print_table, say, show_age
@@ -154,6 +162,7 @@ class WorkerFlags:
     ] = True
     upkeep: Upkeep = True
     archive: Archive = None
+    broker: BrokerUrls = None
 
     def options(self, url: str, stored: Settings, target: str | None) -> WorkerOptions:
         """The options of the worker: flags override stored settings. Raises UsageError."""
@@ -194,6 +203,7 @@ class WorkerFlags:
             job_lines=self.job_lines,
             upkeep=self.upkeep,
             archive=archive_path(self.archive),
+            brokers=urls_of_brokers(self.broker, upkeep=self.upkeep),
         )
 
 

@@ -6,32 +6,21 @@ Pure. A message only names a job; whatever else it says is hostile and decides n
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
 
-import msgspec
-
-from holdfast.core import bounds, checks
-from holdfast.core.model import Failure, Job, NewJob, Reason, State
-from holdfast.core.verdict import BuryWaiting
+from holdfast.core import bounds
+from holdfast.core.model import Job, State
 from holdfast.core.workers import addressee
-from holdfast.errors import UsageError
 
 HANDLER = "dead-letter handler"
 """The name of the handler in timelines."""
-REJECTED_QUEUE = "broker-rejected"
-"""The queue of dead letters that keep messages which are not ours."""
-REJECTED_TASK = "broker:rejected"
-REJECTED_TYPE = "application/vnd.holdfast.message+json"
-"""The content type of a message that did not fit the fields of a job, in one or more parts."""
 LEFT_MS_MIN = bounds.SECOND_MS
 
 _HISTORY_MAX = 2_000
 _DEATHS_MAX = 10
-_PARKED_MS = bounds.MINUTE_MS
 _COUNTS = ("x-delivery-count", "x-acquired-count")
 """Headers that the broker changes with each delivery."""
 _UNWRITABLE = "cannot be written as JSON"
@@ -98,81 +87,33 @@ def history_text(history: Sequence[Mapping[str, object]]) -> str:
     return f"history at the broker: {text[:_HISTORY_MAX]}{cut}"
 
 
-class RejectedMessage(msgspec.Struct, frozen=True, kw_only=True):
-    """A message that is not one of ours, as the broker gave it."""
-
-    queue: str
-    reason: str = ""
-    body: bytes = b""
-    content_type: str = ""
-    headers: Mapping[str, str] = {}
-    history: Sequence[Mapping[str, object]] = ()
-
-
-def kept_jobs(message: RejectedMessage) -> list[NewJob]:
-    """The jobs that keep the message, with bytes and headers intact. Their ids follow from it, so
-    that a redelivery is a duplicate.
-
-    They are never due, and expire after a minute: if the handler is killed before it buries them,
-    no worker runs them, and the reaper makes them dead letters.
-    """
-    body, headers = message.body, dict(message.headers)
-    content_type = message.content_type or "application/octet-stream"
-    whole = _envelope(message, headers)
-    lasting = {name: value for name, value in headers.items() if name not in _COUNTS}
-    digest = hashlib.sha256(_envelope(message, lasting)).hexdigest()[:40]
-
-    def job(payload: bytes, part: str, **fields: object) -> NewJob:
-        new = NewJob(
-            id=f"rejected-{digest}{part}",
-            task=REJECTED_TASK,
-            queue=REJECTED_QUEUE,
-            payload=payload,
-            delay_ms=bounds.DELAY_MS_MAX,
-            expires_ms=_PARKED_MS,
-        )
-        return msgspec.structs.replace(new, **fields)
-
-    plain = job(body, "", content_type=content_type, headers=headers)
-    try:
-        checks.check_job(plain)
-    except UsageError:
-        size = bounds.PAYLOAD_MAX
-        parts = [whole[at : at + size] for at in range(0, len(whole), size)]
-        return [
-            job(
-                part,
-                f"-{number}-of-{len(parts)}" if len(parts) > 1 else "",
-                content_type=REJECTED_TYPE,
-            )
-            for number, part in enumerate(parts, 1)
-        ]
-    return [plain]
-
-
-def bury_rejected(message: RejectedMessage) -> BuryWaiting:
-    """The amendment that makes dead letters of the jobs that keep the message."""
-    where = f" to queue {message.queue[:80]}" if message.queue else ""
-    why = f" ({message.reason[:80]})" if message.reason else ""
-    failure = Failure(
-        type="RejectedMessage",
-        message=f"the broker gave up a message{where}{why} that names no job of Holdfast",
-        trace=history_text(message.history),
-    )
-    return BuryWaiting(by=HANDLER, reason=Reason.REJECTED, failure=failure)
-
-
-def _envelope(message: RejectedMessage, headers: Mapping[str, str]) -> bytes:
-    """The whole message as JSON, with its body in base64."""
+def rejected_id(
+    *,
+    queue: str,
+    reason: str,
+    body: bytes,
+    content_type: str,
+    headers: Mapping[str, str],
+    history: Sequence[Mapping[str, object]],
+) -> str:
+    """The id of the dead letter that keeps a message which is not ours. It follows from the
+    message, so that a redelivery is a duplicate."""
     fields = {
-        "queue": message.queue,
-        "reason": message.reason,
-        "content_type": message.content_type,
-        "headers": dict(headers),
-        "history": list(message.history),
-        "body_base64": base64.b64encode(message.body).decode(),
+        "queue": queue,
+        "reason": reason,
+        "content_type": content_type,
+        "headers": {name: value for name, value in headers.items() if name not in _COUNTS},
+        "history": list(history),
+        "body": hashlib.sha256(body).hexdigest(),
     }
-    return _json(fields).encode()
+    return f"rejected-{hashlib.sha256(_json(fields).encode()).hexdigest()[:40]}"
+
+
+def why_rejected(queue: str, reason: str) -> str:
+    """Why such a message is kept, for people."""
+    where = f" to queue {queue[:80]}" if queue else ""
+    why = f" ({reason[:80]})" if reason else ""
+    return f"the broker gave up a message{where}{why} that names no job of Holdfast"
 
 
 def _json(value: object, *, is_part: bool = False) -> str:

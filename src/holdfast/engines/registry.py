@@ -22,6 +22,8 @@ from holdfast.errors import ConfigError
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
+    from holdfast.engines.broker import BrokerLink
+
 DEFAULT_URL = "sqlite:///holdfast.db"
 ENTRY_POINTS: Final = "holdfast.engines"
 """Entry point group of other packages: the name is the URL scheme, the object an `OpenUrl`."""
@@ -61,6 +63,13 @@ def open_engine(url: str, *, clock: Clock | None = None) -> Engine:
         name = f" {scheme!r}" if re.fullmatch(r"[a-z0-9+]{1,20}", scheme) else ""
         raise ConfigError(f"no engine for the URL scheme{name}: use one like {_EXAMPLES}")
     return enforced(open_url(url, clock))
+
+
+def open_link(url: str) -> BrokerLink:
+    """A link to the broker that `url` names, for gates; the caller awaits its `open`."""
+    scheme = url.partition(":")[0]
+    name = f" {scheme!r}" if re.fullmatch(r"[a-z0-9+]{1,20}", scheme) else ""
+    raise ConfigError(f"no broker for the URL scheme{name}")
 
 
 def schemes() -> list[str]:

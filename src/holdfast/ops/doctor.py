@@ -23,6 +23,7 @@ from holdfast.engines.extras import Examinable, Examination, extra
 from holdfast.errors import Forbidden
 from holdfast.notation.durations import show_at
 from holdfast.ops.broker_status import read_broker_status
+from holdfast.ops.gates import Gates, GateState, GateView
 from holdfast.ops.records import Stored
 from holdfast.ops.redrives import REDRIVES, RedriveRecord, RedriveState, is_late
 from holdfast.ops.schedules import Schedules
@@ -91,6 +92,7 @@ async def check_store(
         *(() if broker is None else _broker(broker)),
         *_upkeep(first, examination.now, schedules, redrives),
         *_stopped_redrives(redrives, examination.now),
+        *_gates(await Gates(store).views()),
         *_records(unreadable),
         *_workers(workers),
         *_queues(views, workers, sees_all=first is not None),
@@ -222,6 +224,22 @@ def _stopped_redrives(redrives: Sequence[StoredRedrive], now: int) -> Iterator[F
                 remedy="fix the cause of death, then retry the rest",
                 command=f"redrive show {redrive.id}",
             )
+
+
+def _gates(views: Sequence[GateView]) -> Iterator[Finding]:
+    for view in views:
+        if view.state in (GateState.RUNNING, GateState.PAUSED) and not view.text:
+            continue
+        yield Finding(
+            level="warn",
+            name="gate",
+            text=f"gate {view.name} is {view.state}: {view.text}",
+            remedy="fix the cause; the gate continues by itself",
+            command=f"gate show {view.name}",
+        )
+    working = sum(view.state is GateState.RUNNING for view in views)
+    if working:
+        yield Finding(level="ok", name="gate", text=f"{counted(working, 'gate')} running")
 
 
 def _records(unreadable: Sequence[UnreadableRecord]) -> Iterator[Finding]:

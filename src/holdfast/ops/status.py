@@ -13,6 +13,7 @@ from holdfast.engines.base import Engine
 from holdfast.notation.filters import StateWord, chosen_states
 from holdfast.ops.alerts import AlertView, StoredAlert, alert_views, read_alerts
 from holdfast.ops.breakers import BreakerView, StoredBreaker, breaker_view, read_breakers
+from holdfast.ops.gates import Gates, GateView
 from holdfast.ops.queues import QueueCounts, count_all, queue_counts
 from holdfast.ops.redrives import RedriveDetails, Redrives, RedriveView, redrive_details
 from holdfast.ops.views import command_of, value_of
@@ -21,9 +22,9 @@ from holdfast.process import wall_ms
 
 
 class StoreStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """Queues, workers and breakers by name; redrives that have not ended, oldest first; raised
-    alerts, critical ones first. `failed` counts the jobs of each queue that wait after a failed
-    attempt, a lower bound with `failed_more`."""
+    """Queues, workers, breakers and gates by name; redrives that have not ended, oldest first;
+    raised alerts, critical ones first. `failed` counts the jobs of each queue that wait after a
+    failed attempt, a lower bound with `failed_more`."""
 
     queues: list[QueueView]
     failed: dict[str, int] = {}
@@ -31,6 +32,7 @@ class StoreStatus(msgspec.Struct, frozen=True, kw_only=True):
     workers: list[WorkerView]
     breakers: dict[str, StoredBreaker]
     redrives: list[RedriveView]
+    gates: list[GateView]
     alerts: list[StoredAlert]
 
 
@@ -45,6 +47,7 @@ async def read_status(engine: Engine) -> StoreStatus:
         workers=await Workers(engine).all(),
         breakers=await read_breakers(engine),
         redrives=await Redrives(engine, wall_ms).going_on(),
+        gates=await Gates(engine).views(),
         alerts=[each for each in await read_alerts(engine) if each[0].is_raised],
     )
 
@@ -73,6 +76,7 @@ class StatusView(msgspec.Struct, frozen=True, kw_only=True):
     workers: tuple[WorkerDetails, ...]
     breakers: tuple[BreakerView, ...]
     redrives: tuple[RedriveDetails, ...]
+    gates: tuple[GateView, ...]
     alerts: tuple[AlertView, ...]
 
 
@@ -103,6 +107,7 @@ def status_view(status: StoreStatus) -> StatusView:
         workers=tuple(worker_details(view) for view in status.workers),
         breakers=tuple(breaker_view(key, known) for key, known in status.breakers.items()),
         redrives=tuple(redrive_details(view) for view in status.redrives),
+        gates=tuple(status.gates),
         alerts=alert_views(status.alerts),
     )
 

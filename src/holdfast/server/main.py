@@ -148,7 +148,9 @@ class NamespaceUpkeep:
         off."""
         app.telemetry.role = "server"
         if not self._stop.is_set():
-            upkeep = app.upkeep(archive=self._archive_of(name))
+            # Callers of another namespace could move the messages of any broker.
+            brokers = self._settings.brokers if name == DEFAULT_NAMESPACE else None
+            upkeep = app.upkeep(archive=self._archive_of(name), brokers=brokers)
             run = upkeep.run if self._settings.upkeep else app.telemetry.run
             self._start_task(run(self._stop), f"upkeep of {name}")
             if not is_counted_elsewhere(app.engine):

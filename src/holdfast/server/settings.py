@@ -56,6 +56,9 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     access_log: bool = False
     upkeep: bool = True
     archive: str | None = None
+    brokers: dict[str, str] = {}
+    """URLs of brokers by name, for the gates of the namespace `default`. They may contain
+    passwords, and are never shown."""
     alert_webhook: str | None = None
     """URL for alerts. It may contain a secret, and is never shown."""
     alert_webhook_secrets: str | None = None

@@ -45,6 +45,8 @@ class FeedEventKind(StrEnum):
     REDRIVE_ENDED = "redrive.ended"
     PARTITION_OUT = "partition.out"
     PARTITION_BACK = "partition.back"
+    GATE_FAILING = "gate.failing"
+    GATE_WORKING = "gate.working"
     ALERT_RAISED = "alert.raised"
     ALERT_ENDED = "alert.ended"
     LEFT_OUT = "events.left_out"
@@ -67,6 +69,8 @@ DESCRIPTIONS: Final = {
     FeedEventKind.REDRIVE_ENDED: "A redrive ended; the reason tells how.",
     FeedEventKind.PARTITION_OUT: "A process cannot reach a partition, and continues without it.",
     FeedEventKind.PARTITION_BACK: "A process uses a partition again.",
+    FeedEventKind.GATE_FAILING: "A process cannot run a gate; `text` is the error.",
+    FeedEventKind.GATE_WORKING: "A process runs a gate again.",
     FeedEventKind.ALERT_RAISED: "An alert was raised.",
     FeedEventKind.ALERT_ENDED: "An alert ended.",
     FeedEventKind.LEFT_OUT: "More events happened than are listed; `count` is their number.",
@@ -76,8 +80,9 @@ DESCRIPTIONS: Final = {
 
 
 class FeedEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One event. `id` is of a job or a redrive; `name` is of a task, worker, breaker, alert or
-    partition. `text` comes from users and was cleaned; `count` is the number of omitted events."""
+    """One event. `id` is of a job or a redrive; `name` is of a task, worker, breaker, gate, alert
+    or partition. `text` comes from users and was cleaned; `count` is the number of omitted
+    events."""
 
     kind: FeedEventKind
     at: Instant = 0

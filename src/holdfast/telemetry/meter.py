@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 from bisect import bisect_left
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
-from typing import Annotated, Final, Literal, TypeAlias, TypeVar
+from typing import Annotated, Final, Literal, Self, TypeAlias, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -44,7 +44,13 @@ from holdfast.core.verdict import (
     Settlement,
 )
 from holdfast.engines.extras import Partitioned, extra
-from holdfast.events import DeadMessagesHandled, EngineCalled, ProcessEvent
+from holdfast.events import (
+    DeadMessagesHandled,
+    EngineCalled,
+    GateChanged,
+    GateMoved,
+    ProcessEvent,
+)
 from holdfast.telemetry.event_log import (
     EVENTS_KEPT_MAX,
     EventBuffer,
@@ -76,12 +82,21 @@ class Meter:
         """Queues that the engine has named."""
 
     def record(self, event: ProcessEvent) -> None:
-        """Count one event of the engine, or of the dead-letter handler."""
-        if isinstance(event, DeadMessagesHandled):
-            self._handled(event)
-            return
-        if not isinstance(event, EngineCalled) or not event.answer:
-            return
+        """Count one event of the engine, of the dead-letter handler or of a gate."""
+        match event:
+            case DeadMessagesHandled():
+                self._handled(event)
+            case GateMoved():
+                self._moved(event)
+            case GateChanged(gate=gate, is_failing=failing, text=text):
+                kind = FeedEventKind.GATE_FAILING if failing else FeedEventKind.GATE_WORKING
+                self.events.add(FeedEvent(kind=kind, name=gate, text=text))
+            case EngineCalled() if event.answer:
+                self._called(event)
+            case _:
+                pass
+
+    def _called(self, event: EngineCalled) -> None:
         verb, request, answer = event.verb, event.asked, event.answer
         if verb in _COUNTED:
             self.changes += 1
@@ -113,6 +128,14 @@ class Meter:
                 self._queue(queue).add(DEAD_MESSAGES[DeadOutcome(outcome)], count)
         if event.delays_ms:
             _at(self.totals.handlings, "ended", "time").add_all(list(event.delays_ms))
+
+    def _moved(self, event: GateMoved) -> None:
+        self.changes += 1
+        gates = self.totals.gates
+        has_room = event.gate in gates or len(gates) < GATES_MAX
+        counts = gates.setdefault(event.gate if has_room else OTHER, Counts())
+        for name, count in event.counts.items():
+            counts.add(name, count)
 
     def lagged(self, role: str, lag_ms: float) -> None:
         """Count a lag of the event loop. A small one is written with the next change."""
@@ -345,6 +368,9 @@ QUEUES_MAX: Final = 500
 METERED_MAX: Final = 2 * QUEUES_MAX
 """Queues that one process counts apart, so that a new one can become one of the busiest."""
 
+GATES_MAX: Final = 200
+"""Gates with a label of their own."""
+
 COUNTERS: Final = {
     "enqueued": "Jobs that were enqueued, follow-up jobs included.",
     "duplicates": "Jobs that already existed, by their id or key.",
@@ -472,10 +498,37 @@ def histogram(scale: Scale) -> Histogram:
     return Histogram(scale, [0] * (len(BOUNDS[scale]) + 1))
 
 
-class QueueTotals(msgspec.Struct, omit_defaults=True):
-    """The counts of one queue. `waits` are from due to leased, `runs` from leased to settled."""
+class Counts(msgspec.Struct, omit_defaults=True):
+    """Counts by name: those of one gate."""
 
     counts: dict[str, AnyCount] = msgspec.field(default_factory=dict)
+
+    def add(self, counter: str, count: int = 1) -> None:
+        """Add to one of the counts."""
+        self.counts[counter] = self.counts.get(counter, 0) + count
+
+    def plus(self, other: Self, sign: int = 1) -> Self:
+        """The sum, or the difference with sign -1."""
+        found = self.copy()
+        for name, count in other.counts.items():
+            found.add(name, sign * count)
+        return found
+
+    def copy(self) -> Self:
+        """A copy that can be changed on its own."""
+        return msgspec.structs.replace(self, counts=dict(self.counts))
+
+    def absorb(self, other: Self) -> None:
+        """Like `plus`, in place."""
+        mine = self.counts
+        for name, count in other.counts.items():
+            mine[name] = mine.get(name, 0) + count
+
+
+class QueueTotals(Counts, omit_defaults=True):
+    """The counts of one queue, which are those of `COUNTERS`. `waits` are from due to leased,
+    `runs` from leased to settled."""
+
     waits: Histogram = msgspec.field(default_factory=lambda: histogram("time"))
     runs: Histogram = msgspec.field(default_factory=lambda: histogram("time"))
 
@@ -484,41 +537,36 @@ class QueueTotals(msgspec.Struct, omit_defaults=True):
         """How busy the queue is: the jobs that came and those that started."""
         return self.counts.get("enqueued", 0) + self.counts.get("leased", 0)
 
-    def add(self, counter: str, count: int = 1) -> None:
-        """Count for one of `COUNTERS`."""
-        self.counts[counter] = self.counts.get(counter, 0) + count
-
-    def plus(self, other: QueueTotals, sign: int = 1) -> QueueTotals:
+    def plus(self, other: Self, sign: int = 1) -> Self:
         """The sum, or the difference with sign -1."""
-        counts = dict(self.counts)
-        for name, count in other.counts.items():
-            counts[name] = counts.get(name, 0) + sign * count
-        waits, runs = self.waits.plus(other.waits, sign), self.runs.plus(other.runs, sign)
-        return QueueTotals(counts, waits, runs)
+        found = super().plus(other, sign)
+        found.waits = self.waits.plus(other.waits, sign)
+        found.runs = self.runs.plus(other.runs, sign)
+        return found
 
-    def copy(self) -> QueueTotals:
+    def copy(self) -> Self:
         """A copy that can be changed on its own."""
-        return QueueTotals(dict(self.counts), self.waits.copy(), self.runs.copy())
+        counts, waits, runs = dict(self.counts), self.waits.copy(), self.runs.copy()
+        return msgspec.structs.replace(self, counts=counts, waits=waits, runs=runs)
 
-    def absorb(self, other: QueueTotals) -> None:
+    def absorb(self, other: Self) -> None:
         """Like `plus`, in place."""
-        mine = self.counts
-        for name, count in other.counts.items():
-            mine[name] = mine.get(name, 0) + count
+        super().absorb(other)
         self.waits.absorb(other.waits)
         self.runs.absorb(other.runs)
 
 
 class Totals(msgspec.Struct, omit_defaults=True):
     """All counts of a process. `lags` are by role, `batches` by engine verb, `requests` by
-    operation and status class (`2xx`). `handlings` are from the expiry of jobs to their end by the
-    dead-letter handler."""
+    operation and status class (`2xx`); `gates` are by name, the first ones. `handlings` are from
+    the expiry of jobs to their end by the dead-letter handler."""
 
     queues: dict[str, QueueTotals] = msgspec.field(default_factory=dict)
     lags: dict[str, Histogram] = msgspec.field(default_factory=dict)
     batches: dict[str, Histogram] = msgspec.field(default_factory=dict)
     requests: dict[str, dict[str, Histogram]] = msgspec.field(default_factory=dict)
     handlings: dict[str, Histogram] = msgspec.field(default_factory=dict)
+    gates: dict[str, Counts] = msgspec.field(default_factory=dict)
 
     def plus(self, other: Totals, sign: int = 1) -> Totals:
         """The sum; with sign -1 the difference to an earlier state of the same counts."""
@@ -531,6 +579,7 @@ class Totals(msgspec.Struct, omit_defaults=True):
                 for name in self.requests | other.requests
             },
             handlings=_merged(self.handlings, other.handlings, sign),
+            gates=_merged(self.gates, other.gates, sign),
         )
 
     def named(self, names: Iterable[str]) -> Totals:
@@ -564,12 +613,26 @@ def sum_totals(some: Iterable[Totals]) -> Totals:
         _absorb(found.lags, each.lags)
         _absorb(found.batches, each.batches)
         _absorb(found.handlings, each.handlings)
+        _absorb(found.gates, each.gates)
         for name, by_status in each.requests.items():
             _absorb(found.requests.setdefault(name, {}), by_status)
+    found.gates = _first_gates(found.gates)
     return found
 
 
-Part = TypeVar("Part", Histogram, QueueTotals)
+def _first_gates(gates: dict[str, Counts]) -> dict[str, Counts]:
+    """The counts of the first gates in alphabetical order, and of all others together."""
+    if len(gates) <= GATES_MAX:
+        return gates
+    kept = sorted(name for name in gates if name != OTHER)[: GATES_MAX - 1]
+    others = Counts()
+    for name, counts in gates.items():
+        if name not in kept:
+            others.absorb(counts)
+    return {name: gates[name] for name in kept} | {OTHER: others}
+
+
+Part = TypeVar("Part", Histogram, QueueTotals, Counts)
 
 
 def _absorb(into: dict[str, Part], parts: Mapping[str, Part]) -> None:

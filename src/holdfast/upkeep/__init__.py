@@ -50,9 +50,9 @@ class Upkeep:
         tell: Tell = ignore_event,
         wall_ms: Callable[[], int] = wall_ms,
         more: Sequence[Service] = (),
-        background: RunUntil | None = None,
+        background: Sequence[RunUntil] = (),
     ) -> None:
-        """`more` are further services; `background` runs alongside them and ends on its own."""
+        """`more` are further services; `background` are functions that run alongside them."""
         self._tell = tell
         partitioned = extra(engine, UpkeepByPartition)
         lifecycles = [engine] if partitioned is None else partitioned.lifecycles()
@@ -71,8 +71,8 @@ class Upkeep:
     async def run(self, stop: asyncio.Event) -> None:
         """Run until `stop` is set; a step in progress is finished."""
         async with asyncio.TaskGroup() as group:
-            if self._background is not None:
-                group.create_task(self._background(stop), name="background")
+            for run in self._background:
+                group.create_task(run(stop), name="background")
             for service in self.services:
                 group.create_task(run_service(service, stop, self._tell), name=service.name)
 

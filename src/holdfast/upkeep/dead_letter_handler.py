@@ -16,22 +16,21 @@ from time import monotonic
 from holdfast.core import bounds
 from holdfast.core.dead_messages import (
     HANDLER,
-    REJECTED_QUEUE,
     DeadOutcome,
-    RejectedMessage,
-    bury_rejected,
     history_text,
     is_ours,
     judge_message,
-    kept_jobs,
     left_ms,
+    rejected_id,
+    why_rejected,
 )
-from holdfast.core.model import Job, JobFilter, Queue, Receipt, State, Status
+from holdfast.core.model import Job, JobFilter, State
 from holdfast.engines.base import Engine
 from holdfast.engines.broker import Broker, DeadMessage, JobMessage
-from holdfast.errors import EngineUnavailable, HoldfastError, NotAccepting
+from holdfast.errors import EngineUnavailable, HoldfastError, NotAccepting, UsageError
 from holdfast.events import DeadMessagesHandled, Tell, ignore_event
 from holdfast.ops.doctor import examine
+from holdfast.ops.rejected import REJECTED_QUEUE, Rejection, keep_rejected
 from holdfast.ops.settings import read_settings
 from holdfast.ops.workers import end_expired
 
@@ -122,9 +121,7 @@ class DeadLetterHandler:
             batch.settle(done.buried_ids, DeadOutcome.BURIED)
             batch.settle(done.rerouted_ids, DeadOutcome.REROUTED)
         refused = [
-            receipt
-            for message in batch.foreign
-            for receipt in await self._keep_rejected(batch, message)
+            why for message in batch.foreign if (why := await self._keep_rejected(batch, message))
         ]
         if ended or batch.early:
             now = (await examine(self._engine)).now
@@ -141,7 +138,7 @@ class DeadLetterHandler:
         self._tell(DeadMessagesHandled(outcomes=batch.counts(), delays_ms=delays_ms))
         if refused:
             # Raised last, so that it does not hold up the others; the loop pauses before the next.
-            raise NotAccepting(f"queue {REJECTED_QUEUE} refused a dead message: {refused[0].text}")
+            raise NotAccepting(f"queue {REJECTED_QUEUE} refused a dead message: {refused[0]}")
         return batch.outcomes()
 
     async def _read(self, ids: Sequence[str]) -> tuple[dict[str, Job], dict[str, Job]]:
@@ -164,34 +161,31 @@ class DeadLetterHandler:
             if after is None:
                 return found
 
-    async def _keep_rejected(self, batch: _Batch, message: DeadMessage) -> list[Receipt]:
-        """Store a message that is not ours as dead letters; returns the refusals. If this process
-        is killed between the two writes, the message comes again, or else the reaper buries what
-        was stored."""
-        rejected = RejectedMessage(
-            queue=message.queue,
-            reason=message.reason,
+    async def _keep_rejected(self, batch: _Batch, message: DeadMessage) -> str:
+        """Store a message that is not ours as a dead letter; returns why it was refused, "" if it
+        is stored."""
+        rejection = Rejection(
+            id=rejected_id(
+                queue=message.queue,
+                reason=message.reason,
+                body=message.body,
+                content_type=message.content_type,
+                headers=message.headers,
+                history=message.history,
+            ),
+            why=why_rejected(message.queue, message.reason),
+            by=HANDLER,
+            trace=history_text(message.history),
             body=message.body,
             content_type=message.content_type,
             headers=message.headers,
-            history=message.history,
         )
-        jobs = kept_jobs(rejected)
-        await self._engine.declare(Queue(name=REJECTED_QUEUE), instead_of=None)
-        receipts: list[Receipt] = []
-        for job in jobs:
-            # One at a time: a part is as large as a payload can be.
-            receipts += await self._engine.enqueue([job])
-        refused = [receipt for receipt in receipts if receipt.status is Status.REFUSED]
-        if refused:
-            return refused
-        ids = tuple(job.id for job in jobs)
-        still = JobFilter(
-            ids=ids, queue=REJECTED_QUEUE, task=jobs[0].task, states=(State.WAITING,), version=1
-        )
-        await self._engine.amend(still, bury_rejected(rejected), limit=len(ids))
+        try:
+            await keep_rejected(self._engine, [rejection])
+        except UsageError as error:
+            return str(error)
         batch.decide(message, DeadOutcome.REJECTED)
-        return []
+        return ""
 
 
 class _Batch:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import NamedTuple
 
 from msgspec.structs import replace
@@ -19,6 +19,7 @@ from holdfast.core.model import NewJob, Receipt, Record, Status
 from holdfast.engines.base import Engine
 from holdfast.events import Tell, Ticked, ignore_event
 from holdfast.notation.durations import show_at
+from holdfast.ops.jobs.bulk import enqueue_batches
 from holdfast.ops.records import SkippedRecords, scan
 from holdfast.ops.schedules import SCHEDULE_KIND, SCHEDULES, schedule_job
 from holdfast.ops.ticks import Schedule, due_ticks, next_tick
@@ -32,9 +33,6 @@ _AHEAD_MS_MAX = 15 * bounds.MINUTE_MS
 """A `passed_at` further in the future than this was written by a wrong clock, and is set back, as
 nothing would tick until then. A smaller bound would make schedulers whose clocks differ a little
 undo each other's writes."""
-
-_BATCH_BYTES = 8 * 1024 * 1024
-"""Payloads that one enqueue holds, about."""
 
 
 class Scheduler:
@@ -85,7 +83,9 @@ class Scheduler:
 
     async def _enqueue(self, due: list[_Due]) -> None:
         receipts: list[Receipt] = []
-        for jobs in _batches(_tick_job(each.schedule, tick) for each in due for tick in each.ticks):
+        for jobs in enqueue_batches(
+            _tick_job(each.schedule, tick) for each in due for tick in each.ticks
+        ):
             receipts += await self._engine.enqueue(jobs)
         records = []
         for each in due:
@@ -135,20 +135,6 @@ def _due(record: Record, now: int) -> _Due:
     ahead = next_tick(schedule, max(now, passed_at))
     next_ms = None if ahead is None else ahead - now
     return _Due(schedule, record.version, ticks, passed_at, next_ms)
-
-
-def _batches(jobs: Iterator[NewJob]) -> Iterator[list[NewJob]]:
-    """The jobs in batches that an engine accepts, each of a few megabytes at most."""
-    batch: list[NewJob] = []
-    size = 0
-    for job in jobs:
-        if batch and (len(batch) >= bounds.BATCH_MAX or size + len(job.payload) > _BATCH_BYTES):
-            yield batch
-            batch, size = [], 0
-        batch.append(job)
-        size += len(job.payload)
-    if batch:
-        yield batch
 
 
 def _tick_job(schedule: Schedule, tick: int) -> NewJob:

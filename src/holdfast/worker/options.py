@@ -59,6 +59,8 @@ class WorkerOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Print a banner when it is ready, and a line for each job."""
     upkeep: bool = True
     archive: str | None = None
+    brokers: dict[str, str] = {}
+    """URLs of brokers by name, for gates. They may contain passwords, and are never shown."""
     heartbeat_ms: Annotated[int, msgspec.Meta(ge=1)] = 10_000
     version: str = ""
 

@@ -1,6 +1,6 @@
 """Dead messages of a broker: the outcome follows from the ledger alone."""
 
-import json
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -9,15 +9,12 @@ from hypothesis import strategies as st
 from holdfast.core import bounds, checks
 from holdfast.core.dead_messages import (
     OUTCOMES,
-    REJECTED_TYPE,
     DeadOutcome,
-    RejectedMessage,
-    bury_rejected,
     history_text,
     is_ours,
     judge_message,
-    kept_jobs,
     left_ms,
+    rejected_id,
 )
 from holdfast.core.model import Job, Reason, State
 from tests.unit.core.strategies import jobs
@@ -89,29 +86,26 @@ def test_any_history_is_bounded_and_printable(history: list[dict[str, object]]) 
     assert checks.clean_text(text) == text
 
 
-@given(
-    st.builds(
-        RejectedMessage,
-        queue=st.text(max_size=100),
-        reason=st.text(max_size=100),
-        body=st.binary(max_size=50),
-        content_type=st.text(max_size=20),
-        headers=st.dictionaries(st.text(), st.text()),
-        history=st.lists(st.dictionaries(st.text(), st.text())),
-    )
+MESSAGE = st.fixed_dictionaries(
+    {
+        "queue": st.text(max_size=100),
+        "reason": st.text(max_size=100),
+        "body": st.binary(max_size=50),
+        "content_type": st.text(max_size=20),
+        "headers": st.dictionaries(st.text(), st.text()),
+        "history": st.lists(st.dictionaries(st.text(), st.text())),
+    }
 )
-def test_any_message_is_kept_as_valid_jobs(message: RejectedMessage) -> None:
-    kept = kept_jobs(message)
-    assert [each.id for each in kept] == [each.id for each in kept_jobs(message)]
-    for each in kept:
-        checks.check_job(each)
-        assert each.delay_ms > (each.expires_ms or 0), "never due before it expires"
-    [one] = kept
-    if one.content_type == REJECTED_TYPE:
-        assert json.loads(one.payload)["headers"] == message.headers
-    else:
-        assert (one.payload, one.headers) == (message.body, message.headers)
-    checks.check_amendment(bury_rejected(message))
+
+
+@given(MESSAGE, MESSAGE)
+def test_a_message_that_is_kept_has_an_id_of_its_own(
+    one: dict[str, Any], two: dict[str, Any]
+) -> None:
+    assert bounds.JOB_ID.match(rejected_id(**one))
+    assert (rejected_id(**one) == rejected_id(**two)) == (one == two)
+    again = {**one, "headers": {**one["headers"], "x-delivery-count": "3"}}
+    assert rejected_id(**again) == rejected_id(**{**one, "headers": one["headers"]})
 
 
 def test_every_outcome_is_described() -> None:

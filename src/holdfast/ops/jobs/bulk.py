@@ -11,7 +11,7 @@ import errno
 import fcntl
 import os
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,7 +19,7 @@ import msgspec
 
 from holdfast.core import bounds
 from holdfast.core.codec import encode_job
-from holdfast.core.model import Job, JobFilter, State
+from holdfast.core.model import Job, JobFilter, NewJob, State
 from holdfast.core.text import counted, not_written
 from holdfast.core.verdict import Delete
 from holdfast.engines.base import Engine, unknown_if_partial
@@ -32,6 +32,9 @@ BATCH = 200
 _BATCH_FIRST = 16
 _BYTES_AIM = 16 * 1024 * 1024
 """Jobs are read with their payloads: a thousand of them could be a gigabyte."""
+
+_ENQUEUE_BYTES = 8 * 1024 * 1024
+"""Payloads that one enqueue holds, about."""
 
 _ARCHIVE_BATCH = 100
 """Jobs are archived with their output and events, which may be large too."""
@@ -70,6 +73,20 @@ class Cleaned(msgspec.Struct, frozen=True, kw_only=True):
     found: int
     more: bool
     deleted: int
+
+
+def enqueue_batches(jobs: Iterable[NewJob]) -> Iterator[list[NewJob]]:
+    """The jobs in batches that an engine accepts, each of a few megabytes at most."""
+    batch: list[NewJob] = []
+    size = 0
+    for job in jobs:
+        if batch and (len(batch) >= bounds.BATCH_MAX or size + len(job.payload) > _ENQUEUE_BYTES):
+            yield batch
+            batch, size = [], 0
+        batch.append(job)
+        size += len(job.payload)
+    if batch:
+        yield batch
 
 
 async def job_batches(

@@ -30,7 +30,8 @@ from holdfast.core.verdict import (
 from holdfast.core.workers import WorkerRecord
 from holdfast.engines.base import Engine, Known
 from holdfast.errors import Forbidden
-from holdfast.ops import alerts, queues, redrives, schedules, settings
+from holdfast.ops import alerts, gates, queues, redrives, schedules, settings
+from holdfast.ops.gates import Gate, may_run_commands
 from holdfast.ops.queues import Distribution
 from holdfast.ops.records import kind_of, pages, scan
 from holdfast.ops.redrives import RedriveRecord, RedriveState
@@ -58,6 +59,8 @@ SCOPES: dict[str, tuple[tuple[Scope, ...], tuple[Scope, ...]]] = {
     redrives.REDRIVE_KIND: ((_OPERATE,), (_OPERATE,)),
     redrives.BATCH_KIND: ((_OPERATE,), (_OPERATE,)),
     queues.DISTRIBUTION_KIND: ((_OPERATE,), (_OPERATE,)),
+    gates.GATE_KIND: ((_CONSUME, _OPERATE), (_OPERATE,)),
+    gates.GATE_RUN_KIND: ((_CONSUME, _OPERATE), (_CONSUME, _OPERATE)),
     accounts.ACCOUNT_KIND: ((_OPERATE,), ()),
     event_log.EVENTS_KIND: ((_OPERATE,), ()),
     watch.WATCH_KIND: ((_OPERATE,), ()),
@@ -261,7 +264,7 @@ class RecordPermissions:
 
     async def _is_operator_act(self, record: Record) -> bool:
         match record.kind:
-            case settings.SETTING_KIND | queues.DISTRIBUTION_KIND:
+            case settings.SETTING_KIND | queues.DISTRIBUTION_KIND | gates.GATE_KIND:
                 return True
             case workers.ORDER_KIND:
                 return record.value is not None
@@ -314,6 +317,8 @@ class RecordPermissions:
                 await self._check_schedule(record)
             case redrives.REDRIVE_KIND if record.value is not None:
                 await self._check_redrive(record)
+            case gates.GATE_KIND if record.value is not None:
+                await self._check_gate(record)
 
     async def _check_order_removal(self, record: Record) -> None:
         """A worker may remove orders to workers that have ended, but not a cordon."""
@@ -341,6 +346,20 @@ class RecordPermissions:
             if unchanged == new and new.passed_at >= earliest:
                 return
         require_run_commands(self._caller, f"schedule {new.name}")
+
+    async def _check_gate(self, record: Record) -> None:
+        """Any operator may pause and resume a gate. Other changes need a token without a prefix,
+        because a gate reaches everything at its broker, and `run-commands` if its jobs run
+        commands."""
+        was, now = await self._both(record, Gate)
+        if now is None or (was is not None and replace(was, paused=now.paused) == now):
+            return
+        if self._caller.prefix:
+            raise Forbidden(
+                f"gate {now.name} reaches all of its broker: use a token without a prefix"
+            )
+        if may_run_commands(now):
+            require_run_commands(self._caller, f"gate {now.name}")
 
     async def _check_redrive(self, record: Record) -> None:
         """A patch edits payloads, which for command jobs needs `run-commands`. The tasks of pending
@@ -514,6 +533,9 @@ def _queues_of(record: Record) -> Iterable[str] | None:
             redrive = _decoded(record.value, RedriveRecord)
             queue = None if redrive is None else redrive.plan.wanted.queue
             return None if queue is None else [queue]
+        case gates.GATE_KIND | gates.GATE_RUN_KIND:
+            gate = _decoded(record.value, _GatePart)
+            return None if gate is None else [gate.queue]
         case queues.DISTRIBUTION_KIND:
             distribution = _decoded(record.value, Distribution)
             if distribution is None:
@@ -530,6 +552,12 @@ def _queues_of(record: Record) -> Iterable[str] | None:
             return [event.queue for event in event_log.decode_events(record) if event.queue]
         case _:
             return None
+
+
+class _GatePart(msgspec.Struct, frozen=True):
+    """What a gate and the record of its process have in common."""
+
+    queue: str
 
 
 def _decoded(value: bytes | None, kind: type[Kind]) -> Kind | None:

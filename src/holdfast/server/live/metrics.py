@@ -33,6 +33,7 @@ from holdfast.core.model import QueueView
 from holdfast.engines.broker import BrokerStatus
 from holdfast.ops.alerts import Alert, read_alerts
 from holdfast.ops.broker_status import read_broker_status
+from holdfast.ops.gates import COUNTS
 from holdfast.server.access.admission import ApiCall
 from holdfast.server.access.caller import Caller
 from holdfast.server.http.operation import Operation, Scope, operation
@@ -184,6 +185,7 @@ def families(snapshot: NamespaceSnapshot) -> list[Metric]:
         *_of_the_broker(snapshot),
         *_counters(snapshot),
         _dead_messages(snapshot),
+        *_gates(totals),
         _by_queue("holdfast_wait", "Time from due to leased.", snapshot, "waits"),
         _by_queue("holdfast_run", "Time from leased to settled.", snapshot, "runs"),
         _histograms(
@@ -308,6 +310,17 @@ def _counters(snapshot: NamespaceSnapshot) -> list[Metric]:
         family = CounterMetricFamily(f"holdfast_{name}", help_text, labels=("queue",))
         for queue, totals in sorted(snapshot.fleet.totals.queues.items()):
             family.add_metric((queue,), totals.counts.get(name, 0))
+        found.append(family)
+    return found
+
+
+def _gates(totals: Totals) -> list[Metric]:
+    found: list[Metric] = []
+    for name, help_text in COUNTS.items():
+        family = CounterMetricFamily(f"holdfast_gate_{name}", help_text, labels=("gate",))
+        for gate, counts in sorted(totals.gates.items()):
+            if name in counts.counts:
+                family.add_metric((gate,), counts.counts[name])
         found.append(family)
     return found
 

@@ -89,7 +89,7 @@ async def readyz(call: ApiCall) -> ServerReady:
 
 @operation("GET", "/v1/status", needs=Scope.OPERATE)
 async def show_status(call: ApiCall) -> StatusView:
-    """Show the status of all queues, workers and breakers, of running redrives and raised
+    """Show the status of all queues, workers, breakers and gates, of running redrives and raised
     alerts."""
     return status_view(await read_status(call.engine))
 

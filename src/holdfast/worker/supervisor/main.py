@@ -89,7 +89,8 @@ async def supervise(options: WorkerOptions) -> None:
         async with asyncio.TaskGroup() as group:
             group.create_task(app.telemetry.run(stop_upkeep))
             if options.upkeep:
-                group.create_task(app.upkeep(archive=options.archive).run(stop_upkeep))
+                upkeep = app.upkeep(archive=options.archive, brokers=options.brokers)
+                group.create_task(upkeep.run(stop_upkeep))
             await supervisor.run(lambda started: _connect_launcher(started, banner))
             stop_upkeep.set()
 

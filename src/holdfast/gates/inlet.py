@@ -1,0 +1,264 @@
+"""An inlet: messages of a broker become jobs, and are acknowledged once the jobs are durable.
+
+The id and the key of a job come from the gate and the id of the message, so that a message which is
+delivered again adds nothing. The inlet keeps messages that its queue has no room for, because a
+broker may drop a message that was returned too often.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from time import monotonic
+from typing import Final, NamedTuple
+
+from holdfast.core import bounds, checks
+from holdfast.core.model import NewJob, Queue, QueueView, Receipt, Status
+from holdfast.engines.base import Engine, Traits
+from holdfast.engines.broker import BrokerLink, Message
+from holdfast.engines.extras import IdMinting, extra
+from holdfast.errors import InvalidJob, OutcomeUnknown, PayloadTooLarge, Unsupported, UsageError
+from holdfast.gates.link import linked
+from holdfast.notation.options import new_id
+from holdfast.notation.templates import expand
+from holdfast.ops.gates import Gate, check_chosen_task, message_job_id
+from holdfast.ops.jobs.bulk import enqueue_batches
+from holdfast.ops.queues import find_queue
+from holdfast.ops.rejected import Rejection, keep_rejected
+
+KEY_WINDOW_MS: Final = 7 * bounds.DAY_MS
+"""How long a message that is delivered again is a duplicate, even if its job is gone."""
+WAIT_MS: Final = bounds.SECOND_MS
+_HELD_MS = 500
+_HOLD_S = 60.0
+"""How long messages are kept while the queue takes none, before they return to their source."""
+_SETTINGS_S = 2.0
+_GROWTH = 4
+_UNKNOWN_MAX = 3
+_UNTYPED = "application/octet-stream"
+_PERMANENT = frozenset({InvalidJob.code, PayloadTooLarge.code, Unsupported.code})
+"""The refusals that are about the job. Any other is about its queue or the store, and ends."""
+
+
+class _Delivery(NamedTuple):
+    """A message, the id of its job or dead letter, and the job; without one, `why` says why the
+    message cannot become a job."""
+
+    message: Message
+    id: str
+    job: NewJob | None
+    why: str = ""
+
+
+class Inlet:
+    """Receives from the source of a gate. `held` says why nothing is received, "" if it is."""
+
+    def __init__(self, engine: Engine, gate: Gate, link: BrokerLink) -> None:
+        self.held = ""
+        self.counts: Counter[str] = Counter()
+        self._engine = engine
+        self._gate = gate
+        self._link = link
+        minting = extra(engine, IdMinting)
+        self._mint: Callable[[], str] = new_id if minting is None else minting.mint
+        self._pending: list[_Delivery] = []
+        self._limit = 0
+        """Messages that may be here; 0 while nothing is received. Each change makes the broker
+        count those that are here as returned, so it grows rarely and does not shrink."""
+        self._held_since: float | None = None
+        self._queue: Queue | None = None
+        self._read_at = float("-inf")
+
+    async def once(self) -> int:
+        """Move one batch; the time to wait before the next."""
+        room = await self._room()
+        if room <= 0 or self._queue is None:
+            return await self._hold()
+        self._held_since = None
+        if not self._pending:
+            if self._limit < self._gate.prefetch and room >= _GROWTH * self._limit:
+                self._limit = min(room, self._gate.prefetch)
+            messages = await linked(self._link.receive(self._gate.source, self._limit, WAIT_MS))
+            self.counts["received"] += len(messages)
+            self._pending = [self._delivery(message, self._queue) for message in messages]
+        if self._pending:
+            await self._take(room)
+        return _HELD_MS if self._pending else 0
+
+    async def stop(self) -> None:
+        """Do nothing: messages that are not acknowledged return when the link is closed."""
+
+    async def _room(self) -> int:
+        """The number of jobs that the queue has room for. Without a `max_depth` the settings of the
+        queue are read every two seconds."""
+        is_deep = self._queue is not None and self._queue.max_depth is not None
+        if not is_deep and monotonic() - self._read_at < _SETTINGS_S:
+            return 0 if self.held else bounds.BATCH_MAX
+        view = await find_queue(self._engine, self._gate.queue, counts=is_deep)
+        if view is not None and view.queue.max_depth is not None and not is_deep:
+            view = await find_queue(self._engine, self._gate.queue, counts=True)
+        self._read_at = monotonic()
+        self._queue = None if view is None else view.queue
+        room = 0 if view is None else _room_in(view)
+        self.held = "" if room > 0 else _why_held(self._gate.queue, self._queue)
+        return room
+
+    async def _hold(self) -> int:
+        """Wait until the queue has room. After a while the messages return to their source."""
+        if self._held_since is None:
+            self._held_since = monotonic()
+        if self._limit and monotonic() - self._held_since >= _HOLD_S:
+            await linked(self._link.pause(self._gate.source))
+            self._pending = []
+            self._limit = 0
+        return _HELD_MS
+
+    def _delivery(self, message: Message, queue: Queue) -> _Delivery:
+        name = message.message_id
+        id_ = message_job_id(self._gate.name, name) if name else self._mint()
+        try:
+            job = message_job(self._gate, message, id_, self._engine.traits)
+            checks.check_job(job, queue.payload_max)
+        except UsageError as error:
+            return _Delivery(message, id_, None, str(error))
+        return _Delivery(message, id_, job)
+
+    async def _take(self, room: int) -> None:
+        """Enqueue what there is room for, keep what cannot become a job, and acknowledge both. If
+        this is interrupted, the next call repeats it with the same ids."""
+        wanted = [each for each in self._pending if each.job is not None][:room]
+        receipts = await self._enqueue([each.job for each in wanted if each.job is not None])
+        stored: list[_Delivery] = []
+        refused: dict[int, str] = {}
+        for each, receipt in zip(wanted, receipts, strict=True):
+            if receipt.status is not Status.REFUSED:
+                stored.append(each)
+                self.counts["enqueued" if receipt.status is Status.NEW else "duplicates"] += 1
+            elif receipt.code in _PERMANENT:
+                refused[each.message.tag] = receipt.text
+            else:
+                # The queue was filled or closed in the meantime.
+                self._read_at = float("-inf")
+                self.held = receipt.text
+        self._pending = [
+            each._replace(job=None, why=refused[each.message.tag])
+            if each.message.tag in refused
+            else each
+            for each in self._pending
+        ]
+        await self._acknowledge(stored)
+        rejected = [each for each in self._pending if each.job is None]
+        if rejected:
+            await keep_rejected(self._engine, [self._rejection(each) for each in rejected])
+            self.counts["rejected"] += len(rejected)
+            await self._acknowledge(rejected)
+
+    async def _enqueue(self, jobs: Sequence[NewJob]) -> list[Receipt]:
+        """One call, unless the payloads are large. An unknown outcome is repeated with the same
+        ids."""
+        receipts: list[Receipt] = []
+        for batch in enqueue_batches(jobs):
+            for times in range(_UNKNOWN_MAX):
+                try:
+                    receipts += await self._engine.enqueue(batch)
+                    break
+                except OutcomeUnknown:
+                    if times + 1 == _UNKNOWN_MAX:
+                        raise
+        return receipts
+
+    async def _acknowledge(self, deliveries: Sequence[_Delivery]) -> None:
+        if deliveries:
+            messages = [each.message for each in deliveries]
+            await linked(self._link.acknowledge(self._gate.source, messages))
+            tags = {message.tag for message in messages}
+            self._pending = [each for each in self._pending if each.message.tag not in tags]
+
+    def _rejection(self, delivery: _Delivery) -> Rejection:
+        message = delivery.message
+        return Rejection(
+            id=delivery.id,
+            why=delivery.why,
+            by=f"gate {self._gate.name}",
+            body=message.body,
+            content_type=message.content_type,
+            headers=message.headers,
+        )
+
+
+def message_job(gate: Gate, message: Message, id: str, traits: Traits) -> NewJob:
+    """The job for a message, under this id. Raises UsageError if the message lacks what a template
+    needs."""
+
+    def find(name: str) -> str | None:
+        return message_field(message, name)
+
+    def named(template: str | None) -> str | None:
+        return None if template is None else expand(template, find) or None
+
+    task = expand(gate.task, find)
+    check_chosen_task(gate, task)
+    group, key = named(gate.group), named(gate.key)
+    may_have_key = traits.keys and (traits.combinations or group is None)
+    if key is None and message.message_id and may_have_key:
+        key = f"gate/{gate.name}/{id.removeprefix(f'gate:{gate.name}:')}"
+    return NewJob(
+        id=id,
+        task=task,
+        queue=gate.queue,
+        payload=message.body,
+        content_type=message.content_type or gate.content_type or _UNTYPED,
+        priority=min(message.priority or 0, bounds.PRIORITY_MAX),
+        expires_ms=None
+        if message.expires_ms is None
+        else max(0, min(message.expires_ms, bounds.DELAY_MS_MAX)),
+        key=key,
+        key_window_ms=KEY_WINDOW_MS,
+        tenant=named(gate.tenant),
+        group=group,
+        headers=_with_origin(gate, message),
+    )
+
+
+def message_field(message: Message, name: str) -> str | None:
+    """The value of a template's placeholder."""
+    first, dot, header = name.partition(".")
+    if dot:
+        return message.headers.get(header) if first == "header" else None
+    value: str | None = getattr(message, name, None)
+    return value
+
+
+def _with_origin(gate: Gate, message: Message) -> dict[str, str]:
+    """The headers of the message, and where it came from, if a job can have as many. A header of
+    the message is never replaced."""
+    origin = {
+        "gate.name": gate.name,
+        "gate.message_id": message.message_id,
+        "gate.correlation_id": message.correlation_id,
+        "gate.exchange": message.exchange,
+        "gate.routing_key": message.routing_key,
+    }
+    headers = {name: value for name, value in origin.items() if value} | message.headers
+    try:
+        checks.check_pairs("headers", headers)
+    except UsageError:
+        return message.headers
+    return headers
+
+
+def _room_in(view: QueueView) -> int:
+    queue = view.queue
+    if queue.paused or not queue.accepting:
+        return 0
+    if queue.max_depth is None:
+        return bounds.BATCH_MAX
+    return max(0, queue.max_depth - view.ready - view.delayed - view.blocked)
+
+
+def _why_held(name: str, queue: Queue | None) -> str:
+    if queue is None:
+        return f"queue {name} does not exist: create it"
+    if not queue.accepting:
+        return f"queue {name} does not accept new jobs"
+    return f"queue {name} is paused" if queue.paused else f"queue {name} is full"

@@ -1,0 +1,139 @@
+"""Messages of other programs that cannot become jobs are kept as dead letters with the reason
+`rejected`, in a queue of their own: each byte and each header.
+
+A job is bounded, a message is not. A body that is too large becomes several dead letters, and
+headers that no job can have become the payload of one more.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+import msgspec
+
+from holdfast.core import bounds, checks
+from holdfast.core.model import (
+    Failure,
+    JobFilter,
+    NewJob,
+    Queue,
+    Reason,
+    Receipt,
+    State,
+    Status,
+)
+from holdfast.core.verdict import BuryWaiting
+from holdfast.engines.base import Engine
+from holdfast.errors import UnknownQueue, UsageError
+from holdfast.ops.jobs.bulk import enqueue_batches
+
+REJECTED_QUEUE: Final = "rejected"
+REJECTED_TASK: Final = "rejected"
+REJECTED_ID_MAX: Final = 117
+"""The longest id of a rejection: those of its further parts are longer."""
+
+_HEADERS_TYPE = "application/vnd.holdfast.headers+json"
+_UNTYPED = "application/octet-stream"
+_PARKED_MS = bounds.MINUTE_MS
+"""The jobs are never due, and expire after this: if the process is killed between the enqueue and
+the bury, no worker runs them, and the reaper makes them dead letters."""
+
+
+class Rejection(msgspec.Struct, frozen=True, kw_only=True):
+    """What another program gave, and why it cannot become a job. `id` is that of its dead letter,
+    at most `REJECTED_ID_MAX` characters: a repetition with the same id adds nothing. `by` is the
+    gate or the service that rejects it, and `trace` what else is known about it."""
+
+    id: str
+    why: str
+    by: str
+    trace: str = ""
+    body: bytes = b""
+    content_type: str = ""
+    headers: dict[str, str] = {}
+
+
+async def keep_rejected(engine: Engine, rejections: Sequence[Rejection]) -> None:
+    """Store each rejection as a dead letter, durable on return. Killed in the middle or called
+    twice, the next call with the same ids completes it. Raises if one could not be stored."""
+    part_max = min(bounds.PAYLOAD_MAX, engine.traits.payload_max)
+    delay_ms = min(bounds.DELAY_MS_MAX, engine.traits.delay_ms_max)
+    ids: defaultdict[tuple[str, str, str], list[str]] = defaultdict(list)
+
+    def jobs() -> Iterator[NewJob]:
+        for rejection in rejections:
+            for job in _parts(rejection, part_max, delay_ms):
+                ids[rejection.by, rejection.why, rejection.trace].append(job.id)
+                yield job
+
+    for batch in enqueue_batches(jobs()):
+        await _enqueue(engine, batch)
+    for (by, why, trace), own in ids.items():
+        failure = Failure(type="RejectedMessage", message=why, trace=trace)
+        amendment = BuryWaiting(by=by, reason=Reason.REJECTED, failure=failure)
+        await _bury(engine, own, amendment)
+
+
+async def _enqueue(engine: Engine, jobs: Sequence[NewJob]) -> None:
+    receipts = await engine.enqueue(jobs)
+    if any(_lacks_queue(receipt) for receipt in receipts):
+        await engine.declare(Queue(name=REJECTED_QUEUE), instead_of=None)
+        receipts = await engine.enqueue(jobs)
+    for receipt in receipts:
+        checks.accepted(receipt)
+
+
+def _lacks_queue(receipt: Receipt) -> bool:
+    return receipt.status is Status.REFUSED and receipt.code == UnknownQueue.code
+
+
+async def _bury(engine: Engine, ids: Sequence[str], amendment: BuryWaiting) -> None:
+    """Bury the jobs that are still as they were enqueued: neither those that an operator put back
+    in the meantime, nor a job of another queue with the same id."""
+    for start in range(0, len(ids), bounds.BATCH_MAX):
+        wanted = JobFilter(
+            ids=tuple(ids[start : start + bounds.BATCH_MAX]),
+            queue=REJECTED_QUEUE,
+            task=REJECTED_TASK,
+            states=(State.WAITING,),
+            version=1,
+        )
+        await engine.amend(wanted, amendment, limit=bounds.BATCH_MAX)
+
+
+def _parts(rejection: Rejection, part_max: int, delay_ms: int) -> Iterator[NewJob]:
+    """The jobs that together hold the rejection: the body, and its headers if they do not fit."""
+    body, headers = rejection.body, dict(rejection.headers)
+    kept = rejection.content_type or _UNTYPED
+    pieces = [(body[:part_max], kept)]
+    pieces += [(body[at : at + part_max], kept) for at in range(part_max, len(body), part_max)]
+    if not _fits(kept, headers):
+        apart = json.dumps({"content_type": rejection.content_type, "headers": headers}).encode()
+        headers = {}
+        pieces = [(piece, _UNTYPED) for piece, _ in pieces]
+        starts = range(0, len(apart), part_max)
+        pieces += [(apart[at : at + part_max], _HEADERS_TYPE) for at in starts]
+    for number, (payload, content_type) in enumerate(pieces, 1):
+        label = {"part": f"{number} of {len(pieces)}"} if len(pieces) > 1 else {}
+        yield NewJob(
+            id=rejection.id if number == 1 else f"{rejection.id}.part{number}",
+            task=REJECTED_TASK,
+            queue=REJECTED_QUEUE,
+            payload=payload,
+            content_type=content_type,
+            headers=headers if number == 1 else {},
+            labels={"by": rejection.by, **label},
+            delay_ms=delay_ms,
+            expires_ms=_PARKED_MS,
+        )
+
+
+def _fits(content_type: str, headers: dict[str, str]) -> bool:
+    try:
+        checks.check_pairs("headers", headers)
+    except UsageError:
+        return False
+    return bounds.CONTENT_TYPE.match(content_type) is not None
