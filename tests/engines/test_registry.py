@@ -14,7 +14,7 @@ from holdfast.engines.memory import MemoryEngine
 from holdfast.engines.registry import (
     default_url,
     open_engine,
-    partitions_of,
+    parts_of,
     redacted,
     schemes,
     with_namespace,
@@ -291,7 +291,7 @@ class TestOtherPackages:
 
     def test_as_a_partition(self, folder: Path) -> None:
         self.install(folder, "acme-holdfast", "acme", "acme_two:AcmeEngine", self.CODE)
-        assert partitions_of("partitioned:acme://a,b,acme://c") == ["acme://a,b", "acme://c"]
+        assert parts_of("partitioned:acme://a,b,acme://c") == ["acme://a,b", "acme://c"]
         open_engine("partitioned:acme://a,memory:")
 
     def test_one_that_cannot_be_loaded(self, folder: Path) -> None:
