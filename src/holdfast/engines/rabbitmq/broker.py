@@ -36,7 +36,7 @@ from holdfast.engines.rabbitmq.message import Properties, dead_message, job_mess
 from holdfast.engines.rabbitmq.topology import (
     ALL_QUEUES,
     LISTENER_MESSAGES_MAX,
-    Declared,
+    BrokerQueue,
     RabbitNames,
     declare_common,
     declare_queue,
@@ -202,7 +202,7 @@ class RabbitBroker:
         return views
 
     async def status(self) -> BrokerStatus:
-        dead: Declared | None = None
+        dead: BrokerQueue | None = None
         error = self._link.error
         try:
             connection = self._connected()
@@ -434,7 +434,7 @@ class RabbitBroker:
         self._note(await declare_queue(connection, name, worker_arguments(self._names, queue)))
         self._compared.add(queue)
 
-    def _note(self, declared: Declared) -> None:
+    def _note(self, declared: BrokerQueue) -> None:
         if declared.warning:
             self._warn(declared.name, declared.warning)
 

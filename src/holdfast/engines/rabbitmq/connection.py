@@ -196,7 +196,7 @@ class Reconnecting:
                 self.error = f"{self.target.where} closed the connection"
             except* (EngineUnavailable, ConfigError) as group:
                 self.error = str(_first(group))
-            except* Exception as group:
+            except* Exception as group:  # noqa: BLE001
                 # A fault of ours or of the library must not end the reconnecting.
                 self.error = f"{self.target.where}: {_first(group)!r}"
             self.has_failed = True

@@ -1,6 +1,6 @@
 """Names and arguments of what Holdfast declares at RabbitMQ. Nothing is ever deleted.
 
-A queue or exchange that exists with other arguments is used as it is; `Declared` says how it
+A queue or exchange that exists with other arguments is used as it is; `BrokerQueue` says how it
 differs, for a person to correct.
 """
 
@@ -58,7 +58,7 @@ class RabbitNames(NamedTuple):
         return queue if queue != name and bounds.QUEUE_NAME.match(queue) else ""
 
 
-class Declared(NamedTuple):
+class BrokerQueue(NamedTuple):
     """A queue at RabbitMQ. `differences` are its arguments that are not as declared, with their
     values there; None if it has no such argument."""
 
@@ -113,7 +113,7 @@ def dead_arguments(ttl_ms: int) -> dict[str, Any]:
 
 async def declare_common(
     connection: aiormq.Connection, names: RabbitNames, dead_ttl_ms: int
-) -> Declared:
+) -> BrokerQueue:
     """Declare the exchanges and the queue of dead messages."""
     channel = await open_channel(connection)
     for exchange in (names.notifications, names.dead):
@@ -126,7 +126,7 @@ async def declare_common(
 
 async def declare_queue(
     connection: aiormq.Connection, name: str, arguments: Mapping[str, Any]
-) -> Declared:
+) -> BrokerQueue:
     """Declare a durable queue; if it exists, find out how its arguments differ."""
     wanted = dict(arguments)
     differences: dict[str, str | None] = {}
@@ -154,13 +154,13 @@ async def declare_queue(
                 wanted[argument] = int(value) if is_number and value.isdigit() else value
         else:
             await channel.close()
-            return Declared(
+            return BrokerQueue(
                 name, answer.message_count or 0, answer.consumer_count or 0, differences
             )
-    return Declared(name, differences=differences)
+    return BrokerQueue(name, differences=differences)
 
 
-async def inspect_queue(connection: aiormq.Connection, name: str) -> Declared | None:
+async def inspect_queue(connection: aiormq.Connection, name: str) -> BrokerQueue | None:
     """A queue's counts; None if it does not exist."""
     channel = await open_channel(connection)
     try:
@@ -168,7 +168,7 @@ async def inspect_queue(connection: aiormq.Connection, name: str) -> Declared | 
     except ChannelNotFoundEntity:
         return None
     await channel.close()
-    return Declared(name, answer.message_count or 0, answer.consumer_count or 0)
+    return BrokerQueue(name, answer.message_count or 0, answer.consumer_count or 0)
 
 
 async def has_exchange(connection: aiormq.Connection, name: str) -> bool:
