@@ -333,6 +333,12 @@ class _Rabbit:
     def _read(url: str) -> tuple[str, dict[str, Any]]:
         """The URL without options, and the options."""
         place, _, query = url.partition("?")
+        if "@" in query:
+            # A password that is not percent-encoded: its end is ambiguous.
+            raise ConfigError(
+                "the amqp URL cannot be parsed: percent-encode the characters / # ? @ : % of the "
+                "password"
+            )
         known = {"prefix": _prefix, "dead-ttl": _ttl_ms, "ca": _file, "cert": _file}
         return place, _options("amqp", query, known)
 

@@ -233,7 +233,10 @@ class PostgresEngine:
 
     async def recount(self, limit: int) -> int:
         checks.check_page(limit)
-        return await self._run(upkeep.recount, self._recount_cursor, limit)
+        repaired = await self._run(upkeep.recount, self._recount_cursor, limit)
+        if repaired:
+            self._bell.announce()
+        return repaired
 
     async def flow(self, queue: str, *, limit: int) -> Flow:
         checks.check_page(limit)
