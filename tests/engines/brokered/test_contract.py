@@ -4,6 +4,7 @@ The ledger is a SQLite file, or a PostgreSQL behind a pooler that gives each tra
 session.
 """
 
+import os
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -15,7 +16,12 @@ from holdfast.conformance.contract import (
     Harness,
     JumpContract,
     SharedContract,
+    TwinContract,
 )
+from holdfast.conformance.contract.concurrency import ConcurrencyContract
+from holdfast.conformance.contract.follow_ups import FollowUpContract
+from holdfast.conformance.contract.lease_wait import LeaseWaitContract, WakeContract
+from holdfast.conformance.contract.settle import FenceContract
 from holdfast.engines.base import Engine
 from holdfast.engines.brokered import BrokeredEngine
 from tests.engines import harnesses
@@ -43,7 +49,7 @@ async def pooled() -> AsyncIterator[ForgetfulConnections]:
         yield kept
 
 
-class TestBrokeredPostgres(EngineContract, DurableContract, SharedContract):
+class _OnPostgres:
     @pytest.fixture
     async def harness(
         self, shared_pg_dsn: str, pooled: ForgetfulConnections, brokers: KeptBrokers
@@ -51,3 +57,23 @@ class TestBrokeredPostgres(EngineContract, DurableContract, SharedContract):
         wrap = with_broker(brokers)
         async with harnesses.postgres(shared_pg_dsn, wrap, kept=pooled) as harness:
             yield harness
+
+
+class TestBrokeredPostgres(
+    _OnPostgres,
+    TwinContract,
+    LeaseWaitContract,
+    WakeContract,
+    FenceContract,
+    FollowUpContract,
+    ConcurrencyContract,
+    SharedContract,
+):
+    """The themes in which processes meet: without state in a session every statement is planned
+    anew, and the whole contract takes minutes."""
+
+
+class TestWholeBrokeredPostgres(_OnPostgres, EngineContract, DurableContract, SharedContract):
+    """HOLDFAST_CONTRACT=whole ./hf test tests/engines/brokered/test_contract.py -k Whole"""
+
+    __test__ = os.environ.get("HOLDFAST_CONTRACT") == "whole"
