@@ -11,7 +11,7 @@ import contextlib
 import itertools
 import logging
 from collections import Counter, deque
-from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from time import monotonic
 from typing import NamedTuple
 from uuid import uuid4
@@ -30,6 +30,7 @@ from holdfast.engines.rabbitmq.connection import (
     Reconnecting,
     amqp_errors,
     explain,
+    run_together,
 )
 from holdfast.engines.rabbitmq.consumer import Consumer
 from holdfast.engines.rabbitmq.message import Properties, dead_message, job_message, read_job
@@ -51,6 +52,7 @@ PAUSE_S = 0.005
 WINDOW = 256
 """Messages for jobs that are sent before the first of them is confirmed."""
 BUFFER_MAX = 10_000
+REFUSALS_MAX, REFUSED_S = 3, 0.2
 HELD_S_MAX = 60.0
 """Messages of a worker that does not look are acknowledged after this time: RabbitMQ closes a
 channel that holds one for half an hour."""
@@ -66,10 +68,11 @@ _log = logging.getLogger("holdfast.rabbitmq")
 
 
 class _Waiting(NamedTuple):
-    """A message for a job, and when it was given."""
+    """A message for a job, when it was given, and how often the broker refused it."""
 
     message: JobMessage
     since: float
+    refusals: int = 0
 
 
 class RabbitBroker:
@@ -229,7 +232,8 @@ class RabbitBroker:
 
     @property
     def _has_unsent(self) -> bool:
-        return bool(self._notices or self._messages or self._unconfirmed)
+        sending = self._notices or self._messages or self._unconfirmed
+        return bool(sending) or any(worker.is_acknowledging for worker in self._workers.values())
 
     def _progressed(self) -> None:
         self._progress.set()
@@ -246,27 +250,19 @@ class RabbitBroker:
         try:
             with amqp_errors(self._target):
                 self._note(await declare_common(connection, self._names, self._dead_ttl_ms))
-            async with asyncio.TaskGroup() as group:
-                for work in (
-                    self._send_notices,
-                    self._send_messages,
-                    self._receive_notices,
-                    self._receive_messages,
-                    self._acknowledge_finished,
-                ):
-                    group.create_task(self._run(work, connection))
-                group.create_task(self._run(self._watch, connection))
                 self._link.is_up()
+                await run_together(
+                    self._send_notices(connection),
+                    self._send_messages(connection),
+                    self._receive_notices(connection),
+                    self._receive_messages(connection),
+                    self._acknowledge_finished(),
+                    self._watch(connection),
+                )
         finally:
             self._workers.clear()
             self._dead = None
             self._unconfirmed = 0
-
-    async def _run(
-        self, work: Callable[[aiormq.Connection], Awaitable[None]], connection: aiormq.Connection
-    ) -> None:
-        with amqp_errors(self._target):
-            await work(connection)
 
     async def _watch(self, connection: aiormq.Connection) -> None:
         """End the other tasks with the connection."""
@@ -312,33 +308,38 @@ class RabbitBroker:
             self._unconfirmed += len(batch)
             unsent = batch
             try:
-                unsent = await self._send_batch(channel, batch)
-                if unsent:
-                    for name in sorted({one.message.queue for one in unsent}):
-                        await self._declare_worker_queue(connection, name)
-                    for _ in await self._send_batch(channel, unsent):
-                        self._dropped.add("their queue is missing")
-            except BaseException:
+                unsent, missing = await self._send_batch(channel, batch)
+                for name in missing:
+                    await self._declare_worker_queue(connection, name)
+                if unsent and not missing:
+                    # A queue that is being made, or has just lost its leader, refuses for a moment.
+                    await asyncio.sleep(REFUSED_S)
+            finally:
                 self._messages.extendleft(reversed(unsent))
-                raise
             self._unconfirmed -= len(batch)
 
-    async def _send_batch(self, channel: Channel, batch: Sequence[_Waiting]) -> list[_Waiting]:
-        """Send messages and wait for their confirmations; returns those without a queue."""
+    async def _send_batch(
+        self, channel: Channel, batch: Sequence[_Waiting]
+    ) -> tuple[list[_Waiting], set[str]]:
+        """Send messages and wait for their confirmations; returns those to be sent again, and the
+        queues that do not exist."""
         now = monotonic()
         answers = await asyncio.gather(
             *(self._send_one(channel, one, now) for one in batch), return_exceptions=True
         )
-        missing: list[_Waiting] = []
+        unsent: list[_Waiting] = []
+        missing: set[str] = set()
         for one, answer in zip(batch, answers, strict=True):
-            if isinstance(answer, PublishError):
-                missing.append(one)
-            elif isinstance(answer, DeliveryError):
-                # The queue is full, by the operator's own limit.
-                self._dropped.add("their queue is full")
+            if isinstance(answer, DeliveryError):
+                if isinstance(answer, PublishError):
+                    missing.add(one.message.queue)
+                if one.refusals < REFUSALS_MAX:
+                    unsent.append(one._replace(refusals=one.refusals + 1))
+                else:
+                    self._dropped.add("their queue is full, or cannot be made")
             elif isinstance(answer, BaseException):
                 raise answer
-        return missing
+        return unsent, missing
 
     async def _send_one(self, channel: Channel, one: _Waiting, now: float) -> None:
         body, properties = job_message(one.message, int((now - one.since) * 1000))
@@ -413,12 +414,13 @@ class RabbitBroker:
         self._has_finished.set()
         self._wake()
 
-    async def _acknowledge_finished(self, _: aiormq.Connection) -> None:
+    async def _acknowledge_finished(self) -> None:
         while True:
             await self._has_finished.wait()
             self._has_finished.clear()
             for worker in list(self._workers.values()):
                 await worker.acknowledge()
+            self._progress.set()
 
     async def _dead_consumer(self) -> Consumer:
         connection = self._connected()
@@ -455,6 +457,10 @@ class _WorkerMessages:
         self._finished: list[int] = []
         self._refused: list[int] = []
 
+    @property
+    def is_acknowledging(self) -> bool:
+        return bool(self._finished)
+
     def ids(self) -> list[str]:
         return list(self._held)
 
@@ -470,11 +476,12 @@ class _WorkerMessages:
 
     async def acknowledge(self) -> None:
         """Tell the broker. Messages that are not ours become dead messages."""
-        finished, self._finished = self._finished, []
-        refused, self._refused = self._refused, []
+        finished, refused = list(self._finished), list(self._refused)
         if not self.consumer.is_closed:
             await self.consumer.acknowledge(finished)
             await self.consumer.give_back(refused, again=False)
+        del self._finished[: len(finished)]
+        del self._refused[: len(refused)]
 
     def _arrived(self) -> None:
         now = monotonic()

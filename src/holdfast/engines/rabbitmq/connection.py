@@ -11,8 +11,8 @@ import contextlib
 import logging
 import random
 import ssl
-from collections.abc import Awaitable, Callable, Iterator
-from typing import NamedTuple
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
+from typing import Any, NamedTuple
 from urllib.parse import quote, unquote, urlsplit
 
 import aiormq
@@ -32,6 +32,7 @@ from holdfast.errors import ConfigError, EngineUnavailable
 CONNECT_S_MAX = 10.0
 PAUSE_S, PAUSE_S_MAX = 0.1, 5.0
 HEARTBEAT_S = 20
+_END_S = 0.2
 PORTS = {"amqp": 5672, "amqps": 5671}
 
 _log = logging.getLogger("holdfast.rabbitmq")
@@ -176,9 +177,7 @@ class Reconnecting:
     async def stop(self) -> None:
         task, self._task = self._task, None
         if task is not None:
-            task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await task
+            await end_tasks([task])
 
     def is_up(self) -> None:
         """To be called by `serve` when everything that it needs is there."""
@@ -194,11 +193,11 @@ class Reconnecting:
             try:
                 await self._connect_and_serve()
                 self.error = f"{self.target.where} closed the connection"
-            except* (EngineUnavailable, ConfigError) as group:
-                self.error = str(_first(group))
-            except* Exception as group:  # noqa: BLE001
+            except (EngineUnavailable, ConfigError) as error:
+                self.error = str(error)
+            except Exception as error:  # noqa: BLE001
                 # A fault of ours or of the library must not end the reconnecting.
-                self.error = f"{self.target.where}: {_first(group)!r}"
+                self.error = f"{self.target.where}: {error!r}"
             self.has_failed = True
             self._on_loss()
             failures = 1 if self._told == "" else failures + 1
@@ -225,11 +224,27 @@ async def hang_up(connection: aiormq.Connection) -> None:
             await connection.close()
 
 
-def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    error: BaseException = group
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error
+async def run_together(*works: Coroutine[Any, Any, None]) -> None:
+    """Run these until the first of them ends or fails, then end the others."""
+    tasks = [asyncio.create_task(work) for work in works]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+    finally:
+        await end_tasks(tasks)
+
+
+async def end_tasks(tasks: Sequence[asyncio.Task[None]]) -> None:
+    """Cancel tasks until they have ended: while a connection is closed, the client library may turn
+    a cancellation into another error, which a task takes for one that it can handle."""
+    while running := [task for task in tasks if not task.done()]:
+        for task in running:
+            task.cancel()
+        await asyncio.wait(running, timeout=_END_S)
+    for task in tasks:
+        if not task.cancelled():
+            task.exception()
 
 
 def _tls(target: RabbitTarget) -> ssl.SSLContext | None:
