@@ -14,6 +14,7 @@ from aiormq.abc import DeliveredMessage
 from holdfast.engines.rabbitmq import RabbitBroker
 from holdfast.engines.rabbitmq.connection import RabbitTarget, dial, hang_up
 from holdfast.engines.rabbitmq.topology import RabbitNames, open_channel
+from tests.engines.postgres.proxy import Proxy
 from tests.engines.postgres.until import until
 
 
@@ -89,6 +90,25 @@ async def plain(amqp_url: str) -> AsyncIterator[aiormq.Connection]:
     connection = await dial(RabbitTarget.parse(amqp_url))
     yield connection
     await hang_up(connection)
+
+
+class BrokerProxy(Proxy):
+    """A TCP proxy before RabbitMQ."""
+
+    @property
+    def url(self) -> str:
+        assert self._server is not None
+        port = self._server.sockets[0].getsockname()[1]
+        login, _, _ = self._parts.netloc.rpartition("@")
+        return self._parts._replace(netloc=f"{login}@127.0.0.1:{port}").geturl()
+
+
+@pytest.fixture
+async def proxy(amqp_url: str) -> AsyncIterator[BrokerProxy]:
+    proxy = BrokerProxy(amqp_url)
+    await proxy.start()
+    yield proxy
+    await proxy.stop()
 
 
 async def fetch(connection: aiormq.Connection, queue: str) -> DeliveredMessage:

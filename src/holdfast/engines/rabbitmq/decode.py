@@ -15,6 +15,7 @@ from pamqp import constants, decode
 
 _ANY_NAME = re.compile(".*", re.DOTALL)
 _DEPTH_MAX = 64
+"""Deeper tables stay bytes."""
 _FIXED_MAX = 8
 """The size of the longest value that has a fixed size."""
 
@@ -48,7 +49,7 @@ def _array(value: bytes) -> tuple[int, list[Any]]:
 
 def _read_table(data: bytes, start: int, depth: int) -> tuple[int, dict[str, Any]]:
     """Without copying the rest of the data for each entry, which is slow for large tables."""
-    at, end = _extent(data, start, depth)
+    at, end = _extent(data, start)
     found: dict[str, Any] = {}
     while at < end:
         length = data[at]
@@ -58,7 +59,7 @@ def _read_table(data: bytes, start: int, depth: int) -> tuple[int, dict[str, Any
 
 
 def _read_array(data: bytes, start: int, depth: int) -> tuple[int, list[Any]]:
-    at, end = _extent(data, start, depth)
+    at, end = _extent(data, start)
     found: list[Any] = []
     while at < end:
         at, value = _read_value(data, at, end, depth)
@@ -67,19 +68,19 @@ def _read_array(data: bytes, start: int, depth: int) -> tuple[int, list[Any]]:
 
 
 def _read_value(data: bytes, at: int, end: int, depth: int) -> tuple[int, Any]:
+    """The position after the value, and the value."""
     code = data[at : at + 1]
     at += 1
     size: int
     value: Any
+    if code in (b"S", b"x") or (code in (b"F", b"A") and depth >= _DEPTH_MAX):
+        start, after = _extent(data, at)
+        content = data[start:after]
+        return after, _text_or_bytes(content) if code == b"S" else content
     if code == b"F":
         size, value = _read_table(data, at, depth + 1)
     elif code == b"A":
         size, value = _read_array(data, at, depth + 1)
-    elif code in (b"S", b"x"):
-        size = 4 + _unpack(">I", data, at)
-        value = (
-            _text_or_bytes(data[at + 4 : at + size]) if code == b"S" else data[at + 4 : at + size]
-        )
     elif (decoder := decode.TABLE_MAPPING.get(code)) is not None:
         size, value = decoder(data[at : at + _FIXED_MAX])
     else:
@@ -95,9 +96,8 @@ def _text_or_bytes(data: bytes) -> str | bytes:
         return data
 
 
-def _extent(data: bytes, start: int, depth: int) -> tuple[int, int]:
-    if depth > _DEPTH_MAX:
-        raise ValueError("the tables are nested too deeply")
+def _extent(data: bytes, start: int) -> tuple[int, int]:
+    """Where the content of a value with a length begins and ends."""
     end = start + 4 + _unpack(">I", data, start)
     if end > len(data):
         raise ValueError("a table is longer than its frame")
