@@ -6,11 +6,13 @@ from uuid import uuid4
 
 from holdfast.conformance.harness import Harness
 from holdfast.engines.base import Engine
+from holdfast.engines.brokered import BrokeredEngine
 from holdfast.engines.coalesced import Coalesced
 from holdfast.engines.memory import MemoryEngine
 from holdfast.engines.observed import Observed
 from holdfast.events import ProcessEvent
 from holdfast.testing.clock import ManualClock
+from tests.engines.brokered.fake_broker import FakeBroker
 from tests.engines.pg_connections import KeptConnections
 
 Wrap = Callable[[Engine], Engine]
@@ -23,6 +25,10 @@ def plain(engine: Engine) -> Engine:
 def observed(engine: Engine) -> Engine:
     told: list[ProcessEvent] = []
     return Observed(engine, told.append)
+
+
+def brokered(engine: Engine) -> Engine:
+    return BrokeredEngine(engine, FakeBroker())
 
 
 def memory(wrap: Wrap = plain) -> Harness:

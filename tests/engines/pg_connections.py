@@ -12,6 +12,7 @@ from typing import Any, Self
 
 from holdfast.engines.postgres import PostgresEngine
 from holdfast.engines.postgres.pool import PostgresConnection, PostgresPool
+from holdfast.engines.postgres.script import Statement
 
 
 class KeptConnections:
@@ -59,3 +60,26 @@ class KeptPool(PostgresPool):
         idle, self._idle = self._idle, []
         await super().close()
         self._kept.idle += idle
+
+
+class ForgetfulConnections(KeptConnections):
+    """As behind a pooler that gives every transaction, and every statement outside of one, a
+    session that was just emptied."""
+
+    def engine(self, dsn: str, **options: Any) -> PostgresEngine:
+        return super().engine(dsn, pooled=True, **options)
+
+    def _pool(self, dsn: str, **options: Any) -> PostgresPool:
+        return ForgetfulPool(dsn, kept=self, **options)
+
+
+class ForgetfulPool(KeptPool):
+    async def _fetch(self, connection: PostgresConnection, statement: Statement) -> list[Any]:
+        if not connection.is_in_transaction():
+            await connection.execute("DISCARD ALL")
+        self._idle.reverse()
+        rows = await super()._fetch(connection, statement)
+        kept = "SELECT count(*) FROM pg_prepared_statements WHERE name <> ''"
+        assert await connection.fetchval(kept) == 0
+        assert await connection.fetchval("SELECT count(*) FROM pg_listening_channels()") == 0
+        return rows

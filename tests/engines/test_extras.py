@@ -25,14 +25,18 @@ ABILITIES: dict[str, type[Any]] = {
     name: getattr(extras, name)
     for name in (
         "Examinable Partitioned UpkeepByPartition IdMinting FileBacked SchemaBacked Backable"
-        " Movable Transactional ServerBacked"
+        " Movable Transactional ServerBacked Wakeable Brokered"
     ).split()
 }
 ENGINES: dict[str, tuple[Engine, str]] = {
-    "memory": (MemoryEngine(), "Examinable Movable"),
+    "memory": (MemoryEngine(), "Examinable Movable Wakeable"),
     "sqlite": (
         SQLiteEngine("w.db"),
-        "Examinable FileBacked Backable Movable Transactional",
+        "Examinable FileBacked Backable Movable Transactional Wakeable",
+    ),
+    "brokered": (
+        harnesses.brokered(SQLiteEngine("w.db")),
+        "Examinable FileBacked Backable Movable Transactional Wakeable Brokered",
     ),
     "partitioned": (
         PartitionedEngine([("a", MemoryEngine()), ("b", MemoryEngine())]),
@@ -70,6 +74,7 @@ def test_postgres() -> None:
         "SchemaBacked",
         "Movable",
         "Transactional",
+        "Wakeable",
     }
 
 

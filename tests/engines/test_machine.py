@@ -8,16 +8,20 @@ A failure names its seed and the command that shows it again.
 import asyncio
 import os
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from uuid import uuid4
 
 import pytest
 
 from holdfast.conformance.harness import Harness
 from holdfast.conformance.random_histories import run_histories
+from holdfast.engines.brokered import BrokeredEngine
 from tests.engines import harnesses
-from tests.engines.pg_connections import KeptConnections
+from tests.engines.brokered.kept_brokers import KeptBrokers
+from tests.engines.pg_connections import ForgetfulConnections, KeptConnections
 
 STEPS = 50
 EXAMPLES = os.environ.get("HOLDFAST_EXAMPLES")
@@ -58,3 +62,29 @@ def test_postgres(shared_pg_dsn: str) -> None:
     with asyncio.Runner() as runner, KeptConnections() as kept:
         make = partial(harnesses.postgres, shared_pg_dsn, connections=1, kept=kept)
         explore("postgres", make, 45, runner)
+
+
+@contextmanager
+def brokered(url: str, runner: asyncio.Runner) -> Iterator[harnesses.Wrap]:
+    """Wraps a ledger in an engine with a real broker."""
+    kept = KeptBrokers(url, uuid4().hex[:30])
+    try:
+        yield lambda engine: BrokeredEngine(engine, kept.broker())
+    finally:
+        runner.run(kept.close())
+
+
+def test_brokered_sqlite(quick_path: Path, amqp_url: str) -> None:
+    with asyncio.Runner() as runner, brokered(amqp_url, runner) as wrap:
+        make = partial(harnesses.sqlite, quick_path, wrap)
+        explore("brokered_sqlite", make, 20, runner)
+
+
+def test_brokered_pooled_postgres(shared_pg_dsn: str, amqp_url: str) -> None:
+    with (
+        asyncio.Runner() as runner,
+        brokered(amqp_url, runner) as wrap,
+        ForgetfulConnections() as kept,
+    ):
+        make = partial(harnesses.postgres, shared_pg_dsn, wrap, connections=1, kept=kept)
+        explore("brokered_pooled_postgres", make, 10, runner)

@@ -13,8 +13,10 @@ from holdfast.app.application import Holdfast
 from holdfast.engines.memory import MemoryEngine
 from holdfast.engines.registry import (
     default_url,
+    open_broker,
     open_engine,
-    partitions_of,
+    open_link,
+    parts_of,
     redacted,
     schemes,
     with_namespace,
@@ -124,6 +126,24 @@ def test_the_token_may_be_in_the_environment(
     assert "hunter2" not in str(caught.value)
 
 
+def test_brokered(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = ModuleType("holdfast.engines.rabbitmq")
+    module.RabbitBroker = module.RabbitLink = Built  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    url = "amqps://u:p%40@h:5/v?prefix=p&dead-ttl=90m&ca=c.pem"
+    engine: Any = open_engine(f"brokered:{url},sqlite:///w.db?namespace=n")
+    assert (engine.broker().place, engine.broker().options) == (
+        "amqps://u:p%40@h:5/v",
+        {"prefix": "p", "dead_ttl_ms": 90 * 60_000, "ca": "c.pem"},
+    )
+    assert engine._namespace == "n"
+    plain: Any = open_engine("brokered:amqp://h,sqlite:///w.db")
+    assert plain.broker().options == {"prefix": "holdfast", "dead_ttl_ms": 24 * 3_600_000}
+    assert plain._namespace == "default"
+    link: Any = open_link(url)
+    assert (link.place, link.options) == ("amqps://u:p%40@h:5/v", {"ca": "c.pem"})
+
+
 @pytest.mark.parametrize(
     ("text", "says"),
     [
@@ -158,6 +178,22 @@ def test_the_token_may_be_in_the_environment(
         ("https://hunter2%0d%0a@h", "copy it"),
         ("https://hunter2@h?pool=2", "'pool'.*ca, cert, namespace"),
         ("https://hunter2@h?ca=", "certificates"),
+        ("brokered:", "a broker and its ledger"),
+        ("brokered:amqp://u:hunter2@h", "a broker and its ledger"),
+        ("brokered:amqp://h,sqlite:///a,sqlite:///b", "a broker and its ledger"),
+        ("brokered:amqp://u:hunter2@h,memory:", "memory engine cannot be the ledger"),
+        ("brokered:amqp://h,https://hf_hunter2@h", "cannot be the ledger"),
+        ("brokered:mqtt://u:hunter2@h,sqlite:///w.db", "no broker for the URL scheme .mqtt"),
+        ("brokered:amqp:hunter2,sqlite:///w.db", "amqp://user:password@host:port/vhost"),
+        ("brokered:amqp://u:hunter2@h:port,sqlite:///w.db", "percent-encoded"),
+        ("brokered:amqp://u:hun?ter2hunter2@h,sqlite:///w.db", "percent-encode"),
+        ("brokered:amqp://u:hunter2@h#x,sqlite:///w.db", "percent-encoded"),
+        ("brokered:amqp://u:hunter2@h?pool=2,sqlite:///w.db", "'pool'.*ca, cert, dead-ttl, prefix"),
+        ("brokered:amqp://u:hunter2@h?prefix=a.b,sqlite:///w.db", "1 to 30"),
+        ("brokered:amqp://u:hunter2@h?dead-ttl=24,sqlite:///w.db", "24h"),
+        ("brokered:amqp://u:hunter2@h?dead-ttl=50d,sqlite:///w.db", "49d"),
+        ("brokered:amqp://u:hunter2@h?ca=x,sqlite:///w.db", "amqps"),
+        ("partitioned:brokered:amqp://h,sqlite:///w.db", "a partition is a single store"),
     ],
 )
 def test_errors_name_the_mistake_but_not_the_password(text: str, says: str) -> None:
@@ -171,6 +207,10 @@ def test_errors_name_the_mistake_but_not_the_password(text: str, says: str) -> N
     [
         ("holdfast.engines.postgres", "asyncpg", "postgres", "postgresql://u:p@h/d"),
         ("holdfast.engines.remote", "httptools", "remote", "https://h"),
+        (
+            *("holdfast.engines.rabbitmq", "aiormq", "rabbitmq"),
+            "brokered:amqp://h,sqlite:///w.db",
+        ),
     ],
 )
 def test_a_missing_extra_says_what_to_install(
@@ -205,6 +245,10 @@ def test_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
         ("postgresql://u:hunter2@[h/d", "postgresql:…"),
         ("https://hf_hunter2@h:5/jobs?namespace=n", "https://h:5/jobs"),
         ("partitioned:sqlite:///a.db,https://hf_hunter2@h", "partitioned:sqlite:///a.db,https://h"),
+        (
+            "brokered:amqp://u:hunter2@h/v?ca=x,postgresql://u:hunter2@h/d?password=hunter2",
+            "brokered:amqp://h/v,postgresql://h/d",
+        ),
     ],
 )
 def test_a_redacted_url_shows_no_secret(text: str, shown: str) -> None:
@@ -229,6 +273,10 @@ def test_a_redacted_url_shows_no_secret(text: str, shown: str) -> None:
         (
             "partitioned:sqlite:///a,b.db,postgresql://h/d?namespace=a",
             "partitioned:sqlite:///a,b.db?namespace=n,postgresql://h/d?namespace=n",
+        ),
+        (
+            "brokered:amqp://h/v?prefix=p,sqlite:///w.db?namespace=a",
+            "brokered:amqp://h/v?prefix=p,sqlite:///w.db?namespace=n",
         ),
     ],
 )
@@ -256,12 +304,19 @@ class TestOtherPackages:
     """Engines of other packages join by an entry point."""
 
     @staticmethod
-    def install(folder: Path, package: str, scheme: str, target: str, code: str = "") -> None:
+    def install(
+        folder: Path,
+        package: str,
+        scheme: str,
+        target: str,
+        code: str = "",
+        group: str = "holdfast.engines",
+    ) -> None:
         """Put a distribution on a folder of `sys.path`, as an installer would."""
         info = folder / f"{package}-1.0.dist-info"
         info.mkdir()
         (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n")
-        (info / "entry_points.txt").write_text(f"[holdfast.engines]\n{scheme} = {target}\n")
+        (info / "entry_points.txt").write_text(f"[{group}]\n{scheme} = {target}\n")
         if code:
             (folder / f"{target.partition(':')[0]}.py").write_text(code)
 
@@ -291,7 +346,7 @@ class TestOtherPackages:
 
     def test_as_a_partition(self, folder: Path) -> None:
         self.install(folder, "acme-holdfast", "acme", "acme_two:AcmeEngine", self.CODE)
-        assert partitions_of("partitioned:acme://a,b,acme://c") == ["acme://a,b", "acme://c"]
+        assert parts_of("partitioned:acme://a,b,acme://c") == ["acme://a,b", "acme://c"]
         open_engine("partitioned:acme://a,memory:")
 
     def test_one_that_cannot_be_loaded(self, folder: Path) -> None:
@@ -308,3 +363,16 @@ class TestOtherPackages:
     def test_no_package_replaces_a_built_in_engine(self, folder: Path) -> None:
         self.install(folder, "acme-holdfast", "memory", "acme_three:AcmeEngine", self.CODE)
         assert type(open_engine("memory:")) is MemoryEngine
+
+    def test_a_broker_of_another_package(self, folder: Path) -> None:
+        code = "def open_broker(url): return [url]\ndef open_link(url): return (url,)\n"
+        self.install(folder, "acme-holdfast", "acme", "acme_four", code, "holdfast.brokers")
+        opened: list[Any] = [open_broker("acme://h"), open_link("acme://h")]
+        assert opened == [["acme://h"], ("acme://h",)]
+        engine: Any = open_engine("brokered:acme://h,sqlite:///w.db")
+        assert engine.broker() == ["acme://h"]
+
+    def test_a_broker_that_cannot_be_loaded(self, folder: Path) -> None:
+        self.install(folder, "acme-holdfast", "acme", "acme_gone", group="holdfast.brokers")
+        with pytest.raises(ConfigError, match=r"broker .* acme cannot be loaded"):
+            open_broker("acme://host")

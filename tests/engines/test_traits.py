@@ -58,7 +58,7 @@ def test_every_trait_has_its_column() -> None:
     assert set(Traits.__struct_fields__) == {"name", *COLUMNS.split(), *BOUNDS}
 
 
-@pytest.mark.parametrize("wrap", [harnesses.observed, harnesses.coalesced])
+@pytest.mark.parametrize("wrap", [harnesses.observed, harnesses.coalesced, harnesses.brokered])
 @pytest.mark.parametrize("row", ROWS, ids=[row[0] for row in ROWS])
 def test_a_composition_can_do_what_its_engine_can(row: list[str], wrap: harnesses.Wrap) -> None:
     assert make(row[0], wrap).traits == make(row[0]).traits
@@ -79,7 +79,9 @@ def test_traits_of_an_older_server_can_be_read() -> None:
     assert missing(traits) == {"groups", "dependencies", "dead_leases", "queue_expiry"}
 
 
-@pytest.mark.parametrize("wrap", [harnesses.plain, harnesses.observed, harnesses.coalesced])
+@pytest.mark.parametrize(
+    "wrap", [harnesses.plain, harnesses.observed, harnesses.coalesced, harnesses.brokered]
+)
 @pytest.mark.parametrize("row", ROWS, ids=[row[0] for row in ROWS])
 def test_every_verb_takes_what_the_protocol_says(row: list[str], wrap: harnesses.Wrap) -> None:
     engine = make(row[0], wrap)

@@ -51,6 +51,7 @@ WRAPS: dict[str, harnesses.Wrap] = {
     "coalesced": Coalesced,
     "recorded": lambda engine: Recorded(engine, Journal("tests", lambda _: None)),
     "traced": TracedEngine,
+    "brokered": harnesses.brokered,
 }
 
 
@@ -70,6 +71,10 @@ class Recorder:
             return CALLS[verb][2]
 
         return call
+
+    def wake(self) -> None: ...
+
+    def on_change(self, _: Any) -> None: ...
 
 
 def test_every_verb_is_called_with_every_argument() -> None:

@@ -88,6 +88,7 @@ PLACES: dict[str, tuple[str, ...]] = {
     "botocore": ("engines.sqs", "fleet.aws"),
     "aio_pika": ("engines.rabbitmq",),
     "aiormq": ("engines.rabbitmq",),
+    "pamqp": ("engines.rabbitmq",),
     "httptools": ("engines.remote",),
     "cronsim": ("ops",),
     "uuid_utils": ("engines", "notation", "worker"),

@@ -67,9 +67,8 @@ class Broker(Protocol):
     """
 
     async def open(self, namespace: str, wake: Callable[[], None]) -> None:
-        """Start to connect, without waiting for it. `wake` is called on the event loop whenever
-        jobs may be due: at a notification, a delivery and a new connection. Raises ConfigError if
-        the URL is wrong."""
+        """Start to connect, without waiting for it. Idempotent. `wake` is called on the event loop
+        whenever jobs may be due: at a notification, a delivery and a new connection."""
 
     async def close(self) -> None:
         """Flush what is still to be sent, for a moment, and disconnect. Idempotent."""
@@ -165,3 +164,14 @@ class BrokerLink(Protocol):
 
     async def status(self) -> BrokerStatus:
         """The state of the broker now; never raises because it is unreachable."""
+
+
+class BrokerScheme(Protocol):
+    """How a package opens the broker of a URL scheme: the object behind an entry point. Both raise
+    ConfigError if the URL is wrong."""
+
+    def open_broker(self, url: str) -> Broker:
+        """A broker for `brokered`, not yet opened."""
+
+    def open_link(self, url: str) -> BrokerLink:
+        """A link for gates, not yet opened."""

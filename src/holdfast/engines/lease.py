@@ -80,6 +80,7 @@ class Bell:
     def __init__(self) -> None:
         self._rings = 0
         self._waiting: set[asyncio.Future[None]] = set()
+        self._listeners: list[Callable[[], None]] = []
 
     @property
     def ticket(self) -> int:
@@ -95,6 +96,16 @@ class Bell:
         for future in self._waiting:
             if not future.done():
                 future.set_result(None)
+
+    def announce(self) -> None:
+        """Ring, and tell the listeners: a call of this engine may have made a job due."""
+        self.ring()
+        for listener in self._listeners:
+            listener()
+
+    def on_announce(self, listener: Callable[[], None]) -> None:
+        """Call `listener` at each announcement, in the context of the call that made it."""
+        self._listeners.append(listener)
 
     async def wait(self, ticket: int, timeout_s: float) -> None:
         """Return when the bell has rung since `ticket` was taken, or after the timeout."""

@@ -1,8 +1,8 @@
-"""URL scheme → engine, not yet opened. The only module that knows the concrete engines.
+"""URL scheme → engine or broker, not yet opened. The only module that knows the concrete ones.
 
-An engine is imported when its scheme is used, so a program loads only what it uses. Packages add
-schemes by an entry point in the group `holdfast.engines`. A URL may hold a password: error texts
-repeat no more of it than its scheme and the names of its options.
+Each is imported when its scheme is used, so a program loads only what it uses. Packages add
+schemes by entry points in the groups `holdfast.engines` and `holdfast.brokers`. A URL may hold a
+password: error texts repeat no more of it than its scheme and the names of its options.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from urllib.parse import parse_qsl, unquote, unquote_plus, urlencode, urlsplit
 
 from holdfast.core import bounds
 from holdfast.engines.base import Engine
+from holdfast.engines.broker import Broker, BrokerLink, BrokerScheme
 from holdfast.engines.clock import Clock
 from holdfast.engines.wrapper import enforced
 from holdfast.errors import ConfigError
@@ -22,16 +23,21 @@ from holdfast.errors import ConfigError
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
-    from holdfast.engines.broker import BrokerLink
-
 DEFAULT_URL = "sqlite:///holdfast.db"
 ENTRY_POINTS: Final = "holdfast.engines"
 """Entry point group of other packages: the name is the URL scheme, the object an `OpenUrl`."""
+BROKER_ENTRY_POINTS: Final = "holdfast.brokers"
+"""Entry point group of other packages: the name is the URL scheme, the object a `BrokerScheme`."""
 _EXAMPLES = (
     "memory:, sqlite:///work.db (or sqlite:////absolute/work.db), postgresql://host/name, "
-    "partitioned:sqlite:///a.db,sqlite:///b.db, https://host"
+    "partitioned:sqlite:///a.db,sqlite:///b.db, brokered:amqp://host,postgresql://host/name, "
+    "https://host"
 )
 _NAMESPACE = "namespace"
+_COMPOSED = ("partitioned", "brokered")
+_DAY_MS = bounds.DAY_MS
+_TTL_MS_MAX = 49 * _DAY_MS
+"""RabbitMQ's own bound is 2**32 ms."""
 
 # Options of the PostgreSQL client itself, passed on unchanged.
 _POSTGRES_OWN = (
@@ -57,7 +63,7 @@ def open_engine(url: str, *, clock: Clock | None = None) -> Engine:
     scheme, colon, _ = url.partition(":")
     if not colon or scheme in ("", "/", "."):
         raise ConfigError(f"the engine URL has no scheme: use one like {_EXAMPLES}")
-    open_url = _BUILT_IN.get(scheme) or _installed(scheme)
+    open_url = _BUILT_IN.get(scheme) or _installed(scheme, ENTRY_POINTS)
     if open_url is None:
         # A text that is not a URL may be anything, even a password.
         name = f" {scheme!r}" if re.fullmatch(r"[a-z0-9+]{1,20}", scheme) else ""
@@ -65,23 +71,26 @@ def open_engine(url: str, *, clock: Clock | None = None) -> Engine:
     return enforced(open_url(url, clock))
 
 
+def open_broker(url: str) -> Broker:
+    """The broker that `url` names, for `brokered`; the caller awaits its `open`."""
+    return _broker_scheme(url).open_broker(url)
+
+
 def open_link(url: str) -> BrokerLink:
     """A link to the broker that `url` names, for gates; the caller awaits its `open`."""
-    scheme = url.partition(":")[0]
-    name = f" {scheme!r}" if re.fullmatch(r"[a-z0-9+]{1,20}", scheme) else ""
-    raise ConfigError(f"no broker for the URL scheme{name}")
+    return _broker_scheme(url).open_link(url)
 
 
 def schemes() -> list[str]:
     """Every URL scheme that can be opened, built in or installed."""
-    return sorted({*_BUILT_IN, *(point.name for point in _entry_points())})
+    return sorted({*_BUILT_IN, *(point.name for point in _entry_points(ENTRY_POINTS))})
 
 
 def redacted(url: str) -> str:
     """The URL without user, password and options, for people to see."""
     scheme, _, _ = url.partition(":")
-    if scheme == "partitioned":
-        return f"partitioned:{','.join(map(redacted, partitions_of(url)))}"
+    if scheme in _COMPOSED:
+        return f"{scheme}:{','.join(map(redacted, parts_of(url)))}"
     if scheme in ("memory", "sqlite"):
         return url.partition("?")[0]
     try:
@@ -101,7 +110,10 @@ def with_namespace(url: str, name: str) -> str:
     _namespace("namespace", name)
     scheme = url.partition(":")[0]
     if scheme == "partitioned":
-        return f"partitioned:{','.join(with_namespace(one, name) for one in partitions_of(url))}"
+        return f"partitioned:{','.join(with_namespace(one, name) for one in parts_of(url))}"
+    if scheme == "brokered":
+        broker, *ledger = parts_of(url)
+        return f"brokered:{','.join([broker, *(with_namespace(one, name) for one in ledger)])}"
     if scheme == "memory":
         return url
     if scheme == "sqlite":
@@ -114,9 +126,9 @@ def with_namespace(url: str, name: str) -> str:
     return parts._replace(query=_query_with_namespace(parts.query, name)).geturl()
 
 
-def partitions_of(url: str) -> list[str]:
-    """The URLs of the partitions. Only a comma before another URL separates two: hosts and paths
-    may contain commas."""
+def parts_of(url: str) -> list[str]:
+    """The URLs in a composed URL: those of the partitions, or of the broker and its ledger. Only a
+    comma before the URL of an engine separates two: hosts and paths may contain commas."""
     names = "|".join(map(re.escape, schemes()))
     return re.split(rf",(?=(?:{names}):)", url.partition(":")[2])
 
@@ -131,29 +143,41 @@ def _query_with_namespace(query: str, name: str) -> str:
     return "&".join([*others, f"{_NAMESPACE}={name}"])
 
 
-def _installed(scheme: str) -> OpenUrl | None:
-    """The engine of another package. Two packages with the same scheme are an error."""
-    points = [point for point in _entry_points() if point.name == scheme]
+def _broker_scheme(url: str) -> BrokerScheme:
+    scheme = url.partition(":")[0]
+    found: BrokerScheme | None = _Rabbit() if scheme in ("amqp", "amqps") else None
+    found = found or _installed(scheme, BROKER_ENTRY_POINTS)
+    if found is None:
+        name = f" {scheme!r}" if re.fullmatch(r"[a-z0-9+]{1,20}", scheme) else ""
+        raise ConfigError(
+            f"no broker for the URL scheme{name}: use one like amqp://user:password@host/vhost"
+        )
+    return found
+
+
+def _installed(scheme: str, group: str) -> Any:
+    """The object of another package. Two packages with the same scheme are an error."""
+    points = [point for point in _entry_points(group) if point.name == scheme]
     if not points:
         return None
     if len({point.value for point in points}) > 1:
         packages = " and ".join(sorted({_package_of(point) for point in points}))
         raise ConfigError(f"the URL scheme {scheme} is claimed by {packages}: uninstall one")
     try:
-        open_url: OpenUrl = points[0].load()
+        return points[0].load()
     except (ImportError, AttributeError) as error:
+        noun = "engine" if group == ENTRY_POINTS else "broker"
         raise ConfigError(
-            f"the engine for the URL scheme {scheme} cannot be loaded ({error}): reinstall "
+            f"the {noun} for the URL scheme {scheme} cannot be loaded ({error}): reinstall "
             f"{_package_of(points[0])}"
         ) from error
-    return open_url
 
 
-def _entry_points() -> Iterable[EntryPoint]:
+def _entry_points(group: str) -> Iterable[EntryPoint]:
     # Imported here: it costs more than most commands, which use built-in schemes only.
     from importlib.metadata import entry_points
 
-    return entry_points(group=ENTRY_POINTS)
+    return entry_points(group=group)
 
 
 def _package_of(point: EntryPoint) -> str:
@@ -247,8 +271,8 @@ def _missing(error: ModuleNotFoundError, engine: str, extra: str) -> Exception:
 def _partitioned(url: str, clock: Clock | None) -> Engine:
     from holdfast.engines.partitioned import PartitionedEngine
 
-    urls = partitions_of(url)
-    if any(each.partition(":")[0] == "partitioned" for each in urls):
+    urls = parts_of(url)
+    if any(each.partition(":")[0] in _COMPOSED for each in urls):
         raise ConfigError("a partition is a single store: list all partitions in one URL")
     if urls == [""]:
         raise ConfigError(
@@ -256,6 +280,67 @@ def _partitioned(url: str, clock: Clock | None) -> Engine:
         )
     engines = [(redacted(each), open_engine(each, clock=clock)) for each in urls]
     return PartitionedEngine(engines)
+
+
+def _brokered(url: str, clock: Clock | None) -> Engine:
+    from holdfast.engines.brokered import BrokeredEngine
+
+    urls = parts_of(url)
+    if len(urls) != 2:
+        raise ConfigError(
+            "a brokered URL names a broker and its ledger: "
+            "brokered:amqp://user:password@host/vhost,postgresql://host/name"
+        )
+    broker_url, ledger_url = urls
+    ledger = open_engine(ledger_url, clock=clock)
+    if not ledger.traits.shared:
+        raise ConfigError(
+            f"the {ledger.traits.name} engine cannot be the ledger of a broker, because other "
+            "processes cannot open it: use a SQLite file or a PostgreSQL database"
+        )
+    # Before the broker: a wrong ledger is the clearer error.
+    broker = open_broker(broker_url)
+    return BrokeredEngine(ledger, broker, namespace=_namespace_of(ledger_url))
+
+
+def _namespace_of(url: str) -> str:
+    query = url.partition("?")[2]
+    return dict(parse_qsl(query)).get(_NAMESPACE, "default")
+
+
+class _Rabbit:
+    """amqp:// and amqps://: a `BrokerScheme`."""
+
+    def open_broker(self, url: str) -> Broker:
+        try:
+            from holdfast.engines.rabbitmq import RabbitBroker
+        except ModuleNotFoundError as error:
+            raise _missing(error, "rabbitmq", "rabbitmq") from None
+        place, options = self._read(url)
+        prefix, dead_ttl_ms = options.pop("prefix", "holdfast"), options.pop("dead-ttl", _DAY_MS)
+        return RabbitBroker(place, prefix=prefix, dead_ttl_ms=dead_ttl_ms, **options)
+
+    def open_link(self, url: str) -> BrokerLink:
+        try:
+            from holdfast.engines.rabbitmq import RabbitLink
+        except ModuleNotFoundError as error:
+            raise _missing(error, "rabbitmq", "rabbitmq") from None
+        place, options = self._read(url)
+        files = {name: options[name] for name in ("ca", "cert") if name in options}
+        return RabbitLink(place, **files)
+
+    @staticmethod
+    def _read(url: str) -> tuple[str, dict[str, Any]]:
+        """The URL without options, and the options."""
+        place, _, query = url.partition("?")
+        if "@" in query:
+            # A password that is not percent-encoded: its end is ambiguous.
+            raise ConfigError(
+                "the amqp URL cannot be parsed: percent-encode the characters / # ? @ : % of the "
+                "password"
+            )
+        known = {"prefix": _prefix, "dead-ttl": _ttl_ms, "ca": _file, "cert": _file}
+        return place, _options("amqp", query, known)
 
 
 Reader = Callable[[str, str], Any]
@@ -279,6 +364,23 @@ def _options(
                 f"{options_known}"
             )
     return options
+
+
+def _prefix(name: str, text: str) -> str:
+    if not re.fullmatch(r"[A-Za-z0-9_-]{1,30}", text):
+        raise ConfigError(
+            f"the option {name} is {text[:40]!r}; use 1 to 30 characters of A-Z a-z 0-9 _ -"
+        )
+    return text
+
+
+def _ttl_ms(name: str, text: str) -> int:
+    units = {"s": bounds.SECOND_MS, "m": bounds.MINUTE_MS, "h": bounds.HOUR_MS, "d": _DAY_MS}
+    found = re.fullmatch(r"([0-9]{1,9})([smhd])", text)
+    ttl_ms = int(found[1]) * units[found[2]] if found else 0
+    if not 0 < ttl_ms <= _TTL_MS_MAX:
+        raise ConfigError(f"the option {name} is {text[:40]!r}; use 1s to 49d, e.g. 24h")
+    return ttl_ms
 
 
 def _one_of(*values: str) -> Reader:
@@ -330,6 +432,7 @@ _BUILT_IN: dict[str, OpenUrl] = {
     "postgresql": _postgres,
     "postgres": _postgres,
     "partitioned": _partitioned,
+    "brokered": _brokered,
     "http": _remote,
     "https": _remote,
 }

@@ -6,7 +6,7 @@ import pytest
 
 from holdfast.engines.extras import Partitioned, extra
 from holdfast.engines.partitioned import PartitionedEngine
-from holdfast.engines.registry import open_engine, partitions_of, redacted
+from holdfast.engines.registry import open_engine, parts_of, redacted
 from holdfast.errors import ConfigError
 
 
@@ -23,7 +23,7 @@ def test_a_url_names_its_partitions() -> None:
 
 def test_commas_in_hosts_do_not_separate_partitions() -> None:
     url = "partitioned:postgresql://u:p@h1:1,h2:2/d?namespace=n,postgres://h3/e"
-    assert partitions_of(url) == [
+    assert parts_of(url) == [
         "postgresql://u:p@h1:1,h2:2/d?namespace=n",
         "postgres://h3/e",
     ]

@@ -50,8 +50,8 @@ class Proxy:
         for writer in self._writers:
             writer.transport.abort()
 
-    async def start(self) -> None:
-        self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
+    async def start(self, port: int = 0) -> None:
+        self._server = await asyncio.start_server(self._accept, "127.0.0.1", port)
 
     async def stop(self) -> None:
         assert self._server is not None

@@ -6,7 +6,6 @@ that was just emptied.
 
 import asyncio
 from collections.abc import AsyncIterator
-from typing import Any
 
 import pytest
 
@@ -32,29 +31,16 @@ from holdfast.core.verdict import (
 )
 from holdfast.engines.base import Saved
 from holdfast.engines.postgres import PostgresEngine
-from holdfast.engines.postgres.script import Statement
+from tests.engines.pg_connections import ForgetfulConnections
 
 
 @pytest.fixture
 async def pooled(pg_dsn: str) -> AsyncIterator[PostgresEngine]:
-    engine = PostgresEngine(pg_dsn, pooled=True, connections=2)
-    await engine.open()
-    pool, _ = engine._opened()
-    fetch = pool._fetch
-
-    async def forgetful(connection: Any, statement: Statement) -> list[Any]:
-        if not connection.is_in_transaction():
-            await connection.execute("DISCARD ALL")
-        pool._idle.reverse()
-        rows = await fetch(connection, statement)
-        kept = "SELECT count(*) FROM pg_prepared_statements WHERE name <> ''"
-        assert await connection.fetchval(kept) == 0
-        assert await connection.fetchval("SELECT count(*) FROM pg_listening_channels()") == 0
-        return rows
-
-    pool._fetch = forgetful  # type: ignore[method-assign]
-    yield engine
-    await engine.close()
+    with ForgetfulConnections() as kept:
+        engine = kept.engine(pg_dsn, connections=2)
+        await engine.open()
+        yield engine
+        await engine.close()
 
 
 async def test_every_call(pooled: PostgresEngine) -> None:

@@ -6,7 +6,7 @@ No call awaits anything while it changes the store, so each call is a transactio
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from copy import deepcopy
 
 from msgspec.structs import replace
@@ -84,7 +84,7 @@ class MemoryEngine:
         for row in self._store.waiting.all_of(queue.name):
             row.job = lifecycle.with_queue_expiry(row.job, queue)
         self._store.slots.declared(queue, self._store.queues.values())
-        self._bell.ring()
+        self._bell.announce()
         return True
 
     async def drop(self, name: str) -> None:
@@ -98,7 +98,7 @@ class MemoryEngine:
         store.tenants.forget(name)
         for held in [held for held in store.keys if held[0] == name]:
             del store.keys[held]
-        self._bell.ring()
+        self._bell.announce()
 
     async def queues(
         self, *, names: Collection[str] | None = None, counts: bool = True
@@ -114,7 +114,7 @@ class MemoryEngine:
         checks.check_batch(len(jobs))
         receipts = self._store.enqueue(jobs)
         self._store.apply_parent_effects()
-        self._bell.ring()
+        self._bell.announce()
         return receipts
 
     async def lease(self, request: LeaseRequest) -> list[Lease]:
@@ -134,7 +134,7 @@ class MemoryEngine:
         checks.check_batch(len(settlements))
         outcomes = [self._store.settle(settlement) for settlement in settlements]
         self._store.apply_parent_effects()
-        self._bell.ring()
+        self._bell.announce()
         return outcomes
 
     async def overdue(self, limit: int) -> Overdue:
@@ -253,7 +253,7 @@ class MemoryEngine:
         for row in chosen:
             self._store.amend(row, amendment)
         self._store.apply_parent_effects()
-        self._bell.ring()
+        self._bell.announce()
         return len(chosen)
 
     async def examine(self, *, deep: bool = False) -> Examination:
@@ -263,6 +263,14 @@ class MemoryEngine:
     def copy(self) -> MemoryEngine:
         """An independent engine with the same jobs, on the same clock: for trying out a call."""
         return deepcopy(self, {id(self._clock): self._clock})
+
+    def wake(self) -> None:
+        """Make the waiting leases look again."""
+        self._bell.ring()
+
+    def on_change(self, listener: Callable[[], None]) -> None:
+        """Call `listener` when a call of this engine may have made a job due."""
+        self._bell.on_announce(listener)
 
     def mover(self) -> MemoryMover:
         """Raw access to the stored jobs."""

@@ -159,7 +159,7 @@ class PostgresEngine:
         after: int | None = 0 if written and has_expiry else None
         while after is not None:
             after = await self._run(write.correct_expiries, queue.name, after)
-        self._bell.ring()
+        self._bell.announce()
         return written
 
     async def drop(self, name: str) -> None:
@@ -173,7 +173,7 @@ class PostgresEngine:
             while purged:
                 purged = await self._run(queues.purge, number) > 0
         # Its leases may have held slots that waiting leases need.
-        self._bell.ring()
+        self._bell.announce()
 
     async def queues(
         self, *, names: Collection[str] | None = None, counts: bool = True
@@ -184,7 +184,7 @@ class PostgresEngine:
     async def enqueue(self, jobs: Sequence[NewJob]) -> list[Receipt]:
         checks.check_batch(len(jobs))
         receipts = await self._run(enqueue.enqueue, jobs)
-        self._bell.ring()
+        self._bell.announce()
         return receipts
 
     async def lease(self, request: LeaseRequest) -> list[Lease]:
@@ -212,7 +212,7 @@ class PostgresEngine:
         checks.check_batch(len(settlements))
         outcomes = await self._run(settle.settle, settlements)
         if may_make_due(settlements) or any(map(self._may_free_others, settlements)):
-            self._bell.ring()
+            self._bell.announce()
         return outcomes
 
     async def overdue(self, limit: int) -> Overdue:
@@ -233,7 +233,10 @@ class PostgresEngine:
 
     async def recount(self, limit: int) -> int:
         checks.check_page(limit)
-        return await self._run(upkeep.recount, self._recount_cursor, limit)
+        repaired = await self._run(upkeep.recount, self._recount_cursor, limit)
+        if repaired:
+            self._bell.announce()
+        return repaired
 
     async def flow(self, queue: str, *, limit: int) -> Flow:
         checks.check_page(limit)
@@ -271,7 +274,7 @@ class PostgresEngine:
             for _ in range(_AMEND_ROUNDS_MAX):
                 call = partial(amend.amend, limit=limit - total)
                 count, lost = await self._run(call, wanted, amendment)
-                self._bell.ring()
+                self._bell.announce()
                 total += count
                 if not lost or total >= limit:
                     break
@@ -290,6 +293,14 @@ class PostgresEngine:
     async def examine(self, *, deep: bool = False) -> Examination:
         """The server's clock, version and risky settings; `deep` adds nothing."""
         return await self._read(upkeep.examine)
+
+    def wake(self) -> None:
+        """Make the waiting leases look again."""
+        self._bell.ring()
+
+    def on_change(self, listener: Callable[[], None]) -> None:
+        """Call `listener` when a call of this engine may have made a job due."""
+        self._bell.on_announce(listener)
 
     def mover(self) -> PostgresMover:
         """Exports and imports complete jobs."""
@@ -360,7 +371,7 @@ class PostgresEngine:
                 while is_left:
                     is_left, further = await self._write(dependencies.tell_children, batch)
                     endings += further
-                    self._bell.ring()
+                    self._bell.announce()
 
     async def _sort_into_lanes(self, number: int) -> None:
         """Each step is a separate transaction; if one fails, the next lease continues."""

@@ -173,7 +173,7 @@ class SQLiteEngine:
         cursor = lanes.WALK_START if declared.has_expiry else None
         while cursor is not None:
             cursor = await self._write(partial(queues.expiry_step, name=queue.name, cursor=cursor))
-        self._bell.ring()
+        self._bell.announce()
         return declared.is_written
 
     async def drop(self, name: str) -> None:
@@ -183,7 +183,7 @@ class SQLiteEngine:
             # The queue is gone; if this fails, the pruner deletes the rest.
             await self._finish_drops()
         # Dropped jobs may have held slots or been parents of others.
-        self._bell.ring()
+        self._bell.announce()
 
     async def queues(
         self, *, names: Collection[str] | None = None, counts: bool = True
@@ -197,7 +197,7 @@ class SQLiteEngine:
         grows_bytes = sum([len(job.payload) for job in jobs])
         work = partial(enqueue.enqueue, jobs=jobs)
         receipts = await self._write(work, grows_bytes=grows_bytes)
-        self._bell.ring()
+        self._bell.announce()
         return receipts
 
     async def lease(self, request: LeaseRequest) -> list[Lease]:
@@ -225,7 +225,7 @@ class SQLiteEngine:
             lambda transaction: (settle.settle(transaction, settlements), transaction.notifies)
         )
         if notifies or may_make_due(settlements):
-            self._bell.ring()
+            self._bell.announce()
         return outcomes
 
     async def overdue(self, limit: int) -> Overdue:
@@ -262,7 +262,7 @@ class SQLiteEngine:
         )
         await self._write(partial(upkeep.prune_flow, limit=limit))
         if repaired:
-            self._bell.ring()
+            self._bell.announce()
         return repaired
 
     async def flow(self, queue: str, *, limit: int) -> Flow:
@@ -300,7 +300,7 @@ class SQLiteEngine:
                 self._read, self._write, wanted, amendment, limit=limit
             )
         finally:
-            self._bell.ring()
+            self._bell.announce()
 
     async def load(self, kind: str, *, after: str | None = None, limit: int) -> list[Record]:
         self._check_open()
@@ -350,6 +350,14 @@ class SQLiteEngine:
         self._check_open()
         now = self._clock.wall_ms()
         return await asyncio.to_thread(self._database.examine, now, deep=deep)
+
+    def wake(self) -> None:
+        """Make the waiting leases look again."""
+        self._bell.ring()
+
+    def on_change(self, listener: Callable[[], None]) -> None:
+        """Call `listener` when a call of this engine may have made a job due."""
+        self._bell.on_announce(listener)
 
     def mover(self) -> SQLiteMover:
         """Exports and imports complete jobs."""

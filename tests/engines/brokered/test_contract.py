@@ -1,0 +1,79 @@
+"""The contract over `brokered`, with a real RabbitMQ.
+
+The ledger is a SQLite file, or a PostgreSQL behind a pooler that gives each transaction another
+session.
+"""
+
+import os
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from holdfast.conformance.contract import (
+    DurableContract,
+    EngineContract,
+    Harness,
+    JumpContract,
+    SharedContract,
+    TwinContract,
+)
+from holdfast.conformance.contract.concurrency import ConcurrencyContract
+from holdfast.conformance.contract.follow_ups import FollowUpContract
+from holdfast.conformance.contract.lease_wait import LeaseWaitContract, WakeContract
+from holdfast.conformance.contract.settle import FenceContract
+from holdfast.engines.base import Engine
+from holdfast.engines.brokered import BrokeredEngine
+from tests.engines import harnesses
+from tests.engines.brokered.kept_brokers import KeptBrokers
+from tests.engines.pg_connections import ForgetfulConnections
+
+
+def with_broker(brokers: KeptBrokers) -> harnesses.Wrap:
+    def wrap(engine: Engine) -> Engine:
+        return BrokeredEngine(engine, brokers.broker())
+
+    return wrap
+
+
+class TestBrokeredSQLite(EngineContract, DurableContract, SharedContract, JumpContract):
+    @pytest.fixture
+    async def harness(self, quick_path: Path, brokers: KeptBrokers) -> AsyncIterator[Harness]:
+        async with harnesses.sqlite(quick_path, with_broker(brokers)) as harness:
+            yield harness
+
+
+@pytest.fixture(scope="module")
+async def pooled() -> AsyncIterator[ForgetfulConnections]:
+    with ForgetfulConnections() as kept:
+        yield kept
+
+
+class _OnPostgres:
+    @pytest.fixture
+    async def harness(
+        self, shared_pg_dsn: str, pooled: ForgetfulConnections, brokers: KeptBrokers
+    ) -> AsyncIterator[Harness]:
+        wrap = with_broker(brokers)
+        async with harnesses.postgres(shared_pg_dsn, wrap, kept=pooled) as harness:
+            yield harness
+
+
+class TestBrokeredPostgres(
+    _OnPostgres,
+    TwinContract,
+    LeaseWaitContract,
+    WakeContract,
+    FenceContract,
+    FollowUpContract,
+    ConcurrencyContract,
+    SharedContract,
+):
+    """The themes in which processes meet: without state in a session every statement is planned
+    anew, and the whole contract takes minutes."""
+
+
+class TestWholeBrokeredPostgres(_OnPostgres, EngineContract, DurableContract, SharedContract):
+    """HOLDFAST_CONTRACT=whole ./hf test tests/engines/brokered/test_contract.py -k Whole"""
+
+    __test__ = os.environ.get("HOLDFAST_CONTRACT") == "whole"

@@ -1,0 +1,246 @@
+"""Outages of RabbitMQ: nothing fails, one line in the log for each change, and it comes back."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import aiormq
+import pytest
+
+from holdfast.conformance.rabbitmq_server import PrivateRabbitMQ, RabbitNode, TlsFiles
+from holdfast.engines.broker import JobMessage
+from holdfast.engines.rabbitmq import connection as connection_module
+from holdfast.engines.rabbitmq.connection import RabbitTarget, dial, hang_up
+from holdfast.engines.rabbitmq.topology import inspect_queue
+from holdfast.errors import ConfigError
+from tests import services
+from tests.certificates import self_signed
+from tests.engines.rabbitmq.conftest import Bench, BrokerProxy, until_true
+
+OWN = "worker.w1"
+
+
+def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """What this process logged, without the lines of the tests themselves."""
+    return [
+        record.getMessage()
+        for record in caplog.records
+        if record.name.startswith(("holdfast", "aiormq", "aio_pika", "asyncio"))
+    ]
+
+
+def message(id_: str) -> JobMessage:
+    return JobMessage(id=id_, queue=OWN, expires_ms=60_000)
+
+
+@pytest.mark.parametrize(
+    ("user", "vhost", "says"),
+    [
+        ("guest:wrong", None, "refuses the user 'guest': check name and password"),
+        ("nobody:x", None, "refuses the user 'nobody': check name and password"),
+        (None, "missing", "refuses the virtual host 'missing': it does not exist"),
+    ],
+)
+async def test_what_a_person_must_correct_is_said_once(
+    bench: Bench,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    user: str | None,
+    vhost: str | None,
+    says: str,
+) -> None:
+    monkeypatch.setattr(connection_module, "PAUSE_S_MAX", 0.001)
+    parts = urlsplit(bench.url)
+    login, _, place = parts.netloc.rpartition("@")
+    url = f"amqp://{user or login}@{place}/{vhost or parts.path[1:]}"
+    attempts = 0
+    real = dial
+
+    async def counted(*given: object) -> aiormq.Connection:
+        nonlocal attempts
+        attempts += 1
+        return await real(*given)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(connection_module, "dial", counted)
+    with caplog.at_level(logging.DEBUG, "holdfast"):
+        one = await bench.start(url)
+        await until_true(lambda: attempts > 3)
+    status = await one.broker.status()
+    assert says in status.error
+    assert (status.version, status.dead_messages) == ("", None)
+    (line,) = lines(caplog)
+    assert says in line
+    assert "wrong" not in line
+
+
+async def test_a_broker_that_is_down_at_the_start(
+    bench: Bench, proxy: BrokerProxy, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It connects later, and what was given meanwhile is sent."""
+    url = proxy.url
+    await proxy.stop()
+    with caplog.at_level(logging.DEBUG, "holdfast"):
+        one = await bench.start(url)
+        await until_true(lambda: one.broker._link.has_failed)
+        one.broker.deliver([message("a")])
+        one.broker.listen([OWN])
+        port = urlsplit(url).port
+        assert port is not None
+        again = BrokerProxy(bench.url)
+        await again.start(port)
+        await until_true(lambda: one.broker.received([OWN]) == ["a"])
+    assert len(lines(caplog)) == 2
+    assert "cannot be reached" in lines(caplog)[0]
+    assert lines(caplog)[1].endswith(" is connected")
+    await one.broker.close()
+    await again.stop()
+    # For the fixture, which stops it again.
+    await proxy.start()
+
+
+async def test_a_connection_that_is_cut_is_replaced(
+    bench: Bench, proxy: BrokerProxy, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.DEBUG, "holdfast"):
+        sender, worker = await bench.open(), await bench.open(proxy.url)
+        worker.broker.listen([OWN, "mail"])
+        for number in range(3):
+            sender.broker.deliver([message(f"a{number}")])
+            await until_true(lambda: worker.broker.received([OWN]))
+            proxy.cut()
+            await until_true(lambda: worker.broker._link.has_failed)
+            await worker.connected()
+            # The message comes again, and every waiting lease looks again.
+            await until_true(lambda: worker.broker.received([OWN]))
+            worker.broker.acknowledge(worker.broker.received([OWN]))
+            await worker.wakes()
+            sender.broker.notify({"mail"})
+            await worker.wakes()
+    told = [line for line in lines(caplog) if not line.endswith(" is connected")]
+    assert len(told) == 3
+    assert all("jobs are found by polling" in line for line in told)
+
+
+async def test_unconfirmed_messages_are_sent_again(bench: Bench, proxy: BrokerProxy) -> None:
+    """The replies of the broker are lost: each message arrives at least once."""
+    sender, worker = await bench.open(proxy.url), await bench.open()
+    worker.broker.listen([OWN])
+    found: set[str] = set()
+    for number in range(5):
+        proxy.lose_reply(number + 1)
+        sender.broker.deliver([message(f"{number}.{each}") for each in range(50)])
+        wanted = {f"{number}.{each}" for each in range(50)}
+
+        def all_received() -> bool:
+            ids = worker.broker.received([OWN])
+            found.update(ids)
+            worker.broker.acknowledge(ids)
+            return wanted <= found
+
+        await until_true(all_received)
+        proxy.heal()
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with ca.pem, server.pem and, with its key, client.pem."""
+    folder = tmp_path_factory.mktemp("certificates")
+    self_signed(folder, "ca")
+    self_signed(folder, "server", signer="ca")
+    certificate, key = self_signed(folder, "client", signer="ca")
+    certificate.write_text(certificate.read_text() + key.read_text())
+    return folder
+
+
+@pytest.fixture(scope="module")
+def private(certificates: Path) -> Iterator[PrivateRabbitMQ]:
+    """A broker that these tests may kill."""
+    ca, server, key = [certificates / name for name in ("ca.pem", "server.pem", "server.key")]
+    with services.rabbitmq_needed():
+        broker = PrivateRabbitMQ(tls=TlsFiles(ca, server, key))
+        broker.start()
+    yield broker
+    broker.stop()
+
+
+async def test_a_broker_that_is_killed_and_restarted(
+    private: PrivateRabbitMQ, prefix: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    bench = Bench(private.url, prefix)
+    with caplog.at_level(logging.DEBUG, "holdfast"):
+        sender, worker = await bench.open(), await bench.open()
+        worker.broker.listen([OWN])
+        sender.broker.deliver([message("before")])
+        await until_true(lambda: worker.broker.received([OWN]) == ["before"])
+        await asyncio.to_thread(private.kill)
+        await until_true(lambda: sender.broker._link.has_failed)
+        sender.broker.notify({"mail"})
+        sender.broker.deliver([message(f"during{number}") for number in range(10)])
+        await asyncio.to_thread(private.restart)
+        wanted = {"before", *(f"during{number}" for number in range(10))}
+        await until_true(lambda: wanted <= set(worker.broker.received([OWN])))
+    told = [line for line in lines(caplog) if not line.endswith(" is connected")]
+    # Each process says that it was lost, and maybe that another attempt failed otherwise.
+    assert 2 <= len(told) <= 10
+    assert all("jobs are found by polling" in line for line in told)
+    assert not any(record.exc_info for record in caplog.records)
+    await bench.close()
+
+
+async def test_tls(private: PrivateRabbitMQ, certificates: Path, prefix: str) -> None:
+    node: RabbitNode = private.node
+    bench = Bench(node.tls_url(), prefix)
+    one = await bench.open(ca=f"{certificates}/ca.pem", cert=f"{certificates}/client.pem")
+    assert (await one.broker.status()).version
+    stranger = await bench.start()
+    await until_true(lambda: stranger.broker._link.has_failed)
+    assert "TLS failed" in (await stranger.broker.status()).error
+    assert "verif" in (await stranger.broker.status()).error
+    await bench.close()
+
+
+async def test_unusable_certificates(tmp_path: Path) -> None:
+    target = RabbitTarget.parse("amqps://127.0.0.1", ca=str(tmp_path / "missing.pem"))
+    with pytest.raises(ConfigError, match=r"missing\.pem cannot be read"):
+        await dial(target)
+
+
+async def test_a_user_without_permission(
+    rabbit_node: RabbitNode, bench: Bench, prefix: str
+) -> None:
+    vhost = urlsplit(bench.url).path[1:]
+    rabbit_node.add_user(prefix, "secret")
+    rabbit_node.permit(prefix, vhost, configure="^$", write=".*", read=".*")
+    one = await bench.start(rabbit_node.url(vhost, prefix, "secret"))
+    await until_true(lambda: one.broker._link.has_failed)
+    error = (await one.broker.status()).error
+    assert f"give the user '{prefix}' permission" in error
+    rabbit_node.permit(prefix, vhost)
+    await one.connected()
+
+
+@pytest.mark.parametrize(
+    ("url", "target"),
+    [
+        ("amqp://h", ("h", 5672, "guest", "guest", "/")),
+        ("amqps://u%40:p%2F%3a@[::1]:5/a%2Fb", ("::1", 5, "u@", "p/:", "a/b")),
+        ("amqp://u:p@h/", ("h", 5672, "u", "p", "/")),
+        ("amqp://u:p@h/%2F", ("h", 5672, "u", "p", "/")),
+    ],
+)
+def test_urls(url: str, target: tuple[str, int, str, str, str]) -> None:
+    found = RabbitTarget.parse(url)
+    assert (found.host, found.port, found.user, found.password, found.vhost) == target
+    assert found.is_tls == url.startswith("amqps")
+
+
+async def test_a_virtual_host_with_any_name(rabbit_node: RabbitNode, prefix: str) -> None:
+    vhost = f"ä/b?&%{prefix}"
+    connection = await dial(RabbitTarget.parse(rabbit_node.add_vhost(vhost)))
+    assert await inspect_queue(connection, "missing") is None
+    await hang_up(connection)
+    rabbit_node.delete_vhost(vhost)
