@@ -161,6 +161,8 @@ class RabbitBroker:
 
     async def take_dead(self, limit: int, wait_ms: int) -> list[DeadMessage]:
         end = monotonic() + wait_ms / 1000
+        if not await self._link.first_attempt(wait_ms / 1000):
+            return []
         with amqp_errors(self._target):
             consumer = await self._dead_consumer()
             while True:
@@ -187,6 +189,7 @@ class RabbitBroker:
             await consumer.give_back([one.tag for one in again])
 
     async def worker_queues(self, names: Collection[str]) -> list[WorkerQueueView]:
+        await self._link.first_attempt(ANSWER_S_MAX)
         connection = self._connected()
         views: list[WorkerQueueView] = []
         with amqp_errors(self._target):
@@ -205,6 +208,7 @@ class RabbitBroker:
         return views
 
     async def status(self) -> BrokerStatus:
+        await self._link.first_attempt(ANSWER_S_MAX)
         dead: BrokerQueue | None = None
         error = self._link.error
         try:

@@ -166,6 +166,7 @@ class Reconnecting:
         self._on_loss = on_loss
         self._task: asyncio.Task[None] | None = None
         self._told: str | None = None
+        self._tried = asyncio.Event()
 
     @property
     def is_running(self) -> bool:
@@ -179,10 +180,20 @@ class Reconnecting:
         if task is not None:
             await end_tasks([task])
 
+    async def first_attempt(self, timeout_s: float) -> bool:
+        """Wait until the first attempt to connect has succeeded or failed; False if it takes
+        longer."""
+        if self.is_running and not self._tried.is_set():
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(timeout_s):
+                    await self._tried.wait()
+        return self._tried.is_set() or not self.is_running
+
     def is_up(self) -> None:
         """To be called by `serve` when everything that it needs is there."""
         self.error = ""
         self.has_failed = False
+        self._tried.set()
         if self._told != "":
             _log.info("%s is connected", self.target.where)
         self._told = ""
@@ -199,6 +210,7 @@ class Reconnecting:
                 # A fault of ours or of the library must not end the reconnecting.
                 self.error = f"{self.target.where}: {error!r}"
             self.has_failed = True
+            self._tried.set()
             self._on_loss()
             failures = 1 if self._told == "" else failures + 1
             if self.error != self._told:
