@@ -13,12 +13,14 @@ import pytest
 
 from holdfast.conformance.rabbitmq_server import PrivateRabbitMQ, RabbitNode
 from holdfast.engines.broker import JobMessage
+from holdfast.engines.rabbitmq import broker as broker_module
 from holdfast.engines.rabbitmq import connection as connection_module
 from holdfast.engines.rabbitmq.connection import RabbitTarget, dial, hang_up
 from holdfast.engines.rabbitmq.topology import inspect_queue
 from holdfast.errors import ConfigError
 from tests import services
 from tests.certificates import self_signed
+from tests.engines.postgres.until import until
 from tests.engines.rabbitmq.conftest import Bench, BrokerProxy, until_true
 
 OWN = "worker.w1"
@@ -207,6 +209,36 @@ async def test_a_user_without_permission(rabbit_node: RabbitNode, prefix: str) -
     assert f"give the user '{prefix}' permission" in (await one.broker.status()).error
     rabbit_node.permit(prefix, prefix)
     await one.connected()
+    await bench.close()
+    rabbit_node.delete_vhost(prefix)
+
+
+async def test_a_queue_that_does_not_answer_delays_no_other(
+    rabbit_node: RabbitNode, prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after a crash of RabbitMQ, if the queue was just made and has lost its leader."""
+    bench = Bench(rabbit_node.add_vhost(prefix), prefix)
+    sender, worker = await bench.open(), await bench.open()
+    worker.broker.listen([OWN])
+    sender.broker.deliver([message("a")])
+    await until_true(lambda: worker.broker.received([OWN]))
+    await worker.broker.close()
+    monkeypatch.setattr(broker_module, "ANSWER_S_MAX", 0.2)
+    process = f"'{prefix}_{bench.names.full(OWN)}'"
+    rabbit_node.evaluate(f"sys:suspend({process})")
+    sender.broker.deliver([message("b"), JobMessage(id="c", queue="worker.w2")])
+    other = await bench.open()
+    other.broker.listen([OWN, "worker.w2"])
+    await until_true(lambda: other.broker.received(["worker.w2"]) == ["c"])
+
+    async def warned() -> bool:
+        await other.broker.worker_queues([OWN])
+        texts = (*(await other.broker.status()).warnings, *(await sender.broker.status()).warnings)
+        silent = f"queue {bench.names.full(OWN)} at "
+        return any(silent in text for text in texts) and any("not sent" in text for text in texts)
+
+    await until(warned)
+    rabbit_node.evaluate(f"sys:resume({process})")
     await bench.close()
     rabbit_node.delete_vhost(prefix)
 

@@ -104,6 +104,8 @@ class RabbitBroker:
         self._messages: deque[_Waiting] = deque()
         self._unconfirmed = 0
         self._listening: set[str] = set()
+        self._bound: set[str] = set()
+        """The queues of which notifications are received."""
         self._workers: dict[str, _WorkerMessages] = {}
         self._dead: Consumer | None = None
         self._dropped = _Dropped()
@@ -276,6 +278,7 @@ class RabbitBroker:
                     self._watch(connection),
                 )
         finally:
+            self._bound.clear()
             self._workers.clear()
             self._dead = None
 
@@ -399,18 +402,16 @@ class RabbitBroker:
             arguments={"x-max-length": LISTENER_MESSAGES_MAX},
         )
         await channel.basic_consume(queue, self._on_notice, no_ack=True)
-        bound: set[str] = set()
         while True:
-            wanted = {ALL_QUEUES, *self._listening}
-            for name in sorted(wanted - bound):
-                await channel.queue_bind(queue, self._names.notifications, name)
-            if wanted - bound:
-                # What was sent before the binding was not received.
-                bound |= wanted
-                self._wake()
             self._has_new_names.clear()
-            if self._listening <= bound:
-                await self._has_new_names.wait()
+            wanted = {ALL_QUEUES, *self._listening} - self._bound
+            for name in sorted(wanted):
+                await channel.queue_bind(queue, self._names.notifications, name)
+            if wanted:
+                # What was sent before the binding was not received.
+                self._bound |= wanted
+                self._wake()
+            await self._has_new_names.wait()
 
     async def _on_notice(self, message: DeliveredMessage) -> None:
         # The ledger has woken the waiting leases of this process already.
