@@ -406,6 +406,7 @@ async def test_a_deleted_queue_is_declared_again(
 
 async def test_calls_without_a_connection(bench: Bench) -> None:
     one = await bench.start("amqp://127.0.0.1:1")
+    await one.fails()
     one.broker.listen([OWN])
     one.broker.notify({"mail"})
     one.broker.deliver([message()])
