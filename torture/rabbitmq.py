@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from holdfast.conformance.checker import Findings, check
 from holdfast.conformance.history import Recorded, read_journals
@@ -118,7 +118,7 @@ def _run_part(
             store(given.engine, Path(home)) as ledger,
             AmqpProxy(broker.node.add_vhost(part), seed=given.seed, every_s=FAULT_S) as proxy,
         ):
-            run = _PARTS[part](ledger, broker, proxy, plan, histories)
+            run = _PARTS[part](Scene(ledger, broker, proxy, plan, histories))
             figures, wrong = run(given.rounds)
         if given.keep or wrong:
             kept = given.keep or Path(tempfile.mkdtemp(prefix="holdfast-histories-"))
@@ -160,22 +160,33 @@ def _summary(outcome: dict[str, Any]) -> str:
     return f"{outcome['part']} on {outcome['engine']}: {', '.join(texts)}"
 
 
+class Scene(NamedTuple):
+    """The servers of a part, its faults and the directory of its histories."""
+
+    ledger: Store
+    broker: PrivateRabbitMQ
+    proxy: AmqpProxy
+    plan: FaultPlan
+    directory: Path
+
+    def brokered(self) -> Store:
+        """The ledger, with the broker behind the proxy."""
+
+        def make() -> Engine:
+            return StrictBrokered(self.ledger.make(), open_broker(self.proxy.url))
+
+        return self.ledger._replace(name=f"brokered on {self.ledger.name}", make=make)
+
+
 class BrokerFaultInjector(FaultInjector):
     """Kills clients of `brokered`, its ledger and its broker, while the proxy injects faults."""
 
-    def __init__(
-        self,
-        ledger: Store,
-        broker: PrivateRabbitMQ,
-        proxy: AmqpProxy,
-        plan: FaultPlan,
-        directory: Path,
-    ) -> None:
-        super().__init__(_brokered(ledger, proxy), plan, directory)
-        self._ledger = ledger
-        self._broker = broker
-        self._node = broker.node
-        self._proxy = proxy
+    def __init__(self, scene: Scene) -> None:
+        super().__init__(scene.brokered(), scene.plan, scene.directory)
+        self._ledger = scene.ledger
+        self._broker = scene.broker
+        self._node = scene.broker.node
+        self._proxy = scene.proxy
         self._proxied: Counter[str] = Counter()
 
     def __call__(self, rounds: int) -> PartResult:
@@ -215,17 +226,10 @@ class BrokerFaultInjector(FaultInjector):
 class GateFaultInjector(BrokerFaultInjector):
     """The same with producers, gates and workers as processes, on the ledger itself."""
 
-    def __init__(
-        self,
-        ledger: Store,
-        broker: PrivateRabbitMQ,
-        proxy: AmqpProxy,
-        plan: FaultPlan,
-        directory: Path,
-    ) -> None:
-        super().__init__(ledger, broker, proxy, plan, directory)
-        self._store = ledger
-        self._foreign = directory / "foreign"
+    def __init__(self, scene: Scene) -> None:
+        super().__init__(scene)
+        self._store = scene.ledger
+        self._foreign = scene.directory / "foreign"
         self._foreign.mkdir()
         self._roles: dict[str, str] = {}
 
@@ -283,17 +287,10 @@ class GateFaultInjector(BrokerFaultInjector):
 class _Race:
     """The race at the expiry; nothing is killed."""
 
-    def __init__(
-        self,
-        ledger: Store,
-        broker: PrivateRabbitMQ,
-        proxy: AmqpProxy,
-        plan: FaultPlan,
-        directory: Path,
-    ) -> None:
-        self._store = _brokered(ledger, proxy)
-        self._seed = plan.seed
-        self._directory = directory
+    def __init__(self, scene: Scene) -> None:
+        self._store = scene.brokered()
+        self._seed = scene.plan.seed
+        self._directory = scene.directory
 
     def __call__(self, rounds: int) -> PartResult:
         race = ExpiryRace(self._store.make, partial(journal_in, self._directory), self._seed)
@@ -315,20 +312,11 @@ class _Race:
         return figures, wrong
 
 
-_PARTS: dict[str, Callable[..., Callable[[int], PartResult]]] = {
+_PARTS: dict[str, Callable[[Scene], Callable[[int], PartResult]]] = {
     "engine": BrokerFaultInjector,
     VHOST: GateFaultInjector,
     "expiry": _Race,
 }
-
-
-def _brokered(ledger: Store, proxy: AmqpProxy) -> Store:
-    """The ledger, with the broker behind the proxy."""
-
-    def make() -> Engine:
-        return StrictBrokered(ledger.make(), open_broker(proxy.url))
-
-    return ledger._replace(name=f"brokered on {ledger.name}", make=make)
 
 
 async def _stored(engine: Engine) -> list[Job]:
