@@ -35,6 +35,8 @@ _PLACE_BYTES_MAX = 255
 MESSAGE_FIELDS: Final = (
     "message_id",
     "correlation_id",
+    "type",
+    "reply_to",
     "routing_key",
     "exchange",
     "content_type",
@@ -353,7 +355,8 @@ def _state(gate: Gate, runs: Sequence[GateRun]) -> tuple[GateState, str]:
         return GateState.PAUSED, ""
     if not runs:
         remedy = f"start one with --broker {gate.broker}=URL, or {broker_variable(gate.broker)}"
-        return GateState.UNSERVED, f"no process was given the broker {gate.broker}: {remedy}"
+        # One that was given the broker may not have read the gate yet.
+        return GateState.UNSERVED, f"no process runs it: {remedy}"
     order = (GateState.RUNNING, GateState.HELD, GateState.FAILING)
     states = {run.state for run in runs}
     state = next((each for each in order if each in states), GateState.FAILING)
