@@ -63,6 +63,9 @@ async def test_a_message_becomes_a_job(engine: Engine, broker: ScriptedBroker) -
         body=b'{"to":"a"}',
         content_type="application/json",
         correlation_id="c1",
+        content_encoding="gzip",
+        type="order",
+        reply_to="answers",
         headers={"traceparent": parent, "kind": "news"},
         priority=7,
         expires_ms=60_000,
@@ -74,7 +77,7 @@ async def test_a_message_becomes_a_job(engine: Engine, broker: ScriptedBroker) -
         GATE,
         task="send.{header.kind}",
         tenant="{routing_key}",
-        group="{header.g|none}",
+        group="{type}",
         key="{message_id}!",
     )
     step, _ = await opened(engine, broker, gate)
@@ -84,7 +87,7 @@ async def test_a_message_becomes_a_job(engine: Engine, broker: ScriptedBroker) -
         "gate:orders:m1",
         "send.news",
         "eu.mail",
-        "none",
+        "order",
     )
     assert (job.payload, job.content_type, job.key) == (given.body, "application/json", "m1!")
     assert (job.priority, (job.expires_at or 0) - job.created_at) == (7, 60_000)
@@ -94,6 +97,9 @@ async def test_a_message_becomes_a_job(engine: Engine, broker: ScriptedBroker) -
         "gate.name": "orders",
         "gate.message_id": "m1",
         "gate.correlation_id": "c1",
+        "gate.content_encoding": "gzip",
+        "gate.type": "order",
+        "gate.reply_to": "answers",
         "gate.exchange": "ex",
         "gate.routing_key": "eu.mail",
     }

@@ -77,6 +77,11 @@ def test_a_plain_id_cannot_pose_as_a_hash() -> None:
     assert message_job_id("g", "m1") == "gate:g:m1"
 
 
+def test_no_message_takes_the_id_of_a_part_of_another() -> None:
+    first = message_job_id("g", "m1")
+    assert message_job_id("g", "m1.part2") != f"{first}.part2"
+
+
 @pytest.mark.parametrize(
     ("task", "chosen", "runs"),
     [("command", False, True), ("webhook", False, True), ("{header.x}", True, False)],

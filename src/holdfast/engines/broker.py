@@ -119,6 +119,9 @@ class Message(msgspec.Struct, frozen=True, kw_only=True):
     content_type: str = ""
     message_id: str | None = None
     correlation_id: str | None = None
+    content_encoding: str | None = None
+    type: str | None = None
+    reply_to: str | None = None
     headers: dict[str, str] = {}
     priority: int | None = None
     expires_ms: int | None = None

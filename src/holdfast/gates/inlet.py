@@ -236,6 +236,9 @@ def _with_origin(gate: Gate, message: Message) -> dict[str, str]:
         "gate.name": gate.name,
         "gate.message_id": message.message_id,
         "gate.correlation_id": message.correlation_id,
+        "gate.content_encoding": message.content_encoding,
+        "gate.type": message.type,
+        "gate.reply_to": message.reply_to,
         "gate.exchange": message.exchange,
         "gate.routing_key": message.routing_key,
     }

@@ -24,6 +24,7 @@ from holdfast.errors import ConfigError, Exists, InvalidJob, NotFound, UsageErro
 from holdfast.notation.durations import show_at
 from holdfast.notation.templates import expand, is_literal, parse
 from holdfast.ops.records import RecordKind, check_same
+from holdfast.ops.rejected import is_part_id
 
 GATE_KIND: Final = "gate"
 GATE_NAME = re.compile(r"[A-Za-z0-9_.-]{1,40}\Z")
@@ -34,6 +35,8 @@ _PLACE_BYTES_MAX = 255
 MESSAGE_FIELDS: Final = (
     "message_id",
     "correlation_id",
+    "type",
+    "reply_to",
     "routing_key",
     "exchange",
     "content_type",
@@ -352,7 +355,8 @@ def _state(gate: Gate, runs: Sequence[GateRun]) -> tuple[GateState, str]:
         return GateState.PAUSED, ""
     if not runs:
         remedy = f"start one with --broker {gate.broker}=URL, or {broker_variable(gate.broker)}"
-        return GateState.UNSERVED, f"no process was given the broker {gate.broker}: {remedy}"
+        # One that was given the broker may not have read the gate yet.
+        return GateState.UNSERVED, f"no process runs it: {remedy}"
     order = (GateState.RUNNING, GateState.HELD, GateState.FAILING)
     states = {run.state for run in runs}
     state = next((each for each in order if each in states), GateState.FAILING)
@@ -426,10 +430,10 @@ def check_chosen_task(gate: Gate, task: str) -> None:
 
 def message_job_id(gate: str, message_id: str) -> str:
     """The id of the job for a message: the same whenever the message is delivered. One that no job
-    can have is replaced by its hash."""
+    can have, or that a part of a rejected message may have, is replaced by its hash."""
     plain = f"gate:{gate}:{message_id}"
     is_plain = len(plain) <= _ID_MAX and bounds.JOB_ID.match(plain)
-    if is_plain and not message_id.startswith(_HASHED):
+    if is_plain and not message_id.startswith(_HASHED) and not is_part_id(message_id):
         return plain
     digest = sha256(message_id.encode(errors="surrogatepass")).hexdigest()
     return f"gate:{gate}:{_HASHED}{digest}"

@@ -8,6 +8,7 @@ headers that no job can have become the payload of one more.
 from __future__ import annotations
 
 import json
+import re
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from typing import Final
@@ -35,6 +36,7 @@ REJECTED_TASK: Final = "rejected"
 REJECTED_ID_MAX: Final = 117
 """The longest id of a rejection: those of its further parts are longer."""
 
+_PART = re.compile(r"\.part[0-9]+\Z")
 _HEADERS_TYPE = "application/vnd.holdfast.headers+json"
 _UNTYPED = "application/octet-stream"
 _PARKED_MS = bounds.MINUTE_MS
@@ -54,6 +56,11 @@ class Rejection(msgspec.Struct, frozen=True, kw_only=True):
     body: bytes = b""
     content_type: str = ""
     headers: dict[str, str] = {}
+
+
+def is_part_id(id: str) -> bool:
+    """Whether a further part of a rejection may have this id: no message may take it."""
+    return _PART.search(id) is not None
 
 
 async def keep_rejected(engine: Engine, rejections: Sequence[Rejection]) -> None:

@@ -265,6 +265,16 @@ async def test_a_failed_read_costs_only_the_message(
     assert await side.told() == ([ALL], [])
 
 
+async def test_only_queues_of_the_ledger_are_listened_to(side: Side) -> None:
+    """A caller may name any queue: the broker would declare a queue for each worker's."""
+    made_up = tuple(f"worker.x{number}" for number in range(5))
+    await side.engine.lease(LeaseRequest(queues=(OWN, "default", *made_up), wait_ms=1))
+    assert side.broker.listening == {OWN, "default"}
+    await side.engine.declare(Queue(name=made_up[0]))
+    await side.engine.lease(LeaseRequest(queues=made_up, wait_ms=1))
+    assert side.broker.listening == {OWN, "default", made_up[0]}
+
+
 async def test_messages_of_leased_jobs_are_acknowledged(side: Side) -> None:
     side.broker.listen([OWN])
     jobs = [a_job(each, queue=OWN, expires_ms=MINUTE) for each in "abc"]

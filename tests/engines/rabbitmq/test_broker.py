@@ -404,6 +404,58 @@ async def test_a_deleted_queue_is_declared_again(
     await until_true(lambda: worker.broker.received([OWN]))
 
 
+async def test_a_deleted_exchange_of_notifications_is_declared_again(
+    bench: Bench, plain: aiormq.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that only listens has to find out by itself."""
+    monkeypatch.setattr(broker_module, "REBIND_S", 0.01)
+    listener = await bench.open()
+    await listener.hears("mail")
+    before = listener.broker._link.connection
+    channel = await open_channel(plain)
+    await channel.exchange_delete(bench.names.notifications)
+    await until_true(lambda: listener.broker._link.connection not in (None, before))
+    await listener.connected()
+    await channel.exchange_declare(bench.names.notifications, passive=True)
+
+
+async def test_a_deleted_queue_of_dead_messages_is_declared_again(
+    bench: Bench, plain: aiormq.Connection
+) -> None:
+    one = await bench.open()
+    assert await one.broker.take_dead(1, 0) == []
+    channel = await open_channel(plain)
+    await channel.queue_delete(bench.names.dead)
+    with pytest.raises(EngineUnavailable, match="ended the delivery"):
+        await one.broker.take_dead(1, 60_000)
+    # Without a queue for it, RabbitMQ would try again only after minutes.
+    assert await one.broker.take_dead(1, 0) == []
+    one.broker.deliver([message("a", 1)])
+    assert [dead.id for dead in await one.broker.take_dead(1, 60_000)] == ["a"]
+
+
+async def test_of_very_many_queues_those_in_use_are_received(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each worker costs a channel, and a connection has a limited number of them."""
+    monkeypatch.setattr(broker_module, "NAMES_MAX", 2)
+    monkeypatch.setattr(broker_module, "RETRY_S", 0.01)
+    one = await bench.open()
+    one.broker.listen([OWN, "worker.w2"])
+    await until_true(lambda: len(one.broker._workers) == 2)
+    one.broker.listen(["worker.w3"])
+    assert set(one.broker._listening) == {OWN, "worker.w2"}
+    one.broker._listening["worker.w2"] -= broker_module.UNUSED_S
+    one.broker.listen(["worker.w3"])
+    await until_true(lambda: set(one.broker._workers) == {OWN, "worker.w3"})
+
+    async def left() -> bool:
+        views = await one.broker.worker_queues(["worker.w2"])
+        return [view.consumers for view in views] == [0]
+
+    await until(left)
+
+
 async def test_calls_without_a_connection(bench: Bench) -> None:
     one = await bench.start("amqp://127.0.0.1:1")
     await one.fails()
@@ -412,7 +464,7 @@ async def test_calls_without_a_connection(bench: Bench) -> None:
     one.broker.deliver([message()])
     one.broker.acknowledge(["a"])
     assert one.broker.received([OWN]) == []
-    for call in (one.broker.take_dead(1, 0), one.broker.worker_queues([OWN])):
+    for call in (one.broker.take_dead(1, 60_000), one.broker.worker_queues([OWN])):
         with pytest.raises(EngineUnavailable, match=r"RabbitMQ at 127.0.0.1:1 "):
             await call
     await one.broker.settle_dead([])

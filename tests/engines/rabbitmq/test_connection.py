@@ -17,7 +17,7 @@ from holdfast.engines.rabbitmq import broker as broker_module
 from holdfast.engines.rabbitmq import connection as connection_module
 from holdfast.engines.rabbitmq.connection import RabbitTarget, dial, hang_up
 from holdfast.engines.rabbitmq.topology import inspect_queue
-from holdfast.errors import ConfigError
+from holdfast.errors import ConfigError, EngineUnavailable
 from tests import services
 from tests.certificates import self_signed
 from tests.engines.postgres.until import until
@@ -37,6 +37,20 @@ def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 def message(id_: str) -> JobMessage:
     return JobMessage(id=id_, queue=OWN, expires_ms=60_000)
+
+
+async def test_a_port_of_something_else_is_named() -> None:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readexactly(8)
+        writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+        writer.close()
+
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        with pytest.raises(EngineUnavailable, match="its answer is not AMQP: check the port"):
+            await dial(RabbitTarget.parse(f"amqp://127.0.0.1:{port}"))
+    with pytest.raises(EngineUnavailable, match=r"cannot be reached: Connection refused\Z"):
+        await dial(RabbitTarget.parse(f"amqp://127.0.0.1:{port}"))
 
 
 @pytest.mark.parametrize(

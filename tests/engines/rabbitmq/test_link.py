@@ -70,6 +70,7 @@ async def test_messages_are_received_and_acknowledged(
         plain, source, b"", b"\0" * 100, b"x" * 300_000,
         content_type="text/plain", message_id="m1", correlation_id="c1", priority=7,
         expiration="60000", headers={"traceparent": "t", "number": 5},
+        content_encoding="gzip", message_type="order", reply_to="answers",
     )  # fmt: skip
     found = await receive(link, source, 3)
     assert [one.body for one in found] == [b"", b"\0" * 100, b"x" * 300_000]
@@ -77,6 +78,7 @@ async def test_messages_are_received_and_acknowledged(
     assert (one.content_type, one.message_id, one.correlation_id) == ("text/plain", "m1", "c1")
     assert (one.priority, one.expires_ms, one.routing_key) == (7, 60_000, source)
     assert one.headers == {"traceparent": "t", "number": "5"}
+    assert (one.content_encoding, one.type, one.reply_to) == ("gzip", "order", "answers")
     assert not one.is_redelivered
     await link.acknowledge(source, found)
     assert await link.receive(source, 100, 0) == []
@@ -230,6 +232,7 @@ async def test_publish(link: RabbitLink, plain: aiormq.Connection, source: str) 
     message = Message(
         body=b"\0body", content_type="a/b", message_id="m", correlation_id="c",
         headers={"h": "ä"}, priority=3, expires_ms=60_000, routing_key=source,
+        content_encoding="gzip", type="order", reply_to="answers",
     )  # fmt: skip
     many = [Message(body=b"%d" % number, routing_key=source) for number in range(1_000)]
     answers = await link.publish([message, *many, message])
@@ -239,6 +242,8 @@ async def test_publish(link: RabbitLink, plain: aiormq.Connection, source: str) 
     assert found.body == b"\0body"
     assert (properties.content_type, properties.message_id) == ("a/b", "m")
     assert (properties.correlation_id, properties.headers) == ("c", {"h": "ä"})
+    assert (properties.content_encoding, properties.message_type) == ("gzip", "order")
+    assert properties.reply_to == "answers"
     assert (properties.priority, properties.delivery_mode) == (3, 2)
     assert 0 < int(properties.expiration or 0) <= 60_000
     await until_left(plain, source, 1_001)
@@ -256,6 +261,7 @@ async def test_what_cannot_be_published_does_not_affect_the_others(
         "the name of the header": Message(headers={"h" * 256: ""}, routing_key=source),
         "its headers have": Message(headers={"h": "x" * 200_000}, routing_key=source),
         "the priority is 300": Message(priority=300, routing_key=source),
+        "the reply address": Message(reply_to="amq.rabbitmq.reply-to", routing_key=source),
     }
     answers = await link.publish([good, *bad.values(), good])
     assert [answers[0].error, answers[-1].error] == ["", ""]

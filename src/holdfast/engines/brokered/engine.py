@@ -70,6 +70,8 @@ class BrokeredEngine(Wrapper):
         self._broker = broker
         self._namespace = namespace
         self._deliveries = Deliveries(ledger, broker)
+        self._known: set[str] = set()
+        """Queues of the ledger that leases have waited for."""
         wakeable.on_change(self._on_change)
 
     def find_extra(self, ability: type[Ability]) -> Ability | None:
@@ -114,8 +116,8 @@ class BrokeredEngine(Wrapper):
     async def lease(self, request: LeaseRequest) -> list[Lease]:
         """By queue and not by the ids in the messages: the order of a queue is the ledger's."""
         own = [] if request.dead else [each for each in request.queues if addressee(each)]
-        if request.wait_ms and request.queues:
-            self._broker.listen(request.queues)
+        if request.wait_ms:
+            self._broker.listen(await self._existing(request.queues))
         hinted = self._broker.received(own) if own else []
         leases = await self._engine.lease(request)
         taken = [lease.id for lease in leases if addressee(lease.job.queue) is not None]
@@ -153,6 +155,15 @@ class BrokeredEngine(Wrapper):
         if count:
             self._amended(wanted, amendment, count)
         return count
+
+    async def _existing(self, queues: Sequence[str]) -> list[str]:
+        """Those of the queues that the ledger has: a caller can name any others, and the broker
+        would declare a durable queue for each that is a worker's."""
+        unknown = [name for name in queues if name not in self._known]
+        if unknown:
+            views = await self._engine.queues(names=unknown, counts=False)
+            self._known.update(view.queue.name for view in views)
+        return [name for name in queues if name in self._known]
 
     def _on_change(self) -> None:
         """The ledger tells that a job may be due: the current call says in which queues."""

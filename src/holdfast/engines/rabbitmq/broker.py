@@ -64,6 +64,10 @@ DEAD_PREFETCH = 100
 ANSWER_S_MAX = 5.0
 CLOSE_S_MAX = 1.0
 RETRY_S = 10.0
+REBIND_S = 60.0
+"""A person may delete the queue or the exchange of the notifications; nobody tells."""
+UNUSED_S = 3600.0
+"""A worker with only long jobs waits for none meanwhile, and still receives."""
 _WARN_S = 60.0
 
 _log = logging.getLogger("holdfast.rabbitmq")
@@ -103,7 +107,8 @@ class RabbitBroker:
         self._notices: set[str] = set()
         self._messages: deque[_Waiting] = deque()
         self._unconfirmed = 0
-        self._listening: set[str] = set()
+        self._listening: dict[str, float] = {}
+        """When each queue was last waited for."""
         self._bound: set[str] = set()
         """The queues of which notifications are received."""
         self._workers: dict[str, _WorkerMessages] = {}
@@ -149,10 +154,20 @@ class RabbitBroker:
         self._has_messages.set()
 
     def listen(self, queues: Collection[str]) -> None:
-        if not self._listening.issuperset(queues):
-            self._listening.update(queues)
+        now = monotonic()
+        has_new = any(name not in self._listening for name in queues)
+        self._listening.update(dict.fromkeys(queues, now))
+        if has_new:
+            if len(self._listening) > NAMES_MAX:
+                self._forget_unused(now)
             self._has_new_names.set()
             self._has_new_workers.set()
+
+    def _forget_unused(self, now: float) -> None:
+        """Each worker costs a channel, and a server may wait for many that are gone. Beyond the
+        bound, jobs of the newest queues are found by polling and by notifications to all."""
+        used = [(name, at) for name, at in self._listening.items() if now - at < UNUSED_S]
+        self._listening = dict(used[:NAMES_MAX])
 
     def received(self, queues: Collection[str]) -> list[str]:
         held = [self._workers[queue].ids() for queue in queues if queue in self._workers]
@@ -402,16 +417,26 @@ class RabbitBroker:
             arguments={"x-max-length": LISTENER_MESSAGES_MAX},
         )
         await channel.basic_consume(queue, self._on_notice, no_ack=True)
+        checked: set[str] = set()
         while True:
             self._has_new_names.clear()
-            wanted = {ALL_QUEUES, *self._listening} - self._bound
-            for name in sorted(wanted):
+            wanted = {ALL_QUEUES, *self._listening}
+            for name in sorted(self._bound - wanted):
+                await channel.queue_unbind(queue, self._names.notifications, name)
+            for name in sorted(wanted - checked):
                 await channel.queue_bind(queue, self._names.notifications, name)
-            if wanted:
+            is_new = bool(wanted - self._bound)
+            self._bound = checked = wanted
+            if is_new:
                 # What was sent before the binding was not received.
-                self._bound |= wanted
                 self._wake()
-            await self._has_new_names.wait()
+            try:
+                async with asyncio.timeout(REBIND_S):
+                    await self._has_new_names.wait()
+            except TimeoutError:
+                # Bind again: if the queue or the exchange is gone, this fails, and both are
+                # declared again.
+                checked = set()
 
     async def _on_notice(self, message: DeliveredMessage) -> None:
         # The ledger has woken the waiting leases of this process already.
@@ -429,6 +454,8 @@ class RabbitBroker:
                     await self._consume(connection, queue)
                 elif worker.finish_before(monotonic() - HELD_S_MAX):
                     self._has_finished.set()
+            for queue in [name for name in self._workers if name not in self._listening]:
+                await self._workers.pop(queue).consumer.stop()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(RETRY_S):
                     await self._has_new_workers.wait()
@@ -463,6 +490,8 @@ class RabbitBroker:
         connection = self._connected()
         async with self._opening_dead:
             if self._dead is None or self._dead.is_closed:
+                # It may have been deleted since the connection was made.
+                self._note(await declare_common(connection, self._names, self._dead_ttl_ms))
                 consumer = Consumer(self._names.dead, self._numbers)
                 async with asyncio.timeout(ANSWER_S_MAX):
                     await consumer.start(connection, max(prefetch, DEAD_PREFETCH))

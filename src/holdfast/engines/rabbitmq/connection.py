@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import random
 import ssl
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
@@ -274,6 +275,11 @@ def _tls(target: RabbitTarget) -> ssl.SSLContext | None:
 
 def _cause(error: BaseException) -> str:
     cause = error.__cause__ if error.__cause__ is not None else error
+    if isinstance(cause, asyncio.IncompleteReadError):
+        return "its answer is not AMQP: check the port"
+    if isinstance(cause, ConnectionError) and cause.errno is not None:
+        # The event loop's own text repeats the address.
+        return os.strerror(cause.errno)
     return getattr(cause, "strerror", None) or str(cause) or type(cause).__name__
 
 

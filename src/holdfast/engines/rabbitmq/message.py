@@ -20,6 +20,7 @@ from holdfast.engines.rabbitmq.topology import TTL_MS_MAX, RabbitNames
 JSON = "application/json"
 _DEPTH_MAX = 32
 _DEATHS = "x-death"
+_DIRECT_REPLY = "amq.rabbitmq.reply-to"
 
 Properties = spec.Basic.Properties
 
@@ -90,6 +91,9 @@ def foreign_message(number: int, delivered: DeliveredMessage) -> Message:
         content_type=clean_text(properties.content_type or ""),
         message_id=_text_or_none(properties.message_id),
         correlation_id=_text_or_none(properties.correlation_id),
+        content_encoding=_text_or_none(properties.content_encoding),
+        type=_text_or_none(properties.message_type),
+        reply_to=_text_or_none(properties.reply_to),
         headers=text_headers(headers),
         priority=properties.priority,
         expires_ms=_milliseconds(properties.expiration),
@@ -105,10 +109,16 @@ def message_properties(message: Message) -> Properties:
         ("the content type", message.content_type),
         ("the message id", message.message_id or ""),
         ("the correlation id", message.correlation_id or ""),
+        ("the content encoding", message.content_encoding or ""),
+        ("the type", message.type or ""),
+        ("the reply address", message.reply_to or ""),
         *((f"the name of the header {key[:40]!r}", key) for key in message.headers),
     ):
         if len(text.encode()) > 255:
             raise ValueError(f"{name} has {len(text.encode())} bytes, and 255 are possible")
+    if message.reply_to == _DIRECT_REPLY:
+        # RabbitMQ closes the channel, and the messages of others on it are not confirmed.
+        raise ValueError(f"the reply address is {_DIRECT_REPLY}, which only its sender can use")
     if message.priority is not None and not 0 <= message.priority <= 255:
         raise ValueError(f"the priority is {message.priority}, and must be from 0 to 255")
     expires_ms = message.expires_ms
@@ -118,6 +128,9 @@ def message_properties(message: Message) -> Properties:
         delivery_mode=2,
         priority=message.priority,
         correlation_id=message.correlation_id,
+        content_encoding=message.content_encoding,
+        message_type=message.type,
+        reply_to=message.reply_to,
         expiration=None if expires_ms is None else str(min(max(expires_ms, 0), TTL_MS_MAX)),
         message_id=message.message_id or None,
     )
