@@ -28,6 +28,10 @@ class Opened:
     async def connected(self) -> None:
         await until_true(lambda: not self.broker._link.error)
 
+    async def fails(self) -> None:
+        """Wait until an attempt failed, or the connection is lost."""
+        await until_true(lambda: self.broker._link.has_failed)
+
     async def wakes(self) -> None:
         """Wait until it wakes them again."""
         await self.woken.wait()

@@ -11,14 +11,16 @@ from urllib.parse import urlsplit
 import aiormq
 import pytest
 
-from holdfast.conformance.rabbitmq_server import PrivateRabbitMQ, RabbitNode, TlsFiles
+from holdfast.conformance.rabbitmq_server import PrivateRabbitMQ, RabbitNode
 from holdfast.engines.broker import JobMessage
+from holdfast.engines.rabbitmq import broker as broker_module
 from holdfast.engines.rabbitmq import connection as connection_module
 from holdfast.engines.rabbitmq.connection import RabbitTarget, dial, hang_up
 from holdfast.engines.rabbitmq.topology import inspect_queue
 from holdfast.errors import ConfigError
 from tests import services
 from tests.certificates import self_signed
+from tests.engines.postgres.until import until
 from tests.engines.rabbitmq.conftest import Bench, BrokerProxy, until_true
 
 OWN = "worker.w1"
@@ -85,7 +87,7 @@ async def test_a_broker_that_is_down_at_the_start(
     await proxy.stop()
     with caplog.at_level(logging.DEBUG, "holdfast"):
         one = await bench.start(url)
-        await until_true(lambda: one.broker._link.has_failed)
+        await one.fails()
         one.broker.deliver([message("a")])
         one.broker.listen([OWN])
         port = urlsplit(url).port
@@ -112,7 +114,7 @@ async def test_a_connection_that_is_cut_is_replaced(
             sender.broker.deliver([message(f"a{number}")])
             await until_true(lambda: worker.broker.received([OWN]))
             proxy.cut()
-            await until_true(lambda: worker.broker._link.has_failed)
+            await worker.fails()
             await worker.connected()
             # The message comes again, and every waiting lease looks again.
             await until_true(lambda: worker.broker.received([OWN]))
@@ -133,35 +135,19 @@ async def test_unconfirmed_messages_are_sent_again(bench: Bench, proxy: BrokerPr
     for number in range(5):
         proxy.lose_reply(number + 1)
         sender.broker.deliver([message(f"{number}.{each}") for each in range(50)])
-        wanted = {f"{number}.{each}" for each in range(50)}
-
-        def all_received() -> bool:
+        while len(found) < (number + 1) * 50:
+            await until_true(lambda: worker.broker.received([OWN]))
             ids = worker.broker.received([OWN])
             found.update(ids)
             worker.broker.acknowledge(ids)
-            return wanted <= found
-
-        await until_true(all_received)
         proxy.heal()
 
 
-@pytest.fixture(scope="module")
-def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with ca.pem, server.pem and, with its key, client.pem."""
-    folder = tmp_path_factory.mktemp("certificates")
-    self_signed(folder, "ca")
-    self_signed(folder, "server", signer="ca")
-    certificate, key = self_signed(folder, "client", signer="ca")
-    certificate.write_text(certificate.read_text() + key.read_text())
-    return folder
-
-
-@pytest.fixture(scope="module")
-def private(certificates: Path) -> Iterator[PrivateRabbitMQ]:
-    """A broker that these tests may kill."""
-    ca, server, key = [certificates / name for name in ("ca.pem", "server.pem", "server.key")]
+@pytest.fixture
+def private() -> Iterator[PrivateRabbitMQ]:
+    """A broker that a test may kill."""
     with services.rabbitmq_needed():
-        broker = PrivateRabbitMQ(tls=TlsFiles(ca, server, key))
+        broker = PrivateRabbitMQ()
         broker.start()
     yield broker
     broker.stop()
@@ -176,8 +162,11 @@ async def test_a_broker_that_is_killed_and_restarted(
         worker.broker.listen([OWN])
         sender.broker.deliver([message("before")])
         await until_true(lambda: worker.broker.received([OWN]) == ["before"])
+        # RabbitMQ writes which node leads a new queue every five seconds; a queue that is younger
+        # when the broker is killed may never come back.
+        private.node.evaluate("[dets:sync(Table) || Table <- dets:all()]")
         await asyncio.to_thread(private.kill)
-        await until_true(lambda: sender.broker._link.has_failed)
+        await sender.fails()
         sender.broker.notify({"mail"})
         sender.broker.deliver([message(f"during{number}") for number in range(10)])
         await asyncio.to_thread(private.restart)
@@ -191,15 +180,16 @@ async def test_a_broker_that_is_killed_and_restarted(
     await bench.close()
 
 
-async def test_tls(private: PrivateRabbitMQ, certificates: Path, prefix: str) -> None:
-    node: RabbitNode = private.node
-    bench = Bench(node.tls_url(), prefix)
-    one = await bench.open(ca=f"{certificates}/ca.pem", cert=f"{certificates}/client.pem")
+async def test_tls(rabbit_node: RabbitNode, tmp_path: Path, prefix: str) -> None:
+    assert rabbit_node.ca is not None
+    bench = Bench(rabbit_node.tls_url(), prefix)
+    other, _ = self_signed(tmp_path, "other")
+    one = await bench.open(ca=rabbit_node.ca)
     assert (await one.broker.status()).version
-    stranger = await bench.start()
-    await until_true(lambda: stranger.broker._link.has_failed)
-    assert "TLS failed" in (await stranger.broker.status()).error
-    assert "verif" in (await stranger.broker.status()).error
+    for options in ({}, {"ca": str(other)}):
+        stranger = await bench.start(**options)
+        await stranger.fails()
+        assert "TLS failed" in (await stranger.broker.status()).error
     await bench.close()
 
 
@@ -209,18 +199,48 @@ async def test_unusable_certificates(tmp_path: Path) -> None:
         await dial(target)
 
 
-async def test_a_user_without_permission(
-    rabbit_node: RabbitNode, bench: Bench, prefix: str
-) -> None:
-    vhost = urlsplit(bench.url).path[1:]
+async def test_a_user_without_permission(rabbit_node: RabbitNode, prefix: str) -> None:
+    rabbit_node.add_vhost(prefix)
     rabbit_node.add_user(prefix, "secret")
-    rabbit_node.permit(prefix, vhost, configure="^$", write=".*", read=".*")
-    one = await bench.start(rabbit_node.url(vhost, prefix, "secret"))
-    await until_true(lambda: one.broker._link.has_failed)
-    error = (await one.broker.status()).error
-    assert f"give the user '{prefix}' permission" in error
-    rabbit_node.permit(prefix, vhost)
+    rabbit_node.permit(prefix, prefix, configure="^$", write=".*", read=".*")
+    bench = Bench(rabbit_node.url(prefix, prefix, "secret"), prefix)
+    one = await bench.start()
+    await one.fails()
+    assert f"give the user '{prefix}' permission" in (await one.broker.status()).error
+    rabbit_node.permit(prefix, prefix)
     await one.connected()
+    await bench.close()
+    rabbit_node.delete_vhost(prefix)
+
+
+async def test_a_queue_that_does_not_answer_delays_no_other(
+    rabbit_node: RabbitNode, prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after a crash of RabbitMQ, if the queue was just made and has lost its leader."""
+    bench = Bench(rabbit_node.add_vhost(prefix), prefix)
+    sender, worker = await bench.open(), await bench.open()
+    worker.broker.listen([OWN])
+    sender.broker.deliver([message("a")])
+    await until_true(lambda: worker.broker.received([OWN]))
+    await worker.broker.close()
+    monkeypatch.setattr(broker_module, "ANSWER_S_MAX", 0.2)
+    process = f"'{prefix}_{bench.names.full(OWN)}'"
+    rabbit_node.evaluate(f"sys:suspend({process})")
+    sender.broker.deliver([message("b"), JobMessage(id="c", queue="worker.w2")])
+    other = await bench.open()
+    other.broker.listen([OWN, "worker.w2"])
+    await until_true(lambda: other.broker.received(["worker.w2"]) == ["c"])
+
+    async def warned() -> bool:
+        await other.broker.worker_queues([OWN])
+        texts = (*(await other.broker.status()).warnings, *(await sender.broker.status()).warnings)
+        silent = f"queue {bench.names.full(OWN)} at "
+        return any(silent in text for text in texts) and any("not sent" in text for text in texts)
+
+    await until(warned)
+    rabbit_node.evaluate(f"sys:resume({process})")
+    await bench.close()
+    rabbit_node.delete_vhost(prefix)
 
 
 @pytest.mark.parametrize(

@@ -29,6 +29,7 @@ from holdfast.engines.rabbitmq.connection import (
     RabbitTarget,
     Reconnecting,
     amqp_errors,
+    end_tasks,
     explain,
     run_together,
 )
@@ -39,7 +40,8 @@ from holdfast.engines.rabbitmq.topology import (
     LISTENER_MESSAGES_MAX,
     BrokerQueue,
     RabbitNames,
-    declare_common,
+    declare_dead_queue,
+    declare_exchanges,
     declare_queue,
     inspect_queue,
     open_channel,
@@ -52,13 +54,13 @@ PAUSE_S = 0.005
 WINDOW = 256
 """Messages for jobs that are sent before the first of them is confirmed."""
 BUFFER_MAX = 10_000
-REFUSALS_MAX, REFUSED_S = 3, 0.2
+TRIES_MAX, REFUSED_S = 4, 0.2
 HELD_S_MAX = 60.0
 """Messages of a worker that does not look are acknowledged after this time: RabbitMQ closes a
 channel that holds one for half an hour."""
 HELD_MAX = 1_000
 NAMES_MAX = 1_000
-DEAD_PREFETCH = 500
+DEAD_PREFETCH = 100
 ANSWER_S_MAX = 5.0
 CLOSE_S_MAX = 1.0
 RETRY_S = 10.0
@@ -68,11 +70,10 @@ _log = logging.getLogger("holdfast.rabbitmq")
 
 
 class _Waiting(NamedTuple):
-    """A message for a job, when it was given, and how often the broker refused it."""
+    """A message for a job, and when it was given."""
 
     message: JobMessage
     since: float
-    refusals: int = 0
 
 
 class RabbitBroker:
@@ -98,10 +99,13 @@ class RabbitBroker:
         self._warnings: dict[str, str] = {}
         """By queue; each is logged once."""
         self._compared: set[str] = set()
+        self._declared_at: dict[str, float] = {}
         self._notices: set[str] = set()
         self._messages: deque[_Waiting] = deque()
         self._unconfirmed = 0
         self._listening: set[str] = set()
+        self._bound: set[str] = set()
+        """The queues of which notifications are received."""
         self._workers: dict[str, _WorkerMessages] = {}
         self._dead: Consumer | None = None
         self._dropped = _Dropped()
@@ -164,7 +168,7 @@ class RabbitBroker:
         if not await self._link.first_attempt(wait_ms / 1000):
             return []
         with amqp_errors(self._target):
-            consumer = await self._dead_consumer()
+            consumer = await self._dead_consumer(limit)
             while True:
                 if found := consumer.take(limit):
                     return [dead_message(*one, self._names) for one in found]
@@ -193,18 +197,22 @@ class RabbitBroker:
         connection = self._connected()
         views: list[WorkerQueueView] = []
         with amqp_errors(self._target):
-            async with asyncio.timeout(ANSWER_S_MAX):
-                for name in names:
-                    found = await inspect_queue(connection, self._names.full(name))
-                    if found is not None:
-                        views.append(
-                            WorkerQueueView(
-                                queue=name, messages=found.messages, consumers=found.consumers
-                            )
-                        )
-                        if name not in self._compared:
+            for name in names:
+                try:
+                    async with asyncio.timeout(ANSWER_S_MAX):
+                        found = await inspect_queue(connection, self._names.full(name))
+                        if found is not None and name not in self._compared:
                             # It exists, so this only compares the arguments.
                             await self._declare_worker_queue(connection, name)
+                except TimeoutError:
+                    self._warn(name, self._silent(self._names.full(name)))
+                    continue
+                if found is not None:
+                    views.append(
+                        WorkerQueueView(
+                            queue=name, messages=found.messages, consumers=found.consumers
+                        )
+                    )
         return views
 
     async def status(self) -> BrokerStatus:
@@ -224,7 +232,7 @@ class RabbitBroker:
             error=error,
             version=version,
             warnings=tuple(warnings),
-            dead_messages=None if dead is None else dead.messages,
+            dead_messages=None if dead is None else dead.messages + self._dead_here,
         )
 
     def _make_events(self) -> None:
@@ -232,12 +240,17 @@ class RabbitBroker:
         self._has_notices, self._has_messages = asyncio.Event(), asyncio.Event()
         self._has_new_names, self._has_new_workers = asyncio.Event(), asyncio.Event()
         self._has_finished, self._progress = asyncio.Event(), asyncio.Event()
-        self._opening_dead = asyncio.Lock()
+        self._opening_dead, self._declaring = asyncio.Lock(), asyncio.Lock()
 
     @property
     def _has_unsent(self) -> bool:
         sending = self._notices or self._messages or self._unconfirmed
         return bool(sending) or any(worker.is_acknowledging for worker in self._workers.values())
+
+    @property
+    def _dead_here(self) -> int:
+        """Dead messages that are here and not handed out."""
+        return 0 if self._dead is None else self._dead.waiting
 
     def _progressed(self) -> None:
         self._progress.set()
@@ -253,7 +266,8 @@ class RabbitBroker:
         """Send and receive until the connection is lost."""
         try:
             with amqp_errors(self._target):
-                self._note(await declare_common(connection, self._names, self._dead_ttl_ms))
+                await declare_exchanges(connection, self._names)
+                await self._declare_dead_queue(connection)
                 self._link.is_up()
                 await run_together(
                     self._send_notices(connection),
@@ -264,9 +278,9 @@ class RabbitBroker:
                     self._watch(connection),
                 )
         finally:
+            self._bound.clear()
             self._workers.clear()
             self._dead = None
-            self._unconfirmed = 0
 
     async def _watch(self, connection: aiormq.Connection) -> None:
         """End the other tasks with the connection."""
@@ -280,7 +294,7 @@ class RabbitBroker:
             await self._has_notices.wait()
             self._has_notices.clear()
             names, self._notices = self._notices, set()
-            self._unconfirmed += len(names)
+            self._unconfirmed += 1
             try:
                 await asyncio.gather(
                     *(
@@ -297,61 +311,79 @@ class RabbitBroker:
             except BaseException:
                 self.notify(names)
                 raise
-            self._unconfirmed -= len(names)
-            self._progress.set()
+            finally:
+                self._unconfirmed -= 1
+                self._progress.set()
             await asyncio.sleep(PAUSE_S)
 
     async def _send_messages(self, connection: aiormq.Connection) -> None:
+        """Each message by a task of its own: a queue that does not answer delays no other."""
         channel = await open_channel(connection, confirms=True)
-        while True:
-            if not self._messages:
-                self._progress.set()
-                self._has_messages.clear()
-                await self._has_messages.wait()
-            batch = [self._messages.popleft() for _ in range(min(WINDOW, len(self._messages)))]
-            self._unconfirmed += len(batch)
-            unsent = batch
-            try:
-                unsent, missing = await self._send_batch(channel, batch)
-                for name in missing:
-                    await self._declare_worker_queue(connection, name)
-                if unsent and not missing:
-                    # A queue that is being made, or has just lost its leader, refuses for a moment.
+        tasks: set[asyncio.Task[None]] = set()
+        window = asyncio.Semaphore(WINDOW)
+
+        def finished(task: asyncio.Task[None]) -> None:
+            tasks.discard(task)
+            # The loss of the connection, which `_watch` reports.
+            _ = task.cancelled() or task.exception()
+            window.release()
+            self._unconfirmed -= 1
+            self._progress.set()
+
+        try:
+            while True:
+                if not self._messages:
+                    self._has_messages.clear()
+                    await self._has_messages.wait()
+                await window.acquire()
+                self._unconfirmed += 1
+                send = self._send_message(connection, channel, self._messages.popleft())
+                task = asyncio.create_task(send)
+                tasks.add(task)
+                task.add_done_callback(finished)
+        finally:
+            await end_tasks(list(tasks))
+
+    async def _send_message(
+        self, connection: aiormq.Connection, channel: Channel, one: _Waiting
+    ) -> None:
+        """Send until it is confirmed or refused several times. If the connection is lost, the
+        message is sent again over the next."""
+        try:
+            for _ in range(TRIES_MAX):
+                sent_at = monotonic()
+                try:
+                    await self._publish(channel, one)
+                except PublishError:
+                    await self._declare_missing(connection, one.message.queue, sent_at)
+                except (DeliveryError, TimeoutError):
+                    # A queue that is being made, or has lost its leader, refuses for a moment.
                     await asyncio.sleep(REFUSED_S)
-            finally:
-                self._messages.extendleft(reversed(unsent))
-            self._unconfirmed -= len(batch)
-
-    async def _send_batch(
-        self, channel: Channel, batch: Sequence[_Waiting]
-    ) -> tuple[list[_Waiting], set[str]]:
-        """Send messages and wait for their confirmations; returns those to be sent again, and the
-        queues that do not exist."""
-        now = monotonic()
-        answers = await asyncio.gather(
-            *(self._send_one(channel, one, now) for one in batch), return_exceptions=True
-        )
-        unsent: list[_Waiting] = []
-        missing: set[str] = set()
-        for one, answer in zip(batch, answers, strict=True):
-            if isinstance(answer, DeliveryError):
-                if isinstance(answer, PublishError):
-                    missing.add(one.message.queue)
-                if one.refusals < REFUSALS_MAX:
-                    unsent.append(one._replace(refusals=one.refusals + 1))
                 else:
-                    self._dropped.add("their queue is full, or cannot be made")
-            elif isinstance(answer, BaseException):
-                raise answer
-        return unsent, missing
+                    return
+            self._dropped.add("their queue at the broker is full or does not answer")
+        except BaseException:
+            self._messages.append(one)
+            raise
 
-    async def _send_one(self, channel: Channel, one: _Waiting, now: float) -> None:
-        body, properties = job_message(one.message, int((now - one.since) * 1000))
+    async def _declare_missing(
+        self, connection: aiormq.Connection, queue: str, missing_at: float
+    ) -> None:
+        """Declare a worker's queue, unless another message of it did so since then."""
+        async with self._declaring:
+            if self._declared_at.get(queue, 0.0) <= missing_at:
+                await self._declare_worker_queue(connection, queue)
+                self._declared_at[queue] = monotonic()
+
+    async def _publish(self, channel: Channel, one: _Waiting) -> None:
+        waited_ms = int((monotonic() - one.since) * 1000)
+        body, properties = job_message(one.message, waited_ms)
         await channel.basic_publish(
             body,
             routing_key=self._names.full(one.message.queue),
             properties=properties,
             mandatory=True,
+            timeout=ANSWER_S_MAX,
             wait=False,
         )
 
@@ -370,18 +402,16 @@ class RabbitBroker:
             arguments={"x-max-length": LISTENER_MESSAGES_MAX},
         )
         await channel.basic_consume(queue, self._on_notice, no_ack=True)
-        bound: set[str] = set()
         while True:
-            wanted = {ALL_QUEUES, *self._listening}
-            for name in sorted(wanted - bound):
-                await channel.queue_bind(queue, self._names.notifications, name)
-            if wanted - bound:
-                # What was sent before the binding was not received.
-                bound |= wanted
-                self._wake()
             self._has_new_names.clear()
-            if self._listening <= bound:
-                await self._has_new_names.wait()
+            wanted = {ALL_QUEUES, *self._listening} - self._bound
+            for name in sorted(wanted):
+                await channel.queue_bind(queue, self._names.notifications, name)
+            if wanted:
+                # What was sent before the binding was not received.
+                self._bound |= wanted
+                self._wake()
+            await self._has_new_names.wait()
 
     async def _on_notice(self, message: DeliveredMessage) -> None:
         # The ledger has woken the waiting leases of this process already.
@@ -405,13 +435,16 @@ class RabbitBroker:
 
     async def _consume(self, connection: aiormq.Connection, queue: str) -> None:
         worker = _WorkerMessages(self._names.full(queue), self._numbers, self._on_message)
+        # Before it starts: messages may arrive at once.
+        self._workers[queue] = worker
         try:
-            await self._declare_worker_queue(connection, queue)
-            await worker.consumer.start(connection, HELD_MAX)
+            async with asyncio.timeout(ANSWER_S_MAX):
+                await self._declare_worker_queue(connection, queue)
+                await worker.consumer.start(connection, HELD_MAX)
         except ChannelClosed as error:
             self._warn(queue, explain(self._target, error))
-        else:
-            self._workers[queue] = worker
+        except TimeoutError:
+            self._warn(queue, self._silent(self._names.full(queue)))
 
     def _on_message(self) -> None:
         # One that is not ours is given up at once.
@@ -426,14 +459,29 @@ class RabbitBroker:
                 await worker.acknowledge()
             self._progress.set()
 
-    async def _dead_consumer(self) -> Consumer:
+    async def _dead_consumer(self, prefetch: int) -> Consumer:
         connection = self._connected()
         async with self._opening_dead:
             if self._dead is None or self._dead.is_closed:
                 consumer = Consumer(self._names.dead, self._numbers)
-                await consumer.start(connection, DEAD_PREFETCH)
+                async with asyncio.timeout(ANSWER_S_MAX):
+                    await consumer.start(connection, max(prefetch, DEAD_PREFETCH))
                 self._dead = consumer
             return self._dead
+
+    async def _declare_dead_queue(self, connection: aiormq.Connection) -> None:
+        """If the queue does not answer, everything else works."""
+        try:
+            async with asyncio.timeout(ANSWER_S_MAX):
+                self._note(await declare_dead_queue(connection, self._names, self._dead_ttl_ms))
+        except TimeoutError:
+            self._warn(self._names.dead, self._silent(self._names.dead))
+
+    def _silent(self, name: str) -> str:
+        return (
+            f"queue {name} at {self._target.where} does not answer: if it does not come back, "
+            "delete it, and Holdfast declares it again"
+        )
 
     async def _declare_worker_queue(self, connection: aiormq.Connection, queue: str) -> None:
         name = self._names.full(queue)

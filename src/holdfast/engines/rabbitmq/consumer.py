@@ -53,6 +53,11 @@ class Consumer:
         return channel is None or channel.is_closed or tag not in channel.consumers
 
     @property
+    def waiting(self) -> int:
+        """How many messages are here and not handed out."""
+        return len(self._waiting)
+
+    @property
     def pending(self) -> int:
         """How many messages are handed out and not acknowledged."""
         return len(self._pending) - len(self._waiting)

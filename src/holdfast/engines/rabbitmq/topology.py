@@ -111,14 +111,20 @@ def dead_arguments(ttl_ms: int) -> dict[str, Any]:
     }
 
 
-async def declare_common(
-    connection: aiormq.Connection, names: RabbitNames, dead_ttl_ms: int
-) -> BrokerQueue:
-    """Declare the exchanges and the queue of dead messages."""
+async def declare_exchanges(connection: aiormq.Connection, names: RabbitNames) -> None:
+    """Of notifications and of dead messages."""
     channel = await open_channel(connection)
     for exchange in (names.notifications, names.dead):
         await channel.exchange_declare(exchange, exchange_type="topic", durable=True)
-    declared = await declare_queue(connection, names.dead, dead_arguments(dead_ttl_ms))
+    await channel.close()
+
+
+async def declare_dead_queue(
+    connection: aiormq.Connection, names: RabbitNames, ttl_ms: int
+) -> BrokerQueue:
+    """It gets every dead message of the namespace."""
+    declared = await declare_queue(connection, names.dead, dead_arguments(ttl_ms))
+    channel = await open_channel(connection)
     await channel.queue_bind(names.dead, names.dead, "#")
     await channel.close()
     return declared
