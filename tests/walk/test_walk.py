@@ -10,7 +10,9 @@ import re
 import signal
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -65,7 +67,9 @@ def test_a_job_passes_few_files(environment: dict[str, str], tmp_path: Path) -> 
     recorded = json.loads(output)
     calls = [read(line) for line in (tmp_path / "walk").read_text().splitlines()]
     periodic = {call.place for call in during(recorded["idle"], calls)}
-    walk = common_walk([walk_of(job, calls, producer.pid) for job in recorded["jobs"]], periodic)
+    # The worker may print the line of a job after its result was read: a job lasts until the next.
+    jobs = [{**job, "end": following["begin"]} for job, following in pairwise(recorded["jobs"])]
+    walk = common_walk([walk_of(job, calls, producer.pid) for job in jobs], periodic)
     shown = "\n".join(walk)
     print(f"\n{len(walk)} files:\n{shown}")
     assert len(walk) <= FILES_MAX, shown
@@ -93,7 +97,8 @@ def walk_of(job: dict[str, int], calls: list[Call], producer: int) -> list[Place
 
 
 def common_walk(walks: list[list[Place]], periodic: set[Place]) -> list[str]:
-    """The files of the functions that every job calls, by name. Functions that also run while
-    there is no job are left out."""
-    shared = set.intersection(*map(set, walks)) - periodic
-    return sorted({file for file, _ in shared})
+    """The files of the functions that nearly every job calls, by name. One job may lack a call that
+    was late. Functions that also run while there is no job are left out."""
+    counts = Counter(place for walk in walks for place in walk)
+    shared = {place for place, count in counts.items() if count >= len(walks) - 1}
+    return sorted({file for file, _ in shared - periodic})
