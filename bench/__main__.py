@@ -16,7 +16,7 @@ from typing import Any
 
 from rich.console import Console
 
-from bench import drain, engines, flow, hostile, server
+from bench import drain, engines, flow, hostile, rabbitmq, server
 from bench.report import Report, print_table, record, to_markdown, write_json
 from bench.stores import ENGINES
 
@@ -26,6 +26,7 @@ BENCHES: dict[str, Any] = {
     "engines": engines.run,
     "flow": flow.run,
     "hostile": hostile.run,
+    "rabbitmq": rabbitmq.run,
     "server": server.run,
 }
 
@@ -63,7 +64,9 @@ def main(arguments: list[str]) -> int:
 
 def _options(
     name: str, given: argparse.Namespace
-) -> engines.Options | drain.Options | flow.Options | server.Sizes | hostile.Sizes:
+) -> (
+    engines.Options | drain.Options | flow.Options | rabbitmq.Options | server.Sizes | hostile.Sizes
+):
     chosen = ENGINES if given.engine == "all" else (given.engine,)
     changes = {key: value for key in ("jobs", "repeats") if (value := getattr(given, key))}
     match name:
@@ -76,6 +79,9 @@ def _options(
         case "hostile":
             hostile_sizes = hostile.QUICK if given.quick else hostile.Sizes()
             return replace(hostile_sizes, rounds=given.repeats or hostile_sizes.rounds)
+        case "rabbitmq":
+            broker_sizes = replace(rabbitmq.QUICK if given.quick else rabbitmq.Sizes(), **changes)
+            return rabbitmq.Options(sizes=broker_sizes, peers=given.peers)
         case "server":
             server_sizes = server.QUICK if given.quick else server.Sizes()
             return replace(server_sizes, turns=given.repeats or server_sizes.turns)
@@ -108,16 +114,19 @@ def _parser() -> argparse.ArgumentParser:
         "--repeats",
         type=int,
         metavar="N",
-        help="repetitions of each measurement [default: 7 for engines, 3 for drain]",
+        help="repetitions of each measurement [default: 7 for engines, 3 for drain and rabbitmq]",
     )
     parser.add_argument(
         "--jobs",
         type=int,
         metavar="N",
-        help="jobs per repetition [default: 20,000; 50,000 for drain]",
+        help="jobs per repetition [default: 20,000; 50,000 for drain and rabbitmq]",
     )
     parser.add_argument(
-        "--no-peers", dest="peers", action="store_false", help="drain: measure only Holdfast"
+        "--no-peers",
+        dest="peers",
+        action="store_false",
+        help="drain, rabbitmq: measure only Holdfast",
     )
     parser.add_argument(
         "--sync-delay-ms",

@@ -12,12 +12,16 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from itertools import pairwise
 
+import msgspec
+
 from bench.cycle import Shape, measure
-from bench.processes import child
+from bench.processes import background, child
 from bench.stores import Store, build, opened
 from bench.subject import PAYLOAD, TASK, HoldfastSubject
 from holdfast import BlockingHoldfast
+from holdfast.core.model import Queue
 from holdfast.engines.coalesced import Coalesced
+from holdfast.engines.registry import open_engine
 
 
 async def coalesced(
@@ -111,6 +115,24 @@ async def wake_ups(store: Store, *, times: int) -> list[float]:
             started = time.monotonic_ns()
             await subject.enqueue([job])
             waits.append((await waker.read() - started) / 1e6)
+    return sorted(waits)
+
+
+async def url_wake_ups(url: str, *, times: int, pause_s: tuple[float, float]) -> list[float]:
+    """The same for any engine. The pauses before each enqueue are drawn from this range."""
+    waits = []
+    engine = open_engine(url)
+    await engine.open()
+    await engine.declare(Queue(name="wake"))
+    subject = HoldfastSubject(engine, queue="wake")
+    async with background("-m", "bench.remote", "waker", url, str(times)) as waker:
+        await waker.read()
+        for job in subject.make(times):
+            await asyncio.sleep(random.uniform(*pause_s))
+            started = time.monotonic_ns()
+            await subject.enqueue([msgspec.structs.replace(job, id=f"wake-{job.id}")])
+            waits.append((await waker.read() - started) / 1e6)
+    await engine.close()
     return sorted(waits)
 
 

@@ -32,6 +32,10 @@ class Child:
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self._process = process
 
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
     async def read(self) -> Any:
         """Return the next line, decoded; raise RuntimeError if the process has ended."""
         assert self._process.stdout is not None

@@ -1,6 +1,6 @@
-"""Clients of a server, each a process: `python -m bench.remote ROLE URL ARGUMENT`.
+"""Clients of an engine by its URL, each a process: `python -m bench.remote ROLE URL ARGUMENT`.
 
-They use the remote engine as a program does, and print their results as lines of JSON.
+They print their results as lines of JSON.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ import uuid_utils
 
 from bench.subject import HoldfastSubject
 from holdfast.core.model import LeaseRequest
+from holdfast.engines.base import Engine
 from holdfast.engines.registry import open_engine
-from holdfast.engines.remote import RemoteEngine
 
 BATCH = 100
 
 
-async def cycle(engine: RemoteEngine, seconds: float) -> None:
+async def cycle(engine: Engine, seconds: float) -> None:
     """For each input line, enqueue, lease and settle in hundreds; print the number of jobs done."""
     subject = HoldfastSubject(engine, queue="cycle")
     _print("ready")
@@ -37,7 +37,7 @@ async def cycle(engine: RemoteEngine, seconds: float) -> None:
         _print(done)
 
 
-async def waker(engine: RemoteEngine, times: float) -> None:
+async def waker(engine: Engine, times: float) -> None:
     """Wait for one job after the other, and print when each arrived, by the monotonic clock."""
     subject = HoldfastSubject(engine, queue="wake")
     request = LeaseRequest(queues=("wake",), worker="waker", wait_ms=60_000)
@@ -60,7 +60,6 @@ def _print(value: Any) -> None:
 
 async def main(role: str, url: str, argument: str) -> None:
     engine = open_engine(url)
-    assert isinstance(engine, RemoteEngine)
     await engine.open()
     try:
         await {"cycle": cycle, "waker": waker}[role](engine, float(argument))

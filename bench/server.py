@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import random
 import re
 import statistics
 import tempfile
@@ -21,7 +20,7 @@ from pathlib import Path
 
 import msgspec
 
-from bench.concurrency import percentile
+from bench.concurrency import percentile, url_wake_ups
 from bench.load import LoadOrder, LoadResult
 from bench.processes import Child, background
 from bench.report import Report
@@ -29,7 +28,6 @@ from bench.stores import syncs_per_second
 from bench.subject import PAYLOAD, TASK, HoldfastSubject
 from holdfast.core.model import Queue
 from holdfast.engines.registry import open_engine
-from holdfast.engines.remote import RemoteEngine
 from holdfast.engines.sqlite import SQLiteEngine
 
 REQUEST_GOAL = 0.5
@@ -182,21 +180,7 @@ class _Bench:
             "the reference is the bound"
         )
         self._log("wake-ups")
-        times = self._sizes.wake_ups
-        waits = []
-        engine = open_engine(self._url)
-        assert isinstance(engine, RemoteEngine)
-        await engine.open()
-        subject = HoldfastSubject(engine, queue="wake")
-        async with background("-m", "bench.remote", "waker", self._url, str(times)) as waker:
-            await waker.read()
-            for job in subject.make(times):
-                await asyncio.sleep(random.uniform(0.01, 0.03))
-                started = time.monotonic_ns()
-                await subject.enqueue([msgspec.structs.replace(job, id=f"wake-{job.id}")])
-                waits.append((await waker.read() - started) / 1e6)
-        await engine.close()
-        waits.sort()
+        waits = await url_wake_ups(self._url, times=self._sizes.wake_ups, pause_s=(0.01, 0.03))
         self._report.cost("sqlite", "wake-up, p50", percentile(waits, 0.5), unit="ms")
         self._report.cost(
             "sqlite",
@@ -225,7 +209,7 @@ async def declare(url: str) -> None:
     """Declare the queues of the benchmark."""
     engine = open_engine(url)
     await engine.open()
-    for name in ("single", "batch", "cycle", "wake"):
+    for name in ("single", "batch", "cycle"):
         await engine.declare(Queue(name=name))
     await engine.close()
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from bench.peers.catalogue import HOLDFAST, RUN, Contestant
 from bench.peers.holdfast import COMMAND
-from bench.peers.run import Failed, program
+from bench.peers.run import Failed, program, too_late
 from bench.peers.tally import payload
 from bench.peers.workspace import Workspace
 from holdfast import Holdfast, JobFilter
@@ -23,7 +23,7 @@ from holdfast import Holdfast, JobFilter
 TRUE = ["/bin/true"]
 SPAWNS_AT_ONCE = 4
 WAIT_S_MAX = 120
-SETTLE_S = 2.0
+SETTLE_S = 5.0
 POLL_S = 0.02
 
 
@@ -110,7 +110,7 @@ async def _wait_for_worker(workspace: Workspace) -> None:
     async with Holdfast(workspace.url) as app:
         while not await app.workers.all():
             if time.monotonic() > end:
-                raise Failed(f"no worker registered within {WAIT_S_MAX} s")
+                raise too_late(workspace, "no worker registered")
             await asyncio.sleep(POLL_S)
 
 

@@ -17,6 +17,7 @@ import pytest
 from hypothesis import settings
 
 from holdfast.conformance.private_server import ServiceUnavailable
+from holdfast.conformance.rabbitmq_packages import find_programs
 from holdfast.conformance.rabbitmq_server import RabbitNode
 from holdfast.core.text import counted
 from holdfast.engines.base import Engine
@@ -134,6 +135,13 @@ def rabbit_node(request: pytest.FixtureRequest) -> RabbitNode:
     address = getattr(request.config, "workerinput", {}).get(_BROKER)
     with services.rabbitmq_needed():
         return ask(address) if address else request.config.stash[_SHARED].get()
+
+
+@pytest.fixture(scope="session")
+def rabbitmq_programs() -> None:
+    """For tests whose own processes start and kill a RabbitMQ."""
+    with services.rabbitmq_needed():
+        find_programs()
 
 
 @pytest.fixture(scope="session")

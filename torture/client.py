@@ -10,8 +10,8 @@ from __future__ import annotations
 import asyncio
 import random
 import signal
-from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, TypeVar
 
 from holdfast.conformance.history import Journal, Recorded
 from holdfast.core import bounds, retry_policy
@@ -93,12 +93,12 @@ class Client:
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self._stop.set)
         await retry_until_answered(self._engine.open)
         async with asyncio.TaskGroup() as group:
-            if not self._calm:
-                group.create_task(self._produce())
-            group.create_task(self._work())
-            group.create_task(self._work())
-            group.create_task(self._reap())
-            group.create_task(self._operate())
+            for loop in self._loops():
+                group.create_task(loop)
+
+    def _loops(self) -> list[Coroutine[Any, Any, None]]:
+        loops = [self._work(), self._work(), self._reap(), self._operate()]
+        return loops if self._calm else [self._produce(), *loops]
 
     async def _produce(self) -> None:
         rng = self._rng

@@ -15,6 +15,7 @@ import signal
 import sys
 import time
 import traceback
+from collections import Counter
 from collections.abc import Callable, Coroutine
 from functools import partial
 from pathlib import Path
@@ -25,11 +26,13 @@ from holdfast.conformance.history import Journal, read_journals, to_file
 from torture.client import Client
 from torture.own_transactions import OwnTransactions
 from torture.store_checks import check_slots, drain_and_dump, prepare
-from torture.stores import Store
+from torture.stores import Killable, Store
 from torture.workload import LEASE_MS
 
 DRAIN_S_MAX = 120.0
 CLOCK_STEP_NS = 3_000_000
+OUTAGES = {"server_kill": "server_back", "broker_kill": "broker_back"}
+"""The kills of servers, and what is noted when they accept connections again."""
 _PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None)
 
@@ -43,6 +46,7 @@ class FaultPlan(NamedTuple):
     seed: int
     freezes: int
     server_kills: int
+    broker_kills: int = 0
 
 
 class FaultInjector:
@@ -58,7 +62,8 @@ class FaultInjector:
         self._started = 0
         self._frozen: dict[int, float] = {}
         self._wall_offset_ns = _wall_offset_ns()
-        self.done = {"kill": 0, "freeze": 0, "server_kill": 0}
+        self._broker: Killable | None = None
+        self.done = Counter({"kill": 0, "freeze": 0, "server_kill": 0})
 
     def run(self) -> Findings:
         """Run everything and check the history."""
@@ -82,28 +87,36 @@ class FaultInjector:
 
     def _inject_faults(self) -> None:
         """Inject all faults at random instants within the time."""
-        plan = self._plan
-        seconds = plan.seconds
-        names = ["kill"] * plan.kills + ["freeze"] * plan.freezes
-        faults = [(self._rng.random() * seconds, name) for name in names]
-        if self._store.server is not None:
-            # Far enough apart for work in between: crash recovery takes time.
-            share = seconds / max(1, plan.server_kills)
-            for number in range(plan.server_kills):
-                faults.append(((number + 0.5 * self._rng.random()) * share, "server_kill"))
+        seconds = self._plan.seconds
+        faults = self._planned_faults()
         started = time.monotonic()
         for instant, fault in sorted(faults):
             self._wait_until(started + instant)
             injected_at = time.monotonic()
             self._inject(fault)
-            if fault == "server_kill":
-                # No client can work meanwhile; without this the other faults would pile up.
+            if fault in OUTAGES:
+                # It takes time; without this the other faults would pile up.
                 started += time.monotonic() - injected_at
             self.done[fault] += 1
             took = time.monotonic() - started
             text = ", ".join(f"{count} {name}s" for name, count in self.done.items())
             _say(f"{self._store.name}: {took:.0f} of {seconds:.0f} s, {text}")
         self._wait_until(started + seconds)
+
+    def _planned_faults(self) -> list[tuple[float, str]]:
+        """The instants of all faults, in seconds from the start."""
+        plan = self._plan
+        names = ["kill"] * plan.kills + ["freeze"] * plan.freezes
+        faults = [(self._rng.random() * plan.seconds, name) for name in names]
+        kills = {"server_kill": plan.server_kills, "broker_kill": plan.broker_kills}
+        if self._store.server is None:
+            del kills["server_kill"]
+        for name, count in kills.items():
+            # Far enough apart for work in between: recovery takes time.
+            share = plan.seconds / max(1, count)
+            for number in range(count):
+                faults.append(((number + 0.5 * self._rng.random()) * share, name))
+        return faults
 
     def _wait_until(self, instant: float) -> None:
         while (left := instant - time.monotonic()) > 0:
@@ -113,13 +126,13 @@ class FaultInjector:
             time.sleep(min(left, 0.05))
 
     def _inject(self, fault: str) -> None:
-        if fault == "server_kill":
-            server = self._store.server
+        if fault in OUTAGES:
+            server = self._store.server if fault == "server_kill" else self._broker
             assert server is not None
-            self._journal.note("server_kill")
+            self._journal.note(fault)
             server.kill()
             server.restart()
-            self._journal.note("server_back")
+            self._journal.note(OUTAGES[fault])
             return
         pid = self._rng.choice(list(self._alive))
         if fault == "freeze":
@@ -230,7 +243,12 @@ class FaultInjector:
             self._kill(pid, count=count)
 
     def _journal_of(self, name: str) -> Journal:
-        return Journal(name, to_file(self._directory / f"{name}.jsonl"))
+        return journal_in(self._directory, name)
+
+
+def journal_in(directory: Path, name: str) -> Journal:
+    """A new journal of this process in a directory of histories."""
+    return Journal(name, to_file(directory / f"{name}.jsonl"))
 
 
 def _wall_offset_ns() -> int:

@@ -27,6 +27,12 @@ COLUMNS = {
         "engine", "clients", "seconds", "server_kills", "jobs", "operations", "unknown", "lost",
         "resurrected", "stale_settles", "violations", "back_ms_p50", "back_ms_max", "seed",
     ),
+    "rabbitmq": (
+        "part", "engine", "seconds", "broker_kills", "server_kills", "kills", "proxy_confirm",
+        "proxy_ack", "proxy_delivery", "proxy_cut", "proxy_frame", "proxy_stall", "jobs",
+        "operations", "confirmed", "entered", "published", "published_again", "taken", "expired",
+        "by_handler", "lost", "resurrected", "stale_settles", "violations", "seed",
+    ),
     "poison": (
         "engine", "workers", "seconds", "poison", "good", "good_ms_p50_alone",
         "good_ms_p99_alone", "good_ms_p50", "good_ms_p99", "supervisor_mb_early",

@@ -68,7 +68,7 @@ async def drain_and_dump(engine: Engine, journal: Journal, seconds_max: float) -
 
 async def _release_held(engine: Recorded) -> None:
     """Redrive dead parents, so that jobs held by them can end."""
-    for job in await _all(engine, (State.WAITING,)):
+    for job in await all_jobs(engine, (State.WAITING,)):
         waits = await engine.waits(job.id)
         if waits is not None and waits.parents:
             dead = JobFilter(ids=waits.parents, states=(State.DEAD, State.CANCELLED))
@@ -84,7 +84,7 @@ async def _slots(engine: Engine) -> dict[SlotKey, tuple[int, int]]:
         if all(is_same_flow(queue, variant) for variant in SETTINGS[name])
     ]
     held: Counter[SlotKey] = Counter()
-    for job in await _all(engine, (State.LEASED,)):
+    for job in await all_jobs(engine, (State.LEASED,)):
         lane = lane_of(job, QUEUES[job.queue])
         held.update(lane.slots if lane else ())
     used: dict[SlotKey, int] = {}
@@ -108,7 +108,8 @@ async def _unfinished(engine: Engine) -> bool:
             return bool(page.jobs)
 
 
-async def _all(engine: Engine, states: tuple[State, ...]) -> list[Job]:
+async def all_jobs(engine: Engine, states: tuple[State, ...]) -> list[Job]:
+    """Read every job in these states."""
     wanted, after = JobFilter(states=states), None
     found: list[Job] = []
     while True:

@@ -17,12 +17,15 @@ from holdfast.core.limits import Limit, Rate
 from holdfast.core.model import Lease, NewJob, Queue, Receipt, Status
 
 LEASE_MS = 600
+TTL_MS = 2_000
 DEPTH_MAX = 60
 """Producers enqueue more than the limits let through; the rest is refused at this depth."""
 TENANTS = ("ada", "bob", "cyd", "dan")
 PLAIN = ("plain", "kept", "moved")
 HOLDING = "aged"
 """The only queue whose jobs may wait until the faults end: it has no groups and no depth limit."""
+ADDRESSED = ("worker.ann", "worker.ben")
+"""The own queues of two workers. Only the tests with a broker use them."""
 CHILD_SHARE = 0.25
 RECENT_MAX = 30
 GROUPS = 12
@@ -82,10 +85,11 @@ SETTINGS: dict[str, tuple[Queue, ...]] = {
             ),
             _deep("shifting"),
         ),
+        *((_queue(name, expires_ms=TTL_MS),) for name in ADDRESSED),
     )
 }
 QUEUES = {name: variants[0] for name, variants in SETTINGS.items()}
-FLOWING = tuple(name for name in QUEUES if name not in (*PLAIN, "grave"))
+FLOWING = tuple(name for name in QUEUES if name not in (*PLAIN, *ADDRESSED, "grave"))
 GROUPED = ("grouped", "batched", "limited", "shifting")
 CHANGING = tuple(name for name, variants in SETTINGS.items() if len(variants) > 1)
 

@@ -6,26 +6,28 @@ two cores. `docs/benchmarks.md` gives the source of each.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from bench.stores import EngineName
 
 Runs = Literal["holdfast", "python", "node"]
+StoreName = EngineName | Literal["brokered", "rabbitmq"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contestant:
     """A queue under test.
 
-    `unfinished` is the SQL that counts waiting and leased jobs. `jobs_max` bounds the jobs of a
+    `unfinished` is the SQL that counts waiting and leased jobs, or the name of the peer's queue at
+    RabbitMQ. `jobs_max` bounds the jobs of a
     slow contestant. The start delay of single jobs is measured only if it `keeps_up` with them.
     One that `syncs` waits for the disk at every commit. `goal` is the wanted ratio of Holdfast's
     rate to this one's.
     """
 
     name: str
-    engine: EngineName
+    engine: StoreName
     runs: Runs
     program: str
     durability: str
@@ -167,3 +169,37 @@ PEERS: tuple[Contestant, ...] = (
         keeps_up=False,
     ),
 )
+
+_DEFAULT = next(each for each in HOLDFAST if each.engine == "postgres")
+PLAIN = replace(_DEFAULT, name="holdfast on PostgreSQL")
+BROKERED = replace(PLAIN, name="holdfast on RabbitMQ and PostgreSQL", engine="brokered")
+BROKER_PEERS: tuple[Contestant, ...] = tuple(
+    Contestant(
+        name=name,
+        engine="rabbitmq",
+        runs="python",
+        program=program,
+        durability="durable queue, confirms, acknowledged after the run",
+        unfinished=queue,
+        settings=settings,
+        processes=2,
+        jobs_max=20_000,
+    )
+    for program, queue, name, settings in (
+        ("dramatiq", "default", "dramatiq, 2 × 8 threads", {"threads": 8, "prefetch": 1_000}),
+        ("dramatiq", "default", "dramatiq, 2 × 32 threads", {"threads": 32, "prefetch": 1_000}),
+        (
+            "celery",
+            "celery",
+            "celery, 2 × solo pool",
+            {"pool": "solo", "concurrency": 1, "prefetch": 1_000},
+        ),
+        (
+            "celery",
+            "celery",
+            "celery, 2 × 16 threads",
+            {"pool": "threads", "concurrency": 16, "prefetch": 100},
+        ),
+    )
+)
+"""The peers of the benchmark `rabbitmq`."""

@@ -9,6 +9,7 @@ import asyncio
 import json
 import os
 import random
+import signal
 import sys
 import threading
 import time
@@ -17,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 BATCH = 1_000
+CALLERS = 8
 
 
 @dataclass(frozen=True)
@@ -49,8 +51,11 @@ def given() -> Arguments:
 
 
 def _end_with_the_benchmark() -> None:
-    """Exit when the benchmark closes the pipe, which also happens if it is killed."""
+    """Exit when the benchmark closes the pipe, which also happens if it is killed. Children that a
+    worker forked are in its process group and exit too."""
     os.read(0, 1)
+    if os.getpgrp() == os.getpid():
+        os.killpg(0, signal.SIGKILL)
     os._exit(1)
 
 
@@ -59,6 +64,26 @@ def batches(jobs: int) -> Iterator[int]:
     while jobs > 0:
         yield min(jobs, BATCH)
         jobs -= BATCH
+
+
+def timed_calls(call: Callable[[], object], jobs: int) -> float:
+    """Make one call per job, from several threads; return the seconds it took."""
+    ready = threading.Barrier(CALLERS + 1)
+
+    def act(count: int) -> None:
+        ready.wait()
+        for _ in range(count):
+            call()
+
+    counts = [jobs // CALLERS + (number < jobs % CALLERS) for number in range(CALLERS)]
+    threads = [threading.Thread(target=act, args=(count,)) for count in counts]
+    for thread in threads:
+        thread.start()
+    ready.wait()
+    started = time.perf_counter()
+    for thread in threads:
+        thread.join()
+    return time.perf_counter() - started
 
 
 def steadily(arguments: Arguments) -> Iterator[None]:

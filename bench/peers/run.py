@@ -58,12 +58,14 @@ async def drain(contestant: Contestant, workspace: Workspace, *, jobs: int) -> D
     ):
         end = time.monotonic() + DRAIN_S_MAX
         ran, first = 0, 0
+        finished = 0
         while ran < jobs or await store.unfinished() > 0:
             if time.monotonic() > end:
-                raise _too_late(workspace, f"ran {ran} of {jobs} jobs")
+                raise too_late(workspace, f"ran {ran} of {jobs} jobs")
             await asyncio.sleep(POLL_S)
             ran, first = tally.count(workspace.directory)
-        finished = time.monotonic_ns()
+            # Before the store is asked: asking RabbitMQ takes a while.
+            finished = time.monotonic_ns()
     return Drain(
         jobs=jobs,
         enqueue_s=enqueue_s,
@@ -83,7 +85,7 @@ async def delays_ms(
         end = time.monotonic() + DRAIN_S_MAX
         while len(found := tally.delays_ms(workspace.directory)) < jobs:
             if time.monotonic() > end:
-                raise _too_late(workspace, f"started {len(found)} of {jobs} jobs")
+                raise too_late(workspace, f"started {len(found)} of {jobs} jobs")
             await asyncio.sleep(0.05)
     return found
 
@@ -130,11 +132,11 @@ async def _warm(contestant: Contestant, workspace: Workspace) -> None:
     end = time.monotonic() + DRAIN_S_MAX
     while tally.count(workspace.directory)[0] == 0:
         if time.monotonic() > end:
-            raise _too_late(workspace, "its workers ran no job")
+            raise too_late(workspace, "its workers ran no job")
         await asyncio.sleep(0.05)
 
 
-def _too_late(workspace: Workspace, what: str) -> Failed:
+def too_late(workspace: Workspace, what: str) -> Failed:
     """Create an error with the last line of the workers' log."""
     lines = (workspace.directory / "work.log").read_text(errors="replace").splitlines()
     return Failed(f"{what} in {DRAIN_S_MAX} s; {(lines or ['no output'])[-1][:200]}")
@@ -183,7 +185,7 @@ class _Store:
     """Reads the store of a contestant while its workers run."""
 
     def __init__(self, contestant: Contestant, connection: Any) -> None:
-        self._sql = contestant.unfinished
+        self._unfinished = contestant.unfinished
         self._connection = connection
 
     @classmethod
@@ -195,11 +197,16 @@ class _Store:
             yield cls(contestant, file)
             file.close()
             return
-        connection = await asyncpg.connect(workspace.store)
+        if contestant.engine == "rabbitmq":
+            yield cls(contestant, workspace)
+            return
+        connection = await asyncpg.connect(workspace.database or workspace.store)
         yield cls(contestant, connection)
         await connection.close()
 
     async def unfinished(self) -> int:
         if isinstance(self._connection, apsw.Connection):
-            return int(self._connection.execute(self._sql).get)
-        return int(await self._connection.fetchval(self._sql))
+            return int(self._connection.execute(self._unfinished).get)
+        if isinstance(self._connection, Workspace):
+            return await asyncio.to_thread(self._connection.depth, self._unfinished)
+        return int(await self._connection.fetchval(self._unfinished))

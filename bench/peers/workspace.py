@@ -1,30 +1,45 @@
-"""The workspace of a contestant: a directory and a new, empty file or database for every turn."""
+"""The workspace of a contestant: a directory and a new, empty file, database or virtual host of
+RabbitMQ for every turn.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import os
 import tempfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import asyncpg
 
+from bench.peers.catalogue import StoreName
 from bench.store_factory import SETTINGS
 from bench.stores import EngineName
 from holdfast.conformance.postgres_server import PrivatePostgres
+from holdfast.conformance.rabbitmq_server import PrivateRabbitMQ, RabbitNode
 
 
 @dataclass(frozen=True, slots=True)
 class Workspace:
-    """`store` is a path or a URL, as the peers expect it. The directory belongs to one turn."""
+    """`store` is a path or a URL, as the peers expect it. The directory belongs to one turn. With a
+    broker, `database` is the ledger and `amqp` the URL of the broker."""
 
     store: str
     directory: Path
+    database: str = ""
+    amqp: str = ""
+    node: RabbitNode | None = None
 
     @property
     def url(self) -> str:
         return self.store if "://" in self.store else f"sqlite:///{self.store}"
+
+    def depth(self, queue: str) -> int:
+        """Messages of a queue at the broker, those included that are not acknowledged."""
+        assert self.node is not None
+        return self.node.depth(self.amqp.rpartition("/")[2], queue)
 
 
 class Workspaces:
@@ -56,6 +71,46 @@ class Workspaces:
         connection = await asyncpg.connect(self._dsn)
         await connection.execute(sql)
         await connection.close()
+
+
+class BrokerWorkspaces:
+    """Creates workspaces with a database and a virtual host each."""
+
+    def __init__(self, databases: Workspaces, node: RabbitNode) -> None:
+        self._databases = databases
+        self._node = node
+        self._count = 0
+
+    @asynccontextmanager
+    async def new(self, store: StoreName) -> AsyncIterator[Workspace]:
+        """Create a workspace for a contestant on this store, deleted after the block."""
+        self._count += 1
+        vhost = f"bench-{os.getpid()}-{self._count}"
+        async with self._databases.new() as workspace:
+            amqp = await asyncio.to_thread(self._node.add_vhost, vhost)
+            database = workspace.store
+            urls = {"rabbitmq": amqp, "brokered": f"brokered:{amqp},{database}"}
+            try:
+                yield replace(
+                    workspace,
+                    store=urls.get(store, database),
+                    database=database,
+                    amqp=amqp,
+                    node=self._node,
+                )
+            finally:
+                await asyncio.to_thread(self._node.delete_vhost, vhost)
+
+
+@asynccontextmanager
+async def broker_workspaces(node: RabbitNode | None = None) -> AsyncIterator[BrokerWorkspaces]:
+    """Use a private PostgreSQL, and a private RabbitMQ unless a broker is given."""
+    async with workspaces("postgres") as databases:
+        if node is not None:
+            yield BrokerWorkspaces(databases, node)
+            return
+        with PrivateRabbitMQ() as broker:
+            yield BrokerWorkspaces(databases, broker.node)
 
 
 @asynccontextmanager

@@ -87,4 +87,4 @@ def test_brokered_pooled_postgres(shared_pg_dsn: str, amqp_url: str) -> None:
         ForgetfulConnections() as kept,
     ):
         make = partial(harnesses.postgres, shared_pg_dsn, wrap, connections=1, kept=kept)
-        explore("brokered_pooled_postgres", make, 10, runner)
+        explore("brokered_pooled_postgres", make, 6, runner)

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import shlex
 import signal
 import sys
 import tempfile
 from collections.abc import AsyncIterator
+from dataclasses import dataclass
 from pathlib import Path
 from random import SystemRandom
 from typing import Annotated, Any
 
+from cyclopts import Parameter
 from msgspec.structs import replace
 
 from holdfast.cli.flags import option, switch
@@ -36,6 +39,22 @@ _SCALE = 0.4
 _VIOLATIONS_SHOWN = 20
 
 
+@Parameter(name="*")
+@dataclass(frozen=True, slots=True)
+class PrivateServers:
+    """Servers that the run starts for itself."""
+
+    postgres: Annotated[bool, switch("Use a private PostgreSQL, and kill and restart it too.")] = (
+        False
+    )
+    rabbitmq: Annotated[
+        bool, switch("Use a private RabbitMQ beside the store, and kill and restart it too.")
+    ] = False
+
+
+NO_SERVERS = PrivateServers()
+
+
 async def chaos(
     *,
     seconds: Annotated[float, option("N", "Kill and freeze for this many seconds.")] = 30.0,
@@ -43,25 +62,27 @@ async def chaos(
         int | None, option("N", "Kill a process this many times. [default: once every two seconds]")
     ] = None,
     workers: Annotated[int, option("N", "Start this many workers.")] = 3,
-    postgres: Annotated[
-        bool, switch("Use a private PostgreSQL, and kill and restart it too.")
-    ] = False,
     queue: Annotated[
         str | None,
         option("NAME", "Create and delete this queue; needed in a store with other jobs."),
     ] = None,
     seed: Annotated[int | None, option("N", "Repeat the random choices of an earlier run.")] = None,
+    private: PrivateServers = NO_SERVERS,
     common: Common = COMMON,
 ) -> int:
     """Kill and freeze workers, and check that no job is lost.
 
     Without --url it uses a private store. It ends only processes that it started.
     """
-    if postgres and common.url:
-        raise UsageError("--postgres starts a private server: give either --url or --postgres")
-    plan = _plan(seconds, kills, workers, seed, restarts=postgres)
+    for flag, given in (("--postgres", private.postgres), ("--rabbitmq", private.rabbitmq)):
+        if given and common.url:
+            raise UsageError(f"{flag} starts a private server: give either --url or {flag}")
+    plan = _plan(seconds, kills, workers, seed, private)
+    if private.rabbitmq:
+        # This process is a client of the broker, too, and would report every outage that it causes.
+        logging.getLogger("holdfast.rabbitmq").setLevel(logging.ERROR)
     with tempfile.TemporaryDirectory(prefix="holdfast-chaos-") as folder:
-        async with _open_store(common, Path(folder), queue, plan.seed, postgres=postgres) as store:
+        async with _open_store(common, Path(folder), queue, plan) as store:
             again = _repeat_command(plan, common, store)
             if not common.json:
                 say(f"chaos on {store.label} for {seconds:g} s; to repeat it: {again}")
@@ -71,7 +92,7 @@ async def chaos(
                 Path(folder),
                 queue=replace(QUEUE, name=store.queue),
                 options=store.options,
-                server=store.server,
+                servers=store.servers,
                 tell=_print_progress,
             )
             findings = await _until_interrupted(run)
@@ -88,11 +109,16 @@ async def chaos(
 
 
 def _plan(
-    seconds: float, kills: int | None, workers: int, seed: int | None, *, restarts: bool
+    seconds: float,
+    kills: int | None,
+    workers: int,
+    seed: int | None,
+    private: PrivateServers,
 ) -> ChaosPlan:
     kills = max(1, round(seconds / 2)) if kills is None else kills
     if not 1 <= seconds <= 86_400 or not 1 <= workers <= 64 or not 0 <= kills <= 100_000:
         raise UsageError("--seconds must be 1 to 86400, --workers 1 to 64 and --kills 0 to 100000")
+    restarts = max(1, round(seconds / 10))
     return ChaosPlan(
         workers=workers,
         kills=kills,
@@ -100,17 +126,19 @@ def _plan(
         seconds=seconds,
         scale=_SCALE,
         seed=SystemRandom().randrange(1_000_000) if seed is None else seed,
-        restarts=max(1, round(seconds / 10)) if restarts else 0,
+        restarts=restarts if private.postgres else 0,
+        broker_restarts=restarts if private.rabbitmq else 0,
     )
 
 
 @contextlib.asynccontextmanager
 async def _open_store(
-    common: Common, home: Path, queue: str | None, seed: int, *, postgres: bool
+    common: Common, home: Path, queue: str | None, plan: ChaosPlan
 ) -> AsyncIterator[ChaosStore]:
-    name = queue or f"chaos.{seed}"
+    name = queue or f"chaos.{plan.seed}"
     if not common.url:
-        async with private_store(home, name, postgres=postgres) as store:
+        servers = {"postgres": plan.restarts > 0, "rabbitmq": plan.broker_restarts > 0}
+        async with private_store(home, name, **servers) as store:
             yield store
         return
     async with (
@@ -137,7 +165,10 @@ async def _until_interrupted(run: ChaosRun) -> ChaosFindings | None:
 
 def _print(findings: ChaosFindings, figures: dict[str, Any]) -> None:
     """Print the violations, then one line of results."""
-    faults = [counted(figures[f"{name}s"], name) for name in ("kill", "freeze", "restart")]
+    names = {"kill": "kill", "freeze": "freeze", "restart": "restart"}
+    if figures["broker_restarts"]:
+        names["broker_restart"] = "broker restart"
+    faults = [counted(figures[f"{key}s"], name) for key, name in names.items()]
     jobs = f"{counted(findings.jobs, 'job')}, {counted(findings.dead, 'dead letter')}"
     say(f"{jobs}; {', '.join(faults)}")
     for violation in findings.violations[:_VIOLATIONS_SHOWN]:
@@ -158,6 +189,7 @@ def _figures(findings: ChaosFindings, run: ChaosRun, plan: ChaosPlan) -> dict[st
         "kills": run.counts["kills"],
         "freezes": run.counts["freezes"],
         "restarts": run.counts["restarts"],
+        "broker_restarts": run.counts["broker_restarts"],
         "jobs": findings.jobs,
         "done": findings.done,
         "dead": findings.dead,
@@ -180,8 +212,10 @@ def _repeat_command(plan: ChaosPlan, common: Common, store: ChaosStore) -> str:
         "seed": str(plan.seed),
     }
     words = [program(), "chaos", *(f"--{name}={value}" for name, value in given.items())]
-    if store.server is not None:
+    if store.servers.store is not None:
         words.append("--postgres")
+    if store.servers.broker is not None:
+        words.append("--rabbitmq")
     if common.url:
         words += [f"--url={store.label}", f"--queue={store.queue}"]
     return shlex.join(words)

@@ -86,6 +86,19 @@ class RabbitNode(NamedTuple):
         after its start the queue has no leader and answers nobody."""
         self.evaluate("[ok = dets:sync(Table) || Table <- dets:all()]")
 
+    def depth(self, vhost: str, queue: str) -> int:
+        """The messages of a queue, those included that are delivered and not acknowledged. A quorum
+        queue is asked itself, because its published counts are seconds old."""
+        name = f"rabbit_misc:r({_term(vhost)},queue,{_term(queue)})"
+        total = "ra:leader_query(amqqueue:get_pid(Q),fun rabbit_fifo:query_messages_total/1)"
+        count = "element(2,hd(rabbit_amqqueue:info(Q,[messages])))"
+        return int(
+            self.evaluate(
+                f"{{ok,Q}}=rabbit_amqqueue:lookup({name}),case amqqueue:get_type(Q) of"
+                f" rabbit_quorum_queue->element(2,element(2,{total}));_->{count} end"
+            )
+        )
+
     def evaluate(self, expression: str) -> str:
         """Evaluate an Erlang expression in the broker; returns the value as text."""
         # A name of its own: the broker refuses a second caller that has the name of the first.

@@ -41,6 +41,17 @@ def test_nothing_is_lost(engine: tuple[str, ...], tmp_path: Path) -> None:
 
 @pytest.mark.torture
 @pytest.mark.timeout(300)
+@pytest.mark.usefixtures("rabbitmq_programs")
+def test_nothing_is_lost_while_a_broker_restarts(tmp_path: Path) -> None:
+    found = judged(run_program(tmp_path, "chaos", *SMALLEST, "--rabbitmq", *seed(), "--json"))
+    assert (found["lost"], found["lost_ids"], found["violations"]) == (0, [], [])
+    assert (found["kills"], found["restarts"], found["broker_restarts"]) == (1, 0, 1)
+    assert found["jobs"] == found["done"] + found["dead"] > 0
+    assert "--rabbitmq" in found["again"]
+
+
+@pytest.mark.torture
+@pytest.mark.timeout(300)
 def test_in_a_users_own_store(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/work.db"
     own = ("--url", url)
@@ -135,7 +146,8 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 
 @pytest.mark.parametrize(
-    "line", [("--seconds", "0"), ("--workers", "0"), ("--kills", "-1"), ("--postgres",)]
+    "line",
+    [("--seconds", "0"), ("--workers", "0"), ("--kills", "-1"), ("--postgres",), ("--rabbitmq",)],
 )
 def test_invalid_options_are_refused(line: tuple[str, ...], tmp_path: Path) -> None:
     ran = run_program(tmp_path, "chaos", *line, "--url", f"sqlite:///{tmp_path}/work.db")

@@ -100,8 +100,8 @@ def test_a_history_can_be_checked_afterwards(tmp_path: Path) -> None:
 
 
 COMMANDS = (
-    "engines", "workers", "server", "poison", "simulate", "machine", "power", "writers", "check",
-    "all",
+    "engines", "workers", "server", "rabbitmq", "poison", "simulate", "machine", "power", "writers",
+    "check", "all",
 )  # fmt: skip
 
 

@@ -1,4 +1,5 @@
-"""Injects faults: kills and freezes processes of one fleet, and restarts its database server.
+"""Injects faults: kills and freezes processes of one fleet, and restarts its database server and
+its broker.
 
 It records the targets and the end of each fault for `verify`. It knows nothing about jobs.
 """
@@ -39,11 +40,18 @@ class _Frozen(NamedTuple):
 
 
 class Server(Protocol):
-    """A database server that may be killed, because this program started it."""
+    """A database server or broker that may be killed, because this program started it."""
 
     def kill(self) -> None: ...
 
     def restart(self) -> None: ...
+
+
+class Servers(NamedTuple):
+    """The servers of a run: of its store, and its broker; None if there is none to kill."""
+
+    store: Server | None = None
+    broker: Server | None = None
 
 
 class FaultInjector:
@@ -58,15 +66,15 @@ class FaultInjector:
         lease_ms: int,
         scale: float,
         one_writer: bool,
-        server: Server | None = None,
+        servers: Servers | None = None,
     ) -> None:
         self._fleet = fleet
         self._dice = dice
         self._lease_ms = lease_ms
         self._grown_s = _GROWN_S * scale
         self._one_writer = one_writer
-        self._server = server
-        self._restarting: asyncio.Task[None] | None = None
+        self._servers = servers or Servers()
+        self._restarting: dict[str, asyncio.Task[None]] = {}
         self._frozen: dict[int, _Frozen] = {}
         self._struck_at = {"launcher": 0.0}
         self.faults: list[Fault] = []
@@ -81,7 +89,9 @@ class FaultInjector:
         if kind == "launcher" and now < max(self._struck_at.values()) + _APART_S:
             return False
         if kind == "restart":
-            return self._restart()
+            return self._restart(kind, self._servers.store)
+        if kind == "broker_restart":
+            return self._restart(kind, self._servers.broker)
         tree = self._fleet.tree()
         if kind == "freeze":
             return self._freeze(tree)
@@ -119,10 +129,9 @@ class FaultInjector:
                 frozen.thaw.wait()
 
     async def end_all(self) -> None:
-        """End all faults: thaw every process and wait for the server."""
+        """End all faults: thaw every process and wait for the servers."""
         self.thaw(everybody=True)
-        if self._restarting is not None:
-            await self._restarting
+        await asyncio.gather(*self._restarting.values())
 
     @contextlib.contextmanager
     def noting_stalls(self) -> Iterator[None]:
@@ -166,21 +175,24 @@ class FaultInjector:
         self.counts["freezes"] += 1
         return True
 
-    def _restart(self) -> bool:
-        assert self._server is not None
-        if self._restarting is not None and not self._restarting.done():
+    def _restart(self, kind: str, server: Server | None) -> bool:
+        assert server is not None
+        restarting = self._restarting.get(kind)
+        if restarting is not None and not restarting.done():
             return False
-        self._restarting = asyncio.create_task(self._outage(self._server, self._dice.random()))
-        self.counts["restarts"] += 1
+        outage = self._outage(kind, server, self._dice.random())
+        self._restarting[kind] = asyncio.create_task(outage)
+        self.counts[f"{kind}s"] += 1
         return True
 
-    async def _outage(self, server: Server, lasting_s: float) -> None:
+    async def _outage(self, kind: str, server: Server, lasting_s: float) -> None:
         at_ns = time.monotonic_ns()
         await asyncio.to_thread(server.kill)
         await asyncio.sleep(lasting_s)
         await asyncio.to_thread(server.restart)
-        # Clients reconnect at their own pace.
-        self.faults.append(Fault("outage", "server", at_ns, until_ns=time.monotonic_ns()))
+        if kind == "restart":
+            # Clients reconnect at their own pace. No lease may lapse because of the broker.
+            self.faults.append(Fault("outage", "server", at_ns, until_ns=time.monotonic_ns()))
 
 
 def kill_roles(kills: int) -> list[str]:

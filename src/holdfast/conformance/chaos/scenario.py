@@ -17,13 +17,14 @@ import sys
 import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from holdfast.app.application import Holdfast
 from holdfast.conformance.chaos import run_log
-from holdfast.conformance.chaos.faults import FaultInjector, Server, kill_roles
+from holdfast.conformance.chaos.faults import FaultInjector, Servers, kill_roles
 from holdfast.conformance.chaos.process_tree import Fleet
 from holdfast.conformance.chaos.verify import ChaosFindings, verify
+from holdfast.conformance.private_server import PrivateServer, ServiceUnavailable
 from holdfast.core.model import Job, NewJob, Queue, QueueView, Status
 from holdfast.core.text import counted
 from holdfast.core.workers import worker_queue
@@ -49,6 +50,7 @@ _READY_MIN = 6
 _EARLY = 0.1
 """Maximum number of faults that may hit starting processes; with more, none would ever start."""
 _AWAY = (EngineUnavailable, OutcomeUnknown)
+StartedServer = TypeVar("StartedServer", bound=PrivateServer)
 
 
 class ChaosPlan(NamedTuple):
@@ -61,11 +63,12 @@ class ChaosPlan(NamedTuple):
     scale: float
     seed: int
     restarts: int = 0
+    broker_restarts: int = 0
 
 
 class ChaosRun:
-    """`options` are further options of `holdfast worker run`; `server` is the target of `restarts`.
-    `tell` receives progress messages."""
+    """`options` are further options of `holdfast worker run`; `servers` are the targets of
+    restarts. `tell` receives progress messages."""
 
     def __init__(
         self,
@@ -75,7 +78,7 @@ class ChaosRun:
         *,
         queue: Queue = QUEUE,
         options: tuple[str, ...] = (),
-        server: Server | None = None,
+        servers: Servers | None = None,
         tell: Callable[[str], None] | None = None,
     ) -> None:
         self._url = url
@@ -92,7 +95,7 @@ class ChaosRun:
             lease_ms=queue.lease_ms,
             scale=plan.scale,
             one_writer="sqlite:" in url,
-            server=server,
+            servers=servers,
         )
         self._offered: list[NewJob] = []
         self._accepted: list[str] = []
@@ -143,6 +146,7 @@ class ChaosRun:
             *kill_roles(plan.kills),
             *["freeze"] * plan.freezes,
             *["restart"] * plan.restarts,
+            *["broker_restart"] * plan.broker_restarts,
         ]
         dice = self._dice.random
         schedule = sorted((dice() * plan.seconds, kind, dice() < _EARLY) for kind in kinds)
@@ -260,35 +264,53 @@ def _tell_terminal(text: str) -> None:
 
 
 class ChaosStore(NamedTuple):
-    """The store of a run. `label` names it to people; `options` are for the workers; `server` is
-    set only if the run started it."""
+    """The store of a run. `label` names it to people; `options` are for the workers; `servers` are
+    those that the run started."""
 
     url: str
     label: str
     queue: str
     options: tuple[str, ...] = ()
-    server: Server | None = None
+    servers: Servers = Servers()
 
 
 @contextlib.asynccontextmanager
-async def private_store(home: Path, queue: str, *, postgres: bool) -> AsyncIterator[ChaosStore]:
-    """A new, empty store."""
-    if not postgres:
-        yield ChaosStore(f"sqlite:///{home / 'jobs.db'}", "a private SQLite file", queue)
-        return
-    from holdfast.conformance.postgres_server import PrivatePostgres
-    from holdfast.conformance.private_server import ServiceUnavailable
+async def private_store(
+    home: Path, queue: str, *, postgres: bool, rabbitmq: bool
+) -> AsyncIterator[ChaosStore]:
+    """A new, empty store; with a broker, it is the ledger."""
+    store = ChaosStore(f"sqlite:///{home / 'jobs.db'}", "a private SQLite file", queue)
+    async with contextlib.AsyncExitStack() as stack:
+        if postgres:
+            from holdfast.conformance.postgres_server import PrivatePostgres
 
+            # With syncs: acknowledged jobs must survive the kill of the server.
+            server = await _started(stack, lambda: PrivatePostgres(fsync=True))
+            servers = Servers(server)
+            store = store._replace(url=server.dsn, label="a private PostgreSQL", servers=servers)
+        if rabbitmq:
+            from holdfast.conformance.rabbitmq_server import PrivateRabbitMQ
+
+            broker = await _started(stack, PrivateRabbitMQ)
+            store = store._replace(
+                url=f"brokered:{broker.url},{store.url}",
+                label=f"a private RabbitMQ and {store.label}",
+                servers=store.servers._replace(broker=broker),
+            )
+        yield store
+
+
+async def _started(
+    stack: contextlib.AsyncExitStack, make: Callable[[], StartedServer]
+) -> StartedServer:
+    """A running server, stopped with the stack."""
     try:
-        # With syncs: acknowledged jobs must survive the kill of the server.
-        server = PrivatePostgres(fsync=True)
+        server = make()
         await asyncio.to_thread(server.start)
     except ServiceUnavailable as error:
         raise ConfigError(str(error)) from None
-    try:
-        yield ChaosStore(server.dsn, "a private PostgreSQL", queue, server=server)
-    finally:
-        server.stop()
+    stack.callback(server.stop)
+    return server
 
 
 @contextlib.asynccontextmanager

@@ -1,0 +1,339 @@
+"""Kill RabbitMQ, its ledger, handlers of dead messages and gates under load, behind a proxy that
+loses confirms and acknowledgements and cuts connections. Then the faults stop, everything drains,
+and the history is checked: no job is lost, none is settled twice; each confirmed message with an id
+is exactly one job, and each job of an outlet is at least one message. At last a worker takes jobs
+at the moment of their expiry, and each must have exactly one outcome."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import logging
+import random
+import shutil
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from holdfast.conformance.checker import Findings, check
+from holdfast.conformance.history import Recorded, read_journals
+from holdfast.conformance.rabbitmq_server import PrivateRabbitMQ
+from holdfast.core.model import Job, State
+from holdfast.engines.base import Engine
+from holdfast.engines.registry import open_broker
+from torture import gate_flow, results
+from torture.amqp_proxy import KINDS, AmqpProxy
+from torture.broker_client import BrokerClient, StrictBrokered
+from torture.client import Client, retry_until_answered
+from torture.expiry_race import ExpiryRace
+from torture.fault_injection import DRAIN_S_MAX, FaultInjector, FaultPlan, journal_in
+from torture.gate_flow import VHOST, ForeignProducer
+from torture.own_transactions import OwnTransactions
+from torture.store_checks import all_jobs, drain_and_dump
+from torture.stores import Store, store
+
+PARTS = ("engine", VHOST, "expiry")
+"""Each part has a virtual host of its name."""
+SECONDS_EACH = 4.0
+"""Time between two kills of the broker, without its start."""
+FAULT_S = 0.5
+"""Mean time between two faults of the proxy."""
+PartResult = tuple[dict[str, Any], list[str]]
+"""The figures of a part, and what is wrong."""
+ROLES = ("producer", "gates", "worker")
+BOTH_OUTCOMES_MIN = 100
+"""From this number of rounds on, an expiry race must have seen both outcomes."""
+
+
+def main(argv: list[str]) -> int:
+    given = _parser().parse_args(argv)
+    # Every client would report every outage.
+    logging.disable(logging.WARNING)
+    names = PARTS if given.part == "all" else (given.part,)
+    with PrivateRabbitMQ() as broker:
+        outcomes = [_run_part(name, broker, given) for name in names]
+    return results.conclude("rabbitmq", outcomes, given)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="hf torture rabbitmq", description=__doc__)
+    parser.add_argument(
+        "--part",
+        choices=(*PARTS, "all"),
+        default="all",
+        help="the engine `brokered`, gates, or the race at the expiry [default: all]",
+    )
+    parser.add_argument(
+        "--engine",
+        choices=("sqlite", "postgres"),
+        default="postgres",
+        help="the ledger [default: postgres]",
+    )
+    parser.add_argument(
+        "--processes", type=int, default=6, metavar="N", help="processes [default: 6]"
+    )
+    parser.add_argument(
+        "--broker-kills", type=int, default=20, metavar="N", help="kills of RabbitMQ [default: 20]"
+    )
+    parser.add_argument(
+        "--kills",
+        type=int,
+        metavar="N",
+        help="kills of processes [default: four for each kill of RabbitMQ]",
+    )
+    parser.add_argument(
+        "--server-kills",
+        type=int,
+        metavar="N",
+        help="kills of PostgreSQL [default: one for two kills of RabbitMQ]",
+    )
+    parser.add_argument(
+        "--rounds", type=int, default=1_000, metavar="N", help="jobs of the race [default: 1,000]"
+    )
+    results.add_options(parser)
+    return parser
+
+
+def _run_part(
+    part: str, broker: PrivateRabbitMQ, given: argparse.Namespace
+) -> tuple[dict[str, Any], bool]:
+    plan = _plan(given)
+    sizes = f"--rounds {given.rounds}"
+    if part != "expiry":
+        sizes = f"--processes {plan.processes} --broker-kills {plan.broker_kills}"
+        sizes += f" --kills {plan.kills} --server-kills {plan.server_kills}"
+        sizes += f" --seconds {plan.seconds:g}"
+    replay = f"./hf torture rabbitmq --part {part} --engine {given.engine} {sizes}"
+    print(f"{part}: {replay} --seed {given.seed}", flush=True)
+    started = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="holdfast-torture-") as home:
+        histories = Path(home, "histories")
+        histories.mkdir()
+        with (
+            store(given.engine, Path(home)) as ledger,
+            AmqpProxy(broker.node.add_vhost(part), seed=given.seed, every_s=FAULT_S) as proxy,
+        ):
+            run = _PARTS[part](ledger, broker, proxy, plan, histories)
+            figures, wrong = run(given.rounds)
+        if given.keep or wrong:
+            kept = given.keep or Path(tempfile.mkdtemp(prefix="holdfast-histories-"))
+            shutil.copytree(histories, kept / part, dirs_exist_ok=True)
+            print(f"histories: {kept / part} (./hf torture check {kept / part})")
+    outcome = {
+        "part": part,
+        "engine": given.engine,
+        "seed": given.seed,
+        "seconds": round(time.monotonic() - started, 1),
+        **figures,
+        "violations": len(wrong),
+    }
+    print(_summary(outcome), flush=True)
+    for each in wrong[:10]:
+        print(each, flush=True)
+    return outcome, not wrong
+
+
+def _plan(given: argparse.Namespace) -> FaultPlan:
+    broker_kills: int = given.broker_kills
+    return FaultPlan(
+        processes=given.processes,
+        kills=4 * broker_kills if given.kills is None else given.kills,
+        seconds=broker_kills * SECONDS_EACH if given.seconds is None else given.seconds,
+        seed=given.seed,
+        freezes=0,
+        server_kills=broker_kills // 2 if given.server_kills is None else given.server_kills,
+        broker_kills=broker_kills,
+    )
+
+
+def _summary(outcome: dict[str, Any]) -> str:
+    texts = [
+        f"{value:,} {name.replace('_', ' ')}"
+        for name, value in outcome.items()
+        if isinstance(value, int) and name != "seed"
+    ]
+    return f"{outcome['part']} on {outcome['engine']}: {', '.join(texts)}"
+
+
+class BrokerFaultInjector(FaultInjector):
+    """Kills clients of `brokered`, its ledger and its broker, while the proxy injects faults."""
+
+    def __init__(
+        self,
+        ledger: Store,
+        broker: PrivateRabbitMQ,
+        proxy: AmqpProxy,
+        plan: FaultPlan,
+        directory: Path,
+    ) -> None:
+        super().__init__(_brokered(ledger, proxy), plan, directory)
+        self._ledger = ledger
+        self._broker = broker
+        self._node = broker.node
+        self._proxy = proxy
+        self._proxied: Counter[str] = Counter()
+
+    def __call__(self, rounds: int) -> PartResult:
+        findings = self.run()
+        print(findings, flush=True)
+        return self._figures(findings), [str(each) for each in findings.violations]
+
+    def _figures(self, findings: Findings) -> dict[str, Any]:
+        return {
+            "kills": self.done["kill"],
+            "server_kills": self.done["server_kill"],
+            "broker_kills": self.done["broker_kill"],
+            **{f"proxy_{kind}": self._proxied[kind] for kind in KINDS},
+            "jobs": findings.jobs,
+            "operations": findings.operations,
+            "lost": findings.lost,
+            "resurrected": findings.resurrected,
+            "stale_settles": findings.stale_settles,
+        }
+
+    def _inject_faults(self) -> None:
+        self._proxy.start_faults()
+        super()._inject_faults()
+        self._proxied = self._proxy.stop_faults()
+
+    def _client(self, name: str, *, calm: bool) -> Client:
+        seed = f"{self._plan.seed}/{name}"
+        own = partial(
+            OwnTransactions,
+            name=self._ledger.name,
+            url=self._ledger.url,
+            rng=random.Random(f"{seed}/own"),
+        )
+        return BrokerClient(self._store.make(), self._journal_of(name), seed, calm=calm, own=own)
+
+
+class GateFaultInjector(BrokerFaultInjector):
+    """The same with producers, gates and workers as processes, on the ledger itself."""
+
+    def __init__(
+        self,
+        ledger: Store,
+        broker: PrivateRabbitMQ,
+        proxy: AmqpProxy,
+        plan: FaultPlan,
+        directory: Path,
+    ) -> None:
+        super().__init__(ledger, broker, proxy, plan, directory)
+        self._store = ledger
+        self._foreign = directory / "foreign"
+        self._foreign.mkdir()
+        self._roles: dict[str, str] = {}
+
+    def __call__(self, rounds: int) -> PartResult:
+        figures, wrong = super().__call__(rounds)
+        judged = json.loads((self._foreign / "judged.json").read_text())
+        return {**figures, **judged["counts"]}, [*wrong, *judged["wrong"]]
+
+    def _start(self, *, calm: bool) -> None:
+        """Start a process of the role of which the fewest are alive."""
+        roles = ROLES[1:] if calm else ROLES
+        alive = Counter(self._roles[name] for name in self._alive.values())
+        self._roles[f"p{self._started + 1}"] = min(roles, key=lambda role: alive[role])
+        super()._start(calm=calm)
+
+    async def _run_client(self, name: str, *, calm: bool) -> bool:
+        engine = Recorded(self._store.make(), self._journal_of(name))
+        match self._roles[name]:
+            case "producer":
+                rng = random.Random(f"{self._plan.seed}/{name}")
+                await ForeignProducer(name, self._proxy.url, self._foreign, rng).run()
+            case "gates":
+                await gate_flow.run_gates(engine, self._proxy.url)
+            case _:
+                await gate_flow.run_worker(engine, name)
+        return True
+
+    async def _prepare(self) -> bool:
+        journal = self._journal_of("prepare")
+        await gate_flow.prepare(self._store.make(), journal, self._node.url(VHOST))
+        self._node.flush()
+        return True
+
+    async def _check_slots(self) -> bool:
+        return True
+
+    async def _drain(self) -> bool:
+        """Wait until the source is empty and every job is done; then compare both sides."""
+        emptied = await gate_flow.wait_until_empty(self._node, DRAIN_S_MAX)
+        drained = await drain_and_dump(self._store.make(), self._journal_of("survey"), DRAIN_S_MAX)
+        lines = [
+            json.loads(line)
+            for path in self._foreign.glob("*.jsonl")
+            for line in path.read_bytes().splitlines()
+        ]
+        sink = await gate_flow.read_sink(self._node)
+        counts, wrong = gate_flow.judge_gates(lines, await _stored(self._store.make()), sink)
+        if not emptied:
+            wrong.append(f"messages were left at the source after {DRAIN_S_MAX:g} s")
+        judged = json.dumps({"counts": counts, "wrong": wrong})
+        (self._foreign / "judged.json").write_text(judged)
+        return emptied and drained
+
+
+class _Race:
+    """The race at the expiry; nothing is killed."""
+
+    def __init__(
+        self,
+        ledger: Store,
+        broker: PrivateRabbitMQ,
+        proxy: AmqpProxy,
+        plan: FaultPlan,
+        directory: Path,
+    ) -> None:
+        self._store = _brokered(ledger, proxy)
+        self._seed = plan.seed
+        self._directory = directory
+
+    def __call__(self, rounds: int) -> PartResult:
+        race = ExpiryRace(self._store.make, partial(journal_in, self._directory), self._seed)
+        result = asyncio.run(race.run(rounds))
+        findings = check(read_journals(self._directory))
+        wrong = [*result.wrong, *(str(each) for each in findings.violations)]
+        if rounds >= BOTH_OUTCOMES_MIN and not (result.taken and result.expired):
+            wrong.append("the race had only one kind of outcome: it proves nothing")
+        figures = {
+            "jobs": findings.jobs,
+            "operations": findings.operations,
+            "lost": findings.lost,
+            "resurrected": findings.resurrected,
+            "stale_settles": findings.stale_settles,
+            "taken": result.taken,
+            "expired": result.expired,
+            "by_handler": result.by_handler,
+        }
+        return figures, wrong
+
+
+_PARTS: dict[str, Callable[..., Callable[[int], PartResult]]] = {
+    "engine": BrokerFaultInjector,
+    VHOST: GateFaultInjector,
+    "expiry": _Race,
+}
+
+
+def _brokered(ledger: Store, proxy: AmqpProxy) -> Store:
+    """The ledger, with the broker behind the proxy."""
+
+    def make() -> Engine:
+        return StrictBrokered(ledger.make(), open_broker(proxy.url))
+
+    return ledger._replace(name=f"brokered on {ledger.name}", make=make)
+
+
+async def _stored(engine: Engine) -> list[Job]:
+    await retry_until_answered(engine.open)
+    try:
+        return await all_jobs(engine, tuple(State))
+    finally:
+        await engine.close()
