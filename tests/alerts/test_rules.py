@@ -165,7 +165,8 @@ def test_the_depth_of_dead_messages(depth: int | None, too_many: bool) -> None:
     assert found.sure is (depth is not None), "a raised alert lasts while the broker is down"
     if depth:
         assert found.text == (
-            f"{depth} dead messages wait at the broker, lately of worker eu-1, silent: run upkeep"
+            f"{depth} dead messages wait at the broker, most recently for worker eu-1, silent:"
+            " run upkeep"
         )
 
 

@@ -140,19 +140,19 @@ async def test_the_broker_is_checked() -> None:
     )
     for _ in range(doctor.DEAD_MESSAGES_MAX + 1):
         broker.put_dead()
-    broker.warnings = ("queue worker.a has no dead-letter exchange: delete it",)
+    broker.warnings = ("RabbitMQ at host:5672: queue worker.a is locked: delete it",)
     many, warned = await found(engine, "broker")
     assert (many.level, many.command) == ("warn", "config get dead-letter-handler")
     assert (warned.level, warned.text, warned.remedy) == (
         "warn",
-        "queue worker.a has no dead-letter exchange",
+        "RabbitMQ at host:5672: queue worker.a is locked",
         "delete it",
     )
     broker.error = "amqp://guest:hunter2@broker/v refused the connection"
     [down] = await found(engine, "broker")
     assert (down.level, bool(down.remedy)) == ("warn", True)
     assert down.text == (
-        "no broker: amqp://broker/v refused the connection;"
+        "the broker is down: amqp://broker/v refused the connection;"
         " until it is back, jobs are found by polling"
     )
 

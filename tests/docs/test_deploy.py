@@ -17,6 +17,7 @@ import msgspec
 import pytest
 
 from holdfast.cli import help_pages
+from holdfast.engines.registry import open_engine, redacted
 from holdfast.server.application import OPERATIONS
 from holdfast.server.settings import PORT
 from tests.docs.test_docs import ROOT
@@ -24,9 +25,10 @@ from tests.docs.test_docs import ROOT
 DEPLOY = ROOT / "deploy"
 PAGE = ROOT / "docs" / "deploying.md"
 FILES = [*sorted(path for path in DEPLOY.rglob("*") if path.is_file()), PAGE]
-MANIFESTS = sorted(DEPLOY.rglob("*.yaml"))
+MANIFESTS = sorted((DEPLOY / "kubernetes").glob("*.yaml"))
+COMPOSE = DEPLOY / "compose" / "compose.yaml"
 # Variables that are not flags of a command; the library reads them.
-OWN = {"HOLDFAST_URL", "HOLDFAST_TOKEN", "HOLDFAST_JSON"}
+OWN = {"HOLDFAST_URL", "HOLDFAST_TOKEN", "HOLDFAST_JSON", "HOLDFAST_BROKER_NAME"}
 
 
 def words_of(path: Path) -> Iterator[list[str]]:
@@ -36,7 +38,9 @@ def words_of(path: Path) -> Iterator[list[str]]:
         yield shlex.split(line)[1:]
     for line in re.findall(r"(?m)^CMD (\[.*\])$", text):
         yield json.loads(line)
-    for line in re.findall(r"(?m)^ *args: (\[.*\])$", text):
+    for line in re.findall(r"(?m)^ *(?:args|command): (\[.*\])$", text):
+        if line == '["holdfast"]':
+            continue
         yield json.loads(line)
     for line in re.findall(r"(?:^|[\s`])(?:\./hf|holdfast) ([a-z][^`\n]*)", text):
         words = shlex.split(line, comments=True)
@@ -159,6 +163,74 @@ def test_the_stop_timeout_exceeds_the_grace_time() -> None:
                 [arguments] = values(spec, "args")
                 grace_s = arguments[arguments.index("--grace") + 1].removesuffix("s")
                 assert given_s > int(grace_s)
+
+
+def composed() -> dict[str, Any]:
+    [document] = documents(COMPOSE)
+    services: dict[str, Any] = document["services"]
+    return services
+
+
+def test_composed_services_are_pinned_and_listen_only_on_loopback() -> None:
+    services = composed()
+    assert set(services) == {"server", "worker", "rabbitmq", "postgres"}
+    for name, service in services.items():
+        assert all(port.startswith("127.0.0.1:") for port in service.get("ports", ())), name
+        assert "no-new-privileges:true" in service["security_opt"]
+        if "build" in service:
+            context = COMPOSE.parent / service["build"]["context"]
+            assert (context / service["build"]["dockerfile"]).is_file()
+        else:
+            assert re.fullmatch(r"\w+:\d+\.\d+[\w.-]*@sha256:[0-9a-f]{64}", service["image"])
+    assert services["server"]["ports"] == [f"127.0.0.1:{PORT}:{PORT}"]
+    assert operation_at("/readyz").needs is None
+    assert "/readyz" in str(services["server"]["healthcheck"])
+
+
+def test_composed_passwords_come_from_the_environment() -> None:
+    services = composed()
+    given = [value for service in services.values() for value in service["environment"].items()]
+    for name, value in given:
+        if "PASS" in name:
+            assert re.fullmatch(r"\$\{[A-Z_]+:\?[^}]+\}", value)
+    ignored = (ROOT / ".gitignore").read_text().split()
+    assert ".env" in ignored
+
+
+def test_the_composed_store_opens() -> None:
+    services = composed()
+    template = services["worker"]["environment"]["HOLDFAST_URL"]
+    url = re.sub(r"\$\{[A-Z_]+:\?[^}]+\}", "0f1e", template)
+    assert open_engine(url).traits.name == "postgres"
+    assert redacted(url) == "brokered:amqp://rabbitmq/holdfast,postgresql://postgres/holdfast"
+    assert services["rabbitmq"]["hostname"] == "rabbitmq"
+    broker, database = services["rabbitmq"]["environment"], services["postgres"]["environment"]
+    assert broker["RABBITMQ_DEFAULT_USER"] == broker["RABBITMQ_DEFAULT_VHOST"] == "holdfast"
+    assert database["POSTGRES_USER"] == database["POSTGRES_DB"] == "holdfast"
+
+
+def test_composed_workers_run_the_tasks_beside_the_file() -> None:
+    worker = composed()["worker"]
+    [mounted] = worker["volumes"]
+    here, there, mode = mounted.split(":")
+    assert worker["command"][2] == f"{there}:app"
+    assert mode == "ro"
+    namespace: dict[str, Any] = {"__name__": "tasks"}
+    exec(compile((COMPOSE.parent / here).read_text(), here, "exec"), namespace)
+    assert [task.name for task in namespace["app"].tasks.values()] == ["tasks:greet"]
+
+
+def test_composed_services_may_take_longer_to_stop_than_the_grace_time() -> None:
+    for name in ("server", "worker"):
+        service = composed()[name]
+        grace_s = service["command"][service["command"].index("--grace") + 1].removesuffix("s")
+        assert int(service["stop_grace_period"].removesuffix("s")) > int(grace_s)
+
+
+def test_the_image_has_the_extras_of_the_composed_store() -> None:
+    text = (DEPLOY / "Containerfile").read_text()
+    [extras] = re.findall(r'"\.\[([\w,]+)\]"', text)
+    assert {"server", "postgres", "rabbitmq"} <= set(extras.split(","))
 
 
 def test_the_image_is_built_from_pinned_parts() -> None:

@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from uuid import uuid4
 
 import pytest
 
@@ -29,6 +30,14 @@ PAGES = [
 _BLOCK = re.compile(r"```(\w+)\n(.*?)```", re.DOTALL)
 _LINK = re.compile(r"\]\((?!https?:|#)([^)#]+)")
 _LONG_RUNNING = ("up", "serve", "demo", "chaos", "top", "test", "check", "bench", "torture", "lock")
+
+
+def store_of(page: Path, request: pytest.FixtureRequest) -> str:
+    """The URL of the store for the commands of a page."""
+    ledger = "sqlite:///holdfast.db"
+    if page.stem != "rabbitmq":
+        return ledger
+    return f"brokered:{request.getfixturevalue('amqp_url')}?prefix=docs-{uuid4().hex[:8]},{ledger}"
 
 
 def blocks(language: str) -> list[object]:
@@ -83,10 +92,10 @@ def test_every_error_in_the_docs_can_be_imported_from_holdfast() -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_commands_run(page: Path, tmp_path: Path) -> None:
+def test_commands_run(page: Path, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     """Run the commands in order in one folder, with workers or a server if the page starts them."""
     shown = [step for match in _BLOCK.finditer(page.read_text()) for step in steps(match)]
-    environment = {**os.environ, "HOLDFAST_URL": "sqlite:///holdfast.db", "COLUMNS": "200"}
+    environment = {**os.environ, "HOLDFAST_URL": store_of(page, request), "COLUMNS": "200"}
     environment.pop("HOLDFAST_COMMAND", None)
     program = str(Path(sys.executable).with_name("holdfast"))
     with contextlib.ExitStack() as stack:

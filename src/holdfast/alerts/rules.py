@@ -304,7 +304,7 @@ def _of_broker(facts: AlertFacts, levels: Thresholds) -> Iterator[Measurement]:
     if level is None or broker is None:
         return
     waiting = broker.dead_messages
-    text = f"no broker: {broker.error}"
+    text = f"the broker is down: {broker.error}"
     if waiting is not None:
         late = [
             name
@@ -316,7 +316,7 @@ def _of_broker(facts: AlertFacts, levels: Thresholds) -> Iterator[Measurement]:
         late += [view.name for view in facts.workers if view.unattended_ms]
         names = sorted(set(late))
         more = f" and {len(names) - NAMES_MAX} more" if len(names) > NAMES_MAX else ""
-        whose = f", lately of worker {', '.join(names[:NAMES_MAX])}{more}" if names else ""
+        whose = f", most recently for worker {', '.join(names[:NAMES_MAX])}{more}" if names else ""
         text = f"{counted(waiting, 'dead message')} wait at the broker{whose}: run upkeep"
     yield Measurement(
         rule=rule,

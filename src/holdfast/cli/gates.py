@@ -73,7 +73,9 @@ class GateFlags:
     routing_key: Annotated[
         str, option("TEMPLATE", "Outlet: routing key, e.g. {task} or {header.region|eu}.")
     ] = ""
-    prefetch: Annotated[int, option("N", "Messages or jobs in flight in each process.")] = PREFETCH
+    prefetch: Annotated[
+        int, option("N", "Hold at most this many messages or jobs in each process.")
+    ] = PREFETCH
 
     def gate(self, name: str) -> Gate:
         """The gate. Raises UsageError."""
@@ -185,7 +187,9 @@ async def run(
     """
     urls = urls_of_brokers(broker)
     if not urls:
-        raise UsageError("no broker is given: give --broker NAME=URL, or HOLDFAST_BROKER_NAME=URL")
+        raise UsageError(
+            "no broker is given: give --broker NAME=URL, or set HOLDFAST_BROKER_NAME=URL"
+        )
     async with open_app(common, create=not names) as app:
         await _check_brokers(app, names, urls)
         moved: Counter[str] = Counter()
@@ -236,8 +240,8 @@ def print_gates(views: list[GateView]) -> None:
         is_inlet = view.direction == "inlet"
         there = f"{view.broker}:{view.source if is_inlet else view.exchange or view.routing_key}"
         moved = view.counts.get("enqueued" if is_inlet else "published", 0)
-        lost = view.counts.get("rejected" if is_inlet else "failed", 0)
+        failed = view.counts.get("rejected" if is_inlet else "failed", 0)
         ends = (there, view.queue) if is_inlet else (view.queue, there)
-        rows.append((view.name, view.direction, *ends, str(view.state), moved, lost, view.text))
+        rows.append((view.name, view.direction, *ends, str(view.state), moved, failed, view.text))
     columns = ("gate", "direction", "from", "to", "state", "moved", "failed", "why")
     print_table(columns, rows, less=("direction",), prose=("why",))

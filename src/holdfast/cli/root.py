@@ -39,7 +39,7 @@ GROUPS: dict[str, str] = {
     "redrive": "List, follow and cancel redrives of dead letters.",
     "breaker": "Inspect, open and close circuit breakers.",
     "schedule": "Manage schedules, which enqueue jobs regularly.",
-    "gate": "Move messages of brokers into queues, and jobs out to brokers.",
+    "gate": "Manage gates, which turn messages into jobs and jobs into messages.",
     "token": "Create, list and revoke API tokens.",
     "quota": "Limit how much may be enqueued over HTTP.",
     "record": "Remove stored records that cannot be read.",

@@ -1,4 +1,4 @@
-"""IN AND OUT: gates move messages of brokers into queues, and jobs out to brokers."""
+"""IN AND OUT: gates turn messages of a broker into jobs, and jobs into messages."""
 
 from holdfast.gates.runner import GateRunner
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
 from time import monotonic
 from typing import Final, NamedTuple
 
@@ -17,8 +18,8 @@ from holdfast.core.model import NewJob, Queue, QueueView, Receipt, Status
 from holdfast.engines.base import Engine, Traits
 from holdfast.engines.broker import BrokerLink, Message
 from holdfast.engines.extras import IdMinting, extra
-from holdfast.errors import InvalidJob, OutcomeUnknown, PayloadTooLarge, Unsupported, UsageError
-from holdfast.gates.link import linked
+from holdfast.errors import InvalidJob, PayloadTooLarge, Unsupported, UsageError
+from holdfast.gates.link import HELD_MS, linked, missing_queue, repeated
 from holdfast.notation.options import new_id
 from holdfast.notation.templates import expand
 from holdfast.ops.gates import Gate, check_chosen_task, message_job_id
@@ -29,12 +30,10 @@ from holdfast.ops.rejected import Rejection, keep_rejected
 KEY_WINDOW_MS: Final = 7 * bounds.DAY_MS
 """How long a message that is delivered again is a duplicate, even if its job is gone."""
 WAIT_MS: Final = bounds.SECOND_MS
-_HELD_MS = 500
 _HOLD_S = 60.0
 """How long messages are kept while the queue takes none, before they return to their source."""
 _SETTINGS_S = 2.0
 _GROWTH = 4
-_UNKNOWN_MAX = 3
 _UNTYPED = "application/octet-stream"
 _PERMANENT = frozenset({InvalidJob.code, PayloadTooLarge.code, Unsupported.code})
 """The refusals that are about the job. Any other is about its queue or the store, and ends."""
@@ -51,7 +50,7 @@ class _Delivery(NamedTuple):
 
 
 class Inlet:
-    """Receives from the source of a gate. `held` says why nothing is received, "" if it is."""
+    """Receives from the source of a gate. `held` is why it receives nothing; "" while it does."""
 
     def __init__(self, engine: Engine, gate: Gate, link: BrokerLink) -> None:
         self.held = ""
@@ -83,10 +82,7 @@ class Inlet:
             self._pending = [self._delivery(message, self._queue) for message in messages]
         if self._pending:
             await self._take(room)
-        return _HELD_MS if self._pending else 0
-
-    async def stop(self) -> None:
-        """Do nothing: messages that are not acknowledged return when the link is closed."""
+        return HELD_MS if self._pending else 0
 
     async def _room(self) -> int:
         """The number of jobs that the queue has room for. Without a `max_depth` the settings of the
@@ -111,7 +107,7 @@ class Inlet:
             await linked(self._link.pause(self._gate.source))
             self._pending = []
             self._limit = 0
-        return _HELD_MS
+        return HELD_MS
 
     def _delivery(self, message: Message, queue: Queue) -> _Delivery:
         name = message.message_id
@@ -154,17 +150,10 @@ class Inlet:
             await self._acknowledge(rejected)
 
     async def _enqueue(self, jobs: Sequence[NewJob]) -> list[Receipt]:
-        """One call, unless the payloads are large. An unknown outcome is repeated with the same
-        ids."""
+        """One call, unless the payloads are large. The ids make it safe to repeat."""
         receipts: list[Receipt] = []
         for batch in enqueue_batches(jobs):
-            for times in range(_UNKNOWN_MAX):
-                try:
-                    receipts += await self._engine.enqueue(batch)
-                    break
-                except OutcomeUnknown:
-                    if times + 1 == _UNKNOWN_MAX:
-                        raise
+            receipts += await repeated(partial(self._engine.enqueue, batch))
         return receipts
 
     async def _acknowledge(self, deliveries: Sequence[_Delivery]) -> None:
@@ -261,7 +250,7 @@ def _room_in(view: QueueView) -> int:
 
 def _why_held(name: str, queue: Queue | None) -> str:
     if queue is None:
-        return f"queue {name} does not exist: create it"
+        return missing_queue(name)
     if not queue.accepting:
         return f"queue {name} does not accept new jobs"
     return f"queue {name} is paused" if queue.paused else f"queue {name} is full"

@@ -14,6 +14,7 @@ import random
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Final, NamedTuple
 
 from holdfast.core import bounds
@@ -22,8 +23,8 @@ from holdfast.core.retry_policy import after_failure
 from holdfast.core.verdict import Complete, Release, Settlement, Verdict
 from holdfast.engines.base import Engine
 from holdfast.engines.broker import BrokerLink, Message, Published
-from holdfast.errors import EngineError, InvalidJob, OutcomeUnknown, UsageError
-from holdfast.gates.link import LinkFailed, linked
+from holdfast.errors import EngineError, InvalidJob, UsageError
+from holdfast.gates.link import HELD_MS, LinkFailed, linked, missing_queue, repeated
 from holdfast.notation.templates import expand
 from holdfast.ops.gates import Gate
 from holdfast.ops.queues import find_queue
@@ -31,11 +32,9 @@ from holdfast.ops.queues import find_queue
 _log = logging.getLogger("holdfast.gates")
 
 WAIT_MS: Final = bounds.SECOND_MS
-_HELD_MS = 500
 _UNCONFIRMED_MS = bounds.SECOND_MS
 _UNCONFIRMED_MAX = 3
 """Publishes of unknown outcome that do not count as attempts of the job."""
-_UNKNOWN_MAX = 3
 _CANCEL_S = 1.0
 _PRIORITY_MAX = 255
 _NAME_BYTES_MAX = 255
@@ -51,8 +50,7 @@ class _Parcel(NamedTuple):
 
 
 class Outlet:
-    """Publishes the jobs of the queue of a gate. `held` says why none is leased or published, "" if
-    they are."""
+    """Publishes the jobs of a gate's queue. `held` is why it publishes none; "" while it does."""
 
     def __init__(
         self,
@@ -76,8 +74,8 @@ class Outlet:
         await self._settle([])
         view = await find_queue(self._engine, self._gate.queue)
         if view is None:
-            self.held = f"queue {self._gate.queue} does not exist: create it"
-            return _HELD_MS
+            self.held = missing_queue(self._gate.queue)
+            return HELD_MS
         self.held = f"queue {self._gate.queue} is paused" if view.queue.paused else ""
         request = LeaseRequest(
             queues=(self._gate.queue,),
@@ -176,13 +174,7 @@ class Outlet:
         self._unsettled += settlements
         for start in range(0, len(self._unsettled), bounds.BATCH_MAX):
             batch = self._unsettled[start : start + bounds.BATCH_MAX]
-            for times in range(_UNKNOWN_MAX):
-                try:
-                    await self._engine.settle(batch)
-                    break
-                except OutcomeUnknown:
-                    if times + 1 == _UNKNOWN_MAX:
-                        raise
+            await repeated(partial(self._engine.settle, batch))
         self._unsettled = []
 
 

@@ -150,7 +150,7 @@ def _broker(found: BrokerStatus) -> Iterator[Finding]:
         yield Finding(
             level="warn",
             name="broker",
-            text=f"no broker: {found.error}; until it is back, jobs are found by polling",
+            text=f"the broker is down: {found.error}; until it is back, jobs are found by polling",
             remedy="start the broker, or correct its URL",
         )
         return
@@ -166,8 +166,9 @@ def _broker(found: BrokerStatus) -> Iterator[Finding]:
         command="config get dead-letter-handler" if many else "",
     )
     for warning in found.warnings:
-        text, _, remedy = warning.partition(": ")
-        yield Finding(level="warn", name="broker", text=text, remedy=remedy)
+        # The remedy is the last part: an error of the broker may contain colons, too.
+        text, _, remedy = warning.rpartition(": ")
+        yield Finding(level="warn", name="broker", text=text or warning, remedy=remedy)
 
 
 async def _first_due(store: Engine) -> tuple[Overdue, Expired] | None:

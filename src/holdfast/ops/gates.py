@@ -256,7 +256,7 @@ class Gates:
             raise Exists(f"gate {gate.name} exists already: remove it first")
 
     async def put(self, gate: Gate) -> Gate:
-        """Store a gate, or replace it; one that is paused stays so."""
+        """Store a gate, or replace it; a paused gate stays paused."""
         check_gate(gate)
 
         def change(old: Gate | None) -> Gate:

@@ -354,8 +354,8 @@ async def _without_outdated(engine: Engine, jobs: Sequence[Job]) -> Sequence[Job
 
 class EndedJobs(NamedTuple):
     """Counts of expired jobs that were buried, rerouted, or given the new expiry of their queue.
-    `ids` are those that are known to be buried or rerouted; any other was changed by another
-    process, or has another expiry."""
+    `buried_ids` and `rerouted_ids` are those that are known for sure; any other job was changed by
+    another process, or has another expiry."""
 
     buried: int = 0
     rerouted: int = 0

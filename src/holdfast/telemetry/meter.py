@@ -558,8 +558,8 @@ class QueueTotals(Counts, omit_defaults=True):
 
 class Totals(msgspec.Struct, omit_defaults=True):
     """All counts of a process. `lags` are by role, `batches` by engine verb, `requests` by
-    operation and status class (`2xx`); `gates` are by name, the first ones. `handlings` are from
-    the expiry of jobs to their end by the dead-letter handler."""
+    operation and status class (`2xx`); `gates` are by name, at most `GATES_MAX`. `handlings` are
+    from the expiry of jobs to their end by the dead-letter handler."""
 
     queues: dict[str, QueueTotals] = msgspec.field(default_factory=dict)
     lags: dict[str, Histogram] = msgspec.field(default_factory=dict)

@@ -81,12 +81,12 @@ class QueueWatch:
 
     async def _reroute(self, workers: dict[str, int]) -> None:
         """Move jobs away from the workers that are unhealthy for this reason."""
-        long = {name: for_ms for name, for_ms in workers.items() if for_ms >= UNATTENDED_MS}
-        if not long:
+        unhealthy = {name: for_ms for name, for_ms in workers.items() if for_ms >= UNATTENDED_MS}
+        if not unhealthy:
             return
         now = (await examine(self._engine)).now
         moved = 0
-        for name, for_ms in long.items():
+        for name, for_ms in unhealthy.items():
             moved += await reroute_unattended(
                 self._engine, name, for_ms, now=now, by=self.name, limit=_REROUTED_MAX
             )

@@ -309,7 +309,7 @@ async def test_names_at_their_bounds(amqp_url: str) -> None:
     [
         ({"x-queue-type": "quorum"}, "x-dead-letter-exchange is not set"),
         ({"x-queue-type": "classic", "x-message-ttl": 60_000}, "x-message-ttl is '60000'"),
-        ({"x-queue-type": "classic", "x-message-ttl": 60_000}, "what expires there is lost"),
+        ({"x-queue-type": "classic", "x-message-ttl": 60_000}, "expired messages are lost"),
         ({}, "x-queue-type is not set"),
     ],
 )

@@ -10,6 +10,7 @@ from holdfast.core.verdict import Delete
 from holdfast.core.workers import KIND as WORKER_KIND
 from holdfast.engines.memory import MemoryEngine
 from holdfast.errors import UsageError
+from holdfast.ops.gates import Gate, Gates
 from holdfast.ops.migrate.progress import QueueSwitches, SourceProgress, source_progress
 from holdfast.ops.migrate.steps import reopen
 from holdfast.ops.queues import Pause, read_pause, save_pause
@@ -33,6 +34,8 @@ async def test_everything_moves(stores: Stores) -> None:
     ]
     await stores.old.save(words)
     await save_pause(stores.old, "shut", Pause(by="me", text="as it was"))
+    gate = Gate(name="in", direction="inlet", broker="b", queue="shut", source="s", task="t")
+    await Gates(stores.old).add(gate)
     moved = await stores.move()
     assert moved.is_verified
     assert moved.comparison is not None
@@ -40,7 +43,14 @@ async def test_everything_moves(stores: Stores) -> None:
     assert await dump(stores.new) == before
     assert await dump(stores.old) == before
     assert await queues(stores.new) == shape
-    assert moved.records == {"schedule": 1, "setting": 1, "pause": 1, "distribution": 0}
+    assert moved.records == {
+        "schedule": 1,
+        "setting": 1,
+        "pause": 1,
+        "distribution": 0,
+        "gate": 1,
+    }
+    assert await Gates(stores.new).all() == [gate]
     assert await Schedules(stores.new, stores.clock.wall_ms).all() == await schedules.all()
     assert (await read_pause(stores.new, "shut")).by == "me"
     assert await stores.new.load(WORKER_KIND, limit=10) == []

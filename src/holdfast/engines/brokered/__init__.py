@@ -1,4 +1,4 @@
-"""A ledger that knows the jobs and a broker that delivers: the composition `brokered`."""
+"""The composition `brokered`: a ledger stores the jobs, a broker carries their ids."""
 
 from holdfast.engines.brokered.engine import BrokeredEngine
 

@@ -1,7 +1,7 @@
 """Deliveries: a message for each job that begins to wait in a worker's own queue.
 
-The message expires with the job. What the caller did not say is read from the ledger, after the
-call was answered; a read that fails is ignored, because the worker and the reaper also look.
+The message expires with the job. An expiry that the caller did not give is read from the ledger
+after the call has returned; a read that fails is ignored, because the worker and the reaper poll.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Deliveries:
             self.waiting(JobFilter(ids=ids, states=(State.WAITING,)))
 
     def waiting(self, wanted: JobFilter, limit: int = bounds.PAGE_MAX) -> None:
-        """Those of these jobs that are in a worker's queue may be new there."""
+        """Deliver a message for each of these jobs that is in a worker's queue."""
         task = asyncio.create_task(self._deliver(wanted, min(limit, bounds.PAGE_MAX)))
         self._reading.add(task)
         task.add_done_callback(self._reading.discard)

@@ -1,4 +1,4 @@
-"""BrokeredEngine: an engine made of a ledger, which knows the jobs, and a broker, which carries
+"""BrokeredEngine: an engine made of a ledger, which stores the jobs, and a broker, which carries
 hints about them between processes.
 
 Every verb, trait and extra is the ledger's. No call waits for the broker, and none fails because
@@ -114,7 +114,7 @@ class BrokeredEngine(Wrapper):
         return receipts
 
     async def lease(self, request: LeaseRequest) -> list[Lease]:
-        """By queue and not by the ids in the messages: the order of a queue is the ledger's."""
+        """Lease by queue, not by the ids in messages: the ledger keeps the order of a queue."""
         own = [] if request.dead else [each for each in request.queues if addressee(each)]
         if request.wait_ms:
             self._broker.listen(await self._existing(request.queues))

@@ -1,4 +1,4 @@
-"""RabbitMQ through aiormq: a broker for `brokered`, and links for gates."""
+"""RabbitMQ through aiormq: the broker of `brokered`, and links for gates."""
 
 from holdfast.engines.rabbitmq.broker import RabbitBroker
 from holdfast.engines.rabbitmq.link import RabbitLink

@@ -1,4 +1,4 @@
-"""Connections to RabbitMQ: dialling, errors in words, and reconnecting with random pauses.
+"""Connections to RabbitMQ: connecting, error texts, and reconnecting after random pauses.
 
 Errors of the client library never leave this package: `amqp_errors` turns them into
 EngineUnavailable. The library's own log lines are switched off unless the program sets a level.

@@ -78,10 +78,10 @@ class BrokerQueue(NamedTuple):
         )
         lost = ""
         if self._loses_messages:
-            lost = "; what expires there is lost, because it has no dead-letter exchange"
+            lost = "; expired messages are lost, because it has no dead-letter exchange"
         return (
-            f"queue {self.name} at RabbitMQ has other arguments than Holdfast declares: {shown}"
-            f"{lost}: delete it when it is empty, and Holdfast declares it again"
+            f"queue {self.name} at RabbitMQ is not as Holdfast declares it ({shown}{lost}): delete"
+            " it when it is empty, and Holdfast declares it again"
         )
 
     @property
@@ -91,7 +91,7 @@ class BrokerQueue(NamedTuple):
 
 
 def worker_arguments(names: RabbitNames, queue: str) -> dict[str, Any]:
-    """Of the queue of one worker: what expires there goes to the dead messages, at least once."""
+    """Of a worker's queue: expired messages go to the dead-letter exchange, at least once."""
     return {
         "x-queue-type": "quorum",
         "x-dead-letter-exchange": names.dead,

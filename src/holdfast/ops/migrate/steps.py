@@ -16,6 +16,7 @@ from holdfast.core.model import Job, JobFilter, Queue, Record, State, Status
 from holdfast.core.transfer import HeldKey, Stretch
 from holdfast.engines.base import Engine, Saved
 from holdfast.errors import EngineUnavailable, UsageError
+from holdfast.ops.gates import GATE_KIND
 from holdfast.ops.migrate.progress import (
     Phase,
     ProgressRecord,
@@ -31,7 +32,7 @@ from holdfast.ops.schedules import SCHEDULE_KIND
 from holdfast.ops.settings import SETTING_KIND
 from holdfast.ops.workers import end_overdue_and_expired
 
-KINDS = (SCHEDULE_KIND, SETTING_KIND, PAUSE_KIND, DISTRIBUTION_KIND)
+KINDS = (SCHEDULE_KIND, SETTING_KIND, PAUSE_KIND, DISTRIBUTION_KIND, GATE_KIND)
 """Records made by operators. Workers rewrite their own, and a redrive's cursor would be wrong in
 another store.
 """

@@ -1,5 +1,4 @@
-"""Gates over REST: messages of brokers in, jobs out. Workers and servers that were given the broker
-run them."""
+"""Gates over REST. They are run by the workers and servers that were given their broker."""
 
 from __future__ import annotations
 
@@ -9,9 +8,8 @@ import msgspec
 from msgspec import Meta
 
 from holdfast.core import bounds, checks
-from holdfast.errors import NotFound
 from holdfast.notation.job import NO_NUL, QueueName
-from holdfast.ops.gates import PREFETCH, Direction, Gate, Gates, GateView, gate_view
+from holdfast.ops.gates import PREFETCH, Direction, Gate, Gates, GateView, gate_view, unknown_gate
 from holdfast.ops.queues import find_queue
 from holdfast.server.access.admission import ApiCall
 from holdfast.server.http.operation import Operation, Scope, operation
@@ -68,7 +66,7 @@ async def show_gate(call: ApiCall, name: GateName) -> GateView:
 @operation("PUT", "/v1/gates/{name}", needs=Scope.OPERATE)
 async def put_gate(call: ApiCall, name: GateName, body: GateBody) -> GateView:
     """Add or replace a gate. The processes that were given its broker run it within seconds. A
-    gate that is paused stays so."""
+    paused gate stays paused."""
     gate = body.gate(name)
     if await find_queue(call.engine, gate.queue) is None:
         raise checks.unknown_queue(gate.queue)
@@ -82,7 +80,7 @@ async def remove_gate(call: ApiCall, name: GateName) -> GateView:
     gates = Gates(call.engine)
     gate = await gates.get(name)
     if not await gates.remove(name):
-        raise NotFound(f"unknown gate {name!r}: see GET /v1/gates")
+        raise unknown_gate(name)
     return gate_view(gate, ())
 
 
