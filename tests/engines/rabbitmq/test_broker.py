@@ -103,6 +103,20 @@ async def test_namespaces_and_prefixes_are_apart(bench: Bench, prefix: str) -> N
     assert not third.woken.is_set()
 
 
+async def test_a_delivery_of_nothing_keeps_the_connection(bench: Bench) -> None:
+    sender, worker = await bench.open(), await bench.open()
+    connection = sender.broker._link.connection
+    await worker.hears(OWN)
+    sender.broker.deliver([message("first")])
+    await until_true(lambda: worker.broker.received([OWN]) == ["first"])
+    sender.broker.deliver([])
+    sender.broker.deliver([message("second")])
+    await until_true(lambda: worker.broker.received([OWN]) == ["first", "second"])
+    sender.broker.deliver([])
+    assert not (await sender.broker.status()).error
+    assert sender.broker._link.connection is connection
+
+
 async def test_without_listeners_nothing_piles_up(bench: Bench, plain: aiormq.Connection) -> None:
     sender, listener = await bench.open(), await bench.open()
     for _ in range(3):

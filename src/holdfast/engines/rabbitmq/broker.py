@@ -347,10 +347,11 @@ class RabbitBroker:
 
         try:
             while True:
-                if not self._messages:
+                await window.acquire()
+                # None of them after a delivery of nothing.
+                while not self._messages:
                     self._has_messages.clear()
                     await self._has_messages.wait()
-                await window.acquire()
                 self._unconfirmed += 1
                 send = self._send_message(connection, channel, self._messages.popleft())
                 task = asyncio.create_task(send)
@@ -491,7 +492,8 @@ class RabbitBroker:
         async with self._opening_dead:
             if self._dead is None or self._dead.is_closed:
                 # It may have been deleted since the connection was made.
-                self._note(await declare_common(connection, self._names, self._dead_ttl_ms))
+                await declare_exchanges(connection, self._names)
+                await self._declare_dead_queue(connection)
                 consumer = Consumer(self._names.dead, self._numbers)
                 async with asyncio.timeout(ANSWER_S_MAX):
                     await consumer.start(connection, max(prefetch, DEAD_PREFETCH))
