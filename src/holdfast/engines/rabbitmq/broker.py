@@ -491,7 +491,7 @@ class RabbitBroker:
         async with self._opening_dead:
             if self._dead is None or self._dead.is_closed:
                 # It may have been deleted since the connection was made.
-                self._note(await declare_common(connection, self._names, self._dead_ttl_ms))
+                await self._declare_dead_queue(connection)
                 consumer = Consumer(self._names.dead, self._numbers)
                 async with asyncio.timeout(ANSWER_S_MAX):
                     await consumer.start(connection, max(prefetch, DEAD_PREFETCH))
