@@ -347,7 +347,8 @@ class RabbitBroker:
 
         try:
             while True:
-                if not self._messages:
+                while not self._messages:
+                    # A delivery of nothing also sets it.
                     self._has_messages.clear()
                     await self._has_messages.wait()
                 await window.acquire()
