@@ -490,8 +490,9 @@ class RabbitBroker:
         connection = self._connected()
         async with self._opening_dead:
             if self._dead is None or self._dead.is_closed:
-                # It may have been deleted since the connection was made.
-                self._note(await declare_common(connection, self._names, self._dead_ttl_ms))
+                # They may have been deleted since the connection was made.
+                await declare_exchanges(connection, self._names)
+                await self._declare_dead_queue(connection)
                 consumer = Consumer(self._names.dead, self._numbers)
                 async with asyncio.timeout(ANSWER_S_MAX):
                     await consumer.start(connection, max(prefetch, DEAD_PREFETCH))
