@@ -347,10 +347,10 @@ class RabbitBroker:
 
         try:
             while True:
-                if not self._messages:
+                await window.acquire()
+                while not self._messages:
                     self._has_messages.clear()
                     await self._has_messages.wait()
-                await window.acquire()
                 self._unconfirmed += 1
                 send = self._send_message(connection, channel, self._messages.popleft())
                 task = asyncio.create_task(send)
