@@ -21,7 +21,8 @@ from holdfast.events import DeadMessagesHandled, ProcessEvent
 from holdfast.upkeep.dead_letter_handler import DeadLetterHandler
 from holdfast.upkeep.reaper import Reaper
 
-QUEUE = "worker.ann"
+ATTENDED, UNATTENDED = "worker.ann", "worker.ben"
+"""The worker of the first queue receives its messages; those of the other expire at the broker."""
 AT_ONCE = 25
 TTL_MS = (150, 400)
 APART_MS = 25
@@ -58,7 +59,8 @@ class ExpiryRace:
         """Race for that many jobs."""
         async with contextlib.AsyncExitStack() as stack:
             engine = await self._opened(stack, "worker")
-            await engine.declare(Queue(name=QUEUE))
+            for name in (ATTENDED, UNATTENDED):
+                await engine.declare(Queue(name=name))
             loops = [
                 asyncio.create_task(self._handle(await self._opened(stack, f"handler{number}")))
                 for number in range(_HANDLERS)
@@ -87,7 +89,12 @@ class ExpiryRace:
         rng = self._rng
         ttls_ms = [rng.randint(*TTL_MS) for _ in range(count)]
         new = [
-            NewJob(id=f"race-{start + index}", task="race", queue=QUEUE, expires_ms=ttl_ms)
+            NewJob(
+                id=f"race-{start + index}",
+                task="race",
+                queue=rng.choice((ATTENDED, UNATTENDED)),
+                expires_ms=ttl_ms,
+            )
             for index, ttl_ms in enumerate(ttls_ms)
         ]
         await engine.enqueue(new)
@@ -106,15 +113,12 @@ class ExpiryRace:
             await asyncio.sleep(0.05)
 
     async def _take(self, engine: Engine, job: NewJob, after_ms: float) -> None:
-        """Lease the job by its id, or whatever is in the queue, as a worker does; complete it."""
-        by_id = self._rng.random() < 0.5
+        """Lease what is in the queue, as its worker does, or the job by its id; complete it."""
         await asyncio.sleep(after_ms / 1000)
-        request = LeaseRequest(
-            ids=(job.id,) if by_id else (),
-            queues=() if by_id else (QUEUE,),
-            worker="ann",
-            wait_ms=0 if by_id else APART_MS,
-        )
+        if job.queue == ATTENDED:
+            request = LeaseRequest(queues=(ATTENDED,), worker="ann", wait_ms=APART_MS)
+        else:
+            request = LeaseRequest(ids=(job.id,), worker="ben")
         leases = await engine.lease(request)
         outcomes = await engine.settle(
             [Settlement(lease=lease, verdict=Complete()) for lease in leases]

@@ -47,7 +47,8 @@ REPEAT_SHARE = 0.5
 """Of the messages whose confirm is lost, a producer publishes this share again with the same id."""
 UNNAMED_SHARE = 0.05
 CONFIRM_S_MAX = 5.0
-READ_S_MAX = 60.0
+READ_S = 20.0
+READ_AHEAD = 500
 _BREAKS = (AMQPError, ChannelInvalidStateError, OSError, RuntimeError, TimeoutError)
 
 
@@ -204,10 +205,10 @@ class ForeignProducer:
         os.write(self._file, json.dumps(line).encode() + b"\n")
 
 
-async def wait_until_empty(node: RabbitNode, seconds_max: float) -> bool:
-    """Wait until no message is at the source, delivered ones included."""
+async def wait_until_empty(node: RabbitNode, queue: str, seconds_max: float) -> bool:
+    """Wait until no message is in a queue of the broker, delivered ones included."""
     end = time.monotonic() + seconds_max
-    while node.depth(VHOST, SOURCE):
+    while node.depth(VHOST, queue):
         if time.monotonic() > end:
             return False
         await asyncio.sleep(0.2)
@@ -222,29 +223,22 @@ class SinkMessage(NamedTuple):
 
 
 async def read_sink(node: RabbitNode) -> list[SinkMessage]:
-    """Read all messages that the outlet published. They stay, so that a read can be repeated: a
-    broker that just recovered answers late."""
-    while True:
-        count = node.depth(VHOST, SINK)
-        with contextlib.suppress(*_BREAKS):
-            async with asyncio.timeout(READ_S_MAX), _connected(node.url(VHOST)) as connection:
-                return await _received(connection, count)
-        await asyncio.sleep(PAUSE_S_MAX)
-
-
-async def _received(connection: aiormq.Connection, count: int) -> list[SinkMessage]:
+    """Take all messages that the outlet published. A broker that just recovered may answer late, or
+    deliver a message again."""
     found: list[SinkMessage] = []
-    over = asyncio.Event()
+    while node.depth(VHOST, SINK):
+        with contextlib.suppress(*_BREAKS):
+            async with asyncio.timeout(READ_S), _connected(node.url(VHOST)) as connection:
+                channel = await connection.channel()
 
-    async def take(message: DeliveredMessage) -> None:
-        found.append(SinkMessage(message.header.properties.message_id, message.body.decode()))
-        if len(found) == count:
-            over.set()
+                async def take(message: DeliveredMessage, channel: Any = channel) -> None:
+                    id_ = message.header.properties.message_id
+                    found.append(SinkMessage(id_, message.body.decode()))
+                    await channel.basic_ack(message.delivery_tag)
 
-    if count:
-        channel = await connection.channel()
-        await channel.basic_consume(SINK, take)
-        await over.wait()
+                await channel.basic_qos(prefetch_count=READ_AHEAD)
+                await channel.basic_consume(SINK, take)
+                await wait_until_empty(node, SINK, READ_S)
     return found
 
 

@@ -32,7 +32,7 @@ from torture.broker_client import BrokerClient, StrictBrokered
 from torture.client import Client, retry_until_answered
 from torture.expiry_race import ExpiryRace
 from torture.fault_injection import DRAIN_S_MAX, FaultInjector, FaultPlan, journal_in
-from torture.gate_flow import VHOST, ForeignProducer
+from torture.gate_flow import SOURCE, VHOST, ForeignProducer
 from torture.own_transactions import OwnTransactions
 from torture.store_checks import all_jobs, drain_and_dump
 from torture.stores import Store, store
@@ -268,7 +268,7 @@ class GateFaultInjector(BrokerFaultInjector):
 
     async def _drain(self) -> bool:
         """Wait until the source is empty and every job is done; then compare both sides."""
-        emptied = await gate_flow.wait_until_empty(self._node, DRAIN_S_MAX)
+        emptied = await gate_flow.wait_until_empty(self._node, SOURCE, DRAIN_S_MAX)
         drained = await drain_and_dump(self._store.make(), self._journal_of("survey"), DRAIN_S_MAX)
         lines = [
             json.loads(line)

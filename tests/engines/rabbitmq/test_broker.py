@@ -418,19 +418,6 @@ async def test_a_deleted_queue_is_declared_again(
     await until_true(lambda: worker.broker.received([OWN]))
 
 
-async def test_a_delivery_of_nothing_sends_nothing(bench: Bench) -> None:
-    """The dead-letter handler makes one after each batch without early messages."""
-    one = await bench.open()
-    before = one.broker._link.connection
-    one.broker.listen([OWN])
-    one.broker.deliver([message("a")])
-    await until_true(lambda: one.broker.received([OWN]) == ["a"])
-    one.broker.deliver([])
-    await one.broker.status()
-    one.broker.deliver([message("b")])
-    await until_true(lambda: "b" in one.broker.received([OWN]))
-    assert one.broker._link.connection is before
-
 
 async def test_a_deleted_exchange_of_notifications_is_declared_again(
     bench: Bench, plain: aiormq.Connection, monkeypatch: pytest.MonkeyPatch
