@@ -418,7 +418,6 @@ async def test_a_deleted_queue_is_declared_again(
     await until_true(lambda: worker.broker.received([OWN]))
 
 
-
 async def test_a_deleted_exchange_of_notifications_is_declared_again(
     bench: Bench, plain: aiormq.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
