@@ -148,7 +148,7 @@ class RecordKind(Generic[Value]):
             # No record can have this key.
             return None
         # Every proper prefix sorts before the key, and few other keys lie between the two.
-        after, limit = key[:-1] or None, _FIRST_PAGE
+        after, limit = key[:-1] or None, min(_FIRST_PAGE, bounds.PAGE_MAX)
         while True:
             page = await engine.load(self.name, after=after, limit=limit)
             for record in page:

@@ -37,7 +37,7 @@ from holdfast.engines.brokered.delivery import Deliveries
 from holdfast.engines.extras import Ability, Brokered, Wakeable, extra
 from holdfast.engines.support import has_gaps
 from holdfast.engines.wrapper import Wrapper
-from holdfast.errors import ConfigError, OutcomeUnknown
+from holdfast.errors import ConfigError, EngineError, OutcomeUnknown
 
 _UNKNOWN = (OutcomeUnknown, asyncio.CancelledError)
 """After these the call may have taken effect."""
@@ -161,8 +161,10 @@ class BrokeredEngine(Wrapper):
         would declare a durable queue for each that is a worker's."""
         unknown = [name for name in queues if name not in self._known]
         if unknown:
-            views = await self._engine.queues(names=unknown, counts=False)
-            self._known.update(view.queue.name for view in views)
+            # The lease itself waits, or reports, if the ledger cannot be reached.
+            with contextlib.suppress(EngineError):
+                views = await self._engine.queues(names=unknown, counts=False)
+                self._known.update(view.queue.name for view in views)
         return [name for name in queues if name in self._known]
 
     def _on_change(self) -> None:

@@ -19,7 +19,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from holdfast.core.model import Failure, Queue
+from holdfast.core.model import COMMAND_TASK, WEBHOOK_TASK, Failure, Queue
 from holdfast.core.text import counted
 from holdfast.core.verdict import Release, Retry
 from holdfast.core.workers import (
@@ -130,7 +130,10 @@ class Supervisor:
     def banner(self) -> str:
         """Its tasks, queues and concurrency."""
         infos = self._pool.tasks
-        tasks = sorted(name for name, info in infos.items() if not info.dead)
+        # The child that runs commands may report later than those of the application.
+        switched = {COMMAND_TASK: self._options.commands, WEBHOOK_TASK: self._options.webhooks}
+        built_in = {name for name, is_on in switched.items() if is_on}
+        tasks = sorted(built_in | {name for name, info in infos.items() if not info.dead})
         more = [f"{len(tasks) - _BANNER_TASKS} more"] if len(tasks) > _BANNER_TASKS else []
         dead = sorted(info.queue for info in infos.values() if info.dead)
         return (
