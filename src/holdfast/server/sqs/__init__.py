@@ -1,0 +1,1 @@
+"""The Amazon SQS endpoint: its wire protocols, and its actions on Holdfast's queues."""
