@@ -67,6 +67,7 @@ class Signature:
 
     def arguments(self, payload: bytes, content_type: str) -> Arguments:
         """The arguments for the function; UsageError if the payload does not fit."""
+        payload, content_type = codec.open_body(payload, content_type)
         if not _is_json(content_type):
             return self._raw(payload, content_type)
         try:
@@ -251,6 +252,7 @@ class BatchSignature(Signature):
         return payload
 
     def arguments(self, payload: bytes, content_type: str) -> Arguments:
+        payload, content_type = codec.open_body(payload, content_type)
         if not _is_json(content_type):
             if self._element not in (bytes, Any):
                 raise InvalidJob(

@@ -1,7 +1,8 @@
 """Payload ↔ bytes, Job → JSON, and the trace in a job's headers. Values that JSON cannot represent
 are refused.
 
-As always with JSON, a tuple is read back as a list and the keys of an object as text.
+As always with JSON, a tuple is read back as a list and the keys of an object as text. A job that
+came as a message with attributes has an envelope of both as its payload; workers run its body.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from holdfast.core.model import Job
 from holdfast.errors import InvalidJob
 
 JSON = "application/json"
+TEXT: Final = "text/plain; charset=utf-8"
+ENVELOPE: Final = "application/vnd.holdfast.message+msgpack"
 
 TRACEPARENT: Final = "traceparent"
 TRACESTATE: Final = "tracestate"
@@ -66,6 +69,61 @@ def _merged(target: Any, patch: Any) -> Any:
         else:
             merged[key] = _merged(merged.get(key), value)
     return merged
+
+
+class Attribute(msgspec.Struct, frozen=True, array_like=True):
+    """A typed attribute of a message; text is UTF-8."""
+
+    type: str
+    value: bytes
+
+
+class Envelope(msgspec.Struct, frozen=True, array_like=True):
+    """A message with its attributes."""
+
+    body: bytes
+    attributes: dict[str, Attribute]
+
+
+_envelopes = msgspec.msgpack.Decoder(Envelope)
+_any_json = msgspec.json.Decoder(msgspec.Raw)
+
+
+def pack_envelope(body: bytes, attributes: dict[str, Attribute]) -> tuple[bytes, str]:
+    """The payload and the content type of a message. A body without attributes is the payload, so
+    that every client can read it."""
+    if not attributes:
+        return body, body_type(body)
+    return msgspec.msgpack.encode(Envelope(body, attributes)), ENVELOPE
+
+
+def unpack_envelope(payload: bytes, content_type: str) -> Envelope:
+    """The message in a payload. One that is no envelope, or a damaged one, is a body alone."""
+    if content_type != ENVELOPE:
+        return Envelope(payload, {})
+    try:
+        return _envelopes.decode(payload)
+    except (msgspec.MsgspecError, RecursionError, ValueError):
+        return Envelope(payload, {})
+
+
+def open_body(payload: bytes, content_type: str) -> tuple[bytes, str]:
+    """The part of a payload that a worker runs, and its content type."""
+    if content_type != ENVELOPE:
+        return payload, content_type
+    body = unpack_envelope(payload, content_type).body
+    return body, body_type(body)
+
+
+def body_type(body: bytes) -> str:
+    """JSON if the body is an object or an array, as the arguments of a task are; otherwise text."""
+    if body[:1] in (b"{", b"["):
+        try:
+            _any_json.decode(body)
+        except (msgspec.MsgspecError, RecursionError, ValueError):
+            return TEXT
+        return JSON
+    return TEXT
 
 
 def encode_job(job: Job) -> bytes:
