@@ -38,9 +38,10 @@ class Answer(Struct, frozen=True, kw_only=True, rename=member_name, omit_default
 class MessageAttributeValue(
     Struct, frozen=True, kw_only=True, rename=member_name, omit_defaults=True
 ):
-    """A typed value of a message, in requests and answers. AWS reserves the lists."""
+    """A typed value of a message, in requests and answers. AWS reserves the lists. A missing type
+    is refused with the other checks of message attributes."""
 
-    data_type: str
+    data_type: str = ""
     string_value: str | None = None
     binary_value: bytes | None = None
     string_list_values: tuple[str, ...] = ()
