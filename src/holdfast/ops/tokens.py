@@ -1,19 +1,23 @@
-"""API tokens: create, list and revoke them. Only a hash of the secret is stored.
+"""API tokens and access keys for AWS clients: create, list and revoke them.
 
-Tokens are records of the namespace `default`, whichever namespace they are for. The server
-authenticates requests with them; see `holdfast.server.access`.
+Only a hash of a token's secret is stored. An access key is a token whose secret is stored as it is,
+because signatures are verified with it. Tokens are records of the namespace `default`, whichever
+namespace they are for, and no verb or copy shows them. The server authenticates requests with
+them; see `holdfast.server.access`.
 """
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import re
 import secrets
+import string
 from collections.abc import Callable, Sequence
 from typing import Annotated
 
 import msgspec
-from msgspec import Meta
+from msgspec import UNSET, Meta, UnsetType
 
 from holdfast.core import bounds
 from holdfast.core.bounds import Instant
@@ -33,17 +37,24 @@ EXPIRES_MS = 90 * bounds.DAY_MS
 NEVER = "never"
 TOKEN_FORM = re.compile(r"hf_([0-9a-f]{12})_([0-9a-f]{64})", re.ASCII)
 
+ACCESS_KEY_FORM = re.compile(r"AKHF[A-Z2-7]{16}", re.ASCII)
+"""The id of an access key: in the form of AWS, but recognizably of Holdfast."""
+
+_SECRET_FORM = re.compile(r"[A-Za-z0-9]{40}", re.ASCII)
+_SECRET_LETTERS = string.ascii_letters + string.digits
 _NAME = re.compile(r"[A-Za-z0-9_.@:/ -]{1,80}\Z", re.ASCII)
 _PREFIX = re.compile(r"[A-Za-z0-9_.-]{0,70}\Z", re.ASCII)
 _SHA256 = re.compile(r"[0-9a-f]{64}", re.ASCII)
 
 
 class Token(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The stored part of a token. `sha256` is the hash of its secret, which is not stored."""
+    """The stored part of a token. `sha256` is the hash of its secret, which is not stored; an
+    access key has its `secret` instead."""
 
     id: str
     name: str
-    sha256: str
+    sha256: str = ""
+    secret: str = ""
     namespace: str = "default"
     scopes: tuple[str, ...] = ()
     prefix: str = ""
@@ -56,7 +67,7 @@ class Token(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class TokenRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """A token to create; it never expires if `expires_ms` is None."""
+    """A token to create, or an access key with `aws`; it never expires if `expires_ms` is None."""
 
     name: str
     scopes: tuple[str, ...]
@@ -64,11 +75,15 @@ class TokenRequest(msgspec.Struct, frozen=True, kw_only=True):
     prefix: str = ""
     expires_ms: int | None = EXPIRES_MS
     by: str = ""
+    aws: bool = False
 
 
 def _check_stored(key: str, token: Token) -> None:
     check_same("id", token.id, key)
-    if not _SHA256.fullmatch(token.sha256):
+    if is_access_key_id(key):
+        if token.sha256 or not _SECRET_FORM.fullmatch(token.secret):
+            raise ValueError("its secret has not the form of an access key's")
+    elif token.secret or not _SHA256.fullmatch(token.sha256):
         raise ValueError("its sha256 is not a hash")
 
 
@@ -91,16 +106,18 @@ class Tokens:
         self._is_whole = is_whole
 
     async def create(self, wanted: TokenRequest) -> tuple[str, Token]:
-        """Store a new token. Returns its text, which cannot be shown again, and its record."""
+        """Store a new token. Returns its text, or the secret of an access key, which cannot be
+        shown again, and its record."""
         check_request(wanted)
         if len(await self.all()) >= TOKENS_MAX:
             raise ConfigError(f"there are {TOKENS_MAX} tokens, the maximum: revoke some")
-        secret = secrets.token_hex(32)
+        id_, secret = new_access_key() if wanted.aws else new_secret()
         now = self._wall_ms()
         token = Token(
-            id=secrets.token_hex(6),
+            id=id_,
             name=wanted.name,
-            sha256=hash_secret(secret).hex(),
+            sha256="" if wanted.aws else hash_secret(secret).hex(),
+            secret=secret if wanted.aws else "",
             namespace=wanted.namespace,
             scopes=tuple(scope for scope in SCOPES if scope in wanted.scopes),
             prefix=wanted.prefix,
@@ -110,7 +127,7 @@ class Tokens:
         )
         if not await TOKENS.create(self._engine(), token.id, token):
             raise EngineUnavailable("the id of the new token is taken: try again")
-        return f"hf_{token.id}_{secret}", token
+        return secret if wanted.aws else f"hf_{id_}_{secret}", token
 
     async def revoke(self, named: str, *, namespace: str = EVERYWHERE) -> Token:
         """Revoke a token of the namespace by its id or by its name, if only one token has it."""
@@ -151,6 +168,22 @@ class Tokens:
         return EngineUnavailable(
             "a part of the store is unreachable, and the token may be in it: revoke it again later"
         )
+
+
+def new_secret() -> tuple[str, str]:
+    """The id and the secret of a new token: 256 random bits."""
+    return secrets.token_hex(6), secrets.token_hex(32)
+
+
+def new_access_key() -> tuple[str, str]:
+    """The id and the secret of a new access key: 238 random bits in 40 letters and digits."""
+    secret = "".join(secrets.choice(_SECRET_LETTERS) for _ in range(40))
+    return f"AKHF{base64.b32encode(secrets.token_bytes(10)).decode()}", secret
+
+
+def is_access_key_id(id: str) -> bool:
+    """True if this can be the id of an access key of Holdfast."""
+    return ACCESS_KEY_FORM.fullmatch(id) is not None
 
 
 def hash_secret(secret: str) -> bytes:
@@ -194,8 +227,8 @@ _SCOPES_MAX = 6
 
 
 class NewToken(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """A token to create. `expires` is its lifetime, e.g. 90d, or "never". The default namespace is
-    the caller's; "*" is all namespaces.
+    """A token to create, or with `aws` an access key for clients of Amazon SQS. `expires` is its
+    lifetime, e.g. 90d, or "never". The default namespace is the caller's; "*" is all namespaces.
     """
 
     name: Annotated[
@@ -205,6 +238,7 @@ class NewToken(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     namespace: Annotated[str, Meta(pattern=r"^([A-Za-z0-9_.-]{1,80}|\*)$")] | None = None
     prefix: Prefix = ""
     expires: Annotated[str, Meta(pattern=r"^([0-9]{1,6}(s|m|h|d|w)|never)$")] | None = None
+    aws: bool = False
 
 
 class TokenView(msgspec.Struct, frozen=True, kw_only=True):
@@ -221,9 +255,12 @@ class TokenView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MadeToken(TokenView, frozen=True, kw_only=True):
-    """A new token; `token` is its text, which is shown only here."""
+    """A new token; `token` is its text, which is shown only here. An access key has two parts
+    instead, of which the secret is shown only here."""
 
-    token: str
+    token: str | UnsetType = UNSET
+    access_key_id: str | UnsetType = UNSET
+    secret_access_key: str | UnsetType = UNSET
 
     def __repr__(self) -> str:
         return f"<MadeToken {self.id}>"
@@ -244,8 +281,11 @@ def token_view(token: Token) -> TokenView:
 
 
 def made_token(token: Token, text: str) -> MadeToken:
-    """A new token with its text."""
-    return MadeToken(token=text, **msgspec.structs.asdict(token_view(token)))
+    """A new token with its text, or an access key with its secret."""
+    view = msgspec.structs.asdict(token_view(token))
+    if is_access_key_id(token.id):
+        return MadeToken(access_key_id=token.id, secret_access_key=text, **view)
+    return MadeToken(token=text, **view)
 
 
 def expiry_ms(text: str | None) -> int | None:

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache, partial
 
 from msgspec.structs import replace
@@ -21,9 +21,19 @@ from holdfast.core import bounds
 from holdfast.engines.base import Engine
 from holdfast.errors import Forbidden, HoldfastError, Unauthenticated
 from holdfast.ops.audit import AuditedChange, AuditEntry
-from holdfast.ops.tokens import EVERYWHERE
+from holdfast.ops.tokens import EVERYWHERE, is_access_key_id
+from holdfast.process import wall_ms
 from holdfast.server.access.authorized_engine import AccessControls, AuthorizedEngine
 from holdfast.server.access.caller import ANONYMOUS, LOCAL_CALLER, Caller, Scope, missing_scope
+from holdfast.server.access.sigv4 import (
+    Credential,
+    Signature,
+    SignedRequest,
+    credential_of,
+    is_signed,
+    not_signed,
+    signature_of,
+)
 from holdfast.server.state import DEFAULT_NAMESPACE, NAMESPACE_HEADER, ServerState
 
 _ENGINES_MAX = 1_000
@@ -36,6 +46,11 @@ _TOKEN_NEEDED = "a token is needed: send Authorization: Bearer hf_…"  # noqa: 
 _TOKEN_NEEDED_OPEN = (
     f"{_TOKEN_NEEDED}; without one, this server admits only direct connections of its own user and"
     " of root"
+)
+_KEY_NEEDED = "the request must be signed with an access key: holdfast token create --aws"
+_KEY_NEEDED_OPEN = (
+    f"{_KEY_NEEDED}; without a signature, this server admits only direct connections of its own"
+    " user and of root"
 )
 _HOST = re.compile(r"(?:\[([^\[\]]*)\]|([^:\[\]]*))(?::[0-9]{0,5})?", re.ASCII)
 
@@ -71,11 +86,30 @@ class ApiCall:
         return True
 
 
-class Admission:
-    """Turns the headers and the address of a request into an `ApiCall`, or refuses it."""
+@dataclass(frozen=True, slots=True)
+class UnverifiedCaller:
+    """The caller that a request of an AWS client names: call `verify` once the body has arrived.
+    `credential` is the one that the request states, even where it is not verified."""
 
-    def __init__(self, server: ServerState) -> None:
+    caller: Caller = field(repr=False)
+    credential: Credential | None = None
+    signature: Signature | None = None
+    secret: str = field(default="", repr=False)
+
+    def verify(self, body: bytes) -> Caller:
+        """The caller, now authenticated. Raises SignatureRefused."""
+        if self.signature is not None:
+            self.signature.verify(body, self.secret)
+        return self.caller
+
+
+class Admission:
+    """Turns the headers and the address of a request into an `ApiCall`, or refuses it. Signatures
+    expire by `wall_ms`."""
+
+    def __init__(self, server: ServerState, wall_ms: Callable[[], int] = wall_ms) -> None:
         self._server = server
+        self._wall_ms = wall_ms
         settings = server.settings
         self._is_open = settings.on_loopback and not settings.auth_on
         self._admits_all = settings.auth is False
@@ -97,11 +131,57 @@ class Admission:
         or Forbidden."""
         self.check_origin(headers, reads=reads)
         caller = await self._authenticate(headers, peer, is_own_user=is_own_user)
-        if needs is not None and needs not in caller.scopes:
+        if needs is not None and caller is ANONYMOUS:
+            raise Unauthenticated(_TOKEN_NEEDED_OPEN if self._is_open else _TOKEN_NEEDED)
+        named = headers.get(NAMESPACE_HEADER)
+        return await self.admit_caller(caller, needs, headers, peer, namespace=named)
+
+    async def identify(
+        self,
+        request: SignedRequest,
+        headers: Mapping[str, str],
+        peer: str | None,
+        *,
+        is_own_user: bool,
+    ) -> UnverifiedCaller:
+        """The caller that a request of an AWS client names, before its body is read. Raises
+        SignatureRefused, Unauthenticated or Forbidden.
+
+        Where no token is needed, any credentials are accepted, but an access key of Holdfast is
+        verified and counts, as a token does.
+        """
+        # A link may lead to a page, but must not act on a queue, not by GET either.
+        self.check_origin(headers, reads=False)
+        if not is_signed(request):
+            caller = await self._authenticate(headers, peer, is_own_user=is_own_user)
             if caller is ANONYMOUS:
-                raise Unauthenticated(_TOKEN_NEEDED_OPEN if self._is_open else _TOKEN_NEEDED)
+                raise not_signed(_KEY_NEEDED_OPEN if self._is_open else _KEY_NEEDED)
+            return UnverifiedCaller(caller)
+        stated = credential_of(request)
+        is_ours = stated is not None and is_access_key_id(stated.key_id)
+        if not is_ours and self._trusts(headers, peer, is_own_user=is_own_user):
+            return UnverifiedCaller(LOCAL_CALLER, stated)
+        signature = signature_of(request, self._wall_ms())
+        key_id, users = signature.credential.key_id, self._server.local_users
+        if users is not None and (secret := users.secret_of(key_id)) is not None:
+            return UnverifiedCaller(LOCAL_CALLER, stated, signature, secret)
+        secret, caller = await self._server.tokens.find_access_key(key_id)
+        return UnverifiedCaller(caller, stated, signature, secret)
+
+    async def admit_caller(
+        self,
+        caller: Caller,
+        needs: Scope | None,
+        headers: Mapping[str, str],
+        peer: str | None,
+        *,
+        namespace: str | None,
+    ) -> ApiCall:
+        """Admit an authenticated caller to a namespace, or to its own if none is named. Raises
+        Forbidden."""
+        if needs is not None and needs not in caller.scopes:
             raise Forbidden(missing_scope(needs))
-        caller = await self._in_namespace(caller, headers)
+        caller = await self._in_namespace(caller, namespace)
         namespaces = self._server.namespaces
         app = namespaces.apps.get(caller.namespace) or await namespaces.get(caller.namespace)
         return ApiCall(
@@ -147,14 +227,17 @@ class Admission:
             if users is not None and users.accepts(text):
                 return LOCAL_CALLER
             return await self._server.tokens.authenticate(text)
-        if self._is_open and (is_own_user or self._admits_all) and _is_direct(headers, peer):
-            return LOCAL_CALLER
-        return ANONYMOUS
+        trusted = self._trusts(headers, peer, is_own_user=is_own_user)
+        return LOCAL_CALLER if trusted else ANONYMOUS
 
-    async def _in_namespace(self, caller: Caller, headers: Mapping[str, str]) -> Caller:
+    def _trusts(self, headers: Mapping[str, str], peer: str | None, *, is_own_user: bool) -> bool:
+        """True if a request needs no token."""
+        admitted = self._is_open and (is_own_user or self._admits_all)
+        return admitted and _is_direct(headers, peer)
+
+    async def _in_namespace(self, caller: Caller, named: str | None) -> Caller:
         """The caller in its token's namespace. A token for all namespaces, or a local caller, may
-        name another one in the header."""
-        named = headers.get(NAMESPACE_HEADER)
+        name another one."""
         if caller is ANONYMOUS:
             return caller
         everywhere = caller.namespace == EVERYWHERE

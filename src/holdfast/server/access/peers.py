@@ -54,14 +54,21 @@ class OwnerSource(Protocol):
 
 class LocalUsers:
     """Admits connections of the server's own user and of root without a token. `token` is set if
-    the system cannot tell: callers may then send it instead."""
+    the system cannot tell: callers may then send it instead. AWS clients sign with `access_key`,
+    an id and its secret."""
 
     def __init__(
-        self, sources: Sequence[OwnerSource], *, uid: int | None = None, token: str | None = None
+        self,
+        sources: Sequence[OwnerSource],
+        *,
+        uid: int | None = None,
+        token: str | None = None,
+        access_key: tuple[str, str] | None = None,
     ) -> None:
         self._sources = tuple(sources)
         self._uids = (_ROOT, os.geteuid() if uid is None else uid)
         self.token = token
+        self._access_key = access_key
 
     def admits(self, connection: Any) -> bool:
         """True if the other end of an accepted connection belongs to an admitted user."""
@@ -70,6 +77,12 @@ class LocalUsers:
     def accepts(self, token: str) -> bool:
         """True for the token of a system that cannot tell."""
         return self.token is not None and hmac.compare_digest(token.encode(), self.token.encode())
+
+    def secret_of(self, key_id: str) -> str | None:
+        """The secret of the access key of a system that cannot tell; None for any other key."""
+        if self._access_key is None or self._access_key[0] != key_id:
+            return None
+        return self._access_key[1]
 
 
 def owner_of(connection: Any, sources: Sequence[OwnerSource]) -> int | None:

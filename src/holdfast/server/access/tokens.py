@@ -24,10 +24,12 @@ from holdfast.ops.tokens import (
     TokenRequest,
     Tokens,
     hash_secret,
+    is_access_key_id,
     is_for,
 )
 from holdfast.server.access.caller import Caller, with_implied
 from holdfast.server.access.quotas import SharedRead
+from holdfast.server.access.sigv4 import unknown_key
 
 _NO_HASH = hashlib.sha256(secrets.token_bytes(32)).digest()
 
@@ -79,6 +81,23 @@ class TokenAuthenticator(Tokens):
         if not is_right or known is None or not self._is_valid(known[0]):
             raise Unauthenticated("the token is unknown, expired or revoked")
         return known[1]
+
+    async def find_access_key(self, key_id: str) -> tuple[str, Caller]:
+        """The secret of an access key, and the caller that it authenticates. SignatureRefused if
+        the key is unknown, expired or revoked.
+        """
+        known = (await self._cache.get()).get(key_id) if is_access_key_id(key_id) else None
+        if known is None:
+            may_exist = is_access_key_id(key_id) and key_id not in self._revoked
+            if may_exist and not self._is_whole():
+                raise EngineUnavailable(
+                    "a part of the store is unreachable, and this access key may be in it"
+                )
+            raise unknown_key()
+        token, caller = known
+        if not token.secret or not self._is_valid(token):
+            raise unknown_key()
+        return token.secret, caller
 
     async def require(self, id: str) -> None:
         """Raise unless the token that authenticated a long request is still valid."""
