@@ -27,7 +27,7 @@ from holdfast.server.access.authorized_engine import AccessControls, AuthorizedE
 from holdfast.server.access.caller import ANONYMOUS, LOCAL_CALLER, Caller, Scope, missing_scope
 from holdfast.server.access.sigv4 import (
     Credential,
-    Signature,
+    RequestSignature,
     SignedRequest,
     credential_of,
     is_signed,
@@ -93,7 +93,7 @@ class UnverifiedCaller:
 
     caller: Caller = field(repr=False)
     credential: Credential | None = None
-    signature: Signature | None = None
+    signature: RequestSignature | None = None
     secret: str = field(default="", repr=False)
 
     def verify(self, body: bytes) -> Caller:

@@ -1,9 +1,9 @@
 """AWS Signature Version 4 of one request, in the header or in the query. Pure, and fail-closed.
 
 `signature_of` reads the signature before the body has arrived, and checks its form and its time;
-`Signature.verify` compares the signature itself. The path is encoded twice, as for all services of
-AWS but S3. The body always counts: unsigned and streamed payloads are refused, and so are session
-tokens, because no access key of Holdfast has one.
+`RequestSignature.verify` compares the signature itself. The path is encoded twice, as for all
+services of AWS but S3. The body always counts: unsigned and streamed payloads are refused, and so
+are session tokens, because no access key of Holdfast has one.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class Credential:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Signature:
+class RequestSignature:
     """The signature of a request, not verified yet. `headers` are the values of each header, `date`
     is the time as it was signed, and `is_query` says that the signature stands in the query."""
 
@@ -129,7 +129,7 @@ def credential_of(request: SignedRequest) -> Credential | None:
 
 def signature_of(
     request: SignedRequest, now_ms: int, *, services: Collection[str] = SERVICES
-) -> Signature:
+) -> RequestSignature:
     """The signature of a request. Raises SignatureRefused if it is missing or incomplete,
     contradicts itself or is out of date."""
     headers = _header_values(request)
@@ -147,7 +147,7 @@ def signature_of(
     return signature
 
 
-def canonical_request(signature: Signature, body_hash: str) -> bytes:
+def canonical_request(signature: RequestSignature, body_hash: str) -> bytes:
     """The text that identifies a request, whichever way a client wrote it down."""
     request, values = signature.request, signature.headers
     headers = "".join(f"{name}:{','.join(values[name])}\n" for name in signature.signed_headers)
@@ -162,7 +162,7 @@ def canonical_request(signature: Signature, body_hash: str) -> bytes:
     return "\n".join(parts).encode("latin-1")
 
 
-def string_to_sign(signature: Signature, body_hash: str) -> str:
+def string_to_sign(signature: RequestSignature, body_hash: str) -> str:
     """The text that is signed."""
     stated = signature.credential
     scope = f"{stated.day}/{stated.region}/{stated.service}/{_TERMINATOR}"
@@ -203,7 +203,7 @@ def _has_signed_query(request: SignedRequest) -> bool:
     return any(name.lower() == wanted for name, _ in _query_pairs(request.query))
 
 
-def _from_header(request: SignedRequest, headers: Mapping[str, Sequence[str]]) -> Signature:
+def _from_header(request: SignedRequest, headers: Mapping[str, Sequence[str]]) -> RequestSignature:
     algorithm, _, rest = headers["authorization"][0].partition(" ")
     _check_algorithm(algorithm)
     given: dict[str, str] = {}
@@ -224,7 +224,7 @@ def _from_header(request: SignedRequest, headers: Mapping[str, Sequence[str]]) -
 
 def _from_query(
     request: SignedRequest, headers: Mapping[str, Sequence[str]]
-) -> tuple[Signature, int]:
+) -> tuple[RequestSignature, int]:
     """The signature, and how long it is valid."""
     given: dict[str, str] = {}
     seen: set[str] = set()
@@ -257,7 +257,7 @@ def _signature(
     date: str,
     *,
     is_query: bool,
-) -> Signature:
+) -> RequestSignature:
     credential = _credential(given["Credential"])
     if credential is None:
         raise _incomplete(f"Credential must be KEY/YYYYMMDD/REGION/SERVICE/{_TERMINATOR}")
@@ -269,7 +269,7 @@ def _signature(
         raise _incomplete("SignedHeaders must be different names in lower case, sorted")
     if not _SIGNATURE.fullmatch(given["Signature"]):
         raise _mismatch("the signature is not 64 hexadecimal digits in lower case")
-    return Signature(
+    return RequestSignature(
         request=request,
         headers=headers,
         credential=credential,
@@ -292,14 +292,14 @@ def _check_algorithm(name: str) -> None:
         raise _incomplete(f"the algorithm {name[:40]!r} is not supported: sign with {ALGORITHM}")
 
 
-def _check_scope(signature: Signature, services: Collection[str]) -> None:
+def _check_scope(signature: RequestSignature, services: Collection[str]) -> None:
     service = signature.credential.service
     if service not in services:
         allowed = " or ".join(services)
         raise _mismatch(f"the credential is for the service {service[:40]!r}, not for {allowed}")
 
 
-def _check_headers(signature: Signature) -> None:
+def _check_headers(signature: RequestSignature) -> None:
     headers = signature.headers
     for name in _SINGLE_HEADERS:
         if len(headers.get(name, ())) > 1:
