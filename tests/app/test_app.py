@@ -58,6 +58,7 @@ async def test_every_option_arrives(app: Holdfast) -> None:
         key="k",
         key_window="2d",
         key_policy="replace",
+        key_hold="window",
         tenant="acme",
         group="g",
         labels={"l": "1"},
@@ -70,6 +71,7 @@ async def test_every_option_arrives(app: Holdfast) -> None:
         priority=None,
     )
     assert (job.key_window_ms, job.content_type) == (172_800_000, "application/octet-stream")
+    assert job.key_hold == "window"
     assert (await app.enqueue_many([job]))[0].status is Status.NEW
     kept = await app.get("mine")
     assert kept is not None

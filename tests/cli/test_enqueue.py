@@ -95,6 +95,7 @@ ALL: dict[str, Any] = {
     "key": "k",
     "key_window": "2h",
     "key_policy": "replace",
+    "key_hold": "window",
     "tenant": "acme",
     "group": "g",
     "labels": {"a": "1"},

@@ -13,16 +13,16 @@ from holdfast.engines.extras import Transactional, extra
 from holdfast.engines.wire import About
 from tests.engines import harnesses
 
-# yes and no, in the order of COLUMNS.
+# y and n, in the order of COLUMNS.
 COLUMNS = """
     durable shared inspect priority keys renew fencing transactional groups dependencies rates
     ordered limits fairness refunds results notes follow_ups records combinations exact_counts
-    dead_leases queue_expiry
+    dead_leases queue_expiry key_hold
 """
 MATRIX = """
-memory no  no  yes yes yes yes yes no  yes yes yes yes yes yes yes yes yes yes yes yes yes yes yes
-sqlite yes yes yes yes yes yes yes yes yes yes yes yes yes yes yes yes yes yes yes yes yes yes yes
-postgres yes yes yes yes yes yes yes yes yes yes yes yes yes yes yes yes yes yes yes yes yes yes yes
+memory n n y y y y y n y y y y y y y y y y y y y y y y
+sqlite y y y y y y y y y y y y y y y y y y y y y y y y
+postgres y y y y y y y y y y y y y y y y y y y y y y y y
 """
 ROWS = [line.split() for line in MATRIX.strip().splitlines()]
 BOUNDS = {
@@ -49,7 +49,7 @@ def make(name: str, wrap: harnesses.Wrap = harnesses.plain) -> Engine:
 def test_the_matrix(row: list[str]) -> None:
     name, *answers = row
     expected = {
-        column: answer == "yes" for column, answer in zip(COLUMNS.split(), answers, strict=True)
+        column: answer == "y" for column, answer in zip(COLUMNS.split(), answers, strict=True)
     }
     assert msgspec.structs.asdict(make(name).traits) == {"name": name} | expected | BOUNDS
 
@@ -76,7 +76,7 @@ def test_traits_of_an_older_server_can_be_read() -> None:
     about = {"version": "0.1", "now": 5}
     about["traits"] = {"name": "sqlite", "durable": True, "shared": True, "rates": True}
     traits = msgspec.msgpack.decode(msgspec.msgpack.encode(about), type=About).traits
-    assert missing(traits) == {"groups", "dependencies", "dead_leases", "queue_expiry"}
+    assert missing(traits) == {"groups", "dependencies", "dead_leases", "queue_expiry", "key_hold"}
 
 
 @pytest.mark.parametrize(

@@ -40,7 +40,7 @@ def test_a_line_has_every_field() -> None:
 def test_choices_are_those_of_python_options() -> None:
     hints = typing.get_type_hints(JobOptions)
     lines = typing.get_type_hints(JobLine)
-    for name in ("key_policy", "after_on", "parent_death"):
+    for name in ("key_policy", "key_hold", "after_on", "parent_death"):
         assert hints[name] == lines[name] == FIELDS[name].flag | None
         assert FIELDS[name].http == FIELDS[name].flag
 

@@ -237,6 +237,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     key: str | None = None
     key_window_ms: int | None = None
     key_policy: str = ""
+    key_hold: str = ""
     tick: str = ""
     reason: str = ""
     failure: str = ""
@@ -370,6 +371,7 @@ def _new(job: NewJob) -> Entry:
         key=job.key,
         key_window_ms=None if job.key is None else job.key_window_ms,
         key_policy="" if job.key is None else job.key_policy,
+        key_hold="" if job.key is None else job.key_hold,
         tick=_tick(job),
         tenant=job.tenant,
         group=job.group,

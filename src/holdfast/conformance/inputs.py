@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from hypothesis import strategies as st
 from msgspec.structs import replace
@@ -23,6 +23,7 @@ from holdfast.core.model import (
     Failure,
     FailureKind,
     JobFilter,
+    KeyHold,
     LeaseRequest,
     NewJob,
     Note,
@@ -164,6 +165,7 @@ BAD_JOBS: tuple[tuple[str, NewJob], ...] = (
     *(("invalid_job", NewJob(**_GOOD, group=text)) for text in UNSTORABLE_TEXTS),
     *(("invalid_job", NewJob(**_GOOD, labels={text: "v"})) for text in UNSTORABLE_TEXTS),
     ("invalid_job", NewJob(**_GOOD, key="k", key_window_ms=-1)),
+    ("invalid_job", NewJob(**_GOOD, key="k", key_hold=cast("KeyHold", "never"))),
     ("invalid_job", NewJob(**_GOOD, labels={"a": "\x00"})),
     ("invalid_job", NewJob(**_GOOD, headers={"a": "\ud800"})),
     ("invalid_job", NewJob(**_GOOD, labels={"a": "x" * (bounds.PAIR_VALUE_BYTES_MAX + 1)})),
@@ -240,6 +242,7 @@ def _new_job(dice: _Dice) -> NewJob:
         key=dice.choice((None, None, "k1", "k2")),
         key_window_ms=dice.choice((0, 20, 1_000)),
         key_policy=dice.choice(("keep", "replace", "merge")),
+        key_hold=dice.choice(("job", "job", "window")),
         tenant=dice.choice(("t1", "t1", "t2", None)),
         group=dice.choice((None, None, "g", "h")),
         labels=dice.pairs(),

@@ -140,6 +140,8 @@ def _check_names(job: NewJob) -> None:
         )
     if job.key_policy not in ("keep", "replace", "merge"):
         raise InvalidJob(f"key_policy {job.key_policy!r} is not valid: use keep, replace or merge")
+    if job.key_hold not in ("job", "window"):
+        raise InvalidJob(f"key_hold {job.key_hold!r} is not valid: use job or window")
 
 
 def _check_parents(job: NewJob) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Container, Iterator, Sequence
 from msgspec.structs import replace
 
 from holdfast.core.lanes import lane_of
+from holdfast.core.lifecycle import is_key_held
 from holdfast.core.model import NewJob, Queue
 from holdfast.errors import UsageError
 
@@ -43,7 +44,7 @@ def can_enqueue_follow_ups(
     """
     order, circular = arrangement
     coming: set[str] = set()
-    keys: set[tuple[str, str]] = set()
+    windows: dict[tuple[str, str], int] = {}
     for place in order:
         new = then[place]
         if new.id in coming or is_known(new.id):
@@ -51,7 +52,8 @@ def can_enqueue_follow_ups(
         if place in circular:
             return False
         key = None if new.key is None else (new.queue, new.key)
-        if key in keys or is_held(new):
+        taken = key in windows and is_key_held(new, until=windows[key], now=0, unfinished=True)
+        if taken or is_held(new):
             continue
         if is_orphan(new, coming):
             return False
@@ -61,7 +63,7 @@ def can_enqueue_follow_ups(
             return False
         coming.add(new.id)
         if key is not None:
-            keys.add(key)
+            windows[key] = new.key_window_ms
     return True
 
 

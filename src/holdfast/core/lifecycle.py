@@ -102,6 +102,11 @@ def with_queue_expiry(job: Job, queue: Queue) -> Job:
     return replace(job, expires_at=at, queue_expiry=at is not None)
 
 
+def is_key_held(new: NewJob, *, until: int, now: int, unfinished: bool) -> bool:
+    """Whether an earlier job, whose window ends at `until`, holds its key against a new one."""
+    return until > now or (unfinished and new.key_hold == "job")
+
+
 def apply_key_policy(job: Job, new: NewJob, queue: Queue, now: int) -> Change | None:
     """The change to `job`, which holds the key of `new`: replaced or merged; None keeps it. A job
     that was moved to another queue is kept."""

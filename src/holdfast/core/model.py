@@ -144,6 +144,7 @@ class Overrides(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 NO_OVERRIDES = Overrides()
 
 KeyPolicy = Literal["keep", "replace", "merge"]
+KeyHold = Literal["job", "window"]
 Order = Literal["tail", "keep"]
 AfterOn = Literal["success", "death", "either"]
 ParentDeath = Literal["cancel", "run", "hold"]
@@ -182,6 +183,9 @@ class Queue(msgspec.Struct, frozen=True, kw_only=True):
 class NewJob(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A job to enqueue. The producer chooses the id, so that a repeated enqueue adds nothing.
 
+    An earlier job holds the key against this one while it is unfinished and until the window it was
+    given ends; with `key_hold = "window"` until its window ends, even if it is unfinished.
+
     The job waits until every job in `after` has ended as `after_on` requires. `parent_death`
     decides what happens to it if one of them dies, or is cancelled or deleted, instead; if one
     succeeds that was required to die, the job is cancelled.
@@ -206,6 +210,7 @@ class NewJob(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     after: tuple[str, ...] = ()
     after_on: AfterOn = "success"
     parent_death: ParentDeath = "cancel"
+    key_hold: KeyHold = "job"
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -349,12 +354,17 @@ class Status(StrEnum):
 
 
 class Receipt(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
-    """The answer to one NewJob. For a duplicate by key, `id` is that of the earlier job."""
+    """The answer to one NewJob. For a duplicate by key, `id` is that of the earlier job.
+
+    `seq` is the job's arrival number if the engine knows it without another read: always for a new
+    job of a strict group, where it rises in the order of the group.
+    """
 
     id: str
     status: Status
     code: str = ""
     text: str = ""
+    seq: int | None = None
 
 
 class QueueView(msgspec.Struct, frozen=True, kw_only=True):

@@ -110,6 +110,8 @@ class Traits(msgspec.Struct, frozen=True, kw_only=True):
     """Dead letters can be leased: `LeaseRequest.dead`."""
     queue_expiry: bool = False
     """Jobs can expire by a setting of their queue: `Queue.expires_ms`."""
+    key_hold: bool = False
+    """A key can be taken from an unfinished job after its window: `NewJob.key_hold`."""
 
     @property
     def atomic(self) -> bool:

@@ -34,10 +34,12 @@ from holdfast.errors import Unsupported, UsageError
 
 FULL = Traits(
     name="", durable=True, shared=True, groups=True, dependencies=True, rates=True,
-    dead_leases=True, queue_expiry=True,
+    dead_leases=True, queue_expiry=True, key_hold=True,
 )  # fmt: skip
 """Every trait that a call can need."""
-_OF_JOBS = "priority keys groups dependencies delay_ms_max lease_ms_max payload_max".split()
+_OF_JOBS = (
+    *"priority keys key_hold groups dependencies delay_ms_max lease_ms_max payload_max".split(),
+)
 _CHECKED = (
     *_OF_JOBS,
     *"inspect renew rates limits fairness results notes follow_ups records retry_ms_max".split(),
@@ -157,6 +159,8 @@ class Support:
         if job.key is not None and not traits.keys:
             remedy = "leave out the key, and let the handler recognise repeats"
             raise self._unsupported("once-only keys", remedy)
+        if job.key is not None and job.key_hold == "window" and not traits.key_hold:
+            raise self._unsupported('key_hold "window"', "leave it out, or use a newer server")
         if job.group is not None and not traits.groups:
             raise self._unsupported("strict groups", "leave out the group")
         if job.after and not traits.dependencies:

@@ -17,7 +17,7 @@ from msgspec import UNSET, Meta, Raw, UnsetType
 
 from holdfast.core import bounds
 from holdfast.core.backoff import Backoff
-from holdfast.core.model import AfterOn, KeyPolicy, ParentDeath, Reroute
+from holdfast.core.model import AfterOn, KeyHold, KeyPolicy, ParentDeath, Reroute
 from holdfast.notation.durations import Duration
 
 _SECONDS_MAX = bounds.DELAY_MS_MAX // bounds.SECOND_MS
@@ -226,6 +226,17 @@ class JobLine(msgspec.Struct, forbid_unknown_fields=True):
             per_job=True,
         ),
     ] = None
+    key_hold: Annotated[
+        KeyHold | None,
+        JobField(
+            value="HOLD",
+            help="Add nothing while the job that holds the key is unfinished or its window is "
+            "open (job), or only while its window is open (window). [default: job]",
+            http=KeyHold,
+            flag=KeyHold,
+            per_job=True,
+        ),
+    ] = None
     tenant: Annotated[
         str | None,
         JobField(value="NAME", help="Tenant, for fair shares and quotas.", http=Name),
@@ -374,6 +385,7 @@ class JobOptions(TypedDict, total=False):
     key: str | None
     key_window: Duration | None
     key_policy: KeyPolicy | None
+    key_hold: KeyHold | None
     tenant: str | None
     group: str | None
     labels: Mapping[str, str] | None

@@ -43,6 +43,7 @@ async def test_every_field_of_a_job_is_stored(rest: RestClient) -> None:
     said = {
         "id": "j", "task": "t", "payload": [1], "priority": 7, "delay": "2m", "expires": 3600,
         "key": "k", "key_window": "1h", "key_policy": "replace", "tenant": "acme", "group": "g",
+        "key_hold": "window",
         "labels": {"a": "1"}, "headers": {"h": "ä"}, "lease": "45s", "timeout": 1.5,
         "max_retries": 2, "max_crashes": 5, "backoff": "constant(3s)", "after": ["parent"],
         "after_on": "either", "parent_death": "hold",

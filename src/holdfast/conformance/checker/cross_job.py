@@ -95,6 +95,8 @@ def _key_fault(
             ("amend", "delete"),
         )
     ]
+    if second.asked.key_hold == "window":
+        return None
     # A child may have been cancelled with its parents; no call reports that.
     unsure = bool(history.sweeping) or bool(first.asked.after)
     if not unsure and min(ends, default=NEVER_NS) > second.end_ns:

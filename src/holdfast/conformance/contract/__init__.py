@@ -19,7 +19,7 @@ from holdfast.conformance.contract.concurrency import ConcurrencyContract, FlowC
 from holdfast.conformance.contract.dead_letters import DeadLetterContract
 from holdfast.conformance.contract.declare import DeclareContract, RecordContract
 from holdfast.conformance.contract.dependencies import DependencyContract, ParentChangeContract
-from holdfast.conformance.contract.enqueue import EnqueueContract, HostileInputContract, KeyContract
+from holdfast.conformance.contract.enqueue import EnqueueContract, HostileInputContract
 from holdfast.conformance.contract.fairness import NoisyTenantContract, TurnContract
 from holdfast.conformance.contract.follow_ups import (
     FollowUpChildContract,
@@ -27,6 +27,7 @@ from holdfast.conformance.contract.follow_ups import (
     RefusedChildContract,
 )
 from holdfast.conformance.contract.groups import GroupBatchContract, GroupContract
+from holdfast.conformance.contract.keys import KeyContract
 from holdfast.conformance.contract.lease import AgingContract, LeaseContract
 from holdfast.conformance.contract.lease_wait import LeaseWaitContract, WakeContract
 from holdfast.conformance.contract.limit_settings import (

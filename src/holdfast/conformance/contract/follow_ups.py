@@ -83,6 +83,15 @@ class FollowUpContract:
         assert await settle(twin, lease, Complete(then=(a_job("x", key="k"),))) is Outcome.SETTLED
         assert await twin.get("x") is None
 
+    @needs("inspect", "keys", "key_hold", "follow_ups", "combinations")
+    async def test_a_follow_up_may_take_a_key_past_its_window(self, twin: Twin) -> None:
+        await twin.enqueue([a_job("a"), a_job("old", key="k", key_window_ms=0)])
+        lease = await lease_one(twin)
+        over: dict[str, Any] = {"key": "k", "key_window_ms": 0, "key_hold": "window"}
+        then = (a_job("x", **over), a_job("y", **over), a_job("z", key="k"))
+        assert await settle(twin, lease, Complete(then=then)) is Outcome.SETTLED
+        assert [await twin.get(id_) is None for id_ in "xyz"] == [False, False, True]
+
     @needs("inspect", "keys", "follow_ups", "combinations")
     async def test_known_ids_and_held_keys_are_skipped(self, twin: Twin) -> None:
         await twin.enqueue([a_job("a"), a_job("old", key="k", payload=b"1")])

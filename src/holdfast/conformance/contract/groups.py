@@ -18,7 +18,7 @@ from holdfast.conformance.contract.cases import (
     work_off,
 )
 from holdfast.conformance.harness import Harness, Twin
-from holdfast.core.model import JobFilter, QueueView, State, Waits
+from holdfast.core.model import JobFilter, QueueView, State, Status, Waits
 from holdfast.core.verdict import (
     Amendment,
     Bury,
@@ -59,6 +59,28 @@ class GroupContract:
         assert await lease_ids(twin) == []
         await end(twin, first)
         assert await lease_ids(twin) == ["b"]
+
+    @needs("inspect")
+    async def test_receipts_number_a_group_in_the_order_of_arrival(self, harness: Harness) -> None:
+        engine = harness.engine
+        await engine.enqueue([a_job("x")])
+        receipts = await engine.enqueue([*jobs("ba", group="g"), *jobs("c", group="h")])
+        receipts += await engine.enqueue(jobs("fed", group="g"))
+        numbers = {receipt.id: receipt.seq for receipt in receipts}
+        for id_, number in numbers.items():
+            job = await engine.get(id_)
+            assert job is not None and job.seq == number
+        rising = [numbers[id_] or 0 for id_ in "bafed"]
+        assert rising == sorted(set(rising))
+
+    @needs("inspect", "keys", "combinations")
+    async def test_a_duplicate_never_gets_another_number(self, harness: Harness) -> None:
+        engine = harness.engine
+        (first,) = await engine.enqueue([a_job("a", group="g", key="k")])
+        for again in (a_job("a", group="g", key="k"), a_job("b", group="g", key="k")):
+            (receipt,) = await engine.enqueue([again])
+            assert (receipt.id, receipt.status) == ("a", Status.DUPLICATE)
+            assert receipt.seq in (first.seq, None)
 
     async def test_a_leased_head_holds_up_its_own_group_alone(self, twin: Twin) -> None:
         await twin.enqueue([*jobs("ab", group="g"), *jobs("cd", group="h"), *jobs("ef")])

@@ -220,6 +220,7 @@ def _new_job(state: PlayerState) -> NewJob:
         key=f"key-{dice.randint(0, 5)}" if keyed else None,
         key_window_ms=dice.choice((0, 1_000, 10_000)),
         key_policy=policy,
+        key_hold="window" if keyed and state.chance(0.3) else "job",
         overrides=Overrides(max_attempts=dice.choice((1, 3, None))),
         tenant=f"tenant{dice.randint(0, 3)}",
         group=f"group{dice.randint(0, 2)}" if state.has("groups") and state.chance(0.5) else None,

@@ -47,6 +47,7 @@ _TRAITS = Traits(
     name="memory", durable=False, shared=False, groups=True, dependencies=True, rates=True,
     dead_leases=True,
     queue_expiry=True,
+    key_hold=True,
 )  # fmt: skip
 _POLL_NET_MS = 1_000
 

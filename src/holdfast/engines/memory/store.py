@@ -155,13 +155,13 @@ class MemoryStore:
         try:
             queue = checks.check_new(new, queue)
             if new.id in self.rows:
-                return Receipt(id=new.id, status=Status.DUPLICATE)
+                return self._duplicate(new.id)
             if circle is not None:
                 raise checks.circular(new.id, circle)
             holder = self._holder(new)
             if holder is not None:
                 self._apply_key_policy(self.rows.get(holder), new, queue)
-                return Receipt(id=holder, status=Status.DUPLICATE)
+                return self._duplicate(holder)
             for parent in new.after:
                 if parent not in self.rows:
                     raise checks.unknown_parent(new.id, parent)
@@ -169,10 +169,13 @@ class MemoryStore:
             checks.check_room(queue, self.waiting.depths[queue.name])
         except UsageError as error:
             return checks.refusal(new.id, error)
-        self._admit(new)
-        return Receipt(id=new.id, status=Status.NEW)
+        return Receipt(id=new.id, status=Status.NEW, seq=self._admit(new))
 
-    def _admit(self, new: NewJob) -> None:
+    def _duplicate(self, id: str) -> Receipt:
+        row = self.rows.get(id)
+        return Receipt(id=id, status=Status.DUPLICATE, seq=row.job.seq if row else None)
+
+    def _admit(self, new: NewJob) -> int:
         now = self.clock.wall_ms()
         number = next(self._numbers)
         job = lifecycle.with_queue_expiry(lifecycle.admit(new, number, now), self.queues[new.queue])
@@ -185,6 +188,7 @@ class MemoryStore:
         lost = self.dependencies.add(row)
         if lost is not None:
             self._orphan(row, *lost)
+        return number
 
     def _may_follow(self, then: Sequence[NewJob], done: str) -> bool:
         return not then or dependencies.can_enqueue_follow_ups(
@@ -199,8 +203,8 @@ class MemoryStore:
         )
 
     def _holder(self, new: NewJob, done: str | None = None) -> str | None:
-        """The id of the job that holds the new job's key: it is unfinished, or the key's window is
-        open. `done` is a job that is about to finish."""
+        """The id of the job that holds the new job's key. `done` is a job that is about to
+        finish."""
         if new.key is None:
             return None
         held = self.keys.get((new.queue, new.key))
@@ -209,7 +213,9 @@ class MemoryStore:
         id_, until = held
         row = self.rows.get(id_)
         unfinished = row is not None and not row.job.has_ended and id_ != done
-        return id_ if unfinished or until > self.clock.wall_ms() else None
+        now = self.clock.wall_ms()
+        is_held = lifecycle.is_key_held(new, until=until, now=now, unfinished=unfinished)
+        return id_ if is_held else None
 
     def _apply_key_policy(self, row: JobRow | None, new: NewJob, queue: Queue) -> None:
         change = (

@@ -80,6 +80,7 @@ _TRAITS = Traits(
     rates=True,
     dead_leases=True,
     queue_expiry=True,
+    key_hold=True,
 )
 _NET_MS = (800, 1_200)
 _AMEND_ROUNDS_MAX = 20

@@ -270,13 +270,13 @@ class EnqueuePlan:
         try:
             queue = checks.check_new(new, queue)
             if new.id in self.known:
-                return Receipt(id=new.id, status=Status.DUPLICATE)
+                return self._duplicate(new.id)
             if circle is not None:
                 raise checks.circular(new.id, circle)
             holder = self._holder(new)
             if holder is not None:
                 self._meet(holder, new, queue)
-                return Receipt(id=holder, status=Status.DUPLICATE)
+                return self._duplicate(holder)
             for parent in new.after:
                 if parent not in self.states:
                     raise checks.unknown_parent(new.id, parent)
@@ -284,8 +284,7 @@ class EnqueuePlan:
             checks.check_room(queue, self.depth[queue.name])
         except UsageError as error:
             return checks.refusal(new.id, error)
-        self._admit(new)
-        return Receipt(id=new.id, status=Status.NEW)
+        return Receipt(id=new.id, status=Status.NEW, seq=self._admit(new))
 
     def follow_up(self, then: Sequence[NewJob]) -> None:
         """Admit follow-up jobs, also to a full or closed queue. One whose id is known or whose key
@@ -313,7 +312,12 @@ class EnqueuePlan:
         assert queue is not None
         return queue
 
-    def _admit(self, new: NewJob) -> None:
+    def _duplicate(self, id: str) -> Receipt:
+        locked = self.held.get(id)
+        seq = locked.before.seq if locked else None
+        return Receipt(id=id, status=Status.DUPLICATE, seq=seq)
+
+    def _admit(self, new: NewJob) -> int:
         self.known.add(new.id)
         number = next(self.numbers)
         self.added[number] = new
@@ -330,6 +334,7 @@ class EnqueuePlan:
                 # A later job of the batch may replace this one or be merged into it.
                 job = lifecycle.admit(new, number, self.now)
                 self.held[new.id] = LockedJob(job, job, noted=False)
+        return number
 
     def _add_child(self, child: Job) -> None:
         """Find the parents that a new job waits for; some may have already ended."""
@@ -347,8 +352,7 @@ class EnqueuePlan:
         self.children.append((child, waits_for))
 
     def _holder(self, new: NewJob, done: str | None = None) -> str | None:
-        """The id of the job that holds the key of a new one: it is unfinished, or the window is
-        still open. The job `done` counts as finished."""
+        """The id of the job that holds the key of a new one. The job `done` counts as finished."""
         if new.key is None:
             return None
         holder = self.keys.get((new.queue, new.key))
@@ -358,7 +362,10 @@ class EnqueuePlan:
         unfinished = locked is not None and not locked.after.has_ended
         unfinished = unfinished and holder.id not in self.ended and holder.id != done
         is_added = holder.id in self._added_ids and self.states[holder.id] is State.WAITING
-        return holder.id if unfinished or is_added or holder.until > self.now else None
+        is_held = lifecycle.is_key_held(
+            new, until=holder.until, now=self.now, unfinished=unfinished or is_added
+        )
+        return holder.id if is_held else None
 
     def _meet(self, holder: str, new: NewJob, queue: Queue) -> None:
         """Replace the waiting holder of a key by a new job, or merge it, as the policy says."""

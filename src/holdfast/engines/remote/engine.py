@@ -78,6 +78,7 @@ _BEFORE_OPEN = Traits(
     rates=True,
     dead_leases=True,
     queue_expiry=True,
+    key_hold=True,
 )
 
 

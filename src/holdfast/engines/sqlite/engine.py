@@ -63,6 +63,7 @@ _TRAITS = Traits(
     rates=True,
     dead_leases=True,
     queue_expiry=True,
+    key_hold=True,
 )
 _POLL_NET_MS = 1_000
 _JOIN_S = 1.0

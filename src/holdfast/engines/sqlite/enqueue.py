@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Container, Sequence
 from functools import lru_cache
 from itertools import repeat
+from typing import NamedTuple
 
 from holdfast.core import checks, codec, lifecycle
 from holdfast.core.dependencies import Arrangement, arrange, can_enqueue_follow_ups
 from holdfast.core.lanes import lane_of
-from holdfast.core.lifecycle import ParentEffect, apply_key_policy
+from holdfast.core.lifecycle import ParentEffect, apply_key_policy, is_key_held
 from holdfast.core.model import NO_OVERRIDES, STATES, NewJob, Queue, Receipt, State, Status
 from holdfast.engines.sqlite import rows
 from holdfast.engines.sqlite.flow import dependencies, effects, groups, lanes
@@ -76,7 +77,7 @@ def enqueue_follow_ups(transaction: Transaction, jobs: Sequence[NewJob]) -> None
     """Insert the follow-up jobs of a completed job; known ids and held keys are skipped."""
     for place in _arrange(transaction, jobs)[0]:
         new = jobs[place]
-        if not is_known(transaction, new.id) and _holder_of(transaction, new) is None:
+        if not is_known(transaction, new.id) and _find_holder(transaction, new) is None:
             _insert_one(transaction, new, transaction.queues[new.queue])
 
 
@@ -87,7 +88,7 @@ def accepts_follow_ups(transaction: Transaction, jobs: Sequence[NewJob], done: s
         _arrange(transaction, jobs),
         queue_of=lambda name: transaction.queues[name].settings,
         is_known=lambda id_: is_known(transaction, id_),
-        is_held=lambda new: _holder_of(transaction, new, done) is not None,
+        is_held=lambda new: _find_holder(transaction, new, done) is not None,
         is_orphan=lambda new, coming: _missing_parent(transaction, new, coming) is not None,
     )
 
@@ -156,10 +157,17 @@ def _enqueue_many(transaction: Transaction, jobs: Sequence[NewJob]) -> list[Rece
         if len(new.payload) > rows.INLINE_MAX and seq not in absent:
             rows.write_large_payload(transaction, seq, new.payload)
     if not absent:
-        return [Receipt(id=new.id, status=Status.NEW) for new in jobs]
+        return [
+            Receipt(id=new.id, status=Status.NEW, seq=seq)
+            for seq, new in enumerate(jobs, start=first)
+        ]
     return [
         refused.get(seq)
-        or Receipt(id=new.id, status=Status.DUPLICATE if seq in absent else Status.NEW)
+        or (
+            Receipt(id=new.id, status=Status.DUPLICATE)
+            if seq in absent
+            else Receipt(id=new.id, status=Status.NEW, seq=seq)
+        )
         for seq, new in enumerate(jobs, start=first)
     ]
 
@@ -261,10 +269,10 @@ def _enqueue_one(
         return Receipt(id=new.id, status=Status.DUPLICATE)
     if circle is not None:
         raise checks.circular(new.id, circle)
-    holder = _holder_of(transaction, new)
+    holder = _find_holder(transaction, new)
     if holder is not None:
-        _update_holder(transaction, holder, new, queue)
-        return Receipt(id=holder, status=Status.DUPLICATE)
+        _update_holder(transaction, holder.id, new, queue)
+        return Receipt(id=holder.id, status=Status.DUPLICATE, seq=holder.seq)
     parent = _missing_parent(transaction, new)
     if parent is not None:
         raise checks.unknown_parent(new.id, parent)
@@ -273,10 +281,10 @@ def _enqueue_one(
         depths[queue_row.id] = _depth(transaction, queue_row, queue.max_depth)
     waiting = depths.get(queue_row.id, 0)
     checks.check_room(queue, waiting)
-    _insert_one(transaction, new, queue_row)
+    seq = _insert_one(transaction, new, queue_row)
     # A child of a failed parent was cancelled at once and does not wait: count again.
     depths.pop(queue_row.id, None) if new.after else depths.update({queue_row.id: waiting + 1})
-    return Receipt(id=new.id, status=Status.NEW)
+    return Receipt(id=new.id, status=Status.NEW, seq=seq)
 
 
 def _arrange(transaction: Transaction, jobs: Sequence[NewJob]) -> Arrangement:
@@ -295,17 +303,29 @@ def _is_storable(id: str) -> bool:
     return True
 
 
-def _holder_of(transaction: Transaction, new: NewJob, done: str | None = None) -> str | None:
-    """The id of the job that holds this key: unfinished, or within the key's window. The job `done`
-    counts as finished."""
+class _KeyHolder(NamedTuple):
+    """The job that holds a key; `seq` is None if it is already deleted."""
+
+    id: str
+    seq: int | None
+
+
+def _find_holder(
+    transaction: Transaction, new: NewJob, done: str | None = None
+) -> _KeyHolder | None:
+    """The job that holds this key. The job `done` counts as finished."""
     if new.key is None:
         return None
     found = transaction.run(
-        "SELECT k.id, k.until > ?3 OR (ifnull(j.state, 2) < 2 AND k.id IS NOT ?4) FROM hf_keys k"
+        "SELECT k.id, j.seq, k.until, ifnull(j.state, 2) < 2 AND k.id IS NOT ?3 FROM hf_keys k"
         " LEFT JOIN hf_jobs j ON j.id = k.id AND j.ns = k.ns WHERE k.queue = ?1 AND k.key = ?2",
-        (transaction.queues[new.queue].id, new.key, transaction.now, done),
+        (transaction.queues[new.queue].id, new.key, done),
     ).fetchone()
-    return found[0] if found is not None and found[1] else None
+    if found is None:
+        return None
+    id_, seq, until, unfinished = found
+    is_held = is_key_held(new, until=until, now=transaction.now, unfinished=bool(unfinished))
+    return _KeyHolder(id_, seq) if is_held else None
 
 
 def _update_holder(transaction: Transaction, holder: str, new: NewJob, queue: Queue) -> None:
@@ -346,8 +366,8 @@ def _depth(transaction: Transaction, queue_row: QueueRow, most: int) -> int:
     return ready + held
 
 
-def _insert_one(transaction: Transaction, new: NewJob, queue_row: QueueRow) -> None:
-    """Insert a job whose id and key are free and whose parents exist."""
+def _insert_one(transaction: Transaction, new: NewJob, queue_row: QueueRow) -> int:
+    """Insert a job whose id and key are free and whose parents exist; returns its seq."""
     seq = transaction.allocate(1)
     ids = tuple(dict.fromkeys(new.after))
     waits_for, failed = _open_parents(transaction, new, ids)
@@ -376,6 +396,7 @@ def _insert_one(transaction: Transaction, new: NewJob, queue_row: QueueRow) -> N
         transaction.effects.lanes.add(columns.lane)
     if failed is not None:
         effects.cancel_orphan(transaction, seq, *failed)
+    return seq
 
 
 def _open_parents(
