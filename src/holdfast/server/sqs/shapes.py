@@ -7,9 +7,9 @@ names and sizes are checked by the modules that act on them.
 from __future__ import annotations
 
 import re
-from typing import Final, NamedTuple, TypeAlias
+from typing import Annotated, Final, NamedTuple, TypeAlias
 
-from msgspec import Struct, field
+from msgspec import Meta, Struct, field
 
 from holdfast.server.sqs.errors import SqsError, queue_does_not_exist
 
@@ -19,6 +19,10 @@ _SPELLING: Final = {"md5": "MD5", "aws": "AWS"}
 def member_name(name: str) -> str:
     """AWS's name of a field: `md5_of_body` is MD5OfBody."""
     return "".join(_SPELLING.get(word, word.capitalize()) for word in name.split("_"))
+
+
+Integer: TypeAlias = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]
+"""An integer of a request. AWS cannot read larger ones either."""
 
 
 class Request(Struct, frozen=True, kw_only=True, rename=member_name):
@@ -109,7 +113,7 @@ class ListQueuesRequest(Request, frozen=True, kw_only=True):
 
     queue_name_prefix: str | None = None
     next_token: str | None = None
-    max_results: int | None = None
+    max_results: Integer | None = None
 
 
 class ListQueuesResult(Answer, frozen=True, kw_only=True):
@@ -145,7 +149,7 @@ class SendMessageRequest(QueueRequest, frozen=True, kw_only=True):
     """SendMessage."""
 
     message_body: str
-    delay_seconds: int | None = None
+    delay_seconds: Integer | None = None
     message_attributes: MessageAttributes = {}
     message_system_attributes: MessageAttributes = {}
     message_deduplication_id: str | None = None
@@ -166,7 +170,7 @@ class SendMessageBatchRequestEntry(BatchEntry, frozen=True, kw_only=True):
     """A message of SendMessageBatch."""
 
     message_body: str
-    delay_seconds: int | None = None
+    delay_seconds: Integer | None = None
     message_attributes: MessageAttributes = {}
     message_system_attributes: MessageAttributes = {}
     message_deduplication_id: str | None = None
@@ -203,9 +207,9 @@ class ReceiveMessageRequest(QueueRequest, frozen=True, kw_only=True):
     attribute_names: tuple[str, ...] = ()
     message_system_attribute_names: tuple[str, ...] = ()
     message_attribute_names: tuple[str, ...] = ()
-    max_number_of_messages: int | None = None
-    visibility_timeout: int | None = None
-    wait_time_seconds: int | None = None
+    max_number_of_messages: Integer | None = None
+    visibility_timeout: Integer | None = None
+    wait_time_seconds: Integer | None = None
     receive_request_attempt_id: str | None = None
 
 
@@ -262,14 +266,14 @@ class ChangeMessageVisibilityRequest(QueueRequest, frozen=True, kw_only=True):
     """ChangeMessageVisibility."""
 
     receipt_handle: str
-    visibility_timeout: int
+    visibility_timeout: Integer
 
 
 class ChangeMessageVisibilityBatchRequestEntry(BatchEntry, frozen=True, kw_only=True):
     """A message of ChangeMessageVisibilityBatch."""
 
     receipt_handle: str
-    visibility_timeout: int | None = None
+    visibility_timeout: Integer | None = None
 
 
 class ChangeMessageVisibilityBatchRequest(QueueRequest, frozen=True, kw_only=True):
@@ -295,7 +299,7 @@ class ListDeadLetterSourceQueuesRequest(QueueRequest, frozen=True, kw_only=True)
     """ListDeadLetterSourceQueues."""
 
     next_token: str | None = None
-    max_results: int | None = None
+    max_results: Integer | None = None
 
 
 class ListDeadLetterSourceQueuesResult(Answer, frozen=True, kw_only=True):
@@ -310,7 +314,7 @@ class StartMessageMoveTaskRequest(Request, frozen=True, kw_only=True):
 
     source_arn: str
     destination_arn: str | None = None
-    max_number_of_messages_per_second: int | None = None
+    max_number_of_messages_per_second: Integer | None = None
 
 
 class StartMessageMoveTaskResult(Answer, frozen=True, kw_only=True):
@@ -335,7 +339,7 @@ class ListMessageMoveTasksRequest(Request, frozen=True, kw_only=True):
     """ListMessageMoveTasks."""
 
     source_arn: str
-    max_results: int | None = None
+    max_results: Integer | None = None
 
 
 class ListMessageMoveTasksResultEntry(Answer, frozen=True, kw_only=True):
