@@ -19,7 +19,9 @@ from holdfast.core.text import show_ms
 from holdfast.errors import ConfigError
 from holdfast.notation.durations import to_ms
 
-Type = Literal["number", "decimal", "duration", "switch", "queues", "level", "levels", "ages"]
+Type = Literal[
+    "number", "decimal", "duration", "switch", "queues", "level", "levels", "ages", "region"
+]
 """Levels are numbers and ages are durations, or "off": one for all queues, or one per queue."""
 Source = Literal["default", "stored", "environment"]
 
@@ -56,6 +58,13 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
                 return _SWITCH[given.lower()]
             case "queues":
                 return queue_weights(given)
+            case "region":
+                if not re.fullmatch(r"[a-z0-9-]{1,32}", given, re.ASCII):
+                    raise ConfigError(
+                        f"{self.name} {given[:40]!r} is not valid: expected a region such as"
+                        " us-east-1"
+                    )
+                return given
             case "level" | "levels" | "ages":
                 one = replace(self, type="duration" if self.type == "ages" else "number")
                 by_queue = self.type != "level"
@@ -279,6 +288,13 @@ _TABLE = (
         default="yes",
         does="Let upkeep handle the dead messages of a broker; if not, the reaper ends the jobs.",
         feeds="upkeep",
+    ),
+    Setting(
+        name="sqs-region",
+        type="region",
+        default="us-east-1",
+        does="The region whose SQS queues have plain names; read when a server starts.",
+        feeds="serve, up",
     ),
     _history("history-minutes", "1d", "How long counts per minute are stored, for charts."),
     _history("history-hours", "14d", "How long counts per hour are stored, for charts."),

@@ -22,7 +22,7 @@ from holdfast.cli.output import COMMON, Common, print_either, say
 from holdfast.cli.session import open_app
 from holdfast.errors import ConfigError, UsageError
 from holdfast.notation.durations import to_ms
-from holdfast.server.settings import PORT, ServerSettings
+from holdfast.server.settings import PORT, ServerSettings, SqsMode
 from holdfast.worker.launcher import Program
 
 
@@ -76,6 +76,13 @@ class ServeFlags:
         16_000
     )
     access_log: Annotated[bool, Parameter(help="Log each request as a line of JSON.")] = False
+    sqs: Annotated[
+        SqsMode,
+        Parameter(
+            help="Answer SQS clients: strict, relaxed (no pause of 60 s after a queue was purged or"
+            " deleted) or off."
+        ),
+    ] = "strict"
     upkeep: Upkeep = True
     archive: Archive = None
     broker: BrokerUrls = None
@@ -101,6 +108,7 @@ class ServeFlags:
             requests_max=self.requests_max,
             connections_max=self.connections_max,
             access_log=self.access_log,
+            sqs=self.sqs,
             upkeep=self.upkeep,
             archive=archive_path(self.archive),
             brokers=urls_of_brokers(self.broker, upkeep=self.upkeep),

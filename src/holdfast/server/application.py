@@ -31,6 +31,7 @@ from holdfast.server.rest import (
     status,
     workers,
 )
+from holdfast.server.sqs.endpoint import SqsEndpoint
 from holdfast.server.state import ServerState
 
 OPERATIONS: tuple[Operation, ...] = with_api_docs(
@@ -53,6 +54,7 @@ OPERATIONS: tuple[Operation, ...] = with_api_docs(
     )
 )
 
+_API = b"/v1/"
 _CORS_METHODS = b"GET, HEAD, POST, PUT, PATCH, DELETE"
 _CORS_HEADERS = b"authorization, content-type, holdfast-namespace, idempotency-key, last-event-id"
 _CORS_EXPOSED = b"retry-after, location"
@@ -81,6 +83,7 @@ class AsgiApplication:
             self._routes.add(operation.method, operation.path, endpoint)
             if operation.method == "GET":
                 self._routes.add("HEAD", operation.path, endpoint)
+        self.sqs = None if settings.sqs == "off" else SqsEndpoint(server, services)
 
     async def __call__(self, scope: AsgiScope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -93,6 +96,11 @@ class AsgiApplication:
             send = self._cors.add_headers(origin, send)
             if _is_preflight(scope):
                 await self._cors.answer_preflight(send)
+                return
+        if self.sqs is not None and not path.startswith(_API):
+            sqs_arguments = self.sqs.arguments_of(scope, path)
+            if sqs_arguments is not None:
+                await self.sqs(scope, receive, send, sqs_arguments)
                 return
         try:
             endpoint, arguments = self._routes.find(method, path)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import ipaddress
+from typing import Literal
 
 import msgspec
 
 from holdfast.core import bounds
 
 PORT = 7433
+
+SqsMode = Literal["strict", "relaxed", "off"]
 
 
 class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,6 +58,9 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     grace_ms: int = 10 * bounds.SECOND_MS
     access_log: bool = False
     upkeep: bool = True
+    sqs: SqsMode = "strict"
+    """Whether SQS clients are answered. `relaxed` leaves out AWS's pauses of 60 seconds after a
+    queue was purged or deleted."""
     archive: str | None = None
     brokers: dict[str, str] = {}
     """URLs of brokers by name, for the gates of the namespace `default`. They may contain

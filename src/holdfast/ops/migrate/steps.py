@@ -30,9 +30,13 @@ from holdfast.ops.queues import DISTRIBUTION_KIND, PAUSE_KIND, Pause, queue_sett
 from holdfast.ops.records import scan
 from holdfast.ops.schedules import SCHEDULE_KIND
 from holdfast.ops.settings import SETTING_KIND
+from holdfast.ops.sqs import SQS_QUEUE_KIND
 from holdfast.ops.workers import end_overdue_and_expired
 
-KINDS = (SCHEDULE_KIND, SETTING_KIND, PAUSE_KIND, DISTRIBUTION_KIND, GATE_KIND)
+KINDS = (
+    *(SCHEDULE_KIND, SETTING_KIND, PAUSE_KIND, DISTRIBUTION_KIND, GATE_KIND),
+    SQS_QUEUE_KIND,
+)
 """Records made by operators. Workers rewrite their own, and a redrive's cursor would be wrong in
 another store.
 """

@@ -30,11 +30,12 @@ from holdfast.core.verdict import (
 from holdfast.core.workers import WorkerRecord
 from holdfast.engines.base import Engine, Known
 from holdfast.errors import Forbidden
-from holdfast.ops import alerts, gates, queues, redrives, schedules, settings
+from holdfast.ops import alerts, gates, queues, redrives, schedules, settings, sqs
 from holdfast.ops.gates import Gate, may_run_commands
 from holdfast.ops.queues import Distribution
 from holdfast.ops.records import kind_of, pages, scan
 from holdfast.ops.redrives import RedriveRecord, RedriveState
+from holdfast.ops.sqs import MoveTasks, SqsQueue
 from holdfast.ops.ticks import Schedule
 from holdfast.server.access.caller import Caller, Scope
 from holdfast.telemetry import accounts, event_log, snapshots, watch
@@ -59,6 +60,8 @@ SCOPES: dict[str, tuple[tuple[Scope, ...], tuple[Scope, ...]]] = {
     redrives.REDRIVE_KIND: ((_OPERATE,), (_OPERATE,)),
     redrives.BATCH_KIND: ((_OPERATE,), (_OPERATE,)),
     queues.DISTRIBUTION_KIND: ((_OPERATE,), (_OPERATE,)),
+    sqs.SQS_QUEUE_KIND: ((_PRODUCE, _CONSUME, _OPERATE), (_OPERATE,)),
+    sqs.MOVE_TASKS_KIND: ((_OPERATE,), (_OPERATE,)),
     gates.GATE_KIND: ((_CONSUME, _OPERATE), (_OPERATE,)),
     gates.GATE_RUN_KIND: ((_CONSUME, _OPERATE), (_CONSUME, _OPERATE)),
     accounts.ACCOUNT_KIND: ((_OPERATE,), ()),
@@ -265,6 +268,13 @@ class RecordPermissions:
     async def _is_operator_act(self, record: Record) -> bool:
         match record.kind:
             case settings.SETTING_KIND | queues.DISTRIBUTION_KIND | gates.GATE_KIND:
+                return True
+            case sqs.SQS_QUEUE_KIND:
+                before_sqs, now_sqs = await self._both(record, SqsQueue)
+                if before_sqs is None or now_sqs is None:
+                    return True
+                return replace(before_sqs, pending=now_sqs.pending) != now_sqs
+            case sqs.MOVE_TASKS_KIND:
                 return True
             case workers.ORDER_KIND:
                 return record.value is not None
@@ -522,10 +532,9 @@ def _queues_of(record: Record) -> Iterable[str] | None:
             worker = _decoded(record.value, WorkerRecord)
             own = workers.worker_queue(record.key)
             return None if worker is None else [own, *worker.queues]
-        case queues.LIMIT_KIND:
+        case queues.LIMIT_KIND | queues.PAUSE_KIND:
+            # No name of a queue contains a slash.
             return [record.key.partition("/")[0]]
-        case queues.PAUSE_KIND:
-            return [record.key]
         case schedules.SCHEDULE_KIND:
             schedule = _decoded(record.value, Schedule)
             return None if schedule is None else [schedule.job.queue]
@@ -536,6 +545,8 @@ def _queues_of(record: Record) -> Iterable[str] | None:
         case gates.GATE_KIND | gates.GATE_RUN_KIND:
             gate = _decoded(record.value, _GatePart)
             return None if gate is None else [gate.queue]
+        case sqs.SQS_QUEUE_KIND | sqs.MOVE_TASKS_KIND:
+            return _queues_of_sqs(record)
         case queues.DISTRIBUTION_KIND:
             distribution = _decoded(record.value, Distribution)
             if distribution is None:
@@ -552,6 +563,16 @@ def _queues_of(record: Record) -> Iterable[str] | None:
             return [event.queue for event in event_log.decode_events(record) if event.queue]
         case _:
             return None
+
+
+def _queues_of_sqs(record: Record) -> Iterable[str] | None:
+    if record.kind == sqs.SQS_QUEUE_KIND:
+        found = _decoded(record.value, SqsQueue)
+        return None if found is None else [found.queue]
+    moves = _decoded(record.value, MoveTasks)
+    if moves is None:
+        return None
+    return [record.key, *(each.destination for each in moves.tasks if each.destination)]
 
 
 class _GatePart(msgspec.Struct, frozen=True):

@@ -66,31 +66,22 @@ class EndpointServices:
     body_max: int
 
 
-class Endpoint:
-    """Answers one operation. The router calls it with the values from the path."""
+class RequestLifecycle:
+    """One request from its ticket to the end of its reply. Subclasses make the reply."""
 
-    def __init__(self, operation: Operation, services: EndpointServices) -> None:
-        self.operation = operation
-        self._handler = operation.handler
-        self._pressure = pressure = services.pressure
-        self._keys = services.keys
-        self._count_request: Callable[[int, float], None]
-        self._count_request = partial(services.meter.requested, operation.name)
-        self._kind = _kind_of(operation)
-        self._reader = RequestReader(
-            operation, services.admission, pressure, body_max=services.body_max
-        )
-        self._encoder = ResponseEncoder(operation)
+    def __init__(self, pressure: Pressure, kind: RequestKind, *, has_body: bool) -> None:
+        self._pressure = pressure
+        self._kind = kind
+        self._has_body = has_body
 
     async def __call__(
         self, scope: AsgiScope, receive: Receive, send: Send, arguments: dict[str, Any]
     ) -> None:
         started_at = time.perf_counter()
         try:
-            ticket = self._pressure.begin(self._kind, has_body=self.operation.body is not None)
+            ticket = self._pressure.begin(self._kind, has_body=self._has_body)
         except HoldfastError as error:
-            reply = self._encoder.failure(error)
-            self._count_request(reply.status, 0.0)
+            reply = self._refusal(error, scope)
             await send_reply(send, reply, head=scope["method"] == "HEAD")
             return
         try:
@@ -98,7 +89,7 @@ class Endpoint:
                 await self._stream(scope, receive, send, arguments, ticket)
             else:
                 reply = await self._reply(scope, receive, arguments, ticket)
-                self._count_request(reply.status, (time.perf_counter() - started_at) * 1000)
+                self._count(reply, arguments, (time.perf_counter() - started_at) * 1000)
                 await self._send(send, reply, ticket, head=scope["method"] == "HEAD")
                 if ticket.undo is not None and is_disconnected(send):
                     await ticket.undo()
@@ -120,6 +111,82 @@ class Endpoint:
     async def _reply(
         self, scope: AsgiScope, receive: Receive, arguments: dict[str, Any], ticket: Ticket
     ) -> Reply:
+        """The reply to a request, also if it failed."""
+        raise NotImplementedError
+
+    async def _stream(
+        self,
+        scope: AsgiScope,
+        receive: Receive,
+        send: Send,
+        arguments: dict[str, Any],
+        ticket: Ticket,
+    ) -> None:
+        """Answer a request of the kind STREAM."""
+        raise NotImplementedError
+
+    def _refusal(self, error: HoldfastError, scope: AsgiScope) -> Reply:
+        """The counted reply to a request that the server is too busy for."""
+        raise NotImplementedError
+
+    def _count(self, reply: Reply, arguments: dict[str, Any], ms: float) -> None:
+        """Count an answered request."""
+        raise NotImplementedError
+
+    async def _send(self, send: Send, reply: Reply, ticket: Ticket, *, head: bool) -> None:
+        pressure = self._pressure
+        pressure.sending(ticket)
+        pressure.hold(ticket, len(reply.body), refuse=False)
+        await send_reply(send, reply, head=head, on_progress=lambda: pressure.sending(ticket))
+
+    def _error_of(self, error: BaseException, ticket: Ticket, where: str) -> HoldfastError:
+        """The error to answer with. Raises it again if there is no client to reply to. `where` is
+        the operation, for the log."""
+        reason = ticket.end_reason
+        ticket.clear_end()
+        match error:
+            case asyncio.CancelledError():
+                if reason is None:
+                    raise error
+                return self._end_error(reason, ticket)
+            case ClientDisconnected():
+                raise error
+            case HoldfastError():
+                return error
+            case _:
+                # The text of an unexpected error may contain anything, so it goes only to the log.
+                _log.error("%s failed", where, exc_info=error)
+                return Unexpected("the server failed with an unexpected error: see its log")
+
+    def _end_error(self, reason: EndReason | None, ticket: Ticket) -> HoldfastError:
+        if reason is EndReason.DISCONNECTED:
+            raise ClientDisconnected
+        if reason is EndReason.STOPPING:
+            return Stopping("the server is stopping")
+        if ticket.reading:
+            return SlowRequest("the request did not arrive in time")
+        return OutcomeUnknown("the request took too long, and may still take effect")
+
+
+class Endpoint(RequestLifecycle):
+    """Answers one operation. The router calls it with the values from the path."""
+
+    def __init__(self, operation: Operation, services: EndpointServices) -> None:
+        has_body = operation.body is not None
+        super().__init__(services.pressure, _kind_of(operation), has_body=has_body)
+        self.operation = operation
+        self._handler = operation.handler
+        self._keys = services.keys
+        self._count_request: Callable[[int, float], None]
+        self._count_request = partial(services.meter.requested, operation.name)
+        self._reader = RequestReader(
+            operation, services.admission, services.pressure, body_max=services.body_max
+        )
+        self._encoder = ResponseEncoder(operation)
+
+    async def _reply(
+        self, scope: AsgiScope, receive: Receive, arguments: dict[str, Any], ticket: Ticket
+    ) -> Reply:
         try:
             call, body = await self._reader.read(scope, receive, arguments, ticket)
             key = None if self.operation.repeatable else call.headers.get(_KEY_HEADER)
@@ -137,19 +204,13 @@ class Endpoint:
         by_body = self.operation.repeatable_if
         return by_body is not None and by_body(arguments["body"])
 
-    async def _send(self, send: Send, reply: Reply, ticket: Ticket, *, head: bool) -> None:
-        pressure = self._pressure
-        pressure.sending(ticket)
-        pressure.hold(ticket, len(reply.body), refuse=False)
-        await send_reply(send, reply, head=head, on_progress=lambda: pressure.sending(ticket))
-
     async def _handle(
         self, call: ApiCall, arguments: dict[str, Any], receive: Receive, ticket: Ticket
     ) -> tuple[Reply, Undo | None]:
         """The reply, and a function that undoes it if the client never reads it."""
         if self._kind is not RequestKind.WAIT:
             return self._encoder.success(await self._handler(call, **arguments)), None
-        with _end_on_disconnect(receive, ticket) as disconnect:
+        with end_on_disconnect(receive, ticket) as disconnect:
             answer = await self._handler(call, **arguments)
             undo = self.operation.undo and partial(self.operation.undo, call, answer)
             # No await between this check and the sending: a disconnect would be missed.
@@ -196,7 +257,7 @@ class Endpoint:
         try:
             call, _ = await self._reader.read(scope, receive, arguments, ticket)
             async with contextlib.aclosing(self._handler(call, **arguments)) as parts:
-                with _end_on_disconnect(receive, ticket):
+                with end_on_disconnect(receive, ticket):
                     part = await anext(parts, b"")
                     begun = True
                     self._count_request(200, 0.0)
@@ -220,36 +281,25 @@ class Endpoint:
         pressure.sending(ticket)
         await end_stream(send)
 
+    def _refusal(self, error: HoldfastError, scope: AsgiScope) -> Reply:
+        reply = self._encoder.failure(error)
+        self._count_request(reply.status, 0.0)
+        return reply
+
+    def _count(self, reply: Reply, arguments: dict[str, Any], ms: float) -> None:
+        self._count_request(reply.status, ms)
+
     def _failure(self, error: BaseException, ticket: Ticket) -> Reply:
         """The reply for an error. Raises the error again if there is no client to reply to."""
-        reason = ticket.end_reason
-        ticket.clear_end()
-        match error:
-            case asyncio.CancelledError():
-                if reason is None:
-                    raise error
-                return self._encoder.failure(self._end_error(reason, ticket))
-            case ClientDisconnected():
-                raise error
-            case HoldfastError():
-                return self._encoder.failure(error)
-            case _:
-                # The text of an unexpected error may contain anything, so it goes only to the log.
-                where = f"{self.operation.method} {self.operation.path}"
-                _log.error("%s failed", where, exc_info=error)
-                text = "the server failed with an unexpected error: see its log"
-                return self._encoder.failure(Unexpected(text))
+        operation = self.operation
+        where = f"{operation.method} {operation.path}"
+        return self._encoder.failure(self._error_of(error, ticket, where))
 
     def _end_error(self, reason: EndReason | None, ticket: Ticket) -> HoldfastError:
-        if reason is EndReason.DISCONNECTED:
-            raise ClientDisconnected
-        if reason is EndReason.STOPPING:
-            return Stopping("the server is stopping")
-        if ticket.reading:
-            return SlowRequest("the request did not arrive in time")
-        if self.operation.method == "GET":
+        error = super()._end_error(reason, ticket)
+        if isinstance(error, OutcomeUnknown) and self.operation.method == "GET":
             return TimedOut("the request took too long and was cancelled: request less at a time")
-        return OutcomeUnknown("the request took too long, and may still take effect")
+        return error
 
 
 class TracedEndpoint(Endpoint):
@@ -298,7 +348,7 @@ def _kind_of(operation: Operation) -> RequestKind:
 
 
 @contextlib.contextmanager
-def _end_on_disconnect(receive: Receive, ticket: Ticket) -> Iterator[asyncio.Future[None]]:
+def end_on_disconnect(receive: Receive, ticket: Ticket) -> Iterator[asyncio.Future[None]]:
     """End the request when its client disconnects."""
     finished = False
 

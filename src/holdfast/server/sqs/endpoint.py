@@ -1,0 +1,358 @@
+"""Answers Amazon SQS clients on `POST /` and on `GET|POST /{account}/{queue}`.
+
+A request passes the same bounds, authentication, permissions and counters as any other operation;
+its signature is verified once its body has arrived. The handlers of the actions are in `queues`,
+`messages` and `moves`. `error_of` is the one table from errors of Holdfast to those of SQS.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import uuid
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Any, Final
+from urllib.parse import unquote
+
+import msgspec
+
+from holdfast.errors import (
+    EngineError,
+    Forbidden,
+    HoldfastError,
+    NotAccepting,
+    PayloadTooLarge,
+    QueueFull,
+    QuotaExceeded,
+    Unauthenticated,
+    UnknownQueue,
+    Unsupported,
+)
+from holdfast.ops.sqs import ACCOUNT, REGION
+from holdfast.ops.tokens import EVERYWHERE
+from holdfast.server.access.admission import ApiCall, UnverifiedCaller
+from holdfast.server.access.caller import LOCAL_CALLER, Scope
+from holdfast.server.access.peers import OWN_USER
+from holdfast.server.access.sigv4 import SignatureRefused, SignedRequest
+from holdfast.server.http.endpoint import EndpointServices, RequestLifecycle, end_on_disconnect
+from holdfast.server.http.pressure import RequestKind, Ticket
+from holdfast.server.http.problems import (
+    BadRequest,
+    ClientDisconnected,
+    SlowRequest,
+    TooLarge,
+    Unexpected,
+    WrongContent,
+    error_headers,
+)
+from holdfast.server.http.request import AsgiScope, Headers, Receive, read_body
+from holdfast.server.http.response import HeaderList, Reply
+from holdfast.server.sqs import errors, queues
+from holdfast.server.sqs.call import (
+    DEFAULT_ACCOUNT,
+    SqsCall,
+    SqsState,
+    account_of,
+    namespace_of,
+)
+from holdfast.server.sqs.errors import SqsError
+from holdfast.server.sqs.queue_attributes import parse_arn
+from holdfast.server.sqs.shapes import (
+    ACTIONS,
+    Answer,
+    GetQueueUrlRequest,
+    ListMessageMoveTasksRequest,
+    QueueRequest,
+    Request,
+    StartMessageMoveTaskRequest,
+    queue_of,
+)
+from holdfast.server.state import ServerState
+
+BODY_MAX: Final = 4 * 1024 * 1024
+"""A legal message of 1 MiB can be three times as long in JSON."""
+
+RECEIVE: Final = "ReceiveMessage"
+
+_QUEUE_PATH: Final = re.compile(rb"/([0-9]{12})/([^/]{1,240})/?\Z")
+_TARGET: Final = b"x-amz-target"
+_NAVIGATION: Final = (b"sec-fetch-mode", b"navigate")
+
+Handler = Callable[[SqsCall, Any], Awaitable[Answer | None]]
+
+HANDLERS: Final[dict[str, Handler]] = {
+    "AddPermission": queues.add_permission,
+    "CreateQueue": queues.create_queue,
+    "DeleteQueue": queues.delete_queue,
+    "GetQueueAttributes": queues.get_queue_attributes,
+    "GetQueueUrl": queues.get_queue_url,
+    "ListDeadLetterSourceQueues": queues.list_dead_letter_source_queues,
+    "ListQueueTags": queues.list_queue_tags,
+    "ListQueues": queues.list_queues,
+    "PurgeQueue": queues.purge_queue,
+    "RemovePermission": queues.remove_permission,
+    "SetQueueAttributes": queues.set_queue_attributes,
+    "TagQueue": queues.tag_queue,
+    "UntagQueue": queues.untag_queue,
+}
+"""The functions that carry out the actions."""
+
+
+def error_of(error: HoldfastError) -> SqsError:
+    """The error that an SQS client gets for an error of Holdfast. Clients try again after a
+    throttled request and after a status of 503."""
+    text = str(error)
+    match error:
+        case SignatureRefused(aws_code=code):
+            return SqsError(_SIGNATURE_SHAPES[code], text)
+        case Unauthenticated():
+            return SqsError("UnrecognizedClientException", text)
+        case Forbidden():
+            return SqsError("AccessDeniedException", text)
+        case UnknownQueue():
+            return errors.queue_does_not_exist()
+        case QuotaExceeded():
+            return SqsError("RequestThrottled", text)
+        case QueueFull():
+            return errors.over_limit(text)
+        case Unsupported() | NotAccepting():
+            return errors.unsupported(text)
+        case TooLarge() | PayloadTooLarge():
+            return SqsError("RequestEntityTooLargeException", text)
+        case BadRequest() | WrongContent():
+            return errors.malformed(text)
+        case Unexpected():
+            return SqsError("InternalFailure", text)
+        case EngineError() | SlowRequest():
+            return SqsError("ServiceUnavailableException", text)
+        case _:
+            return errors.invalid_parameter(text)
+
+
+_SIGNATURE_SHAPES: Final = {
+    "IncompleteSignature": "IncompleteSignatureException",
+    "InvalidClientTokenId": "UnrecognizedClientException",
+    "MissingAuthenticationToken": "MissingAuthenticationTokenException",
+    "RequestExpired": "ExpiredTokenException",
+    "SignatureDoesNotMatch": "InvalidSignatureException",
+}
+
+
+class SqsEndpoint(RequestLifecycle):
+    """Answers all actions. `arguments_of` says whether a request is one for it."""
+
+    def __init__(self, server: ServerState, services: EndpointServices) -> None:
+        super().__init__(services.pressure, RequestKind.REQUEST, has_body=True)
+        self.state = SqsState(server)
+        self._server = server
+        self._admission = services.admission
+        self._meter = services.meter
+
+    def arguments_of(self, scope: AsgiScope, path: bytes) -> dict[str, Any] | None:
+        """The arguments of a request of an SQS client; None for any other. A browser's navigation
+        is never one: a link must not purge a queue."""
+        method = scope["method"]
+        headers: list[tuple[bytes, bytes]] = scope["headers"]
+        if method not in ("GET", "POST") or _NAVIGATION in headers:
+            return None
+        if path == b"/":
+            return {} if method == "POST" and _is_from_sdk(headers) else None
+        found = _QUEUE_PATH.match(path)
+        if found is None:
+            return None
+        account, name = found[1].decode(), unquote(found[2].decode("latin-1"))
+        return {"queue_url": f"/{account}/{name}"}
+
+    async def _reply(
+        self, scope: AsgiScope, receive: Receive, arguments: dict[str, Any], ticket: Ticket
+    ) -> Reply:
+        request_id = str(uuid.uuid4())
+        try:
+            answer = await self._answer(scope, receive, arguments, ticket)
+            return _encode_answer(answer, request_id)
+        except SqsError as error:
+            return _encode_error(error, request_id)
+        except (asyncio.CancelledError, Exception) as error:  # noqa: BLE001 (becomes a reply)
+            where = arguments.get("action", "a request of an SQS client")
+            failure = self._error_of(error, ticket, where)
+            return _encode_error(error_of(failure), request_id, error_headers(failure))
+
+    async def _answer(
+        self, scope: AsgiScope, receive: Receive, arguments: dict[str, Any], ticket: Ticket
+    ) -> Answer | None:
+        headers = Headers(scope["headers"])
+        peer = scope.get("client")
+        address = peer[0] if peer else None
+        signed = SignedRequest(
+            method=scope["method"],
+            path=scope.get("raw_path") or scope["path"].encode(),
+            query=scope["query_string"],
+            headers=scope["headers"],
+        )
+        unverified = await self._admission.identify(
+            signed, headers, address, is_own_user=OWN_USER in scope.get("state", ())
+        )
+        body = await self._read_body(headers, receive, ticket)
+        unverified.verify(body)
+        name, request = _decode(headers, body)
+        arguments["action"] = name
+        call = await self._call(unverified, headers, address, scope, request)
+        self._admit(ticket, call.api, len(body), waits=name == RECEIVE)
+        handler = HANDLERS.get(name)
+        if handler is None:
+            raise errors.unsupported(f"The action {name} is not supported.")
+        if name != RECEIVE:
+            return await handler(call, request)
+        with end_on_disconnect(receive, ticket) as disconnect:
+            answer = await handler(call, request)
+            # No await between this check and the sending: a disconnect would be missed.
+            if not disconnect.done():
+                ticket.undo = call.unread
+                return answer
+        if call.unread is not None:
+            await call.unread()
+        raise ClientDisconnected
+
+    async def _read_body(self, headers: Headers, receive: Receive, ticket: Ticket) -> bytes:
+        encoding = headers.raw(b"content-encoding")
+        if encoding is not None and encoding.lower() != b"identity":
+            raise WrongContent("compressed bodies are not supported: send no content-encoding")
+        length = headers.raw(b"content-length")
+        if length is not None and length.isdigit() and int(length[:20]) > BODY_MAX:
+            raise TooLarge(f"the body is larger than {BODY_MAX} bytes")
+        ticket.reading = True
+        hold = partial(self._hold, ticket)
+        body = await read_body(receive, size_max=BODY_MAX, hold=hold)
+        ticket.reading = False
+        return body
+
+    def _hold(self, ticket: Ticket, size: int, more: bool) -> None:
+        self._pressure.hold(ticket, size, unfinished=more)
+
+    def _admit(self, ticket: Ticket, api: ApiCall, size: int, *, waits: bool) -> None:
+        """Charge the request, which is complete, to its namespace."""
+        pressure = self._pressure
+        pressure.hold(ticket, 0)
+        if waits:
+            ticket.kind = RequestKind.WAIT
+        pressure.share(ticket, api.caller.namespace)
+        pressure.hold(ticket, size)
+        pressure.complete(ticket)
+
+    async def _call(
+        self,
+        unverified: UnverifiedCaller,
+        headers: Headers,
+        address: str | None,
+        scope: AsgiScope,
+        request: Request,
+    ) -> SqsCall:
+        own, named = _own_account(unverified), _named_account(request)
+        account = named or own
+        try:
+            api = await self._admission.admit_caller(
+                unverified.caller, Scope.KNOWN, headers, address, namespace=namespace_of(account)
+            )
+        except Forbidden:
+            if account != own and unverified.caller.namespace == EVERYWHERE:
+                raise errors.queue_does_not_exist() from None
+            if account != own and unverified.caller is LOCAL_CALLER:
+                raise errors.queue_does_not_exist() from None
+            raise
+        default_region = await self.state.default_region()
+        credential = unverified.credential
+        region = default_region if credential is None else credential.region
+        host = headers.get("host") or f"{self._server.settings.host}:{self._server.settings.port}"
+        return SqsCall(
+            api=api,
+            state=self.state,
+            catalog=await self.state.catalog(api.caller.namespace, api.app),
+            account=account,
+            region=region if REGION.match(region) else default_region,
+            default_region=default_region,
+            base_url=f"{scope.get('scheme', 'http')}://{host}",
+        )
+
+    def _refusal(self, error: HoldfastError, scope: AsgiScope) -> Reply:
+        reply = _encode_error(error_of(error), str(uuid.uuid4()), error_headers(error))
+        self._count(reply, {}, 0.0)
+        return reply
+
+    def _count(self, reply: Reply, arguments: dict[str, Any], ms: float) -> None:
+        self._meter.requested(f"sqs {arguments.get('action', 'unknown')}", reply.status, ms)
+
+
+def _is_from_sdk(headers: list[tuple[bytes, bytes]]) -> bool:
+    """True for the headers of an SQS client, in either protocol."""
+    for name, value in headers:
+        if name == _TARGET:
+            return True
+        if name == b"content-type" and value.lower().startswith(
+            (b"application/x-www-form-urlencoded", b"application/x-amz-json")
+        ):
+            return True
+    return False
+
+
+def _own_account(unverified: UnverifiedCaller) -> str:
+    """The account of the caller. A local caller, whose credentials are not verified, may state an
+    account as its access key, as with other emulators."""
+    caller, credential = unverified.caller, unverified.credential
+    if caller is LOCAL_CALLER and credential is not None and ACCOUNT.match(credential.key_id):
+        return credential.key_id
+    if caller.namespace == EVERYWHERE:
+        return DEFAULT_ACCOUNT
+    account = account_of(caller.namespace)
+    if not ACCOUNT.match(account):
+        raise Forbidden(
+            f"the namespace {caller.namespace} has no SQS account: use the namespace default, or"
+            " one whose name is an account of 12 digits"
+        )
+    return account
+
+
+def _named_account(request: Request) -> str | None:
+    """The account that a request names, if it does."""
+    match request:
+        case QueueRequest(queue_url=url):
+            return queue_of(url).account
+        case GetQueueUrlRequest(queue_owner_aws_account_id=account):
+            return account if account and ACCOUNT.match(account) else None
+        case StartMessageMoveTaskRequest(source_arn=text):
+            arn = parse_arn(text)
+        case ListMessageMoveTasksRequest(source_arn=text):
+            arn = parse_arn(text)
+        case _:
+            return None
+    return None if arn is None else arn.account
+
+
+def _decode(headers: Headers, body: bytes) -> tuple[str, Request]:
+    target = (headers.get("x-amz-target") or "").removeprefix("AmazonSQS.")
+    action = ACTIONS.get(target)
+    if action is None:
+        raise errors.unknown_action(target)
+    try:
+        return target, msgspec.json.decode(body or b"{}", type=action.request)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise errors.malformed(str(error)) from None
+
+
+def _encode_answer(answer: Answer | None, request_id: str) -> Reply:
+    headers = _headers(request_id)
+    return Reply(200, headers, b"{}" if answer is None else msgspec.json.encode(answer))
+
+
+def _encode_error(error: SqsError, request_id: str, more: Any = ()) -> Reply:
+    headers = _headers(request_id)
+    headers.append((b"x-amzn-query-error", f"{error.code};Sender".encode()))
+    body = {"__type": f"{error.kind.namespace}#{error.shape}", "message": error.message}
+    return Reply(error.status, [*headers, *more], msgspec.json.encode(body))
+
+
+def _headers(request_id: str) -> HeaderList:
+    return [
+        (b"content-type", b"application/x-amz-json-1.0"),
+        (b"x-amzn-requestid", request_id.encode()),
+    ]
