@@ -78,7 +78,8 @@ class MoveState(StrEnum):
 
 class MoveTask(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Moves the messages of a dead-letter queue to `destination`, or each to the queue it came
-    from. `rate` is the messages per second, and `ahead_us` how far the task is ahead of it."""
+    from. `rate` is the messages per second, and `ahead_us` how far the task is ahead of it. One
+    process at a time is `moving` messages; if it dies, another one takes over."""
 
     id: Name
     source_arn: Text
@@ -91,12 +92,13 @@ class MoveTask(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     to_move: Count = 0
     failure: Text = ""
     ahead_us: Annotated[int, Meta(ge=0, le=2**62)] = 0
+    moving: bool = False
 
 
 class MoveTasks(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The move tasks of one dead-letter queue, newest first. Only the first may be running."""
 
-    tasks: Annotated[tuple[MoveTask, ...], Meta(max_length=TASKS_MAX)] = ()
+    tasks: Annotated[tuple[MoveTask, ...], Meta(min_length=1, max_length=TASKS_MAX)]
 
 
 def queue_key(region: str, name: str) -> str:

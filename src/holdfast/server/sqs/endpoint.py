@@ -12,10 +12,8 @@ import re
 import uuid
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, Literal
 from urllib.parse import unquote
-
-import msgspec
 
 from holdfast.errors import (
     EngineError,
@@ -47,8 +45,8 @@ from holdfast.server.http.problems import (
     error_headers,
 )
 from holdfast.server.http.request import AsgiScope, Headers, Receive, read_body
-from holdfast.server.http.response import HeaderList, Reply
-from holdfast.server.sqs import errors, queues
+from holdfast.server.http.response import Reply
+from holdfast.server.sqs import errors, json_protocol, query_protocol, queues
 from holdfast.server.sqs.call import (
     DEFAULT_ACCOUNT,
     SqsCall,
@@ -59,7 +57,7 @@ from holdfast.server.sqs.call import (
 from holdfast.server.sqs.errors import SqsError
 from holdfast.server.sqs.queue_attributes import parse_arn
 from holdfast.server.sqs.shapes import (
-    ACTIONS,
+    Action,
     Answer,
     GetQueueUrlRequest,
     ListMessageMoveTasksRequest,
@@ -76,9 +74,9 @@ BODY_MAX: Final = 4 * 1024 * 1024
 RECEIVE: Final = "ReceiveMessage"
 
 _QUEUE_PATH: Final = re.compile(rb"/([0-9]{12})/([^/]{1,240})/?\Z")
-_TARGET: Final = b"x-amz-target"
 _NAVIGATION: Final = (b"sec-fetch-mode", b"navigate")
 
+Protocol = Literal["json", "query"]
 Handler = Callable[[SqsCall, Any], Awaitable[Answer | None]]
 
 HANDLERS: Final[dict[str, Handler]] = {
@@ -157,30 +155,37 @@ class SqsEndpoint(RequestLifecycle):
         if method not in ("GET", "POST") or _NAVIGATION in headers:
             return None
         if path == b"/":
-            return {} if method == "POST" and _is_from_sdk(headers) else None
+            protocol = _protocol_of(headers) if method == "POST" else None
+            return None if protocol is None else {"protocol": protocol}
         found = _QUEUE_PATH.match(path)
         if found is None:
             return None
         account, name = found[1].decode(), unquote(found[2].decode("latin-1"))
-        return {"queue_url": f"/{account}/{name}"}
+        protocol = _protocol_of(headers) or "query"
+        return {"protocol": protocol, "queue_url": f"/{account}/{name}"}
 
     async def _reply(
         self, scope: AsgiScope, receive: Receive, arguments: dict[str, Any], ticket: Ticket
     ) -> Reply:
         request_id = str(uuid.uuid4())
         try:
-            answer = await self._answer(scope, receive, arguments, ticket)
-            return _encode_answer(answer, request_id)
+            return await self._answer(scope, receive, arguments, ticket, request_id)
         except SqsError as error:
-            return _encode_error(error, request_id)
+            return _error_reply(error, request_id, arguments["protocol"])
         except (asyncio.CancelledError, Exception) as error:  # noqa: BLE001 (becomes a reply)
             where = arguments.get("action", "a request of an SQS client")
             failure = self._error_of(error, ticket, where)
-            return _encode_error(error_of(failure), request_id, error_headers(failure))
+            reply = _error_reply(error_of(failure), request_id, arguments["protocol"])
+            return reply._replace(headers=[*reply.headers, *error_headers(failure)])
 
     async def _answer(
-        self, scope: AsgiScope, receive: Receive, arguments: dict[str, Any], ticket: Ticket
-    ) -> Answer | None:
+        self,
+        scope: AsgiScope,
+        receive: Receive,
+        arguments: dict[str, Any],
+        ticket: Ticket,
+        request_id: str,
+    ) -> Reply:
         headers = Headers(scope["headers"])
         peer = scope.get("client")
         address = peer[0] if peer else None
@@ -195,14 +200,25 @@ class SqsEndpoint(RequestLifecycle):
         )
         body = await self._read_body(headers, receive, ticket)
         unverified.verify(body)
-        name, request = _decode(headers, body)
-        arguments["action"] = name
+        found = _read_request(headers, scope["query_string"], body, arguments)
+        if found is None:
+            return query_protocol.encode_no_action(request_id)
+        action, request = found
+        arguments["action"] = action.name
         call = await self._call(unverified, headers, address, scope, request)
-        self._admit(ticket, call.api, len(body), waits=name == RECEIVE)
-        handler = HANDLERS.get(name)
+        self._admit(ticket, call.api, len(body), waits=action.name == RECEIVE)
+        answer = await self._carry_out(call, action, request, receive, ticket)
+        if arguments["protocol"] == "json":
+            return json_protocol.encode_answer(answer, request_id)
+        return query_protocol.encode_answer(action, answer, request_id)
+
+    async def _carry_out(
+        self, call: SqsCall, action: Action, request: Request, receive: Receive, ticket: Ticket
+    ) -> Answer | None:
+        handler = HANDLERS.get(action.name)
         if handler is None:
-            raise errors.unsupported(f"The action {name} is not supported.")
-        if name != RECEIVE:
+            raise errors.unsupported(f"The action {action.name} is not supported.")
+        if action.name != RECEIVE:
             return await handler(call, request)
         with end_on_disconnect(receive, ticket) as disconnect:
             answer = await handler(call, request)
@@ -275,24 +291,47 @@ class SqsEndpoint(RequestLifecycle):
         )
 
     def _refusal(self, error: HoldfastError, scope: AsgiScope) -> Reply:
-        reply = _encode_error(error_of(error), str(uuid.uuid4()), error_headers(error))
+        protocol = _protocol_of(scope["headers"]) or "query"
+        reply = _error_reply(error_of(error), str(uuid.uuid4()), protocol)
         self._count(reply, {}, 0.0)
-        return reply
+        return reply._replace(headers=[*reply.headers, *error_headers(error)])
 
     def _count(self, reply: Reply, arguments: dict[str, Any], ms: float) -> None:
         self._meter.requested(f"sqs {arguments.get('action', 'unknown')}", reply.status, ms)
 
 
-def _is_from_sdk(headers: list[tuple[bytes, bytes]]) -> bool:
-    """True for the headers of an SQS client, in either protocol."""
+def _protocol_of(headers: list[tuple[bytes, bytes]]) -> Protocol | None:
+    """The protocol of an SQS client; None for other programs."""
     for name, value in headers:
-        if name == _TARGET:
-            return True
-        if name == b"content-type" and value.lower().startswith(
-            (b"application/x-www-form-urlencoded", b"application/x-amz-json")
-        ):
-            return True
-    return False
+        if name == b"x-amz-target":
+            return "json"
+        if name == b"content-type":
+            if value.startswith(b"application/x-amz-json"):
+                return "json"
+            if value.lower().startswith(b"application/x-www-form-urlencoded"):
+                return "query"
+    return None
+
+
+def _read_request(
+    headers: Headers, query: bytes, body: bytes, arguments: dict[str, Any]
+) -> tuple[Action, Request] | None:
+    """The action and the request; None if the request names no action."""
+    queue_url = arguments.get("queue_url")
+    if arguments["protocol"] == "json":
+        action = json_protocol.action_of(headers.get("x-amz-target", ""))
+        return action, json_protocol.decode_request(action, body, queue_url=queue_url)
+    parameters = query_protocol.read_parameters(query, body)
+    named = query_protocol.action_of(parameters, on_queue_path=queue_url is not None)
+    if named is None:
+        return None
+    return named, query_protocol.decode_request(named, parameters, queue_url=queue_url)
+
+
+def _error_reply(error: SqsError, request_id: str, protocol: Protocol) -> Reply:
+    if protocol == "json":
+        return json_protocol.encode_error(error, request_id)
+    return query_protocol.encode_error(error, request_id)
 
 
 def _own_account(unverified: UnverifiedCaller) -> str:
@@ -326,33 +365,3 @@ def _named_account(request: Request) -> str | None:
         case _:
             return None
     return None if arn is None else arn.account
-
-
-def _decode(headers: Headers, body: bytes) -> tuple[str, Request]:
-    target = (headers.get("x-amz-target") or "").removeprefix("AmazonSQS.")
-    action = ACTIONS.get(target)
-    if action is None:
-        raise errors.unknown_action(target)
-    try:
-        return target, msgspec.json.decode(body or b"{}", type=action.request)
-    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        raise errors.malformed(str(error)) from None
-
-
-def _encode_answer(answer: Answer | None, request_id: str) -> Reply:
-    headers = _headers(request_id)
-    return Reply(200, headers, b"{}" if answer is None else msgspec.json.encode(answer))
-
-
-def _encode_error(error: SqsError, request_id: str, more: Any = ()) -> Reply:
-    headers = _headers(request_id)
-    headers.append((b"x-amzn-query-error", f"{error.code};Sender".encode()))
-    body = {"__type": f"{error.kind.namespace}#{error.shape}", "message": error.message}
-    return Reply(error.status, [*headers, *more], msgspec.json.encode(body))
-
-
-def _headers(request_id: str) -> HeaderList:
-    return [
-        (b"content-type", b"application/x-amz-json-1.0"),
-        (b"x-amzn-requestid", request_id.encode()),
-    ]
