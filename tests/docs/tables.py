@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from holdfast.core import bounds
 from holdfast.engines.base import Traits
 from holdfast.engines.memory import MemoryEngine
 from holdfast.engines.postgres import PostgresEngine
@@ -37,11 +38,15 @@ def engine_table() -> str:
     for label, trait in _ROWS.items():
         marks = ("yes" if getattr(traits, trait) else "no" for traits in _ENGINES.values())
         lines.append(f"| {label} | {' | '.join(marks)} |")
-    largest = {traits.payload_max // 1024 for traits in _ENGINES.values()}
+    assert {traits.payload_max for traits in _ENGINES.values()} == {bounds.PAYLOAD_MAX}
+    most, largest = (n // 1024 for n in (bounds.QUEUE_PAYLOAD_MAX, bounds.PAYLOAD_MAX))
     batches = {traits.batch_max for traits in _ENGINES.values()}
-    assert len(largest) == len(batches) == 1
+    assert len(batches) == 1
     lines.append("")
-    lines.append(f"Payloads up to {largest.pop():,} KiB, up to {batches.pop():,} jobs in one call.")
+    lines.append(
+        f"Payloads up to {most:,} KiB, or up to {largest:,} KiB where a queue's `payload_max` "
+        f"allows it; up to {batches.pop():,} jobs in one call."
+    )
     return "\n".join(lines) + "\n"
 
 

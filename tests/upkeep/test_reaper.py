@@ -1,15 +1,28 @@
 """The reaper: overdue leases and expired jobs; the engine decides every race."""
 
+import asyncio
+from collections.abc import Callable
+
 import pytest
 
-from holdfast.core.model import JobFilter, LeaseRequest, NewJob, Overrides, Queue, Reason, State
+from holdfast.core.model import (
+    JobFilter,
+    LeaseRequest,
+    NewJob,
+    Overrides,
+    Queue,
+    Reason,
+    Renewal,
+    State,
+)
 from holdfast.core.verdict import Cancel, Complete, Edit, Outcome, Settlement
 from holdfast.engines.base import Engine, Overdue
 from holdfast.engines.memory import MemoryEngine
-from holdfast.events import Reaped
+from holdfast.engines.observed import Observed
+from holdfast.events import EngineCalled, Listeners, ProcessEvent, Reaped
 from holdfast.ops import workers
 from holdfast.testing.clock import ManualClock
-from holdfast.upkeep import Reaper
+from holdfast.upkeep import Reaper, Upkeep
 from tests.upkeep.faulty_engine import RecordingListener
 
 SECOND = 1_000
@@ -179,6 +192,71 @@ async def test_two_reapers_charge_a_job_once(engine: Engine, clock: ManualClock)
         job = await engine.get(f"{i}")
         assert job is not None
         assert (job.state, job.attempt, len(job.failures)) == (State.WAITING, 1, 1)
+
+
+class Events:
+    """A listener that can be awaited."""
+
+    def __init__(self) -> None:
+        self._events: asyncio.Queue[ProcessEvent] = asyncio.Queue()
+
+    def __call__(self, event: ProcessEvent) -> None:
+        self._events.put_nowait(event)
+
+    async def next(self, wanted: Callable[[ProcessEvent], bool]) -> None:
+        async with asyncio.timeout(60):
+            while not wanted(await self._events.get()):
+                pass
+
+
+def looked(event: ProcessEvent) -> bool:
+    return isinstance(event, EngineCalled) and event.verb == "expired"
+
+
+@pytest.mark.parametrize("by", ["lease", "renew"])
+async def test_a_short_lease_of_this_process_does_not_wait_for_the_poll(
+    engine: Engine, clock: ManualClock, by: str
+) -> None:
+    events = Events()
+    listeners = Listeners(events)
+    observed = Observed(engine, listeners)
+    upkeep = Upkeep(observed, tell=listeners, wall_ms=clock.wall_ms)
+    # A poll would come too late for this test.
+    [reaper] = [each for each in upkeep.services if isinstance(each, Reaper)]
+    reaper.sleep_ms_max = 3600 * SECOND
+    stop = asyncio.Event()
+    running = asyncio.create_task(upkeep.run(stop))
+    await events.next(looked)
+    await engine.enqueue([NewJob(id="a", task="t")])
+    span_ms = 20
+    if by == "lease":
+        await observed.lease(LeaseRequest(queues=("default",), lease_ms=span_ms))
+    else:
+        # Another process granted it.
+        [lease] = await engine.lease(LeaseRequest(queues=("default",)))
+        await observed.renew([Renewal(lease=lease, lease_ms=span_ms)])
+    clock.advance(span_ms)
+    await events.next(lambda event: event == Reaped(overdue=1, expired=0))
+    stop.set()
+    await running
+    assert await state_of(engine, "a") is State.WAITING
+
+
+async def test_a_lease_longer_than_the_poll_sets_no_alarm(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reaper = Reaper(engine)
+    alarms: list[int] = []
+    monkeypatch.setattr(reaper.alarm, "set", alarms.append)
+    observed = Observed(engine, reaper.on_event)
+    await observed.enqueue([NewJob(id=id_, task="t") for id_ in "ab"])
+    assert await observed.lease(LeaseRequest(queues=("none",))) == []
+    leases = await observed.lease(LeaseRequest(queues=("default",), limit=2, lease_ms=5 * SECOND))
+    assert alarms == []
+    await engine.settle([Settlement(lease=leases[0], verdict=Complete())])
+    renewals = [Renewal(lease=lease, lease_ms=SECOND) for lease in leases]
+    assert (await observed.renew(renewals))[0] is None
+    assert alarms == [SECOND + 1]
 
 
 class Miscounting(MemoryEngine):

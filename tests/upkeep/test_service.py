@@ -99,6 +99,15 @@ async def test_a_stop_interrupts_a_sleep() -> None:
     await asyncio.wait_for(task, 60)
 
 
+async def test_the_earliest_alarm_ends_a_sleep() -> None:
+    stop, alarm = asyncio.Event(), service.Alarm()
+    for ms in (10**6, 1, 10**6):
+        alarm.set(ms)
+    counting = Counting([None, None], stop)
+    await asyncio.wait_for(run_service(counting, stop, RecordingListener(), alarm), 30)
+    assert counting.answers == []
+
+
 async def test_a_closed_engine_ends_the_service_with_the_reason() -> None:
     stop = asyncio.Event()
     with pytest.raises(EngineClosed):

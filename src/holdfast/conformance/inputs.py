@@ -71,11 +71,11 @@ PAYLOADS: tuple[bytes, ...] = (
     b"\r\n\r\n\x1b[31m",
     "\u202ertl \U0001f4a3 \u00e9 e\u0301".encode(),
     bytes(range(256)),
-    b"x" * bounds.PAYLOAD_MAX,
+    b"x" * bounds.QUEUE_PAYLOAD_MAX,
 )
 """Payloads are opaque bytes: each of these is stored exactly."""
 
-PAYLOAD_TOO_LARGE = b"x" * (bounds.PAYLOAD_MAX + 1)
+PAYLOAD_TOO_LARGE = b"x" * (bounds.QUEUE_PAYLOAD_MAX + 1)
 
 STORABLE_TEXTS: tuple[str, ...] = (
     "'; DROP TABLE job; --",

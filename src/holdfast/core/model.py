@@ -169,7 +169,7 @@ class Queue(msgspec.Struct, frozen=True, kw_only=True):
     dead_retention_ms: int = 14 * bounds.DAY_MS
     dead_queue: str | None = None
     max_depth: int | None = None
-    payload_max: int = bounds.PAYLOAD_MAX
+    payload_max: int = bounds.QUEUE_PAYLOAD_MAX
     accepting: bool = True
     paused: bool = False
     limits: tuple[Limit, ...] = ()

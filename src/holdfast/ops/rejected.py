@@ -66,7 +66,7 @@ def is_part_id(id: str) -> bool:
 async def keep_rejected(engine: Engine, rejections: Sequence[Rejection]) -> None:
     """Store each rejection as a dead letter, durable on return. Killed in the middle or called
     twice, the next call with the same ids completes it. Raises if one could not be stored."""
-    part_max = min(bounds.PAYLOAD_MAX, engine.traits.payload_max)
+    part_max = min(bounds.QUEUE_PAYLOAD_MAX, engine.traits.payload_max)
     delay_ms = min(bounds.DELAY_MS_MAX, engine.traits.delay_ms_max)
     ids: defaultdict[tuple[str, str, str], list[str]] = defaultdict(list)
 

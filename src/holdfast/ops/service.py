@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import random
 from typing import Protocol
 
@@ -39,8 +40,37 @@ class Service(Protocol):
         it is unknown."""
 
 
-async def run_service(service: Service, stop: asyncio.Event, tell: Tell) -> None:
-    """Run the service until `stop` is set."""
+class Alarm:
+    """Ends the sleep of a service at the earliest time that was set."""
+
+    def __init__(self) -> None:
+        self._rang = asyncio.Event()
+        self._timer: asyncio.TimerHandle | None = None
+        self._at = math.inf
+
+    def set(self, ms: int) -> None:
+        """Ring in so many milliseconds, unless the alarm rings sooner."""
+        loop = asyncio.get_running_loop()
+        at = loop.time() + ms / 1000
+        if at < self._at:
+            if self._timer is not None:
+                self._timer.cancel()
+            self._at, self._timer = at, loop.call_at(at, self._ring)
+
+    async def wait(self) -> None:
+        """Return once the alarm has rung since the last call."""
+        await self._rang.wait()
+        self._rang.clear()
+
+    def _ring(self) -> None:
+        self._at, self._timer = math.inf, None
+        self._rang.set()
+
+
+async def run_service(
+    service: Service, stop: asyncio.Event, tell: Tell, alarm: Alarm | None = None
+) -> None:
+    """Run the service until `stop` is set; `alarm` may end a sleep early."""
     failures = 0
     while not stop.is_set():
         try:
@@ -60,7 +90,7 @@ async def run_service(service: Service, stop: asyncio.Event, tell: Tell) -> None
         else:
             failures = 0
             pause_ms = _pause_ms(next_ms, service.sleep_ms_max)
-        await _sleep(pause_ms, stop)
+        await _sleep(pause_ms, stop, alarm)
 
 
 def _report_failure(service: Service, error: Exception, failures: int, tell: Tell) -> int:
@@ -86,9 +116,10 @@ def _pause_ms(next_ms: int | None, sleep_ms_max: int) -> int:
     return next_ms + 1 + round(min(next_ms / 20, _SPREAD_MS_MAX) * random.random())
 
 
-async def _sleep(pause_ms: int, stop: asyncio.Event) -> None:
+async def _sleep(pause_ms: int, stop: asyncio.Event, alarm: Alarm | None) -> None:
+    ends = [asyncio.ensure_future(each.wait()) for each in (stop, alarm) if each is not None]
     try:
-        async with asyncio.timeout(pause_ms / 1000):
-            await stop.wait()
-    except TimeoutError:
-        pass
+        await asyncio.wait(ends, timeout=pause_ms / 1000, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for end in ends:
+            end.cancel()

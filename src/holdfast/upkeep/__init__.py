@@ -7,12 +7,13 @@ There is no leader: any number of each loop may run, in any number of processes.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from holdfast.engines.base import Engine
 from holdfast.engines.extras import Brokered, UpkeepByPartition, extra
-from holdfast.events import Tell, ignore_event
+from holdfast.events import Listeners, Tell, ignore_event
 from holdfast.ops.jobs.bulk import Archive
 from holdfast.ops.service import Service, run_service
 from holdfast.process import wall_ms
@@ -57,8 +58,9 @@ class Upkeep:
         partitioned = extra(engine, UpkeepByPartition)
         lifecycles = [engine] if partitioned is None else partitioned.lifecycles()
         kept = None if archive is None else Archive(archive)
+        self._reapers = [Reaper(each, tell=tell) for each in lifecycles]
         self.services: tuple[Service, ...] = (
-            *(Reaper(each, tell=tell) for each in lifecycles),
+            *self._reapers,
             *(Pruner(each, archive=kept, tell=tell) for each in lifecycles),
             Scheduler(engine, wall_ms, tell=tell),
             Redriver(engine, wall_ms, tell=tell),
@@ -70,11 +72,29 @@ class Upkeep:
 
     async def run(self, stop: asyncio.Event) -> None:
         """Run until `stop` is set; a step in progress is finished."""
-        async with asyncio.TaskGroup() as group:
-            for run in self._background:
-                group.create_task(run(stop), name="background")
-            for service in self.services:
-                group.create_task(run_service(service, stop, self._tell), name=service.name)
+        with self._deadlines_told():
+            async with asyncio.TaskGroup() as group:
+                for run in self._background:
+                    group.create_task(run(stop), name="background")
+                for service in self.services:
+                    alarm = service.alarm if isinstance(service, Reaper) else None
+                    running = run_service(service, stop, self._tell, alarm)
+                    group.create_task(running, name=service.name)
+
+    @contextmanager
+    def _deadlines_told(self) -> Iterator[None]:
+        """Tell the reapers of the leases that this process grants, if its calls are reported."""
+        listeners = self._tell
+        if not isinstance(listeners, Listeners):
+            yield
+            return
+        for reaper in self._reapers:
+            listeners.add(reaper.on_event)
+        try:
+            yield
+        finally:
+            for reaper in self._reapers:
+                listeners.remove(reaper.on_event)
 
 
 def _broker_services(engine: Engine, tell: Tell) -> tuple[Service, ...]:

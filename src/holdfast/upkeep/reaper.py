@@ -7,7 +7,8 @@ import time
 
 from holdfast.core import bounds
 from holdfast.engines.base import Engine
-from holdfast.events import Reaped, Tell, ignore_event
+from holdfast.events import EngineCalled, ProcessEvent, Reaped, Tell, ignore_event
+from holdfast.ops.service import Alarm
 from holdfast.ops.workers import end_overdue_and_expired
 
 _log = logging.getLogger("holdfast.upkeep")
@@ -17,9 +18,9 @@ _RECOUNT_MAX = 1_000
 
 
 class Reaper:
-    """Wakes at the next deadline that the engine reports; `sleep_ms_max` bounds the sleep, because
-    new deadlines may arise in between. At its start, and once a minute, it makes the engine compare
-    its counters with the jobs.
+    """Wakes at the next deadline that the engine reports, and at that of a lease that this process
+    granted in between. `sleep_ms_max` bounds the sleep, because other processes grant leases, too.
+    At its start, and once a minute, it makes the engine compare its counters with the jobs.
     """
 
     name = "reaper"
@@ -33,6 +34,7 @@ class Reaper:
         batch: int = 100,
     ) -> None:
         self.sleep_ms_max = sleep_ms_max
+        self.alarm = Alarm()
         self._engine = engine
         self._tell = tell
         self._batch = batch
@@ -45,6 +47,15 @@ class Reaper:
         if done.overdue or done.buried or done.rerouted:
             self._tell(Reaped(overdue=done.overdue, expired=done.buried, rerouted=done.rerouted))
         return done.next_ms
+
+    def on_event(self, event: ProcessEvent) -> None:
+        """Set the alarm for leases that end before the next look is due in any case."""
+        if not isinstance(event, EngineCalled) or event.verb not in ("lease", "renew"):
+            return
+        spans = [lease.lease_ms for lease in event.answer or () if lease is not None]
+        if spans and (first_ms := min(spans)) < self.sleep_ms_max:
+            # Deadlines are whole milliseconds: one later the lease is certainly over.
+            self.alarm.set(first_ms + 1)
 
     async def _recount(self) -> None:
         traits = self._engine.traits

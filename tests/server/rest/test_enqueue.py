@@ -95,7 +95,7 @@ async def test_a_refused_job_does_not_affect_the_others(rest: RestClient) -> Non
         {"id": "good", "task": "t"},
         {"id": "both", "task": "t", "delay": 1, "run_at": "2030-01-01T00:00:00Z"},
         {"id": "orphan", "task": "t", "after": ["nobody"]},
-        {"id": "large", "task": "t", "payload": "x" * bounds.PAYLOAD_MAX},
+        {"id": "large", "task": "t", "payload": "x" * bounds.QUEUE_PAYLOAD_MAX},
         {"id": "nothing"},
         {"id": "fine", "task": "t"},
     ]
@@ -119,7 +119,7 @@ async def test_a_refused_job_does_not_affect_the_others(rest: RestClient) -> Non
         ("nowhere", {}, (404, "unknown_queue")),
         ("full", {}, (429, "queue_full")),
         ("shut", {}, (409, "not_accepting")),
-        ("default", {"payload": "x" * bounds.PAYLOAD_MAX}, (413, "payload_too_large")),
+        ("default", {"payload": "x" * bounds.QUEUE_PAYLOAD_MAX}, (413, "payload_too_large")),
         ("default", {"command": "ls"}, (422, "invalid_job")),
         ("default", {"max_attempts": 1, "max_retries": 1}, (422, "invalid_job")),
         ("default", {"after": ["nobody"]}, (422, "unknown_parent")),

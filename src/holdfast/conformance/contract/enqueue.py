@@ -243,7 +243,18 @@ class HostileInputContract:
     async def test_a_payload_one_byte_too_large_is_refused(self, twin: Twin) -> None:
         (receipt,) = await twin.enqueue([a_job(payload=inputs.PAYLOAD_TOO_LARGE)])
         assert (receipt.status, receipt.code) == (Status.REFUSED, "payload_too_large")
-        assert str(bounds.PAYLOAD_MAX) in receipt.text
+        assert str(bounds.QUEUE_PAYLOAD_MAX) in receipt.text
+
+    @needs("inspect", "payload_max")
+    async def test_a_queue_can_accept_an_envelope_around_a_mebibyte(self, twin: Twin) -> None:
+        await twin.declare(a_queue(payload_max=bounds.PAYLOAD_MAX))
+        largest = b"x" * bounds.PAYLOAD_MAX
+        receipts = await twin.enqueue(
+            [a_job("a", payload=largest), a_job("b", payload=largest + b"x")]
+        )
+        assert [receipt.code for receipt in receipts] == ["", "payload_too_large"]
+        (lease,) = await twin.lease(from_default())
+        assert lease.job.payload == largest
 
     @needs("inspect")
     async def test_a_bad_job_harms_no_neighbour(self, twin: Twin) -> None:
