@@ -19,7 +19,7 @@ RANDOM_BITS = 16
 reuses their numbers. A token fits into 53 bits for the first 137 billion leases, so every JSON
 reader keeps it exact."""
 
-_CANCELLED = Release("the caller was cancelled")
+_CANCELLED = Release("the caller was cancelled", unstarted=True)
 SKIPPED_MANY = 1_000
 LONG_ATTEMPT_S = 0.005
 _REST_TIMES = 9

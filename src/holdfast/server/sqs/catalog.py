@@ -7,6 +7,7 @@ not. Reads here are not restricted to a caller: `SqsCall.queue` checks the prefi
 
 from __future__ import annotations
 
+import dataclasses
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -91,8 +92,14 @@ class QueueCatalog:
         else:
             self._cache.move_to_end(key)
         (known,) = await cached.get()
-        if known is None and self._cache.get(key) is cached:
-            del self._cache[key]
+        if known is None:
+            if self._cache.get(key) is cached:
+                del self._cache[key]
+            return None
+        # Another queue may have named it as its dead-letter queue since.
+        holds_dead_letters = known.queue in await self.dead_queues()
+        if holds_dead_letters is not known.holds_dead_letters:
+            known = dataclasses.replace(known, holds_dead_letters=holds_dead_letters)
         return known
 
     def forget(self, region: str, name: str) -> None:

@@ -2,7 +2,7 @@
 
 A request passes the same bounds, authentication, permissions and counters as any other operation;
 its signature is verified once its body has arrived. The handlers of the actions are in `queues`,
-`messages` and `moves`. `error_of` is the one table from errors of Holdfast to those of SQS.
+`receive`, `messages` and `moves`.
 """
 
 from __future__ import annotations
@@ -15,38 +15,24 @@ from functools import partial
 from typing import Any, Final, Literal
 from urllib.parse import unquote
 
-from holdfast.errors import (
-    EngineError,
-    Forbidden,
-    HoldfastError,
-    NotAccepting,
-    PayloadTooLarge,
-    QueueFull,
-    QuotaExceeded,
-    Unauthenticated,
-    UnknownQueue,
-    Unsupported,
-)
+from holdfast.errors import Forbidden, HoldfastError
 from holdfast.ops.sqs import ACCOUNT, REGION
 from holdfast.ops.tokens import EVERYWHERE
 from holdfast.server.access.admission import ApiCall, UnverifiedCaller
 from holdfast.server.access.caller import LOCAL_CALLER, Scope
 from holdfast.server.access.peers import OWN_USER
-from holdfast.server.access.sigv4 import SignatureRefused, SignedRequest
+from holdfast.server.access.sigv4 import SignedRequest
 from holdfast.server.http.endpoint import EndpointServices, RequestLifecycle, end_on_disconnect
 from holdfast.server.http.pressure import RequestKind, Ticket
 from holdfast.server.http.problems import (
-    BadRequest,
     ClientDisconnected,
-    SlowRequest,
     TooLarge,
-    Unexpected,
     WrongContent,
     error_headers,
 )
 from holdfast.server.http.request import AsgiScope, Headers, Receive, read_body
 from holdfast.server.http.response import Reply
-from holdfast.server.sqs import errors, json_protocol, query_protocol, queues
+from holdfast.server.sqs import errors, json_protocol, messages, query_protocol, queues
 from holdfast.server.sqs.call import (
     DEFAULT_ACCOUNT,
     SqsCall,
@@ -55,7 +41,9 @@ from holdfast.server.sqs.call import (
     namespace_of,
 )
 from holdfast.server.sqs.errors import SqsError
+from holdfast.server.sqs.problems import error_of
 from holdfast.server.sqs.queue_attributes import parse_arn
+from holdfast.server.sqs.receive import receive_message
 from holdfast.server.sqs.shapes import (
     Action,
     Answer,
@@ -81,7 +69,11 @@ Handler = Callable[[SqsCall, Any], Awaitable[Answer | None]]
 
 HANDLERS: Final[dict[str, Handler]] = {
     "AddPermission": queues.add_permission,
+    "ChangeMessageVisibility": messages.change_message_visibility,
+    "ChangeMessageVisibilityBatch": messages.change_message_visibility_batch,
     "CreateQueue": queues.create_queue,
+    "DeleteMessage": messages.delete_message,
+    "DeleteMessageBatch": messages.delete_message_batch,
     "DeleteQueue": queues.delete_queue,
     "GetQueueAttributes": queues.get_queue_attributes,
     "GetQueueUrl": queues.get_queue_url,
@@ -89,52 +81,15 @@ HANDLERS: Final[dict[str, Handler]] = {
     "ListQueueTags": queues.list_queue_tags,
     "ListQueues": queues.list_queues,
     "PurgeQueue": queues.purge_queue,
+    "ReceiveMessage": receive_message,
     "RemovePermission": queues.remove_permission,
+    "SendMessage": messages.send_message,
+    "SendMessageBatch": messages.send_message_batch,
     "SetQueueAttributes": queues.set_queue_attributes,
     "TagQueue": queues.tag_queue,
     "UntagQueue": queues.untag_queue,
 }
 """The functions that carry out the actions."""
-
-
-def error_of(error: HoldfastError) -> SqsError:
-    """The error that an SQS client gets for an error of Holdfast. Clients try again after a
-    throttled request and after a status of 503."""
-    text = str(error)
-    match error:
-        case SignatureRefused(aws_code=code):
-            return SqsError(_SIGNATURE_SHAPES[code], text)
-        case Unauthenticated():
-            return SqsError("UnrecognizedClientException", text)
-        case Forbidden():
-            return SqsError("AccessDeniedException", text)
-        case UnknownQueue():
-            return errors.queue_does_not_exist()
-        case QuotaExceeded():
-            return SqsError("RequestThrottled", text)
-        case QueueFull():
-            return errors.over_limit(text)
-        case Unsupported() | NotAccepting():
-            return errors.unsupported(text)
-        case TooLarge() | PayloadTooLarge():
-            return SqsError("RequestEntityTooLargeException", text)
-        case BadRequest() | WrongContent():
-            return errors.malformed(text)
-        case Unexpected():
-            return SqsError("InternalFailure", text)
-        case EngineError() | SlowRequest():
-            return SqsError("ServiceUnavailableException", text)
-        case _:
-            return errors.invalid_parameter(text)
-
-
-_SIGNATURE_SHAPES: Final = {
-    "IncompleteSignature": "IncompleteSignatureException",
-    "InvalidClientTokenId": "UnrecognizedClientException",
-    "MissingAuthenticationToken": "MissingAuthenticationTokenException",
-    "RequestExpired": "ExpiredTokenException",
-    "SignatureDoesNotMatch": "InvalidSignatureException",
-}
 
 
 class SqsEndpoint(RequestLifecycle):

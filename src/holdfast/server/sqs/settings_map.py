@@ -65,7 +65,8 @@ def with_attributes(
 
 def attributes_of(record: SqsQueue, queue: Queue, account: str) -> QueueAttributes:
     """The attributes of a queue: those that a client set, and for the others what the settings say.
-    A visibility timeout that an operator changed is shown as it is."""
+    A visibility timeout that an operator changed is shown as it is, unless the settings have yet to
+    follow the record."""
     shown_s = min(queue.lease_ms // bounds.SECOND_MS, _VISIBILITY_S_MAX)
     base = QueueAttributes(
         visibility_timeout=shown_s,
@@ -78,7 +79,7 @@ def attributes_of(record: SqsQueue, queue: Queue, account: str) -> QueueAttribut
     except SqsError:
         # The stored record is not from this version.
         return base
-    if _lease_ms(found.visibility_timeout) != queue.lease_ms:
+    if not record.pending and _lease_ms(found.visibility_timeout) != queue.lease_ms:
         found = replace(found, visibility_timeout=shown_s)
     return found
 

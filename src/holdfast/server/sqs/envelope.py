@@ -1,0 +1,252 @@
+"""SQS messages as jobs: a message to send → NewJob, a leased job → the message received. Pure.
+
+The payload is the body, or an envelope of body and attributes. The attribute `holdfast.task` is the
+job's task. System attributes are columns or headers of the job. A payload that is not legal text is
+received as base64, and the attribute `holdfast.encoding` says so.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Collection, Sequence
+from typing import Final, NamedTuple
+
+from holdfast.core import bounds
+from holdfast.core.codec import Attribute, Envelope, pack_envelope, unpack_envelope
+from holdfast.core.model import Job, NewJob
+from holdfast.notation.options import new_id
+from holdfast.server.sqs import errors, message_attributes
+from holdfast.server.sqs.catalog import KnownQueue
+from holdfast.server.sqs.receipts import DEFAULT_TASK
+from holdfast.server.sqs.shapes import (
+    MessageAttributes,
+    MessageAttributeValue,
+    ReceivedMessage,
+    ReceiveMessageRequest,
+    SendMessageBatchRequestEntry,
+    SendMessageRequest,
+)
+
+TASK_ATTRIBUTE: Final = "holdfast.task"
+ENCODING_ATTRIBUTE: Final = "holdfast.encoding"
+DELAY_S_MAX: Final = 900
+DEDUP_MS: Final = 5 * bounds.MINUTE_MS
+DEDUP_HEADER: Final = "sqs-deduplication-id"
+SENDER_HEADER: Final = "sqs-sender-id"
+TRACE_HEADER: Final = "sqs-trace-header"
+
+_SEQUENCE_START: Final = 10**19
+_BASE64: Final = MessageAttributeValue(data_type="String", string_value="base64")
+
+NewMessage = SendMessageRequest | SendMessageBatchRequestEntry
+
+
+class Outgoing(NamedTuple):
+    """A message that was checked: its job, its size, and the MD5s for the answer."""
+
+    job: NewJob
+    size: int
+    md5_of_body: str
+    md5_of_attributes: str | None
+    md5_of_system_attributes: str | None
+
+
+def check_order(messages: Sequence[NewMessage], known: KnownQueue, *, in_batch: bool) -> None:
+    """Each message of a FIFO queue has a group, and a deduplication id unless the queue makes it
+    from the content. One without fails the whole request, as on AWS."""
+    if not known.is_fifo:
+        return
+    for message in messages:
+        if message.message_group_id is None:
+            raise errors.missing_group_id(in_batch=in_batch)
+        by_content = known.attributes.content_based_deduplication
+        if message.message_deduplication_id is None and not by_content:
+            raise errors.missing_deduplication_id()
+
+
+def outgoing(message: NewMessage, known: KnownQueue, *, sender: str, in_batch: bool) -> Outgoing:
+    """The job of a message. Raises SqsError if the message is invalid."""
+    attributes = message.message_attributes
+    system = message.message_system_attributes
+    body = message_attributes.checked_body(message.message_body)
+    if attributes:
+        message_attributes.check_message_attributes(attributes)
+    if system:
+        message_attributes.check_system_attributes(system)
+    size = message_attributes.message_size(body, attributes)
+    size_max = known.attributes.maximum_message_size
+    if size > size_max:
+        raise errors.message_too_long(size_max, in_batch=in_batch)
+    task = _task_of(attributes)
+    packed = {name: _packed(each) for name, each in attributes.items()}
+    if task != DEFAULT_TASK:
+        # The job's own task says the same.
+        del packed[TASK_ATTRIBUTE]
+    payload, content_type = pack_envelope(body, packed)
+    group = _checked_id("MessageGroupId", message.message_group_id)
+    dedup_id = _checked_id("MessageDeduplicationId", message.message_deduplication_id)
+    if dedup_id is not None and not known.is_fifo:
+        raise errors.wrong_queue_type("MessageDeduplicationId", dedup_id)
+    job = NewJob(
+        id=new_id(),
+        task=task,
+        queue=known.queue,
+        payload=payload,
+        content_type=content_type,
+        delay_ms=_delay_s(message, known) * bounds.SECOND_MS,
+        headers=_headers(message, sender),
+        group=group if known.is_fifo else None,
+        tenant=None if known.is_fifo else group,
+        key=_key(known, group, dedup_id or hashlib.sha256(body).hexdigest()),
+        key_window_ms=DEDUP_MS,
+        key_hold="window",
+    )
+    return Outgoing(
+        job=job,
+        size=size,
+        md5_of_body=message_attributes.md5_of(body),
+        md5_of_attributes=message_attributes.md5_of_attributes(attributes),
+        md5_of_system_attributes=message_attributes.md5_of_attributes(system),
+    )
+
+
+def _task_of(attributes: MessageAttributes) -> str:
+    given = attributes.get(TASK_ATTRIBUTE)
+    if given is None:
+        return DEFAULT_TASK
+    task = given.string_value or ""
+    if given.data_type != "String" or not bounds.TASK_NAME.match(task):
+        raise errors.invalid_parameter(
+            f"Message (user) attribute '{TASK_ATTRIBUTE}' names a task: it must be a String of 1 to"
+            " 200 characters of A-Z a-z 0-9 _ . : / -"
+        )
+    return task
+
+
+def _checked_id(name: str, value: str | None) -> str | None:
+    if value is not None:
+        message_attributes.check_fifo_id(name, value)
+    return value
+
+
+def _delay_s(message: NewMessage, known: KnownQueue) -> int:
+    delay_s = message.delay_seconds
+    if delay_s is None or (known.is_fifo and delay_s == 0):
+        return known.attributes.delay_seconds
+    if known.is_fifo:
+        raise errors.wrong_queue_type("DelaySeconds", delay_s)
+    if not 0 <= delay_s <= DELAY_S_MAX:
+        raise errors.delay_out_of_range(delay_s)
+    return delay_s
+
+
+def _headers(message: NewMessage, sender: str) -> dict[str, str]:
+    headers = {SENDER_HEADER: sender} if sender else {}
+    if message.message_deduplication_id is not None:
+        headers[DEDUP_HEADER] = message.message_deduplication_id
+    trace = message.message_system_attributes.get("AWSTraceHeader")
+    if trace is not None and trace.string_value is not None:
+        headers[TRACE_HEADER] = trace.string_value
+    return headers
+
+
+def _key(known: KnownQueue, group: str | None, dedup_id: str) -> str | None:
+    """The key that makes a message once-only. A purge begins a new epoch, which forgets the ids of
+    the one before. A hash, since group and id together are longer than a key may be."""
+    if not known.is_fifo:
+        return None
+    by_group = known.attributes.deduplication_scope == "messageGroup"
+    # No id has a space.
+    text = f"{known.epoch} {group if by_group else ''} {dedup_id}"
+    return f"sqs/{hashlib.sha256(text.encode()).hexdigest()}"
+
+
+def sequence_number(seq: int) -> str:
+    """The SequenceNumber of a FIFO message: 20 digits, as on AWS."""
+    return str(_SEQUENCE_START + seq)
+
+
+class Delivery(NamedTuple):
+    """Facts about a received message that are not part of its job."""
+
+    handle: str
+    account: str
+    receive_count: int
+    sent_at: int
+    first_received_at: int
+    source_arn: str | None = None
+    """The queue in which a dead letter died."""
+
+
+def received(job: Job, request: ReceiveMessageRequest, delivery: Delivery) -> ReceivedMessage:
+    """The message of a leased job, with the attributes that the request names."""
+    envelope = unpack_envelope(job.payload, job.content_type)
+    attributes = {name: _unpacked(each) for name, each in envelope.attributes.items()}
+    if job.task != DEFAULT_TASK:
+        attributes[TASK_ATTRIBUTE] = MessageAttributeValue(
+            data_type="String", string_value=job.task
+        )
+    shown = message_attributes.selected_message_attributes(
+        attributes, request.message_attribute_names
+    )
+    body = _legal_text(envelope)
+    if body is None:
+        # A client that does not ask for the attribute could not read the body.
+        body = base64.b64encode(envelope.body).decode()
+        shown = {**shown, ENCODING_ATTRIBUTE: _BASE64}
+    names = (*request.attribute_names, *request.message_system_attribute_names)
+    return ReceivedMessage(
+        message_id=job.id,
+        receipt_handle=delivery.handle,
+        md5_of_body=message_attributes.md5_of(body.encode()),
+        body=body,
+        attributes=_system_attributes(job, delivery, names) if names else {},
+        md5_of_message_attributes=message_attributes.md5_of_attributes(shown),
+        message_attributes=shown,
+    )
+
+
+def _legal_text(envelope: Envelope) -> str | None:
+    try:
+        text = envelope.body.decode()
+    except UnicodeDecodeError:
+        return None
+    return None if message_attributes.legal_bytes(text) is None else text
+
+
+def _system_attributes(job: Job, delivery: Delivery, names: Collection[str]) -> dict[str, str]:
+    values = {
+        "SenderId": job.headers.get(SENDER_HEADER, delivery.account),
+        "SentTimestamp": str(delivery.sent_at),
+        "ApproximateReceiveCount": str(delivery.receive_count),
+        "ApproximateFirstReceiveTimestamp": str(delivery.first_received_at),
+        "SequenceNumber": None if job.group is None else sequence_number(job.seq),
+        "MessageDeduplicationId": job.headers.get(DEDUP_HEADER) or _content_id(job),
+        "MessageGroupId": job.group or job.tenant,
+        "AWSTraceHeader": job.headers.get(TRACE_HEADER),
+        "DeadLetterQueueSourceArn": delivery.source_arn,
+    }
+    known = {name: value for name, value in values.items() if value is not None}
+    return message_attributes.selected_system_attributes(known, names)
+
+
+def _content_id(job: Job) -> str | None:
+    """The deduplication id that a FIFO queue made from the body."""
+    if job.group is None:
+        return None
+    body = unpack_envelope(job.payload, job.content_type).body
+    return hashlib.sha256(body).hexdigest()
+
+
+def _packed(value: MessageAttributeValue) -> Attribute:
+    if value.binary_value is not None:
+        return Attribute(value.data_type, value.binary_value)
+    return Attribute(value.data_type, (value.string_value or "").encode())
+
+
+def _unpacked(attribute: Attribute) -> MessageAttributeValue:
+    if attribute.type.partition(".")[0] == "Binary":
+        return MessageAttributeValue(data_type=attribute.type, binary_value=attribute.value)
+    text = attribute.value.decode(errors="replace")
+    return MessageAttributeValue(data_type=attribute.type, string_value=text)

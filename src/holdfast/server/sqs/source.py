@@ -1,0 +1,255 @@
+"""Leases the messages of one queue for ReceiveMessage, with short and long polls alike.
+
+A message past the maxReceiveCount of its queue is buried and one past its retention is deleted;
+neither is delivered. A dead-letter queue has dead letters and messages that were sent to it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Final
+
+from msgspec.structs import replace
+
+from holdfast.app.application import Holdfast
+from holdfast.core import bounds
+from holdfast.core.model import Failure, Job, Lease, LeaseRequest, Reason
+from holdfast.core.text import counted
+from holdfast.core.verdict import Bury, Complete, Settlement, Verdict
+from holdfast.engines.base import Engine
+from holdfast.errors import HoldfastError
+from holdfast.server.http import bounded_reply
+from holdfast.server.sqs.catalog import KnownQueue
+
+WORKER: Final = "sqs"
+"""The worker that holds the leases of all SQS clients."""
+IN_FLIGHT_MAX: Final = 120_000
+SHOWN_LEASE_MS: Final = 5 * bounds.SECOND_MS
+"""The lease of a message that is received with a visibility timeout of 0, until it is given back
+together with the answer."""
+
+_ROUNDS_MAX: Final = 20
+_COUNT_AGE_S_MAX: Final = 5.0
+_COUNTS_MAX: Final = 1_000
+_RETENTION: Final = "MessageRetentionPeriod"
+
+FindQueue = Callable[[], Awaitable[KnownQueue | None]]
+
+
+class MessageSource:
+    """The messages of one queue under one visibility timeout. The queue is looked up again for each
+    lease, because a long poll may outlive a change of its attributes."""
+
+    def __init__(
+        self,
+        app: Holdfast,
+        known: KnownQueue,
+        find_queue: FindQueue,
+        counts: CachedCounts,
+        *,
+        visibility_s: int,
+    ) -> None:
+        self._app = app
+        self._queue = known.queue
+        self._find_queue = find_queue
+        self._counts = counts
+        self._lease_ms = visibility_s * bounds.SECOND_MS or SHOWN_LEASE_MS
+        self.in_groups = known.is_fifo
+
+    async def take(self, most: int, wait_ms: int) -> list[Lease]:
+        """Lease at most `most` messages, and wait `wait_ms` for the first."""
+        loop = asyncio.get_running_loop()
+        end = loop.time() + wait_ms / 1000
+        for _ in range(_ROUNDS_MAX):
+            left_ms = max(0, round((end - loop.time()) * 1000))
+            known = await self._find_queue()
+            if known is None:
+                await asyncio.sleep(left_ms / 1000)
+                return []
+            leases = await self._lease(known, most, left_ms)
+            if not leases:
+                return []
+            try:
+                kept = await self._sort_out(leases)
+            except BaseException:
+                await asyncio.shield(self.give_back(leases))
+                raise
+            if kept:
+                return kept
+        return []
+
+    async def give_back(self, leases: Sequence[Lease]) -> None:
+        """Release leases that no client received. They do not count as receives."""
+        await bounded_reply.release_undelivered(self._app.engine, leases)
+
+    async def _lease(self, known: KnownQueue, most: int, wait_ms: int) -> list[Lease]:
+        request = LeaseRequest(
+            queues=(self._queue,), limit=most, worker=WORKER, lease_ms=self._lease_ms
+        )
+        if not self._counts.has_dead_letters(known):
+            return await self._leased(replace(request, wait_ms=wait_ms))
+        # In any order, so that neither kind keeps the other from being received.
+        requests = random.sample([request, replace(request, dead=True)], 2)
+        leases = await self._leased(requests[0])
+        if len(leases) < most:
+            try:
+                leases += await self._leased(replace(requests[1], limit=most - len(leases)))
+            except BaseException:
+                await asyncio.shield(self.give_back(leases))
+                raise
+        if leases or not wait_ms:
+            return leases
+        return await self._first_of([replace(each, wait_ms=wait_ms) for each in requests])
+
+    async def _leased(self, request: LeaseRequest) -> list[Lease]:
+        sizes = bounded_reply.lease_sizes(self._app)
+        return await bounded_reply.lease(self._app.engine, request, sizes)
+
+    async def _first_of(self, requests: Sequence[LeaseRequest]) -> list[Lease]:
+        """The leases of the requests that are answered first; the others are cancelled."""
+        tasks = [asyncio.ensure_future(self._leased(each)) for each in requests]
+        try:
+            running = set(tasks)
+            while running:
+                done, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+                if any(task.exception() is not None or task.result() for task in done):
+                    break
+        except asyncio.CancelledError:
+            leases, _ = await asyncio.shield(_ended(tasks))
+            await asyncio.shield(self.give_back(leases))
+            raise
+        leases, error = await _ended(tasks)
+        if error is not None and not leases:
+            raise error
+        return leases
+
+    async def _sort_out(self, leases: Sequence[Lease]) -> list[Lease]:
+        """The leases to deliver. The others are settled."""
+        known = await self._find_queue()
+        if known is None:
+            await self.give_back(leases)
+            return []
+        verdicts = [(lease, undeliverable(lease.job, known)) for lease in leases]
+        ends = [Settlement(lease=lease, verdict=verdict) for lease, verdict in verdicts if verdict]
+        if ends:
+            await self._app.engine.settle(ends)
+        return [lease for lease, verdict in verdicts if verdict is None]
+
+
+async def _ended(
+    tasks: Sequence[asyncio.Task[list[Lease]]],
+) -> tuple[list[Lease], BaseException | None]:
+    """Cancel the tasks that still run. The leases of the others, and the first error."""
+    for task in tasks:
+        task.cancel()
+    results = await asyncio.gather(*tasks, return_exceptions=True)
+    leases = [lease for each in results if isinstance(each, list) for lease in each]
+    errors = [each for each in results if isinstance(each, Exception)]
+    return leases, errors[0] if errors else None
+
+
+def undeliverable(job: Job, known: KnownQueue) -> Verdict | None:
+    """The end of a message that was leased but must not be delivered; None to deliver it. Only
+    queues with a retention of their own delete by age: jobs of other programs never get lost."""
+    now = job.leased_at or 0
+    retention_ms = known.attributes.message_retention_period * bounds.SECOND_MS
+    if _RETENTION in known.record.attributes and sent_at(job, known) + retention_ms <= now:
+        return Complete()
+    policy = known.attributes.redrive_policy
+    if job.is_dead_letter or policy is None or known.settings.dead_queue is None:
+        return None
+    if job.attempt <= policy.max_receive_count:
+        return None
+    often = counted(policy.max_receive_count, "time")
+    return Bury(Reason.ATTEMPTS, Failure(message=f"received {often} and not deleted"))
+
+
+def sent_at(job: Job, known: KnownQueue) -> int:
+    """The time from which the retention counts. That of a dead letter in a FIFO queue begins with
+    its burial."""
+    if known.is_fifo and job.is_dead_letter and job.finished_at is not None:
+        return job.finished_at
+    return job.created_at
+
+
+def receive_count(job: Job) -> int:
+    """How often the message was received. The lease that found it past its limit counts as the
+    first receive of the dead letter, and `releases` counts the later ones."""
+    return job.attempt + (job.releases if job.is_dead_letter else 0)
+
+
+class CachedCounts:
+    """About how many messages of each queue are in flight, and whether it has dead letters: counts
+    of the store that are a few seconds old at most while the queue is in use, and the messages that
+    this server delivered and deleted since."""
+
+    def __init__(self, engine: Callable[[], Engine]) -> None:
+        self._engine = engine
+        self._counts: OrderedDict[str, _Count] = OrderedDict()
+
+    def is_full(self, queue: str) -> bool:
+        """True if no more messages may be received."""
+        return self._count(queue).in_flight >= IN_FLIGHT_MAX
+
+    def has_dead_letters(self, known: KnownQueue) -> bool:
+        """True if clients may find dead letters in the queue: other queues send them there, or did
+        before. Those that died in a queue of another program are not for clients."""
+        if known.holds_dead_letters:
+            return True
+        return known.record.created_at > 0 and self._count(known.queue).dead > 0
+
+    def add(self, queue: str, change: int) -> None:
+        """Count messages that were delivered, or that ended if `change` is negative."""
+        count = self._counts.get(queue)
+        if count is not None:
+            count.since += change
+
+    async def refreshed(self) -> None:
+        """Wait for the reads that are running."""
+        reads = [count.read for count in self._counts.values() if count.read is not None]
+        if reads:
+            await asyncio.wait(reads)
+
+    def _count(self, queue: str) -> _Count:
+        count = self._counts.get(queue)
+        if count is None:
+            count = self._counts[queue] = _Count()
+            if len(self._counts) > _COUNTS_MAX:
+                self._counts.popitem(last=False)
+        count.refresh(self._engine, queue)
+        return count
+
+
+class _Count:
+    __slots__ = ("_read_at", "dead", "leased", "read", "since")
+
+    def __init__(self) -> None:
+        self.leased = 0
+        self.dead = 0
+        self.since = 0
+        self.read: asyncio.Task[None] | None = None
+        self._read_at = float("-inf")
+
+    @property
+    def in_flight(self) -> int:
+        return self.leased + self.since
+
+    def refresh(self, engine: Callable[[], Engine], queue: str) -> None:
+        """Read the counts in the background if the last ones are too old."""
+        now = asyncio.get_running_loop().time()
+        if now - self._read_at >= _COUNT_AGE_S_MAX and (self.read is None or self.read.done()):
+            self._read_at = now
+            self.read = asyncio.create_task(self._refresh(engine(), queue))
+
+    async def _refresh(self, engine: Engine, queue: str) -> None:
+        before = self.since
+        # Counts that cannot be read limit nothing: the receive itself reports the error.
+        with contextlib.suppress(HoldfastError):
+            views = await engine.queues(names=[queue])
+            self.leased = views[0].leased if views else 0
+            self.dead = views[0].dead if views else 0
+            self.since -= before
