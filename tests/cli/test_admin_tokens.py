@@ -9,6 +9,9 @@ from tests.cli.program import Cli, run_program
 from tests.server.server_process import server_process
 
 TOKEN = re.compile(r"hf_[0-9a-f]{12}_[0-9a-f]{64}\n")
+ACCESS_KEY = re.compile(
+    r"AWS_ACCESS_KEY_ID=(AKHF[A-Z2-7]{16})\nAWS_SECRET_ACCESS_KEY=([A-Za-z0-9]{40})\n"
+)
 
 
 def test_a_token_is_printed_once(cli: Cli) -> None:
@@ -47,6 +50,50 @@ def test_a_token_is_written_to_a_new_private_file(cli: Cli, tmp_path: Path) -> N
     assert len(cli("token", "list", "--json").json) == 1, "no token that nobody could know"
     made = cli(*line[:-1], "other.token", "--json").json
     assert "token" not in made
+
+
+def test_an_access_key_is_printed_once(cli: Cli) -> None:
+    ran = cli("token", "create", "ci", "--aws", "--scopes", "produce,consume", "--prefix", "mail.")
+    assert ran.code == 0
+    found = ACCESS_KEY.fullmatch(ran.out)
+    assert found
+    assert f"access key {found[1]} is valid until" in ran.err
+    for line in (
+        ["token", "list"],
+        ["token", "list", "--json"],
+        ["audit", "--json"],
+        ["doctor", "--deep", "--json"],
+        ["status", "--json"],
+        ["list", "--json"],
+        ["dlq", "export"],
+        ["config", "list", "--json"],
+        ["queue", "list", "--json"],
+        ["record", "remove", "token", found[1]],
+    ):
+        ran = cli(*line)
+        assert found[2] not in ran.out + ran.err, line
+    [token] = cli("token", "list", "--json").json
+    assert (token["id"], token["prefix"]) == (found[1], "mail.")
+    assert cli("token", "revoke", found[1]).out == f"revoked token {found[1]}, ci\n"
+    assert cli("token", "list", "--json").json == []
+
+
+def test_an_access_key_is_written_to_a_new_private_file(cli: Cli, tmp_path: Path) -> None:
+    line = ("token", "create", "ci", "--aws", "--scopes", "produce")
+    made = cli(*line, "--out", "aws.env", "--json").json
+    assert "secret_access_key" not in made
+    file = tmp_path / "aws.env"
+    found = ACCESS_KEY.fullmatch(file.read_text())
+    assert found
+    assert made["access_key_id"] == made["id"] == found[1]
+    assert file.stat().st_mode & 0o777 == 0o600
+    ran = cli(*line, "--out", "aws.env")
+    assert (ran.code, ran.out) == (2, "")
+    made = cli(*line, "--json").json
+    assert ACCESS_KEY.fullmatch(
+        f"AWS_ACCESS_KEY_ID={made['access_key_id']}\n"
+        f"AWS_SECRET_ACCESS_KEY={made['secret_access_key']}\n"
+    )
 
 
 def test_without_a_token_no_file_is_left(cli: Cli, tmp_path: Path) -> None:

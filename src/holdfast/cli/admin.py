@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, TextIO
 
@@ -13,7 +14,7 @@ import msgspec
 from cyclopts import Parameter
 
 from holdfast.app.application import Holdfast
-from holdfast.cli.flags import option
+from holdfast.cli.flags import option, switch
 from holdfast.cli.help_pages import program
 from holdfast.cli.output import (
     COMMON,
@@ -61,10 +62,11 @@ QuotaOwner = Annotated[
 SettingName = Annotated[str, Parameter(help="Name of the setting, e.g. max-retries.")]
 
 
-async def create_token(
-    name: Annotated[str, Parameter(help="Name for the token, e.g. of the program that uses it.")],
-    /,
-    *,
+@Parameter(name="*")
+@dataclass(frozen=True, slots=True)
+class TokenFlags:
+    """Rights and form of a new token."""
+
     scopes: Annotated[
         list[str] | None,
         option(
@@ -74,18 +76,41 @@ async def create_token(
             "--scopes",
             "--scope",
         ),
-    ] = None,
+    ] = None
     namespace: Annotated[
         str | None,
         option("NAME", "Restrict the token to this namespace; * allows all. [default: default]"),
-    ] = None,
+    ] = None
     prefix: Annotated[
         str, option("TEXT", "Restrict the token to queues whose names begin with this.")
-    ] = "",
+    ] = ""
     expires: Annotated[
         str | None,
         option("DURATION", "Refuse the token after this long, e.g. 12h; or never. [default: 90d]"),
-    ] = None,
+    ] = None
+    aws: Annotated[
+        bool, switch("Create an access key, with which AWS clients sign their requests.")
+    ] = False
+
+    def body(self, name: str) -> dict[str, Any]:
+        """The body of a request for the token. Raises UsageError."""
+        given = ",".join(self.scopes or ()).split(",")
+        scopes = tuple(filter(None, (each.strip() for each in given)))
+        if not scopes:
+            raise UsageError(f"a token needs a scope: give --scope with any of {', '.join(SCOPES)}")
+        body: dict[str, Any] = {"name": name, "scopes": scopes, "prefix": self.prefix}
+        more = {"namespace": self.namespace, "expires": self.expires, "aws": self.aws or None}
+        return body | {key: value for key, value in more.items() if value is not None}
+
+
+_TOKEN_FLAGS = TokenFlags()
+
+
+async def create_token(
+    name: Annotated[str, Parameter(help="Name for the token, e.g. of the program that uses it.")],
+    /,
+    *,
+    flags: TokenFlags = _TOKEN_FLAGS,
     out: Annotated[
         str | None,
         option("FILE", "Write the token to this new file, readable only by you."),
@@ -93,12 +118,7 @@ async def create_token(
     common: Common = COMMON,
 ) -> None:
     """Create a token and print it, or write it to a file. It cannot be shown again."""
-    wanted = tuple(filter(None, (each.strip() for each in ",".join(scopes or ()).split(","))))
-    if not wanted:
-        raise UsageError(f"a token needs a scope: give --scope with any of {', '.join(SCOPES)}")
-    given = {"namespace": namespace, "expires": expires}
-    body = {"name": name, "scopes": wanted, "prefix": prefix}
-    body |= {key: value for key, value in given.items() if value is not None}
+    body = flags.body(name)
     async with contextlib.AsyncExitStack() as stack:
         # First the file: a token that cannot be written down must not exist.
         file = stack.enter_context(_token_file(out)) if out is not None else None
@@ -107,19 +127,25 @@ async def create_token(
         made = await (
             _create_in_store(app, body) if ask is None else ask("POST", "/v1/tokens", body)
         )
+        text = _access_key_lines(made) if flags.aws else made["token"]
         if file is not None:
-            print(made.pop("token"), file=file, flush=True)
+            print(text, file=file, flush=True)
+            made.pop("secret_access_key" if flags.aws else "token")
+    what = f"{'access key' if flags.aws else 'token'} {made['id']}"
     until = made["expires_at"] or "it is revoked"
     if common.json:
         print_json(made)
     elif out is not None:
-        say(f"token {made['id']} is in {out} and valid until {until}; it cannot be shown again")
+        say(f"{what} is in {out} and valid until {until}; it cannot be shown again")
     else:
-        print(made["token"])
-        say(
-            f"token {made['id']} is valid until {until}; it cannot be shown again, so store it"
-            " safely"
-        )
+        print(text)
+        say(f"{what} is valid until {until}; it cannot be shown again, so store it safely")
+
+
+def _access_key_lines(made: dict[str, Any]) -> str:
+    """A new access key as the environment variables that AWS clients read."""
+    key_id, secret = made["access_key_id"], made["secret_access_key"]
+    return f"AWS_ACCESS_KEY_ID={key_id}\nAWS_SECRET_ACCESS_KEY={secret}"
 
 
 async def _create_in_store(app: Holdfast, wanted: dict[str, Any]) -> dict[str, Any]:

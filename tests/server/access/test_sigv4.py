@@ -1,22 +1,18 @@
 """AWS Signature Version 4: AWS's published vectors, botocore as an oracle, and altered requests."""
 
 import hashlib
+import hmac
 import json
 from collections.abc import Iterator
-from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote
 
-import botocore.auth
 import pytest
-from botocore.auth import SigV4Auth, SigV4QueryAuth
-from botocore.awsrequest import AWSRequest
-from botocore.credentials import Credentials
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.server.access.sigv4 import (
+    EXPIRES_S_MAX,
     SignatureRefused,
     SignedRequest,
     canonical_request,
@@ -25,6 +21,16 @@ from holdfast.server.access.sigv4 import (
     signature_of,
     string_to_sign,
 )
+from tests.server.signed_requests import (
+    BODY,
+    KEY,
+    NOW,
+    SECRET,
+    Form,
+    changed,
+    header,
+    signed,
+)
 
 SUITE = json.loads((Path(__file__).parent / "sigv4_vectors.json").read_text())
 VECTORS = {each["name"]: each for each in SUITE["vectors"]}
@@ -32,12 +38,7 @@ WITH_SESSION = {name for name in VECTORS if "token" in name or "sts" in name}
 SUITE_NOW = 1_440_938_160_000
 """2015-08-30T12:36:00Z."""
 
-KEY, SECRET = "AKHFAAAABBBBCCCC2345", "s" * 40
-NOW = 1_900_000_000_000
 MINUTE = 60_000
-BODY = b'{"QueueUrl":"http://127.0.0.1:7433/000000000000/mail","MessageBody":"hi"}'
-
-Form = Literal["header", "query"]
 
 
 def parsed(text: str) -> tuple[SignedRequest, bytes]:
@@ -86,48 +87,6 @@ def test_published_vectors_with_a_session_token_are_refused(name: str) -> None:
     ), str(refused.value)
 
 
-def signed(
-    form: Form = "header",
-    *,
-    method: str = "POST",
-    url: str = "http://127.0.0.1:7433/",
-    body: bytes = BODY,
-    headers: dict[str, str] | None = None,
-    at_ms: int = NOW,
-    region: str = "eu-central-1",
-    service: str = "sqs",
-    secret: str = SECRET,
-    expires_s: int = 300,
-    session: str | None = None,
-) -> SignedRequest:
-    """A request signed by botocore, as a server receives it."""
-    if form == "query":
-        body = b""  # botocore would move it into the query
-    if headers is None:
-        headers = {"X-Amz-Target": "AmazonSQS.SendMessage"} if form == "header" else {}
-    request = AWSRequest(method, url, headers=headers, data=body)
-    signer = _signer(form, Credentials(KEY, secret, session), service, region, expires_s)
-    with pytest.MonkeyPatch.context() as patch:
-        moment = datetime.fromtimestamp(at_ms / 1000, UTC)
-        patch.setattr(botocore.auth, "get_current_datetime", lambda: moment.replace(tzinfo=None))
-        signer.add_auth(request)
-    target = urlsplit(request.url)
-    sent = [(str(key), str(value)) for key, value in request.headers.items()]
-    sent.append(("Host", target.netloc))
-    return SignedRequest(
-        method,
-        target.path.encode() or b"/",
-        target.query.encode(),
-        [(key.lower().encode(), value.encode()) for key, value in sent],
-    )
-
-
-def _signer(form: Form, key: Credentials, service: str, region: str, expires_s: int) -> Any:
-    if form == "header":
-        return SigV4Auth(key, service, region)
-    return SigV4QueryAuth(key, service, region, expires=expires_s)
-
-
 def verify(request: SignedRequest, body: bytes | None = None, *, now: int = NOW) -> None:
     signature = signature_of(request, now)
     if body is None:
@@ -141,18 +100,6 @@ def refusal(
     with pytest.raises(SignatureRefused) as refused:
         verify(request, body, now=now)
     return refused.value.aws_code, str(refused.value)
-
-
-def changed(request: SignedRequest, **headers: str | None) -> SignedRequest:
-    """The request with other headers, of which None removes one."""
-    new = {name.replace("_", "-").encode(): value for name, value in headers.items()}
-    kept = [(name, value) for name, value in request.headers if name not in new]
-    added = [(name, value.encode()) for name, value in new.items() if value is not None]
-    return SignedRequest(request.method, request.path, request.query, [*kept, *added])
-
-
-def header(request: SignedRequest, name: str) -> str:
-    return dict(request.headers)[name.encode()].decode()
 
 
 NAMES = st.text(st.characters(codec="utf-8", exclude_categories=["Cs"]), max_size=12)
@@ -244,3 +191,254 @@ def refusal_of_any(request: SignedRequest) -> tuple[str, str]:
     if not is_signed(request):
         return "other", ""
     return refusal(request)
+
+
+def test_the_credential_is_read_without_a_valid_signature() -> None:
+    forms: tuple[Form, ...] = ("header", "query")
+    for form in forms:
+        stated = credential_of(signed(form, region="us-west-2"))
+        assert stated is not None
+        assert (stated.key_id, stated.region, stated.service) == (KEY, "us-west-2", "sqs")
+    for text in ("Bearer hf_x", "AWS4-HMAC-SHA256 Credential=a/b/c", "AWS4-HMAC-SHA256"):
+        assert credential_of(changed(signed(), authorization=text)) is None
+
+
+@pytest.mark.parametrize(
+    ("offset", "code"),
+    [
+        (0, ""),
+        (15 * MINUTE, ""),
+        (-15 * MINUTE, ""),
+        (15 * MINUTE + 1, "RequestExpired"),
+        (-15 * MINUTE - 1, "RequestExpired"),
+        (24 * 60 * MINUTE, "RequestExpired"),
+    ],
+)
+def test_the_clocks_may_differ_by_15_minutes(offset: int, code: str) -> None:
+    request = signed()
+    if not code:
+        verify(request, now=NOW + offset)
+    else:
+        assert refusal(request, now=NOW + offset)[0] == code
+
+
+def test_a_signed_url_is_valid_until_it_expires() -> None:
+    for expires_s in (1, 300, EXPIRES_S_MAX):
+        request = signed("query", expires_s=expires_s)
+        verify(request, now=NOW + expires_s * 1000)
+        verify(request, now=NOW - 15 * MINUTE)
+        assert refusal(request, now=NOW + expires_s * 1000 + 1)[0] == "RequestExpired"
+        assert refusal(request, now=NOW - 15 * MINUTE - 1)[0] == "RequestExpired"
+    for wrong in (0, -1, EXPIRES_S_MAX + 1, 10**9):
+        assert refusal(signed("query", expires_s=wrong))[0] == "IncompleteSignature"
+
+
+@pytest.mark.parametrize("form", ["header", "query"])
+def test_the_body_counts(form: Form) -> None:
+    request = signed(form)
+    assert refusal(request, b"other")[0] == "SignatureDoesNotMatch"
+    assert refusal(request, (b"" if form == "query" else BODY) + b"\0")[0] == (
+        "SignatureDoesNotMatch"
+    )
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "UNSIGNED-PAYLOAD",
+        "STREAMING-AWS4-HMAC-SHA256-PAYLOAD",
+        "STREAMING-UNSIGNED-PAYLOAD-TRAILER",
+    ],
+)
+def test_unsigned_and_streamed_payloads_are_refused(kind: str) -> None:
+    """botocore signs with the stated hash, so this signature would be right on AWS."""
+    request = signed(headers={"X-Amz-Content-SHA256": kind})
+    code, text = refusal(request)
+    assert code == "SignatureDoesNotMatch"
+    assert kind[:10] in text
+    url = f"http://127.0.0.1:7433/?X-Amz-Content-Sha256={kind}"
+    assert refusal(signed("query", url=url))[0] == "SignatureDoesNotMatch"
+
+
+def test_a_stated_hash_must_be_that_of_the_body() -> None:
+    right = hashlib.sha256(BODY).hexdigest()
+    verify(signed(headers={"X-Amz-Content-SHA256": right}))
+    wrong = hashlib.sha256(b"other").hexdigest()
+    assert "hash" in refusal(signed(headers={"X-Amz-Content-SHA256": wrong}))[1]
+
+
+@pytest.mark.parametrize("form", ["header", "query"])
+def test_session_tokens_are_refused(form: Form) -> None:
+    code, text = refusal(signed(form, session="FwoGZX"))
+    assert code == "InvalidClientTokenId"
+    assert "AWS_SESSION_TOKEN" in text
+    added = changed(signed(form), x_amz_security_token="FwoGZX")
+    assert refusal(added)[0] == "SignatureDoesNotMatch"
+
+
+@pytest.mark.parametrize("form", ["header", "query"])
+def test_the_action_must_be_signed(form: Form) -> None:
+    """Nobody may turn a captured request into another action."""
+    request = signed(form, headers={})
+    verify(request)
+    code, text = refusal(changed(request, x_amz_target="AmazonSQS.DeleteQueue"))
+    assert code == "SignatureDoesNotMatch"
+    assert "x-amz-target must be signed" in text
+
+
+@pytest.mark.parametrize(
+    ("signed_headers", "code"),
+    [
+        ("x-amz-date;x-amz-target", "SignatureDoesNotMatch"),
+        ("host;x-amz-date", "SignatureDoesNotMatch"),
+        ("host;x-amz-date;x-amz-target;x-gone", "SignatureDoesNotMatch"),
+        ("x-amz-target;host;x-amz-date", "IncompleteSignature"),
+        ("host;host;x-amz-date;x-amz-target", "IncompleteSignature"),
+        ("Host;x-amz-date;x-amz-target", "IncompleteSignature"),
+        ("host;;x-amz-date;x-amz-target", "IncompleteSignature"),
+        ("host x-amz-date", "IncompleteSignature"),
+        ("", "IncompleteSignature"),
+    ],
+)
+def test_the_list_of_signed_headers(signed_headers: str, code: str) -> None:
+    request = signed()
+    given = header(request, "authorization")
+    assert "SignedHeaders=host;x-amz-date;x-amz-target" in given
+    start, _, rest = given.partition("SignedHeaders=")
+    text = f"{start}SignedHeaders={signed_headers},{rest.partition(',')[2]}"
+    assert refusal(changed(request, authorization=text))[0] == code
+
+
+@pytest.mark.parametrize(
+    "name", ["authorization", "host", "x-amz-date", "x-amz-target", "x-amz-content-sha256"]
+)
+def test_headers_that_decide_are_given_once(name: str) -> None:
+    request = signed(
+        headers={
+            "X-Amz-Target": "AmazonSQS.SendMessage",
+            "X-Amz-Content-SHA256": hashlib.sha256(BODY).hexdigest(),
+        }
+    )
+    verify(request)
+    again = [*request.headers, (name.encode(), header(request, name).encode())]
+    twice = SignedRequest(request.method, request.path, request.query, again)
+    assert refusal(twice)[0] == "IncompleteSignature"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "AWS4-HMAC-SHA256",
+        "AWS4-HMAC-SHA256 ",
+        "AWS4-HMAC-SHA256 Credential",
+        "AWS4-HMAC-SHA256 Credential=,SignedHeaders=,Signature=",
+        "AWS4-HMAC-SHA256 Credential=a/20300101/b/sqs/aws4_request",
+        "AWS4-HMAC-SHA256 Credential=a/b/c, SignedHeaders=host, Signature=" + "0" * 64,
+        "AWS4-HMAC-SHA256 " + "," * 10_000,
+        "AWS4-HMAC-SHA256 Credential=" + "/" * 10_000,
+        "AWS4-ECDSA-P256-SHA256 Credential=a, SignedHeaders=host, Signature=00",
+        "aws4-hmac-sha256 Credential=a, SignedHeaders=host, Signature=00",
+    ],
+)
+def test_an_incomplete_header(text: str) -> None:
+    assert refusal(changed(signed(), authorization=text))[0] == "IncompleteSignature"
+
+
+def test_parts_of_the_header_may_be_in_any_order_and_spacing() -> None:
+    request = signed()
+    scheme, _, rest = header(request, "authorization").partition(" ")
+    parts = [each.strip() for each in rest.split(",")]
+    for text in (",".join(reversed(parts)), " ,  ".join(parts), ",".join(parts)):
+        verify(changed(request, authorization=f"{scheme}   {text}"))
+    for wrong in ([*parts, parts[0]], parts[:2], [*parts, "Extra=1"]):
+        text = ", ".join(wrong)
+        code, _ = refusal(changed(request, authorization=f"{scheme} {text}"))
+        assert code == "IncompleteSignature"
+
+
+@pytest.mark.parametrize(
+    "date", ["", "today", "20300317T174640", "20300230T000000Z", "00000101T000000Z", "٢" * 8]
+)
+def test_a_date_that_is_none(date: str) -> None:
+    assert refusal(changed(signed(), x_amz_date=date))[0] in (
+        "IncompleteSignature",
+        "SignatureDoesNotMatch",
+    )
+    assert refusal(changed(signed(), x_amz_date=None))[0] == "IncompleteSignature"
+
+
+def test_the_scope_must_be_of_a_service_that_is_served() -> None:
+    verify(signed(service="monitoring"))
+    code, text = refusal(signed(service="s3"))
+    assert code == "SignatureDoesNotMatch"
+    assert "s3" in text
+
+
+def test_one_signature_and_not_two() -> None:
+    both = changed(signed("query"), authorization=header(signed(), "authorization"))
+    assert refusal(both)[0] == "IncompleteSignature"
+    bearer = changed(signed("query"), authorization="Bearer hf_x")
+    assert refusal(bearer)[0] == "IncompleteSignature"
+
+
+@pytest.mark.parametrize("name", ["Algorithm", "Credential", "Date", "Expires", "SignedHeaders"])
+def test_a_parameter_of_the_query_that_is_missing_or_repeated(name: str) -> None:
+    request = signed("query")
+    parts = request.query.decode().split("&")
+    without = [each for each in parts if not each.startswith(f"X-Amz-{name}=")]
+    assert len(without) == len(parts) - 1
+    for query in (without, [*parts, f"X-Amz-{name}=1"], [*parts, f"x-amz-{name.lower()}=1"]):
+        altered = SignedRequest("POST", b"/", "&".join(query).encode(), request.headers)
+        assert refusal(altered)[0] == "IncompleteSignature"
+
+
+def test_a_parameter_cannot_be_rewritten_to_mean_something_else() -> None:
+    request = signed("query", url="http://127.0.0.1:7433/?Body=a%2Bb&Name=x%20y")
+    verify(request)
+    plus = SignedRequest("POST", b"/", request.query.replace(b"a%2Bb", b"a+b"), request.headers)
+    assert refusal(plus)[0] == "SignatureDoesNotMatch"
+    verify(SignedRequest("POST", b"/", request.query.replace(b"%20", b"+"), request.headers))
+
+
+def test_another_method_path_or_secret() -> None:
+    request = signed(url="http://127.0.0.1:7433/000000000000/mail")
+    verify(request)
+    for method, path in (("GET", request.path), ("POST", b"/"), ("POST", request.path + b"/")):
+        other = SignedRequest(method, path, b"", request.headers)
+        assert refusal(other)[0] == "SignatureDoesNotMatch"
+    assert refusal(signed(secret="t" * 40))[0] == "SignatureDoesNotMatch"
+
+
+def test_a_request_that_is_not_signed() -> None:
+    request = changed(signed(), authorization=None)
+    assert not is_signed(request)
+    assert refusal(request)[0] == "MissingAuthenticationToken"
+
+
+def test_signatures_are_compared_in_constant_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wherever the first wrong digit is, the whole signature is compared by the same function."""
+    compared: list[tuple[bytes, bytes]] = []
+
+    def compare(a: bytes, b: bytes) -> bool:
+        compared.append((a, b))
+        return a == b
+
+    monkeypatch.setattr(hmac, "compare_digest", compare)
+    request = signed()
+    given = header(request, "authorization")
+    for at in (1, 32, 64):
+        other = "0" if given[-at] != "0" else "1"
+        text = given[: len(given) - at] + other + given[len(given) - at + 1 :]
+        assert refusal(changed(request, authorization=text))[0] == "SignatureDoesNotMatch"
+    assert [(len(a), len(b)) for a, b in compared] == [(64, 64)] * 3
+
+
+def test_no_text_shows_the_secret_or_the_right_signature() -> None:
+    request = signed()
+    right = header(request, "authorization")[-64:]
+    signature = signature_of(request, NOW)
+    with pytest.raises(SignatureRefused) as refused:
+        signature.verify(b"", SECRET)
+    shown = f"{refused.value} {refused.value!r} {signature!r}"
+    assert SECRET not in shown
+    assert right not in shown

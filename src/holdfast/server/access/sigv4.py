@@ -57,6 +57,8 @@ AwsCode = Literal[
 class SignatureRefused(Unauthenticated):
     """Sign the request with a valid access key: `holdfast token create --aws` creates one."""
 
+    code = "signature_refused"
+
     def __init__(self, aws_code: AwsCode, text: str) -> None:
         """`aws_code` is the code that clients of AWS know."""
         super().__init__(text)

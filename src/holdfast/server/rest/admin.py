@@ -68,8 +68,8 @@ class ActQuery(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 # Declared repeatable so that no Idempotency-Key stores the answer, which holds a secret.
 @operation("POST", "/v1/tokens", needs=Scope.ADMIN, status=201, repeatable=True)
 async def create_token(call: ApiCall, body: NewToken) -> MadeToken:
-    """Create a token. Its text is shown only in this answer. It cannot have more rights than the
-    token that creates it.
+    """Create a token, or with `aws` an access key for clients of Amazon SQS. Its text or secret is
+    shown only in this answer. It cannot have more rights than the token that creates it.
     """
     caller = _with_token(call)
     namespace = caller.namespace if body.namespace is None else body.namespace
@@ -85,6 +85,7 @@ async def create_token(call: ApiCall, body: NewToken) -> MadeToken:
         prefix=body.prefix,
         expires_ms=expiry_ms(body.expires),
         by=caller.name,
+        aws=body.aws,
     )
     async with call.noting("token.create", body.name):
         text, token = await call.server.tokens.create(wanted)

@@ -63,6 +63,7 @@ KINDS: Final[dict[str, Kind]] = {
     "MissingAuthenticationTokenException": Kind("MissingAuthenticationToken", 403, COMMON),
     "MissingRequiredParameterException": Kind("MissingParameter", 400, COMMON),
     "RequestEntityTooLargeException": Kind("RequestEntityTooLarge", 413, COMMON),
+    "RequestExpiredException": Kind("RequestExpired", 403, COMMON),
     "SerializationException": Kind("MalformedInput", 400, COMMON),
     "ServiceUnavailableException": Kind("ServiceUnavailable", 503, COMMON),
     "UnknownOperationException": Kind("InvalidAction", 400, COMMON),
