@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import stat
 import time
 from collections.abc import Callable, Coroutine
 from functools import partial
@@ -74,3 +75,17 @@ def local_token_file(address: str, port: int) -> Path:
         home = os.path.expanduser("~")  # noqa: PTH111 (Path raises for a user without a home)
         folder = Path(home) / ".local/state" if home != "~" else Path(f"/run/user/{os.geteuid()}")
     return folder / "holdfast" / f"{address}-{port}.token"
+
+
+def read_local_token(address: str, port: int) -> str:
+    """The token in that file, if only this user can read and change it; else an empty text."""
+    try:
+        path = local_token_file(address, port)
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        with open(descriptor, "rb") as file:  # noqa: PTH123 (a descriptor)
+            found = os.fstat(descriptor)
+            is_private = stat.S_ISREG(found.st_mode) and not found.st_mode & 0o077
+            is_own = found.st_uid == os.geteuid()
+            return file.read(1_024).decode("latin-1") if is_private and is_own else ""
+    except OSError:
+        return ""

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
+from urllib.parse import urlsplit
 
 import msgspec
 from cyclopts import Parameter
@@ -22,6 +23,8 @@ from holdfast.cli.output import COMMON, Common, print_either, say
 from holdfast.cli.session import open_app
 from holdfast.errors import ConfigError, UsageError
 from holdfast.notation.durations import to_ms
+from holdfast.ops.tokens import access_key_of
+from holdfast.process import read_local_token
 from holdfast.server.settings import PORT, ServerSettings, SqsMode
 from holdfast.worker.launcher import Program
 
@@ -177,10 +180,30 @@ def serve(
 
 
 def _print_started(where: str, place: str, common: Common) -> None:
-    started = {"event": "started", "server": where}
+    key = local_access_key(where)
+    started = {"event": "started", "server": where, **key}
     print_either(started, f"holdfast {__version__} on {place}: {where}", common)
     if not common.json:
+        print_access_key(key)
         say("Ctrl-C finishes open requests and stops; a second Ctrl-C stops at once")
+
+
+def local_access_key(server: str) -> dict[str, str]:
+    """The access key of a server that cannot tell its own user by the connection: AWS clients of
+    the user sign with it. Empty for other servers."""
+    at = urlsplit(server)
+    token = read_local_token(at.hostname or "", at.port or 0)
+    if not token:
+        return {}
+    return dict(zip(("access_key_id", "secret_access_key"), access_key_of(token), strict=True))
+
+
+def print_access_key(key: dict[str, str]) -> None:
+    """Print the access key of the server, if it has one."""
+    if key:
+        print("access key for AWS clients, valid until the server stops:")
+        print(f"  AWS_ACCESS_KEY_ID={key['access_key_id']}")
+        print(f"  AWS_SECRET_ACCESS_KEY={key['secret_access_key']}", flush=True)
 
 
 def require_server() -> None:

@@ -26,7 +26,13 @@ from holdfast.cli.flags import (
 from holdfast.cli.help_pages import program
 from holdfast.cli.jobs import unknown_worker
 from holdfast.cli.output import COMMON, Common, Exit, print_json, print_table, say, show_age
-from holdfast.cli.serve import AlertFlags, listener_for_up, server_program
+from holdfast.cli.serve import (
+    AlertFlags,
+    listener_for_up,
+    local_access_key,
+    print_access_key,
+    server_program,
+)
 from holdfast.cli.session import open_app, person
 from holdfast.cli.status import print_workers, say_no_worker
 from holdfast.config import SETTINGS, Settings, queue_weights
@@ -409,15 +415,17 @@ def _is_visible(scaling: Scaling) -> bool:
 
 
 def _print_started(workers: list[str], servers: list[str], common: Common) -> None:
+    server = next(iter(servers), None)
+    key = {} if server is None else local_access_key(server)
     if common.json:
-        server = next(iter(servers), None)
-        print_json({"event": "started", "workers": sorted(workers), "server": server})
+        print_json({"event": "started", "workers": sorted(workers), "server": server, **key})
     else:
         running = ", ".join([*sorted(workers), *servers])
         # A URL with a password is not repeated.
         is_plain = common.url and redacted(common.url) == common.url != default_url()
         url = f" --url {common.url}" if is_plain else ""
         print(_TRY_NEXT.format(running=running, program=program(), url=url), flush=True)
+        print_access_key(key)
 
 
 def _say_stopping(times: int) -> None:

@@ -13,6 +13,7 @@ import hashlib
 import re
 import secrets
 import string
+import struct
 from collections.abc import Callable, Sequence
 from typing import Annotated
 
@@ -179,6 +180,16 @@ def new_access_key() -> tuple[str, str]:
     """The id and the secret of a new access key: 238 random bits in 40 letters and digits."""
     secret = "".join(secrets.choice(_SECRET_LETTERS) for _ in range(40))
     return f"AKHF{base64.b32encode(secrets.token_bytes(10)).decode()}", secret
+
+
+def access_key_of(token: str) -> tuple[str, str]:
+    """The id and the secret of the access key that belongs to a server's local token. Only a holder
+    of the token can derive it."""
+    material = hashlib.shake_256(f"holdfast access key\n{token}".encode()).digest(90)
+    id_ = f"AKHF{base64.b32encode(material[:10]).decode()}"
+    # Two bytes for each character make the bias of the remainder negligible.
+    numbers = struct.iter_unpack(">H", material[10:])
+    return id_, "".join(_SECRET_LETTERS[number % len(_SECRET_LETTERS)] for (number,) in numbers)
 
 
 def is_access_key_id(id: str) -> bool:

@@ -23,6 +23,7 @@ from holdfast.ops.tokens import (
     Token,
     TokenRequest,
     Tokens,
+    access_key_of,
     is_access_key_id,
     made_token,
     new_access_key,
@@ -282,8 +283,12 @@ async def test_the_namespace_is_that_of_the_key() -> None:
 
 
 async def test_the_access_key_of_a_system_that_cannot_tell_users_apart() -> None:
-    key = new_access_key()
-    async with opened(OPEN, LocalUsers((), access_key=key)) as door:
+    token = "hf_0123456789ab_" + "0" * 64
+    key = access_key_of(token)
+    assert is_access_key_id(key[0])
+    assert SECRET_FORM.fullmatch(key[1])
+    assert not {*key} & {*access_key_of(token + "x")}
+    async with opened(OPEN, LocalUsers((), token=token)) as door:
         assert await door.caller(key) is LOCAL_CALLER
         wrong = signed(key=key[0], secret="x" * 40)
         assert await door.refusal(wrong) == "SignatureDoesNotMatch"

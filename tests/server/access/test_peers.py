@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.app.application import Holdfast
+from holdfast.cli import serve
 from holdfast.engines.memory import MemoryEngine
 from holdfast.engines.remote import RemoteEngine
 from holdfast.errors import Unauthenticated
@@ -343,6 +344,34 @@ async def test_our_programs_find_the_token_by_themselves(
         # An explicit token is used as it is.
         with pytest.raises(Unauthenticated):
             await RemoteEngine(process.url, token="hf_other").open()
+
+
+def test_the_access_key_of_the_token_is_printed(
+    runtime_folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(peers, "working_sources", lambda _address: [])
+    with listening() as at:
+        url = f"http://127.0.0.1:{at.getsockname()[1]}"
+        assert serve.local_access_key(url) == {}
+        with local_users(ServerSettings(), at) as users:
+            key = serve.local_access_key(url)
+            assert users is not None
+            assert users.token is not None
+            assert users.secret_of(key["access_key_id"]) == key["secret_access_key"]
+            assert users.secret_of("AKIAIOSFODNN7EXAMPLE") is None
+            serve.print_access_key(key)
+            [_, id_, secret] = capsys.readouterr().out.splitlines()
+            assert id_.strip() == f"AWS_ACCESS_KEY_ID={key['access_key_id']}"
+            assert secret.strip() == f"AWS_SECRET_ACCESS_KEY={key['secret_access_key']}"
+            [file] = runtime_folder.iterdir()
+            file.chmod(0o644)
+            assert serve.local_access_key(url) == {}
+        serve.print_access_key(serve.local_access_key(url))
+        assert capsys.readouterr().out == ""
+    assert LocalUsers([]).secret_of(key["access_key_id"]) is None
 
 
 async def test_a_token_that_changed_is_read_again(

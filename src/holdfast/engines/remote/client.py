@@ -8,14 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
-import os
 import random
 import re
 import ssl
-import stat
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -35,7 +32,7 @@ from holdfast.errors import (
     Unsupported,
     UsageError,
 )
-from holdfast.process import local_token_file
+from holdfast.process import read_local_token
 
 ANSWER_S = 30.0
 RETRY_S_MAX = 10.0
@@ -285,22 +282,9 @@ def read_local_tokens(host: str, port: int) -> Iterator[str]:
         addresses = [ipaddress.ip_address("127.0.0.1"), ipaddress.ip_address("::1")]
         addresses = addresses if host == "localhost" else []
     for address in addresses:
-        token = _read_private(local_token_file(str(address), port)) if address.is_loopback else ""
+        token = read_local_token(str(address), port) if address.is_loopback else ""
         if re.fullmatch(r"[\x21-\x7e]{1,512}", token):
             yield token
-
-
-def _read_private(path: Path) -> str:
-    """The text of a file that only this user can read or change; empty if it is not one."""
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-        with open(descriptor, "rb") as file:  # noqa: PTH123 (a descriptor)
-            found = os.fstat(descriptor)
-            is_private = stat.S_ISREG(found.st_mode) and not found.st_mode & 0o077
-            is_own = found.st_uid == os.geteuid()
-            return file.read(1_024).decode("latin-1") if is_private and is_own else ""
-    except OSError:
-        return ""
 
 
 def _with_token(request: bytes, token: str | None) -> bytes:

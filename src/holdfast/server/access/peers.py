@@ -19,6 +19,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
+from holdfast.ops.tokens import access_key_of
 from holdfast.process import local_token_file
 from holdfast.server.settings import ServerSettings
 
@@ -54,21 +55,16 @@ class OwnerSource(Protocol):
 
 class LocalUsers:
     """Admits connections of the server's own user and of root without a token. `token` is set if
-    the system cannot tell: callers may then send it instead. AWS clients sign with `access_key`,
-    an id and its secret."""
+    the system cannot tell: callers may then send it instead, and AWS clients sign with the access
+    key that belongs to it."""
 
     def __init__(
-        self,
-        sources: Sequence[OwnerSource],
-        *,
-        uid: int | None = None,
-        token: str | None = None,
-        access_key: tuple[str, str] | None = None,
+        self, sources: Sequence[OwnerSource], *, uid: int | None = None, token: str | None = None
     ) -> None:
         self._sources = tuple(sources)
         self._uids = (_ROOT, os.geteuid() if uid is None else uid)
         self.token = token
-        self._access_key = access_key
+        self._access_key = None if token is None else access_key_of(token)
 
     def admits(self, connection: Any) -> bool:
         """True if the other end of an accepted connection belongs to an admitted user."""
