@@ -63,6 +63,6 @@ _SIGNATURE_SHAPES: Final = {
     "IncompleteSignature": "IncompleteSignatureException",
     "InvalidClientTokenId": "UnrecognizedClientException",
     "MissingAuthenticationToken": "MissingAuthenticationTokenException",
-    "RequestExpired": "ExpiredTokenException",
+    "RequestExpired": "RequestExpiredException",
     "SignatureDoesNotMatch": "InvalidSignatureException",
 }
