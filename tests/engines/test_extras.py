@@ -25,22 +25,22 @@ ABILITIES: dict[str, type[Any]] = {
     name: getattr(extras, name)
     for name in (
         "Examinable Partitioned UpkeepByPartition IdMinting FileBacked SchemaBacked Backable"
-        " Movable Transactional ServerBacked Wakeable Brokered"
+        " Movable Transactional ServerBacked Wakeable Brokered Countable"
     ).split()
 }
 ENGINES: dict[str, tuple[Engine, str]] = {
-    "memory": (MemoryEngine(), "Examinable Movable Wakeable"),
+    "memory": (MemoryEngine(), "Examinable Movable Wakeable Countable"),
     "sqlite": (
         SQLiteEngine("w.db"),
-        "Examinable FileBacked Backable Movable Transactional Wakeable",
+        "Examinable FileBacked Backable Movable Transactional Wakeable Countable",
     ),
     "brokered": (
         harnesses.brokered(SQLiteEngine("w.db")),
-        "Examinable FileBacked Backable Movable Transactional Wakeable Brokered",
+        "Examinable FileBacked Backable Movable Transactional Wakeable Brokered Countable",
     ),
     "partitioned": (
         PartitionedEngine([("a", MemoryEngine()), ("b", MemoryEngine())]),
-        "Examinable FileBacked Partitioned UpkeepByPartition IdMinting",
+        "Examinable FileBacked Partitioned UpkeepByPartition IdMinting Countable",
     ),
     "remote": (RemoteEngine("http://127.0.0.1:1"), "Examinable IdMinting ServerBacked"),
 }
@@ -75,6 +75,7 @@ def test_postgres() -> None:
         "Movable",
         "Transactional",
         "Wakeable",
+        "Countable",
     }
 
 

@@ -7,11 +7,12 @@ ability by having its methods; a wrapper forwards those of the engine inside, or
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 
 import msgspec
 
+from holdfast.core.model import QueueView
 from holdfast.core.transfer import Mover
 
 if TYPE_CHECKING:
@@ -121,6 +122,15 @@ class Backable(Protocol):
 
     async def backup(self, path: str | os.PathLike[str]) -> None:
         """Write a consistent copy to a new file."""
+
+
+@runtime_checkable
+class Countable(Protocol):
+    """Can count the jobs of its queues further than `Engine.queues` does."""
+
+    async def count_far(self, names: Collection[str], *, most: int) -> list[QueueView]:
+        """Those of the queues that exist, by name, with counts exact up to `most`. Reads as many
+        index entries: for rare calls."""
 
 
 @runtime_checkable

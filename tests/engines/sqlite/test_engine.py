@@ -191,12 +191,11 @@ async def test_a_long_table_is_read_in_pages(
 
 
 async def test_counts_beyond_the_exact_range_are_marked_as_estimates(
-    engine: SQLiteEngine, monkeypatch: pytest.MonkeyPatch
+    engine: SQLiteEngine,
 ) -> None:
-    monkeypatch.setattr(queues, "_COUNT_MAX", 5)
     await engine.enqueue([NewJob(id=f"now-{n}", task="t", priority=n % 3) for n in range(8)])
     await engine.enqueue([NewJob(id=f"later-{n}", task="t", delay_ms=9) for n in range(5)])
-    (view,) = await engine.queues()
+    (view,) = await engine.count_far(["default"], most=5)
     assert (view.ready, view.delayed, view.estimated) == (5, 5, frozenset({"ready"}))
 
 

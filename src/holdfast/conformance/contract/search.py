@@ -32,6 +32,7 @@ from holdfast.core.model import (
     WaitingKind,
 )
 from holdfast.core.verdict import Bury, Cancel, Complete, Delete, Retry
+from holdfast.engines.extras import Countable, extra
 from holdfast.errors import UsageError
 
 
@@ -245,6 +246,12 @@ class SearchContract:
         exact = "ready" not in view.estimated
         assert view.ready == bounds.COUNT_EXACT_MAX + exact
         assert view.estimated <= {"ready"}
+        countable = extra(engine, Countable)
+        if countable is not None:
+            views = await countable.count_far(["default", "none"], most=bounds.COUNT_FAR_MAX)
+            assert [(far.queue.name, far.ready, far.estimated) for far in views] == [
+                ("default", bounds.COUNT_EXACT_MAX + 1, frozenset())
+            ]
 
     @needs("inspect", "ordered")
     async def test_law_09_a_tally_is_by_count_then_by_value(self, twin: Twin) -> None:

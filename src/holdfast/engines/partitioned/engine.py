@@ -43,7 +43,14 @@ from holdfast.engines.base import (
     Traits,
     unknown_if_partial,
 )
-from holdfast.engines.extras import Examinable, Examination, FileBacked, PartitionView, extra
+from holdfast.engines.extras import (
+    Countable,
+    Examinable,
+    Examination,
+    FileBacked,
+    PartitionView,
+    extra,
+)
 from holdfast.engines.partitioned import merge, settings
 from holdfast.engines.partitioned.enqueue import Enqueuer
 from holdfast.engines.partitioned.lease import Leaser
@@ -165,6 +172,16 @@ class PartitionedEngine:
             for place, views in found.items():
                 self._members.all[place].counted(views)
         return merge.queues(found, whole=not counts or len(found) == len(self._members.all))
+
+    async def count_far(self, names: Collection[str], *, most: int) -> list[QueueView]:
+        """See `Countable`. A partition that cannot count so far gives lower bounds."""
+
+        def ask(engine: Engine) -> Awaitable[list[QueueView]]:
+            far = extra(engine, Countable)
+            return far.count_far(names, most=most) if far else engine.queues(names=names)
+
+        found = await self._everywhere(ask)
+        return merge.queues(found, whole=len(found) == len(self._members.all))
 
     async def enqueue(self, jobs: Sequence[NewJob]) -> list[Receipt]:
         self._check_open()

@@ -182,6 +182,10 @@ class PostgresEngine:
         read = queues.count_queues if counts else queues.list_queues
         return await self._read(read, names)
 
+    async def count_far(self, names: Collection[str], *, most: int) -> list[QueueView]:
+        """See `Countable`."""
+        return await self._read(partial(queues.count_queues, most=most), names)
+
     async def enqueue(self, jobs: Sequence[NewJob]) -> list[Receipt]:
         checks.check_batch(len(jobs))
         receipts = await self._run(enqueue.enqueue, jobs)

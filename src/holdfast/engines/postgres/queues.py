@@ -304,10 +304,11 @@ def list_queues(context: CallContext, names: Collection[str] | None) -> Script[l
     return [QueueView(queue=queue_of(row[0])) for row in rows]
 
 
-def count_queues(context: CallContext, names: Collection[str] | None) -> Script[list[QueueView]]:
+def count_queues(
+    context: CallContext, names: Collection[str] | None, *, most: int = bounds.COUNT_EXACT_MAX
+) -> Script[list[QueueView]]:
     """The settings and counts of the existing queues of `names`, or of all, by name. The server
     always counts all of them."""
-    most = bounds.COUNT_EXACT_MAX
     given = context.given_ms
     rows = yield Statement(_COUNTS, (context.ns, given, most), alone=True)
     now: int = only_value((yield Statement(_NOW, (given,), alone=True)))

@@ -192,6 +192,13 @@ class SQLiteEngine:
         self._check_open()
         return await self._read(lambda transaction: queues.views(transaction, names, counts=counts))
 
+    async def count_far(self, names: Collection[str], *, most: int) -> list[QueueView]:
+        """See `Countable`."""
+        self._check_open()
+        return await self._read(
+            lambda transaction: queues.views(transaction, names, counts=True, most=most)
+        )
+
     async def enqueue(self, jobs: Sequence[NewJob]) -> list[Receipt]:
         self._check_open()
         checks.check_batch(len(jobs))

@@ -20,7 +20,6 @@ from holdfast.engines.sqlite.transaction import QueueRow, Transaction
 
 DROP_BATCH = 2_000
 EXPIRY_BATCH = 1_000
-_COUNT_MAX = bounds.COUNT_EXACT_MAX
 
 
 class Declared(NamedTuple):
@@ -129,28 +128,35 @@ def drop_step(transaction: Transaction) -> None:
 
 
 def views(
-    transaction: Transaction, names: Collection[str] | None, *, counts: bool
+    transaction: Transaction,
+    names: Collection[str] | None,
+    *,
+    counts: bool,
+    most: int = bounds.COUNT_EXACT_MAX,
 ) -> list[QueueView]:
-    """The queues of `names` that exist, or all, sorted by name, with their counts if wanted."""
+    """The queues of `names` that exist, or all, sorted by name, with their counts if wanted. The
+    counts are exact up to `most`."""
     queues = transaction.queues
     wanted = queues.keys() if names is None else queues.keys() & set(names)
     queue_rows = [queues[name] for name in sorted(wanted)]
     if not counts:
         return [QueueView(queue=queue_row.settings) for queue_row in queue_rows]
-    leased = _leased(transaction)
+    leased = _leased(transaction, most)
     return [
-        _counted(transaction, queue_row, leased.get(queue_row.id, (0, 0)))
+        _counted(transaction, queue_row, leased.get(queue_row.id, (0, 0)), most)
         for queue_row in queue_rows
     ]
 
 
-def _counted(transaction: Transaction, queue_row: QueueRow, leased: tuple[int, int]) -> QueueView:
-    ready, delayed, oldest_at = _waiting(transaction, queue_row)
-    done, dead, cancelled = (_ended(transaction, queue_row, code) for code in (2, 3, 4))
+def _counted(
+    transaction: Transaction, queue_row: QueueRow, leased: tuple[int, int], most: int
+) -> QueueView:
+    ready, delayed, oldest_at = _waiting(transaction, queue_row, most)
+    done, dead, cancelled = (_ended(transaction, queue_row, code, most) for code in (2, 3, 4))
     exact = {
         "ready": ready,
         "delayed": delayed,
-        "blocked": _blocked(transaction, queue_row),
+        "blocked": _blocked(transaction, queue_row, most),
         "leased": leased[0],
         "overdue": leased[1],
         "done": done,
@@ -160,14 +166,16 @@ def _counted(transaction: Transaction, queue_row: QueueRow, leased: tuple[int, i
     view = QueueView(
         queue=queue_row.settings,
         oldest_age_ms=None if oldest_at is None else transaction.now - oldest_at,
-        estimated=frozenset(name for name, count in exact.items() if count > _COUNT_MAX),
+        estimated=frozenset(name for name, count in exact.items() if count > most),
     )
-    return replace(view, **{name: min(count, _COUNT_MAX) for name, count in exact.items()})
+    return replace(view, **{name: min(count, most) for name, count in exact.items()})
 
 
-def _waiting(transaction: Transaction, queue_row: QueueRow) -> tuple[int, int, int | None]:
+def _waiting(
+    transaction: Transaction, queue_row: QueueRow, most: int
+) -> tuple[int, int, int | None]:
     """Ready, delayed and the oldest due instant, with two bounded scans per priority."""
-    ready, delayed, oldest_at = _held(transaction, queue_row)
+    ready, delayed, oldest_at = _held(transaction, queue_row, most)
     rank = RANK_FIRST
     while True:
         rank = transaction.run(
@@ -181,7 +189,7 @@ def _waiting(transaction: Transaction, queue_row: QueueRow) -> tuple[int, int, i
             "SELECT count(*), min(due_at) FROM (SELECT due_at FROM hf_jobs INDEXED BY hf_ready"
             " WHERE queue = ?1 AND state = 0 AND holds = 0 AND rank = ?2 AND due_at <= ?3"
             " AND (expires_at IS NULL OR expires_at > ?3) LIMIT ?4)",
-            (queue_row.id, rank, transaction.now, _COUNT_MAX + 1),
+            (queue_row.id, rank, transaction.now, most + 1),
         ).fetchone()
         ready += count
         if due_at is not None and (oldest_at is None or due_at < oldest_at):
@@ -189,20 +197,20 @@ def _waiting(transaction: Transaction, queue_row: QueueRow) -> tuple[int, int, i
         delayed += transaction.run(
             "SELECT count(*) FROM (SELECT 1 FROM hf_jobs INDEXED BY hf_ready"
             " WHERE queue = ?1 AND state = 0 AND holds = 0 AND rank = ?2 AND due_at > ?3 LIMIT ?4)",
-            (queue_row.id, rank, transaction.now, _COUNT_MAX + 1),
+            (queue_row.id, rank, transaction.now, most + 1),
         ).get
 
 
-def _ended(transaction: Transaction, queue_row: QueueRow, code: int) -> int:
+def _ended(transaction: Transaction, queue_row: QueueRow, code: int, most: int) -> int:
     count: int = transaction.run(
         "SELECT count(*) FROM (SELECT 1 FROM hf_jobs INDEXED BY hf_ended"
         " WHERE queue = ? AND state = ? AND state >= 2 LIMIT ?)",
-        (queue_row.id, code, _COUNT_MAX + 1),
+        (queue_row.id, code, most + 1),
     ).get
     return count
 
 
-def _held(transaction: Transaction, queue_row: QueueRow) -> tuple[int, int, int | None]:
+def _held(transaction: Transaction, queue_row: QueueRow, most: int) -> tuple[int, int, int | None]:
     """The same for jobs in lanes, and for those held as expired before the clock was set back, over
     a bounded number of them."""
     ready, delayed, oldest_at = transaction.run(
@@ -210,28 +218,28 @@ def _held(transaction: Transaction, queue_row: QueueRow) -> tuple[int, int, int 
         " min(due_at) FILTER (WHERE due_at <= ?2 AND ifnull(expires_at > ?2, 1)) FROM ("
         " SELECT due_at, expires_at FROM hf_jobs INDEXED BY hf_aside"
         " WHERE queue = ?1 AND state = 0 AND holds <> 0 AND holds < 4 LIMIT ?3)",
-        (queue_row.id, transaction.now, bounds.SCAN_MAX),
+        (queue_row.id, transaction.now, max(most + 1, bounds.SCAN_MAX)),
     ).fetchone()
     return int(ready), int(delayed), oldest_at
 
 
-def _blocked(transaction: Transaction, queue_row: QueueRow) -> int:
+def _blocked(transaction: Transaction, queue_row: QueueRow, most: int) -> int:
     """Jobs behind in their group, or with an open parent."""
     count: int = transaction.run(
         "SELECT count(*) FROM (SELECT 1 FROM hf_jobs INDEXED BY hf_aside"
         " WHERE queue = ? AND state = 0 AND holds <> 0 AND holds >= 4 LIMIT ?)",
-        (queue_row.id, _COUNT_MAX + 1),
+        (queue_row.id, most + 1),
     ).get
     return count
 
 
-def _leased(transaction: Transaction) -> dict[int, tuple[int, int]]:
+def _leased(transaction: Transaction, most: int) -> dict[int, tuple[int, int]]:
     """Leased and overdue jobs by queue id, over a bounded number of leases."""
     found = transaction.run(
         "SELECT queue, count(*), sum(deadline <= ?1) FROM ("
         " SELECT queue, deadline FROM hf_jobs INDEXED BY hf_leased"
         " WHERE ns = ?2 AND state IN (1, 5) LIMIT ?3) GROUP BY queue",
-        (transaction.boot, transaction.namespace_id, bounds.SCAN_MAX),
+        (transaction.boot, transaction.namespace_id, max(most + 1, bounds.SCAN_MAX)),
     ).fetchall()
     return {queue_id: (leased, overdue) for queue_id, leased, overdue in found}
 
