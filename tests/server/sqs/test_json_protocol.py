@@ -300,6 +300,13 @@ def test_a_lone_surrogate_harms_only_its_own_text() -> None:
     assert request.message_body == "\uffff 😀 \uffff \\ud800 \uffff\uffff"
 
 
+def test_a_request_with_nulls_is_bounded() -> None:
+    """Such a request is looked at member by member."""
+    entries = ",".join(['{"Id":"a","MessageBody":"b"}'] * 100_000)
+    body = f'{{"QueueUrl":"q","Entries":[{entries},{{"Id":null}}]}}'.encode()
+    assert refusal(BATCH, body).shape == "SerializationException"
+
+
 def test_the_last_of_duplicate_members_counts() -> None:
     request = decode_request(SEND, b'{"QueueUrl":"q","MessageBody":"a","MessageBody":"b"}')
     assert request == SendMessageRequest(queue_url="q", message_body="b")

@@ -1,7 +1,9 @@
 """The Query protocol against botocore's serializer and parser, and against hostile parameters."""
 
+import re
 from typing import Any
-from urllib.parse import urlencode
+from urllib.parse import parse_qsl, quote_plus, urlencode
+from urllib.parse import quote as urlquote
 from xml.etree import ElementTree as ET
 
 import pytest
@@ -309,6 +311,9 @@ def test_a_map_needs_key_and_value() -> None:
     [
         b"\xff",
         b"a=%FF",
+        b"a=100%",
+        b"a=%4",
+        b"%zz=a",
         b"a=%ED%A0%80",
         pytest.param(b"a&" * (PARAMETERS_MAX + 1), id="many parameters"),
     ],
@@ -318,6 +323,13 @@ def test_malformed_forms(body: bytes) -> None:
         with pytest.raises(SqsError) as caught:
             read_parameters(query, form)
         assert (caught.value.code, caught.value.status) == ("MalformedInput", 400)
+
+
+@given(st.dictionaries(ANY_TEXT, ANY_TEXT, max_size=4))
+def test_any_text_is_read(parameters: Parameters) -> None:
+    for quote in (quote_plus, urlquote):
+        body = urlencode(parameters, quote_via=quote).encode()
+        assert read_parameters(b"", body) == parameters
 
 
 def test_deep_names_are_ignored() -> None:
@@ -340,12 +352,17 @@ def test_any_parameters(action: Action, parameters: Parameters) -> None:
     assert fault.code in ("InvalidParameterValue", "MissingParameter")
 
 
-@given(st.binary(max_size=50), st.binary(max_size=50))
-def test_any_bytes(query: bytes, body: bytes) -> None:
-    try:
-        assert isinstance(read_parameters(query, body), dict)
-    except SqsError as error:
-        fault = error
-    else:
-        return
-    assert fault.status == 400
+@given(st.lists(st.sampled_from("=%&+;41zé \n\r\t_.")).map("".join), st.binary(max_size=50))
+def test_any_form_is_read_as_by_the_standard_library(text: str, wire: bytes) -> None:
+    for body in (text.encode(), wire):
+        if re.search(rb"%(?![0-9a-fA-F]{2})", body):
+            with pytest.raises(SqsError):
+                read_parameters(b"", body)
+            continue
+        try:
+            expected = dict(parse_qsl(body.decode(), keep_blank_values=True, errors="strict"))
+        except UnicodeDecodeError:
+            with pytest.raises(SqsError):
+                read_parameters(b"", body)
+        else:
+            assert read_parameters(b"", body) == expected

@@ -60,7 +60,7 @@ def encode_error(error: SqsError, request_id: str) -> Reply:
 def _decode_slowly(action: Action, body: bytes, queue_url: str | None) -> Request:
     """The request in a body with nulls or without QueueUrl; the precise error of any other."""
     try:
-        nullable = _NULLABLE_DECODERS[action.name].decode(_without_lone_surrogates(body) or b"{}")
+        nullable = _decode_nullable(action, body or b"{}")
     except msgspec.ValidationError as error:
         raise malformed(_type_fault(str(error))) from None
     except RecursionError:
@@ -73,16 +73,29 @@ def _decode_slowly(action: Action, body: bytes, queue_url: str | None) -> Reques
     return request
 
 
+def _decode_nullable(action: Action, body: bytes) -> Struct:
+    decoder = _NULLABLE_DECODERS[action.name]
+    try:
+        return decoder.decode(body)
+    except msgspec.ValidationError:
+        raise
+    except ValueError:
+        if b"\\u" not in body:
+            raise
+        return decoder.decode(_without_lone_surrogates(body))
+
+
 def _without_lone_surrogates(body: bytes) -> bytes:
-    r"""The body with `\ud800` that is not part of a pair replaced by `\uffff`. Both are illegal in
-    a message, and then only the entry of a batch that has it is refused."""
-    return _ESCAPE.sub(lambda match: rb"\uffff" if match[1] else match[0], body)
+    r"""The body with `\uffff` for each `\ud800` that is not part of a pair. Both are illegal in a
+    message; then only the entry of a batch that has it is refused."""
+    # Then no backslash is escaped by another one, and each `\u` begins an escape.
+    body = body.replace(rb"\\", rb"\u005c")
+    return _LONE_SURROGATE.sub(rb"\\uffff", body)
 
 
-_ESCAPE: Final = re.compile(
-    rb"\\(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}"
-    rb"|(u[dD][89a-fA-F][0-9a-fA-F]{2})|.)",
-    re.DOTALL,
+_LONE_SURROGATE: Final = re.compile(
+    rb"\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F][0-9a-fA-F]{2})"
+    rb"|(?<!\\u[dD][89abAB][0-9a-fA-F]{2})\\u[dD][c-fC-F][0-9a-fA-F]{2}"
 )
 
 
@@ -113,23 +126,40 @@ _TYPES: Final = {"str": "a String", "int": "an Integer", "bytes": "a Blob"}
 
 
 def _without_nulls(value: Any, path: str) -> Any:
-    """A value of a nullable type as one of its own type: nulls are absent."""
-    if isinstance(value, tuple):
-        present = (each for each in value if each is not None)
-        return tuple(_without_nulls(each, _path(each, n)) for n, each in enumerate(present, 1))
-    if isinstance(value, dict):
-        return {key: _without_nulls(each, "") for key, each in value.items() if each is not None}
-    if not isinstance(value, Struct):
-        return value
-    own = _OWN_TYPES[type(value)]
-    present_fields: dict[str, Any] = {}
-    for field in fields(own):
-        member = getattr(value, field.name)
-        if member is not None:
-            present_fields[field.name] = _without_nulls(member, "")
-        elif field.required:
-            raise missing_parameter(path + field.encode_name)
-    return own(**present_fields)
+    """A value of a nullable type as one of its own type: nulls are absent. `path` is the name of a
+    batch entry in errors, with a dot."""
+    match value:
+        case tuple():
+            present = _bounded([each for each in value if each is not None])
+            return tuple(_without_nulls(each, _path(each, n)) for n, each in enumerate(present, 1))
+        case dict():
+            _bounded(list(value.values()))
+            return {
+                key: _without_nulls(each, "") for key, each in value.items() if each is not None
+            }
+        case Struct():
+            own = _OWN_TYPES[type(value)]
+            members: dict[str, Any] = {}
+            for field in _fields(own):
+                member = getattr(value, field.name)
+                if member is not None:
+                    members[field.name] = _without_nulls(member, "")
+                elif field.required:
+                    raise missing_parameter(path + field.encode_name)
+            return own(**members)
+        case _:
+            return value
+
+
+def _bounded(values: list[Any]) -> list[Any]:
+    """The members of a list or map, if they are not too many to be looked at one by one."""
+    if len(values) > _MEMBERS_MAX:
+        raise malformed(f"A list or map has more than {_MEMBERS_MAX} members.")
+    return values
+
+
+_MEMBERS_MAX: Final = 100
+_fields: Final = functools.cache(fields)
 
 
 def _path(entry: Any, number: int) -> str:

@@ -56,7 +56,7 @@ def check_message_attributes(attributes: MessageAttributes) -> None:
         )
     for name, value in attributes.items():
         _check_name(name)
-        _check_value(f"message (user) attribute '{name}'", value)
+        _check_value("(user) ", name, value)
 
 
 def check_system_attributes(attributes: MessageAttributes) -> None:
@@ -65,13 +65,15 @@ def check_system_attributes(attributes: MessageAttributes) -> None:
         if name != "AWSTraceHeader":
             shown = errors.shortened(name)
             raise invalid_parameter(f"Message system attribute name '{shown}' is invalid.")
-        subject = f"message system attribute '{name}'"
-        _check_value(subject, value)
+        _check_value("system ", name, value)
         if value.data_type != "String":
-            raise invalid_parameter(f"The type of {subject} is invalid. You must use String.")
+            raise invalid_parameter(
+                f"The type of message system attribute '{name}' is invalid. You must use String."
+            )
         if len(_bytes(value)) > TRACE_HEADER_BYTES_MAX:
             raise invalid_parameter(
-                f"{_capitalized(subject)} must be shorter than {TRACE_HEADER_BYTES_MAX} bytes."
+                f"Message system attribute '{name}' must be shorter than"
+                f" {TRACE_HEADER_BYTES_MAX} bytes."
             )
 
 
@@ -98,14 +100,15 @@ def md5_of_attributes(attributes: MessageAttributes) -> str | None:
     """The MD5 of message attributes in AWS's encoding; `None` if there are none."""
     if not attributes:
         return None
-    digest = hashlib.md5(usedforsecurity=False)
+    parts: list[bytes] = []
     for name in sorted(attributes):
         value = attributes[name]
-        digest.update(_counted(name.encode()))
-        digest.update(_counted(value.data_type.encode()))
-        digest.update(b"\x01" if value.binary_value is None else b"\x02")
-        digest.update(_counted(_bytes(value)))
-    return digest.hexdigest()
+        kind = b"\x01" if value.binary_value is None else b"\x02"
+        for part in (name.encode(), value.data_type.encode()):
+            parts += (len(part).to_bytes(4, "big"), part)
+        content = _bytes(value)
+        parts += (kind, len(content).to_bytes(4, "big"), content)
+    return md5_of(b"".join(parts))
 
 
 def selected_message_attributes(
@@ -169,63 +172,64 @@ def _check_name(name: str) -> None:
         )
 
 
-def _check_value(subject: str, value: MessageAttributeValue) -> None:
-    """`subject` names the attribute in the middle of a sentence."""
+def _check_value(kind: str, name: str, value: MessageAttributeValue) -> None:
     if value.string_list_values or value.binary_list_values:
         raise errors.unsupported(
             "Message attribute list values in SendMessage operation are not supported."
         )
-    _check_type(subject, value.data_type)
-    text, binary = value.string_value, value.binary_value
+    data_type, text, binary = value.data_type, value.string_value, value.binary_value
+    base = _checked_base(kind, name, data_type)
     if text is not None and binary is not None:
-        raise invalid_parameter(f"{_capitalized(subject)} must have a single value.")
+        raise invalid_parameter(f"Message {kind}attribute '{name}' must have a single value.")
     if not text and not binary:
         raise invalid_parameter(
-            f"{_capitalized(subject)} must contain a non-empty value of type '{value.data_type}'."
+            f"Message {kind}attribute '{name}' must contain a non-empty value of type"
+            f" '{data_type}'."
         )
-    field = "Binary" if value.data_type.startswith("Binary") else "String"
-    if (field == "Binary") == (binary is None):
+    if (base == "Binary") == (binary is None):
+        field = "Binary" if base == "Binary" else "String"
         raise invalid_parameter(
-            f"{_capitalized(subject)} with type '{value.data_type}' must use field '{field}'."
+            f"Message {kind}attribute '{name}' with type '{data_type}' must use field '{field}'."
         )
     if text is not None and legal_bytes(text) is None:
         # The same text as for a body, with another code.
         raise invalid_parameter(errors.invalid_characters().message)
-    if text is not None and value.data_type.startswith("Number") and not _is_number(text):
-        raise invalid_parameter(f"Can't cast the value of {subject} to a number.")
+    if text is not None and base == "Number" and not _is_number(text):
+        raise invalid_parameter(
+            f"Can't cast the value of message {kind}attribute '{name}' to a number."
+        )
 
 
-def _check_type(subject: str, data_type: str) -> None:
+def _checked_base(kind: str, name: str, data_type: str) -> str:
+    """The type of an attribute without its label."""
+    base = data_type.partition(".")[0]
     if not data_type:
-        raise invalid_parameter(f"The {subject} must contain a non-empty message attribute type.")
+        raise invalid_parameter(
+            f"The message {kind}attribute '{name}' must contain a non-empty message attribute type."
+        )
     if len(data_type) > TYPE_MAX:
-        kind = subject.partition(" '")[0]
-        raise invalid_parameter(f"{_capitalized(kind)} type must be shorter than {TYPE_MAX} bytes.")
-    base, _, _ = data_type.partition(".")
+        raise invalid_parameter(
+            f"Message {kind}attribute type must be shorter than {TYPE_MAX} bytes."
+        )
     if base not in ("String", "Number", "Binary") or legal_bytes(data_type) is None:
         raise invalid_parameter(
-            f"The type of {subject} is invalid. You must use only the following supported type"
-            " prefixes: Binary, Number, String."
+            f"The type of message {kind}attribute '{name}' is invalid. You must use only the"
+            " following supported type prefixes: Binary, Number, String."
         )
+    return base
 
 
 def _is_number(text: str) -> bool:
     """At most 38 digits, and a magnitude between 10^-128 and 10^126."""
+    if text.isdigit() and text.isascii() and len(text) <= _DIGITS_MAX:
+        return True
     if len(text) > _NUMBER_MAX or not (match := _NUMBER.fullmatch(text)):
         return False
     digits = match[1].replace(".", "").strip("0")
     return not digits or (len(digits) <= _DIGITS_MAX and Decimal(text).adjusted() in _EXPONENTS)
 
 
-def _capitalized(subject: str) -> str:
-    return subject[0].upper() + subject[1:]
-
-
 def _bytes(value: MessageAttributeValue) -> bytes:
     if value.binary_value is not None:
         return value.binary_value
     return (value.string_value or "").encode()
-
-
-def _counted(wire: bytes) -> bytes:
-    return len(wire).to_bytes(4, "big") + wire

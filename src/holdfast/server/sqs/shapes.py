@@ -6,6 +6,7 @@ names and sizes are checked by the modules that act on them.
 
 from __future__ import annotations
 
+import functools
 import re
 from typing import Annotated, Final, NamedTuple, TypeAlias
 
@@ -467,9 +468,14 @@ _BARE_NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,80}")
 def queue_of(url: str) -> QueuePath:
     """The queue that a QueueUrl names. Its host is ignored: clients reach a server by many names.
     Nonsense is a queue that does not exist, as on AWS."""
-    if len(url) <= _QUEUE_URL_MAX:
-        if match := _QUEUE_PATH.fullmatch(url):
-            return QueuePath(match[1], match[2])
-        if _BARE_NAME.fullmatch(url):
-            return QueuePath(None, url)
-    raise queue_does_not_exist()
+    path = _path_of(url) if len(url) <= _QUEUE_URL_MAX else None
+    if path is None:
+        raise queue_does_not_exist()
+    return path
+
+
+@functools.lru_cache(maxsize=1_000)
+def _path_of(url: str) -> QueuePath | None:
+    if match := _QUEUE_PATH.fullmatch(url):
+        return QueuePath(match[1], match[2])
+    return QueuePath(None, url) if _BARE_NAME.fullmatch(url) else None
