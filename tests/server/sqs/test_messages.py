@@ -8,46 +8,10 @@ from typing import Any
 import pytest
 
 from holdfast.core.model import JobFilter, NewJob, Queue, State
-from holdfast.ops.workers import end_overdue_and_expired
+from tests.server.sqs.message_calls import bodies, count, delete, hide, reap, receive, send
 from tests.server.sqs.sqs_client import SqsClient, SqsRefused
 
 HOUR_S = 3_600
-
-
-async def reap(sqs: SqsClient, ms: int = 0) -> None:
-    """Advance the clock, and let the reaper run."""
-    sqs.clock.advance(ms)
-    await end_overdue_and_expired(sqs.store, 100)
-
-
-async def send(sqs: SqsClient, url: str, body: str = "hello", **members: Any) -> dict[str, Any]:
-    answer: dict[str, Any] = await sqs.ask("SendMessage", QueueUrl=url, MessageBody=body, **members)
-    return answer
-
-
-async def receive(sqs: SqsClient, url: str, **members: Any) -> list[dict[str, Any]]:
-    members = {"MaxNumberOfMessages": 10, "AttributeNames": ["All"], **members}
-    answer = await sqs.ask("ReceiveMessage", QueueUrl=url, **members)
-    found: list[dict[str, Any]] = answer.get("Messages", [])
-    return found
-
-
-async def delete(sqs: SqsClient, url: str, handle: str) -> None:
-    await sqs.ask("DeleteMessage", QueueUrl=url, ReceiptHandle=handle)
-
-
-async def hide(sqs: SqsClient, url: str, handle: str, seconds: int) -> None:
-    await sqs.ask(
-        "ChangeMessageVisibility", QueueUrl=url, ReceiptHandle=handle, VisibilityTimeout=seconds
-    )
-
-
-def bodies(messages: list[dict[str, Any]]) -> list[str]:
-    return [each["Body"] for each in messages]
-
-
-def count(message: dict[str, Any]) -> int:
-    return int(message["Attributes"]["ApproximateReceiveCount"])
 
 
 async def test_a_message_is_sent_received_and_deleted(sqs: SqsClient) -> None:
@@ -237,6 +201,19 @@ async def test_a_body_of_the_largest_size_is_delivered(sqs: SqsClient) -> None:
     assert [len(body) for body in bodies(await receive(sqs, url))] == [524_288]
     with pytest.raises(SqsRefused, match="shorter than 1048576 bytes"):
         await send(sqs, url, "é" * 524_288 + "x")
+
+
+async def test_a_message_of_the_largest_size_with_attributes_is_delivered(sqs: SqsClient) -> None:
+    url = await sqs.create("orders")
+    attributes = {f"a{n}": {"DataType": "String", "StringValue": "v" * 100} for n in range(10)}
+    used = sum(2 + 6 + 100 for _ in range(10))
+    body = "x" * (1_048_576 - used)
+    await send(sqs, url, body, MessageAttributes=attributes)
+    [message] = await receive(sqs, url, MessageAttributeNames=["All"])
+    assert len(message["Body"]) == len(body)
+    assert len(message["MessageAttributes"]) == 10
+    with pytest.raises(SqsRefused, match="shorter than 1048576 bytes"):
+        await send(sqs, url, body + "x", MessageAttributes=attributes)
 
 
 async def test_delays_of_messages_and_queues(sqs: SqsClient) -> None:

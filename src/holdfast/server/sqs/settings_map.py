@@ -40,6 +40,7 @@ def new_queue(name: str, *, is_fifo: bool) -> Queue:
         backoff=_NO_BACKOFF,
         order="keep" if is_fifo else "tail",
         retention_ms=0,
+        payload_max=bounds.PAYLOAD_MAX,
         group_batch=FIFO_BATCH if is_fifo else 1,
     )
 

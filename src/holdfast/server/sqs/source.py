@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from holdfast.app.application import Holdfast
 from holdfast.core import bounds
-from holdfast.core.model import Failure, Job, Lease, LeaseRequest, Reason
+from holdfast.core.model import Failure, Job, JobFilter, Lease, LeaseRequest, Reason
 from holdfast.core.text import counted
 from holdfast.core.verdict import Bury, Complete, Settlement, Verdict
 from holdfast.engines.base import Engine
@@ -133,11 +133,26 @@ class MessageSource:
         if known is None:
             await self.give_back(leases)
             return []
+        if known.is_fifo:
+            leases = await self._with_time_of_death(leases)
         verdicts = [(lease, undeliverable(lease.job, known)) for lease in leases]
         ends = [Settlement(lease=lease, verdict=verdict) for lease, verdict in verdicts if verdict]
         if ends:
             await self._app.engine.settle(ends)
         return [lease for lease, verdict in verdicts if verdict is None]
+
+    async def _with_time_of_death(self, leases: Sequence[Lease]) -> Sequence[Lease]:
+        """Leases do not tell when a dead letter died, from which its retention counts in a FIFO
+        queue."""
+        ids = tuple(each.id for each in leases if each.job.is_dead_letter)
+        if not ids:
+            return leases
+        page = await self._app.engine.find(JobFilter(ids=ids), limit=len(ids))
+        died_at = {job.id: job.finished_at for job in page.jobs}
+        return [
+            replace(each, job=replace(each.job, finished_at=died_at.get(each.id)))
+            for each in leases
+        ]
 
 
 async def _ended(
