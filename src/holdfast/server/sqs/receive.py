@@ -67,7 +67,11 @@ class MessageState:
 
 def message_state(call: SqsCall) -> MessageState:
     """The state of the call's namespace."""
-    app = call.api.app
+    return message_state_of(call.api.app)
+
+
+def message_state_of(app: Holdfast) -> MessageState:
+    """The state of a namespace by its application."""
     state = _states.get(app)
     if state is None:
         state = _states[app] = MessageState(app)
