@@ -32,6 +32,7 @@ SAMPLES = {
     "level": "off",
     "levels": "5,a:off,b:7",
     "ages": "1m, a:2h",
+    "region": "eu-west-1",
 }
 
 

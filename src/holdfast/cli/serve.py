@@ -81,9 +81,10 @@ class ServeFlags:
     access_log: Annotated[bool, Parameter(help="Log each request as a line of JSON.")] = False
     sqs: Annotated[
         SqsMode,
-        Parameter(
-            help="Answer SQS clients: strict, relaxed (no pause of 60 s after a queue was purged or"
-            " deleted) or off."
+        option(
+            "MODE",
+            "Answer SQS clients as AWS does (strict), without its pauses of 60 s after a queue was"
+            " purged or deleted (relaxed), or not at all (off).",
         ),
     ] = "strict"
     upkeep: Upkeep = True

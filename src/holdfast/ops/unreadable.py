@@ -11,7 +11,7 @@ from holdfast.core import bounds
 from holdfast.core.model import Record
 from holdfast.engines.base import Engine
 from holdfast.errors import Forbidden, NotFound, UnknownKind, UsageError
-from holdfast.ops import quotas, tokens  # noqa: F401
+from holdfast.ops import quotas, sqs, tokens  # noqa: F401
 from holdfast.ops.migrate import progress  # noqa: F401
 from holdfast.ops.records import TRIES_MAX, kind_of, kinds, scan
 

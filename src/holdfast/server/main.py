@@ -32,12 +32,14 @@ from holdfast.alerts.webhook import AlertWebhook
 from holdfast.app.application import Holdfast
 from holdfast.engines.registry import with_namespace
 from holdfast.errors import ConfigError, EngineError, HoldfastError
+from holdfast.ops.service import run_service
 from holdfast.process import log_to_stderr, loop_runner
 from holdfast.server.access.peers import local_users
 from holdfast.server.application import AsgiApplication
 from holdfast.server.http.uvicorn_server import UvicornServer
 from holdfast.server.live.metrics import snapshot_reader
 from holdfast.server.settings import ServerSettings
+from holdfast.server.sqs.endpoint import SqsEndpoint
 from holdfast.server.state import DEFAULT_NAMESPACE, ServerState
 from holdfast.telemetry import is_counted_elsewhere
 
@@ -110,8 +112,9 @@ async def serve(
     logging.getLogger("holdfast.alerts").setLevel(logging.INFO)
     with local_users(settings, listening) as users:
         server = ServerState(app=app, settings=settings, local_users=users)
-        web = UvicornServer(server, AsgiApplication(server))
-        upkeep = NamespaceUpkeep(server)
+        application = AsgiApplication(server)
+        web = UvicornServer(server, application)
+        upkeep = NamespaceUpkeep(server, application.sqs)
         try:
             with _signal_handlers(web.on_signal):
                 try:
@@ -121,6 +124,8 @@ async def serve(
                         await server.namespaces.get(name)
                     await web.run(listening, started)
                 finally:
+                    if application.sqs is not None:
+                        await application.sqs.close()
                     await upkeep.stop(web.at_once)
         finally:
             await server.namespaces.close()
@@ -129,8 +134,9 @@ async def serve(
 class NamespaceUpkeep:
     """Starts the background loops of each namespace, and stops them before its store is closed."""
 
-    def __init__(self, server: ServerState) -> None:
+    def __init__(self, server: ServerState, sqs: SqsEndpoint | None = None) -> None:
         self._server = server
+        self._sqs = sqs
         self._settings = settings = server.settings
         self._webhook: AlertWebhook | None = None
         if settings.alert_webhook is not None:
@@ -151,8 +157,12 @@ class NamespaceUpkeep:
             # Callers of another namespace could move the messages of any broker.
             brokers = self._settings.brokers if name == DEFAULT_NAMESPACE else None
             upkeep = app.upkeep(archive=self._archive_of(name), brokers=brokers)
-            run = upkeep.run if self._settings.upkeep else app.telemetry.run
-            self._start_task(run(self._stop), f"upkeep of {name}")
+            run_all = upkeep.run if self._settings.upkeep else app.telemetry.run
+            self._start_task(run_all(self._stop), f"upkeep of {name}")
+            if self._sqs is not None and self._settings.upkeep:
+                for service in self._sqs.services(name, app):
+                    run = run_service(service, self._stop, app.listeners)
+                    self._start_task(run, f"{service.name} of {name}")
             if not is_counted_elsewhere(app.engine):
                 self._server.alerters[name] = alerter = self._alerter(name, app)
                 self._start_task(alerter.run(self._stop, app.listeners), f"alert check of {name}")

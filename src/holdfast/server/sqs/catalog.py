@@ -72,7 +72,7 @@ class QueueCatalog:
     within a second."""
 
     def __init__(self, engine: Callable[[], Engine], account: str, region: str) -> None:
-        """Queues of the default `region` have plain names."""
+        """Queues of the default `region` have plain names. `engine` is not restricted."""
         self._engine = engine
         self.account = account
         self._region = region

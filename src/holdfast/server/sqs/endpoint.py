@@ -15,7 +15,9 @@ from functools import partial
 from typing import Any, Final, Literal
 from urllib.parse import unquote
 
+from holdfast.app.application import Holdfast
 from holdfast.errors import Forbidden, HoldfastError
+from holdfast.ops.service import Service
 from holdfast.ops.sqs import ACCOUNT, REGION
 from holdfast.ops.tokens import EVERYWHERE
 from holdfast.server.access.admission import ApiCall, UnverifiedCaller
@@ -32,7 +34,7 @@ from holdfast.server.http.problems import (
 )
 from holdfast.server.http.request import AsgiScope, Headers, Receive, read_body
 from holdfast.server.http.response import Reply
-from holdfast.server.sqs import errors, json_protocol, messages, query_protocol, queues
+from holdfast.server.sqs import errors, json_protocol, messages, moves, query_protocol, queues
 from holdfast.server.sqs.call import (
     DEFAULT_ACCOUNT,
     SqsCall,
@@ -41,12 +43,15 @@ from holdfast.server.sqs.call import (
     namespace_of,
 )
 from holdfast.server.sqs.errors import SqsError
+from holdfast.server.sqs.keeper import QueueKeeper
+from holdfast.server.sqs.moves import MessageMover
 from holdfast.server.sqs.problems import error_of
 from holdfast.server.sqs.queue_attributes import parse_arn
 from holdfast.server.sqs.receive import receive_message
 from holdfast.server.sqs.shapes import (
     Action,
     Answer,
+    CancelMessageMoveTaskRequest,
     GetQueueUrlRequest,
     ListMessageMoveTasksRequest,
     QueueRequest,
@@ -69,6 +74,7 @@ Handler = Callable[[SqsCall, Any], Awaitable[Answer | None]]
 
 HANDLERS: Final[dict[str, Handler]] = {
     "AddPermission": queues.add_permission,
+    "CancelMessageMoveTask": moves.cancel_message_move_task,
     "ChangeMessageVisibility": messages.change_message_visibility,
     "ChangeMessageVisibilityBatch": messages.change_message_visibility_batch,
     "CreateQueue": queues.create_queue,
@@ -78,6 +84,7 @@ HANDLERS: Final[dict[str, Handler]] = {
     "GetQueueAttributes": queues.get_queue_attributes,
     "GetQueueUrl": queues.get_queue_url,
     "ListDeadLetterSourceQueues": queues.list_dead_letter_source_queues,
+    "ListMessageMoveTasks": moves.list_message_move_tasks,
     "ListQueueTags": queues.list_queue_tags,
     "ListQueues": queues.list_queues,
     "PurgeQueue": queues.purge_queue,
@@ -86,6 +93,7 @@ HANDLERS: Final[dict[str, Handler]] = {
     "SendMessage": messages.send_message,
     "SendMessageBatch": messages.send_message_batch,
     "SetQueueAttributes": queues.set_queue_attributes,
+    "StartMessageMoveTask": moves.start_message_move_task,
     "TagQueue": queues.tag_queue,
     "UntagQueue": queues.untag_queue,
 }
@@ -101,6 +109,19 @@ class SqsEndpoint(RequestLifecycle):
         self._server = server
         self._admission = services.admission
         self._meter = services.meter
+
+    def services(self, namespace: str, app: Holdfast) -> tuple[Service, ...]:
+        """The services that keep the queues of a namespace."""
+        traits = app.engine.traits
+        if not traits.records or not traits.inspect:
+            return ()
+        find_catalog = partial(self.state.catalog, namespace, app)
+        keeper = QueueKeeper(lambda: app.engine, find_catalog, self.state.wall_ms)
+        return keeper, MessageMover(lambda: app.engine)
+
+    async def close(self) -> None:
+        """End all long polls, and give back what they had leased."""
+        await self.state.polls.close()
 
     def arguments_of(self, scope: AsgiScope, path: bytes) -> dict[str, Any] | None:
         """The arguments of a request of an SQS client; None for any other. A browser's navigation
@@ -317,6 +338,8 @@ def _named_account(request: Request) -> str | None:
             arn = parse_arn(text)
         case ListMessageMoveTasksRequest(source_arn=text):
             arn = parse_arn(text)
+        case CancelMessageMoveTaskRequest(task_handle=handle):
+            _, arn = moves.read_handle(handle)
         case _:
             return None
     return None if arn is None else arn.account

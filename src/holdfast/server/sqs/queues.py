@@ -203,6 +203,13 @@ async def get_queue_attributes(
     return GetQueueAttributesResult(attributes=selected_attributes(names, values))
 
 
+def visible_count(view: QueueView, *, holds_dead_letters: bool) -> int:
+    """The messages that can be received. One whose timeout has ended is visible, even if the reaper
+    has not seen it yet, and so are those that wait behind the first of their group."""
+    dead = view.dead if holds_dead_letters else 0
+    return view.ready + view.blocked + view.overdue + dead
+
+
 async def set_queue_attributes(call: SqsCall, request: SetQueueAttributesRequest) -> None:
     """Change some attributes of a queue."""
     given = request.attributes
@@ -470,14 +477,8 @@ async def _release_sources(call: SqsCall, dead_queue: str) -> None:
 
 
 def _counts(view: QueueView, *, holds_dead_letters: bool) -> dict[str, str]:
-    """The counts of a queue. A message whose timeout has ended is visible, even if the reaper has
-    not seen it yet, and so are those behind the first of a group."""
-    dead = view.dead if holds_dead_letters else 0
-    counts = (
-        view.ready + view.blocked + view.overdue + dead,
-        view.leased - view.overdue,
-        view.delayed,
-    )
+    visible = visible_count(view, holds_dead_letters=holds_dead_letters)
+    counts = (visible, view.leased - view.overdue, view.delayed)
     return dict(zip(_COUNTS, map(str, counts), strict=True))
 
 
