@@ -1,4 +1,5 @@
-"""Records of queues that SQS clients made, and of the move tasks of dead-letter queues.
+"""Records of the SQS endpoint: its queues, the move tasks of dead-letter queues, and the key that
+seals receipt handles.
 
 An SQS queue is a Holdfast queue and a record of what the queue's settings cannot express. The
 record is written before the settings: `pending` says that the settings may not follow yet.
@@ -28,6 +29,8 @@ FIFO_SUFFIX = ".fifo"
 TAGS_MAX = 50
 TASKS_MAX = 10
 """Move tasks of a queue that are remembered: as many as ListMessageMoveTasks shows."""
+
+SEALING_KEY_BYTES = 32
 
 _ATTRIBUTES_MAX = 64
 _VALUE_CHARS_MAX = 16 * 1024
@@ -101,6 +104,15 @@ class MoveTasks(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     tasks: Annotated[tuple[MoveTask, ...], Meta(min_length=1, max_length=TASKS_MAX)]
 
 
+class SealingKey(msgspec.Struct, frozen=True):
+    """A random key that seals receipt handles."""
+
+    secret: Annotated[bytes, Meta(min_length=SEALING_KEY_BYTES, max_length=SEALING_KEY_BYTES)]
+
+    def __repr__(self) -> str:
+        return "<SealingKey>"
+
+
 def queue_key(region: str, name: str) -> str:
     """The key of a queue's record."""
     return f"{region}/{name}"
@@ -124,3 +136,5 @@ SQS_QUEUES = RecordKind(SQS_QUEUE_KIND, SqsQueue, label="the SQS queue", check=_
 """Queues by region and name."""
 MOVE_TASKS = RecordKind(MOVE_TASKS_KIND, MoveTasks, label="the move tasks of", check=_check_moves)
 """Move tasks by the name of the dead-letter queue."""
+SEALING_KEYS = RecordKind("sqs-key", SealingKey)
+"""Private to the server: no operation and no migration reads this kind."""

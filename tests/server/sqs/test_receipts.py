@@ -5,11 +5,11 @@ import pytest
 from holdfast.core.model import LeaseRequest, NewJob, Queue, Record
 from holdfast.core.verdict import Complete, Outcome, Settlement
 from holdfast.engines.memory import MemoryEngine
+from holdfast.ops.sqs import SEALING_KEYS
 from holdfast.server.access.authorized_engine import AuthorizedEngine
 from holdfast.server.access.caller import LOCAL_CALLER
 from holdfast.server.sqs.receipts import (
     HANDLE_MAX,
-    SEALING_KEYS,
     MessageReceipt,
     ReceiptSeal,
     read_seal,

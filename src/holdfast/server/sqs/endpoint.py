@@ -191,9 +191,7 @@ class SqsEndpoint(RequestLifecycle):
     async def _carry_out(
         self, call: SqsCall, action: Action, request: Request, receive: Receive, ticket: Ticket
     ) -> Answer | None:
-        handler = HANDLERS.get(action.name)
-        if handler is None:
-            raise errors.unsupported(f"The action {action.name} is not supported.")
+        handler = HANDLERS[action.name]
         if action.name != RECEIVE:
             return await handler(call, request)
         with end_on_disconnect(receive, ticket) as disconnect:

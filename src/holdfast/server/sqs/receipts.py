@@ -20,28 +20,15 @@ from msgspec import Meta
 from holdfast.core import bounds
 from holdfast.core.model import Job, Lease, Reason, State
 from holdfast.engines.base import Engine
-from holdfast.ops.records import RecordKind
+from holdfast.ops.sqs import SEALING_KEY_BYTES, SEALING_KEYS, SealingKey
 
 HANDLE_MAX = 1024
 """Characters of a handle, also on AWS."""
 DEFAULT_TASK = "message"
 """The task of a message that names no other."""
 
-_KEY_BYTES, _MAC_BYTES = 32, 16
+_MAC_BYTES = 16
 _RECEIPTS = "receipts"
-
-
-class SealingKey(msgspec.Struct, frozen=True):
-    """A random key that seals handles."""
-
-    secret: Annotated[bytes, Meta(min_length=_KEY_BYTES, max_length=_KEY_BYTES)]
-
-    def __repr__(self) -> str:
-        return "<SealingKey>"
-
-
-SEALING_KEYS = RecordKind("sqs-key", SealingKey)
-"""Private to the server: no operation and no migration reads this kind."""
 
 
 class MessageReceipt(msgspec.Struct, frozen=True, array_like=True):
@@ -131,7 +118,7 @@ class ReceiptSeal:
 async def read_seal(engine: Engine) -> ReceiptSeal:
     """The seal of a store; the first call makes its key. A key that cannot be read is replaced:
     handles from before are then refused, and their messages are delivered again."""
-    fresh = SealingKey(secrets.token_bytes(_KEY_BYTES))
+    fresh = SealingKey(secrets.token_bytes(SEALING_KEY_BYTES))
     key = await SEALING_KEYS.update(engine, _RECEIPTS, lambda old: old or fresh)
     assert key is not None
     return ReceiptSeal(key.secret)
