@@ -499,7 +499,7 @@ def _page(
 
 def _token_name(token: str) -> str:
     try:
-        return base64.urlsafe_b64decode(token.encode()).decode()
+        return base64.b64decode(token, altchars=b"-_", validate=True).decode()
     except (binascii.Error, ValueError):
         raise errors.invalid_parameter("Invalid NextToken value.") from None
 
