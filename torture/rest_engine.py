@@ -133,6 +133,7 @@ def _new(job: NewJob) -> dict[str, Any]:
         "expires": None if job.expires_ms is None else job.expires_ms / 1000,
         "key": job.key,
         "key_window": None if job.key is None else job.key_window_ms / 1000,
+        "key_hold": None if job.key is None else job.key_hold,
         "tenant": job.tenant,
         "group": job.group,
         "after": list(job.after) or None,

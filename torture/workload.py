@@ -154,6 +154,7 @@ class JobFactory:
             expires_ms=300 if rng.random() < 0.02 else None,
             key=f"key-{rng.randrange(20)}" if keyed else None,
             key_window_ms=rng.choice((0, 300)),
+            key_hold=rng.choice(("job", "window")),
             tenant=rng.choice(TENANTS),
             group=f"group-{rng.randrange(GROUPS)}" if self._is_grouped(queue) else None,
         )

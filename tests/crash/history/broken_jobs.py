@@ -229,6 +229,22 @@ def key_used_again_within_its_window(builder: HistoryBuilder) -> None:
     builder.keep("waiting", "b", created_at=1_500)
 
 
+def key_taken_within_its_window(builder: HistoryBuilder) -> None:
+    builder.enqueue("a", key="k", key_window_ms=60_000, key_hold="window")
+    builder.enqueue("b", key="k", key_window_ms=60_000, key_hold="window")
+    builder.keep("waiting", created_at=1_000)
+    builder.keep("waiting", "b", created_at=1_500)
+
+
+def key_taken_from_an_unfinished_job(builder: HistoryBuilder) -> None:
+    """The one that says `window` came first: only a later job may say so."""
+    builder.enqueue("a", key="k", key_window_ms=0, key_hold="window")
+    builder.rest(1_000)
+    builder.enqueue("b", key="k", key_window_ms=0, key_hold="job")
+    builder.keep("waiting", created_at=1_000)
+    builder.keep("waiting", "b", created_at=5_000)
+
+
 def payload_changed(builder: HistoryBuilder) -> None:
     builder.enqueue()
     builder.lease(1, digest="something else")
@@ -332,6 +348,8 @@ JOBS: list[tuple[str, Callable[[HistoryBuilder], None]]] = [
     ("I11", follow_up_of_a_lost_completion),
     ("I11", follow_up_before_its_parent),
     ("I13", key_held_twice),
+    ("I13", key_taken_within_its_window),
+    ("I13", key_taken_from_an_unfinished_job),
     ("I13", key_used_again_within_its_window),
     ("I14", payload_changed),
     ("I15", never_finished),

@@ -272,6 +272,22 @@ def key_of_a_job_that_arrived_late(builder: HistoryBuilder) -> None:
     builder.work("a", 2)
 
 
+def key_taken_after_its_window(builder: HistoryBuilder) -> None:
+    builder.enqueue("a", key="k", key_window_ms=0)
+    builder.enqueue("b", key="k", key_window_ms=0, key_hold="window")
+    builder.work("a", 1)
+    builder.work("b", 2)
+
+
+def key_taken_by_a_job_of_unknown_fate(builder: HistoryBuilder) -> None:
+    """It took the key, was done and deleted; only the last caller got an answer."""
+    builder.enqueue("a", key="k", key_window_ms=0)
+    builder.enqueue("b", key="k", key_window_ms=0, key_hold="window", answer="none")
+    builder.enqueue("c", key="k", key_window_ms=0)
+    builder.work("a", 1)
+    builder.work("c", 2)
+
+
 def skipped_while_a_child_was_enqueued(builder: HistoryBuilder) -> None:
     builder.enqueue("a")
     builder.enqueue("b")
@@ -336,6 +352,8 @@ ALLOWED = [
     other_lane_first,
     higher_priority_first_for_a_while,
     key_of_a_job_that_arrived_late,
+    key_taken_after_its_window,
+    key_taken_by_a_job_of_unknown_fate,
     skipped_while_a_child_was_enqueued,
     skipped_while_an_abandoned_call_added_a_child,
     skipped_while_a_late_settle_lost,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -52,6 +52,8 @@ def _rates(history: History) -> Iterator[Violation]:
 
 def _keys(history: History) -> Iterator[Violation]:
     held: dict[tuple[str, str], list[tuple[Act, JobHistory]]] = defaultdict(list)
+    # Enqueues that may have taken the key from an unfinished job.
+    takers: dict[tuple[str, str], list[Act]] = defaultdict(list)
     for life in history.lives.values():
         births = [act for act in life.of("enqueue") if act.asked.key is not None]
         new = [act for act in births if act.won] or [
@@ -60,20 +62,28 @@ def _keys(history: History) -> Iterator[Violation]:
         # If the outcome of several enqueues is unknown, any of them may have created the job.
         for birth in new if len(new) == 1 else ():
             held[birth.asked.queue, birth.asked.key or ""].append((birth, life))
-    for (_, key), holders in held.items():
+        for birth in births:
+            if birth.asked.key_hold == "window" and not birth.void:
+                takers[birth.asked.queue, birth.asked.key or ""].append(birth)
+    for name, holders in held.items():
         holders.sort(key=lambda holder: holder[0].begin_ns)
         for (first, one), (second, other) in pairwise(holders):
-            text = _key_fault(first, one, second, other, history)
+            text = _key_fault(first, one, second, other, history, takers[name])
             if text and second.begin_ns < first.end_ns:
                 # If the two overlap, either order is possible, and one that is legal excuses them.
-                text = _key_fault(second, other, first, one, history)
+                text = _key_fault(second, other, first, one, history, takers[name])
             if text:
                 lines = (*one.lines, *other.lines)
-                yield Violation("I13", other.id, f"{text} (key {key}, job {one.id})", lines)
+                yield Violation("I13", other.id, f"{text} (key {name[1]}, job {one.id})", lines)
 
 
 def _key_fault(
-    first: Act, one: JobHistory, second: Act, other: JobHistory, history: History
+    first: Act,
+    one: JobHistory,
+    second: Act,
+    other: JobHistory,
+    history: History,
+    takers: Sequence[Act],
 ) -> str | None:
     window_ms = first.asked.key_window_ms or 0
     if not history.notes.get("jump"):
@@ -95,7 +105,10 @@ def _key_fault(
             ("amend", "delete"),
         )
     ]
-    if second.asked.key_hold == "window":
+    if any(
+        act.asked.id != one.id and act.begin_ns < second.end_ns and act.over_ns > first.begin_ns
+        for act in takers
+    ):
         return None
     # A child may have been cancelled with its parents; no call reports that.
     unsure = bool(history.sweeping) or bool(first.asked.after)
