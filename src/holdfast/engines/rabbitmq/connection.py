@@ -121,7 +121,7 @@ def amqp_errors(target: RabbitTarget) -> Iterator[None]:
 
 
 def explain(target: RabbitTarget, error: BaseException) -> str:
-    """What is wrong, in one line."""
+    """The cause of a failure, in one line."""
     if isinstance(error, ProbableAuthenticationError | AuthenticationError):
         return f"{target.where} refuses the user {target.user!r}: check name and password"
     if isinstance(error, InvalidFrameError) and "Connection.OpenOk" in str(error):
