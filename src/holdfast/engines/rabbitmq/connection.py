@@ -115,9 +115,18 @@ def amqp_errors(target: RabbitTarget) -> Iterator[None]:
         task = asyncio.current_task()
         if task is None or task.cancelling():
             raise
-        raise EngineUnavailable(f"{target.where} closed the connection") from None
+        raise EngineUnavailable(_closed(target)) from None
     except (AMQPError, ChannelInvalidStateError, OSError, RuntimeError, TimeoutError) as error:
         raise EngineUnavailable(explain(target, error)) from error
+    except Exception as error:
+        # The library may end a call of a lost connection with a bare Exception.
+        if type(error) is not Exception:
+            raise
+        raise EngineUnavailable(_closed(target)) from error
+
+
+def _closed(target: RabbitTarget) -> str:
+    return f"{target.where} closed the connection"
 
 
 def explain(target: RabbitTarget, error: BaseException) -> str:
