@@ -137,6 +137,7 @@ class _CheckedScripts:
         while endings:
             numbers = endings.copy()
             endings.clear()
+            yield from dependencies.hold_children(self._target.context, numbers)
             while (yield from dependencies.tell_children(self._target.context, numbers)):
                 pass
 
