@@ -1,4 +1,4 @@
-"""What every test may ask for: an event loop, a clock, stores, a small disk. No policy here."""
+"""Fixtures for every test: an event loop, a clock, stores, a small disk. No policy here."""
 
 import contextlib
 import gc

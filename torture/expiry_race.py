@@ -156,7 +156,7 @@ async def _repeat(step: Callable[[], Awaitable[int | None]], *, pause_s: float) 
 
 
 def judge(job: Job, is_taken: bool) -> str:
-    """What is wrong with the outcome of a job; "" if nothing is."""
+    """The fault in the outcome of a job; "" if there is none."""
     deaths = len(job.failures)
     if is_taken:
         is_right = (job.state, job.attempt, deaths) == (State.DONE, 1, 0)

@@ -25,11 +25,12 @@ from holdfast.conformance.checker import Findings, check
 from holdfast.conformance.history import Journal, read_journals, to_file
 from torture.client import Client
 from torture.own_transactions import OwnTransactions
-from torture.store_checks import check_slots, drain_and_dump, prepare
+from torture.store_checks import check_slots, drain, is_drained, prepare, survey
 from torture.stores import Killable, Store
 from torture.workload import LEASE_MS
 
 DRAIN_S_MAX = 120.0
+DRAIN_ROUNDS_MAX = 5
 CLOCK_STEP_NS = 3_000_000
 OUTAGES = {"server_kill": "server_back", "broker_kill": "broker_back"}
 """The kills of servers, and what is noted when they accept connections again."""
@@ -75,15 +76,26 @@ class FaultInjector:
             self._kill_all()
             self._journal.note("heal")
             self._finish(self._fork("audit", self._check_slots))
-            for _ in range(max(2, self._plan.processes // 2)):
-                self._start(calm=True)
-            self._finish(self._fork("survey", self._drain))
+            self._drain_store()
             self._note_deadlocks()
         finally:
-            # The remaining clients hold no jobs, so these kills are not counted.
             self._kill_all(count=False)
         _say("checking the history", end="\n")
         return check(read_journals(self._directory))
+
+    def _drain_store(self) -> None:
+        """Let calm clients finish every job, then record what the store contains. The clients are
+        stopped first: a job that arrives later would be missing from the record. If one arrived
+        before that, it is finished in another round."""
+        for _ in range(DRAIN_ROUNDS_MAX):
+            for _ in range(max(2, self._plan.processes // 2)):
+                self._start(calm=True)
+            is_drained = self._finish(self._fork("drain", self._drain))
+            # These clients hold no jobs, so the kills are not counted.
+            self._kill_all(count=False)
+            if not is_drained or self._finish(self._fork("recheck", self._is_drained)):
+                break
+        self._finish(self._fork("survey", self._survey))
 
     def _inject_faults(self) -> None:
         """Inject all faults at random instants within the time."""
@@ -202,7 +214,17 @@ class FaultInjector:
         return True
 
     async def _drain(self) -> bool:
-        return await drain_and_dump(self._store.make(), self._journal_of("survey"), DRAIN_S_MAX)
+        """Wait until every job is finished."""
+        journal = self._journal_of(f"drain{self._started}")
+        return await drain(self._store.make(), journal, DRAIN_S_MAX)
+
+    async def _is_drained(self) -> bool:
+        return await is_drained(self._store.make())
+
+    async def _survey(self) -> bool:
+        """Record the contents of the store, which nobody changes any more."""
+        await survey(self._store.make(), self._journal_of("survey"))
+        return True
 
     def _fork(self, name: str, main: Callable[[], Coroutine[Any, Any, bool]]) -> int:
         parent = os.getpid()
@@ -224,10 +246,12 @@ class FaultInjector:
         finally:
             os._exit(status)
 
-    def _finish(self, pid: int) -> None:
+    def _finish(self, pid: int) -> bool:
+        """Wait for a process of the test; returns its answer."""
         status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
         if status not in (0, 2):
             raise RuntimeError(f"a process of the test failed with status {status}")
+        return status == 0
 
     def _kill(self, pid: int, *, count: bool = True) -> None:
         name = self._alive.pop(pid)

@@ -21,7 +21,6 @@ from typing import Any, NamedTuple
 
 import aiormq
 from aiormq.abc import AbstractChannel, DeliveredMessage
-from aiormq.exceptions import AMQPError, ChannelInvalidStateError
 from pamqp.commands import Basic
 from pamqp.common import FieldTable
 
@@ -49,7 +48,8 @@ UNNAMED_SHARE = 0.05
 CONFIRM_S_MAX = 5.0
 READ_S = 20.0
 READ_AHEAD = 500
-_BREAKS = (AMQPError, ChannelInvalidStateError, OSError, RuntimeError, TimeoutError)
+_BREAKS = (Exception,)
+"""The library may end a call of a lost connection with a bare Exception."""
 
 
 def _queue(name: str) -> Queue:

@@ -42,8 +42,8 @@ async def check_slots(engine: Engine, journal: Journal) -> None:
     await engine.close()
 
 
-async def drain_and_dump(engine: Engine, journal: Journal, seconds_max: float) -> bool:
-    """Wait until every job is finished, then record the contents of the store."""
+async def drain(engine: Engine, journal: Journal, seconds_max: float) -> bool:
+    """Wait until every job is finished."""
     recorded = Recorded(engine, journal)
     await retry_until_answered(recorded.open)
     loop = asyncio.get_running_loop()
@@ -56,14 +56,30 @@ async def drain_and_dump(engine: Engine, journal: Journal, seconds_max: float) -
         if polls % 10 == 0:
             await retry_until_answered(lambda: _release_held(recorded))
         await asyncio.sleep(0.1)
-    journal.note("drained" if drained else "undrained", after_s=seconds_max)
+    await recorded.close()
+    return drained
+
+
+async def is_drained(engine: Engine) -> bool:
+    """Whether every job is finished."""
+    await retry_until_answered(engine.open)
+    unfinished = await retry_until_answered(lambda: _unfinished(engine))
+    await engine.close()
+    return not unfinished
+
+
+async def survey(engine: Engine, journal: Journal) -> None:
+    """Record the contents of the store, and whether every job is finished."""
+    recorded = Recorded(engine, journal)
+    await retry_until_answered(recorded.open)
+    unfinished = await retry_until_answered(lambda: _unfinished(engine))
+    journal.note("undrained" if unfinished else "drained")
     # On PostgreSQL a process that is killed leaves it to the next reaper to notify children.
     await retry_until_answered(lambda: engine.overdue(1))
     for _ in range(RECOUNTS):
         await retry_until_answered(lambda: recorded.recount(bounds.PAGE_MAX))
     await retry_until_answered(lambda: dump(engine, journal))
     await recorded.close()
-    return drained
 
 
 async def _release_held(engine: Recorded) -> None:

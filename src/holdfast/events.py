@@ -79,7 +79,7 @@ class Distributed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DeadMessagesHandled(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of dead messages of the broker: queue → outcome → count; the queue is "" where
+    """Outcomes of dead messages of the broker: queue → outcome → count; the queue is "" where
     the store does not confirm it. `delays_ms` are from the expiry of jobs to their end."""
 
     outcomes: dict[str, dict[str, int]]
@@ -96,7 +96,7 @@ class Troubled(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GateMoved(msgspec.Struct, frozen=True, kw_only=True):
-    """What a gate did in one step: the numbers of messages and jobs by outcome."""
+    """One step of a gate: the numbers of messages and jobs by outcome."""
 
     gate: str
     counts: dict[str, int]

@@ -1,4 +1,4 @@
-"""What docs/engines/rabbitmq.md says about RabbitMQ itself holds."""
+"""Statements of docs/engines/rabbitmq.md about RabbitMQ itself are true."""
 
 from __future__ import annotations
 

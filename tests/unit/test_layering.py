@@ -1,4 +1,4 @@
-"""Who may import whom: the layers of the package, and where third-party code may appear."""
+"""Allowed imports: the layers of the package, and where third-party code may appear."""
 
 import sys
 

@@ -60,7 +60,7 @@ class Growth(msgspec.Struct, frozen=True):
         )
 
     def since(self, before: Growth) -> Growth:
-        """What was added to an earlier state."""
+        """The growth since an earlier state."""
         return Growth(
             max(0, self.dead - before.dead),
             max(0, self.leased - before.leased),

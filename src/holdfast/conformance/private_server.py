@@ -151,7 +151,7 @@ class PrivateServer:
         raise NotImplementedError
 
     def _complaint(self, log: str) -> str:
-        """What a log says about a failed start."""
+        """The part of a log that explains a failed start."""
         return log[-2000:]
 
     def _make_directory(self) -> Path:

@@ -88,7 +88,8 @@ class RabbitNode(NamedTuple):
 
     def depth(self, vhost: str, queue: str) -> int:
         """The messages of a queue, those included that are delivered and not acknowledged. A quorum
-        queue is asked itself, because its published counts are seconds old."""
+        queue is asked itself, because its published counts are seconds old. Just after a restart it
+        may not have applied all of its log, and answer too low a number."""
         name = f"rabbit_misc:r({_term(vhost)},queue,{_term(queue)})"
         total = "ra:leader_query(amqqueue:get_pid(Q),fun rabbit_fifo:query_messages_total/1)"
         count = "element(2,hd(rabbit_amqqueue:info(Q,[messages])))"

@@ -27,7 +27,7 @@ _UNWRITABLE = "cannot be written as JSON"
 
 
 class DeadOutcome(StrEnum):
-    """What became of a dead message. Only the first two change its job."""
+    """How a dead message was handled. Only the first two change its job."""
 
     REROUTED = "rerouted"
     BURIED = "buried"
@@ -79,7 +79,7 @@ def left_ms(job: Job, now: int) -> int | None:
 
 
 def history_text(history: Sequence[Mapping[str, object]]) -> str:
-    """What the broker recorded about the message, as bounded ASCII; "" if it recorded nothing."""
+    """The history of a message at the broker, as bounded ASCII; "" if it has none."""
     if not history:
         return ""
     text = _json(list(history[:_DEATHS_MAX]))

@@ -45,9 +45,9 @@ the bury, no worker runs them, and the reaper makes them dead letters."""
 
 
 class Rejection(msgspec.Struct, frozen=True, kw_only=True):
-    """What another program gave, and why it cannot become a job. `id` is that of its dead letter,
+    """Input of another program that cannot become a job, and why. `id` is that of its dead letter,
     at most `REJECTED_ID_MAX` characters: a repetition with the same id adds nothing. `by` is the
-    gate or the service that rejects it, and `trace` what else is known about it."""
+    gate or the service that rejects it; `trace` holds further details."""
 
     id: str
     why: str

@@ -239,7 +239,7 @@ class _Batch:
                 self.decide(message, _AS_REPEATED[outcome] if at else outcome)
 
     def histories(self) -> dict[str, str]:
-        """What the broker recorded about the messages, by job."""
+        """The history of each message at the broker, by job."""
         return {id_: history_text(some[0].history) for id_, some in self._by_id.items()}
 
     def delays_ms(self, ended: Sequence[Job], now: int) -> tuple[int, ...]:

@@ -25,3 +25,12 @@ def test_a_broken_invariant_is_found(rule: str, tell: Callable[[HistoryBuilder],
 
 def test_every_invariant_has_a_story() -> None:
     assert {rule for rule, _ in BROKEN} == set(INVARIANTS)
+
+
+def test_a_call_after_the_dump_is_refused() -> None:
+    """The dump would lack its job, and a job that was never lost would be reported."""
+    builder = HistoryBuilder()
+    builder.note("dumped")
+    builder.enqueue("late")
+    with pytest.raises(ValueError, match="late after the dump"):
+        builder.check()

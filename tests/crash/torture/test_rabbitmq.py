@@ -31,7 +31,7 @@ from torture.gate_flow import SinkMessage, judge_gates
 
 SMALL = {
     "engine": "--engine sqlite --processes 3 --broker-kills 1 --kills 3 --seconds 3",
-    "gates": "--processes 3 --broker-kills 1 --server-kills 0 --kills 3 --seconds 4",
+    "gates": "--processes 3 --broker-kills 1 --server-kills 1 --kills 3 --seconds 4",
 }
 
 

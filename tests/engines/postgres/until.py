@@ -18,13 +18,13 @@ async def until(look: Callable[[], Awaitable[T]]) -> T:
         await asyncio.sleep(0.005)
 
 
-async def until_blocked(look: Any) -> None:
-    """Wait until a call waits for a lock in this database."""
+async def until_blocked(look: Any, calls: int = 1) -> None:
+    """Wait until this many calls wait for a lock in this database."""
     waiting = (
-        "SELECT count(*) FROM pg_stat_activity"
+        "SELECT count(*) >= $1 FROM pg_stat_activity"
         " WHERE datname = current_database() AND wait_event_type = 'Lock'"
     )
-    await until(lambda: look.fetchval(waiting))
+    await until(lambda: look.fetchval(waiting, calls))
 
 
 async def until_waiting(engine: PostgresEngine) -> None:

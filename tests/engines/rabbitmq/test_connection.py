@@ -10,12 +10,13 @@ from urllib.parse import urlsplit
 
 import aiormq
 import pytest
+from aiormq.exceptions import AMQPError
 
 from holdfast.conformance.rabbitmq_server import PrivateRabbitMQ, RabbitNode
 from holdfast.engines.broker import JobMessage
 from holdfast.engines.rabbitmq import broker as broker_module
 from holdfast.engines.rabbitmq import connection as connection_module
-from holdfast.engines.rabbitmq.connection import RabbitTarget, dial, hang_up
+from holdfast.engines.rabbitmq.connection import RabbitTarget, amqp_errors, dial, hang_up
 from holdfast.engines.rabbitmq.topology import inspect_queue
 from holdfast.errors import ConfigError, EngineUnavailable
 from tests import services
@@ -278,3 +279,15 @@ async def test_a_virtual_host_with_any_name(rabbit_node: RabbitNode, prefix: str
     assert await inspect_queue(connection, "missing") is None
     await hang_up(connection)
     rabbit_node.delete_vhost(vhost)
+
+
+@pytest.mark.parametrize("given", [Exception, asyncio.CancelledError, AMQPError, OSError("gone")])
+async def test_calls_of_a_lost_connection_have_one_error(given: BaseException) -> None:
+    """The client library ends them in several ways, one of them a bare Exception."""
+    with pytest.raises(EngineUnavailable), amqp_errors(RabbitTarget.parse("amqp://h")):
+        raise given
+
+
+def test_other_exceptions_are_not_taken_for_a_lost_connection() -> None:
+    with pytest.raises(KeyError), amqp_errors(RabbitTarget.parse("amqp://h")):
+        raise KeyError("a bug")

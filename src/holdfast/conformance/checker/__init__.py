@@ -12,7 +12,15 @@ from collections.abc import Iterable
 from holdfast.conformance.checker.admission import check_order, check_slots, is_limited
 from holdfast.conformance.checker.cross_job import check_cross_job, check_groups_and_parents
 from holdfast.conformance.checker.findings import INVARIANTS, Findings, Violation, percentile
-from holdfast.conformance.checker.job_history import MS_NS, Act, History, fold, grants_of, holds_of
+from holdfast.conformance.checker.job_history import (
+    MS_NS,
+    NEVER_NS,
+    Act,
+    History,
+    fold,
+    grants_of,
+    holds_of,
+)
 from holdfast.conformance.checker.single_job import check_leases, check_lifecycle, check_times
 from holdfast.conformance.history import HistoryLine
 
@@ -20,8 +28,10 @@ __all__ = ["INVARIANTS", "Findings", "Violation", "check"]
 
 
 def check(lines: Iterable[HistoryLine]) -> Findings:
-    """Check `lines`, sorted by time, with a dump of the store at their end."""
+    """Check `lines`, sorted by time, with a dump of the store at their end. Raises ValueError if a
+    call follows the dump: its jobs would seem to be lost."""
     history = fold(lines)
+    _require_dump_at_end(history)
     digests = {
         act.asked.digest: life.id
         for life in history.lives.values()
@@ -68,6 +78,17 @@ def check(lines: Iterable[HistoryLine]) -> Findings:
         recovery_ms_p99=percentile(recoveries, 0.99),
         violations=tuple(violations),
     )
+
+
+def _require_dump_at_end(history: History) -> None:
+    dumped_ns = min((line.at_ns for line in history.notes.get("dumped", ())), default=NEVER_NS)
+    for life in history.lives.values():
+        for act in life.acts:
+            if act.begin_ns > dumped_ns:
+                raise ValueError(
+                    f"{act.process} called {act.op} for job {life.id} after the dump of the store:"
+                    " stop all clients first"
+                )
 
 
 def _recoveries(history: History) -> Iterable[float]:

@@ -1,8 +1,9 @@
 """Enqueue and settle in a caller's own transaction, on the caller's connection.
 
-Never begins, commits or rolls back. A single call takes its locks in the order of `write`, but
-keeps them until the caller's transaction ends: several calls in one transaction, or other locks of
-the caller, can deadlock with other transactions. Then the caller rolls back and repeats.
+Never begins, commits or rolls back. A single call takes its locks in the order of `write`, and
+fails if another call holds a child that it must notify. It keeps them until the caller's
+transaction ends: several calls in one transaction, or other locks of the caller, can deadlock with
+other transactions. In both cases the caller rolls back and repeats.
 """
 
 from __future__ import annotations
@@ -137,6 +138,7 @@ class _CheckedScripts:
         while endings:
             numbers = endings.copy()
             endings.clear()
+            yield from dependencies.hold_children(self._target.context, numbers)
             while (yield from dependencies.tell_children(self._target.context, numbers)):
                 pass
 

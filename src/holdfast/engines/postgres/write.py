@@ -94,10 +94,13 @@ class LockedJob(NamedTuple):
 
 
 def lock_flow(
-    context: CallContext, jobs: Sequence[NewJob | Job], queues: QueueSet, ids: Iterable[str] = ()
+    context: CallContext, jobs: Sequence[NewJob | Job], queues: QueueSet, ids: Collection[str] = ()
 ) -> Script[bool]:
     """Lock the domains of the queues, of the jobs' parents and of the jobs with these ids, if one
-    of them has flow control. Returns whether they are locked."""
+    of them has flow control. Returns whether they are locked.
+
+    A caller's transaction also notifies the children of jobs that end in it, so it also locks the
+    domains of all jobs that depend on these."""
     parents = {id_ for job in jobs for id_ in job.after}
     needed = bool(context.effects.locks or parents or queues.laned)
     needed = needed or any(job.group is not None for job in jobs)
@@ -110,16 +113,21 @@ def lock_flow(
     if not needed:
         return False
     involved = parents.union(ids)
-    # In a caller's transaction the children are notified right after: their domains are needed too.
-    names = yield from lanes.queues_of(context, involved, below=is_final)
-    unread = {name for name in names if name not in queues}
+    found = yield from lanes.queues_of(context, involved)
+    if is_final:
+        ending = {*ids, *(job.id for job in jobs)}
+        found |= yield from lanes.queues_below(context, ending)
+    unread = {name for name in found.values() if name is not None and name not in queues}
     if unread:
         queues.add((yield from read_queues(context, unread)))
-    yield from lanes.lock(queues.numbers)
+    # Jobs of a dropped queue still have its domain.
+    numbers = queues.numbers.union(found)
+    yield from lanes.lock(numbers)
     if is_final:
-        # A child that arrived before the lock may be in a queue that is not locked.
-        names = yield from lanes.queues_of(context, involved, below=True)
-        if not all(name in queues for name in names):
+        # A job that arrived or moved before the lock may be in a queue that is not locked.
+        found = yield from lanes.queues_of(context, involved)
+        found |= yield from lanes.queues_below(context, ending)
+        if not numbers.issuperset(found):
             raise Restart
     return True
 
@@ -300,7 +308,7 @@ def _bytes_written(job: LockedJob) -> int:
 
 
 _WRONG_EXPIRIES = """
-SELECT j.seq, j.id FROM $schema.jobs j
+SELECT j.seq, j.id, j.flow FROM $schema.jobs j
 WHERE j.ns = $1::int AND j.seq > $3::bigint AND j.state = 0 AND j.queue = $2::int
   AND j.expires_at IS DISTINCT FROM j.due_at + $4::bigint
   AND (j.expires_at IS NULL OR convert_from(j.extra, 'UTF8')::jsonb ? 'queue_expiry')
@@ -319,10 +327,10 @@ def correct_expiries(context: CallContext, name: str, after: int) -> Script[int 
     found = yield Statement(_WRONG_EXPIRIES, values)
     if not found:
         return None
-    locked = context.effects.locks or bool(queues.laned)
+    locked = context.effects.locks or bool(queues.laned) or any(flow for *_, flow in found)
     if locked:
         yield from lanes.lock(queues.numbers)
-    ids = [id_ for _, id_ in found]
+    ids = [id_ for _, id_, _ in found]
     jobs = yield from lock_jobs(context, ids, with_payload=queues.reads_payload)
     now, _ = yield from draw_numbers(context, 0)
     changed = [

@@ -115,13 +115,22 @@ def amqp_errors(target: RabbitTarget) -> Iterator[None]:
         task = asyncio.current_task()
         if task is None or task.cancelling():
             raise
-        raise EngineUnavailable(f"{target.where} closed the connection") from None
+        raise EngineUnavailable(_closed(target)) from None
     except (AMQPError, ChannelInvalidStateError, OSError, RuntimeError, TimeoutError) as error:
         raise EngineUnavailable(explain(target, error)) from error
+    except Exception as error:
+        # The library may end a call of a lost connection with a bare Exception.
+        if type(error) is not Exception:
+            raise
+        raise EngineUnavailable(_closed(target)) from error
+
+
+def _closed(target: RabbitTarget) -> str:
+    return f"{target.where} closed the connection"
 
 
 def explain(target: RabbitTarget, error: BaseException) -> str:
-    """What is wrong, in one line."""
+    """The cause of a failure, in one line."""
     if isinstance(error, ProbableAuthenticationError | AuthenticationError):
         return f"{target.where} refuses the user {target.user!r}: check name and password"
     if isinstance(error, InvalidFrameError) and "Connection.OpenOk" in str(error):

@@ -13,10 +13,8 @@ from time import monotonic
 import aiormq
 from aiormq.channel import Channel
 from aiormq.exceptions import (
-    AMQPError,
     ChannelAccessRefused,
     ChannelClosed,
-    ChannelInvalidStateError,
     ChannelLockedResource,
     ChannelNotFoundEntity,
     DeliveryError,
@@ -181,6 +179,15 @@ class RabbitLink:
         except (ValueError, TypeError) as error:
             return Published(error=f"RabbitMQ cannot carry it: {printable(str(error))}")
         try:
+            with amqp_errors(self._target):
+                return await self._confirmed(channel, message, properties)
+        except EngineUnavailable as error:
+            return Published(error=str(error), is_unknown=True)
+
+    async def _confirmed(
+        self, channel: Channel, message: Message, properties: Properties
+    ) -> Published:
+        try:
             async with asyncio.timeout(CONFIRM_S_MAX):
                 await channel.basic_publish(
                     message.body,
@@ -201,13 +208,6 @@ class RabbitLink:
         except ChannelClosed as error:
             # The broker ended the channel, maybe because of another message of the same window.
             return Published(error=reply_text(error), is_unknown=True)
-        except asyncio.CancelledError:
-            task = asyncio.current_task()
-            if task is None or task.cancelling():
-                raise
-            return Published(error=f"{self._target.where} closed the connection", is_unknown=True)
-        except (AMQPError, ChannelInvalidStateError, OSError, RuntimeError, TimeoutError) as error:
-            return Published(error=explain(self._target, error), is_unknown=True)
         return Published()
 
 

@@ -69,7 +69,7 @@ class BrokerQueue(NamedTuple):
 
     @property
     def warning(self) -> str:
-        """What a person should correct; "" if nothing."""
+        """The differences that a person should correct; "" if there are none."""
         if not self.differences:
             return ""
         shown = ", ".join(

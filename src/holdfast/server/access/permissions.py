@@ -576,7 +576,7 @@ def _queues_of_sqs(record: Record) -> Iterable[str] | None:
 
 
 class _GatePart(msgspec.Struct, frozen=True):
-    """What a gate and the record of its process have in common."""
+    """The field that a gate and the record of its process share."""
 
     queue: str
 

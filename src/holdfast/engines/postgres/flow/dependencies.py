@@ -1,7 +1,7 @@
 """Dependencies: the edges of new jobs to their parents, and notifying children that a parent ended.
 The ending of a parent is written in the transaction that ends it. Its children are notified in
-another transaction right after, or by the next reaper if the process died. No child starts before
-that.
+another transaction right after, or by the next reaper if the process died; in a caller's
+transaction, within it. No child starts before that.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ FROM $schema.release($1::int, $2::bigint, $3::bigint[], $4::int) r
 LEFT JOIN $schema.endings e ON e.number = ANY ($3::bigint[]) AND e.parent = r.parent_
 ORDER BY e.number, r.child_
 """
+_HOLD_CHILDREN = "SELECT $schema.hold_children($1::int, $2::bigint[])"
 _CLOSE = "SELECT $schema.close_edges($1::bigint[])"
 _HOLD = "SELECT * FROM $schema.hold($1::int, $2::bigint[], false)"
 _NOW = "SELECT $schema.now_ms($1::bigint)"
@@ -61,6 +62,13 @@ def _fates(child: Job) -> tuple[int, int]:
     """The codes for the child's fate if a parent is done, and if it dies."""
     done, death = (lifecycle.after_parent(child, state) for state in (State.DONE, State.DEAD))
     return _FATES[done], _FATES[death]
+
+
+def hold_children(context: CallContext, numbers: Sequence[int]) -> Script[None]:
+    """Lock the children that `tell_children` will notify, and their domains, in a transaction that
+    already holds rows: the call fails if it would have to wait.
+    """
+    yield Statement(_HOLD_CHILDREN, (context.ns, sorted(numbers)))
 
 
 def tell_children(context: CallContext, numbers: Sequence[int]) -> Script[bool]:

@@ -23,19 +23,17 @@ RELANE_BATCH_WITH_PAYLOAD = 64
 
 _LOCK = "SELECT $schema.lock_flow($1::int[])"
 _QUEUES_OF = """
-SELECT DISTINCT q.name FROM unnest($2::text[]) AS w(id)
+SELECT DISTINCT q.number, q.name FROM unnest($2::text[]) AS w(id)
 CROSS JOIN LATERAL (
     SELECT c.queue FROM $schema.jobs c WHERE c.id = w.id AND c.ns + 0 = $1::int OFFSET 0
 ) j
-CROSS JOIN LATERAL (SELECT x.name FROM $schema.queues x WHERE x.number = j.queue OFFSET 0) q
-WHERE q.name IS NOT NULL
+CROSS JOIN LATERAL (
+    SELECT x.number, x.name FROM $schema.queues x WHERE x.number = j.queue OFFSET 0
+) q
 """
 _QUEUES_BELOW = """
 WITH RECURSIVE below (id, queue) AS (
-    SELECT j.id, j.queue FROM unnest($2::text[]) AS w(id)
-    CROSS JOIN LATERAL (
-        SELECT c.id, c.queue FROM $schema.jobs c WHERE c.id = w.id AND c.ns + 0 = $1::int OFFSET 0
-    ) j
+    SELECT w.id COLLATE "C", NULL::int FROM unnest($2::text[]) AS w(id)
     UNION
     SELECT j.id, j.queue FROM below b
     CROSS JOIN LATERAL (
@@ -45,9 +43,10 @@ WITH RECURSIVE below (id, queue) AS (
         SELECT c.id, c.queue FROM $schema.jobs c WHERE c.ns = $1::int AND c.seq = e.child OFFSET 0
     ) j
 )
-SELECT DISTINCT q.name FROM below b
-CROSS JOIN LATERAL (SELECT x.name FROM $schema.queues x WHERE x.number = b.queue OFFSET 0) q
-WHERE q.name IS NOT NULL
+SELECT DISTINCT q.number, q.name FROM below b
+CROSS JOIN LATERAL (
+    SELECT x.number, x.name FROM $schema.queues x WHERE x.number = b.queue OFFSET 0
+) q
 """
 _LANES = """
 SELECT $schema.lanes_for($1::int, $2::int[], $3::bytea[], $4::text[], $5::text[], $6::boolean[],
@@ -97,15 +96,16 @@ def spot_of(job: NewJob | Job, queue: Queue, number: int) -> LaneSpot | None:
     return LaneSpot(number, job.task, lane_of(job, queue)) if waits and is_laned(queue) else None
 
 
-def queues_of(
-    context: CallContext, ids: Collection[str], *, below: bool = False
-) -> Script[set[str]]:
-    """The queues that these jobs are in now; with `below` also those of all jobs that depend on
-    them, directly or indirectly.
-    """
-    statement = _QUEUES_BELOW if below else _QUEUES_OF
-    rows = (yield Statement(statement, (context.ns, list(ids)))) if ids else []
-    return {row[0] for row in rows}
+def queues_of(context: CallContext, ids: Collection[str]) -> Script[dict[int, str | None]]:
+    """The queues that these jobs are in now, by number; a dropped one has no name."""
+    rows = (yield Statement(_QUEUES_OF, (context.ns, list(ids)))) if ids else []
+    return {row[0]: row[1] for row in rows}
+
+
+def queues_below(context: CallContext, ids: Collection[str]) -> Script[dict[int, str | None]]:
+    """The queues of all jobs that depend on these, directly or indirectly, by number."""
+    rows = (yield Statement(_QUEUES_BELOW, (context.ns, list(ids)))) if ids else []
+    return {row[0]: row[1] for row in rows}
 
 
 def lock(numbers: Collection[int]) -> Script[None]:
