@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from botocore.parsers import JSONParser
 from botocore.serialize import JSONSerializer
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import fields
 
@@ -23,6 +23,7 @@ from holdfast.server.sqs.json_protocol import (
 from holdfast.server.sqs.shapes import (
     ACTIONS,
     Action,
+    Answer,
     GetQueueAttributesRequest,
     ListQueuesRequest,
     ReceiveMessageResult,
@@ -46,9 +47,7 @@ ANY_ACTION = st.sampled_from(sorted(ACTIONS)).map(ACTIONS.__getitem__)
 REQUESTS = ANY_ACTION.flatmap(
     lambda action: st.tuples(st.just(action), instances(action.request, ANY_TEXT))
 )
-ANSWERS = st.sampled_from(sorted(name for name, each in ACTIONS.items() if each.answer)).flatmap(
-    lambda name: st.tuples(st.just(name), instances(ACTIONS[name].answer, ANY_TEXT))
-)
+ANSWERS = {name: each.answer for name, each in ACTIONS.items() if each.answer}
 
 
 def refusal(action: Action, body: bytes, queue_url: str | None = None) -> SqsError:
@@ -88,9 +87,12 @@ def parsed(reply: Reply, name: str) -> dict[str, Any]:
     return result
 
 
-@given(REQUESTS)
-def test_requests_of_botocore_are_read(case: tuple[Action, Request]) -> None:
-    action, request = case
+@pytest.mark.parametrize("name", ACTIONS)
+@settings(max_examples=20)
+@given(data=st.data())
+def test_requests_of_botocore_are_read(name: str, data: st.DataObject) -> None:
+    action = ACTIONS[name]
+    request = data.draw(instances(action.request, ANY_TEXT))
     wire = JSONSerializer().serialize_to_request(
         plain(request), service_model().operation_model(action.name)
     )
@@ -98,9 +100,11 @@ def test_requests_of_botocore_are_read(case: tuple[Action, Request]) -> None:
     assert decode_request(action, wire["body"]) == request
 
 
-@given(ANSWERS)
-def test_botocore_reads_answers(case: tuple[str, Any]) -> None:
-    name, answer = case
+@pytest.mark.parametrize(("name", "shape"), ANSWERS.items())
+@settings(max_examples=20)
+@given(data=st.data())
+def test_botocore_reads_answers(name: str, shape: type[Answer], data: st.DataObject) -> None:
+    answer = data.draw(instances(shape, ANY_TEXT))
     result = parsed(encode_answer(answer, "the-id"), name)
     metadata = result.pop("ResponseMetadata")
     assert metadata["RequestId"] == "the-id"

@@ -133,10 +133,8 @@ def _without_nulls(value: Any, path: str) -> Any:
             present = _bounded([each for each in value if each is not None])
             return tuple(_without_nulls(each, _path(each, n)) for n, each in enumerate(present, 1))
         case dict():
-            _bounded(list(value.values()))
-            return {
-                key: _without_nulls(each, "") for key, each in value.items() if each is not None
-            }
+            pairs = _bounded([pair for pair in value.items() if pair[1] is not None])
+            return {key: _without_nulls(each, "") for key, each in pairs}
         case Struct():
             own = _OWN_TYPES[type(value)]
             members: dict[str, Any] = {}

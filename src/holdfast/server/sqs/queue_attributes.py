@@ -295,7 +295,7 @@ def _redrive_policy(name: str, text: str) -> RedrivePolicy | None:
 
 
 def _receive_count(name: str, text: str, count: object) -> int:
-    digits = str(count) if isinstance(count, int | str) and not isinstance(count, bool) else ""
+    digits = str(count) if isinstance(count, int | str) else ""
     if not _COUNT.fullmatch(digits) or not 1 <= int(digits) <= 1_000:
         reason = (
             f"Invalid value for maxReceiveCount: {errors.shortened(count)},"
