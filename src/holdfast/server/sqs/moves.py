@@ -346,8 +346,7 @@ def moves_allowed(task: MoveTask, age_ms: int) -> int:
     rate = _rate_of(task)
     if rate is None:
         return BATCH
-    free_us = limits.clamp_free_us(rate, task.ahead_us - age_ms * 1_000, 0)
-    return min(BATCH, limits.starts_now(rate, free_us, 0))
+    return min(BATCH, limits.starts_now(rate, _free_us(rate, task, age_ms), 0))
 
 
 def charge_rate(task: MoveTask, age_ms: int, count: int) -> MoveTask:
@@ -355,14 +354,19 @@ def charge_rate(task: MoveTask, age_ms: int, count: int) -> MoveTask:
     rate = _rate_of(task)
     if rate is None:
         return task
-    free_us = limits.clamp_free_us(rate, task.ahead_us - age_ms * 1_000, 0)
+    free_us = _free_us(rate, task, age_ms)
     return replace(task, ahead_us=limits.after_starts(rate, free_us, 0, count))
 
 
 def next_move_ms(task: MoveTask) -> int:
     """The time from the last save until one more message may be moved."""
     rate = _rate_of(task)
-    return 0 if rate is None else limits.free_ms(rate, task.ahead_us, 0)
+    return 0 if rate is None else limits.free_ms(rate, _free_us(rate, task, 0), 0)
+
+
+def _free_us(rate: Rate, task: MoveTask, age_ms: int) -> int:
+    """The time to the next evenly spaced move, `age_ms` after the last save."""
+    return limits.clamp_free_us(rate, task.ahead_us, 0) - age_ms * 1_000
 
 
 def _rate_of(task: MoveTask) -> Rate | None:
