@@ -118,7 +118,8 @@ async def sqs_server(
     async with make("default") as app:
         state = ServerState(app=app, settings=settings or ServerSettings(), make=make)
         client = SqsClient(DirectServer(state), clock)
-        client.endpoint.state.wall_ms = clock.wall_ms
+        if client.server.application.sqs is not None:
+            client.endpoint.state.wall_ms = clock.wall_ms
         try:
             yield client
         finally:
