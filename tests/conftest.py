@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import tempfile
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any
@@ -69,9 +70,9 @@ def pytest_unconfigure(config: pytest.Config) -> None:
     report: Any = config.pluginmanager.get_plugin("terminalreporter")
     reasons = [skip.longrepr[2] for skip in report.stats.get("skipped", ())] if report else []
     missing = [reason for reason in reasons if services.MISSING in reason]
-    if missing:
-        why = " ".join(missing[0].removeprefix("Skipped: ").split())
-        report.write_line(f"{counted(len(missing), 'test')} did not run. {why}")
+    lines = Counter(" ".join(reason.removeprefix("Skipped: ").split()) for reason in missing)
+    for why, count in lines.items():
+        report.write_line(f"{counted(count, 'test')} did not run. {why}")
 
 
 @pytest.fixture(scope="session")

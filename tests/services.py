@@ -3,8 +3,9 @@ one RabbitMQ for each run, one virtual host for each test process.
 
 `HOLDFAST_TEST_PG_DSN` and `HOLDFAST_TEST_AMQP_URL` name servers to use instead of private ones: a
 postgresql:// URL of a user who may create databases, an amqp:// URL of one who may do everything
-in its virtual host. Where RabbitMQ cannot be had, its tests are skipped, and the run ends with a
-line that says so; they fail if `HOLDFAST_TEST_REQUIRE` lists "rabbitmq".
+in its virtual host. Where RabbitMQ or clients of SQS cannot be had, their tests are skipped, and
+the run ends with a line for each; they fail if `HOLDFAST_TEST_REQUIRE` lists "rabbitmq" or
+"sqs-clients".
 """
 
 import asyncio
@@ -102,19 +103,26 @@ async def _refuse_unless_broker(url: str) -> None:
         raise ServiceUnavailable(message) from error
 
 
-MISSING = "RabbitMQ is missing: "
+MISSING = " is missing: "
 
 
 @contextlib.contextmanager
 def rabbitmq_needed() -> Iterator[None]:
     """Skip the test if RabbitMQ is missing, or fail it where that is required."""
+    with needed("RabbitMQ", "rabbitmq", "Or name a running one: HOLDFAST_TEST_AMQP_URL=amqp://..."):
+        yield
+
+
+@contextlib.contextmanager
+def needed(title: str, name: str, remedy: str = "") -> Iterator[None]:
+    """Skip the test if a service is missing, or fail it if `HOLDFAST_TEST_REQUIRE` lists `name`."""
     try:
         yield
         return
     except ServiceUnavailable as error:
-        missing = f"{MISSING}{error} Or name a running one: HOLDFAST_TEST_AMQP_URL=amqp://..."
+        missing = f"{title}{MISSING}{error} {remedy}".rstrip()
     # Outside of the handler, so that the report is this line and no chain of causes.
-    if "rabbitmq" in os.environ.get("HOLDFAST_TEST_REQUIRE", "").split(","):
+    if name in os.environ.get("HOLDFAST_TEST_REQUIRE", "").split(","):
         pytest.fail(missing, pytrace=False)
     pytest.skip(missing)
 
