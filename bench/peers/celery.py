@@ -10,7 +10,7 @@ import logging
 from functools import cache
 from typing import Any
 
-from celery import Celery  # type: ignore[import-not-found]
+from celery import Celery
 
 from bench.peers import program
 from bench.peers.program import Arguments
