@@ -9,6 +9,7 @@ NAMES = {
     "engines": "kill and freeze processes and the database server while they work on one store",
     "workers": "kill and freeze workers, their children and their commands while they run jobs",
     "server": "kill the server while clients use it over REST and the remote engine",
+    "sqs": "kill the server while SQS clients use it, some with boto3",
     "rabbitmq": "kill RabbitMQ, ledger, gates and dead-letter handlers, behind a proxy with faults",
     "poison": "run jobs that raise, hang and crash among good ones",
     "simulate": "simulate crashes, lost responses and clock jumps in virtual time, by seed",

@@ -5,7 +5,18 @@ from __future__ import annotations
 import argparse
 from random import SystemRandom
 
-from torture import engines, machine, poison, power, rabbitmq, server, simulate, workers, writers
+from torture import (
+    engines,
+    machine,
+    poison,
+    power,
+    rabbitmq,
+    server,
+    simulate,
+    sqs,
+    workers,
+    writers,
+)
 
 
 def main(argv: list[str]) -> int:
@@ -36,6 +47,7 @@ def main(argv: list[str]) -> int:
         engines.main(["--kills", sized(300), *seed, *record]),
         workers.main(["--kills", sized(300), *seed, *record]),
         server.main(["--kills", sized(50), *seed, *record]),
+        sqs.main(["--kills", sized(50), *seed, *record]),
         rabbitmq.main(["--broker-kills", sized(20), "--rounds", sized(1_000), *seed, *record]),
         poison.main(["--jobs", sized(10_000), *seed, *record]),
         simulate.main(["--engine", "memory", "--seeds", sized(1_000), *seed, *record]),

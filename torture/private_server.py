@@ -19,12 +19,14 @@ _LIBC = ctypes.CDLL(None)
 
 
 class PrivateServer:
-    """`holdfast serve` in a child process that dies with this one. It runs no upkeep, so that only
-    recorded clients change the store."""
+    """`holdfast serve` in a child process that dies with this one. Without upkeep, only recorded
+    clients change the store."""
 
-    def __init__(self, store: str, directory: Path, *, flags: Sequence[str] = ()) -> None:
+    def __init__(
+        self, store: str, directory: Path, *, flags: Sequence[str] = (), upkeep: bool = False
+    ) -> None:
         self._store = store
-        self._flags = flags
+        self._flags = flags if upkeep else ("--no-upkeep", *flags)
         self._log = directory / "server.log"
         self._port = _free_port()
         self._process: subprocess.Popen[str] | None = None
@@ -66,7 +68,7 @@ class PrivateServer:
 
     def restart(self) -> None:
         """Start the server; returns when it listens."""
-        command = [sys.executable, "-c", _RUN, "serve", "--json", "--no-upkeep", *self._flags]
+        command = [sys.executable, "-c", _RUN, "serve", "--json", *self._flags]
         command += ["--url", self._store, "--port", str(self._port)]
         parent = os.getpid()
 

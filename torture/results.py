@@ -27,6 +27,11 @@ COLUMNS = {
         "engine", "clients", "seconds", "server_kills", "jobs", "operations", "unknown", "lost",
         "resurrected", "stale_settles", "violations", "back_ms_p50", "back_ms_max", "seed",
     ),
+    "sqs": (
+        "engine", "clients", "receivers", "seconds", "server_kills", "sent", "received", "deleted",
+        "unknown", "moved", "moves", "interrupted_moves", "lost", "resurrected", "held_twice",
+        "out_of_order", "violations", "seed",
+    ),
     "rabbitmq": (
         "part", "engine", "seconds", "broker_kills", "server_kills", "kills", "proxy_confirm",
         "proxy_ack", "proxy_delivery", "proxy_cut", "proxy_frame", "proxy_stall", "jobs",
