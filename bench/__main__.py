@@ -16,7 +16,7 @@ from typing import Any
 
 from rich.console import Console
 
-from bench import drain, engines, flow, hostile, rabbitmq, server
+from bench import drain, engines, flow, hostile, rabbitmq, server, sqs
 from bench.report import Report, print_table, record, to_markdown, write_json
 from bench.stores import ENGINES
 
@@ -28,6 +28,7 @@ BENCHES: dict[str, Any] = {
     "hostile": hostile.run,
     "rabbitmq": rabbitmq.run,
     "server": server.run,
+    "sqs": sqs.run,
 }
 
 
@@ -65,7 +66,13 @@ def main(arguments: list[str]) -> int:
 def _options(
     name: str, given: argparse.Namespace
 ) -> (
-    engines.Options | drain.Options | flow.Options | rabbitmq.Options | server.Sizes | hostile.Sizes
+    engines.Options
+    | drain.Options
+    | flow.Options
+    | rabbitmq.Options
+    | server.Sizes
+    | sqs.Options
+    | hostile.Sizes
 ):
     chosen = ENGINES if given.engine == "all" else (given.engine,)
     changes = {key: value for key in ("jobs", "repeats") if (value := getattr(given, key))}
@@ -85,6 +92,10 @@ def _options(
         case "server":
             server_sizes = server.QUICK if given.quick else server.Sizes()
             return replace(server_sizes, turns=given.repeats or server_sizes.turns)
+        case "sqs":
+            sqs_sizes = sqs.QUICK if given.quick else sqs.Sizes()
+            sqs_sizes = replace(sqs_sizes, turns=given.repeats or sqs_sizes.turns)
+            return sqs.Options(sizes=sqs_sizes, peers=given.peers)
         case _:
             sizes = replace(engines.QUICK if given.quick else engines.Sizes(), **changes)
             return engines.Options(engines=chosen, sizes=sizes, sync_delay_ms=given.sync_delay_ms)
@@ -126,7 +137,7 @@ def _parser() -> argparse.ArgumentParser:
         "--no-peers",
         dest="peers",
         action="store_false",
-        help="drain, rabbitmq: measure only Holdfast",
+        help="drain, rabbitmq, sqs: measure only Holdfast",
     )
     parser.add_argument(
         "--sync-delay-ms",

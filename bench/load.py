@@ -16,13 +16,14 @@ _LENGTH = re.compile(rb"(?i)\r\ncontent-length: *(\d+)")
 
 
 class LoadOrder(msgspec.Struct, frozen=True, kw_only=True):
-    """A request to repeat on each connection for some seconds."""
+    """A request to repeat on each connection for some seconds. Without `headers` it is JSON."""
 
     port: int
     path: str
     body: str
     connections: int
     seconds: float
+    headers: dict[str, str] = {}
 
 
 class LoadResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -84,8 +85,10 @@ class _LoadConnection(asyncio.Protocol):
 async def carry_out(order: LoadOrder) -> LoadResult:
     """Run one order."""
     body = order.body.encode()
+    given = order.headers or {"content-type": "application/json"}
+    headers = "".join(f"{name}: {value}\r\n" for name, value in given.items())
     head = (
-        f"POST {order.path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+        f"POST {order.path} HTTP/1.1\r\nhost: localhost\r\n{headers}"
         f"content-length: {len(body)}\r\n\r\n"
     )
     request = head.encode() + body

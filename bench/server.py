@@ -36,6 +36,7 @@ CYCLE_RATE_MIN = 10_000
 WAKE_MS_MAX = 20
 CLIENTS = 4
 BATCH = 100
+TEXT = PAYLOAD[32:126].decode() * 2 + "x" * 56
 SERVE = "from holdfast.cli import main; main()"
 
 Log = Callable[[str], None]
@@ -229,7 +230,7 @@ async def _embedded(subject: HoldfastSubject, seconds: float) -> float:
 
 def new_jobs(count: int) -> str:
     """Return a request body with jobs of the same size as in the other benchmarks."""
-    job = {"task": TASK, "payload": {"text": PAYLOAD[32:126].decode() * 2 + "x" * 56}}
+    job = {"task": TASK, "payload": {"text": TEXT}}
     return msgspec.json.encode({"jobs": [job] * count}).decode()
 
 

@@ -1,7 +1,7 @@
-"""Kill the server under the load of SQS clients, half of the processes with boto3. The clients send,
-receive, delete and hide messages of a standard and a FIFO queue; dead letters are moved on by move
-tasks. Then the queues drain, and the history of the clients is checked: no acknowledged message is
-lost, none comes back after its delete, groups keep their order, and each message has one holder.
+"""Kill the server under the load of SQS clients, every second process with boto3. The clients send,
+receive, delete and hide messages of a standard and a FIFO queue, and move tasks forward dead
+letters. Then the queues drain and the recorded calls are checked: no acknowledged message is lost,
+none comes back after its delete, groups keep their order, and a message has one holder at a time.
 """
 
 from __future__ import annotations

@@ -63,11 +63,11 @@ class Caller(Protocol):
 
 
 class RawCaller:
-    """One connection, with one request at a time."""
+    """A plain JSON client. Each call uses an idle connection, or a new one if there is none."""
 
     def __init__(self, port: int) -> None:
         self._port = port
-        self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
+        self._idle: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
 
     async def call(self, action: str, **request: Any) -> dict[str, Any]:
         body = msgspec.json.encode(request)
@@ -80,9 +80,6 @@ class RawCaller:
             async with asyncio.timeout(ANSWER_S_MAX):
                 status, answer = await self._exchange(head.encode() + body)
         except (OSError, EOFError, TimeoutError) as error:
-            if self._streams is not None:
-                self._streams[1].close()
-                self._streams = None
             raise Unknown(repr(error)) from None
         if status == 503:
             raise Unknown(answer.decode(errors="replace"))
@@ -92,14 +89,19 @@ class RawCaller:
         return found
 
     async def _exchange(self, request: bytes) -> tuple[int, bytes]:
-        if self._streams is None:
-            self._streams = await asyncio.open_connection("127.0.0.1", self._port)
-        reader, writer = self._streams
-        writer.write(request)
-        head = await reader.readuntil(b"\r\n\r\n")
-        lines = head.lower().split(b"\r\n")
-        length = next(line for line in lines if line.startswith(b"content-length:"))
-        return int(head[9:12]), await reader.readexactly(int(length.partition(b":")[2]))
+        streams = self._idle.pop() if self._idle else None
+        reader, writer = streams or await asyncio.open_connection("127.0.0.1", self._port)
+        try:
+            writer.write(request)
+            head = await reader.readuntil(b"\r\n\r\n")
+            lines = head.lower().split(b"\r\n")
+            length = next(line for line in lines if line.startswith(b"content-length:"))
+            body = await reader.readexactly(int(length.partition(b":")[2]))
+        except BaseException:
+            writer.close()
+            raise
+        self._idle.append((reader, writer))
+        return int(head[9:12]), body
 
 
 class Boto3Caller:
@@ -119,8 +121,8 @@ class Boto3Caller:
         )
 
     async def call(self, action: str, **request: Any) -> dict[str, Any]:
+        from botocore import xform_name
         from botocore.exceptions import BotoCoreError, ClientError
-        from botocore.utils import xform_name
 
         method = getattr(self._client, xform_name(action))
         try:
@@ -259,26 +261,32 @@ class Receiver:
         self._numbers = itertools.count(1)
 
     async def run(self, draining: asyncio.Event) -> None:
-        late: set[asyncio.Task[None]] = set()
-        while True:
-            messages, calls = await self._receive()
-            if not calls:
-                await asyncio.sleep(PAUSE_S)
-                continue
-            share = self._rng.random()
-            # While draining, every message is deleted, except those that must die.
-            if share < 0.7 or draining.is_set():
-                await self._delete_most(messages, calls, draining)
-            elif share < 0.8:
-                await self._hide(messages, calls, 0)
-            elif share < 0.9:
-                await self._hide(messages, calls, self._rng.randint(1, 4))
-                await self._delete_most(messages, calls, draining)
-            elif share < 0.95:
-                pause_s = max(call.seconds for call in calls) + self._rng.random()
-                task = asyncio.create_task(self._delete_late(pause_s, messages, calls))
-                late.add(task)
-                task.add_done_callback(late.discard)
+        async with asyncio.TaskGroup() as late:
+            while True:
+                messages, calls = await self._receive()
+                if calls:
+                    await self._handle(messages, calls, draining, late)
+                else:
+                    await asyncio.sleep(PAUSE_S)
+
+    async def _handle(
+        self,
+        messages: Messages,
+        calls: Sequence[MessageCall],
+        draining: asyncio.Event,
+        late: asyncio.TaskGroup,
+    ) -> None:
+        share = self._rng.random()
+        if share < 0.7 or draining.is_set():
+            await self._delete_most(messages, calls, draining)
+        elif share < 0.8:
+            await self._hide(messages, calls, 0)
+        elif share < 0.9:
+            await self._hide(messages, calls, self._rng.randint(1, 4))
+            await self._delete_most(messages, calls, draining)
+        elif share < 0.95:
+            pause_s = max(call.seconds for call in calls) + self._rng.random()
+            late.create_task(self._delete_late(pause_s, messages, calls))
 
     async def _receive(self) -> tuple[Messages, list[MessageCall]]:
         seconds = self._rng.randint(*VISIBILITY_S)
@@ -360,9 +368,7 @@ class Receiver:
         await asyncio.sleep(pause_s)
         await self._delete(messages, calls)
 
-    async def _hide(
-        self, messages: Messages, calls: Sequence[MessageCall], seconds: int
-    ) -> None:
+    async def _hide(self, messages: Messages, calls: Sequence[MessageCall], seconds: int) -> None:
         hides = [
             msgspec.structs.replace(_follow_up(call, "hide"), seconds=seconds) for call in calls
         ]

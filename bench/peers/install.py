@@ -26,14 +26,25 @@ class NotInstalled(Exception):
 
 def install_python(log: Callable[[str], None]) -> None:
     """Install what requirements.txt pins; returns at once if that is done."""
-    wanted = SOURCES / "requirements.txt"
-    stamp = HOME / "python" / ".stamp"
+    _install(HOME / "python", SOURCES / "requirements.txt", log)
+
+
+def install_sqs_servers(log: Callable[[str], None]) -> Path:
+    """Install the SQS servers that requirements-sqs.txt pins; return the folder of their programs.
+    They are apart from the others, because they pin their own dependencies."""
+    _install(HOME / "sqs", SOURCES / "requirements-sqs.txt", log)
+    return HOME / "sqs" / "bin"
+
+
+def _install(folder: Path, wanted: Path, log: Callable[[str], None]) -> None:
+    stamp = folder / ".stamp"
     if _is_current(stamp, wanted, sys.version):
         return
-    log("installing the Python peers")
-    shutil.rmtree(HOME / "python", ignore_errors=True)
-    _run([sys.executable, "-m", "venv", str(HOME / "python")])
-    _run([str(PYTHON), "-m", "pip", "install", "--quiet", "-r", str(wanted)])
+    log(f"installing {wanted.name}")
+    shutil.rmtree(folder, ignore_errors=True)
+    _run([sys.executable, "-m", "venv", str(folder)])
+    program = str(folder / "bin" / "python")
+    _run([program, "-m", "pip", "install", "--quiet", "-r", str(wanted)])
     stamp.write_text(_digest(wanted, sys.version))
 
 
