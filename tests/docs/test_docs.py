@@ -32,6 +32,14 @@ _LINK = re.compile(r"\]\((?!https?:|#)([^)#]+)")
 _LONG_RUNNING = ("up", "serve", "demo", "chaos", "top", "test", "check", "bench", "torture", "lock")
 
 
+SERVER = "http://127.0.0.1:7433"
+"""The address that the docs show. Tests run a server at another one."""
+
+
+def holdfast_program() -> str:
+    return str(Path(sys.executable).with_name("holdfast"))
+
+
 def store_of(page: Path, request: pytest.FixtureRequest) -> str:
     """The URL of the store for the commands of a page."""
     ledger = "sqlite:///holdfast.db"
@@ -53,15 +61,20 @@ def blocks(language: str) -> list[object]:
 @pytest.mark.parametrize("source", blocks("python"))
 def test_python_code_runs(source: str, tmp_path: Path) -> None:
     script = tmp_path / "shown.py"
-    script.write_text(source)
-    run = subprocess.run(
-        [sys.executable, "-W", "error", str(script)],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    with contextlib.ExitStack() as stack:
+        if SERVER in source:
+            environment = {**os.environ, "HOLDFAST_URL": "sqlite:///holdfast.db"}
+            address = stack.enter_context(running_server(holdfast_program(), tmp_path, environment))
+            source = source.replace(SERVER, address)
+        script.write_text(source)
+        run = subprocess.run(
+            [sys.executable, "-W", "error", str(script)],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
     assert run.returncode == 0, run.stdout + run.stderr
 
 
@@ -97,7 +110,7 @@ def test_commands_run(page: Path, tmp_path: Path, request: pytest.FixtureRequest
     shown = [step for match in _BLOCK.finditer(page.read_text()) for step in steps(match)]
     environment = {**os.environ, "HOLDFAST_URL": store_of(page, request), "COLUMNS": "200"}
     environment.pop("HOLDFAST_COMMAND", None)
-    program = str(Path(sys.executable).with_name("holdfast"))
+    program = holdfast_program()
     with contextlib.ExitStack() as stack:
         if any(words[:2] == ["./hf", "up"] for words, _ in shown):
             stack.enter_context(running_workers(program, tmp_path, environment))

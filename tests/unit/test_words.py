@@ -43,7 +43,7 @@ EDGES = (
         "fleet",
     ),
 )
-EDGE_PAGES = ("sqs", "rabbitmq", "fleet", "gates")
+EDGE_PAGES = ("sqs", "sqs-compatibility", "rabbitmq", "fleet", "gates")
 
 # Words that mean something else where they stand, and what they mean there.
 OTHER_MEANINGS: dict[tuple[str, str], str] = {
