@@ -92,7 +92,7 @@ async def test_leases_are_returned_if_the_caller_is_cancelled_with_the_result_re
     monkeypatch.undo()
     await engine._returns.ended()
     (lease,) = await engine.lease(REQUEST)
-    assert (lease.id, lease.job.attempt, lease.job.releases) == ("a", 1, 1)
+    assert (lease.id, lease.job.attempt, lease.job.releases) == ("a", 1, 0)
 
 
 async def test_close_waits_until_leases_are_returned(
