@@ -294,18 +294,22 @@ async def _change_visibility(
         job = jobs.get(receipt.id)
         if job is None or job.queue != known.queue or _is_gone(job):
             failed[handle] = errors.not_in_flight(handle)
-        elif after_s:
+        else:
             await _hide_again(call, job, receipt, after_s)
     return [failed.get(handle) for _, handle in handled]
 
 
 async def _hide_again(call: SqsCall, job: Job, receipt: MessageReceipt, seconds: int) -> None:
-    """Hide a message whose timeout has ended, unless another consumer has received it since."""
+    """Hide or show a message that no consumer holds any more. The handle of an earlier receive may
+    only hide it for longer."""
     delay_ms = seconds * bounds.SECOND_MS
     if job.state is State.LEASED and job.token == receipt.token:
-        # The reaper has not seen it yet.
+        # Its timeout has ended, but the reaper has not seen it yet.
         await _settle(call, [(receipt, Retry(delay_ms))])
-    elif job.state is State.WAITING:
+        return
+    due_at = max(job.due_at, now := call.now_ms())
+    is_latest = receipt.attempt == job.attempt and now + delay_ms != due_at
+    if job.state is State.WAITING and (is_latest or now + delay_ms > due_at):
         wanted = JobFilter(
             ids=(job.id,), queue=job.queue, states=(State.WAITING,), version=job.version
         )
