@@ -34,6 +34,7 @@ from holdfast.ops.records import (
 )
 from holdfast.ops.schedules import Schedules
 from holdfast.ops.settings import read_settings
+from holdfast.ops.sqs import SQS_QUEUE_KIND
 from holdfast.ops.ticks import Schedule
 from holdfast.ops.unreadable import find_unreadable, remove_unreadable
 from holdfast.ops.workers import Workers
@@ -204,6 +205,8 @@ def hostile(draw: st.DrawFn, name: str) -> Record:
     for field in ("name", "id", "target"):
         if isinstance(value, dict) and isinstance(value.get(field), str) and value[field]:
             key = value[field][:200]
+    if name == SQS_QUEUE_KIND and isinstance(value, dict) and "region" in value:
+        key = f"{value['region']}/{value.get('name')}"[:200] or key
     return Record(kind=name, key=key, value=packed(kind, value))
 
 
@@ -240,7 +243,9 @@ async def check_readers(records: list[Record]) -> None:
         )
         for record in records:
             await put(engine, record)
-        for service in services(engine):
+        assert at.application.sqs is not None
+        sqs_services = at.application.sqs.services("default", at.apps["default"])
+        for service in [*services(engine), *(each.once for each in sqs_services)]:
             await service()
         assert (await engine.find(JobFilter(task="ticked"), limit=1)).jobs, "the neighbour ticks"
         await breakers.read_breakers(engine)
@@ -252,6 +257,10 @@ async def check_readers(records: list[Record]) -> None:
         for operation in GETS:
             reply = await send_example(at, operation, example_request(operation, sample))
             assert reply.status < 500, (operation.path, reply.body)
+        for action in ("ListQueues", "GetQueueAttributes", "ListDeadLetterSourceQueues"):
+            body = {"QueueUrl": "sample", "AttributeNames": ["All"]}
+            answer = await at.ask("POST", "/", body, x_amz_target=f"AmazonSQS.{action}")
+            assert answer.status < 500, (action, answer.body)
         for kind, key, _ in await find_unreadable(engine, deep=True):
             await remove_unreadable(engine, kind, key)
         assert await find_unreadable(engine, deep=True) == []
