@@ -36,8 +36,8 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     bodies_max: int = 4_000
     """Requests whose body is unfinished; one namespace gets at most half. Beyond it, the oldest is
     ended."""
-    waiters_max: int = 2_000
-    """Concurrent long-polls."""
+    waiters_max: int = 5_000
+    """Concurrent long-polls; one namespace gets at most half."""
     streams_max: int = 10_000
     """Concurrent event streams."""
     connections_max: int = 16_000

@@ -22,7 +22,6 @@ from holdfast.server.access.admission import ApiCall
 from holdfast.server.access.caller import Caller
 from holdfast.server.sqs.catalog import KnownQueue, QueueCatalog
 from holdfast.server.sqs.errors import queue_does_not_exist
-from holdfast.server.sqs.polls import Polls
 from holdfast.server.sqs.queue_attributes import QueueArn
 from holdfast.server.sqs.shapes import queue_of
 from holdfast.server.state import DEFAULT_NAMESPACE, ServerState
@@ -41,7 +40,6 @@ class SqsState:
         self.server = server
         self.wall_ms = wall_ms
         self.is_strict = server.settings.sqs == "strict"
-        self.polls = Polls()
         self._region = ""
         self._catalogs: dict[str, QueueCatalog] = {}
 

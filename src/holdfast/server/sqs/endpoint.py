@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import re
-import uuid
 from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any, Final, Literal
 from urllib.parse import unquote
+
+import uuid_utils
 
 from holdfast.app.application import Holdfast
 from holdfast.errors import Forbidden, HoldfastError
@@ -47,7 +48,7 @@ from holdfast.server.sqs.keeper import QueueKeeper
 from holdfast.server.sqs.moves import MessageMover
 from holdfast.server.sqs.problems import error_of
 from holdfast.server.sqs.queue_attributes import parse_arn
-from holdfast.server.sqs.receive import receive_message
+from holdfast.server.sqs.receive import message_state_of, receive_message
 from holdfast.server.sqs.shapes import (
     Action,
     Answer,
@@ -121,7 +122,8 @@ class SqsEndpoint(RequestLifecycle):
 
     async def close(self) -> None:
         """End all long polls, and give back what they had leased."""
-        await self.state.polls.close()
+        for app in list(self._server.namespaces.apps.values()):
+            await message_state_of(app).polls.close()
 
     def arguments_of(self, scope: AsgiScope, path: bytes) -> dict[str, Any] | None:
         """The arguments of a request of an SQS client; None for any other. A browser's navigation
@@ -143,7 +145,7 @@ class SqsEndpoint(RequestLifecycle):
     async def _reply(
         self, scope: AsgiScope, receive: Receive, arguments: dict[str, Any], ticket: Ticket
     ) -> Reply:
-        request_id = str(uuid.uuid4())
+        request_id = str(uuid_utils.uuid4())
         try:
             return await self._answer(scope, receive, arguments, ticket, request_id)
         except SqsError as error:
@@ -266,7 +268,7 @@ class SqsEndpoint(RequestLifecycle):
 
     def _refusal(self, error: HoldfastError, scope: AsgiScope) -> Reply:
         protocol = _protocol_of(scope["headers"]) or "query"
-        reply = _error_reply(error_of(error), str(uuid.uuid4()), protocol)
+        reply = _error_reply(error_of(error), str(uuid_utils.uuid4()), protocol)
         self._count(reply, {}, 0.0)
         return reply._replace(headers=[*reply.headers, *error_headers(error)])
 
