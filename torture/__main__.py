@@ -11,6 +11,7 @@ NAMES = {
     "server": "kill the server while clients use it over REST and the remote engine",
     "sqs": "kill the server while SQS clients use it, some with boto3",
     "rabbitmq": "kill RabbitMQ, ledger, gates and dead-letter handlers, behind a proxy with faults",
+    "moto": "run moto's own SQS tests, from its source package, against the server",
     "poison": "run jobs that raise, hang and crash among good ones",
     "simulate": "simulate crashes, lost responses and clock jumps in virtual time, by seed",
     "machine": "compare an engine with the reference engine in random histories (Hypothesis)",
