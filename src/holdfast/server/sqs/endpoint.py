@@ -14,10 +14,9 @@ from functools import partial
 from typing import Any, Final, Literal
 from urllib.parse import unquote
 
-import uuid_utils
-
 from holdfast.app.application import Holdfast
 from holdfast.errors import Forbidden, HoldfastError
+from holdfast.notation.options import new_id
 from holdfast.ops.service import Service
 from holdfast.ops.sqs import ACCOUNT, REGION
 from holdfast.ops.tokens import EVERYWHERE
@@ -145,7 +144,7 @@ class SqsEndpoint(RequestLifecycle):
     async def _reply(
         self, scope: AsgiScope, receive: Receive, arguments: dict[str, Any], ticket: Ticket
     ) -> Reply:
-        request_id = str(uuid_utils.uuid4())
+        request_id = new_id()
         try:
             return await self._answer(scope, receive, arguments, ticket, request_id)
         except SqsError as error:
@@ -268,7 +267,7 @@ class SqsEndpoint(RequestLifecycle):
 
     def _refusal(self, error: HoldfastError, scope: AsgiScope) -> Reply:
         protocol = _protocol_of(scope["headers"]) or "query"
-        reply = _error_reply(error_of(error), str(uuid_utils.uuid4()), protocol)
+        reply = _error_reply(error_of(error), new_id(), protocol)
         self._count(reply, {}, 0.0)
         return reply._replace(headers=[*reply.headers, *error_headers(error)])
 
