@@ -75,7 +75,7 @@ PAYLOADS: tuple[bytes, ...] = (
 )
 """Payloads are opaque bytes: each of these is stored exactly."""
 
-PAYLOAD_TOO_LARGE = b"x" * (bounds.QUEUE_PAYLOAD_MAX + 1)
+PAYLOAD_TOO_LARGE = b"x" * (bounds.PAYLOAD_MAX + 1)
 
 STORABLE_TEXTS: tuple[str, ...] = (
     "'; DROP TABLE job; --",

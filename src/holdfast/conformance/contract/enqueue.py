@@ -240,15 +240,17 @@ class HostileInputContract:
             job = await twin.require(lease.id)
             assert (job.result, job.checkpoint, job.output) == (data, data, output)
 
-    async def test_a_payload_one_byte_too_large_is_refused(self, twin: Twin) -> None:
+    async def test_a_payload_too_large_for_every_queue_is_refused(self, twin: Twin) -> None:
         (receipt,) = await twin.enqueue([a_job(payload=inputs.PAYLOAD_TOO_LARGE)])
         assert (receipt.status, receipt.code) == (Status.REFUSED, "payload_too_large")
         assert str(bounds.QUEUE_PAYLOAD_MAX) in receipt.text
 
     @needs("inspect", "payload_max")
     async def test_a_queue_can_accept_an_envelope_around_a_mebibyte(self, twin: Twin) -> None:
-        await twin.declare(a_queue(payload_max=bounds.PAYLOAD_MAX))
         largest = b"x" * bounds.PAYLOAD_MAX
+        (receipt,) = await twin.enqueue([a_job(payload=largest[: bounds.QUEUE_PAYLOAD_MAX + 1])])
+        assert receipt.code == "payload_too_large", "the default is a mebibyte"
+        await twin.declare(a_queue(payload_max=bounds.PAYLOAD_MAX))
         receipts = await twin.enqueue(
             [a_job("a", payload=largest), a_job("b", payload=largest + b"x")]
         )
