@@ -25,6 +25,17 @@ def test_fake(holdfast_fake):
     from shop import double
     double.enqueue(4)
     holdfast_fake.assert_enqueued(double, 4, times=1)
+
+def test_sqs(holdfast_sqs):
+    import boto3
+    url = holdfast_sqs.create_queue(QueueName="mail")["QueueUrl"]
+    # The code under test creates its own client.
+    boto3.client("sqs").send_message(QueueUrl=url, MessageBody="hello")
+    [message] = holdfast_sqs.receive_message(QueueUrl=url, WaitTimeSeconds=20)["Messages"]
+    assert message["Body"] == "hello"
+
+def test_sqs_starts_without_queues(holdfast_sqs):
+    assert "QueueUrls" not in holdfast_sqs.list_queues()
 """
 
 SHOP = """
@@ -60,5 +71,5 @@ def test_the_fixtures(tmp_path: Path) -> None:
         check=False,
     )
     assert ran.returncode == 0, ran.stdout + ran.stderr
-    assert "4 passed" in ran.stdout
+    assert "6 passed" in ran.stdout
     assert not (tmp_path / "holdfast.db").exists()

@@ -112,23 +112,35 @@ async def serve(
     logging.getLogger("holdfast.alerts").setLevel(logging.INFO)
     with local_users(settings, listening) as users:
         server = ServerState(app=app, settings=settings, local_users=users)
-        application = AsgiApplication(server)
-        web = UvicornServer(server, application)
-        upkeep = NamespaceUpkeep(server, application.sqs)
-        try:
-            with _signal_handlers(web.on_signal):
-                try:
-                    server.namespaces.opened.append(upkeep.start)
-                    upkeep.start(DEFAULT_NAMESPACE, app)
-                    for name in sorted({*settings.namespaces, *await server.tokens.namespaces()}):
-                        await server.namespaces.get(name)
-                    await web.run(listening, started)
-                finally:
-                    if application.sqs is not None:
-                        await application.sqs.close()
-                    await upkeep.stop(web.at_once)
-        finally:
-            await server.namespaces.close()
+        await serve_state(server, listening, started, _signal_handlers)
+
+
+async def serve_state(
+    server: ServerState,
+    listening: socket.socket,
+    started: Callable[[str], None] | None,
+    stoppable: Callable[[Callable[[], None]], contextlib.AbstractContextManager[None]],
+) -> None:
+    """Serve until the function is called that `stoppable` gets. A second call ends open requests
+    at once."""
+    application = AsgiApplication(server)
+    web = UvicornServer(server, application)
+    upkeep = NamespaceUpkeep(server, application.sqs)
+    try:
+        with stoppable(web.on_signal):
+            try:
+                server.namespaces.opened.append(upkeep.start)
+                upkeep.start(DEFAULT_NAMESPACE, server.app)
+                named = {*server.settings.namespaces, *await server.tokens.namespaces()}
+                for name in sorted(named):
+                    await server.namespaces.get(name)
+                await web.run(listening, started)
+            finally:
+                if application.sqs is not None:
+                    await application.sqs.close()
+                await upkeep.stop(web.at_once)
+    finally:
+        await server.namespaces.close()
 
 
 class NamespaceUpkeep:

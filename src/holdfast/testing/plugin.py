@@ -1,9 +1,9 @@
-"""The pytest plugin: a fixture for each test mode. It imports nothing until one is used."""
+"""The pytest plugin: fixtures for the test modes and for an SQS endpoint. It imports nothing until one is used."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -43,6 +43,21 @@ def holdfast_fake(holdfast_app: Holdfast | None) -> Iterator[Fake]:
 
     with fake(*_given(holdfast_app)) as mode:
         yield mode
+
+
+@pytest.fixture
+def holdfast_sqs(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """A boto3 client of an Amazon SQS endpoint in this process, which starts without queues. It is
+    also the endpoint of the clients that the test creates without an `endpoint_url`."""
+    from holdfast.testing.sqs_server import KEY, REGION, sqs_client
+
+    with sqs_client() as client:
+        monkeypatch.setenv("AWS_ENDPOINT_URL_SQS", client.meta.endpoint_url)
+        monkeypatch.setenv("AWS_ACCESS_KEY_ID", KEY)
+        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", KEY)
+        monkeypatch.setenv("AWS_DEFAULT_REGION", REGION)
+        monkeypatch.delenv("AWS_SESSION_TOKEN", raising=False)
+        yield client
 
 
 def _given(app: Holdfast | None) -> tuple[Holdfast, ...]:
