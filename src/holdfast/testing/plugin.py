@@ -1,4 +1,7 @@
-"""The pytest plugin: fixtures for the test modes and for an SQS endpoint. It imports nothing until one is used."""
+"""The pytest plugin: fixtures for the test modes and for an SQS endpoint.
+
+It imports nothing until one is used.
+"""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ class _ThreadServer:
     def __init__(self) -> None:
         self._listening = socket.create_server(("127.0.0.1", 0))
         self._url: Future[str] = Future()
-        self._stop: Callable[[], None] | None = None
+        self._stop: Callable[[], object] | None = None
         self._thread = threading.Thread(target=self._run, name="holdfast sqs", daemon=True)
 
     def start(self) -> str:
