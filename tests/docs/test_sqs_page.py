@@ -7,6 +7,7 @@ from functools import cache
 from typing import Any, get_args
 
 import botocore.session
+import msgspec
 import pytest
 
 from holdfast.core import bounds
@@ -17,6 +18,7 @@ from holdfast.server.sqs import (
     envelope,
     message_attributes,
     messages,
+    metrics,
     moves,
     queue_attributes,
     queues,
@@ -87,6 +89,7 @@ def enumerated(shape: str) -> set[str]:
         "Queue attributes",
         "Message system attributes",
         "Limits",
+        "Metrics",
         "Protocols, signatures and regions",
     ],
 )
@@ -169,6 +172,18 @@ def test_a_limit(row: dict[str, str]) -> None:
 
 def test_limits_are_complete() -> None:
     assert names(table("Limits"), "limit") == list(LIMITS)
+
+
+def test_metrics() -> None:
+    rows = table("Metrics")
+    there = [row["metric"].strip("`") for row in rows if row["status"] != "missing"]
+    fields = (each.encode_name for each in msgspec.structs.fields(metrics.SqsMetrics))
+    assert there == sorted(name for name in fields if name != "QueueName")
+    exposed = {row["`/metrics`"].strip("`") for row in rows}
+    families = metrics.families([], {})
+    assert exposed - {""} == {
+        each.name + ("_total" if each.type == "counter" else "") for each in families
+    }
 
 
 def test_modes_on_the_guide() -> None:

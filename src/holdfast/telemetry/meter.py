@@ -148,6 +148,13 @@ class Meter:
         found = self.totals.requests.setdefault(operation, {})
         _at(found, f"{status // 100}xx", "request").add(duration_ms)
 
+    def served(self, queue: str, counts: Mapping[str, int]) -> None:
+        """Count a request of an SQS client on a queue that exists, by `SQS_COUNTERS`."""
+        self.changes += 1
+        totals = self._queue(queue)
+        for counter, count in counts.items():
+            totals.add(counter, count)
+
     def subtract(self, stored: Totals) -> None:
         """Subtract counts that are stored in an account that was closed."""
         self.totals.queues.setdefault(OTHER, QueueTotals())
@@ -394,6 +401,16 @@ COUNTERS: Final = {
 
 DEAD_MESSAGES: Final = {outcome: f"dead_message_{outcome}" for outcome in DeadOutcome}
 """The counters of dead messages of the broker by queue, by their outcome."""
+
+SQS_COUNTERS: Final = {
+    "sqs_sent": "Messages that SQS clients sent, without duplicates.",
+    "sqs_sent_bytes": "Bytes of the messages that SQS clients sent, with their attributes.",
+    "sqs_received": "Messages that SQS clients received.",
+    "sqs_empty_receives": "Receives of SQS clients that found no message.",
+    "sqs_deleted": "Deletions of messages by SQS clients, repeated ones included.",
+    "sqs_deduplicated": "Messages to FIFO queues that were duplicates.",
+}
+"""The counters of queues that SQS clients use, and what they count."""
 
 Scale = Literal["time", "lag", "request", "batch"]
 BOUNDS: Final[dict[Scale, tuple[int, ...]]] = {

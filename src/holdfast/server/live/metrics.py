@@ -28,15 +28,22 @@ from prometheus_client.registry import Collector, CollectorRegistry
 
 from holdfast.alerts.rules import RULES
 from holdfast.app.application import Holdfast
+from holdfast.core import bounds
 from holdfast.core.dead_messages import OUTCOMES
+from holdfast.core.fairness import TenantView
 from holdfast.core.model import QueueView
 from holdfast.engines.broker import BrokerStatus
+from holdfast.errors import NotFound
+from holdfast.notation.job import QueueName
 from holdfast.ops.alerts import Alert, read_alerts
 from holdfast.ops.broker_status import read_broker_status
 from holdfast.ops.gates import COUNTS
+from holdfast.ops.queues import find_queue
 from holdfast.server.access.admission import ApiCall
 from holdfast.server.access.caller import Caller
 from holdfast.server.http.operation import Operation, Scope, operation
+from holdfast.server.sqs import metrics as sqs_metrics
+from holdfast.server.sqs.metrics import SqsMetrics
 from holdfast.telemetry.accounts import FleetReader, FleetTotals
 from holdfast.telemetry.meter import (
     COUNTERS,
@@ -69,7 +76,26 @@ async def show_metrics(call: ApiCall) -> Annotated[bytes, TEXT]:
     return await asyncio.shield(rendering)
 
 
-OPERATIONS: tuple[Operation, ...] = (show_metrics,)
+@operation("GET", "/v1/queues/{queue}/sqs", needs=Scope.OPERATE)
+async def show_sqs_metrics(call: ApiCall, queue: QueueName) -> SqsMetrics:
+    """Show the metrics of a queue by the names of CloudWatch."""
+    view = await find_queue(call.engine, queue, counts=True)
+    if view is None:
+        raise NotFound(f"unknown queue {queue[:80]!r}: see GET /v1/queues")
+    snapshots = snapshot_reader(call.app)
+    totals = (await snapshots.fleet()).totals.queues.get(queue)
+    groups: tuple[TenantView, ...] = ()
+    if view.queue.fairness != "off":
+        groups = (await call.engine.flow(queue, limit=bounds.PAGE_MAX)).tenants
+    return sqs_metrics.metrics_of(
+        view,
+        {} if totals is None else totals.counts,
+        holds_dead_letters=any(each.queue.dead_queue == queue for each in await snapshots.views()),
+        groups=groups,
+    )
+
+
+OPERATIONS: tuple[Operation, ...] = (show_metrics, show_sqs_metrics)
 
 _RENDERED: WeakKeyDictionary[Holdfast, tuple[NamespaceSnapshot, asyncio.Future[bytes]]] = (
     WeakKeyDictionary()
@@ -184,6 +210,7 @@ def families(snapshot: NamespaceSnapshot) -> list[Metric]:
         _alerts(snapshot),
         *_of_the_broker(snapshot),
         *_counters(snapshot),
+        *sqs_metrics.families(snapshot.views, totals.queues),
         _dead_messages(snapshot),
         *_gates(totals),
         _by_queue("holdfast_wait", "Time from due to leased.", snapshot, "waits"),

@@ -67,7 +67,8 @@ class SqsState:
 @dataclass(slots=True, kw_only=True)
 class SqsCall:
     """`base_url` is the URL of the server by the request's Host header, without a slash at its end.
-    `unread` undoes an answer that the client never received."""
+    `unread` undoes an answer that the client never received. `counted` are the counts of the
+    request by queue, which are recorded once it is answered."""
 
     api: ApiCall
     state: SqsState
@@ -77,6 +78,7 @@ class SqsCall:
     default_region: str
     base_url: str
     unread: Undo | None = field(default=None, init=False)
+    counted: dict[str, dict[str, int]] = field(default_factory=dict, init=False)
 
     @property
     def engine(self) -> Engine:
@@ -91,6 +93,10 @@ class SqsCall:
     @property
     def caller(self) -> Caller:
         return self.api.caller
+
+    def count(self, queue: str, **counts: int) -> None:
+        """Add counts of `telemetry.meter.SQS_COUNTERS` to a Holdfast queue."""
+        self.counted.setdefault(queue, {}).update(counts)
 
     def now_ms(self) -> int:
         """The time of day, for timestamps that clients read."""

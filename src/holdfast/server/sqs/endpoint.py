@@ -185,6 +185,8 @@ class SqsEndpoint(RequestLifecycle):
         call = await self._call(unverified, headers, address, scope, request)
         self._admit(ticket, call.api, len(body), waits=action.name == RECEIVE)
         answer = await self._carry_out(call, action, request, receive, ticket)
+        for queue, counts in call.counted.items():
+            call.api.app.telemetry.meter.served(queue, counts)
         if arguments["protocol"] == "json":
             return json_protocol.encode_answer(answer, request_id)
         return query_protocol.encode_answer(action, answer, request_id)

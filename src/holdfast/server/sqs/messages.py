@@ -208,11 +208,29 @@ async def _enqueue(call: SqsCall, known: KnownQueue, messages: Sequence[Outgoing
         await change_queue(call.store, known.queue, _made_fair)
         call.catalog.forget(call.region, known.name)
     receipts = await call.engine.enqueue(jobs)
+    _count_sent(call, known, messages, receipts)
     if not known.is_fifo:
         return receipts
     ids = [each.id for each in receipts if each.status is Status.DUPLICATE and each.seq is None]
     seqs = {job.id: job.seq for job in await _read_jobs(call.store, ids)}
     return [replace(each, seq=seqs[each.id]) if each.id in seqs else each for each in receipts]
+
+
+def _count_sent(
+    call: SqsCall, known: KnownQueue, messages: Sequence[Outgoing], receipts: Sequence[Receipt]
+) -> None:
+    statuses = [each.status for each in receipts]
+    sizes = [
+        message.size
+        for message, status in zip(messages, statuses, strict=True)
+        if status is Status.NEW
+    ]
+    call.count(
+        known.queue,
+        sqs_sent=len(sizes),
+        sqs_sent_bytes=sum(sizes),
+        sqs_deduplicated=statuses.count(Status.DUPLICATE),
+    )
 
 
 def _made_fair(queue: Queue | None) -> Queue:
@@ -263,6 +281,7 @@ async def _delete(
             ids=tuple(dict.fromkeys(lost)), queue=known.queue, states=(State.WAITING, State.DEAD)
         )
         await call.store.amend(wanted, Delete(), limit=len(lost))
+    call.count(known.queue, sqs_deleted=len(live))
     return [failed.get(handle) for _, handle in handled]
 
 

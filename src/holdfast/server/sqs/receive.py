@@ -93,6 +93,7 @@ async def receive_message(call: SqsCall, request: ReceiveMessageRequest) -> Rece
     if attempt is not None:
         repeated = await _repeated(call, known, request, attempt, visibility_s)
         if repeated:
+            call.count(known.queue, sqs_received=len(repeated))
             return ReceiveMessageResult(messages=repeated)
     source = MessageSource(
         call.api.app,
@@ -103,6 +104,7 @@ async def receive_message(call: SqsCall, request: ReceiveMessageRequest) -> Rece
     )
     leases = await _lease(state, known, source, (known.queue, visibility_s), most, wait_s)
     if not leases:
+        call.count(known.queue, sqs_empty_receives=1)
         return ReceiveMessageResult()
     try:
         if wait_s:
@@ -118,6 +120,7 @@ async def receive_message(call: SqsCall, request: ReceiveMessageRequest) -> Rece
         call.unread = partial(_give_back, state, known, source, leases)
         if attempt is not None:
             state.attempts.add(attempt, [MessageReceipt.of(each) for each in leases])
+    call.count(known.queue, sqs_received=len(messages))
     return ReceiveMessageResult(messages=messages)
 
 
