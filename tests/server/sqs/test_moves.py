@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from holdfast.core.model import JobFilter, NewJob, Record, State
 from holdfast.engines.base import Engine
+from holdfast.ops.queues import update_queue
 from holdfast.ops.sqs import MOVE_TASKS, MoveTask, MoveTasks
 from holdfast.server.sqs import moves
 from holdfast.server.sqs.moves import BATCH, TAKEOVER_MS, MessageMover
@@ -42,6 +43,31 @@ async def bodies(sqs: SqsClient, queue: str) -> list[str]:
         after = page.after
         if after is None:
             return sorted(found)
+
+
+@pytest.fixture(autouse=True)
+def first_step(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Without the step that StartMessageMoveTask takes itself. The value brings it back."""
+    step = MessageMover.step
+
+    async def wait(*_: object) -> None:
+        pass
+
+    monkeypatch.setattr(MessageMover, "step", wait)
+    return lambda: monkeypatch.setattr(MessageMover, "step", step)
+
+
+async def test_a_small_queue_is_moved_at_once(sqs: SqsClient, first_step: Any) -> None:
+    first_step()
+    await fill(sqs, 2)
+    assert await tasks(sqs) == []
+    for rate in (2, 3):
+        handle = await start(sqs, DestinationArn=OTHER, MaxNumberOfMessagesPerSecond=rate)
+        [task] = await tasks(sqs)
+        assert (task["Status"], task["MaxNumberOfMessagesPerSecond"]) == ("COMPLETED", rate)
+        error = await refusal(sqs, "CancelMessageMoveTask", TaskHandle=handle)
+        assert error.status == 404
+    assert await bodies(sqs, "other") == ["0", "1"]
 
 
 async def start(sqs: SqsClient, **members: Any) -> str:
@@ -168,6 +194,18 @@ async def test_a_cancelled_task_stops(sqs: SqsClient) -> None:
     assert len(await bodies(sqs, "dead")) == 2
     error = await refusal(sqs, "CancelMessageMoveTask", TaskHandle=handle)
     assert (error.status, error.message) == (404, "Task does not exist.")
+
+
+async def test_a_task_waits_while_the_queue_is_paused(sqs: SqsClient) -> None:
+    await fill(sqs, 2)
+    await update_queue(sqs.store, "dead", {"paused": True})
+    await start(sqs)
+    service = mover(sqs)
+    assert await service.once() == 1_000
+    assert (await tasks(sqs))[0]["Status"] == "RUNNING"
+    await update_queue(sqs.store, "dead", {"paused": False})
+    await run_to_the_end(sqs)
+    assert await bodies(sqs, "orders") == ["0", "1"]
 
 
 async def test_a_rate_is_kept(sqs: SqsClient) -> None:
@@ -305,6 +343,18 @@ async def test_wrong_requests_are_refused(sqs: SqsClient) -> None:
 async def test_a_handle_that_is_none_is_refused(sqs: SqsClient, handle: str) -> None:
     error = await refusal(sqs, "CancelMessageMoveTask", TaskHandle=handle)
     assert error.status == 400
+
+
+async def test_a_source_of_another_account_does_not_exist(sqs: SqsClient) -> None:
+    arn = "arn:aws:sqs:us-east-1:123456789012:dead"
+    data = json.dumps({"taskId": "0" * 32, "sourceArn": arn}).encode()
+    for action, members in (
+        ("StartMessageMoveTask", {"SourceArn": arn}),
+        ("ListMessageMoveTasks", {"SourceArn": arn}),
+        ("CancelMessageMoveTask", {"TaskHandle": base64.b64encode(data).decode()}),
+    ):
+        error = await refusal(sqs, action, **members)
+        assert (error.status, error.shape) == (404, "ResourceNotFoundException")
 
 
 async def test_the_handle_of_another_task_does_not_exist(sqs: SqsClient) -> None:

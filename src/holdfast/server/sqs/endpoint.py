@@ -248,11 +248,12 @@ class SqsEndpoint(RequestLifecycle):
                 unverified.caller, Scope.KNOWN, headers, address, namespace=namespace_of(account)
             )
         except Forbidden:
-            if account != own and unverified.caller.namespace == EVERYWHERE:
+            caller = unverified.caller
+            if account == own or not (caller is LOCAL_CALLER or caller.namespace == EVERYWHERE):
+                raise
+            if isinstance(request, QueueRequest | GetQueueUrlRequest):
                 raise errors.queue_does_not_exist() from None
-            if account != own and unverified.caller is LOCAL_CALLER:
-                raise errors.queue_does_not_exist() from None
-            raise
+            raise errors.no_such_resource("SourceArn") from None
         default_region = await self.state.default_region()
         credential = unverified.credential
         region = default_region if credential is None else credential.region

@@ -79,10 +79,8 @@ async def start_message_move_task(
             )
     rate = request.max_number_of_messages_per_second
     if rate is not None and not 1 <= rate <= RATE_MAX:
-        raise errors.invalid_parameter(
-            "Value for parameter MaxNumberOfMessagesPerSecond is invalid. You must enter a value"
-            f" which is between 1 and {RATE_MAX}."
-        )
+        reason = f"Must be between 1 and {RATE_MAX}."
+        raise errors.invalid_value("MaxNumberOfMessagesPerSecond", rate, reason)
     settings = await queue_settings(call.store)
     if not any(each.dead_queue == source.queue for each in settings.values()):
         raise errors.not_a_dead_letter_queue()
@@ -104,6 +102,8 @@ async def start_message_move_task(
         return MoveTasks(tasks=(task, *before)[:TASKS_MAX])
 
     await MOVE_TASKS.update(call.engine, source.queue, add)
+    # The first step is taken at once: a small queue is empty before the client looks.
+    await MessageMover(lambda: call.store).step(source.queue)
     return StartMessageMoveTaskResult(task_handle=handle_of(task))
 
 
@@ -131,10 +131,8 @@ async def list_message_move_tasks(
     """The latest move tasks of a queue, newest first."""
     results_max = 1 if request.max_results is None else request.max_results
     if not 1 <= results_max <= TASKS_MAX:
-        raise errors.invalid_parameter(
-            "Value for parameter MaxResults is invalid. You must enter a value which is between 1"
-            f" and {TASKS_MAX}."
-        )
+        reason = f"Must be between 1 and {TASKS_MAX}."
+        raise errors.invalid_value("MaxResults", results_max, reason)
     source = await _queue_of(call, request.source_arn, "SourceArn")
     stored = await MOVE_TASKS.read(call.engine, source.queue)
     tasks = () if stored is None or stored.value is None else stored.value.tasks
@@ -226,6 +224,12 @@ class MessageMover:
         self._skipped.end_round()
         return min(ahead, default=None)
 
+    async def step(self, queue: str) -> None:
+        """One step of the task of a queue."""
+        stored = await MOVE_TASKS.read(self._engine(), queue)
+        if stored is not None:
+            await self._step(stored.record)
+
     async def _step(self, record: Record) -> int | None:
         known = MOVE_TASKS.require(record)
         task = known.tasks[0]
@@ -256,14 +260,19 @@ class MessageMover:
             after = replace(after, state=MoveState.FAILED, failure=step.failure)
         elif step.is_last:
             after = replace(after, state=MoveState.COMPLETED)
-        return await self._finish(record.key, claimed, after)
+        await self._finish(record.key, claimed, after)
+        if after.state.ended:
+            return None
+        # Visible messages that cannot be leased: the queue is paused, or the first of a group is
+        # in flight.
+        return max(next_move_ms(after), 0 if step.moved else bounds.SECOND_MS)
 
     async def _save(self, record: Record, known: MoveTasks, task: MoveTask) -> bool:
         """Save on the version that was read; False if another process was first."""
         tasks = with_task(known, task)
         return await MOVE_TASKS.save(self._engine(), record.key, tasks, record.version)
 
-    async def _finish(self, key: str, claimed: MoveTask, after: MoveTask) -> int | None:
+    async def _finish(self, key: str, claimed: MoveTask, after: MoveTask) -> None:
         """Save the end of a step. A task that was cancelled in the meantime keeps its counts."""
 
         def change(known: MoveTasks | None) -> MoveTasks | None:
@@ -274,14 +283,11 @@ class MessageMover:
             return with_task(known, replace(after, state=state))
 
         await MOVE_TASKS.update(self._engine(), key, change)
-        return None if after.state.ended else next_move_ms(after)
 
     async def _move(self, source: str, task: MoveTask, most: int) -> _MoveStep:
         """Move at most `most` messages."""
         engine = self._engine()
         leases = await self._lease(source, most)
-        if not leases:
-            return _MoveStep(is_last=True)
         settings = await queue_settings(engine)
         failure = "" if source in settings else _NO_QUEUE
         settlements: list[Settlement] = []
@@ -293,14 +299,16 @@ class MessageMover:
             else:
                 verdict = Complete(then=(moved_message(lease, target),))
             settlements.append(Settlement(lease=lease, verdict=verdict))
-        outcomes = await engine.settle(settlements)
+        outcomes = await engine.settle(settlements) if settlements else []
         moved = sum(
             outcome is Outcome.SETTLED and isinstance(each.verdict, Complete)
             for each, outcome in zip(settlements, outcomes, strict=True)
         )
         if Outcome.REFUSED in outcomes:
             failure = failure or _NO_QUEUE
-        return _MoveStep(moved, failure=failure)
+        view = await find_queue(engine, source, counts=True)
+        is_empty = view is None or visible_count(view, holds_dead_letters=True) == 0
+        return _MoveStep(moved, failure=failure, is_last=is_empty)
 
     async def _lease(self, source: str, most: int) -> Sequence[Lease]:
         """Dead letters first, then messages that were sent to the dead-letter queue."""
@@ -316,7 +324,8 @@ class MessageMover:
 
 
 class _MoveStep(NamedTuple):
-    """The messages that one step moved, and why the task cannot go on."""
+    """The number of messages that one step moved, why the task cannot go on, and whether no message
+    is left."""
 
     moved: int = 0
     failure: str = ""

@@ -358,9 +358,9 @@ class ListMessageMoveTasksResultEntry(Answer, frozen=True, kw_only=True):
 
 
 class ListMessageMoveTasksResult(Answer, frozen=True, kw_only=True):
-    """ListMessageMoveTasks."""
+    """ListMessageMoveTasks. Clients expect the list even if it is empty."""
 
-    results: tuple[ListMessageMoveTasksResultEntry, ...] = ()
+    results: tuple[ListMessageMoveTasksResultEntry, ...]
 
 
 class TagQueueRequest(QueueRequest, frozen=True, kw_only=True):
