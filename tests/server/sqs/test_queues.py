@@ -550,6 +550,14 @@ async def test_counts_are_those_of_sqs(sqs: SqsClient) -> None:
     ].value == "waiting"
 
 
+async def test_counts_go_beyond_ten_thousand(sqs: SqsClient) -> None:
+    url = await sqs.create("orders")
+    for first in range(0, 11_000, 1_000):
+        numbers = range(first, first + 1_000)
+        await sqs.store.enqueue([NewJob(id=str(n), task="t", queue="orders") for n in numbers])
+    assert await counts(sqs, url) == (11_000, 0, 0)
+
+
 async def test_messages_behind_the_head_of_a_group_are_visible(sqs: SqsClient) -> None:
     url = await sqs.create("orders.fifo", FifoQueue="true", ContentBasedDeduplication="true")
     for body in "abc":

@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
-from holdfast.core.model import Queue
+from holdfast.core.model import Queue, QueueView
 from holdfast.engines.base import Engine
+from holdfast.ops.queue_counts import QueueCountCache
 from holdfast.ops.queues import count_all, find_queue, queue_settings
 from holdfast.ops.sqs import QUEUE_NAME, SQS_QUEUES, SqsQueue, queue_key
 from holdfast.server.access.quotas import SharedRead
@@ -79,6 +80,7 @@ class QueueCatalog:
         self._cache: OrderedDict[tuple[str, str], SharedRead[tuple[KnownQueue | None]]]
         self._cache = OrderedDict()
         self._dead_queues = SharedRead(self._read_dead_queues)
+        self._counts: QueueCountCache | None = None
 
     async def find(self, region: str, name: str) -> KnownQueue | None:
         """The queue, at most a second old; None if it does not exist. That is never cached:
@@ -132,6 +134,13 @@ class QueueCatalog:
                 if is_new and (name != _ALWAYS_THERE or await self._is_used(name)):
                     found[name] = ListedQueue(made_up(name, region), queue)
         return [found[name] for name in sorted(found)]
+
+    async def count(self, queue: str) -> QueueView | None:
+        """A Holdfast queue with its counts; those beyond 10,000 may be seconds old."""
+        if self._counts is None:
+            self._counts = QueueCountCache(self._engine())
+        views = await self._counts.read([queue])
+        return views[0] if views else None
 
     async def dead_queues(self) -> frozenset[str]:
         """The queues that others name as their dead queue, at most a second old."""

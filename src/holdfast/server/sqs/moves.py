@@ -84,7 +84,7 @@ async def start_message_move_task(
     settings = await queue_settings(call.store)
     if not any(each.dead_queue == source.queue for each in settings.values()):
         raise errors.not_a_dead_letter_queue()
-    view = await find_queue(call.engine, source.queue, counts=True)
+    view = await call.catalog.count(source.queue)
     task = MoveTask(
         id=secrets.token_hex(16),
         source_arn=request.source_arn,

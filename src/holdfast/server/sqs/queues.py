@@ -196,7 +196,7 @@ async def get_queue_attributes(
         "LastModifiedTimestamp": str(known.record.modified_at // bounds.SECOND_MS),
     }
     if "All" in names or any(name in _COUNTS for name in names):
-        view = await find_queue(call.engine, known.queue, counts=True)
+        view = await call.catalog.count(known.queue)
         if view is None:
             raise errors.queue_does_not_exist()
         values |= _counts(view, holds_dead_letters=known.holds_dead_letters)
