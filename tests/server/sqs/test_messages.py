@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from holdfast.core.codec import ENVELOPE, Attribute, pack_envelope
 from holdfast.core.model import JobFilter, NewJob, Queue, State
 from tests.server.sqs.message_calls import bodies, count, delete, hide, reap, receive, send
 from tests.server.sqs.sqs_client import SqsClient, SqsRefused
@@ -128,6 +129,31 @@ async def test_jobs_of_other_programs_are_received(sqs: SqsClient) -> None:
     job = await sqs.store.get("j1")
     assert job is not None
     assert job.state is State.DONE
+
+
+async def test_hostile_jobs_become_legal_messages(sqs: SqsClient) -> None:
+    await sqs.store.declare(Queue(name="native"))
+    illegal = {
+        "AWS.x": Attribute("String", b"x"),
+        "ok": Attribute("String", b"\x01"),
+        "type": Attribute("\x01", b"x"),
+    }
+    for name, attribute in illegal.items():
+        payload, content_type = pack_envelope(b"body", {name: attribute})
+        job = NewJob(
+            id=name, task="t", queue="native", payload=payload, content_type=content_type,
+            tenant="\x01", headers={"sqs-trace-header": "\x01"},
+        )  # fmt: skip
+        await sqs.store.enqueue([job])
+    await sqs.store.enqueue(
+        [NewJob(id="cut", task="t", queue="native", payload=b"\xc1", content_type=ENVELOPE)]
+    )
+    found = await receive(sqs, "native", MessageAttributeNames=["All"])
+    assert [each["MessageId"] for each in found] == [*illegal, "cut"]
+    for message in found:
+        assert message["MessageAttributes"].keys() <= {"holdfast.task", "holdfast.encoding"}
+        assert not message["Attributes"].keys() & {"MessageGroupId", "AWSTraceHeader"}
+    assert bodies(found)[:3] == ["body"] * 3
 
 
 @pytest.mark.parametrize(

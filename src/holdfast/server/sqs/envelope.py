@@ -18,6 +18,7 @@ from holdfast.core.model import Job, NewJob
 from holdfast.notation.options import new_id
 from holdfast.server.sqs import errors, message_attributes
 from holdfast.server.sqs.catalog import KnownQueue
+from holdfast.server.sqs.errors import SqsError
 from holdfast.server.sqs.receipts import DEFAULT_TASK
 from holdfast.server.sqs.shapes import (
     MessageAttributes,
@@ -98,7 +99,7 @@ def outgoing(message: NewMessage, known: KnownQueue, *, sender: str, in_batch: b
         headers=_headers(message, sender),
         group=group if known.is_fifo else None,
         tenant=None if known.is_fifo else group,
-        key=_key(known, group, dedup_id or hashlib.sha256(body).hexdigest()),
+        key=_key(known, group, dedup_id or _content_id(body)) if known.is_fifo else None,
         key_window_ms=DEDUP_MS,
         key_hold="window",
     )
@@ -151,11 +152,14 @@ def _headers(message: NewMessage, sender: str) -> dict[str, str]:
     return headers
 
 
-def _key(known: KnownQueue, group: str | None, dedup_id: str) -> str | None:
+def _content_id(body: bytes) -> str:
+    """The deduplication id that a FIFO queue makes from a body."""
+    return hashlib.sha256(body).hexdigest()
+
+
+def _key(known: KnownQueue, group: str | None, dedup_id: str) -> str:
     """The key that makes a message once-only. A purge begins a new epoch, which forgets the ids of
     the one before. A hash, since group and id together are longer than a key may be."""
-    if not known.is_fifo:
-        return None
     by_group = known.attributes.deduplication_scope == "messageGroup"
     # No id has a space.
     text = f"{known.epoch} {group if by_group else ''} {dedup_id}"
@@ -182,7 +186,7 @@ class Delivery(NamedTuple):
 def received(job: Job, request: ReceiveMessageRequest, delivery: Delivery) -> ReceivedMessage:
     """The message of a leased job, with the attributes that the request names."""
     envelope = unpack_envelope(job.payload, job.content_type)
-    attributes = {name: _unpacked(each) for name, each in envelope.attributes.items()}
+    attributes = _attributes_of(envelope)
     if job.task != DEFAULT_TASK:
         attributes[TASK_ATTRIBUTE] = MessageAttributeValue(
             data_type="String", string_value=job.task
@@ -201,10 +205,20 @@ def received(job: Job, request: ReceiveMessageRequest, delivery: Delivery) -> Re
         receipt_handle=delivery.handle,
         md5_of_body=message_attributes.md5_of(body.encode()),
         body=body,
-        attributes=_system_attributes(job, delivery, names) if names else {},
+        attributes=_system_attributes(job, envelope.body, delivery, names) if names else {},
         md5_of_message_attributes=message_attributes.md5_of_attributes(shown),
         message_attributes=shown,
     )
+
+
+def _attributes_of(envelope: Envelope) -> MessageAttributes:
+    """The attributes in an envelope; none if they are not those that a client could have sent."""
+    attributes = {name: _unpacked(each) for name, each in envelope.attributes.items()}
+    try:
+        message_attributes.check_message_attributes(attributes)
+    except SqsError:
+        return {}
+    return attributes
 
 
 def _legal_text(envelope: Envelope) -> str | None:
@@ -215,28 +229,28 @@ def _legal_text(envelope: Envelope) -> str | None:
     return None if message_attributes.legal_bytes(text) is None else text
 
 
-def _system_attributes(job: Job, delivery: Delivery, names: Collection[str]) -> dict[str, str]:
+def _system_attributes(
+    job: Job, body: bytes, delivery: Delivery, names: Collection[str]
+) -> dict[str, str]:
+    made_id = None if job.group is None else _content_id(body)
     values = {
         "SenderId": job.headers.get(SENDER_HEADER, delivery.account),
         "SentTimestamp": str(delivery.sent_at),
         "ApproximateReceiveCount": str(delivery.receive_count),
         "ApproximateFirstReceiveTimestamp": str(delivery.first_received_at),
         "SequenceNumber": None if job.group is None else sequence_number(job.seq),
-        "MessageDeduplicationId": job.headers.get(DEDUP_HEADER) or _content_id(job),
+        "MessageDeduplicationId": job.headers.get(DEDUP_HEADER) or made_id,
         "MessageGroupId": job.group or job.tenant,
         "AWSTraceHeader": job.headers.get(TRACE_HEADER),
         "DeadLetterQueueSourceArn": delivery.source_arn,
     }
-    known = {name: value for name, value in values.items() if value is not None}
+    # Another program may have stored characters that XML cannot carry.
+    known = {
+        name: value
+        for name, value in values.items()
+        if value is not None and message_attributes.legal_bytes(value) is not None
+    }
     return message_attributes.selected_system_attributes(known, names)
-
-
-def _content_id(job: Job) -> str | None:
-    """The deduplication id that a FIFO queue made from the body."""
-    if job.group is None:
-        return None
-    body = unpack_envelope(job.payload, job.content_type).body
-    return hashlib.sha256(body).hexdigest()
 
 
 def _packed(value: MessageAttributeValue) -> Attribute:

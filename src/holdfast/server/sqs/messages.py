@@ -306,8 +306,8 @@ async def _change_visibility(
     ]
     renewed = await call.engine.renew(renewals) if renewals else []
     lost = [each for each, done in zip(shown, outcomes, strict=True) if done is Outcome.LOST]
-    lost += [each for each, lease in zip(hidden, renewed, strict=True) if lease is None]
     message_state(call).counts.add(known.queue, len(lost) - len(shown))
+    lost += [each for each, lease in zip(hidden, renewed, strict=True) if lease is None]
     jobs = {job.id: job for job in await _read_jobs(call.store, [each.id for each, _, _ in lost])}
     for receipt, handle, after_s in lost:
         job = jobs.get(receipt.id)

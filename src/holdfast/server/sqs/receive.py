@@ -117,7 +117,7 @@ async def receive_message(call: SqsCall, request: ReceiveMessageRequest) -> Rece
         raise
     if visibility_s:
         state.counts.add(known.queue, len(leases))
-        call.unread = partial(_give_back, state, known, source, leases)
+        call.unread = partial(_give_back, state, source, leases, attempt)
         if attempt is not None:
             state.attempts.add(attempt, [MessageReceipt.of(each) for each in leases])
     call.count(known.queue, sqs_received=len(messages))
@@ -240,10 +240,10 @@ async def _arn_of(call: SqsCall, queue: str) -> str:
 
 
 async def _give_back(
-    state: MessageState, known: KnownQueue, source: MessageSource, leases: Sequence[Lease]
+    state: MessageState, source: MessageSource, leases: Sequence[Lease], attempt: AttemptKey | None
 ) -> None:
-    """Undo a receive whose client disconnected."""
-    state.counts.add(known.queue, -len(leases))
-    for each in leases:
-        state.attempts.note_change(MessageReceipt.of(each))
+    """Undo a receive whose client disconnected. If it tries again, it receives anew."""
+    state.counts.add(leases[0].job.queue, -len(leases))
+    if attempt is not None:
+        state.attempts.remove(attempt)
     await source.give_back(leases)

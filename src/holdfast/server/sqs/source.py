@@ -65,8 +65,8 @@ class MessageSource:
         loop = asyncio.get_running_loop()
         end = loop.time() + wait_ms / 1000
         for _ in range(_ROUNDS_MAX):
-            left_ms = max(0, round((end - loop.time()) * 1000))
             known = await self._find_queue()
+            left_ms = max(0, round((end - loop.time()) * 1000))
             if known is None:
                 await asyncio.sleep(left_ms / 1000)
                 return []
@@ -74,7 +74,9 @@ class MessageSource:
             if not leases:
                 return []
             try:
-                kept = await self._sort_out(leases)
+                if left_ms:
+                    known = await self._find_queue() or known
+                kept = await self._sort_out(leases, known)
             except BaseException:
                 await asyncio.shield(self.give_back(leases))
                 raise
@@ -127,12 +129,8 @@ class MessageSource:
             raise error
         return leases
 
-    async def _sort_out(self, leases: Sequence[Lease]) -> list[Lease]:
+    async def _sort_out(self, leases: Sequence[Lease], known: KnownQueue) -> list[Lease]:
         """The leases to deliver. The others are settled."""
-        known = await self._find_queue()
-        if known is None:
-            await self.give_back(leases)
-            return []
         if known.is_fifo:
             leases = await self._with_time_of_death(leases)
         verdicts = [(lease, undeliverable(lease.job, known)) for lease in leases]
