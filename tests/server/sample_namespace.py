@@ -310,6 +310,7 @@ def _queues(queue: str, of: SampleNamespace) -> dict[str, ExampleRequest]:
         ),
         "DELETE /v1/queues/{queue}/limits/{name}": ExampleRequest({**one, "name": of["few"]}),
         "GET /v1/queues/{queue}/tenants": ExampleRequest({"queue": f"{queue}.busy"}),
+        "GET /v1/queues/{queue}/sqs": ExampleRequest({"queue": f"{queue}.busy"}),
         "GET /v1/distributions": ExampleRequest(),
         "PUT /v1/distributions/{queue}": ExampleRequest(
             {"queue": f"{queue}.busy"}, body={"source": f"{queue}.a*"}
