@@ -37,9 +37,11 @@ from holdfast.server.access.sigv4 import (
 from holdfast.server.state import DEFAULT_NAMESPACE, NAMESPACE_HEADER, ServerState
 
 _ENGINES_MAX = 1_000
-_PROXY_HEADERS = (
-    *("forwarded", "via", "x-real-ip", "x-client-ip", "true-client-ip", "cf-connecting-ip"),
-    *(f"x-forwarded-{name}" for name in ("for", "host", "port", "proto", "server")),
+_PROXY_HEADERS = frozenset(
+    (
+        *("forwarded", "via", "x-real-ip", "x-client-ip", "true-client-ip", "cf-connecting-ip"),
+        *(f"x-forwarded-{name}" for name in ("for", "host", "port", "proto", "server")),
+    )
 )
 """Headers that proxies add. A request with one of them does not come from this machine."""
 _TOKEN_NEEDED = "a token is needed: send Authorization: Bearer hf_…"  # noqa: S105 (an error text)
@@ -238,7 +240,7 @@ class Admission:
     async def _in_namespace(self, caller: Caller, named: str | None) -> Caller:
         """The caller in its token's namespace. A token for all namespaces, or a local caller, may
         name another one."""
-        if caller is ANONYMOUS:
+        if caller is ANONYMOUS or caller.namespace == named:
             return caller
         everywhere = caller.namespace == EVERYWHERE
         if named is None:
@@ -286,7 +288,7 @@ class Admission:
 def _is_direct(headers: Mapping[str, str], peer: str | None) -> bool:
     """True if the request comes from this machine, and not through a proxy on it."""
     is_local = peer is not None and is_loopback(peer)
-    return is_local and not any(name in headers for name in _PROXY_HEADERS)
+    return is_local and _PROXY_HEADERS.isdisjoint(headers)
 
 
 @lru_cache(maxsize=1_000)

@@ -8,6 +8,7 @@ are session tokens, because no access key of Holdfast has one.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import hmac
 import re
@@ -16,6 +17,8 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Literal
 from urllib.parse import quote, unquote_to_bytes
+
+import msgspec
 
 from holdfast.core import bounds
 from holdfast.errors import Unauthenticated
@@ -43,6 +46,7 @@ _EXPIRES = re.compile(r"[0-9]{1,7}", re.ASCII)
 _HEADER_NAMES = re.compile(r"[a-z0-9!#$%&'*+.^_`|~-]+(;[a-z0-9!#$%&'*+.^_`|~-]+)*", re.ASCII)
 _SIGNATURE = re.compile(r"[0-9a-f]{64}", re.ASCII)
 _CREDENTIAL = re.compile(r"\bCredential=([^,\s]*)", re.ASCII)
+_CREDENTIAL_MAX = 600
 _SCOPE_PART = re.compile(r"[A-Za-z0-9_-]{1,128}", re.ASCII)
 
 AwsCode = Literal[
@@ -65,8 +69,7 @@ class SignatureRefused(Unauthenticated):
         self.aws_code: AwsCode = aws_code
 
 
-@dataclass(frozen=True, slots=True)
-class SignedRequest:
+class SignedRequest(msgspec.Struct, frozen=True):
     """A request without its body, as received: `path` and `query` are not decoded, and the names
     of `headers` are in lower case, each header as often as it was sent."""
 
@@ -193,11 +196,10 @@ def not_signed(text: str) -> SignatureRefused:
 
 
 def _has_signed_header(request: SignedRequest) -> bool:
-    scheme = _SCHEME.lower().encode()
-    return any(
-        name == b"authorization" and value.lstrip().lower().startswith(scheme)
-        for name, value in request.headers
-    )
+    for name, value in request.headers:
+        if name == b"authorization" and value.lstrip()[: len(_SCHEME)].upper() == _SCHEME.encode():
+            return True
+    return False
 
 
 def _has_signed_query(request: SignedRequest) -> bool:
@@ -283,6 +285,11 @@ def _signature(
 
 
 def _credential(text: str) -> Credential | None:
+    return _read_credential(text) if len(text) <= _CREDENTIAL_MAX else None
+
+
+@functools.lru_cache(maxsize=1_000)
+def _read_credential(text: str) -> Credential | None:
     parts = text.split("/")
     if len(parts) != 5 or parts.pop() != _TERMINATOR or not all(map(_SCOPE_PART.fullmatch, parts)):
         return None

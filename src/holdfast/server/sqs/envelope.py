@@ -80,7 +80,7 @@ def outgoing(message: NewMessage, known: KnownQueue, *, sender: str, in_batch: b
     if size > size_max:
         raise errors.message_too_long(size_max, in_batch=in_batch)
     task = _task_of(attributes)
-    packed = {name: _packed(each) for name, each in attributes.items()}
+    packed = {name: _packed(each) for name, each in attributes.items()} if attributes else {}
     if task != DEFAULT_TASK:
         # The job's own task says the same.
         del packed[TASK_ATTRIBUTE]

@@ -85,6 +85,8 @@ def check_fifo_id(name: str, value: str) -> None:
 
 def message_size(body: bytes, attributes: MessageAttributes) -> int:
     """The bytes that count towards the limits of a queue and of a batch."""
+    if not attributes:
+        return len(body)
     return len(body) + sum(
         len(name.encode()) + len(value.data_type.encode()) + len(_bytes(value))
         for name, value in attributes.items()

@@ -25,7 +25,7 @@ from holdfast.server.sqs.catalog import KnownQueue
 from holdfast.server.sqs.envelope import Outgoing, check_order, outgoing, sequence_number
 from holdfast.server.sqs.errors import SqsError
 from holdfast.server.sqs.problems import error_of
-from holdfast.server.sqs.receipts import MessageReceipt
+from holdfast.server.sqs.receipts import MessageReceipt, ReceiptSeal
 from holdfast.server.sqs.receive import VISIBILITY_S_MAX, message_state
 from holdfast.server.sqs.shapes import (
     BatchEntry,
@@ -39,6 +39,7 @@ from holdfast.server.sqs.shapes import (
     DeleteMessageBatchResultEntry,
     DeleteMessageRequest,
     SendMessageBatchRequest,
+    SendMessageBatchRequestEntry,
     SendMessageBatchResult,
     SendMessageBatchResultEntry,
     SendMessageRequest,
@@ -75,20 +76,16 @@ async def send_message_batch(
     known = await call.queue(request.queue_url)
     entries = request.entries
     _check_batch("SendMessageBatch", entries)
-    size = sum(
-        message_attributes.message_size(
-            each.message_body.encode(errors="surrogatepass"), each.message_attributes
-        )
-        for each in entries
-    )
+    size = sum(_size(each) for each in entries)
     if size > BATCH_BYTES_MAX:
         raise errors.batch_too_long(size)
     check_order(entries, known, in_batch=True)
     valid: dict[str, Outgoing] = {}
     failed: dict[str, SqsError] = {}
+    sender = _sender(call)
     for each in entries:
         try:
-            valid[each.id] = outgoing(each, known, sender=_sender(call), in_batch=True)
+            valid[each.id] = outgoing(each, known, sender=sender, in_batch=True)
         except SqsError as error:
             failed[each.id] = error
     answers = await _enqueue(call, known, list(valid.values())) if valid else []
@@ -113,10 +110,17 @@ async def send_message_batch(
     )
 
 
+def _size(entry: SendMessageBatchRequestEntry) -> int:
+    body, attributes = entry.message_body, entry.message_attributes
+    if body.isascii() and not attributes:
+        return len(body)
+    return message_attributes.message_size(body.encode(errors="surrogatepass"), attributes)
+
+
 async def delete_message(call: SqsCall, request: DeleteMessageRequest) -> None:
     """Delete a received message. Repeating it, or a handle whose message is gone, is no error."""
     known = await call.queue(request.queue_url)
-    receipt = await _opened(call, known, request.receipt_handle)
+    receipt = _opened(await _seal(call), known, request.receipt_handle)
     [error] = await _delete(call, known, [(receipt, request.receipt_handle)])
     if error is not None:
         raise error
@@ -129,11 +133,12 @@ async def delete_message_batch(
     known = await call.queue(request.queue_url)
     entries = request.entries
     _check_batch("DeleteMessageBatch", entries)
+    seal = await _seal(call)
     failed: dict[str, SqsError] = {}
     valid: dict[str, Handled] = {}
     for each in entries:
         try:
-            receipt = await _opened(call, known, each.receipt_handle)
+            receipt = _opened(seal, known, each.receipt_handle)
         except SqsError as error:
             failed[each.id] = error
         else:
@@ -152,7 +157,7 @@ async def delete_message_batch(
 async def change_message_visibility(call: SqsCall, request: ChangeMessageVisibilityRequest) -> None:
     """Hide a received message for so long from now on; 0 makes it visible at once."""
     known = await call.queue(request.queue_url)
-    receipt = await _opened(call, known, request.receipt_handle)
+    receipt = _opened(await _seal(call), known, request.receipt_handle)
     seconds = _checked_visibility(call, receipt, request.visibility_timeout)
     [error] = await _change_visibility(call, known, [(receipt, request.receipt_handle)], [seconds])
     if error is not None:
@@ -166,11 +171,12 @@ async def change_message_visibility_batch(
     known = await call.queue(request.queue_url)
     entries = request.entries
     _check_batch("ChangeMessageVisibilityBatch", entries)
+    seal = await _seal(call)
     failed: dict[str, SqsError] = {}
     valid: dict[str, tuple[Handled, int]] = {}
     for each in entries:
         try:
-            receipt = await _opened(call, known, each.receipt_handle)
+            receipt = _opened(seal, known, each.receipt_handle)
             if each.visibility_timeout is None:
                 raise errors.missing_parameter("VisibilityTimeout")
             seconds = _checked_visibility(call, receipt, each.visibility_timeout)
@@ -248,9 +254,12 @@ def _sequence(known: KnownQueue, receipt: Receipt) -> str | None:
     return sequence_number(receipt.seq) if known.is_fifo and receipt.seq is not None else None
 
 
-async def _opened(call: SqsCall, known: KnownQueue, handle: str) -> MessageReceipt:
+async def _seal(call: SqsCall) -> ReceiptSeal:
+    return await message_state(call).seal(call.store)
+
+
+def _opened(seal: ReceiptSeal, known: KnownQueue, handle: str) -> MessageReceipt:
     """The receipt in a handle. Raises SqsError unless this queue issued it."""
-    seal = await message_state(call).seal(call.store)
     receipt = seal.open(handle)
     if receipt is None:
         raise errors.invalid_handle(handle)
