@@ -59,7 +59,7 @@ AwsCode = Literal[
 
 
 class SignatureRefused(Unauthenticated):
-    """Sign the request with a valid access key: `holdfast token create --aws` creates one."""
+    """Sign the request with a valid access key; `holdfast token create` makes one with `--aws`."""
 
     code = "signature_refused"
 
