@@ -120,6 +120,6 @@ def node_packages() -> Path:
 
 
 def _installed(install: Callable[[], Path]) -> Path:
-    with services.needed("SQS clients", "sqs-clients"):
+    with services.needed("A client of SQS", "sqs-clients"):
         return install()
     raise AssertionError("a missing client ends the test")

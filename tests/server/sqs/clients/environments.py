@@ -43,6 +43,7 @@ def node_folder() -> Path:
             new.mkdir(parents=True)
             shutil.copy(PINS / "package.json", new)
             options = ["--no-package-lock", "--no-audit", "--no-fund", "--ignore-scripts"]
+            options += ["--fetch-retries=0"]
             _run([str(NODE), str(NPM), "install", *options], cwd=new)
     return _folder("node")
 
@@ -119,5 +120,6 @@ def _run(command: list[str], cwd: Path | None = None) -> None:
         raise ServiceUnavailable(f"{Path(command[0]).name}: {error}") from None
     if done.returncode != 0:
         lines = [line for line in done.stdout.splitlines() if line.strip()]
-        faults = [line for line in lines if "error" in line.lower()] or lines or ["failed"]
-        raise ServiceUnavailable(f"{Path(command[0]).name}: {faults[-1].strip()[:200]}")
+        faults = [each for each in lines if "error" in each.lower() and "log of" not in each]
+        faults = faults or lines or ["failed"]
+        raise ServiceUnavailable(f"{Path(command[0]).name}: {faults[0].strip()[:200]}")
