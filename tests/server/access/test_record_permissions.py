@@ -10,6 +10,7 @@ from holdfast.core.workers import WorkerRecord
 from holdfast.engines.base import Saved
 from holdfast.errors import ConfigError, Forbidden
 from holdfast.ops import alerts, queues, redrives, schedules
+from holdfast.ops.sqs import SQS_QUEUE_KIND, SQS_QUEUES, SqsQueue, queue_key
 from holdfast.server.access.authorized_engine import AuthorizedEngine
 from holdfast.telemetry import accounts, event_log, snapshots, watch
 from tests.server.samples import caller, store
@@ -71,3 +72,22 @@ async def test_a_worker_record_is_stored() -> None:
     itself = WorkerRecord(name="w", id="1", host="h", pid=1, started_at=1)
     record = Record(kind=workers.KIND, key="w", value=msgspec.json.encode(itself))
     assert await guarded.save([record]) == [Saved.SAVED]
+
+
+@pytest.mark.parametrize("region", ["us-east-1", "eu-west-1"])
+async def test_a_prefix_covers_the_name_of_an_sqs_queue_and_its_holdfast_queue(region: str) -> None:
+    """Otherwise a token could lead the clients of another queue to its own."""
+    engine = await store("team-a", "orders")
+    guarded = AuthorizedEngine(engine, caller("operate", prefix="team-"))
+
+    def record(name: str, queue: str) -> Record:
+        value = SqsQueue(
+            name=name, region=region, queue=queue, epoch=1, created_at=1, modified_at=1
+        )
+        return SQS_QUEUES.record(queue_key(region, name), value)
+
+    for name, queue in (("orders", "team-a"), ("team-a", "orders"), ("orders", "orders")):
+        with pytest.raises(Forbidden, match="outside the prefix"):
+            await guarded.save([record(name, queue)])
+    assert await engine.load(SQS_QUEUE_KIND, limit=10) == []
+    assert await guarded.save([record("team-a", "team-a")]) == [Saved.SAVED]

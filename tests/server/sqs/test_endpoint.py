@@ -371,6 +371,16 @@ async def test_each_action_needs_its_scope(scope: str) -> None:
             assert (refused.value.status, refused.value.code) == (403, "AccessDenied"), action
 
 
+async def test_only_a_producer_makes_a_queue_fair() -> None:
+    async with closed_server() as sqs:
+        sqs.token = await sqs.server.token("consume", name="limited")
+        with pytest.raises(SqsRefused, match="produce"):
+            await sqs.ask("SendMessage", QueueUrl="orders", MessageBody="x", MessageGroupId="g")
+        view = await find_queue(sqs.store, "orders")
+        assert view is not None
+        assert view.queue.fairness == "off"
+
+
 async def test_queues_outside_the_prefix_do_not_exist() -> None:
     async with closed_server() as sqs:
         await sqs.create("team-mail")

@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from holdfast.server.http import endpoint
+from holdfast.server.sqs import messages
 from tests.server.sqs.message_calls import bodies, count, delete, hide, reap, receive, send
 from tests.server.sqs.sqs_client import SqsClient, SqsRefused
 
@@ -268,6 +270,41 @@ async def test_a_repeated_receive_after_the_timeout_is_a_new_one(sqs: SqsClient)
     assert count(again) == 2
     [same] = await receive(sqs, url, ReceiveRequestAttemptId="try")
     assert same["ReceiptHandle"] == again["ReceiptHandle"]
+
+
+async def test_a_receive_whose_answer_was_lost_can_be_repeated(
+    sqs: SqsClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = await create(sqs)
+    await send_all(sqs, url, "a1", "a2")
+    with monkeypatch.context() as patch:
+        patch.setattr(endpoint, "is_disconnected", lambda _: True)
+        await receive(sqs, url, ReceiveRequestAttemptId="try")
+    again = await receive(sqs, url, ReceiveRequestAttemptId="try")
+    assert [(each["Body"], count(each)) for each in again] == [("a1", 1), ("a2", 1)]
+
+
+async def test_a_message_that_another_consumer_received_during_a_delete_is_not_deleted(
+    sqs: SqsClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = await create(sqs)
+    await send_all(sqs, url, "a1", "b1")
+    [first] = await receive(sqs, url, MaxNumberOfMessages=1)
+    check = messages._expired
+    received: list[dict[str, Any]] = []
+
+    async def check_early(*given: Any) -> Any:
+        failed = await check(*given)
+        if not received:
+            await reap(sqs, 30_000)
+            received.extend(await receive(sqs, url))
+        return failed
+
+    monkeypatch.setattr(messages, "_expired", check_early)
+    with pytest.raises(SqsRefused, match="expired"):
+        await delete(sqs, url, first["ReceiptHandle"])
+    assert sorted(bodies(received)) == ["a1", "b1"]
+    await delete_all(sqs, url, received)
 
 
 async def test_a_buried_head_lets_its_group_go_on(sqs: SqsClient) -> None:

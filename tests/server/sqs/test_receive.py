@@ -71,6 +71,18 @@ async def test_an_answer_that_the_client_never_read_counts_no_receive(
     assert [count(each) for each in found] == [1, 1, 1]
 
 
+@pytest.mark.parametrize(
+    "member", ["AttributeNames", "MessageSystemAttributeNames", "MessageAttributeNames"]
+)
+async def test_the_names_in_a_request_are_bounded(sqs: SqsClient, member: str) -> None:
+    url = await sqs.create("orders")
+    await send(sqs, url)
+    with pytest.raises(SqsRefused, match="1000") as refused:
+        await receive(sqs, url, **{member: [f"n{n}.*" for n in range(1_001)]})
+    assert refused.value.code == "InvalidParameterValue"
+    assert [count(each) for each in await receive(sqs, url)] == [1]
+
+
 @pytest.mark.parametrize("is_fifo", [True, False])
 async def test_too_many_messages_in_flight(
     sqs: SqsClient, monkeypatch: pytest.MonkeyPatch, *, is_fifo: bool

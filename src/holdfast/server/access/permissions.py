@@ -568,7 +568,8 @@ def _queues_of(record: Record) -> Iterable[str] | None:
 def _queues_of_sqs(record: Record) -> Iterable[str] | None:
     if record.kind == sqs.SQS_QUEUE_KIND:
         found = _decoded(record.value, SqsQueue)
-        return None if found is None else [found.queue]
+        # Clients send to the name: a record must not lead those of others to another queue.
+        return None if found is None else [found.queue, found.name]
     moves = _decoded(record.value, MoveTasks)
     if moves is None:
         return None

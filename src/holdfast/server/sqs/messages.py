@@ -17,8 +17,9 @@ from holdfast.core import bounds
 from holdfast.core.model import Job, JobFilter, Queue, Receipt, Renewal, State, Status
 from holdfast.core.verdict import Complete, Delete, Outcome, Retime, Retry, Settlement
 from holdfast.engines.base import Engine
-from holdfast.errors import BY_CODE, HoldfastError, UsageError
+from holdfast.errors import BY_CODE, Forbidden, HoldfastError, UsageError
 from holdfast.ops.queues import change_queue
+from holdfast.server.access.caller import Scope, missing_scope
 from holdfast.server.sqs import errors, message_attributes
 from holdfast.server.sqs.call import SqsCall
 from holdfast.server.sqs.catalog import KnownQueue
@@ -211,6 +212,8 @@ async def _enqueue(call: SqsCall, known: KnownQueue, messages: Sequence[Outgoing
     """One receipt for each message. Those of a FIFO queue have a seq, also of a duplicate."""
     jobs = [each.job for each in messages]
     if known.settings.fairness == "off" and any(job.tenant is not None for job in jobs):
+        if not call.caller.may(Scope.PRODUCE):
+            raise Forbidden(missing_scope(Scope.PRODUCE))
         await change_queue(call.store, known.queue, _made_fair)
         call.catalog.forget(call.region, known.name)
     receipts = await call.engine.enqueue(jobs)
@@ -273,22 +276,24 @@ async def _delete(
 ) -> list[SqsError | None]:
     """Delete messages; an error for each handle that must not."""
     failed = await _expired(call, known, handled)
-    live = [receipt for receipt, handle in handled if handle not in failed]
+    live = [each for each in handled if each[1] not in failed]
     state = message_state(call)
-    ends = [Settlement(lease=each.lease(), verdict=Complete()) for each in live]
+    ends = [Settlement(lease=receipt.lease(), verdict=Complete()) for receipt, _ in live]
     outcomes = await call.engine.settle(ends) if ends else []
-    lost = []
-    for receipt, outcome in zip(live, outcomes, strict=True):
-        state.attempts.note_change(receipt)
+    lost: list[Handled] = []
+    for each, outcome in zip(live, outcomes, strict=True):
+        state.attempts.note_change(each[0])
         if outcome is Outcome.SETTLED:
             state.counts.add(known.queue, -1)
         else:
-            lost.append(receipt.id)
-    if lost and not known.is_fifo:
+            lost.append(each)
+    if lost and known.is_fifo:
+        # Another consumer received these messages since the check.
+        failed |= await _expired(call, known, lost)
+    elif lost:
         # An older handle deletes the message too, unless another consumer holds it.
-        wanted = JobFilter(
-            ids=tuple(dict.fromkeys(lost)), queue=known.queue, states=(State.WAITING, State.DEAD)
-        )
+        ids = tuple(dict.fromkeys(receipt.id for receipt, _ in lost))
+        wanted = JobFilter(ids=ids, queue=known.queue, states=(State.WAITING, State.DEAD))
         await call.store.amend(wanted, Delete(), limit=len(lost))
     call.count(known.queue, sqs_deleted=len(live))
     return [failed.get(handle) for _, handle in handled]

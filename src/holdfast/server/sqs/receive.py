@@ -33,6 +33,8 @@ from holdfast.server.sqs.source import CachedCounts, MessageSource, receive_coun
 RECEIVED_MAX: Final = 10
 WAIT_S_MAX: Final = 20
 VISIBILITY_S_MAX: Final = 43_200
+NAMES_MAX: Final = 1_000
+"""Names of attributes in one request: each message is compared with all of them."""
 
 _FIRST_RECEIVES_MAX: Final = 20_000
 _FULL_POLL_S: Final = 1.0
@@ -138,6 +140,9 @@ def _checked(request: ReceiveMessageRequest, known: KnownQueue) -> tuple[int, in
         raise errors.wait_out_of_range(wait_s)
     if not 0 <= visibility_s <= VISIBILITY_S_MAX:
         raise errors.visibility_out_of_range(visibility_s)
+    system_names = (*request.attribute_names, *request.message_system_attribute_names)
+    if len(request.message_attribute_names) + len(system_names) > NAMES_MAX:
+        raise errors.invalid_parameter(f"A request can name {NAMES_MAX} attributes of messages.")
     return most, visibility_s, wait_s
 
 
