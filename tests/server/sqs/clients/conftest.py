@@ -1,10 +1,11 @@
-"""A server on SQLite and on PostgreSQL, and the programs of real clients."""
+"""A server on SQLite, which requires signatures, one on PostgreSQL, which requires none, and the
+programs of real clients."""
 
 import asyncio
 import os
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ import pytest
 from botocore.config import Config
 
 from holdfast.app.application import Holdfast
+from holdfast.ops.tokens import TokenRequest, Tokens
+from holdfast.process import wall_ms
 from holdfast.server.application import AsgiApplication
 from holdfast.server.settings import ServerSettings
 from holdfast.server.sqs.receive import message_state_of
@@ -23,9 +26,7 @@ from tests.server.sqs.clients import environments
 from tests.wait import wait_until
 
 PROGRAMS = environments.PINS / "programs"
-CREDENTIALS = {
-    "AWS_ACCESS_KEY_ID": "test",
-    "AWS_SECRET_ACCESS_KEY": "test",
+VARIABLES = {
     "AWS_DEFAULT_REGION": "us-east-1",
     "AWS_CONFIG_FILE": os.devnull,
     "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
@@ -38,6 +39,8 @@ class Endpoint:
     app: Holdfast
     url: str
     folder: Path
+    key_id: str = "test"
+    secret: str = "test"
 
     async def until_polling(self, count: int) -> None:
         """Wait until so many long polls wait."""
@@ -55,11 +58,12 @@ class Endpoint:
         self, program: Path | str, *arguments: str, **variables: str
     ) -> AsyncIterator[asyncio.subprocess.Process]:
         kept = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
+        key = {"AWS_ACCESS_KEY_ID": self.key_id, "AWS_SECRET_ACCESS_KEY": self.secret}
         process = await asyncio.create_subprocess_exec(
             program,
             *arguments,
             cwd=self.folder,
-            env={**kept, **CREDENTIALS, **variables},
+            env={**kept, **VARIABLES, **key, **variables},
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
@@ -78,25 +82,29 @@ class Endpoint:
             "sqs",
             endpoint_url=self.url,
             region_name="us-east-1",
-            aws_access_key_id="test",
-            aws_secret_access_key="test",
+            aws_access_key_id=self.key_id,
+            aws_secret_access_key=self.secret,
             config=Config(retries={"total_max_attempts": 1}),
         )
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
 async def endpoint(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Endpoint]:
-    if request.param == "sqlite":
-        url = f"sqlite:///{tmp_path}/sqs.db"
-    else:
-        url = request.getfixturevalue("pg_url")
+    is_signed = request.param == "sqlite"
+    url = f"sqlite:///{tmp_path}/sqs.db" if is_signed else request.getfixturevalue("pg_url")
     async with Holdfast(url) as app:
         server = LoopServer()
-        server.only_app = AsgiApplication(ServerState(app=app, settings=ServerSettings()))
+        settings = ServerSettings(auth=is_signed)
+        server.only_app = AsgiApplication(ServerState(app=app, settings=settings))
+        found = Endpoint(app, server.place, tmp_path)
+        if is_signed:
+            wanted = TokenRequest(name="clients", scopes=("admin",), aws=True)
+            secret, key = await Tokens(lambda: app.engine, wall_ms).create(wanted)
+            found = replace(found, key_id=key.id, secret=secret)
         stop = asyncio.Event()
         upkeep = asyncio.create_task(app.upkeep().run(stop))
         async with server.running():
-            yield Endpoint(app, server.place, tmp_path)
+            yield found
         stop.set()
         await upkeep
 

@@ -14,13 +14,7 @@ from aiobotocore.session import get_session
 
 
 async def main(endpoint: str, part: str) -> None:
-    client = get_session().create_client(
-        "sqs",
-        endpoint_url=endpoint,
-        region_name="us-east-1",
-        aws_access_key_id="test",
-        aws_secret_access_key="test",
-    )
+    client = get_session().create_client("sqs", endpoint_url=endpoint)
     async with client as sqs:
         await {"waiting": waiting, "storm": storm}[part](sqs)
 

@@ -8,7 +8,7 @@ from typing import Any
 from celery import Celery
 from celery.signals import worker_ready
 
-app = Celery("tasks", broker=f"sqs://test:test@{os.environ['ENDPOINT']}")
+app = Celery("tasks", broker=f"sqs://{os.environ['ENDPOINT']}")
 app.conf.broker_transport_options = {
     "region": "us-east-1",
     "is_secure": False,

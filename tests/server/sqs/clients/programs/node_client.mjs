@@ -6,12 +6,8 @@ import {
 } from "@aws-sdk/client-sqs";
 import { Consumer } from "sqs-consumer";
 
-const sqs = new SQSClient({
-  endpoint: process.argv[2],
-  region: "us-east-1",
-  credentials: { accessKeyId: "test", secretAccessKey: "test" },
-  maxAttempts: 1,
-});
+const region = process.env.AWS_DEFAULT_REGION;
+const sqs = new SQSClient({ endpoint: process.argv[2], region, maxAttempts: 1 });
 const send = (Command, members) => sqs.send(new Command(members));
 
 const { QueueUrl } = await send(CreateQueueCommand, { QueueName: "node" });

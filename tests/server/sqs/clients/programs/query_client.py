@@ -10,9 +10,6 @@ from botocore.exceptions import ClientError
 assert botocore.__version__ == "1.31.80", botocore.__version__
 arguments = {
     "endpoint_url": sys.argv[1],
-    "region_name": "us-east-1",
-    "aws_access_key_id": "test",
-    "aws_secret_access_key": "test",
     "config": Config(retries={"total_max_attempts": 1}),
 }
 sqs = boto3.client("sqs", **arguments)
