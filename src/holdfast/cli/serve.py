@@ -190,8 +190,8 @@ def _print_started(where: str, place: str, common: Common) -> None:
 
 
 def local_access_key(server: str) -> dict[str, str]:
-    """The access key of a server that cannot tell its own user by the connection: AWS clients of
-    the user sign with it. Empty for other servers."""
+    """The access key of a server that cannot identify the user of a connection: AWS clients of its
+    own user sign with it. Empty for other servers."""
     at = urlsplit(server)
     token = read_local_token(at.hostname or "", at.port or 0)
     if not token:

@@ -1,8 +1,8 @@
 """Payload ↔ bytes, Job → JSON, and the trace in a job's headers. Values that JSON cannot represent
 are refused.
 
-As always with JSON, a tuple is read back as a list and the keys of an object as text. A job that
-came as a message with attributes has an envelope of both as its payload; workers run its body.
+As always with JSON, a tuple is read back as a list and the keys of an object as text. The
+payload of a message with attributes is an envelope of body and attributes; workers get the body.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def unpack_envelope(payload: bytes, content_type: str) -> Envelope:
 
 
 def open_body(payload: bytes, content_type: str) -> tuple[bytes, str]:
-    """The part of a payload that a worker runs, and its content type."""
+    """The part of a payload that a worker gets, and its content type."""
     if content_type != ENVELOPE:
         return payload, content_type
     body = unpack_envelope(payload, content_type).body

@@ -83,7 +83,7 @@ def _check_stored(key: str, token: Token) -> None:
     check_same("id", token.id, key)
     if is_access_key_id(key):
         if token.sha256 or not _SECRET_FORM.fullmatch(token.secret):
-            raise ValueError("its secret has not the form of an access key's")
+            raise ValueError("its secret does not have the form of an access key's secret")
     elif token.secret or not _SHA256.fullmatch(token.sha256):
         raise ValueError("its sha256 is not a hash")
 
@@ -183,8 +183,7 @@ def new_access_key() -> tuple[str, str]:
 
 
 def access_key_of(token: str) -> tuple[str, str]:
-    """The id and the secret of the access key that belongs to a server's local token. Only a holder
-    of the token can derive it."""
+    """The id and the secret of the access key that is derived from a server's local token."""
     material = hashlib.shake_256(f"holdfast access key\n{token}".encode()).digest(90)
     id_ = f"AKHF{base64.b32encode(material[:10]).decode()}"
     # Two bytes for each character make the bias of the remainder negligible.

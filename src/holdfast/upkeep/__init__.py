@@ -72,7 +72,7 @@ class Upkeep:
 
     async def run(self, stop: asyncio.Event) -> None:
         """Run until `stop` is set; a step in progress is finished."""
-        with self._deadlines_told():
+        with self._listening_reapers():
             async with asyncio.TaskGroup() as group:
                 for run in self._background:
                     group.create_task(run(stop), name="background")
@@ -82,7 +82,7 @@ class Upkeep:
                     group.create_task(running, name=service.name)
 
     @contextmanager
-    def _deadlines_told(self) -> Iterator[None]:
+    def _listening_reapers(self) -> Iterator[None]:
         """Tell the reapers of the leases that this process grants, if its calls are reported."""
         listeners = self._tell
         if not isinstance(listeners, Listeners):

@@ -300,7 +300,7 @@ def test_the_action_must_be_signed(form: Form) -> None:
         ("", "IncompleteSignature"),
     ],
 )
-def test_the_list_of_signed_headers(signed_headers: str, code: str) -> None:
+def test_an_invalid_list_of_signed_headers_is_refused(signed_headers: str, code: str) -> None:
     request = signed()
     given = header(request, "authorization")
     assert "SignedHeaders=host;x-amz-date;x-amz-target" in given
@@ -359,7 +359,7 @@ def test_parts_of_the_header_may_be_in_any_order_and_spacing() -> None:
 @pytest.mark.parametrize(
     "date", ["", "today", "20300317T174640", "20300230T000000Z", "00000101T000000Z", "٢" * 8]
 )
-def test_a_date_that_is_none(date: str) -> None:
+def test_an_invalid_date_is_refused(date: str) -> None:
     assert refusal(changed(signed(), x_amz_date=date))[0] in (
         "IncompleteSignature",
         "SignatureDoesNotMatch",
@@ -374,7 +374,7 @@ def test_the_scope_must_be_of_a_service_that_is_served() -> None:
     assert "s3" in text
 
 
-def test_one_signature_and_not_two() -> None:
+def test_two_signatures_are_refused() -> None:
     both = changed(signed("query"), authorization=header(signed(), "authorization"))
     assert refusal(both)[0] == "IncompleteSignature"
     bearer = changed(signed("query"), authorization="Bearer hf_x")

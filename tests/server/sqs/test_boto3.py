@@ -89,7 +89,7 @@ async def endpoint(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncItera
         await upkeep
 
 
-async def test_a_message_with_attributes_goes_round(endpoint: Endpoint) -> None:
+async def test_a_message_with_attributes_is_sent_received_and_deleted(endpoint: Endpoint) -> None:
     queue = await endpoint.create("orders")
     attributes = {
         "ключ": {"DataType": "String", "StringValue": "значение"},
@@ -109,7 +109,7 @@ async def test_a_message_with_attributes_goes_round(endpoint: Endpoint) -> None:
     assert await endpoint.receive(queue) == []
 
 
-async def test_batches_go_round(endpoint: Endpoint) -> None:
+async def test_batches_are_sent_received_and_deleted(endpoint: Endpoint) -> None:
     queue = await endpoint.create("orders")
     entries = [{"Id": str(n), "MessageBody": f"body {n}"} for n in range(10)]
     sent = await endpoint.ask("send_message_batch", QueueUrl=queue, Entries=entries)

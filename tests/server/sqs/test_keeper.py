@@ -1,4 +1,4 @@
-"""The keeper: retention, purges, pending attributes, dead-letter queues and old records."""
+"""The reconciler: retention, purges, pending attributes, dead-letter queues and old records."""
 
 import json
 from typing import Any
@@ -9,9 +9,9 @@ from msgspec.structs import replace
 from holdfast.core.model import JobFilter, NewJob, Queue, Record, State
 from holdfast.ops.queues import find_queue
 from holdfast.ops.sqs import SQS_QUEUES, SqsQueue
-from holdfast.server.sqs import keeper as keepers
+from holdfast.server.sqs import keeper as reconciler_module
 from holdfast.server.sqs import queues as queue_actions
-from holdfast.server.sqs.keeper import QueueKeeper
+from holdfast.server.sqs.keeper import QueueReconciler
 from tests.server.sqs.sqs_client import ACCOUNT, SqsClient
 
 KEY = "us-east-1/orders"
@@ -21,13 +21,13 @@ POLICY = json.dumps(
 HOUR_MS = 3_600_000
 
 
-def keeper_of(sqs: SqsClient) -> QueueKeeper:
+def reconciler_of(sqs: SqsClient) -> QueueReconciler:
     app = sqs.server.apps["default"]
 
     async def catalog() -> Any:
         return await sqs.endpoint.state.catalog("default", app)
 
-    return QueueKeeper(
+    return QueueReconciler(
         lambda: sqs.store, catalog, sqs.clock.wall_ms, monotonic_ms=sqs.clock.boot_ms
     )
 
@@ -54,27 +54,27 @@ async def send(sqs: SqsClient, url: str, body: str, **members: Any) -> None:
 
 async def test_messages_are_deleted_by_age(sqs: SqsClient) -> None:
     url = await sqs.create("orders", MessageRetentionPeriod="3600")
-    keeper = keeper_of(sqs)
+    reconciler = reconciler_of(sqs)
     await send(sqs, url, "old")
     await send(sqs, url, "delayed", DelaySeconds=900)
     sqs.clock.advance(HOUR_MS // 2)
     await send(sqs, url, "new")
-    await keeper.once()
+    await reconciler.once()
     assert await left(sqs) == ["delayed", "new", "old"]
     sqs.clock.advance(HOUR_MS // 2 + 1)
-    await keeper.once()
+    await reconciler.once()
     assert await left(sqs) == ["new"]
 
 
 async def test_retention_follows_a_changed_attribute(sqs: SqsClient) -> None:
     url = await sqs.create("orders")
-    keeper = keeper_of(sqs)
+    reconciler = reconciler_of(sqs)
     await send(sqs, url, "x")
     sqs.clock.advance(61_000)
-    await keeper.once()
+    await reconciler.once()
     assert await left(sqs) == ["x"]
     await sqs.ask("SetQueueAttributes", QueueUrl=url, Attributes={"MessageRetentionPeriod": "60"})
-    await keeper.once()
+    await reconciler.once()
     assert await left(sqs) == []
 
 
@@ -83,7 +83,7 @@ async def test_retention_ends_no_lease(sqs: SqsClient) -> None:
     await send(sqs, url, "held")
     await sqs.ask("ReceiveMessage", QueueUrl=url)
     sqs.clock.advance(120_000)
-    await keeper_of(sqs).once()
+    await reconciler_of(sqs).once()
     assert await left(sqs) == ["held"]
 
 
@@ -95,12 +95,12 @@ async def test_dead_letters_keep_the_time_when_they_were_sent(sqs: SqsClient) ->
     sqs.clock.advance(HOUR_MS - 1_000)
     for _ in range(2):
         await sqs.ask("ReceiveMessage", QueueUrl=url)
-    keeper = keeper_of(sqs)
-    await keeper.once()
+    reconciler = reconciler_of(sqs)
+    await reconciler.once()
     [job] = (await sqs.store.find(JobFilter(queue="dead"), limit=9)).jobs
     assert job.state is State.DEAD
     sqs.clock.advance(HOUR_MS // 10)
-    await keeper.once()
+    await reconciler.once()
     assert await left(sqs, "dead") == []
 
 
@@ -109,21 +109,21 @@ async def test_jobs_of_other_programs_are_kept(sqs: SqsClient) -> None:
     await sqs.store.enqueue([NewJob(id="1", task="t", queue="orders", payload=b"x")])
     await sqs.ask("TagQueue", QueueUrl=f"/{ACCOUNT}/orders", Tags={"a": "b"})
     sqs.clock.advance(100 * 24 * HOUR_MS)
-    await keeper_of(sqs).once()
+    await reconciler_of(sqs).once()
     assert await left(sqs) == ["x"]
 
 
 async def test_more_than_one_step_of_old_messages_is_deleted(
     sqs: SqsClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(keepers, "SWEEP_STEP", 10)
+    monkeypatch.setattr(reconciler_module, "SWEEP_STEP", 10)
     await sqs.create("orders", MessageRetentionPeriod="60")
     await sqs.store.enqueue([NewJob(id=str(n), task="t", queue="orders") for n in range(105)])
     sqs.clock.advance(61_000)
-    keeper = keeper_of(sqs)
-    assert await keeper.once() == 0
+    reconciler = reconciler_of(sqs)
+    assert await reconciler.once() == 0
     assert len(await left(sqs)) == 5
-    await keeper.once()
+    await reconciler.once()
     assert await left(sqs) == []
 
 
@@ -134,14 +134,14 @@ async def test_a_long_purge_is_continued(sqs: SqsClient, monkeypatch: pytest.Mon
     sqs.clock.advance(1_000)
     monkeypatch.setattr(queue_actions, "_PURGE_S", 0.0)
     monkeypatch.setattr(queue_actions, "PURGE_STEP", 10)
-    monkeypatch.setattr(keepers, "PURGE_STEP", 10)
+    monkeypatch.setattr(reconciler_module, "PURGE_STEP", 10)
     await sqs.ask("PurgeQueue", QueueUrl=url)
     assert len(await left(sqs)) == 25
     sqs.clock.advance(1_000)
     await send(sqs, url, "later")
-    keeper = keeper_of(sqs)
-    await keeper.once()
-    await keeper.once()
+    reconciler = reconciler_of(sqs)
+    await reconciler.once()
+    await reconciler.once()
     assert await left(sqs) == ["later"]
     record = await record_of(sqs)
     assert record is not None
@@ -162,11 +162,11 @@ async def test_pending_attributes_are_applied_after_a_crash(
         reply = await sqs.send("SetQueueAttributes", json.dumps(members).encode())
         assert reply.status == 500
     assert (await settings_of(sqs, "orders")).lease_ms == 30_000
-    keeper = keeper_of(sqs)
-    await keeper.once()
+    reconciler = reconciler_of(sqs)
+    await reconciler.once()
     assert (await settings_of(sqs, "orders")).lease_ms == 30_000
-    sqs.clock.advance(keepers.PENDING_MS + 1)
-    await keeper.once()
+    sqs.clock.advance(reconciler_module.PENDING_MS + 1)
+    await reconciler.once()
     assert (await settings_of(sqs, "orders")).lease_ms == 99_000
     assert (await sqs.attributes(url))["VisibilityTimeout"] == "99"
 
@@ -174,15 +174,15 @@ async def test_pending_attributes_are_applied_after_a_crash(
 async def test_a_dead_letter_queue_that_comes_back_is_used_again(sqs: SqsClient) -> None:
     dead = await sqs.create("dead")
     await sqs.create("orders", RedrivePolicy=POLICY)
-    keeper = keeper_of(sqs)
+    reconciler = reconciler_of(sqs)
     # Another program drops it.
     await sqs.store.drop("dead")
-    await keeper.once()
+    await reconciler.once()
     queue = await settings_of(sqs, "orders")
     assert (queue.dead_queue, queue.max_attempts) == (None, 0)
     assert await sqs.create("dead") == dead
     sqs.clock.advance(10_000)
-    await keeper.once()
+    await reconciler.once()
     queue = await settings_of(sqs, "orders")
     assert (queue.dead_queue, queue.max_attempts) == ("dead", 4)
 
@@ -193,7 +193,7 @@ async def test_a_dead_queue_that_an_operator_chose_stays(sqs: SqsClient) -> None
     await sqs.store.declare(Queue(name="graves"))
     queue = replace(await settings_of(sqs, "orders"), dead_queue="graves")
     await sqs.store.declare(queue)
-    await keeper_of(sqs).once()
+    await reconciler_of(sqs).once()
     assert await settings_of(sqs, "orders") == queue
 
 
@@ -202,15 +202,15 @@ async def test_records_of_queues_that_are_gone_are_removed(sqs: SqsClient) -> No
     await sqs.create("dropped")
     await sqs.ask("DeleteQueue", QueueUrl=url)
     await sqs.store.drop("dropped")
-    keeper = keeper_of(sqs)
-    await keeper.once()
+    reconciler = reconciler_of(sqs)
+    await reconciler.once()
     assert await record_of(sqs) is not None
-    sqs.clock.advance(keepers.DELETED_MS + 1)
-    await keeper.once()
+    sqs.clock.advance(reconciler_module.DELETED_MS + 1)
+    await reconciler.once()
     assert await record_of(sqs) is None
     assert await record_of(sqs, "us-east-1/dropped") is not None
-    sqs.clock.advance(keepers.ORPHANED_MS)
-    await keeper.once()
+    sqs.clock.advance(reconciler_module.ORPHANED_MS)
+    await reconciler.once()
     assert await record_of(sqs, "us-east-1/dropped") is None
 
 
@@ -219,5 +219,5 @@ async def test_an_unreadable_record_does_not_hold_up_the_others(sqs: SqsClient) 
     await sqs.store.save([Record(kind="sqs-queue", key="a", value=b"{")])
     await send(sqs, url, "x")
     sqs.clock.advance(61_000)
-    await keeper_of(sqs).once()
+    await reconciler_of(sqs).once()
     assert await left(sqs) == []

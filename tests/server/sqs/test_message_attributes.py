@@ -76,7 +76,7 @@ def test_an_empty_body_is_a_missing_one() -> None:
 @pytest.mark.parametrize(
     "name", ["a", "A.b-c_9", "é", "Ünïcode", "x" * 256, "awsome", "amazonas", "a.b.c", "AWS"]
 )
-def test_names(name: str) -> None:
+def test_valid_names(name: str) -> None:
     check_message_attributes({name: text("v")})
 
 
@@ -112,7 +112,7 @@ def test_refused_names(name: str) -> None:
         text("v", "String." + "x" * 249),
     ],
 )
-def test_values(value: MessageAttributeValue) -> None:
+def test_valid_values(value: MessageAttributeValue) -> None:
     check_message_attributes({"k": value})
 
 
@@ -196,7 +196,7 @@ def test_ten_attributes_and_not_eleven() -> None:
     )
 
 
-def test_system_attributes() -> None:
+def test_valid_and_refused_system_attributes() -> None:
     check_system_attributes({"AWSTraceHeader": text("Root=1-5759e988-bd862e3fe1be46a994272793")})
     check_system_attributes({"AWSTraceHeader": text("x" * TRACE_HEADER_BYTES_MAX)})
     for attributes in (

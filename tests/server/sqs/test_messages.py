@@ -303,7 +303,7 @@ async def test_an_invalid_receive_is_refused(
     assert refused.value.shape == "InvalidParameterValueException"
 
 
-async def test_handles_of_others_are_refused(sqs: SqsClient) -> None:
+async def test_an_invalid_handle_and_one_of_another_queue_are_refused(sqs: SqsClient) -> None:
     url, other = await sqs.create("orders"), await sqs.create("other")
     await send(sqs, url)
     [message] = await receive(sqs, url)

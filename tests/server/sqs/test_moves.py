@@ -340,7 +340,7 @@ async def test_wrong_requests_are_refused(sqs: SqsClient) -> None:
         base64.b64encode(json.dumps({"taskId": "1", "sourceArn": "x"}).encode()).decode(),
     ],
 )
-async def test_a_handle_that_is_none_is_refused(sqs: SqsClient, handle: str) -> None:
+async def test_an_invalid_task_handle_is_refused(sqs: SqsClient, handle: str) -> None:
     error = await refusal(sqs, "CancelMessageMoveTask", TaskHandle=handle)
     assert error.status == 400
 

@@ -13,22 +13,22 @@ from holdfast.core.verdict import Release, Settlement
 from holdfast.engines.memory import MemoryEngine
 from holdfast.errors import EngineUnavailable
 from holdfast.server.sqs import polls as polls_module
-from holdfast.server.sqs.polls import TAKEN_MAX, Polls
+from holdfast.server.sqs.polls import LEASES_MAX, Polls
 from holdfast.testing.clock import ManualClock
 
 LONG_MS = 3_600_000
 
 
-class FakeSource:
+class FakeLeaser:
     """A queue whose test decides what arrives, and which records every call."""
 
     def __init__(self, *, in_groups: bool = False) -> None:
         self.in_groups = in_groups
-        self.taken: list[int] = []
+        self.asked_for: list[int] = []
         self.returned: list[str] = []
         self.waiting = 0
         self.error: Exception | None = None
-        self.on_taken: Callable[[], object] = lambda: None
+        self.on_leased: Callable[[], object] = lambda: None
         self._messages: deque[Lease] = deque()
         self._arrived = asyncio.Event()
 
@@ -40,8 +40,8 @@ class FakeSource:
         self.error = error
         self._arrived.set()
 
-    async def take(self, most: int, wait_ms: int) -> list[Lease]:
-        self.taken.append(most)
+    async def lease(self, most: int, wait_ms: int) -> list[Lease]:
+        self.asked_for.append(most)
         self.waiting += 1
         try:
             await self._arrived.wait()
@@ -52,7 +52,7 @@ class FakeSource:
         found = [self._messages.popleft() for _ in range(min(most, len(self._messages)))]
         if not self._messages:
             self._arrived.clear()
-        self.on_taken()
+        self.on_leased()
         return found
 
     async def give_back(self, leases: Sequence[Lease]) -> None:
@@ -78,9 +78,9 @@ async def polls() -> AsyncIterator[Polls]:
 
 
 def poll(
-    polls: Polls, source: FakeSource, most: int = 1, wait_ms: int = LONG_MS, key: str = "q"
+    polls: Polls, leaser: FakeLeaser, most: int = 1, wait_ms: int = LONG_MS, key: str = "q"
 ) -> "asyncio.Task[list[Lease]]":
-    return asyncio.create_task(polls.receive(key, source, most=most, wait_ms=wait_ms))
+    return asyncio.create_task(polls.receive(key, leaser, most=most, wait_ms=wait_ms))
 
 
 def ids(task: "asyncio.Task[list[Lease]]") -> list[str]:
@@ -88,32 +88,32 @@ def ids(task: "asyncio.Task[list[Lease]]") -> list[str]:
 
 
 async def test_one_message_wakes_the_poller_that_came_first(polls: Polls) -> None:
-    source = FakeSource()
-    tasks = [poll(polls, source) for _ in range(3)]
+    leaser = FakeLeaser()
+    tasks = [poll(polls, leaser) for _ in range(3)]
     await settled()
-    source.send("a")
+    leaser.send("a")
     await settled()
     assert [task.done() for task in tasks] == [True, False, False]
-    source.send("b", "c")
+    leaser.send("b", "c")
     await settled()
     assert [ids(task) for task in tasks] == [["a"], ["b"], ["c"]]
-    assert not source.waiting
+    assert not leaser.waiting
 
 
 async def test_pollers_share_one_waiting_lease(polls: Polls) -> None:
-    source = FakeSource()
-    tasks = [poll(polls, source, most=10) for _ in range(50)]
+    leaser = FakeLeaser()
+    tasks = [poll(polls, leaser, most=10) for _ in range(50)]
     await settled()
-    assert source.waiting == 1
+    assert leaser.waiting == 1
     assert polls.waiting == 50
-    source.send(*map(str, range(25)))
+    leaser.send(*map(str, range(25)))
     await settled()
     assert [len(task.result()) for task in tasks if task.done()] == [10, 10, 5]
-    assert max(source.taken) == TAKEN_MAX
+    assert max(leaser.asked_for) == LEASES_MAX
 
 
-async def test_another_visibility_is_another_line(polls: Polls) -> None:
-    first, second = FakeSource(), FakeSource()
+async def test_another_visibility_timeout_is_another_shared_poll(polls: Polls) -> None:
+    first, second = FakeLeaser(), FakeLeaser()
     one, other = poll(polls, first, key="30 s"), poll(polls, second, key="60 s")
     await settled()
     second.send("a")
@@ -123,117 +123,117 @@ async def test_another_visibility_is_another_line(polls: Polls) -> None:
 
 
 async def test_a_poll_ends_empty_when_its_time_is_over(polls: Polls) -> None:
-    source = FakeSource()
-    short, long = poll(polls, source, wait_ms=1), poll(polls, source)
+    leaser = FakeLeaser()
+    short, long = poll(polls, leaser, wait_ms=1), poll(polls, leaser)
     assert await short == []
-    source.send("a")
+    leaser.send("a")
     await settled()
     assert ids(long) == ["a"]
 
 
 async def test_the_lease_ends_with_the_last_poller(polls: Polls) -> None:
-    source = FakeSource()
-    tasks = [poll(polls, source) for _ in range(2)]
+    leaser = FakeLeaser()
+    tasks = [poll(polls, leaser) for _ in range(2)]
     await settled()
     tasks[0].cancel()
     await settled()
-    assert source.waiting == 1
+    assert leaser.waiting == 1
     tasks[1].cancel()
     await settled()
-    assert source.waiting == 0
+    assert leaser.waiting == 0
     assert polls.waiting == 0
-    again = poll(polls, source)
-    source.send("a")
+    again = poll(polls, leaser)
+    leaser.send("a")
     await settled()
     assert ids(again) == ["a"]
 
 
 async def test_a_client_that_left_gets_nothing_and_the_next_one_does(polls: Polls) -> None:
-    source = FakeSource()
-    gone, here = poll(polls, source), poll(polls, source)
+    leaser = FakeLeaser()
+    gone, here = poll(polls, leaser), poll(polls, leaser)
     await settled()
     gone.cancel()
-    source.send("a")
+    leaser.send("a")
     await settled()
     assert ids(here) == ["a"]
-    assert source.returned == []
+    assert leaser.returned == []
 
 
 @pytest.mark.parametrize("is_alone", [True, False])
 async def test_leases_that_arrive_as_their_client_leaves_go_on(
     polls: Polls, *, is_alone: bool
 ) -> None:
-    source = FakeSource()
-    gone = poll(polls, source)
-    others = [] if is_alone else [poll(polls, source)]
+    leaser = FakeLeaser()
+    gone = poll(polls, leaser)
+    others = [] if is_alone else [poll(polls, leaser)]
     await settled()
     # It is cancelled after the lease was delivered, and before its task has run again.
-    source.on_taken = lambda: asyncio.get_running_loop().call_soon(gone.cancel)
-    source.send("a")
+    leaser.on_leased = lambda: asyncio.get_running_loop().call_soon(gone.cancel)
+    leaser.send("a")
     await settled()
     assert gone.cancelled()
     assert [ids(task) for task in others] == ([] if is_alone else [["a"]])
-    assert source.returned == (["a"] if is_alone else [])
+    assert leaser.returned == (["a"] if is_alone else [])
 
 
 async def test_groups_are_leased_for_one_poller_at_a_time(polls: Polls) -> None:
-    source = FakeSource(in_groups=True)
-    first, second = poll(polls, source, most=3), poll(polls, source, most=10)
+    leaser = FakeLeaser(in_groups=True)
+    first, second = poll(polls, leaser, most=3), poll(polls, leaser, most=10)
     await settled()
-    source.send("a", "b", "c", "d", group="g")
+    leaser.send("a", "b", "c", "d", group="g")
     await settled()
     assert ids(first) == ["a", "b", "c"]
     assert ids(second) == ["d"]
-    assert source.taken == [3, 10]
+    assert leaser.asked_for == [3, 10]
 
 
 async def test_the_rest_of_a_group_is_not_given_to_another_poller(polls: Polls) -> None:
-    source = FakeSource(in_groups=True)
-    gone, small, other = (poll(polls, source, most=most) for most in (10, 2, 10))
+    leaser = FakeLeaser(in_groups=True)
+    gone, small, other = (poll(polls, leaser, most=most) for most in (10, 2, 10))
     await settled()
-    source.send("a", "b", "c", group="g")
-    source.send("d", group="h")
+    leaser.send("a", "b", "c", group="g")
+    leaser.send("d", group="h")
     gone.cancel()
     await settled()
     assert ids(small) == ["a", "b"]
-    assert source.returned == ["c"]
+    assert leaser.returned == ["c"]
     assert ids(other) == ["d"]
 
 
 async def test_an_error_reaches_every_poller_and_the_next_poll_tries_again(polls: Polls) -> None:
-    source = FakeSource()
-    tasks = [poll(polls, source) for _ in range(3)]
+    leaser = FakeLeaser()
+    tasks = [poll(polls, leaser) for _ in range(3)]
     await settled()
-    source.fail(EngineUnavailable("the store is away"))
+    leaser.fail(EngineUnavailable("the store is away"))
     await settled()
     for task in tasks:
         with pytest.raises(EngineUnavailable):
             task.result()
-    source.error = None
-    source.send("a")
-    assert [each.id for each in await poll(polls, source)] == ["a"]
+    leaser.error = None
+    leaser.send("a")
+    assert [each.id for each in await poll(polls, leaser)] == ["a"]
 
 
-async def test_closing_answers_everyone_with_nothing() -> None:
-    polls, source = Polls(), FakeSource()
-    tasks = [poll(polls, source) for _ in range(3)]
+async def test_closing_answers_all_pollers_with_nothing() -> None:
+    polls, leaser = Polls(), FakeLeaser()
+    tasks = [poll(polls, leaser) for _ in range(3)]
     await settled()
     await polls.close()
     assert [await task for task in tasks] == [[], [], []]
 
 
 async def test_two_thousand_pollers_need_little_memory(polls: Polls) -> None:
-    source = FakeSource()
+    leaser = FakeLeaser()
     tracemalloc.start()
     try:
         before, _ = tracemalloc.get_traced_memory()
-        tasks = [poll(polls, source, most=10) for _ in range(2_000)]
+        tasks = [poll(polls, leaser, most=10) for _ in range(2_000)]
         await settled()
         after, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
     assert (after - before) / len(tasks) < 5_000
-    source.send("a")
+    leaser.send("a")
     await settled()
     assert [task.done() for task in tasks] == [True] + [False] * 1_999
 
@@ -246,7 +246,7 @@ class EngineSource:
     def __init__(self, engine: MemoryEngine) -> None:
         self._engine = engine
 
-    async def take(self, most: int, wait_ms: int) -> list[Lease]:
+    async def lease(self, most: int, wait_ms: int) -> list[Lease]:
         return await self._engine.lease(
             LeaseRequest(queues=("q",), limit=most, wait_ms=wait_ms, lease_ms=1_000)
         )
@@ -265,8 +265,8 @@ async def test_messages_of_clients_that_left_count_no_receive(
         engine = MemoryEngine(clock=clock)
         await engine.open()
         await engine.declare(Queue(name="q"))
-        source = EngineSource(engine)
-        task = asyncio.create_task(polls.receive(steps, source, most=1, wait_ms=LONG_MS))
+        leaser = EngineSource(engine)
+        task = asyncio.create_task(polls.receive(steps, leaser, most=1, wait_ms=LONG_MS))
         for _ in range(steps[0]):
             await asyncio.sleep(0)
         await engine.enqueue([NewJob(id="m", task="message", queue="q")])
@@ -277,5 +277,5 @@ async def test_messages_of_clients_that_left_count_no_receive(
         if not task.cancelled():
             assert [each.job.attempt for each in task.result()] == [1]
             continue
-        [next_] = await source.take(1, 0)
+        [next_] = await leaser.lease(1, 0)
         assert next_.job.attempt == 1, steps

@@ -79,7 +79,7 @@ def test_defaults_of_a_fifo_queue() -> None:
 
 
 @pytest.mark.parametrize("name", RANGES)
-def test_ranges(name: str) -> None:
+def test_values_out_of_range_are_refused(name: str) -> None:
     least, most = RANGES[name]
     for value in (least, most):
         changed = changed_attributes(STANDARD, {name: str(value)})

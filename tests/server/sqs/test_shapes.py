@@ -42,7 +42,7 @@ SCALARS = {
 }
 
 
-def test_all_actions_are_there() -> None:
+def test_the_actions_are_those_of_the_model() -> None:
     assert sorted(ACTIONS) == sorted(service_model().operation_names)
     assert len(ACTIONS) == 23
 

@@ -56,7 +56,7 @@ class OwnerSource(Protocol):
 class LocalUsers:
     """Admits connections of the server's own user and of root without a token. `token` is set if
     the system cannot tell: callers may then send it instead, and AWS clients sign with the access
-    key that belongs to it."""
+    key derived from it."""
 
     def __init__(
         self, sources: Sequence[OwnerSource], *, uid: int | None = None, token: str | None = None
@@ -75,7 +75,7 @@ class LocalUsers:
         return self.token is not None and hmac.compare_digest(token.encode(), self.token.encode())
 
     def secret_of(self, key_id: str) -> str | None:
-        """The secret of the access key of a system that cannot tell; None for any other key."""
+        """The secret of the access key derived from `token`; None for any other key."""
         if self._access_key is None or self._access_key[0] != key_id:
             return None
         return self._access_key[1]

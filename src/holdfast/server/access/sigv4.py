@@ -122,7 +122,7 @@ def is_signed(request: SignedRequest) -> bool:
 
 def credential_of(request: SignedRequest) -> Credential | None:
     """The credential that a request states, whether its signature is valid or not; None if there
-    is none, or it has not the right form."""
+    is none, or if it is malformed."""
     for name, value in request.headers:
         if name == b"authorization" and (found := _CREDENTIAL.search(value.decode("latin-1"))):
             return _credential(found[1])
@@ -153,7 +153,7 @@ def signature_of(
 
 
 def canonical_request(signature: RequestSignature, body_hash: str) -> bytes:
-    """The text that identifies a request, whichever way a client wrote it down."""
+    """The canonical request: the same text for every spelling of a request."""
     request, values = signature.request, signature.headers
     headers = "".join(f"{name}:{','.join(values[name])}\n" for name in signature.signed_headers)
     parts = (

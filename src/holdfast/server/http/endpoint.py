@@ -126,7 +126,7 @@ class RequestLifecycle:
         raise NotImplementedError
 
     def _refusal(self, error: HoldfastError, scope: AsgiScope) -> Reply:
-        """The counted reply to a request that the server is too busy for."""
+        """Count and return the reply to a request that the server is too busy to admit."""
         raise NotImplementedError
 
     def _count(self, reply: Reply, arguments: dict[str, Any], ms: float) -> None:

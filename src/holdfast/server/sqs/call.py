@@ -44,8 +44,7 @@ class SqsState:
         self._catalogs: dict[str, QueueCatalog] = {}
 
     async def default_region(self) -> str:
-        """The region whose queues have plain names. It is read once, since queues would change
-        their names."""
+        """The region whose queues have plain names. Read once: a change would rename queues."""
         if not self._region:
             settings = await read_settings(self.server.app.engine)
             try:
@@ -55,7 +54,7 @@ class SqsState:
         return self._region
 
     async def catalog(self, namespace: str, app: Holdfast) -> QueueCatalog:
-        """The queues of a namespace."""
+        """The catalog of the queues of a namespace."""
         known = self._catalogs.get(namespace)
         if known is None:
             region = await self.default_region()
@@ -67,7 +66,7 @@ class SqsState:
 @dataclass(slots=True, kw_only=True)
 class SqsCall:
     """`base_url` is the URL of the server by the request's Host header, without a slash at its end.
-    `unread` undoes an answer that the client never received. `counted` are the counts of the
+    `undo` undoes an answer that the client never received. `counted` are the counts of the
     request by queue, which are recorded once it is answered."""
 
     api: ApiCall
@@ -77,7 +76,7 @@ class SqsCall:
     region: str
     default_region: str
     base_url: str
-    unread: Undo | None = field(default=None, init=False)
+    undo: Undo | None = field(default=None, init=False)
     counted: dict[str, dict[str, int]] = field(default_factory=dict, init=False)
 
     @property
@@ -136,6 +135,6 @@ def namespace_of(account: str) -> str:
 
 
 def account_of(namespace: str) -> str:
-    """The account of a namespace, as `namespace_of`. A namespace whose name is not an account has
-    none; its name stands in for it."""
+    """The account of a namespace, the reverse of `namespace_of`. A namespace whose name is not an
+    account has none: the result is its name."""
     return DEFAULT_ACCOUNT if namespace == DEFAULT_NAMESPACE else namespace

@@ -1,8 +1,8 @@
 """Finds the queues of one namespace for SQS clients: a record and settings, cached for a second.
 
 A queue that the CLI or a program made has no record: its attributes follow from its settings. Only
-queues with a name that Amazon SQS allows are visible, so that generated names of other regions are
-not. Reads here are not restricted to a caller: `SqsCall.queue` checks the prefix.
+queues with a name that Amazon SQS allows are visible, which the generated names of other regions
+are not. Reads here are not restricted to a caller: `SqsCall.queue` checks the prefix.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from holdfast.server.sqs.queue_attributes import QueueAttributes
 from holdfast.server.sqs.settings_map import attributes_of
 
 _CACHED_MAX = 10_000
-_ALWAYS_THERE = "default"
-"""The queue that exists in every namespace. It is not listed before somebody uses it."""
+_DEFAULT_QUEUE = "default"
+"""The queue that exists in every namespace. It is listed once it is used."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownQueue:
     """A queue as it was read. `version` is that of the stored record, and 0 if there is none; the
-    record is then made up from the settings. `holds_dead_letters` says that another queue names it
+    record is then derived from the settings. `holds_dead_letters` says that another queue names it
     as its dead-letter queue."""
 
     record: SqsQueue
@@ -62,7 +62,7 @@ class KnownQueue:
 
 
 class ListedQueue(NamedTuple):
-    """A queue in a list: its record, stored or made up, and its settings."""
+    """A queue in a list: its record, stored or derived, and its settings."""
 
     record: SqsQueue
     settings: Queue
@@ -105,7 +105,7 @@ class QueueCatalog:
         return known
 
     def forget(self, region: str, name: str) -> None:
-        """Read the queue again after it was changed here."""
+        """Drop a queue from the cache after a change made here."""
         cached = self._cache.pop((region, name), None)
         if cached is not None:
             cached.forget()
@@ -131,8 +131,8 @@ class QueueCatalog:
         if region == self._region:
             for name, queue in settings.items():
                 is_new = name not in found and QUEUE_NAME.match(name)
-                if is_new and (name != _ALWAYS_THERE or await self._is_used(name)):
-                    found[name] = ListedQueue(made_up(name, region), queue)
+                if is_new and (name != _DEFAULT_QUEUE or await self._is_used(name)):
+                    found[name] = ListedQueue(default_record(name, region), queue)
         return [found[name] for name in sorted(found)]
 
     async def count(self, queue: str) -> QueueView | None:
@@ -155,7 +155,7 @@ class QueueCatalog:
             # If there is a queue with the name of a deleted one, another program made it.
             if region != self._region:
                 return (None,)
-            record = made_up(name, region)
+            record = default_record(name, region)
         view = await find_queue(self._engine(), record.queue)
         if view is None:
             return (None,)
@@ -177,6 +177,6 @@ class QueueCatalog:
         return view is not None and count_all(view) > 0
 
 
-def made_up(name: str, region: str) -> SqsQueue:
-    """The record of a queue that has none."""
+def default_record(name: str, region: str) -> SqsQueue:
+    """The record of a queue that has none stored."""
     return SqsQueue(name=name, region=region, queue=name, epoch=0, created_at=0, modified_at=0)

@@ -43,7 +43,7 @@ from holdfast.server.sqs.call import (
     namespace_of,
 )
 from holdfast.server.sqs.errors import SqsError
-from holdfast.server.sqs.keeper import QueueKeeper
+from holdfast.server.sqs.keeper import QueueReconciler
 from holdfast.server.sqs.moves import MessageMover
 from holdfast.server.sqs.problems import error_of
 from holdfast.server.sqs.queue_attributes import parse_arn
@@ -101,7 +101,7 @@ HANDLERS: Final[dict[str, Handler]] = {
 
 
 class SqsEndpoint(RequestLifecycle):
-    """Answers all actions. `arguments_of` says whether a request is one for it."""
+    """Answers all actions. `arguments_of` tells whether a request is for it."""
 
     def __init__(self, server: ServerState, services: EndpointServices) -> None:
         super().__init__(services.pressure, RequestKind.REQUEST, has_body=True)
@@ -111,16 +111,16 @@ class SqsEndpoint(RequestLifecycle):
         self._meter = services.meter
 
     def services(self, namespace: str, app: Holdfast) -> tuple[Service, ...]:
-        """The services that keep the queues of a namespace."""
+        """The upkeep services of the queues of a namespace."""
         traits = app.engine.traits
         if not traits.records or not traits.inspect:
             return ()
         find_catalog = partial(self.state.catalog, namespace, app)
-        keeper = QueueKeeper(lambda: app.engine, find_catalog, self.state.wall_ms)
-        return keeper, MessageMover(lambda: app.engine)
+        reconciler = QueueReconciler(lambda: app.engine, find_catalog, self.state.wall_ms)
+        return reconciler, MessageMover(lambda: app.engine)
 
     async def close(self) -> None:
-        """End all long polls, and give back what they had leased."""
+        """End all long polls, and give back their leases."""
         for app in list(self._server.namespaces.apps.values()):
             await message_state_of(app).polls.close()
 
@@ -201,10 +201,10 @@ class SqsEndpoint(RequestLifecycle):
             answer = await handler(call, request)
             # No await between this check and the sending: a disconnect would be missed.
             if not disconnect.done():
-                ticket.undo = call.unread
+                ticket.undo = call.undo
                 return answer
-        if call.unread is not None:
-            await call.unread()
+        if call.undo is not None:
+            await call.undo()
         raise ClientDisconnected
 
     async def _read_body(self, headers: Headers, receive: Receive, ticket: Ticket) -> bytes:

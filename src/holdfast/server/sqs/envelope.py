@@ -43,7 +43,7 @@ _BASE64: Final = MessageAttributeValue(data_type="String", string_value="base64"
 NewMessage = SendMessageRequest | SendMessageBatchRequestEntry
 
 
-class Outgoing(NamedTuple):
+class CheckedMessage(NamedTuple):
     """A message that was checked: its job, its size, and the MD5s for the answer."""
 
     job: NewJob
@@ -53,7 +53,7 @@ class Outgoing(NamedTuple):
     md5_of_system_attributes: str | None
 
 
-def check_order(messages: Sequence[NewMessage], known: KnownQueue, *, in_batch: bool) -> None:
+def require_fifo_ids(messages: Sequence[NewMessage], known: KnownQueue, *, in_batch: bool) -> None:
     """Each message of a FIFO queue has a group, and a deduplication id unless the queue makes it
     from the content. One without fails the whole request, as on AWS."""
     if not known.is_fifo:
@@ -66,7 +66,9 @@ def check_order(messages: Sequence[NewMessage], known: KnownQueue, *, in_batch: 
             raise errors.missing_deduplication_id()
 
 
-def outgoing(message: NewMessage, known: KnownQueue, *, sender: str, in_batch: bool) -> Outgoing:
+def checked_message(
+    message: NewMessage, known: KnownQueue, *, sender: str, in_batch: bool
+) -> CheckedMessage:
     """The job of a message. Raises SqsError if the message is invalid."""
     attributes = message.message_attributes
     system = message.message_system_attributes
@@ -82,7 +84,7 @@ def outgoing(message: NewMessage, known: KnownQueue, *, sender: str, in_batch: b
     task = _task_of(attributes)
     packed = {name: _packed(each) for name, each in attributes.items()} if attributes else {}
     if task != DEFAULT_TASK:
-        # The job's own task says the same.
+        # The job has it as its task.
         del packed[TASK_ATTRIBUTE]
     payload, content_type = pack_envelope(body, packed)
     group = _checked_id("MessageGroupId", message.message_group_id)
@@ -103,7 +105,7 @@ def outgoing(message: NewMessage, known: KnownQueue, *, sender: str, in_batch: b
         key_window_ms=DEDUP_MS,
         key_hold="window",
     )
-    return Outgoing(
+    return CheckedMessage(
         job=job,
         size=size,
         md5_of_body=message_attributes.md5_of(body),
@@ -158,8 +160,8 @@ def _content_id(body: bytes) -> str:
 
 
 def _key(known: KnownQueue, group: str | None, dedup_id: str) -> str:
-    """The key that makes a message once-only. A purge begins a new epoch, which forgets the ids of
-    the one before. A hash, since group and id together are longer than a key may be."""
+    """The once-only key of a FIFO message. A purge begins a new epoch, so that earlier ids no
+    longer count. The key is a hash because group and id together may be longer than a key."""
     by_group = known.attributes.deduplication_scope == "messageGroup"
     # No id has a space.
     text = f"{known.epoch} {group if by_group else ''} {dedup_id}"
@@ -183,7 +185,9 @@ class Delivery(NamedTuple):
     """The queue in which a dead letter died."""
 
 
-def received(job: Job, request: ReceiveMessageRequest, delivery: Delivery) -> ReceivedMessage:
+def received_message(
+    job: Job, request: ReceiveMessageRequest, delivery: Delivery
+) -> ReceivedMessage:
     """The message of a leased job, with the attributes that the request names."""
     envelope = unpack_envelope(job.payload, job.content_type)
     attributes = _attributes_of(envelope)

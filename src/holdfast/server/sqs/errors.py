@@ -108,7 +108,7 @@ def missing_parameter(name: str) -> SqsError:
 
 
 def invalid_parameter(message: str) -> SqsError:
-    """A parameter is invalid, in words of its own."""
+    """A parameter is invalid; `message` is the whole text."""
     return SqsError("InvalidParameterValueException", message)
 
 

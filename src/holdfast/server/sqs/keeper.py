@@ -1,4 +1,4 @@
-"""The service that keeps SQS queues in order, in bounded steps that any server may take.
+"""Reconciles SQS queues with their records, in bounded steps that any number of servers may run.
 
 It deletes messages past their retention, continues purges, applies attributes that a killed server
 left pending, follows dead-letter queues that were deleted or created, and removes old records.
@@ -23,8 +23,8 @@ from holdfast.ops.records import SkippedRecords, remove_records, scan
 from holdfast.ops.sqs import SQS_QUEUE_KIND, SQS_QUEUES, SqsQueue
 from holdfast.server.sqs.catalog import QueueCatalog
 from holdfast.server.sqs.queues import (
+    PAUSE_MS,
     PURGE_STEP,
-    REST_MS,
     apply_settings,
     end_purge,
     purge_step,
@@ -34,7 +34,7 @@ from holdfast.server.sqs.settings_map import attributes_of
 
 PENDING_MS: Final = 5 * bounds.SECOND_MS
 """How long pending attributes are left to the server that saved them."""
-DELETED_MS: Final = 10 * REST_MS
+DELETED_MS: Final = 10 * PAUSE_MS
 """How long the record of a deleted queue is kept."""
 ORPHANED_MS: Final = bounds.DAY_MS
 """How long the record of a queue is kept that another program dropped."""
@@ -49,11 +49,11 @@ _REST: Final = 50
 _log = logging.getLogger("holdfast.upkeep")
 
 
-class QueueKeeper:
-    """Keeps the SQS queues of one namespace. `wall_ms` is the clock that messages were stamped
-    with; pauses are counted by `monotonic_ms`."""
+class QueueReconciler:
+    """Reconciles the SQS queues of one namespace. `wall_ms` is the clock of the messages'
+    timestamps; pauses are measured by `monotonic_ms`."""
 
-    name = "sqs keeper"
+    name = "sqs reconciler"
 
     def __init__(
         self,
@@ -71,11 +71,11 @@ class QueueKeeper:
         self._monotonic_ms = monotonic_ms
         self._skipped = SkippedRecords(_log)
         self._sweeps: dict[str, tuple[int, int]] = {}
-        """By record: the version, and when its messages are looked at next."""
+        """By key of the record: its version, and the time of the next sweep."""
         self._rest_until = 0
 
     async def once(self) -> int | None:
-        """One step for every queue; 0 if there is more to do."""
+        """Run one step for every queue. Returns 0 if there is more to do."""
         started_at = self._monotonic_ms()
         if started_at < self._rest_until:
             return self._rest_until - started_at
@@ -110,7 +110,7 @@ class QueueKeeper:
         settings: Mapping[str, Queue],
         catalog: QueueCatalog,
     ) -> bool:
-        """One step for a queue; True if there is more to do."""
+        """Run one step for a queue. Returns True if there is more to do."""
         queue = settings.get(known.queue)
         if known.deleted_at is not None:
             if record.age_ms > DELETED_MS:
@@ -138,7 +138,7 @@ class QueueKeeper:
         wanted = await wanted_settings(catalog, known, queue)
         now = replace(queue, dead_queue=wanted.dead_queue, max_attempts=wanted.max_attempts)
         if now != queue:
-            # If it is False, somebody else changed the queue: the next round looks again.
+            # If another process has changed the queue, the next round reads it again.
             await self._engine().declare(now, instead_of=queue)
             catalog.forget(known.region, known.name)
 

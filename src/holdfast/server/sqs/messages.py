@@ -23,11 +23,17 @@ from holdfast.server.access.caller import Scope, missing_scope
 from holdfast.server.sqs import errors, message_attributes
 from holdfast.server.sqs.call import SqsCall
 from holdfast.server.sqs.catalog import KnownQueue
-from holdfast.server.sqs.envelope import Outgoing, check_order, outgoing, sequence_number
+from holdfast.server.sqs.envelope import (
+    CheckedMessage,
+    checked_message,
+    require_fifo_ids,
+    sequence_number,
+)
 from holdfast.server.sqs.errors import SqsError
 from holdfast.server.sqs.problems import error_of
+from holdfast.server.sqs.queue_attributes import VISIBILITY_S_MAX
 from holdfast.server.sqs.receipts import MessageReceipt, ReceiptSeal
-from holdfast.server.sqs.receive import VISIBILITY_S_MAX, message_state
+from holdfast.server.sqs.receive import message_state
 from holdfast.server.sqs.shapes import (
     BatchEntry,
     BatchResultErrorEntry,
@@ -56,8 +62,8 @@ _ENTRY_ID = re.compile(r"[A-Za-z0-9_-]{1,80}")
 async def send_message(call: SqsCall, request: SendMessageRequest) -> SendMessageResult:
     """Send one message."""
     known = await call.queue(request.queue_url)
-    check_order([request], known, in_batch=False)
-    message = outgoing(request, known, sender=_sender(call), in_batch=False)
+    require_fifo_ids([request], known, in_batch=False)
+    message = checked_message(request, known, sender=_sender(call), in_batch=False)
     [receipt] = await _enqueue(call, known, [message])
     if receipt.status is Status.REFUSED:
         raise _refusal(receipt)
@@ -80,13 +86,13 @@ async def send_message_batch(
     size = sum(_size(each) for each in entries)
     if size > BATCH_BYTES_MAX:
         raise errors.batch_too_long(size)
-    check_order(entries, known, in_batch=True)
-    valid: dict[str, Outgoing] = {}
+    require_fifo_ids(entries, known, in_batch=True)
+    valid: dict[str, CheckedMessage] = {}
     failed: dict[str, SqsError] = {}
     sender = _sender(call)
     for each in entries:
         try:
-            valid[each.id] = outgoing(each, known, sender=sender, in_batch=True)
+            valid[each.id] = checked_message(each, known, sender=sender, in_batch=True)
         except SqsError as error:
             failed[each.id] = error
     answers = await _enqueue(call, known, list(valid.values())) if valid else []
@@ -121,7 +127,7 @@ def _size(entry: SendMessageBatchRequestEntry) -> int:
 async def delete_message(call: SqsCall, request: DeleteMessageRequest) -> None:
     """Delete a received message. Repeating it, or a handle whose message is gone, is no error."""
     known = await call.queue(request.queue_url)
-    receipt = _opened(await _seal(call), known, request.receipt_handle)
+    receipt = _open_handle(await _seal(call), known, request.receipt_handle)
     [error] = await _delete(call, known, [(receipt, request.receipt_handle)])
     if error is not None:
         raise error
@@ -136,10 +142,10 @@ async def delete_message_batch(
     _check_batch("DeleteMessageBatch", entries)
     seal = await _seal(call)
     failed: dict[str, SqsError] = {}
-    valid: dict[str, Handled] = {}
+    valid: dict[str, OpenedHandle] = {}
     for each in entries:
         try:
-            receipt = _opened(seal, known, each.receipt_handle)
+            receipt = _open_handle(seal, known, each.receipt_handle)
         except SqsError as error:
             failed[each.id] = error
         else:
@@ -156,9 +162,9 @@ async def delete_message_batch(
 
 
 async def change_message_visibility(call: SqsCall, request: ChangeMessageVisibilityRequest) -> None:
-    """Hide a received message for so long from now on; 0 makes it visible at once."""
+    """Hide a received message for this long from now; 0 makes it visible at once."""
     known = await call.queue(request.queue_url)
-    receipt = _opened(await _seal(call), known, request.receipt_handle)
+    receipt = _open_handle(await _seal(call), known, request.receipt_handle)
     seconds = _checked_visibility(call, receipt, request.visibility_timeout)
     [error] = await _change_visibility(call, known, [(receipt, request.receipt_handle)], [seconds])
     if error is not None:
@@ -174,10 +180,10 @@ async def change_message_visibility_batch(
     _check_batch("ChangeMessageVisibilityBatch", entries)
     seal = await _seal(call)
     failed: dict[str, SqsError] = {}
-    valid: dict[str, tuple[Handled, int]] = {}
+    valid: dict[str, tuple[OpenedHandle, int]] = {}
     for each in entries:
         try:
-            receipt = _opened(seal, known, each.receipt_handle)
+            receipt = _open_handle(seal, known, each.receipt_handle)
             if each.visibility_timeout is None:
                 raise errors.missing_parameter("VisibilityTimeout")
             seconds = _checked_visibility(call, receipt, each.visibility_timeout)
@@ -186,8 +192,8 @@ async def change_message_visibility_batch(
         else:
             valid[each.id] = ((receipt, each.receipt_handle), seconds)
     if valid:
-        handled = [each for each, _ in valid.values()]
-        errors_ = await _change_visibility(call, known, handled, [s for _, s in valid.values()])
+        opened = [each for each, _ in valid.values()]
+        errors_ = await _change_visibility(call, known, opened, [s for _, s in valid.values()])
         failed |= {id_: error for id_, error in zip(valid, errors_, strict=True) if error}
     return ChangeMessageVisibilityBatchResult(
         successful=tuple(
@@ -199,7 +205,7 @@ async def change_message_visibility_batch(
     )
 
 
-Handled = tuple[MessageReceipt, str]
+OpenedHandle = tuple[MessageReceipt, str]
 """A receipt, and the handle that a client sent."""
 
 
@@ -208,13 +214,15 @@ def _sender(call: SqsCall) -> str:
     return call.caller.name if call.caller.token else ""
 
 
-async def _enqueue(call: SqsCall, known: KnownQueue, messages: Sequence[Outgoing]) -> list[Receipt]:
+async def _enqueue(
+    call: SqsCall, known: KnownQueue, messages: Sequence[CheckedMessage]
+) -> list[Receipt]:
     """One receipt for each message. Those of a FIFO queue have a seq, also of a duplicate."""
     jobs = [each.job for each in messages]
     if known.settings.fairness == "off" and any(job.tenant is not None for job in jobs):
         if not call.caller.may(Scope.PRODUCE):
             raise Forbidden(missing_scope(Scope.PRODUCE))
-        await change_queue(call.store, known.queue, _made_fair)
+        await change_queue(call.store, known.queue, _with_fairness)
         call.catalog.forget(call.region, known.name)
     receipts = await call.engine.enqueue(jobs)
     _count_sent(call, known, messages, receipts)
@@ -226,7 +234,10 @@ async def _enqueue(call: SqsCall, known: KnownQueue, messages: Sequence[Outgoing
 
 
 def _count_sent(
-    call: SqsCall, known: KnownQueue, messages: Sequence[Outgoing], receipts: Sequence[Receipt]
+    call: SqsCall,
+    known: KnownQueue,
+    messages: Sequence[CheckedMessage],
+    receipts: Sequence[Receipt],
 ) -> None:
     statuses = [each.status for each in receipts]
     sizes = [
@@ -242,7 +253,7 @@ def _count_sent(
     )
 
 
-def _made_fair(queue: Queue | None) -> Queue:
+def _with_fairness(queue: Queue | None) -> Queue:
     """The settings of a queue whose message groups are tenants."""
     if queue is None:
         raise errors.queue_does_not_exist()
@@ -261,7 +272,7 @@ async def _seal(call: SqsCall) -> ReceiptSeal:
     return await message_state(call).seal(call.store)
 
 
-def _opened(seal: ReceiptSeal, known: KnownQueue, handle: str) -> MessageReceipt:
+def _open_handle(seal: ReceiptSeal, known: KnownQueue, handle: str) -> MessageReceipt:
     """The receipt in a handle. Raises SqsError unless this queue issued it."""
     receipt = seal.open(handle)
     if receipt is None:
@@ -272,15 +283,15 @@ def _opened(seal: ReceiptSeal, known: KnownQueue, handle: str) -> MessageReceipt
 
 
 async def _delete(
-    call: SqsCall, known: KnownQueue, handled: Sequence[Handled]
+    call: SqsCall, known: KnownQueue, opened: Sequence[OpenedHandle]
 ) -> list[SqsError | None]:
     """Delete messages; an error for each handle that must not."""
-    failed = await _expired(call, known, handled)
-    live = [each for each in handled if each[1] not in failed]
+    failed = await _expired(call, known, opened)
+    live = [each for each in opened if each[1] not in failed]
     state = message_state(call)
     ends = [Settlement(lease=receipt.lease(), verdict=Complete()) for receipt, _ in live]
     outcomes = await call.engine.settle(ends) if ends else []
-    lost: list[Handled] = []
+    lost: list[OpenedHandle] = []
     for each, outcome in zip(live, outcomes, strict=True):
         state.attempts.note_change(each[0])
         if outcome is Outcome.SETTLED:
@@ -296,17 +307,17 @@ async def _delete(
         wanted = JobFilter(ids=ids, queue=known.queue, states=(State.WAITING, State.DEAD))
         await call.store.amend(wanted, Delete(), limit=len(lost))
     call.count(known.queue, sqs_deleted=len(live))
-    return [failed.get(handle) for _, handle in handled]
+    return [failed.get(handle) for _, handle in opened]
 
 
 async def _change_visibility(
-    call: SqsCall, known: KnownQueue, handled: Sequence[Handled], seconds: Sequence[int]
+    call: SqsCall, known: KnownQueue, opened: Sequence[OpenedHandle], seconds: Sequence[int]
 ) -> list[SqsError | None]:
-    """Hide or show messages; an error for each handle that cannot."""
-    failed = await _expired(call, known, handled)
+    """Hide or show messages. Returns the error of each handle, None if there is none."""
+    failed = await _expired(call, known, opened)
     changes = [
         (receipt, handle, after_s)
-        for (receipt, handle), after_s in zip(handled, seconds, strict=True)
+        for (receipt, handle), after_s in zip(opened, seconds, strict=True)
         if handle not in failed
     ]
     for receipt, _, _ in changes:
@@ -328,11 +339,11 @@ async def _change_visibility(
         if job is None or job.queue != known.queue or _is_gone(job):
             failed[handle] = errors.not_in_flight(handle)
         else:
-            await _hide_again(call, job, receipt, after_s)
-    return [failed.get(handle) for _, handle in handled]
+            await _retime(call, job, receipt, after_s)
+    return [failed.get(handle) for _, handle in opened]
 
 
-async def _hide_again(call: SqsCall, job: Job, receipt: MessageReceipt, seconds: int) -> None:
+async def _retime(call: SqsCall, job: Job, receipt: MessageReceipt, seconds: int) -> None:
     """Hide or show a message that no consumer holds any more. The handle of an earlier receive may
     only hide it for longer."""
     delay_ms = seconds * bounds.SECOND_MS
@@ -355,18 +366,18 @@ async def _settle(call: SqsCall, verdicts: Sequence[tuple[MessageReceipt, Retry]
 
 
 async def _expired(
-    call: SqsCall, known: KnownQueue, handled: Sequence[Handled]
+    call: SqsCall, known: KnownQueue, opened: Sequence[OpenedHandle]
 ) -> dict[str, SqsError]:
     """The handles of a FIFO queue whose timeout has ended: they are no longer valid there. The
     engine compares the token again, so that a later consumer is never affected."""
     if not known.is_fifo:
         return {}
     jobs = {
-        job.id: job for job in await _read_jobs(call.store, [receipt.id for receipt, _ in handled])
+        job.id: job for job in await _read_jobs(call.store, [receipt.id for receipt, _ in opened])
     }
     return {
         handle: errors.expired_handle(handle)
-        for receipt, handle in handled
+        for receipt, handle in opened
         if (job := jobs.get(receipt.id)) is not None
         and not _is_gone(job)
         and not _is_held(job, receipt, call.now_ms())

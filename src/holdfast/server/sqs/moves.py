@@ -68,7 +68,7 @@ _log = logging.getLogger("holdfast.upkeep")
 async def start_message_move_task(
     call: SqsCall, request: StartMessageMoveTaskRequest
 ) -> StartMessageMoveTaskResult:
-    """Begin to move the messages of a dead-letter queue."""
+    """Start moving the messages of a dead-letter queue."""
     source = await _queue_of(call, request.source_arn, "SourceArn")
     target = None
     if request.destination_arn is not None:
@@ -158,7 +158,7 @@ def read_handle(handle: str) -> tuple[str, QueueArn]:
 
 
 def with_task(known: MoveTasks, task: MoveTask) -> MoveTasks:
-    """The tasks with another state of the newest one."""
+    """The tasks with the newest one replaced."""
     return replace(known, tasks=(task, *known.tasks[1:]))
 
 
@@ -209,8 +209,8 @@ class MessageMover:
         self._skipped = SkippedRecords(_log)
 
     async def once(self) -> int | None:
-        """One step of every task; the time to the next."""
-        ahead: list[int] = []
+        """Run one step of every task. Returns the time to the next."""
+        waits_ms: list[int] = []
         async for record in scan(self._engine(), MOVE_TASKS_KIND):
             try:
                 next_ms = await self._step(record)
@@ -220,9 +220,9 @@ class MessageMover:
                 self._skipped.skip(record, error)
                 continue
             if next_ms is not None:
-                ahead.append(next_ms)
+                waits_ms.append(next_ms)
         self._skipped.end_round()
-        return min(ahead, default=None)
+        return min(waits_ms, default=None)
 
     async def step(self, queue: str) -> None:
         """One step of the task of a queue."""

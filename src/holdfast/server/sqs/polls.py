@@ -16,7 +16,7 @@ from holdfast.core.model import Lease
 from holdfast.core.text import counted
 from holdfast.errors import HoldfastError
 
-TAKEN_MAX = 100
+LEASES_MAX = 100
 """Messages that are leased at once, for several pollers."""
 WAIT_MS = 20_000
 """How long one lease waits before the next one is made, if nothing arrives."""
@@ -24,14 +24,14 @@ WAIT_MS = 20_000
 _log = logging.getLogger("holdfast.server")
 
 
-class Source(Protocol):
-    """The messages of one queue. With `in_groups`, a call leases for one poller only, since the
-    messages of a group must not be divided."""
+class PollLeaser(Protocol):
+    """Leases the messages of one queue. With `in_groups`, a call leases for one poller only, since
+    the messages of a group must not be divided."""
 
     @property
     def in_groups(self) -> bool: ...
 
-    async def take(self, most: int, wait_ms: int) -> list[Lease]:
+    async def lease(self, most: int, wait_ms: int) -> list[Lease]:
         """Lease at most `most` messages, and wait `wait_ms` for the first. A call that is cancelled
         holds no lease."""
 
@@ -40,46 +40,46 @@ class Source(Protocol):
 
 
 class Polls:
-    """The long polls of one server. All pollers with equal keys share a line."""
+    """The long polls of one server. Pollers with equal keys share one waiting lease."""
 
     def __init__(self) -> None:
-        self._lines: dict[Hashable, _Line] = {}
-        self._returns: set[asyncio.Task[None]] = set()
+        self._shared_polls: dict[Hashable, _SharedPoll] = {}
+        self._releases: set[asyncio.Task[None]] = set()
 
     async def receive(
-        self, key: Hashable, source: Source, *, most: int, wait_ms: int
+        self, key: Hashable, leaser: PollLeaser, *, most: int, wait_ms: int
     ) -> list[Lease]:
-        """At most `most` leases as soon as there is one; none after `wait_ms`. A line uses the
-        source of the poller that began it."""
-        line = self._lines.get(key)
-        if line is None:
-            line = _Line(
-                source,
-                give_back=lambda leases: self._return(source, leases),
+        """At most `most` leases as soon as there is one; none after `wait_ms`. A shared poll uses
+        the leaser of its first poller."""
+        shared = self._shared_polls.get(key)
+        if shared is None:
+            shared = _SharedPoll(
+                leaser,
+                give_back=lambda leases: self._release(leaser, leases),
                 ended=lambda: self._end(key),
             )
-            self._lines[key] = line
-        return await line.receive(most, wait_ms)
+            self._shared_polls[key] = shared
+        return await shared.receive(most, wait_ms)
 
     @property
     def waiting(self) -> int:
         """The number of pollers that wait."""
-        return sum(len(line.pollers) for line in self._lines.values())
+        return sum(len(shared.pollers) for shared in self._shared_polls.values())
 
     async def close(self) -> None:
         """Answer all pollers with nothing, and wait until undelivered leases are given back."""
-        for line in list(self._lines.values()):
-            await line.close()
-        while self._returns:
-            await asyncio.wait(self._returns)
+        for shared in list(self._shared_polls.values()):
+            await shared.close()
+        while self._releases:
+            await asyncio.wait(self._releases)
 
     def _end(self, key: Hashable) -> None:
-        del self._lines[key]
+        del self._shared_polls[key]
 
-    def _return(self, source: Source, leases: Sequence[Lease]) -> None:
-        task = asyncio.get_running_loop().create_task(_give_back(source, leases))
-        self._returns.add(task)
-        task.add_done_callback(self._returns.discard)
+    def _release(self, leaser: PollLeaser, leases: Sequence[Lease]) -> None:
+        task = asyncio.get_running_loop().create_task(_give_back(leaser, leases))
+        self._releases.add(task)
+        task.add_done_callback(self._releases.discard)
 
 
 class _Poller:
@@ -97,18 +97,18 @@ class _Poller:
             self.answer.set_result([])
 
 
-class _Line:
+class _SharedPoll:
     """The pollers that share one waiting lease. Its task runs while there are any."""
 
     def __init__(
         self,
-        source: Source,
+        leaser: PollLeaser,
         *,
         give_back: Callable[[Sequence[Lease]], None],
         ended: Callable[[], None],
     ) -> None:
         self.pollers: OrderedDict[_Poller, None] = OrderedDict()
-        self._source = source
+        self._leaser = leaser
         self._give_back = give_back
         self._ended = ended
         self._is_open = True
@@ -143,7 +143,7 @@ class _Line:
     async def _run(self) -> None:
         try:
             while (most := self._wanted()) > 0:
-                self._deliver(await self._source.take(most, WAIT_MS))
+                self._deliver(await self._leaser.lease(most, WAIT_MS))
         except Exception as error:  # noqa: BLE001 (it is raised again in every poller)
             for poller in self.pollers:
                 if not poller.answer.done():
@@ -163,9 +163,9 @@ class _Line:
         for poller in self.pollers:
             if not poller.answer.done():
                 total += poller.most
-            if total >= TAKEN_MAX or (total and self._source.in_groups):
+            if total >= LEASES_MAX or (total and self._leaser.in_groups):
                 break
-        return min(total, TAKEN_MAX)
+        return min(total, LEASES_MAX)
 
     def _deliver(self, leases: Sequence[Lease]) -> None:
         """Give leases to the pollers in their order, and the rest back. The rest of a group goes
@@ -188,9 +188,9 @@ class _Line:
         return next((poller for poller in self.pollers if not poller.answer.done()), None)
 
 
-async def _give_back(source: Source, leases: Sequence[Lease]) -> None:
+async def _give_back(leaser: PollLeaser, leases: Sequence[Lease]) -> None:
     try:
-        await source.give_back(leases)
+        await leaser.give_back(leases)
     except HoldfastError as error:
         _log.warning(
             "%s for clients that left will lapse: %s", counted(len(leases), "lease"), error

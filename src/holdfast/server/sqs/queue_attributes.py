@@ -18,6 +18,9 @@ from holdfast.server.sqs import errors
 from holdfast.server.sqs.errors import SqsError, invalid_attribute, invalid_value
 
 QUEUE_NAME_MAX: Final = 80
+VISIBILITY_S_MAX: Final = 43_200
+RETENTION_S_MAX: Final = 1_209_600
+RECEIVE_COUNT_MAX: Final = 1_000
 POLICY_BYTES_MAX: Final = 8_192
 KMS_KEY_MAX: Final = 2_048
 SOURCE_ARNS_MAX: Final = 10
@@ -296,10 +299,10 @@ def _redrive_policy(name: str, text: str) -> RedrivePolicy | None:
 
 def _receive_count(name: str, text: str, count: object) -> int:
     digits = str(count) if isinstance(count, int | str) else ""
-    if not _COUNT.fullmatch(digits) or not 1 <= int(digits) <= 1_000:
+    if not _COUNT.fullmatch(digits) or not 1 <= int(digits) <= RECEIVE_COUNT_MAX:
         reason = (
             f"Invalid value for maxReceiveCount: {errors.shortened(count)},"
-            " valid values are from 1 to 1000 both inclusive."
+            f" valid values are from 1 to {RECEIVE_COUNT_MAX} both inclusive."
         )
         raise invalid_value(name, text, reason)
     return int(digits)
@@ -372,9 +375,9 @@ _FIFO_NAMES: Final = (
 )
 
 _RULES: Final[dict[str, _Rule]] = {
-    "VisibilityTimeout": _integer("visibility_timeout", 0, 43_200),
+    "VisibilityTimeout": _integer("visibility_timeout", 0, VISIBILITY_S_MAX),
     "MaximumMessageSize": _integer("maximum_message_size", 1_024, 1_048_576),
-    "MessageRetentionPeriod": _integer("message_retention_period", 60, 1_209_600),
+    "MessageRetentionPeriod": _integer("message_retention_period", 60, RETENTION_S_MAX),
     "DelaySeconds": _integer("delay_seconds", 0, 900),
     "ReceiveMessageWaitTimeSeconds": _integer("receive_message_wait_time_seconds", 0, 20),
     "Policy": _Rule("policy", _policy),

@@ -26,7 +26,7 @@ from holdfast.engines.base import Engine
 from holdfast.errors import Forbidden
 from holdfast.ops.queues import change_queue, drop_queue, find_queue
 from holdfast.ops.records import TRIES_MAX, Stored
-from holdfast.ops.sqs import MOVE_TASKS, SQS_QUEUES, TAGS_MAX, SqsQueue, queue_key
+from holdfast.ops.sqs import ACCOUNT, MOVE_TASKS, SQS_QUEUES, TAGS_MAX, SqsQueue, queue_key
 from holdfast.server.sqs import errors
 from holdfast.server.sqs.call import SqsCall
 from holdfast.server.sqs.catalog import KnownQueue, ListedQueue, QueueCatalog
@@ -64,7 +64,7 @@ from holdfast.server.sqs.shapes import (
     UntagQueueRequest,
 )
 
-REST_MS: Final = 60 * bounds.SECOND_MS
+PAUSE_MS: Final = 60 * bounds.SECOND_MS
 """The time between two purges of a queue, or from its deletion to its next creation."""
 RESULTS_MAX: Final = 1_000
 PURGE_STEP: Final = 1_000
@@ -74,7 +74,6 @@ _PURGE_S: Final = 5.0
 _TAG_KEY_MAX, _TAG_VALUE_MAX = 128, 256
 _ACTIONS_MAX: Final = 7
 _LABEL = re.compile(r"[A-Za-z0-9_-]{1,80}")
-_ACCOUNT = re.compile(r"[0-9]{12}")
 _OWNER_ACTIONS: Final = (
     *("AddPermission", "CancelMessageMoveTask", "CreateQueue", "DeleteQueue"),
     *("ListMessageMoveTasks", "ListQueues", "ListQueueTags", "RemovePermission"),
@@ -107,7 +106,7 @@ async def create_queue(call: SqsCall, request: CreateQueueRequest) -> CreateQueu
         record = SqsQueue(
             name=name,
             region=call.region,
-            queue=await _new_name(call, name, old),
+            queue=await _new_queue_name(call, name, old),
             epoch=now if old is None else max(now, old.epoch + 1),
             created_at=now,
             modified_at=now,
@@ -230,7 +229,7 @@ async def purge_queue(call: SqsCall, request: PurgeQueueRequest) -> None:
 
     def change(known: KnownQueue) -> SqsQueue:
         now, purged_at = call.now_ms(), known.record.purged_at
-        if call.state.is_strict and purged_at is not None and 0 <= now - purged_at < REST_MS:
+        if call.state.is_strict and purged_at is not None and 0 <= now - purged_at < PAUSE_MS:
             raise errors.purge_in_progress(known.name)
         epoch = max(now, known.epoch + 1)
         return replace(known.record, epoch=epoch, purged_at=now, purging=True)
@@ -249,14 +248,14 @@ async def purge_queue(call: SqsCall, request: PurgeQueueRequest) -> None:
 
 
 async def purge_step(engine: Engine, queue: str, created_before: int | None = None) -> int:
-    """Delete some messages of a queue; returns how many."""
+    """Delete at most `PURGE_STEP` messages of a queue. Returns their number."""
     states = (State.WAITING, State.LEASED, State.DEAD)
     wanted = JobFilter(queue=queue, states=states, created_before=created_before)
     return await engine.amend(wanted, Delete(force=True), limit=PURGE_STEP)
 
 
 async def end_purge(engine: Engine, record: SqsQueue) -> None:
-    """Note that a purge has deleted everything, unless another one has begun."""
+    """Mark a purge as finished, unless another one has begun."""
 
     def change(now: SqsQueue | None) -> SqsQueue | None:
         is_same = now is not None and now.epoch == record.epoch and now.purging
@@ -320,7 +319,7 @@ async def list_queue_tags(call: SqsCall, request: ListQueueTagsRequest) -> ListQ
 
 
 async def add_permission(call: SqsCall, request: AddPermissionRequest) -> None:
-    """Add a statement to the policy of a queue. Holdfast stores policies, and grants nothing by
+    """Add a statement to the policy of a queue. Holdfast stores policies but does not enforce
     them."""
     known = await call.queue(request.queue_url)
     _check_permission(request)
@@ -330,8 +329,8 @@ async def add_permission(call: SqsCall, request: AddPermissionRequest) -> None:
     statement = {
         "Sid": request.label,
         "Effect": "Allow",
-        "Principal": {"AWS": _one_or_all(principals)},
-        "Action": _one_or_all(actions),
+        "Principal": {"AWS": _one_or_list(principals)},
+        "Action": _one_or_list(actions),
         "Resource": arn,
     }
 
@@ -402,7 +401,7 @@ def _with_attributes(
 def _is_deleted_recently(stored: Stored[SqsQueue]) -> bool:
     # By the engine's clock: a record is not saved again after its queue was deleted.
     is_deleted = stored.value is not None and stored.value.deleted_at is not None
-    return is_deleted and stored.age_ms < REST_MS
+    return is_deleted and stored.age_ms < PAUSE_MS
 
 
 def _check_existing(call: SqsCall, known: KnownQueue, given: Mapping[str, str]) -> None:
@@ -431,7 +430,7 @@ async def _check_redrive(
     check_dead_letter_target(source, attributes, found, text)
 
 
-async def _new_name(call: SqsCall, name: str, old: SqsQueue | None) -> str:
+async def _new_queue_name(call: SqsCall, name: str, old: SqsQueue | None) -> str:
     """The name of the Holdfast queue of a new queue: the same in the default region, and in others
     one that no SQS queue can have."""
     if call.region == call.default_region:
@@ -540,7 +539,7 @@ def _check_permission(request: AddPermissionRequest) -> None:
     if not request.aws_account_ids:
         raise errors.invalid_value("PrincipalId", "[]", "Unable to verify.")
     for account in request.aws_account_ids:
-        if not _ACCOUNT.fullmatch(account):
+        if not ACCOUNT.match(account):
             raise errors.invalid_value("PrincipalId", f"[{account}]", "Unable to verify.")
 
 
@@ -568,7 +567,7 @@ def _with_policy(known: KnownQueue, policy: dict[str, Any] | None, now: int) -> 
     return replace(_with_attributes(known, attributes, given, now), pending=known.record.pending)
 
 
-def _one_or_all(values: Iterable[str]) -> str | list[str]:
+def _one_or_list(values: Iterable[str]) -> str | list[str]:
     """AWS writes a list of one as its element."""
     every = list(values)
     return every[0] if len(every) == 1 else every

@@ -1,4 +1,4 @@
-"""MessageReceipt handles: the lease of one received message, sealed with a key of the store.
+"""Receipt handles: the lease of one received message, sealed with a key of the store.
 
 A handle names queue, job, token and receive time, so that a message can be deleted or extended
 without reading it first, also after a restart. It is authenticated, not encrypted: one that was

@@ -19,8 +19,9 @@ from holdfast.server.access.caller import Scope, missing_scope
 from holdfast.server.sqs import errors, message_attributes
 from holdfast.server.sqs.call import SqsCall
 from holdfast.server.sqs.catalog import KnownQueue
-from holdfast.server.sqs.envelope import Delivery, received
+from holdfast.server.sqs.envelope import Delivery, received_message
 from holdfast.server.sqs.polls import Polls
+from holdfast.server.sqs.queue_attributes import VISIBILITY_S_MAX
 from holdfast.server.sqs.receipts import MessageReceipt, ReceiptSeal, read_seal
 from holdfast.server.sqs.receive_attempts import AttemptKey, ReceiveAttempts
 from holdfast.server.sqs.shapes import (
@@ -28,7 +29,7 @@ from holdfast.server.sqs.shapes import (
     ReceiveMessageRequest,
     ReceiveMessageResult,
 )
-from holdfast.server.sqs.source import CachedCounts, MessageSource, receive_count, sent_at
+from holdfast.server.sqs.source import MessageCounts, MessageLeaser, receive_count, sent_at
 
 RECEIVED_MAX: Final = 10
 WAIT_S_MAX: Final = 20
@@ -41,11 +42,11 @@ _FULL_POLL_S: Final = 1.0
 
 
 class MessageState:
-    """State about the messages of one namespace that its requests share. A restart forgets it."""
+    """State that all requests of one namespace share. It is lost when the server stops."""
 
     def __init__(self, app: Holdfast) -> None:
         self.polls = Polls()
-        self.counts = CachedCounts(lambda: app.engine)
+        self.counts = MessageCounts(lambda: app.engine)
         self.attempts = ReceiveAttempts()
         self._first_receives: OrderedDict[str, int] = OrderedDict()
         self._seal: ReceiptSeal | None = None
@@ -73,7 +74,7 @@ def message_state(call: SqsCall) -> MessageState:
 
 
 def message_state_of(app: Holdfast) -> MessageState:
-    """The state of a namespace by its application."""
+    """The state of a namespace, found by its application."""
     state = _states.get(app)
     if state is None:
         state = _states[app] = MessageState(app)
@@ -85,7 +86,7 @@ _states: WeakKeyDictionary[Holdfast, MessageState] = WeakKeyDictionary()
 
 async def receive_message(call: SqsCall, request: ReceiveMessageRequest) -> ReceiveMessageResult:
     """Receive up to ten messages, and wait for the first if the request or the queue says so. If
-    the client disconnects, `call.unread` gives them back, and the receive does not count."""
+    the client disconnects, `call.undo` gives them back, and the receive does not count."""
     if not call.caller.may(Scope.CONSUME):
         raise Forbidden(missing_scope(Scope.CONSUME))
     known = await call.queue(request.queue_url)
@@ -97,14 +98,14 @@ async def receive_message(call: SqsCall, request: ReceiveMessageRequest) -> Rece
         if repeated:
             call.count(known.queue, sqs_received=len(repeated))
             return ReceiveMessageResult(messages=repeated)
-    source = MessageSource(
+    leaser = MessageLeaser(
         call.api.app,
         known,
         partial(call.catalog.find, call.region, known.name),
         state.counts,
         visibility_s=visibility_s,
     )
-    leases = await _lease(state, known, source, (known.queue, visibility_s), most, wait_s)
+    leases = await _lease(state, known, leaser, (known.queue, visibility_s), most, wait_s)
     if not leases:
         call.count(known.queue, sqs_empty_receives=1)
         return ReceiveMessageResult()
@@ -115,11 +116,11 @@ async def receive_message(call: SqsCall, request: ReceiveMessageRequest) -> Rece
         if visibility_s == 0:
             await call.store.settle([Settlement(lease=each, verdict=Retry(0)) for each in leases])
     except BaseException:
-        await asyncio.shield(source.give_back(leases))
+        await asyncio.shield(leaser.give_back(leases))
         raise
     if visibility_s:
         state.counts.add(known.queue, len(leases))
-        call.unread = partial(_give_back, state, source, leases, attempt)
+        call.undo = partial(_give_back, state, leaser, leases, attempt)
         if attempt is not None:
             state.attempts.add(attempt, [MessageReceipt.of(each) for each in leases])
     call.count(known.queue, sqs_received=len(messages))
@@ -183,8 +184,8 @@ async def _repeated(
 async def _lease(
     state: MessageState,
     known: KnownQueue,
-    source: MessageSource,
-    line: tuple[str, int],
+    leaser: MessageLeaser,
+    poll_key: tuple[str, int],
     most: int,
     wait_s: float,
 ) -> list[Lease]:
@@ -200,9 +201,9 @@ async def _lease(
         if wait_s <= 0:
             return []
     if not wait_s:
-        return await source.take(most, 0)
+        return await leaser.lease(most, 0)
     wait_ms = round(wait_s * bounds.SECOND_MS)
-    return await state.polls.receive(line, source, most=most, wait_ms=wait_ms)
+    return await state.polls.receive(poll_key, leaser, most=most, wait_ms=wait_ms)
 
 
 async def _require_token(call: SqsCall) -> None:
@@ -214,12 +215,13 @@ async def _require_token(call: SqsCall) -> None:
 async def _delivered(
     call: SqsCall, known: KnownQueue, request: ReceiveMessageRequest, leases: Sequence[Lease]
 ) -> tuple[ReceivedMessage, ...]:
+    """The messages of new leases, with their receipt handles."""
     state = message_state(call)
     seal = await state.seal(call.store)
     origins = {each.job.origin for each in leases if each.job.is_dead_letter}
     arns = {origin: await _arn_of(call, origin) for origin in origins if origin is not None}
     return tuple(
-        received(
+        received_message(
             each.job,
             request,
             Delivery(
@@ -245,10 +247,10 @@ async def _arn_of(call: SqsCall, queue: str) -> str:
 
 
 async def _give_back(
-    state: MessageState, source: MessageSource, leases: Sequence[Lease], attempt: AttemptKey | None
+    state: MessageState, leaser: MessageLeaser, leases: Sequence[Lease], attempt: AttemptKey | None
 ) -> None:
     """Undo a receive whose client disconnected. If it tries again, it receives anew."""
     state.counts.add(leases[0].job.queue, -len(leases))
     if attempt is not None:
         state.attempts.remove(attempt)
-    await source.give_back(leases)
+    await leaser.give_back(leases)

@@ -1,4 +1,4 @@
-"""ReceiveRequestAttemptId: a client that lost the answer of a receive repeats it.
+"""ReceiveRequestAttemptId: a client repeats a receive whose answer it lost.
 
 The answers to requests with such an id are kept for five minutes, as receipts only. A restart
 forgets them; a repeat is then a new receive, and the messages of the first one are visible again
@@ -24,8 +24,8 @@ AttemptKey = tuple[str, str]
 
 @dataclass(slots=True)
 class ReceiveAttempt:
-    """The answer of one receive. It is `changed` once a client has deleted one of its messages, or
-    has changed its visibility."""
+    """The answer of one receive. `is_changed` is True once a client has deleted one of its
+    messages, or has changed the visibility of one."""
 
     receipts: tuple[MessageReceipt, ...]
     until: float

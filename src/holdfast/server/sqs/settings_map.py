@@ -15,6 +15,9 @@ from holdfast.core.model import Queue
 from holdfast.ops.sqs import SqsQueue
 from holdfast.server.sqs.errors import SqsError
 from holdfast.server.sqs.queue_attributes import (
+    RECEIVE_COUNT_MAX,
+    RETENTION_S_MAX,
+    VISIBILITY_S_MAX,
     QueueArn,
     QueueAttributes,
     RedrivePolicy,
@@ -25,9 +28,6 @@ FIFO_BATCH: Final = 10
 """Messages of one group in one receive."""
 
 _NO_BACKOFF: Final = Backoff(kind="constant", first_ms=0, cap_ms=0, jitter=0.0)
-_VISIBILITY_S_MAX: Final = 43_200
-_RETENTION_S_MAX: Final = 1_209_600
-_RECEIVES_MAX: Final = 1_000
 
 
 def new_queue(name: str, *, is_fifo: bool) -> Queue:
@@ -68,10 +68,10 @@ def attributes_of(record: SqsQueue, queue: Queue, account: str) -> QueueAttribut
     """The attributes of a queue: those that a client set, and for the others what the settings say.
     A visibility timeout that an operator changed is shown as it is, unless the settings have yet to
     follow the record."""
-    shown_s = min(queue.lease_ms // bounds.SECOND_MS, _VISIBILITY_S_MAX)
+    shown_s = min(queue.lease_ms // bounds.SECOND_MS, VISIBILITY_S_MAX)
     base = QueueAttributes(
         visibility_timeout=shown_s,
-        message_retention_period=_RETENTION_S_MAX,
+        message_retention_period=RETENTION_S_MAX,
         fifo_queue=record.is_fifo,
         redrive_policy=_redrive_policy(record, queue, account),
     )
@@ -94,5 +94,5 @@ def _redrive_policy(record: SqsQueue, queue: Queue, account: str) -> RedrivePoli
     if queue.dead_queue is None or queue.max_attempts == 0:
         return None
     arn = QueueArn(record.region, account, queue.dead_queue)
-    receives_max = min(max(queue.max_attempts - 1, 1), _RECEIVES_MAX)
+    receives_max = min(max(queue.max_attempts - 1, 1), RECEIVE_COUNT_MAX)
     return RedrivePolicy(dead_letter_target_arn=str(arn), max_receive_count=receives_max)

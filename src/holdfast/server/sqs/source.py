@@ -28,7 +28,7 @@ from holdfast.server.sqs.catalog import KnownQueue
 WORKER: Final = "sqs"
 """The worker that holds the leases of all SQS clients."""
 IN_FLIGHT_MAX: Final = 120_000
-SHOWN_LEASE_MS: Final = 5 * bounds.SECOND_MS
+BRIEF_LEASE_MS: Final = 5 * bounds.SECOND_MS
 """The lease of a message that is received with a visibility timeout of 0, until it is given back
 together with the answer."""
 
@@ -40,16 +40,16 @@ _RETENTION: Final = "MessageRetentionPeriod"
 FindQueue = Callable[[], Awaitable[KnownQueue | None]]
 
 
-class MessageSource:
-    """The messages of one queue under one visibility timeout. The queue is looked up again for each
-    lease, because a long poll may outlive a change of its attributes."""
+class MessageLeaser:
+    """Leases the messages of one queue with one visibility timeout. The queue is read again for
+    each lease, because its attributes may change during a long poll."""
 
     def __init__(
         self,
         app: Holdfast,
         known: KnownQueue,
         find_queue: FindQueue,
-        counts: CachedCounts,
+        counts: MessageCounts,
         *,
         visibility_s: int,
     ) -> None:
@@ -57,10 +57,10 @@ class MessageSource:
         self._queue = known.queue
         self._find_queue = find_queue
         self._counts = counts
-        self._lease_ms = visibility_s * bounds.SECOND_MS or SHOWN_LEASE_MS
+        self._lease_ms = visibility_s * bounds.SECOND_MS or BRIEF_LEASE_MS
         self.in_groups = known.is_fifo
 
-    async def take(self, most: int, wait_ms: int) -> list[Lease]:
+    async def lease(self, most: int, wait_ms: int) -> list[Lease]:
         """Lease at most `most` messages, and wait `wait_ms` for the first."""
         loop = asyncio.get_running_loop()
         end = loop.time() + wait_ms / 1000
@@ -70,13 +70,13 @@ class MessageSource:
             if known is None:
                 await asyncio.sleep(left_ms / 1000)
                 return []
-            leases = await self._lease(known, most, left_ms)
+            leases = await self._lease_once(known, most, left_ms)
             if not leases:
                 return []
             try:
                 if left_ms:
                     known = await self._find_queue() or known
-                kept = await self._sort_out(leases, known)
+                kept = await self._deliverable(leases, known)
             except BaseException:
                 await asyncio.shield(self.give_back(leases))
                 raise
@@ -88,13 +88,13 @@ class MessageSource:
         """Release leases that no client received. They do not count as receives."""
         await bounded_reply.release_undelivered(self._app.engine, leases)
 
-    async def _lease(self, known: KnownQueue, most: int, wait_ms: int) -> list[Lease]:
+    async def _lease_once(self, known: KnownQueue, most: int, wait_ms: int) -> list[Lease]:
         request = LeaseRequest(
             queues=(self._queue,), limit=most, worker=WORKER, lease_ms=self._lease_ms
         )
         if not self._counts.has_dead_letters(known):
             return await self._leased(replace(request, wait_ms=wait_ms))
-        # In any order, so that neither kind keeps the other from being received.
+        # In random order, so that neither kind keeps the other from being received.
         requests = random.sample([request, replace(request, dead=True)], 2)
         leases = await self._leased(requests[0])
         if len(leases) < most:
@@ -121,42 +121,42 @@ class MessageSource:
                 if any(task.exception() is not None or task.result() for task in done):
                     break
         except asyncio.CancelledError:
-            leases, _ = await asyncio.shield(_ended(tasks))
+            leases, _ = await asyncio.shield(_cancel_rest(tasks))
             await asyncio.shield(self.give_back(leases))
             raise
-        leases, error = await _ended(tasks)
+        leases, error = await _cancel_rest(tasks)
         if error is not None and not leases:
             raise error
         return leases
 
-    async def _sort_out(self, leases: Sequence[Lease], known: KnownQueue) -> list[Lease]:
+    async def _deliverable(self, leases: Sequence[Lease], known: KnownQueue) -> list[Lease]:
         """The leases to deliver. The others are settled."""
         if known.is_fifo:
-            leases = await self._with_time_of_death(leases)
+            leases = await self._with_burial_time(leases)
         verdicts = [(lease, undeliverable(lease.job, known)) for lease in leases]
         ends = [Settlement(lease=lease, verdict=verdict) for lease, verdict in verdicts if verdict]
         if ends:
             await self._app.engine.settle(ends)
         return [lease for lease, verdict in verdicts if verdict is None]
 
-    async def _with_time_of_death(self, leases: Sequence[Lease]) -> Sequence[Lease]:
-        """Leases do not tell when a dead letter died, from which its retention counts in a FIFO
-        queue."""
+    async def _with_burial_time(self, leases: Sequence[Lease]) -> Sequence[Lease]:
+        """Add the time of burial to dead letters, which a lease does not have: their retention in a
+        FIFO queue counts from it."""
         ids = tuple(each.id for each in leases if each.job.is_dead_letter)
         if not ids:
             return leases
         page = await self._app.engine.find(JobFilter(ids=ids), limit=len(ids))
-        died_at = {job.id: job.finished_at for job in page.jobs}
+        buried_at = {job.id: job.finished_at for job in page.jobs}
         return [
-            replace(each, job=replace(each.job, finished_at=died_at.get(each.id)))
+            replace(each, job=replace(each.job, finished_at=buried_at.get(each.id)))
             for each in leases
         ]
 
 
-async def _ended(
+async def _cancel_rest(
     tasks: Sequence[asyncio.Task[list[Lease]]],
 ) -> tuple[list[Lease], BaseException | None]:
-    """Cancel the tasks that still run. The leases of the others, and the first error."""
+    """Cancel the tasks that still run. Returns the leases of the others, and the first error."""
     for task in tasks:
         task.cancel()
     results = await asyncio.gather(*tasks, return_exceptions=True)
@@ -166,8 +166,8 @@ async def _ended(
 
 
 def undeliverable(job: Job, known: KnownQueue) -> Verdict | None:
-    """The end of a message that was leased but must not be delivered; None to deliver it. Only
-    queues with a retention of their own delete by age: jobs of other programs never get lost."""
+    """The verdict for a leased message that must not be delivered; None for one to deliver. Only a
+    queue with a retention of its own deletes by age: jobs of other programs are never lost."""
     now = job.leased_at or 0
     retention_ms = known.attributes.message_retention_period * bounds.SECOND_MS
     if _RETENTION in known.record.attributes and sent_at(job, known) + retention_ms <= now:
@@ -195,14 +195,14 @@ def receive_count(job: Job) -> int:
     return job.attempt + (job.releases if job.is_dead_letter else 0)
 
 
-class CachedCounts:
-    """About how many messages of each queue are in flight, and whether it has dead letters: counts
-    of the store that are a few seconds old at most while the queue is in use, and the messages that
-    this server delivered and deleted since."""
+class MessageCounts:
+    """Approximate counts of each queue's messages in flight and of its dead letters: the counts of
+    the store, at most a few seconds old while the queue is in use, plus the messages that this
+    server has delivered since, minus those it has deleted."""
 
     def __init__(self, engine: Callable[[], Engine]) -> None:
         self._engine = engine
-        self._counts: OrderedDict[str, _Count] = OrderedDict()
+        self._counts: OrderedDict[str, _QueueCount] = OrderedDict()
 
     def is_full(self, queue: str) -> bool:
         """True if no more messages may be received."""
@@ -227,17 +227,19 @@ class CachedCounts:
         if reads:
             await asyncio.wait(reads)
 
-    def _count(self, queue: str) -> _Count:
+    def _count(self, queue: str) -> _QueueCount:
         count = self._counts.get(queue)
         if count is None:
-            count = self._counts[queue] = _Count()
+            count = self._counts[queue] = _QueueCount()
             if len(self._counts) > _COUNTS_MAX:
                 self._counts.popitem(last=False)
         count.refresh(self._engine, queue)
         return count
 
 
-class _Count:
+class _QueueCount:
+    """Counts of one queue. `since` is the change in messages in flight since the last read."""
+
     __slots__ = ("_read_at", "dead", "leased", "read", "since")
 
     def __init__(self) -> None:
