@@ -285,7 +285,7 @@ def _open_handle(seal: ReceiptSeal, known: KnownQueue, handle: str) -> MessageRe
 async def _delete(
     call: SqsCall, known: KnownQueue, opened: Sequence[OpenedHandle]
 ) -> list[SqsError | None]:
-    """Delete messages; an error for each handle that must not."""
+    """Delete messages. Returns the error of each handle, None if there is none."""
     failed = await _expired(call, known, opened)
     live = [each for each in opened if each[1] not in failed]
     state = message_state(call)

@@ -33,7 +33,6 @@ from holdfast.server.sqs.source import MessageCounts, MessageLeaser, receive_cou
 
 RECEIVED_MAX: Final = 10
 WAIT_S_MAX: Final = 20
-VISIBILITY_S_MAX: Final = 43_200
 NAMES_MAX: Final = 1_000
 """Names of attributes in one request: each message is compared with all of them."""
 
