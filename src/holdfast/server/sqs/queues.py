@@ -24,7 +24,7 @@ from holdfast.core.model import JobFilter, Queue, QueueView, State
 from holdfast.core.verdict import Delete
 from holdfast.engines.base import Engine
 from holdfast.errors import Forbidden
-from holdfast.ops.queues import change_queue, drop_queue, find_queue
+from holdfast.ops.queues import drop_queue, find_queue
 from holdfast.ops.records import TRIES_MAX, Stored
 from holdfast.ops.sqs import ACCOUNT, MOVE_TASKS, SQS_QUEUES, TAGS_MAX, SqsQueue, queue_key
 from holdfast.server.sqs import errors
@@ -462,16 +462,13 @@ def _target_of(call: SqsCall, listed: ListedQueue) -> str | None:
 
 
 async def _release_sources(call: SqsCall, dead_queue: str) -> None:
-    """Let no message of a queue die if its dead-letter queue is gone: clients would not find it."""
-
-    def change(queue: Queue | None) -> Queue:
-        if queue is None:
-            raise errors.queue_does_not_exist()
-        return replace(queue, dead_queue=None, max_attempts=0)
-
+    """Let no message of a queue die if its dead-letter queue is gone: clients would not find it. If
+    a queue is changed at the same moment, the keeper does it."""
     for each in await call.catalog.list(call.region):
-        if each.settings.dead_queue == dead_queue and each.record.attributes.get("RedrivePolicy"):
-            await change_queue(call.store, each.record.queue, change)
+        queue = each.settings
+        if queue.dead_queue == dead_queue and each.record.attributes.get("RedrivePolicy"):
+            released = replace(queue, dead_queue=None, max_attempts=0)
+            await call.store.declare(released, instead_of=queue)
             call.catalog.forget(call.region, each.record.name)
 
 
