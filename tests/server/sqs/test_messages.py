@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from holdfast.core.codec import ENVELOPE, Attribute, pack_envelope
-from holdfast.core.model import JobFilter, NewJob, Queue, State
+from holdfast.core.model import JobFilter, LeaseRequest, NewJob, Queue, State
 from tests.server.sqs.message_calls import bodies, count, delete, hide, reap, receive, send
 from tests.server.sqs.sqs_client import SqsClient, SqsRefused
 
@@ -100,6 +100,30 @@ async def test_the_task_of_a_message_is_an_attribute(sqs: SqsClient) -> None:
             url,
             MessageAttributes={"holdfast.task": {"DataType": "Number", "StringValue": "1"}},
         )
+
+
+async def test_workers_run_messages(sqs: SqsClient) -> None:
+    app = sqs.server.server.app
+
+    @app.task(name="mail.send")
+    def mail(to: str) -> None: ...
+
+    @app.task(name="message")
+    def any_message(body: bytes) -> None: ...
+
+    url = await sqs.create("orders")
+    task = {"holdfast.task": {"DataType": "String", "StringValue": "mail.send"}}
+    more = {**task, "trace": {"DataType": "String", "StringValue": "a"}}
+    for body, attributes, expected in [
+        ('{"to":"a"}', task, {"to": "a"}),
+        ('{"to":"a"}', more, {"to": "a"}),
+        ("hello", {}, {"body": b"hello"}),
+    ]:
+        sent = await send(sqs, url, body, MessageAttributes=attributes)
+        job = await sqs.store.get(sent["MessageId"])
+        assert job is not None
+        handler = app.tasks[job.task].handler
+        assert handler.arguments(job.payload, job.content_type) == ((), expected)
 
 
 async def test_commands_cannot_be_sent_as_messages(sqs: SqsClient) -> None:
@@ -483,6 +507,19 @@ async def test_a_message_moves_to_the_dead_letter_queue_at_its_next_receive(
     await reap(sqs, 30_000)
     await delete(sqs, dead, held["ReceiptHandle"])
     assert await receive(sqs, dead) == []
+
+
+async def test_a_server_that_dies_before_the_burial_loses_nothing(sqs: SqsClient) -> None:
+    url, dead = await create_with_dead_queue(sqs, 1)
+    sent = await send(sqs, url)
+    await receive(sqs, url)
+    await reap(sqs, 10_000)
+    # The receive that finds the message past its limit ends after its lease.
+    assert len(await sqs.store.lease(LeaseRequest(queues=("orders",), lease_ms=1_000))) == 1
+    await reap(sqs, 1_000)
+    assert await receive(sqs, url) == []
+    [letter] = await receive(sqs, dead)
+    assert (letter["MessageId"], count(letter)) == (sent["MessageId"], 2)
 
 
 async def test_a_dead_letter_queue_delivers_what_was_sent_to_it_as_well(sqs: SqsClient) -> None:
