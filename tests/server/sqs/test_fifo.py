@@ -110,6 +110,31 @@ async def test_a_timeout_of_zero_keeps_the_place(sqs: SqsClient) -> None:
     assert bodies(await receive(sqs, url)) == ["a1", "a2", "a3"]
 
 
+async def test_the_group_with_the_oldest_message_goes_first(sqs: SqsClient) -> None:
+    """On AWS, a group that was just served goes behind the others."""
+    url = await create(sqs)
+    await send_all(sqs, url, "a1", "a2", "b1")
+    order = []
+    while found := await receive(sqs, url, MaxNumberOfMessages=1):
+        order += bodies(found)
+        await delete_all(sqs, url, found)
+    assert order == ["a1", "a2", "b1"]
+
+
+async def test_dead_letters_of_a_group_do_not_block_each_other(sqs: SqsClient) -> None:
+    """On AWS, groups block in a dead-letter queue as in any other."""
+    dead = await create(sqs, "dead.fifo")
+    arn = (await sqs.attributes(dead, "QueueArn"))["QueueArn"]
+    policy = json.dumps({"deadLetterTargetArn": arn, "maxReceiveCount": 1})
+    url = await create(sqs, RedrivePolicy=policy)
+    await send_all(sqs, url, "a1", "a2")
+    await receive(sqs, url)
+    await reap(sqs, 30_000)
+    assert await receive(sqs, url) == []
+    for body in ("a1", "a2"):
+        assert bodies(await receive(sqs, dead, MaxNumberOfMessages=1)) == [body]
+
+
 async def test_at_most_ten_of_one_group_are_received(sqs: SqsClient) -> None:
     url = await create(sqs)
     await send_all(sqs, url, *(f"a{n:02}" for n in range(12)))
