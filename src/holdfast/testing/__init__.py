@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from holdfast.testing.modes import Fake, Inline, Manual, fake, inline, manual
-    from holdfast.testing.sqs_server import sqs_client, sqs_server
+    from holdfast.testing.sqs import sqs_client, sqs_server
 
 __all__ = ["Fake", "Inline", "Manual", "fake", "inline", "manual", "sqs_client", "sqs_server"]
 
@@ -27,5 +27,5 @@ def __getattr__(name: str) -> Any:
     # Imported on first use: every pytest run loads the plugin at its start.
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module = "sqs_server" if name.startswith("sqs_") else "modes"
+    module = "sqs" if name.startswith("sqs_") else "modes"
     return getattr(import_module(f"holdfast.testing.{module}"), name)

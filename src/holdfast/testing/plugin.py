@@ -52,7 +52,7 @@ def holdfast_fake(holdfast_app: Holdfast | None) -> Iterator[Fake]:
 def holdfast_sqs(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """A boto3 client of an Amazon SQS endpoint in this process, which starts without queues. It is
     also the endpoint of the clients that the test creates without an `endpoint_url`."""
-    from holdfast.testing.sqs_server import KEY, REGION, sqs_client
+    from holdfast.testing.sqs import KEY, REGION, sqs_client
 
     with sqs_client() as client:
         monkeypatch.setenv("AWS_ENDPOINT_URL_SQS", client.meta.endpoint_url)

@@ -101,9 +101,7 @@ async def show_history(call: ApiCall, query: HistoryQuery) -> HistoryView:
         visible = not call.caller.prefix or call.caller.owns(name)
         return visible and query.queue in (None, name)
 
-    found = [
-        each async for each in _stored_slices(call.app.engine, query.step, (start, to), wanted)
-    ]
+    found = [each async for each in stored_slices(call.app.engine, query.step, (start, to), wanted)]
     if to >= now:
         found.append(take_snapshot(now_snapshot.fleet, now_snapshot.views, now).of(wanted))
     return HistoryView(
@@ -113,7 +111,7 @@ async def show_history(call: ApiCall, query: HistoryQuery) -> HistoryView:
     )
 
 
-async def _stored_slices(
+async def stored_slices(
     engine: Engine, step: Step, within: tuple[int, int], wanted: QueueFilter
 ) -> AsyncIterator[SnapshotSlice]:
     """Stored snapshots, from the one at which the first point begins. They are large if there are

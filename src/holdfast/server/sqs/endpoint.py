@@ -42,6 +42,7 @@ from holdfast.server.sqs.call import (
     account_of,
     namespace_of,
 )
+from holdfast.server.sqs.cloudwatch import CLOUDWATCH_HANDLERS
 from holdfast.server.sqs.errors import SqsError
 from holdfast.server.sqs.keeper import QueueReconciler
 from holdfast.server.sqs.moves import MessageMover
@@ -194,7 +195,7 @@ class SqsEndpoint(RequestLifecycle):
     async def _carry_out(
         self, call: SqsCall, action: Action, request: Request, receive: Receive, ticket: Ticket
     ) -> Answer | None:
-        handler = HANDLERS[action.name]
+        handler: Handler = HANDLERS.get(action.name) or CLOUDWATCH_HANDLERS[action.name]
         if action.name != RECEIVE:
             return await handler(call, request)
         with end_on_disconnect(receive, ticket) as disconnect:

@@ -16,6 +16,7 @@ from msgspec import Struct
 from msgspec.structs import FieldInfo, fields
 
 from holdfast.server.http.response import Reply
+from holdfast.server.sqs.cloudwatch_shapes import CLOUDWATCH_ACTIONS, TARGET
 from holdfast.server.sqs.errors import SqsError, malformed, missing_parameter, unknown_action
 from holdfast.server.sqs.shapes import ACTIONS, Action, Answer, BatchEntry, Request
 
@@ -26,6 +27,8 @@ TARGET_PREFIX: Final = "AmazonSQS."
 def action_of(target: str) -> Action:
     """The action that the header `X-Amz-Target` names."""
     service, _, name = target.partition(".")
+    if service == TARGET and name in CLOUDWATCH_ACTIONS:
+        return CLOUDWATCH_ACTIONS[name]
     if (action := ACTIONS.get(name)) is None or service != "AmazonSQS":
         raise unknown_action(target.removeprefix(TARGET_PREFIX))
     return action
@@ -199,8 +202,9 @@ def _nullable(hint: Any) -> Any:
     return hint | None
 
 
-_DECODERS: Final = {name: msgspec.json.Decoder(action.request) for name, action in ACTIONS.items()}
+_DECODED: Final = {**ACTIONS, **CLOUDWATCH_ACTIONS}
+_DECODERS: Final = {name: msgspec.json.Decoder(action.request) for name, action in _DECODED.items()}
 _NULLABLE_DECODERS: Final = {
-    name: msgspec.json.Decoder(_nullable_form(action.request)) for name, action in ACTIONS.items()
+    name: msgspec.json.Decoder(_nullable_form(action.request)) for name, action in _DECODED.items()
 }
 _encode: Final = msgspec.json.Encoder().encode
