@@ -110,6 +110,19 @@ async def test_a_navigation_of_a_browser_is_no_action(open_sqs: SqsClient, metho
     assert shown["ApproximateNumberOfMessages"] == "1"
 
 
+@pytest.mark.parametrize("signed", ["", "&X-Amz-Signature=0&X-Amz-Credential=x"])
+async def test_an_image_on_a_page_of_an_old_browser_is_no_action(
+    open_sqs: SqsClient, signed: str
+) -> None:
+    """It sends neither Origin nor Sec-Fetch-Site."""
+    path = f"{PATH}?Action=PurgeQueue{signed}"
+    reply = await open_sqs.server.ask("GET", path, user_agent="Mozilla/5.0 (Macintosh) Safari/605")
+    assert (reply.status, reply.code) == (404, "unknown_path")
+    shown = await open_sqs.attributes(PATH)
+    assert shown["ApproximateNumberOfMessages"] == "1"
+    assert (await open_sqs.server.ask("GET", path, user_agent="curl/8.0")).status == 200
+
+
 @pytest.mark.parametrize(
     "headers",
     [

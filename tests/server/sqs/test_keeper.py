@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from holdfast.core.model import JobFilter, NewJob, Queue, Record, State
+from holdfast.core.model import JobFilter, LeaseRequest, NewJob, Queue, Reason, Record, State
+from holdfast.core.verdict import Bury, Settlement
 from holdfast.ops.queues import find_queue
 from holdfast.ops.sqs import SQS_QUEUES, SqsQueue
 from holdfast.server.sqs import keeper as reconciler_module
@@ -27,9 +28,7 @@ def reconciler_of(sqs: SqsClient) -> QueueReconciler:
     async def catalog() -> Any:
         return await sqs.endpoint.state.catalog("default", app)
 
-    return QueueReconciler(
-        lambda: sqs.store, catalog, sqs.clock.wall_ms, monotonic_ms=sqs.clock.boot_ms
-    )
+    return QueueReconciler(lambda: sqs.store, catalog, monotonic_ms=sqs.clock.boot_ms)
 
 
 async def left(sqs: SqsClient, queue: str = "orders") -> list[str]:
@@ -64,6 +63,36 @@ async def test_messages_are_deleted_by_age(sqs: SqsClient) -> None:
     sqs.clock.advance(HOUR_MS // 2 + 1)
     await reconciler.once()
     assert await left(sqs) == ["new"]
+
+
+async def test_a_wrong_clock_of_the_server_deletes_nothing(sqs: SqsClient) -> None:
+    """PostgreSQL stamps messages with its own clock."""
+    url = await sqs.create("orders", MessageRetentionPeriod="60")
+    await send(sqs, url, "new")
+    sqs.endpoint.state.wall_ms = lambda: sqs.clock.wall_ms() + 1_000 * HOUR_MS
+    app = sqs.server.apps["default"]
+    for service in sqs.endpoint.services("default", app):
+        await service.once()
+    assert await left(sqs) == ["new"]
+
+
+@pytest.mark.parametrize("is_interrupted", [False, True])
+async def test_a_purge_leaves_dead_letters_that_clients_do_not_see(
+    sqs: SqsClient, monkeypatch: pytest.MonkeyPatch, *, is_interrupted: bool
+) -> None:
+    await sqs.store.declare(Queue(name="native"))
+    await sqs.store.enqueue(
+        [NewJob(id=each, task="t", queue="native", payload=each.encode()) for each in "ab"]
+    )
+    [lease] = await sqs.store.lease(LeaseRequest(queues=("native",), limit=1, worker="w"))
+    await sqs.store.settle([Settlement(lease=lease, verdict=Bury(Reason.REJECTED))])
+    if is_interrupted:
+        monkeypatch.setattr(queue_actions, "_PURGE_S", -1.0)
+    sqs.clock.advance(1)
+    await sqs.ask("PurgeQueue", QueueUrl="native")
+    await reconciler_of(sqs).once()
+    [job] = (await sqs.store.find(JobFilter(queue="native"), limit=9)).jobs
+    assert (job.id, job.state) == (lease.id, State.DEAD)
 
 
 async def test_retention_follows_a_changed_attribute(sqs: SqsClient) -> None:

@@ -122,6 +122,17 @@ async def test_dead_letters_return_to_their_queue_as_new_messages(sqs: SqsClient
         assert job.id not in before
 
 
+async def test_messages_are_moved_only_to_a_queue_of_the_same_type(sqs: SqsClient) -> None:
+    """A message without a group has no place in a FIFO queue."""
+    await fill(sqs, 1)
+    await sqs.create("other.fifo", FifoQueue="true")
+    error = await refusal(
+        sqs, "StartMessageMoveTask", SourceArn=DEAD, DestinationArn=f"{OTHER}.fifo"
+    )
+    assert (error.code, error.status) == ("InvalidParameterValue", 400)
+    assert await tasks(sqs) == []
+
+
 async def test_messages_are_moved_to_another_queue(sqs: SqsClient) -> None:
     await fill(sqs, 2)
     # A message that was sent to the dead-letter queue, and never died, is moved too.

@@ -117,7 +117,7 @@ class SqsEndpoint(RequestLifecycle):
         if not traits.records or not traits.inspect:
             return ()
         find_catalog = partial(self.state.catalog, namespace, app)
-        reconciler = QueueReconciler(lambda: app.engine, find_catalog, self.state.wall_ms)
+        reconciler = QueueReconciler(lambda: app.engine, find_catalog)
         return reconciler, MessageMover(lambda: app.engine)
 
     async def close(self) -> None:
@@ -127,10 +127,13 @@ class SqsEndpoint(RequestLifecycle):
 
     def arguments_of(self, scope: AsgiScope, path: bytes) -> dict[str, Any] | None:
         """The arguments of a request of an SQS client; None for any other. A browser's navigation
-        is never one: a link must not purge a queue."""
+        is never one, and none of its requests by GET is: a link or an image must not purge a
+        queue."""
         method = scope["method"]
         headers: list[tuple[bytes, bytes]] = scope["headers"]
         if method not in ("GET", "POST") or _NAVIGATION in headers:
+            return None
+        if method == "GET" and _is_of_browser(headers):
             return None
         if path == b"/":
             protocol = _protocol_of(headers) if method == "POST" else None
@@ -277,6 +280,14 @@ class SqsEndpoint(RequestLifecycle):
 
     def _count(self, reply: Reply, arguments: dict[str, Any], ms: float) -> None:
         self._meter.requested(f"sqs {arguments.get('action', 'unknown')}", reply.status, ms)
+
+
+def _is_of_browser(headers: list[tuple[bytes, bytes]]) -> bool:
+    """True for a request that a page can make a browser send. Older browsers do not say what it is
+    for (Sec-Fetch-Mode), but no page can set Authorization with an image."""
+    names = {name for name, _ in headers}
+    agents = (value for name, value in headers if name == b"user-agent")
+    return b"authorization" not in names and any(each.startswith(b"Mozilla/") for each in agents)
 
 
 def _protocol_of(headers: list[tuple[bytes, bytes]]) -> Protocol | None:

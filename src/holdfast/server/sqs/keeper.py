@@ -18,6 +18,7 @@ from holdfast.core.model import JobFilter, Queue, Record, State
 from holdfast.core.verdict import Delete
 from holdfast.engines.base import Engine
 from holdfast.errors import EngineError
+from holdfast.ops.doctor import examine
 from holdfast.ops.queues import queue_settings
 from holdfast.ops.records import SkippedRecords, remove_records, scan
 from holdfast.ops.sqs import SQS_QUEUE_KIND, SQS_QUEUES, SqsQueue
@@ -28,6 +29,7 @@ from holdfast.server.sqs.queues import (
     apply_settings,
     end_purge,
     purge_step,
+    purged_states,
     wanted_settings,
 )
 from holdfast.server.sqs.settings_map import attributes_of
@@ -50,8 +52,9 @@ _log = logging.getLogger("holdfast.upkeep")
 
 
 class QueueReconciler:
-    """Reconciles the SQS queues of one namespace. `wall_ms` is the clock of the messages'
-    timestamps; pauses are measured by `monotonic_ms`."""
+    """Reconciles the SQS queues of one namespace. Messages age by the clock of the store, which
+    made their timestamps: a server with a wrong clock deletes none. Pauses are measured by
+    `monotonic_ms`."""
 
     name = "sqs reconciler"
 
@@ -59,7 +62,6 @@ class QueueReconciler:
         self,
         engine: Callable[[], Engine],
         find_catalog: Callable[[], Awaitable[QueueCatalog]],
-        wall_ms: Callable[[], int],
         *,
         sleep_ms_max: int = 2 * bounds.SECOND_MS,
         monotonic_ms: Callable[[], int] = lambda: time.monotonic_ns() // 1_000_000,
@@ -67,7 +69,6 @@ class QueueReconciler:
         self.sleep_ms_max = sleep_ms_max
         self._engine = engine
         self._find_catalog = find_catalog
-        self._wall_ms = wall_ms
         self._monotonic_ms = monotonic_ms
         self._skipped = SkippedRecords(_log)
         self._sweeps: dict[str, tuple[int, int]] = {}
@@ -127,7 +128,7 @@ class QueueReconciler:
         if known.attributes.get("RedrivePolicy") and queue.dead_queue not in settings:
             await self._follow_dead_queue(known, queue, catalog)
         if known.purging:
-            return await self._purge(known)
+            return await self._purge(known, catalog)
         return await self._sweep(record, known, queue, catalog.account)
 
     async def _follow_dead_queue(
@@ -142,9 +143,10 @@ class QueueReconciler:
             await self._engine().declare(now, instead_of=queue)
             catalog.forget(known.region, known.name)
 
-    async def _purge(self, known: SqsQueue) -> bool:
+    async def _purge(self, known: SqsQueue, catalog: QueueCatalog) -> bool:
+        states = purged_states(known, is_dead_queue=known.queue in await catalog.dead_queues())
         for _ in range(_STEPS_MAX):
-            deleted = await purge_step(self._engine(), known.queue, known.purged_at)
+            deleted = await purge_step(self._engine(), known.queue, states, known.purged_at)
             if deleted < PURGE_STEP:
                 await end_purge(self._engine(), known)
                 return False
@@ -163,9 +165,8 @@ class QueueReconciler:
         attributes = attributes_of(known, queue, account)
         retention_ms = attributes.message_retention_period * bounds.SECOND_MS
         states = (State.WAITING,) if known.is_fifo else (State.WAITING, State.DEAD)
-        old = JobFilter(
-            queue=known.queue, states=states, created_before=self._wall_ms() - retention_ms
-        )
+        now = (await examine(self._engine())).now
+        old = JobFilter(queue=known.queue, states=states, created_before=now - retention_ms)
         for _ in range(_STEPS_MAX):
             if await self._engine().amend(old, Delete(), limit=SWEEP_STEP) < SWEEP_STEP:
                 break

@@ -77,6 +77,10 @@ async def start_message_move_task(
             raise errors.invalid_parameter(
                 "Source queue arn and destination queue arn must not be the same."
             )
+        if target.is_fifo is not source.is_fifo:
+            raise errors.invalid_parameter(
+                "Source queue and destination queue must be of the same type."
+            )
     rate = request.max_number_of_messages_per_second
     if rate is not None and not 1 <= rate <= RATE_MAX:
         reason = f"Must be between 1 and {RATE_MAX}."

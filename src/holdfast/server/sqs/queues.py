@@ -237,19 +237,28 @@ async def purge_queue(call: SqsCall, request: PurgeQueueRequest) -> None:
     saved = await _change(call, known, change)
     async with call.api.noting("queue.purge", known.queue) as noted:
         noted.changed = 0
+        states = purged_states(known.record, is_dead_queue=known.holds_dead_letters)
         until = asyncio.get_running_loop().time() + _PURGE_S
         while asyncio.get_running_loop().time() < until:
             # All messages, also those sent since: their clock may be ahead of this one.
-            deleted = await purge_step(call.store, known.queue)
+            deleted = await purge_step(call.store, known.queue, states)
             noted.changed += deleted
             if deleted < PURGE_STEP:
                 await end_purge(call.store, saved)
                 return
 
 
-async def purge_step(engine: Engine, queue: str, created_before: int | None = None) -> int:
+def purged_states(record: SqsQueue, *, is_dead_queue: bool) -> tuple[State, ...]:
+    """The states of the messages that a purge deletes. Clients do not see the dead letters of a
+    queue that another program made."""
+    states = (State.WAITING, State.LEASED)
+    return (*states, State.DEAD) if is_dead_queue or record.created_at > 0 else states
+
+
+async def purge_step(
+    engine: Engine, queue: str, states: tuple[State, ...], created_before: int | None = None
+) -> int:
     """Delete at most `PURGE_STEP` messages of a queue. Returns their number."""
-    states = (State.WAITING, State.LEASED, State.DEAD)
     wanted = JobFilter(queue=queue, states=states, created_before=created_before)
     return await engine.amend(wanted, Delete(force=True), limit=PURGE_STEP)
 
