@@ -278,8 +278,9 @@ async def test_the_namespace_is_that_of_the_key() -> None:
         for name in ("team", "default"):
             call = await admit(everywhere, None, {}, None, namespace=name)
             assert call.caller.namespace == name
-        with pytest.raises(Forbidden, match="unknown namespace"):
-            await admit(everywhere, None, {}, None, namespace="none")
+        for name in ("none", "*"):
+            with pytest.raises(Forbidden, match="unknown namespace"):
+                await admit(everywhere, None, {}, None, namespace=name)
 
 
 async def test_the_access_key_of_a_system_that_cannot_tell_users_apart() -> None:

@@ -240,9 +240,9 @@ class Admission:
     async def _in_namespace(self, caller: Caller, named: str | None) -> Caller:
         """The caller in its token's namespace. A token for all namespaces, or a local caller, may
         name another one."""
-        if caller is ANONYMOUS or caller.namespace == named:
-            return caller
         everywhere = caller.namespace == EVERYWHERE
+        if caller is ANONYMOUS or (caller.namespace == named and not everywhere):
+            return caller
         if named is None:
             return replace(caller, namespace=DEFAULT_NAMESPACE) if everywhere else caller
         if not everywhere and caller is not LOCAL_CALLER:
