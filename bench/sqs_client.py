@@ -23,16 +23,19 @@ CONNECTIONS = 4
 CREDENTIAL = "AWS4-HMAC-SHA256 Credential=test/20260101/us-east-1/sqs/aws4_request"
 _HANDLE = re.compile(rb'"ReceiptHandle": ?("[^"]*")')
 _LENGTH = re.compile(rb"(?i)\r\ncontent-length: *(\d+)")
+_CLOSE = re.compile(rb"(?i)\r\nconnection: *close")
 
 
 class SqsConnection:
-    """One connection, with one request at a time."""
+    """One connection, with one request at a time. moto wants a new one for each request."""
 
     def __init__(self, port: int) -> None:
         self._port = port
+        self._is_closed = False
 
     async def open(self) -> None:
         self._reader, self._writer = await asyncio.open_connection("127.0.0.1", self._port)
+        self._is_closed = False
 
     def send(self, action: str, request: Any) -> None:
         """Send a request: an object, or its JSON."""
@@ -49,13 +52,18 @@ class SqsConnection:
         body = await self._reader.readexactly(int(length[1]))
         if head[9:12] != b"200":
             raise RuntimeError(f"the server answered {head[9:12].decode()}: {body.decode()[:300]}")
+        if _CLOSE.search(head):
+            self.close()
         return body
 
     async def call(self, action: str, request: Any) -> bytes:
+        if self._is_closed:
+            await self.open()
         self.send(action, request)
         return await self.answer()
 
     def close(self) -> None:
+        self._is_closed = True
         self._writer.close()
 
 
