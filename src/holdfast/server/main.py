@@ -121,8 +121,8 @@ async def serve_state(
     started: Callable[[str], None] | None,
     stoppable: Callable[[Callable[[], None]], contextlib.AbstractContextManager[None]],
 ) -> None:
-    """Serve until the function is called that `stoppable` gets. A second call ends open requests
-    at once."""
+    """Serve until stopped. `stoppable` gets the function that stops the server; a second call of
+    it ends open requests at once."""
     application = AsgiApplication(server)
     web = UvicornServer(server, application)
     upkeep = NamespaceUpkeep(server, application.sqs)

@@ -39,9 +39,9 @@ GAUGES: Final = {
 
 
 class SqsMetrics(Struct, frozen=True, kw_only=True, rename="pascal", omit_defaults=True):
-    """The metrics of one queue by their CloudWatch names. Sums count from the first request of an
-    SQS client on. Those about quiet groups are of fair queues, and are about their first 1,000
-    groups."""
+    """The metrics of one queue by their CloudWatch names. Counters start with the first request of
+    an SQS client. Only fair queues have the metrics of noisy and quiet groups, over their first
+    1,000 groups."""
 
     queue_name: str
     approximate_age_of_oldest_message: float

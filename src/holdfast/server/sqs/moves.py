@@ -229,7 +229,7 @@ class MessageMover:
         return min(waits_ms, default=None)
 
     async def step(self, queue: str) -> None:
-        """One step of the task of a queue."""
+        """Run one step of the task of a queue."""
         stored = await MOVE_TASKS.read(self._engine(), queue)
         if stored is not None:
             await self._step(stored.record)
