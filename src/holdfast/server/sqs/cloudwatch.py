@@ -68,7 +68,7 @@ async def get_metric_statistics(
 ) -> GetMetricStatisticsResult:
     """The statistics of one metric, oldest first."""
     if request.extended_statistics:
-        raise _percentiles()
+        raise _unsupported_statistic()
     if not request.statistics:
         raise errors.missing_parameter("Statistics")
     for statistic in request.statistics:
@@ -260,8 +260,8 @@ def _step_of(period_ms: int) -> Step:
 
 def _check_statistic(statistic: str) -> None:
     if statistic not in _FIELDS:
-        raise _percentiles()
+        raise _unsupported_statistic()
 
 
-def _percentiles() -> SqsError:
+def _unsupported_statistic() -> SqsError:
     return errors.invalid_parameter(f"Only these statistics are supported: {', '.join(_FIELDS)}.")
