@@ -46,22 +46,22 @@ def explore(
 
 def test_memory() -> None:
     """The reference beside itself: the machine, not the engine, is what could fail here."""
-    explore("memory", harnesses.memory, 50)
+    explore("memory", harnesses.memory, 25)
 
 
 def test_sqlite(quick_path: Path) -> None:
-    explore("sqlite", lambda: harnesses.sqlite(quick_path), 60)
+    explore("sqlite", lambda: harnesses.sqlite(quick_path), 40)
 
 
 def test_coalesced_sqlite(quick_path: Path) -> None:
     make = harnesses.sqlite
-    explore("coalesced_sqlite", lambda: make(quick_path, harnesses.coalesced), 30)
+    explore("coalesced_sqlite", lambda: make(quick_path, harnesses.coalesced), 20)
 
 
 def test_postgres(shared_pg_dsn: str) -> None:
     with asyncio.Runner() as runner, KeptConnections() as kept:
         make = partial(harnesses.postgres, shared_pg_dsn, connections=1, kept=kept)
-        explore("postgres", make, 45, runner)
+        explore("postgres", make, 30, runner)
 
 
 @contextmanager
