@@ -40,6 +40,7 @@ LIMITS = {
     "size of a batch": messages.BATCH_BYTES_MAX,
     "entries of a batch": messages.BATCH_MAX,
     "messages in one receive": receive.RECEIVED_MAX,
+    "names of attributes in one receive": receive.NAMES_MAX,
     "attributes of a message": message_attributes.ATTRIBUTES_MAX,
     "length of an attribute name": message_attributes.NAME_MAX,
     "wait of a receive": receive.WAIT_S_MAX,

@@ -414,6 +414,30 @@ async def test_queues_outside_the_prefix_do_not_exist() -> None:
         assert await sqs.names() == ["team-mail", "team-new"]
 
 
+async def test_a_dead_letter_queue_outside_the_prefix_stays() -> None:
+    """An operator of the source can change the other attributes."""
+    async with closed_server() as sqs:
+        policy = {
+            "deadLetterTargetArn": f"arn:aws:sqs:us-east-1:{ACCOUNT}:orders",
+            "maxReceiveCount": 1,
+        }
+        url = await sqs.create("team-mail", RedrivePolicy=json.dumps(policy))
+        await sqs.create("team-news")
+        sqs.token = await sqs.server.token("operate", name="team", prefix="team-")
+        await sqs.ask(
+            "SetQueueAttributes", QueueUrl=url, Attributes={"VisibilityTimeout": "7"}
+        )
+        view = await find_queue(sqs.store, "team-mail")
+        assert view is not None
+        assert (view.queue.lease_ms, view.queue.dead_queue) == (7_000, "orders")
+        with pytest.raises(SqsRefused, match="Dead letter target does not exist"):
+            await sqs.ask(
+                "SetQueueAttributes",
+                QueueUrl="team-news",
+                Attributes={"RedrivePolicy": json.dumps(policy)},
+            )
+
+
 async def test_a_token_is_for_one_account() -> None:
     async with closed_server() as sqs:
         everywhere = await sqs.server.token("admin", name="e", namespace="*")

@@ -107,7 +107,8 @@ class AuthorizedEngine(Wrapper):
     async def declare(self, queue: Queue, *, instead_of: Known = ANY) -> bool:
         await self._require(Scope.KNOWN)
         self._visible.check_queue(queue.name)
-        if queue.dead_queue is not None:
+        known = instead_of if isinstance(instead_of, Queue) else Queue(name=queue.name)
+        if queue.dead_queue is not None and queue.dead_queue != known.dead_queue:
             self._visible.check_queue(queue.dead_queue)
         declare = self._engine.declare
         operates = self._caller.may(_OPERATE)
