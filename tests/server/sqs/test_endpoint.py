@@ -424,9 +424,7 @@ async def test_a_dead_letter_queue_outside_the_prefix_stays() -> None:
         url = await sqs.create("team-mail", RedrivePolicy=json.dumps(policy))
         await sqs.create("team-news")
         sqs.token = await sqs.server.token("operate", name="team", prefix="team-")
-        await sqs.ask(
-            "SetQueueAttributes", QueueUrl=url, Attributes={"VisibilityTimeout": "7"}
-        )
+        await sqs.ask("SetQueueAttributes", QueueUrl=url, Attributes={"VisibilityTimeout": "7"})
         view = await find_queue(sqs.store, "team-mail")
         assert view is not None
         assert (view.queue.lease_ms, view.queue.dead_queue) == (7_000, "orders")

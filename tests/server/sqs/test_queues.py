@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from holdfast.core import bounds
 from holdfast.core.model import JobFilter, NewJob, Queue, Record, State
-from holdfast.ops.queues import find_queue
+from holdfast.ops.queues import drop_queue, find_queue
 from holdfast.ops.sqs import SQS_QUEUES, SqsQueue
 from holdfast.server.settings import ServerSettings
 from holdfast.server.sqs import queues as queue_actions
@@ -585,3 +585,36 @@ async def counts(sqs: SqsClient, url: str) -> tuple[int, ...]:
     shown = await sqs.attributes(url)
     names = ("", "NotVisible", "Delayed")
     return tuple(int(shown[f"ApproximateNumberOfMessages{name}"]) for name in names)
+
+
+async def test_a_deleted_queue_stays_deleted_if_its_attributes_are_changed_meanwhile(
+    sqs: SqsClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Dropping a large queue takes a while."""
+    url = await sqs.create("orders")
+    sqs.clock.advance(1)
+    change = queue_actions.apply_settings
+    requests: list[asyncio.Task[Any]] = []
+    is_saved, is_dropped = asyncio.Event(), asyncio.Event()
+
+    async def apply_after_drop(*given: Any) -> None:
+        is_saved.set()
+        await is_dropped.wait()
+        await change(*given)
+
+    async def drop_meanwhile(*given: Any) -> None:
+        attributes = {"VisibilityTimeout": "7"}
+        setting = sqs.ask("SetQueueAttributes", QueueUrl=url, Attributes=attributes)
+        requests.append(asyncio.create_task(setting))
+        await is_saved.wait()
+        await drop_queue(*given)
+        is_dropped.set()
+        await requests[0]
+
+    monkeypatch.setattr(queue_actions, "apply_settings", apply_after_drop)
+    monkeypatch.setattr(queue_actions, "drop_queue", drop_meanwhile)
+    await sqs.ask("DeleteQueue", QueueUrl=url)
+    assert await sqs.names() == []
+    with pytest.raises(SqsRefused) as refused:
+        await sqs.create("orders")
+    assert refused.value.shape == "QueueDeletedRecently"

@@ -117,13 +117,14 @@ class QueueReconciler:
             if record.age_ms > DELETED_MS:
                 await remove_records(self._engine(), [record])
             return False
+        if queue is None and record.age_ms > ORPHANED_MS:
+            await remove_records(self._engine(), [record])
+            return False
         if known.pending:
             if record.age_ms > PENDING_MS:
                 await apply_settings(self._engine(), catalog, known.region, known.name)
             return False
         if queue is None:
-            if record.age_ms > ORPHANED_MS:
-                await remove_records(self._engine(), [record])
             return False
         if known.attributes.get("RedrivePolicy") and queue.dead_queue not in settings:
             await self._follow_dead_queue(known, queue, catalog)

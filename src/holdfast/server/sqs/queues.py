@@ -132,6 +132,9 @@ async def apply_settings(engine: Engine, catalog: QueueCatalog, region: str, nam
                 return
             view = await find_queue(engine, record.queue)
             known = None if view is None else view.queue
+            if known is None and record.modified_at != record.created_at:
+                # It was dropped since. Only a new queue is declared.
+                return
             base = known or new_queue(record.queue, is_fifo=record.is_fifo)
             wanted = await wanted_settings(catalog, record, base)
             if wanted != known and not await engine.declare(wanted, instead_of=known):
@@ -280,12 +283,16 @@ async def delete_queue(call: SqsCall, request: DeleteQueueRequest) -> None:
     if known is None:
         raise errors.queue_does_not_exist()
     await drop_queue(call.engine, known.queue)
-    deleted = replace(
-        known.record, deleted_at=call.now_ms(), attributes={}, tags={}, pending=False, purging=False
-    )
-    # If the version has changed, another client has already created the queue again.
-    key = queue_key(call.region, known.name)
-    await SQS_QUEUES.save(call.engine, key, deleted, known.version)
+
+    def change(now: SqsQueue | None) -> SqsQueue | None:
+        record = now or known.record
+        if record.deleted_at is None and record.created_at != known.record.created_at:
+            # Another client has already created the queue again.
+            return now
+        ended = replace(record, attributes={}, tags={}, pending=False, purging=False)
+        return replace(ended, deleted_at=call.now_ms())
+
+    await SQS_QUEUES.update(call.engine, queue_key(call.region, known.name), change)
     call.catalog.forget(call.region, known.name)
     await MOVE_TASKS.remove(call.store, known.queue)
     if known.holds_dead_letters:
