@@ -15,8 +15,9 @@ from holdfast.ops import sqs as records
 from holdfast.server.settings import ServerSettings, SqsMode
 from holdfast.server.sqs import (
     endpoint,
-    envelope,
+    leases,
     message_attributes,
+    message_jobs,
     messages,
     metrics,
     moves,
@@ -24,7 +25,6 @@ from holdfast.server.sqs import (
     queues,
     receipts,
     receive,
-    source,
 )
 from holdfast.server.sqs.errors import SqsError
 from holdfast.server.sqs.queue_attributes import QueueAttributes, changed_attributes
@@ -45,9 +45,9 @@ LIMITS = {
     "length of an attribute name": message_attributes.NAME_MAX,
     "wait of a receive": receive.WAIT_S_MAX,
     "visibility timeout": queue_attributes.VISIBILITY_S_MAX,
-    "delay of a message": envelope.DELAY_S_MAX,
-    "deduplication window": envelope.DEDUP_MS // bounds.SECOND_MS,
-    "messages in flight": source.IN_FLIGHT_MAX,
+    "delay of a message": message_jobs.DELAY_S_MAX,
+    "deduplication window": message_jobs.DEDUP_MS // bounds.SECOND_MS,
+    "messages in flight": leases.IN_FLIGHT_MAX,
     "length of a receipt handle": receipts.HANDLE_MAX,
     "tags of a queue": records.TAGS_MAX,
     "size of a policy": queue_attributes.POLICY_BYTES_MAX,

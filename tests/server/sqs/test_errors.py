@@ -4,7 +4,7 @@ import pytest
 
 from holdfast.server.sqs import errors
 from holdfast.server.sqs.errors import COMMON, KINDS, MODELLED, SqsError
-from tests.server.sqs.model import service_model
+from tests.server.sqs.service_model import service_model
 
 # Shapes whose code has the prefix of the service, as the last model of the Query protocol had them.
 PREFIXED = """

@@ -15,7 +15,7 @@ from holdfast.server.sqs.receipts import HANDLE_MAX
 from holdfast.server.sqs.shapes import ACTIONS
 from tests.server.server_process import ServerProcess, server_process
 from tests.server.sqs.message_calls import bodies, receive, send
-from tests.server.sqs.model import query_model
+from tests.server.sqs.service_model import query_model
 from tests.server.sqs.sqs_client import ACCOUNT, JSON, SqsClient, SqsRefused, sqs_server
 
 FORM = "application/x-www-form-urlencoded"

@@ -33,7 +33,7 @@ from holdfast.server.sqs.shapes import (
     SendMessageResult,
     UntagQueueRequest,
 )
-from tests.server.sqs.model import instances, plain, service_model
+from tests.server.sqs.service_model import instances, parse_reply, plain, service_model
 
 SEND = ACTIONS["SendMessage"]
 BATCH = ACTIONS["SendMessageBatch"]
@@ -77,14 +77,7 @@ def send(**members: Any) -> bytes:
 
 
 def parsed(reply: Reply, name: str) -> dict[str, Any]:
-    response = {
-        "status_code": reply.status,
-        "headers": {key.decode(): value.decode() for key, value in reply.headers},
-        "body": reply.body,
-    }
-    operation = service_model().operation_model(name)
-    result: dict[str, Any] = JSONParser().parse(response, operation.output_shape)
-    return result
+    return parse_reply(JSONParser(), service_model(), reply, name)
 
 
 @pytest.mark.parametrize("name", ACTIONS)

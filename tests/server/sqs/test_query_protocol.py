@@ -39,7 +39,7 @@ from holdfast.server.sqs.shapes import (
     SendMessageRequest,
     SetQueueAttributesRequest,
 )
-from tests.server.sqs.model import LEGAL_TEXT, instances, plain, query_model
+from tests.server.sqs.service_model import LEGAL_TEXT, instances, parse_reply, plain, query_model
 
 SEND = ACTIONS["SendMessage"]
 XMLNS = "{http://queue.amazonaws.com/doc/2012-11-05/}"
@@ -79,14 +79,7 @@ def send(members: Parameters) -> SendMessageRequest:
 
 
 def parsed(reply: Reply, name: str) -> dict[str, Any]:
-    response = {
-        "status_code": reply.status,
-        "headers": {key.decode(): value.decode() for key, value in reply.headers},
-        "body": reply.body,
-    }
-    operation = query_model().operation_model(name)
-    result: dict[str, Any] = QueryParser().parse(response, operation.output_shape)
-    return result
+    return parse_reply(QueryParser(), query_model(), reply, name)
 
 
 @pytest.mark.parametrize("name", ACTIONS)

@@ -23,7 +23,7 @@ from holdfast.server.sqs.queue_attributes import (
     selected_attributes,
     shown_attributes,
 )
-from tests.server.sqs.model import service_model
+from tests.server.sqs.service_model import service_model
 
 STANDARD = QueueAttributes()
 FIFO = QueueAttributes(fifo_queue=True)

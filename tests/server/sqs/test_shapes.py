@@ -31,7 +31,7 @@ from holdfast.server.sqs.shapes import (
     ReceiveMessageResult,
     queue_of,
 )
-from tests.server.sqs.model import service_model
+from tests.server.sqs.service_model import service_model
 
 SCALARS = {
     "string": StrType,

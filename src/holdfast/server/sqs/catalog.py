@@ -21,7 +21,7 @@ from holdfast.ops.queues import count_all, find_queue, queue_settings
 from holdfast.ops.sqs import QUEUE_NAME, SQS_QUEUES, SqsQueue, queue_key
 from holdfast.server.access.quotas import SharedRead
 from holdfast.server.sqs.queue_attributes import QueueAttributes
-from holdfast.server.sqs.settings_map import attributes_of
+from holdfast.server.sqs.queue_settings import attributes_of
 
 _CACHED_MAX = 10_000
 _DEFAULT_QUEUE = "default"

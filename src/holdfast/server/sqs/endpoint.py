@@ -43,12 +43,11 @@ from holdfast.server.sqs.call import (
     namespace_of,
 )
 from holdfast.server.sqs.cloudwatch import CLOUDWATCH_HANDLERS
-from holdfast.server.sqs.errors import SqsError
-from holdfast.server.sqs.keeper import QueueReconciler
+from holdfast.server.sqs.errors import SqsError, error_of
 from holdfast.server.sqs.moves import MessageMover
-from holdfast.server.sqs.problems import error_of
 from holdfast.server.sqs.queue_attributes import parse_arn
 from holdfast.server.sqs.receive import message_state_of, receive_message
+from holdfast.server.sqs.reconciler import QueueReconciler
 from holdfast.server.sqs.shapes import (
     Action,
     Answer,

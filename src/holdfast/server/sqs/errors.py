@@ -1,4 +1,5 @@
-"""The errors of Amazon SQS: one table of shapes, and a constructor for each text that AWS uses.
+"""The errors of Amazon SQS: one table of shapes, a constructor for each text that AWS uses, and
+`error_of`, which turns an error of Holdfast into one of SQS.
 
 A shape is the name in `__type` of the JSON protocol. The code is the name in the Query protocol,
 in the header `x-amzn-query-error` and in a failed batch entry.
@@ -7,6 +8,27 @@ in the header `x-amzn-query-error` and in a failed batch entry.
 from __future__ import annotations
 
 from typing import Final, NamedTuple
+
+from holdfast.errors import (
+    EngineError,
+    Forbidden,
+    HoldfastError,
+    NotAccepting,
+    PayloadTooLarge,
+    QueueFull,
+    QuotaExceeded,
+    Unauthenticated,
+    UnknownQueue,
+    Unsupported,
+)
+from holdfast.server.access.sigv4 import SignatureRefused
+from holdfast.server.http.problems import (
+    BadRequest,
+    SlowRequest,
+    TooLarge,
+    Unexpected,
+    WrongContent,
+)
 
 MODELLED: Final = "com.amazonaws.sqs"
 """The namespace of the shapes in the service's model."""
@@ -96,6 +118,46 @@ class SqsError(Exception):
     def sender_fault(self) -> bool:
         """Whether the client must change its request; a server error is worth a retry."""
         return self.kind.status < 500
+
+
+def error_of(error: HoldfastError) -> SqsError:
+    """The error that an SQS client gets for an error of Holdfast. Clients try again after a
+    throttled request and after a status of 503."""
+    text = str(error)
+    match error:
+        case SignatureRefused(aws_code=code):
+            return SqsError(_SIGNATURE_SHAPES[code], text)
+        case Unauthenticated():
+            return SqsError("UnrecognizedClientException", text)
+        case Forbidden():
+            return SqsError("AccessDeniedException", text)
+        case UnknownQueue():
+            return queue_does_not_exist()
+        case QuotaExceeded():
+            return SqsError("RequestThrottled", text)
+        case QueueFull():
+            return over_limit(text)
+        case Unsupported() | NotAccepting():
+            return unsupported(text)
+        case TooLarge() | PayloadTooLarge():
+            return SqsError("RequestEntityTooLargeException", text)
+        case BadRequest() | WrongContent():
+            return malformed(text)
+        case Unexpected():
+            return SqsError("InternalFailure", text)
+        case EngineError() | SlowRequest():
+            return SqsError("ServiceUnavailableException", text)
+        case _:
+            return invalid_parameter(text)
+
+
+_SIGNATURE_SHAPES: Final = {
+    "IncompleteSignature": "IncompleteSignatureException",
+    "InvalidClientTokenId": "UnrecognizedClientException",
+    "MissingAuthenticationToken": "MissingAuthenticationTokenException",
+    "RequestExpired": "RequestExpiredException",
+    "SignatureDoesNotMatch": "InvalidSignatureException",
+}
 
 
 # Any parameter

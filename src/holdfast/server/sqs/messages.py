@@ -23,14 +23,13 @@ from holdfast.server.access.caller import Scope, missing_scope
 from holdfast.server.sqs import errors, message_attributes
 from holdfast.server.sqs.call import SqsCall
 from holdfast.server.sqs.catalog import KnownQueue
-from holdfast.server.sqs.envelope import (
+from holdfast.server.sqs.errors import SqsError, error_of
+from holdfast.server.sqs.message_jobs import (
     CheckedMessage,
     checked_message,
     require_fifo_ids,
     sequence_number,
 )
-from holdfast.server.sqs.errors import SqsError
-from holdfast.server.sqs.problems import error_of
 from holdfast.server.sqs.queue_attributes import VISIBILITY_S_MAX
 from holdfast.server.sqs.receipts import MessageReceipt, ReceiptSeal
 from holdfast.server.sqs.receive import message_state

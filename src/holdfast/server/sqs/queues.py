@@ -40,7 +40,7 @@ from holdfast.server.sqs.queue_attributes import (
     selected_attributes,
     shown_attributes,
 )
-from holdfast.server.sqs.settings_map import attributes_of, new_queue, with_attributes
+from holdfast.server.sqs.queue_settings import attributes_of, new_queue, with_attributes
 from holdfast.server.sqs.shapes import (
     ACTIONS,
     AddPermissionRequest,

@@ -19,7 +19,8 @@ from holdfast.server.access.caller import Scope, missing_scope
 from holdfast.server.sqs import errors, message_attributes
 from holdfast.server.sqs.call import SqsCall
 from holdfast.server.sqs.catalog import KnownQueue
-from holdfast.server.sqs.envelope import Delivery, received_message
+from holdfast.server.sqs.leases import MessageCounts, MessageLeaser, receive_count, sent_at
+from holdfast.server.sqs.message_jobs import Delivery, received_message
 from holdfast.server.sqs.polls import Polls
 from holdfast.server.sqs.queue_attributes import VISIBILITY_S_MAX
 from holdfast.server.sqs.receipts import MessageReceipt, ReceiptSeal, read_seal
@@ -29,7 +30,6 @@ from holdfast.server.sqs.shapes import (
     ReceiveMessageRequest,
     ReceiveMessageResult,
 )
-from holdfast.server.sqs.source import MessageCounts, MessageLeaser, receive_count, sent_at
 
 RECEIVED_MAX: Final = 10
 WAIT_S_MAX: Final = 20

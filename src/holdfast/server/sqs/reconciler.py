@@ -23,6 +23,7 @@ from holdfast.ops.queues import queue_settings
 from holdfast.ops.records import SkippedRecords, remove_records, scan
 from holdfast.ops.sqs import SQS_QUEUE_KIND, SQS_QUEUES, SqsQueue
 from holdfast.server.sqs.catalog import QueueCatalog
+from holdfast.server.sqs.queue_settings import attributes_of
 from holdfast.server.sqs.queues import (
     PAUSE_MS,
     PURGE_STEP,
@@ -32,7 +33,6 @@ from holdfast.server.sqs.queues import (
     purged_states,
     wanted_settings,
 )
-from holdfast.server.sqs.settings_map import attributes_of
 
 PENDING_MS: Final = 5 * bounds.SECOND_MS
 """How long pending attributes are left to the server that saved them."""

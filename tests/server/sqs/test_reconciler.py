@@ -10,9 +10,9 @@ from holdfast.core.model import JobFilter, LeaseRequest, NewJob, Queue, Reason, 
 from holdfast.core.verdict import Bury, Settlement
 from holdfast.ops.queues import find_queue
 from holdfast.ops.sqs import SQS_QUEUES, SqsQueue
-from holdfast.server.sqs import keeper as reconciler_module
 from holdfast.server.sqs import queues as queue_actions
-from holdfast.server.sqs.keeper import QueueReconciler
+from holdfast.server.sqs import reconciler as reconciler_module
+from holdfast.server.sqs.reconciler import QueueReconciler
 from tests.server.sqs.sqs_client import ACCOUNT, SqsClient
 
 KEY = "us-east-1/orders"

@@ -1,4 +1,4 @@
-"""SQS messages as jobs: a message to send → NewJob, a leased job → the message received. Pure.
+"""SQS messages ↔ jobs: a message to send → NewJob, a leased job → the message received. Pure.
 
 The payload is the body, or an envelope of body and attributes. The attribute `holdfast.task` is the
 job's task. System attributes are columns or headers of the job. A payload that is not legal text is

@@ -8,9 +8,12 @@ from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
 import msgspec
 from botocore.loaders import Loader
 from botocore.model import ServiceModel
+from botocore.parsers import ResponseParser
 from hypothesis import strategies as st
 from msgspec import Struct
 from msgspec.structs import fields
+
+from holdfast.server.http.response import Reply
 
 S = TypeVar("S", bound=Struct)
 
@@ -92,6 +95,19 @@ def query_model() -> ServiceModel:
         if "output" in operation:
             operation["output"]["resultWrapper"] = operation["output"]["shape"]
     return ServiceModel(description, "sqs")
+
+
+def parse_reply(
+    parser: ResponseParser, model: ServiceModel, reply: Reply, name: str
+) -> dict[str, Any]:
+    """The reply to an action as botocore reads it."""
+    response = {
+        "status_code": reply.status,
+        "headers": {key.decode(): value.decode() for key, value in reply.headers},
+        "body": reply.body,
+    }
+    result: dict[str, Any] = parser.parse(response, model.operation_model(name).output_shape)
+    return result
 
 
 def plain(value: Struct) -> dict[str, Any]:

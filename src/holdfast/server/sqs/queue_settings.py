@@ -1,4 +1,4 @@
-"""Queue attributes of SQS → settings of a Holdfast queue, and back. Pure.
+"""Queue attributes of SQS ↔ settings of a Holdfast queue. Pure.
 
 Settings that no attribute describes are left as they are: they belong to operators.
 """
