@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from holdfast.core.model import JobFilter
+from holdfast.core.verdict import Delete
 from holdfast.server.http import endpoint
 from holdfast.server.sqs import messages
 from tests.server.sqs.message_calls import bodies, count, delete, hide, reap, receive, send
@@ -295,6 +297,20 @@ async def test_a_repeated_receive_after_the_timeout_is_a_new_one(sqs: SqsClient)
     assert count(again) == 2
     [same] = await receive(sqs, url, ReceiveRequestAttemptId="try")
     assert same["ReceiptHandle"] == again["ReceiptHandle"]
+
+
+async def test_a_receive_of_which_another_server_deleted_a_message_is_not_repeated(
+    sqs: SqsClient,
+) -> None:
+    url = await create(sqs)
+    await send_all(sqs, url, "a1", "b1", "c1")
+    received = await receive(sqs, url, MaxNumberOfMessages=2, ReceiveRequestAttemptId="try")
+    wanted = JobFilter(ids=(received[0]["MessageId"],))
+    assert await sqs.store.amend(wanted, Delete(force=True), limit=1) == 1
+    for _ in range(2):
+        with pytest.raises(SqsRefused, match="not valid anymore since the receive call"):
+            await receive(sqs, url, ReceiveRequestAttemptId="try")
+    assert bodies(await receive(sqs, url)) == ["c1"]
 
 
 async def test_a_receive_whose_answer_was_lost_can_be_repeated(

@@ -174,9 +174,12 @@ async def _repeated(
     lease_ms = max(visibility_s * bounds.SECOND_MS, bounds.LEASE_MS_MIN)
     renewals = [Renewal(lease=each.lease(), lease_ms=lease_ms) for each in earlier.receipts]
     renewed = [each for each in await call.engine.renew(renewals) if each is not None]
-    if len(renewed) < len(renewals):
+    if not renewed:
         state.attempts.remove(attempt)
         return ()
+    if len(renewed) < len(renewals):
+        # Another server or program has deleted some of them.
+        raise errors.attempt_not_retryable(attempt[1])
     return await _delivered(call, known, request, renewed)
 
 
