@@ -18,7 +18,7 @@ from bench.server import TEXT
 
 ACCOUNT = "000000000000"
 BATCH = 10
-CONNECTIONS = 4
+CONNECTIONS = 16
 """Connections of each process in the cycle."""
 CREDENTIAL = "AWS4-HMAC-SHA256 Credential=test/20260101/us-east-1/sqs/aws4_request"
 _HANDLE = re.compile(rb'"ReceiptHandle": ?("[^"]*")')
@@ -104,13 +104,16 @@ async def create_queue(port: int, queue: str) -> str:
 async def cycle(port: int, seconds: float) -> None:
     """For each input line, send, receive and delete in tens; print the number of messages done."""
     url = await create_queue(port, "cycle")
-    connections = [SqsConnection(port) for _ in range(CONNECTIONS)]
-    for connection in connections:
-        await connection.open()
     _print("ready")
     while await asyncio.to_thread(sys.stdin.readline):
+        # New ones for each turn: the server closes connections that were idle for long.
+        connections = [SqsConnection(port) for _ in range(CONNECTIONS)]
+        for connection in connections:
+            await connection.open()
         end = time.monotonic() + seconds
         done = await asyncio.gather(*(_cycle(each, url, end) for each in connections))
+        for connection in connections:
+            connection.close()
         _print(sum(done))
 
 
