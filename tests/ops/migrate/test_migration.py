@@ -49,6 +49,7 @@ async def test_everything_moves(stores: Stores) -> None:
         "pause": 1,
         "distribution": 0,
         "gate": 1,
+        "sqs-queue": 0,
     }
     assert await Gates(stores.new).all() == [gate]
     assert await Schedules(stores.new, stores.clock.wall_ms).all() == await schedules.all()
