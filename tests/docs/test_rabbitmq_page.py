@@ -19,7 +19,7 @@ PAGE = (ROOT / "docs" / "engines" / "rabbitmq.md").read_text()
 async def test_the_permissions_on_the_page_are_enough(
     rabbit_node: RabbitNode, tmp_path: Path
 ) -> None:
-    own, default = re.findall(r"The user needs to .* `(\S+)`, and to write to `(\S+)`\.", PAGE)[0]
+    own, default = re.findall(r"The user needs .* on `(\S+)`, and write on `(\S+)`\.", PAGE)[0]
     name = f"docs-{uuid4().hex[:8]}"
     rabbit_node.add_vhost(name)
     rabbit_node.add_user(name, "secret")
