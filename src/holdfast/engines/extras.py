@@ -129,8 +129,8 @@ class Countable(Protocol):
     """Can count the jobs of its queues further than `Engine.queues` does."""
 
     async def count_far(self, names: Collection[str], *, most: int) -> list[QueueView]:
-        """Those of the queues that exist, by name, with counts exact up to `most`. Reads as many
-        index entries: for rare calls."""
+        """The queues of `names` that exist, sorted by name, with counts exact up to `most`. It may
+        read that many index entries for each count, so call it rarely."""
 
 
 @runtime_checkable

@@ -28,7 +28,7 @@ OWN = "worker.w1"
 
 
 def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
-    """What this process logged, without the lines of the tests themselves."""
+    """The lines that this process logged, without those of the tests themselves."""
     return [
         record.getMessage()
         for record in caplog.records

@@ -79,7 +79,7 @@ class LedgerClock:
         self._now = 0
 
     async def now(self) -> int | None:
-        """None if the ledger does not tell."""
+        """The ledger's time; None if the ledger cannot tell it."""
         if self._examinable is None:
             return None
         began = self._seconds()

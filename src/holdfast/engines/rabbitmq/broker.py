@@ -164,8 +164,9 @@ class RabbitBroker:
             self._has_new_workers.set()
 
     def _forget_unused(self, now: float) -> None:
-        """Each worker costs a channel, and a server may wait for many that are gone. Beyond the
-        bound, jobs of the newest queues are found by polling and by notifications to all."""
+        """Stop listening to queues that no lease waits for: each worker costs a channel, and a
+        server may have waited for many that are gone. Beyond the bound, jobs of the newest queues
+        are found by polling and by notifications to all."""
         used = [(name, at) for name, at in self._listening.items() if now - at < UNUSED_S]
         self._listening = dict(used[:NAMES_MAX])
 
@@ -251,7 +252,7 @@ class RabbitBroker:
         )
 
     def _make_events(self) -> None:
-        """New ones: the broker may have been open on another event loop before."""
+        """Make new events and locks: the broker may have been open on another event loop before."""
         self._has_notices, self._has_messages = asyncio.Event(), asyncio.Event()
         self._has_new_names, self._has_new_workers = asyncio.Event(), asyncio.Event()
         self._has_finished, self._progress = asyncio.Event(), asyncio.Event()
@@ -283,7 +284,7 @@ class RabbitBroker:
             with amqp_errors(self._target):
                 await declare_exchanges(connection, self._names)
                 await self._declare_dead_queue(connection)
-                self._link.is_up()
+                self._link.note_up()
                 await run_together(
                     self._send_notices(connection),
                     self._send_messages(connection),
@@ -303,7 +304,7 @@ class RabbitBroker:
         raise EngineUnavailable(f"{self._target.where} closed the connection")
 
     async def _send_notices(self, connection: aiormq.Connection) -> None:
-        """One batch at a time, so that at most one of each queue is in flight."""
+        """Send notifications in batches, one at a time: at most one of each queue is in flight."""
         channel = await open_channel(connection, confirms=True)
         while True:
             await self._has_notices.wait()
@@ -332,7 +333,7 @@ class RabbitBroker:
             await asyncio.sleep(PAUSE_S)
 
     async def _send_messages(self, connection: aiormq.Connection) -> None:
-        """Each message by a task of its own: a queue that does not answer delays no other."""
+        """Send each message in a task of its own: a queue that does not answer delays no other."""
         channel = await open_channel(connection, confirms=True)
         tasks: set[asyncio.Task[None]] = set()
         window = asyncio.Semaphore(WINDOW)
@@ -404,8 +405,8 @@ class RabbitBroker:
         )
 
     async def _receive_notices(self, connection: aiormq.Connection) -> None:
-        """Bind a queue of this process to the queues that it waits for. A process that never waits
-        has none."""
+        """Receive notifications in a queue of this process, bound to the names of the queues that
+        it waits for. A process that never waits has none."""
         while not self._listening:
             self._has_new_names.clear()
             await self._has_new_names.wait()
@@ -501,7 +502,7 @@ class RabbitBroker:
             return self._dead
 
     async def _declare_dead_queue(self, connection: aiormq.Connection) -> None:
-        """If the queue does not answer, everything else works."""
+        """Declare the queue of dead messages. If it does not answer, everything else works."""
         try:
             async with asyncio.timeout(ANSWER_S_MAX):
                 self._note(await declare_dead_queue(connection, self._names, self._dead_ttl_ms))

@@ -53,7 +53,7 @@ class RabbitTarget(NamedTuple):
 
     @classmethod
     def parse(cls, url: str, *, ca: str | None = None, cert: str | None = None) -> RabbitTarget:
-        """Of amqp://user:password@host:port/vhost, without options."""
+        """Parse amqp://user:password@host:port/vhost, without options. Raises ConfigError."""
         try:
             parts = urlsplit(url)
             port = parts.port or PORTS[parts.scheme]
@@ -199,8 +199,8 @@ class Reconnecting:
                     await self._tried.wait()
         return self._tried.is_set() or not self.is_running
 
-    def is_up(self) -> None:
-        """To be called by `serve` when everything that it needs is there."""
+    def note_up(self) -> None:
+        """Note that the connection works. `serve` calls it once everything it needs is declared."""
         self.error = ""
         self.has_failed = False
         self._tried.set()

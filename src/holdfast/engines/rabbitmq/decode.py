@@ -1,6 +1,6 @@
 """Decoding of properties that other programs wrote, so that none can end a connection.
 
-The client library raises for text that is no UTF-8 and for instants beyond the year 9999, and then
+The client library raises for text that is not UTF-8 and for instants beyond the year 9999, and then
 closes the connection: such a message would be delivered again and again. Here text keeps its bytes
 as surrogates, and instants are numbers.
 """

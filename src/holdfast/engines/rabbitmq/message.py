@@ -36,7 +36,8 @@ _read_body = msgspec.json.Decoder(JobBody).decode
 
 
 def job_message(message: JobMessage, waited_ms: int) -> tuple[bytes, Properties]:
-    """The body and the properties; the time that it waited to be sent counts."""
+    """The body and the properties of a job's message. The time that it waited counts towards its
+    expiration."""
     body = msgspec.json.encode(JobBody(message.id, message.queue))
     left_ms = message.expires_ms
     if left_ms is not None:
@@ -104,7 +105,7 @@ def foreign_message(number: int, delivered: DeliveredMessage) -> Message:
 
 
 def message_properties(message: Message) -> Properties:
-    """Raises ValueError for what RabbitMQ cannot carry."""
+    """The properties of a gate's message. Raises ValueError if RabbitMQ cannot carry them."""
     for name, text in (
         ("the content type", message.content_type),
         ("the message id", message.message_id or ""),
@@ -115,7 +116,7 @@ def message_properties(message: Message) -> Properties:
         *((f"the name of the header {key[:40]!r}", key) for key in message.headers),
     ):
         if len(text.encode()) > 255:
-            raise ValueError(f"{name} has {len(text.encode())} bytes, and 255 are possible")
+            raise ValueError(f"{name} has {len(text.encode())} bytes, and at most 255 are possible")
     if message.reply_to == _DIRECT_REPLY:
         # RabbitMQ closes the channel, and the messages of others on it are not confirmed.
         raise ValueError(f"the reply address is {_DIRECT_REPLY}, which only its sender can use")
@@ -170,7 +171,7 @@ def plain_value(value: Any, depth: int = 0) -> object:
 
 
 def clean_text(text: str) -> str:
-    """Text in which bytes that are no UTF-8 are written as \\xNN: two different ids stay so."""
+    """Text with `\\xNN` for each byte that is not UTF-8, so that different ids stay different."""
     return text.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
 
 

@@ -1,4 +1,4 @@
-"""Names and arguments of what Holdfast declares at RabbitMQ. Nothing is ever deleted.
+"""Names and arguments of the queues and exchanges that Holdfast declares. It deletes none.
 
 A queue or exchange that exists with other arguments is used as it is; `BrokerQueue` says how it
 differs, for a person to correct.
@@ -91,7 +91,8 @@ class BrokerQueue(NamedTuple):
 
 
 def worker_arguments(names: RabbitNames, queue: str) -> dict[str, Any]:
-    """Of a worker's queue: expired messages go to the dead-letter exchange, at least once."""
+    """Arguments of a worker's queue: expired messages go to the dead-letter exchange, at least
+    once."""
     return {
         "x-queue-type": "quorum",
         "x-dead-letter-exchange": names.dead,
@@ -104,6 +105,7 @@ def worker_arguments(names: RabbitNames, queue: str) -> dict[str, Any]:
 
 
 def dead_arguments(ttl_ms: int) -> dict[str, Any]:
+    """Arguments of the queue of dead messages."""
     return {
         "x-queue-type": "quorum",
         "x-message-ttl": ttl_ms,
@@ -112,7 +114,7 @@ def dead_arguments(ttl_ms: int) -> dict[str, Any]:
 
 
 async def declare_exchanges(connection: aiormq.Connection, names: RabbitNames) -> None:
-    """Of notifications and of dead messages."""
+    """Declare the exchanges of notifications and of dead messages."""
     channel = await open_channel(connection)
     for exchange in (names.notifications, names.dead):
         await channel.exchange_declare(exchange, exchange_type="topic", durable=True)
@@ -122,7 +124,7 @@ async def declare_exchanges(connection: aiormq.Connection, names: RabbitNames) -
 async def declare_dead_queue(
     connection: aiormq.Connection, names: RabbitNames, ttl_ms: int
 ) -> BrokerQueue:
-    """It gets every dead message of the namespace."""
+    """Declare the queue that gets every dead message of the namespace."""
     declared = await declare_queue(connection, names.dead, dead_arguments(ttl_ms))
     channel = await open_channel(connection)
     await channel.queue_bind(names.dead, names.dead, "#")
