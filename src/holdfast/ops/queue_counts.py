@@ -18,15 +18,15 @@ from holdfast.errors import EngineClosed, EngineError
 
 _log = logging.getLogger("holdfast.queues")
 
-_KEPT_S_MIN = 10.0
+_CACHED_S_MIN = 10.0
 _REST = 50
-"""After a count, none for so many times as long as it took: 2 % of the time is spent counting."""
+"""The pause after a count is this many times as long as the count: 2 % of the time is counting."""
 
 
 class QueueCountCache:
     """Reads queues with their counts. Exact counts are fresh; a larger one, up to
-    `bounds.COUNT_FAR_MAX`, comes from the cache. Without an engine that can count so far, it stays
-    a lower bound."""
+    `bounds.COUNT_FAR_MAX`, comes from the cache. If the engine cannot count that far, it stays a
+    lower bound."""
 
     def __init__(
         self, engine: Engine, *, monotonic_s: Callable[[], float] = time.monotonic
@@ -63,7 +63,7 @@ class QueueCountCache:
             views = await self._count(countable, wanted)
             end_s = self._monotonic_s()
             self._rest_until_s = end_s + _REST * (end_s - start_s)
-            until_s = max(self._rest_until_s, end_s + _KEPT_S_MIN)
+            until_s = max(self._rest_until_s, end_s + _CACHED_S_MIN)
             self._cache = {
                 name: cached for name, cached in self._cache.items() if cached.until_s > start_s
             } | {name: _CachedView(views.get(name), until_s) for name in wanted}

@@ -49,7 +49,7 @@ class Alarm:
         self._at = math.inf
 
     def set(self, ms: int) -> None:
-        """Ring in so many milliseconds, unless the alarm rings sooner."""
+        """Ring in `ms` milliseconds, unless the alarm rings sooner."""
         loop = asyncio.get_running_loop()
         at = loop.time() + ms / 1000
         if at < self._at:

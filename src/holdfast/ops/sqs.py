@@ -2,7 +2,7 @@
 seals receipt handles.
 
 An SQS queue is a Holdfast queue and a record of what the queue's settings cannot express. The
-record is written before the settings: `pending` says that the settings may not follow yet.
+record is written before the settings: while it is `pending`, they may not follow it yet.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ Name = Annotated[str, Meta(max_length=bounds.NAME_BYTES_MAX)]
 
 class SqsQueue(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A queue of SQS clients. `queue` is the name of the Holdfast queue, and `attributes` are those
-    that a client set. Deduplication ids count within one `epoch`: a new one forgets them. A deleted
+    that a client set. Deduplication ids are valid in one `epoch`: a new one ends them. A deleted
     queue leaves its record, with `deleted_at`, so that its name is not used again at once. While it
     is `purging`, messages from before `purged_at` are deleted."""
 

@@ -278,7 +278,7 @@ def test_session_tokens_are_refused(form: Form) -> None:
 
 @pytest.mark.parametrize("form", ["header", "query"])
 def test_the_action_must_be_signed(form: Form) -> None:
-    """Nobody may turn a captured request into another action."""
+    """A captured request cannot be turned into another action."""
     request = signed(form, headers={})
     verify(request)
     code, text = refusal(changed(request, x_amz_target="AmazonSQS.DeleteQueue"))

@@ -1,8 +1,8 @@
 """Finds the queues of one namespace for SQS clients: a record and settings, cached for a second.
 
-A queue that the CLI or a program made has no record: its attributes follow from its settings. Only
-queues with a name that Amazon SQS allows are visible, which the generated names of other regions
-are not. Reads here are not restricted to a caller: `SqsCall.queue` checks the prefix.
+A queue that the CLI or a program made has no record: its attributes follow from its settings. It is
+visible if Amazon SQS allows its name; the generated names of queues in other regions are not
+allowed there. Reads here are not restricted to a caller: `SqsCall.queue` checks the prefix.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class KnownQueue:
 
     @property
     def epoch(self) -> int:
-        """Deduplication ids count within one epoch."""
+        """Deduplication ids are valid within one epoch."""
         return self.record.epoch
 
 
@@ -83,8 +83,8 @@ class QueueCatalog:
         self._counts: QueueCountCache | None = None
 
     async def find(self, region: str, name: str) -> KnownQueue | None:
-        """The queue, at most a second old; None if it does not exist. That is never cached:
-        another server may just have created it."""
+        """The queue, at most a second old; None if it does not exist. A missing queue is never
+        cached, because another server may create it."""
         key = (region, name)
         cached = self._cache.get(key)
         if cached is None:

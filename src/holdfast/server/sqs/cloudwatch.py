@@ -143,7 +143,7 @@ async def _result(reader: _Reader, query: MetricDataQuery, *, ascending: bool) -
 
 
 class Sample(NamedTuple):
-    """The values of a metric in one period, together."""
+    """The statistics of a metric in one period."""
 
     sample_count: float
     sum: float
@@ -156,7 +156,7 @@ class Sample(NamedTuple):
         return self.sum / self.sample_count if self.sample_count else 0.0
 
     def plus(self, other: Sample) -> Sample:
-        """The values of both periods."""
+        """The statistics of both periods together."""
         return Sample(
             self.sample_count + other.sample_count,
             self.sum + other.sum,
@@ -166,7 +166,7 @@ class Sample(NamedTuple):
 
 
 class _Reader:
-    """Reads the points of each queue once for all queries of a request."""
+    """Reads metrics for one request; the points of a queue are read once for all its queries."""
 
     def __init__(self, call: SqsCall, start_s: float, end_s: float) -> None:
         if not call.caller.may(Scope.OPERATE):
@@ -233,7 +233,7 @@ class _Reader:
 
 
 def sample_of(metric: str, point: Point, known: KnownQueue) -> Sample | None:
-    """The value of a metric in one point; None if it has none."""
+    """The sample of a metric at one point; None if there is none."""
     if metric == _SIZE:
         count, size = point.counts.get("sqs_sent", 0), point.counts.get("sqs_sent_bytes", 0)
         return Sample(count, size, size / count, size / count) if count else None

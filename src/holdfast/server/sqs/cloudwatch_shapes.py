@@ -22,7 +22,7 @@ class _Member(Struct, frozen=True, kw_only=True, rename=member_name):
 
 
 class Dimension(_Member, frozen=True, kw_only=True):
-    """A name and a value: those of queues have `QueueName`."""
+    """A part of a metric's identity: the metrics of a queue have the dimension `QueueName`."""
 
     name: str
     value: str

@@ -116,7 +116,7 @@ class SqsError(Exception):
 
     @property
     def sender_fault(self) -> bool:
-        """Whether the client must change its request; a server error is worth a retry."""
+        """True if the client must change its request; a server error is worth a retry."""
         return self.kind.status < 500
 
 

@@ -1,7 +1,8 @@
-"""Leases the messages of one queue for ReceiveMessage, with short and long polls alike.
+"""Leases the messages of one queue for ReceiveMessage, in short and in long polls.
 
 A message past the maxReceiveCount of its queue is buried and one past its retention is deleted;
-neither is delivered. A dead-letter queue has dead letters and messages that were sent to it.
+neither is delivered. From a dead-letter queue, it leases both dead letters and messages that were
+sent to the queue.
 """
 
 from __future__ import annotations
@@ -190,7 +191,7 @@ def sent_at(job: Job, known: KnownQueue) -> int:
 
 
 def receive_count(job: Job) -> int:
-    """How often the message was received. The lease that found it past its limit counts as the
+    """The number of receives of a message. The lease that found it past its limit counts as the
     first receive of the dead letter, and `releases` counts the later ones."""
     return job.attempt + (job.releases if job.is_dead_letter else 0)
 
@@ -210,7 +211,7 @@ class MessageCounts:
 
     def has_dead_letters(self, known: KnownQueue) -> bool:
         """True if clients may find dead letters in the queue: other queues send them there, or did
-        before. Those that died in a queue of another program are not for clients."""
+        before. Clients do not see those that died in a queue of another program."""
         if known.holds_dead_letters:
             return True
         return known.record.created_at > 0 and self._count(known.queue).dead > 0

@@ -47,7 +47,7 @@ def legal_bytes(text: str) -> bytes | None:
 
 
 def check_message_attributes(attributes: MessageAttributes) -> None:
-    """The attributes of a new message are valid."""
+    """Raise SqsError unless the attributes of a new message are valid."""
     if len(attributes) > ATTRIBUTES_MAX:
         count = len(attributes)
         raise invalid_parameter(
@@ -60,7 +60,8 @@ def check_message_attributes(attributes: MessageAttributes) -> None:
 
 
 def check_system_attributes(attributes: MessageAttributes) -> None:
-    """The system attributes of a new message are valid: AWS takes the X-Ray header alone."""
+    """Raise SqsError unless the system attributes of a new message are valid: AWS accepts only the
+    X-Ray header."""
     for name, value in attributes.items():
         if name != "AWSTraceHeader":
             shown = errors.shortened(name)
@@ -78,7 +79,8 @@ def check_system_attributes(attributes: MessageAttributes) -> None:
 
 
 def check_fifo_id(name: str, value: str) -> None:
-    """A group, deduplication or attempt id has 1 to 128 printable ASCII characters."""
+    """Raise SqsError unless a group, deduplication or attempt id has 1 to 128 printable ASCII
+    characters."""
     if not _FIFO_ID.fullmatch(value):
         raise errors.invalid_fifo_id(name, value)
 
@@ -222,7 +224,7 @@ def _checked_base(kind: str, name: str, data_type: str) -> str:
 
 
 def _is_number(text: str) -> bool:
-    """At most 38 digits, and a magnitude between 10^-128 and 10^126."""
+    """True for a number of at most 38 digits and a magnitude between 10^-128 and 10^126."""
     if text.isdigit() and text.isascii() and len(text) <= _DIGITS_MAX:
         return True
     if len(text) > _NUMBER_MAX or not (match := _NUMBER.fullmatch(text)):

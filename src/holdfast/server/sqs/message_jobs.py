@@ -54,8 +54,8 @@ class CheckedMessage(NamedTuple):
 
 
 def require_fifo_ids(messages: Sequence[NewMessage], known: KnownQueue, *, in_batch: bool) -> None:
-    """Each message of a FIFO queue has a group, and a deduplication id unless the queue makes it
-    from the content. One without fails the whole request, as on AWS."""
+    """Raise SqsError if a message of a FIFO queue has no group, or no deduplication id although the
+    queue derives none from the content. As on AWS, one such message fails the whole request."""
     if not known.is_fifo:
         return
     for message in messages:
@@ -155,7 +155,7 @@ def _headers(message: NewMessage, sender: str) -> dict[str, str]:
 
 
 def _content_id(body: bytes) -> str:
-    """The deduplication id that a FIFO queue makes from a body."""
+    """The deduplication id that a FIFO queue derives from a body."""
     return hashlib.sha256(body).hexdigest()
 
 
@@ -216,7 +216,7 @@ def received_message(
 
 
 def _attributes_of(envelope: Envelope) -> MessageAttributes:
-    """The attributes in an envelope; none if they are not those that a client could have sent."""
+    """The attributes in an envelope; none if a client could not have sent them."""
     attributes = {name: _unpacked(each) for name, each in envelope.attributes.items()}
     try:
         message_attributes.check_message_attributes(attributes)

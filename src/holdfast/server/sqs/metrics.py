@@ -1,6 +1,6 @@
-"""The metrics of SQS queues by the names of CloudWatch's namespace AWS/SQS. Pure.
+"""The metrics of SQS queues under their names in CloudWatch's namespace AWS/SQS. Pure.
 
-CloudWatch has sums of each minute. Here they are counters that only grow: a reader takes their
+Where CloudWatch has a sum for each minute, these are counters that only grow: a reader takes the
 difference.
 """
 

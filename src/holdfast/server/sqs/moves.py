@@ -52,7 +52,7 @@ from holdfast.server.sqs.shapes import (
 
 RATE_MAX: Final = 500
 BATCH: Final = 100
-"""Messages are leased with their bodies: each may have a megabyte."""
+"""Messages of one step. They are leased with their bodies, which may have 1 MiB each."""
 TAKEOVER_MS: Final = 10 * bounds.SECOND_MS
 """How long a step is left to the process that began it, and the lease of its messages."""
 

@@ -223,7 +223,7 @@ def _is_batch(member: _Member) -> bool:
 
 def _read_list(member: _Member, node: dict[str, Any], path: str) -> Iterator[Any]:
     members = node.get(member.name)
-    # AWS's own examples leave out the number of the only one.
+    # AWS's own examples leave out the number of an only member.
     for number, each in [(1, members)] if isinstance(members, str) else _numbered(members):
         value = _read_value(member.hint, each, f"{path}{member.name}.{number}")
         if value is not None:

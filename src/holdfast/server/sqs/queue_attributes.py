@@ -1,7 +1,7 @@
 """The attributes of an SQS queue: parsed, checked, compared and shown. Pure.
 
-AWS sends and expects every attribute as text. Here they are typed once, in `QueueAttributes`,
-which is also stored with the queue.
+AWS sends and expects every attribute as text, and the record of a queue stores these texts. Their
+types and defaults are defined once, in `QueueAttributes`.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class RedriveAllowPolicy(Struct, frozen=True, kw_only=True, rename="camel", omit
     source_queue_arns: tuple[str, ...] = ()
 
     def permits(self, source: QueueArn) -> bool:
-        """Whether the source queue may send its dead letters here."""
+        """True if the source queue may send its dead letters here."""
         match self.redrive_permission:
             case "allowAll":
                 return True
@@ -54,7 +54,7 @@ class RedriveAllowPolicy(Struct, frozen=True, kw_only=True, rename="camel", omit
 
 
 class QueueAttributes(Struct, frozen=True, kw_only=True):
-    """The attributes that a client can set, with AWS's defaults. `None` was never set."""
+    """The attributes that a client can set, with AWS's defaults. `None` means not set."""
 
     delay_seconds: int = 0
     maximum_message_size: int = 1_048_576
@@ -99,7 +99,7 @@ def attributes_for_create(name: str, given: Mapping[str, str]) -> QueueAttribute
 
 
 def check_queue_name(name: str, *, fifo: bool) -> None:
-    """The name of a new queue is valid; only a FIFO queue has the suffix."""
+    """Raise SqsError unless the name of a new queue is valid; only a FIFO queue has the suffix."""
     stem = name.removesuffix(".fifo") if fifo else name
     if len(name) > QUEUE_NAME_MAX or not _NAME.fullmatch(stem) or (fifo and stem == name):
         raise errors.invalid_queue_name(fifo=fifo)
@@ -123,8 +123,8 @@ def changed_attributes(current: QueueAttributes, given: Mapping[str, str]) -> Qu
 
 
 def first_difference(current: QueueAttributes, given: Mapping[str, str]) -> str | None:
-    """The first given attribute that an existing queue has another value of. CreateQueue on an
-    existing queue succeeds if there is none."""
+    """The first given attribute whose value differs from that of an existing queue. CreateQueue on
+    an existing queue succeeds if there is none."""
     if _fifo_for_create(given) and not current.fifo_queue:
         return "FifoQueue"
     before = shown_attributes(current)
@@ -159,8 +159,8 @@ def selected_attributes(names: Iterable[str], values: Mapping[str, str]) -> dict
 def check_dead_letter_target(
     source: QueueArn, attributes: QueueAttributes, target: QueueAttributes | None, text: str
 ) -> None:
-    """The queue that a RedrivePolicy names exists, has the same account, region and type as the
-    source, and permits it. `text` is the policy as the client wrote it."""
+    """Raise SqsError unless the queue that a RedrivePolicy names exists, permits the source, and
+    has its account, region and type. `text` is the policy as the client wrote it."""
     policy = attributes.redrive_policy
     assert policy is not None
     arn = parse_arn(policy.dead_letter_target_arn)
@@ -182,7 +182,7 @@ _NAME: Final = re.compile(r"[A-Za-z0-9_-]+")
 
 
 def _fifo_for_create(given: Mapping[str, str]) -> bool:
-    """Whether CreateQueue asks for a FIFO queue. AWS does not accept "false"."""
+    """True if CreateQueue asks for a FIFO queue. AWS does not accept "false"."""
     text = given.get("FifoQueue")
     if text is None:
         return False
@@ -219,7 +219,7 @@ def _choose_encryption(
 
 
 class _Rule(NamedTuple):
-    """The field of an attribute, and the function that makes its value of a text."""
+    """The field of an attribute, and the function that parses its value."""
 
     field: str
     parse: Callable[[str, str], Any]

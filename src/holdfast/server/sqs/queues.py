@@ -415,7 +415,7 @@ def _with_attributes(
 
 
 def _is_deleted_recently(stored: Stored[SqsQueue]) -> bool:
-    # By the engine's clock: a record is not saved again after its queue was deleted.
+    # The age of the record is that of the deletion, by the engine's clock: nothing saves it later.
     is_deleted = stored.value is not None and stored.value.deleted_at is not None
     return is_deleted and stored.age_ms < PAUSE_MS
 
@@ -479,7 +479,7 @@ def _target_of(call: SqsCall, listed: ListedQueue) -> str | None:
 
 async def _release_sources(call: SqsCall, dead_queue: str) -> None:
     """Let no message of a queue die if its dead-letter queue is gone: clients would not find it. If
-    a queue is changed at the same moment, the keeper does it."""
+    a queue is changed at the same moment, the reconciler does it."""
     for each in await call.catalog.list(call.region):
         queue = each.settings
         if queue.dead_queue == dead_queue and each.record.attributes.get("RedrivePolicy"):

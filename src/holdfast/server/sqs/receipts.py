@@ -1,8 +1,8 @@
 """Receipt handles: the lease of one received message, sealed with a key of the store.
 
-A handle names queue, job, token and receive time, so that a message can be deleted or extended
-without reading it first, also after a restart. It is authenticated, not encrypted: one that was
-altered or made up is refused. The engine always compares the token.
+A handle names queue, job, token and receive time, so that a message can be deleted or hidden for
+longer without reading it first, also after a restart. It is authenticated, not encrypted: one that
+was altered or forged is refused. The engine always compares the token.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from holdfast.engines.base import Engine
 from holdfast.ops.sqs import SEALING_KEY_BYTES, SEALING_KEYS, SealingKey
 
 HANDLE_MAX = 1024
-"""Characters of a handle, also on AWS."""
+"""Characters of a handle, as on AWS."""
 DEFAULT_TASK = "message"
 """The task of a message that names no other."""
 
@@ -115,7 +115,7 @@ class ReceiptSeal:
 
 
 async def read_seal(engine: Engine) -> ReceiptSeal:
-    """The seal of a store; the first call makes its key. A key that cannot be read is replaced:
+    """The seal of a store; the first call creates its key. A key that cannot be read is replaced:
     handles from before are then refused, and their messages are delivered again."""
     fresh = SealingKey(secrets.token_bytes(SEALING_KEY_BYTES))
     key = await SEALING_KEYS.update(engine, _RECEIPTS, lambda old: old or fresh)

@@ -142,7 +142,7 @@ def _checked(request: ReceiveMessageRequest, known: KnownQueue) -> tuple[int, in
         raise errors.visibility_out_of_range(visibility_s)
     system_names = (*request.attribute_names, *request.message_system_attribute_names)
     if len(request.message_attribute_names) + len(system_names) > NAMES_MAX:
-        raise errors.invalid_parameter(f"A request can name {NAMES_MAX} attributes of messages.")
+        raise errors.invalid_parameter(f"A request can name at most {NAMES_MAX} attributes.")
     return most, visibility_s, wait_s
 
 
@@ -211,7 +211,7 @@ async def _lease(
 async def _require_token(call: SqsCall) -> None:
     """Raise if the caller's token was revoked while the request waited."""
     if not await call.api.is_good():
-        raise Unauthenticated("the token is not valid any more")
+        raise Unauthenticated("the token is no longer valid")
 
 
 async def _delivered(

@@ -39,7 +39,7 @@ PENDING_MS: Final = 5 * bounds.SECOND_MS
 DELETED_MS: Final = 10 * PAUSE_MS
 """How long the record of a deleted queue is kept."""
 ORPHANED_MS: Final = bounds.DAY_MS
-"""How long the record of a queue is kept that another program dropped."""
+"""How long the record of a queue that another program dropped is kept."""
 SWEEP_STEP: Final = 1_000
 
 _STEPS_MAX: Final = 10

@@ -409,7 +409,7 @@ class Action(NamedTuple):
 
     @property
     def on_queue(self) -> bool:
-        """Whether the action is about one queue."""
+        """True if the action is about one queue."""
         return issubclass(self.request, QueueRequest)
 
 
