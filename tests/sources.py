@@ -3,13 +3,14 @@
 import ast
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache, cached_property
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "src" / "holdfast"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Source:
     """`module` is its dotted name below the package: `engines.sqlite.schema`, "" for the root."""
 
@@ -17,7 +18,7 @@ class Source:
     text: str
     is_package: bool = False
 
-    @property
+    @cached_property
     def tree(self) -> ast.Module:
         return ast.parse(self.text)
 
@@ -38,6 +39,7 @@ class Source:
         return any(is_within(self.module, prefix) for prefix in prefixes)
 
 
+@cache
 def read_all() -> list[Source]:
     found = []
     for path in sorted(PACKAGE.rglob("*.py")):
@@ -81,13 +83,14 @@ def imported_modules(source: Source, sources: list[Source]) -> set[str]:
 
 def _executed(node: ast.AST) -> Iterator[ast.AST]:
     """Every node but those below `if TYPE_CHECKING`."""
-    match node:
-        case ast.If(test=ast.Name(id="TYPE_CHECKING")):
-            return
-        case _:
-            yield node
-            for child in ast.iter_child_nodes(node):
-                yield from _executed(child)
+    found = [node]
+    while found:
+        match found.pop():
+            case ast.If(test=ast.Name(id="TYPE_CHECKING")):
+                pass
+            case each:
+                yield each
+                found += ast.iter_child_nodes(each)
 
 
 def _absolute(source: Source, node: ast.ImportFrom) -> str:

@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.core import bounds, checks
@@ -71,6 +71,7 @@ def test_a_message_of_ours_names_a_job_and_a_worker(id: str | None, queue: str) 
         assert len(queue) > len("worker.")
 
 
+@settings(max_examples=30)
 @given(
     st.lists(
         st.dictionaries(
