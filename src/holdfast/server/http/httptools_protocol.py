@@ -23,6 +23,8 @@ from holdfast.server.http.connection import (
 
 _HEAD_END = b"\r\n\r\n"
 _BLANK = re.compile(rb"[\r\n]*")
+_FRAMING = frozenset((b"content-length", b"expect", b"transfer-encoding"))
+"""Headers that say how the body arrives."""
 
 
 class _Refused(Exception):
@@ -154,10 +156,15 @@ class HttptoolsConnection(BoundedConnection, HttpToolsProtocol):
         if self._header_count > self.settings.headers_max:
             self.refusal_status = 431
             raise _Refused
-        if self._within_head:
+        if not self._within_head:
             # Trailers after a body are not part of the request.
-            self._note_framing(name.lower(), value)
+            return
+        name = name.lower()
+        if name in _FRAMING:
+            self._note_framing(name, value)
             super().on_header(name, value)
+        else:
+            self.headers.append((name, value))
 
     def _note_framing(self, name: bytes, value: bytes) -> None:
         if name == b"transfer-encoding":
@@ -177,6 +184,16 @@ class HttptoolsConnection(BoundedConnection, HttpToolsProtocol):
         self._within_head = False
         self.idle_checks = 0
         super().on_headers_complete()
+
+    def on_response_complete(self) -> None:
+        """Go on reading. uvicorn would also set a timer for each response, to close the connection
+        when it is idle; `check` does that without one."""
+        self.server_state.total_requests += 1
+        if self.transport.is_closing():
+            return
+        self.flow.resume_reading()
+        if self.pipeline:
+            self._start_asgi_task(*self.pipeline.pop())
 
     def send_400_response(self, msg: str) -> None:
         self.refuse(self.refusal_status)
