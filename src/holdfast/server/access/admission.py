@@ -11,9 +11,9 @@ import ipaddress
 import re
 from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass, field
 from functools import lru_cache, partial
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from holdfast.app.application import Holdfast
@@ -57,8 +57,7 @@ _KEY_NEEDED_OPEN = (
 _HOST = re.compile(r"(?:\[([^\[\]]*)\]|([^:\[\]]*))(?::[0-9]{0,5})?", re.ASCII)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ApiCall:
+class ApiCall(Struct, frozen=True, kw_only=True):
     """An admitted request: its caller, the application of its namespace, and the engine restricted
     to what the caller may do."""
 
@@ -88,15 +87,18 @@ class ApiCall:
         return True
 
 
-@dataclass(frozen=True, slots=True)
-class UnverifiedCaller:
+class UnverifiedCaller(Struct, frozen=True):
     """The caller that a request of an AWS client names: call `verify` once the body has arrived.
     `credential` is the one that the request states, even where it is not verified."""
 
-    caller: Caller = field(repr=False)
+    caller: Caller
     credential: Credential | None = None
     signature: RequestSignature | None = None
-    secret: str = field(default="", repr=False)
+    secret: str = ""
+
+    def __repr__(self) -> str:
+        """Without the secret."""
+        return f"UnverifiedCaller(credential={self.credential}, signature={self.signature})"
 
     def verify(self, body: bytes) -> Caller:
         """The caller, now authenticated. Raises SignatureRefused."""

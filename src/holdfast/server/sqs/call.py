@@ -9,8 +9,9 @@ Handlers get an `SqsCall`. `call.queue(url)` finds a queue without a store read 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
 from typing import Final
+
+from msgspec import Struct
 
 from holdfast.app.application import Holdfast
 from holdfast.config import SETTINGS
@@ -63,8 +64,7 @@ class SqsState:
         return known
 
 
-@dataclass(slots=True, kw_only=True)
-class SqsCall:
+class SqsCall(Struct, kw_only=True):
     """`base_url` is the URL of the server by the request's Host header, without a slash at its end.
     `undo` undoes an answer that the client never received. `counted` are the counts of the
     request by queue, which are recorded once it is answered."""
@@ -76,8 +76,8 @@ class SqsCall:
     region: str
     default_region: str
     base_url: str
-    undo: Undo | None = field(default=None, init=False)
-    counted: dict[str, dict[str, int]] = field(default_factory=dict, init=False)
+    undo: Undo | None = None
+    counted: dict[str, dict[str, int]] = {}
 
     @property
     def engine(self) -> Engine:
