@@ -151,9 +151,9 @@ class Meter:
     def served(self, queue: str, counts: Mapping[str, int]) -> None:
         """Count a request of an SQS client on a queue that exists, by `SQS_COUNTERS`."""
         self.changes += 1
-        totals = self._queue(queue)
+        totals = self._queue(queue).counts
         for counter, count in counts.items():
-            totals.add(counter, count)
+            totals[counter] = totals.get(counter, 0) + count
 
     def subtract(self, stored: Totals) -> None:
         """Subtract counts that are stored in an account that was closed."""

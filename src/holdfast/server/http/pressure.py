@@ -103,6 +103,7 @@ class Pressure:
             RequestKind.STREAM: settings.streams_max,
             RequestKind.BODY: settings.bodies_max,
         }
+        self._shares_max = {kind: max(1, count // 2) for kind, count in self._counts_max.items()}
         self._bytes_max = settings.held_bytes_max
         self._lag_s_max = settings.lag_ms_max / 1000
         self._request_s = settings.request_ms_max / 1000
@@ -147,7 +148,7 @@ class Pressure:
         self._check_share(kind, namespace)
         if ticket.counted is RequestKind.BODY:
             self._remove_body(ticket)
-            if self._unfinished_count(namespace) >= self._half(RequestKind.BODY):
+            if self._unfinished_count(namespace) >= self._shares_max[RequestKind.BODY]:
                 self._drop(self._oldest_of(namespace))
             ticket.namespace = namespace
             self._add_body(ticket)
@@ -167,6 +168,16 @@ class Pressure:
             raise Stopping("the server is stopping")
         self._shares[kind, namespace] += 1
         self._count(ticket, time.monotonic())
+
+    def admit(self, ticket: Ticket, namespace: str, size: int) -> None:
+        """Charge a request whose body of `size` bytes has arrived to its namespace, and count it
+        from now on. For requests whose namespace is known only by then. Raises as `hold` and
+        `complete` do."""
+        self._remove_body(ticket)
+        self._hold(ticket, 0)
+        ticket.namespace = namespace
+        self.hold(ticket, size)
+        self.complete(ticket)
 
     def hold(
         self, ticket: Ticket, size: int, *, unfinished: bool = False, refuse: bool = True
@@ -277,16 +288,13 @@ class Pressure:
         if not self._bytes[ticket.namespace]:
             del self._bytes[ticket.namespace]
 
-    def _half(self, kind: RequestKind) -> int:
-        return max(1, self._counts_max[kind] // 2)
-
     def _check_count(self, kind: RequestKind) -> None:
         count = self._counts[kind]
         if count >= self._counts_max[kind]:
             raise Overloaded(f"the server has {count} {kind} in progress, its maximum")
 
     def _check_share(self, kind: RequestKind, namespace: str) -> None:
-        if self._shares[kind, namespace] >= self._half(kind):
+        if self._shares[kind, namespace] >= self._shares_max[kind]:
             raise Overloaded(f"this namespace has its maximum of {kind} in progress")
 
     def _check_load(self, requests: int) -> None:

@@ -20,7 +20,7 @@ from holdfast.notation.options import new_id
 from holdfast.ops.service import Service
 from holdfast.ops.sqs import ACCOUNT, REGION
 from holdfast.ops.tokens import EVERYWHERE
-from holdfast.server.access.admission import ApiCall, UnverifiedCaller
+from holdfast.server.access.admission import UnverifiedCaller
 from holdfast.server.access.caller import LOCAL_CALLER, Scope
 from holdfast.server.access.peers import OWN_USER
 from holdfast.server.access.sigv4 import SignedRequest
@@ -186,7 +186,9 @@ class SqsEndpoint(RequestLifecycle):
         action, request = found
         arguments["action"] = action.name
         call = await self._call(unverified, headers, address, scope, request)
-        self._admit(ticket, call.api, len(body), waits=action.name == RECEIVE)
+        if action.name == RECEIVE:
+            ticket.kind = RequestKind.WAIT
+        self._pressure.admit(ticket, call.api.caller.namespace, len(body))
         answer = await self._carry_out(call, action, request, receive, ticket)
         for queue, counts in call.counted.items():
             call.api.app.telemetry.meter.served(queue, counts)
@@ -225,16 +227,6 @@ class SqsEndpoint(RequestLifecycle):
 
     def _hold(self, ticket: Ticket, size: int, more: bool) -> None:
         self._pressure.hold(ticket, size, unfinished=more)
-
-    def _admit(self, ticket: Ticket, api: ApiCall, size: int, *, waits: bool) -> None:
-        """Charge the request, which is complete, to its namespace."""
-        pressure = self._pressure
-        pressure.hold(ticket, 0)
-        if waits:
-            ticket.kind = RequestKind.WAIT
-        pressure.share(ticket, api.caller.namespace)
-        pressure.hold(ticket, size)
-        pressure.complete(ticket)
 
     async def _call(
         self,
