@@ -134,6 +134,8 @@ class MessageLeaser:
         """The leases to deliver. The others are settled."""
         if known.is_fifo:
             leases = await self._with_burial_time(leases)
+        if known.attributes.redrive_policy is None and _RETENTION not in known.record.attributes:
+            return list(leases)
         verdicts = [(lease, undeliverable(lease.job, known)) for lease in leases]
         ends = [Settlement(lease=lease, verdict=verdict) for lease, verdict in verdicts if verdict]
         if ends:

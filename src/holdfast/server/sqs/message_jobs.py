@@ -10,7 +10,9 @@ from __future__ import annotations
 import base64
 import hashlib
 from collections.abc import Collection, Sequence
-from typing import Final, NamedTuple
+from typing import Final
+
+from msgspec import Struct
 
 from holdfast.core import bounds
 from holdfast.core.codec import Attribute, Envelope, pack_envelope, unpack_envelope
@@ -43,7 +45,7 @@ _BASE64: Final = MessageAttributeValue(data_type="String", string_value="base64"
 NewMessage = SendMessageRequest | SendMessageBatchRequestEntry
 
 
-class CheckedMessage(NamedTuple):
+class CheckedMessage(Struct, frozen=True, kw_only=True):
     """A message that was checked: its job, its size, and the MD5s for the answer."""
 
     job: NewJob
@@ -81,16 +83,16 @@ def checked_message(
     size_max = known.attributes.maximum_message_size
     if size > size_max:
         raise errors.message_too_long(size_max, in_batch=in_batch)
-    task = _task_of(attributes)
-    packed = {name: _packed(each) for name, each in attributes.items()} if attributes else {}
-    if task != DEFAULT_TASK:
-        # The job has it as its task.
-        del packed[TASK_ATTRIBUTE]
+    task, packed = _packed(attributes) if attributes else (DEFAULT_TASK, {})
     payload, content_type = pack_envelope(body, packed)
-    group = _checked_id("MessageGroupId", message.message_group_id)
-    dedup_id = _checked_id("MessageDeduplicationId", message.message_deduplication_id)
-    if dedup_id is not None and not known.is_fifo:
-        raise errors.wrong_queue_type("MessageDeduplicationId", dedup_id)
+    is_fifo = known.is_fifo
+    group, dedup_id = message.message_group_id, message.message_deduplication_id
+    if group is not None:
+        message_attributes.check_fifo_id("MessageGroupId", group)
+    if dedup_id is not None:
+        message_attributes.check_fifo_id("MessageDeduplicationId", dedup_id)
+        if not is_fifo:
+            raise errors.wrong_queue_type("MessageDeduplicationId", dedup_id)
     job = NewJob(
         id=new_id(),
         task=task,
@@ -99,9 +101,9 @@ def checked_message(
         content_type=content_type,
         delay_ms=_delay_s(message, known) * bounds.SECOND_MS,
         headers=_headers(message, sender),
-        group=group if known.is_fifo else None,
-        tenant=None if known.is_fifo else group,
-        key=_key(known, group, dedup_id or _content_id(body)) if known.is_fifo else None,
+        group=group if is_fifo else None,
+        tenant=None if is_fifo else group,
+        key=_key(known, group, dedup_id or _content_id(body)) if is_fifo else None,
         key_window_ms=DEDUP_MS,
         key_hold="window",
     )
@@ -112,6 +114,15 @@ def checked_message(
         md5_of_attributes=message_attributes.md5_of_attributes(attributes),
         md5_of_system_attributes=message_attributes.md5_of_attributes(system),
     )
+
+
+def _packed(attributes: MessageAttributes) -> tuple[str, dict[str, Attribute]]:
+    """The task that the attributes name, and the attributes that the envelope has: not the task."""
+    task = _task_of(attributes)
+    packed = {name: _packed_value(each) for name, each in attributes.items()}
+    if task != DEFAULT_TASK:
+        del packed[TASK_ATTRIBUTE]
+    return task, packed
 
 
 def _task_of(attributes: MessageAttributes) -> str:
@@ -125,12 +136,6 @@ def _task_of(attributes: MessageAttributes) -> str:
             " 200 characters of A-Z a-z 0-9 _ . : / -"
         )
     return task
-
-
-def _checked_id(name: str, value: str | None) -> str | None:
-    if value is not None:
-        message_attributes.check_fifo_id(name, value)
-    return value
 
 
 def _delay_s(message: NewMessage, known: KnownQueue) -> int:
@@ -173,10 +178,9 @@ def sequence_number(seq: int) -> str:
     return str(_SEQUENCE_START + seq)
 
 
-class Delivery(NamedTuple):
-    """Facts about a received message that are not part of its job."""
+class Delivery(Struct, frozen=True, kw_only=True):
+    """Facts for the system attributes of a received message that are not part of its job."""
 
-    handle: str
     account: str
     receive_count: int
     sent_at: int
@@ -185,12 +189,18 @@ class Delivery(NamedTuple):
     """The queue in which a dead letter died."""
 
 
+def system_names(request: ReceiveMessageRequest) -> tuple[str, ...]:
+    """The system attributes that a request names, by both of its members."""
+    return (*request.attribute_names, *request.message_system_attribute_names)
+
+
 def received_message(
-    job: Job, request: ReceiveMessageRequest, delivery: Delivery
+    job: Job, request: ReceiveMessageRequest, handle: str, delivery: Delivery | None
 ) -> ReceivedMessage:
-    """The message of a leased job, with the attributes that the request names."""
+    """The message of a leased job, with the attributes that the request names. `delivery` is None
+    if it names no system attribute."""
     envelope = unpack_envelope(job.payload, job.content_type)
-    attributes = _attributes_of(envelope)
+    attributes = _attributes_of(envelope) if envelope.attributes else {}
     if job.task != DEFAULT_TASK:
         attributes[TASK_ATTRIBUTE] = MessageAttributeValue(
             data_type="String", string_value=job.task
@@ -198,18 +208,22 @@ def received_message(
     shown = message_attributes.selected_message_attributes(
         attributes, request.message_attribute_names
     )
-    body = _legal_text(envelope)
+    wire = envelope.body
+    body = message_attributes.legal_text(wire)
     if body is None:
         # A client that does not ask for the attribute could not read the body.
-        body = base64.b64encode(envelope.body).decode()
+        wire = base64.b64encode(wire)
+        body = wire.decode()
         shown = {**shown, ENCODING_ATTRIBUTE: _BASE64}
-    names = (*request.attribute_names, *request.message_system_attribute_names)
+    system: dict[str, str] = {}
+    if delivery is not None:
+        system = _system_attributes(job, envelope.body, delivery, system_names(request))
     return ReceivedMessage(
         message_id=job.id,
-        receipt_handle=delivery.handle,
-        md5_of_body=message_attributes.md5_of(body.encode()),
+        receipt_handle=handle,
+        md5_of_body=message_attributes.md5_of(wire),
         body=body,
-        attributes=_system_attributes(job, envelope.body, delivery, names) if names else {},
+        attributes=system,
         md5_of_message_attributes=message_attributes.md5_of_attributes(shown),
         message_attributes=shown,
     )
@@ -223,14 +237,6 @@ def _attributes_of(envelope: Envelope) -> MessageAttributes:
     except SqsError:
         return {}
     return attributes
-
-
-def _legal_text(envelope: Envelope) -> str | None:
-    try:
-        text = envelope.body.decode()
-    except UnicodeDecodeError:
-        return None
-    return None if message_attributes.legal_bytes(text) is None else text
 
 
 def _system_attributes(
@@ -257,7 +263,7 @@ def _system_attributes(
     return message_attributes.selected_system_attributes(known, names)
 
 
-def _packed(value: MessageAttributeValue) -> Attribute:
+def _packed_value(value: MessageAttributeValue) -> Attribute:
     if value.binary_value is not None:
         return Attribute(value.data_type, value.binary_value)
     return Attribute(value.data_type, (value.string_value or "").encode())

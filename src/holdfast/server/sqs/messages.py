@@ -288,15 +288,15 @@ async def _delete(
     failed = await _expired(call, known, opened)
     live = [each for each in opened if each[1] not in failed]
     state = message_state(call)
-    ends = [Settlement(lease=receipt.lease(), verdict=Complete()) for receipt, _ in live]
+    done = Complete()
+    ends = [Settlement(lease=receipt.lease(), verdict=done) for receipt, _ in live]
     outcomes = await call.engine.settle(ends) if ends else []
-    lost: list[OpenedHandle] = []
-    for each, outcome in zip(live, outcomes, strict=True):
-        state.attempts.note_change(each[0])
-        if outcome is Outcome.SETTLED:
-            state.counts.add(known.queue, -1)
-        else:
-            lost.append(each)
+    lost = [
+        each for each, outcome in zip(live, outcomes, strict=True) if outcome is not Outcome.SETTLED
+    ]
+    state.counts.add(known.queue, len(lost) - len(live))
+    for receipt, _ in live:
+        state.attempts.note_change(receipt)
     if lost and known.is_fifo:
         # Another consumer received these messages since the check.
         failed |= await _expired(call, known, lost)

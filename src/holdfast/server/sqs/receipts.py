@@ -82,7 +82,7 @@ class ReceiptSeal:
     """Writes and reads handles with one key."""
 
     def __init__(self, secret: bytes) -> None:
-        self._secret = secret
+        self._mac = hashlib.blake2b(key=secret, digest_size=_MAC_BYTES, person=b"sqs-receipt")
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder = msgspec.msgpack.Decoder(MessageReceipt)
 
@@ -110,7 +110,8 @@ class ReceiptSeal:
             return None
 
     def _sealed(self, data: bytes) -> bytes:
-        mac = hashlib.blake2b(data, key=self._secret, digest_size=_MAC_BYTES, person=b"sqs-receipt")
+        mac = self._mac.copy()
+        mac.update(data)
         return data + mac.digest()
 
 

@@ -20,7 +20,7 @@ from holdfast.server.sqs import errors, message_attributes
 from holdfast.server.sqs.call import SqsCall
 from holdfast.server.sqs.catalog import KnownQueue
 from holdfast.server.sqs.leases import MessageCounts, MessageLeaser, receive_count, sent_at
-from holdfast.server.sqs.message_jobs import Delivery, received_message
+from holdfast.server.sqs.message_jobs import Delivery, received_message, system_names
 from holdfast.server.sqs.polls import Polls
 from holdfast.server.sqs.queue_attributes import VISIBILITY_S_MAX
 from holdfast.server.sqs.receipts import MessageReceipt, ReceiptSeal, read_seal
@@ -140,8 +140,7 @@ def _checked(request: ReceiveMessageRequest, known: KnownQueue) -> tuple[int, in
         raise errors.wait_out_of_range(wait_s)
     if not 0 <= visibility_s <= VISIBILITY_S_MAX:
         raise errors.visibility_out_of_range(visibility_s)
-    system_names = (*request.attribute_names, *request.message_system_attribute_names)
-    if len(request.message_attribute_names) + len(system_names) > NAMES_MAX:
+    if len(request.message_attribute_names) + len(system_names(request)) > NAMES_MAX:
         raise errors.invalid_parameter(f"A request can name at most {NAMES_MAX} attributes.")
     return most, visibility_s, wait_s
 
@@ -220,23 +219,29 @@ async def _delivered(
     """The messages of new leases, with their receipt handles."""
     state = message_state(call)
     seal = await state.seal(call.store)
-    origins = {each.job.origin for each in leases if each.job.is_dead_letter}
-    arns = {origin: await _arn_of(call, origin) for origin in origins if origin is not None}
-    return tuple(
-        received_message(
-            each.job,
-            request,
-            Delivery(
-                handle=seal.seal(MessageReceipt.of(each)),
+    names_system = bool(system_names(request))
+    arns = await _source_arns(call, leases) if names_system else {}
+    messages: list[ReceivedMessage] = []
+    for each in leases:
+        job, delivery = each.job, None
+        first_received_at = state.first_received_at(job)
+        if names_system:
+            delivery = Delivery(
                 account=call.account,
-                receive_count=receive_count(each.job),
-                sent_at=sent_at(each.job, known),
-                first_received_at=state.first_received_at(each.job),
-                source_arn=arns.get(each.job.origin or ""),
-            ),
-        )
-        for each in leases
-    )
+                receive_count=receive_count(job),
+                sent_at=sent_at(job, known),
+                first_received_at=first_received_at,
+                source_arn=arns.get(job.origin or ""),
+            )
+        handle = seal.seal(MessageReceipt.of(each))
+        messages.append(received_message(job, request, handle, delivery))
+    return tuple(messages)
+
+
+async def _source_arns(call: SqsCall, leases: Sequence[Lease]) -> dict[str, str]:
+    """The ARNs of the queues in which dead letters died."""
+    origins = {each.job.origin for each in leases if each.job.is_dead_letter}
+    return {origin: await _arn_of(call, origin) for origin in origins if origin is not None}
 
 
 async def _arn_of(call: SqsCall, queue: str) -> str:
