@@ -95,12 +95,11 @@ def check_job(job: NewJob, payload_max: int = bounds.PAYLOAD_MAX) -> None:
         _check_numbers(job)
     if job.key is not None or job.tenant is not None or job.group is not None:
         _check_names(job)
-    if job.labels or job.headers or job.content_type != "application/json":
-        if not bounds.CONTENT_TYPE.match(job.content_type):
-            raise InvalidJob(
-                f"content_type {job.content_type[:80]!r} is not valid: use 1 to 127 characters of"
-                " ASCII"
-            )
+    if job.content_type != "application/json" and not bounds.CONTENT_TYPE.match(job.content_type):
+        raise InvalidJob(
+            f"content_type {job.content_type[:80]!r} is not valid: use 1 to 127 characters of ASCII"
+        )
+    if job.labels or job.headers:
         check_pairs("labels", job.labels)
         check_pairs("headers", job.headers)
     if job.overrides is not NO_OVERRIDES:

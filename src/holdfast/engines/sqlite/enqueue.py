@@ -7,7 +7,7 @@ from functools import lru_cache
 from itertools import repeat
 from typing import NamedTuple
 
-from holdfast.core import checks, codec, lifecycle
+from holdfast.core import checks, lifecycle
 from holdfast.core.dependencies import Arrangement, arrange, can_enqueue_follow_ups
 from holdfast.core.lanes import lane_of
 from holdfast.core.lifecycle import ParentEffect, apply_key_policy, is_key_held
@@ -211,8 +211,7 @@ def _values(
     payload = new.payload
     inline = len(payload) <= rows.INLINE_MAX
     plain = (
-        new.content_type == codec.JSON
-        and not new.labels
+        not new.labels
         and not new.headers
         and new.overrides is NO_OVERRIDES
         and new.after_on == "success"
@@ -236,7 +235,7 @@ def _values(
         new.key,
         new.tenant,
         new.group,
-        None if plain else rows.encode_extra(new),
+        rows.encode_type(new.content_type) if plain else rows.encode_extra(new),
         payload if inline else None,
     )
 

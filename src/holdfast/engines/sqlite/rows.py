@@ -5,6 +5,7 @@ Does not maintain flow control: callers that change or delete a job go through `
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import msgspec
@@ -220,6 +221,12 @@ def read_after(transaction: Transaction, seq: int) -> tuple[str, ...]:
 def write_after(transaction: Transaction, seq: int, ids: tuple[str, ...]) -> None:
     """Store the ids of a job's parents."""
     transaction.run("INSERT INTO hf_after(seq, ids) VALUES (?, ?)", (seq, _ENCODER.encode(ids)))
+
+
+@lru_cache(maxsize=100)
+def encode_type(content_type: str) -> bytes | None:
+    """The `extra` column of a job that has nothing else in it."""
+    return None if content_type == JSON else _ENCODER.encode(ExtraColumn(content_type))
 
 
 def encode_extra(job: Any) -> bytes | None:
