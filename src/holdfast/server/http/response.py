@@ -102,7 +102,7 @@ async def send_reply(
 
 
 def _sent_in_one_write(send: Send, status: int, headers: HeaderList, body: bytes) -> bool:
-    if _write_response is None or any(name == b"connection" for name, _ in headers):
+    if _write_response is None:
         return False
     return _write_response(getattr(send, "__self__", None), status, headers, body)
 

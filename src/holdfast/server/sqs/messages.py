@@ -244,11 +244,9 @@ def _count_sent(
         for message, status in zip(messages, statuses, strict=True)
         if status is Status.NEW
     ]
+    duplicates = 0 if len(sizes) == len(statuses) else statuses.count(Status.DUPLICATE)
     call.count(
-        known.queue,
-        sqs_sent=len(sizes),
-        sqs_sent_bytes=sum(sizes),
-        sqs_deduplicated=statuses.count(Status.DUPLICATE),
+        known.queue, sqs_sent=len(sizes), sqs_sent_bytes=sum(sizes), sqs_deduplicated=duplicates
     )
 
 
