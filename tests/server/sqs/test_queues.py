@@ -581,6 +581,19 @@ async def test_dead_letters_are_visible_in_their_queue(sqs: SqsClient) -> None:
     assert await counts(sqs, dead) == (0, 1, 0)
 
 
+async def test_dead_letters_are_counted_after_their_source_is_gone(sqs: SqsClient) -> None:
+    dead = await sqs.create("dead")
+    policy = json.dumps({"deadLetterTargetArn": DLQ_ARN, "maxReceiveCount": 1})
+    url = await sqs.create("orders", RedrivePolicy=policy, VisibilityTimeout="0")
+    await sqs.ask("SendMessage", QueueUrl=url, MessageBody="x")
+    for _ in range(2):
+        await sqs.ask("ReceiveMessage", QueueUrl=url)
+    await sqs.ask("SetQueueAttributes", QueueUrl=url, Attributes={"RedrivePolicy": ""})
+    assert await counts(sqs, dead) == (1, 0, 0)
+    await sqs.ask("DeleteQueue", QueueUrl=url)
+    assert await counts(sqs, dead) == (1, 0, 0)
+
+
 async def counts(sqs: SqsClient, url: str) -> tuple[int, ...]:
     shown = await sqs.attributes(url)
     names = ("", "NotVisible", "Delayed")

@@ -56,6 +56,12 @@ class KnownQueue:
         return self.attributes.fifo_queue
 
     @property
+    def shows_dead_letters(self) -> bool:
+        """True if clients find the dead letters in the queue, also those of a source that has
+        another policy since. Clients do not see those in a queue that another program made."""
+        return self.holds_dead_letters or self.record.created_at > 0
+
+    @property
     def epoch(self) -> int:
         """Deduplication ids are valid within one epoch."""
         return self.record.epoch

@@ -243,7 +243,7 @@ def sample_of(metric: str, point: Point, known: KnownQueue) -> Sample | None:
     elif metric == _AGE:
         value = (depths.oldest_age_ms or 0) / bounds.SECOND_MS
     elif metric == "ApproximateNumberOfMessagesVisible":
-        dead = depths.dead if known.holds_dead_letters else 0
+        dead = depths.dead if known.shows_dead_letters else 0
         value = depths.ready + depths.blocked + dead
     elif metric == "ApproximateNumberOfMessagesNotVisible":
         value = depths.leased

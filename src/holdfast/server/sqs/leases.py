@@ -213,10 +213,10 @@ class MessageCounts:
 
     def has_dead_letters(self, known: KnownQueue) -> bool:
         """True if clients may find dead letters in the queue: other queues send them there, or did
-        before. Clients do not see those that died in a queue of another program."""
+        before."""
         if known.holds_dead_letters:
             return True
-        return known.record.created_at > 0 and self._count(known.queue).dead > 0
+        return known.shows_dead_letters and self._count(known.queue).dead > 0
 
     def add(self, queue: str, change: int) -> None:
         """Count messages that were delivered, or that ended if `change` is negative."""

@@ -201,7 +201,7 @@ async def get_queue_attributes(
         view = await call.catalog.count(known.queue)
         if view is None:
             raise errors.queue_does_not_exist()
-        values |= _counts(view, holds_dead_letters=known.holds_dead_letters)
+        values |= _counts(view, holds_dead_letters=known.shows_dead_letters)
     return GetQueueAttributesResult(attributes=selected_attributes(names, values))
 
 
