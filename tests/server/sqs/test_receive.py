@@ -6,7 +6,7 @@ import pytest
 
 from holdfast.server.http import endpoint
 from holdfast.server.settings import ServerSettings
-from holdfast.server.sqs import leases
+from holdfast.server.sqs import leases, polls
 from holdfast.server.sqs.receive import message_state_of
 from tests.server.sqs.message_calls import bodies, count, delete, hide, reap, receive, send
 from tests.server.sqs.sqs_client import SqsClient, SqsRefused, sqs_server
@@ -15,17 +15,17 @@ from tests.wait import wait_until
 
 async def polling(sqs: SqsClient, count: int = 1) -> None:
     """Wait until so many long polls wait."""
-    polls = message_state_of(sqs.server.server.app).polls
-    await asyncio.to_thread(wait_until, lambda: polls.waiting == count)
+    shared = message_state_of(sqs.server.server.app).polls
+    await asyncio.to_thread(wait_until, lambda: shared.waiting == count)
 
 
 async def test_a_long_poll_gets_a_message_that_is_sent_later(sqs: SqsClient) -> None:
     url = await sqs.create("orders")
-    polls = [asyncio.create_task(receive(sqs, url, WaitTimeSeconds=20)) for _ in range(3)]
+    waiting = [asyncio.create_task(receive(sqs, url, WaitTimeSeconds=20)) for _ in range(3)]
     await polling(sqs, 3)
     for text in "abc":
         await send(sqs, url, text)
-    assert [bodies(await poll) for poll in polls] == [["a"], ["b"], ["c"]]
+    assert [bodies(await poll) for poll in waiting] == [["a"], ["b"], ["c"]]
 
 
 async def test_a_long_poll_of_a_dead_letter_queue_waits_for_both_kinds(sqs: SqsClient) -> None:
@@ -54,6 +54,27 @@ async def test_a_gone_queue_ends_long_polls_with_nothing(sqs: SqsClient) -> None
     await polling(sqs)
     await sqs.ask("DeleteQueue", QueueUrl=url)
     assert await poll == []
+
+
+async def test_a_queue_that_is_created_again_serves_new_long_polls(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with sqs_server(settings=ServerSettings(sqs="relaxed")) as sqs:
+        url = await sqs.create("orders")
+        monkeypatch.setattr(polls, "WAIT_MS", 10)
+        monkeypatch.setattr(leases, "_GONE_POLL_S", 0.01)
+        one = {"MaxNumberOfMessages": 1, "WaitTimeSeconds": 20}
+        old = asyncio.create_task(receive(sqs, url, **one))
+        await polling(sqs)
+        await sqs.ask("DeleteQueue", QueueUrl=url)
+        monkeypatch.setattr(polls, "WAIT_MS", 20_000)
+        await asyncio.sleep(0.1)
+        await sqs.create("orders")
+        new = asyncio.create_task(receive(sqs, url, **one))
+        await polling(sqs, 2)
+        for text in "ab":
+            await send(sqs, url, text)
+        assert [bodies(await poll) for poll in (old, new)] == [["a"], ["b"]]
 
 
 async def test_an_answer_that_the_client_never_read_counts_no_receive(

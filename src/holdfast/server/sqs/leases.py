@@ -34,6 +34,7 @@ BRIEF_LEASE_MS: Final = 5 * bounds.SECOND_MS
 together with the answer."""
 
 _ROUNDS_MAX: Final = 20
+_GONE_POLL_S: Final = 1.0
 _COUNT_AGE_S_MAX: Final = 5.0
 _COUNTS_MAX: Final = 1_000
 _RETENTION: Final = "MessageRetentionPeriod"
@@ -62,14 +63,16 @@ class MessageLeaser:
         self.in_groups = known.is_fifo
 
     async def lease(self, most: int, wait_ms: int) -> list[Lease]:
-        """Lease at most `most` messages, and wait `wait_ms` for the first."""
+        """Lease at most `most` messages, and wait `wait_ms` for the first; less if there is no such
+        queue."""
         loop = asyncio.get_running_loop()
         end = loop.time() + wait_ms / 1000
         for _ in range(_ROUNDS_MAX):
             known = await self._find_queue()
             left_ms = max(0, round((end - loop.time()) * 1000))
             if known is None:
-                await asyncio.sleep(left_ms / 1000)
+                # Not for longer: if the queue is created again, its pollers share this wait.
+                await asyncio.sleep(min(left_ms / 1000, _GONE_POLL_S))
                 return []
             leases = await self._lease_once(known, most, left_ms)
             if not leases:
