@@ -246,6 +246,18 @@ async def test_a_batch_keeps_its_order_and_answers_duplicates(sqs: SqsClient) ->
     assert bodies(await receive(sqs, url)) == ["x", "y", "z"]
 
 
+@pytest.mark.parametrize("ahead_ms", [60_000, -60_000])
+async def test_the_clock_of_the_store_ends_a_timeout(sqs: SqsClient, ahead_ms: int) -> None:
+    sqs.endpoint.state.wall_ms = lambda: sqs.clock.wall_ms() + ahead_ms
+    url = await create(sqs)
+    await send_all(sqs, url, "a1")
+    [message] = await receive(sqs, url, VisibilityTimeout=10)
+    await hide(sqs, url, message["ReceiptHandle"], 20)
+    await delete(sqs, url, message["ReceiptHandle"])
+    await reap(sqs, 30_000)
+    assert await receive(sqs, url) == []
+
+
 @pytest.mark.parametrize("is_reaped", [True, False])
 async def test_an_expired_handle_is_refused(sqs: SqsClient, *, is_reaped: bool) -> None:
     url = await create(sqs)

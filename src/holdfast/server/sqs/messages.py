@@ -18,6 +18,7 @@ from holdfast.core.model import Job, JobFilter, Queue, Receipt, Renewal, State, 
 from holdfast.core.verdict import Complete, Delete, Outcome, Retime, Retry, Settlement
 from holdfast.engines.base import Engine
 from holdfast.errors import BY_CODE, Forbidden, HoldfastError, UsageError
+from holdfast.ops.doctor import examine
 from holdfast.ops.queues import change_queue
 from holdfast.server.access.caller import Scope, missing_scope
 from holdfast.server.sqs import errors, message_attributes
@@ -344,7 +345,7 @@ async def _retime(call: SqsCall, job: Job, receipt: MessageReceipt, seconds: int
     """Hide or show a message that no consumer holds any more. The handle of an earlier receive may
     only hide it for longer."""
     delay_ms = seconds * bounds.SECOND_MS
-    if job.state is State.LEASED and job.token == receipt.token:
+    if _is_leased(job, receipt):
         # Its timeout has ended, but the reaper has not seen it yet.
         await _settle(call, [(receipt, Retry(delay_ms))])
         return
@@ -372,18 +373,28 @@ async def _expired(
     jobs = {
         job.id: job for job in await _read_jobs(call.store, [receipt.id for receipt, _ in opened])
     }
+    present = [
+        (jobs[receipt.id], receipt, handle)
+        for receipt, handle in opened
+        if receipt.id in jobs and not _is_gone(jobs[receipt.id])
+    ]
+    now = call.now_ms()
+    if any(_is_leased(job, receipt) and _is_overdue(job, now) for job, receipt, _ in present):
+        # The clock of the store decides: the one of this server may be ahead.
+        now = (await examine(call.store)).now
     return {
         handle: errors.expired_handle(handle)
-        for receipt, handle in opened
-        if (job := jobs.get(receipt.id)) is not None
-        and not _is_gone(job)
-        and not _is_held(job, receipt, call.now_ms())
+        for job, receipt, handle in present
+        if not _is_leased(job, receipt) or _is_overdue(job, now)
     }
 
 
-def _is_held(job: Job, receipt: MessageReceipt, now: int) -> bool:
-    is_leased = job.state is State.LEASED and job.token == receipt.token
-    return is_leased and (job.deadline_at or 0) > now
+def _is_leased(job: Job, receipt: MessageReceipt) -> bool:
+    return job.state is State.LEASED and job.token == receipt.token
+
+
+def _is_overdue(job: Job, now: int) -> bool:
+    return (job.deadline_at or 0) <= now
 
 
 def _is_gone(job: Job) -> bool:
