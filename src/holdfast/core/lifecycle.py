@@ -244,7 +244,8 @@ def apply(job: Job, verdict: Verdict, queue: Queue, now: int) -> Change | None:
         case Complete(result=result):
             return Change(replace(ended, state=State.DONE, finished_at=now, result=result))
         case Bury(reason=reason, failure=failure):
-            buried = replace(ended, crashes=job.crashes + is_crash(failure))
+            # From here on, `releases` counts the leases of the dead letter.
+            buried = replace(ended, crashes=job.crashes + is_crash(failure), releases=0)
             return bury(buried, queue, reason=reason, failure=failure, by=job.worker or "", now=now)
         case Retry() | Release() | Forward() if job.cancel_requested:
             failure = verdict.failure if isinstance(verdict, Retry) else None

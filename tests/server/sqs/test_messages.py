@@ -9,6 +9,7 @@ import pytest
 
 from holdfast.core.codec import ENVELOPE, Attribute, pack_envelope
 from holdfast.core.model import JobFilter, LeaseRequest, NewJob, Queue, State
+from holdfast.core.verdict import Release, Settlement
 from tests.server.sqs.message_calls import bodies, count, delete, hide, reap, receive, send
 from tests.server.sqs.sqs_client import SqsClient, SqsRefused
 
@@ -507,6 +508,22 @@ async def test_a_message_moves_to_the_dead_letter_queue_at_its_next_receive(
     await reap(sqs, 30_000)
     await delete(sqs, dead, held["ReceiptHandle"])
     assert await receive(sqs, dead) == []
+
+
+async def test_a_worker_that_gave_a_message_back_counts_no_receive_of_the_dead_letter(
+    sqs: SqsClient,
+) -> None:
+    url, dead = await create_with_dead_queue(sqs, 1)
+    await send(sqs, url)
+    request = LeaseRequest(queues=("orders",), limit=1, worker="w", lease_ms=10_000)
+    for _ in range(3):
+        [lease] = await sqs.store.lease(request)
+        await sqs.store.settle([Settlement(lease=lease, verdict=Release("it stops"))])
+    for n in (1, 0):
+        assert len(await receive(sqs, url, VisibilityTimeout=0)) == n
+    for n in (2, 3):
+        [letter] = await receive(sqs, dead, VisibilityTimeout=0)
+        assert count(letter) == n
 
 
 async def test_a_server_that_dies_before_the_burial_loses_nothing(sqs: SqsClient) -> None:

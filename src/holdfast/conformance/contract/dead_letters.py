@@ -116,6 +116,19 @@ class DeadLetterContract:
         job = await twin.require("a")
         assert (job.attempt, job.releases, job.state) == (3, len(BACK), State.DEAD)
 
+    async def test_releases_of_the_job_are_not_those_of_the_dead_letter(self, twin: Twin) -> None:
+        await _declare(twin)
+        await twin.enqueue([a_job(queue="q")])
+        for _ in range(3):
+            await settle(twin, await _lease_a(twin), Release())
+        lease = await _lease_a(twin)
+        assert lease.job.releases == 3
+        for _ in range(2):
+            assert await settle(twin, lease, BURY) is Outcome.SETTLED
+            assert (await twin.require("a")).releases == 0
+        await settle(twin, await lease_one(twin, queues=("grave",), dead=True), Release())
+        assert (await twin.require("a")).releases == 1
+
     async def test_completing_deletes_it(self, twin: Twin) -> None:
         await _declare(twin)
         for verdict in (Complete(), Complete(b"1"), Complete(then=(a_job("b"),))):
