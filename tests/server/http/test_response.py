@@ -120,6 +120,9 @@ class Reader:
     def abort(self) -> None:
         self.aborted = True
 
+    def is_closing(self) -> bool:
+        return False
+
     async def send(self, event: Any) -> None:
         self._parts += event["type"] == "http.response.body"
         if self._parts == self._at and self._stalls:

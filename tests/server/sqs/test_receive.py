@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from holdfast.server.http import endpoint
+from holdfast.server.http import endpoint, response
 from holdfast.server.settings import ServerSettings
 from holdfast.server.sqs import leases, polls
 from holdfast.server.sqs.receive import message_state_of
@@ -90,6 +90,25 @@ async def test_an_answer_that_the_client_never_read_counts_no_receive(
     found = await receive(sqs, url, ReceiveRequestAttemptId="try")
     assert bodies(found) == ["0", "1", "2"]
     assert [count(each) for each in found] == [1, 1, 1]
+
+
+async def test_an_answer_to_a_connection_that_is_closing_counts_no_receive(
+    sqs: SqsClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = await sqs.create("orders")
+    await send(sqs, url)
+    with monkeypatch.context() as patch:
+        patch.setattr(response, "_transport_of", lambda _: ClosingTransport())
+        assert len(await receive(sqs, url)) == 1
+    assert [count(each) for each in await receive(sqs, url)] == [1]
+
+
+class ClosingTransport:
+    """The client has disconnected, but the connection does not know it yet. It drops what is
+    written."""
+
+    def is_closing(self) -> bool:
+        return True
 
 
 @pytest.mark.parametrize(

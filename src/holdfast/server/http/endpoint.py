@@ -42,6 +42,7 @@ from holdfast.server.http.response import (
     abort,
     begin_stream,
     end_stream,
+    is_closing,
     is_disconnected,
     send_part,
     send_reply,
@@ -90,8 +91,9 @@ class RequestLifecycle:
             else:
                 reply = await self._reply(scope, receive, arguments, ticket)
                 self._count(reply, arguments, (time.perf_counter() - started_at) * 1000)
+                is_lost = ticket.undo is not None and is_closing(send)
                 await self._send(send, reply, ticket, head=scope["method"] == "HEAD")
-                if ticket.undo is not None and is_disconnected(send):
+                if ticket.undo is not None and (is_lost or is_disconnected(send)):
                     await ticket.undo()
         except ClientDisconnected:
             pass

@@ -135,6 +135,13 @@ def is_disconnected(send: Send) -> bool:
     return disconnected
 
 
+def is_closing(send: Send) -> bool:
+    """True if the connection drops what is written now: the client has disconnected, but the
+    request was not told yet."""
+    transport = _transport_of(send)
+    return transport is not None and bool(transport.is_closing())
+
+
 def abort(send: Send) -> None:
     """Drop the connection at once: closing it would wait for a client that does not read."""
     transport = _transport_of(send)
