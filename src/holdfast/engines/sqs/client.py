@@ -13,13 +13,13 @@ import uuid
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from time import time
 from typing import Any, Final, TypeVar
 
 import msgspec
 from botocore.exceptions import BotoCoreError, ClientError
 
 from holdfast.core.text import without_credentials
+from holdfast.engines.clock import Clock, SystemClock
 from holdfast.engines.sqs import faults
 from holdfast.engines.sqs.faults import EntryFault
 from holdfast.engines.sqs.threads import ThreadPool
@@ -103,6 +103,7 @@ class SqsClient:
         endpoint: str | None = None,
         call_threads: int = CALL_THREADS,
         poll_threads: int = POLL_THREADS,
+        clock: Clock | None = None,
     ) -> None:
         assert _REGION.match(region), "the registry checks regions"
         self.region = region
@@ -115,6 +116,7 @@ class SqsClient:
         self._clients: tuple[Any, Any] | None = None
         self._urls: dict[str, str] = {}
         self._returns: set[asyncio.Task[None]] = set()
+        self._clock = clock or SystemClock()
         self._clock_off_ms = 0
 
     @property
@@ -152,7 +154,7 @@ class SqsClient:
 
     def now_ms(self) -> int:
         """The time of the service, by the date of its replies."""
-        return int(time() * 1000) + self._clock_off_ms
+        return self._clock.wall_ms() + self._clock_off_ms
 
     # Queues
 
@@ -480,7 +482,7 @@ class SqsClient:
     def _read_date(self, answer: dict[str, Any]) -> None:
         headers = answer.get("ResponseMetadata", {}).get("HTTPHeaders", {})
         date = headers.get("date")
-        if not date:
+        if not date or not isinstance(self._clock, SystemClock):
             return
         from email.utils import parsedate_to_datetime
 
@@ -488,7 +490,7 @@ class SqsClient:
             theirs_ms = int(parsedate_to_datetime(date).timestamp() * 1000) + 500
         except ValueError:
             return
-        off_ms = theirs_ms - int(time() * 1000)
+        off_ms = theirs_ms - self._clock.wall_ms()
         self._clock_off_ms = off_ms if abs(off_ms) > _DATE_OFF_MS else 0
 
     def _calling(self) -> tuple[ThreadPool, Any]:

@@ -36,7 +36,7 @@ class ThreadCall(Generic[Result]):
 
     def run(self) -> None:
         """In the pool's thread."""
-        result: Result | None = None
+        result: Any = None
         error: BaseException | None = None
         try:
             result = self._work()
@@ -48,7 +48,7 @@ class ThreadCall(Generic[Result]):
         if leftover is None:
             self._post(result, error)
         elif error is None:
-            leftover(result)  # type: ignore[arg-type]
+            leftover(result)
 
     def _post(self, result: Any, error: BaseException | None) -> None:
         try:
