@@ -208,18 +208,16 @@ class Receiver:
                 self._polls.leave(poll)
 
     async def _take(self, reception: _Reception, source: _Source, poll: Poll) -> None:
-        """The messages of an ended poll and, if its answer was full, of more receives at the same
-        time, until one is not full."""
-        asked = poll.limit
+        """The messages of an ended poll and, while all answers are full, of more receives: twice as
+        many at the same time in each round."""
+        asked, width = poll.limit, 1
         got = self._taken(reception, source, poll)
         while got >= asked and reception.room:
-            step = source.most
-            sizes = [min(step, reception.room - at) for at in range(0, reception.room, step)][
-                :POLL_THREADS
-            ]
-            polls = [self._begin(source, size, 0) for size in sizes]
+            width = min(width * 2, POLL_THREADS)
+            rooms = range(reception.room, 0, -source.most)
+            polls = [self._begin(source, room, 0) for room in rooms[:width]]
             await self._ended(polls)
-            asked = sum(sizes)
+            asked = sum(each.limit for each in polls)
             got = self._all_taken(reception, source, polls)
 
     def _all_taken(self, reception: _Reception, source: _Source, polls: Sequence[Poll]) -> int:

@@ -109,7 +109,31 @@ class DeadAttribute(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 def write_message(
     job: Job, stored: StoredQueue, *, delay_ms: int = 0, deduplication_id: str | None = None
 ) -> OutgoingSqsMessage:
-    """The message of a job for this queue. Raises PayloadTooLarge."""
+    """The message of a new job for this queue. Raises PayloadTooLarge."""
+    message = _written(job, stored, delay_ms, deduplication_id)
+    if message.size > MESSAGE_BYTES_MAX:
+        raise PayloadTooLarge(
+            f"the message of job {job.id} is {message.size} bytes, with its attributes and, for a"
+            f" payload that is no text, base64; the maximum of SQS is {MESSAGE_BYTES_MAX}"
+        )
+    return message
+
+
+def rewrite_message(
+    job: Job, stored: StoredQueue, *, deduplication_id: str | None = None
+) -> OutgoingSqsMessage:
+    """The message of a job that was received, for this queue. A message of another program may have
+    no room for the fields of the job: it goes on without them."""
+    message = _written(job, stored, 0, deduplication_id)
+    if message.size > MESSAGE_BYTES_MAX:
+        kept = {name: each for name, each in message.attributes.items() if name != JOB_ATTRIBUTE}
+        message = replace(message, attributes=kept)
+    return message
+
+
+def _written(
+    job: Job, stored: StoredQueue, delay_ms: int, deduplication_id: str | None
+) -> OutgoingSqsMessage:
     envelope = unpack_envelope(job.payload, job.content_type)
     foreign = {name: each for name, each in envelope.attributes.items() if name not in _OWN}
     rest = dict(list(foreign.items())[_ATTRIBUTES_MAX - _OWN_MAX :])
@@ -134,7 +158,7 @@ def write_message(
         attributes=rest,
     )
     attributes[JOB_ATTRIBUTE] = SqsAttribute("String", _json(kept))
-    message = OutgoingSqsMessage(
+    return OutgoingSqsMessage(
         body=text,
         attributes=attributes,
         # On a FIFO queue each job without a group is one by itself.
@@ -142,12 +166,6 @@ def write_message(
         delay_s=seconds(delay_ms) or None,
         deduplication_id=(deduplication_id or _group_id(job.id)) if stored.is_fifo else None,
     )
-    if message.size > MESSAGE_BYTES_MAX:
-        raise PayloadTooLarge(
-            f"the message of job {job.id} is {message.size} bytes, with its attributes and, for a"
-            f" payload that is no text, base64; the maximum of SQS is {MESSAGE_BYTES_MAX}"
-        )
-    return message
 
 
 def with_death(
@@ -189,11 +207,7 @@ def burial_of(
     """The burial of a received message; `job` is None if it cannot be read as one. Its letter has
     the body as it came, and every attribute."""
     if job is not None:
-        try:
-            return Burial(message.handle, write_message(job, stored), dead)
-        except PayloadTooLarge:
-            # As it came it has room.
-            pass
+        return Burial(message.handle, rewrite_message(job, stored), dead)
     attributes = {name: each for name, each in message.attributes.items() if name != DEAD_ATTRIBUTE}
     rest = {name: _packed(attributes.pop(name)) for name in list(attributes)[_ATTRIBUTES_MAX - 1 :]}
     group = message.system.get("MessageGroupId")

@@ -131,6 +131,38 @@ class QueueCatalog:
         read = self._names.read(name_of(arn))
         return None if read is None else read.queue
 
+    async def trouble(self, name: str) -> list[str]:
+        """Attributes of a queue that lose messages without a dead letter, in words."""
+        stored = await self.find(name)
+        if stored is None:
+            return []
+        names = ("RedrivePolicy", "MessageRetentionPeriod")
+        told = await self._client.attributes(stored.url, names)
+        if stored.dead_name is None:
+            return [f"queue {name} has no dead-letter queue: holdfast queue set {name} adds one"]
+        found: list[str] = []
+        try:
+            dead_url = await self._client.queue_url(stored.dead_name)
+            dead = await self._client.attributes(dead_url, names)
+        except NotFound:
+            return [f"the dead-letter queue {stored.dead_name} of queue {name} does not exist"]
+        kept_s, dead_s = (_number(each, "MessageRetentionPeriod") for each in (told, dead))
+        if dead_s <= kept_s:
+            found.append(
+                f"the dead-letter queue {stored.dead_name} keeps messages no longer than queue"
+                f" {name}: SQS counts from when a message was first sent, so that one may be"
+                " deleted as soon as it is moved; raise its MessageRetentionPeriod"
+            )
+        policy = settings.read_policy(told.get("RedrivePolicy", ""))
+        most = stored.queue.max_attempts
+        if policy is not None and (most == 0 or policy.maxReceiveCount < most):
+            found.append(
+                f"SQS moves messages of queue {name} after {policy.maxReceiveCount} receives, fewer"
+                f" than its max_attempts of {most or 'unlimited'}: they become dead letters without"
+                " a reason"
+            )
+        return found
+
     async def _names_of_all(self) -> set[str]:
         urls = await self._client.list_queues(self._names.prefix)
         read = (self._names.read(name_of(url)) for url in urls)

@@ -130,7 +130,7 @@ def read_queue(
     if visibility.isdecimal() and int(visibility) != min(seconds(queue.lease_ms), VISIBILITY_S_MAX):
         lease_ms = max(int(visibility), 1) * bounds.SECOND_MS
         queue = _with(queue, lease_ms=min(lease_ms, VISIBILITY_S_MAX * bounds.SECOND_MS))
-    policy = _read_policy(attributes.get("RedrivePolicy", ""))
+    policy = read_policy(attributes.get("RedrivePolicy", ""))
     dead_name = None if policy is None else policy.deadLetterTargetArn.rpartition(":")[2]
     if policy is not None:
         if f"{TAG}max_attempts" not in tags:
@@ -188,7 +188,8 @@ def _read_backoff(text: str) -> Backoff | None:
         return None
 
 
-def _read_policy(text: str) -> RedrivePolicy | None:
+def read_policy(text: str) -> RedrivePolicy | None:
+    """The redrive policy in an attribute; None if there is none that can be read."""
     try:
         # Some writers send the count as text.
         return msgspec.json.decode(text, type=RedrivePolicy, strict=False)
