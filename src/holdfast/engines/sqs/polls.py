@@ -58,8 +58,17 @@ class PollSet:
         free = self._free.get(key)
         if not free:
             return None
-        poll = next((each for each in free if each.task.done()), free[0])
-        self._release(poll)
+        poll = self.take_ended(key)
+        if poll is None:
+            poll = free[0]
+            self._release(poll)
+        return poll
+
+    def take_ended(self, key: PollKey) -> Poll | None:
+        """A poll of this queue that belongs to no call and has an answer."""
+        poll = next((each for each in self._free.get(key, ()) if each.task.done()), None)
+        if poll is not None:
+            self._release(poll)
         return poll
 
     def begin(self, key: PollKey, url: str, *, limit: int, wait_s: int, visibility_s: int) -> Poll:
