@@ -25,16 +25,20 @@ from holdfast.testing.sqs import REGION
 from tests.engines.sqs.servers import create_queue
 
 TRAITS = SqsEngine(REGION, control=MemoryEngine()).traits
+WITHOUT_CONTROL = SqsEngine(REGION).traits
+"""Records are stored by the control engine: once is enough."""
 
 
 @asynccontextmanager
-async def sqs_harness(endpoint: str, control: Path) -> AsyncIterator[Harness]:
+async def sqs_harness(endpoint: str, control: Path | None = None) -> AsyncIterator[Harness]:
     """Each with queues of its own. The engine does not create queues by itself, so that an unknown
     one is refused as by other engines."""
     prefix = f"t{uuid4().hex[:8]}-"
 
     def make(clock: ManualClock) -> Engine:
-        records = SQLiteEngine(control, durability="relaxed", clock=clock)
+        records = None
+        if control is not None:
+            records = SQLiteEngine(control, durability="relaxed", clock=clock)
         return SqsEngine(REGION, prefix, endpoint=endpoint, control=records)
 
     create_queue(endpoint, f"{prefix}default")
@@ -54,19 +58,19 @@ class TestOwnEndpoint(EngineContract, DurableContract, SharedContract):
 
 @pytest.mark.usefixtures("aws")
 class TestMoto(EngineContract, DurableContract, SharedContract):
-    traits = TRAITS
+    traits = WITHOUT_CONTROL
 
     @pytest.fixture
-    async def harness(self, moto: str, quick_path: Path) -> AsyncIterator[Harness]:
-        async with sqs_harness(moto, quick_path / "control.db") as harness:
+    async def harness(self, moto: str) -> AsyncIterator[Harness]:
+        async with sqs_harness(moto) as harness:
             yield harness
 
 
 @pytest.mark.usefixtures("aws")
 class TestMinistack(EngineContract, DurableContract, SharedContract):
-    traits = TRAITS
+    traits = WITHOUT_CONTROL
 
     @pytest.fixture
-    async def harness(self, ministack: str, quick_path: Path) -> AsyncIterator[Harness]:
-        async with sqs_harness(ministack, quick_path / "control.db") as harness:
+    async def harness(self, ministack: str) -> AsyncIterator[Harness]:
+        async with sqs_harness(ministack) as harness:
             yield harness
