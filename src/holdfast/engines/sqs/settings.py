@@ -122,9 +122,9 @@ def read_queue(
     """A queue by its attributes and tags."""
     queue = Queue(name=name)
     for setting in _TAGGED:
-        text = tags.get(f"{TAG}{setting}")
-        if text is not None:
-            queue = _with(queue, **{setting: _read(text, setting)})
+        value = _read(tags.get(f"{TAG}{setting}", ""), setting)
+        if value is not None:
+            queue = _with(queue, **{setting: value})
     queue = _with(queue, backoff=_read_backoff(tags.get(f"{TAG}backoff", "")) or queue.backoff)
     visibility = attributes.get("VisibilityTimeout", "")
     if visibility.isdecimal() and int(visibility) != min(seconds(queue.lease_ms), VISIBILITY_S_MAX):
@@ -164,10 +164,11 @@ def _written(value: object) -> str:
 
 
 def _read(text: str, setting: str) -> object:
+    """The value of a tag; None if there is none that can be read."""
     if setting == "order":
-        return text
+        return text or None
     if setting in ("accepting", "paused"):
-        return text == "true"
+        return {"true": True, "false": False}.get(text)
     return int(text) if text.isascii() and text.isdecimal() and len(text) < 20 else None
 
 
