@@ -82,7 +82,7 @@ def boto() -> ScriptedBoto:
 async def client(boto: ScriptedBoto, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[SqsClient]:
     monkeypatch.setattr(module, "_PAUSE_S_FIRST", 0.0)
     made = SqsClient("eu-west-1")
-    monkeypatch.setattr(made, "_make", lambda calls, polls: (boto, boto))
+    monkeypatch.setattr(made, "_make", lambda *_: (boto, boto))
     await made.open()
     yield made
     await made.close()

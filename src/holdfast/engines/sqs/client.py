@@ -7,6 +7,7 @@ itself repeats nothing: only here is it known whether repeating an action may do
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 import re
 import uuid
@@ -509,6 +510,10 @@ class SqsClient:
         import boto3.session
         from botocore.config import Config
 
+        log = logging.getLogger("botocore")
+        if log.level == logging.NOTSET:
+            # It tells at every start where the credentials came from.
+            log.setLevel(logging.WARNING)
         session = boto3.session.Session()
 
         def client(threads: int, read_s: int) -> Any:

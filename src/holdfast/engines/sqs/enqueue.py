@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 from holdfast.core import checks, lifecycle
-from holdfast.core.model import NewJob, Receipt, Status
+from holdfast.core.model import NewJob, Queue, Receipt, Status
 from holdfast.engines.sqs import messages
 from holdfast.engines.sqs.client import OutgoingSqsMessage, SqsClient
 from holdfast.engines.sqs.queues import QueueCatalog
@@ -66,8 +66,10 @@ class Sender:
     def _checked(
         self, job: NewJob, stored: StoredQueue | None, *, follow_ups: bool
     ) -> OutgoingSqsMessage:
-        queue = checks.check_new(job, None if stored is None else stored.queue)
-        assert stored is not None
+        queue = checks.check_new(job, Queue(name=job.queue) if stored is None else stored.queue)
+        if stored is None:
+            self._catalog.check_name(job.queue)
+            raise checks.unknown_queue(job.queue)
         if not follow_ups:
             checks.check_room(queue, 0)
         if stored.is_fifo and job.delay_ms:

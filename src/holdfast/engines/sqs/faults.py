@@ -170,9 +170,10 @@ def explain_fault(
     if fault.code in _SIGNATURES:
         return _explain_signature(fault, place, action)
     if fault.code in _DENIED:
+        why = f" ({clean(fault.text)})" if fault.text else ""
         return ConfigError(
-            f"{place} denies {action}: allow the action sqs:{iam_action(action)} in the IAM policy"
-            " of these credentials, or in the policy of the queue"
+            f"{place} denies {action}{why}: allow the action sqs:{iam_action(action)} in the IAM"
+            " policy of these credentials, or in the policy of the queue"
         )
     if fault.code in _EXPIRED:
         return ConfigError(

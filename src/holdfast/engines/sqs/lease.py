@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
 from collections.abc import Awaitable, Sequence
 from typing import Final, NamedTuple
 
@@ -24,7 +25,7 @@ from holdfast.core.model import (
     State,
 )
 from holdfast.core.verdict import Bury
-from holdfast.engines.lease import Bell, LeaseReturns, make_token
+from holdfast.engines.lease import Bell, LeaseReturns
 from holdfast.engines.sqs import messages
 from holdfast.engines.sqs.burial import Graveyard
 from holdfast.engines.sqs.client import (
@@ -50,8 +51,9 @@ _ANSWER_S: Final = 0.25
 """How long a call that may not wait gives the answer of an earlier poll."""
 _UNWANTED_S_MAX: Final = 60
 """The longest pause of a message whose task the caller does not know."""
-_TOKEN_EPOCH_MS: Final = 1_600_000_000_000
-_TOKEN_TICK_MS: Final = 16
+_TOKEN_EPOCH_MS: Final = 1_700_000_000_000
+_TOKEN_RANDOM_BITS: Final = 12
+"""A token fits into 53 bits until 2093."""
 
 
 class _Source(NamedTuple):
@@ -402,7 +404,7 @@ def _lease_of(
     }
     if source.key.is_dead:
         headers[messages.POISON_HEADER] = "true"
-    token = make_token((now - _TOKEN_EPOCH_MS) // _TOKEN_TICK_MS)
+    token = _token(now)
     leased = replace(
         job,
         state=State.LEASED,
@@ -413,3 +415,8 @@ def _lease_of(
         headers=headers,
     )
     return Lease(job=leased, token=token, lease_ms=lease_ms)
+
+
+def _token(now: int) -> int:
+    """Grows with every lease of a job, by the clock of the service."""
+    return (now - _TOKEN_EPOCH_MS) << _TOKEN_RANDOM_BITS | secrets.randbits(_TOKEN_RANDOM_BITS)

@@ -62,6 +62,10 @@ class QueueCatalog:
             task.add_done_callback(lambda _: self._reads.pop(name, None))
         return await asyncio.shield(task)
 
+    def check_name(self, name: str) -> None:
+        """Raise InvalidQueue if no queue on SQS can have this name."""
+        self._names.write(name)
+
     def forget(self, name: str) -> None:
         """The queue was deleted, or changed elsewhere: read it anew."""
         self._known.pop(name, None)
