@@ -176,7 +176,12 @@ async def test_throttling_is_waited_out_and_bounded(client: SqsClient, boto: Scr
 
 async def test_pauses_are_drawn_over_a_growing_span(monkeypatch: pytest.MonkeyPatch) -> None:
     spans: list[tuple[float, float]] = []
-    monkeypatch.setattr(module.random, "uniform", lambda *span: spans.append(span) or 0.0)
+
+    def uniform(low: float, high: float) -> float:
+        spans.append((low, high))
+        return 0.0
+
+    monkeypatch.setattr("random.uniform", uniform)
     for tried in range(1, 20):
         module._pause_s(tried)
     assert all(low == 0 for low, _ in spans)

@@ -536,15 +536,13 @@ def name_of(url: str) -> str:
     return re.split("[/:]", url)[-1]
 
 
-_METHODS: Final = {
-    action: re.sub(r"(?<!^)(?=[A-Z])", "_", action).lower()
-    for action in (
-        "GetQueueUrl CreateQueue DeleteQueue PurgeQueue ListQueues GetQueueAttributes "
-        "SetQueueAttributes ListQueueTags TagQueue UntagQueue ListDeadLetterSourceQueues "
-        "StartMessageMoveTask CancelMessageMoveTask ListMessageMoveTasks SendMessageBatch "
-        "DeleteMessageBatch ChangeMessageVisibilityBatch"
-    ).split()
-}
+ACTIONS: Final = (
+    "GetQueueUrl CreateQueue DeleteQueue PurgeQueue ListQueues GetQueueAttributes "
+    "SetQueueAttributes ListQueueTags TagQueue UntagQueue ListDeadLetterSourceQueues "
+    "StartMessageMoveTask CancelMessageMoveTask ListMessageMoveTasks SendMessageBatch "
+    "DeleteMessageBatch ChangeMessageVisibilityBatch"
+).split()
+_METHODS: Final = {action: re.sub(r"(?<!^)(?=[A-Z])", "_", action).lower() for action in ACTIONS}
 
 
 async def _together(parts: Iterable[Coroutine[Any, Any, None]]) -> None:
