@@ -16,6 +16,7 @@ from msgspec.structs import replace
 
 from holdfast.core import bounds
 from holdfast.core.model import (
+    RECEIPT,
     Flow,
     Job,
     JobFilter,
@@ -389,7 +390,7 @@ def _jobs_of(leases: Sequence[Lease | None]) -> list[Job | None]:
 def _as_leased(job: Job) -> Job:
     """The job without what only a store that can be searched knows: its version, and the engine's
     own instants and headers."""
-    headers = {name: each for name, each in job.headers.items() if not name.startswith("sqs.")}
+    headers = {name: each for name, each in job.headers.items() if not name.startswith(RECEIPT)}
     return replace(
         job, headers=headers, version=0, created_at=0, due_at=0, leased_at=0, deadline_at=0
     )

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 from uuid import uuid4
 
+import msgspec
 import pytest
 from msgspec.structs import replace
 
@@ -28,6 +29,7 @@ from holdfast.engines.extras import Examinable, extra
 from holdfast.engines.registry import open_engine
 from holdfast.engines.sqs import messages
 from holdfast.engines.sqs.settle import HELD_MS_MAX
+from holdfast.engines.wire import SentLease
 from holdfast.errors import EngineUnavailable, InvalidQueue, Unsupported
 from tests.engines.sqs.servers import client, create_queue
 
@@ -325,6 +327,23 @@ async def test_a_forged_lease_is_lost(place: Place) -> None:
         assert await place.engine.renew([Renewal(lease=bad)]) == [None]
         for verdict in (Complete(), Retry(), Bury(), Forward("default")):
             assert await settle(place.engine, bad, verdict) is Outcome.LOST
+
+
+async def test_a_lease_that_went_through_a_server_can_be_settled(place: Place) -> None:
+    await place.engine.enqueue([a_job("a", payload=b"p")])
+    sent = msgspec.msgpack.encode(SentLease.of(await place.one()))
+    lease = msgspec.msgpack.decode(sent, type=SentLease).lease()
+    (renewed,) = await place.engine.renew([Renewal(lease=lease)])
+    assert renewed is not None
+    assert await settle(place.engine, lease, Bury()) is Outcome.SETTLED
+    (letter,) = await place.letters()
+    assert letter.payload == b"p"
+
+
+def test_a_lease_that_went_through_a_server_stays_in_its_queue() -> None:
+    job = Job(id="a", task="t", queue="mine", headers={messages.HANDLE_HEADER: "h"})
+    sent = replace(SentLease.of(Lease(job=job, token=1, lease_ms=5)), queue="other", task="u")
+    assert (sent.lease().job.queue, sent.lease().job.task) == ("other", "u")
 
 
 async def test_jobs_of_tasks_the_worker_does_not_know_wait_and_are_not_buried(place: Place) -> None:

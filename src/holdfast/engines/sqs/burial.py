@@ -12,15 +12,15 @@ from collections.abc import Sequence
 from holdfast.engines.sqs import messages
 from holdfast.engines.sqs.client import OutgoingSqsMessage, SqsClient
 from holdfast.engines.sqs.messages import Burial
-from holdfast.engines.sqs.queues import QueueCatalog
+from holdfast.engines.sqs.queues import SqsQueues
 from holdfast.engines.sqs.settings import StoredQueue
-from holdfast.errors import HoldfastError, LeaseLost
+from holdfast.errors import HoldfastError
 
 
 class Graveyard:
     """Buries messages of one engine."""
 
-    def __init__(self, client: SqsClient, catalog: QueueCatalog) -> None:
+    def __init__(self, client: SqsClient, catalog: SqsQueues) -> None:
         self._client = client
         self._catalog = catalog
 
@@ -57,11 +57,6 @@ class Graveyard:
         for at, answer in zip(good, deleted, strict=True):
             answers[at] = answer
         return answers
-
-
-def is_lost(error: HoldfastError | None) -> bool:
-    """Whether the message was deleted, or received by another, before it was settled."""
-    return isinstance(error, LeaseLost)
 
 
 def _deduplication_id(burial: Burial) -> str:

@@ -39,7 +39,7 @@ from holdfast.engines.sqs.enqueue import Sender
 from holdfast.engines.sqs.lease import Receiver
 from holdfast.engines.sqs.messages import MESSAGE_BYTES_MAX
 from holdfast.engines.sqs.names import QueueNames
-from holdfast.engines.sqs.queues import QueueCatalog
+from holdfast.engines.sqs.queues import SqsQueues
 from holdfast.engines.sqs.settle import LeaseEnds
 from holdfast.errors import ConfigError, EngineClosed, EngineUnavailable, NotFound, Unsupported
 
@@ -64,7 +64,7 @@ class SqsEngine:
     ) -> None:
         names = QueueNames(prefix, namespace)
         self._client = SqsClient(region, endpoint=endpoint, clock=clock)
-        self._catalog = QueueCatalog(self._client, names, creates=create)
+        self._catalog = SqsQueues(self._client, names, creates=create)
         self._graveyard = Graveyard(self._client, self._catalog)
         self._sender = Sender(self._client, self._catalog)
         self._ends = LeaseEnds(self._client, self._catalog, self._graveyard, self._follow_up)
@@ -112,7 +112,7 @@ class SqsEngine:
         return self._client
 
     @property
-    def catalog(self) -> QueueCatalog:
+    def catalog(self) -> SqsQueues:
         """The queues with their URLs and ARNs."""
         return self._catalog
 

@@ -10,7 +10,7 @@ from holdfast.core import checks, lifecycle
 from holdfast.core.model import NewJob, Queue, Receipt, Status
 from holdfast.engines.sqs import messages
 from holdfast.engines.sqs.client import OutgoingSqsMessage, SqsClient
-from holdfast.engines.sqs.queues import QueueCatalog
+from holdfast.engines.sqs.queues import SqsQueues
 from holdfast.engines.sqs.settings import StoredQueue
 from holdfast.errors import (
     ConfigError,
@@ -27,7 +27,7 @@ from holdfast.errors import (
 class Sender:
     """Enqueues jobs of one engine."""
 
-    def __init__(self, client: SqsClient, catalog: QueueCatalog) -> None:
+    def __init__(self, client: SqsClient, catalog: SqsQueues) -> None:
         self._client = client
         self._catalog = catalog
 

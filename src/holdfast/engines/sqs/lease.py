@@ -39,7 +39,7 @@ from holdfast.engines.sqs.client import (
 )
 from holdfast.engines.sqs.messages import Burial, DeadAttribute, UnreadableMessage
 from holdfast.engines.sqs.polls import HOLD_S, Poll, PollKey, PollSet
-from holdfast.engines.sqs.queues import QueueCatalog
+from holdfast.engines.sqs.queues import SqsQueues
 from holdfast.engines.sqs.settings import StoredQueue, seconds
 from holdfast.errors import HoldfastError, NotFound
 
@@ -95,7 +95,7 @@ class Receiver:
     def __init__(
         self,
         client: SqsClient,
-        catalog: QueueCatalog,
+        catalog: SqsQueues,
         graveyard: Graveyard,
         bell: Bell,
         returns: LeaseReturns,

@@ -30,6 +30,7 @@ from holdfast.core.codec import (
 from holdfast.core.fingerprint import fingerprint
 from holdfast.core.model import (
     NO_OVERRIDES,
+    RECEIPT,
     Failure,
     Job,
     NewJob,
@@ -52,8 +53,6 @@ ENCODING_ATTRIBUTE: Final = "holdfast.encoding"
 JOB_ATTRIBUTE: Final = "holdfast.job"
 DEAD_ATTRIBUTE: Final = "holdfast.dead"
 MESSAGE_BYTES_MAX: Final = BATCH_BYTES_MAX
-HEADERS: Final = "sqs."
-"""Headers with this prefix are made when a message is received, and never sent."""
 ID_HEADER: Final = "sqs.message-id"
 HANDLE_HEADER: Final = "sqs.receipt-handle"
 URL_HEADER: Final = "sqs.queue-url"
@@ -313,9 +312,9 @@ def failure_of(message: SqsMessage) -> Failure | None:
 
 def own_headers(headers: Mapping[str, str]) -> dict[str, str]:
     """The headers without those of a receipt."""
-    if not any(name.startswith(HEADERS) for name in headers):
+    if not any(name.startswith(RECEIPT) for name in headers):
         return dict(headers)
-    return {name: value for name, value in headers.items() if not name.startswith(HEADERS)}
+    return {name: value for name, value in headers.items() if not name.startswith(RECEIPT)}
 
 
 def receive_count(message: SqsMessage) -> int:

@@ -30,7 +30,7 @@ _COUNTS: Final = {
 }
 
 
-class QueueCatalog:
+class SqsQueues:
     """Finds, creates, changes and deletes queues. With `creates`, a missing queue is created on its
     first use."""
 

@@ -41,7 +41,7 @@ _TAGGED: Final = (
 _BACKOFF: Final = ("kind", "first_ms", "factor", "cap_ms", "jitter")
 
 
-class RedrivePolicy(msgspec.Struct, frozen=True):
+class RedriveAttribute(msgspec.Struct, frozen=True):
     """The RedrivePolicy attribute."""
 
     deadLetterTargetArn: str  # noqa: N815 (SQS's name)
@@ -189,10 +189,10 @@ def _read_backoff(text: str) -> Backoff | None:
         return None
 
 
-def read_policy(text: str) -> RedrivePolicy | None:
+def read_policy(text: str) -> RedriveAttribute | None:
     """The redrive policy in an attribute; None if there is none that can be read."""
     try:
         # Some writers send the count as text.
-        return msgspec.json.decode(text, type=RedrivePolicy, strict=False)
+        return msgspec.json.decode(text, type=RedriveAttribute, strict=False)
     except (msgspec.MsgspecError, ValueError):
         return None

@@ -30,7 +30,7 @@ from holdfast.engines.sqs import messages
 from holdfast.engines.sqs.burial import Graveyard
 from holdfast.engines.sqs.client import VISIBILITY_S_MAX, SqsClient
 from holdfast.engines.sqs.messages import Burial, DeadAttribute
-from holdfast.engines.sqs.queues import QueueCatalog
+from holdfast.engines.sqs.queues import SqsQueues
 from holdfast.engines.sqs.settings import StoredQueue, seconds
 from holdfast.errors import (
     EngineUnavailable,
@@ -74,7 +74,7 @@ class LeaseEnds:
     def __init__(
         self,
         client: SqsClient,
-        catalog: QueueCatalog,
+        catalog: SqsQueues,
         graveyard: Graveyard,
         enqueue: EnqueueFollowUps,
     ) -> None:
