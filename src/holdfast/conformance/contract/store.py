@@ -132,6 +132,7 @@ class DurableContract:
         await twin.enqueue(jobs("e"))
         assert await lease_ids(twin) == ["b", "c", "d", "a", "e"]
 
+    @needs("records")
     async def test_opening_again_changes_no_settings(self, harness: Harness, twin: Twin) -> None:
         await twin.declare(a_queue("default", lease_ms=77, paused=True))
         twin.engine = await harness.restart()

@@ -47,8 +47,6 @@ _log = logging.getLogger("holdfast.sqs")
 
 _PAUSE_S: Final = 1.0
 """Between two looks at queues that are missing or paused."""
-_ANSWER_S: Final = 0.25
-"""How long a call that may not wait gives the answer of an earlier poll."""
 _UNWANTED_S_MAX: Final = 60
 """The longest pause of a message whose task the caller does not know."""
 _TOKEN_EPOCH_MS: Final = 1_700_000_000_000
@@ -180,15 +178,10 @@ class Receiver:
 
     async def _at_once(self, reception: _Reception, source: _Source, *, may_wait: bool) -> None:
         """Messages that are there now. If the call may wait, a poll that is still under way stands
-        for an empty queue; otherwise its answer with a message may be on its way."""
-        poll = self._polls.take(source.key)
-        if poll is not None and not poll.task.done():
-            if not may_wait:
-                await asyncio.wait([poll.task], timeout=_ANSWER_S)
-            self._polls.leave(poll)
-            if may_wait:
-                return
-            poll = self._polls.take_ended(source.key)
+        for an empty queue."""
+        poll = self._polls.take_ended(source.key)
+        if poll is None and may_wait and self._polls.has_free(source.key):
+            return
         if poll is None:
             poll = self._begin(source, reception.room, 0)
         await self._ended([poll])

@@ -64,6 +64,10 @@ class PollSet:
             self._release(poll)
         return poll
 
+    def has_free(self, key: PollKey) -> bool:
+        """Whether a poll of this queue belongs to no call."""
+        return key in self._free
+
     def take_ended(self, key: PollKey) -> Poll | None:
         """A poll of this queue that belongs to no call and has an answer."""
         poll = next((each for each in self._free.get(key, ()) if each.task.done()), None)
