@@ -17,9 +17,10 @@ def aws(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(boto3.session, "Session", servers.session)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def endpoint() -> Iterator[str]:
-    """The URL of our own endpoint."""
+    """The URL of our own endpoint. It is not there for longer, because its thread draws random
+    numbers, which Hypothesis forbids while it draws its own."""
     with sqs_server() as url:
         yield url
 
