@@ -13,6 +13,7 @@ from holdfast.engines.base import Traits
 from holdfast.engines.memory import MemoryEngine
 from holdfast.engines.postgres import PostgresEngine
 from holdfast.engines.sqlite import SQLiteEngine
+from holdfast.engines.sqs.engine import SqsEngine
 
 README = Path(__file__).parents[2] / "README.md"
 _MARKED = re.compile(r"(<!-- engines -->\n).*?(<!-- /engines -->)", re.DOTALL)
@@ -20,6 +21,7 @@ _ENGINES: dict[str, Traits] = {
     "`memory:`": MemoryEngine().traits,
     "`sqlite:///work.db`": SQLiteEngine("work.db").traits,
     "`postgresql://host/db`": PostgresEngine("postgresql://host/db").traits,
+    "`sqs://eu-west-1/`": SqsEngine("eu-west-1").traits,
 }
 _ROWS = {
     "survives the process": "durable",
@@ -38,14 +40,15 @@ def engine_table() -> str:
     for label, trait in _ROWS.items():
         marks = ("yes" if getattr(traits, trait) else "no" for traits in _ENGINES.values())
         lines.append(f"| {label} | {' | '.join(marks)} |")
-    assert {traits.payload_max for traits in _ENGINES.values()} == {bounds.PAYLOAD_MAX}
-    most, largest = (n // 1024 for n in (bounds.QUEUE_PAYLOAD_MAX, bounds.PAYLOAD_MAX))
+    smallest, largest = bounds.QUEUE_PAYLOAD_MAX, bounds.PAYLOAD_MAX
+    assert {traits.payload_max for traits in _ENGINES.values()} == {smallest, largest}
+    most, largest = smallest // 1024, largest // 1024
     batches = {traits.batch_max for traits in _ENGINES.values()}
     assert len(batches) == 1
     lines.append("")
     lines.append(
         f"Payloads up to {most:,} KiB, or up to {largest:,} KiB where a queue's `payload_max` "
-        f"allows it; up to {batches.pop():,} jobs in one call."
+        f"allows it (not on SQS); up to {batches.pop():,} jobs in one call."
     )
     return "\n".join(lines) + "\n"
 

@@ -1,6 +1,7 @@
 """URLs and their engines; errors never show a password."""
 
 import builtins
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -207,6 +208,7 @@ def test_errors_name_the_mistake_but_not_the_password(text: str, says: str) -> N
     [
         ("holdfast.engines.postgres", "asyncpg", "postgres", "postgresql://u:p@h/d"),
         ("holdfast.engines.remote", "httptools", "remote", "https://h"),
+        ("holdfast.engines.sqs.engine", "botocore", "aws", "sqs://eu-west-1/"),
         (
             *("holdfast.engines.rabbitmq", "aiormq", "rabbitmq"),
             "brokered:amqp://h,sqlite:///w.db",
@@ -226,6 +228,39 @@ def test_a_missing_extra_says_what_to_install(
     monkeypatch.setattr(builtins, "__import__", without_client)
     with pytest.raises(ConfigError, match=rf"{package}: pip install 'holdfast\[{extra}\]'"):
         open_engine(text)
+
+
+def test_sqs() -> None:
+    url = (
+        "sqs://eu-west-1/shop-?endpoint=http://127.0.0.1:7433&create=true&namespace=acme"
+        "&control=memory:"
+    )
+    traits = open_engine(url).traits
+    assert (traits.name, traits.records) == ("sqs", True)
+    assert traits.queue_name_max == 80 - len("shop-acme____") - len("-dlq")
+    assert not open_engine("sqs://us-gov-east-1").traits.records
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("sqs:eu-west-1", "sqs://REGION/PREFIX"),
+        ("sqs://", "sqs://REGION/PREFIX"),
+        ("sqs://Europe/shop", "sqs://REGION/PREFIX"),
+        ("sqs://AKIA:hunter2@eu-west-1/shop", "never part of it"),
+        ("sqs://eu-west-1/a.b", "the prefix"),
+        ("sqs://eu-west-1/?colour=red", "control, create, endpoint, namespace"),
+        ("sqs://eu-west-1/?create=yes", "true or false"),
+        ("sqs://eu-west-1/?endpoint=http://u:hunter2@h", "without credentials"),
+        ("sqs://eu-west-1/?endpoint=127.0.0.1:7433", "http://127.0.0.1:7433"),
+        ("sqs://eu-west-1/?control=sqs://eu-west-1/", "which SQS cannot"),
+        ("sqs://eu-west-1/?namespace=a_b", "the namespace"),
+    ],
+)
+def test_wrong_sqs_urls(text: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(words)) as raised:
+        open_engine(text)
+    assert "hunter2" not in str(raised.value)
 
 
 def test_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -249,6 +284,7 @@ def test_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
             "brokered:amqp://u:hunter2@h/v?ca=x,postgresql://u:hunter2@h/d?password=hunter2",
             "brokered:amqp://h/v,postgresql://h/d",
         ),
+        ("sqs://eu-west-1/shop-?control=postgresql://u:hunter2@h/d", "sqs://eu-west-1/shop-"),
     ],
 )
 def test_a_redacted_url_shows_no_secret(text: str, shown: str) -> None:
@@ -277,6 +313,11 @@ def test_a_redacted_url_shows_no_secret(text: str, shown: str) -> None:
         (
             "brokered:amqp://h/v?prefix=p,sqlite:///w.db?namespace=a",
             "brokered:amqp://h/v?prefix=p,sqlite:///w.db?namespace=n",
+        ),
+        ("sqs://eu-west-1/shop-", "sqs://eu-west-1/shop-?namespace=n"),
+        (
+            "sqs://eu-west-1/?namespace=a&control=postgresql://h/d%3Fschema=s%26namespace=a",
+            "sqs://eu-west-1/?control=postgresql://h/d%3Fschema%3Ds%26namespace%3Dn&namespace=n",
         ),
     ],
 )

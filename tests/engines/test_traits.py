@@ -10,6 +10,7 @@ from holdfast.conformance.contract.cases import missing
 from holdfast.core import bounds
 from holdfast.engines.base import Engine, Traits
 from holdfast.engines.extras import Transactional, extra
+from holdfast.engines.sqs.engine import SqsEngine
 from holdfast.engines.wire import About
 from tests.engines import harnesses
 
@@ -17,13 +18,14 @@ from tests.engines import harnesses
 COLUMNS = """
     durable shared inspect priority keys renew fencing transactional groups dependencies rates
     ordered limits fairness refunds results notes follow_ups records combinations exact_counts
-    dead_leases queue_expiry key_hold
+    dead_leases queue_expiry key_hold overdue exact_times prompt_settings fifo_groups
 """
 MATRIX = """
-memory n n y y y y y n y y y y y y y y y y y y y y y y
-sqlite y y y y y y y y y y y y y y y y y y y y y y y y
-postgres y y y y y y y y y y y y y y y y y y y y y y y y
+memory n n y y y y y n y y y y y y y y y y y y y y y y y y y n
+sqlite y y y y y y y y y y y y y y y y y y y y y y y y y y y n
+postgres y y y y y y y y y y y y y y y y y y y y y y y y y y y n
 """
+SQS = "y y n n n y n n n n n n n n n n n y n y n y n n n n n y"
 ROWS = [line.split() for line in MATRIX.strip().splitlines()]
 BOUNDS = {
     "delay_ms_max": bounds.DELAY_MS_MAX,
@@ -32,6 +34,16 @@ BOUNDS = {
     "atomic_max": bounds.BATCH_MAX,
     "lease_ms_max": bounds.LEASE_MS_MAX,
     "retry_ms_max": bounds.DELAY_MS_MAX,
+    "queue_name_max": bounds.QUEUE_NAME_MAX,
+}
+SQS_BOUNDS = {
+    "delay_ms_max": 15 * bounds.MINUTE_MS,
+    "batch_max": bounds.BATCH_MAX,
+    "payload_max": 1024 * 1024,
+    "atomic_max": 0,
+    "lease_ms_max": 12 * bounds.HOUR_MS,
+    "retry_ms_max": 12 * bounds.HOUR_MS,
+    "queue_name_max": 80 - len("shop-") - len("-dlq"),
 }
 
 
@@ -52,6 +64,14 @@ def test_the_matrix(row: list[str]) -> None:
         column: answer == "y" for column, answer in zip(COLUMNS.split(), answers, strict=True)
     }
     assert msgspec.structs.asdict(make(name).traits) == {"name": name} | expected | BOUNDS
+
+
+def test_the_row_of_sqs() -> None:
+    traits = SqsEngine("eu-west-1", "shop-").traits
+    expected = dict(zip(COLUMNS.split(), (each == "y" for each in SQS.split()), strict=True))
+    assert msgspec.structs.asdict(traits) == {"name": "sqs"} | expected | SQS_BOUNDS
+    with_control = SqsEngine("eu-west-1", "shop-", control=make("memory")).traits
+    assert with_control == msgspec.structs.replace(traits, records=True)
 
 
 def test_every_trait_has_its_column() -> None:

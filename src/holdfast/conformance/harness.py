@@ -16,6 +16,7 @@ from msgspec.structs import replace
 
 from holdfast.core import bounds
 from holdfast.core.model import (
+    RECEIPT,
     Flow,
     Job,
     JobFilter,
@@ -47,11 +48,14 @@ class Harness:
     """An async context manager, inside which `engine` is open, with its traits enforced.
 
     `can_jump` is True if leases do not depend on the wall clock. Pass False for an engine that has
-    only the wall clock, such as one that uses a database server's clock.
+    only the wall clock, such as one that uses a database server's clock. `clock` is that of a
+    server which outlives the harness.
     """
 
-    def __init__(self, make: MakeEngine, *, can_jump: bool = True) -> None:
-        self.clock = ManualClock()
+    def __init__(
+        self, make: MakeEngine, *, can_jump: bool = True, clock: ManualClock | None = None
+    ) -> None:
+        self.clock = clock or ManualClock()
         self.can_jump = can_jump
         self.engine = enforced(make(self.clock))
         self.engines: list[Engine] = []
@@ -255,9 +259,10 @@ class Twin:
         for view in await self.queues():
             await self.flow(view.queue.name)
         assert await self.recount() == 0
-        await self.overdue()
-        await self.expired()
-        await self.finished()
+        if self.engine.traits.overdue:
+            await self.overdue()
+            await self.expired()
+            await self.finished()
 
     def pair(self, lease: Lease) -> Lease:
         """The reference's lease for this one; an invented lease stands for itself."""
@@ -315,7 +320,8 @@ class Twin:
         """Replace the token by the number of its lease, so that a wrong token is noticed."""
         token = job.token
         number = None if token is None else self._numbers.get((job.id, sign * token), token)
-        return replace(job, seq=0, token=number)
+        job = replace(job, seq=0, token=number)
+        return job if self.engine.traits.inspect else _as_leased(job)
 
 
 class UnorderedTwin(Twin):
@@ -379,6 +385,15 @@ async def find_all(engine: Engine, wanted: JobFilter, *, limit: int = 100) -> li
 
 def _jobs_of(leases: Sequence[Lease | None]) -> list[Job | None]:
     return [None if lease is None else lease.job for lease in leases]
+
+
+def _as_leased(job: Job) -> Job:
+    """The job without what only a store that can be searched knows: its version, and the engine's
+    own instants and headers."""
+    headers = {name: each for name, each in job.headers.items() if not name.startswith(RECEIPT)}
+    return replace(
+        job, headers=headers, version=0, created_at=0, due_at=0, leased_at=0, deadline_at=0
+    )
 
 
 def _differences(

@@ -58,7 +58,8 @@ PAIRS_MAX = 64
 PAIR_VALUE_BYTES_MAX = 4096
 EXTRA_BYTES_MAX = 64 * 1024
 
-QUEUE_NAME = re.compile(r"[A-Za-z0-9_.-]{1,80}\Z")
+QUEUE_NAME_MAX = 80
+QUEUE_NAME = re.compile(rf"[A-Za-z0-9_.-]{{1,{QUEUE_NAME_MAX}}}\Z")
 TASK_NAME = re.compile(r"[A-Za-z0-9_.:/-]{1,200}\Z")
 JOB_ID = re.compile(r"[A-Za-z0-9_.:@-]{1,128}\Z")
 NAMESPACE = re.compile(r"[A-Za-z0-9_.-]{1,80}\Z")

@@ -20,6 +20,9 @@ from holdfast.core.fairness import (
 )
 from holdfast.core.limits import Limit, Slot
 
+RECEIPT = "sqs."
+"""Headers with this prefix are made by an engine when it leases a job, and never stored."""
+
 
 class State(StrEnum):
     """The stored state. Ready, delayed, overdue and expired follow from the job and the clock."""
@@ -289,6 +292,12 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         """Whether the job no longer counts for its key, group, limits and children. A dead letter
         under lease has ended."""
         return self.state.finished or self.is_dead_letter
+
+    @property
+    def has_receipt(self) -> bool:
+        """Whether its headers hold the receipt of a message: then its engine has no other copy, and
+        needs the whole job to settle its lease."""
+        return bool(self.headers) and any(name.startswith(RECEIPT) for name in self.headers)
 
     @property
     def runs_alone(self) -> bool:

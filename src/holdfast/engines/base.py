@@ -112,6 +112,21 @@ class Traits(msgspec.Struct, frozen=True, kw_only=True):
     """Jobs can expire by a setting of their queue: `Queue.expires_ms`."""
     key_hold: bool = False
     """A key can be taken from an unfinished job after its window: `NewJob.key_hold`."""
+    overdue: bool = True
+    """Ended leases and expired jobs are listed for the reaper, and the engine has no policy (law
+    11). Without this trait the store makes a job due again when its lease ends, and the engine
+    buries exhausted and expired jobs when it would lease them.
+    """
+    exact_times: bool = True
+    """Delays and leases are exact to the millisecond; otherwise rounded up to seconds."""
+    prompt_settings: bool = True
+    """Settings of a queue hold for every process once they are written; otherwise within a
+    minute, and the last of several writers wins.
+    """
+    queue_name_max: int = bounds.QUEUE_NAME_MAX
+    """Longest name of a queue."""
+    fifo_groups: bool = False
+    """Strict groups in queues whose names end in `.fifo`, and only there."""
 
     @property
     def atomic(self) -> bool:
@@ -171,7 +186,7 @@ class Engine(Protocol):
     8. Repeating a settle is harmless. [fencing]
     9. Every list has a stated order. [ordered]
     10. Every call is bounded.
-    11. No policy, and no clock but its own.
+    11. No policy, and no clock but its own. [the first half: overdue]
     12. A valid lease is never ended by expiry, by max_attempts, by a reaper that acts too early or
         by an operator, who can only send a cancel request; only `drop` and a forced delete revoke
         it.

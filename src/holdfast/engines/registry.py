@@ -11,7 +11,7 @@ import os
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final
-from urllib.parse import parse_qsl, unquote, unquote_plus, urlencode, urlsplit
+from urllib.parse import parse_qsl, quote, unquote, unquote_plus, urlencode, urlsplit
 
 from holdfast.core import bounds
 from holdfast.engines.base import Engine
@@ -31,7 +31,7 @@ BROKER_ENTRY_POINTS: Final = "holdfast.brokers"
 _EXAMPLES = (
     "memory:, sqlite:///work.db (or sqlite:////absolute/work.db), postgresql://host/name, "
     "partitioned:sqlite:///a.db,sqlite:///b.db, brokered:amqp://host,postgresql://host/name, "
-    "https://host"
+    "sqs://eu-west-1/shop-, https://host"
 )
 _NAMESPACE = "namespace"
 _COMPOSED = ("partitioned", "brokered")
@@ -93,6 +93,9 @@ def redacted(url: str) -> str:
         return f"{scheme}:{','.join(map(redacted, parts_of(url)))}"
     if scheme in ("memory", "sqlite"):
         return url.partition("?")[0]
+    if scheme == "sqs":
+        # The options may hold the password of a control engine.
+        url = url.partition("?")[0]
     try:
         parts = urlsplit(url)
     except ValueError:
@@ -123,7 +126,10 @@ def with_namespace(url: str, name: str) -> str:
         parts = urlsplit(url)
     except ValueError:
         raise ConfigError(f"the {scheme[:20]} URL cannot be parsed") from None
-    return parts._replace(query=_query_with_namespace(parts.query, name)).geturl()
+    query = _query_with_namespace(parts.query, name)
+    if scheme == "sqs":
+        query = _control_with_namespace(query, name)
+    return parts._replace(query=query).geturl()
 
 
 def parts_of(url: str) -> list[str]:
@@ -141,6 +147,16 @@ def _query_with_namespace(query: str, name: str) -> str:
         if option and unquote_plus(option).split("=")[0] != _NAMESPACE
     ]
     return "&".join([*others, f"{_NAMESPACE}={name}"])
+
+
+def _control_with_namespace(query: str, name: str) -> str:
+    """The engine that `control` names has the same namespaces."""
+    options = query.split("&")
+    for at, option in enumerate(options):
+        key, _, value = option.partition("=")
+        if key == "control":
+            options[at] = f"control={quote(with_namespace(unquote_plus(value), name), safe=':/')}"
+    return "&".join(options)
 
 
 def _broker_scheme(url: str) -> BrokerScheme:
@@ -257,6 +273,53 @@ def _remote(url: str, _clock: Clock | None) -> Engine:
         raise _missing(error, "remote", "remote") from None
     place = f"{parts.scheme}://{host}{parts.path.rstrip('/')}"
     return RemoteEngine(place, token=token, **options)
+
+
+def _sqs(url: str, clock: Clock | None) -> Engine:
+    parts = urlsplit(url.partition("#")[0])
+    region, prefix = parts.netloc, unquote(parts.path.removeprefix("/"))
+    if not re.fullmatch(r"[a-z]{2}(-[a-z0-9]+)+-[0-9]{1,2}", region) or "#" in url:
+        raise ConfigError(
+            "an sqs URL is sqs://REGION/PREFIX, e.g. sqs://eu-west-1/shop-; credentials are never"
+            " part of it: AWS_ACCESS_KEY_ID, AWS_PROFILE or the role of the machine give them"
+        )
+    known = {
+        "namespace": _namespace,
+        "endpoint": _endpoint,
+        "create": _switch,
+        "control": _control_url,
+    }
+    options = _options("sqs", parts.query, known)
+    control_url = options.pop("control", None)
+    control = None if control_url is None else open_engine(control_url, clock=clock)
+    try:
+        from holdfast.engines.sqs.engine import SqsEngine
+    except ModuleNotFoundError as error:
+        raise _missing(error, "sqs", "aws") from None
+    return SqsEngine(region, prefix, control=control, clock=clock, **options)
+
+
+def _endpoint(name: str, text: str) -> str:
+    try:
+        parts = urlsplit(text)
+        parts.port  # noqa: B018 (reading it is what checks it)
+    except ValueError:
+        parts = urlsplit("")
+    if parts.scheme not in ("http", "https") or not parts.hostname or "@" in parts.netloc:
+        raise ConfigError(
+            f"the option {name} needs the address of an SQS endpoint, without credentials, e.g."
+            " http://127.0.0.1:7433"
+        )
+    return text
+
+
+def _control_url(name: str, text: str) -> str:
+    if text.partition(":")[0] == "sqs":
+        raise ConfigError(
+            f"the option {name} names an engine that stores records, which SQS cannot: use e.g."
+            " sqlite:///control.db or postgresql://host/name"
+        )
+    return text
 
 
 def _missing(error: ModuleNotFoundError, engine: str, extra: str) -> Exception:
@@ -433,6 +496,7 @@ _BUILT_IN: dict[str, OpenUrl] = {
     "postgres": _postgres,
     "partitioned": _partitioned,
     "brokered": _brokered,
+    "sqs": _sqs,
     "http": _remote,
     "https": _remote,
 }

@@ -76,7 +76,7 @@ class Support:
             ("fairness", queue.fairness != "off" and not traits.fairness),
             ("weights of tenants", bool(queue.weights) and not traits.fairness),
             ("aging_ms", queue.aging_ms is not None and not traits.priority),
-            ("group_batch", queue.group_batch > 1 and not traits.groups),
+            ("group_batch", queue.group_batch > 1 and not self._has_groups(queue.name)),
             ("expires", queue.expires_ms is not None and not traits.queue_expiry),
         ):
             if is_missing:
@@ -161,14 +161,20 @@ class Support:
             raise self._unsupported("once-only keys", remedy)
         if job.key is not None and job.key_hold == "window" and not traits.key_hold:
             raise self._unsupported('key_hold "window"', "leave it out, or use a newer server")
-        if job.group is not None and not traits.groups:
-            raise self._unsupported("strict groups", "leave out the group")
+        if job.group is not None and not self._has_groups(job.queue):
+            remedy = "leave out the group"
+            if traits.fifo_groups:
+                remedy += ", or use a queue whose name ends in .fifo"
+            raise self._unsupported("strict groups", remedy)
         if job.after and not traits.dependencies:
             remedy = "enqueue the job after its parents have ended, e.g. as a follow-up"
             raise self._unsupported("jobs after other jobs", remedy)
         self._check_ms("a delay", job.delay_ms, traits.delay_ms_max)
         self._check_lease_ms(job.overrides.lease_ms)
         self._check_payload(job.payload)
+
+    def _has_groups(self, queue: str) -> bool:
+        return self._traits.groups or (self._traits.fifo_groups and queue.endswith(".fifo"))
 
     def _check_verdict(self, verdict: Verdict) -> None:
         match verdict:

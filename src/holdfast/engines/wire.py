@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Annotated, Any, Generic, TypeVar
 
 import msgspec
+from msgspec.structs import replace
 
 from holdfast.core.model import (
     Flow,
@@ -54,7 +55,8 @@ class About(msgspec.Struct):
 
 
 class SentLease(msgspec.Struct, frozen=True, gc=False, array_like=True):
-    """The parts of a lease that are sent back: ids, and fields that help a store to find it."""
+    """The parts of a lease that are sent back: ids, and fields that help a store to find it. `kept`
+    is the job if its engine has no other copy."""
 
     id: str
     token: int
@@ -65,6 +67,7 @@ class SentLease(msgspec.Struct, frozen=True, gc=False, array_like=True):
     group: str | None = None
     is_child: bool = False
     is_dead: bool = False
+    kept: Job | None = None
 
     @classmethod
     def of(cls, lease: Lease) -> SentLease:
@@ -79,9 +82,14 @@ class SentLease(msgspec.Struct, frozen=True, gc=False, array_like=True):
             job.group,
             bool(job.after),
             job.is_dead_letter,
+            job if job.has_receipt else None,
         )
 
     def lease(self) -> Lease:
+        if self.kept is not None:
+            # Rights were checked for this queue and task.
+            kept = replace(self.kept, id=self.id, queue=self.queue, task=self.task)
+            return Lease(job=kept, token=self.token, lease_ms=self.lease_ms)
         job = Job(
             id=self.id,
             task=self.task,

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from holdfast.core.text import xml_bytes
 from holdfast.server.sqs import errors
 from holdfast.server.sqs.errors import SqsError
 from holdfast.server.sqs.message_attributes import (
@@ -15,7 +16,6 @@ from holdfast.server.sqs.message_attributes import (
     check_message_attributes,
     check_system_attributes,
     checked_body,
-    legal_bytes,
     md5_of,
     md5_of_attributes,
     message_size,
@@ -63,7 +63,7 @@ def test_legal_characters_are_those_of_xml(body: str) -> None:
         or char >= "\U00010000"
         for char in body
     )
-    assert (legal_bytes(body) is not None) == legal
+    assert (xml_bytes(body) is not None) == legal
 
 
 def test_an_empty_body_is_a_missing_one() -> None:

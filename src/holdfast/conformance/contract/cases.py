@@ -112,11 +112,11 @@ async def work_off(engine: Engine | Twin, **fields: Any) -> list[str]:
 
 Marked = TypeVar("Marked", bound=Callable[..., Any])
 
-TRAITS = frozenset(Traits.__struct_fields__) - {"name", "durable", "shared", "transactional"} | {
-    "atomic"
+TRAITS = {"atomic"} | frozenset(Traits.__struct_fields__) - {
+    *("name", "durable", "shared", "transactional", "fifo_groups")
 }
-"""The traits that tests can need. A durable or shared store has contracts of its own, and a
-transactional engine tests of its own."""
+"""The traits that tests can need. A durable or shared store has contracts of its own; a
+transactional engine, and one with groups in FIFO queues only, has tests of its own."""
 
 
 def needs(*traits: str) -> Callable[[Marked], Marked]:

@@ -67,6 +67,7 @@ class ConcurrencyContract:
             taken.update(lease.id for lease in rest)
         assert taken == Counter(ids)
 
+    @needs("keys")
     async def test_an_id_is_new_to_one_of_many(self, harness: Harness) -> None:
         engines = await engines_of(harness)
         calls = [engines[n % 2].enqueue(jobs("ab")) for n in range(CALLERS)]

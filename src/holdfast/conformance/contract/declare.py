@@ -191,6 +191,7 @@ class DeclareContract:
         await twin.drop("mail")
         assert await twin.get("upper") is not None
 
+    @needs("queue_name_max")
     async def test_odd_names_each_make_a_queue(self, twin: Twin) -> None:
         for number, name in enumerate(inputs.QUEUE_NAMES):
             await twin.declare(a_queue(name))

@@ -121,6 +121,7 @@ class EnqueueContract:
         job = await twin.require("a")
         assert (job.payload, job.priority, job.version, job.events) == (b"1", 0, 1, ())
 
+    @needs("keys")
     async def test_an_id_is_known_in_every_queue_and_state(self, twin: Twin) -> None:
         await twin.declare(a_queue("q"))
         await twin.enqueue(jobs("a"))

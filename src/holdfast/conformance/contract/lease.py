@@ -89,6 +89,7 @@ class LeaseContract:
         harness.clock.advance(1)
         assert await lease_ids(twin) == ["a"]
 
+    @needs("exact_times")
     async def test_law_02_a_retry_is_never_early(self, harness: Harness, twin: Twin) -> None:
         await settle(twin, await leased(twin), Retry(delay_ms=50))
         harness.clock.advance(49)
@@ -104,6 +105,7 @@ class LeaseContract:
         assert await lease_ids(twin) == ["b", "c"]
         assert (await twin.require("a")).state is State.WAITING
 
+    @needs("overdue")
     async def test_a_job_that_expires_at_once_is_kept_but_not_leased(self, twin: Twin) -> None:
         await twin.enqueue([a_job(expires_ms=0)])
         assert await lease_ids(twin) == []
@@ -204,6 +206,7 @@ class LeaseContract:
         assert (await twin.require("a")).attempt == 1
         assert (await lease_one(twin)).job.attempt == 2
 
+    @needs("overdue")
     async def test_law_11_the_engine_has_no_policy(self, twin: Twin) -> None:
         """The engine does not compare attempts with their maximum: that is policy."""
         await twin.declare(a_queue("default", max_attempts=1, max_crashes=1))

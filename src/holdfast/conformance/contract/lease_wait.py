@@ -25,7 +25,7 @@ from holdfast.conformance.contract.cases import (
     settle,
 )
 from holdfast.conformance.harness import Harness
-from holdfast.core.model import JobFilter, Lease, LeaseRequest
+from holdfast.core.model import JobFilter, Lease
 from holdfast.core.verdict import (
     Bury,
     Cancel,
@@ -157,8 +157,8 @@ class LeaseWaitContract:
         await asyncio.wait({task})
         assert task.cancelled()
         await harness.engine.enqueue(jobs("a"))
-        request = LeaseRequest(queues=("default",))
-        assert [lease.id for lease in await harness.engine.lease(request)] == ["a"]
+        with patient(harness.engine) as again:
+            assert await ids_of(again) == ["a"]
 
 
 ONE = (a_limit(concurrency=1),)

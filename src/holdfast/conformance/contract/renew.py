@@ -57,7 +57,7 @@ async def renew(twin: Twin, lease: Lease, lease_ms: int | None = None) -> Lease 
 class RenewContract:
     """Deadlines and notes."""
 
-    @needs("renew")
+    @needs("renew", "overdue")
     async def test_renewing_pushes_the_deadline(self, harness: Harness, twin: Twin) -> None:
         lease = await leased(twin)
         harness.clock.advance(LEASE_MS - 1)
@@ -72,7 +72,7 @@ class RenewContract:
         harness.clock.advance(1)
         assert [lease.id for lease in (await twin.overdue()).leases] == ["a"]
 
-    @needs("renew")
+    @needs("renew", "overdue")
     async def test_a_renewal_may_ask_for_its_own_length(self, harness: Harness, twin: Twin) -> None:
         lease = await leased(twin)
         renewed = await renew(twin, lease, 70_000)
@@ -86,7 +86,7 @@ class RenewContract:
         assert kept is not None
         assert kept.lease_ms == 70_000
 
-    @needs("renew")
+    @needs("renew", "overdue")
     async def test_a_renewal_of_zero_ends_the_lease_at_once(self, twin: Twin) -> None:
         lease = await leased(twin)
         assert await renew(twin, lease, 0) is not None
@@ -115,7 +115,7 @@ class RenewContract:
         assert await twin.require("a") == before
         assert await renew(twin, fresh) is not None
 
-    @needs("renew")
+    @needs("renew", "fencing")
     async def test_a_settled_job_is_not_renewed(self, twin: Twin) -> None:
         lease = await leased(twin)
         await settle(twin, lease, Retry())

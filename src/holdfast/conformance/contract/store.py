@@ -82,11 +82,12 @@ class DurableContract:
         await twin.enqueue(jobs("abc"))
         lease = await lease_one(twin)
         done = await lease_one(twin)
-        await settle(twin, done, Complete(b"r"))
+        await settle(twin, done, Complete())
         twin.engine = await harness.abandon()
         await twin.agree()
         assert await settle(twin, lease, Complete()) is Outcome.SETTLED
 
+    @needs("overdue")
     async def test_a_lease_goes_on_through_a_restart(self, harness: Harness, twin: Twin) -> None:
         lease = await leased(twin)
         twin.engine = await harness.restart()
@@ -95,6 +96,7 @@ class DurableContract:
         assert (await twin.renew([Renewal(lease=lease)]))[0] is not None
         assert await settle(twin, lease, Complete()) is Outcome.SETTLED
 
+    @needs("overdue")
     async def test_a_zombies_lease_is_lost_after_a_restart(
         self, harness: Harness, twin: Twin
     ) -> None:
@@ -130,6 +132,7 @@ class DurableContract:
         await twin.enqueue(jobs("e"))
         assert await lease_ids(twin) == ["b", "c", "d", "a", "e"]
 
+    @needs("records")
     async def test_opening_again_changes_no_settings(self, harness: Harness, twin: Twin) -> None:
         await twin.declare(a_queue("default", lease_ms=77, paused=True))
         twin.engine = await harness.restart()
@@ -173,6 +176,7 @@ class SharedWaitContract:
             await end(harness.engine, lease)
             assert await ids_of(task) == ["b"]
 
+    @needs("dependencies")
     async def test_a_parent_that_one_ends_ends_the_wait_of_the_other(
         self, harness: Harness
     ) -> None:
@@ -184,6 +188,7 @@ class SharedWaitContract:
             await end(harness.engine, lease)
             assert await ids_of(task) == ["a"]
 
+    @needs("groups")
     async def test_the_next_of_a_group_that_one_frees_ends_the_wait_of_the_other(
         self, harness: Harness
     ) -> None:
@@ -231,6 +236,7 @@ class SharedContract(SharedWaitContract):
         twin.engine = harness.engine
         await twin.agree()
 
+    @needs("prompt_settings")
     async def test_settings_changed_by_one_hold_for_the_other(
         self, harness: Harness, twin: Twin
     ) -> None:
@@ -247,6 +253,7 @@ class SharedContract(SharedWaitContract):
         (lease,) = await twin.lease(from_default())
         assert lease.lease_ms == 50
 
+    @needs("prompt_settings")
     async def test_a_queue_dropped_by_one_is_unknown_to_the_other(
         self, harness: Harness, twin: Twin
     ) -> None:
@@ -292,6 +299,7 @@ class SharedContract(SharedWaitContract):
             await settle(twin, lease, Retry())
         assert tokens == sorted(set(tokens))
 
+    @needs("keys")
     async def test_ids_keys_and_records_are_one(self, harness: Harness, twin: Twin) -> None:
         second = await another(harness)
         await twin.enqueue([a_job(key="k")])

@@ -237,6 +237,7 @@ class ReapContract:
         assert c.id == "c"
         assert [event.failure for event in c.events] == [ERROR]
 
+    @needs("overdue")
     async def test_a_dead_letter_is_kept_no_shorter_than_a_done_one(
         self, harness: Harness, twin: Twin
     ) -> None:
@@ -247,6 +248,7 @@ class ReapContract:
         harness.clock.advance(1)
         assert [job.id for job in await twin.finished()] == ["a"]
 
+    @needs("overdue")
     async def test_retention_of_zero_and_a_changed_retention(
         self, harness: Harness, twin: Twin
     ) -> None:
@@ -417,6 +419,7 @@ class ExpiryContract:
         assert await twin.amend(JobFilter(expired=True), Delete()) == 0
         assert await settle(twin, lease, Complete()) is Outcome.SETTLED
 
+    @needs("overdue")
     async def test_a_job_that_expired_while_leased_is_not_leased_again(
         self, harness: Harness, twin: Twin
     ) -> None:

@@ -217,6 +217,8 @@ def _lease_of(key: LeaseKey, job: Job | None, queues: dict[str, Queue]) -> Lease
 
 
 def _without_payload(job: Job) -> Job:
+    if job.has_receipt:
+        return job
     return replace(job, payload=b"", checkpoint=None, labels={}, headers={}, after=job.after[:1])
 
 

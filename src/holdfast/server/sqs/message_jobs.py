@@ -17,6 +17,7 @@ from msgspec import Struct
 from holdfast.core import bounds
 from holdfast.core.codec import Attribute, Envelope, pack_envelope, unpack_envelope
 from holdfast.core.model import Job, NewJob
+from holdfast.core.text import xml_bytes, xml_text
 from holdfast.notation.options import new_id
 from holdfast.server.sqs import errors, message_attributes
 from holdfast.server.sqs.catalog import KnownQueue
@@ -209,7 +210,7 @@ def received_message(
         attributes, request.message_attribute_names
     )
     wire = envelope.body
-    body = message_attributes.legal_text(wire)
+    body = xml_text(wire)
     if body is None:
         # A client that does not ask for the attribute could not read the body.
         wire = base64.b64encode(wire)
@@ -258,7 +259,7 @@ def _system_attributes(
     known = {
         name: value
         for name, value in values.items()
-        if value is not None and message_attributes.legal_bytes(value) is not None
+        if value is not None and xml_bytes(value) is not None
     }
     return message_attributes.selected_system_attributes(known, names)
 

@@ -16,6 +16,7 @@ from typing import Annotated, Any, Final, NamedTuple, TypeAlias, Union, get_args
 from msgspec import Struct
 from msgspec.structs import fields
 
+from holdfast.core.text import xml_bytes
 from holdfast.server.http.response import Reply
 from holdfast.server.sqs.errors import (
     SqsError,
@@ -24,7 +25,6 @@ from holdfast.server.sqs.errors import (
     missing_parameter,
     unknown_action,
 )
-from holdfast.server.sqs.message_attributes import legal_bytes
 from holdfast.server.sqs.shapes import ACTIONS, Action, Answer, BatchEntry, Request
 
 CONTENT_TYPE: Final = b"text/xml"
@@ -322,7 +322,7 @@ def _element(name: str, content: str) -> str:
 def _escaped(text: str) -> str:
     """The text as the content of an element. A parser would turn a bare CR into LF, and clients
     would find a wrong MD5. Characters that XML cannot carry are replaced."""
-    if legal_bytes(text) is None:
+    if xml_bytes(text) is None:
         text = _ILLEGAL.sub("\ufffd", text)
     text = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     return text.replace("\r", "&#xD;")

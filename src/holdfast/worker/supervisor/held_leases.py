@@ -181,6 +181,7 @@ class Renewer:
         self._cancelled = cancelled
         self._renewed = renewed
         self._at_once = False
+        self._warned = False
 
     def at_once(self) -> None:
         """Renew everything at the next tick, to learn of an operator's request."""
@@ -223,8 +224,16 @@ class Renewer:
     async def _renew(self, due: list[HeldLease]) -> None:
         requested_at = boot_s()
         notes = [None if held.verdict is not None else held.note for held in due]
+        stored = notes if self._engine.traits.notes else [None] * len(notes)
+        if stored is not notes and any(notes) and not self._warned:
+            self._warned = True
+            _log.warning(
+                "the %s engine stores no progress, checkpoints and output: those of jobs are"
+                " dropped",
+                self._engine.traits.name,
+            )
         renewals = [
-            Renewal(lease=held.lease, note=note) for held, note in zip(due, notes, strict=True)
+            Renewal(lease=held.lease, note=note) for held, note in zip(due, stored, strict=True)
         ]
         try:
             answers = dict(enumerate(await self._engine.renew(renewals)))

@@ -14,6 +14,8 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from typing import TypeAlias, assert_never
 
+from msgspec.structs import replace
+
 from holdfast.core import bounds, checks, failures, retry_policy
 from holdfast.core.model import (
     COMMAND_TASK,
@@ -82,6 +84,7 @@ class Settler:
         self._answered = asyncio.Event()
         self._cancels: set[str] = set()
         self.lost = 0
+        self._warned = False
 
     @property
     def backlog(self) -> int:
@@ -154,7 +157,7 @@ class Settler:
         for held in batch if self._cancels else ():
             if held.job.id in self._cancels:
                 await self._request_cancel(held)
-        settlements = [_settlement(held) for held in batch]
+        settlements = [self._settlement(held) for held in batch]
         try:
             outcomes = await self._engine.settle(settlements)
         except OutcomeUnknown as error:
@@ -178,6 +181,21 @@ class Settler:
             _log.error("the verdict on job %s was refused: %s", batch[0].job.id, error)
             return self._refused(batch[0], str(error))
         return self._conclude(batch, settlements, outcomes)
+
+    def _settlement(self, held: HeldLease) -> Settlement:
+        """The verdict, without results and notes if the engine stores none: the job is done all the
+        same."""
+        verdict, traits = held.verdict, self._engine.traits
+        assert verdict is not None
+        note = held.note if traits.notes else None
+        if not traits.results and type(verdict) is Complete and verdict.result is not None:
+            if not self._warned:
+                self._warned = True
+                _log.warning(
+                    "the %s engine stores no results: those of tasks are dropped", traits.name
+                )
+            verdict = replace(verdict, result=None)
+        return Settlement(lease=held.lease, verdict=verdict, note=note)
 
     def _conclude(
         self, batch: list[HeldLease], settlements: list[Settlement], outcomes: list[Outcome]
@@ -344,11 +362,6 @@ def ending_for_job(held: HeldLease, ending: Ending) -> Ending:
 
 def is_timeout(ending: Ending) -> bool:
     return isinstance(ending, Raised) and ending.failure.kind is FailureKind.TIMEOUT
-
-
-def _settlement(held: HeldLease) -> Settlement:
-    assert held.verdict is not None
-    return Settlement(lease=held.lease, verdict=held.verdict, note=held.note)
 
 
 def _why_refused(settlement: Settlement) -> str:

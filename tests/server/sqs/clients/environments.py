@@ -1,7 +1,8 @@
 """Environments of clients that cannot share Holdfast's own, installed once below `.hf/cache`.
 
 The files beside this one pin their packages: `current.txt` (aiobotocore, Celery, the AWS CLI),
-`query.txt` (the last boto3 that speaks the Query protocol), `moto.txt` and `package.json` (Node).
+`query.txt` (the last boto3 that speaks the Query protocol), `moto.txt`, `emulators.txt` (moto and
+ministack as servers) and `package.json` (Node).
 """
 
 import fcntl

@@ -1,0 +1,36 @@
+"""Statements of docs/engines/sqs.md are those of the code."""
+
+from __future__ import annotations
+
+import json
+import re
+
+from holdfast.engines.sqs import client, messages, settings
+from holdfast.engines.sqs.faults import iam_action
+from tests.docs.test_docs import ROOT
+
+PAGE = (ROOT / "docs" / "engines" / "sqs.md").read_text()
+
+
+def test_the_policy_names_every_action_that_the_client_uses() -> None:
+    found = re.search(r"```json\n(.*?)```", PAGE, re.DOTALL)
+    assert found is not None
+    statements = json.loads(found[1])["Statement"]
+    allowed = {*statements[0]["Action"], statements[1]["Action"]}
+    used = {f"sqs:{iam_action(action)}" for action in (*client.ACTIONS, "ReceiveMessage")}
+    assert allowed == used
+
+
+def test_names_and_bounds() -> None:
+    shown = [
+        *(messages.TASK_ATTRIBUTE, messages.ENCODING_ATTRIBUTE, messages.JOB_ATTRIBUTE),
+        *(messages.DEAD_ATTRIBUTE, messages.ID_HEADER, messages.URL_HEADER, messages.ARN_HEADER),
+        *(messages.HANDLE_HEADER, messages.RECEIVED_HEADER, messages.POISON_HEADER),
+        *(settings.TASK_TAG, settings.DEFAULT_TASK),
+    ]
+    for name in shown:
+        assert f"`{name}`" in PAGE
+    assert f"keeps messages for {settings.RETENTION_S // 86_400} days" in PAGE
+    assert f"dead letters for {settings.DEAD_RETENTION_S // 86_400}" in PAGE
+    assert f"is {settings.RECEIVES_ABOVE} above `max_attempts`" in PAGE
+    assert f"polls every {client.WAIT_S_MAX} seconds" in PAGE
