@@ -35,6 +35,8 @@ class ScriptedBroker:
         self.gate: asyncio.Event | None = None
         """If set, publishes wait for it."""
         self.urls: list[str] = []
+        self.postpones = False
+        self.limit_is_costly = True
         self._tags = count(1)
 
     def put(self, source: str, *messages: Message) -> None:
@@ -74,7 +76,12 @@ class ScriptedLink:
         self.held: dict[int, tuple[str, Stored]] = {}
         self.given: set[int] = set()
         self.limits: list[int] = []
+        self.postponed: list[int] = []
         self.news = asyncio.Event()
+
+    @property
+    def limit_is_costly(self) -> bool:
+        return self.broker.limit_is_costly
 
     async def open(self) -> None:
         self._check("open", opening=True)
@@ -114,6 +121,14 @@ class ScriptedLink:
     async def pause(self, source: str) -> None:
         self._check("pause")
         self._return([tag for tag, (own, _) in self.held.items() if own == source])
+
+    async def postpone(self, source: str, delay_ms: int) -> bool:
+        self._check("postpone")
+        self.postponed.append(delay_ms)
+        if not self.broker.postpones:
+            return False
+        self._return([tag for tag, (own, _) in self.held.items() if own == source])
+        return True
 
     async def publish(self, messages: Sequence[Message]) -> list[Published]:
         self._check("publish")

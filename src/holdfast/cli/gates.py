@@ -11,7 +11,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from holdfast.app.application import Holdfast
-from holdfast.cli.flags import BrokerUrls, option, urls_of_brokers
+from holdfast.cli.flags import BrokerUrls, option, switch, urls_of_brokers
 from holdfast.cli.help_pages import program
 from holdfast.cli.output import (
     COMMON,
@@ -69,9 +69,16 @@ class GateFlags:
         str,
         option("TYPE", "Inlet: content type of messages without one, e.g. application/json."),
     ] = ""
+    dead: Annotated[
+        bool, switch("Inlet: the source is a dead-letter queue; keep its messages as dead letters.")
+    ] = False
     exchange: Annotated[str, option("NAME", "Outlet: publish to this exchange of the broker.")] = ""
     routing_key: Annotated[
-        str, option("TEMPLATE", "Outlet: routing key, e.g. {task} or {header.region|eu}.")
+        str,
+        option(
+            "TEMPLATE",
+            "Outlet: routing key, e.g. {task}; without --exchange the queue to send to.",
+        ),
     ] = ""
     prefetch: Annotated[
         int, option("N", "Hold at most this many messages or jobs in each process.")
@@ -99,6 +106,7 @@ class GateFlags:
             group=self.group,
             key=self.key,
             content_type=self.content_type,
+            dead=self.dead,
             exchange=self.exchange,
             routing_key=self.routing_key,
             prefetch=self.prefetch,
@@ -239,7 +247,8 @@ def print_gates(views: list[GateView]) -> None:
     for view in views:
         is_inlet = view.direction == "inlet"
         there = f"{view.broker}:{view.source if is_inlet else view.exchange or view.routing_key}"
-        moved = view.counts.get("enqueued" if is_inlet else "published", 0)
+        names = ("enqueued", "adopted") if is_inlet else ("published",)
+        moved = sum(view.counts.get(name, 0) for name in names)
         failed = view.counts.get("rejected" if is_inlet else "failed", 0)
         ends = (there, view.queue) if is_inlet else (view.queue, there)
         rows.append((view.name, view.direction, *ends, str(view.state), moved, failed, view.text))

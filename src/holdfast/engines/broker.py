@@ -127,6 +127,10 @@ class Message(msgspec.Struct, frozen=True, kw_only=True):
     expires_ms: int | None = None
     exchange: str = ""
     routing_key: str = ""
+    group: str | None = None
+    tenant: str | None = None
+    properties: dict[str, str] = {}
+    """Further facts that the broker knows, such as `sent_at` and `receive_count` of SQS."""
     is_redelivered: bool = False
 
 
@@ -141,6 +145,10 @@ class Published(msgspec.Struct, frozen=True, kw_only=True):
 class BrokerLink(Protocol):
     """A connection of gates to a broker. Every call raises EngineUnavailable if the broker cannot
     be reached, and ConfigError for what a person must fix, such as a missing source."""
+
+    @property
+    def limit_is_costly(self) -> bool:
+        """Whether the broker counts messages as returned when the limit of `receive` changes."""
 
     async def open(self) -> None:
         """Connect."""
@@ -160,6 +168,10 @@ class BrokerLink(Protocol):
 
     async def pause(self, source: str) -> None:
         """Stop receiving: messages that are not acknowledged return to their source."""
+
+    async def postpone(self, source: str, delay_ms: int) -> bool:
+        """Return the messages that are not acknowledged to their source, to be received again
+        after this time. False if the broker cannot do that: they are kept."""
 
     async def publish(self, messages: Sequence[Message]) -> list[Published]:
         """Publish each message to its exchange and routing key, and wait until it is stored. An

@@ -7,23 +7,33 @@ broker may drop a message that was returned too often.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from time import monotonic
 from typing import Final, NamedTuple
 
 from holdfast.core import bounds, checks
-from holdfast.core.model import NewJob, Queue, QueueView, Receipt, Status
+from holdfast.core.model import Failure, NewJob, Queue, QueueView, Reason, Receipt, Status
+from holdfast.core.verdict import BuryWaiting
 from holdfast.engines.base import Engine, Traits
 from holdfast.engines.broker import BrokerLink, Message
 from holdfast.engines.extras import IdMinting, extra
-from holdfast.errors import InvalidJob, PayloadTooLarge, Unsupported, UsageError
+from holdfast.errors import (
+    EngineError,
+    HoldfastError,
+    InvalidJob,
+    PayloadTooLarge,
+    Unsupported,
+    UsageError,
+)
 from holdfast.gates.link import HELD_MS, linked, missing_queue, repeated
 from holdfast.notation.options import new_id
 from holdfast.notation.templates import expand
 from holdfast.ops.gates import Gate, check_chosen_task, message_job_id
 from holdfast.ops.jobs.bulk import enqueue_batches
+from holdfast.ops.parked import bury_parked, parked
 from holdfast.ops.queues import find_queue
 from holdfast.ops.rejected import Rejection, keep_rejected
 
@@ -32,9 +42,14 @@ KEY_WINDOW_MS: Final = 7 * bounds.DAY_MS
 WAIT_MS: Final = bounds.SECOND_MS
 _HOLD_S = 60.0
 """How long messages are kept while the queue takes none, before they return to their source."""
+_POSTPONE_MS = bounds.SECOND_MS
+_POSTPONE_MS_MAX = 30 * bounds.SECOND_MS
+_PARKED_MS = 15 * bounds.MINUTE_MS
+"""Longer than a message takes to return to its source, so that the next gate buries the job."""
 _SETTINGS_S = 2.0
 _GROWTH = 4
 _UNTYPED = "application/octet-stream"
+_REASONS = frozenset(Reason)
 _PERMANENT = frozenset({InvalidJob.code, PayloadTooLarge.code, Unsupported.code})
 """The refusals that are about the job. Any other is about its queue or the store, and ends."""
 
@@ -62,20 +77,33 @@ class Inlet:
         self._mint: Callable[[], str] = new_id if minting is None else minting.mint
         self._pending: list[_Delivery] = []
         self._limit = 0
-        """Messages that may be here; 0 while nothing is received. Each change makes the broker
-        count those that are here as returned, so it grows rarely and does not shrink."""
+        """Messages that may be here; 0 while nothing is received. If each change makes the broker
+        count those that are here as returned, it grows rarely and does not shrink."""
+        self._failures = 0
         self._held_since: float | None = None
         self._queue: Queue | None = None
         self._read_at = float("-inf")
 
     async def once(self) -> int:
-        """Move one batch; the time to wait before the next."""
+        """Move one batch; the time to wait before the next. If the store fails, the messages return
+        to their source for a while, if the broker can do that."""
+        try:
+            pause_ms = await self._step()
+        except EngineError:
+            await self._postpone()
+            raise
+        self._failures = 0
+        return pause_ms
+
+    async def _step(self) -> int:
         room = await self._room()
         if room <= 0 or self._queue is None:
             return await self._hold()
         self._held_since = None
         if not self._pending:
-            if self._limit < self._gate.prefetch and room >= _GROWTH * self._limit:
+            if not self._link.limit_is_costly or (
+                self._limit < self._gate.prefetch and room >= _GROWTH * self._limit
+            ):
                 self._limit = min(room, self._gate.prefetch)
             messages = await linked(self._link.receive(self._gate.source, self._limit, WAIT_MS))
             self.counts["received"] += len(messages)
@@ -109,6 +137,15 @@ class Inlet:
             self._limit = 0
         return HELD_MS
 
+    async def _postpone(self) -> None:
+        """Each failure of the store in a row doubles the delay. If this fails, the messages return
+        by themselves: the link is opened again, or their time at the broker ends."""
+        delay_ms = min(_POSTPONE_MS << min(self._failures, 20), _POSTPONE_MS_MAX)
+        self._failures += 1
+        with suppress(HoldfastError):
+            if await self._link.postpone(self._gate.source, delay_ms):
+                self._pending = []
+
     def _delivery(self, message: Message, queue: Queue) -> _Delivery:
         name = message.message_id
         id_ = message_job_id(self._gate.name, name) if name else self._mint()
@@ -117,6 +154,8 @@ class Inlet:
             checks.check_job(job, queue.payload_max)
         except UsageError as error:
             return _Delivery(message, id_, None, str(error))
+        if self._gate.dead:
+            job = parked(job, self._engine.traits, _PARKED_MS)
         return _Delivery(message, id_, job)
 
     async def _take(self, room: int) -> None:
@@ -129,7 +168,8 @@ class Inlet:
         for each, receipt in zip(wanted, receipts, strict=True):
             if receipt.status is not Status.REFUSED:
                 stored.append(each)
-                self.counts["enqueued" if receipt.status is Status.NEW else "duplicates"] += 1
+                new = "adopted" if self._gate.dead else "enqueued"
+                self.counts[new if receipt.status is Status.NEW else "duplicates"] += 1
             elif receipt.code in _PERMANENT:
                 refused[each.message.tag] = receipt.text
             else:
@@ -142,6 +182,8 @@ class Inlet:
             else each
             for each in self._pending
         ]
+        if self._gate.dead:
+            await self._bury(stored)
         await self._acknowledge(stored)
         rejected = [each for each in self._pending if each.job is None]
         if rejected:
@@ -155,6 +197,14 @@ class Inlet:
         for batch in enqueue_batches(jobs):
             receipts += await repeated(partial(self._engine.enqueue, batch))
         return receipts
+
+    async def _bury(self, deliveries: Sequence[_Delivery]) -> None:
+        """Make dead letters of parked jobs, in one call for those that died alike."""
+        ids: defaultdict[BuryWaiting, list[str]] = defaultdict(list)
+        for each in deliveries:
+            ids[burial(self._gate, each.message)].append(each.id)
+        for amendment, own in ids.items():
+            await bury_parked(self._engine, self._gate.queue, own, amendment)
 
     async def _acknowledge(self, deliveries: Sequence[_Delivery]) -> None:
         if deliveries:
@@ -209,12 +259,32 @@ def message_job(gate: Gate, message: Message, id: str, traits: Traits) -> NewJob
     )
 
 
+def burial(gate: Gate, message: Message) -> BuryWaiting:
+    """How the message of a dead-letter queue died. Its receive count and the time when it was first
+    sent are headers of the job, so that messages that died alike have the same failure."""
+    given = message.properties
+    reason = given.get("reason", "")
+    came_from = given.get("source_arn")
+    where = f"{gate.source} of broker {gate.broker}"
+    failure = Failure(
+        type="DeadLetterQueue",
+        message=given.get("failure")
+        or f"it was in the dead-letter queue {where}"
+        + (f", and came from {came_from}" if came_from else ""),
+    )
+    return BuryWaiting(
+        by=f"gate {gate.name}",
+        reason=Reason(reason) if reason in _REASONS else Reason.ATTEMPTS,
+        failure=failure,
+    )
+
+
 def message_field(message: Message, name: str) -> str | None:
     """The value of a template's placeholder."""
     first, dot, header = name.partition(".")
     if dot:
         return message.headers.get(header) if first == "header" else None
-    value: str | None = getattr(message, name, None)
+    value: str | None = getattr(message, name, message.properties.get(name))
     return value
 
 
@@ -230,7 +300,9 @@ def _with_origin(gate: Gate, message: Message) -> dict[str, str]:
         "gate.reply_to": message.reply_to,
         "gate.exchange": message.exchange,
         "gate.routing_key": message.routing_key,
-    }
+        "gate.group": message.group,
+        "gate.tenant": message.tenant,
+    } | {f"gate.{name}": value for name, value in message.properties.items()}
     headers = {name: value for name, value in origin.items() if value} | message.headers
     try:
         checks.check_pairs("headers", headers)

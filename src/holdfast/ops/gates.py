@@ -40,6 +40,10 @@ MESSAGE_FIELDS: Final = (
     "routing_key",
     "exchange",
     "content_type",
+    "group",
+    "tenant",
+    "sent_at",
+    "receive_count",
     "header.NAME",
 )
 """The placeholders of an inlet's templates."""
@@ -58,6 +62,7 @@ COUNTS: Final = {
     "received": "Messages that inlets received, those delivered again included.",
     "enqueued": "Jobs that inlets enqueued.",
     "duplicates": "Messages whose job already existed.",
+    "adopted": "Dead letters of brokers that inlets adopted.",
     "rejected": "Messages that inlets kept as dead letters.",
     "published": "Messages that outlets published, and the broker stored.",
     "failed": "Attempts of outlets that failed.",
@@ -79,6 +84,7 @@ class Gate(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     An inlet receives from `source`, a queue at the broker, and enqueues in `queue`; `task`,
     `tenant`, `group` and `key` are templates, and `content_type` is that of messages without one.
+    With `dead` its messages become dead letters of `queue`, which can be redriven.
     An outlet leases from `queue` and publishes to `exchange` with the template `routing_key`. At
     most `prefetch` messages or jobs are in flight in each process.
     """
@@ -93,6 +99,7 @@ class Gate(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     group: Short | None = None
     key: Short | None = None
     content_type: Short = ""
+    dead: bool = False
     exchange: Short = ""
     routing_key: Short = ""
     prefetch: Annotated[int, msgspec.Meta(ge=1, le=bounds.BATCH_MAX)] = PREFETCH
@@ -160,7 +167,7 @@ def _check_inlet(gate: Gate) -> None:
 
 
 def _check_outlet(gate: Gate) -> None:
-    _refuse(gate, ("source", "task", "tenant", "group", "key", "content_type"))
+    _refuse(gate, ("source", "task", "tenant", "group", "key", "content_type", "dead"))
     _check_place("exchange", gate.exchange)
     if not gate.exchange and not gate.routing_key:
         raise ConfigError(
@@ -234,6 +241,7 @@ class GateView(msgspec.Struct, frozen=True, kw_only=True):
     group: str | None
     key: str | None
     content_type: str
+    dead: bool
     exchange: str
     routing_key: str
     prefetch: int
@@ -339,6 +347,7 @@ def gate_view(gate: Gate, runs: Sequence[GateRun]) -> GateView:
         group=gate.group,
         key=gate.key,
         content_type=gate.content_type,
+        dead=gate.dead,
         exchange=gate.exchange,
         routing_key=gate.routing_key,
         prefetch=gate.prefetch,
@@ -367,9 +376,10 @@ def _state(gate: Gate, runs: Sequence[GateRun]) -> tuple[GateState, str]:
 def _notes(gate: Gate) -> tuple[str, ...]:
     if gate.direction == "outlet":
         return ("each job becomes at least one message, with the id of the job",)
+    noun = "dead letter" if gate.dead else "job"
     return (
-        "each message with a message id becomes exactly one job",
-        "a message without one becomes at least one job"
+        f"each message with a message id becomes exactly one {noun}",
+        f"a message without one becomes at least one {noun}"
         + (", unless its key is held" if gate.key else ""),
     )
 

@@ -18,18 +18,17 @@ import msgspec
 from holdfast.core import bounds, checks
 from holdfast.core.model import (
     Failure,
-    JobFilter,
     NewJob,
     Queue,
     Reason,
     Receipt,
-    State,
     Status,
 )
 from holdfast.core.verdict import BuryWaiting
 from holdfast.engines.base import Engine
 from holdfast.errors import UnknownQueue, UsageError
 from holdfast.ops.jobs.bulk import enqueue_batches
+from holdfast.ops.parked import bury_parked, parked
 
 REJECTED_QUEUE: Final = "rejected"
 REJECTED_TASK: Final = "rejected"
@@ -40,8 +39,6 @@ _PART = re.compile(r"\.part[0-9]+\Z")
 _HEADERS_TYPE = "application/vnd.holdfast.headers+json"
 _UNTYPED = "application/octet-stream"
 _PARKED_MS = bounds.MINUTE_MS
-"""The jobs are never due, and expire after this: if the process is killed between the enqueue and
-the bury, no worker runs them, and the reaper makes them dead letters."""
 
 
 class Rejection(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,21 +64,20 @@ async def keep_rejected(engine: Engine, rejections: Sequence[Rejection]) -> None
     """Store each rejection as a dead letter, durable on return. Killed in the middle or called
     twice, the next call with the same ids completes it. Raises if one could not be stored."""
     part_max = min(bounds.QUEUE_PAYLOAD_MAX, engine.traits.payload_max)
-    delay_ms = min(bounds.DELAY_MS_MAX, engine.traits.delay_ms_max)
     ids: defaultdict[tuple[str, str, str], list[str]] = defaultdict(list)
 
     def jobs() -> Iterator[NewJob]:
         for rejection in rejections:
-            for job in _parts(rejection, part_max, delay_ms):
+            for job in _parts(rejection, part_max):
                 ids[rejection.by, rejection.why, rejection.trace].append(job.id)
-                yield job
+                yield parked(job, engine.traits, _PARKED_MS)
 
     for batch in enqueue_batches(jobs()):
         await _enqueue(engine, batch)
     for (by, why, trace), own in ids.items():
         failure = Failure(type="RejectedMessage", message=why, trace=trace)
         amendment = BuryWaiting(by=by, reason=Reason.REJECTED, failure=failure)
-        await _bury(engine, own, amendment)
+        await bury_parked(engine, REJECTED_QUEUE, own, amendment)
 
 
 async def _enqueue(engine: Engine, jobs: Sequence[NewJob]) -> None:
@@ -97,21 +93,7 @@ def _lacks_queue(receipt: Receipt) -> bool:
     return receipt.status is Status.REFUSED and receipt.code == UnknownQueue.code
 
 
-async def _bury(engine: Engine, ids: Sequence[str], amendment: BuryWaiting) -> None:
-    """Bury the jobs that are still as they were enqueued: neither those that an operator put back
-    in the meantime, nor a job of another queue with the same id."""
-    for start in range(0, len(ids), bounds.BATCH_MAX):
-        wanted = JobFilter(
-            ids=tuple(ids[start : start + bounds.BATCH_MAX]),
-            queue=REJECTED_QUEUE,
-            task=REJECTED_TASK,
-            states=(State.WAITING,),
-            version=1,
-        )
-        await engine.amend(wanted, amendment, limit=bounds.BATCH_MAX)
-
-
-def _parts(rejection: Rejection, part_max: int, delay_ms: int) -> Iterator[NewJob]:
+def _parts(rejection: Rejection, part_max: int) -> Iterator[NewJob]:
     """The jobs that together hold the rejection: the body, and its headers if they do not fit."""
     body, headers = rejection.body, dict(rejection.headers)
     kept = rejection.content_type or _UNTYPED
@@ -133,8 +115,6 @@ def _parts(rejection: Rejection, part_max: int, delay_ms: int) -> Iterator[NewJo
             content_type=content_type,
             headers=headers if number == 1 else {},
             labels={"by": rejection.by, **label},
-            delay_ms=delay_ms,
-            expires_ms=_PARKED_MS,
         )
 
 

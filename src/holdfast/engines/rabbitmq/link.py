@@ -47,6 +47,8 @@ _FRAME_ROOM = 4096
 class RabbitLink:
     """See `BrokerLink`."""
 
+    limit_is_costly = True
+
     def __init__(self, place: str, *, ca: str | None = None, cert: str | None = None) -> None:
         self._target = RabbitTarget.parse(place, ca=ca, cert=cert)
         self._connection: aiormq.Connection | None = None
@@ -100,6 +102,9 @@ class RabbitLink:
         if consumer is not None:
             with amqp_errors(self._target):
                 await consumer.stop()
+
+    async def postpone(self, source: str, delay_ms: int) -> bool:
+        return False
 
     async def publish(self, messages: Sequence[Message]) -> list[Published]:
         answers: dict[int, Published] = {}

@@ -22,9 +22,9 @@ Template = Annotated[
 
 
 class GateBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """An inlet has a `source`, a queue at the broker, and a `task`; an outlet has an `exchange`, a
-    `routing_key`, or both. `broker` is only a name: URLs are given to the processes that run
-    gates."""
+    """An inlet has a `source`, a queue at the broker, and a `task`; with `dead` its messages become
+    dead letters. An outlet has an `exchange`, a `routing_key`, or both. `broker` is only a name:
+    URLs are given to the processes that run gates."""
 
     direction: Direction
     broker: GateName
@@ -35,6 +35,7 @@ class GateBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     group: Template | None = None
     key: Template | None = None
     content_type: Annotated[str, Meta(max_length=127, pattern=NO_NUL)] = ""
+    dead: bool = False
     exchange: Place = ""
     routing_key: Template = ""
     prefetch: Annotated[int, Meta(ge=1, le=bounds.BATCH_MAX)] = PREFETCH
