@@ -136,10 +136,12 @@ class Message(msgspec.Struct, frozen=True, kw_only=True):
 
 class Published(msgspec.Struct, frozen=True, kw_only=True):
     """The broker's answer to one published message; `error` is "" if it is stored, else the reason.
-    With `is_unknown` the message may or may not be stored."""
+    With `is_unknown` the message may or may not be stored. With `is_unsent` it was not sent, and it
+    is not at fault: the broker cannot be reached, or does not accept the link's credentials."""
 
     error: str = ""
     is_unknown: bool = False
+    is_unsent: bool = False
 
 
 class BrokerLink(Protocol):
@@ -179,6 +181,27 @@ class BrokerLink(Protocol):
 
     async def status(self) -> BrokerStatus:
         """The state of the broker now; never raises because it is unreachable."""
+
+
+class QueueLink(BrokerLink, Protocol):
+    """A link to a broker whose queues can be listed, and whose messages can be sent on unchanged
+    from one queue to another, for distributions."""
+
+    async def waiting(self, pattern: str) -> dict[str, int]:
+        """The queues that match the pattern, with the number of messages that wait in each, as far
+        as the broker knows it."""
+
+    async def depth(self, queue: str) -> int:
+        """The number of messages that wait in a queue, as far as the broker knows it."""
+
+    async def take(self, source: str, limit: int) -> list[Message]:
+        """At most `limit` messages of a source that are there now."""
+
+    async def forward(
+        self, target: str, messages: Sequence[tuple[str, Message]]
+    ) -> list[Published]:
+        """Send messages that this link received on to another queue, unchanged and in this order,
+        each with its source. They stay in their source until they are acknowledged."""
 
 
 class BrokerScheme(Protocol):

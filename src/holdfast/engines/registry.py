@@ -161,12 +161,13 @@ def _control_with_namespace(query: str, name: str) -> str:
 
 def _broker_scheme(url: str) -> BrokerScheme:
     scheme = url.partition(":")[0]
-    found: BrokerScheme | None = _Rabbit() if scheme in ("amqp", "amqps") else None
+    found: BrokerScheme | None = _BROKERS.get(scheme)
     found = found or _installed(scheme, BROKER_ENTRY_POINTS)
     if found is None:
         name = f" {scheme!r}" if re.fullmatch(r"[a-z0-9+]{1,20}", scheme) else ""
         raise ConfigError(
-            f"no broker for the URL scheme{name}: use one like amqp://user:password@host/vhost"
+            f"no broker for the URL scheme{name}: use one like amqp://user:password@host/vhost or"
+            " sqs://REGION"
         )
     return found
 
@@ -406,6 +407,36 @@ class _Rabbit:
         return place, _options("amqp", query, known)
 
 
+class _Sqs:
+    """sqs://REGION: a `BrokerScheme`, for gates only."""
+
+    def open_broker(self, url: str) -> Broker:
+        raise ConfigError(
+            "SQS cannot carry the jobs of a brokered store: use amqp://, or sqs:// as an engine"
+        )
+
+    def open_link(self, url: str) -> BrokerLink:
+        region, options = self._read(url)
+        try:
+            from holdfast.engines.sqs.link import SqsLink
+        except ModuleNotFoundError as error:
+            raise _missing(error, "sqs", "aws") from None
+        return SqsLink(region, **options)
+
+    @staticmethod
+    def _read(url: str) -> tuple[str, dict[str, Any]]:
+        place, _, query = url.partition("?")
+        region = place.removeprefix("sqs:").strip("/")
+        if not re.fullmatch(r"[a-z0-9-]{1,40}", region):
+            raise ConfigError(
+                "the sqs URL of a broker is sqs://REGION such as sqs://eu-west-1: the credentials"
+                " are found as by other AWS tools, and queues are named by the gates"
+            )
+        return region, _options("sqs", query, {"endpoint": _endpoint})
+
+
+_BROKERS: dict[str, BrokerScheme] = {"amqp": _Rabbit(), "amqps": _Rabbit(), "sqs": _Sqs()}
+
 Reader = Callable[[str, str], Any]
 
 
@@ -466,6 +497,17 @@ def _namespace(name: str, text: str) -> str:
 def _file(name: str, text: str) -> str:
     if not text or "\0" in text:
         raise ConfigError(f"the option {name} needs the path of a file with certificates (PEM)")
+    return text
+
+
+def _endpoint(name: str, text: str) -> str:
+    try:
+        parts = urlsplit(text)
+        parts.port  # noqa: B018 (reading it is what checks it)
+    except ValueError:
+        parts = urlsplit("")
+    if parts.scheme not in ("http", "https") or not parts.hostname or "@" in parts.netloc:
+        raise ConfigError(f"the option {name} needs a URL such as http://127.0.0.1:7433")
     return text
 
 

@@ -23,7 +23,7 @@ from holdfast.core.retry_policy import after_failure
 from holdfast.core.verdict import Complete, Release, Settlement, Verdict
 from holdfast.engines.base import Engine
 from holdfast.engines.broker import BrokerLink, Message, Published
-from holdfast.errors import EngineError, InvalidJob, UsageError
+from holdfast.errors import EngineError, EngineUnavailable, InvalidJob, UsageError
 from holdfast.gates.link import HELD_MS, LinkFailed, linked, missing_queue, repeated
 from holdfast.notation.templates import expand
 from holdfast.ops.gates import Gate
@@ -109,6 +109,9 @@ class Outlet:
             await asyncio.shield(self._settle(settlements))
             raise
         await self._settle(settlements + self._verdicts(parcels, answers, queue))
+        unsent = next((answer.error for answer in answers if answer.is_unsent), None)
+        if unsent is not None:
+            raise LinkFailed(EngineUnavailable(unsent))
 
     def _parcel(self, lease: Lease) -> _Parcel:
         try:
@@ -153,7 +156,7 @@ class Outlet:
             answer = Published(error=parcel.why) if parcel.message is None else next(left)
             verdict = self._verdict(parcel.lease.job, answer, queue)
             found.append(Settlement(lease=parcel.lease, verdict=verdict))
-        if any(answer.is_unknown for answer in answers):
+        if any(answer.is_unknown or answer.is_unsent for answer in answers):
             self._limit = 1
         elif answers:
             self._limit = min(self._limit * 2, self._gate.prefetch)
@@ -163,6 +166,8 @@ class Outlet:
         if not answer.error:
             self.counts["published"] += 1
             return Complete()
+        if answer.is_unsent:
+            return Release(f"not sent: {answer.error}", delay_ms=_UNCONFIRMED_MS, unstarted=True)
         if answer.is_unknown and job.releases < _UNCONFIRMED_MAX:
             return Release(f"not confirmed: {answer.error}", delay_ms=_UNCONFIRMED_MS)
         self.counts["failed"] += 1
@@ -206,6 +211,8 @@ def job_message(gate: Gate, job: Job) -> Message:
         expires_ms=left_ms,
         exchange=gate.exchange,
         routing_key=routing_key,
+        group=job.group,
+        tenant=job.tenant,
     )
 
 

@@ -97,6 +97,10 @@ class EntryFault(NamedTuple):
         return self.may_pass or (self.is_doubtful and not doubtful)
 
 
+class DeniedByPolicy(ConfigError):
+    """The credentials are valid, and a policy denies the action on a queue."""
+
+
 def fault_of_entry(entry: dict[str, Any]) -> EntryFault:
     """The fault of one `Failed` entry in the answer to a batch."""
     is_sender = bool(entry.get("SenderFault", False))
@@ -171,7 +175,7 @@ def explain_fault(
         return _explain_signature(fault, place, action)
     if fault.code in _DENIED:
         why = f" ({clean(fault.text)})" if fault.text else ""
-        return ConfigError(
+        return DeniedByPolicy(
             f"{place} denies {action}{why}: allow the action sqs:{iam_action(action)} in the IAM"
             " policy of these credentials, or in the policy of the queue"
         )
