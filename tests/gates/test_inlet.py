@@ -479,3 +479,50 @@ async def test_a_group_on_several_partitions(broker: ScriptedBroker, tmp_path: P
     assert step.counts == {"received": 18, "enqueued": 9, "duplicates": 9}
     assert len(await jobs(engine)) == 9
     await engine.close()
+
+
+@pytest.mark.parametrize("postpones", [True, False])
+async def test_messages_are_postponed_while_the_store_is_down(
+    broker: ScriptedBroker, clock: ManualClock, postpones: bool
+) -> None:
+    """A broker that cannot postpone them keeps them here; each failure doubles the delay."""
+
+    class Failing(MemoryEngine):
+        is_down = True
+
+        async def enqueue(self, jobs: Sequence[NewJob]) -> list[Receipt]:
+            if self.is_down:
+                raise EngineUnavailable("down")
+            return await super().enqueue(jobs)
+
+    engine = Failing(clock=clock)
+    await engine.open()
+    broker.postpones = postpones
+    broker.put("in", *(message(f"m{n}") for n in range(3)))
+    step, link = await opened(engine, broker)
+    for _ in range(7):
+        with pytest.raises(EngineUnavailable):
+            await step.once()
+        assert broker.held == (0 if postpones else 3)
+    assert link.postponed == [1_000, 2_000, 4_000, 8_000, 16_000, 30_000, 30_000]
+    engine.is_down = False
+    await step.once()
+    assert len(await jobs(engine)) == 3
+    assert broker.left == []
+    engine.is_down = True
+    broker.put("in", message("m4"))
+    with pytest.raises(EngineUnavailable):
+        await step.once()
+    assert link.postponed[-1] == 1_000
+
+
+async def test_a_cheap_limit_is_the_room(engine: Engine, broker: ScriptedBroker) -> None:
+    broker.limit_is_costly = False
+    broker.put("in", *(message(f"m{n}") for n in range(9)))
+    step, link = await opened(engine, broker, max_depth=4)
+    await step.once()
+    leases = await engine.lease(LeaseRequest(queues=("mail",), limit=3))
+    await engine.settle([Settlement(lease=each, verdict=Complete()) for each in leases])
+    await step.once()
+    assert link.limits == [4, 3]
+    assert broker.waiting == {"in": 2}

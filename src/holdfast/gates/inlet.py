@@ -88,12 +88,10 @@ class Inlet:
         """Move one batch; the time to wait before the next. If the store fails, the messages return
         to their source for a while, if the broker can do that."""
         try:
-            pause_ms = await self._step()
+            return await self._step()
         except EngineError:
             await self._postpone()
             raise
-        self._failures = 0
-        return pause_ms
 
     async def _step(self) -> int:
         room = await self._room()
@@ -142,6 +140,8 @@ class Inlet:
         by themselves: the link is opened again, or their time at the broker ends."""
         delay_ms = min(_POSTPONE_MS << min(self._failures, 20), _POSTPONE_MS_MAX)
         self._failures += 1
+        # Receive no more before the store answers.
+        self._read_at = float("-inf")
         with suppress(HoldfastError):
             if await self._link.postpone(self._gate.source, delay_ms):
                 self._pending = []
@@ -190,6 +190,7 @@ class Inlet:
             await keep_rejected(self._engine, [self._rejection(each) for each in rejected])
             self.counts["rejected"] += len(rejected)
             await self._acknowledge(rejected)
+        self._failures = 0
 
     async def _enqueue(self, jobs: Sequence[NewJob]) -> list[Receipt]:
         """One call, unless the payloads are large. The ids make it safe to repeat."""
