@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,9 +38,13 @@ from holdfast.cli.queues import read_queue
 from holdfast.cli.session import open_app
 from holdfast.core.model import JobFilter
 from holdfast.core.text import counted, printable
-from holdfast.errors import EngineError, NotFound, UsageError
+from holdfast.engines.registry import open_queue_link
+from holdfast.errors import ConfigError, EngineError, NotFound, UsageError
 from holdfast.events import Distributed, ProcessEvent
+from holdfast.gates import MessageDistributor
+from holdfast.gates.distributor import MESSAGES_WAITING
 from holdfast.ops.doctor import Finding, check_store, checkup_view
+from holdfast.ops.gates import broker_urls, broker_variable, url_of
 from holdfast.ops.jobs.bulk import (
     Archive,
     ArchiveResult,
@@ -49,9 +54,11 @@ from holdfast.ops.jobs.bulk import (
     old_jobs,
 )
 from holdfast.ops.queues import Distribution, Distributions, check_distribution
-from holdfast.ops.service import run_service
+from holdfast.ops.service import Service, run_service
 from holdfast.ops.views import plain
 from holdfast.upkeep import Distributor
+
+_JOBS_WAITING = 1_000
 
 
 async def doctor(
@@ -154,82 +161,164 @@ async def cleanup(
     )
 
 
-async def distribute(
-    *,
+@Parameter(name="*")
+@dataclass(frozen=True, slots=True)
+class DistributionFlags:
+    """From which queues to which one, and how much."""
+
     source: Annotated[
         str | None,
         option("PATTERN", "Take jobs from queues that match this, e.g. mail.*", "--from"),
-    ] = None,
-    target: Annotated[str | None, option("NAME", "Move the jobs to this queue.", "--to")] = None,
-    depth: Annotated[int, option("N", "Move jobs while fewer than this many wait there.")] = 1_000,
+    ] = None
+    target: Annotated[str | None, option("NAME", "Move the jobs to this queue.", "--to")] = None
+    depth: Annotated[
+        int | None,
+        option(
+            "N",
+            "Move jobs while fewer than this many wait there."
+            " [default: 1000, or 100 with --broker]",
+        ),
+    ] = None
     weight: Annotated[
         list[str] | None,
         option("QUEUE=N...", "Take N times as many jobs from this queue. Repeatable."),
+    ] = None
+    limit: Annotated[int | None, option("N", "Stop once this many were moved.")] = None
+
+    def distribution(self, depth: int) -> Distribution:
+        """The distribution, with this depth by default. Raises UsageError."""
+        if self.target is None:
+            raise UsageError("--to is missing: give the queue that receives the jobs")
+        if self.source is None:
+            raise UsageError("--from is missing: give a pattern of queue names such as mail.*")
+        if self.limit is not None and self.limit < 1:
+            raise UsageError(f"--limit {self.limit} is out of range: expected a number from 1 on")
+        wanted = Distribution(
+            source=self.source,
+            target=self.target,
+            depth=depth if self.depth is None else self.depth,
+            weights=_weights(self.weight or []),
+        )
+        check_distribution(wanted)
+        return wanted
+
+
+_DISTRIBUTION = DistributionFlags()
+
+
+async def distribute(
+    *,
+    which: DistributionFlags = _DISTRIBUTION,
+    broker: Annotated[
+        str | None,
+        option(
+            "NAME=URL",
+            "Move messages between queues of this broker instead of jobs, e.g."
+            " main=sqs://eu-west-1. HOLDFAST_BROKER_NAME=URL and NAME do the same.",
+        ),
     ] = None,
     store: Annotated[bool, switch("Store it, so that upkeep carries it out, and exit.")] = False,
     forget: Annotated[bool, switch("Remove a stored distribution.")] = False,
     common: Common = COMMON,
 ) -> None:
-    """Move jobs from many queues to one, taking turns fairly.
+    """Move jobs, or messages of a broker, from many queues to one, taking turns fairly.
 
     It runs until it is stopped; with --store, upkeep does it from now on. Without --to it lists the
     stored distributions. Any number of them may run at the same time.
     """
+    if store and (broker is not None or which.limit is not None):
+        raise UsageError("--store takes neither --broker nor --limit: leave them out")
+    if broker is not None:
+        await _distribute_messages(which, broker, common)
+        return
     async with open_app(common) as app:
         stored = Distributions(app.engine)
-        if target is None:
-            if source is not None or store or forget:
-                raise UsageError("--to is missing: give the queue that receives the jobs")
+        if which.target is None and which.source is None and not store and not forget:
             _print_distributions(await stored.all(), common)
             return
-        if forget:
-            if not await stored.remove(target):
-                raise NotFound(f'no distribution to "{target[:80]}" is stored')
-            removed = {"queue": target, "stored": False}
-            print_either(removed, f"upkeep no longer feeds {target}", common)
+        if forget and which.target is not None:
+            if not await stored.remove(which.target):
+                raise NotFound(f'no distribution to "{which.target[:80]}" is stored')
+            removed = {"queue": which.target, "stored": False}
+            print_either(removed, f"upkeep no longer feeds {which.target}", common)
             return
-        if source is None:
-            raise UsageError("--from is missing: give a pattern of queue names such as mail.*")
-        wanted = Distribution(
-            source=source, target=target, depth=depth, weights=_weights(weight or [])
-        )
-        check_distribution(wanted)
-        await read_queue(app, target)
+        wanted = which.distribution(_JOBS_WAITING)
+        await read_queue(app, wanted.target)
         if not any(wanted.feeds_from(view.queue.name) for view in await app.queues(counts=False)):
-            say(f"no other queue matches {source} yet; queues created later will")
+            say(f"no other queue matches {wanted.source} yet; queues created later will")
         if store:
             await stored.put(wanted)
-            text = f"upkeep feeds {target} from {source}"
+            text = f"upkeep feeds {wanted.target} from {wanted.source}"
             print_either(msgspec.to_builtins(wanted), text, common)
             return
-        await _distribute_until_stopped(app, wanted, common)
+        run = _DistributionRun(wanted, which.limit, "job", common)
+        service = Distributor(app.engine, [wanted], limit=which.limit, tell=run.count)
+        await run.until_stopped(service)
 
 
-async def _distribute_until_stopped(app: Holdfast, wanted: Distribution, common: Common) -> None:
-    """A step that has begun is finished before it stops."""
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for each in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(each, stop.set)
-    moved = 0
-
-    def count_moved(event: ProcessEvent) -> None:
-        nonlocal moved
-        if isinstance(event, Distributed):
-            moved += sum(event.moved.values())
-
-    if not common.json:
-        say(f"feeding {wanted.target} from {wanted.source}; Ctrl-C stops it")
-    try:
-        await run_service(Distributor(app.engine, [wanted], tell=count_moved), stop, count_moved)
-    finally:
-        for each in (signal.SIGINT, signal.SIGTERM):
-            loop.remove_signal_handler(each)
-    print_either(
-        {"queue": wanted.target, "moved": moved},
-        f"moved {counted(moved, 'job')} to {wanted.target}",
-        common,
+async def _distribute_messages(which: DistributionFlags, broker: str, common: Common) -> None:
+    wanted = which.distribution(MESSAGES_WAITING)
+    url = _broker_url(broker)
+    # A wrong URL is an error, and no reason to try again.
+    open_queue_link(url)
+    run = _DistributionRun(wanted, which.limit, "message", common)
+    service = MessageDistributor(
+        lambda: open_queue_link(url), wanted, limit=which.limit, tell=run.count
     )
+    try:
+        await run.until_stopped(service)
+    finally:
+        await service.close()
+
+
+def _broker_url(given: str) -> str:
+    """The URL of a broker given as NAME=URL, or as the NAME of an environment variable."""
+    if "=" in given:
+        [url] = broker_urls([given], {}).values()
+        return url
+    found = url_of(given, broker_urls((), os.environ))
+    if found is None:
+        raise ConfigError(
+            f"--broker {given[:40]}: give {given[:40]}=URL, or set {broker_variable(given[:40])}"
+        )
+    return found
+
+
+class _DistributionRun:
+    """A distribution in the foreground: runs until a signal, or until enough was moved."""
+
+    def __init__(self, wanted: Distribution, limit: int | None, noun: str, common: Common) -> None:
+        self._wanted = wanted
+        self._limit = limit
+        self._noun = noun
+        self._common = common
+        self._moved = 0
+        self._stop = asyncio.Event()
+
+    def count(self, event: ProcessEvent) -> None:
+        if isinstance(event, Distributed):
+            self._moved += sum(event.moved.values())
+            if self._limit is not None and self._moved >= self._limit:
+                self._stop.set()
+
+    async def until_stopped(self, service: Service) -> None:
+        """A step that has begun is finished before it stops."""
+        target = self._wanted.target
+        loop = asyncio.get_running_loop()
+        for each in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(each, self._stop.set)
+        if not self._common.json:
+            say(f"feeding {target} from {self._wanted.source}; Ctrl-C stops it")
+        try:
+            await run_service(service, self._stop, self.count)
+        finally:
+            for each in (signal.SIGINT, signal.SIGTERM):
+                loop.remove_signal_handler(each)
+        print_either(
+            {"queue": target, "moved": self._moved},
+            f"moved {counted(self._moved, self._noun)} to {target}",
+            self._common,
+        )
 
 
 def _print_finding(finding: Finding) -> None:

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Mapping, Sequence
-from typing import Literal
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Literal, TypeVar
 
 import msgspec
 
@@ -33,6 +34,9 @@ TURN = 1_000
 
 CREDIT = 100 * TURN
 """The longest lag of an idle tenant's turn: its head start over the others when it returns."""
+
+
+Taken = TypeVar("Taken")
 
 
 class TenantView(msgspec.Struct, frozen=True, kw_only=True):
@@ -116,3 +120,9 @@ class FairTurns:
 
     def _now(self, name: str) -> int:
         return turn_now(self._turns.get(name, 0), self._clock)
+
+
+def interleaved(order: Iterable[str], taken: Mapping[str, deque[Taken]]) -> list[Taken]:
+    """What was taken from each queue, in the order of the turns; more than planned goes last."""
+    found = [taken[name].popleft() for name in order if taken.get(name)]
+    return found + [each for rest in taken.values() for each in rest]

@@ -8,7 +8,7 @@ gates.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import msgspec
 
@@ -183,6 +183,7 @@ class BrokerLink(Protocol):
         """The state of the broker now; never raises because it is unreachable."""
 
 
+@runtime_checkable
 class QueueLink(BrokerLink, Protocol):
     """A link to a broker whose queues can be listed, and whose messages can be sent on unchanged
     from one queue to another, for distributions."""

@@ -15,7 +15,7 @@ from urllib.parse import parse_qsl, quote, unquote, unquote_plus, urlencode, url
 
 from holdfast.core import bounds
 from holdfast.engines.base import Engine
-from holdfast.engines.broker import Broker, BrokerLink, BrokerScheme
+from holdfast.engines.broker import Broker, BrokerLink, BrokerScheme, QueueLink
 from holdfast.engines.clock import Clock
 from holdfast.engines.wrapper import enforced
 from holdfast.errors import ConfigError
@@ -79,6 +79,17 @@ def open_broker(url: str) -> Broker:
 def open_link(url: str) -> BrokerLink:
     """A link to the broker that `url` names, for gates; the caller awaits its `open`."""
     return _broker_scheme(url).open_link(url)
+
+
+def open_queue_link(url: str) -> QueueLink:
+    """A link to the broker that `url` names, for a distribution between its queues; the caller
+    awaits its `open`. Raises ConfigError if the broker cannot do that."""
+    link = open_link(url)
+    if not isinstance(link, QueueLink):
+        raise ConfigError(
+            "this broker cannot send messages on from queue to queue: use one like sqs://REGION"
+        )
+    return link
 
 
 def schemes() -> list[str]:

@@ -13,7 +13,7 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Sequence
 
 from holdfast.core import bounds
-from holdfast.core.fairness import FairTurns
+from holdfast.core.fairness import FairTurns, interleaved
 from holdfast.core.model import Lease, LeaseRequest, QueueView
 from holdfast.core.verdict import Forward, Outcome, Release, Settlement
 from holdfast.core.workers import DISTRIBUTOR
@@ -34,7 +34,7 @@ _IDLE_MS = 250
 
 
 class Distributor:
-    """Carries out the distributions in `given`, or else the stored ones."""
+    """Carries out the distributions in `given`, or else the stored ones, of `limit` jobs in all."""
 
     name = "distributor"
 
@@ -43,12 +43,14 @@ class Distributor:
         engine: Engine,
         given: Sequence[Distribution] | None = None,
         *,
+        limit: int | None = None,
         tell: Tell = ignore_event,
         sleep_ms_max: int = 5 * bounds.SECOND_MS,
     ) -> None:
         self.sleep_ms_max = sleep_ms_max
         self._engine = engine
         self._given = given
+        self._left = limit
         self._tell = tell
         self._turns: dict[str, FairTurns] = defaultdict(FairTurns)
         self._missing: set[str] = set()
@@ -82,7 +84,8 @@ class Distributor:
         turns = self._turns[distribution.target]
         turns.forget_others(list(waiting))
         room = distribution.depth - target.ready - target.delayed - target.blocked
-        order = turns.order(waiting, min(room, STEP), distribution.weights)
+        room = min(room, STEP) if self._left is None else min(room, STEP, self._left)
+        order = turns.order(waiting, room, distribution.weights)
         if not order:
             return 0
         taken: dict[str, deque[Lease]] = defaultdict(deque)
@@ -90,7 +93,7 @@ class Distributor:
             await self._take(Counter(order), waiting, taken)
         finally:
             # Jobs that were leased before a failure are still forwarded.
-            count = await self._forward(_interleaved(order, taken), distribution, turns)
+            count = await self._forward(interleaved(order, taken), distribution, turns)
         return count
 
     async def _take(
@@ -129,12 +132,8 @@ class Distributor:
             # The work queue was dropped in the meantime.
             release = Release(f"queue {distribution.target} no longer exists", unstarted=True)
             await self._engine.settle([Settlement(lease=each, verdict=release) for each in refused])
+        if self._left is not None:
+            self._left -= moved.total()
         if moved:
             self._tell(Distributed(queue=distribution.target, moved=dict(moved)))
         return moved.total()
-
-
-def _interleaved(order: list[str], taken: dict[str, deque[Lease]]) -> list[Lease]:
-    """The leases in the order of the turns; extra ones go last."""
-    leases = [taken[name].popleft() for name in order if taken[name]]
-    return leases + [lease for rest in taken.values() for lease in rest]

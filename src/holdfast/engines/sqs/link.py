@@ -13,6 +13,7 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Sequence
+from time import monotonic
 
 from holdfast.engines.broker import BrokerStatus, Message, Published
 from holdfast.engines.sqs.client import (
@@ -35,6 +36,7 @@ from holdfast.errors import (
 )
 
 _CALLS, _POLLS = 8, 8
+_LIST_S = 5.0
 _PROBE = "holdfast-probe"
 _VISIBLE, _DELAYED = "ApproximateNumberOfMessages", "ApproximateNumberOfMessagesDelayed"
 
@@ -50,6 +52,7 @@ class SqsLink:
         )
         self._sources: dict[str, SqsSource] = {}
         self._tags = itertools.count(1)
+        self._listed: dict[str, tuple[float, list[str]]] = {}
 
     async def open(self) -> None:
         await self._client.open()
@@ -122,11 +125,14 @@ class SqsLink:
         return BrokerStatus()
 
     async def waiting(self, pattern: str) -> dict[str, int]:
-        prefix = re.split(r"[*?\[]", pattern)[0]
-        urls = {name_of(url): url for url in await self._client.list_queues(prefix)}
-        names = [name for name in urls if fnmatch.fnmatchcase(name, pattern)]
-        counts = await asyncio.gather(*(self._count(urls[name], _VISIBLE) for name in names))
-        return dict(zip(names, counts, strict=True))
+        urls = [
+            url
+            for url in await self._list(re.split(r"[*?\[]", pattern)[0])
+            if fnmatch.fnmatchcase(name_of(url), pattern)
+        ]
+        counts = await asyncio.gather(*(self._count_or_none(url) for url in urls))
+        found = {name_of(url): count for url, count in zip(urls, counts, strict=True)}
+        return {name: count for name, count in found.items() if count is not None}
 
     async def depth(self, queue: str) -> int:
         return await self._count(await self._url(queue), _VISIBLE, _DELAYED)
@@ -205,6 +211,20 @@ class SqsLink:
             f"Amazon SQS at {self._client.where} has no queue {name_of(queue)[:80]!r}: create it"
             " there, or correct the gate"
         )
+
+    async def _list(self, prefix: str) -> list[str]:
+        """The URLs of the queues, read every few seconds."""
+        at, urls = self._listed.get(prefix, (float("-inf"), []))
+        if monotonic() - at >= _LIST_S:
+            urls = await self._client.list_queues(prefix)
+            self._listed[prefix] = (monotonic(), urls)
+        return urls
+
+    async def _count_or_none(self, url: str) -> int | None:
+        try:
+            return await self._count(url, _VISIBLE)
+        except NotFound:
+            return None
 
     async def _count(self, url: str, *names: str) -> int:
         found = await self._client.attributes(url, names)

@@ -90,8 +90,9 @@ class SqsSource:
         return self._taken()
 
     async def take(self, limit: int) -> list[tuple[int, SqsMessage]]:
-        """At most `limit` messages that are there now."""
-        found = await self._fetch(min(limit, BATCH_MAX), wait_s=1)
+        """At most `limit` messages that are there now. SQS may overlook some: the next call finds
+        them."""
+        found = await self._fetch(min(limit, BATCH_MAX), wait_s=0)
         if found == BATCH_MAX < limit:
             rest = range(BATCH_MAX, limit, BATCH_MAX)
             async with asyncio.TaskGroup() as group:
