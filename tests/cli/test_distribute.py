@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.testing import sqs_client
 from tests.cli import seed
 from tests.cli.program import Cli, command, environment
 
@@ -73,3 +74,44 @@ def test_a_distribution_is_stored_listed_and_removed(tenants: Cli) -> None:
 )
 def test_invalid_values_are_refused(tenants: Cli, line: list[str], code: int) -> None:
     assert tenants("distribute", *line).code == code
+
+
+def test_messages_of_sqs_are_distributed(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "test")
+    with sqs_client() as sqs:
+        urls = [sqs.create_queue(QueueName=name)["QueueUrl"] for name in ("mail-a", "work")]
+        for n in range(9):
+            sqs.send_message(QueueUrl=urls[0], MessageBody=str(n))
+        url = f"sqs://us-east-1?endpoint={sqs.meta.endpoint_url}"
+        line = ("distribute", "--from", "mail-*", "--to", "work", "--limit")
+        done = cli(*line, "7", "--broker", f"aws={url}")
+        assert done.out == "moved 7 messages to work\n"
+        monkeypatch.setenv("HOLDFAST_BROKER_AWS", url)
+        assert cli(*line, "2", "--broker", "aws", "--json").json == {"queue": "work", "moved": 2}
+        found = sqs.receive_message(QueueUrl=urls[1], MaxNumberOfMessages=10)["Messages"]
+        assert [each["Body"] for each in found] == [str(n) for n in range(9)]
+
+
+@pytest.mark.parametrize(
+    ("line", "text"),
+    [
+        (("--to", "work", "--broker", "aws=sqs://eu-west-1"), "--from is missing"),
+        (("--from", "a", "--broker", "aws=sqs://eu-west-1"), "--to is missing"),
+        (("--from", "a", "--to", "b", "--broker", "aws"), "or set HOLDFAST_BROKER_AWS"),
+        (("--from", "a", "--to", "b", "--broker", "x=amqp://h"), "use one like sqs://REGION"),
+        (("--from", "a", "--to", "b", "--broker", "x=sqs://R"), "sqs://REGION such as"),
+        (("--from", "a", "--to", "b", "--broker", "x=sqs://r", "--store"), "neither --broker"),
+        (("--from", "a", "--to", "b", "--limit", "0"), "--limit 0 is out of range"),
+    ],
+)
+def test_wrong_flags_are_explained(tenants: Cli, line: tuple[str, ...], text: str) -> None:
+    done = tenants("distribute", *line)
+    assert done.code == 2
+    assert text in done.err
+
+
+def test_so_many_jobs_are_moved(tenants: Cli) -> None:
+    line = ("distribute", "--from", "mail.*", "--to", "mail", "--limit", "4")
+    assert tenants(*line).out == "moved 4 jobs to mail\n"
+    assert waiting(tenants, "mail") == 4

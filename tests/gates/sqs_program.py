@@ -74,12 +74,21 @@ class SqsProgram:
 
     def take_all(self, name: str) -> list[dict[str, Any]]:
         """Receive and delete every message that is visible."""
-        url, found = self.queue_url(name), []
-        while messages := self.receive(name):
-            for each in messages:
-                self.client.delete_message(QueueUrl=url, ReceiptHandle=each["ReceiptHandle"])
+        found = []
+        while messages := self.take(name):
             found += messages
         return found
+
+    def take(self, name: str) -> list[dict[str, Any]]:
+        """Receive and delete at most ten messages."""
+        messages = self.receive(name)
+        entries = [
+            {"Id": str(number), "ReceiptHandle": each["ReceiptHandle"]}
+            for number, each in enumerate(messages)
+        ]
+        if entries:
+            self.client.delete_message_batch(QueueUrl=self.queue_url(name), Entries=entries)
+        return messages
 
     def counts(self, name: str) -> tuple[int, int]:
         """The visible messages, and those in flight."""
