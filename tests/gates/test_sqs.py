@@ -89,6 +89,12 @@ async def stored(engine: Engine, queue: str = "mail") -> list[Job]:
     return [job for job in whole if job is not None]
 
 
+def last_failure(job: Job) -> str:
+    failure = job.failures[-1].failure
+    assert failure is not None
+    return failure.message
+
+
 async def drained(step: Inlet, count: int = 1) -> None:
     """Step until so many messages were received."""
     async with asyncio.timeout(30):
@@ -453,7 +459,7 @@ async def test_a_dead_letter_is_adopted(
     assert job.headers["gate.source_arn"] == other.arn(origin)
     assert int(job.headers["gate.receive_count"]) >= 2
     assert int(job.headers["gate.sent_at"]) > 1_600_000_000_000
-    assert job.failures[-1].failure.message.endswith(f"came from {other.arn(origin)}")
+    assert last_failure(job).endswith(f"came from {other.arn(origin)}")
     assert step.counts == {"received": 1, "adopted": 1}
     assert other.counts(dead) == (0, 0)
     await engine.amend(JobFilter(ids=(job.id,)), Redrive(by="me"), limit=1)
@@ -614,7 +620,7 @@ async def test_an_unroutable_job_fails_with_backoff(
     [found] = await stored(store)
     assert (found.state, found.attempt) == (State.WAITING, 1)
     assert found.due_at > found.created_at
-    assert text in found.failures[-1].failure.message
+    assert text in last_failure(found)
     assert step.counts == {"failed": 1}
 
 
@@ -622,7 +628,7 @@ async def test_an_exchange_is_refused(store: Engine, link: BrokerLink) -> None:
     await store.enqueue([job()])
     await Outlet(store, replace(outlet_to("q"), exchange="news"), link).once()
     [found] = await stored(store)
-    assert "SQS has no exchange 'news'" in found.failures[-1].failure.message
+    assert "SQS has no exchange 'news'" in last_failure(found)
 
 
 async def test_one_bad_job_does_not_fail_its_batch(
@@ -652,7 +658,7 @@ async def test_denied_is_a_failure_of_the_job(
     await Outlet(store, outlet_to(target), link).once()
     [found] = await stored(store)
     assert (found.state, found.attempt) == (State.WAITING, 1)
-    assert "allow the action sqs:SendMessage" in found.failures[-1].failure.message
+    assert "allow the action sqs:SendMessage" in last_failure(found)
 
 
 async def test_expired_credentials_cost_no_attempt(

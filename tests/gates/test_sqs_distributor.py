@@ -311,7 +311,7 @@ async def test_groups_keep_their_order(
                 failed.append(entry["Id"])
                 fault = {"Id": entry["Id"], "SenderFault": True, "Code": "InvalidMessageContents"}
                 rest = [each for each in asked["Entries"] if each is not entry]
-                answer = {"Successful": []}
+                answer: dict[str, Any] = {"Successful": []}
                 if rest:
                     answer = other.client.send_message_batch(
                         QueueUrl=asked["QueueUrl"], Entries=rest

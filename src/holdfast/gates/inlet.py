@@ -33,9 +33,8 @@ from holdfast.notation.options import new_id
 from holdfast.notation.templates import expand
 from holdfast.ops.gates import Gate, check_chosen_task, message_job_id
 from holdfast.ops.jobs.bulk import enqueue_batches
-from holdfast.ops.parked import bury_parked, parked
 from holdfast.ops.queues import find_queue
-from holdfast.ops.rejected import Rejection, keep_rejected
+from holdfast.ops.rejected import Rejection, bury_parked, keep_rejected, parked
 
 KEY_WINDOW_MS: Final = 7 * bounds.DAY_MS
 """How long a message that is delivered again is a duplicate, even if its job is gone."""

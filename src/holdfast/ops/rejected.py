@@ -3,6 +3,9 @@
 
 A job is bounded, a message is not. A body that is too large becomes several dead letters, and
 headers that no job can have become the payload of one more.
+
+A dead letter is enqueued as a parked job, and then buried. A parked job is never due, and expires
+soon: if the process is killed in between, no worker runs it, and the reaper makes it a dead letter.
 """
 
 from __future__ import annotations
@@ -14,21 +17,24 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 import msgspec
+from msgspec.structs import replace
 
 from holdfast.core import bounds, checks
 from holdfast.core.model import (
     Failure,
+    JobFilter,
     NewJob,
     Queue,
     Reason,
     Receipt,
+    State,
     Status,
+    WaitingKind,
 )
 from holdfast.core.verdict import BuryWaiting
-from holdfast.engines.base import Engine
+from holdfast.engines.base import Engine, Traits
 from holdfast.errors import UnknownQueue, UsageError
 from holdfast.ops.jobs.bulk import enqueue_batches
-from holdfast.ops.parked import bury_parked, parked
 
 REJECTED_QUEUE: Final = "rejected"
 REJECTED_TASK: Final = "rejected"
@@ -53,6 +59,28 @@ class Rejection(msgspec.Struct, frozen=True, kw_only=True):
     body: bytes = b""
     content_type: str = ""
     headers: dict[str, str] = {}
+
+
+def parked(job: NewJob, traits: Traits, expires_ms: int) -> NewJob:
+    """The job, parked until it is buried, or for this long."""
+    delay_ms = min(bounds.DELAY_MS_MAX, traits.delay_ms_max)
+    return replace(job, delay_ms=delay_ms, expires_ms=expires_ms)
+
+
+async def bury_parked(
+    engine: Engine, queue: str, ids: Sequence[str], amendment: BuryWaiting
+) -> None:
+    """Bury the jobs that are still parked: neither those that an operator put back in the meantime,
+    nor a job of another queue with the same id. Repeating it is harmless."""
+    for start in range(0, len(ids), bounds.BATCH_MAX):
+        wanted = JobFilter(
+            ids=tuple(ids[start : start + bounds.BATCH_MAX]),
+            queue=queue,
+            states=(State.WAITING,),
+            waiting=(WaitingKind.SCHEDULED,),
+            version=1,
+        )
+        await engine.amend(wanted, amendment, limit=bounds.BATCH_MAX)
 
 
 def is_part_id(id: str) -> bool:
