@@ -116,8 +116,10 @@ def faults(monkeypatch: pytest.MonkeyPatch) -> SqsFaults:
     plain = BaseClient._make_api_call
 
     def call(self: BaseClient, action: str, asked: dict[str, Any]) -> dict[str, Any]:
+        answer: dict[str, Any]
         if not threading.current_thread().name.startswith("holdfast sqs"):
-            return plain(self, action, asked)
+            answer = plain(self, action, asked)
+            return answer
         found.calls.append((action, asked))
         found.before(action)
         answer = found.replies(action, asked) or plain(self, action, asked)

@@ -203,7 +203,7 @@ HOSTILE: dict[str, dict[str, Any]] = {
     "over the bound of the queue": {"body": "y" * 600_000, "payload_max": 500_000},
     "headers that are too large": {"body": "x", "attributes": {"a": b"\xff" * 100_000}},
     "base64 that is none": {"body": "=", "attributes": {"holdfast.encoding": "base64"}},
-    "headers that are none": {"body": "x", "attributes": {"holdfast.headers": "[[]]"}},
+    "a job that is none": {"body": "x", "attributes": {"holdfast.job": "[[]]"}},
     "an odd content type": {"body": "x", "attributes": {"holdfast.content_type": "ü"}},
 }
 REJECTED = (

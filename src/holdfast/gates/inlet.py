@@ -264,7 +264,7 @@ def burial(gate: Gate, message: Message) -> BuryWaiting:
     sent are headers of the job, so that messages that died alike have the same failure."""
     given = message.properties
     reason = given.get("reason", "")
-    came_from = given.get("source_arn")
+    came_from = given.get("source_queue") or given.get("source_arn")
     where = f"{gate.source} of broker {gate.broker}"
     failure = Failure(
         type="DeadLetterQueue",

@@ -7,24 +7,31 @@ attributes, too, beginning with `holdfast.`. A body that SQS cannot carry is sen
 from __future__ import annotations
 
 import base64
-import binascii
 import hashlib
-import json
 import re
 from collections.abc import Mapping
 from typing import Final
 
 import msgspec
 
+from holdfast.core.codec import JSON
 from holdfast.engines.broker import Message
 from holdfast.engines.sqs.client import OutgoingSqsMessage, SqsAttribute, SqsMessage
+from holdfast.engines.sqs.messages import (
+    ENCODING_ATTRIBUTE,
+    JOB_ATTRIBUTE,
+    JobAttribute,
+    UnreadableMessage,
+    base64_text,
+    group_id,
+    json_text,
+    read_body,
+    read_death,
+    text_of,
+)
 
 ATTRIBUTES_MAX: Final = 10
-ID: Final = "holdfast.id"
-HEADERS: Final = "holdfast.headers"
-ENCODING: Final = "holdfast.encoding"
-EMPTY_BODY: Final = "-"
-"""The body of a message whose encoding is `empty`: SQS carries no empty body."""
+ID_ATTRIBUTE: Final = "holdfast.id"
 
 _PREFIX: Final = "holdfast."
 _PROPERTIES: Final = ("content_type", "correlation_id", "content_encoding", "type", "reply_to")
@@ -38,27 +45,24 @@ _SYSTEM: Final = {
     "AWSTraceHeader": "trace_header",
     "DeadLetterQueueSourceArn": "source_arn",
 }
-_LEGAL: Final = re.compile(r"[\t\n\r -\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]+")
 _NAME: Final = re.compile(r"(?!(?i:aws|amazon)\.)[\w-]+(?:\.[\w-]+)*")
 _NAME_MAX: Final = 256
-_FIFO_ID: Final = re.compile(r"[!-~]{1,128}")
 
-_read_headers = msgspec.json.Decoder(dict[str, str]).decode
+_read_job = msgspec.json.Decoder(JobAttribute).decode
 
 
 def foreign_message(received: SqsMessage, tag: int, *, is_fifo: bool) -> Message:
     """A received message. Attributes that cannot be read as ours stay headers."""
     headers = {name: _text(each) for name, each in received.attributes.items()}
     body = _body(received.body, headers)
-    _unpack_headers(headers)
+    job = _unpack_job(headers)
     own = {name: headers.pop(_PREFIX + name, None) for name in _PROPERTIES}
-    system = received.system
-    properties = {name: system[theirs] for theirs, name in _SYSTEM.items() if theirs in system}
-    group = system.get("MessageGroupId")
+    group = received.system.get("MessageGroupId")
+    properties = _properties(received)
     return Message(
         tag=tag,
         body=body,
-        content_type=own["content_type"] or "",
+        content_type=own["content_type"] or (job.content_type if job else ""),
         message_id=received.id or None,
         correlation_id=own["correlation_id"],
         content_encoding=own["content_encoding"],
@@ -76,21 +80,22 @@ def outgoing_message(message: Message, *, is_fifo: bool) -> OutgoingSqsMessage:
     """A message of a gate, to be sent. The job's id makes a FIFO queue take it only once."""
     body, encoding = _encoded(message.body)
     own = {_PREFIX + name: getattr(message, name) for name in _PROPERTIES}
-    own |= {ID: message.message_id, ENCODING: encoding}
+    own |= {ID_ATTRIBUTE: message.message_id, ENCODING_ATTRIBUTE: encoding}
     texts = {name: value for name, value in own.items() if value}
     headers = {name: value for name, value in message.headers.items() if name not in texts}
     if _are_legal(texts | headers):
         texts |= headers
     else:
-        # ASCII, so that every character is legal.
-        texts[HEADERS] = json.dumps(headers)
+        type_ = message.content_type or JSON
+        job = JobAttribute(id=message.message_id or "", content_type=type_, headers=headers)
+        texts[JOB_ATTRIBUTE] = json_text(job)
     id_ = message.message_id or hashlib.sha256(message.body).hexdigest()
     group = message.group or id_ if is_fifo else message.tenant
     return OutgoingSqsMessage(
         body=body,
         attributes={name: SqsAttribute("String", value) for name, value in texts.items()},
-        group=None if group is None else _fifo_id(group),
-        deduplication_id=_fifo_id(id_) if is_fifo else None,
+        group=group_id(group),
+        deduplication_id=group_id(id_) if is_fifo else None,
     )
 
 
@@ -101,52 +106,52 @@ def forwarded_message(received: SqsMessage, source: str, *, is_fifo: bool) -> Ou
     return OutgoingSqsMessage(
         body=received.body,
         attributes=received.attributes,
-        group=_fifo_id(source) if is_fifo and group is None else group,
+        group=group_id(source) if is_fifo and group is None else group,
         # Not its own: two sources may use the same one for different messages.
-        deduplication_id=_fifo_id(received.id) if is_fifo else None,
+        deduplication_id=group_id(received.id) if is_fifo else None,
     )
+
+
+def _properties(received: SqsMessage) -> dict[str, str]:
+    """What SQS knows about the message, and why Holdfast buried it, if it did."""
+    system = received.system
+    found = {name: system[theirs] for theirs, name in _SYSTEM.items() if theirs in system}
+    dead = read_death(received)
+    if dead is None:
+        return found
+    # The counts and times of the letter itself begin with the burial.
+    found |= {"reason": dead.reason.value, "receive_count": str(dead.attempt)}
+    found |= {"sent_at": str(dead.sent_at)} if dead.sent_at else {}
+    found |= {"source_queue": dead.queue} if dead.queue else {}
+    failure = "" if dead.failure is None else dead.failure.message or dead.failure.type
+    return found | ({"failure": failure} if failure else {})
 
 
 def _body(text: str, headers: dict[str, str]) -> bytes:
     """The bytes of a body; its encoding is removed from the headers, if it is ours."""
-    encoding = headers.get(ENCODING)
     try:
-        if encoding == "base64":
-            body = base64.b64decode(text, validate=True)
-        elif encoding == "empty" and text == EMPTY_BODY:
-            body = b""
-        else:
-            return text.encode(errors="surrogatepass")
-    except (binascii.Error, ValueError):
+        body = read_body(text, headers.get(ENCODING_ATTRIBUTE))
+    except UnreadableMessage:
         return text.encode(errors="surrogatepass")
-    del headers[ENCODING]
+    headers.pop(ENCODING_ATTRIBUTE, None)
     return body
 
 
 def _encoded(body: bytes) -> tuple[str, str | None]:
-    if not body:
-        return EMPTY_BODY, "empty"
-    try:
-        text = body.decode()
-    except UnicodeDecodeError:
-        text = ""
-    if text and _LEGAL.fullmatch(text):
-        return text, None
-    return base64.b64encode(body).decode(), "base64"
+    text = text_of(body)
+    return (base64_text(body), "base64") if text is None else (text, None)
 
 
-def _unpack_headers(headers: dict[str, str]) -> None:
-    """Replace the attribute that holds all headers as JSON by the headers."""
-    packed = headers.get(HEADERS)
-    if packed is None:
-        return
+def _unpack_job(headers: dict[str, str]) -> JobAttribute | None:
+    """The attribute with the fields of a job; its headers are headers of the message."""
     try:
-        found = _read_headers(packed)
+        job = _read_job(headers.get(JOB_ATTRIBUTE, ""))
     except (msgspec.MsgspecError, ValueError, RecursionError):
-        return
-    del headers[HEADERS]
-    for name, value in found.items():
+        return None
+    del headers[JOB_ATTRIBUTE]
+    for name, value in job.headers.items():
         headers.setdefault(name, value)
+    return job
 
 
 def _text(attribute: SqsAttribute) -> str:
@@ -157,13 +162,6 @@ def _text(attribute: SqsAttribute) -> str:
 def _are_legal(texts: Mapping[str, str]) -> bool:
     """Whether SQS takes these as attributes."""
     return len(texts) <= ATTRIBUTES_MAX and all(
-        len(name) <= _NAME_MAX and _NAME.fullmatch(name) and _LEGAL.fullmatch(value)
+        len(name) <= _NAME_MAX and _NAME.fullmatch(name) and text_of(value.encode())
         for name, value in texts.items()
     )
-
-
-def _fifo_id(text: str) -> str:
-    """A group or deduplication id: the text, or its hash if SQS does not take it."""
-    if _FIFO_ID.fullmatch(text):
-        return text
-    return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()

@@ -137,12 +137,12 @@ def _written(
     foreign = {name: each for name, each in envelope.attributes.items() if name not in _OWN}
     rest = dict(list(foreign.items())[_ATTRIBUTES_MAX - _OWN_MAX :])
     rest = rest if len(foreign) > _ATTRIBUTES_MAX - _OWN_MAX else {}
-    text = _text_of(envelope.body)
+    text = text_of(envelope.body)
     attributes = {name: _sent(each) for name, each in foreign.items() if name not in rest}
     attributes[TASK_ATTRIBUTE] = SqsAttribute("String", job.task)
     if text is None:
         attributes[ENCODING_ATTRIBUTE] = SqsAttribute("String", _BASE64)
-        text = base64.b64encode(envelope.body).decode() or _EMPTY
+        text = base64_text(envelope.body)
     kept = JobAttribute(
         id=job.id,
         content_type=JSON if envelope.attributes else job.content_type,
@@ -156,14 +156,14 @@ def _written(
         origin=job.origin,
         attributes=rest,
     )
-    attributes[JOB_ATTRIBUTE] = SqsAttribute("String", _json(kept))
+    attributes[JOB_ATTRIBUTE] = SqsAttribute("String", json_text(kept))
     return OutgoingSqsMessage(
         body=text,
         attributes=attributes,
         # On a FIFO queue each job without a group is one by itself.
-        group=_group_id(job.group or job.id if stored.is_fifo else job.tenant),
+        group=group_id(job.group or job.id if stored.is_fifo else job.tenant),
         delay_s=seconds(delay_ms) or None,
-        deduplication_id=(deduplication_id or _group_id(job.id)) if stored.is_fifo else None,
+        deduplication_id=(deduplication_id or group_id(job.id)) if stored.is_fifo else None,
     )
 
 
@@ -177,7 +177,7 @@ def with_death(
     letter = replace(message, delay_s=None, deduplication_id=deduplication_id)
     told = replace(dead, failure=failure)
     for part in ("trace", "message", None):
-        attributes[DEAD_ATTRIBUTE] = SqsAttribute("String", _json(told))
+        attributes[DEAD_ATTRIBUTE] = SqsAttribute("String", json_text(told))
         letter = replace(letter, attributes=attributes)
         if letter.size <= MESSAGE_BYTES_MAX or failure is None:
             break
@@ -213,7 +213,7 @@ def burial_of(
     letter = OutgoingSqsMessage(
         body=message.body,
         attributes=attributes,
-        group=group or (_group_id(message.id) if stored.is_fifo else None),
+        group=group or (group_id(message.id) if stored.is_fifo else None),
     )
     return Burial(message.handle, letter, replace(dead, attributes=rest))
 
@@ -222,7 +222,7 @@ def read_message(message: SqsMessage, stored: StoredQueue) -> Job:
     """The job of a message of this queue. Raises UnreadableMessage."""
     own, foreign = _read_attributes(message)
     encoding = _text_attribute(own, ENCODING_ATTRIBUTE)
-    body = _read_body(message.body, encoding)
+    body = read_body(message.body, encoding)
     given = _read_job(own)
     task = _text_attribute(own, TASK_ATTRIBUTE)
     attributes = {**foreign, **(given.attributes if given else {})}
@@ -230,15 +230,15 @@ def read_message(message: SqsMessage, stored: StoredQueue) -> Job:
     if given is not None and not attributes:
         content_type = given.content_type
     named = JobAttribute() if given is None else given
-    group_id = message.system.get("MessageGroupId") if given is None else None
+    own_group = message.system.get("MessageGroupId") if given is None else None
     new = NewJob(
         id=named.id or _job_id(message.id),
         task=stored.task if task is None else task,
         queue=stored.queue.name,
         payload=payload,
         content_type=content_type,
-        tenant=named.tenant or (None if stored.is_fifo else group_id),
-        group=named.group or (group_id if stored.is_fifo else None),
+        tenant=named.tenant or (None if stored.is_fifo else own_group),
+        group=named.group or (own_group if stored.is_fifo else None),
         labels=named.labels,
         headers=own_headers(named.headers),
         overrides=named.overrides,
@@ -282,7 +282,7 @@ def read_dead_letter(message: SqsMessage, stored: StoredQueue, source: str | Non
             content_type=TEXT,
             created_at=sent_at_of(message),
         )
-    dead = _read_death(message)
+    dead = read_death(message)
     if dead is None:
         count = receive_count(message)
         text = f"Amazon SQS moved the message: it was received {count} times and not deleted"
@@ -306,7 +306,7 @@ def read_dead_letter(message: SqsMessage, stored: StoredQueue, source: str | Non
 
 def failure_of(message: SqsMessage) -> Failure | None:
     """The failure that killed the job of a dead letter."""
-    dead = _read_death(message)
+    dead = read_death(message)
     return None if dead is None else dead.failure
 
 
@@ -327,7 +327,8 @@ def sent_at_of(message: SqsMessage) -> int:
     return min(_number(message.system.get("SentTimestamp", "")), bounds.INSTANT_MAX)
 
 
-def _text_of(body: bytes) -> str | None:
+def text_of(body: bytes) -> str | None:
+    """The text of a body; None if SQS cannot carry it, as it cannot an empty one."""
     try:
         text = body.decode()
     except UnicodeDecodeError:
@@ -335,7 +336,12 @@ def _text_of(body: bytes) -> str | None:
     return text if text and xml_bytes(text) is not None else None
 
 
-def _json(value: msgspec.Struct) -> str:
+def base64_text(body: bytes) -> str:
+    """The base64 of a body, with at least one character."""
+    return base64.b64encode(body).decode() or _EMPTY
+
+
+def json_text(value: msgspec.Struct) -> str:
     """JSON in ASCII: SQS does not take every character."""
     wire = msgspec.json.encode(value)
     if wire.isascii():
@@ -343,7 +349,7 @@ def _json(value: msgspec.Struct) -> str:
     return json.dumps(msgspec.to_builtins(value), separators=(",", ":"))
 
 
-def _group_id(name: str | None) -> str | None:
+def group_id(name: str | None) -> str | None:
     """A name that SQS accepts: one with other characters, or longer, is hashed."""
     if name is None or _GROUP_ID.match(name):
         return name
@@ -390,7 +396,8 @@ def _text_attribute(own: Mapping[str, SqsAttribute], name: str) -> str | None:
     return found.value
 
 
-def _read_body(body: str, encoding: str | None) -> bytes:
+def read_body(body: str, encoding: str | None) -> bytes:
+    """The bytes of a body. Raises UnreadableMessage."""
     try:
         if encoding is None:
             return body.encode()
@@ -411,7 +418,8 @@ def _read_job(own: Mapping[str, SqsAttribute]) -> JobAttribute | None:
         raise UnreadableMessage(f"the attribute {JOB_ATTRIBUTE} is not valid: {error}") from None
 
 
-def _read_death(message: SqsMessage) -> DeadAttribute | None:
+def read_death(message: SqsMessage) -> DeadAttribute | None:
+    """Why and where the job of a dead letter died, if Holdfast buried it."""
     found = message.attributes.get(DEAD_ATTRIBUTE)
     if found is None or not isinstance(found.value, str):
         return None
