@@ -60,6 +60,17 @@ def test_an_outlet(cli: Cli) -> None:
     assert stored("out").direction == "outlet"
 
 
+def test_a_dead_letter_inlet(cli: Cli) -> None:
+    view = cli("gate", "add", "in", *INLET, "--dead", "--json").json
+    assert view["dead"] is True
+    assert "exactly one dead letter" in view["notes"][0]
+    assert stored().dead
+    run_as(GateState.RUNNING, adopted=77)
+    assert "77" in cli("gate", "list").out
+    refused = cli("gate", "add", "out", *OUTLET, "--dead")
+    assert (refused.code, "it has no dead" in refused.err) == (2, True)
+
+
 def test_states_and_counts_are_shown(cli: Cli) -> None:
     cli("gate", "add", "in", *INLET)
     run_as(GateState.FAILING, "connection refused\x1b[2J", enqueued=1_234, rejected=5)

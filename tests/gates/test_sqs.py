@@ -8,16 +8,23 @@ from contextlib import suppress
 from typing import Any
 
 import boto3.session
+import msgspec
 import pytest
 from msgspec.structs import replace
 
-from holdfast.core.model import Job, JobFilter, NewJob, Queue, Reason, Receipt, State
+from holdfast.core.model import Failure, Job, JobFilter, NewJob, Queue, Reason, Receipt, State
 from holdfast.core.verdict import BuryWaiting, Redrive
 from holdfast.engines.base import Engine
 from holdfast.engines.broker import BrokerLink
 from holdfast.engines.memory import MemoryEngine
 from holdfast.engines.registry import open_link
 from holdfast.engines.sqs import source
+from holdfast.engines.sqs.messages import (
+    DEAD_ATTRIBUTE,
+    JOB_ATTRIBUTE,
+    DeadAttribute,
+    JobAttribute,
+)
 from holdfast.errors import ConfigError, EngineUnavailable
 from holdfast.gates import inlet
 from holdfast.gates.inlet import Inlet
@@ -465,6 +472,41 @@ async def test_a_dead_letter_is_adopted(
     await engine.amend(JobFilter(ids=(job.id,)), Redrive(by="me"), limit=1)
     [job] = await stored(engine)
     assert (job.state, job.attempt, job.expires_at) == (State.WAITING, 0, None)
+
+
+async def test_a_letter_that_holdfast_buried_keeps_its_reason(
+    store: Engine, other: SqsProgram, link: BrokerLink
+) -> None:
+    """The engine on SQS writes why a job died."""
+    dead = DeadAttribute(
+        reason=Reason.EXPIRED,
+        failure=Failure(type="E", message="too late"),
+        queue="mail",
+        attempt=3,
+        sent_at=1_700_000_000_000,
+    )
+    given = JobAttribute(id="j1", content_type="text/x", headers={"kind": "news"})
+    texts = {
+        DEAD_ATTRIBUTE: msgspec.json.encode(dead).decode(),
+        JOB_ATTRIBUTE: msgspec.json.encode(given).decode(),
+    }
+    origin = other.create()
+    other.send(
+        origin,
+        MessageAttributes={
+            name: {"DataType": "String", "StringValue": text} for name, text in texts.items()
+        },
+    )
+    await drained(Inlet(store, inlet_of(origin, dead=True), link))
+    [found] = await stored(store)
+    assert (found.state, found.reason) == (State.DEAD, Reason.EXPIRED)
+    assert last_failure(found) == "too late"
+    assert (found.content_type, found.headers["kind"]) == ("text/x", "news")
+    assert (found.headers["gate.receive_count"], found.headers["gate.source_queue"]) == (
+        "3",
+        "mail",
+    )
+    assert found.headers["gate.sent_at"] == "1700000000000"
 
 
 @pytest.mark.parametrize("moment", ["enqueue", "enqueued", "amend", "amended", "delete"])

@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import AsyncIterator, Sequence
+from typing import Any
 
 import pytest
 
@@ -148,3 +149,19 @@ async def test_take_gets_what_is_there_now(clock_s: Clock, count: int) -> None:
     assert sum(client.asked) <= 23
     await queue.stop()
     assert not queue.held
+
+
+async def test_take_raises_a_plain_error_and_keeps_what_it_got(
+    client: ScriptedClient, queue: SqsSource
+) -> None:
+    plain = client.receive
+
+    async def fail_later(url: str, **asked: Any) -> list[SqsMessage]:
+        if len(client.asked) == 2:
+            raise EngineUnavailable("gone")
+        return await plain(url, **asked)
+
+    client.receive = fail_later  # type: ignore[method-assign]
+    with pytest.raises(EngineUnavailable):
+        await queue.take(25)
+    assert len(queue.held) == 20

@@ -73,7 +73,9 @@ class SqsSource:
         end = monotonic() + wait_ms / 1000
         gathered_by: float | None = None
         while True:
-            self._start_polls(limit)
+            if not self._ready or self._is_busy:
+                # A poll that outlives its gate takes messages that return, and returns them again.
+                self._start_polls(limit)
             if self._ready and gathered_by is None:
                 gathered_by = monotonic() + GATHER_S
             more = self._is_busy and len(self.held) < limit
@@ -95,9 +97,9 @@ class SqsSource:
         found = await self._fetch(min(limit, BATCH_MAX), wait_s=0)
         if found == BATCH_MAX < limit:
             rest = range(BATCH_MAX, limit, BATCH_MAX)
-            async with asyncio.TaskGroup() as group:
-                for at in rest:
-                    group.create_task(self._fetch(min(BATCH_MAX, limit - at), wait_s=0))
+            await asyncio.gather(
+                *(self._fetch(min(BATCH_MAX, limit - at), wait_s=0) for at in rest)
+            )
         return self._taken()
 
     async def delete(self, tags: Collection[int]) -> None:
