@@ -101,7 +101,10 @@ def test_messages_of_sqs_are_distributed(cli: Cli, monkeypatch: pytest.MonkeyPat
         (("--from", "a", "--to", "b", "--broker", "aws"), "or set HOLDFAST_BROKER_AWS"),
         (("--from", "a", "--to", "b", "--broker", "x=amqp://h"), "use one like sqs://REGION"),
         (("--from", "a", "--to", "b", "--broker", "x=sqs://R"), "sqs://REGION such as"),
-        (("--from", "a", "--to", "b", "--broker", "x=sqs://r", "--store"), "neither --broker"),
+        (
+            ("--from", "a", "--to", "b", "--broker", "x=sqs://eu-west-1", "--store"),
+            "neither --broker",
+        ),
         (("--from", "a", "--to", "b", "--limit", "0"), "--limit 0 is out of range"),
     ],
 )

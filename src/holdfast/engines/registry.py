@@ -35,6 +35,7 @@ _EXAMPLES = (
 )
 _NAMESPACE = "namespace"
 _COMPOSED = ("partitioned", "brokered")
+_REGION = re.compile(r"[a-z]{2}(-[a-z0-9]+)+-[0-9]{1,2}")
 _DAY_MS = bounds.DAY_MS
 _TTL_MS_MAX = 49 * _DAY_MS
 """RabbitMQ's own bound is 2**32 ms."""
@@ -290,7 +291,7 @@ def _remote(url: str, _clock: Clock | None) -> Engine:
 def _sqs(url: str, clock: Clock | None) -> Engine:
     parts = urlsplit(url.partition("#")[0])
     region, prefix = parts.netloc, unquote(parts.path.removeprefix("/"))
-    if not re.fullmatch(r"[a-z]{2}(-[a-z0-9]+)+-[0-9]{1,2}", region) or "#" in url:
+    if not _REGION.fullmatch(region) or "#" in url:
         raise ConfigError(
             "an sqs URL is sqs://REGION/PREFIX, e.g. sqs://eu-west-1/shop-; credentials are never"
             " part of it: AWS_ACCESS_KEY_ID, AWS_PROFILE or the role of the machine give them"
@@ -438,7 +439,7 @@ class _Sqs:
     def _read(url: str) -> tuple[str, dict[str, Any]]:
         place, _, query = url.partition("?")
         region = place.removeprefix("sqs:").strip("/")
-        if not re.fullmatch(r"[a-z0-9-]{1,40}", region):
+        if not _REGION.fullmatch(region):
             raise ConfigError(
                 "the sqs URL of a broker is sqs://REGION such as sqs://eu-west-1: the credentials"
                 " are found as by other AWS tools, and queues are named by the gates"
@@ -508,17 +509,6 @@ def _namespace(name: str, text: str) -> str:
 def _file(name: str, text: str) -> str:
     if not text or "\0" in text:
         raise ConfigError(f"the option {name} needs the path of a file with certificates (PEM)")
-    return text
-
-
-def _endpoint(name: str, text: str) -> str:
-    try:
-        parts = urlsplit(text)
-        parts.port  # noqa: B018 (reading it is what checks it)
-    except ValueError:
-        parts = urlsplit("")
-    if parts.scheme not in ("http", "https") or not parts.hostname or "@" in parts.netloc:
-        raise ConfigError(f"the option {name} needs a URL such as http://127.0.0.1:7433")
     return text
 
 

@@ -32,7 +32,7 @@ _COUNT_S = 1.0
 """How long the broker's count of messages may lack those that were just sent."""
 _SOON_MS = 50
 _IDLE_MS = 250
-_IDLE_MS_MAX = 5 * bounds.SECOND_MS
+_IDLE_MS_MAX = 2 * bounds.SECOND_MS
 
 Parcel = tuple[str, Message]
 """A message and its source."""
