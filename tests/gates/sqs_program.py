@@ -79,9 +79,9 @@ class SqsProgram:
             found += messages
         return found
 
-    def take(self, name: str) -> list[dict[str, Any]]:
+    def take(self, name: str, wait_s: int = 0) -> list[dict[str, Any]]:
         """Receive and delete at most ten messages."""
-        messages = self.receive(name)
+        messages = self.receive(name, WaitTimeSeconds=wait_s)
         entries = [
             {"Id": str(number), "ReceiptHandle": each["ReceiptHandle"]}
             for number, each in enumerate(messages)

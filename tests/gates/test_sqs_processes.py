@@ -21,7 +21,6 @@ from holdfast.ops.workers import end_overdue_and_expired
 from holdfast.testing import sqs_client
 from tests.cli.program import environment
 from tests.gates.sqs_program import KEYS, SqsProgram
-from tests.wait import wait_until
 
 QUICK = """
 import sys
@@ -100,11 +99,11 @@ async def test_gates_are_killed_and_nothing_is_lost(
     enough = dice.randrange(1, 120)
     with program(variables, "gate", "run") as started:
         while len(found) < enough:
-            found += _job_ids(other.take(target))
+            found += _job_ids(other.take(target, 1))
         started.send_signal(signal.SIGKILL)
     with program(variables, "gate", "run") as started:
         while not (set(found) >= sent and other.counts(source) == (0, 0)):
-            found += _job_ids(other.take(target))
+            found += _job_ids(other.take(target, 1))
             await end_overdue_and_expired(store, 100)
         views = await Gates(store).views()
         assert {view.state for view in views} == {GateState.RUNNING}
@@ -131,10 +130,11 @@ def test_a_distributor_is_killed_and_nothing_is_lost(
     enough = dice.randrange(1, 60)
     with program(variables, *line) as started:
         while len(found) < enough:
-            found += [each["Body"] for each in other.take(work)]
+            found += [each["Body"] for each in other.take(work, 1)]
         started.send_signal(signal.SIGKILL)
     with program(variables, *line[:-1], "1000") as started:
-        wait_until(lambda: {other.counts(name) for name in names} == {(0, 0)})
+        while any(sum(other.counts(name)) for name in names):
+            found += [each["Body"] for each in other.take(work, 1)]
         assert stopped(started)["queue"] == work
     found += [each["Body"] for each in other.take_all(work)]
     assert set(found) == bodies
