@@ -255,12 +255,16 @@ class ResumeContract:
         for act in acts:
             assert await twin.amend(A, act) == 1
             assert (await twin.require("a")).alone
-        for verdict in (Retry(0, CRASH), Release(), Bury()):
+        for verdict in (Retry(0, CRASH), Release()):
             lease = await lease_one(twin, queues=("q",))
             assert lease.job.alone
             await settle(twin, lease, verdict)
+        lease = await lease_one(twin, queues=("q",))
+        assert (lease.job.alone, lease.job.crashes, lease.job.releases) == (True, 1, 2)
+        await settle(twin, lease, Bury())
         job = await twin.require("a")
-        assert (job.state, job.alone, job.crashes, job.releases) == (State.DEAD, True, 1, 2)
+        # The releases of a dead letter are those since its death.
+        assert (job.state, job.alone, job.crashes, job.releases) == (State.DEAD, True, 1, 0)
 
     @needs("inspect", "refunds")
     async def test_a_job_that_starts_afresh_is_not_alone(self, twin: Twin) -> None:
