@@ -244,6 +244,20 @@ _TABLE = (
         "Alert if a ready job has been due for longer than this and no worker serves its queue.",
         bounds.DELAY_MS_MAX,
     ),
+    _alert(
+        "alert-retention",
+        "levels",
+        "80",
+        "Alert if a ready job is older than this percentage of the age at which SQS deletes it.",
+        100,
+    ),
+    _alert(
+        "alert-in-flight",
+        "levels",
+        "90",
+        "Alert if more than this percentage of the 120,000 messages that SQS allows are in flight.",
+        100,
+    ),
     _alert("alert-partition", "switch", "yes", "Alert if a partition is shut out.", 0),
     _alert(
         "alert-disk",

@@ -19,6 +19,7 @@ from holdfast.core.text import printable
 
 Answer = TypeVar("Answer")
 
+_TEXTS_MAX = 20
 _BOOT_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 boot_s: Callable[[], float] = partial(time.clock_gettime, _BOOT_CLOCK)
 """Seconds since boot. Unlike a monotonic clock it continues while the machine is suspended, so that
@@ -50,6 +51,20 @@ def log_to_stderr(program: str, level: int) -> None:
     handler = logging.StreamHandler()
     handler.setFormatter(PrintableFormatter(f"{program}: %(message)s"))
     logging.basicConfig(handlers=[handler], level=level)
+
+
+class LogOnce:
+    """Logs each warning once: one that comes back every minute would fill the log."""
+
+    def __init__(self, log: logging.Logger) -> None:
+        self._log = log
+        self._texts: set[str] = set()
+
+    def warning(self, text: str) -> None:
+        """Log a text, unless it was logged before; only the first twenty texts are."""
+        if text not in self._texts and len(self._texts) < _TEXTS_MAX:
+            self._texts.add(text)
+            self._log.warning("%s", text)
 
 
 def loop_runner() -> Callable[[Coroutine[Any, Any, Answer]], Answer]:

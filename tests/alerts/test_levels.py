@@ -56,6 +56,8 @@ def test_by_default_every_rule_is_on() -> None:
         "depth": 100,
         "oldest_age": 300_000,
         "no_worker": 30_000,
+        "retention": 80,
+        "in_flight": 90,
         "partition_out": 0,
         "disk_floor": 1024**3,
         "dead_messages": 10,

@@ -96,6 +96,21 @@ RULES: Final[dict[str, AlertRule]] = {
             description="How long the oldest ready job of a queue without a worker has been due.",
         ),
         AlertRule(
+            name="retention",
+            setting="alert-retention",
+            severity="critical",
+            unit="ms",
+            description="Age of the oldest ready job of a queue whose store deletes jobs by their"
+            " age, without a dead letter.",
+        ),
+        AlertRule(
+            name="in_flight",
+            setting="alert-in-flight",
+            severity="critical",
+            unit="jobs",
+            description="Leased jobs of a queue whose store grants a bounded number of leases.",
+        ),
+        AlertRule(
             name="partition_out",
             setting="alert-partition",
             severity="critical",
@@ -247,8 +262,11 @@ def _of_queue(
     least = "at least " if "dead" in view.estimated else ""
     dead = f"queue {name} has {least}{counted(view.dead, 'dead letter')}"
     yield from _of_rule("dead_depth", levels, name, view.dead, dead)
-    since = f"the first for {span(age_ms)}"
-    yield from _of_rule("oldest_age", levels, name, age_ms, f"{ready} in queue {name}, {since}")
+    is_known = not view.is_age_unknown
+    since = f"the first for {span(age_ms)}" if is_known else "for how long is unknown"
+    text = f"{ready} in queue {name}, {since}"
+    yield from _of_rule("oldest_age", levels, name, age_ms, text, sure=is_known)
+    yield from _of_bounds(view, levels)
     served = (
         any(serves(each.record, name) for each in present)
         # Programs that lease over HTTP or through the engine have no worker record.
@@ -259,7 +277,43 @@ def _of_queue(
         worker = addressee(name)
         missing = "no worker serves it" if worker is None else f"worker {worker} is not running"
         text = f"{ready} in queue {name}, {since}, and {missing}"
-        yield from _of_rule("no_worker", levels, name, age_ms, text)
+        yield from _of_rule("no_worker", levels, name, age_ms, text, sure=is_known)
+
+
+def _of_bounds(view: QueueView, levels: Thresholds) -> Iterator[Measurement]:
+    """The bounds of a store on the age and on the leases of jobs, of which the settings are a
+    percentage."""
+    name, age_ms = view.queue.name, view.oldest_age_ms or 0
+    kept_ms, most = view.deleted_after_ms, view.leased_max
+    if kept_ms is not None:
+        text = (
+            f"a job of queue {name} has waited for {span(age_ms)}: after {span(kept_ms)} the store"
+            " deletes it without a dead letter"
+        )
+        yield from _of_share("retention", levels, view, age_ms, kept_ms, text)
+    if most is not None:
+        text = (
+            f"{counted(view.leased, 'job')} of queue {name} are in flight: at {most:,} the store"
+            " delivers no more"
+        )
+        yield from _of_share("in_flight", levels, view, view.leased, most, text)
+
+
+def _of_share(
+    rule_name: str, levels: Thresholds, view: QueueView, value: int, bound: int, text: str
+) -> Iterator[Measurement]:
+    rule = RULES[rule_name]
+    percent = levels.of(rule, view.queue.name)
+    if percent is not None:
+        yield Measurement(
+            rule=rule,
+            about=view.queue.name,
+            queue=view.queue.name,
+            value=value,
+            threshold=bound * percent // 100,
+            text=text,
+            sure=rule.unit != "ms" or not view.is_age_unknown,
+        )
 
 
 def _of_store(facts: AlertFacts, levels: Thresholds) -> Iterator[Measurement]:

@@ -77,7 +77,13 @@ from holdfast.engines.base import Engine
 from holdfast.engines.coalesced import Coalesced, Enqueue
 from holdfast.engines.extras import Backable, ServerBacked, Transactional, extra
 from holdfast.engines.observed import Observed
-from holdfast.engines.registry import default_url, open_engine, redacted
+from holdfast.engines.registry import (
+    default_url,
+    namespace_of,
+    open_cloudwatch,
+    open_engine,
+    redacted,
+)
 from holdfast.errors import (
     EngineClosed,
     InvalidJob,
@@ -109,7 +115,13 @@ from holdfast.ops.redrives import Redrives
 from holdfast.ops.schedules import Schedules
 from holdfast.ops.workers import Workers
 from holdfast.process import wall_ms
-from holdfast.telemetry import Retention, Telemetry, bookkeepers
+from holdfast.telemetry import (
+    CloudWatchExporter,
+    Retention,
+    Telemetry,
+    bookkeepers,
+    is_counted_elsewhere,
+)
 from holdfast.tracing import traced
 from holdfast.upkeep import Upkeep
 from holdfast.worker.child.context import Context
@@ -463,19 +475,24 @@ class Holdfast(LeaseMethods):
         archive: Path | str | None = None,
         history: Retention | None = None,
         brokers: Mapping[str, str] | None = None,
+        cloudwatch: str | None = None,
     ) -> Upkeep:
         """The reaper, pruner, scheduler and redriver: `await app.upkeep().run(stop)`.
 
         At least one process must run it, or jobs with overdue leases never run again; any number
         may. It also maintains the counts of all processes. `history` is how long counts per minute,
         hour and day are stored. `brokers` maps names of brokers to their URLs: upkeep runs the
-        gates that use them.
+        gates that use them. `cloudwatch` is a CloudWatch namespace: upkeep publishes Ready,
+        OldestAge and DesiredWorkers of each queue there.
         """
         expected("archive", archive, Path | str | None)
         expected("history", history, Retention | None)
+        expected("cloudwatch", cloudwatch, str | None)
         background = [self.telemetry.run]
         if brokers:
             background.append(GateRunner(self.engine, brokers, tell=self.listeners).run)
+        if cloudwatch is not None:
+            background.append(self._exporter(cloudwatch).run)
         return Upkeep(
             self.engine,
             archive=archive,
@@ -483,6 +500,14 @@ class Holdfast(LeaseMethods):
             more=bookkeepers(self.engine, wall_ms, history),
             background=background,
         )
+
+    def _exporter(self, cloudwatch: str) -> CloudWatchExporter:
+        """Each namespace but `default` has its own in CloudWatch, e.g. Holdfast/shop."""
+        if is_counted_elsewhere(self.engine):
+            raise UsageError("the server publishes to CloudWatch: give it the option --cloudwatch")
+        own = "default" if self.url is None else namespace_of(self.url)
+        name = cloudwatch if own == "default" else f"{cloudwatch}/{own}"
+        return self.telemetry.exporter(open_cloudwatch(name))
 
     def _add_task(self, function: Callable[..., Any], options: TaskOptions) -> AnyTask:
         if not callable(function):

@@ -18,6 +18,7 @@ from holdfast.cli.output import Declined
 from holdfast.core import codec
 from holdfast.core.model import JobFilter, Reason
 from holdfast.core.text import printable
+from holdfast.engines.registry import open_cloudwatch
 from holdfast.errors import InvalidJob, UsageError
 from holdfast.notation import job_lines
 from holdfast.notation.durations import to_ms
@@ -68,6 +69,23 @@ BrokerUrls = Annotated[
         " line. Repeatable.",
     ),
 ]
+CloudWatch = Annotated[
+    str | None,
+    option(
+        "NAMESPACE",
+        "Publish Ready, OldestAge and DesiredWorkers of each queue in this CloudWatch namespace,"
+        " e.g. Holdfast.",
+    ),
+]
+
+
+def cloudwatch_namespace(given: str | None, *, upkeep: bool) -> str | None:
+    """The namespace of --cloudwatch. Raises UsageError or ConfigError."""
+    if given is not None:
+        if not upkeep:
+            raise UsageError("--cloudwatch needs upkeep, which publishes: leave out --no-upkeep")
+        open_cloudwatch(given)
+    return given
 
 
 def urls_of_brokers(given: list[str] | None, *, upkeep: bool = True) -> dict[str, str]:

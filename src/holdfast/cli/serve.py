@@ -18,7 +18,16 @@ from cyclopts import Parameter
 
 from holdfast import __version__
 from holdfast.alerts.webhook import AlertWebhook
-from holdfast.cli.flags import Archive, BrokerUrls, Upkeep, archive_path, option, urls_of_brokers
+from holdfast.cli.flags import (
+    Archive,
+    BrokerUrls,
+    CloudWatch,
+    Upkeep,
+    archive_path,
+    cloudwatch_namespace,
+    option,
+    urls_of_brokers,
+)
 from holdfast.cli.output import COMMON, Common, print_either, say
 from holdfast.cli.session import open_app
 from holdfast.errors import ConfigError, UsageError
@@ -90,6 +99,7 @@ class ServeFlags:
     upkeep: Upkeep = True
     archive: Archive = None
     broker: BrokerUrls = None
+    cloudwatch: CloudWatch = None
 
     def settings(self) -> ServerSettings:
         """The settings of the server. Raises UsageError."""
@@ -116,6 +126,7 @@ class ServeFlags:
             upkeep=self.upkeep,
             archive=archive_path(self.archive),
             brokers=urls_of_brokers(self.broker, upkeep=self.upkeep),
+            cloudwatch=cloudwatch_namespace(self.cloudwatch, upkeep=self.upkeep),
         )
 
 

@@ -17,8 +17,10 @@ from holdfast import __version__
 from holdfast.cli.flags import (
     Archive,
     BrokerUrls,
+    CloudWatch,
     Upkeep,
     archive_path,
+    cloudwatch_namespace,
     option,
     switch,
     urls_of_brokers,
@@ -169,6 +171,7 @@ class WorkerFlags:
     upkeep: Upkeep = True
     archive: Archive = None
     broker: BrokerUrls = None
+    cloudwatch: CloudWatch = None
 
     def options(self, url: str, stored: Settings, target: str | None) -> WorkerOptions:
         """The options of the worker: flags override stored settings. Raises UsageError."""
@@ -210,6 +213,7 @@ class WorkerFlags:
             upkeep=self.upkeep,
             archive=archive_path(self.archive),
             brokers=urls_of_brokers(self.broker, upkeep=self.upkeep),
+            cloudwatch=cloudwatch_namespace(self.cloudwatch, upkeep=self.upkeep),
         )
 
 
@@ -388,7 +392,10 @@ async def scaling(
         raise UsageError(f"--slots {slots} is out of range: expected 1 to {bounds.SLOTS_MAX}")
     async with open_app(common) as app:
         now = (await examine(app.home.store)).now
-        found = await read_scaling(app.engine, queue, goal, now=now, worker_slots=slots)
+        activity = None if app.engine.traits.inspect else app.telemetry.activity
+        found = await read_scaling(
+            app.engine, queue, goal, now=now, worker_slots=slots, activity=activity
+        )
     if common.json:
         print_json([plain(scaling_view(each)) for each in found])
         return

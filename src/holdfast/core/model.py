@@ -378,7 +378,10 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=
 
 class QueueView(msgspec.Struct, frozen=True, kw_only=True):
     """A queue with its counts, exact up to `bounds.COUNT_EXACT_MAX`; `estimated` names those that
-    are lower bounds. `oldest_age_ms` is the age of the ready job that has been due longest."""
+    are lower bounds. `oldest_age_ms` is the age of the ready job that has been due longest; None if
+    there is none, or if it is unknown. `deleted_after_ms` is the age at which the store deletes a
+    job without a dead letter, and `leased_max` the number of leases beyond which it grants none;
+    None if it does not."""
 
     queue: Queue
     ready: int = 0
@@ -391,6 +394,13 @@ class QueueView(msgspec.Struct, frozen=True, kw_only=True):
     cancelled: int = 0
     oldest_age_ms: int | None = None
     estimated: frozenset[str] = frozenset()
+    deleted_after_ms: int | None = None
+    leased_max: int | None = None
+
+    @property
+    def is_age_unknown(self) -> bool:
+        """True if jobs are ready, and it is not known for how long."""
+        return self.ready > 0 and self.oldest_age_ms is None
 
 
 class JobFilter(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

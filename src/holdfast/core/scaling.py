@@ -18,19 +18,26 @@ _ENDED_MIN = 10
 """If at least this many attempts ended and all failed, more workers would not help."""
 
 
-class Load(msgspec.Struct, frozen=True, kw_only=True):
-    """The current load of a queue. Rates are jobs per second. `run_ms` is how long an attempt holds
-    a slot, None if unknown; `attempts` is the mean number per job. `slots` and `workers` serve the
-    queue now. `slots_bound` and `rate_bound` are the limits of the queue."""
+class Activity(msgspec.Struct, frozen=True, kw_only=True):
+    """The recent jobs of a queue. `arrivals` are jobs per second. `run_ms` is how long an attempt
+    holds a slot, None if unknown; `attempts` is the mean number per job. Of the `ended` jobs
+    `failed` died."""
 
-    waiting: int = 0
-    leased: int = 0
-    oldest_age_ms: int | None = None
     arrivals: float = 0.0
     run_ms: float | None = None
     attempts: float = 1.0
     ended: int = 0
     failed: int = 0
+
+
+class Load(Activity, frozen=True, kw_only=True):
+    """The current load of a queue. `oldest_age_ms` is None if no job waits, or if it is unknown.
+    `slots` and `workers` serve the queue now. `slots_bound` and `rate_bound` are the limits of the
+    queue."""
+
+    waiting: int = 0
+    leased: int = 0
+    oldest_age_ms: int | None = None
     slots: int = 0
     workers: int = 0
     paused: bool = False
@@ -77,7 +84,7 @@ def advise(load: Load, goal: Goal) -> Advice:
         f"{load.arrivals:.2g} jobs/s of {show_ms(round(_service_ms(load)))} each fill {steady}"
         " slots"
         if steady >= behind
-        else f"{load.waiting} jobs wait, the oldest for {show_ms(load.oldest_age_ms or 0)}"
+        else _waiting_text(load)
     )
     wanted = max(steady, behind)
     bound = _bound(load)
@@ -111,11 +118,12 @@ def steady_slots(load: Load, wait_ms: int) -> int:
 def backlog_slots(load: Load, wait_ms: int) -> int:
     """The slots that start all waiting jobs, and those that arrive in the meantime, in the time
     left. For jobs that are already late, half of the target is assumed, so that the number stays
-    finite.
+    finite; also if the age of the oldest is unknown, because it may be late.
     """
     if not load.waiting:
         return 0
-    left_ms = max(wait_ms - (load.oldest_age_ms or 0), wait_ms / 2, 1)
+    age_ms = wait_ms if load.oldest_age_ms is None else load.oldest_age_ms
+    left_ms = max(wait_ms - age_ms, wait_ms / 2, 1)
     rounds = left_ms / _service_ms(load)
     due = load.waiting + load.arrivals * left_ms / 1000
     running = load.leased
@@ -138,6 +146,12 @@ def wait_of(load: Load) -> int | None:
 def _service_ms(load: Load) -> float:
     """The total time a job holds a slot over all its attempts; at least 1 ms."""
     return max(1.0, (load.run_ms or 0) * max(1.0, load.attempts))
+
+
+def _waiting_text(load: Load) -> str:
+    if load.oldest_age_ms is None:
+        return f"{load.waiting} jobs wait, and for how long is unknown"
+    return f"{load.waiting} jobs wait, the oldest for {show_ms(load.oldest_age_ms)}"
 
 
 def _bound(load: Load) -> int | None:

@@ -134,6 +134,15 @@ class Countable(Protocol):
 
 
 @runtime_checkable
+class ArrivalRates(Protocol):
+    """Knows how many jobs arrive, also those of programs that are not Holdfast's."""
+
+    async def arrivals(self, names: Collection[str]) -> dict[str, float]:
+        """Jobs per second by queue, over the last minutes; a queue whose rate is unknown is left
+        out."""
+
+
+@runtime_checkable
 class Movable(Protocol):
     """Can export and import whole jobs."""
 

@@ -23,6 +23,8 @@ from holdfast.errors import ConfigError
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
+    from holdfast.engines.sqs.cloudwatch import CloudWatchSink
+
 DEFAULT_URL = "sqlite:///holdfast.db"
 ENTRY_POINTS: Final = "holdfast.engines"
 """Entry point group of other packages: the name is the URL scheme, the object an `OpenUrl`."""
@@ -93,6 +95,17 @@ def open_queue_link(url: str) -> QueueLink:
     return link
 
 
+def open_cloudwatch(namespace: str) -> CloudWatchSink:
+    """A sink for metrics of queues, in a namespace of CloudWatch; the caller closes it."""
+    try:
+        from holdfast.engines.sqs.cloudwatch import CloudWatchSink
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"metrics in CloudWatch need the package {error.name}: pip install 'holdfast[aws]'"
+        ) from None
+    return CloudWatchSink(namespace)
+
+
 def schemes() -> list[str]:
     """Every URL scheme that can be opened, built in or installed."""
     return sorted({*_BUILT_IN, *(point.name for point in _entry_points(ENTRY_POINTS))})
@@ -116,6 +129,12 @@ def redacted(url: str) -> str:
         # A password that is not percent-encoded: its end is ambiguous.
         return f"{scheme}:…"
     return f"{parts.scheme}://{(parts.netloc + parts.path).rpartition('@')[2]}"
+
+
+def namespace_of(url: str) -> str:
+    """The namespace in a URL; `default` if it names none."""
+    found = re.findall(rf"[?&]{_NAMESPACE}=([^&,]*)", url)
+    return unquote_plus(found[-1]) if found else "default"
 
 
 def with_namespace(url: str, name: str) -> str:

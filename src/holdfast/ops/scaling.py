@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 
 import msgspec
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from holdfast.core import bounds
 from holdfast.core.limits import Limit
 from holdfast.core.model import Job, JobFilter, Queue, QueueView, State
-from holdfast.core.scaling import SLOTS_DEFAULT, Advice, Goal, Load, advise
+from holdfast.core.scaling import SLOTS_DEFAULT, Activity, Advice, Goal, Load, advise
 from holdfast.core.workers import UNHEALTHY_AGE_MS
 from holdfast.engines.base import Engine
 from holdfast.errors import UnknownQueue
@@ -21,6 +21,9 @@ WINDOW_MS = 10 * bounds.MINUTE_MS
 """Older jobs say little about the current load."""
 
 _SAMPLE = 100
+
+ReadActivity = Callable[[Collection[str]], Awaitable[Mapping[str, Activity]]]
+"""Reads the recent activity of queues from counters, by name."""
 
 
 class Scaling(msgspec.Struct, frozen=True, kw_only=True):
@@ -33,14 +36,29 @@ class Scaling(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def read_scaling(
-    engine: Engine, queue: str | None, goal: Goal, *, now: int, worker_slots: int | None = None
+    engine: Engine,
+    queue: str | None,
+    goal: Goal,
+    *,
+    now: int,
+    worker_slots: int | None = None,
+    activity: ReadActivity | None = None,
+    views: Sequence[QueueView] | None = None,
 ) -> list[Scaling]:
     """The advice for one queue or for all, by name. `now` is the engine's clock. Without
     `worker_slots`, a new worker is assumed to have the average capacity of the current ones.
+    Without `activity` the newest jobs are searched, if the engine can. `views` are the queues, if
+    the caller has read them.
     """
-    views = await engine.queues(names=None if queue is None else [queue])
+    if views is None:
+        views = await engine.queues(names=None if queue is None else [queue])
     if queue is not None and not views:
         raise UnknownQueue(f"queue {queue} does not exist: declare it first")
+    known: Mapping[str, Activity] | None = None
+    if activity is not None:
+        known = await activity([view.queue.name for view in views])
+    elif not engine.traits.inspect:
+        known = {}
     workers = [
         view
         for view in await Workers(engine).all()
@@ -49,7 +67,8 @@ async def read_scaling(
     goal = replace(goal, worker_slots=worker_slots or _worker_slots(workers))
     found = []
     for view in views:
-        load = await read_load(engine, view, workers, now)
+        recent = None if known is None else known.get(view.queue.name, Activity())
+        load = await read_load(engine, view, workers, now, recent)
         found.append(
             Scaling(queue=view.queue.name, load=load, goal=goal, advice=advise(load, goal))
         )
@@ -57,10 +76,32 @@ async def read_scaling(
 
 
 async def read_load(
-    engine: Engine, view: QueueView, workers: Sequence[WorkerView], now: int
+    engine: Engine,
+    view: QueueView,
+    workers: Sequence[WorkerView],
+    now: int,
+    activity: Activity | None = None,
 ) -> Load:
-    """The load of one queue. A worker that serves several queues counts by its weights."""
+    """The load of one queue. A worker that serves several queues counts by its weights. Without
+    `activity` the newest jobs are searched."""
     queue = view.queue
+    if activity is None:
+        activity = await _find_activity(engine, queue, now)
+    serving = [each for each in workers if queue.name in each.record.queues]
+    return Load(
+        waiting=view.ready,
+        leased=view.leased,
+        oldest_age_ms=view.oldest_age_ms,
+        slots=round(sum(_share(each, queue.name) for each in serving)),
+        workers=len(serving),
+        paused=queue.paused,
+        slots_bound=_slots_bound(queue),
+        rate_bound=_rate_bound(queue),
+        **asdict(activity),
+    )
+
+
+async def _find_activity(engine: Engine, queue: Queue, now: int) -> Activity:
     newest = await _newest(engine, JobFilter(queue=queue.name), 2)
     ended = await _newest(engine, JobFilter(queue=queue.name, states=(State.DONE,)), 1)
     ended += await _newest(engine, JobFilter(queue=queue.name, states=(State.DEAD,)), 1)
@@ -71,21 +112,12 @@ async def read_load(
         if job.finished_at is not None and job.leased_at is not None and job.attempt
     ]
     attempts = sum(max(1, job.attempt) for job in recent)
-    serving = [each for each in workers if queue.name in each.record.queues]
-    return Load(
-        waiting=view.ready,
-        leased=view.leased,
-        oldest_age_ms=view.oldest_age_ms,
+    return Activity(
         arrivals=_arrivals(newest, now),
         run_ms=max(0, sum(runs)) / len(runs) if runs else None,
         attempts=attempts / len(recent) if recent else 1.0,
         ended=len(recent),
         failed=sum(job.state is State.DEAD for job in recent),
-        slots=round(sum(_share(each, queue.name) for each in serving)),
-        workers=len(serving),
-        paused=queue.paused,
-        slots_bound=_slots_bound(queue),
-        rate_bound=_rate_bound(queue),
     )
 
 

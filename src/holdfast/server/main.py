@@ -168,7 +168,11 @@ class NamespaceUpkeep:
         if not self._stop.is_set():
             # Callers of another namespace could move the messages of any broker.
             brokers = self._settings.brokers if name == DEFAULT_NAMESPACE else None
-            upkeep = app.upkeep(archive=self._archive_of(name), brokers=brokers)
+            upkeep = app.upkeep(
+                archive=self._archive_of(name),
+                brokers=brokers,
+                cloudwatch=self._settings.cloudwatch,
+            )
             run_all = upkeep.run if self._settings.upkeep else app.telemetry.run
             self._start_task(run_all(self._stop), f"upkeep of {name}")
             if self._sqs is not None and self._settings.upkeep:

@@ -65,6 +65,8 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     brokers: dict[str, str] = {}
     """URLs of brokers by name, for the gates of the namespace `default`. They may contain
     passwords, and are never shown."""
+    cloudwatch: str | None = None
+    """The CloudWatch namespace in which upkeep publishes metrics of queues."""
     alert_webhook: str | None = None
     """URL for alerts. It may contain a secret, and is never shown."""
     alert_webhook_secrets: str | None = None

@@ -10,20 +10,23 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from typing import Final
 
+from holdfast.core.scaling import Activity
 from holdfast.engines.base import Engine
 from holdfast.engines.extras import ServerBacked, extra
 from holdfast.errors import EngineClosed, EngineError, HoldfastError
 from holdfast.events import Listeners
 from holdfast.telemetry.accounts import Flusher
+from holdfast.telemetry.activity import ActivityReader
 from holdfast.telemetry.bookkeeper import Bookkeeper
+from holdfast.telemetry.cloudwatch import CloudWatchExporter, QueueMetricsSink
 from holdfast.telemetry.meter import Meter, PartitionWatch
 from holdfast.telemetry.snapshots import Retention, Roller
 
-__all__ = ["Meter", "Retention", "Telemetry", "bookkeepers"]
+__all__ = ["CloudWatchExporter", "Meter", "Retention", "Telemetry", "bookkeepers"]
 
 _log = logging.getLogger("holdfast.telemetry")
 
@@ -49,7 +52,9 @@ class Telemetry:
         self._engine = engine
         self._listeners = listeners
         self._wall_ms = wall_ms
+        self._store = store
         self._partitions = PartitionWatch(store)
+        self._activity: ActivityReader | None = None
         self._running = False
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -76,6 +81,18 @@ class Telemetry:
             lag.cancel()
             self._listeners.remove(self.meter.record)
             self._running = False
+
+    async def activity(self, names: Collection[str]) -> dict[str, Activity]:
+        """The recent activity of queues, by the counters of all processes."""
+        if self._activity is None:
+            self._activity = ActivityReader(self._engine(), self._store)
+        return await self._activity.read(names, now=self._wall_ms())
+
+    def exporter(self, sink: QueueMetricsSink) -> CloudWatchExporter:
+        """The service that publishes metrics of queues every minute."""
+        return CloudWatchExporter(
+            self._engine(), sink, self.activity, self._wall_ms, tell=self._listeners
+        )
 
     async def _flush(self, flusher: Flusher, *, last: bool = False) -> bool:
         """False if it can never succeed: the store does not accept counts from this process."""

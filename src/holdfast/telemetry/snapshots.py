@@ -7,21 +7,22 @@ twice. A snapshot also holds the depths of the queues.
 
 from __future__ import annotations
 
+import asyncio
 import random
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import suppress
 from datetime import UTC, datetime
-from typing import Final, Literal
+from typing import Final, Literal, TypeVar
 
 import msgspec
 
 from holdfast.core import bounds
 from holdfast.core.bounds import Count, Instant
-from holdfast.core.model import QueueView
+from holdfast.core.model import QueueView, Record
 from holdfast.engines.base import Engine, Saved
 from holdfast.errors import ConfigError
-from holdfast.ops.records import LogKind, remove_records, scan
+from holdfast.ops.records import LogKind, pages, remove_records, scan
 from holdfast.ops.settings import read_settings
 from holdfast.telemetry.accounts import FleetReader, FleetTotals, counts_restarted
 from holdfast.telemetry.event_log import EVENTS_KIND
@@ -39,11 +40,13 @@ KINDS: Final[dict[Step, str]] = {"minute": "minutes", "hour": "hours", "day": "d
 
 QueueFilter = Callable[[str], bool]
 """True for the queues of a chart."""
+Part = TypeVar("Part")
 
 CHARTS_MAX: Final = 100
 """Queues with a chart of their own: the busiest. A day has 1,440 snapshots."""
 
 _PAGE = 20
+_READ_PAGE = 50
 _SPREAD_MS = 1_000
 _EVENTS_MAX = 2_000
 _SETTINGS: Final[dict[Step, str]] = {
@@ -234,6 +237,26 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
     waits: Histogram
     runs: Histogram
     depths: Depths
+
+
+async def read_snapshots(
+    engine: Engine, step: Step, within: tuple[int, int], part: Callable[[Snapshot], Part]
+) -> AsyncIterator[Part]:
+    """The wanted part of each stored snapshot, oldest first. They are large if there are many
+    queues: decoded a few at a time, in a thread."""
+
+    def decode(records: list[Record]) -> list[Part]:
+        found = (SNAPSHOTS[step].decode(record) for record in records)
+        return [part(each) for each in found if each is not None]
+
+    first, last = (snapshot_key(step, at) for at in within)
+    # The key without its last character sorts before the first wanted one.
+    async for page in pages(engine, KINDS[step], first[:-1], size=_READ_PAGE):
+        within_span = [record for record in page if first <= record.key <= last]
+        for each in await asyncio.to_thread(decode, within_span):
+            yield each
+        if page and page[-1].key > last:
+            return
 
 
 def take_snapshot(fleet: FleetTotals, views: Iterable[QueueView], at: int) -> Snapshot:

@@ -61,6 +61,8 @@ class WorkerOptions(msgspec.Struct, frozen=True, kw_only=True):
     archive: str | None = None
     brokers: dict[str, str] = {}
     """URLs of brokers by name, for gates. They may contain passwords, and are never shown."""
+    cloudwatch: str | None = None
+    """The CloudWatch namespace in which upkeep publishes metrics of queues."""
     heartbeat_ms: Annotated[int, msgspec.Meta(ge=1)] = 10_000
     version: str = ""
 

@@ -133,9 +133,16 @@ def test_no_data() -> None:
 
 
 def test_no_worker() -> None:
-    found = advice(waiting=100, run_ms=3_000, ended=50)
+    found = advice(waiting=100, run_ms=3_000, ended=50, oldest_age_ms=0)
     assert (found.wait_ms, found.slots) == (None, 10)
     assert found.workers == 3
+
+
+def test_an_unknown_age_may_be_late() -> None:
+    facts = {"waiting": 150, "run_ms": 1_000, "ended": 50, "slots": 1, "leased": 1}
+    unknown = advice(**facts)
+    assert unknown.slots == advice(**facts, oldest_age_ms=10**9).slots == 10
+    assert unknown.reason == "150 jobs wait, and for how long is unknown"
 
 
 def test_who_is_late_already_gets_half_of_the_time() -> None:

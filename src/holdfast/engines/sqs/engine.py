@@ -10,6 +10,8 @@ from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Final
 
+from msgspec.structs import replace
+
 from holdfast.core import bounds, checks
 from holdfast.core.model import (
     Flow,
@@ -35,6 +37,7 @@ from holdfast.engines.extras import Examination
 from holdfast.engines.lease import Bell, LeaseReturns
 from holdfast.engines.sqs.burial import Graveyard
 from holdfast.engines.sqs.client import VISIBILITY_S_MAX, SqsClient
+from holdfast.engines.sqs.cloudwatch import CloudWatchReader
 from holdfast.engines.sqs.enqueue import Sender
 from holdfast.engines.sqs.lease import Receiver
 from holdfast.engines.sqs.messages import MESSAGE_BYTES_MAX
@@ -65,6 +68,7 @@ class SqsEngine:
         names = QueueNames(prefix, namespace)
         self._client = SqsClient(region, endpoint=endpoint, clock=clock)
         self._catalog = SqsQueues(self._client, names, creates=create)
+        self._cloudwatch = CloudWatchReader(region, endpoint)
         self._graveyard = Graveyard(self._client, self._catalog)
         self._sender = Sender(self._client, self._catalog)
         self._ends = LeaseEnds(self._client, self._catalog, self._graveyard, self._follow_up)
@@ -142,6 +146,7 @@ class SqsEngine:
             await receiver.close()
             self._bell.ring()
             await self._returns.ended()
+            await self._cloudwatch.close()
             await self._client.close()
             if self._control is not None:
                 await self._control.close()
@@ -160,7 +165,24 @@ class SqsEngine:
         self, *, names: Collection[str] | None = None, counts: bool = True
     ) -> list[QueueView]:
         self._opened()
-        return await self._catalog.views(names, counts=counts)
+        views = await self._catalog.views(names, counts=counts)
+        waiting = {
+            view.queue.name: self._catalog.sqs_name(view.queue.name) for view in views if view.ready
+        }
+        if not waiting:
+            return views
+        ages = await self._cloudwatch.ages_ms(waiting.values())
+        return [
+            replace(view, oldest_age_ms=ages.get(waiting.get(view.queue.name, "")))
+            for view in views
+        ]
+
+    async def arrivals(self, names: Collection[str]) -> dict[str, float]:
+        """See `ArrivalRates`."""
+        self._opened()
+        sqs_names = {self._catalog.sqs_name(name): name for name in names}
+        found = await self._cloudwatch.arrivals(sqs_names)
+        return {sqs_names[name]: rate for name, rate in found.items()}
 
     async def enqueue(self, jobs: Sequence[NewJob]) -> list[Receipt]:
         self._opened()

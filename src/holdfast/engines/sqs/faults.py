@@ -74,6 +74,17 @@ _SKEWED: Final = re.compile(r"signature expired|signature not yet current|skew|i
 _KEY_IDS: Final = re.compile(r"\b(?:A[KS]IA|AROA|AIDA)[A-Z0-9]{12,}")
 
 
+class AwsService(NamedTuple):
+    """A service by its name and the prefix of its IAM actions."""
+
+    name: str
+    iam: str
+
+
+SQS: Final = AwsService("Amazon SQS", "sqs")
+CLOUDWATCH: Final = AwsService("Amazon CloudWatch", "cloudwatch")
+
+
 class EntryFault(NamedTuple):
     """A failed entry of a batch, or a failed request, by the names of the service."""
 
@@ -130,11 +141,14 @@ def is_lost(error: BaseException) -> bool:
     return isinstance(error, HTTPClientError | IncompleteReadError)
 
 
-def explain(error: BaseException, action: str, where: str, *, doubtful: bool) -> HoldfastError:
+def explain(
+    error: BaseException, action: str, where: str, *, doubtful: bool, service: AwsService = SQS
+) -> HoldfastError:
     """The error to raise for a failed request. `doubtful`: repeating it may do it twice."""
     if isinstance(error, ClientError):
-        return explain_fault(fault_of(error), action, where, doubtful=doubtful)
-    place = f"Amazon SQS at {where}"
+        fault = fault_of(error)
+        return explain_fault(fault, action, where, doubtful=doubtful, service=service)
+    place = f"{service.name} at {where}"
     text = f"{place}: {action}: {clean(str(error)) or type(error).__name__}"
     if isinstance(error, NoCredentialsError | PartialCredentialsError):
         return ConfigError(
@@ -166,18 +180,24 @@ def explain(error: BaseException, action: str, where: str, *, doubtful: bool) ->
 
 
 def explain_fault(
-    fault: EntryFault, action: str, where: str, *, doubtful: bool = True
+    fault: EntryFault,
+    action: str,
+    where: str,
+    *,
+    doubtful: bool = True,
+    service: AwsService = SQS,
 ) -> HoldfastError:
     """The error for a request, or an entry of a batch, that the service answered with a fault."""
-    place = f"Amazon SQS at {where}"
+    place = f"{service.name} at {where}"
     text = f"{place}: {action}: {clean(fault.text) or 'failed'} ({clean(fault.code, 80)})"
     if fault.code in _SIGNATURES:
         return _explain_signature(fault, place, action)
     if fault.code in _DENIED:
         why = f" ({clean(fault.text)})" if fault.text else ""
+        or_queue = ", or in the policy of the queue" if service is SQS else ""
         return DeniedByPolicy(
-            f"{place} denies {action}{why}: allow the action sqs:{iam_action(action)} in the IAM"
-            " policy of these credentials, or in the policy of the queue"
+            f"{place} denies {action}{why}: allow the action {service.iam}:{iam_action(action)} in"
+            f" the IAM policy of these credentials{or_queue}"
         )
     if fault.code in _EXPIRED:
         return ConfigError(

@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping
 from time import monotonic
 from typing import Final
 
-from holdfast.core import checks
+from holdfast.core import bounds, checks
 from holdfast.core.model import Queue, QueueView
 from holdfast.engines.base import ANY, Known
 from holdfast.engines.sqs import settings
@@ -28,6 +28,8 @@ _COUNTS: Final = {
     "delayed": "ApproximateNumberOfMessagesDelayed",
     "leased": "ApproximateNumberOfMessagesNotVisible",
 }
+IN_FLIGHT_MAX: Final = 120_000
+"""SQS delivers no further message of a queue while so many are in flight."""
 
 
 class SqsQueues:
@@ -179,14 +181,27 @@ class SqsQueues:
         if not counts:
             return QueueView(queue=stored.queue)
         try:
-            told = await self._client.attributes(stored.url, tuple(_COUNTS.values()))
+            told = await self._client.attributes(
+                stored.url, (*_COUNTS.values(), "MessageRetentionPeriod")
+            )
         except NotFound:
             return None
         dead = 0
         if stored.queue.dead_queue is None:
             dead = await self._dead_count(stored)
         numbers = {kind: _number(told, attribute) for kind, attribute in _COUNTS.items()}
-        return QueueView(queue=stored.queue, dead=dead, estimated=ESTIMATED, **numbers)
+        return QueueView(
+            queue=stored.queue,
+            dead=dead,
+            estimated=ESTIMATED,
+            deleted_after_ms=_number(told, "MessageRetentionPeriod") * bounds.SECOND_MS or None,
+            leased_max=IN_FLIGHT_MAX,
+            **numbers,
+        )
+
+    def sqs_name(self, queue: str) -> str:
+        """The name of a queue on SQS."""
+        return self._names.write(queue)
 
     async def _dead_count(self, stored: StoredQueue) -> int:
         name = stored.dead_name or self._names.write(stored.queue.name, dead=True)

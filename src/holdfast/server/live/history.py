@@ -8,13 +8,11 @@ from collections.abc import AsyncIterator
 import msgspec
 
 from holdfast.core import bounds
-from holdfast.core.model import Record
 from holdfast.engines.base import Engine
 from holdfast.errors import UnknownQueue, UsageError
 from holdfast.notation.durations import show_at
 from holdfast.notation.filters import instant
 from holdfast.notation.job import QueueName
-from holdfast.ops.records import pages
 from holdfast.process import wall_ms
 from holdfast.server.access.admission import ApiCall
 from holdfast.server.http.operation import Operation, Scope, operation
@@ -22,8 +20,6 @@ from holdfast.server.live.metrics import snapshot_reader
 from holdfast.server.rest.shapes import Instant
 from holdfast.telemetry.meter import Histogram
 from holdfast.telemetry.snapshots import (
-    KINDS,
-    SNAPSHOTS,
     STEPS,
     Depths,
     Point,
@@ -31,13 +27,12 @@ from holdfast.telemetry.snapshots import (
     SnapshotSlice,
     Step,
     chart_points,
-    snapshot_key,
+    read_snapshots,
     take_snapshot,
 )
 
 POINTS_MAX = 1_500
 _DEFAULT_SPAN_MS = {"minute": bounds.HOUR_MS, "hour": 2 * bounds.DAY_MS, "day": 60 * bounds.DAY_MS}
-_PAGE = 50
 
 
 class HistoryQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -111,24 +106,11 @@ async def show_history(call: ApiCall, query: HistoryQuery) -> HistoryView:
     )
 
 
-async def stored_slices(
+def stored_slices(
     engine: Engine, step: Step, within: tuple[int, int], wanted: QueueFilter
 ) -> AsyncIterator[SnapshotSlice]:
-    """Stored snapshots, from the one at which the first point begins. They are large if there are
-    many queues: decoded a few at a time, in a thread."""
-    first, last = (snapshot_key(step, at) for at in within)
-    # The key without its last character sorts before the first wanted one.
-    async for page in pages(engine, KINDS[step], first[:-1], size=_PAGE):
-        within_span = [record for record in page if first <= record.key <= last]
-        for each in await asyncio.to_thread(_slices, step, within_span, wanted):
-            yield each
-        if page and page[-1].key > last:
-            return
-
-
-def _slices(step: Step, records: list[Record], wanted: QueueFilter) -> list[SnapshotSlice]:
-    found = (SNAPSHOTS[step].decode(record) for record in records)
-    return [each.of(wanted) for each in found if each is not None]
+    """Stored snapshots of the wanted queues, from the one at which the first point begins."""
+    return read_snapshots(engine, step, within, lambda each: each.of(wanted))
 
 
 def _views(found: list[SnapshotSlice]) -> tuple[HistoryPoint, ...]:

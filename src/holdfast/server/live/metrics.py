@@ -256,7 +256,17 @@ def _depths(snapshot: NamespaceSnapshot) -> list[Metric]:
     )
     oldest = GaugeMetricFamily(
         "holdfast_oldest_age_seconds",
-        "Age of the oldest ready job of a queue, since it was due.",
+        "Age of the oldest ready job of a queue, since it was due; no sample if it is unknown.",
+        labels=("queue",),
+    )
+    kept = GaugeMetricFamily(
+        "holdfast_deleted_after_seconds",
+        "Age at which the store deletes a job of the queue without a dead letter.",
+        labels=("queue",),
+    )
+    leased_max = GaugeMetricFamily(
+        "holdfast_leased_max",
+        "Leases of the queue beyond which the store grants none.",
         labels=("queue",),
     )
     paused = GaugeMetricFamily(
@@ -264,6 +274,7 @@ def _depths(snapshot: NamespaceSnapshot) -> list[Metric]:
     )
     counts: dict[str, dict[str, int]] = {}
     ages: dict[str, int] = {}
+    unknown: set[str] = set()
     # Names that have counters come first, then the deepest queues.
     names = dict.fromkeys(snapshot.fleet.totals.queues)
     summed = 0
@@ -275,10 +286,17 @@ def _depths(snapshot: NamespaceSnapshot) -> list[Metric]:
         for state in _STATES:
             found[state] += getattr(view, state)
         ages[label] = max(ages.get(label, 0), view.oldest_age_ms or 0)
+        if view.is_age_unknown:
+            unknown.add(label)
         if label != OTHER:
             paused.add_metric((label,), int(view.queue.paused))
+            if view.deleted_after_ms is not None:
+                kept.add_metric((label,), view.deleted_after_ms / 1000)
+            if view.leased_max is not None:
+                leased_max.add_metric((label,), view.leased_max)
     for label, states in counts.items():
-        oldest.add_metric((label,), ages[label] / 1000)
+        if ages[label] or label not in unknown:
+            oldest.add_metric((label,), ages[label] / 1000)
         for state, count in states.items():
             jobs.add_metric((label, state), count)
     summary = GaugeMetricFamily(
@@ -286,7 +304,7 @@ def _depths(snapshot: NamespaceSnapshot) -> list[Metric]:
         f'Queues beyond the {QUEUES_MAX} busiest, which are summed up as queue="{OTHER}".',
         value=summed,
     )
-    return [jobs, oldest, paused, summary]
+    return [jobs, oldest, kept, leased_max, paused, summary]
 
 
 def _depth(view: QueueView) -> int:

@@ -108,7 +108,10 @@ async def show_scaling(call: ApiCall, query: ScalingQuery) -> ScalingsView:
     if goal.workers_min > goal.workers_max:
         raise UsageError(f"min {goal.workers_min} is greater than max {goal.workers_max}")
     now = (await examine(call.engine)).now
-    found = await read_scaling(call.engine, query.queue, goal, now=now, worker_slots=query.slots)
+    activity = None if call.engine.traits.inspect else call.app.telemetry.activity
+    found = await read_scaling(
+        call.engine, query.queue, goal, now=now, worker_slots=query.slots, activity=activity
+    )
     return scalings_view(found)
 
 

@@ -110,7 +110,10 @@ class OutcomeWindow:
 
 async def find_stall(engine: Engine, queues: Collection[str], tasks: Collection[str]) -> str:
     """Describes due work that this worker could run and does not lease; empty if there is none.
-    It reads the store, not the intake: a hanging intake would report that all is well."""
+    It reads the store, not the intake: a hanging intake would report that all is well. A store
+    that cannot search its jobs is not read."""
+    if not engine.traits.inspect:
+        return ""
     for view in await engine.queues():
         queue = view.queue
         age_ms = view.oldest_age_ms

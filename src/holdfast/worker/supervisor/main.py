@@ -89,7 +89,11 @@ async def supervise(options: WorkerOptions) -> None:
         async with asyncio.TaskGroup() as group:
             group.create_task(app.telemetry.run(stop_upkeep))
             if options.upkeep:
-                upkeep = app.upkeep(archive=options.archive, brokers=options.brokers)
+                upkeep = app.upkeep(
+                    archive=options.archive,
+                    brokers=options.brokers,
+                    cloudwatch=options.cloudwatch,
+                )
                 group.create_task(upkeep.run(stop_upkeep))
             await supervisor.run(lambda started: _connect_launcher(started, banner))
             stop_upkeep.set()
