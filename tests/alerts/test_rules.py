@@ -221,3 +221,42 @@ def test_alert_texts() -> None:
         "partition_out": "partition p2 is shut out, with the jobs in it: it is gone",
         "disk_floor": "5 MiB are free on the disk: a full disk accepts no jobs",
     }
+
+
+DAY_MS = 86_400_000
+
+
+@pytest.mark.parametrize(("age_ms", "too_old"), [(8 * DAY_MS, False), (8 * DAY_MS + 1, True)])
+def test_before_the_store_deletes_a_job(age_ms: int, too_old: bool) -> None:
+    facts = of(
+        view(ready=1, oldest_age_ms=age_ms, deleted_after_ms=10 * DAY_MS),
+        view("kept", ready=1, oldest_age_ms=age_ms),
+    )
+    others = {("oldest_age", "mail"), ("oldest_age", "kept")}
+    others |= {("no_worker", "mail"), ("no_worker", "kept")}
+    assert judged(facts) - others == ({("retention", "mail")} if too_old else set())
+    assert judged(facts, retention="off") == others
+
+
+def test_the_text_says_when_the_job_is_deleted() -> None:
+    facts = of(view(ready=1, oldest_age_ms=9 * DAY_MS, deleted_after_ms=10 * DAY_MS))
+    [found] = [each for each in measure(facts, thresholds()) if each.rule.name == "retention"]
+    assert found.threshold == 8 * DAY_MS
+    assert found.text == (
+        "a job of queue mail has waited for 9d: after 10d the store deletes it without a dead"
+        " letter"
+    )
+
+
+@pytest.mark.parametrize(("leased", "too_many"), [(108_000, False), (108_001, True)])
+def test_too_many_messages_in_flight(leased: int, too_many: bool) -> None:
+    facts = of(view(leased=leased, leased_max=120_000), view("free", leased=leased))
+    assert judged(facts) == ({("in_flight", "mail")} if too_many else set())
+
+
+def test_an_unknown_age_ends_no_alert() -> None:
+    unknown = of(view(ready=1, deleted_after_ms=10 * DAY_MS))
+    by_rule = {each.rule.name: each for each in measure(unknown, thresholds())}
+    assert [by_rule[name].sure for name in ("oldest_age", "no_worker", "retention")] == [False] * 3
+    assert "for how long is unknown" in by_rule["oldest_age"].text
+    assert all(each.sure for each in measure(of(view()), thresholds()))

@@ -152,3 +152,19 @@ def test_an_encrypted_key_is_refused(cli: Cli, tmp_path: Path) -> None:
         assert ran.code == 2
         assert says in ran.err
         assert ran.err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("line", "error"),
+    [
+        (["--cloudwatch", "AWS/SQS"], "do not begin with AWS/"),
+        (["--cloudwatch", "Holdfast", "--no-upkeep"], "leave out --no-upkeep"),
+    ],
+)
+@pytest.mark.parametrize("command", [["serve", "--port", "0"], ["worker", "start"]])
+def test_a_wrong_cloudwatch_namespace_is_refused(
+    cli: Cli, command: list[str], line: list[str], error: str
+) -> None:
+    ran = cli(*command, *line)
+    assert ran.code == 2
+    assert error in ran.err

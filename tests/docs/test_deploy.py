@@ -18,6 +18,7 @@ import pytest
 
 from holdfast.cli import help_pages
 from holdfast.engines.registry import open_engine, redacted
+from holdfast.engines.sqs.names import QueueNames
 from holdfast.server.application import OPERATIONS
 from holdfast.server.settings import PORT
 from tests.docs.test_docs import ROOT
@@ -118,11 +119,37 @@ def test_manifests_use_existing_paths_and_ports(path: Path) -> None:
             assert port == PORT
 
 
-def test_the_scaler_reads_an_existing_integer_field() -> None:
-    [scaled] = [
+def triggers(type: str) -> list[Any]:
+    """The triggers of this type in all manifests, which have one trigger each."""
+    scaled = [
         each for path in MANIFESTS for each in documents(path) if each["kind"] == "ScaledObject"
     ]
-    [trigger] = scaled["spec"]["triggers"]
+    found = [each["spec"]["triggers"] for each in scaled]
+    assert [len(each) for each in found] == [1, 1]
+    return [each[0] for each in found if each[0]["type"] == type]
+
+
+def test_the_scaler_of_sqs_counts_the_queue_of_the_workers() -> None:
+    [trigger] = triggers("aws-sqs-queue")
+    [deployment] = [
+        each
+        for each in documents(DEPLOY / "kubernetes" / "workers-sqs.yaml")
+        if each["kind"] == "Deployment"
+    ]
+    [words] = values(deployment, "args")
+    given = dict(itertools.pairwise(words))
+    slots = int(given["--concurrency"]) * int(given["--processes"])
+    assert trigger["metadata"]["queueLength"] == str(slots)
+    region = trigger["metadata"]["awsRegion"]
+    text = (DEPLOY / "kubernetes" / "workers-sqs.yaml").read_text()
+    [url] = re.findall(r"url='(sqs://[^']+)'", text)
+    assert redacted(url) == f"sqs://{region}/shop-"
+    name = QueueNames("shop-").write(given["--queues"])
+    assert trigger["metadata"]["queueURL"].endswith(f".{region}.amazonaws.com/123456789012/{name}")
+
+
+def test_the_scaler_reads_an_existing_integer_field() -> None:
+    [trigger] = triggers("metrics-api")
     parts = urlsplit(trigger["metadata"]["url"])
     operation = operation_at(parts.path)
     query = dict(parse_qsl(parts.query))

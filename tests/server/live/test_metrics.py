@@ -254,3 +254,22 @@ async def test_completed_counts_complete_verdicts() -> None:
     async with metered_server(MemoryEngine()) as serving:
         await serving.work(1, Complete(b"1"))
         assert (await scraped(serving))["holdfast_completed_total{queue=default}"] == 1
+
+
+def test_an_unknown_age_has_no_sample_and_bounds_only_where_the_store_has_them() -> None:
+    views = [
+        QueueView(queue=Queue(name="far"), ready=1, deleted_after_ms=60_000, leased_max=120_000),
+        QueueView(queue=Queue(name="near"), ready=1, oldest_age_ms=1_500),
+        QueueView(queue=Queue(name="empty")),
+    ]
+    found = samples(render(NamespaceSnapshot(views=views, fleet=FleetTotals())).decode())
+    ages = {name: value for name, value in found.items() if "oldest_age_" in name}
+    assert ages == {
+        "holdfast_oldest_age_seconds{queue=near}": 1.5,
+        "holdfast_oldest_age_seconds{queue=empty}": 0,
+    }
+    bounds = {name: value for name, value in found.items() if "_after" in name or "_max" in name}
+    assert bounds == {
+        "holdfast_deleted_after_seconds{queue=far}": 60,
+        "holdfast_leased_max{queue=far}": 120_000,
+    }
