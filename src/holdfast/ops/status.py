@@ -42,7 +42,8 @@ async def read_status(engine: Engine) -> StoreStatus:
     return StoreStatus(
         queues=queues,
         failed=await _count_failed(engine, queues),
-        failed_more=any(view.estimated for view in queues)
+        failed_more=not engine.traits.inspect
+        or any(view.estimated for view in queues)
         or sum(map(count_all, queues)) > bounds.SCAN_MAX,
         workers=await Workers(engine).all(),
         breakers=await read_breakers(engine),
@@ -53,8 +54,11 @@ async def read_status(engine: Engine) -> StoreStatus:
 
 
 async def _count_failed(engine: Engine, queues: Sequence[QueueView]) -> dict[str, int]:
-    """The number of jobs that wait after a failed attempt, by queue."""
-    if not any(view.ready or view.delayed or view.blocked for view in queues):
+    """The number of jobs that wait after a failed attempt, by queue; none if the store cannot
+    search, and then the numbers are lower bounds."""
+    if not engine.traits.inspect or not any(
+        view.ready or view.delayed or view.blocked for view in queues
+    ):
         return {}
     states, waiting = chosen_states([StateWord.FAILED])
     wanted = JobFilter(states=states, waiting=waiting)

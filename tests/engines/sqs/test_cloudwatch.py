@@ -20,6 +20,7 @@ from holdfast.engines.sqs.cloudwatch import CloudWatchReader, CloudWatchSink
 from holdfast.engines.sqs.engine import SqsEngine
 from holdfast.errors import ConfigError, EngineUnavailable
 from holdfast.ops.scaling import read_scaling
+from holdfast.ops.status import read_status
 from holdfast.process import wall_ms
 from holdfast.server.application import AsgiApplication
 from holdfast.server.settings import ServerSettings
@@ -179,6 +180,9 @@ async def test_ages_and_arrivals_of_our_own_endpoint(clock: ManualClock, tmp_pat
             assert await engine.arrivals(["default"]) == {"default": 0.1}
             [found] = await read_scaling(engine, "default", Goal(), now=wall_ms())
             assert (found.load.oldest_age_ms, found.advice.workers) == (95_000, 1)
+            status = await read_status(engine)
+            assert ([each.oldest_age_ms for each in status.queues], status.failed) == ([95_000], {})
+            assert status.failed_more
             await engine.close()
 
 
