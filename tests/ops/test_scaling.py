@@ -33,9 +33,11 @@ class Store:
             await self.engine.settle([ended])
             self.clock.advance(apart_ms - run_ms)
 
-    async def scaling(self, queue: str | None = "default", **fields: int) -> Scaling:
+    async def scaling(
+        self, queue: str | None = "default", *, worker_slots: int | None = None
+    ) -> Scaling:
         now = self.clock.wall_ms()
-        [found] = await read_scaling(self.engine, queue, GOAL, now=now, **fields)
+        [found] = await read_scaling(self.engine, queue, GOAL, now=now, worker_slots=worker_slots)
         return found
 
     async def load(self) -> Load:
