@@ -41,14 +41,16 @@ from holdfast.cli.output import (
 )
 from holdfast.cli.redrives import PACE, PaceFlags
 from holdfast.cli.session import open_app
-from holdfast.core import failures
+from holdfast.core import bounds, checks, failures
 from holdfast.core.model import Failure, JobFilter, Reason, State
 from holdfast.core.text import counted
 from holdfast.core.verdict import Delete, Redrive
-from holdfast.errors import NotFound, UsageError
+from holdfast.engines.extras import DeadLetterQueues, extra
+from holdfast.errors import NotFound, Unsupported, UsageError
 from holdfast.notation.filters import is_narrow
 from holdfast.ops.dead_letters import (
     DeadGroup,
+    DeadSample,
     Purged,
     Quarantined,
     Retried,
@@ -59,11 +61,13 @@ from holdfast.ops.dead_letters import (
     quarantined,
     quarantined_view,
     retry_jobs,
+    sample_dead,
     taken_jobs,
 )
 from holdfast.ops.doctor import examine
 from holdfast.ops.jobs.bulk import JobCount, count_jobs, delete_jobs, job_batches
-from holdfast.ops.jobs.views import find_jobs
+from holdfast.ops.jobs.views import find_jobs, job_view
+from holdfast.ops.queues import queue_settings
 from holdfast.ops.redrives import RedrivePlan
 from holdfast.ops.views import plain
 from holdfast.process import wall_ms
@@ -72,6 +76,7 @@ _DEAD = (State.DEAD,)
 _BARS = "▁▂▃▄▅▆▇█"
 _GROUPS_MAX = 200
 _TEXT_MAX = 100
+_SAMPLE = 100
 
 OptionalIds = Annotated[list[str] | None, Parameter(help="Ids of the jobs.", negative=())]
 
@@ -85,10 +90,18 @@ async def list_all(
 ) -> None:
     """List dead letters and their errors, newest first."""
     async with open_app(common) as app:
-        found, next_page = await find_jobs(
-            app.engine, which.wanted(_DEAD), jobs.page_size(limit, common), after
-        )
-        views = await jobs.job_views(app, found)
+        queues = extra(app.engine, DeadLetterQueues)
+        if queues is not None:
+            sample = await _sample(app, queues, which.wanted(_DEAD), limit, after)
+            found, next_page = sample.letters, None
+            settings = await queue_settings(app.engine, {job.queue for job in found})
+            views = [plain(job_view(job, settings.get(job.queue))) for job in found]
+            _say_sample(sample)
+        else:
+            found, next_page = await find_jobs(
+                app.engine, which.wanted(_DEAD), jobs.page_size(limit, common), after
+            )
+            views = await jobs.job_views(app, found)
         by_id = {job.id: job for job in found}
     if common.json:
         print_json(views)
@@ -116,6 +129,18 @@ async def list_all(
 async def show(id: JobId, /, *, common: Common = COMMON) -> None:
     """Show a dead letter, its timeline and its output."""
     async with open_app(common) as app:
+        queues = extra(app.engine, DeadLetterQueues)
+        if queues is not None:
+            sample = await _sample(app, queues, JobFilter(ids=(id,)), bounds.PAGE_MAX, None)
+            if not sample.letters:
+                raise NotFound(
+                    f"no dead letter with the id {id[:80]!r} is in a sample of {bounds.PAGE_MAX};"
+                    f' see "{program()} dlq list"'
+                )
+            job = sample.letters[0]
+            settings = await queue_settings(app.engine, [job.queue])
+            jobs.print_job(job, settings.get(job.queue), common)
+            return
         job, _ = await jobs.read_job(app, id)
     if not job.is_dead_letter:
         raise NotFound(f'job {id} is {job.state}, not dead: see "{program()} job show {id}"')
@@ -134,15 +159,21 @@ async def retry(
 ) -> int | None:
     """Run dead letters again: by id, by filter, or all.
 
-    With --rate or --canary, upkeep retries them gradually: see redrive list.
+    With --rate or --canary, upkeep retries them gradually: see redrive list. On Amazon SQS, the
+    service moves all dead letters of a queue.
     """
     plan = pace.plan(_wanted(ids, which, all=all))
-    if pace.watch and not pace.is_durable:
-        raise UsageError("--watch needs --rate or --canary: without them the retry is immediate")
-    if ids and not dry_run and not pace.is_durable:
-        return await _retry_each(ids, plan, common)
     async with open_app(common) as app:
+        moves = extra(app.engine, DeadLetterQueues) is not None
+        if pace.watch and not pace.is_durable and not moves:
+            raise UsageError(
+                "--watch needs --rate or --canary: without them the retry is immediate"
+            )
+        if ids and not dry_run and not pace.is_durable and not moves:
+            return await _retry_each(app, ids, plan, common)
         found = await app.redrives.survey(plan)
+        if moves and not dry_run:
+            return await redrives.start_moves(app, plan, pace, common)
         if pace.is_durable and not dry_run:
             return await redrives.start_redrive(app, plan, pace.watch, common)
         retried = 0
@@ -172,10 +203,15 @@ async def purge(
 ) -> int | None:
     """Delete dead letters permanently: by id, by filter, or all."""
     wanted = _wanted(ids, which, all=all)
-    if ids and not dry_run:
-        confirm(f"Purge {counted(len(ids), 'dead letter')}?", yes=yes)
-        return await jobs.act_on_each(ids, Delete(), _DEAD, done="purged", common=common)
     async with open_app(common) as app:
+        queues = extra(app.engine, DeadLetterQueues)
+        if queues is not None:
+            wanted = replace(wanted, ids=tuple(ids)) if ids else wanted
+            await _purge_queues(app, queues, wanted, common, yes=yes, dry_run=dry_run)
+            return None
+        if ids and not dry_run:
+            confirm(f"Purge {counted(len(ids), 'dead letter')}?", yes=yes)
+            return (await jobs.amend_each(app, ids, Delete(), _DEAD)).print("purged", common)
         found = await count_jobs(app.engine, wanted)
         purged = 0
         if not dry_run and found.number:
@@ -295,23 +331,71 @@ def _wanted(ids: list[str] | None, which: FilterFlags, *, all: bool) -> JobFilte
     return replace(wanted, ids=tuple(ids)) if ids else wanted
 
 
-async def _retry_each(ids: list[str], plan: RedrivePlan, common: Common) -> int:
+async def _sample(
+    app: Holdfast, queues: DeadLetterQueues, wanted: JobFilter, limit: int | None, after: int | None
+) -> DeadSample:
+    """Dead letters of a store that cannot be searched."""
+    if after is not None:
+        raise UsageError("--after needs a list in order: this store shows a sample")
+    most = jobs.page_size(limit or _SAMPLE, COMMON)
+    return await sample_dead(app.engine, queues, wanted, limit=most, now=wall_ms())
+
+
+def _say_sample(sample: DeadSample) -> None:
+    say(
+        f"a sample: {len(sample.letters)} of about {sample.total} dead letters; reading them counts"
+        " as one more receive of each"
+    )
+
+
+async def _retry_each(app: Holdfast, ids: list[str], plan: RedrivePlan, common: Common) -> int:
     act = Redrive(by=plan.by, delay_ms=plan.delay_ms)
     if plan.patch is None:
-        return await jobs.act_on_each(ids, act, _DEAD, done="retried", common=common)
+        return (await jobs.amend_each(app, ids, act, _DEAD)).print("retried", common)
     result = jobs.ActResult()
-    async with open_app(common) as app:
-        for id_ in dict.fromkeys(ids):
-            job = await app.get(id_)
-            if job is None:
-                result.unknown.append(id_)
-            elif job.state is not State.DEAD:
-                result.refused[id_] = f"it is {job.state}, and must be dead"
-            elif await put_back(app.engine, taken_jobs([job]), act, plan.patch):
-                result.changed.append(id_)
-            else:
-                result.refused[id_] = "its payload is not JSON, or it was changed just now"
+    for id_ in dict.fromkeys(ids):
+        job = await app.get(id_)
+        if job is None:
+            result.unknown.append(id_)
+        elif job.state is not State.DEAD:
+            result.refused[id_] = f"it is {job.state}, and must be dead"
+        elif await put_back(app.engine, taken_jobs([job]), act, plan.patch):
+            result.changed.append(id_)
+        else:
+            result.refused[id_] = "its payload is not JSON, or it was changed just now"
     return result.print("retried", common)
+
+
+async def _purge_queues(
+    app: Holdfast,
+    queues: DeadLetterQueues,
+    wanted: JobFilter,
+    common: Common,
+    *,
+    yes: bool,
+    dry_run: bool,
+) -> None:
+    """Purge the dead letters of one queue, or of each that has some: all of them."""
+    if wanted != JobFilter(queue=wanted.queue, states=wanted.states):
+        remedy = (
+            "purge all dead letters of a queue, or let @app.on_dead_letter complete those that are"
+            " not needed"
+        )
+        raise Unsupported(app.engine.traits.name, "purging single dead letters", remedy)
+    only = wanted.queue
+    views = [view for view in await app.queues() if view.queue.name == only or not only]
+    if only and not views:
+        raise checks.unknown_queue(only)
+    dead = {view.queue.name: view.dead for view in views if view.dead or only}
+    many = f"about {counted(sum(dead.values()), 'dead letter')}"
+    purged = 0
+    if dead and not dry_run:
+        confirm(f"Purge {many} of {', '.join(dead)}?", yes=yes)
+        for name, number in dead.items():
+            await queues.purge_dead(name)
+            purged += number
+    view = plain(Purged(found=sum(dead.values()), more=True, purged=purged))
+    print_either(view, f"would purge {many}" if dry_run else f"purged {many}", common)
 
 
 async def _export(app: Holdfast, wanted: JobFilter, out: TextIO) -> int:

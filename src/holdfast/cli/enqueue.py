@@ -135,6 +135,9 @@ async def _enqueue_one(line: JobLine, given: JobLine, flags: EnqueueFlags, commo
     if flags.wait_timeout is not None:
         wait_ms = to_ms("--wait-timeout", flags.wait_timeout, UsageError)
     async with open_app(common, create=True) as app:
+        if flags.wait and not app.engine.traits.inspect:
+            remedy = "leave out --wait, or use an engine that can search its jobs"
+            raise Unsupported(app.engine.traits.name, "waiting for a job", remedy)
         defaults = await read_job_defaults(app.engine, given, app.new_id)
         job = make_job(line, defaults)
         if flags.dry_run:

@@ -33,7 +33,7 @@ from holdfast.cli.session import open_app, person
 from holdfast.core import codec, failures
 from holdfast.core.explain import Cause
 from holdfast.core.lifecycle import timeline as timeline_of
-from holdfast.core.model import COMMAND_TASK, Event, EventKind, Failure, Job, Queue, State
+from holdfast.core.model import COMMAND_TASK, Event, EventKind, Failure, Job, Queue, State, Waits
 from holdfast.core.text import printable
 from holdfast.core.verdict import Amendment, Cancel, Delete, Expedite, Redrive
 from holdfast.errors import HoldfastError, NotFound, UnknownQueue, UsageError, WrongState
@@ -85,6 +85,14 @@ async def show(id: JobId, /, *, common: Common = COMMON) -> None:
         job, queue = await read_job(app, id)
         now = (await examine(app.home.store)).now
         waits, causes = await explain_waits(app.engine, job, now)
+    reasons = (cause.text.removeprefix("it waits for ") + _when(cause, now) for cause in causes)
+    print_job(job, queue, common, waits, "; ".join(reasons))
+
+
+def print_job(
+    job: Job, queue: Queue | None, common: Common, waits: Waits | None = None, reasons: str = ""
+) -> None:
+    """Print a complete job; `reasons` say what it waits for."""
     view = plain(job_view(job, queue, waits))
     if common.json:
         print_json(view)
@@ -93,8 +101,7 @@ async def show(id: JobId, /, *, common: Common = COMMON) -> None:
     view["after"] = _few(job.after)
     if view["error"] is not None and failure is not None:
         view["error"] = failures.title(failure)
-    reasons = (cause.text.removeprefix("it waits for ") + _when(cause, now) for cause in causes)
-    view["waits_for"] = "; ".join(reasons)
+    view["waits_for"] = reasons
     for name, value in view.items():
         has_value = value not in ({}, "", False) or name in _SHOWN_IF_ZERO
         if name not in _NOT_IN_SHOW and value is not None and has_value:

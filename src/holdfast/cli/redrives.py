@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from cyclopts import Parameter
+from msgspec.structs import replace
 
 from holdfast.app.application import Holdfast
 from holdfast.cli.flags import option, switch
@@ -143,6 +144,30 @@ async def start_redrive(
     else:
         print(redrive.id)
         say(f'upkeep carries it out: see "{program()} redrive show {redrive.id}"')
+    return Exit.DONE
+
+
+async def start_moves(app: Holdfast, plan: RedrivePlan, pace: PaceFlags, common: Common) -> int:
+    """Let the store move the dead letters of one queue back, or of each that has some."""
+    found = await app.queues()
+    only = plan.wanted.queue
+    names = [only] if only else [view.queue.name for view in found if view.dead]
+    moves = []
+    for name in names:
+        each = replace(plan, wanted=JobFilter(queue=name))
+        moves.append(await app.redrives.start(each))
+    if pace.watch:
+        codes = [await watch_redrive(app, move.id, common) for move in moves]
+        return max(codes, default=Exit.DONE)
+    views = [await read_redrive(app, move.id) for move in moves]
+    if common.json:
+        print_json([plain(redrive_details(view)) for view in views])
+        return Exit.DONE
+    for move in moves:
+        print(printable(move.id, one_line=True))
+        say(f'the store carries it out: see "{program()} redrive show {move.id}"')
+    if not moves:
+        say("there are no dead letters")
     return Exit.DONE
 
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, runtime_checkable
 
 import msgspec
 
-from holdfast.core.model import QueueView
+from holdfast.core.model import Job, QueueView
 from holdfast.core.transfer import Mover
 
 if TYPE_CHECKING:
@@ -131,6 +131,42 @@ class Countable(Protocol):
     async def count_far(self, names: Collection[str], *, most: int) -> list[QueueView]:
         """The queues of `names` that exist, sorted by name, with counts exact up to `most`. It may
         read that many index entries for each count, so call it rarely."""
+
+
+class DeadLetterMove(msgspec.Struct, frozen=True, kw_only=True):
+    """A task of the store that moves the dead letters of a queue back, at most `rate` a second.
+    `moved` and `left` are estimates; `text` says why it failed."""
+
+    queue: str
+    state: Literal["running", "finished", "cancelled", "failed"]
+    moved: int
+    left: int
+    started_at: int
+    rate: int | None = None
+    text: str = ""
+
+
+@runtime_checkable
+class DeadLetterQueues(Protocol):
+    """Keeps the dead letters of each queue in a message queue, which cannot be searched: they are
+    sampled, and moved back or deleted all together. Each call raises UnknownQueue."""
+
+    async def sample_dead(self, queues: Collection[str] | None, *, limit: int) -> list[Job]:
+        """At most `limit` dead letters of these queues, or of all, in no order. They are hidden
+        from others while they are read, and each counts as received once more."""
+
+    async def move_dead(self, queue: str, *, rate: int | None) -> DeadLetterMove:
+        """Start to move all dead letters of a queue back to the queue in which they died. Raises
+        Unsupported if they come from several queues."""
+
+    async def dead_moves(self, queues: Collection[str] | None) -> list[DeadLetterMove]:
+        """The last move of each of these queues, or of all, by name."""
+
+    async def cancel_dead_move(self, queue: str) -> DeadLetterMove | None:
+        """Cancel the move of a queue; letters that were moved stay. None if there was none."""
+
+    async def purge_dead(self, queue: str) -> None:
+        """Delete all dead letters of a queue, also those that are being handled."""
 
 
 @runtime_checkable

@@ -15,9 +15,11 @@ import msgspec
 from msgspec.structs import asdict, replace
 
 from holdfast.core import bounds, codec
+from holdfast.core.amend import matches
 from holdfast.core.model import EventKind, Failure, FailureKind, Job, JobFilter, Reason, State
 from holdfast.core.verdict import Edit, Redrive
 from holdfast.engines.base import Engine, unknown_if_partial
+from holdfast.engines.extras import DeadLetterQueues
 from holdfast.errors import UsageError
 from holdfast.notation.durations import Duration, show_at, to_ms
 from holdfast.notation.policies import to_rate
@@ -193,6 +195,25 @@ def quarantined(job: Job) -> Quarantined:
         output=(job.output or b"").decode(errors="replace"),
         workers=tuple(dict.fromkeys(event.by for event in crashes if event.by)),
     )
+
+
+class DeadSample(NamedTuple):
+    """Some dead letters of a store that cannot be searched, newest first, of about `total`."""
+
+    letters: list[Job]
+    total: int
+
+
+async def sample_dead(
+    engine: Engine, queues: DeadLetterQueues, wanted: JobFilter, *, limit: int, now: int
+) -> DeadSample:
+    """Read at most `limit` dead letters, and keep those that match."""
+    names = None if wanted.queue is None else [wanted.queue]
+    found = await queues.sample_dead(names, limit=min(limit, bounds.PAGE_MAX))
+    views = await engine.queues(names=names)
+    letters = [job for job in found if matches(wanted, job, now)]
+    letters.sort(key=lambda job: (-(job.finished_at or 0), job.id))
+    return DeadSample(letters, max(sum(view.dead for view in views), len(found)))
 
 
 async def _walk(engine: Engine, wanted: JobFilter) -> dict[str | None, list[Job]]:

@@ -23,7 +23,8 @@ from holdfast.core.limits import Rate
 from holdfast.core.model import Job, JobFilter, Record, State
 from holdfast.core.text import show_ms
 from holdfast.engines.base import Engine
-from holdfast.errors import UsageError
+from holdfast.engines.extras import DeadLetterMove, DeadLetterQueues, extra
+from holdfast.errors import UnknownQueue, Unsupported, UsageError
 from holdfast.notation.durations import show_at
 from holdfast.notation.policies import show_rate
 from holdfast.ops.records import TRIES_MAX, RecordKind, check_same, scan
@@ -41,6 +42,8 @@ _BATCHES_MAX = 10**9
 _AHEAD_US_MAX = 2**62
 
 CANARIES_MAX = 100
+MOVE_RATE_MAX = 500
+"""The highest rate of a move on Amazon SQS."""
 CANARY_WAIT_MS = 10 * bounds.MINUTE_MS
 REDRIVES_MAX = 3
 
@@ -59,6 +62,14 @@ class RedriveState(StrEnum):
     def ended(self) -> bool:
         """True once nothing more is put back."""
         return self not in (RedriveState.RUNNING, RedriveState.CANARY)
+
+
+_MOVE_STATES = {
+    "running": RedriveState.RUNNING,
+    "finished": RedriveState.FINISHED,
+    "cancelled": RedriveState.CANCELLED,
+    "failed": RedriveState.STOPPED,
+}
 
 
 class RedrivePlan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -309,19 +320,26 @@ class RedriveView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Redrives:
-    """The redrives of one store. `wall_ms` stamps the times that people read."""
+    """The redrives of one store. `wall_ms` stamps the times that people read. On an engine with
+    `DeadLetterQueues`, a redrive is a move of all dead letters of a queue, whose name is its id."""
 
     def __init__(self, engine: Engine, wall_ms: Callable[[], int]) -> None:
         self._engine = engine
         self._wall_ms = wall_ms
+        self._queues = extra(engine, DeadLetterQueues)
 
     async def survey(self, plan: RedrivePlan, *, most: int | None = None) -> RedriveSurvey:
         """Count the jobs of a redrive, until `most` that fit are found."""
+        if self._queues is not None:
+            check_move(self._engine, plan)
+            return await _survey_queues(self._engine, plan.wanted.queue)
         return await survey(self._engine, _checked_plan(plan), most)
 
     async def start(self, plan: RedrivePlan, found: RedriveSurvey | None = None) -> RedriveRecord:
         """Store a new redrive, durable on return. `found` is the survey, if it was taken before."""
         plan = _checked_plan(plan)
+        if self._queues is not None:
+            return await self._start_move(self._queues, plan)
         if plan.rate is not None:
             plan = replace(plan, rate=with_burst(plan.rate))
         found = found or await survey(self._engine, plan)
@@ -340,6 +358,11 @@ class Redrives:
 
     async def cancel(self, id: str, by: str) -> RedriveRecord:
         """Cancel a redrive. Jobs that are being put back at this moment are finished first."""
+        if self._queues is not None:
+            move = await self._queues.cancel_dead_move(id)
+            if move is None:
+                raise UsageError(f"the dead letters of queue {id[:80]!r} were never moved")
+            return _move_record(move)
 
         def change(redrive: RedriveRecord | None) -> RedriveRecord:
             if redrive is None:
@@ -355,6 +378,9 @@ class Redrives:
 
     async def get(self, id: str) -> RedriveView | None:
         """One redrive; None if there is none with this id."""
+        if self._queues is not None:
+            moves = await self._moves(id)
+            return moves[0] if moves else None
         stored = await REDRIVES.read(self._engine, id)
         if stored is None:
             return None
@@ -362,6 +388,8 @@ class Redrives:
 
     async def all(self) -> list[RedriveView]:
         """Every readable redrive, oldest first."""
+        if self._queues is not None:
+            return await self._moves()
         return [
             await self._view(stored.value, stored.age_ms)
             async for stored in REDRIVES.read_all(self._engine)
@@ -370,11 +398,29 @@ class Redrives:
 
     async def going_on(self) -> list[RedriveView]:
         """The readable redrives that have not ended."""
+        if self._queues is not None:
+            return [view for view in await self._moves() if not view.redrive.state.ended]
         return [
             await self._view(stored.value, stored.age_ms)
             async for stored in REDRIVES.read_all(self._engine)
             if stored.value is not None and not stored.value.state.ended
         ]
+
+    async def _start_move(self, queues: DeadLetterQueues, plan: RedrivePlan) -> RedriveRecord:
+        check_move(self._engine, plan)
+        if plan.wanted.queue is None:
+            raise UsageError("name the queue whose dead letters are moved back")
+        rate = None if plan.rate is None else _per_second(plan.rate)
+        return _move_record(await queues.move_dead(plan.wanted.queue, rate=rate))
+
+    async def _moves(self, queue: str | None = None) -> list[RedriveView]:
+        assert self._queues is not None
+        try:
+            moves = await self._queues.dead_moves(None if queue is None else [queue])
+        except UnknownQueue:
+            return []
+        records = sorted(map(_move_record, moves), key=lambda record: record.started_at)
+        return [RedriveView(redrive=record) for record in records]
 
     async def _view(self, redrive: RedriveRecord, age_ms: int) -> RedriveView:
         outcomes: Counter[RedriveOutcome] = Counter()
@@ -390,6 +436,59 @@ class Redrives:
             other=outcomes[RedriveOutcome.OTHER],
             open=max(0, redrive.retried - outcomes.total()),
         )
+
+
+def check_move(engine: Engine, plan: RedrivePlan) -> None:
+    """Raise Unsupported unless the plan is to move all dead letters of a queue back, or of all
+    queues."""
+    only = JobFilter(queue=plan.wanted.queue, states=plan.wanted.states)
+    for feature, is_wanted in (
+        ("putting single dead letters back", plan.wanted != only),
+        ("a redrive with canaries", plan.canary),
+        ("changes to the payloads of dead letters", plan.patch is not None),
+        ("a redrive with a delay", plan.delay_ms > 0),
+        ("a limit on redrives, which are not counted", plan.redrives_max != REDRIVES_MAX),
+    ):
+        if is_wanted:
+            remedy = (
+                "move all dead letters of a queue back, or put them back yourself with"
+                " @app.on_dead_letter"
+            )
+            raise Unsupported(engine.traits.name, feature, remedy)
+
+
+async def _survey_queues(engine: Engine, queue: str | None) -> RedriveSurvey:
+    views = await engine.queues(names=None if queue is None else [queue])
+    if queue is not None and not views:
+        raise checks.unknown_queue(queue)
+    return RedriveSurvey(sum(view.dead for view in views), more=True)
+
+
+def _per_second(rate: Rate) -> int:
+    """The rate of a move, which is a whole number a second."""
+    count, rest = divmod(rate.count * bounds.SECOND_MS, rate.per_ms)
+    if rest or not 1 <= count <= MOVE_RATE_MAX:
+        raise UsageError(
+            f"the rate {show_rate(rate)} is none of a move: use a whole number from 1/s to"
+            f" {MOVE_RATE_MAX}/s"
+        )
+    return count
+
+
+def _move_record(move: DeadLetterMove) -> RedriveRecord:
+    """A move as a redrive. Its counts are estimates of the store."""
+    rate = None if move.rate is None else Rate(count=move.rate, per_ms=bounds.SECOND_MS)
+    return RedriveRecord(
+        id=move.queue,
+        plan=RedrivePlan(wanted=JobFilter(queue=move.queue), rate=rate),
+        total=move.moved + move.left,
+        estimated=True,
+        started_at=move.started_at,
+        state=_MOVE_STATES[move.state],
+        text=move.text,
+        walked=move.state != "running",
+        retried=move.moved,
+    )
 
 
 async def survey(engine: Engine, plan: RedrivePlan, most: int | None = None) -> RedriveSurvey:

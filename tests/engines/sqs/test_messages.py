@@ -171,7 +171,7 @@ def test_a_dead_letter_tells_why_and_where() -> None:
     letter = messages.read_dead_letter(found, STORED, None)
     assert (letter.id, letter.task, letter.reason) == ("a", "work", Reason.REJECTED)
     assert (letter.attempt, letter.origin, letter.finished_at) == (3, "other", 50)
-    assert messages.failure_of(found) == dead.failure
+    assert [event.failure for event in letter.failures] == [dead.failure]
 
 
 def test_a_letter_that_sqs_moved_has_a_reason_too() -> None:

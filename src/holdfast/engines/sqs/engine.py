@@ -33,11 +33,12 @@ from holdfast.core.model import (
 from holdfast.core.verdict import Amendment, Outcome, Settlement
 from holdfast.engines.base import ANY, Engine, Expired, Known, Overdue, Saved, Traits
 from holdfast.engines.clock import Clock
-from holdfast.engines.extras import Examination
+from holdfast.engines.extras import DeadLetterMove, Examination
 from holdfast.engines.lease import Bell, LeaseReturns
 from holdfast.engines.sqs.burial import Graveyard
 from holdfast.engines.sqs.client import VISIBILITY_S_MAX, SqsClient
 from holdfast.engines.sqs.cloudwatch import CloudWatchReader
+from holdfast.engines.sqs.dead_letters import DeadLetterStore
 from holdfast.engines.sqs.enqueue import Sender
 from holdfast.engines.sqs.lease import Receiver
 from holdfast.engines.sqs.messages import MESSAGE_BYTES_MAX
@@ -70,6 +71,7 @@ class SqsEngine:
         self._catalog = SqsQueues(self._client, names, creates=create)
         self._cloudwatch = CloudWatchReader(region, endpoint)
         self._graveyard = Graveyard(self._client, self._catalog)
+        self._dead_letters = DeadLetterStore(self._client, self._catalog)
         self._sender = Sender(self._client, self._catalog)
         self._ends = LeaseEnds(self._client, self._catalog, self._graveyard, self._follow_up)
         self._bell = Bell()
@@ -277,6 +279,28 @@ class SqsEngine:
         return Examination(
             now=self._client.now_ms(), versions={"boto3": boto3.__version__}, trouble=tuple(trouble)
         )
+
+    async def sample_dead(self, queues: Collection[str] | None, *, limit: int) -> list[Job]:
+        """See `DeadLetterQueues`, here and below."""
+        self._opened()
+        checks.check_page(limit)
+        return await self._dead_letters.sample(queues, limit)
+
+    async def move_dead(self, queue: str, *, rate: int | None) -> DeadLetterMove:
+        self._opened()
+        return await self._dead_letters.move(queue, rate)
+
+    async def dead_moves(self, queues: Collection[str] | None) -> list[DeadLetterMove]:
+        self._opened()
+        return await self._dead_letters.moves(queues)
+
+    async def cancel_dead_move(self, queue: str) -> DeadLetterMove | None:
+        self._opened()
+        return await self._dead_letters.cancel(queue)
+
+    async def purge_dead(self, queue: str) -> None:
+        self._opened()
+        await self._dead_letters.purge(queue)
 
     async def _follow_up(self, jobs: Sequence[NewJob]) -> list[Receipt]:
         return await self._sender.enqueue(jobs, follow_ups=True)

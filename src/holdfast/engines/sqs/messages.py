@@ -31,6 +31,8 @@ from holdfast.core.fingerprint import fingerprint
 from holdfast.core.model import (
     NO_OVERRIDES,
     RECEIPT,
+    Event,
+    EventKind,
     Failure,
     Job,
     NewJob,
@@ -290,24 +292,27 @@ def read_dead_letter(message: SqsMessage, stored: StoredQueue, source: str | Non
             reason=Reason.ATTEMPTS, failure=Failure(message=text), queue=source or "", attempt=count
         )
     origin = dead.queue if dead.queue != stored.queue.name else None
+    died_at = dead.died_at or sent_at_of(message)
+    buried = Event(
+        at=died_at,
+        kind=EventKind.BURIED,
+        attempt=dead.attempt,
+        failure=dead.failure,
+        text=str(dead.reason),
+    )
     return replace(
         job,
         state=State.DEAD,
         attempt=dead.attempt,
+        events=(buried,),
         reason=dead.reason,
         fingerprint=fingerprint(dead.reason, dead.failure, job.task),
         origin=origin if origin and bounds.QUEUE_NAME.match(origin) else job.origin,
-        finished_at=dead.died_at or sent_at_of(message),
+        finished_at=died_at,
         releases=max(receive_count(message) - 1, 0) if dead.message_id else 0,
         # A dead letter does not expire.
         expires_at=None,
     )
-
-
-def failure_of(message: SqsMessage) -> Failure | None:
-    """The failure that killed the job of a dead letter."""
-    dead = read_death(message)
-    return None if dead is None else dead.failure
 
 
 def own_headers(headers: Mapping[str, str]) -> dict[str, str]:

@@ -261,7 +261,8 @@ class DeadLetterIntake:
         leases = await self._engine.lease(request)
         calls = {lease.id: _handler_call(lease, lease.job) for lease in leases}
         try:
-            for lease in leases:
+            # Where jobs cannot be read, the lease has the failures, too.
+            for lease in leases if self._engine.traits.inspect else ():
                 job = await self._engine.get(lease.id)
                 if job is not None and job.token == lease.token:
                     calls[lease.id] = _handler_call(lease, job)
