@@ -20,6 +20,8 @@ from holdfast.core.text import printable
 Answer = TypeVar("Answer")
 
 _TEXTS_MAX = 20
+_CHATTY = ("botocore", "boto3")
+"""Loggers of libraries that say at the level INFO where they found credentials."""
 _BOOT_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 boot_s: Callable[[], float] = partial(time.clock_gettime, _BOOT_CLOCK)
 """Seconds since boot. Unlike a monotonic clock it continues while the machine is suspended, so that
@@ -51,6 +53,8 @@ def log_to_stderr(program: str, level: int) -> None:
     handler = logging.StreamHandler()
     handler.setFormatter(PrintableFormatter(f"{program}: %(message)s"))
     logging.basicConfig(handlers=[handler], level=level)
+    for name in _CHATTY:
+        logging.getLogger(name).setLevel(max(level, logging.WARNING))
 
 
 class LogOnce:

@@ -27,7 +27,14 @@ from holdfast.core import bounds, checks
 from holdfast.core.checks import accepted
 from holdfast.core.model import NewJob, Receipt, Status
 from holdfast.core.text import counted, not_read, printable
-from holdfast.errors import EngineError, HoldfastError, OutcomeUnknown, UnknownQueue, UsageError
+from holdfast.errors import (
+    EngineError,
+    HoldfastError,
+    OutcomeUnknown,
+    UnknownQueue,
+    Unsupported,
+    UsageError,
+)
 from holdfast.notation.durations import to_ms
 from holdfast.notation.job import JobLine
 from holdfast.notation.job_lines import JobDefaults, make_job, read_line

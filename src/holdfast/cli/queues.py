@@ -28,6 +28,7 @@ from holdfast.core import bounds
 from holdfast.core.limits import Slot
 from holdfast.core.model import Flow, Queue, QueueView
 from holdfast.core.text import counted, printable, show_ms
+from holdfast.engines.support import NO_RECORDS
 from holdfast.errors import Exists, Forbidden, InvalidQueue, NotFound, UsageError
 from holdfast.notation.durations import to_ms
 from holdfast.notation.options import QueueOptions, changed_queue
@@ -292,6 +293,8 @@ async def pause(
     async with open_app(common) as app:
         before = (await read_queue(app, name)).queue
         queue = await pause_queue(app.engine, name, pause_)
+        if text and not app.engine.traits.records:
+            say(f"the reason is not stored: {NO_RECORDS}")
     _print_change(before, queue, "paused queue", common)
 
 
@@ -419,6 +422,8 @@ async def drain(
                 f'"{program()} queue resume {name}"'
             )
         engine = app.engine
+        if not engine.traits.exact_counts:
+            say("the counts of this store are estimates: jobs may show up within a minute")
         left = (
             await wait_until_empty(engine, name, wait_ms_max)
             if wait

@@ -22,6 +22,7 @@ from holdfast.core.explain import ABSENT_MS, serves
 from holdfast.core.model import JobFilter, QueueView, State
 from holdfast.core.text import printable
 from holdfast.engines.extras import Partitioned, extra
+from holdfast.engines.support import NO_RECORDS
 from holdfast.errors import UsageError
 from holdfast.notation.durations import to_ms
 from holdfast.ops.alerts import AlertView, alert_views
@@ -64,8 +65,10 @@ async def status(*, common: Common = COMMON) -> None:
         for name in unserved(views, workers):
             start = f"{program()} worker start --queues {name}"
             say(f'queue {name} has ready jobs and no worker: start one with "{start}"')
-    else:
+    elif app.engine.traits.records:
         say_no_worker()
+    else:
+        say(f"workers, breakers, gates and alerts are not shown: {NO_RECORDS}")
     open_breakers = {
         key: each
         for key, each in found.breakers.items()
@@ -109,9 +112,13 @@ async def top(
 
 
 async def snapshot(app: Holdfast) -> TopView:
-    """Read the queues, workers and running jobs that `top` shows."""
+    """Read the queues, workers and running jobs that `top` shows; without those that the store
+    cannot list."""
     views = await app.queues()
-    workers = await Workers(app.engine).all()
+    traits = app.engine.traits
+    workers = await Workers(app.engine).all() if traits.records else []
+    if not traits.inspect:
+        return top_view(views, workers, ())
     page = await app.find(JobFilter(states=(State.LEASED,)), limit=_JOBS)
     # A list has no progress: only a complete job does.
     jobs = await asyncio.gather(*(app.get(job.id) for job in page.jobs))
@@ -177,8 +184,10 @@ def print_counts(views: list[QueueView], status: StoreStatus | None = None) -> N
 
 
 def _failed(view: QueueView, status: StoreStatus | None) -> int | str:
-    count = status.failed.get(view.queue.name, 0) if status else 0
-    return f"{count}+" if count and status and status.failed_more else count
+    if status is None or status.failed is None:
+        return ""
+    count = status.failed.get(view.queue.name, 0)
+    return f"{count}+" if count and status.failed_more else count
 
 
 def print_workers(workers: list[WorkerView]) -> None:

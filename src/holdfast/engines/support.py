@@ -37,6 +37,8 @@ FULL = Traits(
     dead_leases=True, queue_expiry=True, key_hold=True,
 )  # fmt: skip
 """Every trait that a call can need."""
+NO_RECORDS = "name an engine that stores them in the URL: control=URL"
+"""The remedy of an engine without records."""
 _OF_JOBS = (
     *"priority keys key_hold groups dependencies delay_ms_max lease_ms_max payload_max".split(),
 )
@@ -150,8 +152,7 @@ class Support:
     def check_records(self) -> None:
         """For `load` and `save`."""
         if not self._traits.records:
-            remedy = "name an engine that stores them in the URL: control=URL"
-            raise self._unsupported("records (workers, schedules, settings)", remedy)
+            raise self._unsupported("records (workers, schedules, settings)", NO_RECORDS)
 
     def _check_job(self, job: NewJob) -> None:
         traits = self._traits

@@ -20,6 +20,7 @@ from holdfast.core.workers import Health, addressee
 from holdfast.engines.base import Engine, Expired, Overdue
 from holdfast.engines.broker import BrokerStatus
 from holdfast.engines.extras import Examinable, Examination, extra
+from holdfast.engines.support import NO_RECORDS
 from holdfast.errors import Forbidden
 from holdfast.notation.durations import show_at
 from holdfast.ops.broker_status import read_broker_status
@@ -76,6 +77,13 @@ async def check_store(
     skew_ms = examination.now - before
     took_ms = 0 if deep else wall_ms() - before
     views = await store.queues()
+    about = [
+        *_about_store(store.traits.name, examination, deep=deep),
+        _clock(skew_ms, took_ms),
+    ]
+    if not store.traits.records:
+        text = f"the {store.traits.name} engine stores no workers, schedules and settings"
+        return [*about, Finding(level="warn", name="record", text=text, remedy=NO_RECORDS)]
     workers = await Workers(store).all()
     schedules = await Schedules(store, wall_ms).all()
     redrives = [
@@ -87,8 +95,7 @@ async def check_store(
     first = await _first_due(store)
     broker = await read_broker_status(store if broker_of is None else broker_of)
     return [
-        *_about_store(store.traits.name, examination, deep=deep),
-        _clock(skew_ms, took_ms),
+        *about,
         *(() if broker is None else _broker(broker)),
         *_upkeep(first, examination.now, schedules, redrives),
         *_stopped_redrives(redrives, examination.now),
@@ -305,7 +312,9 @@ def _queues(
 async def _tasks(
     store: Engine, views: Sequence[QueueView], workers: Sequence[WorkerView]
 ) -> list[Finding]:
-    """Tasks with waiting jobs that no current worker knows."""
+    """Tasks with waiting jobs that no current worker knows, if the store can be searched."""
+    if not store.traits.inspect:
+        return []
     seen = [view.seen for view in workers]
     found = []
     for name in (view.queue.name for view in views if view.ready):

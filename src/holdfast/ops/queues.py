@@ -176,14 +176,18 @@ async def read_pause(engine: Engine, queue: str) -> Pause:
 
 
 async def save_pause(engine: Engine, queue: str, pause: Pause | None) -> None:
-    """Record who paused the queue, or remove the record. Of two concurrent writes, either may
-    win.
+    """Record who paused the queue, or remove the record; nothing without records. Of two concurrent
+    writes, either may win.
     """
+    if not engine.traits.records:
+        return
     await PAUSES.update(engine, queue, lambda _: pause)
 
 
 async def end_pause(engine: Engine, queue: str) -> None:
     """Mark the record of a pause as over, if there is one."""
+    if not engine.traits.records:
+        return
     await PAUSES.update(
         engine, queue, lambda pause: None if pause is None else replace(pause, over=True)
     )

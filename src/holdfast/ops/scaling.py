@@ -59,9 +59,10 @@ async def read_scaling(
         known = await activity([view.queue.name for view in views])
     elif not engine.traits.inspect:
         known = {}
+    registered = await Workers(engine).all() if engine.traits.records else []
     workers = [
         view
-        for view in await Workers(engine).all()
+        for view in registered
         if view.age_ms <= UNHEALTHY_AGE_MS and not view.record.stopping and not view.record.cordoned
     ]
     goal = replace(goal, worker_slots=worker_slots or _worker_slots(workers))
@@ -122,8 +123,11 @@ async def _find_activity(engine: Engine, queue: Queue, now: int) -> Activity:
 
 
 async def _newest(engine: Engine, wanted: JobFilter, pages: int) -> list[Job]:
-    """The newest jobs, from a few pages, since their payloads may be large."""
+    """The newest jobs, from a few pages, since their payloads may be large; none if the store
+    cannot be searched."""
     found: list[Job] = []
+    if not engine.traits.inspect:
+        return found
     after: int | None = None
     for _ in range(pages):
         page = await engine.find(wanted, limit=_SAMPLE, after=after)

@@ -64,13 +64,16 @@ TASKS_MAX = 5_000
 
 
 async def read_settings(engine: Engine, environment: Mapping[str, str] | None = None) -> Settings:
-    """The stored settings that are valid, overridden by the environment."""
-    stored = await SETTINGS.values(engine)
+    """The stored settings that are valid, overridden by the environment; none are stored without
+    records."""
+    stored = await SETTINGS.values(engine) if engine.traits.records else {}
     return Settings(stored, os.environ if environment is None else environment)
 
 
 async def declared_tasks(engine: Engine) -> dict[str, TaskRecord]:
     """The options that tasks declare in code, by the name of the task."""
+    if not engine.traits.records:
+        return {}
     return {
         name: stored.value
         for name, stored in (await _stored_tasks(engine)).items()

@@ -10,6 +10,7 @@ from msgspec.structs import asdict
 from holdfast.core import bounds
 from holdfast.core.model import COMMAND_TASK, Job, JobFilter, QueueView
 from holdfast.engines.base import Engine
+from holdfast.engines.extras import DeadLetterQueues, extra
 from holdfast.notation.filters import StateWord, chosen_states
 from holdfast.ops.alerts import AlertView, StoredAlert, alert_views, read_alerts
 from holdfast.ops.breakers import BreakerView, StoredBreaker, breaker_view, read_breakers
@@ -24,10 +25,11 @@ from holdfast.process import wall_ms
 class StoreStatus(msgspec.Struct, frozen=True, kw_only=True):
     """Queues, workers, breakers and gates by name; redrives that have not ended, oldest first;
     raised alerts, critical ones first. `failed` counts the jobs of each queue that wait after a
-    failed attempt, a lower bound with `failed_more`."""
+    failed attempt, a lower bound with `failed_more`; None if the store cannot be searched. Without
+    records, all but queues and redrives are missing."""
 
     queues: list[QueueView]
-    failed: dict[str, int] = {}
+    failed: dict[str, int] | None = {}
     failed_more: bool = False
     workers: list[WorkerView]
     breakers: dict[str, StoredBreaker]
@@ -39,26 +41,28 @@ class StoreStatus(msgspec.Struct, frozen=True, kw_only=True):
 async def read_status(engine: Engine) -> StoreStatus:
     """Read the snapshot, in a few bounded calls."""
     queues = await engine.queues()
+    has_records = engine.traits.records
+    has_redrives = has_records or extra(engine, DeadLetterQueues) is not None
+    alerts = await read_alerts(engine) if has_records else []
     return StoreStatus(
         queues=queues,
         failed=await _count_failed(engine, queues),
         failed_more=not engine.traits.inspect
         or any(view.estimated for view in queues)
         or sum(map(count_all, queues)) > bounds.SCAN_MAX,
-        workers=await Workers(engine).all(),
-        breakers=await read_breakers(engine),
-        redrives=await Redrives(engine, wall_ms).going_on(),
-        gates=await Gates(engine).views(),
-        alerts=[each for each in await read_alerts(engine) if each[0].is_raised],
+        workers=await Workers(engine).all() if has_records else [],
+        breakers=await read_breakers(engine) if has_records else {},
+        redrives=await Redrives(engine, wall_ms).going_on() if has_redrives else [],
+        gates=await Gates(engine).views() if has_records else [],
+        alerts=[each for each in alerts if each[0].is_raised],
     )
 
 
-async def _count_failed(engine: Engine, queues: Sequence[QueueView]) -> dict[str, int]:
-    """The number of jobs that wait after a failed attempt, by queue; none if the store cannot
-    search, and then the numbers are lower bounds."""
-    if not engine.traits.inspect or not any(
-        view.ready or view.delayed or view.blocked for view in queues
-    ):
+async def _count_failed(engine: Engine, queues: Sequence[QueueView]) -> dict[str, int] | None:
+    """The number of jobs that wait after a failed attempt, by queue."""
+    if not engine.traits.inspect:
+        return None
+    if not any(view.ready or view.delayed or view.blocked for view in queues):
         return {}
     states, waiting = chosen_states([StateWord.FAILED])
     wanted = JobFilter(states=states, waiting=waiting)
@@ -68,7 +72,7 @@ async def _count_failed(engine: Engine, queues: Sequence[QueueView]) -> dict[str
 
 class QueueStatus(QueueCounts, frozen=True, kw_only=True):
     """The counts of a queue. `failed` jobs wait after a failed attempt: they are among the ready,
-    delayed and blocked ones."""
+    delayed and blocked ones. 0 and `estimated` if the store cannot be searched."""
 
     failed: int
 
@@ -120,7 +124,7 @@ def _queue_status(view: QueueView, status: StoreStatus) -> QueueStatus:
     counts = asdict(queue_counts(view))
     more = ("failed",) if status.failed_more else ()
     counts["estimated"] = (*counts["estimated"], *more)
-    return QueueStatus(**counts, failed=status.failed.get(view.queue.name, 0))
+    return QueueStatus(**counts, failed=(status.failed or {}).get(view.queue.name, 0))
 
 
 def top_view(

@@ -41,7 +41,7 @@ RunUntil = Callable[[asyncio.Event], Coroutine[object, object, None]]
 
 
 class Upkeep:
-    """All loops on one engine."""
+    """All loops on one engine that its traits allow."""
 
     def __init__(
         self,
@@ -58,16 +58,15 @@ class Upkeep:
         partitioned = extra(engine, UpkeepByPartition)
         lifecycles = [engine] if partitioned is None else partitioned.lifecycles()
         kept = None if archive is None else Archive(archive)
-        self._reapers = [Reaper(each, tell=tell) for each in lifecycles]
-        self.services: tuple[Service, ...] = (
-            *self._reapers,
-            *(Pruner(each, archive=kept, tell=tell) for each in lifecycles),
-            Scheduler(engine, wall_ms, tell=tell),
-            Redriver(engine, wall_ms, tell=tell),
-            Distributor(engine, tell=tell),
-            *_broker_services(engine, tell),
-            *more,
-        )
+        traits = engine.traits
+        self._reapers = [Reaper(each, tell=tell) for each in lifecycles if traits.overdue]
+        services: list[Service] = [*self._reapers]
+        if traits.records:
+            services += [Pruner(each, archive=kept, tell=tell) for each in lifecycles]
+            services += [Scheduler(engine, wall_ms, tell=tell)]
+            services += [Redriver(engine, wall_ms, tell=tell)] if traits.inspect else []
+            services += [Distributor(engine, tell=tell), *_broker_services(engine, tell), *more]
+        self.services: tuple[Service, ...] = tuple(services)
         self._background = background
 
     async def run(self, stop: asyncio.Event) -> None:

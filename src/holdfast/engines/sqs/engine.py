@@ -45,6 +45,7 @@ from holdfast.engines.sqs.messages import MESSAGE_BYTES_MAX
 from holdfast.engines.sqs.names import QueueNames
 from holdfast.engines.sqs.queues import SqsQueues
 from holdfast.engines.sqs.settle import LeaseEnds
+from holdfast.engines.support import NO_RECORDS
 from holdfast.errors import ConfigError, EngineClosed, EngineUnavailable, NotFound, Unsupported
 
 DELAY_MS_MAX: Final = 15 * bounds.MINUTE_MS
@@ -307,8 +308,7 @@ class SqsEngine:
 
     def _records(self) -> Engine:
         if self._control is None:
-            remedy = "name an engine that stores them in the URL: control=URL"
-            raise Unsupported("sqs", "records (workers, schedules, settings)", remedy)
+            raise Unsupported("sqs", "records (workers, schedules, settings)", NO_RECORDS)
         return self._control
 
     def _no_search(self, feature: str) -> Unsupported:

@@ -282,7 +282,9 @@ class RecordPermissions:
                 old, new = await self._both(record, Schedule)
                 if old is None or new is None:
                     return True
-                return new != replace(old, passed_at=new.passed_at, last_tick=new.last_tick)
+                return new != replace(
+                    old, passed_at=new.passed_at, last_tick=new.last_tick, sending=new.sending
+                )
             case breaker.KIND:
                 was, now = await self._both(record, BreakerRecord)
                 return _is_manual(was or BreakerRecord(), now or BreakerRecord())
@@ -350,7 +352,11 @@ class RecordPermissions:
             return
         if old is not None and stored is not None and stored.version == record.version:
             unchanged = replace(
-                old, paused=new.paused, passed_at=new.passed_at, last_tick=new.last_tick
+                old,
+                paused=new.paused,
+                passed_at=new.passed_at,
+                last_tick=new.last_tick,
+                sending=new.sending,
             )
             earliest = min(old.passed_at, self._wall_ms() - _MINUTE_MS)
             if unchanged == new and new.passed_at >= earliest:
