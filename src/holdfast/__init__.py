@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         State,
         WaitingKind,
     )
+    from holdfast.core.sqs_delivery import SqsDelivery
     from holdfast.errors import (
         CircularJobs,
         ConfigError,
@@ -111,6 +112,7 @@ _HOMES = {
     "Retry": "worker.outcomes",
     "Schedule": "ops.schedules",
     "SchemaMismatch": "errors",
+    "SqsDelivery": "core.sqs_delivery",
     "State": "core.model",
     "StorageFull": "errors",
     "Task": "app.task",
@@ -170,6 +172,7 @@ __all__ = [
     "Retry",
     "Schedule",
     "SchemaMismatch",
+    "SqsDelivery",
     "State",
     "StorageFull",
     "Task",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 
+from holdfast.core import sqs_delivery
 from holdfast.engines.sqs import client, messages, settings
 from holdfast.engines.sqs.faults import iam_action
 from tests.docs.test_docs import ROOT
@@ -24,8 +25,13 @@ def test_the_policy_names_every_action_that_the_client_uses() -> None:
 def test_names_and_bounds() -> None:
     shown = [
         *(messages.TASK_ATTRIBUTE, messages.ENCODING_ATTRIBUTE, messages.JOB_ATTRIBUTE),
-        *(messages.DEAD_ATTRIBUTE, messages.ID_HEADER, messages.URL_HEADER, messages.ARN_HEADER),
-        *(messages.HANDLE_HEADER, messages.RECEIVED_HEADER, messages.POISON_HEADER),
+        *(
+            messages.DEAD_ATTRIBUTE,
+            sqs_delivery.ID_HEADER,
+            sqs_delivery.URL_HEADER,
+            sqs_delivery.ARN_HEADER,
+        ),
+        *(sqs_delivery.HANDLE_HEADER, sqs_delivery.RECEIVED_HEADER, sqs_delivery.POISON_HEADER),
         *(settings.TASK_TAG, settings.DEFAULT_TASK),
     ]
     for name in shown:

@@ -19,6 +19,7 @@ import msgspec
 from holdfast.core.breaker import Breaker
 from holdfast.core.limits import Limit
 from holdfast.core.model import COMMAND_TASK, WEBHOOK_TASK, Failure, NewJob
+from holdfast.core.sqs_delivery import SqsDelivery
 from holdfast.core.workers import TaskRecord
 from holdfast.process import boot_ns
 
@@ -46,6 +47,7 @@ class CallJob(msgspec.Struct, frozen=True, array_like=True, gc=False):
     labels: dict[str, str] = {}
     headers: dict[str, str] = {}
     after: tuple[str, ...] = ()
+    sqs: SqsDelivery | None = None
 
 
 class ChildCall(msgspec.Struct, frozen=True, array_like=True, tag="call", gc=False):
@@ -175,6 +177,8 @@ class NoteUpdate(msgspec.Struct, frozen=True, array_like=True, tag="told"):
     progress: float | None = None
     checkpoint: bytes | None = None
     output: bytes | None = None
+    timeout_ms: int | None = None
+    """The new timeout of the call, counted from its start."""
 
 
 class GivenBack(msgspec.Struct, frozen=True, array_like=True, tag="back"):

@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 
 from msgspec.structs import replace
 
-from holdfast.core import lifecycle, retry_policy
+from holdfast.core import lifecycle, retry_policy, sqs_delivery
 from holdfast.core.model import (
     Failure,
     FailureKind,
@@ -389,14 +389,14 @@ def _lease_of(
     lease_ms = own_ms or source.lease_ms
     headers = {
         **job.headers,
-        messages.ID_HEADER: message.id,
-        messages.URL_HEADER: source.url,
-        messages.HANDLE_HEADER: message.handle,
-        messages.ARN_HEADER: f"{source.stored.arn.rpartition(':')[0]}:{name_of(source.url)}",
-        messages.RECEIVED_HEADER: str(received_at),
+        sqs_delivery.ID_HEADER: message.id,
+        sqs_delivery.URL_HEADER: source.url,
+        sqs_delivery.HANDLE_HEADER: message.handle,
+        sqs_delivery.ARN_HEADER: f"{source.stored.arn.rpartition(':')[0]}:{name_of(source.url)}",
+        sqs_delivery.RECEIVED_HEADER: str(received_at),
     }
     if source.key.is_dead:
-        headers[messages.POISON_HEADER] = "true"
+        headers[sqs_delivery.POISON_HEADER] = "true"
     token = _token(now)
     leased = replace(
         job,

@@ -55,12 +55,6 @@ ENCODING_ATTRIBUTE: Final = "holdfast.encoding"
 JOB_ATTRIBUTE: Final = "holdfast.job"
 DEAD_ATTRIBUTE: Final = "holdfast.dead"
 MESSAGE_BYTES_MAX: Final = BATCH_BYTES_MAX
-ID_HEADER: Final = "sqs.message-id"
-HANDLE_HEADER: Final = "sqs.receipt-handle"
-URL_HEADER: Final = "sqs.queue-url"
-ARN_HEADER: Final = "sqs.queue-arn"
-RECEIVED_HEADER: Final = "sqs.received-at"
-POISON_HEADER: Final = "sqs.poison"
 
 _OWN: Final = frozenset({TASK_ATTRIBUTE, ENCODING_ATTRIBUTE, JOB_ATTRIBUTE, DEAD_ATTRIBUTE})
 _ATTRIBUTES_MAX: Final = 10

@@ -11,6 +11,7 @@ import asyncio
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from threading import Lock
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeGuard
@@ -65,7 +66,7 @@ class Attempt(CallState):
         "handler",
         "jobs",
         "task_handle",
-        "timeout_ms",
+        "timer",
     )
 
     def __init__(
@@ -88,6 +89,8 @@ class Attempt(CallState):
         self.jobs = jobs
         self.timeout_ms = timeout_ms
         self.task_handle: asyncio.Task[Any] | None = None
+        self.timer: tuple[asyncio.AbstractEventLoop, asyncio.Timeout] | None = None
+        """The timeout of a coroutine that runs."""
         self.contexts: tuple[Context, ...] = ()
         """One for each job, if the handler takes them or printed something."""
         self._decided: tuple[Ending, ...] = ()
@@ -126,6 +129,7 @@ class Attempt(CallState):
                 value = await self.handler.function(*positional, **named)
             else:
                 async with asyncio.timeout(self.timeout_ms / 1000) as limit:
+                    self.timer = asyncio.get_running_loop(), limit
                     value = await self.handler.function(*positional, **named)
         except asyncio.CancelledError as error:
             if self.cancelled:
@@ -138,6 +142,7 @@ class Attempt(CallState):
             value = error
         finally:
             self._interruptible = False
+            self.timer = None
         try:
             # The timeout is the outcome, however the handler reacts to the interruption.
             if limit is not None and limit.expired() and _is_failure(value):
@@ -145,6 +150,21 @@ class Attempt(CallState):
             return self._endings(value)
         finally:
             del value
+
+    def extend(self, ms: int) -> int | None:
+        """See `CallState.extend`; from any thread."""
+        extended_ms = super().extend(ms)
+        timer = self.timer
+        if extended_ms is not None and timer is not None:
+            with suppress(RuntimeError):
+                # The event loop may be closed: then nothing waits for the timeout any more.
+                timer[0].call_soon_threadsafe(self._reschedule)
+        return extended_ms
+
+    def _reschedule(self) -> None:
+        if self.timer is not None and self.ends_at is not None and not self.timer[1].expired():
+            loop, limit = self.timer
+            limit.reschedule(loop.time() + self.ends_at - time.monotonic())
 
     def cancel(self, *, lost: bool = False) -> None:
         """Called in the loop's thread. A coroutine is interrupted; a function must check its

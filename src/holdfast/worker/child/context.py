@@ -14,7 +14,9 @@ from typing import Any
 from holdfast.core import bounds, codec
 from holdfast.core.checks import check_job
 from holdfast.core.model import NewJob
+from holdfast.core.sqs_delivery import SqsDelivery
 from holdfast.errors import UsageError
+from holdfast.notation.durations import Duration, to_ms
 from holdfast.worker.wire import CallJob, NoteUpdate
 
 OUTPUT_MAX = 64 * 1024
@@ -25,7 +27,16 @@ class CallState:
     """State that the jobs of one call share. `noted` is called, from any thread, with a Context
     that has a new note; `Context.take_note` then returns it."""
 
-    __slots__ = ("cancelled", "ends_at", "lost", "noted", "number", "output_max", "task")
+    __slots__ = (
+        "cancelled",
+        "ends_at",
+        "lost",
+        "noted",
+        "number",
+        "output_max",
+        "task",
+        "timeout_ms",
+    )
 
     def __init__(
         self,
@@ -41,8 +52,22 @@ class CallState:
         self.output_max = output_max
         self.cancelled = False
         self.lost = False
+        self.timeout_ms: int | None = None
+        """The time from its start to its timeout."""
         self.ends_at: float | None = None
         """The instant of its timeout, by `time.monotonic`."""
+
+    def extend(self, ms: int) -> int | None:
+        """Move the timeout to so long from now; the new one, counted from the start. None if there
+        is none, or if it is later already."""
+        if self.ends_at is None or self.timeout_ms is None:
+            return None
+        ends_at = time.monotonic() + ms / 1000
+        if ends_at <= self.ends_at:
+            return None
+        self.timeout_ms += math.ceil((ends_at - self.ends_at) * 1000)
+        self.ends_at = ends_at
+        return self.timeout_ms
 
 
 class Context:
@@ -52,6 +77,7 @@ class Context:
         "_call",
         "_checkpoint",
         "_dirty",
+        "_extended_ms",
         "_follow_ups",
         "_index",
         "_job",
@@ -68,6 +94,7 @@ class Context:
         self._index = index
         self._lock = Lock()
         self._dirty = False
+        self._extended_ms: int | None = None
         self._checkpoint = job.checkpoint
         self._new_checkpoint: bytes | None = None
         self._progress: float | None = None
@@ -120,6 +147,11 @@ class Context:
         return self._job.headers
 
     @property
+    def sqs(self) -> SqsDelivery | None:
+        """The message of the job, on Amazon SQS; None on other engines."""
+        return self._job.sqs
+
+    @property
     def parents(self) -> tuple[str, ...]:
         """The ids of the jobs that had to end before this one; `task.handle(id).result()` returns
         the result of one of them."""
@@ -145,6 +177,18 @@ class Context:
     def lost(self) -> bool:
         """True if another attempt may already be running: stop at once, and change nothing more."""
         return self._call.lost
+
+    def extend(self, duration: Duration) -> None:
+        """Ask for more time: the timeout is so long from now, e.g. "10m", unless it is later
+        already. Call it a second or more before the timeout; without a timeout it does nothing. The
+        lease needs no extension: the worker renews it while the job runs."""
+        ms = to_ms("duration", duration, UsageError)
+        with self._lock:
+            timeout_ms = self._call.extend(ms)
+            if timeout_ms is None:
+                return
+            self._extended_ms = timeout_ms
+        self._notify()
 
     def progress(self, fraction: float, text: str = "") -> None:
         """Report how much is done, from 0 to 1; the text goes to the log."""
@@ -208,11 +252,12 @@ class Context:
         with self._lock:
             progress, self._progress = self._progress, None
             checkpoint, self._new_checkpoint = self._new_checkpoint, None
+            extended_ms, self._extended_ms = self._extended_ms, None
             output = None if ending else self._take_output()
             self._dirty = False
-        if progress is None and checkpoint is None and output is None:
+        if progress is None and checkpoint is None and output is None and extended_ms is None:
             return None
-        return NoteUpdate(self._call.number, self._index, progress, checkpoint, output)
+        return NoteUpdate(self._call.number, self._index, progress, checkpoint, output, extended_ms)
 
     def take_rest(self) -> tuple[bytes | None, tuple[NewJob, ...]]:
         """For the runner: output that was not in a note yet, and the follow-up jobs."""

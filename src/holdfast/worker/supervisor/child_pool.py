@@ -54,6 +54,7 @@ _log = logging.getLogger("holdfast.worker")
 
 TICK_S = 0.1
 _SOLO_IDLE_S = 10.0
+_NO_NOTE = Note()
 _FORKED_SOLOS = 7
 """Solo children that a worker with a template may have: forks are cheap."""
 
@@ -93,6 +94,8 @@ class ChildPool:
         self.queue = DispatchQueue()
         self.tasks: dict[str, TaskInfo] = {}
         self.broken: Failure | None = None
+        self.on_sqs = False
+        """Whether the engine is the one on SQS, which adds the facts of a message to its jobs."""
         self._listener = listener
         self._queue_of = queue_of
         self._python = python
@@ -246,13 +249,14 @@ class ChildPool:
                 case NoteUpdate(number=number, index=index):
                     call = child.calls.get(number)
                     if call is not None:
-                        call.held[index].add_note(
-                            Note(
-                                progress=answer.progress,
-                                checkpoint=answer.checkpoint,
-                                output=answer.output,
-                            )
+                        call.extend(answer.timeout_ms)
+                        note = Note(
+                            progress=answer.progress,
+                            checkpoint=answer.checkpoint,
+                            output=answer.output,
                         )
+                        if note != _NO_NOTE:
+                            call.held[index].add_note(note)
                 case GivenBack(numbers=numbers):
                     calls = (child.take_back(number) for number in sorted(numbers))
                     endings += self._put_back([call for call in calls if call is not None])
@@ -321,7 +325,8 @@ class ChildPool:
 
     def _place(self, child: PooledChild, calls: list[list[HeldLease]]) -> list[ToChild]:
         first, self._next_number = self._next_number, self._next_number + len(calls)
-        return [*child.place(calls, first, self._queue_of, self._gentle_tasks)]
+        placed = child.place(calls, first, self._queue_of, self._gentle_tasks, on_sqs=self.on_sqs)
+        return [*placed]
 
     @property
     def _solos_max(self) -> int:

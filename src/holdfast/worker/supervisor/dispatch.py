@@ -17,6 +17,7 @@ from typing import NamedTuple
 from holdfast.core import bounds
 from holdfast.core.model import Failure, FailureKind, Lease, Queue
 from holdfast.core.retry_policy import exhausted, timeout_ms
+from holdfast.core.sqs_delivery import read_delivery
 from holdfast.process import boot_s
 from holdfast.worker.supervisor.child_process import ChildProcess
 from holdfast.worker.supervisor.held_leases import RUNNER_KINDS, HeldLease, RunnerKind
@@ -203,6 +204,11 @@ class PlacedCall:
         self.lost_at: float | None = None
         self.forced_at: float | None = None
 
+    def extend(self, timeout_ms: int | None) -> None:
+        """Its handler asked for more time."""
+        if timeout_ms is not None and self.timeout_ms is not None:
+            self.timeout_ms = max(self.timeout_ms, timeout_ms)
+
     def begin_before_ns(self) -> int:
         return int(min(held.begin_before() for held in self.held) * 1e9)
 
@@ -239,6 +245,8 @@ class PooledChild:
         first_number: int,
         queue_of: Callable[[str], Queue],
         gentle_tasks: Container[str],
+        *,
+        on_sqs: bool = False,
     ) -> list[ChildCall]:
         """Record these calls, numbered from `first_number`; the caller then writes them to the
         child. The board is set first: it must never allow more than the leases do.
@@ -260,7 +268,7 @@ class PooledChild:
                     queue = queues[name] = queue_of(name)
                 if (limit_ms := timeout_ms(queue, lease.job)) is not None:
                     call.timeout_ms = shorter_timeout(call.timeout_ms, limit_ms)
-                call_jobs.append(call_job(lease, queue))
+                call_jobs.append(call_job(lease, queue, on_sqs=on_sqs))
             self.calls[number] = call
             instructions.append(ChildCall(number, task, tuple(call_jobs), call.timeout_ms))
         board = self.process.board
@@ -305,8 +313,9 @@ class PooledChild:
         return now - self._blocked_since
 
 
-def call_job(lease: Lease, queue: Queue) -> CallJob:
-    """The part of a leased job that its handler may see."""
+def call_job(lease: Lease, queue: Queue, *, on_sqs: bool = False) -> CallJob:
+    """The part of a leased job that its handler may see. Headers of a message are believed only if
+    the engine made them: `on_sqs`."""
     job = lease.job
     return CallJob(
         job.id,
@@ -323,6 +332,7 @@ def call_job(lease: Lease, queue: Queue) -> CallJob:
         job.labels,
         job.headers,
         job.after,
+        read_delivery(job) if on_sqs else None,
     )
 
 

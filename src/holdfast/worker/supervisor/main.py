@@ -78,7 +78,9 @@ async def supervise(options: WorkerOptions) -> None:
         stop_upkeep = asyncio.Event()
 
         def make_pool(listener: Supervisor, queue_of: Callable[[str], Queue]) -> ChildPool:
-            return make_child_pool(options, worker_id, listener, queue_of)
+            pool = make_child_pool(options, worker_id, listener, queue_of)
+            pool.on_sqs = app.engine.traits.name == "sqs"
+            return pool
 
         def banner() -> None:
             if options.job_lines:
