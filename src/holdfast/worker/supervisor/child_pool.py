@@ -147,6 +147,13 @@ class ChildPool:
         """Seconds since a child was last able to run Python; 0 if the pool has no such child."""
         return monotonic() - self._ready_at if self._python else 0.0
 
+    @property
+    def is_ready(self) -> bool:
+        """Whether a child can run Python now, if any is meant to."""
+        return self._python is None or any(
+            child.ready and child.process.setup.target is not None for child in self._living()
+        )
+
     async def start(self, worker: str) -> None:
         """Start the children of the worker with this name."""
         for setup in self._built_in:

@@ -43,6 +43,8 @@ _log = logging.getLogger("holdfast.worker")
 _WAIT_MS_MIN, _WAIT_MS = 100, 5 * bounds.SECOND_MS
 _PAUSE_S_FIRST, _PAUSE_S_MAX = 0.1, 5.0
 _HELD_MAX = 4_000
+_OVERFILL_MAX = 10
+"""Jobs of one kind that may wait for a slot, where all tasks are leased together."""
 _ALONE_MAX = 256
 """Jobs that must run alone are leased with the others; while this many wait, nothing is leased."""
 _SHARE_MIN = 0.02
@@ -60,6 +62,10 @@ class LeaseDemand(Protocol):
 
     def wanted(self) -> tuple[int, frozenset[str]]:
         """The number of jobs that may be leased now, and their tasks."""
+
+    @property
+    def tasks(self) -> frozenset[str]:
+        """All tasks of the worker."""
 
     def has_room(self, task: str) -> bool: ...
 
@@ -150,10 +156,19 @@ class Intake:
         if not self._queues or not self._demand.has_room(task):
             return []
         requested_at = boot_s()
+        takes_all = not self._engine.traits.refunds
         leases = await self._engine.lease(
-            LeaseRequest(queues=self._order(), worker=self._worker, tasks=frozenset((task,)))
+            LeaseRequest(
+                queues=self._order(),
+                worker=self._worker,
+                tasks=self._demand.tasks if takes_all else frozenset((task,)),
+            )
         )
-        return self._demand.accept(leases, requested_at) if leases else []
+        found = self._demand.accept(leases, requested_at) if leases else []
+        others = [held for held in found if held.job.task != task]
+        if others:
+            self._deliver(others)
+        return [held for held in found if held.job.task == task]
 
     async def _lease(self, limit: int, tasks: frozenset[str]) -> list[Lease]:
         """The jobs that arrive in time; none if interrupted."""
@@ -313,6 +328,9 @@ class WorkerCapacity:
         self.left_out: set[RunnerKind] = set()
         self.shut_out: frozenset[str] = frozenset()
         """Tasks with an open circuit breaker: only probes of them are leased."""
+        self.takes_all = False
+        """Set for an engine on which giving a job back counts as an attempt: then all tasks are
+        leased, or none. A job whose kind has no room waits here."""
         self._options = options
         self._held = held
         self._pool = pool
@@ -365,12 +383,28 @@ class WorkerCapacity:
         rooms = {kind: self.room(kind) for kind in RUNNER_KINDS if self._tasks[kind]}
         open_ = {kind: free for kind, free in rooms.items() if free > 0}
         self.left_out = set(rooms) - set(open_)
-        if not open_:
+        if not open_ or (self.takes_all and not self._may_take_all()):
             return 0, frozenset()
         likely = (free / max(self._shares[kind], _SHARE_MIN) for kind, free in open_.items())
         limit = max(1, min(int(min(likely)), max(open_.values()), bounds.BATCH_MAX))
+        if self.takes_all:
+            return limit, self.tasks
         tasks = frozenset().union(*(self._tasks[kind] for kind in open_)) - self.shut_out
         return (limit if tasks else 0), tasks
+
+    @property
+    def tasks(self) -> frozenset[str]:
+        return frozenset().union(*self._tasks.values())
+
+    def _may_take_all(self) -> bool:
+        """Whether a job of any task can run here soon."""
+        if not self._pool.is_ready or self._broken or self.shut_out:
+            return False
+        return all(
+            self._held.active[kind] - self._pool.capacity_of(kind) - self.ahead(kind)
+            < _OVERFILL_MAX
+            for kind in RUNNER_KINDS
+        )
 
     @property
     def is_closed(self) -> bool:

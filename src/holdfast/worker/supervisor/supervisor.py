@@ -89,6 +89,7 @@ class Supervisor:
         self._group_order = GroupOrder()
         self._pool = make_pool(self, self._queue_of)
         self._capacity = WorkerCapacity(options, self._held, self._pool, self._group_order)
+        self._capacity.takes_all = not engine.traits.refunds
         self._intake = Intake(engine, self._capacity, self._admit)
         self._dead_intake = DeadLetterIntake(engine, self._capacity, self._admit)
         self._breakers = BreakerCheck(
