@@ -225,3 +225,26 @@ def fill_up(small_disk: Path) -> Callable[[int], None]:
         assert os.statvfs(small_disk).f_bavail * free.f_frsize <= left + FLOOR_BYTES // 8
 
     return fill
+
+
+@pytest.fixture(scope="module")
+def endpoint() -> Iterator[str]:
+    """The URL of our own SQS endpoint. It is not there for longer, because its thread draws random
+    numbers, which Hypothesis forbids while it draws its own."""
+    from holdfast.testing.sqs import sqs_server
+
+    with sqs_server() as url:
+        yield url
+
+
+@pytest.fixture
+def aws(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Credentials that no server here verifies."""
+    import boto3.session
+
+    from holdfast.testing.sqs import KEY
+    from tests.engines.sqs import servers
+
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", KEY)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", KEY)
+    monkeypatch.setattr(boto3.session, "Session", servers.session)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
         State,
         WaitingKind,
     )
-    from holdfast.core.sqs_delivery import SqsDelivery
+    from holdfast.engines.sqs.delivery import SqsDelivery
     from holdfast.errors import (
         CircularJobs,
         ConfigError,
@@ -112,7 +112,7 @@ _HOMES = {
     "Retry": "worker.outcomes",
     "Schedule": "ops.schedules",
     "SchemaMismatch": "errors",
-    "SqsDelivery": "core.sqs_delivery",
+    "SqsDelivery": "engines.sqs.delivery",
     "State": "core.model",
     "StorageFull": "errors",
     "Task": "app.task",

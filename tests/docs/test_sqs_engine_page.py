@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import re
 
-from holdfast.core import sqs_delivery
-from holdfast.engines.sqs import client, messages, settings
+from holdfast.engines.sqs import client, delivery, messages, settings
 from holdfast.engines.sqs.faults import iam_action
 from tests.docs.test_docs import ROOT
 
@@ -27,11 +26,11 @@ def test_names_and_bounds() -> None:
         *(messages.TASK_ATTRIBUTE, messages.ENCODING_ATTRIBUTE, messages.JOB_ATTRIBUTE),
         *(
             messages.DEAD_ATTRIBUTE,
-            sqs_delivery.ID_HEADER,
-            sqs_delivery.URL_HEADER,
-            sqs_delivery.ARN_HEADER,
+            delivery.ID_HEADER,
+            delivery.URL_HEADER,
+            delivery.ARN_HEADER,
         ),
-        *(sqs_delivery.HANDLE_HEADER, sqs_delivery.RECEIVED_HEADER, sqs_delivery.POISON_HEADER),
+        *(delivery.HANDLE_HEADER, delivery.RECEIVED_HEADER, delivery.POISON_HEADER),
         *(settings.TASK_TAG, settings.DEFAULT_TASK),
     ]
     for name in shown:

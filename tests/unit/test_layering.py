@@ -66,6 +66,7 @@ ENGINE_DOORS: dict[str, tuple[str, ...]] = {
     "engines.base": ("",),
     "engines.extras": ("",),
     "engines.broker": ("",),
+    "engines.sqs.delivery": ("",),
     "engines.wrapper": ("tracing", "server.access"),
     "engines.registry": ("app", "cli", "django", "gates", "server"),
     "engines.coalesced": ("app",),

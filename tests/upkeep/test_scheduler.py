@@ -2,16 +2,27 @@
 
 import asyncio
 import random
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
 from holdfast.core import bounds
-from holdfast.core.model import JobFilter, LeaseRequest, NewJob, Queue, Record, State, Status
+from holdfast.core.model import (
+    JobFilter,
+    LeaseRequest,
+    NewJob,
+    Queue,
+    Receipt,
+    Record,
+    State,
+    Status,
+)
 from holdfast.core.verdict import Complete, Settlement
-from holdfast.engines.base import Engine
+from holdfast.engines.base import Engine, Traits
 from holdfast.engines.registry import open_engine
+from holdfast.engines.wrapper import Wrapper
 from holdfast.errors import ConfigError, EngineUnavailable, Exists, InvalidJob, OutcomeUnknown
 from holdfast.events import Ticked
 from holdfast.notation.durations import show_at
@@ -19,6 +30,7 @@ from holdfast.ops.schedules import Schedules
 from holdfast.ops.ticks import Schedule
 from holdfast.testing.clock import ManualClock
 from holdfast.upkeep import Pruner, Scheduler
+from holdfast.upkeep.scheduler import TAKEOVER_MS
 from tests.upkeep.faulty_engine import FaultyEngine, RecordingListener
 
 SECOND = 1_000
@@ -361,3 +373,63 @@ async def test_preview(engine: Engine, clock: ManualClock) -> None:
     daily = Schedule(name="s", job=NewJob(id="-", task="t"), cron="@daily", zone="Europe/Berlin")
     shown = [show_at(tick) for tick in schedules.preview(daily, 3, after=1_774_600_000_000)]
     assert shown == ["2026-03-27T23:00:00Z", "2026-03-28T23:00:00Z", "2026-03-29T22:00:00Z"]
+
+
+class KeylessEngine(Wrapper):
+    """An engine without keys that forgets the ids of its jobs, as a message queue does."""
+
+    def __init__(self, engine: Engine) -> None:
+        super().__init__(engine)
+        self.sent: list[str] = []
+        self.fails = False
+
+    @property
+    def traits(self) -> Traits:
+        return replace(self._engine.traits, keys=False)
+
+    async def enqueue(self, jobs: Sequence[NewJob]) -> list[Receipt]:
+        if self.fails:
+            raise EngineUnavailable("gone")
+        assert all(job.key is None for job in jobs)
+        self.sent += [job.headers["tick"] for job in jobs]
+        return [Receipt(id=job.id, status=Status.NEW) for job in jobs]
+
+
+async def test_without_keys_a_tick_is_claimed_sent_and_recorded(
+    engine: Engine, clock: ManualClock
+) -> None:
+    queue = KeylessEngine(engine)
+    schedules = Schedules(queue, clock.wall_ms)
+    await schedules.add(minutely())
+    first, second = (Scheduler(queue, clock.wall_ms) for _ in range(2))
+    for _ in range(2):
+        clock.advance(MINUTE)
+        await asyncio.gather(first.once(), second.once())
+    await first.once()
+    kept = await schedules.get("s")
+    assert kept is not None
+    assert (len(queue.sent), len(set(queue.sent))) == (2, 2)
+    assert (kept.passed_at, kept.last_tick, kept.enqueueing) == (clock.wall_ms(),) * 2 + (None,)
+    with pytest.raises(ConfigError, match="cannot be set: enqueueing"):
+        await schedules.edit("s", enqueueing=1)
+
+
+async def test_without_keys_a_tick_of_a_killed_scheduler_is_sent_by_another(
+    engine: Engine, clock: ManualClock
+) -> None:
+    queue = KeylessEngine(engine)
+    schedules = Schedules(queue, clock.wall_ms)
+    await schedules.add(minutely(every_ms=HOUR))
+    clock.advance(HOUR)
+    queue.fails = True
+    with pytest.raises(EngineUnavailable):
+        await Scheduler(queue, clock.wall_ms).once()
+    queue.fails = False
+    other = Scheduler(queue, clock.wall_ms)
+    assert await other.once() == TAKEOVER_MS, "it may still be sending"
+    assert queue.sent == []
+    clock.advance(TAKEOVER_MS)
+    await other.once()
+    kept = await schedules.get("s")
+    assert kept is not None
+    assert (len(queue.sent), kept.enqueueing) == (1, None)

@@ -6,6 +6,7 @@ import logging
 import pytest
 
 from holdfast.core.model import LeaseRequest, NewJob, State
+from holdfast.engines.registry import open_engine
 from holdfast.errors import EngineClosed, EngineUnavailable, Forbidden, OutcomeUnknown
 from holdfast.events import Reaped, Troubled
 from holdfast.ops import service
@@ -164,3 +165,12 @@ async def test_upkeep_runs_all_services_until_it_is_stopped(clock: ManualClock) 
     await asyncio.wait_for(reaped.wait(), 60)
     stop.set()
     await asyncio.wait_for(task, 60)
+
+
+@pytest.mark.usefixtures("aws")
+def test_upkeep_runs_what_the_traits_allow(endpoint: str) -> None:
+    url = f"sqs://us-east-1/?endpoint={endpoint}"
+    bare, controlled = open_engine(url), open_engine(f"{url}&control=memory:")
+    assert Upkeep(bare).services == ()
+    names = [each.name for each in Upkeep(controlled).services]
+    assert names == ["pruner", "scheduler", "distributor"]

@@ -28,7 +28,7 @@ from holdfast.core import bounds
 from holdfast.core.limits import Slot
 from holdfast.core.model import Flow, Queue, QueueView
 from holdfast.core.text import counted, printable, show_ms
-from holdfast.engines.support import NO_RECORDS
+from holdfast.engines.base import NO_RECORDS
 from holdfast.errors import Exists, Forbidden, InvalidQueue, NotFound, UsageError
 from holdfast.notation.durations import to_ms
 from holdfast.notation.options import QueueOptions, changed_queue

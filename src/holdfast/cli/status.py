@@ -21,8 +21,8 @@ from holdfast.core.breaker import BreakerState
 from holdfast.core.explain import ABSENT_MS, serves
 from holdfast.core.model import JobFilter, QueueView, State
 from holdfast.core.text import printable
+from holdfast.engines.base import NO_RECORDS
 from holdfast.engines.extras import Partitioned, extra
-from holdfast.engines.support import NO_RECORDS
 from holdfast.errors import UsageError
 from holdfast.notation.durations import to_ms
 from holdfast.ops.alerts import AlertView, alert_views

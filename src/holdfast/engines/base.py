@@ -36,6 +36,9 @@ from holdfast.core.verdict import Amendment, Outcome, Settlement
 from holdfast.engines.extras import Examination  # noqa: F401 (public here since 0.1.0)
 from holdfast.errors import EngineUnavailable, OutcomeUnknown, StorageFull, UsageError
 
+NO_RECORDS: Final = "name an engine that stores them in the URL: control=URL"
+"""The remedy of an engine without records."""
+
 
 class Traits(msgspec.Struct, frozen=True, kw_only=True):
     """The abilities of an engine, fixed when it is created. A call that needs a missing one raises

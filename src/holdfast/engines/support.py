@@ -29,7 +29,7 @@ from holdfast.core.verdict import (
     Settlement,
     Verdict,
 )
-from holdfast.engines.base import Traits
+from holdfast.engines.base import NO_RECORDS, Traits
 from holdfast.errors import Unsupported, UsageError
 
 FULL = Traits(
@@ -37,8 +37,6 @@ FULL = Traits(
     dead_leases=True, queue_expiry=True, key_hold=True,
 )  # fmt: skip
 """Every trait that a call can need."""
-NO_RECORDS = "name an engine that stores them in the URL: control=URL"
-"""The remedy of an engine without records."""
 _OF_JOBS = (
     *"priority keys key_hold groups dependencies delay_ms_max lease_ms_max payload_max".split(),
 )

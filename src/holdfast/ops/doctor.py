@@ -17,10 +17,9 @@ from holdfast.core.explain import ABSENT_MS, serves, startable
 from holdfast.core.model import JobFilter, QueueView, State
 from holdfast.core.text import counted, show_ms
 from holdfast.core.workers import Health, addressee
-from holdfast.engines.base import Engine, Expired, Overdue
+from holdfast.engines.base import NO_RECORDS, Engine, Expired, Overdue
 from holdfast.engines.broker import BrokerStatus
 from holdfast.engines.extras import Examinable, Examination, extra
-from holdfast.engines.support import NO_RECORDS
 from holdfast.errors import Forbidden
 from holdfast.notation.durations import show_at
 from holdfast.ops.broker_status import read_broker_status

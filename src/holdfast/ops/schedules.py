@@ -53,14 +53,14 @@ class Schedules:
     async def add(self, schedule: Schedule) -> None:
         """Store a new schedule; it starts with the first tick after now."""
         _check_type(schedule)
-        fresh = replace(schedule, passed_at=self._wall_ms(), last_tick=None, sending=None)
+        fresh = replace(schedule, passed_at=self._wall_ms(), last_tick=None, enqueueing=None)
         fresh = _checked(fresh)
         if not await SCHEDULES.create(self._engine, fresh.name, fresh):
             raise Exists(f"schedule {schedule.name} exists already: edit or remove it")
 
     async def edit(self, name: str, /, **changes: Any) -> Schedule:
         """Change fields of a schedule. A changed rule starts from now."""
-        refused = {"name", "passed_at", "last_tick", "sending"}.intersection(changes)
+        refused = {"name", "passed_at", "last_tick", "enqueueing"}.intersection(changes)
         unknown = set(changes).difference(Schedule.__struct_fields__)
         if refused or unknown:
             raise ConfigError(

@@ -49,8 +49,8 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True):
 
     A tick is missed if no scheduler ran within `grace_ms`, or if the next tick is due as well:
     `skip` leaves it out, `once` enqueues one job for all missed ticks, `all` one for each, at most
-    the latest `missed_max`. Every tick up to `passed_at` was handled. `sending` is the last tick of
-    those that a scheduler is enqueueing just now, on an engine without once-only keys.
+    the latest `missed_max`. Every tick up to `passed_at` was handled. `enqueueing` is the last of
+    the ticks that a scheduler enqueues just now, on an engine without once-only keys.
     """
 
     name: str
@@ -65,7 +65,7 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True):
     paused: bool = False
     passed_at: int = 0
     last_tick: int | None = None
-    sending: int | None = None
+    enqueueing: int | None = None
 
 
 def check_schedule(schedule: Schedule) -> None:
@@ -91,7 +91,7 @@ def check_schedule(schedule: Schedule) -> None:
         ("grace_ms", schedule.grace_ms, 0, bounds.DAY_MS),
         ("passed_at", schedule.passed_at, 0, bounds.INSTANT_MAX),
         ("last_tick", schedule.last_tick, 0, bounds.INSTANT_MAX),
-        ("sending", schedule.sending, 0, bounds.INSTANT_MAX),
+        ("enqueueing", schedule.enqueueing, 0, bounds.INSTANT_MAX),
     ):
         if value is not None and not low <= value <= high:
             raise ConfigError(

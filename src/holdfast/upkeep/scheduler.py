@@ -32,7 +32,7 @@ _log = logging.getLogger("holdfast.upkeep")
 KEY_WINDOW_MS = 7 * bounds.DAY_MS
 """How long the key of a tick is held after its enqueue, however its job ended."""
 
-CLAIM_MS = 30 * bounds.SECOND_MS
+TAKEOVER_MS = 30 * bounds.SECOND_MS
 """How long a scheduler that claimed a tick has to enqueue it."""
 
 _AHEAD_MS_MAX = 15 * bounds.MINUTE_MS
@@ -118,7 +118,7 @@ class Scheduler:
             records = [
                 SCHEDULES.record(
                     each.schedule.name,
-                    replace(each.schedule, sending=each.ticks[-1]),
+                    replace(each.schedule, enqueueing=each.ticks[-1]),
                     each.version,
                 )
                 for each in part
@@ -145,7 +145,7 @@ class Scheduler:
                 passed_at = max(schedule.passed_at, last_tick or 0)
                 break
             last_tick = tick
-        return replace(schedule, passed_at=passed_at, last_tick=last_tick, sending=None)
+        return replace(schedule, passed_at=passed_at, last_tick=last_tick, enqueueing=None)
 
 
 class _Due(NamedTuple):
@@ -160,8 +160,8 @@ class _Due(NamedTuple):
 
 def _due(record: Record, now: int, *, claims: bool) -> _Due:
     schedule = SCHEDULES.require(record)
-    if claims and schedule.sending is not None and record.age_ms < CLAIM_MS:
-        left_ms = CLAIM_MS - record.age_ms
+    if claims and schedule.enqueueing is not None and record.age_ms < TAKEOVER_MS:
+        left_ms = TAKEOVER_MS - record.age_ms
         return _Due(schedule, record.version, [], schedule.passed_at, left_ms)
     if schedule.paused:
         return _Due(schedule, record.version, [], schedule.passed_at, None)
@@ -173,7 +173,7 @@ def _due(record: Record, now: int, *, claims: bool) -> _Due:
     return _Due(schedule, record.version, ticks, passed_at, next_ms)
 
 
-def _tick_job(schedule: Schedule, tick: int, *, keyed: bool) -> NewJob:
+def _tick_job(schedule: Schedule, tick: int, *, keyed: bool = True) -> NewJob:
     text = show_at(tick)
     key: dict[str, Any] = {
         "key": f"schedule/{schedule.name}/{text}",

@@ -19,8 +19,8 @@ import msgspec
 from holdfast.core.breaker import Breaker
 from holdfast.core.limits import Limit
 from holdfast.core.model import COMMAND_TASK, WEBHOOK_TASK, Failure, NewJob
-from holdfast.core.sqs_delivery import SqsDelivery
 from holdfast.core.workers import TaskRecord
+from holdfast.engines.sqs.delivery import SqsDelivery
 from holdfast.process import boot_ns
 
 BUILT_IN_TASKS = frozenset((COMMAND_TASK, WEBHOOK_TASK))

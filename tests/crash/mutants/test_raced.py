@@ -103,7 +103,7 @@ async def test_a_tick_that_is_not_unique_is_caught(
     assert sound.clean, sound.violations
     proper = scheduler._tick_job
 
-    def own_tick(schedule: Schedule, tick: int) -> NewJob:
+    def own_tick(schedule: Schedule, tick: int, **_: bool) -> NewJob:
         return replace(proper(schedule, tick), id=uuid4().hex, key=None)
 
     monkeypatch.setattr(scheduler, "_tick_job", own_tick)

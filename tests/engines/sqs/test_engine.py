@@ -11,7 +11,6 @@ import pytest
 from msgspec.structs import replace
 
 from holdfast.conformance.contract.cases import a_job, a_queue, jobs, settle
-from holdfast.core import sqs_delivery
 from holdfast.core.model import (
     Failure,
     Job,
@@ -28,7 +27,7 @@ from holdfast.core.verdict import Bury, Complete, Forward, Outcome, Release, Ret
 from holdfast.engines.base import Engine
 from holdfast.engines.extras import Examinable, extra
 from holdfast.engines.registry import open_engine
-from holdfast.engines.sqs import messages
+from holdfast.engines.sqs import delivery, messages
 from holdfast.engines.sqs.settle import HELD_MS_MAX
 from holdfast.engines.wire import SentLease
 from holdfast.errors import EngineUnavailable, InvalidQueue, Unsupported
@@ -122,11 +121,11 @@ async def test_without_create_an_unknown_queue_is_refused(endpoint: str) -> None
 async def test_the_lease_has_what_the_handler_may_need(place: Place) -> None:
     await place.engine.enqueue(jobs("a"))
     headers = (await place.one()).job.headers
-    assert headers[sqs_delivery.URL_HEADER] == place.url("default")
-    assert headers[sqs_delivery.ARN_HEADER].endswith(f":{place.prefix}default")
-    assert headers[sqs_delivery.ID_HEADER]
-    assert headers[sqs_delivery.HANDLE_HEADER]
-    assert sqs_delivery.POISON_HEADER not in headers
+    assert headers[delivery.URL_HEADER] == place.url("default")
+    assert headers[delivery.ARN_HEADER].endswith(f":{place.prefix}default")
+    assert headers[delivery.ID_HEADER]
+    assert headers[delivery.HANDLE_HEADER]
+    assert delivery.POISON_HEADER not in headers
 
 
 async def test_a_retried_job_keeps_its_fields_and_counts_its_attempts(place: Place) -> None:
@@ -206,8 +205,8 @@ async def test_a_buried_job_is_leased_as_a_dead_letter_and_deleted_there(place: 
         assert await settle(place.engine, lease, Bury(Reason.EXPLICIT, failure)) is Outcome.SETTLED
     first, second = await place.lease(dead=True)
     assert first.job.is_dead_letter
-    assert (first.job.attempt, first.job.headers[sqs_delivery.POISON_HEADER]) == (1, "true")
-    assert first.job.headers[sqs_delivery.URL_HEADER] == place.url("default-dlq")
+    assert (first.job.attempt, first.job.headers[delivery.POISON_HEADER]) == (1, "true")
+    assert first.job.headers[delivery.URL_HEADER] == place.url("default-dlq")
     assert await settle(place.engine, first, Complete()) is Outcome.SETTLED
     assert await settle(place.engine, second, Retry()) is Outcome.SETTLED
     again = await place.one(dead=True)
@@ -216,7 +215,7 @@ async def test_a_buried_job_is_leased_as_a_dead_letter_and_deleted_there(place: 
     assert await place.lease(dead=True) == []
     fresh = await place.one()
     assert (fresh.id, fresh.job.attempt, fresh.job.is_dead_letter) == (second.id, 1, False)
-    assert sqs_delivery.POISON_HEADER not in fresh.job.headers
+    assert delivery.POISON_HEADER not in fresh.job.headers
 
 
 async def test_dead_letters_of_a_queue_with_a_dead_queue(place: Place) -> None:
@@ -307,10 +306,10 @@ async def test_many_jobs_in_few_receives(place: Place) -> None:
 async def test_no_lease_is_longer_than_twelve_hours_from_the_receipt(place: Place) -> None:
     await place.engine.enqueue(jobs("a"))
     lease = await place.one()
-    received_at = int(lease.job.headers[sqs_delivery.RECEIVED_HEADER])
+    received_at = int(lease.job.headers[delivery.RECEIVED_HEADER])
 
     def as_if_received(ago_ms: int) -> Lease:
-        headers = {**lease.job.headers, sqs_delivery.RECEIVED_HEADER: str(received_at - ago_ms)}
+        headers = {**lease.job.headers, delivery.RECEIVED_HEADER: str(received_at - ago_ms)}
         return replace(lease, job=replace(lease.job, headers=headers))
 
     (late,) = await place.engine.renew([Renewal(lease=as_if_received(HELD_MS_MAX - 10_000))])
@@ -322,7 +321,7 @@ async def test_no_lease_is_longer_than_twelve_hours_from_the_receipt(place: Plac
 async def test_a_forged_lease_is_lost(place: Place) -> None:
     await place.engine.enqueue(jobs("a"))
     lease = await place.one()
-    forged = {**lease.job.headers, sqs_delivery.HANDLE_HEADER: "nonsense"}
+    forged = {**lease.job.headers, delivery.HANDLE_HEADER: "nonsense"}
     for headers in ({}, forged):
         bad = replace(lease, job=replace(lease.job, headers=headers))
         assert await place.engine.renew([Renewal(lease=bad)]) == [None]
@@ -342,7 +341,7 @@ async def test_a_lease_that_went_through_a_server_can_be_settled(place: Place) -
 
 
 def test_a_lease_that_went_through_a_server_stays_in_its_queue() -> None:
-    job = Job(id="a", task="t", queue="mine", headers={sqs_delivery.HANDLE_HEADER: "h"})
+    job = Job(id="a", task="t", queue="mine", headers={delivery.HANDLE_HEADER: "h"})
     sent = replace(SentLease.of(Lease(job=job, token=1, lease_ms=5)), queue="other", task="u")
     assert (sent.lease().job.queue, sent.lease().job.task) == ("other", "u")
 

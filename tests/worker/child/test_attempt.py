@@ -158,6 +158,22 @@ def test_outcomes(outcome: HandlerOutcome, kind: type, fields: dict[str, Any]) -
         assert (failure.type, failure.message) == (type(outcome).__name__, str(outcome))
 
 
+def test_a_coroutine_that_asks_for_more_time_gets_it() -> None:
+    left_s: list[float] = []
+
+    async def sample(ctx: Context) -> None:
+        ctx.more_time("1h")
+        await asyncio.sleep(0)
+        assert attempt.timer is not None
+        loop, limit = attempt.timer
+        left_s.append((limit.when() or 0) - loop.time())
+
+    attempt = Attempt(handler(sample), (given_job(),), timeout_ms=60_000)
+    (ending,) = run(attempt)
+    assert isinstance(ending, Returned), ending
+    assert 3_500 < left_s[0] <= 3_600
+
+
 def test_our_timeout_is_distinguished_from_the_handlers_own() -> None:
     async def sample() -> None:
         await asyncio.Event().wait()

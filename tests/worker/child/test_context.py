@@ -8,6 +8,7 @@ import pytest
 
 from holdfast.core import bounds
 from holdfast.core.model import NewJob
+from holdfast.engines.sqs.delivery import SqsDelivery
 from holdfast.errors import InvalidJob, UsageError
 from holdfast.worker.child.context import CallState, Context
 from holdfast.worker.wire import NoteUpdate
@@ -35,6 +36,32 @@ def test_it_shows_its_job() -> None:
     assert (context.attempt, context.last, context.token) == (2, True, 5)
     assert (context.tenant, context.key, context.created_at) == ("acme", "k", 99)
     assert (context.labels, context.headers) == ({"a": "b"}, {"h": "1"})
+
+
+def test_it_shows_its_message_on_sqs_only() -> None:
+    context, _ = make(headers={"sqs.message-id": "forged"})
+    assert context.sqs is None
+    context, _ = make(sqs=SqsDelivery("m", "q", "u", "a", "h", 5, True))
+    assert context.sqs is not None
+    assert (context.sqs.message_id, context.sqs.visible_at, context.sqs.poison) == ("m", 5, True)
+
+
+def test_it_asks_for_more_time() -> None:
+    context, standing = make()
+    context.more_time("1m")
+    assert context.take_note() is None, "it has no timeout"
+    standing.timeout_ms, standing.ends_at = 10_000, time.monotonic() + 5
+    context.more_time(1)
+    assert (context.take_note(), standing.timeout_ms) == (None, 10_000), "it is later already"
+    context.more_time("1m")
+    note = context.take_note()
+    assert note is not None
+    assert 64_000 < (note.timeout_ms or 0) <= 65_001
+    assert (note.number, note.progress, note.output) == (3, None, None)
+    assert 59 < (context.deadline or 0) <= 60
+    assert context.take_note() is None, "it is told once"
+    with pytest.raises(UsageError, match="duration"):
+        context.more_time("soon")
 
 
 def test_deadline_counts_down_to_zero() -> None:

@@ -334,3 +334,27 @@ async def test_a_kind_that_was_left_out_is_requested_when_it_has_room(driver: In
     assert not intake._interrupted.is_set()
     intake.freed("python")
     assert intake._interrupted.is_set()
+
+
+async def test_where_giving_back_costs_an_attempt_all_tasks_are_leased_or_none(
+    driver: IntakeDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = HeldLeases()
+    capacity = make_capacity(held)
+    capacity.takes_all = True
+    capacity.learn({"command": TaskInfo("command")})
+    assert capacity.wanted() == (0, frozenset()), "the application is not ready"
+    monkeypatch.setattr(ChildPool, "is_ready", True)
+    capacity.learn({"work": TaskInfo("work"), "command": TaskInfo("command")})
+    everything = frozenset({"work", "command"})
+    assert capacity.wanted()[1] == everything
+    held.active["command"] = 4
+    assert capacity.wanted()[1] == everything, "a command that comes waits for its slot"
+    held.active["command"] = 14
+    assert capacity.wanted() == (0, frozenset()), "enough of them wait"
+    held.active["command"] = 0
+    capacity.shut_out = frozenset({"work"})
+    assert capacity.wanted() == (0, frozenset())
+    capacity.shut_out = frozenset()
+    capacity.set_state(closed=False, health=Health.HEALTHY, broken=True)
+    assert capacity.wanted() == (0, frozenset())

@@ -31,7 +31,7 @@ from holdfast.core.model import (
     Waits,
 )
 from holdfast.core.verdict import Amendment, Outcome, Settlement
-from holdfast.engines.base import ANY, Engine, Expired, Known, Overdue, Saved, Traits
+from holdfast.engines.base import ANY, NO_RECORDS, Engine, Expired, Known, Overdue, Saved, Traits
 from holdfast.engines.clock import Clock
 from holdfast.engines.extras import DeadLetterMove, Examination
 from holdfast.engines.lease import Bell, LeaseReturns
@@ -45,7 +45,6 @@ from holdfast.engines.sqs.messages import MESSAGE_BYTES_MAX
 from holdfast.engines.sqs.names import QueueNames
 from holdfast.engines.sqs.queues import SqsQueues
 from holdfast.engines.sqs.settle import LeaseEnds
-from holdfast.engines.support import NO_RECORDS
 from holdfast.errors import ConfigError, EngineClosed, EngineUnavailable, NotFound, Unsupported
 
 DELAY_MS_MAX: Final = 15 * bounds.MINUTE_MS

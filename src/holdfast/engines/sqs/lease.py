@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 
 from msgspec.structs import replace
 
-from holdfast.core import lifecycle, retry_policy, sqs_delivery
+from holdfast.core import lifecycle, retry_policy
 from holdfast.core.model import (
     Failure,
     FailureKind,
@@ -26,7 +26,7 @@ from holdfast.core.model import (
 )
 from holdfast.core.verdict import Bury
 from holdfast.engines.lease import Bell, LeaseReturns
-from holdfast.engines.sqs import messages
+from holdfast.engines.sqs import delivery, messages
 from holdfast.engines.sqs.burial import Graveyard
 from holdfast.engines.sqs.client import (
     BATCH_MAX,
@@ -389,14 +389,14 @@ def _lease_of(
     lease_ms = own_ms or source.lease_ms
     headers = {
         **job.headers,
-        sqs_delivery.ID_HEADER: message.id,
-        sqs_delivery.URL_HEADER: source.url,
-        sqs_delivery.HANDLE_HEADER: message.handle,
-        sqs_delivery.ARN_HEADER: f"{source.stored.arn.rpartition(':')[0]}:{name_of(source.url)}",
-        sqs_delivery.RECEIVED_HEADER: str(received_at),
+        delivery.ID_HEADER: message.id,
+        delivery.URL_HEADER: source.url,
+        delivery.HANDLE_HEADER: message.handle,
+        delivery.ARN_HEADER: f"{source.stored.arn.rpartition(':')[0]}:{name_of(source.url)}",
+        delivery.RECEIVED_HEADER: str(received_at),
     }
     if source.key.is_dead:
-        headers[sqs_delivery.POISON_HEADER] = "true"
+        headers[delivery.POISON_HEADER] = "true"
     token = _token(now)
     leased = replace(
         job,

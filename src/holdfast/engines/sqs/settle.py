@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple, TypeAlias, assert_never
 
 from msgspec.structs import replace
 
-from holdfast.core import bounds, checks, sqs_delivery
+from holdfast.core import bounds, checks
 from holdfast.core.model import Job, Lease, NewJob, Receipt, Renewal, Status
 from holdfast.core.verdict import (
     Bury,
@@ -26,7 +26,7 @@ from holdfast.core.verdict import (
     Settlement,
     Verdict,
 )
-from holdfast.engines.sqs import messages
+from holdfast.engines.sqs import delivery, messages
 from holdfast.engines.sqs.burial import Graveyard
 from holdfast.engines.sqs.client import VISIBILITY_S_MAX, SqsClient
 from holdfast.engines.sqs.messages import Burial, DeadAttribute
@@ -187,7 +187,7 @@ class LeaseEnds:
             if at in answers:
                 continue
             job = lease.job
-            handle = job.headers.get(sqs_delivery.HANDLE_HEADER)
+            handle = job.headers.get(delivery.HANDLE_HEADER)
             stored = await self._catalog.find(job.queue) if handle else None
             if handle is None or stored is None:
                 answers[at] = lost
@@ -240,7 +240,7 @@ class LeaseEnds:
                 failure=verdict.failure,
                 queue=each.job.queue,
                 attempt=each.job.attempt,
-                message_id=each.job.headers.get(sqs_delivery.ID_HEADER, ""),
+                message_id=each.job.headers.get(delivery.ID_HEADER, ""),
                 sent_at=each.job.due_at,
                 died_at=now,
             )
@@ -339,10 +339,10 @@ def _forwarded(job: Job) -> Job:
 
 def _deduplication_id(held: _Held) -> str:
     """The same for a repeat of this very delivery."""
-    text = f"{held.job.headers.get(sqs_delivery.ID_HEADER, '')} {held.job.attempt}"
+    text = f"{held.job.headers.get(delivery.ID_HEADER, '')} {held.job.attempt}"
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _received_at(job: Job, now: int) -> int:
-    text = job.headers.get(sqs_delivery.RECEIVED_HEADER, "")
+    text = job.headers.get(delivery.RECEIVED_HEADER, "")
     return min(int(text), now) if text.isdecimal() and len(text) < 20 else now

@@ -283,7 +283,7 @@ class RecordPermissions:
                 if old is None or new is None:
                     return True
                 return new != replace(
-                    old, passed_at=new.passed_at, last_tick=new.last_tick, sending=new.sending
+                    old, passed_at=new.passed_at, last_tick=new.last_tick, enqueueing=new.enqueueing
                 )
             case breaker.KIND:
                 was, now = await self._both(record, BreakerRecord)
@@ -356,7 +356,7 @@ class RecordPermissions:
                 paused=new.paused,
                 passed_at=new.passed_at,
                 last_tick=new.last_tick,
-                sending=new.sending,
+                enqueueing=new.enqueueing,
             )
             earliest = min(old.passed_at, self._wall_ms() - _MINUTE_MS)
             if unchanged == new and new.passed_at >= earliest:

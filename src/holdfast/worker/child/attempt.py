@@ -151,9 +151,9 @@ class Attempt(CallState):
         finally:
             del value
 
-    def extend(self, ms: int) -> int | None:
-        """See `CallState.extend`; from any thread."""
-        extended_ms = super().extend(ms)
+    def add_time(self, ms: int) -> int | None:
+        """See `CallState.add_time`; from any thread."""
+        extended_ms = super().add_time(ms)
         timer = self.timer
         if extended_ms is not None and timer is not None:
             with suppress(RuntimeError):

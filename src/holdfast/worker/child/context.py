@@ -14,7 +14,7 @@ from typing import Any
 from holdfast.core import bounds, codec
 from holdfast.core.checks import check_job
 from holdfast.core.model import NewJob
-from holdfast.core.sqs_delivery import SqsDelivery
+from holdfast.engines.sqs.delivery import SqsDelivery
 from holdfast.errors import UsageError
 from holdfast.notation.durations import Duration, to_ms
 from holdfast.worker.wire import CallJob, NoteUpdate
@@ -57,7 +57,7 @@ class CallState:
         self.ends_at: float | None = None
         """The instant of its timeout, by `time.monotonic`."""
 
-    def extend(self, ms: int) -> int | None:
+    def add_time(self, ms: int) -> int | None:
         """Move the timeout to so long from now; the new one, counted from the start. None if there
         is none, or if it is later already."""
         if self.ends_at is None or self.timeout_ms is None:
@@ -178,13 +178,13 @@ class Context:
         """True if another attempt may already be running: stop at once, and change nothing more."""
         return self._call.lost
 
-    def extend(self, duration: Duration) -> None:
+    def more_time(self, duration: Duration) -> None:
         """Ask for more time: the timeout is so long from now, e.g. "10m", unless it is later
         already. Call it a second or more before the timeout; without a timeout it does nothing. The
         lease needs no extension: the worker renews it while the job runs."""
         ms = to_ms("duration", duration, UsageError)
         with self._lock:
-            timeout_ms = self._call.extend(ms)
+            timeout_ms = self._call.add_time(ms)
             if timeout_ms is None:
                 return
             self._extended_ms = timeout_ms

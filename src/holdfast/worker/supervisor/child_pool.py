@@ -256,7 +256,7 @@ class ChildPool:
                 case NoteUpdate(number=number, index=index):
                     call = child.calls.get(number)
                     if call is not None:
-                        call.extend(answer.timeout_ms)
+                        call.raise_timeout(answer.timeout_ms)
                         note = Note(
                             progress=answer.progress,
                             checkpoint=answer.checkpoint,

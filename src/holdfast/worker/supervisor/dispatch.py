@@ -17,7 +17,7 @@ from typing import NamedTuple
 from holdfast.core import bounds
 from holdfast.core.model import Failure, FailureKind, Lease, Queue
 from holdfast.core.retry_policy import exhausted, timeout_ms
-from holdfast.core.sqs_delivery import read_delivery
+from holdfast.engines.sqs.delivery import read_delivery
 from holdfast.process import boot_s
 from holdfast.worker.supervisor.child_process import ChildProcess
 from holdfast.worker.supervisor.held_leases import RUNNER_KINDS, HeldLease, RunnerKind
@@ -204,7 +204,7 @@ class PlacedCall:
         self.lost_at: float | None = None
         self.forced_at: float | None = None
 
-    def extend(self, timeout_ms: int | None) -> None:
+    def raise_timeout(self, timeout_ms: int | None) -> None:
         """Its handler asked for more time."""
         if timeout_ms is not None and self.timeout_ms is not None:
             self.timeout_ms = max(self.timeout_ms, timeout_ms)
