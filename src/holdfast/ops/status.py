@@ -11,6 +11,7 @@ from holdfast.core import bounds
 from holdfast.core.model import COMMAND_TASK, Job, JobFilter, QueueView
 from holdfast.engines.base import Engine
 from holdfast.engines.extras import DeadLetterQueues, extra
+from holdfast.errors import ConfigError, Unsupported
 from holdfast.notation.filters import StateWord, chosen_states
 from holdfast.ops.alerts import AlertView, StoredAlert, alert_views, read_alerts
 from holdfast.ops.breakers import BreakerView, StoredBreaker, breaker_view, read_breakers
@@ -42,7 +43,6 @@ async def read_status(engine: Engine) -> StoreStatus:
     """Read the snapshot, in a few bounded calls."""
     queues = await engine.queues()
     has_records = engine.traits.records
-    has_redrives = has_records or extra(engine, DeadLetterQueues) is not None
     alerts = await read_alerts(engine) if has_records else []
     return StoreStatus(
         queues=queues,
@@ -52,10 +52,24 @@ async def read_status(engine: Engine) -> StoreStatus:
         or sum(map(count_all, queues)) > bounds.SCAN_MAX,
         workers=await Workers(engine).all() if has_records else [],
         breakers=await read_breakers(engine) if has_records else {},
-        redrives=await Redrives(engine, wall_ms).going_on() if has_redrives else [],
+        redrives=await _running_redrives(engine),
         gates=await Gates(engine).views() if has_records else [],
         alerts=[each for each in alerts if each[0].is_raised],
     )
+
+
+async def _running_redrives(engine: Engine) -> list[RedriveView]:
+    """The redrives that have not ended. The right to list moves is needed for dead letters only, so
+    the lack of it hides nothing else."""
+    has_queues = extra(engine, DeadLetterQueues) is not None
+    if not has_queues and not engine.traits.records:
+        return []
+    try:
+        return await Redrives(engine, wall_ms).going_on()
+    except (ConfigError, Unsupported):
+        if has_queues:
+            return []
+        raise
 
 
 async def _count_failed(engine: Engine, queues: Sequence[QueueView]) -> dict[str, int] | None:

@@ -52,6 +52,25 @@ async def test_nothing_is_renewed_before_its_time(driver: RenewerDriver) -> None
     assert "renew" not in driver.engine.asked
 
 
+async def test_where_each_renewal_is_a_request_leases_are_renewed_together(
+    driver: RenewerDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(driver.renewer, "_sweeps", True)
+    first, second, third = await hold_new(driver.engine, driver.held, *"abc")
+    assert first.lease.lease_ms == 30_000
+    first.renewed_at -= 14.0
+    second.renewed_at -= 8.0
+    await driver.renewer._turn()
+    assert "renew" not in driver.engine.asked, "none is at half of its lease"
+    first.renewed_at -= 1.5
+    before = third.renewed_at
+    await driver.renewer._turn()
+    assert driver.engine.asked["renew"] == 1
+    assert first.renewed_at > before - 1
+    assert second.renewed_at > before - 1, "it would be due soon"
+    assert third.renewed_at == before
+
+
 async def test_everything_due_goes_in_one_batch(driver: RenewerDriver) -> None:
     helds = await hold_new(driver.engine, driver.held, *"abc")
     (later,) = await hold_new(driver.engine, driver.held, "d")

@@ -75,9 +75,9 @@ class HeldLease:
     def job(self) -> Job:
         return self.lease.job
 
-    def renew_at(self) -> float:
-        """At a third of the lease, so that two renewals may fail."""
-        return self.renewed_at + self.lease.lease_ms / 3000
+    def renew_at(self, part: int = 3) -> float:
+        """At a part of the lease: at a third, so that two renewals may fail."""
+        return self.renewed_at + self.lease.lease_ms / part / 1000
 
     def begin_before(self) -> float:
         """The latest start under the current lease: soon after it another worker may have the job.
@@ -162,7 +162,9 @@ class HeldLeases:
 
 class Renewer:
     """Renews each lease after a third of its duration, and reports lost ones. A renewal also
-    carries the notes of the run so far, and brings back an operator's cancel request.
+    carries the notes of the run so far, and brings back an operator's cancel request. Where each
+    renewal is a request of its own, leases are renewed after half of their duration, together with
+    those that would be due soon: so the requests are full.
 
     `lost` and `cancelled` are called once for each job, `renewed` after each answer.
     """
@@ -181,6 +183,7 @@ class Renewer:
         self._cancelled = cancelled
         self._renewed = renewed
         self._at_once = False
+        self._sweeps = not engine.traits.atomic
         self._warned = False
 
     def at_once(self) -> None:
@@ -204,15 +207,20 @@ class Renewer:
         now = boot_s()
         everything, self._at_once = self._at_once, False
         due: list[HeldLease] = []
+        soon: list[HeldLease] = []
+        part = 2 if self._sweeps else 3
         shortest_ms = 10_000
         for held in self._held.all():
             if held.lost:
                 continue
             shortest_ms = min(shortest_ms, held.lease.lease_ms)
-            noted = held.note is not None and held.verdict is None
+            noted = held.note is not None and held.verdict is None and self._engine.traits.notes
             note_due = noted and now >= held.renewed_at + _NOTES_S
-            if everything or note_due or now >= held.renew_at():
+            if everything or note_due or now >= held.renew_at(part):
                 due.append(held)
+            elif self._sweeps and now >= held.renew_at(2 * part):
+                soon.append(held)
+        due += soon if due else []
         try:
             for at in range(0, len(due), bounds.BATCH_MAX):
                 await self._renew(due[at : at + bounds.BATCH_MAX])
