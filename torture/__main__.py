@@ -10,6 +10,7 @@ NAMES = {
     "workers": "kill and freeze workers, their children and their commands while they run jobs",
     "server": "kill the server while clients use it over REST and the remote engine",
     "sqs": "kill the server while SQS clients use it, some with boto3",
+    "aws": "kill workers, gates and distributors on SQS, behind a proxy with faults",
     "rabbitmq": "kill RabbitMQ, ledger, gates and dead-letter handlers, behind a proxy with faults",
     "moto": "run moto's own SQS tests, from its source package, against the server",
     "poison": "run jobs that raise, hang and crash among good ones",

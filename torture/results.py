@@ -32,6 +32,13 @@ COLUMNS = {
         "unknown", "moved", "moves", "interrupted_moves", "lost", "resurrected", "held_twice",
         "out_of_order", "violations", "seed",
     ),
+    "aws": (
+        "part", "engine", "seconds", "kills", "freezes", "proxy_throttle", "proxy_entry",
+        "proxy_request", "proxy_reply", "proxy_half", "proxy_stall", "proxy_double",
+        "proxy_shuffle", "proxy_empty", "sent", "done", "dead", "runs", "reruns", "overlaps",
+        "entered", "published", "published_again", "moved", "moved_again", "adopted",
+        "violations", "seed",
+    ),
     "rabbitmq": (
         "part", "engine", "seconds", "broker_kills", "server_kills", "kills", "proxy_confirm",
         "proxy_ack", "proxy_delivery", "proxy_cut", "proxy_frame", "proxy_stall", "jobs",
