@@ -17,7 +17,7 @@ from functools import partial
 from typing import Any, Final, TypeVar
 
 import msgspec
-from botocore.exceptions import BotoCoreError, ClientError
+from botocore.exceptions import BotoCoreError, ClientError, IncompleteReadError
 
 from holdfast.core.text import without_credentials
 from holdfast.engines.clock import Clock, SystemClock
@@ -524,11 +524,22 @@ class SqsClient:
                 retries={"mode": "standard", "total_max_attempts": 1},
                 tcp_keepalive=True,
             )
-            return session.client(
+            made = session.client(
                 "sqs", region_name=self.region, endpoint_url=self._endpoint, config=config
             )
+            made.meta.events.register("before-parse.sqs", _check_length)
+            return made
 
         return client(calls, _CALL_S), client(polls, _POLL_S)
+
+
+def _check_length(response_dict: dict[str, Any], **_: Any) -> None:
+    """Raise IncompleteReadError for a reply that was cut: botocore would take it for an empty
+    one."""
+    length = response_dict["headers"].get("content-length", "")
+    body = response_dict["body"]
+    if length.isdecimal() and int(length) > len(body):
+        raise IncompleteReadError(actual_bytes=len(body), expected_bytes=int(length))
 
 
 def name_of(url: str) -> str:
