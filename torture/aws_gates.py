@@ -119,6 +119,7 @@ class GatePart:
     async def _torment(self, client: Any) -> dict[str, int]:
         for number in range(len(ROLES)):
             self._start(number)
+        await self._first_message(client)
         proxy = self._service.proxy
         proxy.start_faults()
         sending = asyncio.create_task(self._send(client))
@@ -135,6 +136,19 @@ class GatePart:
             sending.cancel()
             struck = proxy.stop_faults()
         return struck
+
+    async def _first_message(self, client: Any) -> None:
+        """Wait until a message has passed through all programs: starting ones make no calls that
+        faults could hit."""
+        await asyncio.to_thread(
+            self._send_batch, client, AwsQueue(client, TENANTS[0]).url, TENANTS[0], ["m-0"]
+        )
+        sink = AwsQueue(client, SINK)
+        end = time.monotonic() + DRAIN_S_MAX
+        while not await asyncio.to_thread(sink.depth):
+            if time.monotonic() > end:
+                raise RuntimeError(f"no message passed; see the logs in {self._service.home}")
+            await asyncio.sleep(0.05)
 
     def _start(self, number: int) -> None:
         url = f"sqs://{REGION}?endpoint={self._service.proxy.url}"
@@ -180,7 +194,7 @@ class GatePart:
             await asyncio.sleep(max(pause_s, 0))
             place = self._rng.choice((*TENANTS, *TENANTS, SOURCE, SOURCE, BROKEN))
             size = min(BATCH, count - number * BATCH)
-            names = [f"m-{number * BATCH + each}" for each in range(size)]
+            names = [f"m-{1 + number * BATCH + each}" for each in range(size)]
             await asyncio.to_thread(self._send_batch, faulty, urls[place], place, names)
             if place == BROKEN:
                 await asyncio.to_thread(broken.shake)
@@ -232,11 +246,11 @@ class GatePart:
         )
         broken = {name: name in self._confirmed for name, at in self._places.items() if at == BROKEN}
         wrong += judge_letters(broken, [job for job in jobs if job.queue == LETTERS])
-        causes = Causes(self._faults, read_service_calls(self._service.journal))
+        calls = read_service_calls(self._service.journal)
+        causes = Causes(self._faults, calls)
         tenants = {
             name: name in self._confirmed for name, at in self._places.items() if at in TENANTS
         }
-        calls = read_service_calls(self._service.journal)
         moves = judge_moves(tenants, calls, SOURCE, causes)
         adopted = sum(job.queue == LETTERS for job in jobs)
         figures = {"sent": len(self._confirmed), **counts, **moves.counts, "adopted": adopted}

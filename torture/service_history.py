@@ -205,7 +205,7 @@ def judge_workers(
         for letter in found_letters:
             findings.violations += _wrong_death(letter, kind, attempts_max, causes)
     acknowledged = sum(each.is_acknowledged for each in sent)
-    findings.counts |= {"sent": acknowledged, "runs": len(runs), "letters": len(letters)}
+    findings.counts.update(sent=acknowledged, runs=len(runs), letters=len(letters))
     return findings
 
 
