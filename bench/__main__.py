@@ -16,12 +16,13 @@ from typing import Any
 
 from rich.console import Console
 
-from bench import drain, engines, flow, hostile, rabbitmq, server, sqs
+from bench import aws, drain, engines, flow, hostile, rabbitmq, server, sqs
 from bench.report import Report, print_table, record, to_markdown, write_json
 from bench.stores import ENGINES
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "benchmarks.md"
 BENCHES: dict[str, Any] = {
+    "aws": aws.run,
     "drain": drain.run,
     "engines": engines.run,
     "flow": flow.run,
@@ -67,6 +68,7 @@ def _options(
     name: str, given: argparse.Namespace
 ) -> (
     engines.Options
+    | aws.Options
     | drain.Options
     | flow.Options
     | rabbitmq.Options
@@ -77,6 +79,9 @@ def _options(
     chosen = ENGINES if given.engine == "all" else (given.engine,)
     changes = {key: value for key in ("jobs", "repeats") if (value := getattr(given, key))}
     match name:
+        case "aws":
+            aws_sizes = replace(aws.QUICK if given.quick else aws.Sizes(), **changes)
+            return aws.Options(sizes=aws_sizes, peers=given.peers)
         case "drain":
             drain_sizes = replace(drain.QUICK if given.quick else drain.Sizes(), **changes)
             return drain.Options(engines=chosen, sizes=drain_sizes, peers=given.peers)
@@ -125,7 +130,7 @@ def _parser() -> argparse.ArgumentParser:
         "--repeats",
         type=int,
         metavar="N",
-        help="repetitions of each measurement [default: 7 for engines, 3 for drain and rabbitmq]",
+        help="repetitions of each measurement [default: 7 for engines, 3 for aws, drain, rabbitmq]",
     )
     parser.add_argument(
         "--jobs",
@@ -137,7 +142,7 @@ def _parser() -> argparse.ArgumentParser:
         "--no-peers",
         dest="peers",
         action="store_false",
-        help="drain, rabbitmq, sqs: measure only Holdfast",
+        help="aws, drain, rabbitmq, sqs: measure only Holdfast",
     )
     parser.add_argument(
         "--sync-delay-ms",

@@ -32,9 +32,9 @@ async def idle_share(workspace: Workspace, *, seconds: float) -> float:
     async with program(_worker(), workspace, "work") as worker:
         await _wait_for_worker(workspace)
         await asyncio.sleep(min(SETTLE_S, seconds))
-        before, started = _cpu_ns(worker.pid), time.monotonic_ns()
+        before, started = cpu_ns(worker.pid), time.monotonic_ns()
         await asyncio.sleep(seconds)
-        return (_cpu_ns(worker.pid) - before) / (time.monotonic_ns() - started)
+        return (cpu_ns(worker.pid) - before) / (time.monotonic_ns() - started)
 
 
 async def command_rate(workspace: Workspace, *, jobs: int) -> float:
@@ -114,7 +114,7 @@ async def _wait_for_worker(workspace: Workspace) -> None:
             await asyncio.sleep(POLL_S)
 
 
-def _cpu_ns(pid: int) -> int:
+def cpu_ns(pid: int) -> int:
     """CPU time of the process, its threads and its descendants; ended ones are left out."""
     total = 0
     for process in _process_tree(pid):

@@ -219,9 +219,7 @@ class GatePart:
 
     async def _drain(self, client: Any, engine: Any) -> dict[str, int]:
         """Wait until nothing is on its way; returns what is left, by queue."""
-        queues = {
-            name: AwsQueue(client, name) for name in (*TENANTS, SOURCE, BROKEN, BROKEN_DEAD)
-        }
+        queues = {name: AwsQueue(client, name) for name in (*TENANTS, SOURCE, BROKEN, BROKEN_DEAD)}
         end = time.monotonic() + DRAIN_S_MAX
         while True:
             await asyncio.to_thread(queues[BROKEN].shake)
@@ -241,10 +239,10 @@ class GatePart:
             SinkMessage(each["MessageAttributes"]["holdfast.id"]["StringValue"], each["Body"])
             for each in sink
         ]
-        counts, wrong = judge_gates(
-            lines, [job for job in jobs if job.queue != LETTERS], published
-        )
-        broken = {name: name in self._confirmed for name, at in self._places.items() if at == BROKEN}
+        counts, wrong = judge_gates(lines, [job for job in jobs if job.queue != LETTERS], published)
+        broken = {
+            name: name in self._confirmed for name, at in self._places.items() if at == BROKEN
+        }
         wrong += judge_letters(broken, [job for job in jobs if job.queue == LETTERS])
         calls = read_service_calls(self._service.journal)
         causes = Causes(self._faults, calls)

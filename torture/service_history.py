@@ -252,9 +252,7 @@ def _unexplained(
         )
 
 
-def _wrong_death(
-    letter: Letter, kind: str, attempts_max: int, causes: Causes
-) -> Iterator[str]:
+def _wrong_death(letter: Letter, kind: str, attempts_max: int, causes: Causes) -> Iterator[str]:
     if letter.reason is None:
         if not causes.is_struck(letter.name, 0, 2**63):
             yield f"unexplained death: SQS moved {letter.name}, and nothing kept us from burying it"

@@ -12,7 +12,7 @@ from typing import Any, Literal
 from bench.stores import EngineName
 
 Runs = Literal["holdfast", "python", "node"]
-StoreName = EngineName | Literal["brokered", "rabbitmq"]
+StoreName = EngineName | Literal["brokered", "rabbitmq", "sqs"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,7 +20,7 @@ class Contestant:
     """A queue under test.
 
     `unfinished` is the SQL that counts waiting and leased jobs, or the name of the peer's queue at
-    RabbitMQ. `jobs_max` bounds the jobs of a
+    RabbitMQ or SQS. `jobs_max` bounds the jobs of a
     slow contestant. The start delay of single jobs is measured only if it `keeps_up` with them.
     One that `syncs` waits for the disk at every commit. `goal` is the wanted ratio of Holdfast's
     rate to this one's.
@@ -203,3 +203,41 @@ BROKER_PEERS: tuple[Contestant, ...] = tuple(
     )
 )
 """The peers of the benchmark `rabbitmq`."""
+
+SQS_PREFIX = "bench-"
+_SQS_DURABILITY = "the endpoint's commit synced, deleted after the run"
+ON_SQS = replace(
+    _DEFAULT,
+    name="holdfast on SQS",
+    engine="sqs",
+    durability=_SQS_DURABILITY,
+    unfinished=f"{SQS_PREFIX}default",
+    settings={"words": [*RUN, "--concurrency", "64"], "processes": None},
+)
+BARE_SQS = Contestant(
+    name="bare boto3 loop",
+    engine="sqs",
+    runs="holdfast",
+    program="boto3_loop",
+    durability=_SQS_DURABILITY,
+    unfinished=f"{SQS_PREFIX}default",
+    settings={"threads": 16},
+)
+SQS_PEERS: tuple[Contestant, ...] = tuple(
+    Contestant(
+        name=name,
+        engine="sqs",
+        runs="python",
+        program="celery",
+        durability=_SQS_DURABILITY,
+        unfinished="celery",
+        settings=settings,
+        processes=2,
+        jobs_max=5_000,
+    )
+    for name, settings in (
+        ("celery, 2 × solo pool", {"pool": "solo", "concurrency": 1, "prefetch": 100}),
+        ("celery, 2 × 16 threads", {"pool": "threads", "concurrency": 16, "prefetch": 10}),
+    )
+)
+"""The peers of the benchmark `aws`."""

@@ -24,7 +24,7 @@ import asyncpg
 from bench.peers import tally
 from bench.peers.catalogue import Contestant
 from bench.peers.install import NODE, PYTHON
-from bench.peers.workspace import Workspace
+from bench.peers.workspace import SQS_KEYS, Workspace
 from bench.processes import ROOT
 
 ROLE_S_MAX = 180
@@ -110,6 +110,7 @@ async def program(
             start_new_session=True,
             env={
                 **os.environ,
+                **(SQS_KEYS if workspace.endpoint else {}),
                 "PYTHONPATH": os.pathsep.join(path),
                 tally.DIRECTORY: str(workspace.directory),
             },
@@ -197,7 +198,7 @@ class _Store:
             yield cls(contestant, file)
             file.close()
             return
-        if contestant.engine == "rabbitmq":
+        if contestant.engine in ("rabbitmq", "sqs"):
             yield cls(contestant, workspace)
             return
         connection = await asyncpg.connect(workspace.database or workspace.store)

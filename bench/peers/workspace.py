@@ -5,16 +5,21 @@ RabbitMQ for every turn.
 from __future__ import annotations
 
 import asyncio
+import http.client
+import json
 import os
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import asyncpg
 
-from bench.peers.catalogue import StoreName
+from bench.peers.catalogue import SQS_PREFIX, StoreName
+from bench.processes import Child, background
+from bench.server import SERVE
+from bench.sqs_client import headers, queue_url
 from bench.store_factory import SETTINGS
 from bench.stores import EngineName
 from holdfast.conformance.postgres_server import PrivatePostgres
@@ -31,15 +36,57 @@ class Workspace:
     database: str = ""
     amqp: str = ""
     node: RabbitNode | None = None
+    endpoint: str = ""
+    """Of an SQS server: then `store` is the broker URL of Celery."""
 
     @property
     def url(self) -> str:
+        if self.endpoint:
+            control = f"sqlite:///{self.directory / 'control.db'}"
+            return f"sqs://us-east-1/{SQS_PREFIX}?endpoint={self.endpoint}&create=true&control={control}"
         return self.store if "://" in self.store else f"sqlite:///{self.store}"
 
     def depth(self, queue: str) -> int:
         """Messages of a queue at the broker, those included that are not acknowledged."""
+        if self.endpoint:
+            return sqs_depth(int(self.endpoint.rpartition(":")[2]), queue)
         assert self.node is not None
         return self.node.depth(self.amqp.rpartition("/")[2], queue)
+
+
+SQS_KEYS = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test"}
+_SQS_COUNTS = ("", "NotVisible", "Delayed")
+
+
+def sqs_depth(port: int, queue: str, *, kinds: Sequence[str] = _SQS_COUNTS) -> int:
+    """Messages of a queue at an SQS server; by default also those in flight and delayed ones."""
+    names = [f"ApproximateNumberOfMessages{each}" for each in kinds]
+    request = {"QueueUrl": queue_url(port, queue), "AttributeNames": names}
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    connection.request("POST", "/", json.dumps(request), headers("GetQueueAttributes"))
+    answer = json.loads(connection.getresponse().read())
+    connection.close()
+    return sum(int(each) for each in answer["Attributes"].values())
+
+
+@asynccontextmanager
+async def sqs_workspace() -> AsyncIterator[tuple[Workspace, Child]]:
+    """An SQS server of our own with an empty store, in its own process, and a directory."""
+    with tempfile.TemporaryDirectory(prefix="holdfast-bench-") as name:
+        directory = Path(name)
+        url = f"sqlite:///{directory / 'served.db'}"
+        line = ("-c", SERVE, "serve", "--url", url, "--port", "0", "--json", "--no-upkeep")
+        async with background(*line, "--no-auth", "--sqs", "relaxed", quiet=True) as server:
+            port = (await server.read())["server"].rpartition(":")[2]
+            account = "test:test"
+            yield (
+                Workspace(
+                    f"sqs://{account}@127.0.0.1:{port}",
+                    directory,
+                    endpoint=f"http://127.0.0.1:{port}",
+                ),
+                server,
+            )
 
 
 class Workspaces:

@@ -1,5 +1,6 @@
-"""Kills workers, gates and distributors on SQS, at a small size, and tests the judges and the proxy.
-Any size: `./hf torture aws`
+"""Kills workers, gates and distributors on SQS, at a small size, and tests judges and proxy.
+
+Any size: `./hf torture aws`.
 
 It runs in a separate process, which adopts orphans.
 """
@@ -349,9 +350,9 @@ def client(tmp_path: Path) -> Iterator[Any]:
             aws_secret_access_key=KEY,
             config=Config(retries={"total_max_attempts": 1}, read_timeout=5),
         )
-        url = made.create_queue(QueueName="q", Attributes={"VisibilityTimeout": "1"})["QueueUrl"]
+        answer = made.create_queue(QueueName="q", Attributes={"VisibilityTimeout": "1"})
         proxy.start_faults()
-        yield proxy, made, url
+        yield proxy, made, answer["QueueUrl"]
         made.close()
 
 
