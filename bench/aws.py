@@ -50,7 +50,7 @@ class Sizes:
     quiet: int = 100
 
 
-QUICK = Sizes(jobs=1_000, repeats=1, held=100, held_s=5.0, noisy=2_000, quiet=50)
+QUICK = Sizes(jobs=1_000, repeats=1, held=100, held_s=5.0, noisy=2_000)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +97,7 @@ class _Bench:
         jobs = self._sizes.jobs
         self._log(f"API calls of {jobs:,} jobs")
         self._report.section(
-            f"API calls of {jobs:,} jobs, enqueued in hundreds and drained; the reference is the"
+            f"API calls of {jobs:,} jobs, enqueued in thousands and drained; the reference is the"
             " bound"
         )
 
@@ -124,7 +124,7 @@ class _Bench:
 
                 await self._attempt(contestant.name, act)
         size = f"{self._sizes.jobs:,} no-op jobs, medians of {self._sizes.repeats}"
-        self._report.section(f"drained: {size}; the reference is holdfast's share of the rate")
+        self._report.section(f"drained: {size}")
         rates = {name: each.drained for name, each in results.items() if each.drains}
         compare(self._report, rates)
 
@@ -155,7 +155,12 @@ class _Bench:
             f"{sizes.quiet:,} messages of a quiet tenant beside {sizes.noisy:,} of a noisy one; the"
             " reference is twice their time alone"
         )
-        for name, measure in (("fair queue", fair_s), ("distributor", distributed_s)):
+        for name, measure, goal in (
+            ("distributor", distributed_s, 1),
+            # With two tenants both have more than a tenth of the time, so that by Amazon's rule
+            # both are noisy.
+            ("fair queue", fair_s, None),
+        ):
             took: dict[int, float] = {}
             for noisy in (0, sizes.noisy):
                 self._log(f"{name}, {noisy:,} messages of a noisy tenant")
@@ -178,7 +183,7 @@ class _Bench:
                     beside * 1000,
                     unit="ms",
                     reference=TENANT_FACTOR_MAX * alone * 1000,
-                    goal=1,
+                    goal=goal,
                 )
 
     async def _attempt(self, what: str, act: Callable[[Workspace], Awaitable[None]]) -> None:

@@ -6,6 +6,7 @@ import argparse
 from random import SystemRandom
 
 from torture import (
+    aws,
     engines,
     machine,
     poison,
@@ -48,6 +49,7 @@ def main(argv: list[str]) -> int:
         workers.main(["--kills", sized(300), *seed, *record]),
         server.main(["--kills", sized(50), *seed, *record]),
         sqs.main(["--kills", sized(50), *seed, *record]),
+        aws.main(["--kills", sized(200), *seed, *record]),
         rabbitmq.main(["--broker-kills", sized(20), "--rounds", sized(1_000), *seed, *record]),
         poison.main(["--jobs", sized(10_000), *seed, *record]),
         simulate.main(["--engine", "memory", "--seeds", sized(1_000), *seed, *record]),

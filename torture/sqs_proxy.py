@@ -17,6 +17,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from collections.abc import Coroutine
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -187,9 +188,18 @@ class _Proxy:
         self._dice = dice
         self._names: dict[str, str] = {}
         """By receipt handle."""
-        self._later: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
 
-    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._begin(self._serve(reader, writer))
+
+    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run it as a task that is referenced until it ends."""
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         far: _Endpoint | None = None
         try:
             far = await _Endpoint.connected(self._target_port)
@@ -273,9 +283,7 @@ class _Proxy:
             "VisibilityTimeout": 0,
         }
         pause_s = self._dice.rng.random() * DOUBLE_S_MAX
-        task = asyncio.create_task(self._change_later(head, change, pause_s))
-        self._later.add(task)
-        task.add_done_callback(self._later.discard)
+        self._begin(self._change_later(head, change, pause_s))
 
     async def _change_later(self, head: bytes, change: dict[str, Any], pause_s: float) -> None:
         await asyncio.sleep(pause_s)

@@ -325,3 +325,34 @@ async def test_a_url_is_asked_for_once(client: SqsClient, boto: ScriptedBoto) ->
     await client.delete_queue(URL)
     await client.queue_url("q")
     assert len(boto.asked) == 3
+
+
+async def test_a_reply_that_was_cut_is_lost_and_not_empty(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """botocore parses half a body as an answer without members."""
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "test")
+    requests = 0
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal requests
+        head = await reader.readuntil(b"\r\n\r\n")
+        await reader.readexactly(int(head.lower().split(b"content-length: ")[1].split()[0]))
+        requests += 1
+        body = b'{"Attributes":{"VisibilityTimeout":"30"}}'
+        sent = body if requests > 1 else body[:20]
+        kind = b"content-type: application/x-amz-json-1.0\r\n"
+        length = b"content-length: %d\r\nconnection: close\r\n\r\n" % len(body)
+        writer.write(b"HTTP/1.1 200 OK\r\n" + kind + length + sent)
+        await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    client = SqsClient("us-east-1", endpoint=f"http://127.0.0.1:{port}")
+    async with server:
+        await client.open()
+        assert await client.attributes("u") == {"VisibilityTimeout": "30"}
+        await client.close()
+    assert requests == 2
