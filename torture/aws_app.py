@@ -63,15 +63,14 @@ async def asynchronous(name: str, kind: str, seconds: float, *, ctx: Context) ->
 
 def _end(run: _Run, name: str, kind: str, ctx: Context) -> None:
     """The line comes first: a run that is killed after it may still have the effect."""
-    match kind:
-        case "fail":
-            run.write("raise")
-            raise ValueError("as it was asked to")
-        case "bury":
-            run.write("bury")
-            raise Bury("as it was asked to")
-        case "then":
-            ctx.then(follow_up(name, ctx.queue))
+    if kind == "fail":
+        run.write("raise")
+        raise ValueError("as it was asked to")
+    if kind == "bury":
+        run.write("bury")
+        raise Bury("as it was asked to")
+    if kind == "then":
+        ctx.then(follow_up(name, ctx.queue))
     run.write("end")
 
 
