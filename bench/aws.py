@@ -20,7 +20,7 @@ from bench.peers import run as turns
 from bench.peers.catalogue import BARE_SQS, ON_SQS, SQS_PEERS, Contestant
 from bench.peers.install import NotInstalled, install_python
 from bench.peers.run import DRAIN_S_MAX, Failed
-from bench.peers.workspace import SQS_KEYS, Workspace, sqs_depth, sqs_workspace
+from bench.peers.workspace import SQS_KEYS, Workspace, sqs_depth, sqs_endpoint, sqs_workspace
 from bench.report import Report
 from bench.sqs_counter import counting_proxy
 from bench.worker_usage import cpu_ns
@@ -55,21 +55,27 @@ QUICK = Sizes(jobs=1_000, repeats=1, held=100, held_s=5.0, noisy=2_000)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """`peers`: also measure Celery."""
+    """`peers`: also measure Celery. `parts` are the measurements, and `endpoint` a running server,
+    used instead of a new one for each measurement."""
 
     sizes: Sizes = Sizes()
     peers: bool = True
+    parts: tuple[str, ...] = ("calls", "drain", "held", "tenants")
+    endpoint: str | None = None
 
 
 async def run(options: Options, log: Log) -> Report:
     """Run on our own endpoint on SQLite with full durability, in temporary directories."""
     report = Report("aws")
     os.environ.update(SQS_KEYS)
-    bench = _Bench(options.sizes, report, log)
-    await bench.calls()
-    await bench.drain([ON_SQS, BARE_SQS, *_peers(options, report, log)])
-    await bench.held()
-    await bench.tenants()
+    bench = _Bench(options, report, log)
+    for part in options.parts:
+        await {
+            "calls": bench.calls,
+            "drain": bench.drain,
+            "held": bench.held,
+            "tenants": bench.tenants,
+        }[part]()
     return report
 
 
@@ -85,10 +91,11 @@ def _peers(options: Options, report: Report, log: Log) -> tuple[Contestant, ...]
 
 
 class _Bench:
-    """The measurements, each at a server of its own."""
+    """The measurements."""
 
-    def __init__(self, sizes: Sizes, report: Report, log: Log) -> None:
-        self._sizes = sizes
+    def __init__(self, options: Options, report: Report, log: Log) -> None:
+        self._options = options
+        self._sizes = options.sizes
         self._report = report
         self._log = log
 
@@ -108,7 +115,8 @@ class _Bench:
 
         await self._attempt("API calls", act)
 
-    async def drain(self, contestants: list[Contestant]) -> None:
+    async def drain(self) -> None:
+        contestants = [ON_SQS, BARE_SQS, *_peers(self._options, self._report, self._log)]
         results = {contestant.name: Results() for contestant in contestants}
         for turn in range(self._sizes.repeats):
             lead = turn % len(contestants)
@@ -187,13 +195,16 @@ class _Bench:
                 )
 
     async def _attempt(self, what: str, act: Callable[[Workspace], Awaitable[None]]) -> None:
-        """Run a measurement at a new server; a failure is noted and does not affect the others."""
-        async with sqs_workspace() as (workspace, _):
-            try:
-                await act(workspace)
-            except Failed as error:
-                self._log(f"{what} failed: {error}")
-                self._report.notes.append(f"failed: {what} ({error})")
+        """Run a measurement; a failure is noted and does not affect the others."""
+        given = self._options.endpoint
+        endpoint = contextlib.nullcontext(given) if given else sqs_endpoint()
+        async with endpoint as url:
+            with sqs_workspace(url) as workspace:
+                try:
+                    await act(workspace)
+                except Failed as error:
+                    self._log(f"{what} failed: {error}")
+                    self._report.notes.append(f"failed: {what} ({error})")
 
 
 @contextlib.asynccontextmanager

@@ -25,12 +25,13 @@ faster worker would measure that."""
 SENT_AT_ONCE = 1_000
 QUIET, NOISY = "tenant-quiet", "tenant-noisy"
 WORK = "work"
+FAIR = "fair"
 
 
 async def fair_s(workspace: Workspace, *, noisy: int, quiet: int) -> float:
     """From the enqueue of the quiet tenant's jobs in a fair queue until they are done."""
     async with Holdfast(workspace.url) as app:
-        await app.declare("default", lease="30s")
+        await app.declare(FAIR, lease="30s")
         await _enqueue(app, "noisy", noisy)
         # The noisy tenant is known to be noisy once jobs of it have been worked on.
         await _work(app, "noisy", min(noisy, 2 * quiet))
@@ -43,13 +44,15 @@ async def fair_s(workspace: Workspace, *, noisy: int, quiet: int) -> float:
 async def _enqueue(app: Holdfast, tenant: str, count: int) -> None:
     for first in range(0, count, SENT_AT_ONCE):
         size = min(SENT_AT_ONCE, count - first)
-        jobs: list[NewJob] = [app.job("noop", {"text": ""}, tenant=tenant) for _ in range(size)]
+        jobs: list[NewJob] = [
+            app.job("noop", {"text": ""}, queue=FAIR, tenant=tenant) for _ in range(size)
+        ]
         await app.enqueue_many(jobs)
 
 
 async def _work(app: Holdfast, tenant: str, count: int) -> None:
     """Work until so many jobs of a tenant are done."""
-    request = LeaseRequest(queues=("default",), limit=10, worker="bench", wait_ms=1_000)
+    request = LeaseRequest(queues=(FAIR,), limit=10, worker="bench", wait_ms=1_000)
     end = time.monotonic() + DRAIN_S_MAX
     done = 0
     while done < count:

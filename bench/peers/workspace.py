@@ -9,15 +9,15 @@ import http.client
 import json
 import os
 import tempfile
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager, nullcontext
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import asyncpg
 
 from bench.peers.catalogue import SQS_PREFIX, StoreName
-from bench.processes import Child, background
+from bench.processes import background
 from bench.server import SERVE
 from bench.sqs_client import headers, queue_url
 from bench.store_factory import SETTINGS
@@ -70,23 +70,21 @@ def sqs_depth(port: int, queue: str, *, kinds: Sequence[str] = _SQS_COUNTS) -> i
 
 
 @asynccontextmanager
-async def sqs_workspace() -> AsyncIterator[tuple[Workspace, Child]]:
-    """An SQS server of our own with an empty store, in its own process, and a directory."""
+async def sqs_endpoint() -> AsyncIterator[str]:
+    """The URL of an SQS server of our own with an empty store, in its own process."""
     with tempfile.TemporaryDirectory(prefix="holdfast-bench-") as name:
-        directory = Path(name)
-        url = f"sqlite:///{directory / 'served.db'}"
+        url = f"sqlite:///{Path(name) / 'served.db'}"
         line = ("-c", SERVE, "serve", "--url", url, "--port", "0", "--json", "--no-upkeep")
         async with background(*line, "--no-auth", "--sqs", "relaxed", quiet=True) as server:
-            port = (await server.read())["server"].rpartition(":")[2]
-            account = "test:test"
-            yield (
-                Workspace(
-                    f"sqs://{account}@127.0.0.1:{port}",
-                    directory,
-                    endpoint=f"http://127.0.0.1:{port}",
-                ),
-                server,
-            )
+            yield (await server.read())["server"]
+
+
+@contextmanager
+def sqs_workspace(endpoint: str) -> Iterator[Workspace]:
+    """A workspace at an SQS server."""
+    with tempfile.TemporaryDirectory(prefix="holdfast-bench-") as name:
+        celery = endpoint.replace("http://", "sqs://test:test@")
+        yield Workspace(celery, Path(name), endpoint=endpoint)
 
 
 class Workspaces:

@@ -11,24 +11,23 @@ from bench.aws import Options, Sizes, run
 from bench.peers.catalogue import BARE_SQS, ON_SQS, SQS_PEERS
 from bench.report import Report
 from bench.sqs_counter import RequestCounter
+from holdfast.testing.sqs import sqs_server
 
-TINY = Sizes(jobs=40, repeats=1, held=20, held_s=0.1, noisy=20, quiet=5)
+TINY = Sizes(jobs=40, repeats=1, noisy=20, quiet=5)
 
 
-# It starts several servers and workers, and waits until they stop.
-@pytest.mark.timeout(600)
-async def test_everything_is_measured() -> None:
-    report = await run(Options(sizes=TINY, peers=False), lambda _: None)
+async def test_calls_and_tenants_are_measured() -> None:
+    """The other measurements need more processes than a test should start."""
+    with sqs_server() as url:
+        options = Options(sizes=TINY, peers=False, parts=("calls", "tenants"), endpoint=url)
+        report = await run(options, lambda _: None)
     assert not report.notes
-    found = {result.metric for result in report.results}
-    assert found >= {
+    assert {result.metric for result in report.results} >= {
         *("SendMessageBatch", "ReceiveMessage", "DeleteMessageBatch", "all", "a million jobs"),
-        *(ON_SQS.name, BARE_SQS.name, f"compared with {BARE_SQS.name}"),
-        "worker that keeps 20 messages invisible",
         *("fair queue, alone", "fair queue, beside a noisy tenant"),
         *("distributor, alone", "distributor, beside a noisy tenant"),
     }
-    assert len([result for result in report.results if result.goal is not None]) == 4
+    assert [result.goal for result in report.results if result.goal is not None] == [1, 1]
 
 
 def test_calls_and_their_cost() -> None:
