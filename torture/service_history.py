@@ -129,10 +129,13 @@ class Causes:
         )
 
     def is_killed(self, pids: Iterable[int], from_ns: int, until_ns: int) -> bool:
-        """Whether one of these processes was killed."""
+        """Whether one of these processes was killed. Those below a killed launcher may go on for
+        some seconds."""
         wanted = set(pids)
         return any(
-            fault.what == "kill" and from_ns <= fault.at_ns <= until_ns and wanted & set(fault.pids)
+            fault.what == "kill"
+            and from_ns - SETTLED_NS <= fault.at_ns <= until_ns
+            and wanted & set(fault.pids)
             for fault in self._faults
         )
 

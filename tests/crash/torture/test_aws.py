@@ -174,6 +174,12 @@ def test_faults_of_workers_are_found(change: dict[str, Any], expected: str | Non
         assert [text for text in violations if text.startswith(expected)], violations
 
 
+def test_a_run_may_begin_soon_after_the_kill_of_its_launcher() -> None:
+    for late_s, is_explained in ((0.5, True), (SETTLED_NS / SECOND + 1, False)):
+        kill = Fault("kill", "launcher", int((1 - late_s) * SECOND), (1, 10, 20))
+        assert bool(judged(faults=[kill]).violations) != is_explained
+
+
 def again(message: str = "id of m-1") -> list[MessageRun]:
     return [*RUNS, a_run("m-1", 9, attempt=2, message=message)]
 
