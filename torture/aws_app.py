@@ -13,7 +13,7 @@ from typing import Any
 
 from holdfast import Bury, Context, Holdfast, NewJob
 from holdfast.conformance.chaos.run_log import BEAT_S, ancestry, path
-from holdfast.engines.sqs.messages import ID_HEADER
+from holdfast.engines.sqs.delivery import ID_HEADER
 from torture.service_history import THEN
 
 app = Holdfast("memory:")
