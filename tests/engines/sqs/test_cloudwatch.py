@@ -181,7 +181,10 @@ async def test_ages_and_arrivals_of_our_own_endpoint(clock: ManualClock, tmp_pat
             [found] = await read_scaling(engine, "default", Goal(), now=wall_ms())
             assert (found.load.oldest_age_ms, found.advice.workers) == (95_000, 1)
             status = await read_status(engine)
-            assert ([each.oldest_age_ms for each in status.queues], status.failed) == ([95_000], {})
+            assert ([each.oldest_age_ms for each in status.queues], status.failed) == (
+                [95_000],
+                None,
+            )
             assert status.failed_more
             await engine.close()
 

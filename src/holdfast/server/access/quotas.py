@@ -195,9 +195,9 @@ class SharedRead(Generic[Value]):
         self._read_at = float("-inf")
         self._reading: asyncio.Task[Value] | None = None
 
-    async def get(self) -> Value:
-        """The value, at most `SHARED_READ_AGE_S_MAX` old."""
-        if self._value is not None and time.monotonic() - self._read_at < SHARED_READ_AGE_S_MAX:
+    async def get(self, age_s_max: float = SHARED_READ_AGE_S_MAX) -> Value:
+        """The value, at most this old."""
+        if self._value is not None and time.monotonic() - self._read_at < age_s_max:
             return self._value
         reading = self._reading
         if reading is None:

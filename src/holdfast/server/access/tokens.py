@@ -1,8 +1,8 @@
 """Tokens → callers: the authentication of requests.
 
-Tokens are cached for at most a second. All are read together, so that an unknown token costs as
-much as a known one. While a part of the store is unreachable, the last known tokens in it stay
-valid.
+Tokens are cached for at most a second, and for a tenth of one if a request has an unknown token: it
+may be new. All are read together. While a part of the store is unreachable, the last known tokens
+in it stay valid.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from holdfast.server.access.caller import Caller, with_implied
 from holdfast.server.access.quotas import SharedRead
 from holdfast.server.access.sigv4 import unknown_key
 
+_UNKNOWN_AGE_S_MAX = 0.1
 _NO_HASH = hashlib.sha256(secrets.token_bytes(32)).digest()
 
 Authenticated = tuple[Token, Caller]
@@ -70,7 +71,7 @@ class TokenAuthenticator(Tokens):
         """
         form = TOKEN_FORM.fullmatch(text)
         token_id, secret = form.groups() if form else ("", text)
-        known = (await self._cache.get()).get(token_id)
+        known = await self._authenticated(token_id) if form else None
         may_exist = form is not None and token_id not in self._revoked
         if known is None and may_exist and not self._is_whole():
             raise EngineUnavailable(
@@ -86,7 +87,7 @@ class TokenAuthenticator(Tokens):
         """The secret of an access key, and the caller that it authenticates. SignatureRefused if
         the key is unknown, expired or revoked.
         """
-        known = (await self._cache.get()).get(key_id) if is_access_key_id(key_id) else None
+        known = await self._authenticated(key_id) if is_access_key_id(key_id) else None
         if known is None:
             may_exist = is_access_key_id(key_id) and key_id not in self._revoked
             if may_exist and not self._is_whole():
@@ -98,6 +99,12 @@ class TokenAuthenticator(Tokens):
         if not token.secret or not self._is_valid(token):
             raise unknown_key()
         return token.secret, caller
+
+    async def _authenticated(self, id: str) -> Authenticated | None:
+        """The token with this id. It may have been created since the last read, but unknown tokens
+        must not cause a read with each request."""
+        known = (await self._cache.get()).get(id)
+        return known or (await self._cache.get(_UNKNOWN_AGE_S_MAX)).get(id)
 
     async def require(self, id: str) -> None:
         """Raise unless the token that authenticated a long request is still valid."""

@@ -178,12 +178,13 @@ class Renewer:
         renewed: Callable[[], None] = lambda: None,
     ) -> None:
         self._engine = engine
+        self._traits = engine.traits
         self._held = held
         self._lost = lost
         self._cancelled = cancelled
         self._renewed = renewed
         self._at_once = False
-        self._sweeps = not engine.traits.atomic
+        self._sweeps = not self._traits.atomic
         self._warned = False
 
     def at_once(self) -> None:
@@ -214,7 +215,7 @@ class Renewer:
             if held.lost:
                 continue
             shortest_ms = min(shortest_ms, held.lease.lease_ms)
-            noted = held.note is not None and held.verdict is None and self._engine.traits.notes
+            noted = held.note is not None and held.verdict is None and self._traits.notes
             note_due = noted and now >= held.renewed_at + _NOTES_S
             if everything or note_due or now >= held.renew_at(part):
                 due.append(held)
@@ -232,13 +233,13 @@ class Renewer:
     async def _renew(self, due: list[HeldLease]) -> None:
         requested_at = boot_s()
         notes = [None if held.verdict is not None else held.note for held in due]
-        stored = notes if self._engine.traits.notes else [None] * len(notes)
+        stored = notes if self._traits.notes else [None] * len(notes)
         if stored is not notes and any(notes) and not self._warned:
             self._warned = True
             _log.warning(
                 "the %s engine stores no progress, checkpoints and output: those of jobs are"
                 " dropped",
-                self._engine.traits.name,
+                self._traits.name,
             )
         renewals = [
             Renewal(lease=held.lease, note=note) for held, note in zip(due, stored, strict=True)

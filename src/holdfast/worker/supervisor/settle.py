@@ -74,6 +74,7 @@ class Settler:
         worker: str,
     ) -> None:
         self._engine = engine
+        self._traits = engine.traits
         self._held = held
         self._queue_of = queue_of
         self._settled = settled
@@ -185,7 +186,7 @@ class Settler:
     def _settlement(self, held: HeldLease) -> Settlement:
         """The verdict, without results and notes if the engine stores none: the job is done all the
         same."""
-        verdict, traits = held.verdict, self._engine.traits
+        verdict, traits = held.verdict, self._traits
         assert verdict is not None
         note = held.note if traits.notes else None
         if not traits.results and type(verdict) is Complete and verdict.result is not None:
