@@ -50,18 +50,18 @@ def test_memory() -> None:
 
 
 def test_sqlite(quick_path: Path) -> None:
-    explore("sqlite", lambda: harnesses.sqlite(quick_path), 40)
+    explore("sqlite", lambda: harnesses.sqlite(quick_path), 25)
 
 
 def test_coalesced_sqlite(quick_path: Path) -> None:
     make = harnesses.sqlite
-    explore("coalesced_sqlite", lambda: make(quick_path, harnesses.coalesced), 20)
+    explore("coalesced_sqlite", lambda: make(quick_path, harnesses.coalesced), 12)
 
 
 def test_postgres(shared_pg_dsn: str) -> None:
     with asyncio.Runner() as runner, KeptConnections() as kept:
         make = partial(harnesses.postgres, shared_pg_dsn, connections=1, kept=kept)
-        explore("postgres", make, 30, runner)
+        explore("postgres", make, 18, runner)
 
 
 @contextmanager
@@ -77,7 +77,7 @@ def brokered(url: str, runner: asyncio.Runner) -> Iterator[harnesses.Wrap]:
 def test_brokered_sqlite(quick_path: Path, amqp_url: str) -> None:
     with asyncio.Runner() as runner, brokered(amqp_url, runner) as wrap:
         make = partial(harnesses.sqlite, quick_path, wrap)
-        explore("brokered_sqlite", make, 20, runner)
+        explore("brokered_sqlite", make, 10, runner)
 
 
 def test_brokered_pooled_postgres(shared_pg_dsn: str, amqp_url: str) -> None:
