@@ -71,7 +71,7 @@ def program(variables: dict[str, str], *line: str) -> Iterator[subprocess.Popen[
 
 
 def stopped(started: subprocess.Popen[str]) -> Any:
-    """What it prints when it is stopped."""
+    """The output of a program until it is stopped."""
     started.send_signal(signal.SIGTERM)
     out, _ = started.communicate(timeout=30)
     assert started.returncode == 0

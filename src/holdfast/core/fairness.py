@@ -123,6 +123,6 @@ class FairTurns:
 
 
 def interleaved(order: Iterable[str], taken: Mapping[str, deque[Taken]]) -> list[Taken]:
-    """What was taken from each queue, in the order of the turns; more than planned goes last."""
+    """Items taken from each queue, in the order of the turns; more than planned goes last."""
     found = [taken[name].popleft() for name in order if taken.get(name)]
     return found + [each for rest in taken.values() for each in rest]

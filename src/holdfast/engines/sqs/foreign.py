@@ -113,7 +113,7 @@ def forwarded_message(received: SqsMessage, source: str, *, is_fifo: bool) -> Ou
 
 
 def _properties(received: SqsMessage) -> dict[str, str]:
-    """What SQS knows about the message, and why Holdfast buried it, if it did."""
+    """The headers with the facts of SQS about the message, and the reason if Holdfast buried it."""
     system = received.system
     found = {name: system[theirs] for theirs, name in _SYSTEM.items() if theirs in system}
     dead = read_death(received)
