@@ -56,6 +56,36 @@ asyncio.run(main(sys.argv[1], sys.argv[2]))
 """
 
 
+class RenewedInTheMeantime(ManualClock):
+    """The lease is renewed, and its first deadline passes, just before the boot clock is read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.path: Path | None = None
+
+    def boot_ms(self) -> int:
+        if self.path is not None:
+            connection = apsw.Connection(str(self.path))
+            connection.execute("UPDATE hf_jobs SET deadline = deadline + 60_000")
+            connection.close()
+            self.path = None
+            self.advance(10_000)
+        return super().boot_ms()
+
+
+async def test_a_lease_renewed_since_the_snapshot_is_not_overdue(
+    open_engine: OpenEngine, path: Path
+) -> None:
+    clock = RenewedInTheMeantime()
+    engine = await open_engine(clock=clock)
+    await engine.enqueue([NewJob(id="a", task="t")])
+    await engine.lease(LeaseRequest(queues=("default",), lease_ms=5_000))
+    assert not (await engine.overdue(10)).leases
+    clock.path = path
+    found = await engine.overdue(10)
+    assert (found.leases, found.next_ms) == ((), 55_000)
+
+
 async def test_kills_leave_nothing_to_repair(tmp_path: Path) -> None:
     path = tmp_path / "jobs.db"
     engine = SQLiteEngine(path, durability="relaxed")

@@ -1,6 +1,6 @@
 """One transaction, and the caches of queues and lanes that outlive it.
 
-Statements run through `Transaction.run`; the clocks are read after the lock. Changes outside the
+Statements run through `Transaction.run`; the clocks are read once. Changes outside the
 job's own row (lanes, slots, tenants, children) collect in `DeferredEffects`, and
 `flow.effects.apply_deferred` writes them before the commit.
 """
@@ -40,7 +40,8 @@ _QUEUE_DECODER = msgspec.json.Decoder(Queue)
 class Transaction:
     """One read or write transaction, in the thread that owns its connection.
 
-    The clocks are read once, after the lock was obtained, so a call that waited is not early.
+    The clocks are read once: after a writer has the lock, so a call that waited is not early, and
+    before a reader's snapshot, so that a lease renewed since the snapshot does not seem overdue.
     """
 
     __slots__ = (
@@ -70,6 +71,8 @@ class Transaction:
         clock: Clock,
         lane_cache: LaneCache | None = None,
     ) -> None:
+        self.now = clock.wall_ms()
+        self.boot = clock.boot_ms()
         # Rows come back as plain tuples whose types the schema fixes.
         self.run: Callable[..., Any] = connection.execute
         meta = self.run(
@@ -88,8 +91,6 @@ class Transaction:
         self.queues: dict[str, QueueRow] = queue_cache.rows
         self.queue_names: dict[int, str] = queue_cache.names
         self.is_dropping = queue_cache.is_dropping
-        self.now = clock.wall_ms()
-        self.boot = clock.boot_ms()
         self.notifies = False
         """True to wake waiting leases of all processes after the commit."""
         self.deferred: DeferredEffects | None = None
