@@ -218,7 +218,7 @@ class _Bench:
         )
         async with self._cyclers(self._port) as clients:
             for name, goal in SERVERS.items():
-                async with _other_server(programs, name, folder) as port:
+                async with other_server(programs, name, folder) as port:
                     await self._compare(name, goal, clients, port)
 
     async def _compare(self, name: str, goal: float, clients: list[Child], port: int) -> None:
@@ -368,7 +368,7 @@ async def _cycled(children: list[Child]) -> tuple[float, int]:
 
 
 @contextlib.asynccontextmanager
-async def _other_server(programs: Path, name: str, folder: Path) -> AsyncIterator[int]:
+async def other_server(programs: Path, name: str, folder: Path) -> AsyncIterator[int]:
     """Run another SQS server on a free port of this machine, for the duration of the block."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port: int = free.getsockname()[1]

@@ -1,4 +1,7 @@
-"""A TCP proxy in front of an SQS server that counts the requests of each action."""
+"""A TCP proxy in front of a server of AWS's services that counts the requests of each action.
+
+EC2 names its actions in the body: they are not counted.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 
-_TARGET = re.compile(rb"(?i)\r\nx-amz-target: *AmazonSQS\.(\w+)\r\n")
+_TARGET = re.compile(rb"(?i)(?:\r\nx-amz-target: *\w+\.|/operation/)(\w+)(?=\r\n| HTTP/1)")
 _CHUNK = 65536
 _KEPT = 200
 """Bytes of a chunk that are searched again with the next one: a header may be cut."""

@@ -32,6 +32,7 @@ from holdfast.gates.outlet import Outlet
 from holdfast.ops.gates import Gate
 from holdfast.testing.clock import ManualClock
 from holdfast.upkeep import Reaper
+from tests.engines.sqs.place import Place
 from tests.gates.scripted_broker import ScriptedBroker, ScriptedLink
 from tests.killed import Killed
 
@@ -394,3 +395,23 @@ async def test_random_cuts_of_several_outlets(clock: ManualClock, broker: Script
         for _ in range(3):
             group.create_task(run())
     assert {sent.message_id for sent in broker.published} == {f"j{n}" for n in range(200)}
+
+
+@pytest.mark.usefixtures("aws")
+async def test_a_group_is_published_where_a_release_costs_an_attempt(
+    endpoint: str, broker: ScriptedBroker
+) -> None:
+    """In a FIFO queue on SQS: the last job of the group would be received ten times."""
+    place = Place(endpoint)
+    engine = await place.open()
+    try:
+        gate = replace(GATE, queue="mail.fifo")
+        step, _ = await opened(engine, broker, gate, group_batch=10, max_attempts=2)
+        sent = [NewJob(id=f"j{n}", task="send", queue=gate.queue, group="g") for n in range(6)]
+        await engine.enqueue(sent)
+        for _ in range(6):
+            await step.once()
+        assert [message.message_id for message in broker.published] == [job.id for job in sent]
+        assert await place.letters(gate.queue) == []
+    finally:
+        await engine.close()

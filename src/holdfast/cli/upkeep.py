@@ -176,7 +176,7 @@ class DistributionFlags:
         option(
             "N",
             "Move jobs while fewer than this many wait there."
-            " [default: 1000, or 100 with --broker]",
+            f" [default: {_JOBS_WAITING}, or {MESSAGES_WAITING} with --broker]",
         ),
     ] = None
     weight: Annotated[
@@ -214,7 +214,7 @@ async def distribute(
         option(
             "NAME=URL",
             "Move messages between queues of this broker instead of jobs, e.g."
-            " main=sqs://eu-west-1. HOLDFAST_BROKER_NAME=URL and NAME do the same.",
+            " main=sqs://eu-west-1; or NAME alone, with the URL in HOLDFAST_BROKER_NAME.",
         ),
     ] = None,
     store: Annotated[bool, switch("Store it, so that upkeep carries it out, and exit.")] = False,

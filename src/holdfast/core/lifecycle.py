@@ -246,7 +246,7 @@ def apply(job: Job, verdict: Verdict, queue: Queue, now: int) -> Change | None:
         case Bury(reason=reason, failure=failure):
             # From here on, `releases` counts the leases of the dead letter.
             buried = replace(ended, crashes=job.crashes + is_crash(failure), releases=0)
-            return bury(buried, queue, reason=reason, failure=failure, by=job.worker or "", now=now)
+            return _bury_attempt(buried, queue, reason=reason, failure=failure, now=now)
         case Retry() | Release() | Forward() if job.cancel_requested:
             failure = verdict.failure if isinstance(verdict, Retry) else None
             event = _event(job, EventKind.CANCELLED, now, failure=failure)
@@ -262,8 +262,8 @@ def apply(job: Job, verdict: Verdict, queue: Queue, now: int) -> Change | None:
             if not given_back and exhausted(queue, job):
                 often = counted(again.releases, "time")
                 failure = Failure(message=f"released {often}, the last time: {text}")
-                by = job.worker or ""
-                return bury(again, queue, reason=Reason.ATTEMPTS, failure=failure, by=by, now=now)
+                reason = Reason.ATTEMPTS
+                return _bury_attempt(again, queue, reason=reason, failure=failure, now=now)
             event = _event(job, EventKind.RELEASED, now, text=text)
             return _wait(again, queue, delay_ms, now, event)
         case Forward(queue=target):
@@ -271,6 +271,15 @@ def apply(job: Job, verdict: Verdict, queue: Queue, now: int) -> Change | None:
             return Change(_restarted(ended, now, queue=target), event, tail=True)
         case never:
             assert_never(never)
+
+
+def _bury_attempt(
+    job: Job, queue: Queue, *, reason: Reason, failure: Failure | None, now: int
+) -> Change:
+    """Bury a job whose attempt has just ended."""
+    change = bury(job, queue, reason=reason, failure=failure, by=job.worker or "", now=now)
+    assert change.event is not None
+    return change._replace(event=replace(change.event, started_at=job.leased_at))
 
 
 def bury(
@@ -390,8 +399,15 @@ def orphan(child: Job, parent: str, ended: State | None, now: int) -> Change:
 def _event(
     job: Job, kind: EventKind, now: int, *, failure: Failure | None = None, text: str = ""
 ) -> Event:
+    """An event that ends an attempt."""
     return Event(
-        at=now, kind=kind, attempt=job.attempt, by=job.worker or "", text=text, failure=failure
+        at=now,
+        kind=kind,
+        attempt=job.attempt,
+        by=job.worker or "",
+        text=text,
+        failure=failure,
+        started_at=job.leased_at,
     )
 
 
@@ -414,6 +430,7 @@ def timeline(job: Job) -> tuple[Event, ...]:
                 kind=EventKind.COMPLETED,
                 attempt=job.attempt,
                 by=job.worker or "",
+                started_at=job.leased_at,
             )
         )
     # The sort is stable: events of the same millisecond keep the order in which they were stored.

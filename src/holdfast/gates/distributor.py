@@ -24,9 +24,9 @@ from holdfast.ops.queues import Distribution
 
 STEP: Final = 200
 """Maximum number of messages that one step moves."""
-MESSAGES_WAITING: Final = 100
+MESSAGES_WAITING: Final = 80
 """The depth unless another is given. A quiet tenant waits for as many messages of the others, so
-that its first 100 take at most twice as long as if it were alone."""
+that its first 100 take less than twice as long as if it were alone."""
 
 _COUNT_S = 1.0
 """How long the broker's count of messages may lack those that were just sent."""

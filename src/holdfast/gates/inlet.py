@@ -275,7 +275,7 @@ def burial(gate: Gate, message: Message) -> BuryWaiting:
     return BuryWaiting(
         by=f"gate {gate.name}",
         reason=Reason(reason) if reason in _REASONS else Reason.ATTEMPTS,
-        failure=failure,
+        failure=checks.clean_failure(failure),
     )
 
 
@@ -290,7 +290,7 @@ def message_field(message: Message, name: str) -> str | None:
 
 def _with_origin(gate: Gate, message: Message) -> dict[str, str]:
     """The headers of the message, and where it came from, if a job can have as many. A header of
-    the message is never replaced."""
+    the message is never replaced, and a fact that is too long for a header is left out."""
     origin = {
         "gate.name": gate.name,
         "gate.message_id": message.message_id,
@@ -303,7 +303,11 @@ def _with_origin(gate: Gate, message: Message) -> dict[str, str]:
         "gate.group": message.group,
         "gate.tenant": message.tenant,
     } | {f"gate.{name}": value for name, value in message.properties.items()}
-    headers = {name: value for name, value in origin.items() if value} | message.headers
+    headers = {
+        name: value
+        for name, value in origin.items()
+        if value and len(value.encode(errors="replace")) <= bounds.PAIR_VALUE_BYTES_MAX
+    } | message.headers
     try:
         checks.check_pairs("headers", headers)
     except UsageError:

@@ -89,29 +89,42 @@ class Outlet:
         return 0
 
     async def _move(self, leases: Sequence[Lease], queue: Queue) -> None:
-        """Publish the jobs of these leases, and settle them by the answers of the broker."""
+        """Publish the jobs of these leases, and settle them by the answers of the broker. The next
+        job of a group is released until the one before it is published; it is kept if a release
+        would cost it an attempt."""
         firsts, others = _firsts_of_groups(leases)
         parcels = [self._parcel(lease) for lease in firsts]
         messages = [each.message for each in parcels if each.message is not None]
         waits = Release("the job before it in its group is published first", unstarted=True)
-        settlements = [Settlement(lease=lease, verdict=waits) for lease in others]
+        released = [Settlement(lease=lease, verdict=waits) for lease in others]
         try:
             answers = await self._publish(messages, leases)
         except LinkFailed as error:
             unknown = Published(error=str(error), is_unknown=True)
-            settlements += self._verdicts(parcels, [unknown] * len(messages), queue)
+            settlements = released + self._verdicts(parcels, [unknown] * len(messages), queue)
             with suppress(EngineError):
                 await self._settle(settlements)
             raise
         except asyncio.CancelledError:
             stopped = Release("the gate is stopping", unstarted=True)
-            settlements += [Settlement(lease=each.lease, verdict=stopped) for each in parcels]
-            await asyncio.shield(self._settle(settlements))
+            released += [Settlement(lease=each.lease, verdict=stopped) for each in parcels]
+            await asyncio.shield(self._settle(released))
             raise
-        await self._settle(settlements + self._verdicts(parcels, answers, queue))
+        settlements = self._verdicts(parcels, answers, queue)
         unsent = next((answer.error for answer in answers if answer.is_unsent), None)
+        kept: list[Lease] = []
+        if unsent is None and not self._engine.traits.refunds:
+            done = {
+                each.lease.job.group for each in settlements if isinstance(each.verdict, Complete)
+            }
+            kept = [lease for lease in others if lease.job.group in done]
+        settlements += [each for each in released if each.lease not in kept]
+        await self._settle(settlements)
         if unsent is not None:
             raise LinkFailed(EngineUnavailable(unsent))
+        if kept:
+            await self._renew(kept)
+            await self._move(kept, queue)
 
     def _parcel(self, lease: Lease) -> _Parcel:
         try:

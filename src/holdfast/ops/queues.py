@@ -101,12 +101,12 @@ async def change_queue(engine: Engine, name: str, change: Callable[[Queue | None
     change.
     """
     for _ in range(TRIES_MAX):
-        queues = await queue_settings(engine)
-        known = queues.get(name)
+        known = (await queue_settings(engine, [name])).get(name)
         queue = change(known)
         if queue == known:
             return queue
-        if known and queue.dead_queue == known.dead_queue and queue.dead_queue not in queues:
+        kept = queue.dead_queue if known and queue.dead_queue == known.dead_queue else None
+        if kept is not None and not await queue_settings(engine, [kept]):
             # The dead queue was dropped; that must not keep the queue from being changed.
             queue = replace(queue, dead_queue=None)
         if await engine.declare(queue, instead_of=known):

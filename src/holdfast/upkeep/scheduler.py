@@ -24,7 +24,7 @@ from holdfast.events import Tell, Ticked, ignore_event
 from holdfast.notation.durations import show_at
 from holdfast.ops.jobs.bulk import enqueue_batches
 from holdfast.ops.records import SkippedRecords, scan
-from holdfast.ops.schedules import SCHEDULE_KIND, SCHEDULES, schedule_job
+from holdfast.ops.schedules import SCHEDULE_KIND, SCHEDULES, schedule_job, tick_id
 from holdfast.ops.ticks import Schedule, due_ticks, next_tick
 
 _log = logging.getLogger("holdfast.upkeep")
@@ -180,5 +180,5 @@ def _tick_job(schedule: Schedule, tick: int, *, keyed: bool = True) -> NewJob:
         "key_window_ms": KEY_WINDOW_MS,
         "key_policy": "keep",
     }
-    job = schedule_job(schedule, f"schedule:{schedule.name}:{text}", **(key if keyed else {}))
+    job = schedule_job(schedule, tick_id(schedule.name, tick), **(key if keyed else {}))
     return replace(job, headers={**job.headers, "tick": text})

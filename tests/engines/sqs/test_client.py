@@ -3,6 +3,7 @@ client."""
 
 import asyncio
 import os
+import threading
 from collections.abc import AsyncIterator, Callable
 from threading import Event
 from typing import Any
@@ -82,7 +83,7 @@ def boto() -> ScriptedBoto:
 async def client(boto: ScriptedBoto, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[SqsClient]:
     monkeypatch.setattr(module, "_PAUSE_S_FIRST", 0.0)
     made = SqsClient("eu-west-1")
-    monkeypatch.setattr(made, "_make", lambda *_: (boto, boto))
+    monkeypatch.setattr(made, "_make", lambda *_: (boto, boto, boto))
     await made.open()
     yield made
     await made.close()
@@ -102,6 +103,30 @@ async def test_batches_have_ten_entries_and_a_mebibyte(
     assert sorted(len(request["Entries"]) for _, request in boto.asked) == [1, 2, 2]
     assert client.calls["SendMessageBatch"] == 6
     assert await client.send(URL, []) == []
+
+
+async def test_several_batches_are_under_way_at_a_time(
+    client: SqsClient, boto: ScriptedBoto
+) -> None:
+    """Each call waits for another one: with one at a time none would ever end."""
+    both = threading.Barrier(2)
+
+    def met(**request: Any) -> dict[str, Any]:
+        both.wait(60)
+        return succeeds(**request)
+
+    boto.usual = met
+    answers = await client.send(URL, some(20))
+    assert all(isinstance(answer, str) for answer in answers)
+
+
+async def test_too_many_messages_in_flight_are_named_and_not_waited_for(
+    client: SqsClient, boto: ScriptedBoto
+) -> None:
+    boto.usual = fault("OverLimit", "too many", status=403)
+    with pytest.raises(EngineUnavailable, match="120,000 messages of the queue are in flight"):
+        await client.receive(URL, limit=1, wait_s=0, visibility_s=30)
+    assert len(boto.asked) == 1
 
 
 async def test_one_bad_entry_harms_no_other(client: SqsClient, boto: ScriptedBoto) -> None:

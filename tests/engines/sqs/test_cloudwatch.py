@@ -82,9 +82,14 @@ async def test_the_latest_age_is_kept_for_a_minute(reading: Reading) -> None:
         assert await reading.reader.ages_ms(["mail", "new"]) == {"mail": 90_500}
     assert reading.fake.requests == [["mail", "new"]]
     reading.now_s += cloudwatch.KEPT_S
-    reading.fake.values = {"mail": [0.0]}
-    assert await reading.reader.ages_ms(["mail"]) == {"mail": 0}
+    reading.fake.values = {"mail": [20.0]}
+    assert await reading.reader.ages_ms(["mail"]) == {"mail": 20_000}
     assert len(reading.fake.requests) == 2
+
+
+async def test_an_age_from_when_the_queue_was_empty_is_unknown(reading: Reading) -> None:
+    reading.fake.values = {"mail": [0.0, 30.0]}
+    assert await reading.reader.ages_ms(["mail"]) == {}
 
 
 async def test_arrivals_are_the_mean_of_whole_minutes(reading: Reading) -> None:

@@ -2,9 +2,8 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable, Sequence
 from typing import Any
-from uuid import uuid4
 
 import msgspec
 import pytest
@@ -16,79 +15,38 @@ from holdfast.core.model import (
     Job,
     JobFilter,
     Lease,
-    LeaseRequest,
     NewJob,
     Overrides,
+    Queue,
     Reason,
     Renewal,
     Status,
 )
-from holdfast.core.verdict import Bury, Complete, Forward, Outcome, Release, Retry, Settlement
+from holdfast.core.verdict import (
+    Bury,
+    Complete,
+    Forward,
+    Outcome,
+    Release,
+    Retry,
+    Settlement,
+    Verdict,
+)
 from holdfast.engines.base import Engine
 from holdfast.engines.extras import Examinable, extra
 from holdfast.engines.registry import open_engine
 from holdfast.engines.sqs import delivery, messages
+from holdfast.engines.sqs import lease as sqs_lease
+from holdfast.engines.sqs.client import SqsClient, SqsMessage
+from holdfast.engines.sqs.faults import DeniedByPolicy
 from holdfast.engines.sqs.settle import HELD_MS_MAX
 from holdfast.engines.wire import SentLease
-from holdfast.errors import EngineUnavailable, InvalidQueue, Unsupported
-from tests.engines.sqs.servers import client, create_queue
+from holdfast.errors import ConfigError, EngineUnavailable, InvalidQueue, Unsupported
+from holdfast.ops.queues import change_queue
+from tests.engines.sqs.place import Place
+from tests.engines.sqs.servers import create_queue
 
 pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("aws")]
-
-
-class Place:
-    """The queues of one test."""
-
-    def __init__(self, endpoint: str) -> None:
-        self.endpoint = endpoint
-        self.prefix = f"t{uuid4().hex[:8]}-"
-        self.boto = client(endpoint)
-        self.engine: Engine
-
-    def url(self, name: str) -> str:
-        found: str = self.boto.get_queue_url(QueueName=f"{self.prefix}{name}")["QueueUrl"]
-        return found
-
-    async def send(self, queue: str, body: str, **attributes: str) -> str:
-        named = {
-            name.replace("_", "."): {"DataType": "String", "StringValue": value}
-            for name, value in attributes.items()
-        }
-        answer = await self.ask(
-            "send_message", QueueUrl=self.url(queue), MessageBody=body, MessageAttributes=named
-        )
-        id_: str = answer["MessageId"]
-        return id_
-
-    async def ask(self, action: str, **members: Any) -> dict[str, Any]:
-        answer: dict[str, Any] = await asyncio.to_thread(getattr(self.boto, action), **members)
-        return answer
-
-    async def open(self, options: str = "create=true") -> Engine:
-        self.engine = open_engine(
-            f"sqs://us-east-1/{self.prefix}?endpoint={self.endpoint}&{options}"
-        )
-        await self.engine.open()
-        return self.engine
-
-    async def lease(self, limit: int = 10, **fields: Any) -> list[Lease]:
-        request = {"queues": ("default",), "limit": limit, "worker": "w", **fields}
-        return await self.engine.lease(LeaseRequest(**request))
-
-    async def one(self, **fields: Any) -> Lease:
-        (lease,) = await self.lease(**fields)
-        return lease
-
-    async def letters(self, queue: str = "default") -> list[Job]:
-        return [lease.job for lease in await self.lease(queues=(queue,), dead=True)]
-
-
-@pytest.fixture
-async def place(endpoint: str) -> AsyncIterator[Place]:
-    made = Place(endpoint)
-    await made.open()
-    yield made
-    await made.engine.close()
 
 
 async def test_a_queue_is_created_with_its_dead_letters_on_first_use(place: Place) -> None:
@@ -106,6 +64,29 @@ async def test_a_queue_is_created_with_its_dead_letters_on_first_use(place: Plac
     assert [view.queue.name for view in await place.engine.queues()] == ["default", "mail.eu"]
 
 
+async def test_no_right_to_queues_that_are_not_used(
+    endpoint: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = Place(endpoint)
+    create_queue(endpoint, f"{place.prefix}mail")
+    queue_url = SqsClient.queue_url
+
+    async def restricted(self: SqsClient, name: str) -> str:
+        if name.endswith("default"):
+            raise DeniedByPolicy("Amazon SQS denies GetQueueUrl")
+        return await queue_url(self, name)
+
+    monkeypatch.setattr(SqsClient, "queue_url", restricted)
+    await place.open("create=false")
+    try:
+        await place.engine.enqueue([a_job("a", queue="mail")])
+        assert (await place.one(queues=("mail",))).id == "a"
+        with pytest.raises(EngineUnavailable, match="denies"):
+            await place.lease()
+    finally:
+        await place.engine.close()
+
+
 async def test_without_create_an_unknown_queue_is_refused(endpoint: str) -> None:
     place = Place(endpoint)
     engine = await place.open("create=false")
@@ -116,6 +97,20 @@ async def test_without_create_an_unknown_queue_is_refused(endpoint: str) -> None
     await engine.declare(a_queue())
     assert [receipt.status for receipt in await engine.enqueue(jobs("a"))] == [Status.NEW]
     await engine.close()
+
+
+async def test_a_queue_that_is_not_listed_yet_can_be_changed(endpoint: str) -> None:
+    """SQS lists a new queue up to a minute late; our endpoint lists `default` once it is used."""
+    engine = open_engine(f"sqs://us-east-1?endpoint={endpoint}&create=true")
+    await engine.open()
+    try:
+        assert "default" not in {view.queue.name for view in await engine.queues(counts=False)}
+        wanted = Queue(name="default", lease_ms=5_000)
+        assert await change_queue(engine, "default", lambda _: wanted) == wanted
+        [view] = await engine.queues(names=["default"])
+        assert view.queue == wanted
+    finally:
+        await engine.close()
 
 
 async def test_the_lease_has_what_the_handler_may_need(place: Place) -> None:
@@ -160,6 +155,21 @@ async def test_a_message_whose_attempts_are_used_up_is_buried_at_delivery(place:
     assert await place.lease() == []
     (letter,) = await place.letters()
     assert (letter.id, letter.reason, letter.attempt) == ("a", Reason.ATTEMPTS, 2)
+
+
+async def test_a_job_that_was_given_back_unstarted_does_not_die(place: Place) -> None:
+    """Otherwise a worker that stops would kill the jobs with one attempt that it has not begun."""
+    await place.engine.declare(a_queue(max_attempts=1))
+    await place.engine.enqueue([a_job("a", labels={"k": "v"})])
+    for _ in range(2):
+        lease = await place.one(wait_ms=5_000)
+        assert (lease.id, lease.job.attempt, lease.job.labels) == ("a", 1, {"k": "v"})
+        assert await settle(place.engine, lease, Release(unstarted=True)) is Outcome.SETTLED
+    lease = await place.one(wait_ms=5_000)
+    assert await settle(place.engine, lease, Release()) is Outcome.SETTLED
+    assert await place.lease() == []
+    (letter,) = await place.letters()
+    assert (letter.reason, letter.attempt) == (Reason.ATTEMPTS, 1)
 
 
 async def test_an_expired_message_is_buried_at_delivery(place: Place) -> None:
@@ -230,7 +240,7 @@ async def test_dead_letters_of_a_queue_with_a_dead_queue(place: Place) -> None:
     assert (views["grave"].dead, views["default"].dead) == (1, 0)
 
 
-async def test_follow_ups_and_forwarded_jobs_are_sent_before_the_delete(place: Place) -> None:
+async def test_follow_ups_and_forwarded_jobs_are_sent(place: Place) -> None:
     await place.engine.enqueue([a_job("a", headers={"h": "1"}), a_job("b")])
     leases = {lease.id: lease for lease in await place.lease()}
     then = (NewJob(id="c", task="next", queue="then"),)
@@ -246,6 +256,64 @@ async def test_follow_ups_and_forwarded_jobs_are_sent_before_the_delete(place: P
     assert messages.own_headers(moved.job.headers) == {"h": "1"}
     assert (await place.one(queues=("then",))).job.task == "next"
     assert await place.lease() == []
+
+
+OUTPUTS: dict[str, Verdict] = {
+    "follow-up": Complete(then=(NewJob(id="c", task="next", queue="default"),)),
+    "forward": Forward("default"),
+    "bury": Bury(),
+}
+
+
+@pytest.mark.parametrize("verdict", OUTPUTS.values(), ids=OUTPUTS)
+async def test_a_message_whose_output_is_not_sent_is_not_deleted(
+    place: Place, monkeypatch: pytest.MonkeyPatch, verdict: Verdict
+) -> None:
+    await place.engine.enqueue(jobs("a"))
+    lease = await place.one()
+
+    async def fail(_: Any, url: str, messages: Sequence[Any]) -> list[Any]:
+        return [EngineUnavailable("throttled")] * len(messages)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(SqsClient, "send", fail)
+        with pytest.raises(EngineUnavailable, match="throttled"):
+            await settle(place.engine, lease, verdict)
+    assert await settle(place.engine, lease, Release()) is Outcome.SETTLED
+    assert (await place.one()).id == "a"
+
+
+async def test_a_worker_goes_on_while_its_credentials_are_not_valid(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await place.engine.enqueue(jobs("a"))
+    lease = await place.one()
+
+    async def deny(*_: Any, **__: Any) -> Any:
+        raise ConfigError("the AWS credentials have expired: renew them")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(SqsClient, "_ask", deny)
+        patched.setattr(SqsClient, "receive", deny)
+        for call in (
+            place.lease(),
+            place.engine.renew([Renewal(lease=lease)]),
+            settle(place.engine, lease, Complete()),
+        ):
+            with pytest.raises(EngineUnavailable, match="renew them"):
+                await call
+    assert await settle(place.engine, lease, Complete()) is Outcome.SETTLED
+
+
+async def test_the_tenant_is_the_group_of_a_fair_queue(place: Place) -> None:
+    await place.engine.enqueue([a_job(tenant="acme")])
+    found = await place.ask(
+        "receive_message",
+        QueueUrl=place.url("default"),
+        MessageSystemAttributeNames=["MessageGroupId"],
+    )
+    [message] = found["Messages"]
+    assert message["Attributes"] == {"MessageGroupId": "acme"}
 
 
 async def test_several_queues_in_the_order_of_the_request(place: Place) -> None:
@@ -271,6 +339,25 @@ async def test_a_cancelled_lease_leaves_its_messages_to_the_next(place: Place) -
     await place.engine.enqueue(jobs("a"))
     lease = await place.one(wait_ms=5_000)
     assert lease.job.attempt == 1, "no receive was wasted"
+
+
+async def test_the_calls_of_a_worker_share_one_long_poll(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sqs_lease, "_RETURNS_MS", 1_000)
+    receive = SqsClient.receive
+    waits: list[int] = []
+
+    async def counted(self: SqsClient, url: str, **asked: Any) -> list[SqsMessage]:
+        waits.append(asked["wait_s"])
+        return await receive(self, url, **asked)
+
+    monkeypatch.setattr(SqsClient, "receive", counted)
+    for _ in range(2):
+        assert await place.lease(wait_ms=1_000) == []
+    await place.engine.enqueue([a_job("a")])
+    assert (await place.one(wait_ms=10_000)).id == "a"
+    assert waits == [20]
 
 
 async def test_messages_that_nobody_takes_are_given_back(place: Place) -> None:
@@ -346,12 +433,80 @@ def test_a_lease_that_went_through_a_server_stays_in_its_queue() -> None:
     assert (sent.lease().job.queue, sent.lease().job.task) == ("other", "u")
 
 
-async def test_jobs_of_tasks_the_worker_does_not_know_wait_and_are_not_buried(place: Place) -> None:
+@pytest.fixture
+def unhidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Messages that nobody here may run are visible again at once."""
+    monkeypatch.setattr(sqs_lease, "_UNWANTED_S_MAX", 0)
+
+
+@pytest.mark.usefixtures("unhidden")
+@pytest.mark.parametrize("foreign", [False, True])
+async def test_a_job_whose_task_the_worker_does_not_know_waits_and_uses_no_attempt(
+    place: Place, caplog: pytest.LogCaptureFixture, *, foreign: bool
+) -> None:
     await place.engine.declare(a_queue(max_attempts=1))
-    await place.engine.enqueue([a_job("a", task="known"), a_job("b", task="other")])
-    known = await place.lease(tasks=frozenset({"known"}))
-    assert [lease.id for lease in known] == ["a"]
+    if foreign:
+        id_ = await place.send("default", "p", colour="red")
+    else:
+        id_ = "b"
+        await place.engine.enqueue([a_job(id_, task="message", payload=b"p", tenant="acme")])
+    for _ in range(3):
+        await place.engine.enqueue([a_job("a", task="known")])
+        known = await all_of(place, tasks=frozenset({"known"}))
+        assert [lease.id for lease in known] == ["a"]
+        assert await settle(place.engine, known[0], Complete()) is Outcome.SETTLED
+    lease = await place.one()
+    assert (lease.id, lease.job.attempt, lease.job.task) == (id_, 1, "message")
+    assert lease.job.tenant == (None if foreign else "acme")
+    assert b"p" in lease.job.payload
+    assert (b"red" in lease.job.payload) is foreign
     assert await place.letters() == []
+    [warning] = [each.message for each in caplog.records if each.name == "holdfast.sqs"]
+    assert "task message, which this worker does not know" in warning
+
+
+@pytest.mark.usefixtures("unhidden")
+async def test_attempts_before_an_unknown_worker_still_count(place: Place) -> None:
+    await place.engine.declare(a_queue(max_attempts=2))
+    await place.engine.enqueue([a_job("a", task="other")])
+    assert await settle(place.engine, await place.one(), Retry(delay_ms=0)) is Outcome.SETTLED
+    assert await all_of(place, tasks=frozenset({"known"})) == []
+    lease = await place.one()
+    assert lease.job.attempt == 2
+    assert await settle(place.engine, lease, Retry(delay_ms=0)) is Outcome.SETTLED
+    assert await place.lease() == []
+    (letter,) = await place.letters()
+    assert (letter.reason, letter.attempt) == (Reason.ATTEMPTS, 2)
+
+
+async def test_an_expired_job_of_an_unknown_task_is_buried(place: Place) -> None:
+    await place.engine.enqueue([a_job("a", task="other", expires_ms=1)])
+    await asyncio.sleep(0.01)
+    assert await all_of(place, tasks=frozenset({"known"})) == []
+    (letter,) = await place.letters()
+    assert letter.reason is Reason.EXPIRED
+
+
+@pytest.mark.usefixtures("unhidden")
+async def test_a_message_that_cannot_be_sent_again_stays(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await place.engine.declare(a_queue(max_attempts=5, lease_ms=1_000))
+    await place.engine.enqueue([a_job("a", task="other"), a_job("b", task="known")])
+
+    async def fail(*_: Any) -> list[Any]:
+        raise EngineUnavailable("gone")
+
+    monkeypatch.setattr(SqsClient, "send", fail)
+    known = await all_of(place, tasks=frozenset({"known"}))
+    assert [lease.id for lease in known] == ["b"]
+    lease = await place.one(wait_ms=10_000, tasks=frozenset({"other"}))
+    assert lease.id == "a"
+
+
+async def all_of(place: Place, **fields: Any) -> list[Lease]:
+    """The leases of two calls: a receive may miss messages."""
+    return [*await place.lease(**fields), *await place.lease(**fields)]
 
 
 async def test_a_deleted_queue_is_lost_and_refused(place: Place) -> None:
@@ -370,10 +525,13 @@ async def test_a_queue_without_dead_letters_loses_nothing(endpoint: str) -> None
     engine = await place.open("create=false")
     await engine.enqueue(jobs("a"))
     lease = await place.one()
-    with pytest.raises(EngineUnavailable, match="default-dlq"):
+    with pytest.raises(EngineUnavailable, match=r"default-dlq.* queue update default"):
         await settle(engine, lease, Bury())
     assert await settle(engine, lease, Release()) is Outcome.SETTLED
-    assert (await place.one()).id == "a"
+    lease = await place.one()
+    assert lease.id == "a"
+    await change_queue(engine, "default", lambda _: Queue(name="default", max_attempts=10))
+    assert await settle(engine, lease, Bury()) is Outcome.SETTLED, "the remedy of the error helps"
     await engine.close()
 
 

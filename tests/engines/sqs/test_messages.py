@@ -151,10 +151,38 @@ def test_the_largest_message_can_be_buried() -> None:
     burial = messages.burial_of(foreign(body), STORED, job, dead)
     letter = messages.with_death(burial.letter, dead, deduplication_id=None)
     assert letter.body == body
+    assert letter.size <= messages.MESSAGE_BYTES_MAX
     small = messages.rewrite_message(replace(JOB, payload=b"x" * 1_000_000), STORED)
     letter = messages.with_death(small, dead, deduplication_id=None)
     assert letter.size <= messages.MESSAGE_BYTES_MAX
     assert "crashed" in letter.attributes[messages.DEAD_ATTRIBUTE].value
+
+
+def test_the_largest_message_keeps_its_attributes() -> None:
+    """All ten of another program's, if there is no room for ours."""
+    named = {f"a{n}": "v" for n in range(messages.ATTRIBUTES_MAX)}
+    empty = sum(len(name) + len("String") + len(value) for name, value in named.items())
+    found = foreign("x" * (messages.MESSAGE_BYTES_MAX - empty), {}, **named)
+    job = messages.read_message(found, STORED)
+    dead = DeadAttribute(reason=Reason.CRASHED, queue="q")
+    burial = messages.burial_of(found, STORED, job, dead)
+    for sent in (
+        messages.repeat_message(job, STORED, delay_s=0),
+        messages.with_death(burial.letter, dead, deduplication_id=None),
+    ):
+        assert sent.size <= messages.MESSAGE_BYTES_MAX
+        assert (sent.body, sent.attributes) == (found.body, found.attributes)
+
+
+def test_the_largest_job_keeps_its_fields_when_it_is_sent_again() -> None:
+    """It has no room for the count of its attempts, or for the queue it came from."""
+    empty = messages.write_message(replace(JOB, payload=b"x", origin=None), STORED).size - 1
+    payload = b"x" * (messages.MESSAGE_BYTES_MAX - empty)
+    sent = messages.write_message(replace(JOB, payload=payload, origin=None), STORED)
+    job = messages.read_message(received(sent, ApproximateReceiveCount="4"), STORED)
+    repeated = messages.repeat_message(job, STORED, delay_s=0)
+    forwarded = messages.rewrite_message(replace(job, origin="other"), STORED)
+    assert repeated.attributes == forwarded.attributes == sent.attributes
 
 
 def test_a_dead_letter_tells_why_and_where() -> None:

@@ -120,6 +120,27 @@ async def test_a_message_that_is_lost_is_let_go_and_others_are_tried_again(
     assert client.changes[1] == [("h1", HIDDEN_S)]
 
 
+async def test_a_message_that_is_deleted_while_it_is_extended(
+    client: ScriptedClient, queue: SqsSource, clock_s: Clock
+) -> None:
+    """SQS says that its handle is not valid. The others are extended, now and later."""
+    await queue.receive(3, 100)
+    plain = client.change_visibility
+
+    async def delete_meanwhile(
+        url: str, changes: Sequence[tuple[str, int]]
+    ) -> list[HoldfastError | None]:
+        await queue.delete(list(queue.held)[:1])
+        client.answers = {"h0": LeaseLost("deleted")}
+        return await plain(url, changes)
+
+    client.change_visibility = delete_meanwhile  # type: ignore[method-assign]
+    clock_s.now += HIDDEN_S - 10
+    await queue.extend()
+    assert [each.message.handle for each in queue.held.values()] == ["h1", "h2"]
+    assert all(each.hidden_until == clock_s.now + HIDDEN_S for each in queue.held.values())
+
+
 async def test_a_delete_that_fails_is_raised_and_a_lost_handle_is_not(
     client: ScriptedClient, queue: SqsSource
 ) -> None:

@@ -185,7 +185,7 @@ async def test_bad_requests_are_refused(sqs: SqsClient, bad: dict[str, Any]) -> 
     assert "__type" in reply.json
 
 
-async def test_metrics_need_the_scope_operate_and_the_prefix(sqs: SqsClient) -> None:
+async def test_metrics_need_the_scope_observe_and_the_prefix(sqs: SqsClient) -> None:
     start = await three_minutes(sqs)
     members = {
         "StartTime": start,
@@ -195,10 +195,10 @@ async def test_metrics_need_the_scope_operate_and_the_prefix(sqs: SqsClient) -> 
     token = await sqs.server.token("produce", "consume")
     reply = await ask(sqs, "GetMetricData", token, **members)
     assert reply.status == 403
-    token = await sqs.server.token("operate", prefix="other")
+    token = await sqs.server.token("observe", prefix="other")
     reply = await ask(sqs, "GetMetricData", token, **members)
     assert reply.json["MetricDataResults"][0]["Values"] == []
-    token = await sqs.server.token("operate", prefix="mail")
+    token = await sqs.server.token("observe", prefix="mail")
     reply = await ask(sqs, "GetMetricData", token, **members)
     assert len(reply.json["MetricDataResults"][0]["Values"]) == 3
 

@@ -359,6 +359,7 @@ NEEDS: dict[str, tuple[str, dict[str, Any]]] = {
 GRANTS = {
     "produce": {"known", "produce"},
     "consume": {"known", "consume"},
+    "observe": {"known", "observe"},
     "operate": {"known", "produce", "consume", "operate"},
     "admin": {"known", "produce", "consume", "operate", "admin"},
 }

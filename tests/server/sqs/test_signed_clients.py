@@ -1,5 +1,6 @@
 """boto3 and signed URLs on a server that requires signatures."""
 
+import datetime as dt
 import time
 import urllib.error
 import urllib.request
@@ -8,11 +9,18 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import boto3
+import botocore.auth
 import pytest
 from botocore import UNSIGNED
 from botocore.config import Config
 from botocore.exceptions import ClientError
 
+from holdfast.core import bounds
+from holdfast.core.model import LeaseRequest, NewJob
+from holdfast.core.verdict import Complete, Outcome, Settlement
+from holdfast.engines.clock import SystemClock
+from holdfast.engines.registry import open_engine
+from holdfast.errors import ConfigError
 from tests.cli.program import run_program
 from tests.server.server_process import ServerProcess, server_process
 from tests.server.signed_requests import signed
@@ -146,3 +154,36 @@ def test_a_signed_url(at: Signed) -> None:
     ):
         assert reply[0] in (400, 403)
         assert b"<Code>%b</Code>" % code in reply[1], reply
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(("minutes", "refused"), [(10, False), (-10, False), (20, True)])
+async def test_the_engine_on_a_machine_whose_clock_is_wrong(
+    at: Signed, monkeypatch: pytest.MonkeyPatch, minutes: int, *, refused: bool
+) -> None:
+    """A request is signed with the time of the machine. What the engine does with time is by the
+    clock of the service."""
+    off = dt.timedelta(minutes=minutes)
+    now = botocore.auth.get_current_datetime
+    monkeypatch.setattr(botocore.auth, "get_current_datetime", lambda: now() + off)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", at.operator[0])
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", at.operator[1])
+    url = f"sqs://us-east-1/clock-?endpoint={at.server.url}&create=true"
+    right = SystemClock.wall_ms
+    off_ms = minutes * bounds.MINUTE_MS
+    monkeypatch.setattr(SystemClock, "wall_ms", lambda self: right(self) + off_ms)
+    engine = open_engine(url)
+    try:
+        if refused:
+            with pytest.raises(ConfigError, match="clock of this machine"):
+                await engine.open()
+            return
+        await engine.open()
+        await engine.enqueue([NewJob(id="a", task="t", expires_ms=60_000)])
+        [lease] = await engine.lease(LeaseRequest(queues=("default",), limit=1, wait_ms=5_000))
+        assert lease.job.leased_at is not None
+        assert abs(lease.job.leased_at / bounds.SECOND_MS - time.time()) < 60
+        done = Settlement(lease=lease, verdict=Complete())
+        assert await engine.settle([done]) == [Outcome.SETTLED]
+    finally:
+        await engine.close()

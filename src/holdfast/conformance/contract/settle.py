@@ -54,7 +54,8 @@ OUT_OF_BOUNDS: tuple[Verdict, ...] = (
 
 
 def event(lease: Lease, at: int, what: EventKind, **fields: Any) -> Event:
-    return Event(at=at, kind=what, attempt=lease.job.attempt, by="w", **fields)
+    job = lease.job
+    return Event(at=at, kind=what, attempt=job.attempt, by="w", started_at=job.leased_at, **fields)
 
 
 @needs("inspect")

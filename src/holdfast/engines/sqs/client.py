@@ -1,7 +1,8 @@
-"""`SqsClient`: the actions of Amazon SQS for an event loop, by boto3 in two bounded thread pools.
+"""`SqsClient`: the actions of Amazon SQS for an event loop, by boto3 in bounded thread pools.
 
-Long polls have a pool of their own, so that they never delay a delete or an extension. botocore
-itself repeats nothing: only here is it known whether repeating an action may do it twice.
+Long polls have a pool of their own, so that they never delay a delete, an extension or a receive
+that does not wait. botocore itself repeats nothing: only here is it known whether repeating an
+action may do it twice.
 """
 
 from __future__ import annotations
@@ -39,7 +40,9 @@ WAIT_S_MAX: Final = 20
 VISIBILITY_S_MAX: Final = 12 * 3600
 
 CALL_THREADS: Final = 16
-POLL_THREADS: Final = 32
+RECEIVE_THREADS: Final = 32
+POLL_THREADS: Final = 256
+"""A worker has one long poll for each of its queues."""
 _CONNECT_S: Final = 5
 _CALL_S: Final = 15
 _POLL_S: Final = WAIT_S_MAX + 15
@@ -103,7 +106,7 @@ class SqsClient:
         *,
         endpoint: str | None = None,
         call_threads: int = CALL_THREADS,
-        poll_threads: int = POLL_THREADS,
+        receive_threads: int = RECEIVE_THREADS,
         clock: Clock | None = None,
     ) -> None:
         assert _REGION.match(region), "the registry checks regions"
@@ -112,9 +115,9 @@ class SqsClient:
         self.calls: Counter[str] = Counter()
         """Requests by action, for measurements."""
         self._endpoint = endpoint
-        self._sizes = (call_threads, poll_threads)
-        self._threads: tuple[ThreadPool, ThreadPool] | None = None
-        self._clients: tuple[Any, Any] | None = None
+        self._sizes = (call_threads, receive_threads)
+        self._threads: tuple[ThreadPool, ThreadPool, ThreadPool] | None = None
+        self._clients: tuple[Any, Any, Any] | None = None
         self._urls: dict[str, str] = {}
         self._returns: set[asyncio.Task[None]] = set()
         self._clock = clock or SystemClock()
@@ -128,10 +131,10 @@ class SqsClient:
         """Make the clients. Idempotent. Raises ConfigError."""
         if self._clients is not None:
             return
-        calls, polls = self._sizes
+        calls, receives = self._sizes
         maker = ThreadPool("holdfast sqs", 1, _nothing)
         try:
-            made = await maker.submit(lambda: self._make(calls, polls)).future
+            made = await maker.submit(lambda: self._make(calls, receives)).future
         except (BotoCoreError, ValueError) as error:
             raise faults.explain(error, "open", self.where, doubtful=False) from None
         finally:
@@ -139,7 +142,8 @@ class SqsClient:
         self._clients = made
         self._threads = (
             ThreadPool("holdfast sqs", calls, made[0].close),
-            ThreadPool("holdfast sqs poll", polls, made[1].close),
+            ThreadPool("holdfast sqs receive", receives, made[1].close),
+            ThreadPool("holdfast sqs poll", POLL_THREADS, made[2].close),
         )
 
     async def close(self) -> None:
@@ -315,7 +319,7 @@ class SqsClient:
 
     async def _poll(self, url: str, asked: dict[str, Any]) -> list[SqsMessage]:
         """A receive in a thread. If the caller is cancelled, the thread gives the messages back."""
-        pool, client = self._polling()
+        pool, client = self._polling() if asked["WaitTimeSeconds"] else self._receiving()
 
         def work() -> list[SqsMessage]:
             answer = self._answered(client.receive_message, asked)
@@ -495,16 +499,20 @@ class SqsClient:
         self._clock_off_ms = off_ms if abs(off_ms) > _DATE_OFF_MS else 0
 
     def _calling(self) -> tuple[ThreadPool, Any]:
-        if self._threads is None or self._clients is None:
-            raise EngineClosed("the SQS client is closed: open a new one")
-        return self._threads[0], self._clients[0]
+        return self._opened(0)
+
+    def _receiving(self) -> tuple[ThreadPool, Any]:
+        return self._opened(1)
 
     def _polling(self) -> tuple[ThreadPool, Any]:
+        return self._opened(2)
+
+    def _opened(self, kind: int) -> tuple[ThreadPool, Any]:
         if self._threads is None or self._clients is None:
             raise EngineClosed("the SQS client is closed: open a new one")
-        return self._threads[1], self._clients[1]
+        return self._threads[kind], self._clients[kind]
 
-    def _make(self, calls: int, polls: int) -> tuple[Any, Any]:
+    def _make(self, calls: int, receives: int) -> tuple[Any, Any, Any]:
         """In a thread: importing boto3 takes half a second, and reading credentials may ask a
         service of the machine."""
         import boto3.session
@@ -530,7 +538,7 @@ class SqsClient:
             made.meta.events.register("before-parse.sqs", _check_length)
             return made
 
-        return client(calls, _CALL_S), client(polls, _POLL_S)
+        return client(calls, _CALL_S), client(receives, _CALL_S), client(POLL_THREADS, _POLL_S)
 
 
 def _check_length(response_dict: dict[str, Any], **_: Any) -> None:

@@ -77,9 +77,10 @@ class CloudWatchReader:
         self._log = LogOnce(_log)
 
     async def ages_ms(self, names: Collection[str]) -> dict[str, int]:
-        """The age of the oldest message by queue; a queue whose age is unknown is left out."""
+        """The age of the oldest message by queue, for queues that have messages; one whose age is
+        unknown is left out. An age of 0 is unknown: it was measured when the queue was empty."""
         found = await self._values(AGE, names)
-        return {name: round(age_s * bounds.SECOND_MS) for name, age_s in found.items()}
+        return {name: round(age_s * bounds.SECOND_MS) for name, age_s in found.items() if age_s}
 
     async def arrivals(self, names: Collection[str]) -> dict[str, float]:
         """Messages sent per second by queue, over the last minutes; those unknown are left out."""
@@ -260,7 +261,7 @@ def _latest(metric: SqsMetric, names: Sequence[str], answer: dict[str, Any]) -> 
 
 
 def _results(answer: dict[str, Any]) -> Iterator[tuple[int, list[float]]]:
-    """The number and the values of each query; a value that is none is left out."""
+    """The number and the values of each query; a value that is no count is left out."""
     for result in answer.get("MetricDataResults", ()):
         number = str(result.get("Id", ""))[1:]
         values = [float(each) for each in result.get("Values", ())]

@@ -23,7 +23,7 @@ from holdfast.errors import NotFound, Unsupported, UsageError
 _HIDDEN_S: Final = 30
 """Messages that a killed sampler received are visible again after so long."""
 _EMPTY_MAX: Final = 2
-"""A short poll asks only some of the servers of a queue: one empty answer is none."""
+"""A short poll asks only some of the servers of a queue: one empty answer proves nothing."""
 _STATES: Final = {
     "RUNNING": "running",
     "CANCELLING": "running",
@@ -65,7 +65,8 @@ class DeadLetterStore:
         if not sources:
             raise UsageError(
                 f"no queue on SQS sends its dead letters to {name_of(url)}, so SQS does not move"
-                f" them: holdfast queue update {queue} sets its redrive policy"
+                " them back: set a redrive policy, or change a setting of the queue, e.g. holdfast"
+                f" queue update {queue} --max-attempts 10, which sets it"
             )
         # Letters that Holdfast sent have no source that SQS knows: the destination is always named.
         told = await self._client.attributes(sources[0], ("QueueArn",))

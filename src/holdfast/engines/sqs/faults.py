@@ -50,17 +50,16 @@ _THROTTLED: Final = frozenset(
 )
 _UNAVAILABLE: Final = frozenset({"ServiceUnavailable", "ServiceUnavailableException", "OverLimit"})
 _DENIED: Final = frozenset({"AccessDenied", "AccessDeniedException", "AuthorizationError"})
-_EXPIRED: Final = frozenset(
-    {"ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired", "RequestExpired"}
-)
+_EXPIRED: Final = frozenset({"ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired"})
 _UNKNOWN_CREDENTIALS: Final = frozenset(
     "InvalidClientTokenId UnrecognizedClientException InvalidAccessKeyId InvalidSecurity "
     "MissingAuthenticationToken MissingAuthenticationTokenException OptInRequired "
     "InvalidSecurityToken NotSignedUp".split()
 )
-_SIGNATURES: Final = frozenset(
+_TIMES: Final = frozenset({"RequestTimeTooSkewed", "RequestExpired"})
+_SIGNATURES: Final = _TIMES | frozenset(
     "SignatureDoesNotMatch InvalidSignatureException InvalidSignature IncompleteSignature "
-    "RequestTimeTooSkewed IncompleteSignatureException".split()
+    "IncompleteSignatureException".split()
 )
 _NO_QUEUE: Final = frozenset(
     {"AWS.SimpleQueueService.NonExistentQueue", "QueueDoesNotExist", "NonExistentQueue"}
@@ -246,7 +245,7 @@ def clean(text: str, most: int = TEXT_MAX) -> str:
 
 def _explain_signature(fault: EntryFault, place: str, action: str) -> HoldfastError:
     """The service's own text is left out: it repeats the signed headers, tokens included."""
-    if _SKEWED.search(fault.text.lower()) or fault.code == "RequestTimeTooSkewed":
+    if _SKEWED.search(fault.text.lower()) or fault.code in _TIMES:
         return ConfigError(
             f"{place} refuses {action} because the clock of this machine differs from its own by"
             " minutes: set the clock, e.g. with NTP"

@@ -18,8 +18,11 @@ from holdfast.core.codec import JSON
 from holdfast.engines.broker import Message
 from holdfast.engines.sqs.client import OutgoingSqsMessage, SqsAttribute, SqsMessage
 from holdfast.engines.sqs.messages import (
+    ATTRIBUTES_MAX,
+    DEAD_ATTRIBUTE,
     ENCODING_ATTRIBUTE,
     JOB_ATTRIBUTE,
+    DeadAttribute,
     JobAttribute,
     UnreadableMessage,
     base64_text,
@@ -27,10 +30,10 @@ from holdfast.engines.sqs.messages import (
     json_text,
     read_body,
     read_death,
+    sent_attribute,
     text_of,
 )
 
-ATTRIBUTES_MAX: Final = 10
 ID_ATTRIBUTE: Final = "holdfast.id"
 
 _PREFIX: Final = "holdfast."
@@ -56,9 +59,16 @@ def foreign_message(received: SqsMessage, tag: int, *, is_fifo: bool) -> Message
     headers = {name: _text(each) for name, each in received.attributes.items()}
     body = _body(received.body, headers)
     job = _unpack_job(headers)
+    dead = read_death(received)
+    if dead is not None:
+        # Its facts are properties; a header may be too long for a job.
+        del headers[DEAD_ATTRIBUTE]
+    for part in (job, dead):
+        for name, each in part.attributes.items() if part else ():
+            headers.setdefault(name, _text(sent_attribute(each)))
     own = {name: headers.pop(_PREFIX + name, None) for name in _PROPERTIES}
     group = received.system.get("MessageGroupId")
-    properties = _properties(received)
+    properties = _properties(received, dead)
     return Message(
         tag=tag,
         body=body,
@@ -112,11 +122,10 @@ def forwarded_message(received: SqsMessage, source: str, *, is_fifo: bool) -> Ou
     )
 
 
-def _properties(received: SqsMessage) -> dict[str, str]:
+def _properties(received: SqsMessage, dead: DeadAttribute | None) -> dict[str, str]:
     """The headers with the facts of SQS about the message, and the reason if Holdfast buried it."""
     system = received.system
     found = {name: system[theirs] for theirs, name in _SYSTEM.items() if theirs in system}
-    dead = read_death(received)
     if dead is None:
         return found
     # The counts and times of the letter itself begin with the burial.

@@ -35,7 +35,7 @@ from holdfast.errors import (
     OutcomeUnknown,
 )
 
-_CALLS, _POLLS = 8, 8
+_CALLS, _RECEIVES = 8, 8
 _LIST_S = 5.0
 _PROBE = "holdfast-probe"
 _VISIBLE, _DELAYED = "ApproximateNumberOfMessages", "ApproximateNumberOfMessagesDelayed"
@@ -48,7 +48,7 @@ class SqsLink:
 
     def __init__(self, region: str, *, endpoint: str | None = None) -> None:
         self._client = SqsClient(
-            region, endpoint=endpoint, call_threads=_CALLS, poll_threads=_POLLS
+            region, endpoint=endpoint, call_threads=_CALLS, receive_threads=_RECEIVES
         )
         self._sources: dict[str, SqsSource] = {}
         self._tags = itertools.count(1)
@@ -177,8 +177,8 @@ class SqsLink:
         others of its batch."""
         too_large = {
             place: Published(
-                error=f"SQS cannot carry it: it has {each.size:,} bytes with its attributes, and"
-                f" {BATCH_BYTES_MAX:,} are possible"
+                error=f"the message has {each.size:,} bytes with its attributes; the maximum of SQS"
+                f" is {BATCH_BYTES_MAX:,}"
             )
             for place, each in enumerate(messages)
             if each.size > BATCH_BYTES_MAX

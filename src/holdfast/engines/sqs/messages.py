@@ -55,9 +55,10 @@ ENCODING_ATTRIBUTE: Final = "holdfast.encoding"
 JOB_ATTRIBUTE: Final = "holdfast.job"
 DEAD_ATTRIBUTE: Final = "holdfast.dead"
 MESSAGE_BYTES_MAX: Final = BATCH_BYTES_MAX
+ATTRIBUTES_MAX: Final = 10
+DELAY_S_MAX: Final = 15 * 60
 
 _OWN: Final = frozenset({TASK_ATTRIBUTE, ENCODING_ATTRIBUTE, JOB_ATTRIBUTE, DEAD_ATTRIBUTE})
-_ATTRIBUTES_MAX: Final = 10
 _OWN_MAX: Final = 4
 _BASE64: Final = "base64"
 _EMPTY: Final = " "
@@ -72,9 +73,10 @@ class UnreadableMessage(ValueError):
 
 class JobAttribute(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The fields of a job that have no other place. `attributes` are those that SQS has no room
-    for."""
+    for, `attempts` those of the messages before this one."""
 
     id: str = ""
+    attempts: bounds.Count = 0
     content_type: str = JSON
     tenant: str | None = None
     group: str | None = None
@@ -119,28 +121,63 @@ def rewrite_message(
 ) -> OutgoingSqsMessage:
     """The message of a job that was received, for this queue. A message of another program may have
     no room for the fields of the job: it goes on without them."""
-    message = _written(job, stored, 0, deduplication_id)
+    return _fitted(job, stored, deduplication_id=deduplication_id)
+
+
+def repeat_message(job: Job, stored: StoredQueue, *, delay_s: int) -> OutgoingSqsMessage:
+    """The message of a job that was received and not run, for the same queue: this receive does not
+    count as an attempt."""
+    return _fitted(job, stored, delay_ms=delay_s * bounds.SECOND_MS, attempts=job.attempt - 1)
+
+
+def _fitted(
+    job: Job,
+    stored: StoredQueue,
+    *,
+    delay_ms: int = 0,
+    deduplication_id: str | None = None,
+    attempts: int = 0,
+) -> OutgoingSqsMessage:
+    """The message; if that is too large, without the fields that were added since it was sent; and
+    if it was of another program, only its body and attributes, as they came. It needs no task if it
+    is the one of the queue."""
+    message = _written(job, stored, delay_ms, deduplication_id, attempts=attempts)
     if message.size > MESSAGE_BYTES_MAX:
-        kept = {name: each for name, each in message.attributes.items() if name != JOB_ATTRIBUTE}
-        message = replace(message, attributes=kept)
-    return message
+        message = _written(replace(job, origin=None), stored, delay_ms, deduplication_id)
+    if message.size <= MESSAGE_BYTES_MAX:
+        return message
+    attributes = {name: sent_attribute(each) for name, each in _foreign_attributes(job).items()}
+    for name in (TASK_ATTRIBUTE, ENCODING_ATTRIBUTE):
+        if name in message.attributes and (name != TASK_ATTRIBUTE or job.task != stored.task):
+            attributes[name] = message.attributes[name]
+    return replace(message, attributes=attributes)
+
+
+def _foreign_attributes(job: Job) -> dict[str, Attribute]:
+    envelope = unpack_envelope(job.payload, job.content_type)
+    return {name: each for name, each in envelope.attributes.items() if name not in _OWN}
 
 
 def _written(
-    job: Job, stored: StoredQueue, delay_ms: int, deduplication_id: str | None
+    job: Job,
+    stored: StoredQueue,
+    delay_ms: int,
+    deduplication_id: str | None,
+    *,
+    attempts: int = 0,
 ) -> OutgoingSqsMessage:
     envelope = unpack_envelope(job.payload, job.content_type)
-    foreign = {name: each for name, each in envelope.attributes.items() if name not in _OWN}
-    rest = dict(list(foreign.items())[_ATTRIBUTES_MAX - _OWN_MAX :])
-    rest = rest if len(foreign) > _ATTRIBUTES_MAX - _OWN_MAX else {}
+    foreign = _foreign_attributes(job)
+    rest = dict(list(foreign.items())[ATTRIBUTES_MAX - _OWN_MAX :])
     text = text_of(envelope.body)
-    attributes = {name: _sent(each) for name, each in foreign.items() if name not in rest}
+    attributes = {name: sent_attribute(each) for name, each in foreign.items() if name not in rest}
     attributes[TASK_ATTRIBUTE] = SqsAttribute("String", job.task)
     if text is None:
         attributes[ENCODING_ATTRIBUTE] = SqsAttribute("String", _BASE64)
         text = base64_text(envelope.body)
     kept = JobAttribute(
         id=job.id,
+        attempts=attempts,
         content_type=JSON if envelope.attributes else job.content_type,
         tenant=job.tenant,
         group=job.group,
@@ -182,8 +219,8 @@ def with_death(
         else:
             failure = replace(failure, **{part: getattr(failure, part)[:_CLIPPED]})
             told = replace(told, failure=failure)
-    if letter.size > MESSAGE_BYTES_MAX:
-        # Its own attributes are more than an account of its death.
+    if letter.size > MESSAGE_BYTES_MAX or len(letter.attributes) > ATTRIBUTES_MAX:
+        # Its own attributes matter more than the account of its death.
         letter = replace(letter, attributes=message.attributes)
     return letter
 
@@ -204,7 +241,7 @@ def burial_of(
     if job is not None:
         return Burial(message.handle, rewrite_message(job, stored), dead)
     attributes = {name: each for name, each in message.attributes.items() if name != DEAD_ATTRIBUTE}
-    rest = {name: _packed(attributes.pop(name)) for name in list(attributes)[_ATTRIBUTES_MAX - 1 :]}
+    rest = {name: _packed(attributes.pop(name)) for name in list(attributes)[ATTRIBUTES_MAX - 1 :]}
     group = message.system.get("MessageGroupId")
     letter = OutgoingSqsMessage(
         body=message.body,
@@ -259,7 +296,7 @@ def read_message(message: SqsMessage, stored: StoredQueue) -> Job:
         headers=new.headers,
         overrides=new.overrides,
         origin=named.origin,
-        attempt=receive_count(message),
+        attempt=min(named.attempts + receive_count(message), bounds.COUNT_MAX),
     )
 
 
@@ -355,13 +392,20 @@ def group_id(name: str | None) -> str | None:
     return f"sha256-{hashlib.sha256(name.encode()).hexdigest()}"
 
 
+def delivery_id(message_id: str, attempt: int) -> str:
+    """The deduplication id of a message that is sent because of this delivery: a FIFO queue takes a
+    repeat only once."""
+    return hashlib.sha256(f"{message_id} {attempt}".encode()).hexdigest()
+
+
 def _job_id(message_id: str) -> str:
     if bounds.JOB_ID.match(message_id):
         return message_id
     return hashlib.sha256(message_id.encode("utf-8", "replace")).hexdigest()
 
 
-def _sent(attribute: Attribute) -> SqsAttribute:
+def sent_attribute(attribute: Attribute) -> SqsAttribute:
+    """An attribute of an envelope, as SQS has it."""
     if attribute.type.partition(".")[0] == "Binary":
         return SqsAttribute(attribute.type, attribute.value)
     return SqsAttribute(attribute.type, attribute.value.decode("utf-8", "replace"))

@@ -43,8 +43,8 @@ class QueueNames:
                 f"the namespace {namespace[:80]!r} cannot be part of the names of SQS queues: use"
                 " up to 40 characters of A-Z a-z 0-9 -"
             )
-        self.is_default = namespace == "default"
-        self.prefix = prefix if self.is_default else f"{prefix}{namespace}{_NAMESPACE_END}"
+        is_default = namespace == "default"
+        self.prefix = prefix if is_default else f"{prefix}{namespace}{_NAMESPACE_END}"
         self.length_max = max(1, NAME_MAX - len(self.prefix) - len(DEAD_SUFFIX))
 
     def write(self, queue: str, *, dead: bool = False) -> str:

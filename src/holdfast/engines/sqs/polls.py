@@ -8,12 +8,11 @@ give them back with one more receive counted. Messages that no call takes in tim
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import Sequence
-from typing import Final, NamedTuple
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, Final, NamedTuple
 
-from holdfast.engines.sqs.client import SqsClient, SqsMessage
-from holdfast.errors import HoldfastError
+from holdfast.engines.sqs.client import BATCH_MAX, VISIBILITY_S_MAX, SqsClient, SqsMessage
+from holdfast.engines.sqs.settings import StoredQueue, seconds
 
 HOLD_S: Final = 1
 """How long messages of a poll without a caller wait for the next call."""
@@ -26,19 +25,36 @@ class PollKey(NamedTuple):
     is_dead: bool = False
 
 
+class PollSource(NamedTuple):
+    """A queue to receive from: its messages, or its dead letters."""
+
+    stored: StoredQueue
+    key: PollKey
+    url: str
+    lease_ms: int
+
+    @property
+    def most(self) -> int:
+        """Messages of one receive. Those of a FIFO queue may all be of one group."""
+        return min(self.stored.queue.group_batch, BATCH_MAX) if self.stored.is_fifo else BATCH_MAX
+
+    @property
+    def visibility_s(self) -> int:
+        """A poll may hold messages until the next call takes it over."""
+        return min(max(seconds(self.lease_ms), 1) + HOLD_S, VISIBILITY_S_MAX)
+
+
+ReturnMessages = Callable[[PollSource, Sequence[SqsMessage], int], Coroutine[Any, Any, None]]
+"""Makes messages visible after so many seconds."""
+
+
 class Poll:
     """One receive of at most `limit` messages: under way, or with its answer."""
 
     def __init__(
-        self,
-        key: PollKey,
-        url: str,
-        limit: int,
-        task: asyncio.Task[list[SqsMessage]],
-        began_at: int,
+        self, source: PollSource, limit: int, task: asyncio.Task[list[SqsMessage]], began_at: int
     ) -> None:
-        self.key = key
-        self.url = url
+        self.source = source
         self.limit = limit
         self.task = task
         self.began_at = began_at
@@ -47,8 +63,9 @@ class Poll:
 class PollSet:
     """The polls of one engine. A poll belongs to one call, or to none."""
 
-    def __init__(self, client: SqsClient) -> None:
+    def __init__(self, client: SqsClient, return_messages: ReturnMessages) -> None:
         self._client = client
+        self._return_messages = return_messages
         self._all: set[Poll] = set()
         self._free: dict[PollKey, list[Poll]] = {}
         self._returns: set[asyncio.Task[None]] = set()
@@ -75,10 +92,13 @@ class PollSet:
             self._release(poll)
         return poll
 
-    def begin(self, key: PollKey, url: str, *, limit: int, wait_s: int, visibility_s: int) -> Poll:
+    def begin(self, source: PollSource, limit: int, wait_s: int) -> Poll:
         """A new poll. The messages stay hidden for as long as they may be held in addition."""
-        receiving = self._client.receive(url, limit=limit, wait_s=wait_s, visibility_s=visibility_s)
-        poll = Poll(key, url, limit, asyncio.create_task(receiving), self._client.now_ms())
+        limit = min(source.most, limit)
+        receiving = self._client.receive(
+            source.url, limit=limit, wait_s=wait_s, visibility_s=source.visibility_s
+        )
+        poll = Poll(source, limit, asyncio.create_task(receiving), self._client.now_ms())
         self._all.add(poll)
         return poll
 
@@ -90,17 +110,18 @@ class PollSet:
         """The caller wants no more of it: the next call may take it."""
         if poll not in self._all:
             return
-        self._free.setdefault(poll.key, []).append(poll)
+        self._free.setdefault(poll.source.key, []).append(poll)
         if poll.task.done():
             self._hold(poll)
         else:
             poll.task.add_done_callback(lambda _: self._hold(poll))
 
-    def give_back(self, url: str, messages: Sequence[SqsMessage], delay_s: int = 0) -> None:
+    def give_back(
+        self, source: PollSource, messages: Sequence[SqsMessage], delay_s: int = 0
+    ) -> None:
         """Make messages visible again, in the background."""
         if messages:
-            changes = [(message.handle, delay_s) for message in messages]
-            task = asyncio.create_task(self._change(url, changes))
+            task = asyncio.create_task(self._return_messages(source, messages, delay_s))
             self._returns.add(task)
             task.add_done_callback(self._returns.discard)
 
@@ -125,23 +146,18 @@ class PollSet:
             self._give_back(poll)
 
     def _is_free(self, poll: Poll) -> bool:
-        return poll in self._free.get(poll.key, ())
+        return poll in self._free.get(poll.source.key, ())
 
     def _give_back(self, poll: Poll) -> None:
         self._release(poll)
         self._all.discard(poll)
         task = poll.task
         if not task.cancelled() and task.exception() is None:
-            self.give_back(poll.url, task.result())
+            self.give_back(poll.source, task.result())
 
     def _release(self, poll: Poll) -> None:
-        free = self._free.get(poll.key, [])
+        free = self._free.get(poll.source.key, [])
         if poll in free:
             free.remove(poll)
         if not free:
-            self._free.pop(poll.key, None)
-
-    async def _change(self, url: str, changes: list[tuple[str, int]]) -> None:
-        # Otherwise they become visible when their timeout ends.
-        with contextlib.suppress(HoldfastError):
-            await self._client.change_visibility(url, changes)
+            self._free.pop(poll.source.key, None)

@@ -84,10 +84,10 @@ class SqsQueues:
             return await self._client.queue_url(name)
         except NotFound:
             if not self._creates or stored.dead_name is not None:
+                or_create = "" if stored.dead_name else ", or add create=true to the URL"
                 raise NotFound(
-                    f"queue {stored.queue.name} has no queue {name} for its dead letters on SQS:"
-                    f" create it with holdfast queue set {stored.queue.name}, or add create=true to"
-                    " the URL"
+                    f"the dead-letter queue {name} of queue {stored.queue.name} does not exist:"
+                    f" {settings.how_to_add_dead_letters(stored.queue.name)}{or_create}"
                 ) from None
         return await self._created(name, {}, dead=True)
 
@@ -110,7 +110,7 @@ class SqsQueues:
         attributes = settings.attributes_of(queue, dead_arn)
         tags = settings.tags_of(queue)
         if current is None:
-            await self._created(name, {**attributes, **_new(name)}, tags, dead=False)
+            await self._created(name, attributes, tags, dead=False)
         else:
             await self._change(current.url, attributes, tags)
         self._known.pop(queue.name, None)
@@ -145,13 +145,17 @@ class SqsQueues:
         names = ("RedrivePolicy", "MessageRetentionPeriod")
         told = await self._client.attributes(stored.url, names)
         if stored.dead_name is None:
-            return [f"queue {name} has no dead-letter queue: holdfast queue set {name} adds one"]
+            return [
+                f"queue {name} has no dead-letter queue: {settings.how_to_add_dead_letters(name)}"
+            ]
         found: list[str] = []
         try:
             dead_url = await self._client.queue_url(stored.dead_name)
             dead = await self._client.attributes(dead_url, names)
         except NotFound:
-            return [f"the dead-letter queue {stored.dead_name} of queue {name} does not exist"]
+            remedy = settings.how_to_add_dead_letters(name)
+            text = f"the dead-letter queue {stored.dead_name} of queue {name} does not exist"
+            return [f"{text}: {remedy}"]
         kept_s, dead_s = (_number(each, "MessageRetentionPeriod") for each in (told, dead))
         if dead_s <= kept_s:
             found.append(
@@ -165,7 +169,7 @@ class SqsQueues:
             found.append(
                 f"SQS moves messages of queue {name} after {policy.maxReceiveCount} receives, fewer"
                 f" than its max_attempts of {most or 'unlimited'}: they become dead letters without"
-                " a reason"
+                " a reason; lower max_attempts, or raise maxReceiveCount in the redrive policy"
             )
         return found
 
@@ -269,10 +273,6 @@ class SqsQueues:
             await self._client.remove_tags(url, sorted(gone))
         if tags:
             await self._client.set_tags(url, tags)
-
-
-def _new(name: str) -> dict[str, str]:
-    return settings.new_attributes(name, dead=False)
 
 
 def _number(attributes: Mapping[str, str], name: str) -> int:

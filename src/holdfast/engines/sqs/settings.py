@@ -16,6 +16,7 @@ from msgspec.structs import replace
 from holdfast.core import bounds, checks
 from holdfast.core.backoff import Backoff
 from holdfast.core.model import Queue
+from holdfast.engines.sqs.client import VISIBILITY_S_MAX, WAIT_S_MAX
 from holdfast.engines.sqs.names import QueueNames, is_fifo
 from holdfast.errors import UsageError
 
@@ -30,8 +31,6 @@ at least."""
 RECEIVES_MAX: Final = 1000
 RECEIVES_ABOVE: Final = 100
 """So many receives above the attempts are for messages that were given back."""
-VISIBILITY_S_MAX: Final = 43_200
-WAIT_S: Final = 20
 ATTRIBUTES: Final = ("QueueArn", "VisibilityTimeout", "RedrivePolicy")
 
 _TAGGED: Final = (
@@ -85,10 +84,19 @@ def new_attributes(name: str, *, dead: bool) -> dict[str, str]:
     retention_s = DEAD_RETENTION_S if dead else RETENTION_S
     made = {"MessageRetentionPeriod": str(retention_s)}
     if not dead:
-        made["ReceiveMessageWaitTimeSeconds"] = str(WAIT_S)
+        made["ReceiveMessageWaitTimeSeconds"] = str(WAIT_S_MAX)
     if is_fifo(name):
         made["FifoQueue"] = "true"
     return made
+
+
+def how_to_add_dead_letters(queue: str) -> str:
+    """The remedy for a queue whose dead-letter queue is missing: every change of its settings
+    creates it and sets the redrive policy."""
+    return (
+        f"change a setting of the queue, e.g. holdfast queue update {queue} --max-attempts 10,"
+        " which creates it"
+    )
 
 
 def tags_of(queue: Queue) -> dict[str, str]:

@@ -7,14 +7,13 @@ the message is delivered again: nothing is lost, and what was sent may be there 
 from __future__ import annotations
 
 import asyncio
-import hashlib
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final, NamedTuple, TypeAlias, assert_never
 
 from msgspec.structs import replace
 
-from holdfast.core import bounds, checks
+from holdfast.core import bounds, checks, retry_policy
 from holdfast.core.model import Job, Lease, NewJob, Receipt, Renewal, Status
 from holdfast.core.verdict import (
     Bury,
@@ -27,9 +26,9 @@ from holdfast.core.verdict import (
     Verdict,
 )
 from holdfast.engines.sqs import delivery, messages
-from holdfast.engines.sqs.burial import Graveyard
 from holdfast.engines.sqs.client import VISIBILITY_S_MAX, SqsClient
 from holdfast.engines.sqs.messages import Burial, DeadAttribute
+from holdfast.engines.sqs.mover import SqsMessageMover
 from holdfast.engines.sqs.queues import SqsQueues
 from holdfast.engines.sqs.settings import StoredQueue, seconds
 from holdfast.errors import (
@@ -67,20 +66,24 @@ class _Held(NamedTuple):
     def job(self) -> Job:
         return self.lease.job
 
+    @property
+    def message_id(self) -> str:
+        return self.job.headers.get(delivery.ID_HEADER, "")
 
-class LeaseEnds:
+
+class SqsSettler:
     """Settles and renews the leases of one engine."""
 
     def __init__(
         self,
         client: SqsClient,
         catalog: SqsQueues,
-        graveyard: Graveyard,
+        mover: SqsMessageMover,
         enqueue: EnqueueFollowUps,
     ) -> None:
         self._client = client
         self._catalog = catalog
-        self._graveyard = graveyard
+        self._mover = mover
         self._enqueue = enqueue
 
     async def renew(self, renewals: Sequence[Renewal]) -> list[Lease | None]:
@@ -115,6 +118,7 @@ class LeaseEnds:
         changes: dict[str, list[tuple[_Held, int]]] = defaultdict(list)
         burials: dict[str, list[_Held]] = defaultdict(list)
         forwards: dict[tuple[str, str], list[_Held]] = defaultdict(list)
+        repeats: dict[str, list[tuple[_Held, int]]] = defaultdict(list)
         for each in held:
             verdict = settlements[each.at].verdict
             match verdict:
@@ -124,6 +128,8 @@ class LeaseEnds:
                     forwards[each.url, queue].append(each)
                 case Bury() if not each.job.is_dead_letter:
                     burials[each.stored.queue.name].append(each)
+                case Release(unstarted=True) if _would_die(each):
+                    repeats[each.url].append((each, _pause_s(verdict, each)))
                 case Retry() | Release() | Bury():
                     changes[each.url].append((each, _pause_s(verdict, each)))
                 case never:
@@ -135,6 +141,7 @@ class LeaseEnds:
                     self._change(url, part, answers, Outcome.SETTLED)
                     for url, part in changes.items()
                 ),
+                *(self._repeat(url, part, answers) for url, part in repeats.items()),
                 *(self._bury(part, settlements, answers) for part in burials.values()),
                 *(self._forward(url, to, part, answers) for (url, to), part in forwards.items()),
             ]
@@ -226,6 +233,18 @@ class LeaseEnds:
                 answers[each.at] = None if _is_lost(error) else _retriable(error)
         return None
 
+    async def _repeat(self, url: str, part: Sequence[tuple[_Held, int]], answers: Answers) -> None:
+        """Send messages again, hidden for so many seconds, and then delete them."""
+        held = [each for each, _ in part]
+        outgoing = [
+            messages.repeat_message(
+                each.job, each.stored, delay_s=min(pause_s, messages.DELAY_S_MAX)
+            )
+            for each, pause_s in part
+        ]
+        handles = [each.handle for each in held]
+        self._note(held, await self._mover.move(url, url, outgoing, handles), answers)
+
     async def _bury(
         self, part: Sequence[_Held], settlements: Sequence[Settlement], answers: Answers
     ) -> None:
@@ -240,13 +259,13 @@ class LeaseEnds:
                 failure=verdict.failure,
                 queue=each.job.queue,
                 attempt=each.job.attempt,
-                message_id=each.job.headers.get(delivery.ID_HEADER, ""),
+                message_id=each.message_id,
                 sent_at=each.job.due_at,
                 died_at=now,
             )
             burials.append(Burial(each.handle, letter, dead))
         try:
-            told = await self._graveyard.bury(part[0].stored, burials)
+            told = await self._mover.bury(part[0].stored, burials)
         except NotFound as error:
             told = [EngineUnavailable(str(error))] * len(part)
         self._note(part, told, answers)
@@ -258,12 +277,14 @@ class LeaseEnds:
             return
         outgoing = [
             messages.rewrite_message(
-                _forwarded(each.job), target, deduplication_id=_deduplication_id(each)
+                _forwarded(each.job),
+                target,
+                deduplication_id=messages.delivery_id(each.message_id, each.job.attempt),
             )
             for each in part
         ]
         handles = [each.handle for each in part]
-        told = await self._graveyard.move(target.url, url, outgoing, handles)
+        told = await self._mover.move(target.url, url, outgoing, handles)
         self._note(part, told, answers)
 
     def _note(
@@ -323,6 +344,13 @@ def _queues_of(verdict: Verdict) -> list[str]:
             return []
 
 
+def _would_die(held: _Held) -> bool:
+    """Whether the next delivery of the message would bury its job. SQS counts each receive, and
+    only a message that is sent again starts anew, which a FIFO queue's must not."""
+    is_plain = not held.stored.is_fifo and not held.job.is_dead_letter
+    return is_plain and retry_policy.exhausted(held.stored.queue, held.job)
+
+
 def _pause_s(verdict: Retry | Release | Bury, held: _Held) -> int:
     """How long a message is hidden before its next delivery; a dead letter that is buried again is
     visible at once."""
@@ -335,12 +363,6 @@ def _forwarded(job: Job) -> Job:
     """The job in its new queue. A dead letter that expired must not die again at once."""
     expires_at = None if job.is_dead_letter else job.expires_at
     return replace(job, origin=job.queue, expires_at=expires_at)
-
-
-def _deduplication_id(held: _Held) -> str:
-    """The same for a repeat of this very delivery."""
-    text = f"{held.job.headers.get(delivery.ID_HEADER, '')} {held.job.attempt}"
-    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _received_at(job: Job, now: int) -> int:

@@ -205,7 +205,8 @@ class SqsSource:
         return [(tag, self.held[tag].message) for tag in tags]
 
     def _let_go(self, tag: int) -> None:
-        del self.held[tag]
+        # It may have been deleted or returned while its extension was under way.
+        self.held.pop(tag, None)
         if tag in self._ready:
             self._ready.remove(tag)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, partial
 from types import NoneType, UnionType
 from typing import Annotated, Any, Final, NamedTuple, Union, get_args, get_origin
 
@@ -51,12 +51,18 @@ class YieldBudget:
         return True
 
 
+@cache
+def decoder_of(codec: Any, wanted: Any) -> Any:
+    """The decoder of a type; making one takes longer than decoding a request."""
+    return codec.Decoder(wanted)
+
+
 class ChunkedDecoder:
     """Decodes bodies of one struct type, in JSON or MessagePack."""
 
     def __init__(self, wanted: type[msgspec.Struct], codec: Any) -> None:
         self._wanted = wanted
-        self._decoder = cache(codec.Decoder)
+        self._decoder = partial(decoder_of, codec)
         self._budget = YieldBudget()
 
     async def decode(self, body: bytes) -> Any:

@@ -219,7 +219,9 @@ def write_response(
         or cycle.flow.write_paused
     ):
         return False
-    head = STATUS_LINE[status] + b"".join([b"%b: %b\r\n" % each for each in headers])
+    # The default headers are the date, which clients use to correct their clocks.
+    lines = [b"%b: %b\r\n" % each for each in (*cycle.default_headers, *headers)]
+    head = STATUS_LINE[status] + b"".join(lines)
     if b"\r\nconnection: " in head:
         return False
     cycle.transport.write(b"%b\r\n%b" % (head, body))

@@ -169,8 +169,8 @@ class _Reader:
     """Reads metrics for one request; the points of a queue are read once for all its queries."""
 
     def __init__(self, call: SqsCall, start_s: float, end_s: float) -> None:
-        if not call.caller.may(Scope.OPERATE):
-            raise Forbidden(missing_scope(Scope.OPERATE))
+        if not call.caller.may(Scope.OBSERVE):
+            raise Forbidden(missing_scope(Scope.OBSERVE))
         if start_s >= end_s:
             raise errors.invalid_parameter(
                 "The parameter StartTime must be less than the parameter EndTime."

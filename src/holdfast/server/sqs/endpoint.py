@@ -240,7 +240,7 @@ class SqsEndpoint(RequestLifecycle):
         account = named or own
         try:
             api = await self._admission.admit_caller(
-                unverified.caller, Scope.KNOWN, headers, address, namespace=namespace_of(account)
+                unverified.caller, (Scope.KNOWN,), headers, address, namespace=namespace_of(account)
             )
         except Forbidden:
             caller = unverified.caller

@@ -1,12 +1,10 @@
-"""Dead letters are sent to the dead-letter queue, then their messages are deleted.
+"""Messages that leave their queue: they are sent first, and then deleted where they came from.
 
-Killed between the two, the message is delivered again, and the letter is there twice; nothing is
-lost.
+Killed between the two, the message is delivered again and sent twice; nothing is lost.
 """
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 
 from holdfast.engines.sqs import messages
@@ -17,8 +15,8 @@ from holdfast.engines.sqs.settings import StoredQueue
 from holdfast.errors import HoldfastError
 
 
-class Graveyard:
-    """Buries messages of one engine."""
+class SqsMessageMover:
+    """Moves received messages of one engine to dead-letter queues and other queues."""
 
     def __init__(self, client: SqsClient, catalog: SqsQueues) -> None:
         self._client = client
@@ -34,7 +32,9 @@ class Graveyard:
             messages.with_death(
                 each.letter,
                 each.dead,
-                deduplication_id=_deduplication_id(each) if stored.is_fifo else None,
+                deduplication_id=messages.delivery_id(each.dead.message_id, each.dead.attempt)
+                if stored.is_fifo
+                else None,
             )
             for each in burials
         ]
@@ -57,9 +57,3 @@ class Graveyard:
         for at, answer in zip(good, deleted, strict=True):
             answers[at] = answer
         return answers
-
-
-def _deduplication_id(burial: Burial) -> str:
-    """The same for a repeat, so that a FIFO queue gets the letter once."""
-    text = f"{burial.dead.message_id} {burial.dead.attempt}"
-    return hashlib.sha256(text.encode()).hexdigest()
