@@ -16,11 +16,12 @@ from tests.cli.program import Cli, run_program
 def test_a_script_names_every_command_and_the_common_flags(cli: Cli, shell: str, flag: str) -> None:
     ran = cli("completion", shell)
     assert ran.code == 0
-    for word in (*(words.split()[-1] for words, _ in root.COMMANDS), "max-attempts"):
+    commands, groups = root.shipped()
+    for word in (*(words.split()[-1] for words in commands), "max-attempts"):
         assert word in ran.out
     assert f"holdfast completion {shell} > " in ran.err
     # The common flags are offered before every name.
-    assert ran.out.count(flag) == len(root.COMMANDS) + len(root.GROUPS) + 1
+    assert ran.out.count(flag) == len(commands) + len(groups) + 1
     if shell == "zsh":
         # It completes when it is loaded, and when it is read.
         assert ran.out.startswith("#compdef holdfast\n")

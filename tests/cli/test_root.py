@@ -28,7 +28,8 @@ DOCS = Path(__file__).parents[2] / "docs" / "cli.md"
 def test_the_kept_pages_equal_the_help_of_the_parser(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("HOLDFAST_URL", raising=False)
     printed = root.help_pages()
-    assert len(printed) == 1 + len(root.GROUPS) + len(root.COMMANDS)
+    commands, groups = root.shipped()
+    assert len(printed) == 1 + len(groups) + len(commands)
     names = {"-".join(["holdfast", *words]): text for words, text in printed.items()}
     kept = {path.stem: path.read_text() for path in help_pages.FOLDER.glob("*.txt")}
     assert kept == names, "python -c 'from holdfast.cli import root; root.write_help_pages()'"
@@ -43,8 +44,8 @@ def test_the_usage_names_each_argument() -> None:
 
 
 def test_no_help_loads_the_parser() -> None:
-    commands = [words.split() for words, _ in root.COMMANDS]
-    lines = [[], *([group] for group in root.GROUPS), *commands]
+    commands, groups = root.shipped()
+    lines = [[], *([group] for group in groups), *(words.split() for words in commands)]
     code = (
         f"import sys; from holdfast.cli import run; [run([*line, '--help']) for line in {lines}];"
         "run(['queue', 'create', '-h']); run([]); run(['--version']);"
@@ -88,7 +89,7 @@ def test_which_page_is_requested(line: list[str], requested: list[str] | None) -
     assert wanted is not None or requested is None
 
 
-@pytest.mark.parametrize("words", [words for words, _ in root.COMMANDS])
+@pytest.mark.parametrize("words", root.shipped()[0])
 def test_every_command_has_help_and_the_common_flags(cli: Cli, words: str) -> None:
     ran = cli(*words.split(), "--help")
     assert (ran.code, ran.err) == (0, "")
@@ -143,7 +144,7 @@ def test_the_url_comes_from_the_environment(cli: Cli, monkeypatch: pytest.Monkey
 
 def _leaves() -> Iterator[tuple[tuple[str, ...], App]]:
     app = root.build()
-    for words, _ in root.COMMANDS:
+    for words in root.shipped()[0]:
         path = tuple(words.split())
         yield path, _leaf(app, path)
 
@@ -178,7 +179,7 @@ def _arguments(app: App) -> list[Argument]:
     return [each for each in app.assemble_argument_collection() if each.parse and not each.children]
 
 
-@pytest.mark.parametrize("words", [words for words, _ in root.COMMANDS])
+@pytest.mark.parametrize("words", root.shipped()[0])
 def test_every_flag_has_a_variable(words: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The variable changes the result, and in the same way as the flag."""
     for there in os.environ:

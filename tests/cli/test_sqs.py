@@ -9,6 +9,7 @@ import pytest
 from holdfast.app.application import Holdfast
 from holdfast.core.model import Failure, Lease, LeaseRequest, Reason
 from holdfast.core.verdict import Bury, Settlement
+from holdfast.errors import Unsupported
 from tests.cli.program import Cli
 
 pytestmark = pytest.mark.usefixtures("aws")
@@ -94,6 +95,18 @@ def test_commands_that_search_name_another_engine(cli: Cli, url: str, line: str)
     assert NO_SEARCH in ran.err
     (queue,) = cli("queue", "list", "--url", url, "--json").json
     assert (queue["name"], queue["ready"]) == ("default", 0), "refused before anything was sent"
+
+
+async def test_waiting_for_a_result_names_another_engine(url: str) -> None:
+    async with Holdfast(url) as app:
+
+        @app.task(name="answer")
+        def answer() -> int:
+            return 1
+
+        handle = await answer.aenqueue()
+        with pytest.raises(Unsupported, match=NO_SEARCH):
+            await handle.aresult()
 
 
 @pytest.mark.parametrize("line", ["backup copy.db", "migrate-data --to sqlite:///copy.db"])

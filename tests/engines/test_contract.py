@@ -15,6 +15,7 @@ from holdfast.conformance.contract import (
 )
 from holdfast.conformance.contract.concurrency import ConcurrencyContract
 from tests.engines import harnesses
+from tests.engines.compositions import WHOLE, CompositionContract
 from tests.engines.pg_connections import KeptConnections
 
 
@@ -25,14 +26,20 @@ class TestMemory(EngineContract, JumpContract):
             yield harness
 
 
-class TestObservedMemory(EngineContract, JumpContract):
+class TestWholeObservedMemory(EngineContract, JumpContract):
+    """A server observes and coalesces the calls of its engine: see tests/server."""
+
+    __test__ = WHOLE
+
     @pytest.fixture
     async def harness(self) -> AsyncIterator[Harness]:
         async with harnesses.memory(harnesses.observed) as harness:
             yield harness
 
 
-class TestCoalescedMemory(EngineContract, JumpContract):
+class TestWholeCoalescedMemory(EngineContract, JumpContract):
+    __test__ = WHOLE
+
     @pytest.fixture
     async def harness(self) -> AsyncIterator[Harness]:
         async with harnesses.memory(harnesses.coalesced) as harness:
@@ -46,11 +53,21 @@ class TestSQLite(EngineContract, DurableContract, SharedContract, JumpContract):
             yield harness
 
 
-class TestCoalescedSQLite(EngineContract, DurableContract, SharedContract, JumpContract):
+class _CoalescedSQLite:
     @pytest.fixture
     async def harness(self, quick_path: Path) -> AsyncIterator[Harness]:
         async with harnesses.sqlite(quick_path, harnesses.coalesced) as harness:
             yield harness
+
+
+class TestCoalescedSQLite(_CoalescedSQLite, CompositionContract, JumpContract):
+    """The whole contract passes on SQLite, and coalesced through a server."""
+
+
+class TestWholeCoalescedSQLite(
+    _CoalescedSQLite, EngineContract, DurableContract, SharedContract, JumpContract
+):
+    __test__ = WHOLE
 
 
 class TestPostgres(EngineContract, DurableContract, SharedContract):

@@ -25,22 +25,23 @@ ABILITIES: dict[str, type[Any]] = {
     name: getattr(extras, name)
     for name in (
         "Examinable Partitioned UpkeepByPartition IdMinting FileBacked SchemaBacked Backable"
-        " Movable Transactional ServerBacked Wakeable Brokered Countable"
+        " Movable Transactional ServerBacked Wakeable Brokered Countable ListsRows"
     ).split()
 }
+_SQLITE = "Examinable FileBacked Backable Movable Transactional Wakeable Countable ListsRows"
 ENGINES: dict[str, tuple[Engine, str]] = {
-    "memory": (MemoryEngine(), "Examinable Movable Wakeable Countable"),
+    "memory": (MemoryEngine(), "Examinable Movable Wakeable Countable ListsRows"),
     "sqlite": (
         SQLiteEngine("w.db"),
-        "Examinable FileBacked Backable Movable Transactional Wakeable Countable",
+        _SQLITE,
     ),
     "brokered": (
         harnesses.brokered(SQLiteEngine("w.db")),
-        "Examinable FileBacked Backable Movable Transactional Wakeable Brokered Countable",
+        _SQLITE + " Brokered",
     ),
     "partitioned": (
         PartitionedEngine([("a", MemoryEngine()), ("b", MemoryEngine())]),
-        "Examinable FileBacked Partitioned UpkeepByPartition IdMinting Countable",
+        "Examinable FileBacked Partitioned UpkeepByPartition IdMinting Countable ListsRows",
     ),
     "remote": (RemoteEngine("http://127.0.0.1:1"), "Examinable IdMinting ServerBacked"),
 }
@@ -76,14 +77,16 @@ def test_postgres() -> None:
         "Transactional",
         "Wakeable",
         "Countable",
+        "ListsRows",
     }
 
 
-def test_a_caller_of_the_server_can_only_examine() -> None:
+def test_a_caller_of_the_server_can_only_examine_and_list() -> None:
     caller = Caller(name="tests", scopes=with_implied((Scope.ADMIN,)), token="t")
     guarded = AuthorizedEngine(Coalesced(SQLiteEngine("w.db")), caller)
-    assert abilities(guarded) == {"Examinable"}
+    assert abilities(guarded) == {"Examinable", "ListsRows"}
     assert extra(guarded, extras.Examinable) is guarded
+    assert extra(guarded, extras.ListsRows) is guarded
 
 
 def test_an_object_without_any_has_none() -> None:

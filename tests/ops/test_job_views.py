@@ -62,7 +62,8 @@ def dead() -> Job:
 def test_a_view_is_the_same_as_a_dict_and_as_json() -> None:
     view = job_view(dead(), Queue(name="q"))
     fields = plain(view)
-    assert tuple(fields) == JobView.__struct_fields__
+    # Only a payload that is not text is also shown in base64.
+    assert set(JobView.__struct_fields__) - set(fields) == {"payload_base64"}
     assert json.loads(msgspec.json.encode(view)) == json.loads(json.dumps(fields))
     assert fields["payload"] == {"a": [1, 2.5]}
     assert (fields["state"], fields["reason"], fields["error"]) == ("dead", "attempts", "m")

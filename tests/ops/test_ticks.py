@@ -12,7 +12,14 @@ from hypothesis import strategies as st
 from holdfast.core.model import NewJob
 from holdfast.errors import ConfigError, InvalidJob
 from holdfast.ops import ticks as tick_rules
-from holdfast.ops.ticks import Schedule, check_schedule, due_ticks, next_tick
+from holdfast.ops.ticks import (
+    Schedule,
+    check_schedule,
+    due_ticks,
+    next_tick,
+    past_ticks,
+    rule_words,
+)
 
 MINUTE = timedelta(minutes=1)
 JOB = NewJob(id="-", task="t")
@@ -331,3 +338,46 @@ def test_years_of_missed_ticks_are_not_walked(
     found, passed_at = due_ticks(old, now)
     assert (len(found), found[-1]) == (10, passed_at)
     assert len(steps) < 100
+
+
+@pytest.mark.parametrize("zone", ["UTC", "Europe/Berlin"])
+@pytest.mark.parametrize("rule", ["30 2 * * *", "*/20 * * * *", "0 0 29 2 *", "@yearly"])
+def test_past_ticks_are_the_last_that_the_rule_had(rule: str, zone: str) -> None:
+    now = 20_000 * DAY + 5 * HOUR
+    schedule = Schedule(name="s", job=JOB, cron=rule, zone=zone, passed_at=now)
+    found = past_ticks(schedule, now, 6)
+    assert len(found) == 6
+    assert found[-1] <= now
+    assert [next_tick(schedule, tick) for tick in found[:-1]] == found[1:]
+    last = next_tick(schedule, found[-1])
+    assert last is not None
+    assert last > now
+
+
+def test_past_ticks_of_an_interval_begin_with_its_anchor() -> None:
+    schedule = Schedule(name="s", job=JOB, every_ms=HOUR, anchor_at=DAY, passed_at=9 * DAY)
+    assert past_ticks(schedule, DAY + 2 * HOUR, 5) == [DAY, DAY + HOUR, DAY + 2 * HOUR]
+    assert past_ticks(schedule, DAY - 1, 5) == []
+
+
+@pytest.mark.parametrize(
+    ("rule", "words"),
+    [
+        ({"cron": "0 3 * * *", "zone": "Europe/Berlin"}, "At 03:00 every day (Europe/Berlin)"),
+        ({"cron": "@hourly"}, "At the start of every hour (UTC)"),
+        ({"every_ms": 5 * 60_000}, "Every 5m"),
+        ({"every_ms": 1_500}, "Every 1500ms"),
+    ],
+)
+def test_a_rule_in_words(rule: dict[str, Any], words: str) -> None:
+    assert rule_words(Schedule(name="s", job=JOB, **rule)) == words
+
+
+def test_a_rule_that_cannot_be_explained_is_shown_as_it_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(_: object) -> str:
+        raise IndexError
+
+    monkeypatch.setattr("cronsim.CronSim.explain", fail)
+    assert rule_words(Schedule(name="s", job=JOB, cron="7 7 7 7 *")) == "7 7 7 7 * (UTC)"

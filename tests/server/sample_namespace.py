@@ -352,6 +352,7 @@ def _others(of: SampleNamespace, queue: str) -> dict[str, ExampleRequest]:
         "POST /v1/schedules/{name}/resume": ExampleRequest({"name": of["resting"]}),
         "POST /v1/schedules/{name}/run": ExampleRequest(nightly, body={}),
         "GET /v1/schedules/{name}/ticks": ExampleRequest(nightly),
+        "GET /v1/schedules/{name}/runs": ExampleRequest(nightly),
         "GET /v1/ticks": ExampleRequest(query={"every": "1h"}),
         "GET /v1/gates": ExampleRequest(),
         "GET /v1/gates/{name}": ExampleRequest(door),

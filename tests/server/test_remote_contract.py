@@ -17,6 +17,7 @@ from holdfast.conformance.contract.concurrency import ConcurrencyContract
 from holdfast.conformance.contract.lease_wait import LeaseWaitContract
 from holdfast.conformance.harness import Twin
 from tests.engines import harnesses
+from tests.engines.compositions import WHOLE, CompositionContract
 from tests.engines.pg_connections import KeptConnections
 from tests.server.loop_server import LoopServer, ServedEngine, single_server
 
@@ -63,7 +64,7 @@ class TestRemoteSQLite(EngineContract, DurableContract, SharedContract, JumpCont
             yield harness
 
 
-class TestRemotePostgres(EngineContract, DurableContract, SharedContract):
+class _RemotePostgres:
     @pytest.fixture
     async def harness(
         self, shared_pg_dsn: str, kept: KeptConnections, loop_server: LoopServer
@@ -71,3 +72,11 @@ class TestRemotePostgres(EngineContract, DurableContract, SharedContract):
         served = partial(ServedEngine, loop_server=loop_server)
         async with harnesses.postgres(shared_pg_dsn, served, kept=kept) as harness:
             yield harness
+
+
+class TestRemotePostgres(_RemotePostgres, CompositionContract, LeaseWaitContract):
+    """The whole contract passes on PostgreSQL, and through the server on SQLite."""
+
+
+class TestWholeRemotePostgres(_RemotePostgres, EngineContract, DurableContract, SharedContract):
+    __test__ = WHOLE

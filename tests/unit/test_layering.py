@@ -4,6 +4,7 @@ import sys
 
 import pytest
 
+import holdfast
 from tests.sources import Source, imports, is_within, read_all
 
 ENGINES = ("memory", "sqlite", "postgres", "sqs", "rabbitmq", "remote")
@@ -93,7 +94,7 @@ PLACES: dict[str, tuple[str, ...]] = {
     "httptools": ("engines.remote",),
     "cronsim": ("ops",),
     "uuid_utils": ("engines", "notation", "worker"),
-    "cyclopts": ("cli",),
+    "cyclopts": ("cli", "fleet.commands"),
     "rich": ("cli",),
     "uvloop": ("process",),
     "h11": ("server",),
@@ -101,6 +102,9 @@ PLACES: dict[str, tuple[str, ...]] = {
     "prometheus_client": ("server",),
     "uvicorn": ("server",),
 }
+
+# The second package is an application like any other: it uses the public names only.
+FLEET = "fleet"
 
 # The one part of the conformance suite that users run: `holdfast chaos`.
 CONFORMANCE_USERS = ("cli",)
@@ -146,6 +150,9 @@ def test_every_import_is_allowed() -> None:
         ("ops.jobs", "from holdfast.worker import launcher"),
         ("ops.jobs", "from holdfast.engines.wire import About"),
         ("novelty", "from holdfast.core import model"),
+        ("ops.jobs", "from holdfast_fleet import model"),
+        ("fleet.tasks", "from holdfast.core import model"),
+        ("fleet.tasks", "import boto3"),
     ],
 )
 def test_a_forbidden_import_is_found(module: str, statement: str) -> None:
@@ -161,6 +168,8 @@ def test_a_forbidden_import_is_found(module: str, statement: str) -> None:
         ("engines.registry", "def f():\n    from holdfast.engines.memory import MemoryEngine"),
         ("conformance.contract.laws", "import pytest\nfrom holdfast.engines.sqlite import engine"),
         ("app", "from holdfast.engines import base, coalesced, registry"),
+        ("fleet.tasks", "from holdfast import Holdfast\nfrom holdfast_fleet.model import Pool"),
+        ("fleet.aws", "import boto3\nfrom holdfast.errors import ConfigError"),
     ],
 )
 def test_an_allowed_import_is_not_found(module: str, statement: str) -> None:
@@ -180,6 +189,10 @@ def import_faults(source: Source) -> list[str]:
 
 def find_fault(source: Source, target: str) -> str | None:
     top = target.partition(".")[0]
+    if source.is_in(FLEET) and top in ("holdfast", "holdfast_fleet"):
+        name = target.partition(".")[2]
+        public = top == "holdfast_fleet" or name in holdfast.__all__ or is_within(name, "errors")
+        return None if public else f"{target} is not a public name"
     if top == "holdfast":
         return find_layer_fault(source.module, target.removeprefix("holdfast").lstrip("."))
     if top in ("pickle", "shelve", "marshal", "dill", "cloudpickle"):

@@ -9,7 +9,7 @@ from tests.sources import Source, imported_modules, read_all
 
 MODULES_MAX = 450
 ROOT_MODULES_MAX = 8
-GERUNDS = ("testing", "tracing", "routing", "scaling", "logging")
+GERUNDS = ("testing", "tracing", "routing", "scaling", "logging", "housekeeping")
 
 
 @pytest.fixture(scope="module")

@@ -71,8 +71,8 @@ class TokenFlags:
         list[str] | None,
         option(
             "SCOPE...",
-            "Grant these scopes: produce, consume, operate, admin, run-commands. Repeatable, "
-            "or separated by commas. [required]",
+            "Grant these scopes: produce, consume, observe, operate, admin, run-commands. "
+            "Repeatable, or separated by commas. [required]",
             "--scopes",
             "--scope",
         ),

@@ -9,7 +9,10 @@ import os
 import re
 import sys
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from functools import cache
+from importlib.metadata import EntryPoint, entry_points
+from types import ModuleType
+from typing import Annotated, Any, Final, Literal
 
 from cyclopts import App, ArgumentCollection, CycloptsError, Parameter, Token, UnknownOptionError
 from cyclopts.config import Env
@@ -25,7 +28,14 @@ from holdfast.cli.help_pages import (
 )
 from holdfast.cli.output import COMMON, Common, Exit, exit_for, print_json, say
 from holdfast.core.text import printable
-from holdfast.errors import Forbidden, HoldfastError, NotAccepting, UnknownQueue, UsageError
+from holdfast.errors import (
+    ConfigError,
+    Forbidden,
+    HoldfastError,
+    NotAccepting,
+    UnknownQueue,
+    UsageError,
+)
 from holdfast.process import log_to_stderr
 
 COMMON_FLAGS = ("--url", "--json")
@@ -138,6 +148,11 @@ COMMANDS: tuple[tuple[str, str], ...] = (
     ("doctor", "upkeep:doctor"),
 )
 
+ENTRY_POINTS: Final = "holdfast.commands"
+"""Entry point group of other packages: the name is a group of commands, the object a module. The
+first line of its docstring is the help of the group, and its table COMMANDS has the words of each
+command below the group and its function, `module:function`."""
+
 _PLAIN: dict[str, Any] = {"help_format": "plaintext", "help_formatter": TwoColumns()}
 _COMMON_NOTE = (
     "Every command takes --url or HOLDFAST_URL. Without either it uses the file holdfast.db in"
@@ -145,8 +160,53 @@ _COMMON_NOTE = (
 )
 
 
-def build(name: str = NAME) -> App:
-    """The parser. The module of a command is imported when it runs or its help is rendered."""
+@cache
+def added_groups() -> dict[str, EntryPoint]:
+    """The groups that packages add. One cannot replace a command of this one."""
+    own = {words.split()[0] for words, _ in COMMANDS}
+    return {each.name: each for each in entry_points(group=ENTRY_POINTS) if each.name not in own}
+
+
+def added_commands(group: str) -> list[tuple[str, str]]:
+    """The commands of an added group, as in COMMANDS, with the whole names of their modules."""
+    return [(f"{group} {word}", path) for word, path in _added_module(group).COMMANDS]
+
+
+def is_group(word: str) -> bool:
+    """Whether this is a group of commands. Packages are asked only about words that are not ours:
+    looking for entry points takes time."""
+    if word in GROUPS or any(words.split()[0] == word for words, _ in COMMANDS):
+        return word in GROUPS
+    return word in added_groups()
+
+
+def shipped() -> tuple[list[str], list[str]]:
+    """The commands and groups of this distribution, whose help pages are stored."""
+    groups = [name for name, each in added_groups().items() if _is_shipped(each)]
+    commands = [words for words, _ in COMMANDS]
+    commands += [words for group in groups for words, _ in added_commands(group)]
+    return commands, [*GROUPS, *groups]
+
+
+def _is_shipped(point: EntryPoint) -> bool:
+    return point.dist is not None and point.dist.name == NAME
+
+
+@cache
+def _added_module(group: str) -> ModuleType:
+    try:
+        module: ModuleType = added_groups()[group].load()
+    except ImportError as error:
+        raise ConfigError(
+            f"the commands of {group} cannot be loaded: {error}: install what they need, e.g. pip"
+            " install 'holdfast[aws]'"
+        ) from None
+    return module
+
+
+def build(name: str = NAME, *, added: Sequence[str] | None = None) -> App:
+    """The parser. The module of a command is imported when it runs or its help is rendered; that of
+    an added group when it is among `added`, by default all."""
     app = App(
         name=name,
         help="A durable work queue that keeps every job until it is done.",
@@ -166,6 +226,12 @@ def build(name: str = NAME) -> App:
         (app[above[0]] if above else app).command(
             f"holdfast.cli.{function}", name=last, help_epilogue=variables_note(words.split())
         )
+    for group in added_groups() if added is None else added:
+        summary = (_added_module(group).__doc__ or "").partition("\n")[0]
+        app.command(App(name=group, help=summary, **_PLAIN))
+        for words, function in added_commands(group):
+            note = variables_note(words.split())
+            app[group].command(function, name=words.split()[-1], help_epilogue=note)
     return app
 
 
@@ -173,11 +239,12 @@ def help_pages() -> dict[tuple[str, ...], str]:
     """The help of every command and group, 80 columns wide."""
     from rich.console import Console
 
-    app = build()
+    commands, groups = shipped()
+    app = build(added=[group for group in groups if group not in GROUPS])
     pages: dict[tuple[str, ...], str] = {}
     # Groups last: a command has a summary once its module is imported.
-    commands = [*(tuple(words.split()) for words, _ in COMMANDS), (), *((name,) for name in GROUPS)]
-    for command in commands:
+    named = [*(tuple(words.split()) for words in commands), (), *((name,) for name in groups)]
+    for command in named:
         printed = io.StringIO()
         app.help_print(list(command), console=Console(file=printed, width=80))
         lines = [line.rstrip() for line in printed.getvalue().splitlines()]
@@ -212,7 +279,8 @@ def dispatch(arguments: list[str]) -> int:
     try:
         tracing.start_exporter("holdfast-server" if line[:1] == ["serve"] else "holdfast")
         refuse_unknown(line)
-        code = build(program())(
+        added = [word for word in line[:1] if word not in GROUPS and is_group(word)]
+        code = build(program(), added=added)(
             line,
             exit_on_error=False,
             print_error=False,
@@ -250,7 +318,7 @@ def move_common_flags(arguments: list[str]) -> list[str]:
             moved.append(rest.pop(0))
             if moved[-1] == "--url" and rest:
                 moved.append(rest.pop(0))
-        elif not words and rest[0] in GROUPS:
+        elif not words and is_group(rest[0]):
             words.append(rest.pop(0))
         else:
             break
@@ -265,10 +333,13 @@ def refuse_unknown(arguments: list[str]) -> None:
         if flag not in (*COMMON_FLAGS, "--help", "--version"):
             raise UsageError(f'unknown option "{flag[:80]}": put flags after the command')
     given = [word for word in arguments[:2] if not word.startswith("-")]
-    depth = 2 if given[:1] and given[0] in GROUPS else 1
-    names = {tuple(words.split()[:depth]) for words, _ in COMMANDS}
+    depth = 2 if given[:1] and is_group(given[0]) else 1
+    added = added_commands(given[0]) if depth == 2 and given[0] not in GROUPS else []
+    names = {tuple(words.split()[:depth]) for words, _ in (*COMMANDS, *added)}
     if tuple(given[:depth]) in names:
         return
+    if depth == 1:
+        names |= {(group,) for group in added_groups()}
     known = sorted(name[-1] for name in names if name[:-1] == tuple(given[: depth - 1]))
     if len(given) >= depth:
         wrong = given[depth - 1]
@@ -362,7 +433,7 @@ def _completed(script: str, shell: str, name: str) -> str:
     if shell == "zsh":
         script = script.replace(_ZSH_COMMANDS, _ZSH_COMMON + _ZSH_COMMANDS)
         return script.rstrip() + "\n" + _ZSH_END.format(name=name)
-    for words in ("", *GROUPS):
+    for words in ("", *GROUPS, *added_groups()):
         where = f"complete -c {name} -n '__fish_{name}_using_command {words}'"
         script += f"{where} -f\n{where} -l json -d 'Print only JSON.'\n"
         script += f"{where} -l url -x -d 'Store or server.'\n"

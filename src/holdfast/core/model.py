@@ -110,7 +110,8 @@ class EventKind(StrEnum):
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One event in a job's timeline. `by` is the worker or person that caused it."""
+    """One event in a job's timeline. `by` is the worker or person that caused it. An event that
+    ends an attempt has the instant at which that was leased; older versions did not store it."""
 
     at: int
     kind: EventKind
@@ -118,6 +119,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     by: str = ""
     text: str = ""
     failure: Failure | None = None
+    started_at: int | None = None
 
 
 class Reroute(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -11,8 +11,9 @@ from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, runtime_checkable
 
 import msgspec
+from msgspec.structs import replace
 
-from holdfast.core.model import Job, QueueView
+from holdfast.core.model import Job, JobFilter, Page, QueueView
 from holdfast.core.transfer import Mover
 
 if TYPE_CHECKING:
@@ -131,6 +132,25 @@ class Countable(Protocol):
     async def count_far(self, names: Collection[str], *, most: int) -> list[QueueView]:
         """The queues of `names` that exist, sorted by name, with counts exact up to `most`. It may
         read that many index entries for each count, so call it rarely."""
+
+
+@runtime_checkable
+class ListsRows(Protocol):
+    """Can list jobs without reading their payloads."""
+
+    async def find_rows(self, wanted: JobFilter, *, limit: int, after: int | None = None) -> Page:
+        """The page that `Engine.find` returns, with empty payloads."""
+
+
+async def find_rows(
+    engine: Engine, wanted: JobFilter, *, limit: int, after: int | None = None
+) -> Page:
+    """A page of jobs with empty payloads. They are not read, if the engine can avoid it."""
+    lists_rows = extra(engine, ListsRows)
+    if lists_rows is not None:
+        return await lists_rows.find_rows(wanted, limit=limit, after=after)
+    page = await engine.find(wanted, limit=limit, after=after)
+    return replace(page, jobs=tuple(replace(job, payload=b"") for job in page.jobs))
 
 
 class DeadLetterMove(msgspec.Struct, frozen=True, kw_only=True):

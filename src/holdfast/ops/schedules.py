@@ -13,14 +13,23 @@ import msgspec
 from msgspec.structs import replace
 
 from holdfast.core import bounds
-from holdfast.core.model import NewJob, Receipt
+from holdfast.core.model import Job, JobFilter, NewJob, Receipt, State
 from holdfast.engines.base import Engine
+from holdfast.engines.extras import find_rows
 from holdfast.errors import ConfigError, Exists, UsageError
 from holdfast.notation import job_lines
-from holdfast.notation.durations import Duration, to_ms
+from holdfast.notation.durations import Duration, show_at, to_ms
+from holdfast.ops.jobs.views import duration_ms
 from holdfast.ops.records import RecordKind, check_same
 from holdfast.ops.settings import read_job_defaults
-from holdfast.ops.ticks import Missed, Schedule, check_schedule, next_tick
+from holdfast.ops.ticks import (
+    Missed,
+    Schedule,
+    check_schedule,
+    next_tick,
+    past_ticks,
+    rule_words,
+)
 from holdfast.ops.views import at_of, value_of
 
 SCHEDULE_KIND = "schedule"
@@ -123,6 +132,11 @@ class Schedules:
             ticks.append(tick)
             last = tick
         return ticks
+
+
+def tick_id(schedule: str, tick: int) -> str:
+    """The id of the job that a tick of a schedule enqueues."""
+    return f"schedule:{schedule}:{show_at(tick)}"
 
 
 def schedule_job(schedule: Schedule, job_id: str, **fields: Any) -> NewJob:
@@ -242,13 +256,63 @@ def changed_job(old: NewJob, line: job_lines.JobLine) -> NewJob:
     return replace(old, **fields, overrides=replace(old.overrides, **overrides))
 
 
+class PastRun(msgspec.Struct, frozen=True, kw_only=True):
+    """A past tick and its job. Without a `state` there is no job: the tick was missed or refused,
+    or its job was deleted since."""
+
+    tick: str
+    id: str
+    state: State | None
+    attempts: int
+    leased_at: str | None
+    finished_at: str | None
+    duration_ms: int | None
+
+
+async def past_runs(engine: Engine, schedule: Schedule, now: int, count: int) -> list[PastRun]:
+    """The last ticks of a schedule up to `now`, newest first, as far back as there are jobs. The
+    ids of their jobs follow from the rule, so that no job is searched for."""
+    ticks = set(past_ticks(schedule, now, count))
+    if schedule.last_tick is not None:
+        # The rule may have been another one then.
+        ticks.add(schedule.last_tick)
+    by_id = {tick_id(schedule.name, tick): tick for tick in sorted(ticks, reverse=True)[:count]}
+    jobs: dict[str, Job] = {}
+    after: int | None = None
+    while by_id:
+        wanted = JobFilter(ids=tuple(by_id))
+        page = await find_rows(engine, wanted, limit=len(by_id), after=after)
+        jobs |= {job.id: job for job in page.jobs}
+        after = page.after
+        if after is None:
+            break
+    runs = [_past_run(id_, tick, jobs.get(id_)) for id_, tick in by_id.items()]
+    while runs and runs[-1].state is None:
+        runs.pop()
+    return runs
+
+
+def _past_run(id_: str, tick: int, job: Job | None) -> PastRun:
+    return PastRun(
+        tick=show_at(tick),
+        id=id_,
+        state=None if job is None else job.state,
+        attempts=0 if job is None else job.attempt,
+        leased_at=None if job is None else at_of(job.leased_at),
+        finished_at=None if job is None else at_of(job.finished_at),
+        duration_ms=None if job is None else duration_ms(job),
+    )
+
+
 class ScheduleView(msgspec.Struct, frozen=True, kw_only=True):
-    """The rule, and the job that each tick enqueues. A paused schedule has no next tick."""
+    """The rule, also in `words`, and the job that each tick enqueues. A paused schedule has no next
+    tick."""
 
     name: str
     cron: str | None
     every_ms: int | None
     zone: str
+    words: str
     missed: Missed
     missed_max: int
     grace_ms: int
@@ -275,6 +339,7 @@ def schedule_view(
         cron=schedule.cron,
         every_ms=schedule.every_ms,
         zone=schedule.zone,
+        words=rule_words(schedule),
         missed=schedule.missed,
         missed_max=schedule.missed_max,
         grace_ms=schedule.grace_ms,

@@ -20,6 +20,7 @@ from msgspec.structs import replace
 
 from holdfast.core import bounds, checks
 from holdfast.core.model import NewJob
+from holdfast.core.text import show_ms
 from holdfast.errors import ConfigError
 
 Missed = Literal["skip", "once", "all"]
@@ -134,6 +135,27 @@ def due_ticks(schedule: Schedule, now: int) -> tuple[list[int], int]:
     if schedule.missed == "skip" and now - ticks[-1] > schedule.grace_ms:
         return [], ticks[-1]
     return ticks, ticks[-1]
+
+
+def past_ticks(schedule: Schedule, now: int, most: int) -> list[int]:
+    """The last ticks of the rule up to `now`, handled or not, oldest first."""
+    return _latest_ticks(replace(schedule, passed_at=0), now, most)
+
+
+def rule_words(schedule: Schedule) -> str:
+    """The rule of a schedule in words, such as "At 03:00 every day (Europe/Berlin)"."""
+    if schedule.every_ms is not None:
+        return f"Every {show_ms(schedule.every_ms)}"
+    assert schedule.cron is not None
+    return f"{_cron_words(schedule.cron)} ({schedule.zone})"
+
+
+@lru_cache(maxsize=4_096)
+def _cron_words(rule: str) -> str:
+    try:
+        return _simulate(rule, _EPOCH.replace(tzinfo=None)).explain()
+    except Exception:  # noqa: BLE001 (a rule that it cannot explain must not hide the schedule)
+        return rule
 
 
 def _latest_ticks(schedule: Schedule, now: int, most: int) -> list[int]:

@@ -31,7 +31,7 @@ from holdfast.ops.views import at_of
 TOKEN_KIND = "token"  # noqa: S105 (the name of a record kind)
 EVERYWHERE = "*"
 """The namespace of a token that is valid in all of them."""
-SCOPES = ("produce", "consume", "operate", "admin", "run-commands")
+SCOPES = ("produce", "consume", "observe", "operate", "admin", "run-commands")
 """The scopes that a token can have."""
 TOKENS_MAX = 10_000
 EXPIRES_MS = 90 * bounds.DAY_MS
@@ -231,7 +231,7 @@ def check_request(wanted: TokenRequest) -> None:
         )
 
 
-ScopeName = Annotated[str, Meta(pattern="^(produce|consume|operate|admin|run-commands)$")]
+ScopeName = Annotated[str, Meta(pattern="^(produce|consume|observe|operate|admin|run-commands)$")]
 Prefix = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_.-]{0,70}$", max_length=70)]
 _SCOPES_MAX = 6
 

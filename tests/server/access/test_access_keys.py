@@ -128,13 +128,13 @@ async def test_a_signed_request_has_the_rights_of_its_key(form: Form) -> None:
         assert (caller.name, caller.prefix, caller.token) == ("mailer", "mail.", key[0])
         assert caller.scopes == {"produce", "consume", "known"}
         admit = door.admission.admit_caller
-        call = await admit(caller, Scope.PRODUCE, {}, "127.0.0.1", namespace=None)
+        call = await admit(caller, (Scope.PRODUCE,), {}, "127.0.0.1", namespace=None)
         await call.app.engine.declare(Queue(name="mail.a"))
         await call.app.engine.declare(Queue(name="other"))
         sent = [NewJob(id=name, queue=name, task="t") for name in ("mail.a", "other")]
         assert [each.code for each in await call.engine.enqueue(sent)] == ["", "forbidden"]
         with pytest.raises(Forbidden):
-            await admit(caller, Scope.OPERATE, {}, "127.0.0.1", namespace=None)
+            await admit(caller, (Scope.OPERATE,), {}, "127.0.0.1", namespace=None)
         with pytest.raises(Forbidden):
             await call.engine.lease(
                 LeaseRequest(queues=("other",), limit=1, worker="w", lease_ms=1_000)

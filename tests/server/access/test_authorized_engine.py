@@ -28,6 +28,7 @@ from holdfast.engines.memory import MemoryEngine
 from holdfast.errors import EngineUnavailable, Forbidden, OutcomeUnknown
 from holdfast.server.access.authorized_engine import AccessControls, AuthorizedEngine
 from holdfast.server.access.caller import ANONYMOUS, LOCAL_CALLER
+from holdfast.server.access.permissions import SCOPES
 from tests.server.samples import caller, job, leased, store
 
 VERBS: dict[str, Any] = {
@@ -58,6 +59,7 @@ ANY_SCOPE = {"queues", "waits", "get", "examine"}
 ALLOWED: dict[str, set[str]] = {
     "produce": ANY_SCOPE | {"enqueue"},
     "consume": ANY_SCOPE | {"lease", "renew", "settle", "overdue", "expired", "flow"},
+    "observe": ANY_SCOPE | {"flow", "find", "tally", "load"},
     "operate": set(VERBS) - {"drop"},
     "admin": set(VERBS),
     "run-commands": set(),
@@ -87,6 +89,25 @@ async def test_an_anonymous_caller_may_do_nothing(verb: str) -> None:
     guarded = AuthorizedEngine(await store(), ANONYMOUS)
     with pytest.raises(Forbidden):
         await VERBS[verb](guarded)
+
+
+async def test_an_observer_declares_and_saves_nothing() -> None:
+    engine = await store()
+    guarded = AuthorizedEngine(engine, caller("observe"))
+    for instead_of in (None, ANY, Queue(name="new")):
+        with pytest.raises(Forbidden):
+            await guarded.declare(Queue(name="new"), instead_of=instead_of)
+    for kind in SCOPES:
+        with pytest.raises(Forbidden):
+            await guarded.save([Record(kind=kind, key="x", value=b"{}")])
+    assert await engine.queues(names=["new"]) == []
+
+
+async def test_an_observer_reads_every_record_that_an_operator_reads() -> None:
+    engine = await store()
+    guarded = AuthorizedEngine(engine, caller("observe"))
+    for kind in SCOPES:
+        assert await guarded.load(kind, limit=10) == await engine.load(kind, limit=10)
 
 
 async def test_closing_leaves_the_engine_open() -> None:

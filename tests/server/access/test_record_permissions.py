@@ -32,7 +32,7 @@ async def test_only_the_server_writes_counters(kind: str, scope: str) -> None:
     with pytest.raises(Forbidden, match="only the server itself"):
         await guarded.save([Record(kind=kind, key="worker-1", value=b"{}")])
     if scope == "consume":
-        with pytest.raises(Forbidden, match='the scope "operate"'):
+        with pytest.raises(Forbidden, match='the scope "observe"'):
             await guarded.load(kind, limit=10)
 
 

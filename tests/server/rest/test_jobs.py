@@ -1,15 +1,20 @@
 """Jobs over REST: shown as the command line prints them."""
 
 import asyncio
+import base64
 import json
 from typing import Any
 
+import msgspec
 import pytest
 
 from holdfast.cli import run
 from holdfast.core.model import JobFilter, NewJob, Note, Queue, State
 from holdfast.core.verdict import Complete, Settlement
+from holdfast.engines.sqlite import SQLiteEngine
+from holdfast.engines.sqlite import rows as sqlite_rows
 from holdfast.notation.durations import show_at
+from holdfast.ops.jobs.text_search import EXAMINED_MAX
 from holdfast.server.rest import jobs as module
 from tests.server.rest_client import RestClient, verdict
 
@@ -160,6 +165,166 @@ async def test_a_misspelt_filter_is_refused(rest: RestClient) -> None:
     for query in ({"since": "yesterday"}, {"before": "2026-01-31T08:00"}):
         assert await rest.refused("GET", "/v1/jobs", **query) == (422, "usage")
     assert await rest.refused("GET", "/v1/tally", by="colour") == (400, "invalid_request")
+
+
+async def test_rows_leave_out_and_do_not_read_what_can_be_large(
+    rest: RestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await rest.enqueue(
+        {
+            "id": "a",
+            "payload": {"secret": "x" * 5_000},
+            "labels": {"n": "1"},
+            "headers": {"h": "1"},
+        },
+        {"id": "b", "max_attempts": 3},
+    )
+    [lease] = await rest.lease(limit=1)
+    await rest.settle(verdict(lease, "complete", result={"secret": 1}))
+    full = {job["id"]: job for job in (await rest.get("/v1/jobs"))["jobs"]}
+
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise AssertionError("a row needs no payload")
+
+    monkeypatch.setattr(rest.store, "get", refuse)
+    if isinstance(rest.store, SQLiteEngine):
+        monkeypatch.setattr(rest.store, "find", refuse)
+        monkeypatch.setattr(sqlite_rows, "large_payload", refuse)
+    page = await rest.get("/v1/jobs", view="row", limit=10)
+    assert (page["jobs"], page["after"]) == ([], None)
+    assert [row["id"] for row in page["rows"]] == ["b", "a"]
+    for row in page["rows"]:
+        assert {"payload", "result", "output", "headers", "failures"}.isdisjoint(row)
+        assert row == {name: full[row["id"]][name] for name in row}
+    assert b"secret" not in msgspec.json.encode(page)
+
+
+async def test_pages_of_rows_cover_every_job_once(
+    rest: RestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids = await rest.enqueue(*[{"labels": {"a": "x" * 400}}] * 12)
+    for limit, bytes_max in ((5, 10**9), (100, 1_000), (1, 10**9)):
+        monkeypatch.setattr(module, "_BYTES_MAX", bytes_max)
+        monkeypatch.setattr(module, "_ROWS", 3)
+        seen: list[str] = []
+        query: dict[str, Any] = {"limit": limit, "view": "row"}
+        while True:
+            page = await rest.get("/v1/jobs", **query)
+            assert len(page["rows"]) <= min(limit, 3 if bytes_max < 10**9 else limit)
+            seen += [job["id"] for job in page["rows"]]
+            if page["after"] is None:
+                break
+            query["after"] = page["after"]
+        assert sorted(seen) == sorted(ids)
+
+
+async def test_a_timeline_tells_when_and_where_each_attempt_started(rest: RestClient) -> None:
+    await rest.enqueue({"id": "a", "backoff": "constant(1s, jitter=0)"})
+    starts = []
+    for word, worker in (("failed", "w1"), ("complete", "w2")):
+        [lease] = await rest.lease(worker=worker)
+        starts.append(lease["job"]["leased_at"])
+        rest.clock.advance(10)
+        await rest.settle(verdict(lease, word))
+        rest.clock.advance(1_000)
+    events = (await rest.get("/v1/jobs/a/timeline"))["events"]
+    ended = [event for event in events if "started_at" in event]
+    assert [(each["event"], each["worker"], each["started_at"]) for each in ended] == [
+        ("retried", "w1", starts[0]),
+        ("completed", "w2", starts[1]),
+    ]
+
+
+async def test_a_payload_that_is_not_text_is_shown_in_base64(rest: RestClient) -> None:
+    payloads = {
+        "bytes": (b"\xff\x00\xfe", "application/octet-stream"),
+        "broken": (b'"\xff"', "application/json"),
+        "text": ("é".encode(), "text/plain"),
+        "json": (b'{"a": 1}', "application/json"),
+    }
+    await rest.store.enqueue(
+        [
+            NewJob(id=id_, queue="default", task="t", payload=payload, content_type=kind)
+            for id_, (payload, kind) in payloads.items()
+        ]
+    )
+    shown = {job["id"]: job for job in (await rest.get("/v1/jobs"))["jobs"]}
+    for id_, (payload, kind) in payloads.items():
+        job = await rest.get(f"/v1/jobs/{id_}")
+        assert job == shown[id_]
+        assert (job["payload_bytes"], job["content_type"]) == (len(payload), kind)
+    assert base64.b64decode(shown["bytes"]["payload_base64"]) == b"\xff\x00\xfe"
+    assert shown["bytes"]["payload"] == "3 bytes"
+    assert base64.b64decode(shown["broken"]["payload_base64"]) == b'"\xff"'
+    assert "payload_base64" not in shown["text"]
+    assert "payload_base64" not in shown["json"]
+    assert (shown["text"]["payload"], shown["json"]["payload"]) == ("é", {"a": 1})
+
+
+async def _containing(rest: RestClient, text: str, **query: Any) -> tuple[list[str], int]:
+    """The ids of the jobs on all pages, and the number of jobs that were examined."""
+    ids: list[str] = []
+    examined = 0
+    while True:
+        page = await rest.get("/v1/jobs", contains=text, **query)
+        assert page["examined"] <= EXAMINED_MAX
+        assert (page["examined_to"] is None) == (page["examined"] == 0)
+        ids += [job["id"] for job in page["rows" if query.get("view") == "row" else "jobs"]]
+        examined += page["examined"]
+        if page["after"] is None:
+            return ids, examined
+        query["after"] = page["after"]
+
+
+@pytest.mark.parametrize("view", ["full", "row"])
+async def test_jobs_are_found_by_a_text_in_their_payload_or_error(
+    rest: RestClient, view: str
+) -> None:
+    await rest.enqueue(
+        {"id": "plain", "payload": {"to": "Ada Lovelace"}},
+        {"id": "quoted", "payload": 'she said "hi"\n'},
+        {"id": "accent", "payload": {"name": "Zoë"}},
+        {"id": "retried", "payload": 1},
+        {"id": "died", "payload": 2, "max_attempts": 1},
+        {"id": "other", "payload": 3},
+    )
+    escaped = NewJob(id="escaped", queue="default", task="t", payload=b'"Zo\\u00eb"')
+    await rest.store.enqueue([escaped])
+    for lease in await rest.lease(limit=7):
+        if lease["job"]["id"] in ("retried", "died"):
+            error = f"cannot reach {lease['job']['id']}.example"
+            await rest.settle(verdict(lease, "failed", error=error))
+        elif lease["job"]["id"] == "other":
+            await rest.settle(verdict(lease, "complete", result="Ada Lovelace"))
+    for text, ids in {
+        "Ada": ["plain"],
+        "ada": [],
+        'said "hi"': ["quoted"],
+        'hi"\n': ["quoted"],
+        "Zoë": ["escaped", "accent"],
+        "cannot reach": ["died", "retried"],
+        "died.example": ["died"],
+    }.items():
+        assert await _containing(rest, text, view=view) == (ids, 7), text
+    assert await _containing(rest, "cannot", view=view, state="dead") == (["died"], 1)
+    assert await rest.refused("GET", "/v1/jobs", contains="") == (400, "invalid_request")
+
+
+async def test_a_search_for_a_text_is_bounded_and_resumable(
+    rest: RestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids = await rest.enqueue(*({"payload": "x" * 400 + str(at % 5)} for at in range(40)))
+    wanted = [id_ for at, id_ in enumerate(ids) if at % 5 == 3][::-1]
+    for name, most in {"EXAMINED_MAX": 7, "_EXAMINED_BYTES_MAX": 1_000}.items():
+        with monkeypatch.context() as patched:
+            patched.setattr(module, name, most)
+            page = await rest.get("/v1/jobs", contains="x3", view="row")
+            assert 0 < page["examined"] < 40
+            assert page["after"] is not None
+            assert await _containing(rest, "x3", view="row") == (wanted, 40)
+    first = await rest.get("/v1/jobs", contains="x3", view="row", limit=1)
+    assert [job["id"] for job in first["rows"]] == wanted[:1]
+    assert await _containing(rest, "x3", limit=1) == (wanted, 40)
 
 
 async def test_pages_cover_every_job_once(

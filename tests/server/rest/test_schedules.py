@@ -4,12 +4,16 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from holdfast.core.model import JobFilter, NewJob, Record
 from holdfast.engines.base import Saved
-from holdfast.ops.schedules import Schedules
-from holdfast.ops.ticks import Schedule
+from holdfast.notation.durations import show_at
+from holdfast.ops.schedules import SCHEDULES as STORED
+from holdfast.ops.schedules import Schedules, tick_id
+from holdfast.ops.ticks import Schedule, past_ticks
 from holdfast.process import wall_ms
+from holdfast.server.rest import schedules as module
 from tests.server.rest_client import RestClient
 
 SCHEDULES = "/v1/schedules"
@@ -177,3 +181,48 @@ async def test_a_concurrent_add_of_the_same_schedule_is_refused(
     body = {"name": "nightly", "every": "1h", "job": {"task": "t"}}
     assert await rest.refused("POST", SCHEDULES, body) == (409, "exists")
     assert (await rest.get(NIGHTLY))["cron"] == "0 3 * * *"
+
+
+async def test_past_runs_have_the_states_of_their_jobs(
+    rest: RestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = wall_ms()
+    monkeypatch.setattr(module, "wall_ms", lambda: now)
+    added = await add(rest)
+    assert added["words"] == "At 03:00 every day (Europe/Berlin)"
+    assert await rest.get(f"{NIGHTLY}/runs") == {"runs": []}
+    ticks = past_ticks(await stored(rest), now, 5)
+    ids = [tick_id("nightly", tick) for tick in ticks]
+    await rest.store.enqueue(
+        [NewJob(id=ids[at], queue="default", task="t", key=f"k{at}") for at in (1, 3)]
+    )
+    [lease] = await rest.lease(limit=1)
+    await rest.settle({"id": ids[1], "token": lease["token"], "verdict": "complete"})
+    runs = (await rest.get(f"{NIGHTLY}/runs"))["runs"]
+    assert [(run["tick"], run["id"], run["state"]) for run in runs] == [
+        (show_at(ticks[4]), ids[4], None),
+        (show_at(ticks[3]), ids[3], "waiting"),
+        (show_at(ticks[2]), ids[2], None),
+        (show_at(ticks[1]), ids[1], "done"),
+    ]
+    done = await rest.get(f"/v1/jobs/{ids[1]}")
+    for name in ("attempts", "leased_at", "finished_at", "duration_ms"):
+        assert runs[3][name] == done[name]
+    assert (await rest.get(f"{NIGHTLY}/runs", count=2))["runs"] == runs[:2]
+    for count in (0, 101):
+        refused = await rest.refused("GET", f"{NIGHTLY}/runs", count=count)
+        assert refused == (400, "invalid_request")
+    assert await rest.refused("GET", f"{SCHEDULES}/none/runs") == (404, "not_found")
+
+
+async def test_the_last_tick_by_an_earlier_rule_is_a_past_run(rest: RestClient) -> None:
+    await add(rest)
+    last = 1_700_000_000_123
+    await STORED.update(
+        rest.store, "nightly", lambda old: replace(old, last_tick=last) if old else old
+    )
+    id_ = tick_id("nightly", last)
+    await rest.store.enqueue([NewJob(id=id_, queue="default", task="t")])
+    await rest.ask("PATCH", NIGHTLY, {"cron": "0 0 29 2 *"})
+    runs = (await rest.get(f"{NIGHTLY}/runs"))["runs"]
+    assert (runs[-1]["id"], runs[-1]["state"]) == (id_, "waiting")

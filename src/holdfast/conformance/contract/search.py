@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from holdfast.conformance import inputs
 from holdfast.conformance.contract.cases import (
@@ -32,7 +33,7 @@ from holdfast.core.model import (
     WaitingKind,
 )
 from holdfast.core.verdict import Bury, Cancel, Complete, Delete, Retry
-from holdfast.engines.extras import Countable, extra
+from holdfast.engines.extras import Countable, extra, find_rows
 from holdfast.errors import UsageError
 
 
@@ -252,6 +253,19 @@ class SearchContract:
             assert [(far.queue.name, far.ready, far.estimated) for far in views] == [
                 ("default", bounds.COUNT_EXACT_MAX + 1, frozenset())
             ]
+
+    @needs("inspect")
+    async def test_rows_are_jobs_without_their_payloads(self, harness: Harness) -> None:
+        engine = harness.engine
+        payloads = (b"1", b'"%s"' % (b"x" * 5_000), b"null")
+        await engine.enqueue([a_job(f"j{n}", payload=each) for n, each in enumerate(payloads)])
+        after: int | None = None
+        for _ in payloads:
+            page = await engine.find(JobFilter(task="work"), limit=1, after=after)
+            rows = await find_rows(engine, JobFilter(task="work"), limit=1, after=after)
+            assert len(page.jobs) == 1
+            assert rows == replace(page, jobs=(replace(page.jobs[0], payload=b""),))
+            after = page.after
 
     @needs("inspect", "ordered")
     async def test_law_09_a_tally_is_by_count_then_by_value(self, twin: Twin) -> None:

@@ -225,6 +225,11 @@ class MemoryEngine:
         page = tuple(found[:limit])
         return Page(jobs=page, after=page[-1].seq if len(found) > limit else None)
 
+    async def find_rows(self, wanted: JobFilter, *, limit: int, after: int | None = None) -> Page:
+        """See `ListsRows`."""
+        page = await self.find(wanted, limit=limit, after=after)
+        return replace(page, jobs=tuple(replace(job, payload=b"") for job in page.jobs))
+
     async def tally(self, wanted: JobFilter, by: TallyBy, *, limit: int) -> list[Tally]:
         self._check_open()
         checks.check_page(limit)

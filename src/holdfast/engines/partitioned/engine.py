@@ -50,6 +50,7 @@ from holdfast.engines.extras import (
     FileBacked,
     PartitionView,
     extra,
+    find_rows,
 )
 from holdfast.engines.partitioned import merge, settings
 from holdfast.engines.partitioned.enqueue import Enqueuer
@@ -280,12 +281,19 @@ class PartitionedEngine:
 
     async def find(self, wanted: JobFilter, *, limit: int, after: int | None = None) -> Page:
         """Newest first by creation time, from the partitions in use."""
+        return await self._find(_find, wanted, limit, after)
+
+    async def find_rows(self, wanted: JobFilter, *, limit: int, after: int | None = None) -> Page:
+        """See `ListsRows`."""
+        return await self._find(_find_rows, wanted, limit, after)
+
+    async def _find(self, find: _Find, wanted: JobFilter, limit: int, after: int | None) -> Page:
         self._check_open()
         checks.check_page(limit)
         checks.check_filter(wanted)
         positions = merge.decode_cursor(after, len(self._members.all))
         found = await self._members.ask_each(
-            (each, _find(wanted, limit, positions[each.place].after))
+            (each, find(wanted, limit, positions[each.place].after))
             for each in self._members.some()
             if not positions[each.place].ended
         )
@@ -441,8 +449,17 @@ def _missing(files: FileBacked, *, creating: bool = False) -> str:
         return ""
 
 
+_Find = Callable[[JobFilter, int, int | None], Callable[[Engine], Awaitable[Page]]]
+
+
 def _find(wanted: JobFilter, limit: int, after: int | None) -> Callable[[Engine], Awaitable[Page]]:
     return lambda engine: engine.find(wanted, limit=limit, after=after)
+
+
+def _find_rows(
+    wanted: JobFilter, limit: int, after: int | None
+) -> Callable[[Engine], Awaitable[Page]]:
+    return lambda engine: find_rows(engine, wanted, limit=limit, after=after)
 
 
 def _amend(

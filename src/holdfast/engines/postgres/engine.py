@@ -264,6 +264,13 @@ class PostgresEngine:
         checks.check_filter(wanted)
         return await self._read(partial(search.find, limit=limit, after=after), wanted)
 
+    async def find_rows(self, wanted: JobFilter, *, limit: int, after: int | None = None) -> Page:
+        """See `ListsRows`."""
+        checks.check_page(limit, after)
+        checks.check_filter(wanted)
+        find = partial(search.find, limit=limit, after=after, payloads=False)
+        return await self._read(find, wanted)
+
     async def tally(self, wanted: JobFilter, by: TallyBy, *, limit: int) -> list[Tally]:
         checks.check_page(limit)
         checks.check_filter(wanted)

@@ -14,7 +14,13 @@ import msgspec
 
 from holdfast.core import bounds
 from holdfast.core.model import STORED_STATES, Job, JobFilter, Page, State, Tally, TallyBy
-from holdfast.engines.postgres.rows import BRIEF_COLUMNS, WHOLE_COLUMNS, brief_job, whole_job
+from holdfast.engines.postgres.rows import (
+    BARE_COLUMNS,
+    BRIEF_COLUMNS,
+    WHOLE_COLUMNS,
+    brief_job,
+    whole_job,
+)
 from holdfast.engines.postgres.script import CallContext, Script, Statement
 
 SCAN_MAX = str(bounds.SCAN_MAX)
@@ -103,16 +109,16 @@ WHERE j.id = $2::text AND j.ns + 0 = $1::int
 """
 
 
-def _find(source: str) -> str:
+def _find(source: str, columns: str) -> str:
     return f"""
-    SELECT {BRIEF_COLUMNS} FROM (
+    SELECT {columns} FROM (
         SELECT * FROM $schema.jobs j
         WHERE j.ns = $1::int AND j.seq < $21::bigint AND {source}
         ORDER BY j.seq DESC LIMIT {SCAN_MAX}
     ) j {QUEUE_NAME}
     WHERE {CONDITION}
     ORDER BY j.seq DESC LIMIT $22::bigint
-    """  # sql: the sources are the constants above
+    """  # sql: the sources are the constants above, and the columns those of `rows`
 
 
 def _end_of_scan(source: str) -> str:
@@ -148,7 +154,8 @@ def _tally(source: str, column: str) -> str:
     """  # sql: sources and columns are constants
 
 
-_FIND = {source: _find(source) for source in SOURCES}
+_FIND = {source: _find(source, BRIEF_COLUMNS) for source in SOURCES}
+_FIND_ROWS = {source: _find(source, BARE_COLUMNS) for source in SOURCES}
 _END_OF_SCAN = {source: _end_of_scan(source) for source in SOURCES}
 _TALLY = {
     (source, by): _tally(source, column) for source in SOURCES for by, column in _COLUMNS.items()
@@ -162,12 +169,20 @@ def get(context: CallContext, id: str) -> Script[Job | None]:
     return whole_job(rows[0]) if rows else None
 
 
-def find(context: CallContext, wanted: JobFilter, *, limit: int, after: int | None) -> Script[Page]:
+def find(
+    context: CallContext,
+    wanted: JobFilter,
+    *,
+    limit: int,
+    after: int | None,
+    payloads: bool = True,
+) -> Script[Page]:
     """A page of jobs that match the filter, newest first."""
     source = source_of(wanted, wanted.states)
     start = _NEWEST if after is None else after
     values = (context.ns, context.given_ms, *filter_values(wanted, wanted.states), start, limit + 1)
-    rows = yield Statement(_FIND[source], values, alone=True)
+    statements = _FIND if payloads else _FIND_ROWS
+    rows = yield Statement(statements[source], values, alone=True)
     jobs = tuple(brief_job(row) for row in rows[:limit])
     if len(rows) > limit:
         return Page(jobs=jobs, after=jobs[-1].seq)

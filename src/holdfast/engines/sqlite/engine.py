@@ -292,6 +292,15 @@ class SQLiteEngine:
         checks.check_filter(wanted)
         return await self._read(lambda transaction: search.find(transaction, wanted, limit, after))
 
+    async def find_rows(self, wanted: JobFilter, *, limit: int, after: int | None = None) -> Page:
+        """See `ListsRows`."""
+        self._check_open()
+        checks.check_page(limit, after)
+        checks.check_filter(wanted)
+        return await self._read(
+            lambda transaction: search.find(transaction, wanted, limit, after, payloads=False)
+        )
+
     async def tally(self, wanted: JobFilter, by: TallyBy, *, limit: int) -> list[Tally]:
         self._check_open()
         checks.check_page(limit)

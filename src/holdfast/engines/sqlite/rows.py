@@ -47,6 +47,8 @@ COLUMNS = (
     " version, token, deadline, leased_at, created_at, finished_at, cancel, lease_ms, worker,"
     " reason, id, task, key, tenant, grp, extra, payload, flow, lane, holds, fingerprint"
 )
+ROW_COLUMNS = COLUMNS.replace(" payload,", " x'',")
+"""The columns with an empty payload."""
 SEQ, QUEUE, STATE, RANK, DUE_AT, PLACE, EXPIRES_AT, PARTS, ATTEMPT, CRASHES, RELEASES = range(11)
 VERSION, TOKEN, DEADLINE, LEASED_AT, CREATED_AT, FINISHED_AT, CANCEL = range(11, 18)
 LEASE_MS, WORKER, REASON, ID, TASK, KEY, TENANT, GROUP, EXTRA, PAYLOAD = range(18, 28)

@@ -78,14 +78,22 @@ def get(transaction: Transaction, id: str) -> Job | None:
     return None if row is None or job is None else rows.with_details(transaction, row, job)
 
 
-def find(transaction: Transaction, wanted: JobFilter, limit: int, after: int | None) -> Page:
+def find(
+    transaction: Transaction,
+    wanted: JobFilter,
+    limit: int,
+    after: int | None,
+    *,
+    payloads: bool = True,
+) -> Page:
     """One page of matching jobs, newest first."""
     query = query_for(transaction, wanted)
     if query is None:
         return Page(jobs=())
     span = newest_range(transaction, query, after)
+    columns = rows.COLUMNS if payloads else rows.ROW_COLUMNS
     found = transaction.run(
-        f"SELECT {rows.COLUMNS} {query.source} ORDER BY seq DESC LIMIT ?",  # sql: constant pieces
+        f"SELECT {columns} {query.source} ORDER BY seq DESC LIMIT ?",  # sql: constant pieces
         (*query.values, span.low, span.high, limit + 1),
     ).fetchall()
     jobs = tuple(job for row in found[:limit] if (job := rows.to_job(transaction, row)) is not None)

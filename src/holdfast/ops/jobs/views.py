@@ -85,13 +85,15 @@ async def read_views(
 
 
 class EventView(msgspec.Struct, frozen=True, kw_only=True):
-    """One row of a timeline, with the failure of its attempt, if any."""
+    """One row of a timeline, with the failure of its attempt, if any. A row that ends an attempt
+    has `started_at`, the time at which its `worker` leased the job."""
 
     at: str
     event: EventKind
     attempt: int
     worker: str
     text: str
+    started_at: str | UnsetType = UNSET
     kind: FailureKind | UnsetType = UNSET
     type: str | UnsetType = UNSET
     error: str | UnsetType = UNSET
@@ -111,7 +113,8 @@ class WaitsView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JobView(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything about one job."""
+    """Everything about one job. `payload` is the value of JSON, or text; for other bytes it is
+    their number, and they are in `payload_base64`. `payload_bytes` is its size."""
 
     id: str
     queue: str
@@ -142,6 +145,9 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
     reroute: Reroute | None
     progress: float | None
     payload: Any
+    payload_base64: str | UnsetType = UNSET
+    payload_bytes: int
+    content_type: str
     result: Any
     error: str | None
     reason: Reason | None
@@ -151,6 +157,36 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
     output: str | None
     duration_ms: int | None
     failures: list[EventView]
+
+
+class JobRowView(msgspec.Struct, frozen=True, kw_only=True):
+    """A job in a table: without its payload, result, output, headers and failures."""
+
+    id: str
+    queue: str
+    task: str
+    state: State
+    attempts: int
+    max_attempts: int
+    crashes: int
+    priority: int
+    tenant: str | None
+    key: str | None
+    group: str | None
+    labels: dict[str, str]
+    created_at: str
+    due_at: str
+    expires_at: str | None
+    leased_at: str | None
+    deadline_at: str | None
+    finished_at: str | None
+    worker: str | None
+    cancel_requested: bool
+    origin: str | None
+    reason: Reason | None
+    fingerprint: str | None
+    redrives: int
+    duration_ms: int | None
 
 
 class CauseView(msgspec.Struct, frozen=True, kw_only=True):
@@ -228,6 +264,9 @@ def job_view(
         reroute=job.overrides.reroute,
         progress=job.progress,
         payload=value(job.payload, job.content_type),
+        payload_base64=UNSET if _is_text(job.payload) else _base64(job.payload),
+        payload_bytes=len(job.payload),
+        content_type=job.content_type,
         result=None if job.result is None else value(job.result, codec.JSON),
         error=None if last is None else last.message,
         reason=job.reason,
@@ -235,8 +274,46 @@ def job_view(
         redrives=job.redrives,
         exit_code=_exit_code(job, last),
         output=None if job.output is None else _text(job.output),
-        duration_ms=_duration_ms(job),
+        duration_ms=duration_ms(job),
         failures=[event_view(event) for event in job.failures],
+    )
+
+
+async def read_rows(engine: Engine, jobs: Iterable[Job]) -> list[JobRowView]:
+    """The rows of jobs that `find` or `find_rows` listed."""
+    listed = list(jobs)
+    queues = await queue_settings(engine, {job.queue for job in listed})
+    return [job_row(job, queues.get(job.queue)) for job in listed]
+
+
+def job_row(job: Job, queue: Queue | None) -> JobRowView:
+    """The row of a listed job."""
+    return JobRowView(
+        id=job.id,
+        queue=job.queue,
+        task=job.task,
+        state=job.state,
+        attempts=job.attempt,
+        max_attempts=retry_policy.attempts_max(queue or Queue(name=job.queue), job),
+        crashes=job.crashes,
+        priority=job.priority,
+        tenant=job.tenant,
+        key=job.key,
+        group=job.group,
+        labels=job.labels,
+        created_at=show_at(job.created_at),
+        due_at=show_at(job.due_at),
+        expires_at=at_of(job.expires_at),
+        leased_at=at_of(job.leased_at),
+        deadline_at=at_of(job.deadline_at),
+        finished_at=at_of(job.finished_at),
+        worker=job.worker,
+        cancel_requested=job.cancel_requested,
+        origin=job.origin,
+        reason=job.reason,
+        fingerprint=job.fingerprint,
+        redrives=job.redrives,
+        duration_ms=duration_ms(job),
     )
 
 
@@ -269,6 +346,7 @@ def event_view(event: Event) -> EventView:
         attempt=event.attempt,
         worker=event.by,
         text=event.text,
+        started_at=UNSET if event.started_at is None else show_at(event.started_at),
         kind=UNSET if failure is None else failure.kind,
         type=UNSET if failure is None else failure.type,
         error=UNSET if failure is None else failure.message,
@@ -302,6 +380,18 @@ def _text(output: bytes) -> str:
     return output.decode(errors="replace")
 
 
+def _is_text(data: bytes) -> bool:
+    try:
+        data.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _base64(data: bytes) -> str:
+    return base64.b64encode(data).decode()
+
+
 def _exit_code(job: Job, last: Failure | None) -> int | None:
     """The exit code of the last run; a command that is done stores it in its result."""
     if job.task == COMMAND_TASK and job.result is not None:
@@ -312,7 +402,8 @@ def _exit_code(job: Job, last: Failure | None) -> int | None:
     return None if last is None else last.exit_code
 
 
-def _duration_ms(job: Job) -> int | None:
+def duration_ms(job: Job) -> int | None:
+    """How long the last attempt of a finished job took."""
     if job.leased_at is None or job.finished_at is None:
         return None
     return max(job.finished_at - job.leased_at, 0)
@@ -417,4 +508,4 @@ def _leased_payload(job: Job) -> tuple[Any, str | UnsetType]:
             return skip_json(job.payload), UNSET
         return job.payload.decode(), UNSET
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return None, base64.b64encode(job.payload).decode()
+        return None, _base64(job.payload)

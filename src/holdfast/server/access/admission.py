@@ -123,16 +123,16 @@ class Admission:
 
     async def admit(
         self,
-        needs: Scope | None,
+        needs: tuple[Scope, ...] | None,
         headers: Mapping[str, str],
         peer: str | None,
         *,
         reads: bool,
         is_own_user: bool,
     ) -> ApiCall:
-        """Admit a request that needs a scope, or none; `reads` is true for GET and HEAD, and
-        `is_own_user` for a connection of the server's own user or of root. Raises Unauthenticated
-        or Forbidden."""
+        """Admit a request that needs any of these scopes, or none; `reads` is true for GET and
+        HEAD, and `is_own_user` for a connection of the server's own user or of root. Raises
+        Unauthenticated or Forbidden."""
         self.check_origin(headers, reads=reads)
         caller = await self._authenticate(headers, peer, is_own_user=is_own_user)
         if needs is not None and caller is ANONYMOUS:
@@ -175,7 +175,7 @@ class Admission:
     async def admit_caller(
         self,
         caller: Caller,
-        needs: Scope | None,
+        needs: tuple[Scope, ...] | None,
         headers: Mapping[str, str],
         peer: str | None,
         *,
@@ -183,8 +183,8 @@ class Admission:
     ) -> ApiCall:
         """Admit an authenticated caller to a namespace, or to its own if none is named. Raises
         Forbidden."""
-        if needs is not None and needs not in caller.scopes:
-            raise Forbidden(missing_scope(needs))
+        if needs is not None and not caller.may_any(needs):
+            raise Forbidden(missing_scope(*needs))
         caller = await self._in_namespace(caller, namespace)
         namespaces = self._server.namespaces
         app = namespaces.apps.get(caller.namespace) or await namespaces.get(caller.namespace)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeVar
 
 from msgspec.structs import replace
@@ -40,7 +41,7 @@ from holdfast.core.verdict import (
     Settlement,
 )
 from holdfast.engines.base import ANY, Engine, Expired, Known, Overdue, Saved
-from holdfast.engines.extras import Ability, Examinable, Examination, extra
+from holdfast.engines.extras import Ability, Examinable, Examination, extra, find_rows
 from holdfast.engines.wrapper import Wrapper
 from holdfast.errors import Forbidden, HoldfastError, OutcomeUnknown
 from holdfast.ops import audit
@@ -58,6 +59,7 @@ from holdfast.server.access.quotas import Charged, QuotaEnforcer
 Result = TypeVar("Result")
 
 _PRODUCE, _CONSUME, _OPERATE = Scope.PRODUCE, Scope.CONSUME, Scope.OPERATE
+_OBSERVE = Scope.OBSERVE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,17 +97,18 @@ class AuthorizedEngine(Wrapper):
         """Do nothing: the application closes the engine."""
 
     async def examine(self, *, deep: bool = False) -> Examination:
-        """The full report for operators without a prefix; only the clock for others."""
+        """The full report for operators and observers without a prefix; only the clock for
+        others."""
         await self._require(Scope.KNOWN)
         examinable = extra(self._engine, Examinable)
         if examinable is None:
             return Examination(now=wall_ms())
-        full = self._caller.may(_OPERATE) and not self._caller.prefix
+        full = self._caller.may(_OBSERVE) and not self._caller.prefix
         found = await examinable.examine(deep=deep and full)
         return found if full else Examination(now=found.now)
 
     async def declare(self, queue: Queue, *, instead_of: Known = ANY) -> bool:
-        await self._require(Scope.KNOWN)
+        await self._require(_PRODUCE, _CONSUME)
         self._visible.check_queue(queue.name)
         known = instead_of if isinstance(instead_of, Queue) else Queue(name=queue.name)
         if queue.dead_queue is not None and queue.dead_queue != known.dead_queue:
@@ -209,7 +212,7 @@ class AuthorizedEngine(Wrapper):
         return await self._engine.recount(limit)
 
     async def flow(self, queue: str, *, limit: int) -> Flow:
-        await self._require(_CONSUME)
+        await self._require(_CONSUME, _OBSERVE)
         self._visible.check_queue(queue)
         return await self._engine.flow(queue, limit=limit)
 
@@ -227,9 +230,23 @@ class AuthorizedEngine(Wrapper):
         return None
 
     async def find(self, wanted: JobFilter, *, limit: int, after: int | None = None) -> Page:
+        return await self._find(self._engine.find, wanted, limit=limit, after=after)
+
+    async def find_rows(self, wanted: JobFilter, *, limit: int, after: int | None = None) -> Page:
+        """See `ListsRows`."""
+        return await self._find(partial(find_rows, self._engine), wanted, limit=limit, after=after)
+
+    async def _find(
+        self,
+        find: Callable[..., Awaitable[Page]],
+        wanted: JobFilter,
+        *,
+        limit: int,
+        after: int | None,
+    ) -> Page:
         await self._require(Scope.KNOWN)
         self._visible.check_filter(wanted)
-        page = await self._engine.find(wanted, limit=limit, after=after)
+        page = await find(wanted, limit=limit, after=after)
         if not self._caller.prefix or wanted.queue is not None:
             return page
         return replace(page, jobs=tuple(job for job in page.jobs if self._caller.owns(job.queue)))
@@ -263,7 +280,7 @@ class AuthorizedEngine(Wrapper):
         return await self._records.load(kind, after=after, limit=limit)
 
     async def save(self, records: Sequence[Record]) -> list[Saved]:
-        await self._require(Scope.KNOWN)
+        await self._require(_PRODUCE, _CONSUME)
         records = await self._records.signed(records)
         acts = await self._records.operator_acts(records)
         if not acts:
@@ -275,12 +292,12 @@ class AuthorizedEngine(Wrapper):
         await self._records.check_save(records)
         return await self._engine.save(records)
 
-    async def _require(self, scope: Scope) -> None:
-        """Raise unless the token is still valid and has the scope."""
+    async def _require(self, *scopes: Scope) -> None:
+        """Raise unless the token is still valid and has any of these scopes."""
         if self._require_token is not None:
             await self._require_token()
-        if scope not in self._caller.scopes:
-            raise Forbidden(missing_scope(scope))
+        if not self._caller.may_any(scopes):
+            raise Forbidden(missing_scope(*scopes))
 
     def _check_scope(self, scope: Scope, act: str) -> None:
         if scope not in self._caller.scopes:

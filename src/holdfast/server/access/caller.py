@@ -11,14 +11,16 @@ from holdfast.core.workers import QUEUE_PREFIX
 
 
 class Scope(StrEnum):
-    """A permission. `operate` includes `produce` and `consume`; `admin` includes all three, and
-    each of the four includes `known`. `run-commands` is separate and allows nothing alone: it lets
+    """A permission. `operate` includes `produce`, `consume` and `observe`, which reads what
+    `operate` reads and changes nothing; `admin` includes all four, and each of the five includes
+    `known`. `run-commands` is separate and allows nothing alone: it lets
     a caller that may also enqueue or operate use jobs and schedules that run a command line or send
     a request from the worker's machine."""
 
     KNOWN = "known"
     PRODUCE = "produce"
     CONSUME = "consume"
+    OBSERVE = "observe"
     OPERATE = "operate"
     ADMIN = "admin"
     RUN_COMMANDS = "run-commands"
@@ -26,11 +28,13 @@ class Scope(StrEnum):
 
 GRANTABLE = tuple(scope for scope in Scope if scope is not Scope.KNOWN)
 """The scopes that a token can be created with."""
+_OPERATORS = (Scope.KNOWN, Scope.PRODUCE, Scope.CONSUME, Scope.OBSERVE)
 _IMPLIED: dict[str, tuple[str, ...]] = {
     Scope.PRODUCE: (Scope.KNOWN,),
     Scope.CONSUME: (Scope.KNOWN,),
-    Scope.OPERATE: (Scope.KNOWN, Scope.PRODUCE, Scope.CONSUME),
-    Scope.ADMIN: (Scope.KNOWN, Scope.OPERATE, Scope.PRODUCE, Scope.CONSUME),
+    Scope.OBSERVE: (Scope.KNOWN,),
+    Scope.OPERATE: _OPERATORS,
+    Scope.ADMIN: (*_OPERATORS, Scope.OPERATE),
 }
 
 
@@ -43,12 +47,17 @@ def with_implied(scopes: Iterable[str]) -> frozenset[str]:
     return frozenset((*known, *included))
 
 
-def missing_scope(scope: Scope) -> str:
-    """The text of the error for a caller without a scope."""
-    needed = f'the scope "{scope.value}"'
-    if scope is Scope.KNOWN:
+def missing_scope(*scopes: Scope) -> str:
+    """The text of the error for a caller with none of these scopes."""
+    needed = f"the scope {any_scope(scopes)}"
+    if Scope.KNOWN in scopes:
         needed = f"one of the scopes {', '.join(_IMPLIED)}"
     return f"this token may not do this: it needs {needed}"
+
+
+def any_scope(scopes: Iterable[Scope]) -> str:
+    """The scopes, of which one is enough, for a message."""
+    return " or ".join(f'"{scope.value}"' for scope in scopes)
 
 
 class Caller(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,6 +75,10 @@ class Caller(msgspec.Struct, frozen=True, kw_only=True):
     def may(self, scope: str) -> bool:
         """True if the caller has this scope."""
         return scope in self.scopes
+
+    def may_any(self, scopes: Iterable[str]) -> bool:
+        """True if the caller has at least one of these scopes."""
+        return not self.scopes.isdisjoint(scopes)
 
     def owns(self, queue: str) -> bool:
         """True if the queue is within the caller's prefix."""

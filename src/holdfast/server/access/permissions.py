@@ -37,7 +37,7 @@ from holdfast.ops.records import kind_of, pages, scan
 from holdfast.ops.redrives import RedriveRecord, RedriveState
 from holdfast.ops.sqs import MoveTasks, SqsQueue
 from holdfast.ops.ticks import Schedule
-from holdfast.server.access.caller import Caller, Scope
+from holdfast.server.access.caller import Caller, Scope, any_scope
 from holdfast.telemetry import accounts, event_log, snapshots, watch
 from holdfast.telemetry.accounts import Account
 from holdfast.worker.wire import BUILT_IN_TASKS
@@ -46,29 +46,30 @@ COMMAND_TASKS = BUILT_IN_TASKS
 """Tasks that run a program, or send a request, from the worker's machine."""
 
 _PRODUCE, _CONSUME, _OPERATE = Scope.PRODUCE, Scope.CONSUME, Scope.OPERATE
+_OBSERVE = Scope.OBSERVE
 
 SCOPES: dict[str, tuple[tuple[Scope, ...], tuple[Scope, ...]]] = {
-    workers.KIND: ((_CONSUME, _OPERATE), (_CONSUME, _OPERATE)),
-    workers.ORDER_KIND: ((_CONSUME, _OPERATE), (_CONSUME, _OPERATE)),
-    workers.DECLARED_KIND: ((_PRODUCE, _CONSUME, _OPERATE), (_CONSUME, _OPERATE)),
-    workers.UNATTENDED_KIND: ((_CONSUME, _OPERATE), ()),
-    breaker.KIND: ((_CONSUME, _OPERATE), (_CONSUME, _OPERATE)),
-    queues.LIMIT_KIND: ((_CONSUME, _OPERATE), (_CONSUME, _OPERATE)),
-    settings.SETTING_KIND: ((_PRODUCE, _CONSUME, _OPERATE), (_OPERATE,)),
-    queues.PAUSE_KIND: ((_PRODUCE, _CONSUME, _OPERATE), (_OPERATE,)),
-    schedules.SCHEDULE_KIND: ((_OPERATE,), (_OPERATE,)),
-    redrives.REDRIVE_KIND: ((_OPERATE,), (_OPERATE,)),
-    redrives.BATCH_KIND: ((_OPERATE,), (_OPERATE,)),
-    queues.DISTRIBUTION_KIND: ((_OPERATE,), (_OPERATE,)),
-    sqs.SQS_QUEUE_KIND: ((_PRODUCE, _CONSUME, _OPERATE), (_OPERATE,)),
-    sqs.MOVE_TASKS_KIND: ((_OPERATE,), (_OPERATE,)),
-    gates.GATE_KIND: ((_CONSUME, _OPERATE), (_OPERATE,)),
-    gates.GATE_RUN_KIND: ((_CONSUME, _OPERATE), (_CONSUME, _OPERATE)),
-    accounts.ACCOUNT_KIND: ((_OPERATE,), ()),
-    event_log.EVENTS_KIND: ((_OPERATE,), ()),
-    watch.WATCH_KIND: ((_OPERATE,), ()),
-    alerts.ALERT_KIND: ((_OPERATE,), ()),
-    **dict.fromkeys(snapshots.KINDS.values(), ((_OPERATE,), ())),
+    workers.KIND: ((_CONSUME, _OBSERVE), (_CONSUME, _OPERATE)),
+    workers.ORDER_KIND: ((_CONSUME, _OBSERVE), (_CONSUME, _OPERATE)),
+    workers.DECLARED_KIND: ((_PRODUCE, _CONSUME, _OBSERVE), (_CONSUME, _OPERATE)),
+    workers.UNATTENDED_KIND: ((_CONSUME, _OBSERVE), ()),
+    breaker.KIND: ((_CONSUME, _OBSERVE), (_CONSUME, _OPERATE)),
+    queues.LIMIT_KIND: ((_CONSUME, _OBSERVE), (_CONSUME, _OPERATE)),
+    settings.SETTING_KIND: ((_PRODUCE, _CONSUME, _OBSERVE), (_OPERATE,)),
+    queues.PAUSE_KIND: ((_PRODUCE, _CONSUME, _OBSERVE), (_OPERATE,)),
+    schedules.SCHEDULE_KIND: ((_OBSERVE,), (_OPERATE,)),
+    redrives.REDRIVE_KIND: ((_OBSERVE,), (_OPERATE,)),
+    redrives.BATCH_KIND: ((_OBSERVE,), (_OPERATE,)),
+    queues.DISTRIBUTION_KIND: ((_OBSERVE,), (_OPERATE,)),
+    sqs.SQS_QUEUE_KIND: ((_PRODUCE, _CONSUME, _OBSERVE), (_OPERATE,)),
+    sqs.MOVE_TASKS_KIND: ((_OBSERVE,), (_OPERATE,)),
+    gates.GATE_KIND: ((_CONSUME, _OBSERVE), (_OPERATE,)),
+    gates.GATE_RUN_KIND: ((_CONSUME, _OBSERVE), (_CONSUME, _OPERATE)),
+    accounts.ACCOUNT_KIND: ((_OBSERVE,), ()),
+    event_log.EVENTS_KIND: ((_OBSERVE,), ()),
+    watch.WATCH_KIND: ((_OBSERVE,), ()),
+    alerts.ALERT_KIND: ((_OBSERVE,), ()),
+    **dict.fromkeys(snapshots.KINDS.values(), ((_OBSERVE,), ())),
 }
 """The scopes to load and to save each kind: any one of them is enough."""
 
@@ -109,10 +110,10 @@ class VisibleQueues:
             self.check_queue(wanted.queue)
         if wanted.ids is not None:
             return
-        if not self._caller.may(Scope.CONSUME):
-            raise Forbidden('this needs the scope "operate", or the ids of the jobs')
-        if wanted.queue is None and not self._caller.may(Scope.OPERATE):
-            raise Forbidden('this needs the scope "operate", or the name of a queue')
+        if not self._caller.may_any((_CONSUME, _OBSERVE)):
+            raise Forbidden('this needs the scope "observe", or the ids of the jobs')
+        if wanted.queue is None and not self._caller.may(_OBSERVE):
+            raise Forbidden('this needs the scope "observe", or the name of a queue')
         if wanted.queue is None and self._prefix:
             raise Forbidden(self._name_a_queue())
 
@@ -309,8 +310,8 @@ class RecordPermissions:
         scopes = SCOPES[kind][0 if act == "read" else 1]
         if not scopes:
             raise Forbidden(f"only the server itself may {act} {kind} records")
-        if not any(self._caller.may(scope) for scope in scopes):
-            needed = " or ".join(f'"{scope.value}"' for scope in scopes)
+        if not self._caller.may_any(scopes):
+            needed = any_scope(scopes)
             raise Forbidden(f"this token may not {act} {kind} records: it needs the scope {needed}")
 
     async def _check_one(self, record: Record) -> None:

@@ -144,7 +144,7 @@ def _described(operation: Operation, types: _Types, is_open: bool) -> Schema:
             }
     if operation.needs is not None:
         found["security"] = [{_BEARER: []}, *([{}] if is_open else [])]
-        found["x-scope"] = operation.needs.value
+        found["x-scope"] = " or ".join(scope.value for scope in operation.needs)
     return found
 
 
@@ -158,10 +158,11 @@ def _description(operation: Operation) -> str:
     text = " ".join(operation.description.split()) or operation.name
     if operation.internal:
         text += " Internal: may change with every version."
-    if operation.needs is Scope.KNOWN:
+    needs = operation.needs
+    if needs is not None and Scope.KNOWN in needs:
         text += " Needs a token with any scope."
-    elif operation.needs is not None:
-        text += f" Needs the scope `{operation.needs.value}`."
+    elif needs is not None:
+        text += f" Needs the scope {' or '.join(f'`{scope.value}`' for scope in needs)}."
     return text
 
 

@@ -35,13 +35,14 @@ Target = TypeVar("Target")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operation:
-    """`needs` is the scope a caller needs; None admits every caller. An operation that `waits` is
-    cancelled when its client disconnects. One that is not `repeatable` accepts an Idempotency-Key.
-    `content_type` is that of the body and of the answer, unless it `produces` another."""
+    """A caller needs any of the scopes in `needs`; None admits every caller. An operation that
+    `waits` is cancelled when its client disconnects. One that is not `repeatable` accepts an
+    Idempotency-Key. `content_type` is that of the body and of the answer, unless it `produces`
+    another."""
 
     method: str
     path: str
-    needs: Scope | None
+    needs: tuple[Scope, ...] | None
     handler: Handler
     name: str
     description: str
@@ -73,7 +74,7 @@ def operation(
     method: str,
     path: str,
     *,
-    needs: Scope | None,
+    needs: Scope | tuple[Scope, ...] | None,
     status: int = 200,
     waits: bool = False,
     streams: bool = False,
@@ -105,7 +106,7 @@ def operation(
         return Operation(
             method=method,
             path=path,
-            needs=needs,
+            needs=(needs,) if isinstance(needs, Scope) else needs,
             handler=function,
             name=function.__name__,
             description=inspect.cleandoc(function.__doc__ or ""),

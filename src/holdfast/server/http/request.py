@@ -20,7 +20,7 @@ from holdfast.errors import UsageError
 from holdfast.notation.synonyms import READ_ONLY, remedy
 from holdfast.server.access.admission import Admission, ApiCall
 from holdfast.server.access.peers import OWN_USER
-from holdfast.server.http.chunked_decode import LARGE, ChunkedDecoder, is_struct
+from holdfast.server.http.chunked_decode import LARGE, ChunkedDecoder, decoder_of, is_struct
 from holdfast.server.http.operation import JSON, Operation
 from holdfast.server.http.pressure import Pressure, Ticket
 from holdfast.server.http.problems import (
@@ -70,7 +70,7 @@ class RequestReader:
         }
         self._in_json = in_json = operation.content_type == JSON
         codec = msgspec.json if in_json else msgspec.msgpack
-        self._decode = None if operation.body is None else codec.Decoder(operation.body).decode
+        self._decode = None if operation.body is None else decoder_of(codec, operation.body).decode
         self._chunked = ChunkedDecoder(operation.body, codec) if is_struct(operation.body) else None
         self._may_be_empty = in_json and body_may_be_empty(operation)
 

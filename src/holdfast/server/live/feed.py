@@ -88,7 +88,7 @@ class EventBody(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     counts: dict[str, int] = {}
 
 
-@operation("GET", "/v1/events", needs=Scope.OPERATE, streams=True)
+@operation("GET", "/v1/events", needs=Scope.OBSERVE, streams=True)
 async def stream_events(call: ApiCall, query: EventsQuery) -> AsyncGenerator[bytes]:
     """Stream events: dead jobs, workers that start and stop, paused queues, open breakers, and the
     activity of each queue. Resumes after Last-Event-ID."""

@@ -77,7 +77,7 @@ class HistoryView(msgspec.Struct, frozen=True, kw_only=True):
     points: tuple[HistoryPoint, ...]
 
 
-@operation("GET", "/v1/history", needs=Scope.OPERATE)
+@operation("GET", "/v1/history", needs=Scope.OBSERVE)
 async def show_history(call: ApiCall, query: HistoryQuery) -> HistoryView:
     """Show the history of one queue or of all. The last point ends now."""
     now = wall_ms()

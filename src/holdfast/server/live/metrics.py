@@ -61,7 +61,7 @@ _SNAPSHOT_AGE_S_MAX = 2.0
 _BROKER_AGE_S_MAX = 5.0
 
 
-@operation("GET", "/metrics", needs=Scope.OPERATE)
+@operation("GET", "/metrics", needs=Scope.OBSERVE)
 async def show_metrics(call: ApiCall) -> Annotated[bytes, TEXT]:
     """Show the metrics of the namespace in the Prometheus text format."""
     snapshot = await snapshot_reader(call.app).for_caller(call.caller)
@@ -76,7 +76,7 @@ async def show_metrics(call: ApiCall) -> Annotated[bytes, TEXT]:
     return await asyncio.shield(rendering)
 
 
-@operation("GET", "/v1/queues/{queue}/sqs", needs=Scope.OPERATE)
+@operation("GET", "/v1/queues/{queue}/sqs", needs=Scope.OBSERVE)
 async def show_sqs_metrics(call: ApiCall, queue: QueueName) -> SqsMetrics:
     """Show the metrics of a queue by the names of CloudWatch."""
     view = await find_queue(call.engine, queue, counts=True)

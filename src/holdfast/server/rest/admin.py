@@ -167,7 +167,7 @@ class SettingList(msgspec.Struct, frozen=True):
     settings: list[SettingView]
 
 
-@operation("GET", "/v1/config", needs=Scope.OPERATE)
+@operation("GET", "/v1/config", needs=Scope.OBSERVE)
 async def list_settings(call: ApiCall) -> SettingList:
     """List settings, with their values and sources. Environment variables are those of the
     server.
@@ -176,7 +176,7 @@ async def list_settings(call: ApiCall) -> SettingList:
     return SettingList([setting_view(setting, stored) for setting in SETTINGS.values()])
 
 
-@operation("GET", "/v1/config/{name}", needs=Scope.OPERATE)
+@operation("GET", "/v1/config/{name}", needs=Scope.OBSERVE)
 async def show_setting(call: ApiCall, name: Name) -> SettingView:
     """Show a setting and its current value."""
     return setting_view(_setting(name), await read_settings(call.engine))

@@ -86,13 +86,13 @@ class Quarantine(msgspec.Struct, frozen=True):
     after: str | None
 
 
-@operation("GET", "/v1/dead", needs=Scope.OPERATE)
+@operation("GET", "/v1/dead", needs=Scope.OBSERVE)
 async def list_dead(call: ApiCall, query: PageQuery) -> JobPage:
     """List dead letters, newest first. A single one is at /v1/jobs/{id}."""
     return await page_of(call.engine, query, _DEAD)
 
 
-@operation("GET", "/v1/dead/groups", needs=Scope.OPERATE)
+@operation("GET", "/v1/dead/groups", needs=Scope.OBSERVE)
 async def group_dead(call: ApiCall, query: GroupsQuery) -> DeadGroupsView:
     """Group dead letters by cause, largest group first."""
     now = (await examine(call.engine)).now
@@ -100,7 +100,7 @@ async def group_dead(call: ApiCall, query: GroupsQuery) -> DeadGroupsView:
     return groups_view(found)
 
 
-@operation("GET", "/v1/dead/quarantine", needs=Scope.OPERATE)
+@operation("GET", "/v1/dead/quarantine", needs=Scope.OBSERVE)
 async def list_quarantine(call: ApiCall, query: QuarantineQuery) -> Quarantine:
     """List jobs in quarantine: dead because they crashed their workers, newest first."""
     if query.reason not in (None, Reason.CRASHED):
@@ -190,7 +190,7 @@ class RedriveList(msgspec.Struct, frozen=True):
     redrives: list[RedriveDetails]
 
 
-@operation("GET", "/v1/redrives", needs=Scope.OPERATE)
+@operation("GET", "/v1/redrives", needs=Scope.OBSERVE)
 async def list_redrives(call: ApiCall) -> RedriveList:
     """List redrives and their progress."""
     return RedriveList([redrive_details(view) for view in await _redrives(call).all()])
@@ -218,7 +218,7 @@ async def start_redrive(call: ApiCall, body: RedriveBody) -> RedriveStarted:
     )
 
 
-@operation("GET", "/v1/redrives/{id}", needs=Scope.OPERATE)
+@operation("GET", "/v1/redrives/{id}", needs=Scope.OBSERVE)
 async def show_redrive(call: ApiCall, id: QueueName) -> RedriveDetails:
     """Show a redrive and its progress."""
     return await _details(call, id)

@@ -31,19 +31,21 @@ from holdfast.server.rest.enqueue import check_batch_size
 from holdfast.server.state import partitions_of
 
 _NEEDS = {
-    "enqueue": Scope.PRODUCE,
-    "lease": Scope.CONSUME,
-    "renew": Scope.CONSUME,
-    "settle": Scope.CONSUME,
-    "overdue": Scope.CONSUME,
-    "expired": Scope.CONSUME,
-    "flow": Scope.CONSUME,
-    "amend": Scope.CONSUME,
-    "finished": Scope.OPERATE,
-    "recount": Scope.OPERATE,
-    "drop": Scope.ADMIN,
+    "enqueue": (Scope.PRODUCE,),
+    "declare": (Scope.PRODUCE, Scope.CONSUME),
+    "save": (Scope.PRODUCE, Scope.CONSUME),
+    "lease": (Scope.CONSUME,),
+    "renew": (Scope.CONSUME,),
+    "settle": (Scope.CONSUME,),
+    "overdue": (Scope.CONSUME,),
+    "expired": (Scope.CONSUME,),
+    "flow": (Scope.CONSUME, Scope.OBSERVE),
+    "amend": (Scope.CONSUME,),
+    "finished": (Scope.OPERATE,),
+    "recount": (Scope.OPERATE,),
+    "drop": (Scope.ADMIN,),
 }
-"""The minimum scope for each verb; `AuthorizedEngine` checks in more detail."""
+"""The scopes for each verb, of which one is enough; `AuthorizedEngine` checks in more detail."""
 
 
 def _check_enqueue(body: EnqueueCall) -> None:
@@ -125,7 +127,7 @@ OPERATIONS = (
     Operation(
         method="GET",
         path="/v1/engine",
-        needs=Scope.KNOWN,
+        needs=(Scope.KNOWN,),
         handler=_about,
         name="engine",
         description="Show the traits of the engine behind this server.",
@@ -137,7 +139,7 @@ OPERATIONS = (
         Operation(
             method="POST",
             path=f"/v1/engine/{name}",
-            needs=_NEEDS.get(name, Scope.KNOWN),
+            needs=_NEEDS.get(name, (Scope.KNOWN,)),
             handler=_handler(name, verb),
             name=f"engine_{name}",
             description="Call a verb of the engine.",

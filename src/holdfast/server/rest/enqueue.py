@@ -176,7 +176,7 @@ async def enqueue_batch(call: ApiCall, body: NewBatch) -> EnqueuedBatch:
     return EnqueuedBatch(id_, [each.id for each in receipts[:-1]], builder.note)
 
 
-@operation("GET", "/v1/batches/{id}", needs=Scope.PRODUCE)
+@operation("GET", "/v1/batches/{id}", needs=(Scope.PRODUCE, Scope.OBSERVE))
 async def show_batch(call: ApiCall, id: JobId) -> BatchView:
     """Show the progress of a batch, by the id of the job that completes it."""
     last = await read_job(call.engine, id)

@@ -52,13 +52,13 @@ class GateList(msgspec.Struct, frozen=True):
     gates: list[GateView]
 
 
-@operation("GET", "/v1/gates", needs=Scope.OPERATE)
+@operation("GET", "/v1/gates", needs=Scope.OBSERVE)
 async def list_gates(call: ApiCall) -> GateList:
     """List gates, with their state and what they moved."""
     return GateList(await Gates(call.engine).views())
 
 
-@operation("GET", "/v1/gates/{name}", needs=Scope.OPERATE)
+@operation("GET", "/v1/gates/{name}", needs=Scope.OBSERVE)
 async def show_gate(call: ApiCall, name: GateName) -> GateView:
     """Show a gate, with its state and what it moved."""
     return await Gates(call.engine).view(name)

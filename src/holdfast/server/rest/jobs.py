@@ -25,23 +25,27 @@ from holdfast.core.verdict import (
     Retime,
 )
 from holdfast.engines.base import Engine, unknown_if_partial
+from holdfast.engines.extras import find_rows
 from holdfast.errors import NotFound, UsageError
 from holdfast.notation import job_lines
-from holdfast.notation.durations import to_ms
+from holdfast.notation.durations import show_at, to_ms
 from holdfast.notation.filters import is_narrow
 from holdfast.notation.job import JobId, Json, Name, Pairs, Priority, QueueName, Seconds
 from holdfast.ops.doctor import examine
 from holdfast.ops.jobs import amend
 from holdfast.ops.jobs.amend import FINISHED, JobChanges, amend_job, edit_job
 from holdfast.ops.jobs.explain import explain_job
+from holdfast.ops.jobs.text_search import EXAMINED_MAX, TextSearch
 from holdfast.ops.jobs.views import (
     Explanation,
+    JobRowView,
     JobView,
     OutputView,
     Timeline,
     explanation,
     job_view,
     output_view,
+    read_rows,
     read_views,
     require_job,
     timeline_view,
@@ -64,10 +68,13 @@ from holdfast.server.rest.shapes import (
 _FIRST_PAGE = 4
 _PAGE = 20
 """Jobs are read with their payloads, and one may have two megabytes."""
+_ROWS = 250
 _PAGES_MAX = 60
 _BYTES_MAX = 4 * 1024 * 1024
+_EXAMINED_BYTES_MAX = 32 * 1024 * 1024
 _POLL_S_FIRST, _POLL_S_GROWTH, _POLL_S_MAX = 0.01, 1.5, 1.0
 
+View = Literal["full", "row"]
 Act = Literal["cancel", "retry", "expedite", "delete", "edit", "move", "retime", "bury"]
 _AMEND_OPTIONS_OF: dict[Act, tuple[str, ...]] = {
     "cancel": ("text",),
@@ -97,9 +104,13 @@ class WaitQuery(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class JobsQuery(PageQuery, forbid_unknown_fields=True, kw_only=True):
-    """A page of jobs, in any of these states."""
+    """A page of jobs, in any of these states. With the view `row`, payloads, results and outputs
+    are neither read nor sent. `contains` is a text in the payload or in an error; jobs are read to
+    find it, at most 2,000 for one page, so that a page may be empty: continue with `after`."""
 
     state: StateWords | None = None
+    view: View = "full"
+    contains: Annotated[str, Meta(min_length=1, max_length=200)] | None = None
 
 
 class TallyQuery(FilterQuery, forbid_unknown_fields=True, kw_only=True):
@@ -111,10 +122,15 @@ class TallyQuery(FilterQuery, forbid_unknown_fields=True, kw_only=True):
 
 
 class JobPage(msgspec.Struct, frozen=True):
-    """Jobs, newest first. A page may be short or empty: continue while `after` is not null."""
+    """Jobs, newest first; with the view `row` they are in `rows`. A page may be short or empty:
+    continue while `after` is not null. With `contains`, `examined` jobs were read for this page,
+    the last of them created at `examined_to`."""
 
     jobs: list[JobView]
     after: str | None
+    rows: list[JobRowView] | UnsetType = UNSET
+    examined: int | UnsetType = UNSET
+    examined_to: str | UnsetType | None = UNSET
 
 
 class Tallies(msgspec.Struct, frozen=True):
@@ -196,7 +212,7 @@ async def show_timeline(call: ApiCall, id: JobId) -> Timeline:
     return Timeline(id=job.id, state=job.state, events=timeline_view(job))
 
 
-@operation("GET", "/v1/jobs/{id}/explain", needs=Scope.CONSUME)
+@operation("GET", "/v1/jobs/{id}/explain", needs=(Scope.CONSUME, Scope.OBSERVE))
 async def explain(call: ApiCall, id: JobId) -> Explanation:
     """Explain why a job is not running, and what would change that."""
     job = await read_job(call.engine, id)
@@ -212,13 +228,17 @@ async def show_output(call: ApiCall, id: JobId) -> OutputView:
     return output_view(await read_job(call.engine, id))
 
 
-@operation("GET", "/v1/jobs", needs=Scope.OPERATE)
+@operation("GET", "/v1/jobs", needs=Scope.OBSERVE)
 async def list_jobs(call: ApiCall, query: JobsQuery) -> JobPage:
-    """List jobs that match, newest first."""
+    """List jobs that match, newest first. Ask for the view `row` to show many of them."""
+    if query.contains is not None:
+        return await _text_page(call.engine, query, query.contains)
+    if query.view == "row":
+        return await _row_page(call.engine, query, query.state)
     return await page_of(call.engine, query, query.state)
 
 
-@operation("GET", "/v1/tally", needs=Scope.OPERATE)
+@operation("GET", "/v1/tally", needs=Scope.OBSERVE)
 async def tally_jobs(call: ApiCall, query: TallyQuery) -> Tallies:
     """Count jobs that match, by one of their values."""
     wanted = query.wanted(query.state)
@@ -392,8 +412,64 @@ async def page_of(engine: Engine, query: PageQuery, state: Iterable[str] | None)
     return JobPage(views, cursor_text(after))
 
 
+async def _row_page(engine: Engine, query: PageQuery, state: Iterable[str] | None) -> JobPage:
+    """A page of rows, with the same bounds; their labels can be long."""
+    wanted = query.wanted(state)
+    rows: list[JobRowView] = []
+    size, after = 0, query.cursor
+    for _ in range(_PAGES_MAX):
+        limit = min(_ROWS, query.limit - len(rows))
+        page = await find_rows(engine, wanted, limit=limit, after=after)
+        after = page.after
+        rows += await read_rows(engine, page.jobs) if page.jobs else []
+        size += sum(
+            len(name) + len(value) for job in page.jobs for name, value in job.labels.items()
+        )
+        if after is None or len(rows) >= query.limit or size >= _BYTES_MAX:
+            break
+    return JobPage([], cursor_text(after), rows)
+
+
+async def _text_page(engine: Engine, query: JobsQuery, text: str) -> JobPage:
+    """A page of jobs that contain a text, bounded also in the jobs and bytes that are examined."""
+    wanted = query.wanted(query.state)
+    search = TextSearch(engine, text)
+    views: list[JobView] = []
+    rows: list[JobRowView] = []
+    size, room, after = 0, _FIRST_PAGE, query.cursor
+    for _ in range(_PAGES_MAX + EXAMINED_MAX // _PAGE):
+        found = len(views) + len(rows)
+        limit = min(_PAGE, room, query.limit - found, EXAMINED_MAX - search.examined)
+        page = await engine.find(wanted, limit=limit, after=after)
+        after = page.after
+        jobs = await search.matching(page.jobs)
+        if query.view == "row":
+            rows += await read_rows(engine, jobs) if jobs else []
+        else:
+            new = await read_views(engine, jobs, raw_of) if jobs else []
+            views += new
+            size += sum(map(_size, new))
+        found = len(views) + len(rows)
+        if after is None or found >= query.limit or search.examined >= EXAMINED_MAX:
+            break
+        left = min(_EXAMINED_BYTES_MAX - search.size, _BYTES_MAX - size)
+        if left <= 0:
+            break
+        # The number of further jobs that fit, if they are as large as these.
+        room = max(1, left * search.examined // max(search.size, 1)) if search.examined else _PAGE
+    last = search.last
+    return JobPage(
+        views,
+        cursor_text(after),
+        rows if query.view == "row" else UNSET,
+        examined=search.examined,
+        examined_to=None if last is None else show_at(last.created_at),
+    )
+
+
 def _size(view: JobView) -> int:
-    return _bytes(view.payload) + _bytes(view.result) + len(view.output or "")
+    encoded = 0 if isinstance(view.payload_base64, UnsetType) else len(view.payload_base64)
+    return _bytes(view.payload) + encoded + _bytes(view.result) + len(view.output or "")
 
 
 def _bytes(value: Any) -> int:

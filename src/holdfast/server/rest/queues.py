@@ -137,7 +137,7 @@ class QueueLimits(msgspec.Struct, frozen=True):
     limits: tuple[Limit, ...]
 
 
-@operation("GET", "/v1/queues", needs=Scope.OPERATE)
+@operation("GET", "/v1/queues", needs=Scope.OBSERVE)
 async def list_queues(call: ApiCall) -> QueueList:
     """List queues, with settings and counts."""
     return QueueList([queue_details(view) for view in await call.engine.queues()])
@@ -152,7 +152,7 @@ async def create_queue(call: ApiCall, body: NewQueue) -> Queue:
     return queue
 
 
-@operation("GET", "/v1/queues/{queue}", needs=Scope.OPERATE)
+@operation("GET", "/v1/queues/{queue}", needs=Scope.OBSERVE)
 async def show_queue(call: ApiCall, queue: QueueName) -> QueueDetails:
     """Show a queue, with settings and counts."""
     return queue_details(await _existing_queue(call.engine, queue, counts=True))
@@ -213,7 +213,7 @@ async def delete_queue(call: ApiCall, queue: QueueName, query: DropQuery) -> Dro
     return Dropped(queue=queue, jobs=acts.count_all(view), deleted=not query.dry_run)
 
 
-@operation("GET", "/v1/queues/{queue}/limits", needs=Scope.OPERATE)
+@operation("GET", "/v1/queues/{queue}/limits", needs=Scope.OBSERVE)
 async def show_limits(call: ApiCall, queue: QueueName) -> LimitsView:
     """Show the limits of a queue, and the jobs that hold their slots."""
     view = await _existing_queue(call.engine, queue)
@@ -249,7 +249,7 @@ async def unlimit_queue(call: ApiCall, queue: QueueName, name: TaskName) -> Queu
     return QueueLimits((await remove_limit(call.engine, queue, name)).limits)
 
 
-@operation("GET", "/v1/queues/{queue}/tenants", needs=Scope.OPERATE)
+@operation("GET", "/v1/queues/{queue}/tenants", needs=Scope.OBSERVE)
 async def show_tenants(call: ApiCall, queue: QueueName) -> TenantsView:
     """Show the tenants of a queue and their shares. The list is empty while its fairness is off."""
     await _existing_queue(call.engine, queue)
@@ -279,7 +279,7 @@ class DistributionRemoved(msgspec.Struct, frozen=True):
     stored: bool
 
 
-@operation("GET", "/v1/distributions", needs=Scope.OPERATE)
+@operation("GET", "/v1/distributions", needs=Scope.OBSERVE)
 async def list_distributions(call: ApiCall) -> DistributionList:
     """List distributions."""
     return DistributionList(await Distributions(call.engine).all())

@@ -16,10 +16,12 @@ from holdfast.notation.durations import show_at
 from holdfast.notation.job import JobId, QueueName, Seconds
 from holdfast.ops.queues import find_queue
 from holdfast.ops.schedules import (
+    PastRun,
     ScheduleRule,
     Schedules,
     ScheduleView,
     new_schedule,
+    past_runs,
     schedule_changes,
     schedule_view,
     with_rule,
@@ -96,6 +98,12 @@ class TicksQuery(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
         return ScheduleRule(cron=self.cron, every=self.every, zone=self.zone)
 
 
+class RunsQuery(msgspec.Struct, forbid_unknown_fields=True):
+    """Show at most `count` ticks."""
+
+    count: Annotated[int, Meta(ge=1, le=_TICKS_MAX)] = 30
+
+
 class ScheduleList(msgspec.Struct, frozen=True):
     """All schedules, by name."""
 
@@ -109,13 +117,19 @@ class ScheduleRun(msgspec.Struct, frozen=True):
     status: Status
 
 
+class PastRuns(msgspec.Struct, frozen=True):
+    """The last ticks, newest first, as far back as jobs of them are stored."""
+
+    runs: list[PastRun]
+
+
 class Ticks(msgspec.Struct, frozen=True):
     """The times of the next ticks."""
 
     ticks: list[str]
 
 
-@operation("GET", "/v1/schedules", needs=Scope.OPERATE)
+@operation("GET", "/v1/schedules", needs=Scope.OBSERVE)
 async def list_schedules(call: ApiCall) -> ScheduleList:
     """List schedules."""
     return ScheduleList([_view(call, each) for each in await _schedules(call).all()])
@@ -133,7 +147,7 @@ async def add_schedule(call: ApiCall, body: NewSchedule) -> ScheduleView:
     return _view(call, schedule)
 
 
-@operation("GET", "/v1/schedules/{name}", needs=Scope.OPERATE)
+@operation("GET", "/v1/schedules/{name}", needs=Scope.OBSERVE)
 async def show_schedule(call: ApiCall, name: QueueName) -> ScheduleView:
     """Show a schedule, with its next tick."""
     return _view(call, await _one(call, name))
@@ -196,13 +210,21 @@ async def run_schedule(call: ApiCall, name: QueueName, body: RunBody) -> Schedul
     return ScheduleRun(receipt.id, receipt.status)
 
 
-@operation("GET", "/v1/schedules/{name}/ticks", needs=Scope.OPERATE)
+@operation("GET", "/v1/schedules/{name}/ticks", needs=Scope.OBSERVE)
 async def show_ticks(call: ApiCall, name: QueueName, query: TicksQuery) -> Ticks:
     """Show the next ticks of a schedule, or those it would have by another rule."""
     return _ticks(call, with_rule(await _one(call, name), query.rule()), query.count)
 
 
-@operation("GET", "/v1/ticks", needs=Scope.OPERATE)
+@operation("GET", "/v1/schedules/{name}/runs", needs=Scope.OBSERVE)
+async def show_runs(call: ApiCall, name: QueueName, query: RunsQuery) -> PastRuns:
+    """Show the past ticks of a schedule by its current rule, each with the state of its job. Jobs
+    that were run by hand have ids of their own and are not listed."""
+    schedule = await _one(call, name)
+    return PastRuns(await past_runs(call.engine, schedule, wall_ms(), query.count))
+
+
+@operation("GET", "/v1/ticks", needs=Scope.OBSERVE)
 async def preview_ticks(call: ApiCall, query: TicksQuery) -> Ticks:
     """Preview the next ticks of a rule."""
     return _ticks(call, with_rule(None, query.rule()), query.count)
@@ -218,6 +240,7 @@ OPERATIONS: tuple[Operation, ...] = (
     resume_schedule,
     run_schedule,
     show_ticks,
+    show_runs,
     preview_ticks,
 )
 

@@ -87,14 +87,14 @@ async def readyz(call: ApiCall) -> ServerReady:
     return ServerReady(partitions=partitions)
 
 
-@operation("GET", "/v1/status", needs=Scope.OPERATE)
+@operation("GET", "/v1/status", needs=Scope.OBSERVE)
 async def show_status(call: ApiCall) -> StatusView:
     """Show the status of all queues, workers, breakers and gates, of running redrives and raised
     alerts."""
     return status_view(await read_status(call.engine))
 
 
-@operation("GET", "/v1/doctor", needs=Scope.OPERATE)
+@operation("GET", "/v1/doctor", needs=Scope.OBSERVE)
 async def show_checkup(call: ApiCall) -> CheckupView:
     """Show possible problems and their remedies. Does not check the store for damage: for that, run
     `holdfast doctor --deep` on the machine of the store.
@@ -128,7 +128,7 @@ class AlertList(msgspec.Struct, frozen=True):
     alerts: list[AlertView]
 
 
-@operation("GET", "/v1/alerts", needs=Scope.OPERATE)
+@operation("GET", "/v1/alerts", needs=Scope.OBSERVE)
 async def list_alerts(call: ApiCall, query: AlertsQuery) -> AlertList:
     """List alerts: those raised now, and those that ended within the last day."""
     found = {alert.key: (alert, age_ms) for alert, age_ms in await read_alerts(call.engine)}

@@ -51,13 +51,13 @@ class WorkerList(msgspec.Struct, frozen=True):
     workers: list[WorkerDetails]
 
 
-@operation("GET", "/v1/workers", needs=Scope.OPERATE)
+@operation("GET", "/v1/workers", needs=Scope.OBSERVE)
 async def list_workers(call: ApiCall) -> WorkerList:
     """List workers and their health."""
     return WorkerList([worker_details(view) for view in await Workers(call.engine).all()])
 
 
-@operation("GET", "/v1/workers/{name}", needs=Scope.OPERATE)
+@operation("GET", "/v1/workers/{name}", needs=Scope.OBSERVE)
 async def show_worker(call: ApiCall, name: Name) -> WorkerDetails:
     """Show a worker and its health."""
     view = await Workers(call.engine).get(name)
@@ -92,7 +92,7 @@ class ScalingQuery(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     workers_max: _WorkerCount = msgspec.field(default=1_000, name="max")
 
 
-@operation("GET", "/v1/scaling", needs=Scope.CONSUME)
+@operation("GET", "/v1/scaling", needs=(Scope.CONSUME, Scope.OBSERVE))
 async def show_scaling(call: ApiCall, query: ScalingQuery) -> ScalingsView:
     """Compute how many workers keep waiting times short: for one queue, or for each and for all.
 
@@ -128,14 +128,14 @@ class BreakerSet(msgspec.Struct, frozen=True):
     state: BreakerState
 
 
-@operation("GET", "/v1/breakers", needs=Scope.OPERATE)
+@operation("GET", "/v1/breakers", needs=Scope.OBSERVE)
 async def list_breakers(call: ApiCall) -> BreakerList:
     """List the breakers of tasks and of failing hosts."""
     known = await read_breakers(call.engine)
     return BreakerList([breaker_view(key, each) for key, each in known.items()])
 
 
-@operation("GET", "/v1/breakers/{name}", needs=Scope.OPERATE)
+@operation("GET", "/v1/breakers/{name}", needs=Scope.OBSERVE)
 async def show_breaker(call: ApiCall, name: Name) -> BreakerView:
     """Show a breaker, named task:NAME or host:NAME:PORT."""
     known = await read_breakers(call.engine)
