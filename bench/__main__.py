@@ -16,7 +16,7 @@ from typing import Any
 
 from rich.console import Console
 
-from bench import aws, drain, engines, flow, hostile, rabbitmq, server, sqs
+from bench import aws, drain, engines, fleet, flow, hostile, rabbitmq, server, sqs
 from bench.report import Report, print_table, record, to_markdown, write_json
 from bench.stores import ENGINES
 
@@ -25,6 +25,7 @@ BENCHES: dict[str, Any] = {
     "aws": aws.run,
     "drain": drain.run,
     "engines": engines.run,
+    "fleet": fleet.run,
     "flow": flow.run,
     "hostile": hostile.run,
     "rabbitmq": rabbitmq.run,
@@ -70,6 +71,7 @@ def _options(
     engines.Options
     | aws.Options
     | drain.Options
+    | fleet.Options
     | flow.Options
     | rabbitmq.Options
     | server.Sizes
@@ -85,6 +87,14 @@ def _options(
         case "drain":
             drain_sizes = replace(drain.QUICK if given.quick else drain.Sizes(), **changes)
             return drain.Options(engines=chosen, sizes=drain_sizes, peers=given.peers)
+        case "fleet":
+            fleet_sizes = fleet.QUICK if given.quick else fleet.Sizes()
+            fleet_sizes = replace(
+                fleet_sizes,
+                messages=given.jobs or fleet_sizes.messages,
+                repeats=given.repeats or fleet_sizes.repeats,
+            )
+            return fleet.Options(sizes=fleet_sizes)
         case "flow":
             flow_sizes = replace(flow.QUICK if given.quick else flow.Sizes(), **changes)
             return flow.Options(engines=chosen, sizes=flow_sizes)
@@ -130,13 +140,15 @@ def _parser() -> argparse.ArgumentParser:
         "--repeats",
         type=int,
         metavar="N",
-        help="repetitions of each measurement [default: 7 for engines, 3 for aws, drain, rabbitmq]",
+        help="repetitions of each measurement [default: 7 for engines; 3 for aws, drain, fleet and"
+        " rabbitmq]",
     )
     parser.add_argument(
         "--jobs",
         type=int,
         metavar="N",
-        help="jobs per repetition [default: 20,000; 50,000 for drain and rabbitmq]",
+        help="jobs per repetition [default: 20,000; 50,000 for drain and rabbitmq; 1,000 for"
+        " fleet]",
     )
     parser.add_argument(
         "--no-peers",

@@ -39,4 +39,4 @@ def test_names_and_bounds() -> None:
     assert f"keeps messages for {settings.RETENTION_S // 86_400} days" in PAGE
     assert f"dead letters for {settings.DEAD_RETENTION_S // 86_400}" in PAGE
     assert f"is {settings.RECEIVES_ABOVE} above `max_attempts`" in PAGE
-    assert f"polls every {client.WAIT_S_MAX} seconds" in PAGE
+    assert f"polls each of its queues every {client.WAIT_S_MAX} seconds" in PAGE

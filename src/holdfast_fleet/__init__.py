@@ -1,0 +1,1 @@
+"""The runner fleet: terminations and housekeeping of short-lived machines on AWS."""
