@@ -51,6 +51,54 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.enable()
 
 
+# Tests of many seconds each. Started last, one of them would keep one worker busy while the others
+# have nothing left to do.
+_LONG = (
+    "tests/bench",
+    "tests/crash",
+    "tests/docs",
+    "tests/engines/rabbitmq/test_connection.py",
+    "tests/engines/sqlite/test_cost.py",
+    "tests/engines/sqlite/test_database.py",
+    "tests/engines/test_machine.py",
+    "tests/pythons",
+    "tests/server/http/test_openapi.py",
+    "tests/server/rest/test_alerts.py",
+    "tests/testing/test_rabbitmq_server.py",
+    "tests/unit/test_layering.py",
+    "tests/unit/test_tidy.py",
+    "tests/walk",
+)
+# Thousands of tests of some milliseconds: they fill the end of a run evenly.
+_SHORT = ("contract.py", "tests/unit")
+
+
+def _rank(item: pytest.Item) -> int:
+    path = item.nodeid.partition("::")[0]
+    if path.startswith(_LONG):
+        return 0
+    return 2 if path.startswith(_SHORT) or path.endswith(_SHORT) else 1
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Let each worker of pytest-xdist begin with its share of the long tests and end with its share
+    of the short ones. The list is cut into as many equal parts as there are workers; each runs one
+    part from its front, and then takes tests from the end of another's part."""
+    workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    if workers == 1:
+        return
+    long, others, short = ([item for item in items if _rank(item) == rank] for rank in range(3))
+    ordered: list[pytest.Item] = []
+    for worker in range(workers):
+        size = (len(items) - len(ordered)) // (workers - worker)
+        part = [*long[worker::workers], *others[: len(others) // (workers - worker)]]
+        del others[: len(others) // (workers - worker)]
+        rest = max(size - len(part), 0)
+        ordered += part + short[:rest]
+        del short[:rest]
+    items[:] = [*ordered, *short]
+
+
 _SHARED = pytest.StashKey[SharedBroker]()
 _BROKER = "holdfast_broker"
 

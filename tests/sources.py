@@ -1,4 +1,7 @@
-"""The package's own source files, parsed, for the tests that read instead of run them."""
+"""The source files of our packages, parsed, for the tests that read instead of run them.
+
+Modules of `holdfast` are named without the package, those of `holdfast_fleet` begin with `fleet`.
+"""
 
 import ast
 from collections.abc import Iterator
@@ -8,6 +11,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "src" / "holdfast"
+PACKAGES = {PACKAGE: "", ROOT / "src" / "holdfast_fleet": "fleet"}
 
 
 @dataclass(frozen=True)
@@ -42,13 +46,23 @@ class Source:
 @cache
 def read_all() -> list[Source]:
     found = []
-    for path in sorted(PACKAGE.rglob("*.py")):
-        parts = path.relative_to(PACKAGE).with_suffix("").parts
-        is_package = parts[-1] == "__init__"
-        module = ".".join(parts[:-1] if is_package else parts)
-        found.append(Source(module, path.read_text(), is_package))
-    assert found, f"no sources below {PACKAGE}"
+    for package, top in PACKAGES.items():
+        paths = sorted(package.rglob("*.py"))
+        assert paths, f"no sources below {package}"
+        for path in paths:
+            parts = path.relative_to(package).with_suffix("").parts
+            is_package = parts[-1] == "__init__"
+            module = ".".join(filter(None, [top, *(parts[:-1] if is_package else parts)]))
+            found.append(Source(module, path.read_text(), is_package))
     return found
+
+
+def in_tree(target: str) -> str | None:
+    """The name, as in `Source.module`, of something that is imported from our packages."""
+    top, _, name = target.partition(".")
+    if top == "holdfast":
+        return name
+    return ".".join(filter(None, ["fleet", name])) if top == "holdfast_fleet" else None
 
 
 def is_within(module: str, prefix: str) -> bool:
@@ -75,8 +89,8 @@ def imported_modules(source: Source, sources: list[Source]) -> set[str]:
     known = {each.module for each in sources}
     found = set()
     for _, target in imports(source, types=False):
-        top, _, name = target.partition(".")
-        if top == "holdfast":
+        name = in_tree(target)
+        if name is not None:
             found.add(name if name in known else name.rpartition(".")[0])
     return found - {source.module}
 

@@ -8,18 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import logging
 import random
-import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
-from types import TracebackType
-from typing import Self
 from urllib.parse import urlsplit
 
-from holdfast.conformance.private_server import free_ports
+from torture.proxy_process import ProxyProcess, serve_owner
 
 KINDS = ("confirm", "ack", "delivery", "cut", "frame", "stall")
 """`confirm`: the broker's answer to a publish is lost. `ack`: that of a consumer is lost, so the
@@ -34,63 +30,20 @@ _BASIC = b"\x00\x3c"
 _DELIVER, _ACK, _NACK = b"\x00\x3c", b"\x00\x50", b"\x00\x78"
 
 
-class AmqpProxy:
-    """A running proxy, as its owner sees it. Faults begin with `start_faults`."""
+class AmqpProxy(ProxyProcess):
+    """The running proxy before one broker."""
+
+    MODULE = "torture.amqp_proxy"
 
     def __init__(self, broker_url: str, *, seed: int, every_s: float) -> None:
         self._parts = urlsplit(broker_url)
-        [self._port] = free_ports(1)
-        self._arguments = [str(self._port), str(self._parts.port), str(seed), str(every_s)]
-        self._process: subprocess.Popen[str] | None = None
-
-    def __enter__(self) -> Self:
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "torture.amqp_proxy", *self._arguments],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        self._read()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        assert self._process is not None
-        self._process.kill()
-        self._process.communicate()
+        super().__init__(self._parts.port, seed, every_s)
 
     @property
     def url(self) -> str:
         """The URL of the broker through the proxy."""
         account = self._parts.netloc.rpartition("@")[0]
         return self._parts._replace(netloc=f"{account}@127.0.0.1:{self._port}").geturl()
-
-    def start_faults(self) -> None:
-        self._ask("on")
-
-    def stop_faults(self) -> Counter[str]:
-        """Let everything pass from now on; returns how often each fault was injected."""
-        return Counter(self._ask("off"))
-
-    def _ask(self, word: str) -> dict[str, int]:
-        assert self._process is not None
-        assert self._process.stdin is not None
-        self._process.stdin.write(f"{word}\n")
-        self._process.stdin.flush()
-        return self._read()
-
-    def _read(self) -> dict[str, int]:
-        assert self._process is not None
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        if not line:
-            raise RuntimeError("the proxy ended; see its traceback above")
-        answer: dict[str, int] = json.loads(line)
-        return answer
 
 
 class FaultDice:
@@ -220,14 +173,7 @@ class _Proxy:
 async def main(port: str, target_port: str, seed: str, every_s: str) -> None:
     dice = FaultDice(int(seed), float(every_s))
     server = await asyncio.start_server(_Proxy(int(target_port), dice).serve, "127.0.0.1", port)
-    print("{}", flush=True)
-    arming: asyncio.Task[None] | None = None
-    async with server:
-        while word := (await asyncio.to_thread(sys.stdin.readline)).strip():
-            if arming is not None:
-                arming.cancel()
-            arming = asyncio.create_task(dice.run()) if word == "on" else None
-            print(json.dumps(dice.counts), flush=True)
+    await serve_owner(server, dice)
 
 
 if __name__ == "__main__":

@@ -9,10 +9,9 @@ import argparse
 import asyncio
 import logging
 import os
-import shutil
 import tempfile
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,7 @@ from torture.private_server import PrivateServer
 from torture.sqs_proxy import SqsProxy
 from torture.stores import ENGINES, store
 
-PARTS: dict[str, Callable[[Service, AwsPlan], Callable[[], Awaitable[PartResult]]]] = {
+PARTS: dict[str, Callable[[Service, AwsPlan], Callable[[], Coroutine[Any, Any, PartResult]]]] = {
     "workers": lambda service, plan: WorkerPart(service, plan).run,
     "gates": lambda service, plan: GatePart(service, plan).run,
 }
@@ -103,34 +102,7 @@ def _run_part(part: str, given: argparse.Namespace) -> tuple[dict[str, Any], boo
             SqsProxy(server.url, journal, seed=plan.seed, every_s=FAULT_S) as proxy,
         ):
             run = PARTS[part](Service(server, proxy, journal, home), plan)
-            figures, wrong = asyncio.run(_ended(run))
+            figures, wrong = asyncio.run(run())
             (home / "server.log").write_text(server.log)
-        if given.keep or wrong:
-            kept = given.keep or Path(tempfile.mkdtemp(prefix="holdfast-histories-"))
-            shutil.copytree(home, kept / part, dirs_exist_ok=True)
-            print(f"histories: {kept / part}")
-    outcome = {
-        "part": part,
-        "engine": given.engine,
-        "seed": given.seed,
-        "seconds": round(time.monotonic() - started, 1),
-        **figures,
-        "violations": len(wrong),
-    }
-    print(_summary(outcome), flush=True)
-    for each in wrong[:10]:
-        print(each, flush=True)
-    return outcome, not wrong
-
-
-async def _ended(run: Callable[[], Awaitable[PartResult]]) -> PartResult:
-    return await run()
-
-
-def _summary(outcome: dict[str, Any]) -> str:
-    texts = [
-        f"{value:,} {name.replace('_', ' ')}"
-        for name, value in outcome.items()
-        if isinstance(value, int) and name != "seed"
-    ]
-    return f"{outcome['part']} on {outcome['engine']}: {', '.join(texts)}"
+        results.keep_histories(home, part, given, wrong=bool(wrong), checked=False)
+    return results.finish_part(part, given, started, figures, wrong)

@@ -6,7 +6,6 @@ resurrected, no stale settle."""
 from __future__ import annotations
 
 import argparse
-import shutil
 import tempfile
 import time
 from pathlib import Path
@@ -87,10 +86,7 @@ def _torture(name: str, given: argparse.Namespace) -> tuple[dict[str, Any], Find
         with store(name, Path(home)) as chosen:
             findings = FaultInjector(chosen, plan, histories).run()
         transactions = sum(line.op == "transaction" for line in read_journals(histories))
-        if given.keep or not findings.clean:
-            kept = given.keep or Path(tempfile.mkdtemp(prefix="holdfast-histories-"))
-            shutil.copytree(histories, kept / name, dirs_exist_ok=True)
-            print(f"histories: {kept / name} (./hf torture check {kept / name})")
+        results.keep_histories(histories, name, given, wrong=not findings.clean)
     _show(findings)
     figures = _figures(name, plan, findings, time.monotonic() - started)
     return {**figures, "transactions": transactions}, findings

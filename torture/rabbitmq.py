@@ -11,7 +11,6 @@ import asyncio
 import json
 import logging
 import random
-import shutil
 import tempfile
 import time
 from collections import Counter
@@ -120,22 +119,8 @@ def _run_part(
         ):
             run = _PARTS[part](Scene(ledger, broker, proxy, plan, histories))
             figures, wrong = run(given.rounds)
-        if given.keep or wrong:
-            kept = given.keep or Path(tempfile.mkdtemp(prefix="holdfast-histories-"))
-            shutil.copytree(histories, kept / part, dirs_exist_ok=True)
-            print(f"histories: {kept / part} (./hf torture check {kept / part})")
-    outcome = {
-        "part": part,
-        "engine": given.engine,
-        "seed": given.seed,
-        "seconds": round(time.monotonic() - started, 1),
-        **figures,
-        "violations": len(wrong),
-    }
-    print(_summary(outcome), flush=True)
-    for each in wrong[:10]:
-        print(each, flush=True)
-    return outcome, not wrong
+        results.keep_histories(histories, part, given, wrong=bool(wrong))
+    return results.finish_part(part, given, started, figures, wrong)
 
 
 def _plan(given: argparse.Namespace) -> FaultPlan:
@@ -149,15 +134,6 @@ def _plan(given: argparse.Namespace) -> FaultPlan:
         server_kills=broker_kills // 2 if given.server_kills is None else given.server_kills,
         broker_kills=broker_kills,
     )
-
-
-def _summary(outcome: dict[str, Any]) -> str:
-    texts = [
-        f"{value:,} {name.replace('_', ' ')}"
-        for name, value in outcome.items()
-        if isinstance(value, int) and name != "seed"
-    ]
-    return f"{outcome['part']} on {outcome['engine']}: {', '.join(texts)}"
 
 
 class Scene(NamedTuple):

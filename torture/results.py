@@ -6,6 +6,9 @@ import datetime as dt
 import json
 import os
 import platform
+import shutil
+import tempfile
+import time
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from random import SystemRandom
@@ -95,6 +98,41 @@ def record(heading: str, outcome: dict[str, Any]) -> None:
     before, _, after = text.partition(marker)
     rows = after.removeprefix(head).removeprefix(rule)
     PAGE.write_text(before + marker + head + rule + row + "\n" + rows)
+
+
+def finish_part(
+    part: str, given: Namespace, started: float, figures: dict[str, Any], wrong: list[str]
+) -> tuple[dict[str, Any], bool]:
+    """Print the result of a part; return it, and whether nothing was wrong."""
+    outcome = {
+        "part": part,
+        "engine": given.engine,
+        "seed": given.seed,
+        "seconds": round(time.monotonic() - started, 1),
+        **figures,
+        "violations": len(wrong),
+    }
+    counts = ", ".join(
+        f"{value:,} {name.replace('_', ' ')}"
+        for name, value in outcome.items()
+        if isinstance(value, int) and name != "seed"
+    )
+    print(f"{part} on {given.engine}: {counts}", flush=True)
+    for each in wrong[:10]:
+        print(each, flush=True)
+    return outcome, not wrong
+
+
+def keep_histories(
+    histories: Path, name: str, given: Namespace, *, wrong: bool, checked: bool = True
+) -> None:
+    """Copy the histories if that was asked for or something is wrong, and print where they are.
+    `checked` means that `./hf torture check` reads them."""
+    if not (given.keep or wrong):
+        return
+    kept = (given.keep or Path(tempfile.mkdtemp(prefix="holdfast-histories-"))) / name
+    shutil.copytree(histories, kept, dirs_exist_ok=True)
+    print(f"histories: {kept}" + (f" (./hf torture check {kept})" if checked else ""))
 
 
 def conclude(kind: str, outcomes: list[tuple[dict[str, Any], bool]], given: Namespace) -> int:

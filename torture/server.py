@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import shutil
 import signal
 import tempfile
 import time
@@ -145,10 +144,7 @@ def _torture(name: str, given: argparse.Namespace) -> tuple[dict[str, Any], bool
             )
             findings = ServerFaultInjector(served, plan, histories, behind).run()
         back_ms = _back_ms(read_journals(histories))
-        if given.keep or not findings.clean:
-            kept = given.keep or Path(tempfile.mkdtemp(prefix="holdfast-histories-"))
-            shutil.copytree(histories, kept / name, dirs_exist_ok=True)
-            print(f"histories: {kept / name} (./hf torture check {kept / name})")
+        results.keep_histories(histories, name, given, wrong=not findings.clean)
     print(findings, flush=True)
     for violation in findings.violations[:5]:
         print(violation)

@@ -109,7 +109,10 @@ class Causes:
     def __init__(self, faults: Sequence[Fault], calls: Sequence[ServiceCall]) -> None:
         self._faults = faults
         self._struck: dict[str, list[ServiceCall]] = defaultdict(list)
+        self._calls: dict[str, list[ServiceCall]] = defaultdict(list)
         for call in calls:
+            for name in call.names:
+                self._calls[name].append(call)
             if call.fault and call.fault not in HARMLESS:
                 for name in call.names:
                     self._struck[name].append(call)
@@ -127,6 +130,23 @@ class Causes:
             call.action.startswith("SendMessage") and call.began_ns < until_ns
             for call in self._struck.get(name, ())
         )
+
+    def is_sent_again(self, name: str, until_ns: int) -> bool:
+        """Whether a worker sent the message again to its queue, after it had received it: one that
+        it gives back would use up an attempt. The first one is deleted, at once or, if the worker
+        was killed, after another run."""
+        sources: set[str] = set()
+        calls = self._calls.get(name, ())
+        for at, call in enumerate(calls):
+            if call.began_ns >= until_ns:
+                return False
+            if call.action == "ReceiveMessage":
+                sources.add(call.queue)
+            elif call.action.startswith("SendMessage") and call.queue in sources:
+                deletes = (each.action.startswith("DeleteMessage") for each in calls[at + 1 :])
+                if any(deletes):
+                    return True
+        return False
 
     def is_killed(self, pids: Iterable[int], from_ns: int, until_ns: int) -> bool:
         """Whether one of these processes was killed. Those below a killed launcher may go on for
@@ -231,7 +251,7 @@ def _unexplained(
 ) -> Iterator[str]:
     """A second run has a cause: the first one asked for it, its process was killed, or the service
     misbehaved in a call about the message. Another message with the same name comes from a send
-    that was repeated, or from a second run of its parent."""
+    that was repeated, from a worker that sent it again, or from a second run of its parent."""
     for at, run in enumerate(runs[1:], start=1):
         same = [each for each in runs[:at] if each.message == run.message]
         from_ns, until_ns = same[-1].begin_ns if same else 0, run.begin_ns
@@ -239,7 +259,7 @@ def _unexplained(
             parent = name.removesuffix(THEN)
             if parent != name and len(by_name.get(parent, ())) > 1:
                 continue
-            if not causes.is_doubtful(name, until_ns):
+            if not (causes.is_doubtful(name, until_ns) or causes.is_sent_again(name, until_ns)):
                 yield f"doubled: {name} is two messages, and no send of it was in doubt"
             continue
         if causes.is_struck(name, from_ns, until_ns) or causes.is_stalled(from_ns, until_ns):

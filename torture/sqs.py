@@ -10,7 +10,6 @@ import argparse
 import asyncio
 import json
 import random
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -104,10 +103,7 @@ def _torture(name: str, given: argparse.Namespace) -> tuple[dict[str, Any], bool
         (histories / "end.json").write_bytes(msgspec.json.encode(end))
         calls = read_calls(histories)
         violations = check(calls, end)
-        if given.keep or violations:
-            kept = given.keep or Path(tempfile.mkdtemp(prefix="holdfast-histories-"))
-            shutil.copytree(histories, kept / name, dirs_exist_ok=True)
-            print(f"histories: {kept / name}")
+        results.keep_histories(histories, name, given, wrong=bool(violations), checked=False)
     for violation in violations[:10]:
         print(violation)
     figures = {

@@ -9,22 +9,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import os
 import random
 import re
-import subprocess
 import sys
 import time
 from collections import Counter
 from collections.abc import Coroutine
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import msgspec
 
-from holdfast.conformance.private_server import free_ports
+from torture.proxy_process import ProxyProcess, serve_owner
 from torture.service_history import FAULTS, ServiceCall
 
 STALL_S = 0.5
@@ -50,62 +47,18 @@ starts."""
 _BATCHES = ("SendMessageBatch", "DeleteMessageBatch", "ChangeMessageVisibilityBatch")
 
 
-class SqsProxy:
-    """A running proxy, as its owner sees it. Faults begin with `start_faults`."""
+class SqsProxy(ProxyProcess):
+    """The running proxy before one endpoint."""
+
+    MODULE = "torture.sqs_proxy"
 
     def __init__(self, endpoint: str, journal: Path, *, seed: int, every_s: float) -> None:
-        [self._port] = free_ports(1)
-        target = endpoint.rpartition(":")[2]
-        self._arguments = [str(self._port), target, str(journal), str(seed), str(every_s)]
-        self._process: subprocess.Popen[str] | None = None
-
-    def __enter__(self) -> Self:
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "torture.sqs_proxy", *self._arguments],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        self._read()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        assert self._process is not None
-        self._process.kill()
-        self._process.communicate()
+        super().__init__(endpoint.rpartition(":")[2], journal, seed, every_s)
 
     @property
     def url(self) -> str:
         """The URL of the endpoint through the proxy."""
         return f"http://127.0.0.1:{self._port}"
-
-    def start_faults(self) -> None:
-        self._ask("on")
-
-    def stop_faults(self) -> Counter[str]:
-        """Let everything pass from now on; returns how often each fault was injected."""
-        return Counter(self._ask("off"))
-
-    def _ask(self, word: str) -> dict[str, int]:
-        assert self._process is not None
-        assert self._process.stdin is not None
-        self._process.stdin.write(f"{word}\n")
-        self._process.stdin.flush()
-        return self._read()
-
-    def _read(self) -> dict[str, int]:
-        assert self._process is not None
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        if not line:
-            raise RuntimeError("the proxy ended; see its traceback above")
-        answer: dict[str, int] = json.loads(line)
-        return answer
 
 
 class ServiceDice:
@@ -378,14 +331,7 @@ async def main(port: str, target_port: str, journal: str, seed: str, every_s: st
     file = os.open(journal, os.O_CREAT | os.O_APPEND | os.O_WRONLY)
     proxy = _Proxy(int(target_port), file, dice)
     server = await asyncio.start_server(proxy.serve, "127.0.0.1", port, limit=BODY_BYTES_MAX)
-    print("{}", flush=True)
-    arming: asyncio.Task[None] | None = None
-    async with server:
-        while word := (await asyncio.to_thread(sys.stdin.readline)).strip():
-            if arming is not None:
-                arming.cancel()
-            arming = asyncio.create_task(dice.run()) if word == "on" else None
-            print(json.dumps(dice.counts), flush=True)
+    await serve_owner(server, dice)
 
 
 if __name__ == "__main__":

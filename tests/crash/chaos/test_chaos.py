@@ -20,7 +20,7 @@ from tests.cli.program import Ran, command, environment, run_program
 from tests.sources import ROOT
 from tests.wait import wait_until
 
-SMALL = ("--seconds", "4", "--kills", "3", "--workers", "2")
+SMALL = ("--seconds", "3", "--kills", "3", "--workers", "2")
 # Where the chaos itself is not what is looked at.
 SMALLEST = ("--seconds", "1", "--kills", "1", "--workers", "1")
 

@@ -140,6 +140,24 @@ def test_a_correct_run_is_accepted() -> None:
     }  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("actions", "is_explained"),
+    [
+        (("ReceiveMessage", "SendMessageBatch", "DeleteMessageBatch"), True),
+        (("SendMessageBatch", "ReceiveMessage", "DeleteMessageBatch"), False),
+        (("ReceiveMessage", "SendMessageBatch"), False),
+        (("ReceiveMessage", "DeleteMessageBatch"), False),
+    ],
+)
+def test_a_message_that_a_worker_sends_again_is_explained(
+    actions: tuple[str, ...], *, is_explained: bool
+) -> None:
+    """Only if it had received it, and the first one was deleted."""
+    calls = [a_call("m-1", 5 + at, action=action) for at, action in enumerate(actions)]
+    found = judged(runs=[*RUNS, a_run("m-1", 9, message="other")], calls=calls).violations
+    assert ("doubled: m-1" not in str(found)) is is_explained
+
+
 def without(name: str) -> list[MessageRun]:
     return [each for each in RUNS if each.name != name]
 

@@ -14,7 +14,7 @@ import pytest
 
 from tests.crash.torture.test_engines import run
 
-KILLS, CLIENTS = 3, 4
+KILLS, CLIENTS = 2, 4
 
 
 @pytest.mark.torture

@@ -4,7 +4,6 @@ The ledger is a SQLite file, or a PostgreSQL behind a pooler that gives each tra
 session.
 """
 
-import os
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -26,6 +25,7 @@ from holdfast.engines.base import Engine
 from holdfast.engines.brokered import BrokeredEngine
 from tests.engines import harnesses
 from tests.engines.brokered.kept_brokers import KeptBrokers
+from tests.engines.compositions import WHOLE
 from tests.engines.pg_connections import ForgetfulConnections
 
 
@@ -74,6 +74,4 @@ class TestBrokeredPostgres(
 
 
 class TestWholeBrokeredPostgres(_OnPostgres, EngineContract, DurableContract, SharedContract):
-    """HOLDFAST_CONTRACT=whole ./hf test tests/engines/brokered/test_contract.py -k Whole"""
-
-    __test__ = os.environ.get("HOLDFAST_CONTRACT") == "whole"
+    __test__ = WHOLE

@@ -14,12 +14,9 @@ from holdfast.conformance.contract import (
     SharedContract,
     TwinContract,
 )
-from holdfast.conformance.contract.concurrency import ConcurrencyContract
-from holdfast.conformance.contract.dependencies import DependencyContract
-from holdfast.conformance.contract.groups import GroupContract
-from holdfast.conformance.contract.settle import FenceContract
 from holdfast.engines.partitioned.engine import common_traits
 from holdfast.engines.support import FULL
+from tests.engines.compositions import WHOLE, CompositionContract
 from tests.engines.partitioned import harnesses
 from tests.engines.pg_connections import KeptConnections
 
@@ -47,7 +44,7 @@ class TestThreeInMemory(EngineContract, JumpContract):
             yield harness
 
 
-class TestThreeFiles(EngineContract, DurableContract, SharedContract, JumpContract):
+class _ThreeFiles:
     traits = common_traits([FULL] * 3)
 
     @pytest.fixture
@@ -56,15 +53,17 @@ class TestThreeFiles(EngineContract, DurableContract, SharedContract, JumpContra
             yield harness
 
 
-class TestMixed(
-    TwinContract,
-    FenceContract,
-    ConcurrencyContract,
-    GroupContract,
-    DependencyContract,
-    DurableContract,
-    SharedContract,
+class TestThreeFiles(_ThreeFiles, CompositionContract, JumpContract):
+    """The whole contract passes on one file and on three partitions in memory."""
+
+
+class TestWholeThreeFiles(
+    _ThreeFiles, EngineContract, DurableContract, SharedContract, JumpContract
 ):
+    __test__ = WHOLE
+
+
+class TestMixed(CompositionContract):
     """Two files and a database, which in tests has one clock, the wall's. What the stores answer is
     their own contract's; this is about where jobs go."""
 
