@@ -343,6 +343,18 @@ async def test_the_clock_is_the_services(client: SqsClient, boto: ScriptedBoto) 
     assert client.now_ms() != before
 
 
+async def test_a_reply_that_was_read_late_does_not_change_the_clock(
+    client: SqsClient, boto: ScriptedBoto, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    times = iter([1_893_456_000_000, 1_893_456_030_000])
+    headers = {"date": "Tue, 01 Jan 2030 00:00:05 GMT"}
+    boto.script = [{"Attributes": {}, "ResponseMetadata": {"HTTPHeaders": headers}}]
+    with monkeypatch.context() as patched:
+        patched.setattr(client._clock, "wall_ms", lambda: next(times))
+        await client.attributes(URL)
+    assert client._clock_off_ms == 0
+
+
 async def test_a_url_is_asked_for_once(client: SqsClient, boto: ScriptedBoto) -> None:
     boto.usual = {"QueueUrl": URL}
     assert [await client.queue_url("q") for _ in range(3)] == [URL] * 3

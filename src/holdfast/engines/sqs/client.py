@@ -50,7 +50,7 @@ _TRIES: Final = 6
 _PAUSE_S_FIRST, _PAUSE_S_MAX = 0.1, 5.0
 _PAGE: Final = 1000
 _DATE_OFF_MS: Final = 2_000
-"""The service's clock is read from replies, to the second."""
+"""Dates of replies are exact to the second, and servers write the same one for a while."""
 _REGION: Final = re.compile(r"[a-z0-9-]{1,40}\Z")
 
 _MISSING: Final = EntryFault("MissingEntry", "the answer lacks an entry", False, 500)
@@ -480,11 +480,14 @@ class SqsClient:
 
     def _answered(self, call: Call, asked: dict[str, Any]) -> dict[str, Any]:
         """In a thread."""
+        sent_ms = self._clock.wall_ms()
         answer = call(**asked)
-        self._read_date(answer)
+        self._read_date(answer, sent_ms)
         return answer
 
-    def _read_date(self, answer: dict[str, Any]) -> None:
+    def _read_date(self, answer: dict[str, Any], sent_ms: int) -> None:
+        """Correct the clock as little as the date of the reply requires: the service wrote it
+        between the request and now."""
         headers = answer.get("ResponseMetadata", {}).get("HTTPHeaders", {})
         date = headers.get("date")
         if not date or not isinstance(self._clock, SystemClock):
@@ -492,11 +495,12 @@ class SqsClient:
         from email.utils import parsedate_to_datetime
 
         try:
-            theirs_ms = int(parsedate_to_datetime(date).timestamp() * 1000) + 500
+            date_ms = int(parsedate_to_datetime(date).timestamp() * 1000)
         except ValueError:
             return
-        off_ms = theirs_ms - self._clock.wall_ms()
-        self._clock_off_ms = off_ms if abs(off_ms) > _DATE_OFF_MS else 0
+        least_ms = date_ms - self._clock.wall_ms() - _DATE_OFF_MS
+        most_ms = date_ms - sent_ms + _DATE_OFF_MS
+        self._clock_off_ms = min(max(self._clock_off_ms, least_ms), most_ms)
 
     def _calling(self) -> tuple[ThreadPool, Any]:
         return self._opened(0)

@@ -73,6 +73,20 @@ class _Repeat(NamedTuple):
     delay_s: int
 
 
+class _Tokens:
+    """Makes lease tokens that grow: with the clock of the service, and within this process even if
+    that clock is set back."""
+
+    def __init__(self) -> None:
+        self._last = 0
+
+    def next(self, now: int) -> int:
+        by_clock = (now - _TOKEN_EPOCH_MS) << _TOKEN_RANDOM_BITS
+        token = max(by_clock | secrets.randbits(_TOKEN_RANDOM_BITS), self._last + 1)
+        self._last = token
+        return token
+
+
 class _Reception:
     """The messages of one call so far, how many more it may take, until when it waits for the
     first, and how long its polls last; 0 if it does not wait. `failed` is the error of a queue that
@@ -104,6 +118,7 @@ class Receiver:
         self._returns = returns
         self._polls = PollSet(client, self._return_messages)
         self._once = LogOnce(_log)
+        self._tokens = _Tokens()
         self.is_open = True
 
     async def lease(self, request: LeaseRequest) -> list[Lease]:
@@ -312,7 +327,8 @@ class Receiver:
             if is_paused or is_unknown:
                 unwanted.append((message, job))
                 continue
-            lease = _lease_of(job, message, source, poll.began_at, now, request)
+            token = self._tokens.next(now)
+            lease = _lease_of(job, message, source, poll.began_at, now, request, token)
             if seconds(lease.lease_ms) > poll.source.visibility_s:
                 longer.append((message.handle, seconds(lease.lease_ms)))
             leases.append(lease)
@@ -493,6 +509,7 @@ def _lease_of(
     received_at: int,
     now: int,
     request: LeaseRequest,
+    token: int,
 ) -> Lease:
     own_ms = job.overrides.lease_ms if request.lease_ms is None else None
     lease_ms = own_ms or source.lease_ms
@@ -506,7 +523,6 @@ def _lease_of(
     }
     if source.key.is_dead:
         headers[delivery.POISON_HEADER] = "true"
-    token = _token(now)
     leased = replace(
         job,
         state=State.LEASED,
@@ -517,8 +533,3 @@ def _lease_of(
         headers=headers,
     )
     return Lease(job=leased, token=token, lease_ms=lease_ms)
-
-
-def _token(now: int) -> int:
-    """Grows with every lease of a job, by the clock of the service."""
-    return (now - _TOKEN_EPOCH_MS) << _TOKEN_RANDOM_BITS | secrets.randbits(_TOKEN_RANDOM_BITS)
