@@ -6,6 +6,7 @@ import subprocess
 import sys
 import typing
 from collections.abc import Iterator
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 from types import UnionType
 from typing import Any
@@ -188,17 +189,35 @@ def test_every_flag_has_a_variable(words: str, monkeypatch: pytest.MonkeyPatch) 
     path = tuple(words.split())
     app = root.build()
     arguments = _arguments(_leaf(app, path))
-    needed = [each for each in arguments if each.required]
-    without = _parsed(app, [*path, *(word for each in needed for word in _words(each))])
-    for wanted in arguments:
-        if not wanted.name.startswith("-"):
-            continue
-        others = [word for each in needed if each is not wanted for word in _words(each)]
-        by_flag = _parsed(app, [*path, *others, *_words(wanted)])
-        assert wanted.required or by_flag != without
-        with monkeypatch.context() as patched:
-            patched.setenv(variable(path, wanted.name), _sample(wanted))
-            assert _parsed(app, [*path, *others]) == by_flag, wanted.name
+    flags = [each for each in arguments if each.name.startswith("-")]
+    positional = [word for each in arguments if each not in flags for word in _words(each)]
+    needed = [word for each in flags if each.required for word in _words(each)]
+    without = _values(_parsed(app, [*path, *positional, *needed]))
+    by_flags = _values(
+        _parsed(app, [*path, *positional, *(w for each in flags for w in _words(each))])
+    )
+    optional = [each for each in flags if not each.required]
+    assert len(set(by_flags.items()) - set(without.items())) == len(optional)
+    for each in flags:
+        monkeypatch.setenv(variable(path, each.name), _sample(each))
+    assert _values(_parsed(app, [*path, *positional])) == by_flags
+
+
+def _values(parsed: Any) -> dict[str, str]:
+    """The value of each argument, those of grouped flags by their own names."""
+    command_, given = parsed
+    return {"": repr(command_), **_flat("", given)}
+
+
+def _flat(prefix: str, given: dict[str, Any]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for name, value in given.items():
+        if is_dataclass(value) and not isinstance(value, type):
+            members = {each.name: getattr(value, each.name) for each in fields(value)}
+            found |= _flat(f"{prefix}{name}.", members)
+        else:
+            found[f"{prefix}{name}"] = repr(value)
+    return found
 
 
 def _words(argument: Argument) -> list[str]:
