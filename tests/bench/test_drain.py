@@ -37,6 +37,7 @@ async def test_everything_is_measured(
     contestants = [contestant for contestant in HOLDFAST if contestant.engine == engine]
     assert tuple(contestant.name for contestant in contestants) == NAMES
     monkeypatch.setattr(drain, "HOLDFAST", tuple(contestants[: len(names)]))
+    monkeypatch.setattr(drain, "BUSY_LOOPS", 1)
     options = Options(engines=(engine,), sizes=TINY, peers=False, alone=bool(alone))
     report = await run(options, lambda _: None)
     assert not report.notes
