@@ -25,10 +25,12 @@ ABILITIES: dict[str, type[Any]] = {
     name: getattr(extras, name)
     for name in (
         "Examinable Partitioned UpkeepByPartition IdMinting FileBacked SchemaBacked Backable"
-        " Movable Transactional ServerBacked Wakeable Brokered Countable ListsRows"
+        " Movable Transactional ServerBacked Wakeable Brokered Countable Revisioned ListsRows"
     ).split()
 }
-_SQLITE = "Examinable FileBacked Backable Movable Transactional Wakeable Countable ListsRows"
+_SQLITE = (
+    "Examinable FileBacked Backable Movable Transactional Wakeable Countable Revisioned ListsRows"
+)
 ENGINES: dict[str, tuple[Engine, str]] = {
     "memory": (MemoryEngine(), "Examinable Movable Wakeable Countable ListsRows"),
     "sqlite": (
@@ -41,7 +43,10 @@ ENGINES: dict[str, tuple[Engine, str]] = {
     ),
     "partitioned": (
         PartitionedEngine([("a", MemoryEngine()), ("b", MemoryEngine())]),
-        "Examinable FileBacked Partitioned UpkeepByPartition IdMinting Countable ListsRows",
+        (
+            "Examinable FileBacked Partitioned UpkeepByPartition IdMinting Countable Revisioned"
+            " ListsRows"
+        ),
     ),
     "remote": (RemoteEngine("http://127.0.0.1:1"), "Examinable IdMinting ServerBacked"),
 }
@@ -77,6 +82,7 @@ def test_postgres() -> None:
         "Transactional",
         "Wakeable",
         "Countable",
+        "Revisioned",
         "ListsRows",
     }
 

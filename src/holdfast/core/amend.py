@@ -102,12 +102,12 @@ def amend(
             moved = replace(changed, queue=target, origin=origin, **_moves(amendment, job, now))
             text = f"from {job.queue} to {target}" + (f": {why}" if why else "")
             return Change(moved, _event(job, EventKind.MOVED, now, by, text), tail=True)
-        case Retime(delay_ms=delay_ms, by=by):
+        case Retime(delay_ms=delay_ms, by=by, text=text):
             retimed = replace(changed, due_at=now + delay_ms)
-            return Change(retimed, _event(job, EventKind.RETIMED, now, by), tail=True)
-        case Expedite(by=by):
+            return Change(retimed, _event(job, EventKind.RETIMED, now, by, text), tail=True)
+        case Expedite(by=by, text=text):
             sooner = replace(changed, due_at=min(job.due_at, now), priority=bounds.PRIORITY_MAX)
-            return Change(sooner, _event(job, EventKind.EXPEDITED, now, by))
+            return Change(sooner, _event(job, EventKind.EXPEDITED, now, by, text))
         case never:
             assert_never(never)
 
@@ -152,6 +152,8 @@ def matches(wanted: JobFilter, job: Job, now: int) -> bool:
         if value is not None and getattr(job, name) != value:
             return False
     if wanted.ids is not None and job.id not in wanted.ids:
+        return False
+    if wanted.parent is not None and wanted.parent not in job.after:
         return False
     if wanted.states is not None and job.state not in wanted.states:
         return False

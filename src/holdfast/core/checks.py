@@ -249,7 +249,9 @@ def check_request(request: LeaseRequest) -> None:
 
 def check_filter(wanted: JobFilter) -> None:
     """Raise UsageError unless every engine can evaluate the filter exactly."""
-    for name in ("queue", "task", "tenant", "group", "key", "worker", "fingerprint", "search"):
+    for name in (
+        *("queue", "task", "tenant", "group", "key", "worker", "fingerprint", "parent", "search"),
+    ):
         value = getattr(wanted, name)
         if value:
             check_text(name, value)

@@ -407,6 +407,7 @@ class QueueView(msgspec.Struct, frozen=True, kw_only=True):
 
 class JobFilter(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A filter over jobs; every field given must match. `search` looks in id, task, key and tenant.
+    `parent` is the id of a job, and selects those that were enqueued to run after it.
 
     `waiting` leaves out waiting jobs of no such kind, and says nothing about jobs in other states.
     `expired` selects waiting jobs past their expiry by the engine's clock; `finished_before_ms`
@@ -424,6 +425,7 @@ class JobFilter(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     worker: str | None = None
     reason: Reason | None = None
     fingerprint: str | None = None
+    parent: str | None = None
     labels: dict[str, str] | None = None
     search: str | None = None
     created_from: int | None = None

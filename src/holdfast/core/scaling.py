@@ -10,7 +10,7 @@ import math
 
 import msgspec
 
-from holdfast.core.text import show_ms
+from holdfast.core.text import counted, show_ms
 
 SLOTS_MAX = 100_000
 SLOTS_DEFAULT = 16
@@ -81,8 +81,8 @@ def advise(load: Load, goal: Goal) -> Advice:
     steady = steady_slots(load, goal.wait_ms)
     behind = backlog_slots(load, goal.wait_ms)
     text = (
-        f"{load.arrivals:.2g} jobs/s of {show_ms(round(_service_ms(load)))} each fill {steady}"
-        " slots"
+        f"{load.arrivals:.2g} jobs/s of {show_ms(round(_service_ms(load)))} each fill"
+        f" {counted(steady, 'slot')}"
         if steady >= behind
         else _waiting_text(load)
     )
@@ -151,7 +151,10 @@ def _service_ms(load: Load) -> float:
 def _waiting_text(load: Load) -> str:
     if load.oldest_age_ms is None:
         return f"{load.waiting} jobs wait, and for how long is unknown"
-    return f"{load.waiting} jobs wait, the oldest for {show_ms(load.oldest_age_ms)}"
+    age_ms = load.oldest_age_ms
+    if age_ms >= 1000:
+        age_ms -= age_ms % 1000
+    return f"{load.waiting} jobs wait, the oldest for {show_ms(age_ms)}"
 
 
 def _bound(load: Load) -> int | None:

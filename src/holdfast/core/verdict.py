@@ -121,16 +121,18 @@ class Move(msgspec.Struct, frozen=True, kw_only=True, tag="move"):
 
 
 class Retime(msgspec.Struct, frozen=True, kw_only=True, tag="retime"):
-    """Make a waiting job due `delay_ms` from now."""
+    """Make a waiting job due `delay_ms` from now. `text` is the reason."""
 
     delay_ms: int
     by: str = ""
+    text: str = ""
 
 
 class Expedite(msgspec.Struct, frozen=True, kw_only=True, tag="expedite"):
-    """Make a waiting job due now, at the highest priority."""
+    """Make a waiting job due now, at the highest priority. `text` is the reason."""
 
     by: str = ""
+    text: str = ""
 
 
 class Delete(msgspec.Struct, frozen=True, kw_only=True, tag="delete"):

@@ -135,6 +135,15 @@ class Countable(Protocol):
 
 
 @runtime_checkable
+class Revisioned(Protocol):
+    """Knows at little cost whether anything was written."""
+
+    async def revision(self) -> str | None:
+        """A text that stays the same only as long as nothing is written to the store, by any
+        process; None if that is unknown. Read it before what it shall vouch for."""
+
+
+@runtime_checkable
 class ListsRows(Protocol):
     """Can list jobs without reading their payloads."""
 

@@ -140,6 +140,27 @@ async def test_plans_made_when_the_table_was_empty(pg_dsn: str, look: Any) -> No
     assert {name for name in large if large[name] > small[name] * 2 + 50} == set()
 
 
+async def test_the_children_of_a_job_are_read_by_an_index(pg_dsn: str, look: Any) -> None:
+    engine = PostgresEngine(pg_dsn, connections=1)
+    await engine.open()
+    await engine.enqueue([NewJob(id="p", task="work")])
+    await engine.enqueue([NewJob(id=f"few-{n}", task="work", after=("p",)) for n in range(20)])
+    pages = []
+    for more in (1_000, 30_000):
+        await look.execute(LOAD, more, f"waiting-{more}-", 5, 0, 10)
+        await look.execute("VACUUM ANALYZE jobs")
+        meter = Meter(engine)
+        page = await engine.find(JobFilter(parent="p"), limit=50)
+        assert (len(page.jobs), page.after) == (20, None)
+        assert (await engine.find(JobFilter(parent="none"), limit=50)).jobs == ()
+        [tally] = await engine.tally(JobFilter(parent="p"), "task", limit=5)
+        assert tally.count == 20
+        meter.remove()
+        pages.append(sum(meter.pages.values()))
+    await engine.close()
+    assert 0 < pages[1] <= pages[0] * GROWTH_MAX + SPLITS_MAX
+
+
 async def test_counting_skipped_jobs_passes_over_delayed_ones(pg_dsn: str, look: Any) -> None:
     """By a plan that was made when the table was empty."""
     engine = PostgresEngine(pg_dsn, connections=1)

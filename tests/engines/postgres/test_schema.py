@@ -8,6 +8,7 @@ import asyncpg
 import pytest
 
 from holdfast.conformance.contract.cases import (
+    a_job,
     from_default,
     jobs,
     lease_ids,
@@ -227,6 +228,27 @@ async def test_jobs_that_wait_in_a_dead_queue_become_dead_letters(
     engine = await opened(pg_dsn)
     assert await engine.finished(9) == [], "their retention begins"
     await expect_dead_letters(engine)
+    await engine.close()
+
+
+async def test_the_children_of_existing_jobs_are_found(
+    pg_dsn: str, look: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as older:
+        whole = schema.migrations()
+        older.setattr(schema, "migrations", lambda: whole[:20])
+        engine = await opened(pg_dsn)
+        await engine.enqueue([a_job("p"), a_job("q"), a_job("r", labels={"after": "[p]"})])
+        await engine.enqueue([a_job("c", after=("q", "p"))])
+        await engine.close()
+    engine = await opened(pg_dsn)
+    for parent in ("p", "q"):
+        page = await engine.find(JobFilter(parent=parent), limit=10)
+        assert [job.id for job in page.jobs] == ["c"]
+    await engine.enqueue([a_job("d", after=("p",))])
+    assert await look.fetchval("SELECT count(*) FROM children") == 3
+    assert await engine.amend(JobFilter(ids=("c", "d")), Delete(), limit=2) == 2
+    assert await look.fetchval("SELECT count(*) FROM children") == 0
     await engine.close()
 
 

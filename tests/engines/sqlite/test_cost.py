@@ -8,7 +8,8 @@ import pytest
 
 from holdfast.core.model import JobFilter, LeaseRequest, NewJob, Queue, State
 from holdfast.core.verdict import Complete, Outcome, Retry, Settlement
-from holdfast.engines.sqlite import SQLiteEngine
+from holdfast.engines.sqlite import SQLiteEngine, search
+from holdfast.engines.sqlite.transaction import Transaction
 from holdfast.testing.clock import ManualClock
 from tests.engines.sqlite.conftest import OpenEngine
 from tests.engines.sqlite.vm_steps import BATCH, FILL, Meter, metered
@@ -81,6 +82,38 @@ async def test_lease_and_settle_cost_the_same_among_many_jobs(
         await engine.close()
     for call, few in steps[FEW].items():
         assert steps[MANY][call] <= few * 1.02, f"{call}: {steps}"
+
+
+async def test_the_children_of_a_job_are_read_by_an_index(
+    tmp_path: Path, clock: ManualClock
+) -> None:
+    steps = {}
+    for count in (FEW, MANY):
+        engine = SQLiteEngine(tmp_path / f"{count}.db", durability="relaxed", clock=clock)
+        await engine.open()
+        await engine.enqueue([NewJob(id="p", task="t"), NewJob(id="q", task="t")])
+        few = [NewJob(id=f"few-{n}", task="t", after=("p",)) for n in range(20)]
+        await engine.enqueue(few)
+        fill(tmp_path / f"{count}.db", count, clock.wall_ms())
+        many = [NewJob(id=f"many-{n}", task="t", after=("q",)) for n in range(1_000)]
+        await engine.enqueue(many)
+
+        def look(transaction: Transaction) -> dict[str, int]:
+            found = {}
+            for parent, limit in (("p", 50), ("q", 50), ("none", 50)):
+                meter = Meter()
+                transaction.connection.trace_v2(apsw.SQLITE_TRACE_PROFILE, meter)
+                page = search.find(transaction, JobFilter(parent=parent), limit, None)
+                transaction.connection.trace_v2(0, None)
+                assert len(page.jobs) == {"p": 20, "q": 50, "none": 0}[parent]
+                assert not meter.scans
+                found[parent] = meter.steps
+            return found
+
+        steps[count] = await engine._read(look)
+        await engine.close()
+    for parent, few_steps in steps[FEW].items():
+        assert steps[MANY][parent] <= few_steps * 1.02, f"{parent}: {steps}"
 
 
 async def test_each_priority_with_only_delayed_jobs_costs_one_seek(

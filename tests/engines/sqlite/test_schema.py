@@ -7,8 +7,8 @@ from pathlib import Path
 import apsw
 import pytest
 
-from holdfast.core.model import LeaseRequest, NewJob, Queue, Record
-from holdfast.core.verdict import Complete, Outcome, Settlement
+from holdfast.core.model import JobFilter, LeaseRequest, NewJob, Queue, Record
+from holdfast.core.verdict import Complete, Delete, Outcome, Settlement
 from holdfast.engines.base import Saved
 from holdfast.engines.sqlite import SQLiteEngine, schema
 from holdfast.engines.sqlite.schema import encode_queue
@@ -151,6 +151,26 @@ async def test_jobs_that_wait_in_a_dead_queue_become_dead_letters(
     assert moved.finished_at is not None
     assert moved.finished_at >= began_s * 1000, "its retention begins"
     await expect_dead_letters(engine)
+
+
+async def test_the_children_of_existing_jobs_are_found(open_engine: OpenEngine, path: Path) -> None:
+    engine = await open_engine()
+    await engine.enqueue([NewJob(id="p", task="t"), NewJob(id="q", task="t")])
+    await engine.enqueue([NewJob(id="c", task="t", after=("q", "p")), NewJob(id="d", task="t")])
+    await engine.close()
+    connection = apsw.Connection(str(path))
+    connection.execute(
+        "DROP TABLE hf_children; DROP TRIGGER hf_after_added;"
+        " DROP TRIGGER hf_after_removed; UPDATE hf_meta SET schema = 4"
+    )
+    connection.close()
+    await engine.open()
+    for parent in ("p", "q"):
+        page = await engine.find(JobFilter(parent=parent), limit=10)
+        assert [job.id for job in page.jobs] == ["c"]
+    assert await engine.amend(JobFilter(ids=("c",)), Delete(), limit=1) == 1
+    count = "SELECT count(*) FROM hf_children"
+    assert await engine._read(lambda transaction: transaction.run(count).get) == 0
 
 
 async def test_many_engines_open_a_new_file_at_once(path: Path, clock: ManualClock) -> None:

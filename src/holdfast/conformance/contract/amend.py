@@ -320,24 +320,40 @@ class AmendContract:
         (receipt,) = await twin.enqueue([a_job("c", queue="q")])
         assert receipt.code == "not_accepting"
 
+    async def test_of_several_ids_only_unchanged_jobs_are_amended(
+        self, harness: Harness, twin: Twin
+    ) -> None:
+        """Acts on many jobs depend on it: ids with the version and the time they were read at."""
+        await twin.enqueue(jobs("abcd"))
+        await twin.amend(JobFilter(ids=("b",)), Edit(labels={"x": "y"}))
+        await twin.amend(JobFilter(ids=("d",)), Delete())
+        read_at = harness.clock.wall_ms()
+        harness.clock.advance(1)
+        await twin.enqueue([a_job("d")])
+        wanted = JobFilter(ids=tuple("abcde"), version=1, created_before=read_at + 1)
+        assert await twin.amend(wanted, Cancel(by="ann", text="why")) == 2
+        states = [(await twin.require(id_)).state for id_ in "abcd"]
+        assert states == [State.CANCELLED, State.WAITING, State.CANCELLED, State.WAITING]
+        assert await twin.amend(wanted, Cancel(by="ann", text="why")) == 0
+
     @needs("ordered")
     async def test_retime(self, harness: Harness, twin: Twin) -> None:
         await twin.enqueue([a_job("a", delay_ms=1_000), a_job("b")])
         now = harness.clock.wall_ms()
-        assert await twin.amend(A, Retime(by="ann", delay_ms=0)) == 1
+        assert await twin.amend(A, Retime(by="ann", delay_ms=0, text="why")) == 1
         job = await twin.require("a")
         assert (job.due_at, job.version) == (now, 2)
-        assert job.events == (Event(at=now, kind=EventKind.RETIMED, by="ann"),)
+        assert job.events == (Event(at=now, kind=EventKind.RETIMED, by="ann", text="why"),)
         assert await lease_ids(twin) == ["b", "a"]
 
     @needs("priority")
     async def test_expedite(self, harness: Harness, twin: Twin) -> None:
         await twin.enqueue([a_job(delay_ms=1_000)])
         now = harness.clock.wall_ms()
-        assert await twin.amend(A, Expedite(by="ann")) == 1
+        assert await twin.amend(A, Expedite(by="ann", text="why")) == 1
         job = await twin.require("a")
         assert (job.due_at, job.priority) == (now, bounds.PRIORITY_MAX)
-        assert job.events == (Event(at=now, kind=EventKind.EXPEDITED, by="ann"),)
+        assert job.events == (Event(at=now, kind=EventKind.EXPEDITED, by="ann", text="why"),)
 
     @needs("priority", "fencing")
     async def test_law_04_any_act_on_a_waiting_job_takes_its_token(

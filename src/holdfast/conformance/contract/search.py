@@ -27,13 +27,14 @@ from holdfast.core.model import (
     Note,
     QueueView,
     Reason,
+    Record,
     Renewal,
     State,
     Tally,
     WaitingKind,
 )
 from holdfast.core.verdict import Bury, Cancel, Complete, Delete, Retry
-from holdfast.engines.extras import Countable, extra, find_rows
+from holdfast.engines.extras import Countable, Revisioned, extra, find_rows
 from holdfast.errors import UsageError
 
 
@@ -138,6 +139,45 @@ class SearchContract:
         assert await found(twin, expired=False) == "ab"
         assert await found(twin, version=1) == "bc"
         assert await found(twin, version=3) == "a"
+
+    @needs("inspect", "dependencies", "ordered")
+    async def test_the_children_of_a_job_are_found_while_it_runs_and_after(
+        self, harness: Harness, twin: Twin
+    ) -> None:
+        await twin.enqueue([a_job("p"), a_job("q")])
+        await twin.enqueue(
+            [a_job("a", after=("p",)), a_job("b", after=("q", "p")), a_job("c", labels={"p": "p"})]
+        )
+        await twin.enqueue([a_job("d", after=("a",)), a_job("e", after=("p",), task="other")])
+
+        async def children(**more: Any) -> str:
+            return await found(twin, parent="p", **more)
+
+        assert await children() == "abe"
+        assert await found(twin, parent="q") == "b"
+        assert await found(twin, parent="none") == ""
+        assert await children(ids=("b", "c", "d")) == "b"
+        assert await children(task="other") == "e"
+        page = await harness.engine.find(JobFilter(parent="p"), limit=2)
+        assert [job.id for job in page.jobs] == ["e", "b"]
+        rest = await harness.engine.find(JobFilter(parent="p"), limit=2, after=page.after)
+        assert ([job.id for job in rest.jobs], rest.after) == (["a"], None)
+        rows = await find_rows(harness.engine, JobFilter(parent="p"), limit=10)
+        assert [job.id for job in rows.jobs] == ["e", "b", "a"]
+        assert await twin.tally(JobFilter(parent="p"), "task") == [
+            Tally(value="work", count=2),
+            Tally(value="other", count=1),
+        ]
+        for _ in "pqabcde":
+            await settle(twin, await lease_one(twin), Complete())
+        assert await children(states=(State.DONE,)) == "abe"
+        await twin.enqueue([a_job("f", after=("p",))])
+        assert await children() == "abef"
+        assert await twin.amend(JobFilter(parent="p", states=(State.WAITING,)), Cancel()) == 1
+        assert await twin.amend(JobFilter(parent="p", task="other"), Delete()) == 1
+        assert await children() == "abf"
+        assert await twin.amend(JobFilter(ids=("p",)), Delete()) == 1
+        assert await children() == "abf", "its children have not forgotten it"
 
     @needs("inspect", "ordered")
     async def test_waiting_jobs_by_kind(self, twin: Twin) -> None:
@@ -253,6 +293,22 @@ class SearchContract:
             assert [(far.queue.name, far.ready, far.estimated) for far in views] == [
                 ("default", bounds.COUNT_EXACT_MAX + 1, frozenset())
             ]
+
+    @needs("inspect")
+    async def test_a_revision_changes_with_every_write(self, harness: Harness) -> None:
+        revisioned = extra(harness.engine, Revisioned)
+        if revisioned is None or await revisioned.revision() is None:
+            return
+        seen = [await revisioned.revision()]
+        await harness.engine.enqueue(jobs("a"))
+        seen.append(await revisioned.revision())
+        await harness.engine.declare(a_queue("q"))
+        seen.append(await revisioned.revision())
+        await harness.engine.save([Record(kind="setting", key="k", value=b"v")])
+        seen.append(await revisioned.revision())
+        await harness.engine.amend(JobFilter(ids=("a",)), Delete(), limit=1)
+        seen.append(await revisioned.revision())
+        assert len(set(seen)) == len(seen)
 
     @needs("inspect")
     async def test_rows_are_jobs_without_their_payloads(self, harness: Harness) -> None:

@@ -49,6 +49,7 @@ from holdfast.engines.extras import (
     Examination,
     FileBacked,
     PartitionView,
+    Revisioned,
     extra,
     find_rows,
 )
@@ -183,6 +184,18 @@ class PartitionedEngine:
 
         found = await self._everywhere(ask)
         return merge.queues(found, whole=len(found) == len(self._members.all))
+
+    async def revision(self) -> str | None:
+        """See `Revisioned`; None if a partition does not know."""
+
+        async def ask(engine: Engine) -> str | None:
+            revisioned = extra(engine, Revisioned)
+            return None if revisioned is None else await revisioned.revision()
+
+        found = await self._everywhere(ask)
+        if None in found.values():
+            return None
+        return " ".join(f"{number}:{text}" for number, text in sorted(found.items()))
 
     async def enqueue(self, jobs: Sequence[NewJob]) -> list[Receipt]:
         self._check_open()

@@ -18,25 +18,23 @@ from holdfast.engines.postgres.queues import QueueSet, read_queues
 from holdfast.engines.postgres.rows import locked_job
 from holdfast.engines.postgres.script import CallContext, Restart, Script, Statement, only_value
 from holdfast.engines.postgres.search import (
+    BY_PARENT,
     CONDITION,
     QUEUE_NAME,
-    SCAN_MAX,
     SOURCES,
     filter_values,
+    scan,
     source_of,
 )
 from holdfast.engines.postgres.write import LockedJob
 
 
 def _choose(source: str) -> str:
+    condition = "true" if source == BY_PARENT else "j.state = ANY ($5::smallint[])"
     return f"""
-    SELECT j.seq, j.flow, q.name, j.origin FROM (
-        SELECT * FROM $schema.jobs j
-        WHERE j.ns = $1::int AND j.state = ANY ($5::smallint[]) AND {source}
-        ORDER BY j.seq LIMIT {SCAN_MAX}
-    ) j {QUEUE_NAME}
-    WHERE {CONDITION} AND NOT ($21::boolean AND j.cancel)
-    ORDER BY j.seq LIMIT $22::bigint
+    SELECT j.seq, j.flow, q.name, j.origin FROM ({scan(source, condition, "ASC")}) j {QUEUE_NAME}
+    WHERE {CONDITION} AND NOT ($22::boolean AND j.cancel)
+    ORDER BY j.number LIMIT $23::bigint
     """  # sql: the sources are the constants of `search`
 
 

@@ -186,6 +186,10 @@ class PostgresEngine:
         """See `Countable`."""
         return await self._read(partial(queues.count_queues, most=most), names)
 
+    async def revision(self) -> str | None:
+        """See `Revisioned`. It also changes if another database of the server is written."""
+        return await self._read(search.revision)
+
     async def enqueue(self, jobs: Sequence[NewJob]) -> list[Receipt]:
         checks.check_batch(len(jobs))
         receipts = await self._run(enqueue.enqueue, jobs)

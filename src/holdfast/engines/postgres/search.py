@@ -8,7 +8,7 @@ scan is bounded before the condition is applied: a filter that matches nothing r
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -25,7 +25,7 @@ from holdfast.engines.postgres.script import CallContext, Script, Statement
 
 SCAN_MAX = str(bounds.SCAN_MAX)
 
-# $1 namespace, $2 instant, $3 … $20 the filter, as `filter_values` gives them.
+# $1 namespace, $2 instant, $3 … $21 the filter, as `filter_values` gives them.
 CONDITION = """
     q.name IS NOT NULL
     AND ($3::text[] IS NULL OR j.id = ANY ($3::text[]))
@@ -55,6 +55,9 @@ CONDITION = """
          OR ('pending' = ANY ($20::text[]) AND j.attempt = 0)
          OR ('scheduled' = ANY ($20::text[]) AND j.attempt = 0
              AND j.due_at > $schema.now_ms($2::bigint)))
+    AND ($21::text IS NULL OR EXISTS (
+        SELECT FROM $schema.children x
+        WHERE x.parent = $21::text AND x.ns = $1::int AND x.child = j.seq))
 """
 
 QUEUE_NAME = """
@@ -73,14 +76,39 @@ _BY_STATE = {
     frozenset({State.DEAD, State.CANCELLED}): "j.state >= 3",
     frozenset({State.WAITING, State.LEASED}): "(j.state < 2 OR j.state = 5)",
 }
-SOURCES = (_ALL, _BY_ID, *dict.fromkeys(_BY_STATE.values()))
+BY_PARENT = "children of $21"
+"""The source of a filter by parent, which is not a condition: see `scan`."""
+SOURCES = (_ALL, _BY_ID, BY_PARENT, *dict.fromkeys(_BY_STATE.values()))
 """Conditions that narrow a scan before it is bounded; each has an index."""
+
+
+def scan(source: str, condition: str, direction: Literal["ASC", "DESC"]) -> str:
+    """The jobs of a source that also meet a condition on their `seq`, at most `SCAN_MAX`, in the
+    order of `number`."""
+    if source != BY_PARENT:
+        return f"""
+        SELECT j.*, j.seq AS number FROM $schema.jobs j
+        WHERE j.ns = $1::int AND {condition.format(seq="j.seq")} AND {source}
+        ORDER BY j.seq {direction} LIMIT {SCAN_MAX}
+        """  # sql: constant pieces
+    return f"""
+    SELECT j.*, c.child AS number FROM (
+        SELECT x.child FROM $schema.children x
+        WHERE x.parent = $21::text AND x.ns = $1::int AND {condition.format(seq="x.child")}
+        ORDER BY x.child {direction} LIMIT {SCAN_MAX}
+    ) c
+    CROSS JOIN LATERAL (
+        SELECT * FROM $schema.jobs x WHERE x.ns = $1::int AND x.seq = c.child OFFSET 0
+    ) j
+    """  # sql: constant pieces
 
 
 def source_of(wanted: JobFilter, states: Collection[State] | None) -> str:
     """The condition that narrows the scan of a filter most."""
     if wanted.ids is not None:
         return _BY_ID
+    if wanted.parent is not None:
+        return BY_PARENT
     return _ALL if states is None else _BY_STATE.get(frozenset(states), _ALL)
 
 
@@ -98,6 +126,7 @@ def filter_values(wanted: JobFilter, states: Collection[State] | None) -> tuple[
         wanted.search or None, wanted.created_from, wanted.created_before,
         wanted.finished_before_ms, wanted.expired, wanted.version, wanted.fingerprint,
         None if wanted.waiting is None else [str(kind) for kind in wanted.waiting],
+        wanted.parent,
     )  # fmt: skip
 
 
@@ -111,13 +140,9 @@ WHERE j.id = $2::text AND j.ns + 0 = $1::int
 
 def _find(source: str, columns: str) -> str:
     return f"""
-    SELECT {columns} FROM (
-        SELECT * FROM $schema.jobs j
-        WHERE j.ns = $1::int AND j.seq < $21::bigint AND {source}
-        ORDER BY j.seq DESC LIMIT {SCAN_MAX}
-    ) j {QUEUE_NAME}
+    SELECT {columns} FROM ({scan(source, "{seq} < $22::bigint", "DESC")}) j {QUEUE_NAME}
     WHERE {CONDITION}
-    ORDER BY j.seq DESC LIMIT $22::bigint
+    ORDER BY j.number DESC LIMIT $23::bigint
     """  # sql: the sources are the constants above, and the columns those of `rows`
 
 
@@ -128,6 +153,12 @@ def _end_of_scan(source: str) -> str:
     ORDER BY j.seq DESC OFFSET {SCAN_MAX} - 1 LIMIT 1
     """  # sql: as above
 
+
+_LAST_CHILD = f"""
+SELECT c.child FROM $schema.children c
+WHERE c.parent = $3::text AND c.ns = $1::int AND c.child < $2::bigint
+ORDER BY c.child DESC OFFSET {SCAN_MAX} - 1 LIMIT 1
+"""
 
 _COLUMNS: dict[TallyBy, str] = {
     "queue": "q.name",
@@ -145,22 +176,31 @@ def _tally(source: str, column: str) -> str:
     return f"""
     SELECT v.value, count(*) FROM (
         SELECT {column} AS value FROM (
-            SELECT * FROM $schema.jobs j WHERE j.ns = $1::int AND {source}
-            ORDER BY j.seq DESC LIMIT {SCAN_MAX}
+            {scan(source, "true", "DESC")}
         ) j {QUEUE_NAME}
         WHERE {CONDITION}
     ) v
-    GROUP BY v.value ORDER BY count(*) DESC, coalesce(v.value, '') COLLATE "C" LIMIT $21::bigint
+    GROUP BY v.value ORDER BY count(*) DESC, coalesce(v.value, '') COLLATE "C" LIMIT $22::bigint
     """  # sql: sources and columns are constants
 
 
 _FIND = {source: _find(source, BRIEF_COLUMNS) for source in SOURCES}
 _FIND_ROWS = {source: _find(source, BARE_COLUMNS) for source in SOURCES}
-_END_OF_SCAN = {source: _end_of_scan(source) for source in SOURCES}
+_END_OF_SCAN = {source: _end_of_scan(source) for source in SOURCES if source != BY_PARENT}
 _TALLY = {
     (source, by): _tally(source, column) for source in SOURCES for by, column in _COLUMNS.items()
 }
 _NEWEST = 2**63 - 1
+
+
+_REVISION = "SELECT pg_current_snapshot()::text"
+"""The transactions whose writes are visible: what is read under the same ones is the same."""
+
+
+def revision(_context: CallContext) -> Script[str]:
+    """A text that stays the same while no transaction that writes begins or ends."""
+    rows = yield Statement(_REVISION, (), alone=True)
+    return str(rows[0][0])
 
 
 def get(context: CallContext, id: str) -> Script[Job | None]:
@@ -188,7 +228,11 @@ def find(
         return Page(jobs=jobs, after=jobs[-1].seq)
     if wanted.ids is not None:
         return Page(jobs=jobs)
-    ends = yield Statement(_END_OF_SCAN[source], (context.ns, start), alone=True)
+    if source == BY_PARENT:
+        end = Statement(_LAST_CHILD, (context.ns, start, wanted.parent), alone=True)
+    else:
+        end = Statement(_END_OF_SCAN[source], (context.ns, start), alone=True)
+    ends = yield end
     return Page(jobs=jobs, after=ends[0][0] if ends else None)
 
 

@@ -55,7 +55,7 @@ def candidates(
     span = oldest_range(transaction, query, after)
     not_cancelled = "AND cancel = 0" if isinstance(amendment, Cancel) else ""
     found = transaction.run(
-        f"SELECT seq {query.source} {not_cancelled} ORDER BY seq LIMIT ?",  # sql: constant pieces
+        f"SELECT seq {query.source} {not_cancelled} {query.order} LIMIT ?",  # sql: constant pieces
         (*query.values, span.low, span.high, limit),
     ).fetchall()
     if len(found) == limit:
@@ -69,6 +69,8 @@ def amend(
     """Amend the jobs that still match; returns how many were changed."""
     _check_target(transaction, amendment)
     states = core_amend.amendable(amendment, wanted)
+    # The parents of a job never change, and are not read again.
+    wanted = replace(wanted, parent=None)
     changed = 0
     for seq in seqs:
         row = transaction.run(rows.BY_SEQ, (seq,)).fetchone()

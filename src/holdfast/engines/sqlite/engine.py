@@ -461,6 +461,16 @@ class SQLiteEngine:
                 await self._writer.call(lambda _guard: self._database.reattach())
             raise
 
+    async def revision(self) -> str | None:
+        """See `Revisioned`."""
+
+        def read(transaction: Transaction) -> str:
+            # The number belongs to the connection, which may be opened again.
+            connection = transaction.connection
+            return f"{id(connection)}-{transaction.run('PRAGMA data_version').get}"
+
+        return await self._read(read)
+
     async def _data_version(self) -> int:
         return await self._read(lambda transaction: int(transaction.run("PRAGMA data_version").get))
 

@@ -352,6 +352,9 @@ def _values(transaction: Transaction, job: Job, place: int, parts: int) -> tuple
 
 def delete(transaction: Transaction, seq: int, parts: int) -> None:
     """Delete a job's rows. Only `flow.effects.delete_job` calls this."""
+    if parts & PART_AFTER:
+        # Its trigger reads the job.
+        transaction.run("DELETE FROM hf_after WHERE seq = ?", (seq,))
     transaction.run("DELETE FROM hf_jobs WHERE seq = ?", (seq,))
     if parts & PART_PAYLOAD:
         transaction.run("DELETE FROM hf_payloads WHERE seq = ?", (seq,))
@@ -361,8 +364,6 @@ def delete(transaction: Transaction, seq: int, parts: int) -> None:
         transaction.run("DELETE FROM hf_events WHERE seq = ?", (seq,))
     if parts & PART_RESULT:
         transaction.run("DELETE FROM hf_results WHERE seq = ?", (seq,))
-    if parts & PART_AFTER:
-        transaction.run("DELETE FROM hf_after WHERE seq = ?", (seq,))
 
 
 def write_note(transaction: Transaction, seq: int, note: Note) -> bool:

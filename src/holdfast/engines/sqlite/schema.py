@@ -245,7 +245,38 @@ UPDATE hf_lanes SET (due_at, place) = (
   ORDER BY due_at, place LIMIT 1);
 """
 
-MIGRATIONS: tuple[str, ...] = (_MIGRATION_1, _MIGRATION_2, _MIGRATION_3, _MIGRATION_4)
+# `hf_children` has the parents of `hf_after` in an index, to list the children of a job: those that
+# no longer wait for it, too. Triggers keep it. A job's row is inserted before that of `hf_after`.
+_MIGRATION_5 = """
+CREATE TABLE hf_children(
+  parent TEXT NOT NULL,
+  namespace INTEGER NOT NULL,
+  child INTEGER NOT NULL,
+  PRIMARY KEY (parent, namespace, child)
+) STRICT, WITHOUT ROWID;
+INSERT OR IGNORE INTO hf_children(parent, namespace, child)
+SELECT id.value, hf_jobs.ns, hf_after.seq
+FROM hf_after CROSS JOIN hf_jobs ON hf_jobs.seq = hf_after.seq
+CROSS JOIN json_each(CAST(hf_after.ids AS TEXT)) AS id;
+CREATE TRIGGER hf_after_added AFTER INSERT ON hf_after BEGIN
+  INSERT OR IGNORE INTO hf_children(parent, namespace, child)
+  SELECT id.value, (SELECT ns FROM hf_jobs WHERE seq = NEW.seq), NEW.seq
+  FROM json_each(CAST(NEW.ids AS TEXT)) AS id;
+END;
+CREATE TRIGGER hf_after_removed AFTER DELETE ON hf_after BEGIN
+  DELETE FROM hf_children WHERE child = OLD.seq
+  AND namespace = (SELECT ns FROM hf_jobs WHERE seq = OLD.seq)
+  AND parent IN (SELECT id.value FROM json_each(CAST(OLD.ids AS TEXT)) AS id);
+END;
+"""
+
+MIGRATIONS: tuple[str, ...] = (
+    _MIGRATION_1,
+    _MIGRATION_2,
+    _MIGRATION_3,
+    _MIGRATION_4,
+    _MIGRATION_5,
+)
 """Number n brings a store of schema n - 1 to schema n. Never edited once released."""
 
 

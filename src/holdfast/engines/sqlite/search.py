@@ -2,7 +2,7 @@
 
 Filters become constant SQL fragments with bound values. One call reads no more than
 `bounds.SCAN_MAX` rows, in the order of arrival. Dead and cancelled jobs, which are few among many
-done ones, and leased jobs have indexes of their own.
+done ones, leased jobs and the children of a job have indexes of their own.
 """
 
 from __future__ import annotations
@@ -45,6 +45,9 @@ _LABELLED = (
     "EXISTS (SELECT 1 FROM json_each(CAST(extra AS TEXT), '$.labels') AS label"
     " WHERE label.key = ? AND label.value = ?)"
 )
+_CHILD = (
+    "EXISTS (SELECT 1 FROM hf_children WHERE parent = ? AND namespace = hf_jobs.ns AND child = seq)"
+)
 _EXPIRED = "(state = 0 AND ifnull(expires_at <= ?, 0))"
 _NOT_EXPIRED = "NOT (state = 0 AND ifnull(expires_at <= ?, 0))"
 _WAITING_KINDS = {
@@ -59,6 +62,8 @@ _INDEXED = {
     "hf_leased": "INDEXED BY hf_leased",
 }
 _SEQ_MAX = 2**63 - 1
+_NEAR = 4
+"""A page is first looked for among this many times as many rows."""
 _TALLY_COLUMNS: dict[TallyBy, str] = {
     "queue": "queue",
     "state": "state",
@@ -90,12 +95,18 @@ def find(
     query = query_for(transaction, wanted)
     if query is None:
         return Page(jobs=())
-    span = newest_range(transaction, query, after)
     columns = rows.COLUMNS if payloads else rows.ROW_COLUMNS
-    found = transaction.run(
-        f"SELECT {columns} {query.source} ORDER BY seq DESC LIMIT ?",  # sql: constant pieces
-        (*query.values, span.low, span.high, limit + 1),
-    ).fetchall()
+    # Where the end of the range is counted, a page is often full long before it.
+    near = min(_NEAR * (limit + 1), bounds.SCAN_MAX)
+    is_counted = query.indexed_by in ("hf_buried", "hf_children")
+    for scan_max in (near, bounds.SCAN_MAX) if is_counted else (bounds.SCAN_MAX,):
+        span = newest_range(transaction, query, after, scan_max)
+        found = transaction.run(
+            f"SELECT {columns} {query.source} {query.order} DESC LIMIT ?",  # sql: constant pieces
+            (*query.values, span.low, span.high, limit + 1),
+        ).fetchall()
+        if len(found) > limit or not span.more:
+            break
     jobs = tuple(job for row in found[:limit] if (job := rows.to_job(transaction, row)) is not None)
     if len(found) > limit:
         return Page(jobs=jobs, after=found[limit - 1][rows.SEQ] if limit else after)
@@ -107,7 +118,7 @@ def tally(transaction: Transaction, wanted: JobFilter, by: TallyBy, limit: int) 
     query = query_for(transaction, wanted)
     if query is None:
         return []
-    span = newest_range(transaction, query, None)
+    span = newest_range(transaction, query, None, bounds.SCAN_MAX)
     column = _TALLY_COLUMNS[by]
     found = transaction.run(
         f"SELECT {column}, count(*) {query.source} GROUP BY 1",  # sql: constant pieces
@@ -129,7 +140,8 @@ def _tally_value(transaction: Transaction, by: TallyBy, value: Any) -> Any:
 
 
 class JobQuery(NamedTuple):
-    """Conditions joined by AND, their values, and the index to use; None scans the table."""
+    """Conditions joined by AND, their values, and the index to use; None scans the table. With
+    `hf_children` the first values are the parent and its namespace."""
 
     conditions: str
     values: tuple[object, ...]
@@ -138,8 +150,18 @@ class JobQuery(NamedTuple):
     @property
     def source(self) -> str:
         """FROM and WHERE; the bounds of the range are bound last."""
+        if self.indexed_by == "hf_children":
+            return (
+                "FROM hf_children CROSS JOIN hf_jobs ON seq = child"
+                f" WHERE {self.conditions} AND child BETWEEN ? AND ?"
+            )
         indexed = _INDEXED[self.indexed_by]
         return f"FROM hf_jobs {indexed} WHERE {self.conditions} AND seq BETWEEN ? AND ?"
+
+    @property
+    def order(self) -> str:
+        """ORDER BY the arrival of the jobs."""
+        return f"ORDER BY {'child' if self.indexed_by == 'hf_children' else 'seq'}"
 
 
 class SeqRange(NamedTuple):
@@ -176,23 +198,24 @@ def query_for(transaction: Transaction, wanted: JobFilter) -> JobQuery | None:
         require(_CONTAINS, *[wanted.search] * 4)
     for name, value in (wanted.labels or {}).items():
         require(_LABELLED, name, value)
-    if wanted.finished_before_ms is not None:
-        require("finished_at <= ?", transaction.now - wanted.finished_before_ms)
-    if wanted.expired is not None:
-        require(_EXPIRED if wanted.expired else _NOT_EXPIRED, transaction.now)
-    if wanted.waiting is not None:
-        kinds = set(wanted.waiting)
-        choice = ["state <> 0", *(_WAITING_KINDS[kind] for kind in sorted(kinds))]
-        require(f"({' OR '.join(choice)})", *[transaction.now] * (WaitingKind.SCHEDULED in kinds))
+    _require_times(wanted, transaction.now, require)
     index = _require_states(wanted, require)
     if wanted.ids is not None:
         index = "hf_id"
         require("id IN (SELECT value FROM json_each(?))", msgspec.json.encode(wanted.ids).decode())
+        if wanted.parent is not None:
+            require(_CHILD, wanted.parent)
+    elif wanted.parent is not None:
+        index = "hf_children"
+        conditions = ["parent = ? AND namespace = ?", *conditions]
+        values = [wanted.parent, transaction.namespace_id, *values]
     return JobQuery(" AND ".join(conditions), tuple(values), index)
 
 
-def newest_range(transaction: Transaction, query: JobQuery, before: int | None) -> SeqRange:
-    """The newest SCAN_MAX rows before `before`, or fewer."""
+def newest_range(
+    transaction: Transaction, query: JobQuery, before: int | None, scan_max: int
+) -> SeqRange:
+    """The newest `scan_max` rows before `before`, or fewer."""
     high = _SEQ_MAX if before is None else before - 1
     if query.indexed_by in ("hf_id", "hf_leased"):
         return SeqRange(0, high, more=False)
@@ -200,12 +223,19 @@ def newest_range(transaction: Transaction, query: JobQuery, before: int | None) 
         low = transaction.run(
             "SELECT seq FROM hf_jobs INDEXED BY hf_buried"
             " WHERE ns = ? AND state >= 3 AND seq <= ? ORDER BY seq DESC LIMIT 1 OFFSET ?",
-            (transaction.namespace_id, high, bounds.SCAN_MAX),
+            (transaction.namespace_id, high, scan_max),
         ).get
         return SeqRange(0 if low is None else low + 1, high, more=low is not None)
-    # Seqs have gaps, so this reads at most SCAN_MAX rows.
+    if query.indexed_by == "hf_children":
+        low = transaction.run(
+            "SELECT child FROM hf_children WHERE parent = ? AND namespace = ? AND child <= ?"
+            " ORDER BY child DESC LIMIT 1 OFFSET ?",
+            (*query.values[:2], high, scan_max),
+        ).get
+        return SeqRange(0 if low is None else low + 1, high, more=low is not None)
+    # Seqs have gaps, so this reads at most `scan_max` rows.
     high = transaction.run("SELECT max(seq) FROM hf_jobs WHERE seq <= ?", (high,)).get or 0
-    low = max(high - bounds.SCAN_MAX + 1, 0)
+    low = max(high - scan_max + 1, 0)
     lowest = transaction.run("SELECT min(seq) FROM hf_jobs").get
     return SeqRange(low, high, more=lowest is not None and lowest < low)
 
@@ -220,6 +250,18 @@ def oldest_range(transaction: Transaction, query: JobQuery, after: int) -> SeqRa
     high = low + bounds.SCAN_MAX - 1
     highest = transaction.run("SELECT max(seq) FROM hf_jobs").get
     return SeqRange(low, high, more=highest > high)
+
+
+def _require_times(wanted: JobFilter, now: int, require: Callable[..., None]) -> None:
+    """Add the conditions that depend on the clock."""
+    if wanted.finished_before_ms is not None:
+        require("finished_at <= ?", now - wanted.finished_before_ms)
+    if wanted.expired is not None:
+        require(_EXPIRED if wanted.expired else _NOT_EXPIRED, now)
+    if wanted.waiting is not None:
+        kinds = set(wanted.waiting)
+        choice = ["state <> 0", *(_WAITING_KINDS[kind] for kind in sorted(kinds))]
+        require(f"({' OR '.join(choice)})", *[now] * (WaitingKind.SCHEDULED in kinds))
 
 
 def _require_states(wanted: JobFilter, require: Callable[..., None]) -> str | None:
