@@ -2,26 +2,31 @@
 
 import asyncio
 import random
+import zlib
 
 import msgspec
 import pytest
 
+from holdfast.core import bounds
 from holdfast.core.model import NewJob, Record
 from holdfast.engines.base import Engine
 from holdfast.engines.memory import MemoryEngine
 from holdfast.ops import settings
+from holdfast.telemetry.accounts import FleetTotals
 from holdfast.telemetry.event_log import EVENTS_KIND as EVENTS
 from holdfast.telemetry.event_log import FeedEvent, FeedEventKind, append_events, event_key
-from holdfast.telemetry.meter import QueueTotals
+from holdfast.telemetry.meter import COUNTERS, OTHER, Histogram, QueueTotals, Totals, histogram
 from holdfast.telemetry.snapshots import (
     KINDS,
     SNAPSHOTS,
     STEPS,
+    Depths,
     Point,
     QueueFilter,
     Retention,
     Roller,
     Snapshot,
+    SnapshotSlice,
     Step,
     chart_points,
     snapshot_key,
@@ -186,6 +191,21 @@ async def test_retention_is_a_setting(clock: ManualClock) -> None:
     assert len(await snapshots(engine, "hour")) == 48
 
 
+def test_arrivals_include_jobs_that_nobody_counted() -> None:
+    def at(minute: int, counts: dict[str, int], **depths: int) -> SnapshotSlice:
+        return SnapshotSlice(minute, "", QueueTotals(counts), Depths(**depths))
+
+    [first, second, third] = chart_points(
+        [
+            at(0, {}, ready=10),
+            at(1, {"completed": 5, "dead": 1, "expired": 1}, ready=8, leased=4),
+            at(2, {"completed": 5, "dead": 1, "expired": 1, "enqueued": 7}, ready=8, leased=4),
+            at(3, {"completed": 6, "dead": 1, "expired": 1, "enqueued": 7}, ready=8, leased=3),
+        ]
+    )
+    assert [first.arrivals, second.arrivals, third.arrivals] == [8, 7, 0]
+
+
 def test_incomplete_counts_add_nothing_and_nothing_twice() -> None:
     """A part of the store is unreachable for a while: its processes are missing from the sum."""
     found = [taken(at, count) for at, count in enumerate([100, 110, 60, 70, 130, 135])]
@@ -225,3 +245,83 @@ def taken(at: int, count: int, epoch: str = "old") -> Snapshot:
 
 def everything(name: str) -> bool:
     return True
+
+
+def crowded(queues: int, big: int, name: str = "queue") -> FleetTotals:
+    draw = random.Random(queues)
+
+    def some() -> Histogram:
+        found = histogram("time")
+        found.counts = [draw.randrange(big) for _ in found.counts]
+        return found
+
+    names = [f"{name}{number:04}" for number in range(queues)]
+    return FleetTotals(
+        epoch="e",
+        totals=Totals(
+            queues={
+                each: QueueTotals(
+                    {counter: draw.randrange(big) for counter in COUNTERS}, some(), some()
+                )
+                for each in names
+            }
+        ),
+    )
+
+
+async def rolled(fleet: FleetTotals, clock: ManualClock) -> tuple[Record, Snapshot]:
+    """The snapshot that upkeep stores of these counts."""
+    engine = MemoryEngine(clock=clock)
+    await engine.open()
+    roller = Roller(engine, clock.wall_ms)
+
+    async def totals() -> FleetTotals:
+        return fleet
+
+    roller._reader.fleet = totals  # type: ignore[method-assign]
+    await roller.once()
+    [record] = await engine.load(KINDS["minute"], limit=10)
+    [snapshot] = await snapshots(engine)
+    return record, snapshot
+
+
+async def test_500_queues_have_charts_of_their_own(clock: ManualClock) -> None:
+    fleet = crowded(500, 10**6)
+    record, snapshot = await rolled(fleet, clock)
+    assert set(snapshot.totals) == set(fleet.totals.queues)
+    name = "queue0499"
+    assert snapshot.of(name.__eq__).totals == fleet.totals.queues[name]
+    # 1,440 of them are kept.
+    assert len(record.value or b"") < 128 * 1024
+
+
+async def test_a_small_snapshot_is_plain_json(clock: ManualClock) -> None:
+    record, _ = await rolled(crowded(20, 10), clock)
+    assert (record.value or b"").startswith(b"{")
+
+
+async def test_a_snapshot_that_is_too_large_has_fewer_queues(
+    clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bounds, "RECORD_MAX", 64 * 1024)
+    fleet = crowded(500, 10**9)
+    record, snapshot = await rolled(fleet, clock)
+    assert len(record.value or b"") <= 64 * 1024
+    assert 100 < len(snapshot.totals) < 500
+    assert OTHER in snapshot.totals
+    enqueued = sum(each.counts["enqueued"] for each in fleet.totals.queues.values())
+    assert snapshot.of(lambda _: True).totals.counts["enqueued"] == enqueued
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        zlib.compress(b" " * (5 * 1024 * 1024)),
+        zlib.compress(b'{"at": 1}')[:-3],
+        b"\x78\x9c",
+        b"",
+    ],
+)
+def test_a_hostile_snapshot_is_not_read(value: bytes) -> None:
+    record = Record(kind=KINDS["minute"], key="2026-01-31T08:00", value=value)
+    assert SNAPSHOTS["minute"].decode(record) is None

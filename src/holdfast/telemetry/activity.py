@@ -18,18 +18,17 @@ from holdfast.errors import Forbidden, Unsupported
 from holdfast.telemetry.accounts import FleetReader, FleetTotals
 from holdfast.telemetry.meter import QueueTotals
 from holdfast.telemetry.snapshots import (
-    Depths,
     Snapshot,
     SnapshotSlice,
     chart_points,
+    endings,
     read_snapshots,
     take_snapshot,
+    unfinished,
 )
 
 WINDOW_MS: Final = 10 * bounds.MINUTE_MS
 """Older jobs say little about the current load."""
-
-_ENDINGS: Final = ("completed", "dead", "expired", "forwarded", "cancelled")
 
 
 class ActivityReader:
@@ -82,7 +81,7 @@ def _activity(slices: Sequence[SnapshotSlice], fleet: FleetTotals, name: str) ->
         recent.runs = fleet.totals.queues.get(name, QueueTotals()).runs
     counts, runs = recent.counts, recent.runs
     ended = counts.get("completed", 0) + counts.get("dead", 0)
-    came = max(counts.get("enqueued", 0), _left(counts) + _growth(slices[:-1]))
+    came = max(counts.get("enqueued", 0), endings(counts) + _growth(slices[:-1]))
     return Activity(
         arrivals=came * 1000 / max(span_ms, bounds.MINUTE_MS) if span_ms else 0.0,
         run_ms=runs.total / runs.count if runs.count else None,
@@ -92,17 +91,9 @@ def _activity(slices: Sequence[SnapshotSlice], fleet: FleetTotals, name: str) ->
     )
 
 
-def _left(counts: dict[str, int]) -> int:
-    return sum(counts.get(each, 0) for each in _ENDINGS)
-
-
 def _growth(slices: Sequence[SnapshotSlice]) -> int:
     """By how much the queue grew: jobs of programs that count nothing are known only by it."""
-    return _jobs(slices[-1].depths) - _jobs(slices[0].depths) if slices else 0
-
-
-def _jobs(depths: Depths) -> int:
-    return depths.ready + depths.delayed + depths.blocked + depths.leased
+    return unfinished(slices[-1].depths) - unfinished(slices[0].depths) if slices else 0
 
 
 def _same(snapshot: Snapshot) -> Snapshot:

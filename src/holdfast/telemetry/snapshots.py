@@ -10,7 +10,8 @@ from __future__ import annotations
 import asyncio
 import random
 import re
-from collections.abc import AsyncIterator, Callable, Iterable
+import zlib
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Final, Literal, TypeVar
@@ -26,7 +27,7 @@ from holdfast.ops.records import LogKind, pages, remove_records, scan
 from holdfast.ops.settings import read_settings
 from holdfast.telemetry.accounts import FleetReader, FleetTotals, counts_restarted
 from holdfast.telemetry.event_log import EVENTS_KIND
-from holdfast.telemetry.meter import OTHER, Histogram, QueueTotals, histogram
+from holdfast.telemetry.meter import OTHER, QUEUES_MAX, Histogram, QueueTotals, histogram
 
 Step = Literal["minute", "hour", "day"]
 
@@ -40,10 +41,17 @@ KINDS: Final[dict[Step, str]] = {"minute": "minutes", "hour": "hours", "day": "d
 
 QueueFilter = Callable[[str], bool]
 """True for the queues of a chart."""
+_ENDINGS: Final = ("completed", "dead", "forwarded", "cancelled")
+"""The counters of jobs that left a queue. Expired jobs are among the dead ones."""
 Part = TypeVar("Part")
 
-CHARTS_MAX: Final = 100
+CHARTS_MAX: Final = QUEUES_MAX
 """Queues with a chart of their own: the busiest. A day has 1,440 snapshots."""
+
+_PLAIN_MAX = 32 * 1024
+_UNPACKED_MAX = 4 * 1024 * 1024
+"""A snapshot of more bytes than the first is stored compressed, to about a third; one of more than
+the second is not read."""
 
 _PAGE = 20
 _READ_PAGE = 50
@@ -124,7 +132,7 @@ class Roller:
         """True if this process was the first to take one."""
         views = await self._engine.queues()
         fleet = await self._reader.fleet()
-        snapshot = take_snapshot(fleet, views, self._wall_ms())
+        snapshot = _storable(fleet, views, self._wall_ms())
         # A stale one was taken by another process at the same moment.
         answers = await self._engine.save(
             [SNAPSHOTS[step].record(key, snapshot) for step, key in missing.items()]
@@ -215,7 +223,34 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return SnapshotSlice(self.at, self.epoch, totals, depths)
 
 
-SNAPSHOTS: Final = {step: LogKind(kind, Snapshot, label="snapshot") for step, kind in KINDS.items()}
+class _SnapshotKind(LogKind[Snapshot]):
+    """A large snapshot is stored compressed."""
+
+    def encode_value(self, value: Snapshot) -> bytes:
+        data = super().encode_value(value)
+        return zlib.compress(data, 1) if len(data) > _PLAIN_MAX else data
+
+    def decode_value(self, data: bytes) -> Snapshot:
+        return super().decode_value(_unpacked(data))
+
+
+def _unpacked(data: bytes) -> bytes:
+    """JSON as it was before it was compressed. Raises ValueError."""
+    if data.startswith(b"{"):
+        return data
+    try:
+        unpacker = zlib.decompressobj()
+        unpacked = unpacker.decompress(data, _UNPACKED_MAX)
+    except zlib.error as error:
+        raise ValueError(f"it is neither JSON nor compressed: {error}") from None
+    if not unpacker.eof:
+        raise ValueError(f"it is cut, or has more than {_UNPACKED_MAX} bytes")
+    return unpacked
+
+
+SNAPSHOTS: Final = {
+    step: _SnapshotKind(kind, Snapshot, label="snapshot") for step, kind in KINDS.items()
+}
 """By step; the key is that of `snapshot_key`."""
 
 
@@ -229,11 +264,13 @@ class SnapshotSlice(msgspec.Struct, frozen=True):
 
 
 class Point(msgspec.Struct, frozen=True, kw_only=True):
-    """The counts from `at` on for `length_ms`, and the depths at the end."""
+    """The counts from `at` on for `length_ms`, and the depths at the end. `arrivals` also has jobs
+    of programs that count nothing, which are known by the growth of the queues."""
 
     at: int
     length_ms: int
     counts: dict[str, int]
+    arrivals: int
     waits: Histogram
     runs: Histogram
     depths: Depths
@@ -259,15 +296,27 @@ async def read_snapshots(
             return
 
 
-def take_snapshot(fleet: FleetTotals, views: Iterable[QueueView], at: int) -> Snapshot:
-    """The snapshot of these counts and queues."""
-    totals = fleet.totals.busiest(CHARTS_MAX)
+def _storable(fleet: FleetTotals, views: Sequence[QueueView], at: int) -> Snapshot:
+    """The snapshot with as many queues as fit in a record."""
+    most = CHARTS_MAX
+    snapshot = take_snapshot(fleet, views, at)
+    while most > 1 and len(SNAPSHOTS["minute"].encode_value(snapshot)) > bounds.RECORD_MAX:
+        most = most * 3 // 4
+        snapshot = take_snapshot(fleet, views, at, most)
+    return snapshot
+
+
+def take_snapshot(
+    fleet: FleetTotals, views: Iterable[QueueView], at: int, most: int = CHARTS_MAX
+) -> Snapshot:
+    """The snapshot of these counts and queues, of which `most` have a name of their own."""
+    totals = fleet.totals.busiest(most)
     names = {*totals.queues}
     depths: dict[str, Depths] = {}
     for view in views:
         name = view.queue.name
         # A queue without counts has a chart of its own while there is room.
-        label = name if name in names or len(names) < CHARTS_MAX else OTHER
+        label = name if name in names or len(names) < most else OTHER
         names.add(label)
         depths[label] = depths.get(label, Depths()).plus(depths_of(view))
     return Snapshot(
@@ -301,18 +350,20 @@ def chart_points(slices: Iterable[SnapshotSlice]) -> list[Point]:
     """The differences between successive snapshots. A count that dropped was incomplete, because a
     part of the store was unreachable: it adds nothing until it is higher than before."""
     found: list[Point] = []
-    highest, epoch, at = QueueTotals(), "", -1
+    highest, epoch, at, unfinished_before = QueueTotals(), "", -1, 0
     for each in slices:
         if counts_restarted(epoch, each.epoch):
             highest = QueueTotals()
         grown = _highest(highest, each.totals)
         if at >= 0:
             gain = grown.plus(highest, -1)
+            growth = unfinished(each.depths) - unfinished_before
             found.append(
                 Point(
                     at=at,
                     length_ms=max(0, each.at - at),
                     counts={name: count for name, count in gain.counts.items() if count},
+                    arrivals=max(gain.counts.get("enqueued", 0), endings(gain.counts) + growth),
                     waits=gain.waits,
                     runs=gain.runs,
                     depths=each.depths,
@@ -320,7 +371,18 @@ def chart_points(slices: Iterable[SnapshotSlice]) -> list[Point]:
             )
         # A snapshot that was taken while a part of the store was unreachable has no epoch.
         highest, epoch, at = grown, each.epoch or epoch, each.at
+        unfinished_before = unfinished(each.depths)
     return found
+
+
+def endings(counts: dict[str, int]) -> int:
+    """The number of jobs that left their queue."""
+    return sum(counts.get(each, 0) for each in _ENDINGS)
+
+
+def unfinished(depths: Depths) -> int:
+    """The number of jobs that have not left their queue."""
+    return depths.ready + depths.delayed + depths.blocked + depths.leased
 
 
 def _highest(one: QueueTotals, two: QueueTotals) -> QueueTotals:
