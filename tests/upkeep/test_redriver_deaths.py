@@ -14,7 +14,7 @@ from holdfast.engines.memory import MemoryEngine
 from holdfast.errors import EngineUnavailable
 from holdfast.ops.redrives import RedrivePlan, Redrives, RedriveState
 from holdfast.testing.clock import ManualClock
-from holdfast.upkeep.redriver import TAKEOVER_MS
+from holdfast.upkeep.record_steps import TAKEOVER_MS
 from tests.killed import Killed
 from tests.upkeep.redrive_steps import (
     ALL,

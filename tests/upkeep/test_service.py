@@ -159,12 +159,24 @@ async def test_upkeep_runs_all_services_until_it_is_stopped(clock: ManualClock) 
 
     upkeep = Upkeep(engine, tell=tell, wall_ms=clock.wall_ms)
     names = [each.name for each in upkeep.services]
-    assert names == ["reaper", "pruner", "scheduler", "redriver", "distributor"]
+    assert names == ["reaper", "pruner", "scheduler", "redriver", "amender", "distributor"]
     stop = asyncio.Event()
     task = asyncio.create_task(upkeep.run(stop))
     await asyncio.wait_for(reaped.wait(), 60)
     stop.set()
     await asyncio.wait_for(task, 60)
+
+
+async def test_upkeep_through_a_server_leaves_acts_to_the_server(clock: ManualClock) -> None:
+    """Only the server may save them."""
+
+    class Served(FaultyEngine):
+        async def ask(self, method: str, path: str, body: bytes = b"") -> bytes:
+            raise NotImplementedError
+
+    names = [each.name for each in Upkeep(Served(clock)).services]
+    assert "redriver" in names
+    assert "amender" not in names
 
 
 @pytest.mark.usefixtures("aws")

@@ -6,6 +6,7 @@ happened. Newest entries come first. Old ones, and those beyond a bound, are rem
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import secrets
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -74,6 +75,12 @@ class Audit:
             await self._end(record, replace(act, outcome=error.code))
             raise
         await self._end(record, replace(act, outcome="done", changed=change.changed))
+
+    async def note_once(self, entry: AuditEntry, about: str) -> None:
+        """Write a complete entry. Repeating it with the same time and `about` writes nothing."""
+        entry = replace(entry, on=checks.clean_text(entry.on, _ON_MAX))
+        digest = hashlib.blake2b(f"{entry.what} {about}".encode(), digest_size=4).hexdigest()
+        await ENTRIES.create(self._engine(), f"{_FAR_MS - entry.at:015d}-{digest}", entry)
 
     async def page(
         self, *, after: str | None = None, limit: int = 100

@@ -24,6 +24,8 @@ from holdfast.errors import Forbidden
 from holdfast.notation.durations import show_at
 from holdfast.ops.broker_status import read_broker_status
 from holdfast.ops.gates import Gates, GateState, GateView
+from holdfast.ops.jobs.acts import ACTS, ActRecord
+from holdfast.ops.jobs.acts import is_late as is_act_late
 from holdfast.ops.records import Stored
 from holdfast.ops.redrives import REDRIVES, RedriveRecord, RedriveState, is_late
 from holdfast.ops.schedules import Schedules
@@ -44,6 +46,8 @@ DEAD_MESSAGES_MAX = 100
 Level = Literal["ok", "warn", "fail"]
 StoredRedrive = tuple[Stored[RedriveRecord], RedriveRecord]
 """A redrive as it is stored, and its value."""
+StoredAct = tuple[Stored[ActRecord], ActRecord]
+"""An act as it is stored, and its value."""
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
@@ -90,13 +94,16 @@ async def check_store(
         async for stored in REDRIVES.read_all(store)
         if stored.value is not None
     ]
+    acts = [
+        (stored, stored.value) async for stored in ACTS.read_all(store) if stored.value is not None
+    ]
     unreadable = await find_unreadable(store, deep=deep, most=_UNREADABLE_MAX + 1)
     first = await _first_due(store)
     broker = await read_broker_status(store if broker_of is None else broker_of)
     return [
         *about,
         *(() if broker is None else _broker(broker)),
-        *_upkeep(first, examination.now, schedules, redrives),
+        *_upkeep(first, examination.now, schedules, redrives, acts),
         *_stopped_redrives(redrives, examination.now),
         *_gates(await Gates(store).views()),
         *_records(unreadable),
@@ -190,6 +197,7 @@ def _upkeep(
     now: int,
     schedules: Sequence[Schedule],
     redrives: Sequence[StoredRedrive],
+    acts: Sequence[StoredAct],
 ) -> list[Finding]:
     """Upkeep writes nothing while it has nothing to do, so look for late work."""
     overdue, expired = (first[0].leases, first[1].jobs) if first else ((), ())
@@ -208,8 +216,12 @@ def _upkeep(
         if is_late(redrive, stored.age_ms, LATE_MS_MAX):
             ago = show_ms(round(stored.age_ms, -3))
             late.append(f"redrive {stored.key} made its last step {ago} ago and has not ended")
+    for kept, act in acts:
+        if is_act_late(act, kept.age_ms, LATE_MS_MAX):
+            ago = show_ms(round(kept.age_ms, -3))
+            late.append(f"act {kept.key} made its last step {ago} ago and has not ended")
     if not late:
-        text = "nothing is late" if first else "no schedule and no redrive is late"
+        text = "nothing is late" if first else "no schedule, redrive or act is late"
         return [Finding(level="ok", name="upkeep", text=text)]
     remedy = "run upkeep: workers do, unless started with --no-upkeep"
     return [

@@ -396,14 +396,20 @@ class Redrives:
             if stored.value is not None
         ]
 
-    async def going_on(self) -> list[RedriveView]:
-        """The readable redrives that have not ended."""
+    async def going_on(self, *, ended_since: int | None = None) -> list[RedriveView]:
+        """The readable redrives that have not ended, or not before `ended_since`."""
+
+        def wanted(redrive: RedriveRecord) -> bool:
+            at = redrive.ended_at
+            recent = ended_since is not None and at is not None and at >= ended_since
+            return recent or not redrive.state.ended
+
         if self._queues is not None:
-            return [view for view in await self._moves() if not view.redrive.state.ended]
+            return [view for view in await self._moves() if wanted(view.redrive)]
         return [
             await self._view(stored.value, stored.age_ms)
             async for stored in REDRIVES.read_all(self._engine)
-            if stored.value is not None and not stored.value.state.ended
+            if stored.value is not None and wanted(stored.value)
         ]
 
     async def _start_move(self, queues: DeadLetterQueues, plan: RedrivePlan) -> RedriveRecord:

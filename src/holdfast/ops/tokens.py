@@ -1,7 +1,8 @@
-"""API tokens and access keys for AWS clients: create, list and revoke them.
+"""API tokens, access keys for AWS clients and sessions of the dashboard: create, list, revoke them.
 
 Only a hash of a token's secret is stored. An access key is a token whose secret is stored as it is,
-because signatures are verified with it. Tokens are records of the namespace `default`, whichever
+because signatures are verified with it. A session is a short-lived token with a parent: it has the
+rights of its parent and ends with it. Tokens are records of the namespace `default`, whichever
 namespace they are for, and no verb or copy shows them. The server authenticates requests with
 them; see `holdfast.server.access`.
 """
@@ -14,7 +15,7 @@ import re
 import secrets
 import string
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated
 
 import msgspec
@@ -38,6 +39,13 @@ EXPIRES_MS = 90 * bounds.DAY_MS
 NEVER = "never"
 TOKEN_FORM = re.compile(r"hf_([0-9a-f]{12})_([0-9a-f]{64})", re.ASCII)
 
+SESSION_FORM = re.compile(r"hfs_([0-9a-f]{12})_([0-9a-f]{64})", re.ASCII)
+SESSION_MS = 12 * bounds.HOUR_MS
+"""The lifetime of a session; it ends earlier if its parent expires earlier."""
+SESSIONS_MAX = 20
+"""Sessions of one token: the oldest gives way to a new one."""
+SESSIONS_TOTAL_MAX = 10_000
+
 ACCESS_KEY_FORM = re.compile(r"AKHF[A-Z2-7]{16}", re.ASCII)
 """The id of an access key: in the form of AWS, but recognizably of Holdfast."""
 
@@ -46,11 +54,13 @@ _SECRET_LETTERS = string.ascii_letters + string.digits
 _NAME = re.compile(r"[A-Za-z0-9_.@:/ -]{1,80}\Z", re.ASCII)
 _PREFIX = re.compile(r"[A-Za-z0-9_.-]{0,70}\Z", re.ASCII)
 _SHA256 = re.compile(r"[0-9a-f]{64}", re.ASCII)
+_ID = re.compile(r"[0-9a-f]{12}", re.ASCII)
 
 
 class Token(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The stored part of a token. `sha256` is the hash of its secret, which is not stored; an
-    access key has its `secret` instead."""
+    access key has its `secret` instead. A session has a `parent`, the id of the token that signed
+    in, and no scopes of its own."""
 
     id: str
     name: str
@@ -62,6 +72,7 @@ class Token(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     created_at: Instant = 0
     expires_at: Instant | None = None
     by: str = ""
+    parent: str = ""
 
     def __repr__(self) -> str:
         return f"<Token {self.id} {self.name!r}>"
@@ -86,6 +97,11 @@ def _check_stored(key: str, token: Token) -> None:
             raise ValueError("its secret does not have the form of an access key's secret")
     elif token.secret or not _SHA256.fullmatch(token.sha256):
         raise ValueError("its sha256 is not a hash")
+    if token.parent:
+        if not _ID.fullmatch(token.parent) or is_access_key_id(key):
+            raise ValueError("its parent is not the id of a token")
+        if token.scopes or token.expires_at is None:
+            raise ValueError("a session has no scopes of its own, and expires")
 
 
 TOKENS = RecordKind(TOKEN_KIND, Token, check=_check_stored)
@@ -126,12 +142,57 @@ class Tokens:
             expires_at=None if wanted.expires_ms is None else now + wanted.expires_ms,
             by=wanted.by,
         )
-        if not await TOKENS.create(self._engine(), token.id, token):
-            raise EngineUnavailable("the id of the new token is taken: try again")
+        await self._store(token)
         return secret if wanted.aws else f"hf_{id_}_{secret}", token
 
+    async def create_session(self, parent: Token) -> tuple[str, Token]:
+        """Store a new session of a token. Returns its text, which cannot be shown again, and its
+        record. Sessions that have ended are removed, and so is the oldest one of too many."""
+        now = self._wall_ms()
+        versions: dict[str, int] = {}
+        tokens: dict[str, Token] = {}
+        async for stored in TOKENS.read_all(self._engine()):
+            if stored.value is not None:
+                versions[stored.key], tokens[stored.key] = stored.version, stored.value
+        sessions = sorted(
+            (each for each in tokens.values() if each.parent),
+            key=lambda each: (each.created_at, each.id),
+        )
+        ended = [each.id for each in sessions if self._has_ended(each, tokens, now)]
+        own = [each.id for each in sessions if each.parent == parent.id and each.id not in ended]
+        surplus = own[: max(0, len(own) - SESSIONS_MAX + 1)]
+        if len(sessions) - len(ended) - len(surplus) >= SESSIONS_TOTAL_MAX:
+            raise ConfigError(
+                f"there are {SESSIONS_TOTAL_MAX} sessions, the maximum: revoke some tokens"
+            )
+        removed = [TOKENS.record(id_, None, versions[id_]) for id_ in (*ended, *surplus)]
+        for at in range(0, len(removed), bounds.BATCH_MAX):
+            # Stale: another server has just removed the same one.
+            await self._engine().save(removed[at : at + bounds.BATCH_MAX])
+        id_, secret = new_secret()
+        ends_at = now + SESSION_MS
+        session = Token(
+            id=id_,
+            name=parent.name,
+            sha256=hash_secret(secret).hex(),
+            namespace=parent.namespace,
+            created_at=now,
+            expires_at=ends_at if parent.expires_at is None else min(ends_at, parent.expires_at),
+            by=parent.name,
+            parent=parent.id,
+        )
+        await self._store(session)
+        return f"hfs_{id_}_{secret}", session
+
+    async def end_session(self, id: str) -> None:
+        """Remove a session; nothing happens if it has ended."""
+        found = await TOKENS.read(self._engine(), id)
+        if found is not None and found.value is not None and found.value.parent:
+            await TOKENS.remove(self._engine(), id)
+
     async def revoke(self, named: str, *, namespace: str = EVERYWHERE) -> Token:
-        """Revoke a token of the namespace by its id or by its name, if only one token has it."""
+        """Revoke a token of the namespace by its id or by its name, if only one token has it. Its
+        sessions end with it."""
         for _ in range(TRIES_MAX):
             found = await self._find(named, namespace)
             if found is None:
@@ -141,11 +202,29 @@ class Tokens:
                 return found.value
         raise TOKENS.busy(named[:80])
 
-    async def all(self, *, namespace: str = EVERYWHERE) -> list[Token]:
-        """The tokens of one namespace or of all, oldest first."""
-        tokens = (await TOKENS.values(self._engine())).values()
-        found = [token for token in tokens if is_for(token, namespace)]
+    async def all(self, *, namespace: str = EVERYWHERE, sessions: bool = False) -> list[Token]:
+        """The tokens of one namespace or of all, oldest first; with `sessions` also those that
+        have not ended."""
+        tokens = await TOKENS.values(self._engine())
+        now = self._wall_ms()
+        found = [
+            token
+            for token in tokens.values()
+            if is_for(token, namespace)
+            and (not token.parent or (sessions and _is_open(token, tokens, now)))
+        ]
         return sorted(found, key=lambda token: (token.created_at, token.id))
+
+    async def _store(self, token: Token) -> None:
+        if not await TOKENS.create(self._engine(), token.id, token):
+            raise EngineUnavailable("the id of the new token is taken: try again")
+
+    def _has_ended(self, session: Token, tokens: Mapping[str, Token], now: int) -> bool:
+        """True for a session that can be removed. Its parent may be in a part of the store that is
+        unreachable."""
+        if self._is_whole():
+            return not _is_open(session, tokens, now)
+        return _has_expired(session, now)
 
     async def _find(self, named: str, namespace: str) -> Stored[Token] | None:
         stored = [
@@ -154,7 +233,11 @@ class Tokens:
             if each.value is not None and is_for(each.value, namespace)
         ]
         found = [each for each in stored if each.value and each.value.id == named]
-        found = found or [each for each in stored if each.value and each.value.name == named]
+        found = found or [
+            each
+            for each in stored
+            if each.value and each.value.name == named and not each.value.parent
+        ]
         if len(found) > 1:
             ids = ", ".join(each.key for each in found)
             raise ConfigError(f"several tokens have the name {named[:80]!r}: give one of {ids}")
@@ -169,6 +252,18 @@ class Tokens:
         return EngineUnavailable(
             "a part of the store is unreachable, and the token may be in it: revoke it again later"
         )
+
+
+def _has_expired(token: Token, now: int) -> bool:
+    return token.expires_at is not None and token.expires_at <= now
+
+
+def _is_open(session: Token, tokens: Mapping[str, Token], now: int) -> bool:
+    """True if a session and its parent are valid."""
+    parent = tokens.get(session.parent)
+    if parent is None or parent.parent or _has_expired(parent, now):
+        return False
+    return not _has_expired(session, now)
 
 
 def new_secret() -> tuple[str, str]:
@@ -252,7 +347,8 @@ class NewToken(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class TokenView(msgspec.Struct, frozen=True, kw_only=True):
-    """A token without its secret."""
+    """A token without its secret. A session of the dashboard has the id of its `parent`, the token
+    that signed in."""
 
     id: str
     name: str
@@ -262,6 +358,7 @@ class TokenView(msgspec.Struct, frozen=True, kw_only=True):
     created_at: str
     expires_at: str | None
     by: str
+    parent: str | None = None
 
 
 class MadeToken(TokenView, frozen=True, kw_only=True):
@@ -287,6 +384,7 @@ def token_view(token: Token) -> TokenView:
         created_at=show_at(token.created_at),
         expires_at=at_of(token.expires_at),
         by=token.by,
+        parent=token.parent or None,
     )
 
 

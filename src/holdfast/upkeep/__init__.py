@@ -1,5 +1,5 @@
-"""KEEP TIME: the loops that end overdue leases, prune, tick schedules, redrive, distribute, and
-handle the dead messages of a broker.
+"""KEEP TIME: the loops that end overdue leases, prune, tick schedules, redrive, carry out acts,
+distribute, and handle the dead messages of a broker.
 
 There is no leader: any number of each loop may run, in any number of processes.
 """
@@ -12,11 +12,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from holdfast.engines.base import Engine
-from holdfast.engines.extras import Brokered, UpkeepByPartition, extra
+from holdfast.engines.extras import Brokered, ServerBacked, UpkeepByPartition, extra
 from holdfast.events import Listeners, Tell, ignore_event
 from holdfast.ops.jobs.bulk import Archive
 from holdfast.ops.service import Service, run_service
 from holdfast.process import wall_ms
+from holdfast.upkeep.amender import Amender
 from holdfast.upkeep.dead_letter_handler import DeadLetterHandler
 from holdfast.upkeep.distributor import Distributor
 from holdfast.upkeep.pruner import Pruner
@@ -26,6 +27,7 @@ from holdfast.upkeep.redriver import Redriver
 from holdfast.upkeep.scheduler import Scheduler
 
 __all__ = [
+    "Amender",
     "DeadLetterHandler",
     "Distributor",
     "Pruner",
@@ -65,6 +67,9 @@ class Upkeep:
             services += [Pruner(each, archive=kept, tell=tell) for each in lifecycles]
             services += [Scheduler(engine, wall_ms, tell=tell)]
             services += [Redriver(engine, wall_ms, tell=tell)] if traits.inspect else []
+            if traits.inspect and extra(engine, ServerBacked) is None:
+                # A server alone may change the records of acts: it has checked who asked for them.
+                services += [Amender(engine, wall_ms)]
             services += [Distributor(engine, tell=tell), *_broker_services(engine, tell), *more]
         self.services: tuple[Service, ...] = tuple(services)
         self._background = background

@@ -7,7 +7,6 @@ jobs' timelines. No job is put back twice, and no count is a guess.
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Sequence
 
@@ -17,10 +16,9 @@ from holdfast.core import bounds
 from holdfast.core.model import Job, JobFilter, Record
 from holdfast.core.verdict import Redrive
 from holdfast.engines.base import Engine
-from holdfast.errors import EngineError
 from holdfast.events import Redrove, Tell, ignore_event
 from holdfast.ops.dead_letters import PutBackResult, put_back, put_back_result, taken_jobs
-from holdfast.ops.records import SkippedRecords, remove_records, scan
+from holdfast.ops.records import remove_records
 from holdfast.ops.redrives import (
     BATCH,
     BATCH_KIND,
@@ -39,11 +37,7 @@ from holdfast.ops.redrives import (
     next_take_ms,
     redrive_batches,
 )
-
-_log = logging.getLogger("holdfast.upkeep")
-
-TAKEOVER_MS = 5 * bounds.SECOND_MS
-"""How long pending jobs are left to the redriver that saved them."""
+from holdfast.upkeep.record_steps import TAKEOVER_MS, RecordSteps
 
 RETENTION_MS = 14 * bounds.DAY_MS
 _FOLLOW_MS = bounds.DAY_MS
@@ -68,38 +62,22 @@ class Redriver:
         self._engine = engine
         self._wall_ms = wall_ms
         self._tell = tell
-        self._boot_ns = boot_ns
-        self._skipped = SkippedRecords(_log)
+        self._steps = RecordSteps(engine, REDRIVE_KIND, boot_ns=boot_ns)
         self._follow_cursors: dict[str, tuple[str, int]] = {}
         """By redrive: the last batch that was followed, and the open jobs up to it."""
-        self._first_reads: dict[str, tuple[int, int, int]] = {}
-        """By redrive: the version, when it was first read, and its age then."""
         self._followed_ns: dict[str, int] = {}
 
     async def once(self) -> int | None:
         """One step of every redrive; the time to the next."""
-        ahead: list[int] = []
-        present: set[str] = set()
-        async for record in scan(self._engine, REDRIVE_KIND):
-            present.add(record.key)
-            try:
-                next_ms = await self._step(replace(record, age_ms=self._age_ms(record)))
-            except EngineError:
-                raise
-            except Exception as error:  # noqa: BLE001 (it must not hold up the other redrives)
-                self._skipped.skip(record, error)
-                continue
-            if next_ms is not None:
-                ahead.append(next_ms)
-        self._skipped.end_round()
-        for known in (self._follow_cursors, self._first_reads, self._followed_ns):
-            for key in set(known).difference(present):
+        next_ms = await self._steps.round(self._step)
+        for known in (self._follow_cursors, self._followed_ns):
+            for key in set(known).difference(self._steps.present):
                 known.pop(key)
-        return min(ahead, default=None)
+        return next_ms
 
     async def _step(self, record: Record) -> int | None:
         redrive = REDRIVES.require(record)
-        read_ns = self._boot_ns()
+        read_ns = self._steps.now_ns()
         if redrive.pending:
             if record.age_ms < TAKEOVER_MS:
                 return TAKEOVER_MS - record.age_ms
@@ -124,7 +102,7 @@ class Redriver:
             return max(1, next_take_ms(redrive) - record.age_ms)
         page = await self._engine.find(redrive.plan.wanted, limit=most, after=redrive.after)
         fitting = [job for job in page.jobs if job.redrives < redrive.plan.redrives_max]
-        age_ms = record.age_ms + self._since_ms(read_ns)
+        age_ms = record.age_ms + self._steps.since_ms(read_ns)
         chosen = replace(
             charge_rate(redrive, age_ms, len(fitting)),
             pending=taken_jobs(fitting),
@@ -135,15 +113,15 @@ class Redriver:
         if not await self._save(chosen, record.version):
             return 0
         saved = replace(record, version=record.version + 1)
-        saved = replace(saved, age_ms=self._age_ms(saved))
-        return await self._finish(chosen, saved, self._boot_ns())
+        saved = replace(saved, age_ms=self._steps.age_ms(saved))
+        return await self._finish(chosen, saved, self._steps.now_ns())
 
     async def _finish(self, redrive: RedriveRecord, record: Record, read_ns: int) -> int | None:
         """Put back the pending jobs, and count them."""
         retried, unfit = await self._put_back(redrive)
         number = await self._add_to_batch(redrive, retried)
         counted = replace(
-            charge_rate(redrive, record.age_ms + self._since_ms(read_ns)),
+            charge_rate(redrive, record.age_ms + self._steps.since_ms(read_ns)),
             pending=(),
             batch=number,
             retried=redrive.retried + len(retried),
@@ -220,8 +198,8 @@ class Redriver:
 
     async def _follow_now_and_then(self, redrive: RedriveRecord) -> None:
         """Follow at most once a second, since putting jobs back comes first."""
-        if self._since_ms(self._followed_ns.get(redrive.id, 0)) >= bounds.SECOND_MS:
-            self._followed_ns[redrive.id] = self._boot_ns()
+        if self._steps.since_ms(self._followed_ns.get(redrive.id, 0)) >= bounds.SECOND_MS:
+            self._followed_ns[redrive.id] = self._steps.now_ns()
             await self._follow(redrive)
 
     async def _follow(self, redrive: RedriveRecord) -> int | None:
@@ -263,20 +241,8 @@ class Redriver:
         return found
 
     async def _save(self, redrive: RedriveRecord, version: int) -> bool:
-        before_ns = self._boot_ns()
+        before_ns = self._steps.now_ns()
         if not await REDRIVES.save(self._engine, redrive.id, redrive, version):
             return False
-        self._first_reads[redrive.id] = (version + 1, before_ns, 0)
+        self._steps.saved(redrive.id, version + 1, before_ns)
         return True
-
-    def _age_ms(self, record: Record) -> int:
-        """The age that the engine gave when this version was first read, and the time since then
-        on this machine's monotonic clock: an operator may set the engine's wall clock."""
-        version, first_ns, age_ms = self._first_reads.get(record.key, (0, 0, 0))
-        if version == record.version:
-            return age_ms + self._since_ms(first_ns)
-        self._first_reads[record.key] = (record.version, self._boot_ns(), record.age_ms)
-        return record.age_ms
-
-    def _since_ms(self, read_ns: int) -> int:
-        return max(0, self._boot_ns() - read_ns) // 1_000_000

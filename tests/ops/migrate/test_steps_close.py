@@ -7,6 +7,7 @@ import pytest
 from holdfast.core.model import JobFilter, NewJob, Queue, State
 from holdfast.core.verdict import Complete, Delete, Settlement
 from holdfast.errors import EngineUnavailable, UsageError
+from holdfast.ops.jobs.acts import ActPlan, Acts
 from holdfast.ops.redrives import RedrivePlan, Redrives
 from holdfast.ops.schedules import Schedules
 from holdfast.ops.ticks import Schedule
@@ -81,6 +82,14 @@ async def test_a_running_redrive_refuses_the_move(stores: Stores) -> None:
     redrives = Redrives(stores.old, stores.clock.wall_ms)
     await redrives.start(RedrivePlan(wanted=JobFilter(states=(State.DEAD,))))
     with pytest.raises(UsageError, match="is running in the source"):
+        await stores.migration().begin()
+
+
+async def test_a_running_act_refuses_the_move(stores: Stores) -> None:
+    acts = Acts(stores.old, stores.clock.wall_ms)
+    act = await acts.count(ActPlan(act="cancel"), "ann")
+    await acts.run(act.id, "ann")
+    with pytest.raises(UsageError, match=f"act {act.id} is running in the source"):
         await stores.migration().begin()
 
 

@@ -17,6 +17,7 @@ from holdfast.core.model import Job, JobFilter, Queue, QueueView, Reason, State
 from holdfast.core.retry_policy import retention_ms
 from holdfast.core.transfer import HeldKey, Sum, Whole
 from holdfast.errors import UsageError
+from holdfast.ops.jobs.acts import ACT_KIND, ACTS, ActState
 from holdfast.ops.migrate import steps
 from holdfast.ops.migrate.progress import (
     Phase,
@@ -172,7 +173,15 @@ class Migration:
             return "the target already has jobs: give an empty store"
         if await self._target.engine.load(SCHEDULE_KIND, limit=1):
             return "the target already has schedules: give an empty store"
-        return await self._running_redrive()
+        return await self._running_redrive() or await self._running_act()
+
+    async def _running_act(self) -> str:
+        """The refusal if an act would keep changing jobs in the source."""
+        async for record in scan(self._source.engine, ACT_KIND):
+            act = ACTS.require(record)
+            if act.state is ActState.RUNNING:
+                return f"act {act.id} is running in the source: stop it, or let it end"
+        return ""
 
     async def _running_redrive(self) -> str:
         """The refusal if a redrive would keep putting jobs back in the source."""
