@@ -18,11 +18,22 @@ from holdfast.core.backoff import Backoff
 from holdfast.core.text import show_ms
 from holdfast.errors import ConfigError
 from holdfast.notation.durations import to_ms
+from holdfast.notation.key_patterns import read_key_patterns
 
 Type = Literal[
-    "number", "decimal", "duration", "switch", "queues", "level", "levels", "ages", "region"
+    "number",
+    "decimal",
+    "duration",
+    "switch",
+    "queues",
+    "level",
+    "levels",
+    "ages",
+    "region",
+    "keys",
 ]
-"""Levels are numbers and ages are durations, or "off": one for all queues, or one per queue."""
+"""Levels are numbers and ages are durations, or "off": one for all queues, or one per queue. Keys
+are patterns of keys in JSON."""
 Source = Literal["default", "stored", "environment"]
 
 
@@ -45,7 +56,8 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
         return "HOLDFAST_" + self.name.replace("-", "_").upper()
 
     def read(self, text: str) -> Any:
-        """The value of a text: milliseconds, a number, a bool, weights by queue, or levels."""
+        """The value of a text: milliseconds, a number, a bool, weights by queue, levels, or
+        patterns."""
         given = text.strip()
         match self.type:
             case "duration":
@@ -58,6 +70,8 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
                 return _SWITCH[given.lower()]
             case "queues":
                 return queue_weights(given)
+            case "keys":
+                return read_key_patterns(self.name, given)
             case "region":
                 if not re.fullmatch(r"[a-z0-9-]{1,32}", given, re.ASCII):
                     raise ConfigError(
@@ -308,6 +322,13 @@ _TABLE = (
         type="region",
         default="us-east-1",
         does="The region whose SQS queues have plain names; read when a server starts.",
+        feeds="serve, up",
+    ),
+    Setting(
+        name="dashboard-redact",
+        type="keys",
+        default="",
+        does="Hide values under these keys from callers without operate, e.g. password,*_token.",
         feeds="serve, up",
     ),
     _history("history-minutes", "1d", "How long counts per minute are stored, for charts."),

@@ -144,6 +144,12 @@ class Forbidden(UsageError):
     code = "forbidden"
 
 
+class ReadOnly(Forbidden):
+    """This server changes nothing, for nobody (`--read-only`): use another server of the store."""
+
+    code = "read_only"
+
+
 class QuotaExceeded(UsageError):
     """A quota of the tenant or the namespace is used up: try again after the given pause."""
 

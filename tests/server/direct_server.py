@@ -23,6 +23,12 @@ from holdfast.server.settings import ServerSettings
 from holdfast.server.state import ServerState
 
 LOOPBACK = "127.0.0.1"
+DASHBOARD = {
+    "scheme": "https",
+    "origin": f"https://{LOOPBACK}:7433",
+    "holdfast_dashboard": "1",
+}
+"""How the dashboard asks over HTTPS."""
 
 
 @dataclass(frozen=True)
@@ -76,6 +82,7 @@ class DirectServer:
         token: str | None = None,
         peer: str = LOOPBACK,
         content_type: str = JSON,
+        scheme: str = "http",
         **headers: str | None,
     ) -> DirectReply:
         """Names of headers are written with _; None leaves one out. A stream is left after its
@@ -88,7 +95,15 @@ class DirectServer:
         data = data.encode() if isinstance(data, str) else data
         if body is not None:
             given["content-type"] = content_type
-        return await self._send(method, path, given, data, peer)
+        return await self._send(method, path, given, data, peer=peer, scheme=scheme)
+
+    async def sign_in(self, token: str, **more: Any) -> str:
+        """Sign in as the dashboard does, over HTTPS, and return the cookie that it gets."""
+        body = {"token": token}
+        reply = await self.ask("POST", "/v1/session", body, **{**DASHBOARD, **more})
+        if reply.status >= 300:
+            raise Refused(reply)
+        return reply.headers["set-cookie"].partition(";")[0]
 
     async def call(self, verb: str, token: str | None = None, **carried: Any) -> Any:
         """A verb of the engine, as the remote engine says it."""
@@ -105,12 +120,15 @@ class DirectServer:
         path: str,
         headers: Mapping[str, str],
         body: bytes,
+        *,
         peer: str,
+        scheme: str,
     ) -> DirectReply:
         path, _, query = path.partition("?")
         scope = {
             "type": "http",
             "method": method,
+            "scheme": scheme,
             "path": path,
             "raw_path": path.encode(),
             "query_string": query.encode(),

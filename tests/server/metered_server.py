@@ -13,6 +13,7 @@ from holdfast.process import wall_ms
 from holdfast.server.application import AsgiApplication
 from holdfast.server.live.feed import EventFeed, event_feed
 from holdfast.server.live.metrics import SnapshotReader, snapshot_reader
+from holdfast.server.live.poll_loop import poll_loop
 from holdfast.server.settings import ServerSettings
 from holdfast.server.state import ServerState
 from holdfast.telemetry.accounts import Flusher
@@ -67,7 +68,7 @@ async def metered_server(
     server = ServerState(app=app, settings=settings or ServerSettings())
     # Read anew each time, and only by the test.
     snapshot_reader(app).age_s_max = 0
-    event_feed(app).poll_s = None
+    poll_loop(app).poll_s = None
     loop_server = LoopServer()
     loop_server.only_app = AsgiApplication(server)
     async with (

@@ -49,6 +49,16 @@ from holdfast.engines.wire import (
 )
 from holdfast.ops.alerts import ALERTS, Alert
 from holdfast.ops.gates import GATE_RUNS, GATES, Gate, GateRun, GateState
+from holdfast.ops.jobs.acts import (
+    ACT_JOBS,
+    ACTS,
+    ActJobs,
+    ActPlan,
+    ActRecord,
+    ActState,
+    CountedJob,
+    piece_key,
+)
 from holdfast.ops.queues import Distribution
 from holdfast.ops.quotas import QUOTA_KIND
 from holdfast.ops.records import scan
@@ -58,7 +68,7 @@ from holdfast.ops.ticks import Schedule
 from holdfast.server.access.permissions import SCOPES
 from holdfast.server.http.operation import JSON, Operation
 from holdfast.telemetry.event_log import FeedEvent, FeedEventKind, event_record
-from tests.server.direct_server import DirectReply, DirectServer, operation_id, path_of
+from tests.server.direct_server import DASHBOARD, DirectReply, DirectServer, operation_id, path_of
 
 COMMAND = b'{"command":["echo"]}'
 
@@ -153,6 +163,15 @@ def _records(
     redrive = RedriveRecord(
         id=name("r1"), plan=RedrivePlan(wanted=JobFilter(queue=queue), by=mark), total=1
     )
+    act = ActRecord(
+        id=name("a1"),
+        plan=ActPlan(act="expedite", wanted=JobFilter(queue=queue)),
+        state=ActState.COUNTED,
+        count=1,
+        queues=(queue,),
+        by=mark,
+    )
+    listed = ActJobs(jobs=(CountedJob(name("late"), 1),), created_before=2**50)
     gate = Gate(
         name=name("door"), direction="inlet", broker="b", queue=queue, source=mark, task="t"
     )
@@ -179,6 +198,8 @@ def _records(
         Record(kind=breaker.KIND, key=f"task:{name('t')}", value=encode(broken)),
         *(SCHEDULES.record(each.name, each) for each in schedules),
         REDRIVES.record(redrive.id, redrive),
+        ACTS.record(act.id, act),
+        ACT_JOBS.record(piece_key(act.id, 0), listed),
         GATES.record(gate.name, gate),
         GATES.record(shut.name, shut),
         GATE_RUNS.record(f"{gate.name}/p", run),
@@ -220,11 +241,17 @@ def _kinds(engine: Engine) -> list[str]:
 
 @dataclass(frozen=True)
 class ExampleRequest:
-    """A request: the names in its path, its query and its body."""
+    """A request: the names in its path, its query and its body, and `more` about how it is
+    sent."""
 
     names: dict[str, str] = field(default_factory=dict)
     query: dict[str, Any] = field(default_factory=dict)
     body: Any = None
+    more: dict[str, Any] = field(default_factory=dict)
+
+
+OWN_TOKEN = "hf_own"
+"""Stands for the caller's own token in a body."""
 
 
 async def send_example(
@@ -235,6 +262,9 @@ async def send_example(
     if operation.content_type == CONTENT_TYPE:
         content_type = CONTENT_TYPE
         body = None if body is None else msgspec.msgpack.encode(body)
+    if body == {"token": OWN_TOKEN}:
+        body = {"token": more.get("token") or OWN_TOKEN}
+    more = {**example.more, **more}
     asking = at.ask(operation.method, path, body, content_type=content_type, **more)
     return await asyncio.wait_for(asking, 30)
 
@@ -326,14 +356,18 @@ def _others(of: SampleNamespace, queue: str) -> dict[str, ExampleRequest]:
     door = {"name": of["door"]}
     quota = {"whose": f"tenant:{of['acme']}"}
     return {
-        "GET /": ExampleRequest(),
+        "GET /v1/session": ExampleRequest(),
+        "POST /v1/session": ExampleRequest(body={"token": OWN_TOKEN}, more=DASHBOARD),
+        "DELETE /v1/session": ExampleRequest(),
         "GET /healthz": ExampleRequest(),
         "GET /v1/alerts": ExampleRequest(),
         "GET /readyz": ExampleRequest(),
         "GET /metrics": ExampleRequest(),
         "GET /v1/status": ExampleRequest(),
+        "GET /v1/overview": ExampleRequest(),
         "GET /v1/doctor": ExampleRequest(),
         "GET /v1/events": ExampleRequest(query={"after": "0000000000000-x"}),
+        "GET /v1/live": ExampleRequest(query={"topic": "overview"}),
         "GET /v1/openapi.json": ExampleRequest(),
         "GET /v1/docs": ExampleRequest(),
         "GET /v1/docs/openapi-explorer.min.js": ExampleRequest(),
@@ -341,6 +375,13 @@ def _others(of: SampleNamespace, queue: str) -> dict[str, ExampleRequest]:
         "POST /v1/redrives": ExampleRequest(body={"filter": {"queue": queue}}),
         "GET /v1/redrives/{id}": ExampleRequest({"id": of["r1"]}),
         "POST /v1/redrives/{id}/cancel": ExampleRequest({"id": of["r1"]}),
+        "GET /v1/acts": ExampleRequest(),
+        "POST /v1/acts": ExampleRequest(
+            body={"act": "cancel", "filter": {"queue": queue, "task": "t"}}
+        ),
+        "GET /v1/acts/{id}": ExampleRequest({"id": of["a1"]}),
+        "POST /v1/acts/{id}/run": ExampleRequest({"id": of["a1"]}),
+        "POST /v1/acts/{id}/stop": ExampleRequest({"id": of["a1"]}),
         "GET /v1/schedules": ExampleRequest(),
         "POST /v1/schedules": ExampleRequest(
             body={"name": of["more"], "every": "1h", "job": {"task": "t", "queue": queue}}

@@ -9,15 +9,17 @@ from typing import Any
 from holdfast import tracing
 from holdfast.errors import HoldfastError
 from holdfast.server.access.admission import Admission
-from holdfast.server.http.endpoint import Endpoint, EndpointServices, TracedEndpoint
+from holdfast.server.dashboard import files
+from holdfast.server.http.endpoint import Endpoint, EndpointServices, StreamGuard, TracedEndpoint
 from holdfast.server.http.idempotency import IdempotencyKeys
-from holdfast.server.http.openapi import with_api_docs
+from holdfast.server.http.openapi import TO_DOCS, with_api_docs
 from holdfast.server.http.operation import Operation, Routes
 from holdfast.server.http.pressure import Pressure
 from holdfast.server.http.request import AsgiScope, Receive, Send
 from holdfast.server.http.response import error_reply, send_reply
-from holdfast.server.live import feed, history, metrics
+from holdfast.server.live import feed, history, metrics, overview, stream
 from holdfast.server.rest import (
+    acts,
     admin,
     dead_letters,
     engine_verbs,
@@ -27,6 +29,7 @@ from holdfast.server.rest import (
     leases,
     queues,
     schedules,
+    session,
     settle,
     status,
     workers,
@@ -37,8 +40,10 @@ from holdfast.server.state import ServerState
 OPERATIONS: tuple[Operation, ...] = with_api_docs(
     (
         *status.OPERATIONS,
+        *overview.OPERATIONS,
         *enqueue.OPERATIONS,
         *jobs.OPERATIONS,
+        *acts.OPERATIONS,
         *leases.OPERATIONS,
         *settle.OPERATIONS,
         *queues.OPERATIONS,
@@ -49,10 +54,13 @@ OPERATIONS: tuple[Operation, ...] = with_api_docs(
         *metrics.OPERATIONS,
         *history.OPERATIONS,
         *feed.OPERATIONS,
+        *stream.OPERATIONS,
         *admin.OPERATIONS,
+        *session.OPERATIONS,
         *engine_verbs.OPERATIONS,
     )
 )
+"""The operations of the API. At `/` is the dashboard, or what leads to their description."""
 
 _API = b"/v1/"
 _CORS_METHODS = b"GET, HEAD, POST, PUT, PATCH, DELETE"
@@ -64,15 +72,20 @@ _CORS_MAX_AGE_S = b"600"
 class AsgiApplication:
     """Routes each request to the endpoint of its operation. The server's application is open."""
 
-    def __init__(self, server: ServerState, operations: tuple[Operation, ...] = OPERATIONS) -> None:
+    def __init__(
+        self, server: ServerState, operations: tuple[Operation, ...] | None = None
+    ) -> None:
         self.pressure = Pressure(server)
         settings = server.settings
+        if operations is None:
+            operations = (*OPERATIONS, *(files.OPERATIONS if settings.dashboard else (TO_DOCS,)))
         self._meter = server.app.telemetry.meter
         services = EndpointServices(
             admission=Admission(server),
             pressure=self.pressure,
             keys=IdempotencyKeys(request_ms_max=settings.request_ms_max + settings.wait_ms_max),
             meter=self._meter,
+            streams=StreamGuard(server),
             body_max=settings.body_max,
         )
         self._cors = Cors(settings.origins) if settings.origins else None
@@ -140,8 +153,8 @@ class Cors:
         return None
 
     def add_headers(self, origin: bytes, send: Send) -> Send:
-        """A `send` that lets the page read the response. Credentials are not allowed, since the
-        server reads no cookies."""
+        """A `send` that lets the page read the response. Credentials are not allowed: the cookie of
+        a session counts only for the server's own page."""
 
         @functools.wraps(send)
         async def send_with_headers(event: MutableMapping[str, Any]) -> None:

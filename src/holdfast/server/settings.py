@@ -61,6 +61,9 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     sqs: SqsMode = "strict"
     """Whether SQS clients are answered. `relaxed` leaves out AWS's pauses of 60 seconds after a
     queue was purged or deleted."""
+    dashboard: bool = True
+    read_only: bool = False
+    """Whether every operation that changes something is refused, whoever asks for it."""
     archive: str | None = None
     brokers: dict[str, str] = {}
     """URLs of brokers by name, for the gates of the namespace `default`. They may contain

@@ -19,6 +19,7 @@ from holdfast.ops.audit import Audit
 from holdfast.process import wall_ms
 from holdfast.server.access.peers import LocalUsers
 from holdfast.server.access.quotas import QuotaEnforcer
+from holdfast.server.access.redaction import Redaction
 from holdfast.server.access.tokens import TokenAuthenticator
 from holdfast.server.settings import ServerSettings
 
@@ -79,6 +80,7 @@ class ServerState:
     namespaces: Namespaces = field(init=False)
     tokens: TokenAuthenticator = field(init=False)
     _quotas: dict[str, QuotaEnforcer] = field(init=False, default_factory=dict)
+    _redactions: dict[str, Redaction] = field(init=False, default_factory=dict)
     _audits: dict[str, Audit] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -93,6 +95,14 @@ class ServerState:
         if known is None:
             known = QuotaEnforcer(lambda: app.engine, is_whole=lambda: is_fully_readable(app))
             self._quotas[namespace] = known
+        return known
+
+    def redaction_of(self, namespace: str, app: Holdfast) -> Redaction:
+        """The values of a namespace that are hidden from callers without `operate`."""
+        known = self._redactions.get(namespace)
+        if known is None:
+            known = Redaction(lambda: app.engine, is_whole=lambda: is_fully_readable(app))
+            self._redactions[namespace] = known
         return known
 
     def audit_of(self, namespace: str, app: Holdfast) -> Audit:

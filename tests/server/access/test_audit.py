@@ -28,14 +28,18 @@ async def acts(at: DirectServer) -> list[AuditEntry]:
     return [act for _, act in found if act is not None]
 
 
-# Operations that are not audited: those of producers and workers, and reads.
+# Operations that are not audited: those of producers and workers, reads, and an act on many jobs
+# before it is run.
 NO_ACTS = {
+    "POST /v1/acts",
     "POST /v1/queues/{queue}/jobs",
     "POST /v1/jobs",
     "POST /v1/lease",
     "POST /v1/renew",
     "POST /v1/settle",
     "POST /v1/batches",
+    # Nobody is signed in.
+    "DELETE /v1/session",
     *(
         f"POST /v1/engine/{verb}"
         for verb in (

@@ -26,7 +26,8 @@ from holdfast.process import wall_ms
 from holdfast.server.access.authorized_engine import AuthorizedEngine
 from holdfast.server.settings import ServerSettings
 from holdfast.testing.clock import ManualClock
-from holdfast.upkeep.redriver import TAKEOVER_MS, Redriver
+from holdfast.upkeep.record_steps import TAKEOVER_MS
+from holdfast.upkeep.redriver import Redriver
 from tests.server.direct_server import SCOPED_OPERATIONS, direct_server, path_of
 from tests.server.samples import caller, dead, job, payload
 

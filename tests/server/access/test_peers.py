@@ -298,7 +298,7 @@ def test_the_file_of_a_token_is_private_and_goes_with_the_server(
         assert str(path) in caplog.text
         assert not any(token in caplog.text for token in seen)
         with local_users(ServerSettings(auth=True), at) as users:
-            assert users is None
+            assert users is None, "this system does not tell users apart"
 
 
 def test_a_token_that_cannot_be_written_leaves_the_server_closed(

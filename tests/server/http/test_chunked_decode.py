@@ -23,6 +23,7 @@ from holdfast.server.http.connection import DisconnectQueue
 from holdfast.server.http.problems import TooLarge
 from holdfast.server.live.feed import EventFeed
 from holdfast.server.live.metrics import SnapshotReader
+from holdfast.server.live.poll_loop import PollLoop
 from holdfast.server.rest.enqueue import NewBatch, NewJobs, map_yielding
 from holdfast.server.rest.leases import LeaseBody
 from holdfast.server.rest.settle import SettleBody
@@ -189,7 +190,11 @@ async def test_streams_are_woken_in_batches() -> None:
 
     async with Holdfast(engine=MemoryEngine()) as app:
         feed = EventFeed(
-            lambda: app.engine, SnapshotReader(app), now=lambda: 10**12, poll_s=None, pause=pause
+            lambda: app.engine,
+            SnapshotReader(app),
+            PollLoop(poll_s=None),
+            now=lambda: 10**12,
+            pause=pause,
         )
         streams = [feed.stream(None, lambda _event: True) for _ in range(95)]
         for stream in streams:

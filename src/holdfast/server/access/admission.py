@@ -19,12 +19,17 @@ from msgspec.structs import replace
 from holdfast.app.application import Holdfast
 from holdfast.core import bounds
 from holdfast.engines.base import Engine
-from holdfast.errors import Forbidden, HoldfastError, Unauthenticated
+from holdfast.errors import Forbidden, HoldfastError, ReadOnly, Unauthenticated
 from holdfast.ops.audit import AuditedChange, AuditEntry
 from holdfast.ops.tokens import EVERYWHERE, is_access_key_id
 from holdfast.process import wall_ms
-from holdfast.server.access.authorized_engine import AccessControls, AuthorizedEngine
+from holdfast.server.access.authorized_engine import (
+    READ_ONLY_TEXT,
+    AccessControls,
+    AuthorizedEngine,
+)
 from holdfast.server.access.caller import ANONYMOUS, LOCAL_CALLER, Caller, Scope, missing_scope
+from holdfast.server.access.sessions import session_text
 from holdfast.server.access.sigv4 import (
     Credential,
     RequestSignature,
@@ -44,6 +49,7 @@ _PROXY_HEADERS = frozenset(
     )
 )
 """Headers that proxies add. A request with one of them does not come from this machine."""
+_FRAMES = ("iframe", "frame", "embed", "object", "fencedframe")
 _TOKEN_NEEDED = "a token is needed: send Authorization: Bearer hf_…"  # noqa: S105 (an error text)
 _TOKEN_NEEDED_OPEN = (
     f"{_TOKEN_NEEDED}; without one, this server admits only direct connections of its own user and"
@@ -67,6 +73,14 @@ class ApiCall(Struct, frozen=True, kw_only=True):
     caller: Caller
     headers: Mapping[str, str]
     peer: str = ""
+    is_own_user: bool = False
+    is_secure: bool = False
+    """True if the request came over HTTPS, to this server or to a trusted proxy."""
+
+    @property
+    def is_direct(self) -> bool:
+        """True if the request comes from this machine, and not through a proxy on it."""
+        return _is_direct(self.headers, self.peer)
 
     def noting(self, what: str, on: str) -> AbstractAsyncContextManager[AuditedChange]:
         """Write an operator's act to the audit log if the engine does not recognize it as one."""
@@ -77,11 +91,12 @@ class ApiCall(Struct, frozen=True, kw_only=True):
         return self.server.audit_of(caller.namespace, self.app).doing(act)
 
     async def is_good(self) -> bool:
-        """True while the caller's token is valid. Streams check it before each part they send."""
-        if not self.caller.token:
+        """True while the caller's token or session is valid. Streams check it before each part they
+        send."""
+        if not self.caller.credential:
             return True
         try:
-            await self.server.tokens.require(self.caller.token)
+            await self.server.tokens.require(self.caller.credential)
         except HoldfastError:
             return False
         return True
@@ -129,16 +144,41 @@ class Admission:
         *,
         reads: bool,
         is_own_user: bool,
+        is_secure: bool = False,
+        changes: bool = False,
     ) -> ApiCall:
         """Admit a request that needs any of these scopes, or none; `reads` is true for GET and
-        HEAD, and `is_own_user` for a connection of the server's own user or of root. Raises
+        HEAD, `is_own_user` for a connection of the server's own user or of root, `is_secure` for
+        HTTPS, and `changes` for an operation that a read-only server refuses. Raises
         Unauthenticated or Forbidden."""
         self.check_origin(headers, reads=reads)
-        caller = await self._authenticate(headers, peer, is_own_user=is_own_user)
+        caller = None
+        if "cookie" in headers and "authorization" not in headers:
+            may_be_plain = is_own_user and _is_direct(headers, peer)
+            if is_secure or may_be_plain:
+                caller = await self._of_session(headers, is_secure=is_secure, reads=reads)
+        if caller is None:
+            caller = await self._authenticate(headers, peer, is_own_user=is_own_user)
         if needs is not None and caller is ANONYMOUS:
             raise Unauthenticated(_TOKEN_NEEDED_OPEN if self._is_open else _TOKEN_NEEDED)
         named = headers.get(NAMESPACE_HEADER)
-        return await self.admit_caller(caller, needs, headers, peer, namespace=named)
+        call = await self.admit_caller(
+            caller,
+            needs,
+            headers,
+            peer,
+            namespace=named,
+            is_own_user=is_own_user,
+            is_secure=is_secure,
+        )
+        if changes:
+            self.check_read_only()
+        return call
+
+    def check_read_only(self) -> None:
+        """Raise ReadOnly on a server that changes nothing."""
+        if self._server.settings.read_only:
+            raise ReadOnly(READ_ONLY_TEXT)
 
     async def identify(
         self,
@@ -180,6 +220,8 @@ class Admission:
         peer: str | None,
         *,
         namespace: str | None,
+        is_own_user: bool = False,
+        is_secure: bool = False,
     ) -> ApiCall:
         """Admit an authenticated caller to a namespace, or to its own if none is named. Raises
         Forbidden."""
@@ -195,11 +237,13 @@ class Admission:
             caller=caller,
             headers=headers,
             peer=peer or "",
+            is_own_user=is_own_user,
+            is_secure=is_secure,
         )
 
     def check_origin(self, headers: Mapping[str, str], *, reads: bool) -> None:
         """Raise Forbidden unless Host is a name of this server and Origin is an allowed page. A
-        link on any page may lead here, but a form on it may not."""
+        link on any page may lead here, but a form or a frame on it may not."""
         host = headers.get("host")
         if host is None:
             # Probes of load balancers send no Host. Browsers always do, so no web page passes here.
@@ -209,6 +253,8 @@ class Admission:
             raise Forbidden(
                 f"this server is not named {host[:80]!r}: allow that host with --allow-host"
             )
+        if headers.get("sec-fetch-dest") in _FRAMES:
+            raise Forbidden("no page may show this server in a frame")
         origin = headers.get("origin")
         if origin is None:
             site = headers.get("sec-fetch-site", "none")
@@ -218,6 +264,18 @@ class Admission:
         elif origin.lower() in self._origins or origin.partition("://")[2] == host:
             return
         raise Forbidden("pages of this origin may not use the server: allow it with --allow-origin")
+
+    async def _of_session(
+        self, headers: Mapping[str, str], *, is_secure: bool, reads: bool
+    ) -> Caller | None:
+        """The caller that signed in; None if its session has ended."""
+        text = session_text(headers, is_secure=is_secure, reads=reads)
+        if text is None:
+            return None
+        try:
+            return await self._server.tokens.authenticate_session(text)
+        except Unauthenticated:
+            return None
 
     async def _authenticate(
         self, headers: Mapping[str, str], peer: str | None, *, is_own_user: bool
@@ -251,28 +309,28 @@ class Admission:
             if named != caller.namespace:
                 raise Forbidden(f"the token is for the namespace {caller.namespace}")
             return caller
-        if not bounds.NAMESPACE.match(named) or not await self._is_served(caller, named):
+        if not bounds.NAMESPACE.match(named) or named not in await served_namespaces(
+            self._server, caller
+        ):
             raise Forbidden(f"unknown namespace {named[:80]!r}: add it with --namespace")
         return replace(caller, namespace=named)
 
-    async def _is_served(self, caller: Caller, name: str) -> bool:
-        if name == DEFAULT_NAMESPACE or name in self._server.settings.namespaces:
-            return True
-        return caller is not LOCAL_CALLER and name in await self._server.tokens.namespaces()
-
     def _engine(self, app: Holdfast, caller: Caller, peer: str) -> AuthorizedEngine:
         """The caller's engine, cached because most requests come from a known caller."""
-        key = (caller.token or caller.name, caller.namespace, peer)
+        key = (caller.credential or caller.name, caller.namespace, peer)
         engine = self._engines.get(key)
         if engine is None:
             if len(self._engines) >= _ENGINES_MAX:
                 self._engines.clear()
-            require = partial(self._server.tokens.require, caller.token) if caller.token else None
+            credential = caller.credential
+            require = partial(self._server.tokens.require, credential) if credential else None
             controls = AccessControls(
                 require_token=require,
                 quotas=self._server.quotas_of(caller.namespace, app),
                 audit=self._server.audit_of(caller.namespace, app),
+                redaction=self._server.redaction_of(caller.namespace, app),
                 peer=peer,
+                read_only=self._server.settings.read_only,
             )
             engine = self._engines[key] = AuthorizedEngine(app.engine, caller, controls)
         return engine
@@ -285,6 +343,15 @@ class Admission:
             return True
         # A numeric address is not resolved, so DNS cannot make it mean this machine.
         return not self._is_open and _address(name) is not None
+
+
+async def served_namespaces(server: ServerState, caller: Caller) -> list[str]:
+    """The namespaces that a caller may name: all that the server knows for a token that is valid
+    everywhere, those of `--namespace` for a local caller, and otherwise its own."""
+    if caller.token and not caller.everywhere:
+        return [caller.namespace]
+    named = {DEFAULT_NAMESPACE, *server.settings.namespaces}
+    return sorted(named | await server.tokens.namespaces() if caller.everywhere else named)
 
 
 def _is_direct(headers: Mapping[str, str], peer: str | None) -> bool:

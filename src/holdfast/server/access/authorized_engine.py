@@ -1,4 +1,5 @@
-"""An engine restricted to what one caller may do: scopes, prefix, command jobs and quotas.
+"""An engine restricted to what one caller may do and see: scopes, prefix, command jobs, quotas and
+values that are hidden.
 
 REST and the remote engine's verbs both use it, so no handler checks permissions itself. Jobs and
 queues outside the prefix do not exist for the caller; forbidden acts raise Forbidden.
@@ -9,7 +10,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import TypeVar
 
 from msgspec.structs import replace
@@ -27,6 +27,7 @@ from holdfast.core.model import (
     Receipt,
     Record,
     Renewal,
+    State,
     Tally,
     TallyBy,
     Waits,
@@ -43,7 +44,7 @@ from holdfast.core.verdict import (
 from holdfast.engines.base import ANY, Engine, Expired, Known, Overdue, Saved
 from holdfast.engines.extras import Ability, Examinable, Examination, extra, find_rows
 from holdfast.engines.wrapper import Wrapper
-from holdfast.errors import Forbidden, HoldfastError, OutcomeUnknown
+from holdfast.errors import Forbidden, HoldfastError, OutcomeUnknown, ReadOnly
 from holdfast.ops import audit
 from holdfast.ops.audit import Audit, AuditEntry
 from holdfast.process import wall_ms
@@ -55,22 +56,31 @@ from holdfast.server.access.permissions import (
     is_worker_cancel,
 )
 from holdfast.server.access.quotas import Charged, QuotaEnforcer
+from holdfast.server.access.redaction import REDACTED_KINDS, Redaction, RedactionRules
+from holdfast.server.http import bounded_reply
 
 Result = TypeVar("Result")
 
 _PRODUCE, _CONSUME, _OPERATE = Scope.PRODUCE, Scope.CONSUME, Scope.OPERATE
 _OBSERVE = Scope.OBSERVE
 
+READ_ONLY_TEXT = (
+    "this server is read-only and changes nothing: use a server that runs without --read-only"
+)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AccessControls:
     """Services that an `AuthorizedEngine` consults. `require_token` raises once the caller's token
-    is no longer valid; `peer` is the caller's address."""
+    is no longer valid; `redaction` hides values from callers without the scope `operate`; `peer` is
+    the caller's address. With `read_only` no verb changes anything."""
 
     require_token: Callable[[], Awaitable[None]] | None = None
     quotas: QuotaEnforcer | None = None
     audit: Audit | None = None
+    redaction: Redaction | None = None
     peer: str = ""
+    read_only: bool = False
 
 
 class AuthorizedEngine(Wrapper):
@@ -85,6 +95,7 @@ class AuthorizedEngine(Wrapper):
         self._require_token = self._controls.require_token
         self._visible = VisibleQueues(self._engine, caller)
         self._records = RecordPermissions(self._engine, caller, wall_ms)
+        self._redaction = None if caller.may(_OPERATE) else self._controls.redaction
 
     def find_extra(self, ability: type[Ability]) -> Ability | None:
         """Only abilities that a caller may use: no backup, no transaction, no raw jobs."""
@@ -108,7 +119,7 @@ class AuthorizedEngine(Wrapper):
         return found if full else Examination(now=found.now)
 
     async def declare(self, queue: Queue, *, instead_of: Known = ANY) -> bool:
-        await self._require(_PRODUCE, _CONSUME)
+        await self._require(_PRODUCE, _CONSUME, changes=True)
         self._visible.check_queue(queue.name)
         known = instead_of if isinstance(instead_of, Queue) else Queue(name=queue.name)
         if queue.dead_queue is not None and queue.dead_queue != known.dead_queue:
@@ -126,7 +137,7 @@ class AuthorizedEngine(Wrapper):
         )
 
     async def drop(self, name: str) -> None:
-        await self._require(Scope.ADMIN)
+        await self._require(Scope.ADMIN, changes=True)
         self._visible.check_queue(name)
         await self._audited("queue.drop", name, lambda: self._engine.drop(name))
 
@@ -140,7 +151,7 @@ class AuthorizedEngine(Wrapper):
         return [view for view in views if self._caller.owns(view.queue.name)]
 
     async def enqueue(self, jobs: Sequence[NewJob]) -> list[Receipt]:
-        await self._require(_PRODUCE)
+        await self._require(_PRODUCE, changes=True)
         refused = {} if self._visible.unrestricted else await self._visible.refused_jobs(jobs)
         if not refused:
             return await self._enqueue(jobs)
@@ -149,7 +160,7 @@ class AuthorizedEngine(Wrapper):
         return [refused[at] if at in refused else next(receipts) for at in range(len(jobs))]
 
     async def lease(self, request: LeaseRequest) -> list[Lease]:
-        await self._require(_CONSUME)
+        await self._require(_CONSUME, changes=True)
         if self._caller.prefix:
             for queue in request.queues:
                 self._visible.check_queue(queue)
@@ -176,7 +187,7 @@ class AuthorizedEngine(Wrapper):
         return leases
 
     async def renew(self, renewals: Sequence[Renewal]) -> list[Lease | None]:
-        await self._require(_CONSUME)
+        await self._require(_CONSUME, changes=True)
         if not self._caller.prefix:
             return await self._engine.renew(renewals)
         hidden = await self._visible.hidden_jobs([each.lease.id for each in renewals])
@@ -185,7 +196,7 @@ class AuthorizedEngine(Wrapper):
         return [None if each.lease.id in hidden else next(leases) for each in renewals]
 
     async def settle(self, settlements: Sequence[Settlement]) -> list[Outcome]:
-        await self._require(_CONSUME)
+        await self._require(_CONSUME, changes=True)
         known: dict[int, Outcome] = {}
         if not self._visible.unrestricted:
             known = await self._visible.known_outcomes(settlements)
@@ -208,7 +219,7 @@ class AuthorizedEngine(Wrapper):
         return await self._engine.finished(limit)
 
     async def recount(self, limit: int) -> int:
-        await self._require_without_prefix(_OPERATE)
+        await self._require_without_prefix(_OPERATE, changes=True)
         return await self._engine.recount(limit)
 
     async def flow(self, queue: str, *, limit: int) -> Flow:
@@ -225,31 +236,44 @@ class AuthorizedEngine(Wrapper):
     async def get(self, id: str) -> Job | None:
         await self._require(Scope.KNOWN)
         job = await self._engine.get(id)
-        if job is None or not self._caller.prefix or self._caller.owns(job.queue):
+        if job is None or not self._caller.owns(job.queue):
+            return None
+        if job.state is State.LEASED and self._caller.may(_CONSUME):
+            # Workers get the jobs that they run as they are.
             return job
-        return None
+        rules = await self._redaction_rules()
+        return rules.job(job) if rules else job
 
     async def find(self, wanted: JobFilter, *, limit: int, after: int | None = None) -> Page:
-        return await self._find(self._engine.find, wanted, limit=limit, after=after)
+        await self._require(Scope.KNOWN)
+        self._visible.check_filter(wanted)
+        rules = await self._redaction_rules()
+        if not rules:
+            return self._visible_page(
+                await self._engine.find(wanted, limit=limit, after=after), wanted
+            )
+        # The bytes that are read are bounded here, because the caller does not see their number.
+        found = await bounded_reply.find(self._engine, wanted, limit=limit, after=after)
+        page = self._visible_page(found, wanted)
+        return replace(page, jobs=await rules.jobs(page.jobs))
 
     async def find_rows(self, wanted: JobFilter, *, limit: int, after: int | None = None) -> Page:
         """See `ListsRows`."""
-        return await self._find(partial(find_rows, self._engine), wanted, limit=limit, after=after)
-
-    async def _find(
-        self,
-        find: Callable[..., Awaitable[Page]],
-        wanted: JobFilter,
-        *,
-        limit: int,
-        after: int | None,
-    ) -> Page:
         await self._require(Scope.KNOWN)
         self._visible.check_filter(wanted)
-        page = await find(wanted, limit=limit, after=after)
+        found = await find_rows(self._engine, wanted, limit=limit, after=after)
+        page = self._visible_page(found, wanted)
+        rules = await self._redaction_rules()
+        return replace(page, jobs=await rules.jobs(page.jobs)) if rules else page
+
+    def _visible_page(self, page: Page, wanted: JobFilter) -> Page:
         if not self._caller.prefix or wanted.queue is not None:
             return page
         return replace(page, jobs=tuple(job for job in page.jobs if self._caller.owns(job.queue)))
+
+    async def _redaction_rules(self) -> RedactionRules | None:
+        """What is hidden from this caller; None or no rules if nothing is."""
+        return None if self._redaction is None else await self._redaction.rules()
 
     async def tally(self, wanted: JobFilter, by: TallyBy, *, limit: int) -> list[Tally]:
         await self._require(Scope.KNOWN)
@@ -261,7 +285,7 @@ class AuthorizedEngine(Wrapper):
         return await self._engine.tally(wanted, by, limit=limit)
 
     async def amend(self, wanted: JobFilter, amendment: Amendment, *, limit: int) -> int:
-        await self._require(_CONSUME)
+        await self._require(_CONSUME, changes=True)
         if not is_worker_cancel(wanted, amendment):
             self._check_scope(_OPERATE, "changing jobs")
         if isinstance(amendment, Move):
@@ -277,10 +301,12 @@ class AuthorizedEngine(Wrapper):
 
     async def load(self, kind: str, *, after: str | None = None, limit: int) -> list[Record]:
         await self._require(Scope.KNOWN)
-        return await self._records.load(kind, after=after, limit=limit)
+        records = await self._records.load(kind, after=after, limit=limit)
+        rules = await self._redaction_rules() if kind in REDACTED_KINDS else None
+        return [shown for each in records if (shown := rules.record(each))] if rules else records
 
     async def save(self, records: Sequence[Record]) -> list[Saved]:
-        await self._require(_PRODUCE, _CONSUME)
+        await self._require(_PRODUCE, _CONSUME, changes=True)
         records = await self._records.signed(records)
         acts = await self._records.operator_acts(records)
         if not acts:
@@ -292,19 +318,22 @@ class AuthorizedEngine(Wrapper):
         await self._records.check_save(records)
         return await self._engine.save(records)
 
-    async def _require(self, *scopes: Scope) -> None:
-        """Raise unless the token is still valid and has any of these scopes."""
+    async def _require(self, *scopes: Scope, changes: bool = False) -> None:
+        """Raise unless the token is still valid and has any of these scopes, and the server may
+        change something if the verb does."""
         if self._require_token is not None:
             await self._require_token()
         if not self._caller.may_any(scopes):
             raise Forbidden(missing_scope(*scopes))
+        if changes and self._controls.read_only:
+            raise ReadOnly(READ_ONLY_TEXT)
 
     def _check_scope(self, scope: Scope, act: str) -> None:
         if scope not in self._caller.scopes:
             raise Forbidden(f'{act} needs the scope "{scope.value}"')
 
-    async def _require_without_prefix(self, scope: Scope) -> None:
-        await self._require(scope)
+    async def _require_without_prefix(self, scope: Scope, *, changes: bool = False) -> None:
+        await self._require(scope, changes=changes)
         if self._caller.prefix:
             raise Forbidden("upkeep works on a whole namespace: use a token without a prefix")
 

@@ -63,7 +63,8 @@ def any_scope(scopes: Iterable[Scope]) -> str:
 class Caller(msgspec.Struct, frozen=True, kw_only=True):
     """`scopes` contain the implied ones. A caller with a `prefix` can see only queues whose names
     begin with it, and the queues of workers whose names do. `token` is the id of the caller's
-    token, or empty. `everywhere` is True for a token that is valid in all namespaces."""
+    token, or empty. `everywhere` is True for a token that is valid in all namespaces. `session` is
+    the id of the session of a caller that signed in with its token, or empty."""
 
     name: str
     namespace: str = "default"
@@ -71,6 +72,12 @@ class Caller(msgspec.Struct, frozen=True, kw_only=True):
     prefix: str = ""
     token: str = ""
     everywhere: bool = False
+    session: str = ""
+
+    @property
+    def credential(self) -> str:
+        """The id of the session or token that must stay valid, or empty."""
+        return self.session or self.token
 
     def may(self, scope: str) -> bool:
         """True if the caller has this scope."""

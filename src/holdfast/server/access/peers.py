@@ -1,4 +1,5 @@
-"""Which local connections need no token: those of the server's own user and of root.
+"""Which local connections need no token: those of the server's own user and of root. Where every
+caller needs one, the dashboard's session of these users counts over plain HTTP.
 
 The kernel is asked once for each connection. An answer counts only if the other end is still held
 by a process: the kernel reports an abandoned socket as root's. Where the system cannot tell, a
@@ -211,10 +212,14 @@ def _own_connection(address: str) -> Iterator[socket.socket]:
 
 @contextlib.contextmanager
 def local_users(settings: ServerSettings, listening: socket.socket) -> Iterator[LocalUsers | None]:
-    """The local users that need no token; None if every caller needs one, or nobody does. Holds
-    the token's file while the server runs."""
-    if settings.auth_on or not settings.on_loopback:
+    """The local users that need no token, or whose session counts over plain HTTP; None if the
+    server does not tell users apart. Holds the token's file while the server runs."""
+    if not settings.on_loopback:
         yield None
+        return
+    if settings.auth_on:
+        found = working_sources(listening.getsockname()[0])
+        yield LocalUsers(found) if found else None
         return
     if settings.auth is False:
         _log.warning(

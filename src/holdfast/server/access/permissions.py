@@ -32,6 +32,8 @@ from holdfast.engines.base import Engine, Known
 from holdfast.errors import Forbidden
 from holdfast.ops import alerts, gates, queues, redrives, schedules, settings, sqs
 from holdfast.ops.gates import Gate, may_run_commands
+from holdfast.ops.jobs import acts
+from holdfast.ops.jobs.acts import ActRecord
 from holdfast.ops.queues import Distribution
 from holdfast.ops.records import kind_of, pages, scan
 from holdfast.ops.redrives import RedriveRecord, RedriveState
@@ -60,6 +62,7 @@ SCOPES: dict[str, tuple[tuple[Scope, ...], tuple[Scope, ...]]] = {
     schedules.SCHEDULE_KIND: ((_OBSERVE,), (_OPERATE,)),
     redrives.REDRIVE_KIND: ((_OBSERVE,), (_OPERATE,)),
     redrives.BATCH_KIND: ((_OBSERVE,), (_OPERATE,)),
+    acts.ACT_KIND: ((_OBSERVE,), ()),
     queues.DISTRIBUTION_KIND: ((_OBSERVE,), (_OPERATE,)),
     sqs.SQS_QUEUE_KIND: ((_PRODUCE, _CONSUME, _OBSERVE), (_OPERATE,)),
     sqs.MOVE_TASKS_KIND: ((_OBSERVE,), (_OPERATE,)),
@@ -545,10 +548,8 @@ def _queues_of(record: Record) -> Iterable[str] | None:
         case schedules.SCHEDULE_KIND:
             schedule = _decoded(record.value, Schedule)
             return None if schedule is None else [schedule.job.queue]
-        case redrives.REDRIVE_KIND:
-            redrive = _decoded(record.value, RedriveRecord)
-            queue = None if redrive is None else redrive.plan.wanted.queue
-            return None if queue is None else [queue]
+        case redrives.REDRIVE_KIND | acts.ACT_KIND:
+            return _queues_of_plan(record)
         case gates.GATE_KIND | gates.GATE_RUN_KIND:
             gate = _decoded(record.value, _GatePart)
             return None if gate is None else [gate.queue]
@@ -570,6 +571,15 @@ def _queues_of(record: Record) -> Iterable[str] | None:
             return [event.queue for event in event_log.decode_events(record) if event.queue]
         case _:
             return None
+
+
+def _queues_of_plan(record: Record) -> Iterable[str] | None:
+    if record.kind == acts.ACT_KIND:
+        act = _decoded(record.value, ActRecord)
+        return None if act is None or not act.queues else act.queues
+    redrive = _decoded(record.value, RedriveRecord)
+    queue = None if redrive is None else redrive.plan.wanted.queue
+    return None if queue is None else [queue]
 
 
 def _queues_of_sqs(record: Record) -> Iterable[str] | None:

@@ -1,4 +1,4 @@
-"""Tokens → callers: the authentication of requests.
+"""Tokens and sessions → callers: the authentication of requests.
 
 Tokens are cached for at most a second, and for a tenth of one if a request has an unknown token: it
 may be new. All are read together. While a part of the store is unreachable, the last known tokens
@@ -9,14 +9,18 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import re
 import secrets
 from collections.abc import Callable
+
+from msgspec.structs import replace
 
 from holdfast.engines.base import Engine
 from holdfast.errors import EngineUnavailable, HoldfastError, Unauthenticated
 from holdfast.ops.records import scan
 from holdfast.ops.tokens import (
     EVERYWHERE,
+    SESSION_FORM,
     TOKEN_FORM,
     TOKEN_KIND,
     TOKENS,
@@ -65,11 +69,32 @@ class TokenAuthenticator(Tokens):
         self._cache.forget()
         return token
 
+    async def create_session(self, parent: Token) -> tuple[str, Token]:
+        made = await super().create_session(parent)
+        self._cache.forget()
+        return made
+
+    async def end_session(self, id: str) -> None:
+        self._revoked.add(id)
+        self._cache.forget()
+        await super().end_session(id)
+        self._cache.forget()
+
     async def authenticate(self, text: str) -> Caller:
-        """The caller with this token. The text of Unauthenticated does not reveal what was wrong
-        with it.
+        """The caller with this token, which is not a session. The text of Unauthenticated does not
+        reveal what was wrong with it.
         """
-        form = TOKEN_FORM.fullmatch(text)
+        return (await self.verify(text))[1]
+
+    async def authenticate_session(self, text: str) -> Caller:
+        """The caller with this session. Raises as `authenticate`."""
+        return (await self.verify(text, SESSION_FORM, is_session=True))[1]
+
+    async def verify(
+        self, text: str, form_of: re.Pattern[str] = TOKEN_FORM, *, is_session: bool = False
+    ) -> Authenticated:
+        """The record of a token or session, and the caller with it. Raises as `authenticate`."""
+        form = form_of.fullmatch(text)
         token_id, secret = form.groups() if form else ("", text)
         known = await self._authenticated(token_id) if form else None
         may_exist = form is not None and token_id not in self._revoked
@@ -81,7 +106,9 @@ class TokenAuthenticator(Tokens):
         is_right = hmac.compare_digest(hash_secret(secret), expected)
         if not is_right or known is None or not self._is_valid(known[0]):
             raise Unauthenticated("the token is unknown, expired or revoked")
-        return known[1]
+        if bool(known[0].parent) is not is_session:
+            raise Unauthenticated("the token is unknown, expired or revoked")
+        return known
 
     async def find_access_key(self, key_id: str) -> tuple[str, Caller]:
         """The secret of an access key, and the caller that it authenticates. SignatureRefused if
@@ -111,6 +138,11 @@ class TokenAuthenticator(Tokens):
         known = (await self._cache.get()).get(id)
         if known is None or not self._is_valid(known[0]):
             raise Unauthenticated("the token expired or was revoked during the request")
+
+    async def expires_at(self, id: str) -> int | None:
+        """When a valid token or session expires, in milliseconds since 1970; None if never."""
+        known = (await self._cache.get()).get(id)
+        return None if known is None else known[0].expires_at
 
     async def namespaces(self) -> set[str]:
         """The namespaces that tokens are for."""
@@ -156,7 +188,20 @@ class TokenAuthenticator(Tokens):
         if not was_whole or not self._is_whole():
             values = before | values
         self._values = values
-        return {key: pair for key, (_, pair) in values.items() if key not in self._revoked}
+        tokens = {key: pair for key, (_, pair) in values.items() if key not in self._revoked}
+        return {key: found for key, pair in tokens.items() if (found := _with_parent(pair, tokens))}
+
+
+def _with_parent(pair: Authenticated, tokens: dict[str, Authenticated]) -> Authenticated | None:
+    """A token as it is; a session with the rights of its parent, or None if that is gone."""
+    session = pair[0]
+    if not session.parent:
+        return pair
+    parent, caller = tokens.get(session.parent, (None, None))
+    if parent is None or caller is None or parent.parent:
+        return None
+    ends = [each for each in (session.expires_at, parent.expires_at) if each is not None]
+    return replace(session, expires_at=min(ends)), replace(caller, session=session.id)
 
 
 def caller_of(token: Token) -> Caller:

@@ -17,10 +17,10 @@ from functools import partial
 from typing import Any
 
 from holdfast.core.codec import TRACEPARENT, TRACESTATE
-from holdfast.errors import HoldfastError, OutcomeUnknown, UsageError
+from holdfast.errors import HoldfastError, OutcomeUnknown, Unauthenticated, UsageError
 from holdfast.server.access.admission import Admission, ApiCall
 from holdfast.server.http.idempotency import HEADER, NOTHING_DONE, IdempotencyKeys
-from holdfast.server.http.operation import Operation
+from holdfast.server.http.operation import Operation, Scope
 from holdfast.server.http.pressure import EndReason, Pressure, RequestKind, Ticket
 from holdfast.server.http.problems import (
     ClientDisconnected,
@@ -47,9 +47,12 @@ from holdfast.server.http.response import (
     send_part,
     send_reply,
 )
+from holdfast.server.live.poll_loop import poll_loop
+from holdfast.server.state import ServerState
 from holdfast.telemetry.meter import Meter
 
 _log = logging.getLogger("holdfast.server")
+_WATCH_S = 1.0
 _KEY_HEADER = HEADER.lower()
 _TRACE_HEADERS = {name.encode(): name for name in (TRACEPARENT, TRACESTATE)}
 
@@ -64,7 +67,51 @@ class EndpointServices:
     pressure: Pressure
     keys: IdempotencyKeys
     meter: Meter
+    streams: StreamGuard
     body_max: int
+
+
+class StreamGuard:
+    """Ends streams within a second after their caller signed out, or its token expired or was
+    revoked, also if there is nothing to send. All streams share one task."""
+
+    def __init__(self, server: ServerState) -> None:
+        self._server = server
+        self._callers: dict[Ticket, str] = {}
+        self._task: asyncio.Task[None] | None = None
+
+    @contextlib.contextmanager
+    def watch(self, call: ApiCall, ticket: Ticket) -> Iterator[None]:
+        """Watch the caller of a stream while it is open."""
+        if not call.caller.credential:
+            yield
+            return
+        self._callers[ticket] = call.caller.credential
+        if self._task is None:
+            self._task = asyncio.create_task(self._run())
+        try:
+            yield
+        finally:
+            del self._callers[ticket]
+            if not self._callers:
+                self._task.cancel()
+                self._task = None
+
+    async def _run(self) -> None:
+        while True:
+            await asyncio.sleep(_WATCH_S)
+            for credential in set(self._callers.values()):
+                await self._check(credential)
+
+    async def _check(self, credential: str) -> None:
+        try:
+            await self._server.tokens.require(credential)
+        except Unauthenticated:
+            for ticket in [each for each, held in self._callers.items() if held == credential]:
+                ticket.end(EndReason.REVOKED)
+        except HoldfastError as error:
+            # The token is asked for again: a store that does not answer ends no stream.
+            _log.debug("tokens of streams could not be read: %s", error)
 
 
 class RequestLifecycle:
@@ -165,6 +212,8 @@ class RequestLifecycle:
             raise ClientDisconnected
         if reason is EndReason.STOPPING:
             return Stopping("the server is stopping")
+        if reason is EndReason.REVOKED:
+            return Unauthenticated("the token or session has ended")
         if ticket.reading:
             return SlowRequest("the request did not arrive in time")
         return OutcomeUnknown("the request took too long, and may still take effect")
@@ -178,7 +227,9 @@ class Endpoint(RequestLifecycle):
         super().__init__(services.pressure, _kind_of(operation), has_body=has_body)
         self.operation = operation
         self._handler = operation.handler
+        self._is_act = _is_act(operation)
         self._keys = services.keys
+        self._streams = services.streams
         self._count_request: Callable[[int, float], None]
         self._count_request = partial(services.meter.requested, operation.name)
         self._reader = RequestReader(
@@ -211,7 +262,11 @@ class Endpoint(RequestLifecycle):
     ) -> tuple[Reply, Undo | None]:
         """The reply, and a function that undoes it if the client never reads it."""
         if self._kind is not RequestKind.WAIT:
-            return self._encoder.success(await self._handler(call, **arguments)), None
+            answer = await self._handler(call, **arguments)
+            if self._is_act:
+                # Viewers see it at once.
+                poll_loop(call.app).wake()
+            return self._encoder.success(answer), None
         with end_on_disconnect(receive, ticket) as disconnect:
             answer = await self._handler(call, **arguments)
             undo = self.operation.undo and partial(self.operation.undo, call, answer)
@@ -259,7 +314,7 @@ class Endpoint(RequestLifecycle):
         try:
             call, _ = await self._reader.read(scope, receive, arguments, ticket)
             async with contextlib.aclosing(self._handler(call, **arguments)) as parts:
-                with end_on_disconnect(receive, ticket):
+                with end_on_disconnect(receive, ticket), self._streams.watch(call, ticket):
                     part = await anext(parts, b"")
                     begun = True
                     self._count_request(200, 0.0)
@@ -341,12 +396,19 @@ class TracedEndpoint(Endpoint):
             await super().__call__(scope, receive, send, arguments)
 
 
+def _is_act(operation: Operation) -> bool:
+    """True for an operator's act, as opposed to the work of programs and workers."""
+    scopes = operation.needs or ()
+    return operation.method != "GET" and (Scope.OPERATE in scopes or Scope.ADMIN in scopes)
+
+
 def _kind_of(operation: Operation) -> RequestKind:
     if operation.streams:
         return RequestKind.STREAM
     if operation.waits:
         return RequestKind.WAIT
-    return RequestKind.OPEN if operation.needs is None else RequestKind.REQUEST
+    is_probe = operation.needs is None and operation.method == "GET" and not operation.is_page
+    return RequestKind.OPEN if is_probe else RequestKind.REQUEST
 
 
 @contextlib.contextmanager

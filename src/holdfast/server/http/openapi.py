@@ -235,7 +235,7 @@ def _responses(operation: Operation, types: _Types) -> Schema:
         bad.update((404, 422))
     if operation.method != "GET":
         bad.update(_CHANGING)
-    if operation.needs is None:
+    if operation.needs is None and operation.body is None:
         bad.discard(401)
     if operation.internal:
         return {str(operation.status): good, "default": {"description": "An error."}}
@@ -278,6 +278,7 @@ _PAGE = f"""<!doctype html>
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <title>Holdfast API</title>
+<link rel="icon" href="data:,">
 <script type="module" src="docs/{_SCRIPT}"></script>
 </head>
 <body>
@@ -305,14 +306,14 @@ def with_api_docs(operations: tuple[Operation, ...]) -> tuple[Operation, ...]:
     def text(auth_on: bool) -> bytes:
         return msgspec.json.encode(document(found, is_open=not auth_on))
 
-    found = (*operations, openapi, _root, _docs, _script)
+    found = (*operations, openapi, _docs, _script)
     return found
 
 
 @operation("GET", "/", needs=None, status=307)
 async def root(call: ApiCall) -> Annotated[bytes, "text/plain"]:  # noqa: ARG001 (all handlers take it)
     """Redirect a browser to the viewer."""
-    return b"see /v1/docs\n"
+    return b"see v1/docs\n"
 
 
 @operation("GET", "/v1/docs", needs=None)
@@ -334,6 +335,8 @@ def _script_text() -> bytes:
     return (_STATIC / _SCRIPT).read_bytes()
 
 
-_root = replace(root, internal=True, headers=(("location", "/v1/docs"),))
+TO_DOCS = replace(root, internal=True, headers=(("location", "v1/docs"),))
+"""Leads from `/` to the viewer, on a server without the dashboard. The address is relative, so that
+a proxy may serve it below any path."""
 _docs = replace(docs, internal=True, headers=(("content-security-policy", _POLICY),))
 _script = replace(docs_script, internal=True, headers=(("cache-control", "max-age=86400"),))

@@ -20,7 +20,16 @@ from holdfast.server.access.admission import ApiCall
 from holdfast.server.access.caller import Scope
 from holdfast.server.http.problems import BadRequest, UnknownPath, WrongMethod
 
-__all__ = ["EVENTS", "JSON", "PATH_BYTES_MAX", "Operation", "Routes", "Scope", "operation"]
+__all__ = [
+    "EVENTS",
+    "JSON",
+    "PATH_BYTES_MAX",
+    "Operation",
+    "Routes",
+    "Scope",
+    "WithHeaders",
+    "operation",
+]
 
 JSON: Final = "application/json"
 EVENTS: Final = "text/event-stream"
@@ -31,6 +40,17 @@ _SAFE_METHODS = ("GET", "PUT", "DELETE")
 
 Handler = Callable[..., Any]
 Target = TypeVar("Target")
+Answered = TypeVar("Answered")
+
+
+@dataclass(frozen=True, slots=True)
+class WithHeaders(Generic[Answered]):
+    """An answer with headers of its own, and a status other than that of its operation if
+    given."""
+
+    answer: Answered
+    headers: tuple[tuple[bytes, bytes], ...] = ()
+    status: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,10 +79,19 @@ class Operation:
     repeatable_if: Callable[[Any], bool] | None = None
     """True if a request with this body can be repeated: then its Idempotency-Key is not stored."""
     internal: bool = False
+    only_reads: bool = False
+    """True for an operation other than GET that changes no job, queue or setting."""
+    is_page: bool = False
+    """A file for browsers: it needs no token, but counts as any other request under load."""
     body_max: int | None = None
     headers: tuple[tuple[str, str], ...] = ()
     undo: Callable[[ApiCall, Any], Awaitable[None]] | None = None
     """For an operation that waits: undoes an answer that the client never received."""
+
+    @property
+    def changes(self) -> bool:
+        """True if the operation may change something: a read-only server refuses it."""
+        return self.method != "GET" and not self.only_reads
 
     @property
     def path_names(self) -> tuple[str, ...]:
@@ -85,9 +114,10 @@ def operation(
 
     `repeatable` says whether, or for which bodies, the request can be sent twice without harm;
     the default is True for GET, PUT and DELETE. An answer `Annotated[bytes, "text/plain"]` is
-    sent as it is; None with status 204 sends no body. A handler that `streams` is an async
-    generator of bytes. It must refuse before its first part, because the status is sent with that,
-    and it is closed when the client disconnects or does not read, or the server stops.
+    sent as it is; None with status 204 sends no body; `WithHeaders` adds headers to an answer. A
+    handler that `streams` is an async generator of bytes. It must refuse before its first part,
+    because the status is sent with that, and it is closed when the client disconnects or does not
+    read, or the server stops.
     """
 
     def decorate(function: Handler) -> Operation:
@@ -99,6 +129,8 @@ def operation(
         if streams != inspect.isasyncgenfunction(function):
             raise TypeError(f"{function.__name__}: a stream is an async generator of bytes")
         answer, produces = hints["return"], JSON
+        if get_origin(answer) is WithHeaders:
+            [answer] = get_args(answer)
         if streams:
             answer, produces = bytes, EVENTS
         elif get_origin(answer) is Annotated and get_args(answer)[0] is bytes:

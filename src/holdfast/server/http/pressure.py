@@ -48,6 +48,7 @@ class EndReason(StrEnum):
     LATE = "late"
     DISCONNECTED = "disconnected"
     STOPPING = "stopping"
+    REVOKED = "revoked"
 
 
 class Ticket:

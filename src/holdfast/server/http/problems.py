@@ -25,6 +25,7 @@ STATUS = {
     "invalid_request": 400,
     "unauthenticated": 401,
     "forbidden": 403,
+    "read_only": 403,
     "signature_refused": 403,
     "unknown_path": 404,
     "wrong_method": 405,

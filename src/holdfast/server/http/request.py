@@ -40,7 +40,7 @@ QUERY_BYTES_MAX = 16 * 1024
 
 _SINGLE_HEADERS = (
     *(b"host", b"authorization", b"holdfast-namespace", b"origin"),
-    *(b"content-type", b"idempotency-key"),
+    *(b"content-type", b"idempotency-key", b"cookie"),
 )
 _QUERY_FIELDS_MAX = 1_000
 _LISTS = (list, tuple, set, frozenset)
@@ -87,6 +87,8 @@ class RequestReader:
             peer[0] if peer else None,
             reads=self._operation.method == "GET",
             is_own_user=OWN_USER in scope.get("state", ()),
+            is_secure=scope.get("scheme") == "https",
+            changes=self._operation.changes,
         )
         self._pressure.share(ticket, call.caller.namespace)
         for name, reader in self._path_readers.items():

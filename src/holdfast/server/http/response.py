@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from holdfast.errors import HoldfastError
-from holdfast.server.http.operation import JSON, Operation
+from holdfast.server.http.operation import JSON, Operation, WithHeaders
 from holdfast.server.http.problems import error_body, error_headers, partial_error_body, status_of
 from holdfast.server.http.request import Send
 
@@ -24,6 +24,7 @@ with contextlib.suppress(ModuleNotFoundError):
     _write_response = write_response
 
 _PART = 64 * 1024
+_WITHOUT_BODY = (204, 304)
 _STREAM_BUFFER = 16 * 1024
 _GET_HEADERS = [(b"cache-control", b"no-store"), (b"x-content-type-options", b"nosniff")]
 """A web page can make a browser send a GET: the answer must not be cached or content-sniffed."""
@@ -58,6 +59,9 @@ class ResponseEncoder:
 
     def success(self, answer: Any) -> Reply:
         """The reply for what a handler returned."""
+        if isinstance(answer, WithHeaders):
+            status, headers, body = self.success(answer.answer)
+            return Reply(answer.status or status, [*headers, *answer.headers], body)
         if self._empty:
             return Reply(204, [], b"")
         body = answer if self._raw else self._encode(answer)
@@ -81,7 +85,7 @@ async def send_reply(
     """Send a reply, a large one in parts: each waits until the client has read the previous one."""
     status, headers, body = reply
     headers = [*headers, (b"content-length", b"%d" % len(body))]
-    if status == 204:
+    if status in _WITHOUT_BODY:
         headers.pop()
     if not head and len(body) <= _PART and _sent_in_one_write(send, status, headers, body):
         return

