@@ -16,6 +16,7 @@ from holdfast.ops.tokens import TokenRequest
 from holdfast.process import wall_ms
 from holdfast.server.live.feed import KEEPALIVE, EventFeed
 from holdfast.server.live.metrics import SnapshotReader
+from holdfast.server.live.poll_loop import PollLoop
 from holdfast.server.settings import ServerSettings
 from holdfast.server.state import DEFAULT_NAMESPACE
 from holdfast.telemetry.event_log import (
@@ -57,12 +58,13 @@ class FeedDriver:
     def __init__(self, app: Holdfast) -> None:
         self.app = app
         self.now = 1_000_000_000_000
+        self.loop = PollLoop(poll_s=None)
         self.feed = EventFeed(
             lambda: app.engine,
             SnapshotReader(app, age_s_max=0),
+            self.loop,
             now=lambda: self.now,
             ticks=lambda: self.now / 1000,
-            poll_s=None,
         )
 
     async def tell(self, *ids: str, at: int | None = None, queue: str = "default") -> str:
@@ -230,12 +232,12 @@ async def test_one_poll_serves_all_streams_and_stops_without_any() -> None:
         await driver.feed.poll()
         assert [ids(await anext(stream)) for stream in streams] == [["a"]] * 50
         assert engine.looks == before + 1
-        driver.feed.poll_s = 0.001
+        driver.loop.poll_s = 0.001
         other = await driver.stream()
-        assert driver.feed.poll_task is not None
+        assert driver.loop.task is not None
         for stream in (*streams, other):
             await stream.aclose()
-        assert driver.feed.poll_task is None
+        assert driver.loop.task is None
 
 
 async def test_many_resumed_streams_share_one_read() -> None:
@@ -252,7 +254,7 @@ async def test_many_resumed_streams_share_one_read() -> None:
 async def test_the_feed_outlives_an_outage(
     driver: FeedDriver, caplog: pytest.LogCaptureFixture
 ) -> None:
-    driver.feed.poll_s = 0.001
+    driver.loop.poll_s = 0.001
     stream = await driver.stream()
     reading = asyncio.ensure_future(anext(stream))
     engine = driver.app.home.store

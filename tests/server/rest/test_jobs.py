@@ -363,3 +363,30 @@ async def test_tallies_are_counted_by_value(rest: RestClient) -> None:
     tallies = (await rest.get("/v1/tally", by="task", state=["leased"]))["tallies"]
     assert tallies == [{"value": "a", "count": 1}]
     assert (await rest.store.tally(JobFilter(), "state", limit=5))[0].value == State.WAITING
+
+
+async def test_the_children_of_a_job_are_listed(rest: RestClient) -> None:
+    await rest.enqueue({"id": "p"}, {"id": "other"})
+    await rest.enqueue({"id": "a", "after": ["p"]}, {"id": "b", "after": ["other"]})
+    await rest.enqueue({"id": "c", "after": ["p", "other"]})
+    listed = await rest.get("/v1/jobs", parent="p", view="row")
+    assert [row["id"] for row in listed["rows"]] == ["c", "a"]
+    [tally] = (await rest.get("/v1/tally", parent="p", by="queue"))["tallies"]
+    assert tally == {"value": "default", "count": 2}
+    body = {"filter": {"parent": "p"}, "act": "cancel"}
+    assert (await rest.post("/v1/jobs/amend", body))["changed"] == 2
+    assert await rest.refused("GET", "/v1/jobs", parent="no such id!") == (400, "invalid_request")
+
+
+async def test_jobs_are_listed_by_their_ids(rest: RestClient) -> None:
+    await rest.enqueue(*({"id": id_} for id_ in "abcd"))
+    await rest.post("/v1/jobs/d/cancel", {})
+    for view, field in (("row", "rows"), ("full", "jobs")):
+        listed = await rest.get("/v1/jobs", id=["a", "d", "gone", "a"], view=view)
+        assert [job["id"] for job in listed[field]] == ["d", "a"]
+        assert listed["after"] is None
+    waiting = await rest.get("/v1/jobs", id=["a", "d"], state=["waiting"], view="row")
+    assert [row["id"] for row in waiting["rows"]] == ["a"]
+    assert await rest.refused("GET", "/v1/jobs", id=["no such id!"]) == (400, "invalid_request")
+    many = [f"job-{number}" for number in range(201)]
+    assert await rest.refused("GET", "/v1/jobs", id=many) == (400, "invalid_request")

@@ -130,7 +130,7 @@ async def test_the_doctor_shows_a_prefix_only_its_own() -> None:
         reply = await at.ask("GET", "/v1/doctor", token=token)
         assert reply.status == 200, reply.body
         told = {(each["name"], each["level"], each["text"]) for each in reply.json["findings"]}
-        assert ("upkeep", "ok", "no schedule and no redrive is late") in told
+        assert ("upkeep", "ok", "no schedule, redrive or act is late") in told
         assert ("store", "ok", "memory opens, and its schema matches") in told
         assert [text for name, _, text in told if name == "queue"] == [
             "1 job is ready in queue mail.in, and no worker serves it"

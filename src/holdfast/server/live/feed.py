@@ -31,6 +31,7 @@ from holdfast.server.access.admission import ApiCall
 from holdfast.server.http.operation import Operation, Scope, operation
 from holdfast.server.http.problems import BadRequest
 from holdfast.server.live.metrics import SnapshotReader, snapshot_reader
+from holdfast.server.live.poll_loop import PollLoop, poll_loop
 from holdfast.telemetry.accounts import FleetTotals, counts_restarted
 from holdfast.telemetry.event_log import (
     EVENT_KEY,
@@ -45,10 +46,7 @@ from holdfast.telemetry.event_log import (
 KEEPALIVE: Final = b": still there\n\n"
 
 _log = logging.getLogger("holdfast.server")
-_POLL_S = 1.0
 _HEARTBEAT_S = 15.0
-_STREAMS_FULL_RATE = 1_000
-"""With more streams than this the feed polls less often: each poll wakes all of them."""
 _WAKE_BATCH = 10
 _WAKE_PAUSE_S = 0.002
 """Waking a stream takes about 40 µs. Batches with pauses leave most of the time to other requests,
@@ -113,24 +111,24 @@ OPERATIONS: tuple[Operation, ...] = (stream_events,)
 
 
 class EventFeed:
-    """The feed of one namespace. `poll` reads once; with `poll_s` None only the caller polls."""
+    """The feed of one namespace. `poll` reads once; `loop` calls it while there are streams."""
 
     def __init__(
         self,
         engine: Callable[[], Engine],
         snapshots: SnapshotReader,
+        loop: PollLoop,
         *,
         now: Callable[[], int] = wall_ms,
         ticks: Callable[[], float] = monotonic,
-        poll_s: float | None = _POLL_S,
         pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self._engine = engine
         self._snapshots = snapshots
+        self._loop = loop
         self._now = now
         self._ticks = ticks
         self._pause = pause
-        self.poll_s = poll_s
         self._ring: deque[EncodedEvents] = deque(maxlen=_RING)
         self._end = 0
         """The number of the next entry of the ring."""
@@ -145,11 +143,11 @@ class EventFeed:
         self._is_started = False
         self._start_lock = asyncio.Lock()
         self._streams = 0
-        self.poll_task: asyncio.Task[None] | None = None
 
     async def stream(self, after: str | None, wanted: Wanted) -> AsyncGenerator[bytes]:
         """Events from now on; with `after`, first those since that id."""
         self._streams += 1
+        self._loop.join(self.poll)
         try:
             await self._start()
             at, latest_key = self._end, self._latest_key
@@ -183,13 +181,13 @@ class EventFeed:
                 await waiter
         finally:
             self._streams -= 1
-            if not self._streams and self.poll_task is not None:
-                self.poll_task.cancel()
-                self.poll_task = None
-                self._is_started = False
+            self._loop.leave(self.poll)
+            self._is_started = self._is_started and self._streams > 0
 
     async def poll(self) -> None:
         """Read new events, and wake all streams."""
+        if not self._is_started:
+            return
         try:
             entries = [*await self._new_events(), *await self._activity()]
         except HoldfastError as error:
@@ -234,16 +232,6 @@ class EventFeed:
                 self._fleet = None
                 await self._activity()
                 self._is_started = True
-            if self.poll_task is None and self.poll_s is not None:
-                self.poll_task = asyncio.create_task(self._poll_forever(self.poll_s))
-
-    async def _poll_forever(self, poll_s: float) -> None:
-        while True:
-            await asyncio.sleep(poll_s * max(1.0, self._streams / _STREAMS_FULL_RATE))
-            try:
-                await self.poll()
-            except Exception:  # noqa: BLE001 (streams must not wait for a dead feed)
-                _log.exception("the live feed failed unexpectedly, and continues")
 
     async def _new_events(self) -> list[EncodedEvents]:
         now = self._now()
@@ -286,7 +274,7 @@ def event_feed(app: Holdfast) -> EventFeed:
             assert app is not None
             return app.engine
 
-        found = _FEEDS[app] = EventFeed(engine, snapshot_reader(app))
+        found = _FEEDS[app] = EventFeed(engine, snapshot_reader(app), poll_loop(app))
     return found
 
 

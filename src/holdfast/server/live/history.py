@@ -54,11 +54,13 @@ class Quantiles(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HistoryPoint(msgspec.Struct, frozen=True, kw_only=True):
-    """`counts` cover the `seconds` from `at` on; the depths are those at their end."""
+    """`counts` cover the `seconds` from `at` on; the depths are those at their end. `arrivals` also
+    has jobs of programs that report no counts, which are known by the growth of the queue."""
 
     at: str
     seconds: float
     counts: dict[str, int]
+    arrivals: int
     wait: Quantiles | None
     run: Quantiles | None
     ready: int
@@ -87,10 +89,12 @@ async def show_history(call: ApiCall, query: HistoryQuery) -> HistoryView:
     if (to - start) // STEPS[query.step] > POINTS_MAX:
         raise UsageError(f"more than {POINTS_MAX} points: choose a shorter time or a longer step")
     now_snapshot = await snapshot_reader(call.app).for_caller(call.caller)
-    if query.queue is not None and query.queue not in {
-        view.queue.name for view in now_snapshot.views
-    }:
-        raise UnknownQueue(f"unknown queue {query.queue}: see GET /v1/queues")
+    known = {view.queue.name for view in now_snapshot.views}
+    if query.queue is not None and query.queue not in known:
+        # The snapshot may be older than the queue.
+        found_now = await call.engine.queues(names=[query.queue], counts=False)
+        if not found_now:
+            raise UnknownQueue(f"unknown queue {query.queue}: see GET /v1/queues")
 
     def wanted(name: str) -> bool:
         visible = not call.caller.prefix or call.caller.owns(name)
@@ -124,6 +128,7 @@ def _view(point: Point) -> HistoryPoint:
         at=show_at(point.at),
         seconds=point.length_ms / 1000,
         counts=point.counts,
+        arrivals=point.arrivals,
         wait=_quantiles(point.waits),
         run=_quantiles(point.runs),
         ready=depths.ready,

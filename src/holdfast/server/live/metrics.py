@@ -35,10 +35,11 @@ from holdfast.core.model import QueueView
 from holdfast.engines.broker import BrokerStatus
 from holdfast.errors import NotFound
 from holdfast.notation.job import QueueName
-from holdfast.ops.alerts import Alert, read_alerts
+from holdfast.ops.alerts import Alert, StoredAlert, read_alerts
 from holdfast.ops.broker_status import read_broker_status
 from holdfast.ops.gates import COUNTS
 from holdfast.ops.queues import find_queue
+from holdfast.process import wall_ms
 from holdfast.server.access.admission import ApiCall
 from holdfast.server.access.caller import Caller
 from holdfast.server.http.operation import Operation, Scope, operation
@@ -122,8 +123,11 @@ class SnapshotReader:
         self._app = weakref.ref(app)
         self.age_s_max = age_s_max
         self._fleet_reader: FleetReader | None = None
+        self.alerts: tuple[StoredAlert, ...] = ()
+        """The raised alerts, as of the last read of the queues."""
+        self.as_of = 0
+        """The time of the last read of the queues, by this machine's clock."""
         self._views: list[QueueView] = []
-        self._alerts: tuple[Alert, ...] = ()
         self._broker: BrokerStatus | None = None
         self._broker_at = float("-inf")
         self._shared = NamespaceSnapshot(views=[], fleet=FleetTotals())
@@ -138,14 +142,19 @@ class SnapshotReader:
         if not caller.prefix:
             if self._shared.views is not views or self._shared.fleet is not fleet:
                 self._shared = NamespaceSnapshot(
-                    views=views, fleet=fleet, alerts=self._alerts, broker=await self.broker()
+                    views=views,
+                    fleet=fleet,
+                    alerts=tuple(alert for alert, _ in self.alerts),
+                    broker=await self.broker(),
                 )
             return self._shared
         own = {name: each for name, each in fleet.totals.queues.items() if caller.owns(name)}
         return NamespaceSnapshot(
             views=[view for view in views if caller.owns(view.queue.name)],
             fleet=replace(fleet, totals=Totals(queues=own), processes=0),
-            alerts=tuple(each for each in self._alerts if each.queue and caller.owns(each.queue)),
+            alerts=tuple(
+                alert for alert, _ in self.alerts if alert.queue and caller.owns(alert.queue)
+            ),
         )
 
     async def fleet(self) -> FleetTotals:
@@ -167,14 +176,17 @@ class SnapshotReader:
             self._broker_at = monotonic()
         return self._broker
 
-    async def views(self) -> list[QueueView]:
-        """The queues with their counts. Concurrent callers share one read."""
+    async def views(self, age_s_max: float | None = None) -> list[QueueView]:
+        """The queues with their counts, at most `age_s_max` old if that is less than usual.
+        Concurrent callers share one read."""
+        most = self.age_s_max if age_s_max is None else min(age_s_max, self.age_s_max)
         async with self._lock:
             app = self._app()
-            if app is not None and monotonic() - self._read_at >= self.age_s_max:
+            if app is not None and monotonic() - self._read_at >= most:
+                self.as_of = wall_ms()
                 self._views = await app.engine.queues()
-                alerts = await read_alerts(app.engine)
-                self._alerts = tuple(alert for alert, _ in alerts if alert.is_raised)
+                alerts = await read_alerts(app.engine) if app.engine.traits.records else []
+                self.alerts = tuple(each for each in alerts if each[0].is_raised)
                 self._read_at = monotonic()
             return self._views
 

@@ -45,6 +45,12 @@ class TokenList(msgspec.Struct, frozen=True):
     tokens: list[TokenView]
 
 
+class TokenQuery(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """Tokens to list; with `sessions` also those of the dashboard, each with its `parent`."""
+
+    sessions: bool = False
+
+
 class QuotaList(msgspec.Struct, frozen=True):
     """Quotas, by name."""
 
@@ -93,10 +99,10 @@ async def create_token(call: ApiCall, body: NewToken) -> MadeToken:
 
 
 @operation("GET", "/v1/tokens", needs=Scope.ADMIN)
-async def list_tokens(call: ApiCall) -> TokenList:
+async def list_tokens(call: ApiCall, query: TokenQuery) -> TokenList:
     """List the tokens of the namespace, oldest first; a token for all namespaces lists all."""
     _with_token(call)
-    tokens = await call.server.tokens.all(namespace=_token_namespace(call))
+    tokens = await call.server.tokens.all(namespace=_token_namespace(call), sessions=query.sessions)
     return TokenList([token_view(token) for token in tokens])
 
 

@@ -47,6 +47,14 @@ _NEEDS = {
 }
 """The scopes for each verb, of which one is enough; `AuthorizedEngine` checks in more detail."""
 
+_READING = frozenset(
+    (
+        *("queues", "flow", "waits", "get", "find", "tally", "load", "examine"),
+        *("overdue", "expired", "finished"),
+    )
+)
+"""The verbs that change nothing."""
+
 
 def _check_enqueue(body: EnqueueCall) -> None:
     checks.check_batch(len(body.jobs))
@@ -148,6 +156,7 @@ OPERATIONS = (
             content_type=CONTENT_TYPE,
             waits=name == "lease",
             undo=_release_unread if name == "lease" else None,
+            only_reads=name in _READING,
             internal=True,
         )
         for name, verb in VERBS.items()

@@ -69,6 +69,7 @@ _FIRST_PAGE = 4
 _PAGE = 20
 """Jobs are read with their payloads, and one may have two megabytes."""
 _ROWS = 250
+_IDS_MAX = 200
 _PAGES_MAX = 60
 _BYTES_MAX = 4 * 1024 * 1024
 _EXAMINED_BYTES_MAX = 32 * 1024 * 1024
@@ -104,13 +105,20 @@ class WaitQuery(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class JobsQuery(PageQuery, forbid_unknown_fields=True, kw_only=True):
-    """A page of jobs, in any of these states. With the view `row`, payloads, results and outputs
-    are neither read nor sent. `contains` is a text in the payload or in an error; jobs are read to
-    find it, at most 2,000 for one page, so that a page may be empty: continue with `after`."""
+    """A page of jobs, in any of these states, and with any of these ids. With the view `row`,
+    payloads, results and outputs are neither read nor sent. `contains` is a text in the payload or
+    in an error; jobs are read to find it, at most 2,000 for one page, so that a page may be empty:
+    continue with `after`."""
 
+    id: Annotated[list[JobId], Meta(min_length=1, max_length=_IDS_MAX)] | None = None
     state: StateWords | None = None
     view: View = "full"
     contains: Annotated[str, Meta(min_length=1, max_length=200)] | None = None
+
+    def wanted(self, state: Iterable[str] | None = None) -> JobFilter:
+        """The engine's filter, for jobs in any of these states."""
+        wanted = super().wanted(state)
+        return wanted if self.id is None else replace(wanted, ids=tuple(dict.fromkeys(self.id)))
 
 
 class TallyQuery(FilterQuery, forbid_unknown_fields=True, kw_only=True):

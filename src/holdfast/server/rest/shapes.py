@@ -85,13 +85,15 @@ class JobCriteria(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     worker: Name | None = None
     reason: Reason | None = None
     fingerprint: Fingerprint | None = None
+    parent: JobId | None = None
     since: Instant | None = None
     before: Instant | None = None
     search: Name | None = None
 
 
 class FilterQuery(JobCriteria, forbid_unknown_fields=True, kw_only=True):
-    """Jobs must match all given fields. `search` is a text in the id, task, key or tenant."""
+    """Jobs must match all given fields. `search` is a text in the id, task, key or tenant. `parent`
+    is the id of a job: those that were enqueued to run after it match."""
 
     label: list[LabelPair] | None = None
 
@@ -114,7 +116,8 @@ class PageQuery(FilterQuery, forbid_unknown_fields=True, kw_only=True):
 
 
 class Filter(JobCriteria, forbid_unknown_fields=True, kw_only=True):
-    """Jobs must match all given fields. `search` is a text in the id, task, key or tenant."""
+    """Jobs must match all given fields. `search` is a text in the id, task, key or tenant. `parent`
+    is the id of a job: those that were enqueued to run after it match."""
 
     ids: Annotated[list[JobId], Meta(min_length=1, max_length=bounds.BATCH_MAX)] | None = None
     states: StateWords | None = None
@@ -151,6 +154,7 @@ def _job_filter(
         worker=criteria.worker,
         reason=criteria.reason,
         fingerprint=criteria.fingerprint,
+        parent=criteria.parent,
         labels=labels,
         search=criteria.search,
         created_from=instant("since", criteria.since),

@@ -1,0 +1,370 @@
+"""The live stream: the data of chosen topics, and then its changes, as server-sent events.
+
+Each topic is read and encoded once per tick for all viewers with the same rights, and only while
+somebody watches it. Viewers have no buffer: one that reads slowly gets a new snapshot instead of
+the changes that it missed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import weakref
+from collections import deque
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing, suppress
+from time import monotonic
+from typing import Annotated, Any, Final
+
+import msgspec
+from msgspec import Meta
+
+from holdfast.app.application import Holdfast
+from holdfast.engines.base import Engine
+from holdfast.engines.extras import Revisioned, extra
+from holdfast.errors import EngineError, HoldfastError
+from holdfast.notation.durations import show_at
+from holdfast.process import wall_ms
+from holdfast.server.access.admission import ApiCall
+from holdfast.server.access.authorized_engine import AccessControls, AuthorizedEngine
+from holdfast.server.access.redaction import Redaction
+from holdfast.server.http.operation import Operation, Scope, operation
+from holdfast.server.live.overview import OverviewReader, overview_reader
+from holdfast.server.live.poll_loop import POLL_S, PollLoop, poll_loop
+from holdfast.server.live.topics import TOPIC, Data, Look, Rights, SharedReads, read_topic
+
+TOPICS_MAX: Final = 20
+TICK_S: Final = 5.0
+"""How often a viewer without a change is told that its data is still right."""
+
+_log = logging.getLogger("holdfast.server")
+_RING = 30
+_RING_BYTES_MAX = 256 * 1024
+"""Changes of a topic that are kept for viewers that are behind."""
+_REST = 25
+_REST_S_MAX = 1.5
+"""A topic rests this many times as long as its read took, if that is longer than the time between
+two ticks, and up to this."""
+_UNCHANGED = 200
+_UNCHANGED_S_MIN, _UNCHANGED_S_MAX = 5.0, 20.0
+"""While nothing is written to the store, topics are read again only for what changes with time:
+after this many times as long as the last tick took, within these bounds."""
+_NEW_S_MAX = 0.2
+"""The age of what a new viewer is shown of a topic that nobody watched."""
+_WAKE_BATCH = 10
+_WAKE_PAUSE_S = 0.002
+"""Waking a viewer takes about 40 µs. Batches with pauses leave time to other requests."""
+
+
+class LiveQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`topic` is `overview`, `queue:NAME`, `job:ID`, `redrives`, `workers` or `acts`; give up to
+    20."""
+
+    topic: Annotated[
+        list[Annotated[str, Meta(pattern=TOPIC, max_length=140)]],
+        Meta(min_length=1, max_length=TOPICS_MAX),
+    ]
+
+
+@operation("GET", "/v1/live", needs=Scope.OBSERVE, streams=True)
+async def stream_live(call: ApiCall, query: LiveQuery) -> AsyncGenerator[bytes]:
+    """Stream the data of topics: an event `snapshot` for each, and then an event `change` with a
+    JSON merge patch whenever its data changes. `gone` says that there is no such data, and `tick`
+    that the data is still right."""
+    topics = tuple(dict.fromkeys(query.topic))
+    redaction = call.server.redaction_of(call.caller.namespace, call.app)
+    hub = live_hub(call.app, redaction)
+    async with aclosing(hub.stream(Rights.of(call.caller), topics)) as parts:
+        async for part in parts:
+            if not await call.is_good():
+                return
+            yield part
+
+
+OPERATIONS: tuple[Operation, ...] = (stream_live,)
+
+
+class WatchedTopic:
+    """One topic for viewers with the same rights: its data, and the last encoded changes."""
+
+    def __init__(self, look: Look, topic: str) -> None:
+        self.look = look
+        self.topic = topic
+        self.viewers = 0
+        self.number = 0
+        """Grows with every change."""
+        self.as_of = 0
+        """The time of the last read."""
+        self.rests_until = float("-inf")
+        self.reading = asyncio.Lock()
+        self._data: Data | None = None
+        self._gone = b""
+        self._ring: deque[bytes] = deque()
+        self._snapshot: tuple[int, int, bytes] = (-1, -1, b"")
+
+    @property
+    def is_gone(self) -> bool:
+        """True if there is no such data."""
+        return bool(self._gone)
+
+    @property
+    def is_new(self) -> bool:
+        """True before the first read."""
+        return self.number == 0
+
+    def is_resting(self, at: float) -> bool:
+        """True if it took long to read, a moment ago."""
+        return at < self.rests_until
+
+    def update(self, data: Data, as_of: int) -> bool:
+        """Take the data of a read; True if it changed. The time of an overview is no change."""
+        self.as_of = as_of
+        before, self._data = self._data, data
+        if before is None:
+            self._gone = b""
+            self._ring.clear()
+            self.number += 1
+            return True
+        patch = merge_patch(before, {**data, "as_of": before["as_of"]} if "as_of" in data else data)
+        if not patch:
+            return False
+        body = {"topic": self.topic, "as_of": show_at(as_of), "patch": patch}
+        self._ring.append(_event(b"change", body))
+        while len(self._ring) > _RING or sum(map(len, self._ring)) > _RING_BYTES_MAX:
+            self._ring.popleft()
+        self.number += 1
+        return True
+
+    def end(self, error: HoldfastError) -> None:
+        """Take the error of a read: there is no such data, or no longer."""
+        body = {"topic": self.topic, "code": error.code, "message": str(error)}
+        self._gone = _event(b"gone", body)
+        self._data = None
+        self.number += 1
+
+    def since(self, number: int) -> bytes:
+        """What a viewer needs that saw everything up to this number: the changes since then, or a
+        snapshot."""
+        if number == self.number:
+            return b""
+        if self._data is None:
+            return self._gone
+        missed = self.number - number
+        if number and missed <= len(self._ring):
+            return b"".join([self._ring[at] for at in range(-missed, 0)])
+        if self._snapshot[:2] != (self.number, self.as_of):
+            body = {"topic": self.topic, "as_of": show_at(self.as_of), "data": self._data}
+            self._snapshot = (self.number, self.as_of, _event(b"snapshot", body))
+        return self._snapshot[2]
+
+
+class LiveHub:
+    """The live streams of one namespace. `poll` is one tick; `loop` calls it while there are
+    viewers."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        reader: OverviewReader,
+        loop: PollLoop,
+        redaction: Redaction | None = None,
+        *,
+        now: Callable[[], int] = wall_ms,
+        ticks: Callable[[], float] = monotonic,
+        pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        self._reads = SharedReads(engine)
+        self._revisioned = extra(engine, Revisioned)
+        self._revision: str | None = None
+        self._fresh_until = float("-inf")
+        self._reader = reader
+        self._loop = loop
+        self._controls = AccessControls(redaction=redaction)
+        self._now = now
+        self._ticks = ticks
+        self._pause = pause
+        self._looks: dict[Rights, Look] = {}
+        self._watched: dict[tuple[Rights, str], WatchedTopic] = {}
+        self._waiting: list[asyncio.Future[None]] = []
+        self._beat = 0
+        self._beat_at = ticks()
+        self._is_down = False
+        self._forgot_at = float("-inf")
+
+    async def stream(self, rights: Rights, topics: tuple[str, ...]) -> AsyncGenerator[bytes]:
+        """The events for one viewer. Raises the error of the store before the first part."""
+        self._loop.join(self.poll)
+        watched = [self._join(rights, topic) for topic in topics]
+        try:
+            for each in watched:
+                async with each.reading:
+                    if each.is_new or each.is_gone:
+                        self._forget(age_s_max=_NEW_S_MAX)
+                        await self._read(each)
+            yield b"retry: 2000\n\n"
+            seen = dict.fromkeys(watched, 0)
+            beat = self._beat
+            while True:
+                sent, current = False, self._beat
+                for each in watched:
+                    if part := each.since(seen[each]):
+                        seen[each] = each.number
+                        sent = True
+                        yield part
+                if not sent and beat != current:
+                    sent = True
+                    at = min((each.as_of for each in watched if not each.is_gone), default=0)
+                    yield _event(b"tick", {"as_of": show_at(at or self._now())})
+                if sent:
+                    beat = current
+                    continue
+                # No await since the checks above: no change can be missed.
+                waiter = asyncio.get_running_loop().create_future()
+                self._waiting.append(waiter)
+                await waiter
+        finally:
+            self._loop.leave(self.poll)
+            self._leave(rights, watched)
+
+    async def poll(self) -> None:
+        """Read every topic that somebody watches, and wake the viewers if anything changed."""
+        changed = not await self._is_unchanged() and await self._read_all()
+        if self._ticks() - self._beat_at >= TICK_S:
+            self._beat_at = self._ticks()
+            self._beat += 1
+            changed = True
+        if changed:
+            await self._wake()
+
+    async def _is_unchanged(self) -> bool:
+        """True if nothing was written to the store since the last tick, as far as it knows."""
+        at, known = self._now(), self._revision
+        self._revision = None
+        if self._revisioned is not None:
+            with suppress(EngineError):
+                self._revision = await self._revisioned.revision()
+        same = self._revision is not None and self._revision == known
+        if not same or self._ticks() >= self._fresh_until:
+            return False
+        for each in self._watched.values():
+            if not each.is_resting(self._ticks()):
+                each.as_of = at
+        return True
+
+    async def _read_all(self) -> bool:
+        """Read the topics; True if one of them changed. One that cannot be read now stays as it
+        is."""
+        self._forget()
+        started_at, changed, error = self._ticks(), False, None
+        for each in list(self._watched.values()):
+            if each.is_new or each.is_gone:
+                continue
+            if each.is_resting(started_at) and not self._loop.is_woken:
+                # Its data is older than this revision.
+                self._revision = None
+                continue
+            async with each.reading:
+                number = each.number
+                try:
+                    await self._read(each)
+                except EngineError as failure:
+                    self._revision, error = None, failure
+                changed = changed or each.number != number
+        if error is not None and not self._is_down:
+            _log.warning("live streams pause until the store answers: %s", error)
+        self._is_down = error is not None
+        ended_at = self._ticks()
+        rest_s = max(_UNCHANGED_S_MIN, _UNCHANGED * (ended_at - started_at))
+        self._fresh_until = ended_at + min(rest_s, _UNCHANGED_S_MAX)
+        return changed
+
+    def _forget(self, age_s_max: float = 0.0) -> None:
+        """Read everything anew, unless it was read within this time."""
+        at = self._ticks()
+        if at - self._forgot_at >= age_s_max:
+            self._forgot_at = at
+            self._reads.forget()
+            for look in self._looks.values():
+                look.forget()
+
+    def _join(self, rights: Rights, topic: str) -> WatchedTopic:
+        found = self._watched.get((rights, topic))
+        if found is None:
+            look = self._looks.get(rights)
+            if look is None:
+                caller = rights.caller()
+                engine = AuthorizedEngine(self._reads, caller, self._controls)
+                look = self._looks[rights] = Look(engine, caller, self._reader)
+            found = self._watched[rights, topic] = WatchedTopic(look, topic)
+        found.viewers += 1
+        return found
+
+    def _leave(self, rights: Rights, watched: list[WatchedTopic]) -> None:
+        for each in watched:
+            each.viewers -= 1
+            if not each.viewers:
+                del self._watched[rights, each.topic]
+        if all(known != rights for known, _ in self._watched):
+            self._looks.pop(rights, None)
+        if not self._watched:
+            self._forget()
+
+    async def _read(self, watched: WatchedTopic) -> None:
+        """Read a topic. Raises EngineError; any other error is that of the topic."""
+        at, started_at = self._now(), self._ticks()
+        try:
+            data = await read_topic(watched.look, watched.topic)
+        except EngineError:
+            raise
+        except HoldfastError as error:
+            watched.end(error)
+        else:
+            watched.update(data, at)
+        ended_at = self._ticks()
+        rest_s = _REST * (ended_at - started_at)
+        if rest_s > POLL_S:
+            watched.rests_until = ended_at + min(rest_s, _REST_S_MAX)
+
+    async def _wake(self) -> None:
+        """Wake waiting viewers in batches, so that other requests are answered in between."""
+        waiting, self._waiting = self._waiting, []
+        for at in range(0, len(waiting), _WAKE_BATCH):
+            if at:
+                await self._pause(_WAKE_PAUSE_S)
+            for waiter in waiting[at : at + _WAKE_BATCH]:
+                if not waiter.done():
+                    waiter.set_result(None)
+
+
+_HUBS: weakref.WeakKeyDictionary[Holdfast, LiveHub] = weakref.WeakKeyDictionary()
+
+
+def live_hub(app: Holdfast, redaction: Redaction | None = None) -> LiveHub:
+    """The hub of an application. `redaction` hides values from viewers without `operate`."""
+    found = _HUBS.get(app)
+    if found is None:
+        reader, loop = overview_reader(app), poll_loop(app)
+        found = _HUBS[app] = LiveHub(app.engine, reader, loop, redaction)
+    return found
+
+
+def merge_patch(before: Data, after: Data) -> Data:
+    """The JSON merge patch (RFC 7396) from one object to another; empty if they are the same. Such
+    a patch has no null, only missing members: one that becomes null is removed."""
+    patch: dict[str, Any] = {
+        name: None for name, old in before.items() if old is not None and after.get(name) is None
+    }
+    for name, new in after.items():
+        old = before.get(name)
+        if new is None or new == old:
+            continue
+        if isinstance(old, dict) and isinstance(new, dict):
+            if nested := merge_patch(old, new):
+                patch[name] = nested
+        else:
+            patch[name] = new
+    return patch
+
+
+def _event(name: bytes, body: Data) -> bytes:
+    return b"event: %s\ndata: %s\n\n" % (name, msgspec.json.encode(body))
