@@ -33,6 +33,7 @@ SAMPLES = {
     "levels": "5,a:off,b:7",
     "ages": "1m, a:2h",
     "region": "eu-west-1",
+    "keys": "password,*_token",
 }
 
 

@@ -1,10 +1,14 @@
 """`token create|list|revoke`, `quota set|list|remove` and `audit`: on a store, and on a server."""
 
+import asyncio
 import re
 from pathlib import Path
 
 import pytest
 
+from holdfast.app.application import Holdfast
+from holdfast.ops.tokens import Tokens
+from holdfast.process import wall_ms
 from tests.cli.program import Cli, run_program
 from tests.server.server_process import server_process
 
@@ -200,3 +204,24 @@ def test_an_admin_manages_tokens_through_a_server(tmp_path: Path) -> None:
         assert {act["who"] for act in acts[:3]} == {"root"}
         for text in (admin.split("_")[2], made["token"].split("_")[2]):
             assert text not in repr((acts, listed, over, refused))
+
+
+def test_sessions_of_the_dashboard_are_listed_if_asked_for(cli: Cli) -> None:
+    made = cli("token", "create", "ann", "--scopes", "observe", "--json").json
+
+    async def sign_in() -> str:
+        async with Holdfast("sqlite:///holdfast.db") as app:
+            tokens = Tokens(lambda: app.engine, wall_ms)
+            [parent] = await tokens.all()
+            return (await tokens.create_session(parent))[1].id
+
+    session = asyncio.run(sign_in())
+    assert [each["id"] for each in cli("token", "list", "--json").json] == [made["id"]]
+    listed = cli("token", "list", "--sessions", "--json").json
+    assert [(each["id"], each["parent"]) for each in listed] == [
+        (made["id"], None),
+        (session, made["id"]),
+    ]
+    assert f"session of {made['id']}" in cli("token", "list", "--sessions").out
+    assert cli("token", "revoke", session).code == 0
+    assert cli("token", "list", "--sessions", "--json").json == listed[:1]

@@ -15,6 +15,7 @@ from holdfast.engines.broker import BrokerStatus
 from holdfast.engines.extras import Examination
 from holdfast.engines.memory import MemoryEngine
 from holdfast.ops import broker_status, doctor
+from holdfast.ops.jobs.acts import ActPlan, Acts
 from holdfast.ops.jobs.explain import explain_job
 from holdfast.ops.redrives import RedrivePlan
 from holdfast.ops.ticks import Schedule
@@ -219,6 +220,21 @@ async def test_a_redrive_without_progress_is_found() -> None:
         for view in await app.redrives.going_on():
             await app.redrives.cancel(view.redrive.id, "ada")
         assert [each.level for each in await found(engine, "upkeep")] == ["ok"]
+
+
+async def test_an_act_without_progress_is_found() -> None:
+    clock = ManualClock(wall_ms())
+    engine = MemoryEngine(clock=clock)
+    async with Holdfast(engine=engine) as app:
+        await app.enqueue("t")
+        acts = Acts(engine, clock.wall_ms)
+        act = await acts.count(ActPlan(act="cancel"), "ann")
+        clock.advance(doctor.LATE_MS_MAX + 1)
+        assert [each.level for each in await found(engine, "upkeep")] == ["ok"]
+        await acts.run(act.id, "ann")
+        clock.advance(doctor.LATE_MS_MAX + 1)
+        [late] = await found(engine, "upkeep")
+        assert (late.level, late.text.split(" made ")[0]) == ("fail", f"act {act.id}")
 
 
 async def test_a_late_schedule_is_found(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -168,3 +168,13 @@ def test_a_wrong_cloudwatch_namespace_is_refused(
     ran = cli(*command, *line)
     assert ran.code == 2
     assert error in ran.err
+
+
+def test_the_dashboard_and_changes_can_be_switched_off(cli: Cli) -> None:
+    settings = serve.ServeFlags(dashboard=False, read_only=True).settings()
+    assert (settings.dashboard, settings.read_only) == (False, True)
+    beside_workers = serve.UpServerFlags(dashboard=False, read_only=True).settings()
+    assert beside_workers == {"dashboard": False, "read_only": True}
+    for flag in ("--no-dashboard", "--read-only"):
+        ran = cli("up", "--no-serve", flag)
+        assert (ran.code, "leave out --no-serve" in ran.err) == (2, True)

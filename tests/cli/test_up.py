@@ -4,15 +4,19 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
+from urllib.request import urlopen
 
 import pytest
 
 from tests.cli.program import command, environment, run_program
+from tests.wait import wait_until
 
 _TIMEOUT_S = 60
 
@@ -66,6 +70,8 @@ def users_of(folder: Path) -> list[int]:
 
 def test_up_runs_a_job_and_leaves_no_process(tmp_path: Path) -> None:
     with program(tmp_path, "up") as up:
+        link = last_line(up, "dashboard: ").split()[-1]
+        assert page_at(link).startswith("<!doctype html>")
         last_line(up, "holdfast top")
         assert users_of(tmp_path), "or this test would see nothing of what is left"
         hello = run_program(tmp_path, "enqueue", "--wait", "--", "echo", "hello")
@@ -147,8 +153,48 @@ def test_wait_for_a_job_without_a_worker_says_why(tmp_path: Path) -> None:
 
 def test_a_short_demo_prints_its_results(tmp_path: Path) -> None:
     answer: dict[str, Any] = run_program(
-        tmp_path, "demo", "--for", "4s", "--workers", "1", "--json"
+        tmp_path, "demo", "--for", "4s", "--workers", "1", "--no-serve", "--json"
     ).json
     assert sum(queue["done"] for queue in answer["queues"]) > 0
     assert users_of(tmp_path) == []
     assert list(tmp_path.iterdir()) == [], "without --url it works on a file of its own"
+
+
+def test_a_demo_prints_the_link_first_and_ends_at_ctrl_c(tmp_path: Path) -> None:
+    with program(tmp_path, "demo", "--port", "0", "--workers", "1") as demo:
+        assert demo.stdout is not None
+        name, link = demo.stdout.readline().split()
+        assert name == "dashboard:"
+        assert page_at(link).startswith("<!doctype html>")
+        wait_until(lambda: jobs_done(link))
+        assert any(queue["paused"] for queue in queues_at(link))
+        demo.send_signal(signal.SIGINT)
+        out, err = demo.communicate(timeout=_TIMEOUT_S)
+    assert demo.returncode == 0
+    assert link in out, "the table names it too"
+    assert re.search(r"the demo is over; jobs done: [1-9]\d*, dead letters: \d+\n$", err)
+    assert users_of(tmp_path) == []
+    with pytest.raises(ConnectionError):
+        socket.create_connection(("127.0.0.1", urlsplit(link).port or 0))
+
+
+def test_a_demo_on_a_taken_port_says_so(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        ran = run_program(tmp_path, "demo", "--port", str(taken.getsockname()[1]))
+    assert ran.code == 2
+    assert "in use" in ran.err
+
+
+def page_at(link: str) -> str:
+    """The page that a browser is shown there."""
+    with urlopen(link) as answer:
+        return str(answer.read().decode())
+
+
+def queues_at(link: str) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads(page_at(f"{link}v1/queues"))["queues"]
+    return found
+
+
+def jobs_done(link: str) -> int:
+    return sum(queue["done"] for queue in queues_at(link))

@@ -169,14 +169,19 @@ def _token_file(path: str) -> Iterator[TextIO]:
             raise
 
 
-async def list_tokens(*, common: Common = COMMON) -> None:
+async def list_tokens(
+    *,
+    sessions: Annotated[bool, switch("Also list the sessions of the dashboard.")] = False,
+    common: Common = COMMON,
+) -> None:
     """List tokens with their scopes and expiry."""
     async with open_token_store(common) as app:
         ask = server_of(app)
         if ask is not None:
-            tokens: list[dict[str, Any]] = (await ask("GET", "/v1/tokens"))["tokens"]
+            path = f"/v1/tokens{'?sessions=true' if sessions else ''}"
+            tokens: list[dict[str, Any]] = (await ask("GET", path))["tokens"]
         else:
-            found = await Tokens(lambda: app.engine, wall_ms).all()
+            found = await Tokens(lambda: app.engine, wall_ms).all(sessions=sessions)
             tokens = [msgspec.to_builtins(token_view(token)) for token in found]
     if common.json:
         print_json(tokens)
@@ -189,7 +194,7 @@ async def list_tokens(*, common: Common = COMMON) -> None:
             token.id,
             token.name,
             token.namespace,
-            ", ".join(token.scopes),
+            f"session of {token.parent}" if token.parent else ", ".join(token.scopes),
             token.prefix,
             token.created_at,
             token.expires_at or "never",

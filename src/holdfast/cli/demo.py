@@ -1,4 +1,4 @@
-"""`holdfast demo`: real workers run a mix of real jobs, shown live."""
+"""`holdfast demo`: real workers run a mix of real jobs, shown in the dashboard and the terminal."""
 
 from __future__ import annotations
 
@@ -6,66 +6,84 @@ import asyncio
 import os
 import random
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
+from cyclopts import Parameter
 
 from holdfast.app.application import Holdfast
+from holdfast.cli.demo_data import SERVED, furnish, next_job
 from holdfast.cli.flags import option
-from holdfast.cli.output import COMMON, Common, print_json, say
+from holdfast.cli.output import COMMON, Common, print_either, print_json, say
+from holdfast.cli.serve import listener_for_up, server_program
 from holdfast.cli.session import open_app
 from holdfast.cli.status import draw_live, snapshot
-from holdfast.core.model import NewJob, Queue
-from holdfast.errors import UsageError
+from holdfast.errors import ConfigError, UsageError
 from holdfast.notation.durations import to_ms
 from holdfast.ops.views import plain
+from holdfast.worker.launcher import Program
 from holdfast.worker.options import WorkerOptions
 
 _TARGET = "holdfast.cli.demo_tasks:app"
-_QUEUES = ("mail", "media", "shop")
 
 
 async def demo(
     *,
-    seconds: Annotated[str, option("DURATION", "Run for this long.", "--for")] = "60s",
+    seconds: Annotated[
+        str | None, option("DURATION", "Stop after this long. [default: at Ctrl-C]", "--for")
+    ] = None,
     rate: Annotated[float, option("N", "Enqueue about this many jobs per second.")] = 8.0,
     workers: Annotated[int, option("N", "Start this many workers.")] = 2,
+    serve: Annotated[
+        bool, Parameter(help="Also serve the dashboard, to this machine only.")
+    ] = True,
+    port: Annotated[
+        int | None,
+        option("PORT", "Port of the dashboard. [default: 7433, or a free one if it is taken]"),
+    ] = None,
     common: Common = COMMON,
 ) -> int:
-    """Run a mix of real jobs and watch them live.
+    """Run a mix of real jobs and watch them live, in the dashboard or here.
 
     Without --url it uses a temporary file.
     """
-    duration_s = to_ms("--for", seconds, UsageError) / 1000
+    duration_s = None if seconds is None else to_ms("--for", seconds, UsageError) / 1000
     if not 0 < rate <= 1_000 or not 1 <= workers <= 16:
         raise UsageError("--rate must be at most 1000, and --workers 1 to 16")
-    with tempfile.TemporaryDirectory(prefix="holdfast-demo-") as folder:
+    if port is not None and not serve:
+        raise UsageError("--port needs the server: leave out --no-serve")
+    # A server over HTTP has a dashboard of its own.
+    remote = (common.url or "").startswith(("http://", "https://"))
+    listening = listener_for_up(port) if serve and not remote else None
+    with (
+        listening or nullcontext(),
+        tempfile.TemporaryDirectory(prefix="holdfast-demo-") as folder,
+    ):
         url = common.url or f"sqlite:///{Path(folder) / 'demo.db'}"
         async with open_app(replace(common, url=url), create=True) as app:
-            for queue in _QUEUES:
-                await app.engine.declare(Queue(name=queue), instead_of=None)
             options = WorkerOptions(  # noqa: S604 (the demo's own commands)
                 url=app.url or url,
-                queues={"mail": 2, "media": 1, "shop": 3, "default": 1},
+                queues=SERVED,
                 target=_TARGET,
                 processes=1,
                 concurrency=16,
                 grace_ms=3_000,
                 shell=True,
             )
-            process = _start_workers([options] * workers)
-            try:
-                await _enqueue_and_draw(app, duration_s, rate, common)
-            finally:
-                process.terminate()
-                process.wait()
+            with _server(options.url, listening, Path(folder)) as link:
+                if link is not None:
+                    _print_link(link, common)
+                with _workers([options] * workers):
+                    await furnish(app)
+                    await _enqueue_and_draw(app, duration_s, rate, link, common)
             view = await snapshot(app)
     if common.json:
         print_json(plain(view))
@@ -76,17 +94,29 @@ async def demo(
     return 0
 
 
-async def _enqueue_and_draw(app: Holdfast, duration_s: float, rate: float, common: Common) -> None:
+def _print_link(link: str, common: Common) -> None:
+    print_either({"event": "started", "server": link}, f"dashboard: {link}", common)
+    if not common.json:
+        say("Ctrl-C stops the demo")
+
+
+async def _enqueue_and_draw(
+    app: Holdfast, duration_s: float | None, rate: float, link: str | None, common: Common
+) -> None:
     """Jobs arrive at random, and sometimes in bursts."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop.set)
-    loop.call_later(duration_s, stop.set)
-    drawing = asyncio.create_task(draw_live(app, stop, interval_s=0.5)) if not common.json else None
+    if duration_s is not None:
+        loop.call_later(duration_s, stop.set)
+    drawing = None
+    if not common.json:
+        place = app.place if link is None else f"{app.place}; dashboard: {link}"
+        drawing = asyncio.create_task(draw_live(app, stop, interval_s=0.5, place=place))
     while not stop.is_set():
         burst = 10 if random.random() < 0.03 else 1
-        await app.enqueue_many([_job(app) for _ in range(burst)])
+        await app.enqueue_many([next_job(app) for _ in range(burst)])
         with suppress(TimeoutError):
             async with asyncio.timeout(random.expovariate(rate)):
                 await stop.wait()
@@ -94,35 +124,8 @@ async def _enqueue_and_draw(app: Holdfast, duration_s: float, rate: float, commo
         await drawing
 
 
-def _job(app: Holdfast) -> NewJob:
-    """One job of the mix, chosen by weight."""
-    mixture: list[tuple[int, Callable[[], tuple[str, Any, dict[str, Any]]]]] = [
-        (30, lambda: ("mail", {"to": f"user{random.randrange(1000)}@example.org"}, _mail())),
-        (15, lambda: ("resize", {"picture": "cat.png", "width": 640}, {"queue": "media"})),
-        (8, lambda: ("primes", {"below": random.randint(10_000, 60_000)}, {"queue": "media"})),
-        (6, lambda: ("import", {"rows": random.randint(20, 120)}, {"queue": "shop"})),
-        (15, lambda: ("charge", {"cents": random.randrange(10_000)}, {"queue": "shop"})),
-        (1, lambda: ("native", {}, {"queue": "media"})),
-        (10, lambda: ("command", {"command": ["echo", "hello"]}, {})),
-        (5, lambda: ("command", {"command": "sleep 1; date"}, {"delay": "2s"})),
-        (3, lambda: ("command", {"command": "exit 3"}, {"max_attempts": 2})),
-        (2, lambda: ("command", {"command": ["sleep", "60"]}, {"timeout": "2s"})),
-    ]
-    weights = [weight for weight, _ in mixture]
-    [(_, make)] = random.choices(mixture, weights)
-    task, payload, options = make()
-    return app.job(task, payload, **options)
-
-
-def _mail() -> dict[str, Any]:
-    return {
-        "queue": "mail",
-        "tenant": random.choice(("acme", "globex", "initech")),
-        "priority": random.choice((0, 0, 0, 5)),
-    }
-
-
-def _start_workers(workers: list[WorkerOptions]) -> subprocess.Popen[bytes]:
+@contextmanager
+def _workers(workers: list[WorkerOptions]) -> Iterator[None]:
     process = subprocess.Popen(
         [sys.executable, "-m", "holdfast.worker.launcher"],
         stdin=subprocess.PIPE,
@@ -134,4 +137,50 @@ def _start_workers(workers: list[WorkerOptions]) -> subprocess.Popen[bytes]:
     assert process.stdin is not None
     process.stdin.write(msgspec.json.encode(workers) + b"\n")
     process.stdin.close()
+    try:
+        yield
+    finally:
+        process.terminate()
+        process.wait()
+
+
+@contextmanager
+def _server(url: str, listening: socket.socket | None, folder: Path) -> Iterator[str | None]:
+    """The URL of a server in a process of its own; None without a socket to listen on. It ends with
+    this process, because its standard input does."""
+    if listening is None:
+        yield None
+        return
+    with (folder / "server.log").open("wb") as log:
+        program = server_program(url, listening, {})
+        ready, theirs = os.pipe()
+        process = _start(program, theirs, log.fileno())
+        os.close(theirs)
+        try:
+            with open(ready) as answer:  # noqa: PTH123 (a descriptor)
+                link = answer.read()
+            if not link:
+                said = (folder / "server.log").read_text(errors="replace").strip()
+                raise ConfigError(f"the server did not start: {said[-500:] or 'no message'}")
+            yield f"{link}/"
+        finally:
+            process.terminate()
+            process.wait()
+            assert process.stdin is not None
+            process.stdin.close()
+
+
+def _start(program: Program, ready: int, log: int) -> subprocess.Popen[bytes]:
+    process = subprocess.Popen(  # noqa: S603 (a module of our own)
+        [sys.executable, "-m", program.module],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=log,
+        pass_fds=(ready, *program.descriptors),
+        env={**os.environ, "HOLDFAST_READY": str(ready)},
+        start_new_session=True,
+    )
+    assert process.stdin is not None
+    process.stdin.write(program.options + b"\n")
+    process.stdin.flush()
     return process

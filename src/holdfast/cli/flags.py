@@ -112,6 +112,9 @@ class FilterFlags:
     fingerprint: Annotated[
         str | None, option("ID", "Only dead letters of this group; see dlq groups.")
     ] = None
+    parent: Annotated[
+        str | None, option("ID", "Only jobs that were enqueued to run after this one.")
+    ] = None
     label: Annotated[
         list[str] | None, option("NAME=VALUE...", "Only jobs with this label. Repeatable.")
     ] = None
@@ -140,6 +143,7 @@ class FilterFlags:
             worker=self.worker,
             reason=self.reason,
             fingerprint=self.fingerprint,
+            parent=self.parent,
             labels=pairs("--label", self.label),
             search=self.search,
             created_from=instant("--since", self.since),

@@ -26,6 +26,7 @@ from holdfast.cli.flags import (
     archive_path,
     cloudwatch_namespace,
     option,
+    switch,
     urls_of_brokers,
 )
 from holdfast.cli.output import COMMON, Common, print_either, say
@@ -36,6 +37,17 @@ from holdfast.ops.tokens import access_key_of
 from holdfast.process import read_local_token
 from holdfast.server.settings import PORT, ServerSettings, SqsMode
 from holdfast.worker.launcher import Program
+
+Dashboard = Annotated[
+    bool, Parameter(help="Serve the dashboard at /. Without it, / leads to the API's description.")
+]
+ReadOnlyServer = Annotated[
+    bool,
+    switch(
+        "Refuse every request that changes something. Producers, and workers that connect over"
+        " HTTP, need another server."
+    ),
+]
 
 
 @Parameter(name="*")
@@ -96,6 +108,8 @@ class ServeFlags:
             " purged or deleted (relaxed), or not at all (off).",
         ),
     ] = "strict"
+    dashboard: Dashboard = True
+    read_only: ReadOnlyServer = False
     upkeep: Upkeep = True
     archive: Archive = None
     broker: BrokerUrls = None
@@ -123,11 +137,30 @@ class ServeFlags:
             connections_max=self.connections_max,
             access_log=self.access_log,
             sqs=self.sqs,
+            dashboard=self.dashboard,
+            read_only=self.read_only,
             upkeep=self.upkeep,
             archive=archive_path(self.archive),
             brokers=urls_of_brokers(self.broker, upkeep=self.upkeep),
             cloudwatch=cloudwatch_namespace(self.cloudwatch, upkeep=self.upkeep),
         )
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, slots=True)
+class UpServerFlags:
+    """Settings of the server that runs next to workers."""
+
+    port: Annotated[
+        int | None,
+        option("PORT", "Port of the server. [default: 7433, or a free one if it is taken]"),
+    ] = None
+    dashboard: Dashboard = True
+    read_only: ReadOnlyServer = False
+
+    def settings(self) -> dict[str, Any]:
+        """Fields of `ServerSettings`, without the port."""
+        return {"dashboard": self.dashboard, "read_only": self.read_only}
 
 
 @Parameter(name="*")
@@ -244,15 +277,15 @@ def listener_for_up(port: int | None) -> socket.socket | None:
         return open_listener(msgspec.structs.replace(settings, port=0))
 
 
-def server_program(url: str, listening: socket.socket, alerts: dict[str, Any]) -> Program:
-    """The server as a program next to the workers. The launcher holds the socket, so that clients
-    wait instead of being refused while a killed server restarts.
+def server_program(url: str, listening: socket.socket, given: dict[str, Any]) -> Program:
+    """The server as a program next to the workers; `given` are fields of its settings. The launcher
+    holds the socket, so that clients wait instead of being refused while a killed server restarts.
     """
     from holdfast.server.main import ServeOptions
 
     settings = ServeFlags(port=listening.getsockname()[1]).settings()
     # The workers run the gates.
-    settings = msgspec.structs.replace(settings, **alerts, brokers={})
+    settings = msgspec.structs.replace(settings, **given, brokers={})
     options = ServeOptions(url=url, settings=settings, descriptor=listening.fileno())
     return Program(
         what="the server",

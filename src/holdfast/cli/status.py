@@ -127,22 +127,29 @@ async def snapshot(app: Holdfast) -> TopView:
 
 
 async def draw_live(
-    app: Holdfast, stop: asyncio.Event, *, interval_s: float, once: bool = False
+    app: Holdfast,
+    stop: asyncio.Event,
+    *,
+    interval_s: float,
+    once: bool = False,
+    place: str | None = None,
 ) -> None:
-    """Draw `top` on the terminal's alternate screen until `stop`; without a terminal, once."""
+    """Draw `top` on the terminal's alternate screen until `stop`; without a terminal, once. `place`
+    is shown in the title, by default the place of the store."""
     from rich.console import Console
     from rich.live import Live
 
+    place = place or app.place
     console = Console(highlight=False)
     if once or not console.is_terminal:
         if not once:
             await stop.wait()
-        console.print(_rendered(await snapshot(app), app.place))
+        console.print(_rendered(await snapshot(app), place))
         return
-    first = _rendered(await snapshot(app), app.place)
+    first = _rendered(await snapshot(app), place)
     with Live(first, console=console, screen=True, auto_refresh=False) as screen:
         while not stop.is_set():
-            screen.update(_rendered(await snapshot(app), app.place), refresh=True)
+            screen.update(_rendered(await snapshot(app), place), refresh=True)
             await _pause(stop, interval_s)
 
 

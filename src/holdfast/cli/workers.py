@@ -30,6 +30,7 @@ from holdfast.cli.jobs import unknown_worker
 from holdfast.cli.output import COMMON, Common, Exit, print_json, print_table, say, show_age
 from holdfast.cli.serve import (
     AlertFlags,
+    UpServerFlags,
     listener_for_up,
     local_access_key,
     print_access_key,
@@ -58,7 +59,7 @@ from holdfast.worker.webhooks.webhook import webhook_setup
 
 _TRY_NEXT = """\
 running: {running}; Ctrl-C drains and stops them
-in another terminal:
+{dashboard}in another terminal:
   {program} enqueue{url} --wait -- echo hello
   {program} status{url}
   {program} top{url}"""
@@ -217,6 +218,7 @@ class WorkerFlags:
         )
 
 
+_SERVER = UpServerFlags()
 _ALERTS = AlertFlags()
 _FLAGS = WorkerFlags()
 Names = Annotated[list[str] | None, Parameter(help="Names of the workers.", negative=())]
@@ -232,20 +234,21 @@ def up(
     count: Count = 2,
     app: Target = None,
     serve: Annotated[bool, Parameter(help="Also serve HTTP, to this machine only.")] = True,
-    port: Annotated[
-        int | None,
-        option("PORT", "Port of the server. [default: 7433, or a free one if it is taken]"),
-    ] = None,
+    server: UpServerFlags = _SERVER,
     alerts: AlertFlags = _ALERTS,
     flags: WorkerFlags = _FLAGS,
     common: Common = COMMON,
 ) -> int:
     """Start workers, upkeep and a server with one command."""
     alert_settings = alerts.settings()
+    if not serve and server != _SERVER:
+        raise UsageError(
+            "--port, --no-dashboard and --read-only need the server: leave out --no-serve"
+        )
     if alert_settings and not serve:
         raise UsageError("alerts are sent by the server: leave out --no-serve")
     with contextlib.ExitStack() as stack:
-        listening = listener_for_up(port) if serve else None
+        listening = listener_for_up(server.port) if serve else None
         if listening is not None:
             stack.enter_context(listening)
         common = with_store_of(app, common)
@@ -254,11 +257,14 @@ def up(
             print(f"holdfast {__version__} on {printable(place, one_line=True)}")
         programs = []
         if listening is not None:
-            programs = [server_program(workers[0].url, listening, alert_settings)]
+            given = {**alert_settings, **server.settings()}
+            programs = [server_program(workers[0].url, listening, given)]
         code = launcher.run(
             workers,
             programs=programs,
-            started=lambda names: _print_started(names[:count], names[count:], common),
+            started=lambda names: _print_started(
+                names[:count], names[count:], common, dashboard=server.dashboard
+            ),
             asked=_say_stopping,
         )
     if not common.json and code == 0:
@@ -421,7 +427,9 @@ def _is_visible(scaling: Scaling) -> bool:
     return addressee(scaling.queue) is None or scaling.load.waiting > 0
 
 
-def _print_started(workers: list[str], servers: list[str], common: Common) -> None:
+def _print_started(
+    workers: list[str], servers: list[str], common: Common, *, dashboard: bool
+) -> None:
     server = next(iter(servers), None)
     key = {} if server is None else local_access_key(server)
     if common.json:
@@ -431,7 +439,9 @@ def _print_started(workers: list[str], servers: list[str], common: Common) -> No
         # A URL with a password is not repeated.
         is_plain = common.url and redacted(common.url) == common.url != default_url()
         url = f" --url {common.url}" if is_plain else ""
-        print(_TRY_NEXT.format(running=running, program=program(), url=url), flush=True)
+        link = f"dashboard: {server}/\n" if server is not None and dashboard else ""
+        shown = _TRY_NEXT.format(running=running, dashboard=link, program=program(), url=url)
+        print(shown, flush=True)
         print_access_key(key)
 
 
