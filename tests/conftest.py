@@ -69,12 +69,18 @@ _LONG = (
     "tests/unit/test_tidy.py",
     "tests/walk",
 )
+# Tests in a browser. Few workers run them, and each of those all of its share in a row, so that the
+# browser and the server with its data are started once in each.
+_BROWSER = "tests/dashboard"
+_BROWSERS_MAX = 2
 # Thousands of tests of some milliseconds: they fill the end of a run evenly.
 _SHORT = ("contract.py", "tests/unit")
 
 
 def _rank(item: pytest.Item) -> int:
     path = item.nodeid.partition("::")[0]
+    if path.startswith(_BROWSER):
+        return 3
     if path.startswith(_LONG):
         return 0
     return 2 if path.startswith(_SHORT) or path.endswith(_SHORT) else 1
@@ -87,11 +93,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
     if workers == 1:
         return
-    long, others, short = ([item for item in items if _rank(item) == rank] for rank in range(3))
+    long, others, short, seen = (
+        [item for item in items if _rank(item) == rank] for rank in range(4)
+    )
+    browsers = min(_BROWSERS_MAX, workers)
     ordered: list[pytest.Item] = []
     for worker in range(workers):
         size = (len(items) - len(ordered)) // (workers - worker)
-        part = [*long[worker::workers], *others[: len(others) // (workers - worker)]]
+        viewed = seen[: -(-len(seen) // (browsers - worker))] if worker < browsers else []
+        del seen[: len(viewed)]
+        part = [*viewed, *long[worker::workers], *others[: len(others) // (workers - worker)]]
         del others[: len(others) // (workers - worker)]
         rest = max(size - len(part), 0)
         ordered += part + short[:rest]

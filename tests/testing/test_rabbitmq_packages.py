@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from holdfast.conformance import rabbitmq_packages
+from holdfast.conformance.debian_packages import main_worktree
 from holdfast.conformance.private_server import ServiceUnavailable
-from holdfast.conformance.rabbitmq_packages import extract, find_programs, main_worktree
+from holdfast.conformance.rabbitmq_packages import extract, find_programs
 from tests.wait import wait_until
 
 EXTRACT = """
@@ -114,7 +115,7 @@ def test_a_killed_extraction_is_not_trusted(tools: Path, tmp_path: Path) -> None
 
 
 def test_files_of_an_older_version_are_left_out(tools: Path, tmp_path: Path) -> None:
-    left = tmp_path / "cache" / "apt" / "files"
+    left = tmp_path / "cache" / "rabbitmq-apt" / "files"
     left.mkdir(parents=True)
     (left / "erlang-base_1.deb").touch()
     assert "erlang-base_1.deb" not in names_in(extract(tmp_path / "cache"))
@@ -138,7 +139,7 @@ def test_a_failure_says_why_and_leaves_no_tree(
     with pytest.raises(ServiceUnavailable, match=reason) as raised:
         extract(tmp_path / "cache")
     assert "Install the package rabbitmq-server" in str(raised.value)
-    left = names_in(tmp_path / "cache") - {"rabbitmq.lock", "apt"}
+    left = names_in(tmp_path / "cache") - {"rabbitmq.lock", "rabbitmq-apt"}
     assert all(name.endswith(".new") for name in left)
 
     for name, working in (("apt-get", APT_GET), ("apt-cache", APT_CACHE), ("dpkg", DPKG)):

@@ -368,8 +368,8 @@ def _amendment(dice: _Dice) -> Amendment:
         BuryWaiting(by=by, reason=dice.choice(tuple(Reason)), failure=dice.failure()),
         edit,
         Move(by=by, queue=dice.queue_name()),
-        Retime(by=by, delay_ms=delay_ms),
-        Expedite(by=by),
+        Retime(by=by, delay_ms=delay_ms, text=dice.choice(_TEXTS)),
+        Expedite(by=by, text=dice.choice(_TEXTS)),
         Delete(force=dice.choice((False, True))),
     )
     return dice.choice(acts)

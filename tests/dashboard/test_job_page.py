@@ -1,0 +1,120 @@
+"""The page of a job: every act on it, and its output as it is written."""
+
+import msgspec
+from playwright.async_api import expect
+
+from holdfast.app.application import Holdfast
+from holdfast.core import bounds
+from holdfast.core.model import Job, Note, Reason, Renewal, State
+from holdfast.core.verdict import Bury, Settlement
+from tests.dashboard import sample_data
+from tests.dashboard.conftest import one_store
+from tests.dashboard.viewer import Viewer
+
+
+async def job_of(app: Holdfast, id_: str) -> Job:
+    job = await app.get(id_)
+    assert job is not None
+    return job
+
+
+async def act(dashboard: Viewer, name: str, **fields: str) -> None:
+    """Press the button of an act, fill its form and confirm it."""
+    await dashboard.press(f"{name}…")
+    for label, text in fields.items():
+        await dashboard.fill(label.replace("_", " "), text)
+    await dashboard.press(name)
+    await expect(dashboard.dialog).to_have_count(0)
+
+
+@one_store
+async def test_every_act_on_a_waiting_job(dashboard: Viewer, app: Holdfast, queue: str) -> None:
+    id_ = (await app.enqueue("mail.send", {"to": "a@example.org"}, queue=queue)).id
+    await dashboard.go(f"#/jobs/{id_}", shows="text=Expedite…")
+    state = dashboard.page.locator(".job-state")
+
+    await dashboard.press("More")
+    await act(dashboard, "Delay", Delay="2h")
+    await expect(state).to_have_text("scheduled")
+    before = await job_of(app, id_)
+    assert before.due_at > before.created_at + bounds.HOUR_MS
+
+    await act(dashboard, "Expedite")
+    await expect(state).to_have_text("waiting")
+    assert (await job_of(app, id_)).priority == bounds.PRIORITY_MAX
+
+    await dashboard.press("Edit…")
+    await dashboard.fill("Payload", '{"to": "b@example.org", "number": 9007199254740993}')
+    await expect(dashboard.dialog.locator(".diff-new").first).to_contain_text("b@example.org")
+    await dashboard.press("Save")
+    await expect(dashboard.page.get_by_label("Payload", exact=True).last).to_contain_text("b@ex")
+    assert msgspec.json.decode((await job_of(app, id_)).payload) == {
+        "to": "b@example.org",
+        "number": 9007199254740993,
+    }
+
+    await app.declare(f"{queue}-other", paused=True)
+    await dashboard.press("More")
+    await dashboard.press("Move…")
+    await dashboard.dialog.get_by_label("To queue").select_option(f"{queue}-other")
+    await dashboard.press("Move")
+    await dashboard.sees(f"main a:has-text('{queue}-other')")
+    assert (await job_of(app, id_)).queue == f"{queue}-other"
+
+    await act(dashboard, "Cancel", Reason="sent by hand")
+    await expect(state).to_have_text("cancelled")
+    await expect(dashboard.page.locator(".timeline")).to_contain_text("sent by hand")
+    assert (await job_of(app, id_)).state is State.CANCELLED
+
+    await act(dashboard, "Retry")
+    await expect(state).to_have_text("waiting")
+    assert (await job_of(app, id_)).state is State.WAITING
+
+    await dashboard.press("More")
+    await act(dashboard, "Delete")
+    await dashboard.sees("text=This job was deleted.")
+    assert await app.get(id_) is None
+
+
+@one_store
+async def test_a_dead_letter_is_edited_and_retried(
+    dashboard: Viewer, app: Holdfast, queue: str
+) -> None:
+    id_ = (await app.enqueue("shop.charge", {"cents": "9"}, queue=queue)).id
+    [lease] = await app.lease(queue, worker="worker-1")
+    failure = sample_data.failed("cents is text", "TypeError")
+    await app.settle([Settlement(lease=lease, verdict=Bury(Reason.ATTEMPTS, failure))])
+    await dashboard.go(f"#/jobs/{id_}", shows="text=Edit and retry…")
+    await expect(dashboard.page.get_by_label("Attempts side by side")).to_contain_text(
+        "TypeError: cents is text"
+    )
+    await dashboard.press("Edit and retry…")
+    await dashboard.fill("Payload", '{"cents": 9')
+    save = dashboard.dialog.get_by_role("button", name="retry")
+    await expect(dashboard.dialog.locator(".field-error")).to_contain_text("not JSON")
+    await expect(save).to_be_disabled()
+    await dashboard.fill("Payload", '{"cents": 9}')
+    await save.click()
+    await expect(dashboard.page.locator(".job-state")).to_have_text("waiting")
+    job = await job_of(app, id_)
+    assert (job.state, job.payload, job.redrives) == (State.WAITING, b'{"cents":9}', 1)
+
+
+async def test_the_output_of_a_running_job_is_followed_and_it_is_asked_to_stop(
+    dashboard: Viewer, app: Holdfast, queue: str
+) -> None:
+    id_ = (await app.enqueue("media.transcode", {}, queue=queue)).id
+    [lease] = await app.lease(queue, lease="1h", worker="worker-1")
+    await dashboard.go(f"#/jobs/{id_}", shows=".output")
+    await _write(app, Renewal(lease=lease, lease_ms=bounds.HOUR_MS, note=Note(output=b"frame=1\n")))
+    output = dashboard.page.get_by_label("Output", exact=True)
+    await expect(output).to_contain_text("frame=1")
+    await _write(app, Renewal(lease=lease, lease_ms=bounds.HOUR_MS, note=Note(output=b"frame=2\n")))
+    await expect(output).to_contain_text("frame=2")
+    await act(dashboard, "Cancel")
+    await dashboard.sees("text=asked to stop")
+    assert (await job_of(app, id_)).cancel_requested
+
+
+async def _write(app: Holdfast, renewal: Renewal) -> None:
+    await app.renew_many([renewal])

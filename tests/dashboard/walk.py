@@ -1,0 +1,91 @@
+"""A walk over every page of the dashboard and its most important details.
+
+The pages are those that the dashboard itself lists, so that a new one is included.
+"""
+
+import re
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import msgspec
+
+from tests.dashboard import sample_data
+from tests.dashboard.viewer import Viewer
+
+_LIST_PAGES = """async () => {
+  const { PAGES } = await import(new URL("dashboard/pages.js", document.baseURI));
+  return PAGES.map(({ path, title, scope, icon }) => ({ path, title, scope, listed: !!icon }));
+}"""
+# A page shows no value that its author forgot.
+_MISTAKE = re.compile(r"\bundefined\b|\bNaN\b|\[object |\bInvalid Date\b|\bnull\b")
+
+
+class ListedPage(msgspec.Struct, frozen=True):
+    """A page as the dashboard lists it; `listed` if it is in the navigation."""
+
+    path: str
+    title: str
+    scope: str
+    listed: bool
+
+
+class Place(NamedTuple):
+    """An address of the dashboard, and the heading that is seen there."""
+
+    address: str
+    heading: str
+
+    @property
+    def name(self) -> str:
+        """For a file: "jobs", "queues-shop.orders"."""
+        return re.sub(r"[^a-z0-9.]+", "-", self.address.strip("#/")) or "overview"
+
+
+DETAILS = (
+    Place("#/queues/shop.payments?tab=limits", "shop.payments"),
+    Place("#/queues/shop.orders?tab=tenants", "shop.orders"),
+    Place("#/queues/shop.orders?tab=settings", "shop.orders"),
+    Place("#/jobs?state=dead&queue=shop.payments", "Jobs"),
+    Place(f"#/jobs/{sample_data.RUNNING}", "media.transcode"),
+    Place(f"#/jobs/{sample_data.BLOCKED}", "mail.send"),
+    Place("#/dead?queue=crm", "Dead letters"),
+    Place("#/dead?view=quarantine", "Dead letters"),
+    Place("#/workers?name=worker-1", "worker-1"),
+    Place("#/schedules?name=nightly", "nightly"),
+    Place("#/jobs/unknown", "Job"),
+)
+"""What is not a page of its own, but looks like one."""
+
+_SAMPLES = {
+    "/queues/:name": Place("#/queues/shop.orders", "shop.orders"),
+    "/jobs/:id": Place(f"#/jobs/{sample_data.DEAD}", "shop.charge"),
+}
+"""Where the path of a page has a parameter."""
+
+
+async def listed_pages(viewer: Viewer) -> list[ListedPage]:
+    """Every page, for all scopes."""
+    return msgspec.convert(await viewer.page.evaluate(_LIST_PAGES), list[ListedPage])
+
+
+async def places(viewer: Viewer, samples: Mapping[str, Place] = _SAMPLES) -> list[Place]:
+    """An address of every page."""
+    return [
+        samples[page.path] if ":" in page.path else Place(f"#{page.path}", page.title)
+        for page in await listed_pages(viewer)
+    ]
+
+
+async def visit(viewer: Viewer, place: Place) -> list[str]:
+    """Go there; what is wrong with what is seen."""
+    await viewer.go(
+        place.address, shows=f"main h1:has-text({msgspec.json.encode(place.heading).decode()})"
+    )
+    await viewer.loaded()
+    found = await viewer.take_faults()
+    found += [f"mistake: {text}" for text in _MISTAKE.findall(await viewer.main_text())]
+    found += [
+        f"failure: {await each.inner_text()}"
+        for each in await viewer.page.locator("[role=alert]").all()
+    ]
+    return [f"{place.address}: {each}" for each in found]
