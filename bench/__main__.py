@@ -16,13 +16,14 @@ from typing import Any
 
 from rich.console import Console
 
-from bench import aws, drain, engines, fleet, flow, hostile, rabbitmq, server, sqs
+from bench import aws, dashboard, drain, engines, fleet, flow, hostile, rabbitmq, server, sqs
 from bench.report import Report, print_table, record, to_markdown, write_json
 from bench.stores import ENGINES
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "benchmarks.md"
 BENCHES: dict[str, Any] = {
     "aws": aws.run,
+    "dashboard": dashboard.run,
     "drain": drain.run,
     "engines": engines.run,
     "fleet": fleet.run,
@@ -70,6 +71,7 @@ def _options(
 ) -> (
     engines.Options
     | aws.Options
+    | dashboard.Options
     | drain.Options
     | fleet.Options
     | flow.Options
@@ -84,6 +86,9 @@ def _options(
         case "aws":
             aws_sizes = replace(aws.QUICK if given.quick else aws.Sizes(), **changes)
             return aws.Options(sizes=aws_sizes, peers=given.peers)
+        case "dashboard":
+            page_sizes = replace(dashboard.QUICK if given.quick else dashboard.Sizes(), **changes)
+            return dashboard.Options(engines=chosen, sizes=page_sizes)
         case "drain":
             drain_sizes = replace(drain.QUICK if given.quick else drain.Sizes(), **changes)
             return drain.Options(engines=chosen, sizes=drain_sizes, peers=given.peers)
@@ -148,7 +153,7 @@ def _parser() -> argparse.ArgumentParser:
         type=int,
         metavar="N",
         help="jobs per repetition [default: 20,000; 50,000 for drain and rabbitmq; 1,000 for"
-        " fleet]",
+        " fleet]; jobs in the store of dashboard [default: 1,000,000]",
     )
     parser.add_argument(
         "--no-peers",

@@ -1,10 +1,12 @@
-"""Copies one stored job many times inside the store: enqueueing millions would take minutes.
+"""Copies stored jobs many times inside the store: enqueueing millions would take minutes.
 
 It depends on the tables of the engines and must follow their changes. Each copy has its own id,
 number and place; all other columns are as the engine wrote them.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import apsw
 import asyncpg
@@ -20,6 +22,52 @@ async def clone(store: Store, id: str, count: int) -> None:
         _clone_sqlite(store.place, id, count - 1)
     else:
         await _clone_postgres(store.place, id, count - 1)
+
+
+async def clone_all(store: Store, times: int) -> None:
+    """Copy all jobs, so that there are `times` as many."""
+    if store.engine == "sqlite":
+        _clone_all_sqlite(store.place, times)
+    else:
+        await _clone_all_postgres(store.place, times)
+
+
+def _clone_all_sqlite(path: str, times: int) -> None:
+    connection = apsw.Connection(path)
+    connection.execute("PRAGMA synchronous = OFF; PRAGMA cache_size = -262144")
+    columns = [row[1] for row in connection.execute("PRAGMA table_info(hf_jobs)")]
+    number = "?1 * n + template.seq"
+    new = {"seq": number, "place": number, "id": "printf('%s-%d', template.id, n)"}
+    copied = ", ".join(new.get(column, f"template.{column}") for column in columns)
+    last = connection.execute("SELECT number FROM hf_meta").get
+    step = max(1, CHUNK // last)
+    for first in range(1, times, step):
+        with connection:
+            connection.execute(
+                "WITH RECURSIVE numbers(n) AS"
+                " (SELECT ?2 UNION ALL SELECT n + 1 FROM numbers WHERE n < ?3)"
+                f" INSERT INTO hf_jobs({', '.join(columns)}) SELECT {copied}"
+                " FROM numbers CROSS JOIN hf_jobs AS template WHERE template.seq <= ?1",
+                (last, first, min(first + step, times) - 1),
+            )
+            connection.execute("UPDATE hf_meta SET number = (SELECT max(seq) FROM hf_jobs)")
+    connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    connection.close()
+
+
+async def _clone_all_postgres(dsn: str, times: int) -> None:
+    connection, columns = await _connect(dsn)
+    new = {"seq": "number", "place": "number", "id": "id || '-' || number"}
+    copied = ", ".join(new.get(column, column) for column in columns)
+    if times > 1:
+        await connection.execute(
+            f"INSERT INTO jobs({', '.join(columns)}) SELECT {copied} FROM"
+            " (SELECT jobs.*, nextval('numbers') AS number FROM"
+            "  (SELECT * FROM generate_series(2, $1::int) OFFSET 0) AS n, jobs OFFSET 0) AS copy",
+            times,
+        )
+    await connection.execute("VACUUM ANALYZE jobs")
+    await connection.close()
 
 
 def _clone_sqlite(path: str, id: str, count: int) -> None:
@@ -46,13 +94,7 @@ def _clone_sqlite(path: str, id: str, count: int) -> None:
 
 
 async def _clone_postgres(dsn: str, id: str, count: int) -> None:
-    settings = {"search_path": "holdfast", "synchronous_commit": "off"}
-    connection = await asyncpg.connect(dsn, server_settings=settings)
-    rows = await connection.fetch(
-        "SELECT attname FROM pg_attribute WHERE attrelid = 'jobs'::regclass AND attnum > 0"
-        " AND NOT attisdropped AND attgenerated = '' ORDER BY attnum"
-    )
-    columns = [str(row[0]) for row in rows]
+    connection, columns = await _connect(dsn)
     new = {"seq": "number", "place": "number", "id": "template.id || '-' || number"}
     copied = ", ".join(new.get(column, f"template.{column}") for column in columns)
     await connection.execute(
@@ -65,3 +107,14 @@ async def _clone_postgres(dsn: str, id: str, count: int) -> None:
     # Otherwise autovacuum would run in the middle of a measurement.
     await connection.execute("VACUUM ANALYZE jobs")
     await connection.close()
+
+
+async def _connect(dsn: str) -> tuple[Any, list[str]]:
+    """A connection, and the columns of a job."""
+    settings = {"search_path": "holdfast", "synchronous_commit": "off"}
+    connection = await asyncpg.connect(dsn, server_settings=settings)
+    rows = await connection.fetch(
+        "SELECT attname FROM pg_attribute WHERE attrelid = 'jobs'::regclass AND attnum > 0"
+        " AND NOT attisdropped AND attgenerated = '' ORDER BY attnum"
+    )
+    return connection, [str(row[0]) for row in rows]

@@ -19,6 +19,7 @@ from holdfast.engines.base import Engine
 from holdfast.engines.registry import open_engine
 
 BATCH = 100
+PACE_BATCH = 10
 
 
 async def cycle(engine: Engine, seconds: float) -> None:
@@ -35,6 +36,19 @@ async def cycle(engine: Engine, seconds: float) -> None:
             await subject.settle(leases)
             done += len(leases)
         _print(done)
+
+
+async def pace(engine: Engine, rate: float) -> None:
+    """Enqueue, lease and settle this many jobs per second in all, until the process is ended."""
+    subject = HoldfastSubject(engine, queue="cycle")
+    _print("ready")
+    begun, batches = time.monotonic(), 0
+    while True:
+        jobs = [msgspec.structs.replace(job, id=_new_id()) for job in subject.make(PACE_BATCH)]
+        await subject.enqueue(jobs)
+        await subject.settle(await subject.lease(PACE_BATCH))
+        batches += 1
+        await asyncio.sleep(max(0.0, begun + batches * PACE_BATCH / rate - time.monotonic()))
 
 
 async def waker(engine: Engine, times: float) -> None:
@@ -62,7 +76,7 @@ async def main(role: str, url: str, argument: str) -> None:
     engine = open_engine(url)
     await engine.open()
     try:
-        await {"cycle": cycle, "waker": waker}[role](engine, float(argument))
+        await {"cycle": cycle, "pace": pace, "waker": waker}[role](engine, float(argument))
     finally:
         await engine.close()
 
