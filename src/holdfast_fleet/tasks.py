@@ -125,9 +125,17 @@ class Fleet:
             _log.warning("the lock of %s stays until it ends: %s", task, error)
 
 
-@functools.cache
 def fleet() -> Fleet:
-    """The fleet of this process, from its environment."""
+    """The fleet of this process, from its environment. Handlers in several threads share it."""
+    with _creating:
+        return _fleet()
+
+
+_creating = threading.Lock()
+
+
+@functools.cache
+def _fleet() -> Fleet:
     return Fleet(FleetSettings.from_environment())
 
 

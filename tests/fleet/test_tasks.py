@@ -13,6 +13,7 @@ from holdfast.testing import manual
 from holdfast.testing.modes import Manual
 from holdfast_fleet import tasks
 from holdfast_fleet.model import TASK_TYPES
+from holdfast_fleet.settings import FleetSettings
 from holdfast_fleet.tasks import Fleet, app
 from tests.fleet.cloud import Cloud
 from tests.fleet.samples import INSTANCE, JOB, housekeeping, termination
@@ -40,6 +41,32 @@ def look(id_: str) -> Job:
     job = app.run(app.get(id_))
     assert job is not None
     return job
+
+
+def test_threads_that_begin_together_share_one_fleet(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two would count and bound their own work each, and write the same metrics file."""
+    made: list[object] = []
+    both = threading.Barrier(2)
+
+    class SlowToMake:
+        def __init__(self, settings: object) -> None:
+            made.append(settings)
+            time.sleep(0.05)
+
+    def begin() -> None:
+        both.wait()
+        tasks.fleet()
+
+    monkeypatch.setattr(tasks, "Fleet", SlowToMake)
+    monkeypatch.setattr(FleetSettings, "from_environment", lambda: "settings")
+    tasks._fleet.cache_clear()
+    threads = [threading.Thread(target=begin) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    tasks._fleet.cache_clear()
+    assert made == ["settings"]
 
 
 def test_a_termination(cloud: Cloud, jobs: Manual) -> None:
