@@ -68,7 +68,7 @@ ENGINE_DOORS: dict[str, tuple[str, ...]] = {
     "engines.extras": ("",),
     "engines.broker": ("",),
     "engines.sqs.delivery": ("",),
-    "engines.wrapper": ("tracing", "server.access"),
+    "engines.wrapper": ("tracing", "server.access", "server.live"),
     "engines.registry": ("app", "cli", "django", "gates", "server"),
     "engines.coalesced": ("app",),
     "engines.observed": ("app",),

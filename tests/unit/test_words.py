@@ -59,6 +59,7 @@ OTHER_MEANINGS: dict[tuple[str, str], str] = {
     ("django", "args"): "what Django calls a task's arguments by position",
     ("server", "send"): "what a web server does with an answer",
     ("server", "message"): "the text of an error, or a part of HTTP",
+    ("server.live", "topic"): "what a viewer of the live stream watches",
     ("server", "produce"): "the scope of those who enqueue, or what an answer is",
     ("engines.remote", "message"): "the text of an error, or a part of HTTP",
     ("process", "message"): "the text of a log line",
