@@ -11,16 +11,20 @@ async def look(viewer: Viewer, place: Place) -> list[str]:
     """Look at the page in light on a desk, and in dark on a phone."""
     faults = await visit(viewer, place)
     faults += [f"desk: {each}" for each in await viewer.axe()]
-    await viewer.screenshot(f"{place.name}-light")
+    if place.name:
+        await viewer.screenshot(f"{place.name}-light")
     await viewer.prefers("dark")
-    await viewer.screenshot(f"{place.name}-dark")
+    if place.name == "overview":
+        await viewer.screenshot("overview-dark")
     await viewer.at(PHONE)
     if wide := await viewer.overflow():
         faults.append(f"phone: {wide} px too wide")
     faults += [f"phone: {each}" for each in await viewer.axe("color-contrast")]
-    await viewer.screenshot(f"{place.name}-dark-phone")
+    if place.name == "overview":
+        await viewer.screenshot("overview-dark-phone")
     await viewer.prefers("light")
-    await viewer.screenshot(f"{place.name}-light-phone")
+    if place.name == "overview":
+        await viewer.screenshot("overview-light-phone")
     await viewer.at(WIDTH)
     if wide := await viewer.overflow():
         faults.append(f"desk: {wide} px too wide")

@@ -30,15 +30,12 @@ class ListedPage(msgspec.Struct, frozen=True):
 
 
 class Place(NamedTuple):
-    """An address of the dashboard, and the heading that is seen there."""
+    """An address of the dashboard, the heading that is seen there, and the name of the page, which
+    details do not have."""
 
     address: str
     heading: str
-
-    @property
-    def name(self) -> str:
-        """For a file: "jobs", "queues-shop.orders"."""
-        return re.sub(r"[^a-z0-9.]+", "-", self.address.strip("#/")) or "overview"
+    name: str = ""
 
 
 DETAILS = (
@@ -71,7 +68,9 @@ async def listed_pages(viewer: Viewer) -> list[ListedPage]:
 async def places(viewer: Viewer, samples: Mapping[str, Place] = _SAMPLES) -> list[Place]:
     """An address of every page."""
     return [
-        samples[page.path] if ":" in page.path else Place(f"#{page.path}", page.title)
+        (samples[page.path] if ":" in page.path else Place(f"#{page.path}", page.title))._replace(
+            name=page.title.lower().replace(" ", "-")
+        )
         for page in await listed_pages(viewer)
     ]
 

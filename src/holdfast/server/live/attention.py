@@ -185,10 +185,11 @@ def _paused(view: QueueView, pause: Pause, waiting: int) -> Attention:
     name = view.queue.name
     by = f" by {pause.by}" if pause.by else ""
     why = f": {pause.text}" if pause.text else ""
+    wait = "waits" if waiting == 1 else "wait"
     return Attention(
         kind="queue_paused",
         severity="warn",
-        text=_short(f"queue {name} was paused{by}{why}; {counted(waiting, 'job')} wait in it"),
+        text=_short(f"queue {name} was paused{by}{why}; {counted(waiting, 'job')} {wait} in it"),
         queue=name,
         count=waiting,
         since=UNSET if pause.at is None or pause.over else show_at(pause.at),

@@ -1,5 +1,6 @@
 // What needs attention, each entry with its remedy: a button if the caller may act, or a command.
 import { send } from "../../lib/api.js";
+import { sentence } from "../../lib/format.js";
 import { html } from "../../lib/html.js";
 import { useAction } from "../../lib/resource.js";
 import { href, to } from "../../lib/router.js";
@@ -45,10 +46,10 @@ function Item({ item }) {
     <${Icon} name=${severity} />
     <div class="attention-text">
       <p>
-        <span class="sr-only">${WORDS[severity]}: </span><strong><${Text} value=${text} max=${300} /></strong>
+        <span class="sr-only">${WORDS[severity]}: </span><strong><${Text} value=${sentence(text)} max=${300} /></strong>
         ${since && html`<span class="hint"> since <${Time} value=${since} /></span>`}
       </p>
-      ${remedy && html`<p class="hint"><${Text} value=${remedy} max=${300} /></p>`}
+      ${remedy && html`<p class="hint"><${Text} value=${sentence(remedy)} max=${300} /></p>`}
     </div>
     <div class="actions">
       ${queue && html`<a class="button button-quiet" href=${place(item)}>${ofDeath(kind) ? "See dead letters" : `Open ${queue}`}</a>`}
