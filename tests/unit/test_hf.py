@@ -149,12 +149,22 @@ def test_tests_have_their_files_in_memory_or_where_they_are_told(
 ) -> None:
     (clone.path / "pytest.py").write_text("import os; print(os.environ.get('TMPDIR'))")
     monkeypatch.setenv("TMPDIR", str(clone.path))
-    assert clone.run("test")[:2] == (0, f"{clone.path}\n")
+    assert clone.run("test", "some")[:2] == (0, f"{clone.path}\n")
     monkeypatch.delenv("TMPDIR")
     memory = Path("/dev/shm")
     has_room = memory.exists() and shutil.disk_usage(memory).free > 3 * 2**30
     can_run = has_room and not os.statvfs(memory).f_flag & os.ST_NOEXEC
-    assert clone.run("test")[:2] == (0, f"{memory if can_run else None}\n")
+    assert clone.run("test", "some")[:2] == (0, f"{memory if can_run else None}\n")
+
+
+@pytest.mark.parametrize(("status", "runs"), [(0, 2), (1, 2), (2, 1)])
+def test_tests_in_a_browser_have_a_run_of_their_own(clone: Clone, status: int, runs: int) -> None:
+    """Also after failures, but not after an interruption."""
+    says = "import sys; print(sys.argv[-1]); sys.exit("
+    (clone.path / "pytest.py").write_text(f"{says}{status} * ('ignore' in sys.argv[-1]))")
+    found = clone.run("test")
+    asked = ["--ignore=tests/dashboard", "tests/dashboard"]
+    assert (found[0], found[1].splitlines()) == (status, asked[:runs])
 
 
 def test_help_needs_no_environment(clone: Clone) -> None:
