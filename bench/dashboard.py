@@ -195,19 +195,20 @@ class _Bench:
                         )
 
     async def viewers(self) -> None:
-        """CPU of the server while another process works on the store."""
+        """CPU of the server while another process works on the store. A slow topic is read every
+        other second, so turns are longer and fewer."""
         sizes = self._sizes
+        turns = sizes.repeats // 2 + 1
         shares: dict[int, list[float]] = {0: [], 1: [], sizes.viewers: []}
         pace = ("-m", "bench.remote", "pace", self._store_url, str(sizes.rate))
         async with background(*pace) as flow:
             await flow.read()
-            for turn in range(-1, sizes.repeats):
-                self._log(f"{self._engine}: viewers, turn {max(turn, 0) + 1} of {sizes.repeats}")
+            for turn in range(turns):
+                self._log(f"{self._engine}: viewers, turn {turn + 1} of {turns}")
                 for count, found in shares.items():
                     await self._holder.ask(count)
-                    share = await self._share(sizes.turn_s)
-                    if turn >= 0:
-                        found.append(share)
+                    await asyncio.sleep(sizes.turn_s / 2)
+                    found.append(await self._share(2 * sizes.turn_s))
         none, one, many = (statistics.median(found) * 100 for found in shares.values())
         self._report.section(
             f"CPU of the server while another process runs {sizes.rate:g} jobs per second: the"
@@ -245,29 +246,34 @@ class _Bench:
             )
 
     async def drain(self) -> None:
-        """Jobs through the server, with viewers and without."""
+        """Jobs through the server, with viewers and without, in twice as many turns of half the
+        length."""
         sizes = self._sizes
+        turns, turn_s = 2 * sizes.repeats, sizes.turn_s / 2
         rates: dict[int, list[float]] = {0: [], sizes.viewers: []}
+        cpu_us: dict[int, list[float]] = {0: [], sizes.viewers: []}
         async with contextlib.AsyncExitStack() as stack:
-            line = ("-m", "bench.remote", "cycle", self._url, str(sizes.turn_s))
+            line = ("-m", "bench.remote", "cycle", self._url, str(turn_s))
             clients = [
                 await stack.enter_async_context(background(*line)) for _ in range(sizes.clients)
             ]
             for client in clients:
                 await client.read()
-            for turn in range(-1, sizes.repeats):
-                self._log(f"{self._engine}: drain, turn {max(turn, 0) + 1} of {sizes.repeats}")
+            for turn in range(-1, turns):
+                self._log(f"{self._engine}: drain, turn {max(turn, 0) + 1} of {turns}")
                 # Whichever is first in a turn is second in the next one.
                 for count in sorted(rates, reverse=turn % 2 == 0):
                     await self._holder.ask(count)
-                    rate = await _drained(clients)
+                    before, started = cpu_ns(self._server.pid), time.monotonic()
+                    done = await _drained(clients)
                     if turn >= 0:
-                        rates[count].append(rate)
-        without, with_viewers = (statistics.median(found) for found in rates.values())
+                        rates[count].append(done / (time.monotonic() - started))
+                        cpu_us[count].append((cpu_ns(self._server.pid) - before) / done / 1000)
         self._report.section(
             f"enqueue, lease and settle in hundreds through the server, {sizes.clients} processes;"
             " the reference is without viewers"
         )
+        without, with_viewers = (statistics.median(found) for found in rates.values())
         self._report.rate(
             self._engine,
             f"drained with {sizes.viewers} viewers",
@@ -275,6 +281,10 @@ class _Bench:
             unit="jobs/s",
             reference=without,
             goal=DRAIN_GOAL,
+        )
+        without, with_viewers = (statistics.median(found) for found in cpu_us.values())
+        self._report.cost(
+            self._engine, "CPU of a job of it", with_viewers, unit="µs", reference=without
         )
 
     async def _share(self, seconds: float) -> float:
@@ -299,13 +309,11 @@ async def _shown(watcher: Child, *, pause: bool) -> dict[str, int]:
     return found
 
 
-async def _drained(clients: list[Child]) -> float:
-    """One turn of all clients: jobs per second."""
-    started = time.monotonic()
+async def _drained(clients: list[Child]) -> int:
+    """One turn of all clients: the number of jobs."""
     for client in clients:
         client.write("go")
-    done: int = sum([await client.read() for client in clients])
-    return done / (time.monotonic() - started)
+    return sum([await client.read() for client in clients])
 
 
 def _get(url: str) -> None:

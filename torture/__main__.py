@@ -12,6 +12,7 @@ NAMES = {
     "sqs": "kill the server while SQS clients use it, some with boto3",
     "aws": "kill workers, gates and distributors on SQS, behind a proxy with faults",
     "rabbitmq": "kill RabbitMQ, ledger, gates and dead-letter handlers, behind a proxy with faults",
+    "dashboard": "open every page with hostile text, kill the server under the page and its acts",
     "moto": "run moto's own SQS tests, from its source package, against the server",
     "poison": "run jobs that raise, hang and crash among good ones",
     "simulate": "simulate crashes, lost responses and clock jumps in virtual time, by seed",

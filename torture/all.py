@@ -7,6 +7,7 @@ from random import SystemRandom
 
 from torture import (
     aws,
+    dashboard,
     engines,
     machine,
     poison,
@@ -51,6 +52,7 @@ def main(argv: list[str]) -> int:
         sqs.main(["--kills", sized(50), *seed, *record]),
         aws.main(["--kills", sized(200), *seed, *record]),
         rabbitmq.main(["--broker-kills", sized(20), "--rounds", sized(1_000), *seed, *record]),
+        dashboard.main(["--kills", sized(50), "--jobs", sized(100_000), *seed, *record]),
         poison.main(["--jobs", sized(10_000), *seed, *record]),
         simulate.main(["--engine", "memory", "--seeds", sized(1_000), *seed, *record]),
         simulate.main(["--engine", "sqlite", "--seeds", sized(200), *seed, *record]),

@@ -48,6 +48,11 @@ COLUMNS = {
         "operations", "confirmed", "entered", "published", "published_again", "taken", "expired",
         "by_handler", "lost", "resurrected", "stale_settles", "violations", "seed",
     ),
+    "dashboard": (
+        "part", "engine", "seconds", "pages", "heap_mb", "page_mb", "server_kills", "back_ms_p50",
+        "back_ms_max", "own_ms_p50", "own_ms_max", "others_ms_p50", "others_ms_max", "jobs",
+        "changed", "left_alone", "violations", "seed",
+    ),
     "poison": (
         "engine", "workers", "seconds", "poison", "good", "good_ms_p50_alone",
         "good_ms_p99_alone", "good_ms_p50", "good_ms_p99", "supervisor_mb_early",

@@ -30,7 +30,9 @@ SECONDS_EACH = 0.8
 
 
 COME_BACK_S = 4.0
-"""Time after the last kill: longer than the longest pause of a client between two requests."""
+"""Time for clients to come back after the last kill: longer than their longest pause between two
+requests."""
+POLL_S = 0.2
 
 
 class ServerFaultInjector(FaultInjector):
@@ -42,7 +44,14 @@ class ServerFaultInjector(FaultInjector):
 
     def _inject_faults(self) -> None:
         super()._inject_faults()
-        self._wait_until(time.monotonic() + COME_BACK_S)
+        deadline = time.monotonic() + COME_BACK_S
+        while time.monotonic() < deadline and not self._all_are_back():
+            self._wait_until(min(deadline, time.monotonic() + POLL_S))
+
+    def _all_are_back(self) -> bool:
+        """True if every client was answered after every kill."""
+        back = _back_ms(read_journals(self._directory))
+        return len(back) == self._plan.server_kills * self._plan.processes
 
     def _kill_all(self, *, count: bool = True) -> None:
         """Stop the clients gracefully: the server releases the leases of a killed client, and that

@@ -64,13 +64,6 @@ async def viewer(browser: Browser) -> AsyncIterator[Viewer]:
         yield viewer
 
 
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[ServerProcess]:
-    """An empty server of this test's own."""
-    with server_process(tmp_path) as server:
-        yield server
-
-
 @pytest.fixture(scope="package", params=["sqlite", "postgresql"])
 async def store(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory

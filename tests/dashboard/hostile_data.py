@@ -49,7 +49,7 @@ COUNT = bounds.COUNT_MAX
 async def fill(url: str, *, labels: int, error_bytes: int) -> None:
     """Fill an empty store."""
     with ExitStack() as lifted:
-        for name in ("PAIRS_MAX", "EXTRA_BYTES_MAX", "PAIR_VALUE_BYTES_MAX"):
+        for name in ("PAIRS_MAX", "EXTRA_BYTES_MAX", "PAIR_VALUE_BYTES_MAX", "RECORD_MAX"):
             lifted.enter_context(mock.patch.object(bounds, name, 10**9))
         lifted.enter_context(mock.patch("holdfast.core.checks.clean_text", _as_it_is))
         async with Holdfast(url) as app:

@@ -1,15 +1,16 @@
 """The API page opens without a fault, and no fault of a page goes unnoticed."""
 
+import re
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
-from playwright.async_api import Browser
+from playwright.async_api import Browser, expect
 
+from tests.dashboard.conftest import Site, one_store
 from tests.dashboard.viewer import Viewer, open_viewer
-from tests.server.server_process import ServerProcess
 
 CSP = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self'"
@@ -53,9 +54,17 @@ async def look_until_fault(browser: Browser, url: str) -> None:
         await viewer.first_fault()
 
 
-async def test_the_api_page_opens(viewer: Viewer, server: ServerProcess) -> None:
-    await viewer.open(f"{server.url}/v1/docs", shows="text=Enqueue")
+@one_store
+async def test_the_api_page_opens(viewer: Viewer, site: Site) -> None:
+    await viewer.open(f"{site.url}v1/docs", shows="text=A job, from start to end")
     assert any(url.endswith("/v1/openapi.json") for url in viewer.requests)
+    await viewer.sees("h1:has-text('Holdfast API')")
+    listed = viewer.page.locator(".nav-bar-path", has_text="/v1/queues/{queue}/jobs").first
+    await expect(listed).to_contain_text("post", ignore_case=True)
+    menu = viewer.page.locator("nav").first
+    await expect(menu).to_have_css("font-family", re.compile("^system-ui"))
+    await listed.click()
+    await viewer.sees("text=Enqueue jobs in a queue")
 
 
 async def test_a_page_without_faults_passes(viewer: Viewer) -> None:

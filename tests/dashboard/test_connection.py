@@ -3,21 +3,36 @@
 from contextlib import ExitStack
 from pathlib import Path
 
-from playwright.async_api import expect
+from playwright.async_api import Route, expect
 
+from holdfast.app.application import Holdfast
 from tests.dashboard.conftest import Site, one_store
 from tests.dashboard.prefix_proxy import behind_prefix
 from tests.dashboard.viewer import Viewer
 from tests.server.server_process import server_process
 
 
-async def test_the_page_says_that_the_server_is_gone_and_recovers(
+async def test_the_page_recovers_with_the_server_and_an_act_that_was_running_goes_on(
     viewer: Viewer, tmp_path: Path
 ) -> None:
     viewer.allow("console error: Failed to load resource: net::ERR_")
     with ExitStack() as first:
-        server = first.enter_context(server_process(tmp_path))
+        # Without upkeep, nobody carries out the act before the second server does.
+        server = first.enter_context(server_process(tmp_path, "--no-upkeep"))
         await viewer.open(f"{server.url}/", shows="table a[href*='queues/default']")
+        async with Holdfast(f"sqlite:///{tmp_path}/jobs.db") as app:
+            await app.enqueue_many([app.job("mail.send", number) for number in range(3)])
+        await viewer.go("#/jobs", shows="main tbody tr[data-key]")
+        await viewer.press("Act on all")
+        await viewer.press("Cancel…")
+        await viewer.press("Count the jobs")
+        await viewer.press("Cancel 3 jobs")
+        act = viewer.page.locator(".act")
+        await expect(act).to_contain_text("running · 0 of 3 changed")
+        await viewer.press("Stop", act)
+        await expect(act).to_contain_text("stopped")
+        await viewer.press("Continue", act)
+        await expect(act).to_contain_text("running · 0 of 3 changed")
         stale = viewer.page.get_by_text("may be out of date")
         await expect(stale).to_have_count(0)
         server.popen.kill()
@@ -30,6 +45,8 @@ async def test_the_page_says_that_the_server_is_gone_and_recovers(
         await viewer.page.evaluate("() => dispatchEvent(new Event('online'))")
         await expect(stale).to_have_count(0)
         await viewer.sees(".dot-fresh")
+        await expect(act).to_contain_text("done · 3 of 3 changed")
+        await expect(viewer.page.locator("tbody .state-cancelled")).to_have_count(3)
 
 
 @one_store
@@ -37,4 +54,18 @@ async def test_it_works_below_the_path_of_a_proxy(viewer: Viewer, site: Site) ->
     with behind_prefix(site.server.address) as url:
         await viewer.open(url, shows="table a[href*='queues/']")
         assert all(each.startswith(url) for each in viewer.requests)
+        # The server is updated: files of the open page are gone, and the index names others.
+        viewer.allow("status of 404 .*/pages/gates.js")
+        await viewer.page.route("**/pages/gates.js", gone, times=1)
+        await viewer.page.route(url, other_index, times=1)
+        await viewer.go("#/gates", shows="main h1:has-text('Gates')")
+        assert len([each for each in viewer.requests if each.endswith("/pages/gates.js")]) == 2
         await viewer.page.close()
+
+
+async def gone(route: Route) -> None:
+    await route.fulfill(status=404, body="")
+
+
+async def other_index(route: Route) -> None:
+    await route.fulfill(body='<script type="module" src="dashboard/0/main.js"></script>')

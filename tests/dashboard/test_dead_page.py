@@ -51,6 +51,7 @@ async def test_all_letters_of_a_cause_are_put_back(
     assert sorted(states) == ["dead"] * LETTERS + ["waiting"] * LETTERS
 
 
+@one_store
 async def test_letters_go_back_gradually_with_progress(
     dashboard: Viewer, app: Holdfast, letters: str
 ) -> None:

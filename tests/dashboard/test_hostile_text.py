@@ -53,7 +53,7 @@ async def hostile(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Sit
         yield Site(server, url)
 
 
-async def look(viewer: Viewer, place: Place) -> list[str]:
+async def look(viewer: Viewer, place: Place, heap_mb_max: float = HEAP_MB_MAX) -> list[str]:
     """What is wrong with the page, wide and on a phone."""
     faults = await visit(viewer, place)
     text = await viewer.main_text()
@@ -66,7 +66,7 @@ async def look(viewer: Viewer, place: Place) -> list[str]:
         await viewer.at(width)
         if wide := await viewer.overflow():
             faults.append(f"at {width} px: {wide} px too wide")
-    if (used := await viewer.heap_mb()) > HEAP_MB_MAX:
+    if (used := await viewer.heap_mb()) > heap_mb_max:
         faults.append(f"{used:.0f} MB")
     return [f"{place.address}: {fault}" for fault in faults]
 

@@ -66,7 +66,7 @@ async def test_every_act_on_a_waiting_job(dashboard: Viewer, app: Holdfast, queu
     await expect(dashboard.page.locator(".timeline")).to_contain_text("sent by hand")
     assert (await job_of(app, id_)).state is State.CANCELLED
 
-    await act(dashboard, "Retry")
+    await act(dashboard, "Put back")
     await expect(state).to_have_text("waiting")
     assert (await job_of(app, id_)).state is State.WAITING
 
@@ -77,20 +77,20 @@ async def test_every_act_on_a_waiting_job(dashboard: Viewer, app: Holdfast, queu
 
 
 @one_store
-async def test_a_dead_letter_is_edited_and_retried(
+async def test_a_dead_letter_is_edited_and_put_back(
     dashboard: Viewer, app: Holdfast, queue: str
 ) -> None:
     id_ = (await app.enqueue("shop.charge", {"cents": "9"}, queue=queue)).id
     [lease] = await app.lease(queue, worker="worker-1")
     failure = sample_data.failed("cents is text", "TypeError")
     await app.settle([Settlement(lease=lease, verdict=Bury(Reason.ATTEMPTS, failure))])
-    await dashboard.go(f"#/jobs/{id_}", shows="text=Edit and retry…")
+    await dashboard.go(f"#/jobs/{id_}", shows="text=Edit and put back…")
     await expect(dashboard.page.get_by_label("Attempts side by side")).to_contain_text(
         "TypeError: cents is text"
     )
-    await dashboard.press("Edit and retry…")
+    await dashboard.press("Edit and put back…")
     await dashboard.fill("Payload", '{"cents": 9')
-    save = dashboard.dialog.get_by_role("button", name="retry")
+    save = dashboard.dialog.get_by_role("button", name="put back")
     await expect(dashboard.dialog.locator(".field-error")).to_contain_text("not JSON")
     await expect(save).to_be_disabled()
     await dashboard.fill("Payload", '{"cents": 9}')
@@ -100,6 +100,7 @@ async def test_a_dead_letter_is_edited_and_retried(
     assert (job.state, job.payload, job.redrives) == (State.WAITING, b'{"cents":9}', 1)
 
 
+@one_store
 async def test_the_output_of_a_running_job_is_followed_and_it_is_asked_to_stop(
     dashboard: Viewer, app: Holdfast, queue: str
 ) -> None:

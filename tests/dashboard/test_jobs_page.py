@@ -44,7 +44,7 @@ async def start(dashboard: Viewer, act: str, fields: dict[str, str]) -> None:
         ("Edit", {"Patch for each payload": '{"number": 7}', "Labels to set": "region=eu"},
          {"payload": {"number": 7}, "labels": {"region": "eu"}}),
         ("Move", {}, {"queue": "moved"}),
-        ("Retry", {}, {"state": "waiting"}),
+        ("Put back", {}, {"state": "waiting"}),
         ("Delete", {}, None),
     ],
 )  # fmt: skip
@@ -59,7 +59,7 @@ async def test_acts_on_everything_that_matches(
 ) -> None:
     ids = await enqueue(app, queue)
     await app.declare("moved", paused=True)
-    if act == "Retry":
+    if act == "Put back":
         failure = sample_data.failed("no such user")
         leases = await app.lease(queue, limit=JOBS, worker="worker-1")
         verdict = Bury(Reason.ATTEMPTS, failure)

@@ -60,6 +60,23 @@ async def test_a_worker_is_cordoned_and_drained(
 
 
 @one_store
+async def test_selected_workers_are_stopped(dashboard: Viewer, app: Holdfast, queue: str) -> None:
+    names = [f"{queue}-{number}" for number in range(3)]
+    for name in names:
+        record = WorkerRecord(name=name, id="9", host="host-9", pid=9, started_at=1, running=1)
+        assert await WORKERS.create(app.engine, name, record)
+    await dashboard.go("#/workers", shows=f"a:has-text('{names[0]}')")
+    for name in names[:2]:
+        await dashboard.page.get_by_label(f"Select {name}").check()
+    await dashboard.press("Stop…")
+    await expect(dashboard.dialog).to_contain_text("once the 2 running jobs have ended")
+    await dashboard.press("Stop 2 workers")
+    await expect(dashboard.page.get_by_text("Told to stop: 2 workers")).to_be_visible()
+    assert [(await order_to(app, name)).ending for name in names[:2]] == ["stop", "stop"]
+    assert await ORDERS.read(app.engine, names[2]) is None
+
+
+@one_store
 async def test_a_schedule_is_run_paused_and_edited(
     dashboard: Viewer, app: Holdfast, queue: str
 ) -> None:

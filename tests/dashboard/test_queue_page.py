@@ -39,6 +39,7 @@ async def test_a_queue_is_paused_with_a_reason_and_resumed(
     assert not (await view_of(app, queue)).queue.paused
 
 
+@one_store
 async def test_what_others_do_is_shown_without_a_reload(
     dashboard: Viewer, app: Holdfast, queue: str
 ) -> None:

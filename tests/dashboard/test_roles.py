@@ -96,7 +96,7 @@ async def test_an_operator_of_some_queues_sees_only_these(
     assert {"Pause…", "Clear…"} < await acts_at(
         viewer, Place("#/queues/shop.orders", "shop.orders")
     )
-    assert "Retry…" in await acts_at(viewer, Place(f"#/jobs/{sample_data.DEAD}", "shop.charge"))
+    assert "Put back…" in await acts_at(viewer, Place(f"#/jobs/{sample_data.DEAD}", "shop.charge"))
     await viewer.go("#/queues/crm", shows="text=There is no such queue")
     closed = [page.title for page in await listed_pages(viewer) if page.scope == "admin"]
     for place in (*await places(viewer), Place("#/workers?name=worker-1", "worker-1")):

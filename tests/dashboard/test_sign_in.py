@@ -37,6 +37,7 @@ async def test_a_wrong_token_is_refused_in_words(viewer: Viewer, guarded: Site) 
     await viewer.screenshot("sign-in")
 
 
+@one_store
 async def test_a_revoked_token_ends_the_session(
     viewer: Viewer, guarded: Site, app: Holdfast
 ) -> None:

@@ -55,7 +55,9 @@ _RUN_AXE = """async (rules) => {
   // The nodes as they are: neither their selectors nor the style sheets again.
   const options = { resultTypes: ["violations"], selectors: false, preload: false };
   if (rules.length > 0) options.runOnly = rules;
-  const found = await axe.run(document, options);
+  // The rows of a table have the same markup: a few stand for all of them.
+  const context = { include: [document], exclude: ["tbody tr:nth-of-type(n+7)"] };
+  const found = await axe.run(context, options);
   return found.violations.map(({ id, impact, help, nodes }) => (
     { id, impact, help, nodes: nodes.map((node) => node.html.slice(0, 300)) }
   ));

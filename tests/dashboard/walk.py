@@ -13,7 +13,8 @@ from tests.dashboard import sample_data
 from tests.dashboard.viewer import Viewer
 
 _LIST_PAGES = """async () => {
-  const { PAGES } = await import(new URL("dashboard/pages.js", document.baseURI));
+  const { src } = document.querySelector("script[type=module]");
+  const { PAGES } = await import(new URL("pages.js", src));
   return PAGES.map(({ path, title, scope, icon }) => ({ path, title, scope, listed: !!icon }));
 }"""
 # A page shows no value that its author forgot.

@@ -29,9 +29,12 @@ from torture.expiry_race import ExpiryRace
 from torture.fault_injection import journal_in
 from torture.gate_flow import SinkMessage, judge_gates
 
+# A start of RabbitMQ takes some seconds of a core. In the part `gates` the proxy alone cuts the
+# connections to it.
+BROKER_KILLS = {"engine": 1, "gates": 0}
 SMALL = {
-    "engine": "--engine sqlite --processes 3 --broker-kills 1 --kills 3 --seconds 3",
-    "gates": "--processes 3 --broker-kills 1 --server-kills 1 --kills 3 --seconds 4",
+    "engine": "--engine sqlite --processes 3 --kills 3 --seconds 2.5",
+    "gates": "--processes 3 --server-kills 1 --kills 3 --seconds 3",
 }
 
 
@@ -42,6 +45,7 @@ SMALL = {
 def test_nothing_is_lost_or_settled_twice(part: str, tmp_path: Path) -> None:
     figures = tmp_path / "figures.json"
     options = [*SMALL[part].split(), "--seed", str(a_seed()), "--json", str(figures)]
+    options += ["--broker-kills", str(BROKER_KILLS[part])]
     result = run("torture", "rabbitmq", "--part", part, *options)
     print(result.stdout)
     assert result.returncode == 0, result.stderr + result.stdout
@@ -49,7 +53,7 @@ def test_nothing_is_lost_or_settled_twice(part: str, tmp_path: Path) -> None:
     assert (found["lost"], found["resurrected"], found["stale_settles"]) == (0, 0, 0)
     assert found["violations"] == 0
     assert found["jobs"] > 0
-    assert (found["kills"], found["broker_kills"]) == (3, 1)
+    assert (found["kills"], found["broker_kills"]) == (3, BROKER_KILLS[part])
     assert sum(found[f"proxy_{kind}"] for kind in KINDS) > 0
     if part == "gates":
         assert found["entered"] >= found["confirmed"] > 0

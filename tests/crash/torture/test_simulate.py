@@ -15,7 +15,7 @@ from holdfast.conformance.history import Entry, HistoryLine
 from holdfast.conformance.simulate import FAULTS, FEATURES, draw, simulate
 from torture.simulate import WITHOUT, factory
 
-SEEDS = {"memory": 40, "sqlite": 10, "postgres": 4}
+SEEDS = {"memory": 15, "sqlite": 5, "postgres": 2}
 # Seeds that once failed, with the reason. A change of the scripts changes the run of a seed, so
 # each case is also a test in tests/crash/history/test_allowed.py.
 REGRESSIONS = [

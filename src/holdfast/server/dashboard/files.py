@@ -1,25 +1,31 @@
-"""Serves the files of the dashboard: `web/index.html` at `/`, the others at `/dashboard/…`.
+"""Serves the files of the dashboard: `web/index.html` at `/`, the others at `/dashboard/HASH/…`.
 
-Each file is a literal route, so that no path of a request is ever looked up on disk. A file is read
-and compressed once, at its first request. No file needs a token: they contain no data of the store.
-"""
+The hash is that of all files: browsers keep them for good, and never mix those of two versions. A
+page of an earlier version finds no more of its files, and loads itself again. The index names the
+modules that are needed first, so that a browser loads them at once, not import by import.
+
+Files are read when the server starts. Each is a literal route, and no path of a request is looked
+up on disk. No file needs a token: they contain no data of the store."""
 
 from __future__ import annotations
 
 import gzip
 import hashlib
-from collections.abc import Iterator, Mapping
+import posixpath
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import cached_property
-from pathlib import Path
-from typing import Annotated, NamedTuple
+from pathlib import Path, PurePath
+from typing import Annotated, Final, NamedTuple
 
 from holdfast.server.access.admission import ApiCall
 from holdfast.server.http.operation import Operation, WithHeaders, operation
 
 WEB = Path(__file__).with_name("web")
 INDEX = "index.html"
-PREFIX = "/dashboard/"
+FIRST_MODULES: Final = ("main.js", "pages/overview.js")
+"""The script of the page, and the page that most people see first."""
 
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self';"
@@ -29,13 +35,15 @@ POLICY = (
 """The content security policy of the page."""
 
 HEADERS = (
-    ("cache-control", "no-cache"),
     ("content-security-policy", POLICY),
     ("cross-origin-opener-policy", "same-origin"),
     ("referrer-policy", "no-referrer"),
     ("x-content-type-options", "nosniff"),
     ("x-frame-options", "DENY"),
 )
+
+CHECKED = ("cache-control", "no-cache")
+KEPT = ("cache-control", "public, max-age=31536000, immutable")
 
 _TEXT = "text/plain; charset=utf-8"
 _MEDIA_TYPES = {
@@ -53,6 +61,10 @@ _MEDIA_TYPES = {
 _COMPRESSED = (".png", ".woff2")
 """Kinds of files that gzip does not make smaller."""
 
+_STATIC_IMPORT = re.compile(
+    r"""(?:\bimport\b[^"'`;()]*?|\bexport\b[^"'`;()]*?\bfrom\b\s*)["'`]([^"'`]+)["'`]"""
+)
+
 
 class _Variant(NamedTuple):
     """A file in one encoding. Its tag changes with each byte."""
@@ -65,19 +77,19 @@ class _Variant(NamedTuple):
 class PageFile:
     """One file of the dashboard."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self.media_type = _MEDIA_TYPES[path.suffix]
+    def __init__(self, name: str, body: bytes) -> None:
+        self._suffix = PurePath(name).suffix
+        self._body = body
+        self.media_type: str = _MEDIA_TYPES[self._suffix]
 
     @cached_property
     def _plain(self) -> _Variant:
-        body = self._path.read_bytes()
-        return _variant(body, hashlib.sha256(body).hexdigest()[:32])
+        return _variant(self._body, hashlib.sha256(self._body).hexdigest()[:32])
 
     @cached_property
     def _gzipped(self) -> _Variant:
         body, _, tag = self._plain
-        if self._path.suffix in _COMPRESSED:
+        if self._suffix in _COMPRESSED:
             return self._plain
         packed = gzip.compress(body, 9, mtime=0)
         if len(packed) >= len(body):
@@ -116,17 +128,64 @@ def _names_tag(wanted: str, tag: str) -> bool:
     return tag in tags or tags == ["*"]
 
 
-def _operations() -> Iterator[Operation]:
+def _read_files() -> dict[str, bytes]:
+    """The files by their names, such as `lib/api.js`."""
+    found = {}
     for path in sorted(WEB.rglob("*")):
         parts = path.relative_to(WEB).parts
         if path.is_file() and not any(part.startswith((".", "__")) for part in parts):
-            name = "/".join(parts)
-            yield _operation_of(path, "/" if name == INDEX else PREFIX + name)
+            found["/".join(parts)] = path.read_bytes()
+    return found
 
 
-def _operation_of(path: Path, route: str) -> Operation:
-    file = PageFile(path)
+def _hash_of(files: Mapping[str, bytes]) -> str:
+    digest = hashlib.sha256()
+    for name, body in files.items():
+        digest.update(b"%s\0%d\0%s" % (name.encode(), len(body), body))
+    return digest.hexdigest()[:16]
 
+
+def static_imports(name: str, text: str) -> list[str]:
+    """The names of the files that a module imports before it runs; not those that it loads later
+    with `import()`."""
+    folder = posixpath.dirname(name)
+    targets = _STATIC_IMPORT.findall(text)
+    return [posixpath.normpath(posixpath.join(folder, target)) for target in targets]
+
+
+def needed_modules(roots: Iterable[str], texts: Mapping[str, str]) -> list[str]:
+    """The modules and all that they import, level by level: those that are needed first come
+    first."""
+    found: dict[str, None] = {}
+    level = list(roots)
+    while level:
+        found |= dict.fromkeys(level)
+        imported = [target for name in level for target in static_imports(name, texts[name])]
+        level = [name for name in dict.fromkeys(imported) if name not in found]
+    return list(found)
+
+
+def index_page(files: Mapping[str, bytes], folder: str) -> bytes:
+    """The index page with the files in this folder, and the modules that it needs first."""
+    texts = {name: body.decode() for name, body in files.items() if name.endswith(".js")}
+    links = "".join(
+        f'<link rel="modulepreload" href="dashboard/{name}">\n'
+        for name in needed_modules(FIRST_MODULES, texts)
+    )
+    text = files[INDEX].decode().replace("<script ", f"{links}<script ", 1)
+    return text.replace('"dashboard/', f'"{folder}').encode()
+
+
+def _operations() -> Iterator[Operation]:
+    files = _read_files()
+    folder = f"dashboard/{_hash_of(files)}/"
+    yield _operation_of("/", PageFile(INDEX, index_page(files, folder)), CHECKED)
+    for name, body in files.items():
+        if name != INDEX:
+            yield _operation_of(f"/{folder}{name}", PageFile(name, body), KEPT)
+
+
+def _operation_of(route: str, file: PageFile, caching: tuple[str, str]) -> Operation:
     @operation("GET", route, needs=None)
     async def dashboard_file(
         call: ApiCall,
@@ -135,7 +194,11 @@ def _operation_of(path: Path, route: str) -> Operation:
         return file.answer(call.headers)
 
     return replace(
-        dashboard_file, produces=file.media_type, headers=HEADERS, internal=True, is_page=True
+        dashboard_file,
+        produces=file.media_type,
+        headers=(caching, *HEADERS),
+        internal=True,
+        is_page=True,
     )
 
 

@@ -40,6 +40,9 @@ SPIKE_FACTOR: Final = 3
 """A spike is at least so many dead letters within minutes, and so many times as many as before."""
 
 _TEXT_MAX = 500
+_CAUSES = ("no_worker", "queue_paused")
+_EFFECTS = ("oldest_age", "depth")
+"""Problems of a queue that follow from one of the causes."""
 _SEVERITIES: tuple[Severity, ...] = ("critical", "warn", "info")
 
 
@@ -90,6 +93,8 @@ def attention(facts: AttentionFacts) -> list[Attention]:
     found: dict[tuple[str, str, str], Attention] = {}
     for each in (*_of_alerts(facts), *_conditions(facts)):
         found.setdefault((each.kind, each.queue or "", each.name or ""), each)
+    for queue in {each.queue for each in found.values() if each.queue and each.kind in _CAUSES}:
+        _merge_effects(found, queue)
     ranked = sorted(
         found.values(),
         key=lambda each: (_SEVERITIES.index(each.severity), each.kind, each.queue or each.name),
@@ -108,6 +113,16 @@ def attention(facts: AttentionFacts) -> list[Attention]:
         count=left_out,
     )
     return [*ranked[: PROBLEMS_MAX - 1], more]
+
+
+def _merge_effects(found: dict[tuple[str, str, str], Attention], queue: str) -> None:
+    """List a queue where no job starts once: that its jobs grow old and many is no other problem.
+    The entry has the highest severity of these."""
+    effects = [found.pop((kind, queue, ""), None) for kind in _EFFECTS]
+    [cause, *_] = [key for key in found if key[0] in _CAUSES and key[1] == queue]
+    severities = [found[cause].severity, *(each.severity for each in effects if each is not None)]
+    worst = min(severities, key=_SEVERITIES.index)
+    found[cause] = msgspec.structs.replace(found[cause], severity=worst)
 
 
 def _conditions(facts: AttentionFacts) -> Iterator[Attention]:
@@ -160,7 +175,7 @@ def _of_queue(
         yield _of_remedy(
             "dead_letters",
             "warn",
-            f"{counted(dead, 'job')} of queue {name} died within the last minutes",
+            f"{counted(dead, 'job')} of queue {name} died in the last few minutes",
             queue=name,
             count=dead,
         )
@@ -298,7 +313,7 @@ def _of_versions(facts: AttentionFacts) -> Iterator[Attention]:
 
 _REMEDIES: Final[dict[str, tuple[str, str]]] = {
     "dead_letters": ("see what the dead letters have in common", "dlq groups --queue {queue}"),
-    "dead_depth": ("retry or purge the dead letters", "dlq groups --queue {queue}"),
+    "dead_depth": ("put the dead letters back, or delete them", "dlq groups --queue {queue}"),
     "depth": ("start more workers", "scaling --queue {queue}"),
     "oldest_age": ("see how many workers it needs", "scaling --queue {queue}"),
     "no_worker": ("start a worker for it", "worker start --queues {queue}"),

@@ -125,7 +125,7 @@ class SnapshotReader:
         self._fleet_reader: FleetReader | None = None
         self.alerts: tuple[StoredAlert, ...] = ()
         """The raised alerts, as of the last read of the queues."""
-        self.as_of = 0
+        self.as_of: int = 0
         """The time of the last read of the queues, by this machine's clock."""
         self._views: list[QueueView] = []
         self._broker: BrokerStatus | None = None

@@ -37,7 +37,7 @@ class PollLoop:
         self.task: asyncio.Task[None] | None = None
         self._joined: Counter[Poll] = Counter()
         self._woken = asyncio.Event()
-        self.is_woken = False
+        self.is_woken: bool = False
         """True while polls run because of an act."""
 
     def join(self, poll: Poll) -> None:

@@ -91,12 +91,12 @@ class WatchedTopic:
         self.look = look
         self.topic = topic
         self.viewers = 0
-        self.number = 0
+        self.number: int = 0
         """Grows with every change."""
-        self.as_of = 0
+        self.as_of: int = 0
         """The time of the last read."""
-        self.rests_until = float("-inf")
-        self.reading = asyncio.Lock()
+        self.rests_until: float = float("-inf")
+        self.reading: Final = asyncio.Lock()
         self._data: Data | None = None
         self._gone = b""
         self._ring: deque[bytes] = deque()
@@ -138,9 +138,11 @@ class WatchedTopic:
     def end(self, error: HoldfastError) -> None:
         """Take the error of a read: there is no such data, or no longer."""
         body = {"topic": self.topic, "code": error.code, "message": str(error)}
-        self._gone = _event(b"gone", body)
-        self._data = None
-        self.number += 1
+        gone = _event(b"gone", body)
+        if gone != self._gone:
+            self._gone = gone
+            self._data = None
+            self.number += 1
 
     def since(self, number: int) -> bytes:
         """What a viewer needs that saw everything up to this number: the changes since then, or a
@@ -257,7 +259,7 @@ class LiveHub:
         self._forget()
         started_at, changed, error = self._ticks(), False, None
         for each in list(self._watched.values()):
-            if each.is_new or each.is_gone:
+            if each.is_new:
                 continue
             if each.is_resting(started_at) and not self._loop.is_woken:
                 # Its data is older than this revision.

@@ -122,6 +122,14 @@ class Look:
             self._facts = await self._reader.read(self.engine, self._caller, age_s_max=0)
         return self._facts
 
+    async def view(self, name: str) -> QueueView | None:
+        """The queue with its counts; None if there is none. The overview has counted it already if
+        somebody watches that."""
+        for view in self._facts.views if self._facts is not None else ():
+            if view.queue.name == name:
+                return view
+        return await find_queue(self.engine, name, counts=True)
+
     async def facts_of(self, view: QueueView) -> OverviewFacts:
         """The facts about one queue."""
         known = self._facts
@@ -133,7 +141,7 @@ async def _overview(look: Look, _: str) -> Data:
 
 
 async def _queue(look: Look, name: str) -> Data:
-    view = await find_queue(look.engine, name, counts=True)
+    view = await look.view(name)
     if view is None:
         raise checks.unknown_queue(name)
     details = _plain(queue_details(view))

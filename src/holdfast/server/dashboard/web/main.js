@@ -9,16 +9,29 @@ import { Empty, ErrorBoundary, Failure, Loading } from "./parts/states.js";
 
 const loaded = new Map();
 
+// True if the server has other files than this page: it was updated while the page was open.
+async function isOutdated() {
+  const hash = import.meta.url.split("/").at(-2);
+  const response = await fetch(new URL(".", location.href), { cache: "no-store" });
+  return response.ok && !(await response.text()).includes(`/${hash}/`);
+}
+
+// A page that cannot be loaded is null; that of a server which was updated loads everything anew.
+async function loadPage(page) {
+  try {
+    loaded.set(page, (await page.load()).default);
+  } catch {
+    if (await isOutdated().catch(() => false)) location.reload();
+    else loaded.set(page, null);
+  }
+}
+
 // The component of a page: undefined while it is loaded, null if that failed.
 function usePage(page) {
   const [, redraw] = useState(0);
   useEffect(() => {
     if (!page || loaded.get(page)) return;
-    page
-      .load()
-      .then((module) => loaded.set(page, module.default))
-      .catch(() => loaded.set(page, null))
-      .then(() => redraw((times) => times + 1));
+    loadPage(page).then(() => redraw((times) => times + 1));
   }, [page]);
   return loaded.get(page);
 }
@@ -47,7 +60,7 @@ function Content({ page, params, path, query }) {
   }
   if (Page === null) {
     const message = "This page could not be loaded.";
-    const remedy = "The server may have been updated: reload the page.";
+    const remedy = "Check the connection to the server, then try again.";
     return html`<${Failure} error=${{ message, remedy }} retry=${() => location.reload()} />`;
   }
   if (Page === undefined) return html`<${Loading} what="page" />`;

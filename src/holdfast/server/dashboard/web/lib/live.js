@@ -12,11 +12,13 @@ const HIDDEN_MS = 5_000;
 const POLL_MS = 2_000;
 const DELAY_MS = [500, 15_000];
 const KEPT_MAX = 20;
+const KEPT_SIZE_MAX = 100_000; // characters of JSON: a job may have megabytes of errors and output
 
 // state: idle · connecting · live · waiting (for the next attempt, at `retryAt`) · paused
 export const connection = createStore({ state: "idle", asOf: null, retryAt: null, error: null });
 
-const topics = new Map(); // name → {store, users}: those without users are kept for a while
+// name → {store, users, size}: small ones without users are kept for a while
+const topics = new Map();
 const EMPTY = { data: null, asOf: null, gone: null };
 
 let stream = null; // AbortController of the running stream
@@ -32,7 +34,7 @@ const wantedNames = () => [...topics].filter(([, topic]) => topic.users > 0).map
 export function useLive(name) {
   const [value, setValue] = useState(() => topics.get(name)?.store.get() ?? EMPTY);
   useEffect(() => {
-    const topic = topics.get(name) ?? { store: createStore(EMPTY), users: 0 };
+    const topic = topics.get(name) ?? { store: createStore(EMPTY), users: 0, size: 0 };
     topics.delete(name);
     topics.set(name, topic); // the latest are last
     topic.users += 1;
@@ -59,8 +61,8 @@ export function reconnect({ forget = false } = {}) {
 
 function forgetOld() {
   for (const [name, topic] of topics) {
-    if (topics.size <= KEPT_MAX) return;
-    if (topic.users === 0) topics.delete(name);
+    const isKept = topics.size <= KEPT_MAX && topic.size <= KEPT_SIZE_MAX;
+    if (topic.users === 0 && !isKept) topics.delete(name);
   }
 }
 
@@ -127,12 +129,13 @@ function take(block) {
     if (name in fields) fields[name] = line.slice(at + 1).trimStart();
   }
   if (!fields.data) return;
-  accept(fields.event, parseJson(fields.data));
+  accept(fields.event, parseJson(fields.data), fields.data.length);
   failures = 0;
 }
 
-function accept(event, { topic: name, as_of: asOf, data, patch, code, message }) {
+function accept(event, { topic: name, as_of: asOf, data, patch, code, message }, size = 0) {
   const topic = topics.get(name);
+  if (topic) topic.size = event === "change" ? topic.size + size : size;
   if (event === "snapshot") topic?.store.set({ data, asOf, gone: null });
   else if (event === "gone") topic?.store.set({ data: null, asOf, gone: { code, message } });
   else if (event === "change" && topic) {

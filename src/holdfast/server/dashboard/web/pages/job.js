@@ -118,14 +118,14 @@ function Buttons({ job, onAct }) {
   const [usual, others] = [acts.filter(([, { usual }]) => usual), acts.filter(([, { usual }]) => !usual)];
   const button = ([name, { title, danger }]) => html`<button
     key=${name}
-    class=${danger ? "button text-danger" : "button"}
+    class=${danger ? "button text-danger" : name === "retry" && job.state === "dead" ? "button button-primary" : "button"}
     onClick=${() => onAct(name)}
   >${title}…</button>`;
   return html`${usual.map(button)}
     ${canEdit && html`<button
       class="button"
       onClick=${() => onAct("edit")}
-    >${job.state === "dead" ? "Edit and retry…" : "Edit…"}</button>`}
+    >${job.state === "dead" ? "Edit and put back…" : "Edit…"}</button>`}
     ${others.length === 1 && button(others[0])}
     ${others.length > 1 &&
     html`<${Menu} label="More" end>

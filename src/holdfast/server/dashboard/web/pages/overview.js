@@ -3,7 +3,7 @@ import { html, useMemo } from "../lib/html.js";
 import { count } from "../lib/format.js";
 import { useLive } from "../lib/live.js";
 import { href, useTitle } from "../lib/router.js";
-import { Figure } from "../parts/figures.js";
+import { Figure, jobsBehind } from "../parts/figures.js";
 import { PageHead } from "../parts/shell.js";
 import { Empty, Failure, Loading } from "../parts/states.js";
 import { Attention } from "./overview/attention.js";
@@ -49,12 +49,12 @@ function useQueueRows(queues) {
 }
 
 const TOTALS = [
-  ["ready", "Ready", { state: "pending" }],
-  ["leased", "Leased", { state: "leased" }],
-  ["delayed", "Delayed", { state: "scheduled" }],
-  ["blocked", "Blocked", { state: "waiting" }],
-  ["overdue", "Overdue", { state: "leased" }],
-  ["dead", "Dead", null],
+  ["ready", "Ready"],
+  ["leased", "Leased"],
+  ["delayed", "Delayed"],
+  ["blocked", "Blocked"],
+  ["overdue", "Overdue"],
+  ["dead", "Dead"],
 ];
 
 function Totals({ totals, workers }) {
@@ -63,13 +63,13 @@ function Totals({ totals, workers }) {
   const note = unhealthy ? `${unhealthy} unhealthy` : known ? `${count(busy)} of ${count(slots)} busy` : null;
   return html`<section aria-label="Totals" class="figures">
     ${TOTALS.map(
-      ([state, name, filter]) => html`<${Figure}
+      ([state, name]) => html`<${Figure}
         key=${state}
         name=${name}
         tone=${state}
         value=${totals[state]}
         estimated=${totals.estimated?.includes(state)}
-        link=${filter ? href("/jobs", filter) : href("/dead")}
+        ...${jobsBehind(state)}
       />`,
     )}
     <${Figure} name="Workers" value=${alive} note=${note} link=${href("/workers")} />

@@ -6,7 +6,7 @@ import { reconnect, useLive } from "../lib/live.js";
 import { useAction } from "../lib/resource.js";
 import { changeQuery, href, useTitle } from "../lib/router.js";
 import { useMay } from "../lib/session.js";
-import { Figure } from "../parts/figures.js";
+import { Figure, jobsBehind } from "../parts/figures.js";
 import { PageHead } from "../parts/shell.js";
 import { Empty, Failure, Loading } from "../parts/states.js";
 import { Tabs } from "../parts/tabs.js";
@@ -90,13 +90,13 @@ function Content({ name, data, tab }) {
 }
 
 const STATES = [
-  ["ready", "Ready", "pending"],
-  ["leased", "Leased", "leased"],
-  ["delayed", "Delayed", "scheduled"],
-  ["blocked", "Blocked", "waiting"],
-  ["dead", "Dead", null],
-  ["done", "Done", "done"],
-  ["cancelled", "Cancelled", "cancelled"],
+  ["ready", "Ready"],
+  ["leased", "Leased"],
+  ["delayed", "Delayed"],
+  ["blocked", "Blocked"],
+  ["dead", "Dead"],
+  ["done", "Done"],
+  ["cancelled", "Cancelled"],
 ];
 
 function Counts({ queue, stats }) {
@@ -107,14 +107,14 @@ function Counts({ queue, stats }) {
   const busy = known ? `${plural(stats.workers, "worker")}, ${plural(stats.slots ?? 0, "slot")}` : "workers unknown";
   const wait = (stats.wait_p95 ?? null) === null ? null : `half within ${duration(stats.wait_p50)}`;
   return html`<section aria-label="Jobs by state" class="figures">
-      ${STATES.map(([key, title, state]) => html`<${Figure}
+      ${STATES.map(([key, title]) => html`<${Figure}
         key=${key}
         name=${title}
         tone=${key}
         value=${queue[key]}
         estimated=${estimated.includes(key)}
         note=${key === "leased" && queue.overdue > 0 && `${count(queue.overdue)} overdue`}
-        link=${state ? href("/jobs", { state, queue: name }) : href("/dead", { queue: name })}
+        ...${jobsBehind(key, name)}
       />`)}
     </section>
     <section aria-label="Rates and waiting times" class="figures queue-rates">

@@ -5,6 +5,7 @@ import { useTitle } from "../lib/router.js";
 import { signIn } from "../lib/session.js";
 import { CopyButton } from "../parts/copy.js";
 import { Field, Form } from "../parts/form.js";
+import { Mark } from "../parts/icon.js";
 import { Failure } from "../parts/states.js";
 
 const COMMAND = "holdfast token create me --scopes observe";
@@ -15,7 +16,7 @@ export default function SignIn({ error }) {
   useTitle("Sign in");
   const ended = error && !entering.error;
   return html`<main class="alone sign-in">
-    <h1><img src="dashboard/icon.svg" alt="" width="28" height="28" />Holdfast</h1>
+    <h1><${Mark} size=${28} />Holdfast</h1>
     ${ended && html`<${Failure} error=${{ message: "Your session has ended.", remedy: "Sign in again." }} />`}
     <${Form}
       submit="Sign in"

@@ -1,6 +1,7 @@
 // Small pictures of numbers: state bar, sparkline, gauge, figure.
 import { UNKNOWN, compact, count, percent } from "../lib/format.js";
 import { html, memo } from "../lib/html.js";
+import { href } from "../lib/router.js";
 
 // The states of jobs that are not finished, in the order of a job's life.
 export const STATES = ["blocked", "delayed", "ready", "leased", "overdue", "dead"];
@@ -70,14 +71,30 @@ export const Gauge = memo(({ value, label }) => {
   </span>`;
 });
 
-// One number with its name. With `link` it leads to what it counts.
-export function Figure({ name, value, note, estimated, link, tone }) {
+// Where a number of jobs leads. Jobs that are ready or blocked can be listed only among all waiting
+// ones, and overdue leases only among all leases: the link says so.
+const LISTED = {
+  ready: ["waiting"],
+  blocked: ["waiting"],
+  delayed: ["scheduled", "failed"],
+  overdue: ["leased"],
+};
+const WIDER = { ready: "all waiting jobs", blocked: "all waiting jobs", overdue: "all leased jobs" };
+
+export function jobsBehind(state, queue) {
+  const leads = `See ${WIDER[state] ?? "these jobs"}`;
+  const link = state === "dead" ? href("/dead", { queue }) : href("/jobs", { state: LISTED[state] ?? [state], queue });
+  return { link, leads };
+}
+
+// One number with its name. With `link` it leads to what it counts, as `leads` says.
+export function Figure({ name, value, note, estimated, link, leads, tone }) {
   const large = typeof value === "number" && value >= 10_000_000;
   const text = typeof value === "string" ? value : (large ? compact : count)(value, estimated);
   const content = html`<span class="figure-name">${tone && html`<span class=${`dot dot-${tone}`} />`}${name}</span>
     <span class=${value ? "figure-value" : "figure-value figure-zero"} title=${large ? count(value) : undefined}>${text}</span>
     ${note && html`<span class="figure-note">${note}</span>`}`;
   return link
-    ? html`<a class="figure" href=${link}>${content}</a>`
+    ? html`<a class="figure" href=${link} title=${leads}>${content}</a>`
     : html`<div class="figure">${content}</div>`;
 }

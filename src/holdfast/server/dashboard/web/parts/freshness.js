@@ -16,15 +16,21 @@ function useFreshness() {
   return { state, age, stale, retryAt, error };
 }
 
-const words = (age) => duration(Math.round(age / 1000)).replace(".0", "");
+// Live data is at most some seconds old, which is not worth a number that changes all the time.
+const NOW_MS = 6_500;
+const words = (age) => (age < NOW_MS ? "now" : `${duration(Math.round(age / 1000)).replace(".0", "")} ago`);
+
+export function Age({ age, stale }) {
+  const text = age === null ? "no data yet" : `as of ${words(age)}`;
+  return html`<span class=${stale ? "freshness freshness-stale" : "freshness"}>
+    <span class=${`dot ${stale ? "dot-warn" : "dot-fresh"}`} />${stale ? `stale, ${text}` : text}
+  </span>`;
+}
 
 export function Freshness() {
   const { state, age, stale } = useFreshness();
   if (state === "idle" || (age === null && !stale)) return null;
-  const text = age === null ? "no data yet" : `as of ${words(age)} ago`;
-  return html`<span class=${stale ? "freshness freshness-stale" : "freshness"}>
-    <span class=${`dot ${stale ? "dot-warn" : "dot-fresh"}`} />${stale ? `stale, ${text}` : text}
-  </span>`;
+  return html`<${Age} age=${age} stale=${stale} />`;
 }
 
 // Above the page while what it shows may be out of date.

@@ -34,3 +34,8 @@ export function Icon({ name }) {
     <path d=${PATHS[name]} />
   </svg>`;
 }
+
+// The mark of Holdfast, which is also the icon of the tab.
+const MARK = new URL("../icon.svg", import.meta.url).href;
+
+export const Mark = ({ size }) => html`<img src=${MARK} alt="" width=${size} height=${size} />`;

@@ -1,10 +1,10 @@
 // Lists that have no live topic: read again every few seconds while the page is visible.
 import { get } from "../lib/api.js";
 import { now, useNow } from "../lib/clock.js";
-import { duration } from "../lib/format.js";
 import { createContext, html, useContext, useRef } from "../lib/html.js";
 import { stringifyJson } from "../lib/json.js";
 import { useResource } from "../lib/resource.js";
+import { Age } from "./freshness.js";
 import { Icon } from "./icon.js";
 import { Failure, Loading } from "./states.js";
 
@@ -37,12 +37,7 @@ export function useList(path, field, keyOf, { query = {}, every = EVERY_MS } = {
 export function AsOf({ list: { at, error } }) {
   const age = useNow() - at;
   if (at === null) return null;
-  const stale = error !== null || age > STALE_MS;
-  const seconds = duration(Math.max(0, Math.round(age / 1000))).replace(".0", "");
-  const text = `as of ${seconds} ago`;
-  return html`<span class=${stale ? "freshness freshness-stale" : "freshness"}>
-    <span class=${`dot ${stale ? "dot-warn" : "dot-fresh"}`} />${stale ? `stale, ${text}` : text}
-  </span>`;
+  return html`<${Age} age=${Math.max(0, age)} stale=${error !== null || age > STALE_MS} />`;
 }
 
 const Reload = createContext(() => {});

@@ -10,7 +10,7 @@ import { PAGES } from "../pages.js";
 import { ConfirmHost, Dialog } from "./dialog.js";
 import { Field } from "./form.js";
 import { Freshness, StaleNotice } from "./freshness.js";
-import { Icon } from "./icon.js";
+import { Icon, Mark } from "./icon.js";
 import { Key, Text } from "./text.js";
 import { Toasts } from "./toast.js";
 
@@ -41,7 +41,7 @@ export function Shell({ page, path, children }) {
     <div class="shell">
       <header class="side">
         <div class="brand">
-          <a href=${href("/")}><img src="dashboard/icon.svg" alt="" width="20" height="20" />Holdfast</a>
+          <a href=${href("/")}><${Mark} size=${20} />Holdfast</a>
           <button
             class="button button-quiet menu-button"
             aria-expanded=${menu ? "true" : "false"}

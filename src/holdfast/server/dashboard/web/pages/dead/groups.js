@@ -80,6 +80,7 @@ const columnsOf = ({ bucketMs, filter, query, acts }) => [
     ? [{
         key: "acts",
         from: "medium",
+        number: true,
         title: html`<span class="sr-only">Acts</span>`,
         cell: (row) => {
           const wanted = filterOf(row, filter);

@@ -36,9 +36,9 @@ const filled = (values) =>
 export const ACTS = {
   retry: {
     fits: ({ state }) => FINISHED.includes(state),
-    title: "Retry",
+    title: "Put back",
     usual: true,
-    does: "It runs again, with its attempts reset to zero.",
+    does: "It goes back to its queue and runs again, with all attempts.",
     fields: () => [delay, text],
     call: (id, values) => ["POST", v1`jobs/${id}/retry`, filled(values)],
     command: (id, values) => `job retry ${id}${flags({ delay: values.delay })}`,

@@ -79,7 +79,7 @@ export function EditDialog({ job, onClose, onDone }) {
     onDone();
   };
   const error = fault ?? saving.error;
-  const label = retry ? (changes ? "Save and retry" : "Retry unchanged") : "Save";
+  const label = retry ? (changes ? "Save and put back" : "Put back unchanged") : "Save";
   const footer = html`<button class="button" onClick=${onClose}>Keep as is</button>
     <button
       form=${form}
@@ -141,7 +141,7 @@ export function EditDialog({ job, onClose, onDone }) {
         />
         ${job.state === "dead" && html`<${Field}
           type="checkbox"
-          label="Retry it afterwards"
+          label="Put it back afterwards"
           value=${retry}
           onInput=${setRetry}
         />`}

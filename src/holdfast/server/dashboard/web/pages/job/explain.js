@@ -13,7 +13,7 @@ import { Text, Time } from "../../parts/text.js";
 // Commands that the page can carry out itself: [pattern, label, act(match)].
 const ACTS = [
   [/^job expedite (\S+)$/, "Expedite it", ([, id]) => post(v1`jobs/${id}/expedite`)],
-  [/^job retry (\S+)$/, "Retry it", ([, id]) => post(v1`jobs/${id}/retry`)],
+  [/^job retry (\S+)$/, "Put it back", ([, id]) => post(v1`jobs/${id}/retry`)],
   [/^job edit (\S+) --expires (\S+)$/, "Give it more time", ([, id, expires]) => patch(v1`jobs/${id}`, { expires })],
   [/^queue resume (\S+)$/, "Resume the queue", ([, name]) => post(v1`queues/${name}/resume`)],
   [/^breaker close (\S+)$/, "Close the breaker", ([, name]) => post(v1`breakers/${name}/close`)],
@@ -65,15 +65,15 @@ function Reason({ reason, reload }) {
   const { code, text, remedy, command, at } = reason;
   const tone = toneOf(code);
   const may = useMay();
-  const act = may.act("operate") ? find(ACTS, command) : null;
+  const ended = ["done", "cancelled", "dead"].includes(code); // the head of the page has the act
+  const act = may.act("operate") && !ended ? find(ACTS, command) : null;
   const link = find(LINKS, command);
   const acting = useAction(async () => {
     await act.act();
     reload();
   }, { done: act ? `${act.label}: done` : "" });
   const logs = command.startsWith("job logs ");
-  const ended = ["done", "cancelled", "dead"].includes(code); // the button says it all
-  const copied = command && !act && !link && !logs ? `holdfast ${command}` : null;
+  const copied = command && !act && !link && !logs && !ended ? `holdfast ${command}` : null;
   return html`<li class=${`attention-item attention-${tone}`}>
     <${Icon} name=${tone} />
     <div class="attention-text">

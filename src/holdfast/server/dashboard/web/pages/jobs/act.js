@@ -19,7 +19,7 @@ export const ACTS = {
     does: "Waiting jobs end as cancelled, and workers are asked to stop running ones.",
   },
   retry: {
-    title: "Retry",
+    title: "Put back",
     fields: ["delay"],
     does:
       "Dead, cancelled or done jobs run again, with their attempts reset." +

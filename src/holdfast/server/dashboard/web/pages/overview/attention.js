@@ -47,7 +47,7 @@ function Item({ item }) {
     <div class="attention-text">
       <p>
         <span class="sr-only">${WORDS[severity]}: </span><strong><${Text} value=${sentence(text)} max=${300} /></strong>
-        ${since && html`<span class="hint"> since <${Time} value=${since} /></span>`}
+        ${since && html`<span class="hint"> raised <${Time} value=${since} /></span>`}
       </p>
       ${remedy && html`<p class="hint"><${Text} value=${sentence(remedy)} max=${300} /></p>`}
     </div>

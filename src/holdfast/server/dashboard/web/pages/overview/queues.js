@@ -4,19 +4,10 @@ import { html, useMemo, useRef, useState } from "../../lib/html.js";
 import { useKey } from "../../lib/keyboard.js";
 import { usePref } from "../../lib/prefs.js";
 import { changeQuery, href, to } from "../../lib/router.js";
-import { Gauge, Sparkline, StateBar } from "../../parts/figures.js";
+import { Gauge, Sparkline, StateBar, jobsBehind } from "../../parts/figures.js";
 import { Icon } from "../../parts/icon.js";
 import { Empty } from "../../parts/states.js";
 import { Table } from "../../parts/table.js";
-
-// The jobs behind a number.
-const jobsIn = (state) => (queue) => href("/jobs", { state, queue });
-const LINKS = {
-  ready: jobsIn("pending"),
-  leased: jobsIn("leased"),
-  delayed: jobsIn("scheduled"),
-  dead: (queue) => href("/dead", { queue }),
-};
 
 const number = (key, title, more = {}) => ({
   key,
@@ -26,7 +17,8 @@ const number = (key, title, more = {}) => ({
   cell: (row) => {
     const text = count(row[key], row.estimated?.includes(key));
     if (Number(row[key]) === 0) return html`<span class="zero">${text}</span>`;
-    return html`<a class=${`count count-${key}`} href=${LINKS[key](row.name)}>${text}</a>`;
+    const { link, leads } = jobsBehind(key, row.name);
+    return html`<a class=${`count count-${key}`} href=${link} title=${leads}>${text}</a>`;
   },
   ...more,
 });

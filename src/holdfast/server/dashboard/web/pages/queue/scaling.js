@@ -54,7 +54,7 @@ function Answer({ found }) {
       <span>
         <strong>${title}</strong>
         ${!unknown && !load.paused && ` Advised: ${plural(slots, "slot")}, that is ${plural(workers, "worker")} of ${plural(goal.worker_slots, "slot")}.`}
-        ${" "}Serving it now: <a href=${href("/workers")}>${plural(load.workers, "worker")}</a> with ${plural(load.slots, "slot")}.
+        ${" "}Serving it now: <a href=${href("/workers")}>${plural(load.workers, "worker")}</a>${load.workers > 0 && `, whose slots it shares with other queues: ${count(load.slots)} of them are its share`}.
       </span>
     </p>
     <p class="hint">Because <${Text} value=${reason} max=${400} />.</p>

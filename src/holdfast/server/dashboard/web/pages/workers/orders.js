@@ -28,7 +28,10 @@ export function Orders({ workers, onDone }) {
     const jobs = workers.reduce((sum, each) => sum + each.running, 0);
     const sure = await confirm({
       title: `Drain ${whom(workers)}?`,
-      text: `It leases no more jobs, ends the ${plural(jobs, "job")} it runs, however long that takes, and exits. Something else must start it again.`,
+      text:
+        workers.length === 1
+          ? `It leases no more jobs, finishes the ${plural(jobs, "job")} it runs, however long that takes, and exits. Something else must start it again.`
+          : `They lease no more jobs, finish the ${plural(jobs, "job")} they run, however long that takes, and exit. Something else must start them again.`,
       label: `Drain ${whom(workers)}`,
     });
     if (sure) await run("drain");
@@ -59,7 +62,7 @@ function Stop({ workers, onClose, onDone }) {
   const jobs = workers.reduce((sum, each) => sum + each.running, 0);
   return html`<${Dialog} title=${`Stop ${whom(workers)}?`} onClose=${onClose} footer="">
     <p>
-      It leases no more jobs and exits once the ${count(jobs)} running ${jobs === 1 ? "job has" : "jobs have"} ended.
+      ${workers.length === 1 ? "It leases no more jobs and exits" : "They lease no more jobs and exit"} once the ${count(jobs)} running ${jobs === 1 ? "job has" : "jobs have"} ended.
       Jobs that outlast the grace period go back to their queues and run again elsewhere.
     </p>
     ${workers.length > 1 && html`<p class="hint"><${Text} value=${workers.map(({ name }) => name).join(", ")} max=${300} /></p>`}
