@@ -48,6 +48,7 @@ if TYPE_CHECKING:
         QueueFull,
         QuotaExceeded,
         ReadOnly,
+        ResultMismatch,
         ResultTimeout,
         SchemaMismatch,
         StorageFull,
@@ -62,12 +63,16 @@ if TYPE_CHECKING:
     from holdfast.ops.dead_letters import DeadLetter
     from holdfast.ops.ticks import Schedule
     from holdfast.worker.child.context import Context
+    from holdfast.worker.child.hooks import AttemptEnd
+    from holdfast.worker.child.logs import AttemptFilter
     from holdfast.worker.outcomes import Bury, Cancelled, Release, Retry
 
 __version__ = "0.1.0"
 
 # The module of each public name; it is imported on first use.
 _HOMES = {
+    "AttemptEnd": "worker.child.hooks",
+    "AttemptFilter": "worker.child.logs",
     "Backoff": "core.backoff",
     "BlockingHoldfast": "app.blocking_app",
     "Breaker": "core.breaker",
@@ -110,6 +115,7 @@ _HOMES = {
     "RedrivePlan": "ops.redrives",
     "Release": "worker.outcomes",
     "Reroute": "core.model",
+    "ResultMismatch": "errors",
     "ResultTimeout": "errors",
     "Retry": "worker.outcomes",
     "Schedule": "ops.schedules",
@@ -129,6 +135,8 @@ _HOMES = {
 }
 
 __all__ = [
+    "AttemptEnd",
+    "AttemptFilter",
     "Backoff",
     "BlockingHoldfast",
     "Breaker",
@@ -171,6 +179,7 @@ __all__ = [
     "RedrivePlan",
     "Release",
     "Reroute",
+    "ResultMismatch",
     "ResultTimeout",
     "Retry",
     "Schedule",

@@ -6,7 +6,7 @@ HoldfastError
 │                  NotFound · Exists · WrongState · Unsupported · Unauthenticated · Forbidden ·
 │                  QuotaExceeded
 ├── LeaseLost      the race you must expect
-├── NoResult       JobFailed · JobCancelled · JobGone · ResultTimeout
+├── NoResult       JobFailed · JobCancelled · JobGone · ResultTimeout · ResultMismatch
 └── EngineError    EngineUnavailable · Overloaded · OutcomeUnknown · StorageFull · SchemaMismatch ·
                    EngineClosed
 """
@@ -200,6 +200,14 @@ class ResultTimeout(NoResult, TimeoutError):
     """The job has not ended yet and continues: wait longer, or check again later."""
 
     code = "result_timeout"
+
+
+class ResultMismatch(NoResult):
+    """The stored result does not fit the return annotation of the task: correct the annotation or
+    the handler. `job.result` has the stored bytes.
+    """
+
+    code = "result_mismatch"
 
 
 class EngineError(HoldfastError):

@@ -10,16 +10,25 @@ import logging
 import os
 import stat
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeAlias, TypeVar
 
 from holdfast.core.text import printable
 
 Answer = TypeVar("Answer")
 
+LogFormat: TypeAlias = Literal["text", "json"]
+LogLevel: TypeAlias = Literal["debug", "info", "warning", "error"]
+
 _TEXTS_MAX = 20
+_JOB_LINE = "%(asctime)s %(levelname)s [job %(job_id)s, attempt %(attempt)s] %(name)s: %(message)s"
+_JOB_FIELDS = ("job_id", "attempt", "task", "queue")
+"""Empty outside of jobs."""
+_RECORD_FIELDS = frozenset(
+    (*logging.makeLogRecord({}).__dict__, "asctime", "message", "taskName", "color_message")
+)
 _CHATTY = ("botocore", "boto3")
 """Loggers of libraries that say at the level INFO where they found credentials."""
 _BOOT_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
@@ -47,14 +56,73 @@ class PrintableFormatter(logging.Formatter):
         return super().formatMessage(record)
 
 
-def log_to_stderr(program: str, level: int) -> None:
+class JobFormatter(PrintableFormatter):
+    """Lines of text; those of an attempt have its job and number, and the others this format."""
+
+    def __init__(self, outside: str) -> None:
+        super().__init__(outside)
+        self._inside = PrintableFormatter(_JOB_LINE)
+
+    def format(self, record: logging.LogRecord) -> str:
+        is_of_attempt = getattr(record, "job_id", "") and getattr(record, "attempt", 0)
+        return self._inside.format(record) if is_of_attempt else super().format(record)
+
+
+class JsonFormatter(logging.Formatter):
+    """Each record as one line of JSON, with its `extra` fields and those of its job."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        line: dict[str, Any] = {
+            "time": json_time(record.created),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        for name, value in record.__dict__.items():
+            if name not in _RECORD_FIELDS and (value or name not in _JOB_FIELDS):
+                line.setdefault(name, value)
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return json_line(line)
+
+
+def json_time(at: float) -> str:
+    """An instant as RFC 3339 writes it, with milliseconds, e.g. 2026-11-18T06:30:00.125Z."""
+    ms = round(at * 1000)
+    return f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(ms // 1000))}.{ms % 1000:03}Z"
+
+
+def json_line(values: Mapping[str, Any]) -> str:
+    """One line of JSON. A value without a form in JSON is shown as text."""
+
+    import msgspec
+
+    try:
+        return msgspec.json.encode(values, enc_hook=str).decode()
+    except (TypeError, ValueError, RecursionError):
+        texts = {
+            name: str(value).encode(errors="replace").decode() for name, value in values.items()
+        }
+        return msgspec.json.encode(texts).decode()
+
+
+def log_to_stderr(
+    program: str, level: LogLevel, log_format: LogFormat = "text", *, again: bool = False
+) -> None:
     """Send log lines to standard error. Only for our own programs; an embedding program configures
-    logging itself."""
+    logging itself. Only the first call counts, unless it is to be set up `again`."""
     handler = logging.StreamHandler()
-    handler.setFormatter(PrintableFormatter(f"{program}: %(message)s"))
-    logging.basicConfig(handlers=[handler], level=level)
+    text = JobFormatter(f"{program}: %(message)s")
+    handler.setFormatter(JsonFormatter() if log_format == "json" else text)
+    set_root_log(handler, level, force=again)
+
+
+def set_root_log(handler: logging.Handler, level: LogLevel, *, force: bool) -> None:
+    """Let this handler write all log records of a level; with `force` also if logging is set up."""
+    number = logging.getLevelNamesMapping()[level.upper()]
+    logging.basicConfig(handlers=[handler], level=number, force=force)
     for name in _CHATTY:
-        logging.getLogger(name).setLevel(max(level, logging.WARNING))
+        logging.getLogger(name).setLevel(max(number, logging.WARNING))
 
 
 class LogOnce:

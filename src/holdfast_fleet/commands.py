@@ -55,7 +55,7 @@ def run(
     schedule: Annotated[
         bool,
         Parameter(
-            help="Also enqueue housekeeping by schedules of our own, for lack of scheduled rules.",
+            help="Also enqueue housekeeping regularly, instead of scheduled rules at AWS.",
             negative=(),
         ),
     ] = False,

@@ -4,7 +4,7 @@ import json
 import re
 from typing import Any
 
-import yaml  # type: ignore[import-untyped]
+import yaml
 
 from holdfast.alerts.rules import COOL_DOWN, RULES
 from holdfast.cli.root import COMMANDS

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from holdfast import Context
 from holdfast.app.signature import BatchSignature, Signature
-from holdfast.errors import InvalidJob, UsageError
+from holdfast.core.model import Job, State
+from holdfast.errors import InvalidJob, ResultMismatch, UsageError
 
 if TYPE_CHECKING:
     from fractions import Fraction
@@ -36,6 +37,14 @@ class Colour(Enum):
 
 class Point(msgspec.Struct):
     x: int
+
+
+class Handmade:
+    pass
+
+
+def done(result: bytes | None) -> Job:
+    return Job(id="j", task="t", queue="q", state=State.DONE, result=result)
 
 
 def plain(to: str, count: int = 1) -> None: ...
@@ -193,13 +202,12 @@ def test_a_hint_that_cannot_be_resolved_or_carried_is_said_so() -> None:
     with pytest.raises(UsageError, match="'Fraction' of parameter value of task t cannot be res"):
         Signature("t", lost)
 
-    class Handmade:
-        pass
-
     def custom(value: Handmade) -> None: ...
+    def deeper(value: dict[str, list[Handmade]]) -> None: ...
 
-    with pytest.raises(UsageError, match="parameter value of task t cannot be checked: Handmade"):
-        Signature("t", custom)
+    for function in (custom, deeper):
+        with pytest.raises(UsageError, match="parameter value of task t cannot be checked: Handma"):
+            Signature("t", function)
 
     def torn(value: Point | Address) -> None: ...
 
@@ -237,7 +245,11 @@ def no_rest(a, b=2, /, c=3, *, d=4):  # type: ignore[no-untyped-def]  # noqa: AN
     return a, b, c, d
 
 
-@pytest.mark.parametrize("function", [everything, no_rest])
+def by_name_too(a, b=2, *, c, d=4):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN201
+    return a, b, c, d
+
+
+@pytest.mark.parametrize("function", [everything, no_rest, by_name_too])
 @given(
     positional=st.lists(st.integers(), max_size=5),
     named=st.dictionaries(st.sampled_from("abcdefg"), st.integers(), max_size=4),
@@ -274,13 +286,77 @@ def test_a_result_without_annotation_is_read_as_json_has_it(
 ) -> None:
     signature = Signature("t", untyped)
     assert signature.result(returned) == stored
-    assert signature.read_result(stored) == read
+    assert signature.read_result(done(stored)) == read
 
 
-def test_a_result_is_read_as_its_annotation_says_if_it_can_be() -> None:
-    def when() -> datetime: ...  # type: ignore[empty-body]
-    def raw() -> bytes: ...  # type: ignore[empty-body]
+def when() -> datetime: ...  # type: ignore[empty-body]
+def raw() -> bytes: ...  # type: ignore[empty-body]
+def raw_or_none() -> bytes | None: ...
+def raw_or_number() -> bytes | int: ...  # type: ignore[empty-body]
+def nothing() -> None: ...
+def anything() -> object: ...
+def one_of(points: list[Point]) -> list[int] | None: ...
+def failing(points: list[Point]) -> list[datetime | ValueError]: ...  # type: ignore[empty-body]
+def by_batch(points: list[Point]) -> None: ...
 
-    assert Signature("t", when).read_result(b'"2026-05-01T12:00:00Z"') == NOW
-    assert Signature("t", when).read_result(b"7") == 7
-    assert Signature("t", raw).read_result(b"7") == b"7"
+
+@pytest.mark.parametrize(
+    ("function", "returned"),
+    [
+        (when, NOW),
+        (raw, b"7"),
+        (raw, b"\xff"),
+        (raw_or_none, b"7"),
+        (raw_or_none, None),
+        (raw_or_number, b"7"),
+        (raw_or_number, 5),
+        (nothing, None),
+        (anything, {"a": [1]}),
+    ],
+)
+def test_a_result_is_read_as_its_annotation_says(
+    function: Callable[..., Any], returned: object
+) -> None:
+    signature = Signature("t", function)
+    assert signature.read_result(done(signature.result(returned))) == returned
+
+
+@pytest.mark.parametrize(
+    ("function", "returned"), [(one_of, 7), (failing, NOW), (by_batch, None), (by_batch, "x")]
+)
+def test_a_result_of_a_batch_task_is_an_element_of_its_list(
+    function: Callable[..., Any], returned: object
+) -> None:
+    signature = BatchSignature("t", function)
+    assert signature.read_result(done(signature.result(returned))) == returned
+
+
+@pytest.mark.parametrize(
+    ("function", "stored", "says"),
+    [
+        (when, b"7", "result of job j does not fit the return annotation of task t: Expected date"),
+        (when, None, "Expected datetime, got null"),
+        (when, b"\xff", "JSON is malformed"),
+        (raw, None, "Expected bytes, got null"),
+        (nothing, b"7", "Expected null, got int"),
+    ],
+)
+def test_a_result_that_does_not_fit_is_never_returned(
+    function: Callable[..., Any], stored: bytes | None, says: str
+) -> None:
+    with pytest.raises(ResultMismatch, match=says) as caught:
+        Signature("t", function).read_result(done(stored))
+    assert caught.value.job.result == stored
+    assert caught.value.code == "result_mismatch"
+
+
+def test_a_worker_needs_no_return_annotation_but_a_reader_does() -> None:
+    def lost() -> "Fraction": ...  # type: ignore[empty-body]
+    def custom() -> Handmade: ...  # type: ignore[empty-body]
+
+    assert Signature("t", lost).result(1) == b"1"
+    with pytest.raises(UsageError, match="'Fraction' of task t cannot be resolved: import it"):
+        Signature("t", lost).read_result(done(b"1"))
+    assert Signature("t", custom).result(1) == b"1"
+    with pytest.raises(UsageError, match="the result of task t cannot be checked: Handmade"):
+        Signature("t", custom).read_result(done(b"1"))

@@ -55,7 +55,7 @@ def test_nothing_is_enqueued_when_one_of_many_is_wrong() -> None:
     app = Holdfast("memory:")
     send = make(app)
     wrongs: list[tuple[Any, str]] = [
-        ([("a",), (7,)], "to: Expected str"),
+        ([("a",), (7,)], "call 1: task .*: to: Expected str"),
         ([("a",), "b"], "call 1 is a str: give a tuple or dict of arguments"),
         ([("a",), {"t": "b"}], "missing a required argument: 'to'"),
     ]

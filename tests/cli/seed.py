@@ -77,7 +77,11 @@ def ended(id: str, verdict: Verdict, kept: Note | None = None, **options: Any) -
 
 
 def worker(name: str = "w", **fields: Any) -> None:
+    with_app(lambda app: save_worker(app, name, **fields))
+
+
+async def save_worker(app: Holdfast, name: str, **fields: Any) -> None:
     plain = {"queues": {"default": 1}, "tasks": ("t",), "capacity": 2}
     record = WorkerRecord(name=name, id="1", host="h", pid=7, started_at=1, **{**plain, **fields})
     saved = Record(kind=KIND, key=name, value=msgspec.json.encode(record))
-    with_app(lambda app: app.engine.save([saved]))
+    await app.engine.save([saved])

@@ -3,28 +3,32 @@
 import json
 from pathlib import Path
 
-from tests.cli.program import run_program
+import pytest
+
+from tests.cli.program import Cli
 from tests.server.server_process import server_process
 
 
-def test_changes_through_a_server_are_in_its_audit_log(tmp_path: Path) -> None:
+def test_changes_through_a_server_are_in_its_audit_log(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with server_process(tmp_path, "--auth") as server:
 
         def token(name: str, scopes: str) -> str:
             line = ("token", "create", name, "--scopes", scopes)
-            return run_program(tmp_path, *line, HOLDFAST_URL="sqlite:///jobs.db").out.strip()
+            return cli(*line, "--url", "sqlite:///jobs.db").out.strip()
 
         ann, bob = token("ann", "admin"), token("bob", "produce")
+        monkeypatch.setenv("HOLDFAST_URL", server.url)
 
         def run(*line: str, token: str = ann) -> str:
-            ran = run_program(tmp_path, *line, "--url", server.url, HOLDFAST_TOKEN=token)
+            monkeypatch.setenv("HOLDFAST_TOKEN", token)
+            ran = cli(*line)
             assert ran.code == 0, ran.err
             return ran.out
 
         run("queue", "create", "mail")
-        again = run_program(
-            tmp_path, "queue", "create", "mail", "--url", server.url, HOLDFAST_TOKEN=ann
-        )
+        again = cli("queue", "create", "mail")
         assert again.code != 0
         assert "exists already" in again.err
         run("queue", "create", "slow", "--lease", "5m")

@@ -9,7 +9,7 @@ import pytest
 from holdfast.app.application import Holdfast
 from holdfast.ops.tokens import Tokens
 from holdfast.process import wall_ms
-from tests.cli.program import Cli, run_program
+from tests.cli.program import Cli
 from tests.server.server_process import server_process
 
 TOKEN = re.compile(r"hf_[0-9a-f]{12}_[0-9a-f]{64}\n")
@@ -163,9 +163,13 @@ def test_quotas_are_set_listed_and_removed(cli: Cli) -> None:
     assert ("quota.remove", "not_found") in acts
 
 
-def test_an_admin_manages_tokens_through_a_server(tmp_path: Path) -> None:
+def test_an_admin_manages_tokens_through_a_server(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def run(*line: str, url: str = "sqlite:///jobs.db", token: str = "") -> object:
-        ran = run_program(tmp_path, *line, "--json", HOLDFAST_URL=url, HOLDFAST_TOKEN=token)
+        monkeypatch.setenv("HOLDFAST_URL", url)
+        monkeypatch.setenv("HOLDFAST_TOKEN", token)
+        ran = cli(*line, "--json")
         return ran.json if ran.code == 0 else (ran.code, ran.err)
 
     made = run("token", "create", "root", "--scopes", "admin")

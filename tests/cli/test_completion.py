@@ -1,13 +1,19 @@
-"""Completion scripts for shells."""
+"""Completion scripts for shells, and the values from the store that they offer."""
 
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+from holdfast import Holdfast
 from holdfast.cli import root
-from tests.cli.program import Cli, run_program
+from holdfast.cli.terminal import completion
+from holdfast.cli.terminal.completion import Kind, WantedValues, values_of, wanted_values
+from holdfast.ops.ticks import Schedule
+from tests.cli import seed
+from tests.cli.program import CODE, Cli, environment, run_program
 
 
 @pytest.mark.parametrize(
@@ -27,6 +33,10 @@ def test_a_script_names_every_command_and_the_common_flags(cli: Cli, shell: str,
         assert ran.out.startswith("#compdef holdfast\n")
         assert '_cyclopts_holdfast "$@"' in ran.out
         assert "compdef _cyclopts_holdfast holdfast" in ran.out
+        assert "'1:Id of the job.:_holdfast_values'" in ran.out
+        assert "]:queue:_holdfast_values'" in ran.out
+    if shell == "fish":
+        assert " -l queue -x -a '(holdfast --complete " in ran.out
     if path := shutil.which(shell):
         checked = subprocess.run([path, "-n"], input=ran.out, text=True, check=False)
         assert checked.returncode == 0
@@ -60,3 +70,125 @@ def test_bash_completes(program: str, tmp_path: Path) -> None:
         ["bash", "-c", asked], cwd=tmp_path, capture_output=True, text=True, check=False
     )
     assert {"create", "list"} <= set(ran.stdout.split()), ran
+
+
+@pytest.mark.parametrize(
+    ("line", "wanted"),
+    [
+        ("holdfast queue show ", WantedValues("queues", "")),
+        ("holdfast queue show ma", WantedValues("queues", "ma")),
+        ("holdfast queue limits q", WantedValues("queues", "q")),
+        ("holdfast queue limit mail x", None),
+        ("holdfast queue create ma", None),
+        ("holdfast queue show mail ma", None),
+        ("holdfast job cancel a b c", WantedValues("jobs", "c")),
+        ("holdfast job logs --json a", WantedValues("jobs", "a")),
+        ("holdfast dlq show ", WantedValues("dead letters", "")),
+        ("holdfast dlq retry a ", WantedValues("dead letters", "")),
+        ("holdfast dlq export ", None),
+        ("holdfast worker drain w", WantedValues("workers", "w")),
+        ("holdfast worker run ta", None),
+        ("holdfast redrive show ", WantedValues("redrives", "")),
+        ("holdfast breaker open ", WantedValues("breakers", "")),
+        ("holdfast schedule edit --cron '0 2 * * *' n", WantedValues("schedules", "n")),
+        ("holdfast schedule add n", None),
+        ("holdfast gate pause ", WantedValues("gates", "")),
+        ("holdfast config set al", WantedValues("settings", "al")),
+        ("holdfast config set alert-age 5", None),
+        ("holdfast list --queue ", WantedValues("queues", "")),
+        ("holdfast list --queue=ma", WantedValues("queues", "ma", "--queue=")),
+        ("holdfast list --task mail:s", WantedValues("tasks", "mail:s")),
+        ("holdfast enqueue --to ", WantedValues("workers", "")),
+        ("holdfast enqueue --after a", WantedValues("jobs", "a")),
+        ("holdfast move-store --to ", None),
+        ("holdfast --url memory: job show a", WantedValues("jobs", "a", url="memory:")),
+        ("holdfast job show a --url=memory: --json", None),
+        ("holdfast job show --url=memory: a", WantedValues("jobs", "a", url="memory:")),
+        ("holdfast enqueue -- ls ", None),
+        ("holdfast nothing ", None),
+        ("holdfast job 'sho", None),
+        ("holdfast", None),
+        ("", None),
+    ],
+)
+def test_what_the_last_word_of_a_line_may_be(line: str, wanted: WantedValues | None) -> None:
+    assert wanted_values(line) == wanted
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [
+        ("queues", {"default", "mail"}),
+        ("tasks", {"mail:send", "t"}),
+        ("jobs", {"a", "b"}),
+        ("dead letters", {"b"}),
+        ("workers", {"w"}),
+        ("schedules", {"nightly"}),
+        ("redrives", set()),
+        ("breakers", set()),
+        ("gates", set()),
+    ],
+)
+async def test_values_of_a_store(kind: Kind, expected: set[str]) -> None:
+    async with Holdfast("memory:") as app:
+        await app.declare("mail")
+        await app.enqueue("mail:send", id="a")
+        await app.enqueue("mail:send", id="b", queue="mail", max_attempts=1)
+        [lease] = await app.lease("mail")
+        await app.bury(lease, "no")
+        await app.schedules.add(Schedule(name="nightly", cron="@daily", job=app.job("t")))
+        await seed.save_worker(app, "w")
+        assert await values_of(app, kind) == expected
+
+
+def test_candidates_are_printed_and_trouble_is_silent(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os._exit", int)
+    assert cli("--complete", "holdfast queue show ") == (0, "", ""), "there is no store"
+    cli("queue", "create", "mail")
+    seed.enqueue("j")
+    assert cli("--complete", "holdfast queue show m").out == "mail\n"
+    assert cli("--complete", "holdfast list --queue=d").out == "--queue=default\n"
+    assert cli("--complete", "holdfast config get url").out == ""
+    assert "alert-age\n" in cli("--complete", "holdfast config get ").out
+    unreachable = "holdfast --url http://127.0.0.1:9 queue show "
+    assert cli("--complete", unreachable) == (0, "", "")
+
+
+def test_a_name_that_a_shell_would_interpret_is_not_offered(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def hostile(*_: object) -> set[str]:
+        return {"$(reboot)", "a b", "`x`", "fine", "new\nline"}
+
+    monkeypatch.setattr("os._exit", int)
+    monkeypatch.setattr(completion, "_read", hostile)
+    assert cli("--complete", "holdfast queue show ").out == "fine\n"
+
+
+def test_bash_completes_values_from_the_store(tmp_path: Path) -> None:
+    seeded = run_program(tmp_path, "enqueue", "--task", "mail:send", "--id", "j")
+    assert seeded.code == 0
+    script = run_program(tmp_path, "completion", "bash").out
+    program = tmp_path / "holdfast"
+    program.write_text(f"#!{sys.executable}\n{CODE.format(name='holdfast')}\n")
+    program.chmod(0o700)
+    (tmp_path / "script").write_text(script)
+    # Bash splits words at colons.
+    ask = """
+source ./script
+COMP_WORDS=(./holdfast list --task mail : s) COMP_CWORD=5
+COMP_LINE="./holdfast list --task mail:s" COMP_POINT=${#COMP_LINE}
+_holdfast_values
+printf '%s\\n' "${COMPREPLY[@]}"
+"""
+    ran = subprocess.run(
+        ["bash", "-c", ask],
+        cwd=tmp_path,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ran.stdout == "send\n", ran

@@ -316,8 +316,13 @@ def test_logs(cli: Cli) -> None:
     assert cli("job", "logs", "j", "--json").json == {
         "id": "j",
         "state": "leased",
+        "attempt": 1,
         "output": "one\ntwo",
     }
+    assert cli("job", "logs", "j", "--attempt", "1").out == "one\ntwo\n"
+    refused = cli("job", "logs", "j", "--attempt", "2")
+    assert (refused.code, refused.out) == (2, "")
+    assert "job j has had 1 attempt, and no attempt 2" in refused.err
 
 
 def test_logs_are_followed_until_the_job_ends(cli: Cli, tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ READING = [
     ["top", "--json"],
     ["scaling"],
     ["distribute"],
-    ["migrate-data", "--to", "sqlite:///new.db"],
+    ["move-store", "--to", "sqlite:///new.db"],
 ]
 CREATING = [
     ["enqueue", "--task", "t"],

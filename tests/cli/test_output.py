@@ -176,6 +176,22 @@ def test_prose_is_wrapped_between_words(
     assert re.fullmatch("y+…", shown.split()[-1])
 
 
+def test_a_time_is_shown_whole_or_not_at_all(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    be_a_terminal(monkeypatch)
+    columns = ("schedule", "rule", "next", "UTC", "job")
+    times = ("Thu 2026-11-19 02:00 CET", "2026-11-19T01:00:00Z")
+    row = ("nightly", "At 02:00 every day (Europe/Berlin)", *times, "shop:report")
+    print_table(columns, [row], less=("job",), whole=("next", "UTC"))
+    _, line = drawn(capsys)
+    assert all(time in line for time in times)
+    print_table(columns, [("n" * 40, *row[1:])], less=("job",), whole=("next", "UTC"))
+    head, line = drawn(capsys)
+    assert times[0] in line
+    assert "UTC" not in head
+
+
 @pytest.mark.parametrize("length", [5, 79, 80, 200])
 def test_the_name_of_a_row_is_never_cut(
     length: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

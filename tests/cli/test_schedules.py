@@ -1,10 +1,15 @@
 """`schedule …`: rules, and the jobs of their ticks."""
 
 import json
+import re
 
 import pytest
 
+from holdfast import Holdfast
+from holdfast.core.model import NewJob
+from holdfast.ops.schedules.declared import DeclaredSchedules, save_schedules
 from holdfast.ops.ticks import Schedule
+from holdfast.process import wall_ms
 from tests.cli import seed
 from tests.cli.program import Cli
 
@@ -28,7 +33,7 @@ def test_an_empty_list_says_how_to_add_a_schedule(cli: Cli) -> None:
 
 def test_a_command_keeps_its_arguments(cli: Cli) -> None:
     ran = cli("schedule", "add", "s", *DAILY, "--", "ls", "-l", "--json", "a b; rm")
-    assert ran.out.startswith("added schedule s; next tick ")
+    assert ran.out.startswith("added schedule s; next run ")
     assert schedule().job.task == "command"
     assert json.loads(schedule().job.payload) == {"command": ["ls", "-l", "--json", "a b; rm"]}
     assert (schedule().cron, schedule().zone) == ("0 3 * * *", "Europe/Berlin")
@@ -48,7 +53,7 @@ def test_a_task_with_every_field(cli: Cli) -> None:
     assert kept.job.overrides.max_attempts == 2
     listed = cli("schedule", "list", "--json").json
     assert listed == [view]
-    assert "every 10m" in cli("schedule", "list").out
+    assert "Every 10m" in cli("schedule", "list").out
 
 
 def test_edit_changes_only_the_given_fields(cli: Cli) -> None:
@@ -73,7 +78,7 @@ def test_pause_resume_run_and_remove(cli: Cli) -> None:
     cli("schedule", "add", "s", "--every", "1d", "--task", "t")
     assert cli("schedule", "pause", "s").out == "paused schedule s\n"
     assert schedule().paused
-    assert cli("schedule", "list").out.split()[-1] == "paused"
+    assert "paused" in cli("schedule", "list").out
     assert cli("schedule", "list", "--json").json[0]["next_tick"] is None
     assert cli("schedule", "resume", "s").code == 0
     assert not schedule().paused
@@ -86,13 +91,42 @@ def test_pause_resume_run_and_remove(cli: Cli) -> None:
     assert len(cli("list", "--json").json) == 1, "jobs that it enqueued stay"
 
 
+def test_the_list_has_words_local_time_and_utc(cli: Cli) -> None:
+    cli("schedule", "add", "s", "--cron", "30 4 1 7 *", "--zone", "Europe/Berlin", "--task", "t")
+    title, row = cli("schedule", "list").out.splitlines()
+    assert title.split() == "schedule rule next UTC queue job last made by".split()
+    assert "(Europe/Berlin)  " in row
+    assert re.search(r"[A-Z][a-z]{2} \d{4}-07-01 04:30 CEST  \d{4}-07-01T02:30:00Z", row)
+    assert row.endswith("a person")
+
+
+def test_a_schedule_of_code_says_that_its_workers_restore_it(cli: Cli) -> None:
+    seed.begin()
+
+    async def declare(app: Holdfast) -> None:
+        job = NewJob(id="schedule:s", task="t")
+        declared = Schedule(name="s", cron="@daily", job=job)
+        given = DeclaredSchedules(program="shop", schedules=(declared,))
+        await save_schedules(app.engine, given, 1, wall_ms)
+
+    seed.with_app(declare)
+    assert cli("schedule", "list").out.rstrip().endswith("code of shop")
+    assert cli("schedule", "list", "--json").json[0]["program"] == "shop"
+    said = "the code of shop declares schedule s: its workers restore it when they start"
+    assert said in cli("schedule", "edit", "s", "--cron", "@weekly").err
+    assert cli("schedule", "pause", "s").err == "", "a pause stays"
+    assert cli("schedule", "remove", "s").err.endswith("or pause it instead\n")
+
+
 def test_preview(cli: Cli) -> None:
     cli("schedule", "add", "s", *DAILY, "--task", "t")
     ticks = cli("schedule", "preview", "s", "--count", "3", "--json").json
     assert len(ticks) == 3
     assert all(tick[11:] in ("01:00:00Z", "02:00:00Z") for tick in ticks)
     rule = ["--cron", "*/5 * * * *", "--count", "2"]
-    assert len(cli("schedule", "preview", *rule).out.splitlines()) == 2
+    lines = cli("schedule", "preview", *rule).out.splitlines()
+    assert len(lines) == 2
+    assert all(re.fullmatch(r"\S+Z  \S{3} \S+ \d\d:\d[05] UTC", line) for line in lines)
     assert len(cli("schedule", "preview", "s", *rule).out.splitlines()) == 2
     assert schedule().cron == "0 3 * * *", "a preview stores nothing"
 

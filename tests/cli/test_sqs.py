@@ -109,7 +109,7 @@ async def test_waiting_for_a_result_names_another_engine(url: str) -> None:
             await handle.aresult()
 
 
-@pytest.mark.parametrize("line", ["backup copy.db", "migrate-data --to sqlite:///copy.db"])
+@pytest.mark.parametrize("line", ["backup copy.db", "move-store --to sqlite:///copy.db"])
 def test_a_copy_is_refused(cli: Cli, url: str, line: str) -> None:
     ran = cli(*line.split(), "--url", url)
     assert (ran.code, "unsupported" in ran.err) == (2, True)

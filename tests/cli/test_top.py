@@ -33,7 +33,7 @@ def test_top_once_as_json(cli: Cli) -> None:
     assert [(job["id"], job["worker"], job["attempt"]) for job in answer["jobs"]] == [("j", "w", 1)]
 
 
-@pytest.mark.parametrize(("progress", "shown"), [(None, ""), (0.25, " 25%")])
+@pytest.mark.parametrize(("progress", "shown"), [(None, ""), (0.25, " 25 %")])
 def test_top_shows_the_progress_of_a_running_job(
     cli: Cli, progress: float | None, shown: str
 ) -> None:

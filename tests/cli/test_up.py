@@ -15,7 +15,7 @@ from urllib.request import urlopen
 
 import pytest
 
-from tests.cli.program import command, environment, run_program
+from tests.cli.program import Cli, command, environment, run_program
 from tests.wait import wait_until
 
 _TIMEOUT_S = 60
@@ -82,7 +82,7 @@ def test_up_runs_a_job_and_leaves_no_process(tmp_path: Path) -> None:
         up.send_signal(signal.SIGTERM)
         out, err = up.communicate(timeout=_TIMEOUT_S)
     assert (up.returncode, out) == (0, "stopped\n")
-    assert "\ndraining: " in err
+    assert "\nstopping: " in err
     assert re.search(
         r"^holdfast: worker \S+ runs command from queue default, up to 1 job at a time", err
     )
@@ -132,10 +132,8 @@ def test_a_second_up_on_the_same_file_adds_workers(tmp_path: Path) -> None:
         (["--cwd", "nowhere"], 2, "--cwd nowhere is not a folder: create it, or give"),
     ],
 )
-def test_up_with_invalid_flags_says_why(
-    tmp_path: Path, line: list[str], code: int, says: str
-) -> None:
-    ran = run_program(tmp_path, "up", *line)
+def test_up_with_invalid_flags_says_why(cli: Cli, line: list[str], code: int, says: str) -> None:
+    ran = cli("up", *line)
     assert ran.code == code
     assert says in ran.err
     assert re.search(r" \([a-z_]+\)\n$", ran.err), ran.err

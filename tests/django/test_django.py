@@ -134,7 +134,7 @@ def test_a_job_exists_only_if_its_transaction_commits(
 
 
 def test_the_example_of_the_page_runs(tmp_path: Path) -> None:
-    page = (SITE.parents[2] / "docs" / "django.md").read_text()
+    page = (SITE.parents[2] / "docs" / "integrations" / "django.md").read_text()
     (tmp_path / "reports").mkdir()
     (tmp_path / "manage.py").write_text((SITE / "manage.py").read_text())
     for name, text in shown(page):

@@ -36,9 +36,13 @@ class KeptConnections:
     def engine(self, dsn: str, **options: Any) -> PostgresEngine:
         """All on one database: a connection is the same for every namespace of it."""
         engine = PostgresEngine(dsn, **options)
+        self.serve(engine)
+        return engine
+
+    def serve(self, engine: PostgresEngine) -> None:
+        """Let an engine that is not open yet use these connections."""
         made = engine._make_pool
         engine._make_pool = partial(self._pool, *made.args, **made.keywords)
-        return engine
 
     def _pool(self, dsn: str, **options: Any) -> PostgresPool:
         return KeptPool(dsn, kept=self, **options)

@@ -46,22 +46,22 @@ def explore(
 
 def test_memory() -> None:
     """The reference beside itself: the machine, not the engine, is what could fail here."""
-    explore("memory", harnesses.memory, 25)
+    explore("memory", harnesses.memory, 8)
 
 
 def test_sqlite(quick_path: Path) -> None:
-    explore("sqlite", lambda: harnesses.sqlite(quick_path), 25)
+    explore("sqlite", lambda: harnesses.sqlite(quick_path), 12)
 
 
 def test_coalesced_sqlite(quick_path: Path) -> None:
     make = harnesses.sqlite
-    explore("coalesced_sqlite", lambda: make(quick_path, harnesses.coalesced), 12)
+    explore("coalesced_sqlite", lambda: make(quick_path, harnesses.coalesced), 6)
 
 
 def test_postgres(shared_pg_dsn: str) -> None:
     with asyncio.Runner() as runner, KeptConnections() as kept:
         make = partial(harnesses.postgres, shared_pg_dsn, connections=1, kept=kept)
-        explore("postgres", make, 18, runner)
+        explore("postgres", make, 8, runner)
 
 
 @contextmanager
@@ -77,7 +77,7 @@ def brokered(url: str, runner: asyncio.Runner) -> Iterator[harnesses.Wrap]:
 def test_brokered_sqlite(quick_path: Path, amqp_url: str) -> None:
     with asyncio.Runner() as runner, brokered(amqp_url, runner) as wrap:
         make = partial(harnesses.sqlite, quick_path, wrap)
-        explore("brokered_sqlite", make, 10, runner)
+        explore("brokered_sqlite", make, 5, runner)
 
 
 def test_brokered_pooled_postgres(shared_pg_dsn: str, amqp_url: str) -> None:
@@ -87,4 +87,4 @@ def test_brokered_pooled_postgres(shared_pg_dsn: str, amqp_url: str) -> None:
         ForgetfulConnections() as kept,
     ):
         make = partial(harnesses.postgres, shared_pg_dsn, wrap, connections=1, kept=kept)
-        explore("brokered_pooled_postgres", make, 6, runner)
+        explore("brokered_pooled_postgres", make, 3, runner)

@@ -1,13 +1,13 @@
 """The remote engine and a faulty server: retries, and the errors that are raised."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager
 
 import pytest
 
 from holdfast.conformance.contract.cases import a_job
-from holdfast.core.model import Job, JobFilter, Lease, LeaseRequest, Receipt, Record, Status
+from holdfast.core.model import Job, JobFilter, Lease, LeaseRequest, Queue, Receipt, Record, Status
 from holdfast.core.verdict import Cancel, Complete, Outcome, Settlement
 from holdfast.engines import wire
 from holdfast.engines.base import Saved
@@ -88,6 +88,25 @@ async def test_calls_with_ids_or_tokens_are_repeated(pauses: list[float]) -> Non
     assert len(pauses) == 4
     assert pauses[0] <= 0.05
     assert pauses[1] <= 0.1
+
+
+async def test_a_field_that_an_older_server_would_ignore_is_not_sent() -> None:
+    """It would apply the call to more jobs than those that were meant."""
+    children = JobFilter(parent="p")
+    async with meeting() as (script, remote):
+        calls: list[Awaitable[object]] = [
+            remote.find(children, limit=1),
+            remote.tally(children, "state", limit=1),
+            remote.amend(children, Cancel(), limit=1),
+            remote.declare(Queue(name="q", expires_ms=1_000)),
+            remote.lease(LeaseRequest(queues=("q",), dead=True)),
+        ]
+        for call in calls:
+            with pytest.raises(Unsupported, match=r"a newer server|another engine"):
+                await call
+        [receipt] = await remote.enqueue([a_job("a", key="k", key_hold="window")])
+        assert (receipt.status, receipt.code) == (Status.REFUSED, Unsupported.code)
+    assert script.verbs == []
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ from holdfast.core.model import (
     Status,
 )
 from holdfast.core.verdict import (
+    Cancel,
     Complete,
     Edit,
     Expedite,
@@ -54,6 +55,9 @@ HOUR_MS = 3_600_000
 Call = Callable[[Engine], Awaitable[Any]]
 
 
+ALL = JobFilter()
+
+
 class Check(NamedTuple):
     """One check: what the engine lacks, the verb and a call that needs it."""
 
@@ -83,13 +87,13 @@ def settles(
     return Check(lacking, "settle", lambda engine: engine.settle([settlement]), feature)
 
 
-def amends(feature: str, lacking: dict[str, Any], amendment: Any) -> Check:
-    return Check(
-        lacking, "amend", lambda engine: engine.amend(JobFilter(), amendment, limit=1), feature
-    )
+def amends(feature: str, lacking: dict[str, Any], amendment: Any, wanted: JobFilter = ALL) -> Check:
+    return Check(lacking, "amend", lambda engine: engine.amend(wanted, amendment, limit=1), feature)
 
 
 UNSEARCHABLE = {"inspect": False}
+NO_PARENTS = {"parent_filter": False}
+CHILDREN = JobFilter(parent="p")
 CHECKS = [
     declares("max_depth", {"limits": False}, max_depth=5),
     declares("limits", {"limits": False}, limits=(a_limit(concurrency=1),)),
@@ -137,6 +141,14 @@ CHECKS = [
         "counting jobs",
     ),
     amends("changing jobs without a lease", UNSEARCHABLE, Retime(delay_ms=0)),
+    amends("jobs by their parent", NO_PARENTS, Cancel(), CHILDREN),
+    Check(NO_PARENTS, "find", lambda engine: engine.find(CHILDREN, limit=1), "by their parent"),
+    Check(
+        NO_PARENTS,
+        "tally",
+        lambda engine: engine.tally(CHILDREN, "state", limit=1),
+        "by their parent",
+    ),
     amends("priorities", {"priority": False}, Edit(priority=1)),
     amends("priorities", {"priority": False}, Expedite()),
     amends("a payload over 10 bytes", {"payload_max": 10}, Edit(payload=b"x" * 11)),

@@ -11,7 +11,7 @@ from holdfast.cli.flags import EditFlags, JobFlags, TickFlags
 from holdfast.core.model import NewJob
 from holdfast.errors import InvalidJob
 from holdfast.notation import options
-from holdfast.notation.job import FIELDS, JobLine, JobOptions
+from holdfast.notation.job import FIELDS, JobLine, JobOptions, TickOptions
 from holdfast.notation.job_lines import JobDefaults, make_job, read_line
 from holdfast.notation.options import new_job
 from holdfast.notation.synonyms import READ_ONLY
@@ -31,6 +31,10 @@ def names(struct: type[msgspec.Struct]) -> set[str]:
 
 def test_python_options_have_every_field() -> None:
     assert set(JobOptions.__annotations__) == set(FIELDS) - NOT_OPTIONS
+    # The payload of a task is always JSON.
+    assert set(TickOptions.__annotations__) == set(FIELDS) - NOT_OPTIONS - PER_JOB - {
+        "content_type"
+    }
 
 
 def test_a_line_has_every_field() -> None:

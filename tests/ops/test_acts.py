@@ -52,7 +52,7 @@ def an_act(count: int = 1_234, **fields: Any) -> ActRecord:
         (
             ActPlan(act="retry", wanted=JobFilter(ids=("a",)), delay_ms=60_000),
             {"count": 1, "states": {State.DEAD: 1}},
-            "Retry 1 selected dead job after 1m",
+            "Put back 1 selected dead job, after 1m",
         ),
         (
             ActPlan(act="expedite", wanted=JobFilter(task="send", tenant="acme")),

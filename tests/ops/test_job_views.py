@@ -137,4 +137,9 @@ def test_reasons_have_readable_instants() -> None:
         explanation(dead(), [Cause(code="c", text="t", at=1_500), Cause(code="d", text="u")])
     )
     assert [each["at"] for each in told["reasons"]] == ["1970-01-01T00:00:01.500Z", None]
-    assert plain(output_view(dead())) == {"id": "j", "state": "dead", "output": "\ufffd\x1b"}
+    assert plain(output_view(dead())) == {
+        "id": "j",
+        "state": "dead",
+        "attempt": 1,
+        "output": "\ufffd\x1b",
+    }

@@ -116,9 +116,9 @@ def expected(shown: Shown, minutes: set[int], hours: set[int] | None) -> Iterato
 
 
 @pytest.mark.parametrize("name", ZONES)
-def test_ticks_over_twenty_years_of_a_zone(name: str) -> None:
+def test_ticks_over_eight_years_of_a_zone(name: str) -> None:
     zone = ZoneInfo(name)
-    for shift in shifts(zone, 2010, 2030):
+    for shift in shifts(zone, 2010, 2018):
         start, end = shift - timedelta(hours=7), shift + timedelta(hours=7)
         shown = read_clock(zone, start, end)
         for rule, minutes, hours in RULES:
@@ -128,9 +128,9 @@ def test_ticks_over_twenty_years_of_a_zone(name: str) -> None:
 
 
 def test_the_tested_zones_change_their_offset() -> None:
-    counts = {name: len(list(shifts(ZoneInfo(name), 2010, 2030))) for name in ZONES}
-    assert counts["Europe/Berlin"] == 42
-    assert sum(counts.values()) > 300
+    counts = {name: len(list(shifts(ZoneInfo(name), 2010, 2018))) for name in ZONES}
+    assert counts["Europe/Berlin"] == 18
+    assert sum(counts.values()) > 150
 
 
 @pytest.mark.parametrize(

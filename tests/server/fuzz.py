@@ -158,11 +158,13 @@ def _in_msgpack(schema: Any, names: Mapping[str, str]) -> Any:
     if not isinstance(schema, dict):
         return schema
     if schema.get("contentEncoding") == "base64":
-        return {"type": "string", "format": BYTES}
+        coded = {"type": "string", "format": BYTES}
+        # As a choice: Schemathesis ignores the format beside a list of types.
+        return {"anyOf": [coded, {"type": "null"}]} if "null" in schema["type"] else coded
     found = {name: _in_msgpack(each, names) for name, each in schema.items()}
     if "limit" in found.get("properties", {}):
         found["properties"]["limit"] |= {"minimum": 1, "maximum": bounds.PAGE_MAX}
-    if found.get("type") == "integer":
+    if "integer" in found.get("type", ()):
         found = {"minimum": -(2**63), "maximum": 2**64 - 1, **found}
     return found
 

@@ -208,7 +208,7 @@ async def test_commands_that_need_the_store_itself_are_refused(tmp_path: Path) -
             assert app.home.store.traits.shared
             assert app.place == process.url
         ran = run_program(
-            tmp_path, "migrate-data", "--from", process.url, "--to", "sqlite:///other.db"
+            tmp_path, "move-store", "--from", process.url, "--to", "sqlite:///other.db"
         )
         assert ran.code != 0
         assert "unsupported" in ran.err

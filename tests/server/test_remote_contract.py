@@ -13,9 +13,7 @@ from holdfast.conformance.contract import (
     JumpContract,
     SharedContract,
 )
-from holdfast.conformance.contract.concurrency import ConcurrencyContract
 from holdfast.conformance.contract.lease_wait import LeaseWaitContract
-from holdfast.conformance.harness import Twin
 from tests.engines import harnesses
 from tests.engines.compositions import WHOLE, CompositionContract
 from tests.engines.pg_connections import KeptConnections
@@ -29,31 +27,16 @@ async def loop_server() -> AsyncIterator[LoopServer]:
         yield loop_server
 
 
-@pytest.fixture(scope="module")
-async def kept() -> AsyncIterator[KeptConnections]:
-    """Asynchronous, so that all tests of a module share the event loop of its connections."""
-    with KeptConnections() as kept:
-        yield kept
-
-
-class TestRemoteMemory(ConcurrencyContract, LeaseWaitContract, SharedContract):
-    """The whole of it is proven below; here several clients meet at one server."""
-
-    pytestmark = pytest.mark.anyio
+class TestRemoteMemory(EngineContract, SharedContract, JumpContract):
+    """Several clients of one server."""
 
     @pytest.fixture
     async def harness(self, loop_server: LoopServer) -> AsyncIterator[Harness]:
         async with Harness(single_server(loop_server)) as harness:
             yield harness
 
-    @pytest.fixture
-    async def twin(self, harness: Harness) -> AsyncIterator[Twin]:
-        twin = await harness.twin()
-        yield twin
-        await twin.agree()
 
-
-class TestRemoteSQLite(EngineContract, DurableContract, SharedContract, JumpContract):
+class _RemoteSQLite:
     """Several servers on one file."""
 
     @pytest.fixture
@@ -62,6 +45,16 @@ class TestRemoteSQLite(EngineContract, DurableContract, SharedContract, JumpCont
             quick_path, partial(ServedEngine, loop_server=loop_server)
         ) as harness:
             yield harness
+
+
+class TestRemoteSQLite(_RemoteSQLite, CompositionContract, LeaseWaitContract, JumpContract):
+    """The whole contract passes on SQLite, and through the server in memory."""
+
+
+class TestWholeRemoteSQLite(
+    _RemoteSQLite, EngineContract, DurableContract, SharedContract, JumpContract
+):
+    __test__ = WHOLE
 
 
 class _RemotePostgres:
@@ -75,7 +68,7 @@ class _RemotePostgres:
 
 
 class TestRemotePostgres(_RemotePostgres, CompositionContract, LeaseWaitContract):
-    """The whole contract passes on PostgreSQL, and through the server on SQLite."""
+    """The whole contract passes on PostgreSQL, and through the server in memory."""
 
 
 class TestWholeRemotePostgres(_RemotePostgres, EngineContract, DurableContract, SharedContract):

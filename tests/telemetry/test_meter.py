@@ -1,5 +1,6 @@
 """The meter counts every engine call once, under the right queue."""
 
+import json
 from collections.abc import Sequence
 
 import pytest
@@ -36,6 +37,7 @@ from holdfast.engines.observed import Observed
 from holdfast.errors import OutcomeUnknown
 from holdfast.events import EngineCalled
 from holdfast.ops.workers import end_overdue_and_expired
+from holdfast.process import JobFormatter, JsonFormatter
 from holdfast.telemetry.event_log import FeedEventKind
 from holdfast.telemetry.meter import METERED_MAX, OTHER, QUEUES_MAX, Meter, QueueTotals, Totals
 from holdfast.testing.clock import ManualClock
@@ -293,6 +295,10 @@ async def test_expiry_is_an_event_and_a_line_like_every_death(
     text = "not started before its expiry, after 0 attempts"
     assert second == f"job j0 of task t died in queue default (expired): {text}"
     assert len(caplog.messages) == 40
+    fields = json.loads(JsonFormatter().format(caplog.records[0]))
+    wanted = {"job_id": "default-0", "task": "t", "queue": "default", "reason": "rejected"}
+    assert {name: fields[name] for name in wanted} == wanted
+    assert JobFormatter("%(message)s").format(caplog.records[0]) == first
 
 
 async def test_a_handled_dead_letter_is_not_counted_again() -> None:

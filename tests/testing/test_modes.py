@@ -18,6 +18,7 @@ from holdfast import (
     JobHandle,
     Release,
     Retry,
+    Schedule,
     Task,
 )
 from holdfast.core.model import Reason, State
@@ -237,6 +238,35 @@ async def test_manual_in_an_async_test(shop: Shop) -> None:
         assert mode.drain().done == 1
         assert shop.calls == ["c", "a", "b", "e"], "by name it went to the default queue"
         assert [job.state for job in mode.jobs if job.task == "unknown"] == [State.WAITING]
+
+
+def test_manual_enqueues_the_ticks_of_schedules(tmp_path: Path) -> None:
+    app = Holdfast(f"sqlite:///{tmp_path}/s.db")
+    ran: list[str] = []
+
+    @app.schedule(every="15m", arguments=("often",))
+    @app.schedule(cron="0 2 * * *", timezone="Europe/Berlin", name="nightly", arguments=("night",))
+    @app.task
+    def report(kind: str) -> None:
+        ran.append(kind)
+
+    with manual(app) as jobs:
+        jobs.advance("14m")
+        assert jobs.drain().attempts == 0
+        jobs.advance("1m")
+        assert jobs.drain().done == 1
+        jobs.advance("1d")
+        jobs.drain()
+        assert (ran.count("often"), ran.count("night")) == (1 + 24 * 4, 1)
+        # Ticks of schedules that the test adds go by the same clock.
+        app.run(app.schedules.add(Schedule(name="s", job=report.job("added"), every_ms=60_000)))
+        app.run(app.schedules.pause("nightly"))
+        jobs.advance("1d")
+        jobs.drain()
+        assert (ran.count("added"), ran.count("night")) == (24 * 60, 1)
+    with inline(app) as jobs_at_once:
+        assert jobs_at_once.jobs == [], "schedules do not tick in the other modes"
+    assert not (tmp_path / "s.db").exists()
 
 
 def test_a_payload_that_does_not_fit_becomes_a_dead_letter(shop: Shop) -> None:

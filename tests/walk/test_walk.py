@@ -66,7 +66,7 @@ def test_a_job_passes_few_files(environment: dict[str, str], tmp_path: Path) -> 
     assert producer.returncode == 0
     recorded = json.loads(output)
     calls = [read(line) for line in (tmp_path / "walk").read_text().splitlines()]
-    periodic = {call.place for call in during(recorded["idle"], calls)}
+    periodic = periodic_places(recorded["idle"], calls)
     # The worker may print the line of a job after its result was read: a job lasts until the next.
     jobs = [{**job, "end": following["begin"]} for job, following in pairwise(recorded["jobs"])]
     walk = common_walk([walk_of(job, calls, producer.pid) for job in jobs], periodic)
@@ -84,6 +84,15 @@ def read(line: str) -> Call:
 
 def during(span: dict[str, int], calls: list[Call]) -> list[Call]:
     return [call for call in calls if span["begin"] <= call.at_ns <= span["end"]]
+
+
+def periodic_places(idle: dict[str, int], calls: list[Call]) -> set[Place]:
+    """The functions that run several times a second without a job: in both halves of the idle time.
+    A heartbeat, which comes every ten seconds, is in one of them at most."""
+    middle = (idle["begin"] + idle["end"]) // 2
+    halves = ({**idle, "end": middle}, {**idle, "begin": middle})
+    first, second = ({call.place for call in during(half, calls)} for half in halves)
+    return first & second
 
 
 def walk_of(job: dict[str, int], calls: list[Call], producer: int) -> list[Place]:

@@ -111,8 +111,8 @@ class FakeChild(ChildProcess):
     def answer(self, *messages: FromChild) -> None:
         self._listener.received(self, list(messages))
 
-    def ready(self, *tasks: TaskInfo) -> None:
-        self.answer(ChildReady(tasks or (TaskInfo("work"),)))
+    def ready(self, *tasks: TaskInfo, schedules: bytes = b"") -> None:
+        self.answer(ChildReady(tasks or (TaskInfo("work"),), schedules))
 
     def run(self, *numbers: int) -> None:
         """These calls have started."""

@@ -90,7 +90,7 @@ class Place:
 
     async def worker(self, **given: Any) -> subprocess.Popen[bytes]:
         """Start a supervisor and wait until it is ready to lease."""
-        return await self._ready("holdfast.worker.supervisor.main", self.options(**given), 1)
+        return await self._ready("holdfast.worker.supervisor", self.options(**given), 1)
 
     async def launcher(self, *workers: WorkerOptions) -> subprocess.Popen[bytes]:
         return await self._ready("holdfast.worker.launcher", list(workers), len(workers))

@@ -2,6 +2,7 @@
 
 import asyncio
 import ctypes
+import logging
 import multiprocessing
 import os
 import subprocess
@@ -25,6 +26,10 @@ async def aecho(value: Any) -> Any:
 
 def speak(word: str) -> None:
     print("hello", word)
+
+
+def log_line(word: str) -> None:
+    logging.getLogger("sample").debug(word)
 
 
 def block(path: str) -> None:
@@ -99,6 +104,7 @@ _ALL = [
         crash,
         report,
         speak,
+        log_line,
     )
 ]
 app = SimpleNamespace(handlers={one.name: one for one in [*_ALL, handler(total, batch=5)]})

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.worker.launcher import ManagedProcess, as_program
 from holdfast.worker.launcher import _keep_running as keep_running
+from holdfast.worker.launcher import as_program
+from holdfast.worker.managed_process import ManagedProcess
 from holdfast.worker.options import WorkerOptions
 from tests.worker.live_workers import Place, until
 

@@ -58,7 +58,7 @@ async def test_postgresql_goes_away_and_comes_back(
     own_server.kill()
     place.go()
     await until(lambda: len(place.journal("end")) == 7, "the runs to end")
-    await until(lambda: "cannot settle " in place.stderr(), "the worker to notice")
+    await until(lambda: "cannot store how " in place.stderr(), "the worker to notice")
     assert process.poll() is None
     await asyncio.to_thread(own_server.restart)
     jobs = await persist(place, *"abcdef")

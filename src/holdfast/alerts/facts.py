@@ -176,7 +176,7 @@ class GrowthTracker:
         self._highest: dict[str, Growth] = {}
         self._basis: object = None
         self._since: int | None = None
-        self.minute = False
+        self.minute: bool = False
         """True once a whole minute was observed."""
 
     def observe(self, at: int, fleet: FleetTotals, out: object = None) -> dict[str, Growth]:

@@ -20,10 +20,12 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from types import TracebackType
 from typing import (
+    TYPE_CHECKING,
     Any,
     Concatenate,
     ParamSpec,
@@ -40,7 +42,9 @@ import msgspec
 
 from holdfast.app.batch import Batch, enqueue_batch
 from holdfast.app.engine_host import EngineHost, closing_unstarted
+from holdfast.app.hooks import HookedTransaction, HookMethods
 from holdfast.app.leases import LeaseMethods
+from holdfast.app.schedules import ScheduleOptions, TaskSchedule, program_name, task_schedule
 from holdfast.app.task import (
     AnyTask,
     ContextCall,
@@ -91,7 +95,6 @@ from holdfast.errors import (
     UsageError,
 )
 from holdfast.events import Listeners
-from holdfast.gates import GateRunner
 from holdfast.notation.durations import Duration, to_ms
 from holdfast.notation.job import JobOptions
 from holdfast.notation.options import (
@@ -112,7 +115,8 @@ from holdfast.ops.queues import (
     set_limit,
 )
 from holdfast.ops.redrives import Redrives
-from holdfast.ops.schedules import Schedules
+from holdfast.ops.schedules import ScheduleRule, Schedules
+from holdfast.ops.schedules.declared import DeclaredSchedules, ScheduleSync, save_schedules
 from holdfast.ops.workers import Workers
 from holdfast.process import wall_ms
 from holdfast.telemetry import (
@@ -123,14 +127,17 @@ from holdfast.telemetry import (
     is_counted_elsewhere,
 )
 from holdfast.tracing import traced
-from holdfast.upkeep import Upkeep
 from holdfast.worker.child.context import Context
 from holdfast.worker.child.handlers import Handler
 from holdfast.worker.options import WorkerOptions, numbered
 
+if TYPE_CHECKING:
+    from holdfast.upkeep import Upkeep
+
 Parameters = ParamSpec("Parameters")
 Answer = TypeVar("Answer")
 Element = TypeVar("Element")
+Scheduled = TypeVar("Scheduled", bound=AnyTask)
 
 ALIVE: weakref.WeakSet[Holdfast] = weakref.WeakSet()
 """Every application of this process: the default target of the test modes."""
@@ -143,24 +150,40 @@ _PAGE = 100
 """Jobs are read with their payloads: a thousand of them could take a gigabyte."""
 
 
-class Holdfast(LeaseMethods):
+class Holdfast(HookMethods, LeaseMethods):
     """A connection to one store of jobs, and the tasks of an application.
 
     `url` names the engine; the default is HOLDFAST_URL, else a file in the current folder. Creating
     a Holdfast opens nothing. Enqueueing a task opens the engine on a loop in a background thread;
     `async with Holdfast() as app`, or `open` and `close`, use the program's own loop. `listeners`
     receive an event for every engine call and upkeep action; `place` is the URL without secrets.
+
+    `name` is the name of the program, by default that of the module that creates the Holdfast: its
+    schedules in the store carry it. With `keep_schedules`, those that its code declares no more
+    stay there.
     """
 
-    def __init__(self, url: str | None = None, *, engine: Engine | None = None) -> None:
+    def __init__(
+        self,
+        url: str | None = None,
+        *,
+        engine: Engine | None = None,
+        name: str | None = None,
+        keep_schedules: bool = False,
+    ) -> None:
         if url is not None and engine is not None:
             raise UsageError("Holdfast takes a url or an engine, not both")
+        super().__init__()
         url = default_url() if url is None else expected("url", url, str)
-        self.url = None if engine else url
+        self.url: str | None = None if engine else url
         """May contain a password; `place` does not."""
         store = engine or open_engine(url)
-        self.place = store.traits.name if engine else redacted(url)
-        self.listeners = Listeners()
+        self.place: str = store.traits.name if engine else redacted(url)
+        self.listeners: Listeners = Listeners()
+        self.name: str = program_name(name)
+        self._started_at = wall_ms()
+        self._keep_schedules = expected("keep_schedules", keep_schedules, bool)
+        self._task_schedules: dict[str, TaskSchedule] = {}
         self.tasks: dict[str, AnyTask] = {}
         self._dead_letter_handlers: dict[str, Handler] = {}
         self._home = self._host(store)
@@ -191,7 +214,7 @@ class Holdfast(LeaseMethods):
     @property
     def schedules(self) -> Schedules:
         """The schedules of this store."""
-        return Schedules(self.engine, wall_ms)
+        return Schedules(self.engine, self.home.wall_ms)
 
     @property
     def redrives(self) -> Redrives:
@@ -263,6 +286,53 @@ class Holdfast(LeaseMethods):
             return lambda decorated: self._add_task(decorated, given)
         return self._add_task(function, given)
 
+    def schedule(
+        self,
+        *,
+        cron: str | None = None,
+        every: Duration | None = None,
+        timezone: str = "UTC",
+        **options: Unpack[ScheduleOptions],
+    ) -> Callable[[Scheduled], Scheduled]:
+        """Enqueue a task regularly: `@app.schedule(cron="0 2 * * *")` above `@app.task`.
+
+        Workers store the schedule when they start; so does `sync_schedules`. Its `name` is by
+        default that of the task, with a dot for the colon. `arguments` are those of the task, in
+        order or by name; `missed`, `missed_max` and `grace` are the policy for missed ticks. The
+        other options are those of its jobs.
+        """
+        rule = ScheduleRule(cron=cron, every=every, zone=expected("timezone", timezone, str))
+
+        def add(task: Scheduled) -> Scheduled:
+            if not isinstance(task, Task) or task.app is not self:
+                raise UsageError("@app.schedule(…) needs a task: put it above @app.task")
+            made = task_schedule(task, rule, options)
+            if made.name in self._task_schedules:
+                raise UsageError(
+                    f"schedule {made.name} already exists: give one of the two another name="
+                )
+            self._task_schedules[made.name] = made
+            return task
+
+        return add
+
+    @property
+    def declared_schedules(self) -> DeclaredSchedules:
+        """The schedules of the code, as workers store them."""
+        return DeclaredSchedules(
+            program=self.name,
+            schedules=tuple(each.schedule() for each in self._task_schedules.values()),
+            keep=self._keep_schedules,
+        )
+
+    async def sync_schedules(self) -> ScheduleSync:
+        """Store the schedules of the code, and remove those that it declares no more, as workers do
+        when they start. A program that started earlier than another of its name changes nothing.
+        """
+        return await save_schedules(
+            self.engine, self.declared_schedules, self._started_at, self.home.wall_ms
+        )
+
     def on_dead_letter(
         self, queue: str = "default"
     ) -> Callable[[Callable[[DeadLetter], Answer]], Callable[[DeadLetter], Answer]]:
@@ -286,7 +356,8 @@ class Holdfast(LeaseMethods):
     def handlers(self) -> dict[str, Handler]:
         """The handlers of the tasks by name, as a worker runs them, and those of dead letters."""
         found = {name: task.handler for name, task in self.tasks.items()}
-        return found | {handler.name: handler for handler in self._dead_letter_handlers.values()}
+        found |= {handler.name: handler for handler in self._dead_letter_handlers.values()}
+        return {name: self._with_hooks(handler) for name, handler in found.items()}
 
     @property
     def workers(self) -> Workers:
@@ -330,7 +401,8 @@ class Holdfast(LeaseMethods):
         """Enqueue one job, durable on return. A refusal is raised: UnknownQueue, QueueFull, …"""
         made = options.get("id") is None
         enqueue = self.home.enqueue_made if made else self.engine.enqueue
-        [receipt] = await enqueue([self.job(task, payload, **options)])
+        jobs = [self.job(task, payload, **options)]
+        [receipt] = await enqueue(self.hooks.prepared(jobs) if self.hooks.enqueue else jobs)
         return accepted(receipt)
 
     async def enqueue_many(self, jobs: Iterable[NewJob]) -> list[Receipt]:
@@ -467,7 +539,8 @@ class Holdfast(LeaseMethods):
         if transactional is None:
             remedy = "enqueue after the commit, or use SQLite or PostgreSQL"
             raise Unsupported(self.engine.traits.name, "enqueue within a transaction", remedy)
-        return transactional.within(connection)
+        transaction = transactional.within(connection)
+        return HookedTransaction(transaction, self.hooks) if self.hooks.enqueue else transaction
 
     def upkeep(
         self,
@@ -485,6 +558,10 @@ class Holdfast(LeaseMethods):
         gates that use them. `cloudwatch` is a CloudWatch namespace: upkeep publishes Ready,
         OldestAge and DesiredWorkers of each queue there.
         """
+        # Most processes run no upkeep: they start sooner without these modules.
+        from holdfast.gates import GateRunner
+        from holdfast.upkeep import Upkeep
+
         expected("archive", archive, Path | str | None)
         expected("history", history, Retention | None)
         expected("cloudwatch", cloudwatch, str | None)
@@ -522,6 +599,13 @@ class Holdfast(LeaseMethods):
         self.tasks[task.name] = task
         return task
 
+    def _with_hooks(self, handler: Handler) -> Handler:
+        hooks = self.hooks.for_task(handler.name, "async" if handler.is_async else "sync")
+        prepare = self.hooks.prepared if self.hooks.enqueue else None
+        if hooks is None and prepare is None:
+            return handler
+        return replace(handler, hooks=hooks, prepare=prepare)
+
     def _host(self, store: Engine) -> EngineHost:
         engine = Observed(store, self.listeners)
         # A server creates queues for its clients, as its own settings say.
@@ -552,6 +636,7 @@ class Holdfast(LeaseMethods):
             except InvalidJob as error:
                 refused[at] = checks.refusal(str(new.id), error)
         good = [new for at, new in enumerate(batch) if at not in refused]
+        good = self.hooks.prepared(good) if self.hooks.enqueue else good
         answers = iter(await self.engine.enqueue(good)) if good else iter(())
         return [refused[at] if at in refused else next(answers) for at in range(len(batch))]
 
@@ -599,17 +684,47 @@ class Decorator(Protocol):
 
 class BatchDecorator(Protocol):
     """The decorator returned by `app.task(batch=…)`: the parameter of a job is an element of the
-    function's list."""
+    function's list, and its result an element of the list that the function returns."""
 
     @overload
     def __call__(
-        self, function: Callable[[list[Element]], Answer], /
-    ) -> Task[[Element], Any, Callable[[list[Element]], Answer]]: ...
+        self,
+        function: Callable[
+            Concatenate[list[Context], list[Element], ...], Coroutine[Any, Any, list[Answer]]
+        ],
+        /,
+    ) -> Task[[Element], Answer, Callable[..., Coroutine[Any, Any, list[Answer]]]]: ...
 
     @overload
     def __call__(
-        self, function: Callable[..., Answer], /
-    ) -> Task[..., Any, Callable[..., Answer]]: ...
+        self, function: Callable[Concatenate[list[Context], list[Element], ...], list[Answer]], /
+    ) -> Task[[Element], Answer, Callable[..., list[Answer]]]: ...
+
+    @overload
+    def __call__(
+        self, function: Callable[Concatenate[list[Context], list[Element], ...], Answer], /
+    ) -> Task[[Element], Any, Callable[..., Answer]]: ...
+
+    @overload
+    def __call__(
+        self,
+        function: Callable[Concatenate[list[Element], ...], Coroutine[Any, Any, list[Answer]]],
+        /,
+    ) -> Task[
+        [Element],
+        Answer,
+        Callable[Concatenate[list[Element], ...], Coroutine[Any, Any, list[Answer]]],
+    ]: ...
+
+    @overload
+    def __call__(
+        self, function: Callable[Concatenate[list[Element], ...], list[Answer]], /
+    ) -> Task[[Element], Answer, Callable[Concatenate[list[Element], ...], list[Answer]]]: ...
+
+    @overload
+    def __call__(
+        self, function: Callable[Concatenate[list[Element], ...], Answer], /
+    ) -> Task[[Element], Any, Callable[Concatenate[list[Element], ...], Answer]]: ...
 
 
 def worker_options(app: Holdfast, options: dict[str, Any]) -> WorkerOptions:
@@ -634,9 +749,18 @@ def target_of(app: object) -> str:
     """`module:attribute`, or `path.py:attribute` if the application is in the main script."""
     for name, module in list(sys.modules.items()):
         for attribute, value in list(getattr(module, "__dict__", {}).items()):
-            if value is app or getattr(value, "_app", None) is app:
+            if value is app or _facade_app(value) is app:
                 return f"{_module_path(name, module)}:{attribute}"
     raise UsageError("the application has no name in any module: assign it, as in app = Holdfast()")
+
+
+def _facade_app(value: object) -> object:
+    """The application of a BlockingHoldfast. A proxy, such as Flask's `current_app`, is not asked
+    for attributes: outside of a request it raises."""
+    try:
+        return object.__getattribute__(value, "_app")
+    except AttributeError:
+        return None
 
 
 def _module_path(name: str, module: Any) -> str:

@@ -10,7 +10,7 @@ import functools
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Concatenate, ParamSpec, Self, TypeVar, Unpack
+from typing import Any, Concatenate, Final, ParamSpec, Self, TypeVar, Unpack
 
 from holdfast.app.application import Holdfast
 from holdfast.app.batch import Batch
@@ -21,6 +21,7 @@ from holdfast.engines.base import Engine
 from holdfast.notation.job import JobOptions
 from holdfast.ops.redrives import Redrives
 from holdfast.ops.schedules import Schedules
+from holdfast.ops.schedules.declared import DeclaredSchedules
 from holdfast.ops.workers import Workers
 from holdfast.worker.child.handlers import Handler
 
@@ -85,48 +86,48 @@ class _Facade:
 class BlockingSchedules(_Facade):
     """See `Schedules`."""
 
-    add = _waited(Schedules.add)
-    edit = _waited(Schedules.edit)
-    pause = _waited(Schedules.pause)
-    resume = _waited(Schedules.resume)
-    remove = _waited(Schedules.remove)
-    run_now = _waited(Schedules.run_now)
-    get = _waited(Schedules.get)
-    all = _waited(Schedules.all)
-    preview = _direct(Schedules.preview)
+    add: Final = _waited(Schedules.add)
+    edit: Final = _waited(Schedules.edit)
+    pause: Final = _waited(Schedules.pause)
+    resume: Final = _waited(Schedules.resume)
+    remove: Final = _waited(Schedules.remove)
+    run_now: Final = _waited(Schedules.run_now)
+    get: Final = _waited(Schedules.get)
+    all: Final = _waited(Schedules.all)
+    preview: Final = _direct(Schedules.preview)
 
 
 class BlockingRedrives(_Facade):
     """See `Redrives`."""
 
-    survey = _waited(Redrives.survey)
-    start = _waited(Redrives.start)
-    cancel = _waited(Redrives.cancel)
-    get = _waited(Redrives.get)
-    all = _waited(Redrives.all)
-    going_on = _waited(Redrives.going_on)
+    survey: Final = _waited(Redrives.survey)
+    start: Final = _waited(Redrives.start)
+    cancel: Final = _waited(Redrives.cancel)
+    get: Final = _waited(Redrives.get)
+    all: Final = _waited(Redrives.all)
+    going_on: Final = _waited(Redrives.going_on)
 
 
 class BlockingWorkers(_Facade):
     """See `Workers`."""
 
-    all = _waited(Workers.all)
-    get = _waited(Workers.get)
-    orders = _waited(Workers.orders)
-    cordon = _waited(Workers.cordon)
-    uncordon = _waited(Workers.uncordon)
-    stop = _waited(Workers.stop)
-    drain = _waited(Workers.drain)
-    order = _waited(Workers.order)
-    nudge = _waited(Workers.nudge)
-    forget = _waited(Workers.forget)
+    all: Final = _waited(Workers.all)
+    get: Final = _waited(Workers.get)
+    orders: Final = _waited(Workers.orders)
+    cordon: Final = _waited(Workers.cordon)
+    uncordon: Final = _waited(Workers.uncordon)
+    stop: Final = _waited(Workers.stop)
+    drain: Final = _waited(Workers.drain)
+    order: Final = _waited(Workers.order)
+    nudge: Final = _waited(Workers.nudge)
+    forget: Final = _waited(Workers.forget)
 
 
 class BlockingBatch(_Facade):
     """See `Batch`."""
 
-    job = _waited(Batch.job)
-    progress = _waited(Batch.progress)
+    job: Final = _waited(Batch.job)
+    progress: Final = _waited(Batch.progress)
 
     @property
     def id(self) -> str:
@@ -138,33 +139,51 @@ class BlockingBatch(_Facade):
 class BlockingHoldfast(_Facade):
     """See `Holdfast`. Use it as `with BlockingHoldfast() as app`, or call `open` and `close`."""
 
-    def __init__(self, url: str | None = None, *, engine: Engine | None = None) -> None:
-        app = Holdfast(url, engine=engine)
+    def __init__(
+        self,
+        url: str | None = None,
+        *,
+        engine: Engine | None = None,
+        name: str | None = None,
+        keep_schedules: bool = False,
+    ) -> None:
+        app = Holdfast(url, engine=engine, name=name, keep_schedules=keep_schedules)
         super().__init__(app, LoopThread())
         self._app = app
-        self.listeners = app.listeners
+        self.listeners: Final = app.listeners
+        self.hooks: Final = app.hooks
 
     @property
     def schedules(self) -> BlockingSchedules:
+        """See `Holdfast.schedules`."""
         return BlockingSchedules(self._app.schedules, self._loop_thread)
 
     @property
     def redrives(self) -> BlockingRedrives:
+        """See `Holdfast.redrives`."""
         return BlockingRedrives(self._app.redrives, self._loop_thread)
 
     def batch(
         self, jobs: Iterable[NewJob], *, then: NewJob, after_on: AfterOn = "either"
     ) -> BlockingBatch:
+        """See `Holdfast.batch`."""
         made = self.run(self._app.batch(jobs, then=then, after_on=after_on))
         return BlockingBatch(made, self._loop_thread)
 
     @property
     def workers(self) -> BlockingWorkers:
+        """See `Holdfast.workers`."""
         return BlockingWorkers(self._app.workers, self._loop_thread)
 
     @property
     def handlers(self) -> dict[str, Handler]:
+        """See `Holdfast.handlers`."""
         return self._app.handlers
+
+    @property
+    def declared_schedules(self) -> DeclaredSchedules:
+        """See `Holdfast.declared_schedules`."""
+        return self._app.declared_schedules
 
     def open(self) -> None:
         """Start the loop and open the engine. Idempotent."""
@@ -200,44 +219,53 @@ class BlockingHoldfast(_Facade):
         raised: UnknownQueue, QueueFull, …"""
         if options.get("id") is not None:
             return self._loop_thread.run(self._app.enqueue(task, payload, **options))
-        job = self._app.job(task, payload, **options)
-        [receipt] = self._app.home.enqueue([job], "the methods", self._loop_thread)
+        jobs = [self._app.job(task, payload, **options)]
+        jobs = self._app.hooks.prepared(jobs) if self._app.hooks.enqueue else jobs
+        [receipt] = self._app.home.enqueue(jobs, "the methods", self._loop_thread)
         return accepted(receipt)
 
     def start_upkeep(self, *, archive: Path | str | None = None) -> None:
         """Run upkeep in the background until `close`."""
         self._loop_thread.run_service(self._app.upkeep(archive=archive).run)
 
-    job = _direct(Holdfast.job)
-    new_id = _direct(Holdfast.new_id)
-    enqueue_many = _waited(Holdfast.enqueue_many)
-    lease = _waited(Holdfast.lease)
-    renew = _waited(Holdfast.renew)
-    renew_many = _waited(Holdfast.renew_many)
-    complete = _waited(Holdfast.complete)
-    fail = _waited(Holdfast.fail)
-    retry = _waited(Holdfast.retry)
-    bury = _waited(Holdfast.bury)
-    release = _waited(Holdfast.release)
-    forward = _waited(Holdfast.forward)
-    settle = _waited(Holdfast.settle)
-    get = _waited(Holdfast.get)
-    find = _waited(Holdfast.find)
-    jobs = _walked(Holdfast.jobs)
-    tally = _waited(Holdfast.tally)
-    amend = _waited(Holdfast.amend)
-    cancel = _waited(Holdfast.cancel)
-    redrive = _waited(Holdfast.redrive)
-    delete = _waited(Holdfast.delete)
-    queues = _waited(Holdfast.queues)
-    declare = _waited(Holdfast.declare)
-    limit = _waited(Holdfast.limit)
-    unlimit = _waited(Holdfast.unlimit)
-    flow = _waited(Holdfast.flow)
-    waits = _waited(Holdfast.waits)
-    drop = _waited(Holdfast.drop)
-    backup = _waited(Holdfast.backup)
-    within = _direct(Holdfast.within)
-    task = _direct(Holdfast.task)
-    on_dead_letter = _direct(Holdfast.on_dead_letter)
-    run_worker = _direct(Holdfast.run_worker)
+    job: Final = _direct(Holdfast.job)
+    new_id: Final = _direct(Holdfast.new_id)
+    enqueue_many: Final = _waited(Holdfast.enqueue_many)
+    lease: Final = _waited(Holdfast.lease)
+    renew: Final = _waited(Holdfast.renew)
+    renew_many: Final = _waited(Holdfast.renew_many)
+    complete: Final = _waited(Holdfast.complete)
+    fail: Final = _waited(Holdfast.fail)
+    retry: Final = _waited(Holdfast.retry)
+    bury: Final = _waited(Holdfast.bury)
+    release: Final = _waited(Holdfast.release)
+    forward: Final = _waited(Holdfast.forward)
+    settle: Final = _waited(Holdfast.settle)
+    get: Final = _waited(Holdfast.get)
+    find: Final = _waited(Holdfast.find)
+    jobs: Final = _walked(Holdfast.jobs)
+    tally: Final = _waited(Holdfast.tally)
+    amend: Final = _waited(Holdfast.amend)
+    cancel: Final = _waited(Holdfast.cancel)
+    redrive: Final = _waited(Holdfast.redrive)
+    delete: Final = _waited(Holdfast.delete)
+    queues: Final = _waited(Holdfast.queues)
+    declare: Final = _waited(Holdfast.declare)
+    limit: Final = _waited(Holdfast.limit)
+    unlimit: Final = _waited(Holdfast.unlimit)
+    flow: Final = _waited(Holdfast.flow)
+    waits: Final = _waited(Holdfast.waits)
+    drop: Final = _waited(Holdfast.drop)
+    backup: Final = _waited(Holdfast.backup)
+    within: Final = _direct(Holdfast.within)
+    task: Final = _direct(Holdfast.task)
+    schedule: Final = _direct(Holdfast.schedule)
+    sync_schedules: Final = _waited(Holdfast.sync_schedules)
+    on_dead_letter: Final = _direct(Holdfast.on_dead_letter)
+    on_enqueue: Final = _direct(Holdfast.on_enqueue)
+    before_attempt: Final = _direct(Holdfast.before_attempt)
+    after_attempt: Final = _direct(Holdfast.after_attempt)
+    on_failure: Final = _direct(Holdfast.on_failure)
+    on_death: Final = _direct(Holdfast.on_death)
+    middleware: Final = _direct(Holdfast.middleware)
+    run_worker: Final = _direct(Holdfast.run_worker)

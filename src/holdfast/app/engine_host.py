@@ -32,6 +32,7 @@ from holdfast.errors import (
     OutcomeUnknown,
     UsageError,
 )
+from holdfast.process import wall_ms
 
 Answer = TypeVar("Answer")
 Make = Callable[[], Coroutine[Any, Any, Answer]]
@@ -44,6 +45,8 @@ class EngineHost:
     def __init__(self, store: Engine, engine: Engine) -> None:
         self.store = store
         self.engine = engine
+        self.wall_ms: Callable[[], int] = wall_ms
+        """The wall clock that schedules go by."""
         self._minting = extra(engine, IdMinting)
         self.mint: Callable[[], str] | None = None if self._minting is None else self._minting.mint
         """The engine's own function for new job ids, if it has one."""

@@ -23,10 +23,13 @@ from holdfast.engines.base import Engine
 from holdfast.errors import InvalidJob, LeaseLost, UnknownQueue, UsageError
 from holdfast.notation.durations import Duration, to_ms
 from holdfast.notation.options import checked, checked_all, expected
+from holdfast.worker.child.hooks import Hooks
 
 
 class LeaseMethods:
     """The lease methods of `Holdfast`."""
+
+    hooks: Hooks
 
     @property
     def engine(self) -> Engine:
@@ -90,6 +93,7 @@ class LeaseMethods:
         """End the lease with success. The follow-up jobs are enqueued in the same transaction."""
         raw = result is None or isinstance(result, bytes)
         follow_ups = checked_all("follow-up job", then, NewJob, InvalidJob)
+        follow_ups = self.hooks.prepared(follow_ups) if self.hooks.enqueue else follow_ups
         done = Complete(result if raw else codec.encode(result), tuple(follow_ups))
         await self._end(lease, done)
 

@@ -1,24 +1,31 @@
 """Converts the arguments of a task's function to a payload, and a payload to arguments.
 
-At enqueue a payload is decoded with the worker's own decoder, so that every accepted job can be
-called. Default values are not stored: the handler's own apply when it runs.
+At enqueue a payload is decoded with the worker's own decoder and compared with the arguments, so
+that every accepted job can be called, and with what was given. Default values are not stored: the
+handler's own apply when it runs.
 """
 
 from __future__ import annotations
 
 import functools
 import inspect
+import operator
 import types
 from collections.abc import Callable, Mapping
 from inspect import Parameter
-from typing import Any, get_args, get_type_hints
+from typing import Any, Union, get_args, get_origin
 
 import msgspec
 
+from holdfast.app.hints import JsonType, Unresolved, from_json, is_context, problems, type_hints
+from holdfast.app.pydantic_types import Mismatch, PydanticType, pydantic_type
+from holdfast.app.round_trip import difference
 from holdfast.core import codec
-from holdfast.errors import InvalidJob, UsageError
+from holdfast.core.model import Job
+from holdfast.errors import InvalidJob, ResultMismatch, UsageError
 from holdfast.worker.child.handlers import Arguments
 
+_EITHER_WAY = Parameter.POSITIONAL_OR_KEYWORD
 _GATHERED = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
 
 
@@ -34,21 +41,31 @@ class Signature:
                 f"the parameters of task {task} cannot be inspected: {error}"
             ) from None
         hints = type_hints(task, function)
-        self.context = next((name for name, hint in hints.items() if is_context(hint)), None)
-        self.parameters = {
+        self.context: str | None = next(
+            (name for name, hint in hints.items() if is_context(hint)), None
+        )
+        self.parameters: dict[str, Parameter] = {
             name: parameter
             for name, parameter in self._shape.parameters.items()
             if name != self.context
         }
         self._check_context()
-        self.types = {
-            name: carried(f"parameter {name} of task {task}", hints.get(name))
-            for name in self.parameters
+        self.types: dict[str, JsonType] = {
+            name: JsonType(f"parameter {name} of task {task}", _hint(parameter, hints.get(name)))
+            for name, parameter in self.parameters.items()
         }
+        self._has_models = any(each.model is not None for each in self.types.values())
         self.answer: Any = hints.get("return", Any)
         self._bindable = self._shape.replace(
             parameters=list(self.parameters.values()), return_annotation=Parameter.empty
         )
+        every = self.parameters.values()
+        self._has_optional = any(
+            each.default is not Parameter.empty or each.kind in _GATHERED for each in every
+        )
+        self._required = frozenset(each.name for each in every if each.default is Parameter.empty)
+        self._by_place = [each.name for each in every if each.kind is _EITHER_WAY]
+        self._is_plain = all(each.kind in (_EITHER_WAY, Parameter.KEYWORD_ONLY) for each in every)
         self._rest = self._only(Parameter.VAR_KEYWORD)
         self._several = self._only(Parameter.VAR_POSITIONAL)
 
@@ -56,13 +73,20 @@ class Signature:
         """JSON of the arguments by name; InvalidJob names the argument that is wrong."""
         values = self._named(positional, named)
         try:
-            payload = codec.encode(values)
-            self._read(payload)
+            payload = codec.encode(self._plain(values) if self._has_models else values)
+            read = self._read(payload)
         except InvalidJob:
             self._check_each(values)
             raise
         except msgspec.ValidationError as error:
             raise self._refused(error) from None
+        try:
+            same = values == read
+        except Exception:  # noqa: BLE001 (the types are the caller's)
+            same = False
+        if not same:
+            for name, value in values.items():
+                self._check_same(value, read[name], name)
         return payload
 
     def arguments(self, payload: bytes, content_type: str) -> Arguments:
@@ -95,27 +119,62 @@ class Signature:
         return self._placed({**values, **rest})
 
     def result(self, value: Any) -> bytes | None:
-        """The stored form of a return value: bytes unchanged, anything else as JSON."""
-        return value if value is None or isinstance(value, bytes) else codec.encode(value)
+        """The stored form of a return value: bytes unchanged, anything else as JSON. It is not
+        compared with the annotation: the work is done, and must not be done again for that."""
+        if value is None or (isinstance(value, bytes) and self._is_raw):
+            return value
+        model = self._answer_model
+        return codec.encode(value if model is None else model.dump(value))
 
-    def read_result(self, stored: bytes | None) -> Any:
-        """A stored result decoded by the return annotation, or as plain JSON without one."""
-        if self.answer is bytes or stored is None:
+    def read_result(self, job: Job) -> Any:
+        """The result of a job as its return annotation says, or as in JSON without one.
+        ResultMismatch if it does not fit."""
+        stored = job.result
+        if stored is not None and self.answer is not Any and self._is_raw:
             return stored
         try:
-            return msgspec.json.decode(stored, type=self.answer)
-        except (msgspec.MsgspecError, TypeError):
-            # The stored value does not match the annotation: return it as plain JSON.
-            try:
-                return msgspec.json.decode(stored)
-            except msgspec.DecodeError:
+            return self._answer.read(b"null" if stored is None else stored)
+        except (msgspec.DecodeError, Mismatch) as error:
+            if self.answer is Any:
                 return stored
+            raise ResultMismatch(
+                f"the result of job {job.id} does not fit the return annotation of task "
+                f"{self.task}: {problems(error)}",
+                job,
+            ) from None
+
+    @functools.cached_property
+    def _is_raw(self) -> bool:
+        """Whether a result of bytes is stored as it is."""
+        return self.answer in (Any, bytes) or set(get_args(self.answer)) == {bytes, type(None)}
+
+    @functools.cached_property
+    def _answer(self) -> JsonType:
+        """Only those who read results need it: a worker runs a task with any return annotation."""
+        if isinstance(self.answer, Unresolved):
+            raise UsageError(
+                f"the return annotation {self.answer.text!r} of task {self.task} cannot be "
+                "resolved: import it at run time, at the top of the module"
+            )
+        return JsonType(f"the result of task {self.task}", self.answer)
+
+    @functools.cached_property
+    def _answer_model(self) -> PydanticType | None:
+        return pydantic_type(self.answer)
 
     def _named(self, positional: tuple[Any, ...], named: Mapping[str, Any]) -> dict[str, Any]:
         if self.context is not None and self.context in named:
             raise InvalidJob(
                 f"{self.context} of task {self.task} is passed by the worker: leave it out"
             )
+        if self._is_plain:
+            # Much faster than `bind`, which remains for the errors.
+            values = dict(zip(self._by_place, positional, strict=False))
+            if named:
+                values |= named
+                values = {name: values[name] for name in self.parameters if name in values}
+            if len(values) == len(positional) + len(named) and self._required <= values.keys():
+                return values
         try:
             bound = self._bindable.bind(*positional, **named).arguments
         except TypeError as error:
@@ -132,23 +191,24 @@ class Signature:
     def _decoder(self) -> msgspec.json.Decoder[Any]:
         fields: list[Any] = []
         for name, parameter in self.parameters.items():
-            hint = self.types[name]
+            field = self.types[name].field
             if parameter.kind is Parameter.VAR_KEYWORD:
                 continue
-            if parameter.kind is Parameter.VAR_POSITIONAL:
-                fields.append((name, types.GenericAlias(list, (hint,)), msgspec.UNSET))
-            elif parameter.default is Parameter.empty:
-                fields.append((name, hint))
+            if (
+                parameter.kind is not Parameter.VAR_POSITIONAL
+                and parameter.default is Parameter.empty
+            ):
+                fields.append((name, field))
             else:
-                fields.append((name, hint, msgspec.UNSET))
+                fields.append((name, field, msgspec.UNSET))
         kind = msgspec.defstruct(
             "Arguments", fields, forbid_unknown_fields=self._rest is None, kw_only=True
         )
-        return msgspec.json.Decoder(kind)
+        return msgspec.json.Decoder(kind, dec_hook=from_json)
 
     @functools.cached_property
     def _decode_rest(self) -> Callable[[bytes], Any]:
-        return msgspec.json.Decoder(dict[str, Any]).decode
+        return msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
     def _read(self, payload: bytes) -> dict[str, Any]:
         try:
@@ -157,20 +217,31 @@ class Signature:
             raise
         except (msgspec.DecodeError, RecursionError, ValueError) as error:
             raise InvalidJob(f"the payload of task {self.task} cannot be read: {error}") from None
-        values = {
-            name: value
-            for name in read.__struct_fields__
-            if (value := getattr(read, name)) is not msgspec.UNSET
-        }
+        values = msgspec.structs.asdict(read)
+        if self._has_optional:
+            values = {name: value for name, value in values.items() if value is not msgspec.UNSET}
+        if self._has_models:
+            for name, value in values.items():
+                if self.types[name].model is not None:
+                    values[name] = self._read_one(name, value)
         if self._rest is not None:
-            hint = self.types[self._rest]
             for name, value in self._decode_rest(payload).items():
                 if name not in read.__struct_fields__ and name not in self.parameters:
-                    try:
-                        values[name] = msgspec.convert(value, hint)
-                    except msgspec.ValidationError as error:
-                        raise InvalidJob(f"task {self.task}: {name}: {_plain(error)[0]}") from None
+                    values[name] = self._read_one(name, value)
         return values
+
+    def _read_one(self, name: str, raw: msgspec.Raw) -> Any:
+        try:
+            return self._type_of(name).read(bytes(raw))
+        except (msgspec.ValidationError, Mismatch) as error:
+            raise self._refused(error, f".{name}") from None
+
+    def _type_of(self, name: str) -> JsonType:
+        """The type of an argument; without a parameter of that name, of the `**` parameter."""
+        return self.types[name if name in self.parameters else self._rest or name]
+
+    def _plain(self, values: dict[str, Any]) -> dict[str, Any]:
+        return {name: self._type_of(name).plain(value) for name, value in values.items()}
 
     def _placed(self, values: dict[str, Any]) -> Arguments:
         """Split values into positional and named arguments. Positional-only parameters go by
@@ -191,7 +262,7 @@ class Signature:
 
     def _raw(self, payload: bytes, content_type: str) -> Arguments:
         names = [name for name, each in self.parameters.items() if each.kind not in _GATHERED]
-        if len(names) != 1 or self.types[names[0]] not in (bytes, Any):
+        if len(names) != 1 or self.types[names[0]].hint not in (bytes, Any):
             raise InvalidJob(
                 f"task {self.task} takes JSON, but the job has content type {content_type}: only"
                 " a task with a single parameter of type bytes accepts other types"
@@ -214,13 +285,31 @@ class Signature:
     def _check_each(self, values: dict[str, Any]) -> None:
         for name, value in values.items():
             try:
-                codec.encode(value)
+                self._type_of(name).encode(value)
             except InvalidJob as error:
                 raise InvalidJob(f"task {self.task}: {name}: {error}") from None
 
-    def _refused(self, error: msgspec.ValidationError) -> InvalidJob:
-        text, where = _plain(error)
-        return InvalidJob(f"task {self.task}: {where}{': ' if where else ''}{text}")
+    def _check_same(self, given: Any, read: Any, path: str) -> None:
+        """Raise unless the handler gets what was given."""
+        found = difference(given, read, path)
+        if found is None:
+            return
+        at, one, other = found
+        was, becomes = type(one).__name__, type(other).__name__
+        if was == becomes:
+            why = (
+                f"this {was} would arrive as another value: a part of it is left out of its JSON or"
+                " changed by reading it"
+            )
+        else:
+            why = (
+                f"a value of type {was} would arrive as {becomes}: name {was} in the type hint, or"
+                f" pass {becomes}"
+            )
+        raise InvalidJob(f"task {self.task}: {at}: {why}")
+
+    def _refused(self, error: msgspec.DecodeError | Mismatch, path: str = "") -> InvalidJob:
+        return InvalidJob(f"task {self.task}: {problems(error, path)}")
 
     def _only(self, kind: object) -> str | None:
         return next((name for name, each in self.parameters.items() if each.kind is kind), None)
@@ -239,97 +328,65 @@ class BatchSignature(Signature):
                 f"batch task {task} must have one parameter, the list, besides its Contexts"
             )
         [(self._name, whole)] = self.types.items()
-        self.answer = next(iter(get_args(self.answer)), Any)
-        element = get_args(whole)
-        self._element: Any = element[0] if element else Any
-        self._elements = msgspec.json.Decoder(self._element)
+        self.answer: Any = _result_of_one(self.answer)
+        element = next(iter(get_args(whole.hint)), Any)
+        self._element = JsonType(f"parameter {self._name} of task {task}", element)
 
     def payload(self, positional: tuple[Any, ...], named: Mapping[str, Any]) -> bytes:
         if len(positional) != 1 or named:
             raise InvalidJob(f"task {self.task} takes one argument per job, an element of its list")
-        payload = codec.encode(positional[0])
-        self.arguments(payload, codec.JSON)
+        given = positional[0]
+        try:
+            payload = self._element.encode(given)
+        except InvalidJob as error:
+            raise InvalidJob(f"task {self.task}: {self._name}[…]: {error}") from None
+        [read], _ = self.arguments(payload, codec.JSON)
+        self._check_same(given, read, f"{self._name}[…]")
         return payload
 
     def arguments(self, payload: bytes, content_type: str) -> Arguments:
         payload, content_type = codec.open_body(payload, content_type)
         if not _is_json(content_type):
-            if self._element not in (bytes, Any):
+            if self._element.hint not in (bytes, Any):
                 raise InvalidJob(
                     f"task {self.task} takes JSON, but the job has content type {content_type}"
                 )
             return (payload,), {}
         try:
-            return (self._elements.decode(payload or b"null"),), {}
-        except msgspec.ValidationError as error:
-            text, where = _plain(error)
-            at = f"{self._name}[…]{'.' if where else ''}{where}"
-            raise InvalidJob(f"task {self.task}: {at}: {text}") from None
+            return (self._element.read(payload or b"null"),), {}
+        except (msgspec.ValidationError, Mismatch) as error:
+            raise self._refused(error, f"{self._name}[…]") from None
         except (msgspec.DecodeError, RecursionError, ValueError) as error:
             raise InvalidJob(f"the payload of task {self.task} cannot be read: {error}") from None
 
 
+def _hint(parameter: Parameter, hint: Any) -> Any:
+    if parameter.kind is Parameter.VAR_POSITIONAL:
+        return types.GenericAlias(list, (Any if hint is None else hint,))
+    return hint
+
+
+def _result_of_one(whole: Any) -> Any:
+    """The type of a job's result, from the return annotation of a batch task: an element of the
+    list, which may be an exception for the failure of that job."""
+    if isinstance(whole, Unresolved):
+        return whole
+    lists = [each for each in _members(whole) if each is not type(None)]
+    element = next(iter(get_args(lists[0])), Any) if len(lists) == 1 else Any
+    if len(_members(element)) == 1:
+        return element
+    kept = [each for each in _members(element) if not _is_exception(each)]
+    return functools.reduce(operator.or_, kept) if kept else Any
+
+
+def _members(hint: Any) -> tuple[Any, ...]:
+    union = get_origin(hint) in (types.UnionType, Union)
+    return get_args(hint) if union else (hint,)
+
+
+def _is_exception(hint: Any) -> bool:
+    return isinstance(hint, type) and issubclass(hint, BaseException)
+
+
 def _is_json(content_type: str) -> bool:
     return content_type == codec.JSON or content_type.partition(";")[0].rstrip() == codec.JSON
-
-
-def _plain(error: msgspec.ValidationError) -> tuple[str, str]:
-    """The error text, and the path of names to the wrong value."""
-    text, _, where = str(error).replace("`", "").partition(" - at $")
-    for prefix in ("Object missing required field ", "Object contains unknown field "):
-        if text.startswith(prefix):
-            name = text.removeprefix(prefix)
-            where = f"{where}.{name}"
-            text = "it is missing" if "missing" in prefix else "there is no such argument"
-    return text, where.lstrip(".")
-
-
-_CONTEXT = "holdfast.worker.child.context.Context"
-_CONTEXT_TEXTS = ("Context", "holdfast.Context", "list[Context]", "list[holdfast.Context]")
-
-
-def type_hints(task: str, function: Callable[..., Any]) -> dict[str, Any]:
-    """The type hints of a function, resolved one by one, so that an error names its parameter."""
-    plain = inspect.unwrap(function)
-    names = getattr(plain, "__globals__", {})
-    hints = {}
-    for name, hint in inspect.get_annotations(plain).items():
-        if isinstance(hint, str) and hint.replace('"', "").replace("'", "") in _CONTEXT_TEXTS:
-            # Recognised by its text: Context is often imported only for type checkers.
-            hints[name] = hint
-            continue
-        alone: Any = types.SimpleNamespace(__annotations__={name: hint})
-        try:
-            hints.update(get_type_hints(alone, globalns=names, include_extras=True))
-        except (NameError, AttributeError, TypeError, SyntaxError) as error:
-            if name != "return":
-                raise UsageError(
-                    f"the type hint {str(hint)[:80]!r} of parameter {name} of task {task} cannot "
-                    f"be resolved ({error}): import it at run time, at the top of the module"
-                ) from None
-    return hints
-
-
-def is_context(hint: Any) -> bool:
-    """Whether a type hint is the Context or a list of them."""
-    if isinstance(hint, str):
-        return True
-    named = f"{getattr(hint, '__module__', '')}.{getattr(hint, '__qualname__', '')}"
-    return named == _CONTEXT or any(is_context(each) for each in get_args(hint) if each != hint)
-
-
-def carried(what: str, hint: Any) -> Any:
-    """The hint, or Any without one; UsageError if JSON cannot be decoded to that type."""
-    if hint is None:
-        return Any
-    try:
-        msgspec.json.Decoder(hint)
-        custom = isinstance(msgspec.inspect.type_info(hint), msgspec.inspect.CustomType)
-        reason = f"{getattr(hint, '__name__', hint)} is not a JSON type"
-    except TypeError as error:
-        custom, reason = True, str(error).partition("\n")[0]
-    if custom:
-        raise UsageError(
-            f"{what} cannot be checked: {reason}; use plain types, a dataclass or a msgspec.Struct"
-        )
-    return hint

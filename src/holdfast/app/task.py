@@ -32,6 +32,8 @@ from msgspec.structs import replace
 from holdfast.app.signature import BatchSignature, Signature
 from holdfast.core import bounds, checks, codec, failures
 from holdfast.core.backoff import Backoff
+from holdfast.core.breaker import Breaker
+from holdfast.core.limits import Limit
 from holdfast.core.model import Job, NewJob, Queue, Receipt, State, Status
 from holdfast.core.workers import TaskRecord
 from holdfast.errors import (
@@ -68,15 +70,10 @@ Arguments = Iterable[tuple[Any, ...] | Mapping[str, Any]]
 
 
 class SingleOptions(TypedDict, total=False):
-    """Defaults for every job of a task, which `using` can override, and how the task runs.
-
-    Only failures in `retry_on` are retried, if given; failures in `give_up_on` never are.
-    `isolated` tasks run in a separate process. `rate` and `concurrency` limit all jobs of the task
-    together or, with a key template, those that share a key: `concurrency=(10, "{tenant}")`. A
-    `breaker` pauses a task that keeps failing: "5 failures, 30s".
-    """
+    """The options of `@app.task` for a function that takes one job at a time."""
 
     name: str | None
+    """Name of the task; by default `module:function`."""
     queue: str | None
     max_attempts: int | None
     max_crashes: int | None
@@ -86,17 +83,29 @@ class SingleOptions(TypedDict, total=False):
     priority: int | None
     expires: Duration | None
     retry_on: Errors | None
+    """Retry only these errors."""
     give_up_on: Errors
+    """Never retry these errors: the job becomes a dead letter at once."""
     isolated: bool
+    """Run the task in a process of its own."""
     rate: RateText | tuple[RateText, str] | None
+    """Start at most so many jobs per time, e.g. "100/m", or with a key, ("100/m", "{tenant}")."""
     concurrency: int | tuple[int, str] | None
+    """Run at most so many jobs at a time, or with a key, (10, "{tenant}")."""
     breaker: BreakerText | None
+    """Pause the task while it keeps failing, e.g. "5 failures, 30s"."""
 
 
 class TaskOptions(SingleOptions, total=False):
-    """Also `batch`: a call gets up to this many jobs."""
+    """The options of `@app.task`: defaults for every job of the task, which `using` can override,
+    and how the task runs.
+
+    `rate` and `concurrency` limit all jobs of the task together or, with a key template such as
+    "{tenant}", the jobs that share a key.
+    """
 
     batch: int
+    """Call the function with a list of up to this many jobs."""
 
 
 class ContextCall(Protocol[Parameters, Own_co]):
@@ -125,7 +134,7 @@ _OF_JOBS = (
 
 
 class Task(Generic[Parameters, Answer, Call]):
-    """A function that can be called here, and enqueued to run in a worker."""
+    """A function that can be called here, and enqueued to run in a worker. `@app.task` makes it."""
 
     def __init__(self, app: Holdfast, function: Callable[..., Any], options: TaskOptions) -> None:
         given: dict[str, Any] = {key: value for key, value in options.items() if value is not None}
@@ -133,17 +142,23 @@ class Task(Generic[Parameters, Answer, Call]):
         self.function = function
         self.name: str = _checked_name(given.pop("name", None), function)
         _check_options(self.name, given)
-        self.defaults = cast(
+        self.defaults: JobOptions = cast(
             "JobOptions", {key: given.pop(key) for key in _OF_JOBS if key in given}
         )
-        self.retry_on = _errors("retry_on", given.get("retry_on"))
-        self.give_up_on = _errors("give_up_on", given.get("give_up_on")) or ()
+        self.retry_on: tuple[type[BaseException], ...] | None = _errors(
+            "retry_on", given.get("retry_on")
+        )
+        self.give_up_on: tuple[type[BaseException], ...] | tuple[()] = (
+            _errors("give_up_on", given.get("give_up_on")) or ()
+        )
         self.batch: int = given.get("batch", 1)
         self.isolated: bool = given.get("isolated", False)
-        self.limits = task_limits(self.name, given.get("rate"), given.get("concurrency"))
+        self.limits: tuple[Limit, ...] = task_limits(
+            self.name, given.get("rate"), given.get("concurrency")
+        )
         breaker = given.get("breaker")
         name = f"breaker of task {self.name}"
-        self.breaker = None if breaker is None else to_breaker(name, breaker)
+        self.breaker: Breaker | None = None if breaker is None else to_breaker(name, breaker)
         self._plain: BoundTask[Parameters, Answer] = BoundTask(self, {})
         functools.update_wrapper(self, function, updated=())
 
@@ -152,6 +167,7 @@ class Task(Generic[Parameters, Answer, Call]):
 
     @property
     def queue(self) -> str:
+        """The queue of its jobs, unless `using` names another."""
         return self.defaults.get("queue") or "default"
 
     @functools.cached_property
@@ -254,7 +270,8 @@ class Task(Generic[Parameters, Answer, Call]):
 
 
 class BoundTask(Generic[Parameters, Answer]):
-    """A task with options, and possibly a connection, for the jobs enqueued through it."""
+    """A task with options, and possibly a connection, for the jobs enqueued through it. Made by
+    `task.using` and `task.within`."""
 
     def __init__(
         self, task: Task[Parameters, Answer, Any], options: JobOptions, connection: Any = None
@@ -264,15 +281,18 @@ class BoundTask(Generic[Parameters, Answer]):
         self._task = task
         self._options = options
         self._connection = connection
-        self.template = self._make()
+        self.template: NewJob = self._make()
 
     def using(self, **options: Unpack[JobOptions]) -> BoundTask[Parameters, Answer]:
+        """The same task with more options."""
         return BoundTask(self._task, {**self._options, **options}, self._connection)
 
     def within(self, connection: Any) -> BoundTask[Parameters, Answer]:
+        """The same task, enqueueing inside the caller's own transaction."""
         return BoundTask(self._task, self._options, connection)
 
     def job(self, *args: Parameters.args, **named: Parameters.kwargs) -> NewJob:
+        """See `Task.job`."""
         return self._job(args, named)
 
     def _job(self, args: tuple[Any, ...], named: Mapping[str, Any]) -> NewJob:
@@ -284,6 +304,7 @@ class BoundTask(Generic[Parameters, Answer]):
         )
 
     def enqueue(self, *args: Parameters.args, **named: Parameters.kwargs) -> JobHandle[Answer]:
+        """See `Task.enqueue`."""
         return self._put([self.job(*args, **named)])[0]
 
     delay = enqueue
@@ -291,12 +312,15 @@ class BoundTask(Generic[Parameters, Answer]):
     async def aenqueue(
         self, *args: Parameters.args, **named: Parameters.kwargs
     ) -> JobHandle[Answer]:
+        """The async form of `enqueue`."""
         return (await self._aput([self.job(*args, **named)]))[0]
 
     def enqueue_many(self, calls: Arguments) -> list[JobHandle[Answer]]:
+        """See `Task.enqueue_many`."""
         return self._put(self._jobs(calls))
 
     async def aenqueue_many(self, calls: Arguments) -> list[JobHandle[Answer]]:
+        """The async form of `enqueue_many`."""
         return await self._aput(self._jobs(calls))
 
     def _make(self) -> NewJob:
@@ -311,13 +335,14 @@ class BoundTask(Generic[Parameters, Answer]):
         jobs = []
         for at, call in enumerate(calls):
             given: object = call
-            if isinstance(given, Mapping):
-                jobs.append(self._job((), given))
-            elif isinstance(given, tuple | list):
-                jobs.append(self._job(tuple(given), {}))
-            else:
+            if not isinstance(given, Mapping | tuple | list):
                 kind = type(given).__name__
                 raise InvalidJob(f"call {at} is a {kind}: give a tuple or dict of arguments")
+            args, named = ((), given) if isinstance(given, Mapping) else (tuple(given), {})
+            try:
+                jobs.append(self._job(args, named))
+            except InvalidJob as error:
+                raise InvalidJob(f"call {at}: {error}") from None
         if len(jobs) > 1 and self._options.get("id") is not None:
             raise InvalidJob(f"id {jobs[0].id} cannot be used for {len(jobs)} jobs: leave it out")
         return jobs
@@ -325,6 +350,7 @@ class BoundTask(Generic[Parameters, Answer]):
     def _put(self, jobs: list[NewJob]) -> list[JobHandle[Answer]]:
         app = self._task.app
         if self._connection is None:
+            jobs = app.hooks.prepared(jobs) if app.hooks.enqueue else jobs
             receipts = self._enqueue_blocking(jobs)
         else:
             app.run(_nothing(), instead="task.within(connection).aenqueue(…)")
@@ -343,6 +369,7 @@ class BoundTask(Generic[Parameters, Answer]):
     async def _aput(self, jobs: list[NewJob]) -> list[JobHandle[Answer]]:
         app = self._task.app
         if self._connection is None:
+            jobs = app.hooks.prepared(jobs) if app.hooks.enqueue else jobs
             receipts = await app.arun(self._enqueue(jobs))
         else:
             await app.arun(_nothing())
@@ -388,7 +415,7 @@ class BoundTask(Generic[Parameters, Answer]):
     async def _enqueue_batches(self, jobs: list[NewJob]) -> list[Receipt]:
         app = self._task.app
         if self._options.get("id") is not None:
-            return await app.enqueue_many(jobs)
+            return await app.engine.enqueue(jobs) if jobs else []
         receipts: list[Receipt] = []
         for at in range(0, len(jobs), bounds.BATCH_MAX):
             receipts += await app.home.enqueue_made(jobs[at : at + bounds.BATCH_MAX])
@@ -417,7 +444,8 @@ class BoundTask(Generic[Parameters, Answer]):
 
 
 class JobHandle(Generic[Answer]):
-    """A job by its id. `duplicate`: an earlier job has the same key or id; this is its handle."""
+    """A job that was enqueued: wait for its result, or look at it. `id` is that of the job.
+    `duplicate` is true if an earlier job has the same key or id; then this is its handle."""
 
     def __init__(self, task: Task[..., Answer, Any], id: str, *, duplicate: bool = False) -> None:
         self._task = task
@@ -432,18 +460,21 @@ class JobHandle(Generic[Answer]):
         return self._task.app.run(self._task.app.get(self.id), instead="handle.ajob()")
 
     async def ajob(self) -> Job | None:
+        """The async form of `job`."""
         return await self._task.app.arun(self._task.app.get(self.id))
 
     def result(self, timeout: Duration | None = None) -> Answer:
         """Wait for the job and return the value of its handler.
 
-        Raises JobFailed, JobCancelled or JobGone if there will never be a result, and
-        ResultTimeout, a TimeoutError, if `timeout` passes; the job then continues.
+        Raises JobFailed, JobCancelled or JobGone if there will never be a result,
+        ResultMismatch if it does not fit the return annotation, and ResultTimeout, a
+        TimeoutError, if `timeout` passes; the job then continues.
         """
         return self._task.app.run(self._wait(timeout), instead="handle.aresult()")
 
     # A parameter as in `result`, because its error names the job.
     async def aresult(self, timeout: Duration | None = None) -> Answer:  # noqa: ASYNC109
+        """The async form of `result`."""
         return await self._task.app.arun(self._wait(timeout))
 
     async def _wait(self, most: Duration | None) -> Answer:
@@ -455,7 +486,7 @@ class JobHandle(Generic[Answer]):
             job = await self._task.app.get(self.id)
             if is_over(job, self.id):
                 assert job is not None
-                answer: Answer = self._task.signature.read_result(job.result)
+                answer: Answer = self._task.signature.read_result(job)
                 return answer
             left_s = _PAUSE_S_MAX if until is None else until - time.monotonic()
             if left_s <= 0:
@@ -527,12 +558,17 @@ def _checked_name(given: object, function: Callable[..., Any]) -> str:
 def default_name(function: Callable[..., Any]) -> str:
     """`module:function`. For a script, its file name replaces `__main__`, which is ambiguous."""
     qualname = getattr(function, "__qualname__", None) or type(function).__qualname__
-    module = getattr(function, "__module__", "")
-    if module == "__main__":
-        main = sys.modules["__main__"]
-        spec = getattr(main, "__spec__", None)
-        module = spec.name if spec else Path(getattr(main, "__file__", None) or "main").stem
+    module = module_name(getattr(function, "__module__", ""))
     return f"{module}:{qualname.replace('<locals>.', '')}"
+
+
+def module_name(module: str) -> str:
+    """The name of a module; for the main script, that of its file."""
+    if module != "__main__":
+        return module
+    main = sys.modules["__main__"]
+    spec = getattr(main, "__spec__", None)
+    return spec.name if spec else Path(getattr(main, "__file__", None) or "main").stem
 
 
 def _check_options(name: str, given: dict[str, Any]) -> None:

@@ -39,6 +39,28 @@ def run(arguments: list[str]) -> int:
 
         print(f"holdfast {__version__}")
         return 0
+    if arguments[:1] == ["--complete"] and len(arguments) == 2:
+        from holdfast.cli.terminal.completion import print_values
+
+        print_values(arguments[1])
+        return 0
+    if arguments[:1] == ["up"] or arguments[:2] in (["worker", "start"], ["worker", "run"]):
+        return _run_worker(arguments)
     from holdfast.cli.root import dispatch
 
     return dispatch(arguments)
+
+
+def _run_worker(arguments: list[str]) -> int:
+    """Run a command that starts workers. The first of them loads its modules while this process
+    loads the parser and reads the flags."""
+    from holdfast.worker.managed_process import end_ahead, start_ahead
+
+    named = any(word.partition("=")[0] == "--app" for word in arguments)
+    start_ahead(template=named or arguments[1:2] == ["run"])
+    try:
+        from holdfast.cli.root import dispatch
+
+        return dispatch(arguments)
+    finally:
+        end_ahead()

@@ -21,11 +21,11 @@ _PAYLOAD = b"x" * 256
 
 async def bench(
     *,
-    jobs: Annotated[int, option("N", "Enqueue, lease and settle this many jobs.")] = 10_000,
+    jobs: Annotated[int, option("N", "Measure with this many jobs.")] = 10_000,
     batch: Annotated[int, option("N", "Jobs in one call.")] = 500,
     common: Common = COMMON,
 ) -> None:
-    """Measure how fast this store enqueues, leases and settles jobs.
+    """Measure how fast this store enqueues, hands out and finishes jobs.
 
     It creates a queue for this and deletes it afterwards.
     """

@@ -288,7 +288,7 @@ async def quarantine(
     after: After = None,
     common: Common = COMMON,
 ) -> None:
-    """List jobs that were buried because they crashed their workers."""
+    """List dead letters that crashed their workers."""
     if which.reason not in (None, Reason.CRASHED):
         raise UsageError(f"jobs in quarantine have the reason crashed, not {which.reason}")
     wanted = replace(which.wanted(_DEAD), reason=Reason.CRASHED)

@@ -29,7 +29,7 @@ from holdfast.cli.status import draw_live, snapshot
 from holdfast.errors import ConfigError, UsageError
 from holdfast.notation.durations import to_ms
 from holdfast.ops.views import plain
-from holdfast.worker.launcher import Program
+from holdfast.worker.managed_process import Program
 from holdfast.worker.options import WorkerOptions
 
 _TARGET = "holdfast.cli.demo_tasks:app"

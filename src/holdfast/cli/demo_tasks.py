@@ -12,7 +12,7 @@ from holdfast.app.application import Holdfast
 from holdfast.worker.child.context import Context
 from holdfast.worker.outcomes import Bury, Retry
 
-app = Holdfast("memory://")
+app: Holdfast = Holdfast("memory://")
 
 _COUNTRIES = {"de": 0.19, "fr": 0.20, "us": 0.0}
 

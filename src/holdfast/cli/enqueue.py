@@ -324,7 +324,7 @@ class LineFeed:
         self._waiting: list[tuple[int, NewJob]] = []
         self._in_flight: list[tuple[int, NewJob]] = []
         self._call: asyncio.Future[list[Receipt]] | None = None
-        self.counts = FeedCounts()
+        self.counts: FeedCounts = FeedCounts()
         self.ignored: set[str] = set()
         """Names of fields that were left out of lines, as `read_line` does."""
 

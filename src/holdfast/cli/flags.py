@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, make_dataclass
 from pathlib import Path
-from typing import Annotated, Any, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, get_origin
 
 import msgspec
 from cyclopts import Parameter
@@ -27,6 +27,7 @@ from holdfast.notation.job import FIELDS, JobField
 from holdfast.notation.synonyms import remedy
 from holdfast.ops.gates import broker_urls
 from holdfast.ops.jobs import amend
+from holdfast.process import LogFormat, LogLevel
 
 
 def option(value: str, help: str, *names: str) -> Parameter:
@@ -60,7 +61,9 @@ AllDead = Annotated[bool, switch("Select all dead letters.")]
 Archive = Annotated[
     Path | None, option("PATH", "Append finished jobs to this file before deleting them.")
 ]
-Upkeep = Annotated[bool, Parameter(help="Also run upkeep: expired leases, schedules, pruning.")]
+Upkeep = Annotated[
+    bool, Parameter(help="Also run upkeep: jobs of dead workers, schedules, removal of old jobs.")
+]
 BrokerUrls = Annotated[
     list[str] | None,
     option(
@@ -68,6 +71,12 @@ BrokerUrls = Annotated[
         "Run the gates of this broker; HOLDFAST_BROKER_NAME=URL keeps its password off the command"
         " line. Repeatable.",
     ),
+]
+LogFormatFlag = Annotated[
+    LogFormat | None, option("FORMAT", "Write log lines as text or as JSON. [default: text]")
+]
+LogLevelFlag = Annotated[
+    LogLevel | None, option("LEVEL", "Log messages of this level and above. [default: info]")
 ]
 CloudWatch = Annotated[
     str | None,
@@ -105,7 +114,7 @@ class FilterFlags:
     tenant: Annotated[str | None, option("NAME", "Only jobs of this tenant.")] = None
     group: Annotated[str | None, option("NAME", "Only jobs of this group.")] = None
     key: Annotated[str | None, option("KEY", "Only jobs with this key.")] = None
-    worker: Annotated[str | None, option("NAME", "Only jobs last leased by this worker.")] = None
+    worker: Annotated[str | None, option("NAME", "Only jobs that this worker took last.")] = None
     reason: Annotated[Reason | None, option("REASON", "Only jobs that died for this reason.")] = (
         None
     )
@@ -172,9 +181,22 @@ def _flag(name: str, field: JobField, *, editing: bool) -> Any:
     return Annotated[field.flag | None, parameter]
 
 
+if TYPE_CHECKING:
+
+    class _JobFields:
+        def __getattr__(self, name: str) -> Any: ...
+
+    _TickFields = _JobFields
+    _EditFields = _JobFields
+else:
+    _JobFields = _fields(FIELDS)
+    _TickFields = _fields(name for name in FIELDS if not FIELDS[name].per_job)
+    _EditFields = _fields((name for name in FIELDS if FIELDS[name].edit), editing=True)
+
+
 @Parameter(name="*")
 @dataclass(frozen=True, slots=True)
-class JobFlags(_fields(FIELDS)):  # type: ignore[misc]
+class JobFlags(_JobFields):
     """The fields of a new job as flags."""
 
     def line(self) -> job_lines.JobLine:
@@ -184,7 +206,7 @@ class JobFlags(_fields(FIELDS)):  # type: ignore[misc]
 
 @Parameter(name="*")
 @dataclass(frozen=True, slots=True)
-class TickFlags(_fields(name for name in FIELDS if not FIELDS[name].per_job)):  # type: ignore[misc]
+class TickFlags(_TickFields):
     """The fields of a schedule's job, without those that belong to a single job, such as its id."""
 
     def line(self) -> job_lines.JobLine:
@@ -194,7 +216,7 @@ class TickFlags(_fields(name for name in FIELDS if not FIELDS[name].per_job)):  
 
 @Parameter(name="*")
 @dataclass(frozen=True, slots=True)
-class EditFlags(_fields((name for name in FIELDS if FIELDS[name].edit), editing=True)):  # type: ignore[misc]
+class EditFlags(_EditFields):
     """The fields of a job that can be changed while it waits or is dead."""
 
     def changes(self) -> amend.JobChanges:

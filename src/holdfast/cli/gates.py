@@ -25,7 +25,6 @@ from holdfast.cli.session import open_app
 from holdfast.core.text import printable
 from holdfast.errors import ConfigError, NotFound, UsageError
 from holdfast.events import GateMoved, ProcessEvent
-from holdfast.gates import GateRunner
 from holdfast.ops.gates import (
     COUNTS,
     PREFETCH,
@@ -193,6 +192,8 @@ async def run(
     Any number of processes may run the same gate. Gates that are added later are run, too, unless
     names are given. Workers and servers with --broker run gates as well.
     """
+    from holdfast.gates import GateRunner
+
     urls = urls_of_brokers(broker)
     if not urls:
         raise UsageError(

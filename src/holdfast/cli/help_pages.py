@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 FOLDER = Path(__file__).with_name("help")
 NAME = "holdfast"
 _NAMES = ("holdfast", "queuectl")
+RENAMED = {"migrate-data": "move-store"}
+"""Former names of commands, which still work and are shown nowhere."""
 _WIDTH = 80
 _UNWRAPPED = 10_000
 _LEFT_MAX = 26
@@ -58,6 +60,7 @@ def _is_group(words: Sequence[str]) -> bool:
 
 def page(command: Sequence[str]) -> str | None:
     """The page of a command such as `queue create`; None if there is no such command."""
+    command = [RENAMED.get(word, word) for word in command]
     if not all(word.replace("-", "").isalpha() for word in command):
         return None
     path = FOLDER / f"{'-'.join([NAME, *command])}.txt"

@@ -28,8 +28,18 @@ from holdfast.cli.flags import (
     switch,
 )
 from holdfast.cli.help_pages import program
-from holdfast.cli.output import COMMON, Common, Exit, print_json, print_table, say, show_age
+from holdfast.cli.output import (
+    COMMON,
+    Common,
+    Exit,
+    print_json,
+    print_table,
+    say,
+    show_age,
+    show_percent,
+)
 from holdfast.cli.session import open_app, person
+from holdfast.cli.terminal.screen import print_paged
 from holdfast.core import codec, failures
 from holdfast.core.explain import Cause
 from holdfast.core.lifecycle import timeline as timeline_of
@@ -102,6 +112,7 @@ def print_job(
     if view["error"] is not None and failure is not None:
         view["error"] = failures.title(failure)
     view["waits_for"] = reasons
+    view["progress"] = show_percent(job.progress)
     for name, value in view.items():
         has_value = value not in ({}, "", False) or name in _SHOWN_IF_ZERO
         if name not in _NOT_IN_SHOW and value is not None and has_value:
@@ -157,9 +168,17 @@ async def logs(
             name=["--follow", "-f"], help="Follow the output until the job ends.", negative=()
         ),
     ] = False,
+    attempt: Annotated[
+        int | None, option("N", "Show the output of this attempt. [default: the last]")
+    ] = None,
     common: Common = COMMON,
 ) -> None:
-    """Show the output of a job."""
+    """Show the output of a job: what it printed and logged.
+
+    The output of a failed attempt is kept with its failure, up to 16 KiB of it.
+    """
+    if follow and attempt is not None:
+        raise UsageError("--follow shows every attempt: leave out --attempt")
 
     def write(text: str) -> None:
         if common.json:
@@ -178,13 +197,13 @@ async def logs(
                 say(f"{job.id} is {job.state}" + (f" ({job.reason})" if job.reason else ""))
             return
         job, _ = await read_job(app, id)
-    output = (job.output or b"").decode(errors="replace")
+    view = output_view(job, attempt)
     if common.json:
-        print_json(plain(output_view(job)))
-    elif output:
-        print(printable(output), end="" if output.endswith("\n") else "\n")
+        print_json(plain(view))
+    elif view.output:
+        print_paged(printable(view.output.removesuffix("\n")))
     else:
-        say(f"{job.id} has no output")
+        say(f"{job.id} has no output" + (f" of attempt {attempt}" if attempt else ""))
 
 
 async def cancel(
@@ -226,7 +245,7 @@ async def retry(
 
 
 async def expedite(ids: JobIds, /, *, common: Common = COMMON) -> int:
-    """Make waiting jobs due now, ahead of all others."""
+    """Start waiting jobs next, ahead of all others."""
     act, states = Expedite(by=person()), (State.WAITING,)
     return await act_on_each(ids, act, states, done="expedited", common=common)
 

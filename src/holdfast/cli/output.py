@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import math
 import os
+import re
+import shutil
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import IntEnum
@@ -13,9 +17,22 @@ from typing import Annotated, Any, NamedTuple, TextIO
 
 from cyclopts import Parameter
 
+from holdfast.cli.terminal.screen import can_draw, has_colour, make_console, print_paged
 from holdfast.core.text import not_written, printable
 from holdfast.errors import HoldfastError, NotFound, UnknownQueue, UsageError
 
+TONES = {
+    "healthy": "green",
+    "degraded": "yellow",
+    "unhealthy": "red",
+    "done": "green",
+    "failed": "yellow",
+    "dead": "red",
+    "warning": "yellow",
+    "critical": "red",
+}
+_CODES = {"red": 31, "green": 32, "yellow": 33}
+_TONED = ("state", "health", "alert")
 _WIDTH_MAX = 10_000
 _NARROW = 12
 _GAP = 2
@@ -98,45 +115,90 @@ def print_table(
     *,
     less: Sequence[str] = (),
     prose: Sequence[str] = (),
+    whole: Sequence[str] = (),
 ) -> None:
     """Print a table, numbers aligned right. At a terminal it is not wider than that: columns
     without content are dropped first, then those of `less` and the last ones; long texts are cut
-    with an ellipsis, and those of the columns `prose` are wrapped between words. The first column
-    names the row: people copy it, so it is never cut.
+    with an ellipsis, and those of the columns `prose` are wrapped between words. Columns of
+    `whole` are never cut, and neither is the first one: it names the row, and people copy it. A
+    table that is longer than the terminal is shown by a pager.
     """
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
+    from rich.cells import cell_len
 
-    # As Text, because rich reads a plain string as markup.
-    cells = [[Text(printable(str(value), one_line=True)) for value in row] for row in rows]
-    console = Console(highlight=False)
-    console.width = console.width if sys.stdout.isatty() else _WIDTH_MAX
+    cells = [[printable(str(value), one_line=True) for value in row] for row in rows]
+    is_terminal = sys.stdout.isatty()
     sizes = [
         _ColumnSize(
             name=name,
-            widest=max([len(name), *(row[at].cell_len for row in cells)]),
+            widest=max([len(name), *(cell_len(row[at]) for row in cells)]),
             is_number=bool(rows) and all(isinstance(row[at], int) for row in rows),
             is_empty=not any(row[at] for row in rows),
+            is_whole=name in whole,
         )
         for at, name in enumerate(columns)
     ]
-    widths = _fitting_widths(sizes, console.width, less)
-    console.width = max(console.width, sum(widths.values()) + _GAP * len(widths))
-    table = Table(box=None, padding=(0, _GAP, 0, 0), pad_edge=False, header_style="bold")
-    for at, width in widths.items():
-        table.add_column(
-            columns[at],
-            justify="right" if sizes[at].is_number else "left",
-            overflow="ellipsis",
-            no_wrap=columns[at] not in prose,
-            width=width,
-        )
+    room = shutil.get_terminal_size().columns if is_terminal else _WIDTH_MAX
+    widths = _fitting_widths(sizes, room, less)
+    numbers = {at for at in widths if sizes[at].is_number}
+    wrapped = {at for at in widths if columns[at] in prose}
+    toned = {at for at in widths if columns[at] in _TONED}
+    header = next(_lines(columns, widths, numbers, set()))
+    lines = [header]
+    if has_colour(sys.stdout):
+        lines = [f"\033[1m{header}\033[0m"]
+    else:
+        toned = set()
     for row in cells:
-        table.add_row(*(row[at] for at in widths))
-    with console.capture() as drawn:
-        console.print(table)
-    print("\n".join(line.rstrip() for line in drawn.get().splitlines()))
+        lines += _lines(row, widths, numbers, wrapped, toned)
+    print_paged("\n".join(lines))
+
+
+def _lines(
+    cells: Sequence[str],
+    widths: dict[int, int],
+    numbers: set[int],
+    wrapped: set[int],
+    toned: Collection[int] = (),
+) -> Iterator[str]:
+    """The lines of one row of a table, with colours in the columns `toned`."""
+    from rich.cells import cell_len, set_cell_size
+
+    def fitting(text: str, width: int) -> str:
+        return text if cell_len(text) <= width else f"{set_cell_size(text, width - 1)}…"
+
+    def padded(at: int, text: str) -> str:
+        text = fitting(text, widths[at])
+        spaces = " " * (widths[at] - cell_len(text))
+        if at in toned:
+            text = _coloured(text)
+        return spaces + text if at in numbers else text + spaces
+
+    texts = [
+        _wrapped(cells[at], width) if at in wrapped else [cells[at]] for at, width in widths.items()
+    ]
+    for line in itertools.zip_longest(*texts, fillvalue=""):
+        shown = (padded(at, text) for at, text in zip(widths, line, strict=True))
+        yield (" " * _GAP).join(shown).rstrip()
+
+
+def _coloured(text: str) -> str:
+    """A state or health in its colour."""
+    tone = TONES.get(re.split(r"\W", text, maxsplit=1)[0])
+    return text if tone is None else f"\033[{_CODES[tone]}m{text}\033[0m"
+
+
+def _wrapped(text: str, width: int) -> list[str]:
+    """The text in lines of this many cells, broken between words."""
+    from rich.cells import cell_len
+
+    lines = [""]
+    for word in text.split(" "):
+        longer = f"{lines[-1]} {word}" if lines[-1] else word
+        if lines[-1] and cell_len(longer) > width:
+            lines.append(word)
+        else:
+            lines[-1] = longer
+    return lines
 
 
 class _ColumnSize(NamedTuple):
@@ -144,10 +206,13 @@ class _ColumnSize(NamedTuple):
     widest: int
     is_number: bool
     is_empty: bool
+    is_whole: bool = False
 
     @property
     def narrowest(self) -> int:
-        return self.widest if self.is_number else min(self.widest, max(_NARROW, len(self.name)))
+        if self.is_number or self.is_whole:
+            return self.widest
+        return min(self.widest, max(_NARROW, len(self.name)))
 
 
 def _fitting_widths(
@@ -207,31 +272,39 @@ def show_age(ms: int | None) -> str:
     return f"{hours}h {minutes}m" if hours else f"{minutes}m {seconds}s"
 
 
+def show_percent(fraction: float | None) -> str:
+    """A fraction as "93 %"; not 100 % before everything is done."""
+    # The small number makes up for fractions such as 0.29, which is stored as a little less.
+    return "" if fraction is None else f"{math.floor(fraction * 100 + 1e-9)} %"
+
+
 @contextmanager
 def progress(what: str, total: int | None = None) -> Iterator[Callable[[int], None]]:
     """A progress bar on standard error if that is a terminal. Call it with each increment."""
-    if not sys.stderr.isatty():
+    if not can_draw(sys.stderr):
         yield lambda _count: None
         return
-    from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     bar = Progress(
         TextColumn("{task.description}"),
         BarColumn(),
+        TextColumn("{task.fields[share]}"),
         MofNCompleteColumn(),
         TextColumn("{task.fields[rate]}"),
         TimeElapsedColumn(),
-        console=Console(stderr=True, highlight=False),
+        console=make_console(sys.stderr),
         transient=True,
     )
     with bar:
-        id_ = bar.add_task(what, total=total, rate="")
+        id_ = bar.add_task(what, total=total, rate="", share="")
 
         def advance(count: int) -> None:
             bar.advance(id_, count)
-            speed = bar.tasks[0].finished_speed or bar.tasks[0].speed
-            bar.update(id_, rate=f"{speed:,.0f}/s" if speed else "")
+            task = bar.tasks[0]
+            speed = task.finished_speed or task.speed
+            share = show_percent(min(task.completed / total, 1)) if total else ""
+            bar.update(id_, rate=f"{speed:,.0f}/s" if speed else "", share=share)
 
         yield advance
 

@@ -76,10 +76,15 @@ class QueueFlags:
         option("DURATION", "Stop an attempt that runs longer than this; none sets no limit."),
     ] = None
     max_attempts: Annotated[
-        int | None, option("N", "Bury a job after this many failed attempts; 0 is unlimited.")
+        int | None,
+        option(
+            "N",
+            "Give up a job after this many failed attempts: it becomes a dead letter. 0 is "
+            "unlimited.",
+        ),
     ] = None
     max_crashes: Annotated[
-        int | None, option("N", "Bury a job after it crashed its worker this many times.")
+        int | None, option("N", "Give up a job after it crashed its worker this many times.")
     ] = None
     backoff: Annotated[
         str | None,
@@ -131,7 +136,7 @@ class QueueFlags:
         ),
     ] = None
     group_batch: Annotated[
-        int | None, option("N", "Lease up to this many jobs of a group together.")
+        int | None, option("N", "Give a worker up to this many jobs of a group together.")
     ] = None  # fmt: skip
     expires: Annotated[
         str | None,
@@ -285,7 +290,7 @@ async def pause(
     text: Annotated[str, option("TEXT", "Reason, shown by explain and status.")] = "",
     common: Common = COMMON,
 ) -> None:
-    """Stop leasing jobs from a queue until it is resumed.
+    """Start no jobs of a queue until it is resumed.
 
     Running jobs continue.
     """
@@ -299,7 +304,7 @@ async def pause(
 
 
 async def resume(name: Name, /, *, common: Common = COMMON) -> None:
-    """Lease jobs from a paused queue again."""
+    """Start jobs of a paused queue again."""
     async with open_app(common) as app:
         before = (await read_queue(app, name)).queue
         queue = await resume_queue(app.engine, name)
@@ -314,12 +319,10 @@ async def limit(
     name: LimitName,
     /,
     *,
-    concurrency: Annotated[
-        int | None, option("N", "Lease at most this many jobs at a time.")
-    ] = None,
+    concurrency: Annotated[int | None, option("N", "Run at most this many jobs at a time.")] = None,
     rate: Annotated[
         str | None,
-        option("RATE", 'Lease at most this many per period, e.g. 100/m or "100/m burst 20".'),
+        option("RATE", 'Start at most this many per period, e.g. 100/m or "100/m burst 20".'),
     ] = None,
     key: Annotated[
         str,
@@ -328,7 +331,7 @@ async def limit(
     task: Annotated[str | None, option("NAME", "Limit only jobs of this task.")] = None,
     common: Common = COMMON,
 ) -> None:
-    """Limit how many jobs of a queue are leased at a time, or per period.
+    """Limit how many jobs of a queue run at a time, or start per period.
 
     The limit applies at once and to all workers. A key template can use the queue, task, tenant and
     group of a job, its labels, and the top-level fields of its JSON payload.

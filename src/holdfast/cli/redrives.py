@@ -24,13 +24,21 @@ from holdfast.cli.output import (
     progress,
     say,
     show_age,
+    show_percent,
 )
 from holdfast.cli.session import open_app, person
 from holdfast.core.model import JobFilter
 from holdfast.core.text import printable
 from holdfast.errors import NotFound
 from holdfast.ops import dead_letters
-from holdfast.ops.redrives import RedrivePlan, RedriveState, RedriveView, is_late, redrive_details
+from holdfast.ops.redrives import (
+    RedrivePlan,
+    RedriveRecord,
+    RedriveState,
+    RedriveView,
+    is_late,
+    redrive_details,
+)
 from holdfast.ops.views import plain
 from holdfast.process import wall_ms
 
@@ -52,17 +60,21 @@ class PaceFlags:
     ] = None
     max_redrives: Annotated[
         int | None,
-        option("N", "Skip jobs that were redriven this often. [default: 3, unless ids are given]"),
+        option(
+            "N",
+            "Skip jobs that were retried from the dead letters this often. "
+            "[default: 3, unless ids are given]",
+        ),
     ] = None
     rate: Annotated[
-        str | None, option("RATE", "Let upkeep redrive them at this rate, e.g. 10/s or 100/m.")
+        str | None, option("RATE", "Retry them gradually, at this rate, e.g. 10/s or 100/m.")
     ] = None
     canary: Annotated[
         bool,
-        switch("Let upkeep redrive 1 in 100 first, and stop if one dies of the same error."),
+        switch("Retry 1 in 100 first, and stop if one dies of the same error."),
     ] = False
     canary_wait: Annotated[
-        str, option("DURATION", "Wait at most this long for the canaries to end.")
+        str, option("DURATION", "Wait at most this long for the jobs of --canary to end.")
     ] = "10m"
     watch: Annotated[
         bool | None,
@@ -210,6 +222,7 @@ def print_redrives(views: list[RedriveView]) -> None:
         (
             view.redrive.id,
             str(view.redrive.state),
+            _share(view.redrive),
             view.redrive.retried,
             view.redrive.left,
             view.done,
@@ -220,8 +233,24 @@ def print_redrives(views: list[RedriveView]) -> None:
         )
         for view in views
     ]
-    columns = ("redrive", "state", "retried", "left", "done", "died again", "by", "started", "why")
+    columns = (
+        "redrive",
+        "state",
+        "handled",
+        "retried",
+        "left",
+        "done",
+        "died again",
+        "by",
+        "started",
+        "why",
+    )
     print_table(columns, rows, less=("by", "started"), prose=("why",))
+
+
+def _share(redrive: RedriveRecord) -> str:
+    """The part of its dead letters that a redrive has handled."""
+    return show_percent(1 - redrive.left / redrive.total) if redrive.total else ""
 
 
 def print_redrive(view: RedriveView, common: Common) -> None:
@@ -230,6 +259,7 @@ def print_redrive(view: RedriveView, common: Common) -> None:
     if common.json:
         print_json(fields)
         return
+    fields["handled"] = _share(view.redrive)
     for name, value in fields.items():
         if value not in (None, "", "0ms", 0, False, {}) or name in ("retried", "left"):
             text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import difflib
 import io
-import logging
 import os
 import re
 import sys
 from collections.abc import Sequence
 from functools import cache
-from importlib.metadata import EntryPoint, entry_points
 from types import ModuleType
-from typing import Annotated, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final
 
 from cyclopts import App, ArgumentCollection, CycloptsError, Parameter, Token, UnknownOptionError
 from cyclopts.config import Env
@@ -21,12 +19,14 @@ from holdfast import __version__, tracing
 from holdfast.cli.help_pages import (
     FOLDER,
     NAME,
+    RENAMED,
     TwoColumns,
     program,
     variables_note,
     with_argument_names,
 )
-from holdfast.cli.output import COMMON, Common, Exit, exit_for, print_json, say
+from holdfast.cli.output import Exit, exit_for
+from holdfast.cli.terminal.screen import NO_PAGER, PAGER_VARIABLE
 from holdfast.core.text import printable
 from holdfast.errors import (
     ConfigError,
@@ -38,16 +38,20 @@ from holdfast.errors import (
 )
 from holdfast.process import log_to_stderr
 
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
 COMMON_FLAGS = ("--url", "--json")
+NO_PAGER_FLAG = "--no-pager"
 
 GROUPS: dict[str, str] = {
     "worker": "Start, list and control workers.",
     "config": "Read and change stored settings.",
     "job": "Inspect and change jobs.",
     "queue": "Create, inspect, change and empty queues.",
-    "dlq": "Inspect, retry and delete dead letters.",
-    "redrive": "List, follow and cancel redrives of dead letters.",
-    "breaker": "Inspect, open and close circuit breakers.",
+    "dlq": "Inspect, retry and delete dead letters: jobs that failed for good.",
+    "redrive": "List, follow and cancel redrives, which retry dead letters gradually.",
+    "breaker": "Inspect, open and close circuit breakers, which pause what keeps failing.",
     "schedule": "Manage schedules, which enqueue jobs regularly.",
     "gate": "Manage gates, which turn messages into jobs and jobs into messages.",
     "token": "Create, list and revoke API tokens.",
@@ -58,7 +62,7 @@ GROUPS: dict[str, str] = {
 # The words of each command and the function that runs it. The first line of the function's
 # docstring is its help in the list of commands. It may be async, and returns an exit code or None.
 COMMANDS: tuple[tuple[str, str], ...] = (
-    ("up", "workers:up"),
+    ("up", "serve:up"),
     ("serve", "serve:serve"),
     ("demo", "demo:demo"),
     ("bench", "bench:bench"),
@@ -73,13 +77,13 @@ COMMANDS: tuple[tuple[str, str], ...] = (
     ("worker uncordon", "workers:uncordon"),
     ("status", "status:status"),
     ("enqueue", "enqueue:enqueue"),
-    ("completion", "root:completion"),
+    ("completion", "terminal.completion:completion"),
     ("config get", "admin:get_setting"),
     ("config set", "admin:set_setting"),
     ("config unset", "admin:unset_setting"),
     ("config list", "admin:list_settings"),
     ("backup", "upkeep:backup"),
-    ("migrate-data", "migrate:migrate_data"),
+    ("move-store", "move_store:move_store"),
     ("scaling", "workers:scaling"),
     ("distribute", "upkeep:distribute"),
     ("list", "jobs:list_all"),
@@ -156,13 +160,17 @@ command below the group and its function, `module:function`."""
 _PLAIN: dict[str, Any] = {"help_format": "plaintext", "help_formatter": TwoColumns()}
 _COMMON_NOTE = (
     "Every command takes --url or HOLDFAST_URL. Without either it uses the file holdfast.db in"
-    " the current directory. With --json it prints only JSON."
+    " the current directory. With --json it prints only JSON. At a terminal, a pager shows long"
+    " lists, unless --no-pager is given: HOLDFAST_PAGER or PAGER, else less."
 )
 
 
 @cache
 def added_groups() -> dict[str, EntryPoint]:
     """The groups that packages add. One cannot replace a command of this one."""
+    # Few commands need it, and each would take a tenth longer.
+    from importlib.metadata import entry_points
+
     own = {words.split()[0] for words, _ in COMMANDS}
     return {each.name: each for each in entry_points(group=ENTRY_POINTS) if each.name not in own}
 
@@ -274,8 +282,9 @@ def dispatch(arguments: list[str]) -> int:
     if not os.environ.get("HOLDFAST_URL"):
         # An empty variable counts as unset, as in the library.
         os.environ.pop("HOLDFAST_URL", None)
-    log_to_stderr(program(), logging.WARNING)
-    line = keep_separator(move_common_flags(arguments))
+    log_to_stderr(program(), "warning")
+    line = keep_separator(move_common_flags(without_pager_flag(arguments)))
+    line[:1] = [RENAMED.get(word, word) for word in line[:1]]
     try:
         tracing.start_exporter("holdfast-server" if line[:1] == ["serve"] else "holdfast")
         refuse_unknown(line)
@@ -306,6 +315,15 @@ def dispatch(arguments: list[str]) -> int:
     except KeyboardInterrupt:
         return Exit.INTERRUPTED
     return code if isinstance(code, int) else Exit.DONE
+
+
+def without_pager_flag(arguments: list[str]) -> list[str]:
+    """The line without --no-pager, which may stand anywhere, and which switches the pager off."""
+    end = arguments.index("--") if "--" in arguments else len(arguments)
+    if NO_PAGER_FLAG not in arguments[:end]:
+        return arguments
+    os.environ[PAGER_VARIABLE] = NO_PAGER
+    return [word for word in arguments[:end] if word != NO_PAGER_FLAG] + arguments[end:]
 
 
 def move_common_flags(arguments: list[str]) -> list[str]:
@@ -384,60 +402,6 @@ def variable(command: Sequence[str], flag: str) -> str:
     """The environment variable of a command's flag."""
     words = [flag] if flag in COMMON_FLAGS else [*command, flag]
     return "_".join(["HOLDFAST", *(word.lstrip("-").replace("-", "_").upper() for word in words)])
-
-
-_COMPLETION_FILES = {
-    "bash": "~/.local/share/bash-completion/completions/{name}",
-    "zsh": "~/.zfunc/_{name}",
-    "fish": "~/.config/fish/completions/{name}.fish",
-}
-_ZSH_END = """
-if [[ $funcstack[1] == _{name} ]]; then
-  _cyclopts_{name} "$@"
-else
-  compdef _cyclopts_{name} {name}
-fi
-"""
-_ZSH_COMMANDS = "'1: :->cmds' \\\n"
-_ZSH_COMMON = "'--url[Store or server.]:url:' \\\n    '--json[Print only JSON.]' \\\n    "
-_COMPLETION_NOTES = {"zsh": " (and put fpath+=~/.zfunc before compinit in ~/.zshrc)"}
-
-
-def completion(
-    shell: Annotated[Literal["bash", "zsh", "fish"], Parameter(help="Your shell.")],
-    /,
-    *,
-    common: Common = COMMON,
-) -> None:
-    """Print the completion script for a shell.
-
-    A note on standard error says which file to put it in.
-    """
-    name = program() if program().isalnum() else "holdfast"
-    script = _completed(build().generate_completion(prog_name=name, shell=shell), shell, name)
-    path = _COMPLETION_FILES[shell].format(name=name)
-    if common.json:
-        print_json({"shell": shell, "program": name, "script": script, "file": path})
-        return
-    print(script, end="" if script.endswith("\n") else "\n")
-    note = _COMPLETION_NOTES.get(shell, "")
-    say(f"to install it for new shells: {program()} completion {shell} > {path}{note}")
-
-
-def _completed(script: str, shell: str, name: str) -> str:
-    """Complete the generated script: common flags before the command; in zsh, the call when the
-    script is sourced; in fish, no file completion for commands.
-    """
-    if shell == "bash":
-        return script.replace('("--help"', '("--url" "--json" "--help"')
-    if shell == "zsh":
-        script = script.replace(_ZSH_COMMANDS, _ZSH_COMMON + _ZSH_COMMANDS)
-        return script.rstrip() + "\n" + _ZSH_END.format(name=name)
-    for words in ("", *GROUPS, *added_groups()):
-        where = f"complete -c {name} -n '__fish_{name}_using_command {words}'"
-        script += f"{where} -f\n{where} -l json -d 'Print only JSON.'\n"
-        script += f"{where} -l url -x -d 'Store or server.'\n"
-    return script
 
 
 def _with_create_command(text: str) -> str:

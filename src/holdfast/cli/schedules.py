@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
 from typing import Annotated, Any, Literal
+from zoneinfo import ZoneInfo
 
 from cyclopts import Parameter
 
@@ -14,14 +16,14 @@ from holdfast.cli.output import COMMON, Common, print_either, print_json, print_
 from holdfast.cli.session import open_app, path_segment, server_of
 from holdfast.core.checks import accepted
 from holdfast.core.model import COMMAND_TASK, NewJob
-from holdfast.core.text import printable, show_ms
+from holdfast.core.text import printable
 from holdfast.errors import NotFound, UsageError
 from holdfast.notation import job_lines
 from holdfast.notation.durations import show_at
 from holdfast.ops import schedules
 from holdfast.ops.queues import find_queue
 from holdfast.ops.schedules import schedule_view
-from holdfast.ops.ticks import Schedule
+from holdfast.ops.ticks import Schedule, rule_words
 from holdfast.ops.views import command_of, plain, value_of
 
 Name = Annotated[str, Parameter(help="Name of the schedule.")]
@@ -40,7 +42,7 @@ class RuleFlags:
         str | None,
         option("CRON", 'Minute, hour, day, month and weekday, e.g. "0 3 * * 1-5", or @daily.'),
     ] = None
-    every: Annotated[str | None, option("DURATION", "Tick at this interval instead, e.g. 10m.")] = (
+    every: Annotated[str | None, option("DURATION", "Run at this interval instead, e.g. 10m.")] = (
         None
     )
     zone: Annotated[
@@ -50,7 +52,7 @@ class RuleFlags:
         Literal["skip", "once", "all"] | None,
         option(
             "POLICY",
-            "Policy for missed ticks: skip them, run one, or run all. [default: once]",
+            "If times were missed: skip them, run once, or run for all of them. [default: once]",
         ),
     ] = None
     missed_max: Annotated[
@@ -58,7 +60,7 @@ class RuleFlags:
     ] = None
     grace: Annotated[
         str | None,
-        option("DURATION", "Count a tick as missed if it is later than this. [default: 1m]"),
+        option("DURATION", "Count a time as missed if it is later than this. [default: 1m]"),
     ] = None
 
     def rule(self) -> schedules.ScheduleRule:
@@ -75,7 +77,11 @@ _NO_FLAGS = TickFlags()
 
 
 async def list_all(*, common: Common = COMMON) -> None:
-    """List schedules with their last and next tick."""
+    """List schedules, with their next time in local time and in UTC.
+
+    The local time is that of the rule's time zone, or of this machine for an interval. A schedule
+    is made by a person, or by the code of a program.
+    """
     async with open_app(common) as app:
         schedules = await app.schedules.all()
     if common.json:
@@ -84,18 +90,18 @@ async def list_all(*, common: Common = COMMON) -> None:
     rows = [
         (
             schedule.name,
-            schedule.cron or f"every {show_ms(schedule.every_ms or 0)}",
-            schedule.zone if schedule.cron else "",
+            rule_words(schedule),
+            *_next_columns(app, schedule),
             schedule.job.queue,
             _title(schedule.job),
             "" if schedule.last_tick is None else show_at(schedule.last_tick),
-            "paused" if schedule.paused else "".join(_next_ticks(app, schedule, 1)),
+            "a person" if schedule.program is None else f"code of {schedule.program}",
         )
         for schedule in schedules
     ]
     if rows:
-        columns = ("schedule", "rule", "zone", "queue", "job", "last", "next")
-        print_table(columns, rows, less=("last", "zone", "queue"))
+        columns = ("schedule", "rule", "next", "UTC", "queue", "job", "last", "made by")
+        print_table(columns, rows, less=("last", "queue", "job", "made by"), whole=("next", "UTC"))
     else:
         say(f'there are no schedules: add one with "{program()} schedule add"')
 
@@ -108,7 +114,7 @@ async def add(
     flags: TickFlags = _NO_FLAGS,
     common: Common = COMMON,
 ) -> None:
-    """Add a schedule, which enqueues a job at every tick.
+    """Add a schedule, which enqueues a job regularly.
 
     The job is a command, a webhook, or a task with a payload.
 
@@ -136,7 +142,8 @@ async def edit(
 ) -> None:
     """Change a schedule.
 
-    Fields that are not given stay as they are. A new rule starts from now.
+    Fields that are not given stay as they are. A new rule starts from now. A schedule that code
+    declares is restored when a worker of its program starts: change the code instead.
     """
     given = rule.rule()
     line = _line(flags, command)
@@ -149,18 +156,24 @@ async def edit(
             raise UsageError("nothing to change: give --cron, --every, --payload, …")
         schedule = await app.schedules.edit(name, **changes)
     _print_schedule(app, schedule, "changed", common)
+    _warn_of_code(schedule, "change the code, too")
 
 
 async def remove(name: Name, /, *, common: Common = COMMON) -> None:
-    """Remove a schedule. Jobs that it enqueued stay."""
+    """Remove a schedule. Jobs that it enqueued stay.
+
+    A schedule that code declares comes back when a worker of its program starts: remove it from the
+    code, or pause it.
+    """
     async with open_app(common) as app:
         schedule = await read_schedule(app, name)
         await app.schedules.remove(name)
     _print_schedule(app, schedule, "removed", common, ticks=0)
+    _warn_of_code(schedule, "remove it from the code, too, or pause it instead")
 
 
 async def pause(name: Name, /, *, common: Common = COMMON) -> None:
-    """Stop the ticks of a schedule until it is resumed."""
+    """Pause a schedule until it is resumed."""
     async with open_app(common) as app:
         await read_schedule(app, name)
         schedule = await app.schedules.edit(name, paused=True)
@@ -168,7 +181,7 @@ async def pause(name: Name, /, *, common: Common = COMMON) -> None:
 
 
 async def resume(name: Name, /, *, common: Common = COMMON) -> None:
-    """Resume a schedule. Ticks during the pause are skipped."""
+    """Resume a schedule. Times during the pause are skipped."""
     async with open_app(common) as app:
         await read_schedule(app, name)
         schedule = await app.schedules.edit(name, paused=False)
@@ -176,7 +189,7 @@ async def resume(name: Name, /, *, common: Common = COMMON) -> None:
 
 
 async def run(name: Name, /, *, common: Common = COMMON) -> None:
-    """Enqueue the job of a schedule now, in addition to its ticks."""
+    """Enqueue the job of a schedule now, in addition to its times."""
     async with open_app(common) as app:
         await read_schedule(app, name)
         ask = server_of(app)
@@ -194,21 +207,21 @@ async def preview(
     /,
     *,
     rule: RuleFlags = _NO_RULE,
-    count: Annotated[int, option("N", "Show this many ticks.")] = 5,
+    count: Annotated[int, option("N", "Show this many times.")] = 5,
     common: Common = COMMON,
 ) -> None:
-    """Show the next ticks of a schedule, or of a rule before it is stored."""
+    """Show the next times of a schedule, or of a rule before it is stored."""
     async with open_app(common) as app:
         given = rule.rule()
         old = None if name is None else await read_schedule(app, name)
         if old is None and not given.has_rule:
             raise UsageError("name a schedule, or give a rule with --cron or --every")
         schedule = schedules.with_rule(old, given)
-    ticks = _next_ticks(app, schedule, count)
+    ticks = app.schedules.preview(schedule, count)
     if common.json:
-        print_json(ticks)
+        print_json([show_at(tick) for tick in ticks])
     else:
-        print("\n".join(ticks))
+        print("\n".join(f"{show_at(tick)}  {local_time(schedule, tick)}" for tick in ticks))
 
 
 async def read_schedule(app: Holdfast, name: str) -> Schedule:
@@ -238,8 +251,20 @@ def _line(flags: TickFlags, command: tuple[str, ...]) -> job_lines.JobLine:
 def _print_schedule(
     app: Holdfast, schedule: Schedule, done: str, common: Common, ticks: int = 1
 ) -> None:
-    next_ = "".join(f"; next tick {tick}" for tick in _next_ticks(app, schedule, ticks))
+    next_ = "".join(
+        f"; next run {show_at(tick)}, {local_time(schedule, tick)}"
+        for tick in app.schedules.preview(schedule, ticks)
+    )
     print_either(_view(app, schedule), f"{done} schedule {schedule.name}{next_}", common)
+
+
+def _warn_of_code(schedule: Schedule, remedy: str) -> None:
+    """Say that a worker undoes a change by hand."""
+    if schedule.program is not None:
+        say(
+            f"the code of {schedule.program} declares schedule {schedule.name}: its workers restore"
+            f" it when they start; {remedy}"
+        )
 
 
 def _view(app: Holdfast, schedule: Schedule) -> dict[str, Any]:
@@ -247,8 +272,20 @@ def _view(app: Holdfast, schedule: Schedule) -> dict[str, Any]:
     return plain(schedule_view(schedule, ticks[0] if ticks else None))
 
 
-def _next_ticks(app: Holdfast, schedule: Schedule, count: int) -> list[str]:
-    return [show_at(tick) for tick in app.schedules.preview(schedule, count)]
+def _next_columns(app: Holdfast, schedule: Schedule) -> tuple[str, str]:
+    """The next tick in local time and in UTC."""
+    if schedule.paused:
+        return "paused", ""
+    ticks = app.schedules.preview(schedule, 1)
+    return (local_time(schedule, ticks[0]), show_at(ticks[0])) if ticks else ("never", "")
+
+
+def local_time(schedule: Schedule, tick: int) -> str:
+    """A tick in the time zone of a cron rule, such as "Thu 2026-11-19 03:00 CET"; for an interval,
+    in that of this machine."""
+    instant = datetime.fromtimestamp(tick // 1000, UTC)
+    local = instant.astimezone(None if schedule.cron is None else ZoneInfo(schedule.zone))
+    return local.strftime("%a %Y-%m-%d %H:%M:%S %Z").replace(":00 ", " ")
 
 
 def _title(job: NewJob) -> str:

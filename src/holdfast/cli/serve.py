@@ -1,10 +1,9 @@
-"""`holdfast serve`: the HTTP server in the foreground; `holdfast up` starts one along with
-workers.
-"""
+"""`holdfast serve`: the HTTP server in the foreground. `holdfast up`: one along with workers."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import socket
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from holdfast.cli.flags import (
     Archive,
     BrokerUrls,
     CloudWatch,
+    LogFormatFlag,
     Upkeep,
     archive_path,
     cloudwatch_namespace,
@@ -29,14 +29,34 @@ from holdfast.cli.flags import (
     switch,
     urls_of_brokers,
 )
-from holdfast.cli.output import COMMON, Common, print_either, say
+from holdfast.cli.help_pages import program
+from holdfast.cli.output import COMMON, Common, print_either, print_json, say
 from holdfast.cli.session import open_app
+from holdfast.cli.workers import (
+    WORKER_FLAGS,
+    Count,
+    Target,
+    WorkerFlags,
+    prepare_workers,
+    say_stopping,
+    with_store_of,
+)
+from holdfast.core.text import printable
+from holdfast.engines.registry import default_url, redacted
 from holdfast.errors import ConfigError, UsageError
 from holdfast.notation.durations import to_ms
 from holdfast.ops.tokens import access_key_of
-from holdfast.process import read_local_token
+from holdfast.process import LogLevel, log_to_stderr, read_local_token
 from holdfast.server.settings import PORT, ServerSettings, SqsMode
-from holdfast.worker.launcher import Program
+from holdfast.worker import launcher
+from holdfast.worker.managed_process import Program
+
+_TRY_NEXT = """\
+running: {running}; Ctrl-C drains and stops them
+{dashboard}in another terminal:
+  {program} enqueue{url} --wait -- echo hello
+  {program} status{url}
+  {program} top{url}"""
 
 Dashboard = Annotated[
     bool, Parameter(help="Serve the dashboard at /. Without it, / leads to the API's description.")
@@ -100,6 +120,11 @@ class ServeFlags:
         16_000
     )
     access_log: Annotated[bool, Parameter(help="Log each request as a line of JSON.")] = False
+    log_format: LogFormatFlag = None
+    log_level: Annotated[
+        LogLevel | None,
+        option("LEVEL", "Log messages of this level and above. [default: warning]"),
+    ] = None
     sqs: Annotated[
         SqsMode,
         option(
@@ -114,6 +139,10 @@ class ServeFlags:
     archive: Archive = None
     broker: BrokerUrls = None
     cloudwatch: CloudWatch = None
+
+    @property
+    def sets_log(self) -> bool:
+        return self.log_format is not None or self.log_level is not None
 
     def settings(self) -> ServerSettings:
         """The settings of the server. Raises UsageError."""
@@ -136,6 +165,8 @@ class ServeFlags:
             requests_max=self.requests_max,
             connections_max=self.connections_max,
             access_log=self.access_log,
+            log_format=self.log_format or "text",
+            log_level=self.log_level,
             sqs=self.sqs,
             dashboard=self.dashboard,
             read_only=self.read_only,
@@ -217,6 +248,9 @@ def serve(
 
     settings = msgspec.structs.replace(flags.settings(), **alerts.settings())
     tls_context(settings)
+    log_to_stderr(
+        program(), settings.log_level or "warning", settings.log_format, again=flags.sets_log
+    )
     if settings.access_log:
         logging.getLogger("holdfast.access").setLevel(logging.INFO)
     with open_listener(settings) as listening:
@@ -300,6 +334,71 @@ def open_listener(settings: ServerSettings) -> socket.socket:
     from holdfast.server.http.listener import listen
 
     return listen(settings)
+
+
+_SERVER = UpServerFlags()
+
+
+def up(
+    *,
+    count: Count = 2,
+    app: Target = None,
+    serve: Annotated[bool, Parameter(help="Also serve HTTP, to this machine only.")] = True,
+    server: UpServerFlags = _SERVER,
+    alerts: AlertFlags = _ALERTS,
+    flags: WorkerFlags = WORKER_FLAGS,
+    common: Common = COMMON,
+) -> int:
+    """Start workers, upkeep and a server with one command."""
+    alert_settings = alerts.settings()
+    if not serve and server != _SERVER:
+        raise UsageError(
+            "--port, --no-dashboard and --read-only need the server: leave out --no-serve"
+        )
+    if alert_settings and not serve:
+        raise UsageError("alerts are sent by the server: leave out --no-serve")
+    with contextlib.ExitStack() as stack:
+        listening = listener_for_up(server.port) if serve else None
+        if listening is not None:
+            stack.enter_context(listening)
+        common = with_store_of(app, common)
+        workers, place = asyncio.run(prepare_workers(common, flags, app, count))
+        if not common.json:
+            print(f"holdfast {__version__} on {printable(place, one_line=True)}")
+        programs = []
+        if listening is not None:
+            log = {"log_format": flags.log_format or "text", "log_level": flags.log_level}
+            given = {**alert_settings, **server.settings(), **log}
+            programs = [server_program(workers[0].url, listening, given)]
+        code = launcher.run(
+            workers,
+            programs=programs,
+            started=lambda names: _print_running(
+                names[:count], names[count:], common, dashboard=server.dashboard
+            ),
+            asked=say_stopping,
+        )
+    if not common.json and code == 0:
+        print("stopped", flush=True)
+    return code
+
+
+def _print_running(
+    workers: list[str], servers: list[str], common: Common, *, dashboard: bool
+) -> None:
+    server = next(iter(servers), None)
+    key = {} if server is None else local_access_key(server)
+    if common.json:
+        print_json({"event": "started", "workers": sorted(workers), "server": server, **key})
+    else:
+        running = ", ".join([*sorted(workers), *servers])
+        # A URL with a password is not repeated.
+        is_plain = common.url and redacted(common.url) == common.url != default_url()
+        url = f" --url {common.url}" if is_plain else ""
+        link = f"dashboard: {server}/\n" if server is not None and dashboard else ""
+        shown = _TRY_NEXT.format(running=running, dashboard=link, program=program(), url=url)
+        print(shown, flush=True)
+        print_access_key(key)
 
 
 async def _prepare(common: Common) -> tuple[str, str]:

@@ -5,18 +5,28 @@ from __future__ import annotations
 import asyncio
 import signal
 import sys
-from collections.abc import Sequence
-from contextlib import suppress
-from typing import TYPE_CHECKING, Annotated, Literal
+from collections.abc import Coroutine, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from holdfast.app.application import Holdfast
 from holdfast.cli.breakers import print_breakers
 from holdfast.cli.flags import option, switch
 from holdfast.cli.gates import print_gates
 from holdfast.cli.help_pages import program
-from holdfast.cli.output import COMMON, Common, print_json, print_table, say, show_age
+from holdfast.cli.output import (
+    COMMON,
+    TONES,
+    Common,
+    print_json,
+    print_table,
+    say,
+    show_age,
+    show_percent,
+)
 from holdfast.cli.redrives import print_redrives
 from holdfast.cli.session import open_app
+from holdfast.cli.terminal.keys import read_keys
+from holdfast.cli.terminal.screen import can_draw, make_console
 from holdfast.core.breaker import BreakerState
 from holdfast.core.explain import ABSENT_MS, serves
 from holdfast.core.model import JobFilter, QueueView, State
@@ -26,7 +36,7 @@ from holdfast.engines.extras import Partitioned, extra
 from holdfast.errors import UsageError
 from holdfast.notation.durations import to_ms
 from holdfast.ops.alerts import AlertView, alert_views
-from holdfast.ops.queues import COUNTS, queue_counts, worth_showing
+from holdfast.ops.queues import COUNTS, QueueCounts, queue_counts, worth_showing
 from holdfast.ops.status import StoreStatus, TopView, read_status, status_view, top_view
 from holdfast.ops.views import plain
 from holdfast.ops.workers import Workers, WorkerView, worker_details
@@ -38,7 +48,8 @@ if TYPE_CHECKING:
 _JOBS = 15
 _STATUS_COUNTS = ("ready", "delayed", "failed", "blocked", "leased", "overdue", "done", "dead")
 _NUMBERS = (*COUNTS, "failed", "attempt", "progress")
-_COLOURS = {"healthy": "green", "degraded": "yellow", "unhealthy": "red"}
+_KEYS_SHORT = "q quits · ? shows the keys"
+_KEYS = "q quits · p pauses or continues · s sorts queues by ready jobs or by name · ? hides this"
 
 
 async def status(*, common: Common = COMMON) -> None:
@@ -93,7 +104,9 @@ async def top(
 ) -> None:
     """Watch queues, workers and running jobs live.
 
-    Ctrl-C ends it. With --json it prints a line at every refresh.
+    q or Ctrl-C quits, p pauses the display, s sorts the queues by waiting jobs or by name, and ?
+    shows the keys. Without a terminal it prints once. With --json it prints a line at every
+    refresh.
     """
     interval_s = max(to_ms("--interval", interval, UsageError) / 1000, 0.1)
     async with open_app(common) as app:
@@ -106,9 +119,9 @@ async def top(
                 print_json(plain(await snapshot(app)))
                 if once:
                     return
-                await _pause(stop, interval_s)
+                await _pause(interval_s, stop)
         else:
-            await draw_live(app, stop, interval_s=interval_s, once=once or not sys.stdout.isatty())
+            await draw_live(app, stop, interval_s=interval_s, once=once or not can_draw(sys.stdout))
 
 
 async def snapshot(app: Holdfast) -> TopView:
@@ -134,23 +147,88 @@ async def draw_live(
     once: bool = False,
     place: str | None = None,
 ) -> None:
-    """Draw `top` on the terminal's alternate screen until `stop`; without a terminal, once. `place`
-    is shown in the title, by default the place of the store."""
-    from rich.console import Console
+    """Draw `top` on the terminal's alternate screen until `stop`, or until a person quits, which
+    sets it; without a terminal, once. `place` is shown in the title, by default the place of the
+    store."""
     from rich.live import Live
 
-    place = place or app.place
-    console = Console(highlight=False)
-    if once or not console.is_terminal:
+    display = _Display(place or app.place, stop)
+    console = make_console(sys.stdout)
+    if once or not can_draw(sys.stdout):
         if not once:
             await stop.wait()
-        console.print(_rendered(await snapshot(app), place))
+        console.print(display.rendered(await snapshot(app)))
         return
-    first = _rendered(await snapshot(app), place)
-    with Live(first, console=console, screen=True, auto_refresh=False) as screen:
-        while not stop.is_set():
-            screen.update(_rendered(await snapshot(app), place), refresh=True)
-            await _pause(stop, interval_s)
+    view = await _unless_stopped(snapshot(app), stop)
+    with (
+        read_keys(display.press) as display.has_keys,
+        Live(console=console, screen=True, auto_refresh=False) as screen,
+    ):
+        while view is not None:
+            screen.update(display.rendered(view), refresh=True)
+            await _pause(interval_s, stop, display.pressed)
+            display.pressed.clear()
+            if not display.paused:
+                view = await _unless_stopped(snapshot(app), stop)
+            if stop.is_set():
+                return
+
+
+async def _unless_stopped(
+    coroutine: Coroutine[Any, Any, TopView], stop: asyncio.Event
+) -> TopView | None:
+    """The result, or None if `stop` comes first: a store that does not answer must not keep a
+    person from quitting."""
+    reading = asyncio.ensure_future(coroutine)
+    stopping = asyncio.ensure_future(stop.wait())
+    await asyncio.wait((reading, stopping), return_when=asyncio.FIRST_COMPLETED)
+    stopping.cancel()
+    if stop.is_set():
+        reading.cancel()
+        return None
+    return await reading
+
+
+class _Display:
+    """The view of `top`, and the keys that change it."""
+
+    def __init__(self, place: str, stop: asyncio.Event) -> None:
+        self._place = place
+        self._stop = stop
+        self._by_name = True
+        self._helps = False
+        self.has_keys = False
+        self.paused = False
+        self.pressed = asyncio.Event()
+
+    def press(self, key: str) -> None:
+        """Do what a key says."""
+        match key.lower():
+            case "q":
+                self._stop.set()
+            case "p":
+                self.paused = not self.paused
+            case "s":
+                self._by_name = not self._by_name
+            case "?":
+                self._helps = not self._helps
+            case _:
+                return
+        self.pressed.set()
+
+    def rendered(self, view: TopView) -> RenderableType:
+        """The screen."""
+        from rich.console import Group
+        from rich.text import Text
+
+        queues = list(filter(worth_showing, view.queues))
+        if not self._by_name:
+            queues.sort(key=lambda queue: (-queue.ready, queue.name))
+        parts = [_rendered(queues, view, self._place)]
+        if self.has_keys:
+            state = "paused · " if self.paused else ""
+            parts += [Text(), Text(state + (_KEYS if self._helps else _KEYS_SHORT), style="dim")]
+        return Group(*parts)
 
 
 def visible_queues(views: list[QueueView]) -> list[QueueView]:
@@ -238,18 +316,20 @@ def queue_state(view: QueueView, shape: str = "{}") -> str:
     return shape.format(", ".join(states)) if states else ""
 
 
-async def _pause(stop: asyncio.Event, seconds: float) -> None:
-    with suppress(TimeoutError):
-        async with asyncio.timeout(seconds):
-            await stop.wait()
+async def _pause(seconds: float, *events: asyncio.Event) -> None:
+    """Wait for one of the events, at most this long."""
+    waits = [asyncio.ensure_future(event.wait()) for event in events]
+    await asyncio.wait(waits, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+    for each in waits:
+        each.cancel()
 
 
-def _rendered(view: TopView, place: str) -> RenderableType:
+def _rendered(shown: list[QueueCounts], view: TopView, place: str) -> RenderableType:
     from rich.console import Group
     from rich.text import Text
 
     queues = _table("queue", *COUNTS, "oldest")
-    for queue in filter(worth_showing, view.queues):
+    for queue in shown:
         counts = (f"{getattr(queue, name):,}" for name in COUNTS)
         _add(queues, queue.name, *counts, show_age(queue.oldest_age_ms))
     workers = _table("worker", "health", "running", "done", "failed", "heartbeat")
@@ -262,12 +342,18 @@ def _rendered(view: TopView, place: str) -> RenderableType:
             worker.done,
             worker.failed,
             f"{show_age(worker.heartbeat_age_ms)} ago",
-            style=_COLOURS.get(worker.health, ""),
+            style=TONES.get(worker.health, ""),
         )
     jobs = _table("running", "queue", "attempt", "progress", "worker")
     for job in view.jobs:
-        progress = "" if job.progress is None else f"{job.progress:.0%}"
-        _add(jobs, job.does, job.queue, job.attempt, progress, job.worker or "")
+        _add(
+            jobs,
+            job.does,
+            job.queue,
+            job.attempt,
+            show_percent(job.progress),
+            job.worker or "",
+        )
     title = Text(f"holdfast on {printable(place, one_line=True)}", style="bold")
     return Group(title, Text(), queues, Text(), workers, Text(), jobs)
 

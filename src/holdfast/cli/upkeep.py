@@ -87,7 +87,7 @@ async def backup(
     *,
     common: Common = COMMON,
 ) -> None:
-    """Copy the queue file while it is in use."""
+    """Copy the SQLite file of the store while it is in use."""
     async with open_app(common) as app:
         await app.backup(file)
     print_either({"backup": str(file)}, f"copied to {file}", common)

@@ -1,9 +1,8 @@
-"""`holdfast up`, `worker …` and `scaling`: start, list and control workers, and advise how many."""
+"""`holdfast worker …` and `scaling`: start, list and control workers, and advise how many."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import socket
 from dataclasses import dataclass, replace
@@ -13,11 +12,12 @@ from typing import Annotated, Any
 import msgspec
 from cyclopts import Parameter
 
-from holdfast import __version__
 from holdfast.cli.flags import (
     Archive,
     BrokerUrls,
     CloudWatch,
+    LogFormatFlag,
+    LogLevelFlag,
     Upkeep,
     archive_path,
     cloudwatch_namespace,
@@ -28,23 +28,13 @@ from holdfast.cli.flags import (
 from holdfast.cli.help_pages import program
 from holdfast.cli.jobs import unknown_worker
 from holdfast.cli.output import COMMON, Common, Exit, print_json, print_table, say, show_age
-from holdfast.cli.serve import (
-    AlertFlags,
-    UpServerFlags,
-    listener_for_up,
-    local_access_key,
-    print_access_key,
-    server_program,
-)
 from holdfast.cli.session import open_app, person
-from holdfast.cli.status import print_workers, say_no_worker
 from holdfast.config import SETTINGS, Settings, queue_weights
 from holdfast.core import bounds
 from holdfast.core.explain import ABSENT_MS
 from holdfast.core.scaling import Goal
 from holdfast.core.text import counted, printable
 from holdfast.core.workers import addressee
-from holdfast.engines.registry import default_url, redacted
 from holdfast.errors import ConfigError, NotFound, UsageError
 from holdfast.notation.durations import Duration, to_ms
 from holdfast.notation.policies import to_breaker
@@ -56,13 +46,6 @@ from holdfast.ops.workers import Ordered, OrderName, Workers, worker_details
 from holdfast.worker import launcher
 from holdfast.worker.options import INHERITED, WorkerOptions, default_processes, numbered
 from holdfast.worker.webhooks.webhook import webhook_setup
-
-_TRY_NEXT = """\
-running: {running}; Ctrl-C drains and stops them
-{dashboard}in another terminal:
-  {program} enqueue{url} --wait -- echo hello
-  {program} status{url}
-  {program} top{url}"""
 
 
 @Parameter(name="*")
@@ -122,7 +105,11 @@ class WorkerFlags:
 
     queues: Annotated[
         str | None,
-        option("QUEUES", "Serve these queues by weight, e.g. mail:10,default. [default: default]"),
+        option(
+            "QUEUES",
+            "Serve these queues by weight, e.g. mail:10,default. [default: default, and those that"
+            " the tasks name]",
+        ),
     ] = None
     name: Annotated[
         str | None, option("NAME", "Name of the worker. With --count N: NAME-1 to NAME-N.")
@@ -132,7 +119,7 @@ class WorkerFlags:
         option(
             "N",
             "Child processes for Python tasks. 0 runs them in the worker itself, where a task "
-            "that blocks the interpreter delays lease renewals. [default: one per core]",
+            "that blocks the interpreter may lose its job to another. [default: one per core]",
         ),
     ] = None
     concurrency: Annotated[
@@ -140,7 +127,8 @@ class WorkerFlags:
         option("N", "Jobs each process runs at the same time. [default: 16 tasks, 1 command]"),
     ] = None
     prefetch: Annotated[
-        int | None, option("N", "Lease at most this many jobs ahead. [default: 1000]")
+        int | None,
+        option("N", "Take at most this many jobs ahead of those that run. [default: 1000]"),
     ] = None
     grace: Annotated[
         str | None,
@@ -165,6 +153,8 @@ class WorkerFlags:
     output_max: Annotated[
         int | None, option("BYTES", "Store at most this much output of a job. [default: 65536]")
     ] = None
+    log_format: LogFormatFlag = None
+    log_level: LogLevelFlag = None
     job_lines: Annotated[
         bool,
         Parameter(help="Print a line when ready and for each job. [default: on, off with --json]"),
@@ -210,6 +200,8 @@ class WorkerFlags:
             cwd=_absolute(self.cwd),
             output_max=first(self.output_max, "worker-output-max"),
             **self.hooks.options(),
+            log_format=self.log_format,
+            log_level=self.log_level,
             job_lines=self.job_lines,
             upkeep=self.upkeep,
             archive=archive_path(self.archive),
@@ -218,9 +210,7 @@ class WorkerFlags:
         )
 
 
-_SERVER = UpServerFlags()
-_ALERTS = AlertFlags()
-_FLAGS = WorkerFlags()
+WORKER_FLAGS = WorkerFlags()
 Names = Annotated[list[str] | None, Parameter(help="Names of the workers.", negative=())]
 AllWorkers = Annotated[bool, switch("Select all workers, on every host.")]
 Count = Annotated[int, option("N", "Start this many workers, each in its own process.")]
@@ -229,60 +219,24 @@ Target = Annotated[
 ]
 
 
-def up(
-    *,
-    count: Count = 2,
-    app: Target = None,
-    serve: Annotated[bool, Parameter(help="Also serve HTTP, to this machine only.")] = True,
-    server: UpServerFlags = _SERVER,
-    alerts: AlertFlags = _ALERTS,
-    flags: WorkerFlags = _FLAGS,
-    common: Common = COMMON,
-) -> int:
-    """Start workers, upkeep and a server with one command."""
-    alert_settings = alerts.settings()
-    if not serve and server != _SERVER:
-        raise UsageError(
-            "--port, --no-dashboard and --read-only need the server: leave out --no-serve"
-        )
-    if alert_settings and not serve:
-        raise UsageError("alerts are sent by the server: leave out --no-serve")
-    with contextlib.ExitStack() as stack:
-        listening = listener_for_up(server.port) if serve else None
-        if listening is not None:
-            stack.enter_context(listening)
-        common = with_store_of(app, common)
-        workers, place = asyncio.run(_prepare(common, flags, app, count))
-        if not common.json:
-            print(f"holdfast {__version__} on {printable(place, one_line=True)}")
-        programs = []
-        if listening is not None:
-            given = {**alert_settings, **server.settings()}
-            programs = [server_program(workers[0].url, listening, given)]
-        code = launcher.run(
-            workers,
-            programs=programs,
-            started=lambda names: _print_started(
-                names[:count], names[count:], common, dashboard=server.dashboard
-            ),
-            asked=_say_stopping,
-        )
-    if not common.json and code == 0:
-        print("stopped", flush=True)
-    return code
-
-
 def start(
-    *, count: Count = 1, app: Target = None, flags: WorkerFlags = _FLAGS, common: Common = COMMON
+    *,
+    count: Count = 1,
+    app: Target = None,
+    flags: WorkerFlags = WORKER_FLAGS,
+    common: Common = COMMON,
 ) -> int:
     """Start workers in the foreground."""
     common = with_store_of(app, common)
-    workers, place = asyncio.run(_prepare(common, flags, app, count))
+    workers, place = asyncio.run(prepare_workers(common, flags, app, count))
 
     def started(names: list[str]) -> None:
-        say(f"running on {place}: {', '.join(sorted(names))}; Ctrl-C drains, twice stops at once")
+        say(
+            f"running on {place}: {', '.join(sorted(names))}; Ctrl-C finishes running jobs and"
+            " stops; a second Ctrl-C stops at once"
+        )
 
-    return launcher.run(workers, started=started, asked=_say_stopping)
+    return launcher.run(workers, started=started, asked=say_stopping)
 
 
 def run(
@@ -290,7 +244,7 @@ def run(
     /,
     *,
     count: Count = 1,
-    flags: WorkerFlags = _FLAGS,
+    flags: WorkerFlags = WORKER_FLAGS,
     common: Common = COMMON,
 ) -> int:
     """Start workers for the tasks of your application."""
@@ -299,6 +253,8 @@ def run(
 
 async def show_all(*, common: Common = COMMON) -> None:
     """List workers and their health."""
+    from holdfast.cli.status import print_workers, say_no_worker
+
     async with open_app(common) as app:
         workers = await Workers(app.engine).all()
     if common.json:
@@ -346,7 +302,7 @@ async def drain(names: Names = None, /, *, all: AllWorkers = False, common: Comm
 async def cordon(
     names: Names = None, /, *, all: AllWorkers = False, common: Common = COMMON
 ) -> int:
-    """Stop workers from leasing jobs, also after a restart.
+    """Give workers no more jobs, also after a restart.
 
     Running jobs continue.
     """
@@ -356,7 +312,7 @@ async def cordon(
 async def uncordon(
     names: Names = None, /, *, all: AllWorkers = False, common: Common = COMMON
 ) -> int:
-    """Let cordoned workers lease jobs again."""
+    """Give cordoned workers jobs again."""
     return await _order(common, _named(names, every=all), "uncordoned", "uncordon")
 
 
@@ -427,29 +383,12 @@ def _is_visible(scaling: Scaling) -> bool:
     return addressee(scaling.queue) is None or scaling.load.waiting > 0
 
 
-def _print_started(
-    workers: list[str], servers: list[str], common: Common, *, dashboard: bool
-) -> None:
-    server = next(iter(servers), None)
-    key = {} if server is None else local_access_key(server)
-    if common.json:
-        print_json({"event": "started", "workers": sorted(workers), "server": server, **key})
-    else:
-        running = ", ".join([*sorted(workers), *servers])
-        # A URL with a password is not repeated.
-        is_plain = common.url and redacted(common.url) == common.url != default_url()
-        url = f" --url {common.url}" if is_plain else ""
-        link = f"dashboard: {server}/\n" if server is not None and dashboard else ""
-        shown = _TRY_NEXT.format(running=running, dashboard=link, program=program(), url=url)
-        print(shown, flush=True)
-        print_access_key(key)
-
-
-def _say_stopping(times: int) -> None:
+def say_stopping(times: int) -> None:
+    """Tell what the first or second signal does."""
     if times == 1:
-        say("draining: running jobs may finish; Ctrl-C again stops at once")
+        say("stopping: running jobs may finish; Ctrl-C again stops at once")
     elif times == 2:
-        say("stopping: running jobs are released")
+        say("stopping at once: running jobs go back to their queues")
 
 
 def with_store_of(target: str | None, common: Common) -> Common:
@@ -460,9 +399,10 @@ def with_store_of(target: str | None, common: Common) -> Common:
     return replace(common, url=launcher.store_of(target))
 
 
-async def _prepare(
+async def prepare_workers(
     common: Common, flags: WorkerFlags, target: str | None, count: int
 ) -> tuple[list[WorkerOptions], str]:
+    """The options of the workers, checked against the store, and the store for people to see."""
     if not 1 <= count <= 256:
         raise UsageError(f"--count {count} is out of range: expected 1 to 256")
     if flags.cwd is not None and not flags.cwd.is_dir():

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from random import Random
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import apsw
 
@@ -30,7 +30,7 @@ class FaultyDisk(apsw.VFS):
 
     def __init__(self, name: str, rng: Random) -> None:
         self.name = name
-        self.faults = Faults()
+        self.faults: Faults = Faults()
         self.rng = rng
         self.files: dict[str, VolatileFile] = {}
         super().__init__(name, "")
@@ -153,11 +153,11 @@ class Faults:
     calls since the start, `struck` the calls that were made to fail."""
 
     def __init__(self) -> None:
-        self.mutex = threading.RLock()
+        self.mutex: Final = threading.RLock()
         self.calls: Counter[Call] = Counter()
-        self.struck = 0
-        self.is_off = False
-        self.stalled = threading.Event()
+        self.struck: int = 0
+        self.is_off: bool = False
+        self.stalled: Final = threading.Event()
         self._failing: dict[Call, range] = {}
         self._room: int | None = None
         self._beside: Path | None = None

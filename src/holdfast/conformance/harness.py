@@ -55,9 +55,9 @@ class Harness:
     def __init__(
         self, make: MakeEngine, *, can_jump: bool = True, clock: ManualClock | None = None
     ) -> None:
-        self.clock = clock or ManualClock()
+        self.clock: ManualClock = clock or ManualClock()
         self.can_jump = can_jump
-        self.engine = enforced(make(self.clock))
+        self.engine: Engine = enforced(make(self.clock))
         self.engines: list[Engine] = []
         """Every open engine on the store; several after `another` or `abandon`."""
         self._make = make

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from typing import Any, TypeVar, cast
+from typing import Any, Final, TypeVar, cast
 
 from hypothesis import strategies as st
 from msgspec.structs import replace
@@ -175,11 +175,11 @@ BAD_JOBS: tuple[tuple[str, NewJob], ...] = (
 )
 """Invalid jobs with the code of their refusal; the queue `default` exists, `nowhere` does not."""
 
-any_texts = st.sampled_from((*STORABLE_TEXTS, *UNSTORABLE_TEXTS)) | st.text(max_size=40)
-small_payloads = st.sampled_from([data for data in PAYLOADS if len(data) < 1_000]) | st.binary(
-    max_size=60
-)
-payloads = st.sampled_from(PAYLOADS) | st.binary(max_size=300)
+any_texts: Final = st.sampled_from((*STORABLE_TEXTS, *UNSTORABLE_TEXTS)) | st.text(max_size=40)
+small_payloads: Final = st.sampled_from(
+    [data for data in PAYLOADS if len(data) < 1_000]
+) | st.binary(max_size=60)
+payloads: Final = st.sampled_from(PAYLOADS) | st.binary(max_size=300)
 
 
 IDS = tuple(f"j{number}" for number in range(100))
@@ -446,15 +446,15 @@ _FLOW_JOBS = tuple(
 )
 
 # Without an id: most jobs are new, some are known already.
-job_shapes = _one_of(_PLAIN_JOBS, _prepared(300, _new_job))
-flow_shapes = st.sampled_from(_FLOW_JOBS)
-queues = _one_of(_PLAIN_QUEUES, _prepared(150, _queue))
-flow_queues = st.integers(0, len(_FLOW_QUEUES) - 1).map(_FLOW_QUEUES.__getitem__)
-lease_requests = _one_of(
+job_shapes: Final = _one_of(_PLAIN_JOBS, _prepared(300, _new_job))
+flow_shapes: Final = st.sampled_from(_FLOW_JOBS)
+queues: Final = _one_of(_PLAIN_QUEUES, _prepared(150, _queue))
+flow_queues: Final = st.integers(0, len(_FLOW_QUEUES) - 1).map(_FLOW_QUEUES.__getitem__)
+lease_requests: Final = _one_of(
     (LeaseRequest(queues=QUEUES, limit=5, worker="w1"),), _prepared(100, _lease_request)
 )
-notes = _one_of((None,), _prepared(30, _note))
-verdicts = _one_of(_PLAIN_VERDICTS, _prepared(200, _verdict))
-amendments = _one_of((Cancel(), Redrive()), _prepared(200, _amendment))
-filters = _one_of((JobFilter(),), _prepared(200, _filter))
-records = _one_of((Record(kind="setting", key="a", value=b"1"),), _prepared(60, _record))
+notes: Final = _one_of((None,), _prepared(30, _note))
+verdicts: Final = _one_of(_PLAIN_VERDICTS, _prepared(200, _verdict))
+amendments: Final = _one_of((Cancel(), Redrive()), _prepared(200, _amendment))
+filters: Final = _one_of((JobFilter(),), _prepared(200, _filter))
+records: Final = _one_of((Record(kind="setting", key="a", value=b"1"),), _prepared(60, _record))

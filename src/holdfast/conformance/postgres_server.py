@@ -15,6 +15,7 @@ import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 from holdfast.conformance.private_server import PrivateServer, ServiceUnavailable
 
@@ -26,7 +27,7 @@ class PrivatePostgres(PrivateServer):
     graceful = signal.SIGINT  # Its fast shutdown.
     immediate = signal.SIGQUIT
     # After a crash the old children hold the shared memory for a while.
-    transient = ("still in use", "another postmaster", "TCP/IP socket")
+    transient: ClassVar[tuple[str, ...]] = ("still in use", "another postmaster", "TCP/IP socket")
 
     def __init__(
         self, *, version: int = 18, fsync: bool = False, settings: Mapping[str, str] | None = None

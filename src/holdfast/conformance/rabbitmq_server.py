@@ -13,7 +13,7 @@ import subprocess
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 from urllib.parse import quote
 
 from holdfast.conformance.private_server import POLL_S, START_S_MAX, PrivateServer, free_ports
@@ -138,7 +138,11 @@ class PrivateRabbitMQ(PrivateServer):
     graceful = signal.SIGTERM
     immediate = signal.SIGKILL
     # A port, or the port of epmd, was taken by another since it was chosen.
-    transient = ("eaddrinuse", "dist_port_already_used", "nodistribution")
+    transient: ClassVar[tuple[str, ...]] = (
+        "eaddrinuse",
+        "dist_port_already_used",
+        "nodistribution",
+    )
 
     def __init__(
         self,

@@ -12,7 +12,7 @@ import asyncio
 import random
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import nullcontext, suppress
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, Final, TypeVar
 
 from hypothesis import HealthCheck, settings
 from hypothesis import seed as seeded
@@ -27,7 +27,7 @@ from hypothesis.stateful import (
 from msgspec.structs import replace
 
 from holdfast.conformance import inputs as made
-from holdfast.conformance.harness import TALLIED, Harness
+from holdfast.conformance.harness import TALLIED, Harness, Twin
 from holdfast.core import retry_policy
 from holdfast.core.model import (
     JobFilter,
@@ -48,10 +48,10 @@ from holdfast.errors import UsageError
 T = TypeVar("T")
 ENGINES_MAX = 3
 
-recent = st.sampled_from((0, 0, 0, 1, 1, 2, 3, 4, 5, 7, 9))
+recent: Final = st.sampled_from((0, 0, 0, 1, 1, 2, 3, 4, 5, 7, 9))
 """A lease, counted from the newest: small numbers are probably live, others stale."""
 
-known = st.sampled_from((None, None, None, None, 0, 3, 10))
+known: Final = st.sampled_from((None, None, None, None, 0, 3, 10))
 """An id: a new one, or an earlier one counted from the newest."""
 
 
@@ -97,9 +97,9 @@ class EngineMachine(RuleBasedStateMachine):
         super().__init__()
         self.leases: list[Lease] = []
         self.given: list[str] = []
-        self.harness = type(self).make()
+        self.harness: Harness = type(self).make()
         self.run(self.harness.__aenter__())
-        self.twin = self.run(self.harness.twin())
+        self.twin: Twin = self.run(self.harness.twin())
         for name in made.QUEUES:
             self.run(self.twin.declare(Queue(name=name, lease_ms=30)))
 

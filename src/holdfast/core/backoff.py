@@ -13,17 +13,22 @@ Kind = Literal["exponential", "linear", "constant"]
 
 
 class Backoff(msgspec.Struct, frozen=True, kw_only=True):
-    """`first_ms` after the first attempt, then growing by `kind` up to `cap_ms`.
+    """The delay between attempts: `first_ms` after the first, then growing by `kind` to `cap_ms`.
 
     `jitter` is the share of the delay that is drawn at random: 1 spreads it over the whole delay,
     0 makes it exact.
     """
 
     kind: Kind = "exponential"
+    """How the delay grows."""
     first_ms: int = 2_000
+    """The delay after the first attempt."""
     factor: float = 2.0
+    """The growth of an exponential delay."""
     cap_ms: int = 300_000
+    """The longest delay."""
     jitter: float = 1.0
+    """The random share of the delay, from 0 to 1."""
 
     def __post_init__(self) -> None:
         # Types too: a stored value of a wrong type would make its queue unreadable.

@@ -28,11 +28,17 @@ class Breaker(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     doubles each time a probe fails, up to `cooldown_ms_max`."""
 
     failures: Count = 5
+    """Failures in a row that open it."""
     share: Share | None = None
+    """The share of failed attempts that opens it, from 0 to 1."""
     calls_min: Count = 20
+    """Attempts in the window before the share counts."""
     window_ms: Span = bounds.MINUTE_MS
+    """The window of the share."""
     cooldown_ms: Span = 30 * bounds.SECOND_MS
+    """How long it stays open before a job probes it."""
     cooldown_ms_max: Span = 10 * bounds.MINUTE_MS
+    """The longest cool-down."""
 
 
 class BreakerState(StrEnum):

@@ -587,6 +587,7 @@ def clean_failure(failure: Failure) -> Failure:
         trace=clean_text(failure.trace),
         exit_code=failure.exit_code,
         signal=failure.signal,
+        output=clean_text(failure.output),
     )
 
 

@@ -1,8 +1,9 @@
 """Payload ↔ bytes, Job → JSON, and the trace in a job's headers. Values that JSON cannot represent
 are refused.
 
-As always with JSON, a tuple is read back as a list and the keys of an object as text. The
-payload of a message with attributes is an envelope of body and attributes; workers get the body.
+As always with JSON, a tuple is read back as a list and the keys of an object as text, unless a type
+hint says otherwise. The payload of a message with attributes is an envelope of body and attributes;
+workers get the body.
 """
 
 from __future__ import annotations
@@ -24,11 +25,30 @@ ENVELOPE: Final = "application/vnd.holdfast.message+msgpack"
 TRACEPARENT: Final = "traceparent"
 TRACESTATE: Final = "tracestate"
 """The headers that carry a W3C trace with a job or a request."""
+_TRACEPARENT_FORM = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}\Z")
+
+
+def _in_builtins(value: Any) -> Any:
+    """The value in types of JSON, with keys as text."""
+    if hasattr(type(value), "__pydantic_serializer__"):
+        return _builtin(value)
+    return msgspec.to_builtins(value, str_keys=True, enc_hook=_builtin)
+
+
+def _builtin(value: Any) -> Any:
+    """A value of a type that msgspec does not know: a path or a Pydantic model."""
+    kind = type(value)
+    if hasattr(kind, "__fspath__"):
+        return str(value)
+    if hasattr(kind, "__pydantic_serializer__"):
+        return kind.__pydantic_serializer__.to_python(value, mode="json", round_trip=True)
+    raise TypeError(f"a {kind.__name__} has no form in JSON")
+
+
 # The standard encoder: msgspec's writes NaN as null without an error.
 _ENCODER: Final = json.JSONEncoder(
-    allow_nan=False, ensure_ascii=False, separators=(",", ":"), default=msgspec.to_builtins
+    allow_nan=False, ensure_ascii=False, separators=(",", ":"), default=_in_builtins
 )
-_TRACEPARENT_FORM = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}\Z")
 
 
 def encode(value: Any) -> bytes:
@@ -36,7 +56,11 @@ def encode(value: Any) -> bytes:
     altered.
     """
     try:
-        return _ENCODER.encode(value).encode()
+        try:
+            return _ENCODER.encode(value).encode()
+        except TypeError:
+            # The standard encoder takes no keys such as a UUID or a date.
+            return _ENCODER.encode(_in_builtins(value)).encode()
     except RecursionError:
         raise InvalidJob("the value is nested too deeply, or contains itself") from None
     except (TypeError, ValueError, msgspec.MsgspecError) as error:

@@ -7,8 +7,12 @@ it printable first.
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
+from holdfast.core.checks import clean_text
 from holdfast.core.fingerprint import FRAME, MARGIN, is_user_code
 from holdfast.core.model import Failure
+from holdfast.core.verdict import Bury, Retry, Verdict
 
 TRACE_LINES_MAX = 40
 _TITLE_MAX = 500
@@ -33,6 +37,15 @@ def line(failure: Failure) -> str:
     frame = own[-1]
     file = frame["path"].replace("\\", "/").rpartition("/")[2]
     return f"{title(failure)} at {file}:{frame['line']} in {frame['function']}"
+
+
+def with_output(verdict: Verdict, output: bytes) -> Verdict:
+    """The verdict on an attempt with this output. A failed attempt keeps it in its failure, because
+    the next attempt replaces the output of the job."""
+    if not isinstance(verdict, Retry | Bury) or verdict.failure is None:
+        return verdict
+    text = clean_text(output.decode(errors="replace"))
+    return replace(verdict, failure=replace(verdict.failure, output=text))
 
 
 def user_trace(trace: str) -> list[str]:

@@ -78,7 +78,8 @@ class FailureKind(StrEnum):
 
 
 class Failure(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The failure of one attempt. `message` and `trace` are hostile text, cleaned on entry."""
+    """The failure of one attempt. Its texts are hostile, and cleaned on entry. `output` is the log
+    of the attempt, with the middle of a long one left out; older versions did not store it."""
 
     kind: FailureKind = FailureKind.ERROR
     type: str = ""
@@ -86,6 +87,7 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     trace: str = ""
     exit_code: int | None = None
     signal: int | None = None
+    output: str = ""
 
 
 class EventKind(StrEnum):
@@ -129,9 +131,13 @@ class Reroute(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """
 
     labels: dict[str, str] = {}
+    """Labels that the other worker must have."""
     most: int = 3
+    """How often the job moves, at most."""
     done: int = 0
+    """How often it has moved."""
     ttl_ms: int | None = None
+    """Its TTL at the other worker; None means the original one."""
 
 
 class Overrides(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -165,24 +171,44 @@ class Queue(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     lease_ms: int = 30 * bounds.SECOND_MS
+    """How long a worker keeps a job without renewing its lease."""
     timeout_ms: int | None = None
+    """How long an attempt may run; None sets no limit."""
     max_attempts: int = 4
+    """Attempts after which a failing job becomes a dead letter; 0 is unlimited."""
     max_crashes: int = 3
+    """Crashes of its worker after which a job becomes a dead letter."""
     backoff: Backoff = Backoff()
+    """The delay between attempts."""
     order: Order = "tail"
+    """Where a retried job waits: behind the jobs that are due, or in its old place."""
     retention_ms: int = 7 * bounds.DAY_MS
+    """How long done and cancelled jobs are kept."""
     dead_retention_ms: int = 14 * bounds.DAY_MS
+    """How long dead letters are kept."""
     dead_queue: str | None = None
+    """The queue that dead letters move to; None leaves them in place."""
     max_depth: int | None = None
+    """New jobs are refused while this many wait; None sets no limit."""
     payload_max: int = bounds.QUEUE_PAYLOAD_MAX
+    """The largest payload of a job, in bytes."""
     accepting: bool = True
+    """False refuses new jobs."""
     paused: bool = False
+    """True leases no job."""
     limits: tuple[Limit, ...] = ()
+    """Limits on concurrency and rates: see `Holdfast.limit`."""
     fairness: Fairness = "off"
+    """Whether tenants are ignored, take turns by weight, or wait behind others if they take too
+    much."""
     weights: dict[str, int] = {}
+    """Weights of tenants; the others have 1."""
     aging_ms: int | None = None
+    """The waiting time after which a job's priority grows by one."""
     group_batch: int = 1
+    """How many jobs of a strict group one call leases."""
     expires_ms: int | None = None
+    """How long after its due time a job that has not started expires."""
 
 
 class NewJob(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -197,22 +223,37 @@ class NewJob(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """
 
     id: str
+    """Enqueueing a known id again adds nothing."""
     task: str
+    """The name of the task, e.g. mail:send."""
     queue: str = "default"
     payload: bytes = b""
+    """The arguments, as bytes."""
     content_type: str = "application/json"
     priority: int = 0
+    """From -100 to 100; higher ones run first."""
     delay_ms: int = 0
+    """The job is due this long after it was enqueued."""
     expires_ms: int | None = None
+    """The job dies if it has not started this long after it was enqueued."""
     key: str | None = None
+    """While another job holds this key, the new one is a duplicate."""
     key_window_ms: int = bounds.KEY_WINDOW_MS
+    """How long the key is held at least."""
     key_policy: KeyPolicy = "keep"
+    """What a duplicate does to the payload of the waiting job that holds the key."""
     tenant: str | None = None
+    """The customer or user that the job belongs to, for limits and fairness."""
     group: str | None = None
+    """Jobs of a group run one at a time, in order."""
     labels: dict[str, str] = {}
+    """Names and values to find the job by."""
     headers: dict[str, str] = {}
+    """Names and values that travel with the job, such as a trace."""
     overrides: Overrides = NO_OVERRIDES
+    """Settings of the job that replace those of its queue."""
     after: tuple[str, ...] = ()
+    """Ids of the jobs that must end first."""
     after_on: AfterOn = "success"
     parent_death: ParentDeath = "cancel"
     key_hold: KeyHold = "job"
@@ -237,23 +278,38 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     priority: int = 0
     state: State = State.WAITING
     seq: int = 0
+    """Arrival number in the store."""
     version: int = 1
+    """Grows with every change except a renewal."""
     attempt: int = 0
+    """Attempts so far, the running one included."""
     crashes: int = 0
+    """How often the job crashed its worker."""
     releases: int = 0
+    """How often it was given back without a failure."""
     created_at: int = 0
     due_at: int = 0
+    """From when on it may be leased."""
     expires_at: int | None = None
+    """When it expires if it has not started."""
     leased_at: int | None = None
     deadline_at: int | None = None
+    """When its lease ends."""
     finished_at: int | None = None
     token: int | None = None
+    """The token of the current or the last lease."""
     worker: str | None = None
+    """The worker that has it, or had it last."""
     cancel_requested: bool = False
+    """True if an operator cancelled it while it ran."""
     alone: bool = False
+    """True if it next runs in a process of its own, since one that it shared has died."""
     reason: Reason | None = None
+    """Why it is dead."""
     fingerprint: str | None = None
+    """Identifies the failure that killed it: the same for jobs with the same cause."""
     redrives: int = 0
+    """How often it was put back after it died."""
     key: str | None = None
     tenant: str | None = None
     group: str | None = None
@@ -264,12 +320,19 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     after_on: AfterOn = "success"
     parent_death: ParentDeath = "cancel"
     origin: str | None = None
+    """The queue it was moved from."""
     progress: float | None = None
+    """From 0 to 1, as the handler reported it."""
     checkpoint: bytes | None = None
+    """The last checkpoint of the handler, as JSON."""
     output: bytes | None = None
+    """The output of the last attempt."""
     result: bytes | None = None
+    """The result of the handler, as JSON."""
     events: tuple[Event, ...] = ()
+    """Its timeline."""
     queue_expiry: bool = False
+    """True if its queue, not the job, sets when it expires."""
 
     @property
     def failures(self) -> tuple[Event, ...]:
@@ -311,15 +374,20 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """The timed right to one job. `lease_ms` counts from when the engine answered."""
 
     job: Job
+    """The job as it was when it was leased."""
     token: int
+    """The fence: it grows with every lease of the job."""
     lease_ms: int
+    """How long the lease lasts, from when the engine answered."""
 
     @property
     def id(self) -> str:
+        """The id of the job."""
         return self.job.id
 
     @property
     def cancel_requested(self) -> bool:
+        """True if an operator asked to cancel the job: stop working on it."""
         return self.job.cancel_requested
 
 
@@ -344,8 +412,11 @@ class Note(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Intermediate data of a running attempt; None keeps the stored value."""
 
     progress: float | None = None
+    """How much is done, from 0 to 1."""
     checkpoint: bytes | None = None
+    """A value for the next attempt to resume from."""
     output: bytes | None = None
+    """All output so far."""
 
 
 class Renewal(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -372,9 +443,13 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=
     """
 
     id: str
+    """The id of the job; for a duplicate by its key, that of the earlier job."""
     status: Status
+    """New, a duplicate, or refused."""
     code: str = ""
+    """The code of the error, if the job was refused."""
     text: str = ""
+    """Why it was refused."""
     seq: int | None = None
 
 
@@ -386,16 +461,23 @@ class QueueView(msgspec.Struct, frozen=True, kw_only=True):
     None if it does not."""
 
     queue: Queue
+    """Its settings."""
     ready: int = 0
+    """Waiting and due."""
     delayed: int = 0
+    """Waiting and due later."""
     blocked: int = 0
+    """Waiting for other jobs, or for the end of their group's turn."""
     leased: int = 0
+    """At work."""
     overdue: int = 0
+    """Leases past their deadline, which upkeep ends."""
     done: int = 0
     dead: int = 0
     cancelled: int = 0
     oldest_age_ms: int | None = None
     estimated: frozenset[str] = frozenset()
+    """The names of the counts that are lower bounds."""
     deleted_after_ms: int | None = None
     leased_max: int | None = None
 
@@ -424,15 +506,25 @@ class JobFilter(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     key: str | None = None
     worker: str | None = None
     reason: Reason | None = None
+    """Why a dead letter died."""
     fingerprint: str | None = None
+    """The cause of the failure that killed it."""
     parent: str | None = None
+    """The id of a job: selects those that run after it."""
     labels: dict[str, str] | None = None
+    """All of these labels, with these values."""
     search: str | None = None
+    """A text in the id, task, key or tenant."""
     created_from: int | None = None
+    """Enqueued at or after this instant."""
     created_before: int | None = None
+    """Enqueued before this instant."""
     finished_before_ms: int | None = None
+    """Finished at least this long ago."""
     expired: bool | None = None
+    """True selects waiting jobs past their expiry."""
     version: int | None = None
+    """Unchanged since a job with this version was read."""
 
 
 class Page(msgspec.Struct, frozen=True, kw_only=True):

@@ -14,7 +14,7 @@ import msgspec
 from msgspec.structs import replace
 
 from holdfast.core import checks
-from holdfast.core.model import Job, Receipt, State
+from holdfast.core.model import Failure, Job, Receipt, State
 from holdfast.errors import InvalidJob
 
 _ENCODER = msgspec.json.Encoder(order="deterministic")
@@ -75,10 +75,13 @@ def bytes_of(job: Job) -> int:
     """The approximate size of a job in memory."""
     parts = (job.payload, job.result, job.output, job.checkpoint)
     texts = sum(
-        len(event.text) + (len(event.failure.message + event.failure.trace) if event.failure else 0)
-        for event in job.events
+        len(event.text) + (_bytes_of(event.failure) if event.failure else 0) for event in job.events
     )
     return 1_000 + sum(len(part or b"") for part in parts) + texts + 40 * len(job.after)
+
+
+def _bytes_of(failure: Failure) -> int:
+    return len(failure.message) + len(failure.trace) + len(failure.output)
 
 
 def unnumbered(job: Job) -> Job:

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
-from django.apps import AppConfig
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+
+    class AppConfig:
+        """Django ships no types."""
+
+else:
+    from django.apps import AppConfig
 
 
-class HoldfastConfig(AppConfig):  # type: ignore[misc]
+class HoldfastConfig(AppConfig):
     """An app without models: Holdfast has its own store."""
 
     name = "holdfast.django"

@@ -51,7 +51,7 @@ _apps: dict[str | None, Holdfast] = {}
 _guard = threading.RLock()
 
 
-class HoldfastBackend(BaseTaskBackend):  # type: ignore[misc]
+class HoldfastBackend(BaseTaskBackend):
     """The task backend. `OPTIONS`: `url` of the store, by default HOLDFAST_URL; `database`, the
     alias whose transactions enqueues take part in, or None; `modules` with tasks besides each app's
     `tasks`; and options of every job: `max_attempts`, `max_crashes`, `backoff`, `timeout`, `lease`,
@@ -67,7 +67,7 @@ class HoldfastBackend(BaseTaskBackend):  # type: ignore[misc]
         self._of_jobs = {name: self.options[name] for name in OF_JOBS if name in self.options}
         try:
             self._check()
-            self.app = _shared(self.options.get("url"))
+            self.app: Holdfast = _shared(self.options.get("url"))
         except HoldfastError as error:
             raise InvalidTaskBackend(f"TASKS[{alias!r}]: {error}") from None
 

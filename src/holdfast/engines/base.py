@@ -115,6 +115,8 @@ class Traits(msgspec.Struct, frozen=True, kw_only=True):
     """Jobs can expire by a setting of their queue: `Queue.expires_ms`."""
     key_hold: bool = False
     """A key can be taken from an unfinished job after its window: `NewJob.key_hold`."""
+    parent_filter: bool = False
+    """Jobs can be selected by their parent: `JobFilter.parent`."""
     overdue: bool = True
     """Ended leases and expired jobs are listed for the reaper, and the engine has no policy (law
     11). Without this trait the store makes a job due again when its lease ends, and the engine

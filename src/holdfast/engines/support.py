@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from typing import assert_never
 
 from holdfast.core import bounds, checks
-from holdfast.core.model import LeaseRequest, NewJob, Note, Queue, Renewal
+from holdfast.core.model import JobFilter, LeaseRequest, NewJob, Note, Queue, Renewal
 from holdfast.core.verdict import (
     Amendment,
     Bury,
@@ -34,7 +34,7 @@ from holdfast.errors import Unsupported, UsageError
 
 FULL = Traits(
     name="", durable=True, shared=True, groups=True, dependencies=True, rates=True,
-    dead_leases=True, queue_expiry=True, key_hold=True,
+    dead_leases=True, queue_expiry=True, key_hold=True, parent_filter=True,
 )  # fmt: skip
 """Every trait that a call can need."""
 _OF_JOBS = (
@@ -45,6 +45,7 @@ _CHECKED = (
     *"inspect renew rates limits fairness results notes follow_ups records retry_ms_max".split(),
     "dead_leases",
     "queue_expiry",
+    "parent_filter",
 )
 
 
@@ -129,6 +130,12 @@ class Support:
         if not self._traits.inspect:
             remedy = "use an engine that can search its jobs, such as SQLite or PostgreSQL"
             raise self._unsupported(feature, remedy)
+
+    def check_filter(self, wanted: JobFilter) -> None:
+        """For the verbs that select jobs: an engine that ignores a field would select too many."""
+        if wanted.parent is not None and not self._traits.parent_filter:
+            remedy = "leave out the parent, or use a newer server"
+            raise self._unsupported("selecting jobs by their parent", remedy)
 
     def check_amendment(self, amendment: Amendment) -> None:
         """For `amend`."""

@@ -7,7 +7,7 @@ lease is sent back without its job. New fields go last, have a default and are n
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Annotated, Any, Generic, TypeVar
+from typing import Annotated, Any, Final, Generic, TypeVar
 
 import msgspec
 from msgspec.structs import replace
@@ -267,9 +267,9 @@ class Verb(Generic[Carried]):
         """Safe to send twice: it only reads, or ids and tokens make it idempotent. Leases granted
         in a lost answer expire.
         """
-        self.read_call = msgspec.msgpack.Decoder(carries).decode
-        self.read_answer = msgspec.msgpack.Decoder(answer).decode
-        self.read_known = msgspec.msgpack.Decoder(_known(answer)).decode
+        self.read_call: Final = msgspec.msgpack.Decoder(carries).decode
+        self.read_answer: Final = msgspec.msgpack.Decoder(answer).decode
+        self.read_known: Final = msgspec.msgpack.Decoder(_known(answer)).decode
 
 
 def _known(answer: Any) -> Any:

@@ -6,7 +6,7 @@ Every wrapper makes sure that the traits of the engine inside are enforced.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from typing import Any, cast
 
 from holdfast.core import checks
@@ -123,6 +123,26 @@ class Wrapper:
         return await self._engine.save(records)
 
 
+async def enqueue_supported(
+    support: Support,
+    jobs: Sequence[NewJob],
+    enqueue: Callable[[Sequence[NewJob]], Awaitable[list[Receipt]]],
+) -> list[Receipt]:
+    """An unsupported job is REFUSED like any other invalid one; the others are enqueued."""
+    errors = support.job_errors(jobs)
+    if not errors:
+        return await enqueue(jobs)
+    answers = {at: checks.refusal(jobs[at].id, error) for at, error in errors.items()}
+    good = [at for at in range(len(jobs)) if at not in errors]
+    try:
+        receipts = await enqueue([jobs[at] for at in good]) if good else []
+    except OutcomeUnknown as error:
+        answers |= {good[at]: receipt for at, receipt in error.known.items()}
+        raise OutcomeUnknown(str(error), known=answers) from error
+    answers |= zip(good, receipts, strict=True)
+    return [answers[at] for at in range(len(jobs))]
+
+
 class Supported(Wrapper):
     """An engine with missing traits: a call that needs one is Unsupported and does not reach it."""
 
@@ -142,19 +162,11 @@ class Supported(Wrapper):
         return await self._engine.declare(queue, instead_of=instead_of)
 
     async def enqueue(self, jobs: Sequence[NewJob]) -> list[Receipt]:
-        """An unsupported job is REFUSED like any other invalid one; the others are enqueued."""
-        errors = self._support.job_errors(jobs)
-        if not errors:
-            return await self._engine.enqueue(jobs)
-        answers = {at: checks.refusal(jobs[at].id, error) for at, error in errors.items()}
-        good = [at for at in range(len(jobs)) if at not in errors]
-        try:
-            receipts = await self._engine.enqueue([jobs[at] for at in good]) if good else []
-        except OutcomeUnknown as error:
-            answers |= {good[at]: receipt for at, receipt in error.known.items()}
-            raise OutcomeUnknown(str(error), known=answers) from error
-        answers |= zip(good, receipts, strict=True)
-        return [answers[at] for at in range(len(jobs))]
+
+        async def enqueue(supported: Sequence[NewJob]) -> list[Receipt]:
+            return await self._engine.enqueue(supported)
+
+        return await enqueue_supported(self._support, jobs, enqueue)
 
     async def lease(self, request: LeaseRequest) -> list[Lease]:
         self._support.check_request(request)
@@ -178,14 +190,17 @@ class Supported(Wrapper):
 
     async def find(self, wanted: JobFilter, *, limit: int, after: int | None = None) -> Page:
         self._support.check_search("searching jobs")
+        self._support.check_filter(wanted)
         return await self._engine.find(wanted, limit=limit, after=after)
 
     async def tally(self, wanted: JobFilter, by: TallyBy, *, limit: int) -> list[Tally]:
         self._support.check_search("counting jobs by value")
+        self._support.check_filter(wanted)
         return await self._engine.tally(wanted, by, limit=limit)
 
     async def amend(self, wanted: JobFilter, amendment: Amendment, *, limit: int) -> int:
         self._support.check_amendment(amendment)
+        self._support.check_filter(wanted)
         return await self._engine.amend(wanted, amendment, limit=limit)
 
     async def load(self, kind: str, *, after: str | None = None, limit: int) -> list[Record]:

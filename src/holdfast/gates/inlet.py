@@ -67,7 +67,7 @@ class Inlet:
     """Receives from the source of a gate. `held` is why it receives nothing; "" while it does."""
 
     def __init__(self, engine: Engine, gate: Gate, link: BrokerLink) -> None:
-        self.held = ""
+        self.held: str = ""
         self.counts: Counter[str] = Counter()
         self._engine = engine
         self._gate = gate

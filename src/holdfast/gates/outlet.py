@@ -60,7 +60,7 @@ class Outlet:
         *,
         draw: Callable[[], float] = random.random,
     ) -> None:
-        self.held = ""
+        self.held: str = ""
         self.counts: Counter[str] = Counter()
         self._engine = engine
         self._gate = gate

@@ -60,7 +60,7 @@ class GateService:
     def __init__(
         self, engine: Engine, gate: Gate, link_of: Callable[[], BrokerLink], tell: Tell
     ) -> None:
-        self.name = f"gate {gate.name}"
+        self.name: str = f"gate {gate.name}"
         self.counts: Counter[str] = Counter()
         self._engine = engine
         self._gate = gate

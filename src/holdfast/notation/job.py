@@ -289,7 +289,8 @@ class JobLine(msgspec.Struct, forbid_unknown_fields=True):
         int | None,
         JobField(
             value="N",
-            help="Bury the job after this many failed attempts; 0 is unlimited.",
+            help="Give up after this many failed attempts: the job becomes a dead letter. 0 is "
+            "unlimited.",
             http=Attempts,
             flag=int,
         ),
@@ -307,7 +308,7 @@ class JobLine(msgspec.Struct, forbid_unknown_fields=True):
         int | None,
         JobField(
             value="N",
-            help="Bury the job after it crashed its worker this many times.",
+            help="Give up after the job crashed its worker this many times.",
             http=Crashes,
             flag=int,
         ),
@@ -366,30 +367,20 @@ FIELDS: dict[str, JobField] = {
 }
 
 
-class JobOptions(TypedDict, total=False):
-    """Options of a job in the Python API; None is the same as left out.
+class TickOptions(TypedDict, total=False):
+    """Options of the job of every tick of a schedule: those of a job, without the ones that belong
+    to a single job."""
 
-    `to` names the worker that runs the job, instead of a queue. With `reroute`, another worker may
-    take it if the named one does not in time: any worker, or one with these labels. The job waits
-    until the jobs of `after`, given as ids or objects with an `id`, have ended as `after_on`
-    requires.
-    """
-
-    id: str | None
     queue: str | None
-    content_type: str | None
     priority: int | None
     delay: Duration | None
-    run_at: datetime | None
     expires: Duration | None
-    key: str | None
-    key_window: Duration | None
-    key_policy: KeyPolicy | None
-    key_hold: KeyHold | None
     tenant: str | None
     group: str | None
     labels: Mapping[str, str] | None
+    """Names and values to find the job by."""
     headers: Mapping[str, str] | None
+    """Names and values that the task can read, such as a trace."""
     lease: Duration | None
     timeout: Duration | None
     max_attempts: int | None
@@ -397,6 +388,22 @@ class JobOptions(TypedDict, total=False):
     backoff: Backoff | str | None
     to: str | None
     reroute: bool | Mapping[str, str] | Reroute | None
+    """If the worker of `to` does not take the job in time, give it to any worker (True), or to one
+    with these labels."""
+
+
+class JobOptions(TickOptions, total=False):
+    """Options of a job, for `task.using(…)`, `app.enqueue` and `app.job`. None is the same as left
+    out."""
+
+    id: str | None
+    content_type: str | None
+    run_at: datetime | None
+    key: str | None
+    key_window: Duration | None
+    key_policy: KeyPolicy | None
+    key_hold: KeyHold | None
     after: Iterable[Any] | None
+    """Wait until these jobs have ended: handles, jobs or ids."""
     after_on: AfterOn | None
     parent_death: ParentDeath | None

@@ -42,24 +42,44 @@ class QueueOptions(TypedDict, total=False):
     """Settings of a queue in the Python API."""
 
     lease: Duration
+    """Take a job back from a worker that is silent for this long."""
     timeout: Duration | None
+    """Stop an attempt that runs longer than this."""
     max_attempts: int
+    """Failed attempts after which a job becomes a dead letter; 0 is unlimited."""
     max_crashes: int
+    """Crashes of its worker after which a job becomes a dead letter."""
     backoff: Backoff | str
+    """Delay between attempts, e.g. "exponential(2s, max=10m)"."""
     order: Order
+    """Put a retried job behind the jobs that are due, or keep its place."""
     retention: Duration
+    """Delete done and cancelled jobs after this long."""
     dead_retention: Duration
+    """Delete dead letters after this long."""
     dead_queue: str | None
+    """Keep dead letters in this queue."""
     max_depth: int | None
+    """Refuse new jobs while this many wait."""
     payload_max: int
+    """Refuse larger payloads, in bytes."""
     accepting: bool
+    """Accept new jobs, or refuse them."""
     paused: bool
+    """Lease no job."""
     limits: Iterable[Limit]
+    """Limits on concurrency and rates: see `Holdfast.limit`."""
     fairness: Fairness
+    """Ignore tenants, serve them in turn by weight, or put those that take too much behind the
+    others."""
     weights: Mapping[str, int]
+    """Weights of tenants."""
     aging: Duration | None
+    """Raise the priority of a waiting job by one each time this passes."""
     group_batch: int
+    """Lease up to this many jobs of a group together."""
     expires: Duration | None
+    """Give up a job that has not started this long after it was due."""
 
 
 _OVERRIDES = ("lease_ms", "timeout_ms", "max_attempts", "max_crashes", "backoff", "reroute")

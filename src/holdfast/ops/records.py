@@ -80,6 +80,7 @@ class RecordKind(Generic[Value]):
         fallback: Callable[[], Value] | None = None,
         check: Callable[[str, Value], None] | None = None,
     ) -> None:
+        self.name: str
         self.name, _, only = name.partition("/")
         self._label = label or self.name
         self._remedy = remedy

@@ -80,13 +80,21 @@ class RedrivePlan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     """
 
     wanted: JobFilter
+    """The dead letters to put back."""
     by: str = ""
+    """Who asked for it."""
     rate: Rate | None = None
+    """How many to put back per time."""
     canary: bool = False
+    """Put a hundredth of them back first, and stop if one of them dies of the same cause."""
     canary_wait_ms: int = CANARY_WAIT_MS
+    """How long to wait for these."""
     redrives_max: int = REDRIVES_MAX
+    """Leave jobs alone that were put back this often before."""
     patch: bytes | None = None
+    """JSON merge patch for each payload."""
     delay_ms: int = 0
+    """Delay of each job."""
 
 
 class RedriveOutcome(StrEnum):

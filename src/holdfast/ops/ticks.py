@@ -51,22 +51,36 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True):
     A tick is missed if no scheduler ran within `grace_ms`, or if the next tick is due as well:
     `skip` leaves it out, `once` enqueues one job for all missed ticks, `all` one for each, at most
     the latest `missed_max`. Every tick up to `passed_at` was handled. `enqueueing` is the last of
-    the ticks that a scheduler enqueues just now, on an engine without once-only keys.
+    the ticks that a scheduler enqueues just now, on an engine without once-only keys. `program` is
+    the program whose code declares the schedule; None if a person added it.
     """
 
     name: str
     job: NewJob
+    """The job that each tick enqueues."""
     cron: str | None = None
+    """A cron rule, e.g. `0 2 * * *`."""
     every_ms: int | None = None
+    """An interval, instead of a cron rule."""
     anchor_at: int = 0
+    """The first tick of an interval."""
     zone: str = "UTC"
+    """Time zone of the cron rule."""
     missed: Missed = "once"
+    """Policy for missed ticks."""
     missed_max: int = 100
+    """With `all`, the latest this many."""
     grace_ms: int = bounds.MINUTE_MS
+    """How late a tick may be before it counts as missed."""
     paused: bool = False
+    """True enqueues nothing."""
     passed_at: int = 0
+    """Every tick up to this instant was handled."""
     last_tick: int | None = None
+    """The last tick that enqueued a job."""
     enqueueing: int | None = None
+    program: str | None = None
+    """The program whose code declares it; None if a person added it."""
 
 
 def check_schedule(schedule: Schedule) -> None:
@@ -76,6 +90,11 @@ def check_schedule(schedule: Schedule) -> None:
         raise ConfigError(
             f"schedule name {name[:100]!r} is not valid: use 1 to 80 characters of A-Z a-z 0-9 _"
             " . -"
+        )
+    if schedule.program is not None and not bounds.QUEUE_NAME.match(schedule.program):
+        raise ConfigError(
+            f"program {schedule.program[:100]!r} of schedule {name} is not valid: use 1 to 80"
+            " characters of A-Z a-z 0-9 _ . -"
         )
     if len(schedule.cron or "") > _CRON_MAX:
         raise ConfigError(f"the cron rule of schedule {name} is longer than {_CRON_MAX} characters")

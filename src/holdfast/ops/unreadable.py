@@ -12,6 +12,7 @@ from holdfast.core.model import Record
 from holdfast.engines.base import Engine
 from holdfast.errors import Forbidden, NotFound, UnknownKind, UsageError
 from holdfast.ops import quotas, sqs, tokens  # noqa: F401
+from holdfast.ops.jobs import acts  # noqa: F401
 from holdfast.ops.migrate import progress  # noqa: F401
 from holdfast.ops.records import TRIES_MAX, kind_of, kinds, scan
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -50,7 +50,7 @@ def raw_of(data: bytes, content_type: str) -> Any:
     return value_of(data, "")
 
 
-skip_json = msgspec.json.Decoder(msgspec.Raw).decode
+skip_json: Final = msgspec.json.Decoder(msgspec.Raw).decode
 """Checks JSON without building its value."""
 
 

@@ -75,12 +75,15 @@ class AsgiApplication:
     def __init__(
         self, server: ServerState, operations: tuple[Operation, ...] | None = None
     ) -> None:
-        self.pressure = Pressure(server)
+        self.pressure: Pressure = Pressure(server)
         settings = server.settings
-        if operations is None:
-            operations = (*OPERATIONS, *(files.OPERATIONS if settings.dashboard else (TO_DOCS,)))
+        self._operations, self._routes = (
+            _own_operations(dashboard=settings.dashboard)
+            if operations is None
+            else (operations, _routes_of(operations))
+        )
         self._meter = server.app.telemetry.meter
-        services = EndpointServices(
+        self._services = EndpointServices(
             admission=Admission(server),
             pressure=self.pressure,
             keys=IdempotencyKeys(request_ms_max=settings.request_ms_max + settings.wait_ms_max),
@@ -89,14 +92,12 @@ class AsgiApplication:
             body_max=settings.body_max,
         )
         self._cors = Cors(settings.origins) if settings.origins else None
-        self._routes: Routes[Endpoint] = Routes()
-        endpoint_class = TracedEndpoint if tracing.is_on() else Endpoint
-        for operation in operations:
-            endpoint = endpoint_class(operation, services)
-            self._routes.add(operation.method, operation.path, endpoint)
-            if operation.method == "GET":
-                self._routes.add("HEAD", operation.path, endpoint)
-        self.sqs = None if settings.sqs == "off" else SqsEndpoint(server, services)
+        self._endpoint_class = TracedEndpoint if tracing.is_on() else Endpoint
+        self._endpoints: dict[int, Endpoint] = {}
+        """By the position of their operations. Each is made for its first request."""
+        self.sqs: SqsEndpoint | None = (
+            None if settings.sqs == "off" else SqsEndpoint(server, self._services)
+        )
 
     async def __call__(self, scope: AsgiScope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -116,13 +117,36 @@ class AsgiApplication:
                 await self.sqs(scope, receive, send, sqs_arguments)
                 return
         try:
-            endpoint, arguments = self._routes.find(method, path)
+            position, arguments = self._routes.find(method, path)
         except HoldfastError as error:
             reply = error_reply(error)
             self._meter.requested("unknown", reply.status, 0.0)
             await send_reply(send, reply, head=method == "HEAD")
             return
+        endpoint = self._endpoints.get(position) or self._make_endpoint(position)
         await endpoint(scope, receive, send, arguments)
+
+    def _make_endpoint(self, position: int) -> Endpoint:
+        endpoint = self._endpoint_class(self._operations[position], self._services)
+        self._endpoints[position] = endpoint
+        return endpoint
+
+
+@functools.cache
+def _own_operations(*, dashboard: bool) -> tuple[tuple[Operation, ...], Routes[int]]:
+    """The operations of this package and the routes to them, once for all applications."""
+    operations = (*OPERATIONS, *(files.OPERATIONS if dashboard else (TO_DOCS,)))
+    return operations, _routes_of(operations)
+
+
+def _routes_of(operations: tuple[Operation, ...]) -> Routes[int]:
+    """Routes to the positions of operations. HEAD is answered like GET."""
+    routes: Routes[int] = Routes()
+    for position, operation in enumerate(operations):
+        routes.add(operation.method, operation.path, position)
+        if operation.method == "GET":
+            routes.add("HEAD", operation.path, position)
+    return routes
 
 
 async def _handle_other(scope: AsgiScope, receive: Receive, send: Send) -> None:

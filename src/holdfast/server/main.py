@@ -62,9 +62,9 @@ class ServeOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 def main() -> None:
     """Run a server with options from standard input."""
-    log_to_stderr("holdfast", logging.INFO)
-    logging.getLogger("asyncio").setLevel(logging.ERROR)
     options = msgspec.json.decode(sys.stdin.buffer.readline(), type=ServeOptions)
+    log_to_stderr("holdfast", options.settings.log_level or "info", options.settings.log_format)
+    logging.getLogger("asyncio").setLevel(logging.ERROR)
     try:
         listening = socket.socket(fileno=options.descriptor)
         run(options.url, options.settings, listening, _report_to_parent)

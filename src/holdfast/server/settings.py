@@ -8,6 +8,7 @@ from typing import Literal
 import msgspec
 
 from holdfast.core import bounds
+from holdfast.process import LogFormat, LogLevel
 
 PORT = 7433
 
@@ -57,6 +58,8 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     wait_ms_max: int = 60 * bounds.SECOND_MS
     grace_ms: int = 10 * bounds.SECOND_MS
     access_log: bool = False
+    log_format: LogFormat = "text"
+    log_level: LogLevel | None = None
     upkeep: bool = True
     sqs: SqsMode = "strict"
     """Whether SQS clients are answered. `relaxed` leaves out AWS's pauses of 60 seconds after a

@@ -120,7 +120,7 @@ class Namespaces:
         self._app = app
         self._make = make or self._in_same_store
         self._open_max = open_max
-        self.apps = {DEFAULT_NAMESPACE: app}
+        self.apps: dict[str, Holdfast] = {DEFAULT_NAMESPACE: app}
         """The open applications, by namespace."""
         self._opening: dict[str, asyncio.Task[Holdfast]] = {}
         self._closed = False

@@ -47,8 +47,8 @@ class Telemetry:
         wall_ms: Callable[[], int],
     ) -> None:
         self.role = "app"
-        self.process = os.getpid()
-        self.meter = Meter()
+        self.process: int = os.getpid()
+        self.meter: Meter = Meter()
         self._engine = engine
         self._listeners = listeners
         self._wall_ms = wall_ms

@@ -207,7 +207,7 @@ class Flusher:
     def _begin(self) -> None:
         """Start a new account; its key sorts by role and start."""
         role = re.sub(r"[^a-z]", "", self._role) or "app"
-        self.key = f"{role}-{self._wall_ms():013d}-{secrets.token_hex(4)}"
+        self.key: str = f"{role}-{self._wall_ms():013d}-{secrets.token_hex(4)}"
         self._version = 0
         self._saved = b"{}"
         self._saved_at = 0

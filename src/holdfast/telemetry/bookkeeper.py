@@ -69,7 +69,7 @@ class AccountCloser:
     """
 
     def __init__(self, engine: Engine, wall_ms: Callable[[], int]) -> None:
-        self.open = 0
+        self.open: int = 0
         self._engine = engine
         self._wall_ms = wall_ms
 

@@ -72,9 +72,9 @@ class Meter:
     shows how far `wall_ms`, this machine's clock, is from the engine's."""
 
     def __init__(self, wall_ms: Callable[[], int] = process.wall_ms) -> None:
-        self.totals = Totals()
-        self.events = EventBuffer()
-        self.changes = 0
+        self.totals: Totals = Totals()
+        self.events: EventBuffer = EventBuffer()
+        self.changes: int = 0
         """Grows with every change of the counts."""
         self._wall_ms = wall_ms
         self._ahead_ms = 0
@@ -267,6 +267,12 @@ class Meter:
                 event.queue or "(unknown)",
                 event.reason,
                 f": {event.text[:_LOGGED_MAX]}" if event.text else "",
+                extra={
+                    "job_id": event.id,
+                    "task": event.name,
+                    "queue": event.queue,
+                    "reason": event.reason,
+                },
             )
 
     def _failed(self, queue: QueueTotals, verdict: Retry | Bury) -> None:

@@ -86,7 +86,7 @@ class RecentHistory:
     """The stored moments of the last minutes, oldest first, and the series of each queue."""
 
     def __init__(self, moments: Mapping[int, Moment]) -> None:
-        self.moments = tuple(moments[minute] for minute in sorted(moments))
+        self.moments: tuple[Moment, ...] = tuple(moments[minute] for minute in sorted(moments))
         last = max(moments, default=0)
         self._minutes = [
             moments.get(last - ago * bounds.MINUTE_MS) for ago in range(MINUTES, -1, -1)

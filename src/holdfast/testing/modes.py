@@ -92,10 +92,11 @@ class Manual(Mode):
         return sum([await adrain(stage) for stage in self._stages], DrainResult())
 
     def advance(self, duration: Duration) -> None:
-        """Let time pass: delayed jobs and retries become due, others expire."""
+        """Let time pass: delayed jobs and retries become due, others expire, and schedules enqueue
+        the jobs of their ticks."""
         ms = to_ms("duration", duration, UsageError)
         for stage in self._stages:
-            stage.clock.advance(ms)
+            stage.advance(ms)
 
 
 class Fake(Mode):

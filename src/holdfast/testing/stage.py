@@ -14,7 +14,7 @@ import logging
 import random
 import threading
 from collections import Counter
-from collections.abc import Coroutine, Generator, Sequence
+from collections.abc import Callable, Coroutine, Generator, Sequence
 from dataclasses import dataclass, fields
 from functools import reduce
 from typing import Any, TypeAlias, TypeVar
@@ -31,12 +31,16 @@ from holdfast.engines.memory.lease import LeaseSelection
 from holdfast.engines.observed import Observed
 from holdfast.errors import ResultTimeout, UsageError
 from holdfast.ops.queues import queue_settings
+from holdfast.ops.schedules.declared import save_schedules
 from holdfast.testing.clock import ManualClock
-from holdfast.worker.child.attempt import Attempt
+from holdfast.tracing import traced
+from holdfast.upkeep import Scheduler
+from holdfast.worker.child.attempt import Attempt, attempt_class
 from holdfast.worker.child.handlers import Handler
+from holdfast.worker.child.printed import CURRENT
 from holdfast.worker.supervisor.dispatch import call_job, shorter_timeout
 from holdfast.worker.supervisor.held_leases import by_group
-from holdfast.worker.supervisor.settle import after_refusal, note_of, verdict_on
+from holdfast.worker.supervisor.settle import after_refusal, keep_output, note_of, verdict_on
 from holdfast.worker.wire import AskedCancel, Ending
 
 WORKER = "test"
@@ -49,9 +53,10 @@ _log = logging.getLogger("holdfast.testing")
 
 
 def driven(coroutine: Coroutine[Any, Any, Answer]) -> Answer:
-    """The result of a coroutine that never waits."""
+    """The result of a coroutine that never waits, although it may let others run in between."""
     try:
-        coroutine.send(None)
+        while coroutine.send(None) is None:
+            pass
     except StopIteration as stop:
         answer: Answer = stop.value
         return answer
@@ -100,10 +105,11 @@ class Stage(EngineHost):
 
     def __init__(self, app: Holdfast) -> None:
         self.app = app
-        self.clock = ManualClock()
+        self.clock: ManualClock = ManualClock()
         store = StagedEngine(clock=self.clock)
         driven(store.open())
-        super().__init__(store, Observed(store, app.listeners))
+        super().__init__(store, traced(Observed(store, app.listeners)))
+        self.wall_ms: Callable[[], int] = self.clock.wall_ms
         self._turn = threading.RLock()
 
     @property
@@ -133,6 +139,19 @@ class Stage(EngineHost):
     def ask(self, coroutine: Coroutine[Any, Any, Answer]) -> Answer:
         with self._turn:
             return driven(coroutine)
+
+    def advance(self, ms: int) -> None:
+        """Let time pass, and enqueue the ticks of schedules in the meantime, each at its time."""
+        declared = self.app.declared_schedules
+        self.ask(save_schedules(self.engine, declared, 0, self.wall_ms))
+        scheduler = Scheduler(self.engine, self.wall_ms)
+        end = self.wall_ms() + ms
+        while True:
+            next_ms = self.ask(scheduler.once())
+            left = end - self.wall_ms()
+            if left == 0:
+                return
+            self.clock.advance(left if next_ms is None else min(next_ms, left))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,8 +196,7 @@ async def adrain(stage: Stage, *, jump: bool = False) -> DrainResult:
     try:
         attempt = next(steps)
         while True:
-            is_async = attempt.handler.is_async
-            attempt = steps.send(await attempt.run_async() if is_async else attempt.run())
+            attempt = steps.send(await _arun(attempt))
     except StopIteration as stop:
         drained: DrainResult = stop.value
         return drained
@@ -194,7 +212,7 @@ def _steps(stage: Stage, *, jump: bool) -> Steps:
             if jump and _jump(stage):
                 continue
             return DrainResult(**counts)
-        handler = stage.app.tasks[leases[0].job.task].handler
+        handler = stage.app.handlers[leases[0].job.task]
         attempt = _attempt(stage, handler, leases)
         endings = yield attempt
         notes = _notes(attempt, len(leases))
@@ -265,7 +283,7 @@ def _attempt(stage: Stage, handler: Handler, leases: list[Lease]) -> Attempt:
     queues = _queues(stage)
     given = tuple(call_job(lease, queues[lease.job.queue]) for lease in leases)
     limits_ms = (retry_policy.timeout_ms(queues[lease.job.queue], lease.job) for lease in leases)
-    return Attempt(handler, given, timeout_ms=reduce(shorter_timeout, limits_ms))
+    return attempt_class()(handler, given, timeout_ms=reduce(shorter_timeout, limits_ms))
 
 
 def _notes(attempt: Attempt, count: int) -> list[Note]:
@@ -288,7 +306,8 @@ def _settle(stage: Stage, lease: Lease, ending: Ending, note: Note) -> str:
         _log.warning("job %s of %s failed: %s", lease.id, lease.job.task, failure.trace or failure)
     output = note_of(ending)
     full_note = note if output is None else replace(note, output=output.output)
-    settlement = Settlement(lease=lease, verdict=verdict, note=full_note)
+    verdict, kept = keep_output(verdict, full_note, full_note.output, lease.job)
+    settlement = Settlement(lease=lease, verdict=verdict, note=kept)
     [outcome] = stage.ask(engine.settle([settlement]))
     if outcome is Outcome.REFUSED:
         again = after_refusal(queue, lease.job, "the verdict was not accepted", random.random())
@@ -303,19 +322,29 @@ def _queues(stage: Stage) -> dict[str, Queue]:
     return stage.ask(queue_settings(stage.engine))
 
 
+async def _arun(attempt: Attempt) -> tuple[Ending, ...]:
+    """Run an attempt in this task, as the current one."""
+    current = CURRENT.set(attempt)
+    try:
+        return await attempt.run_async() if attempt.handler.is_async else attempt.run()
+    finally:
+        CURRENT.reset(current)
+
+
 def _run(attempt: Attempt) -> tuple[Ending, ...]:
     """Run an attempt in this thread; a coroutine runs in another if a loop is running here."""
+    context = contextvars.copy_context()
     if not attempt.handler.is_async:
-        return attempt.run()
+        context.run(CURRENT.set, attempt)
+        return context.run(attempt.run)
     try:
         asyncio.get_running_loop()
     except RuntimeError:
-        return asyncio.run(attempt.run_async())
+        return context.run(asyncio.run, _arun(attempt))
     endings: list[tuple[Ending, ...]] = []
-    context = contextvars.copy_context()
 
     def beside() -> None:
-        endings.append(context.run(asyncio.run, attempt.run_async()))
+        endings.append(context.run(asyncio.run, _arun(attempt)))
 
     thread = threading.Thread(target=beside, name="holdfast-test")
     thread.start()

@@ -34,7 +34,7 @@ class Reaper:
         batch: int = 100,
     ) -> None:
         self.sleep_ms_max = sleep_ms_max
-        self.alarm = Alarm()
+        self.alarm: Alarm = Alarm()
         self._engine = engine
         self._tell = tell
         self._batch = batch

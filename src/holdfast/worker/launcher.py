@@ -14,7 +14,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from types import FrameType
 
 import msgspec
@@ -22,84 +21,18 @@ import msgspec
 from holdfast.errors import ConfigError
 from holdfast.worker import processes
 from holdfast.worker.child.handlers import TargetStore
+from holdfast.worker.managed_process import (
+    SUPERVISOR,
+    TEMPLATE_FLAG,
+    ManagedProcess,
+    Program,
+    ahead_pids,
+)
 from holdfast.worker.options import WorkerOptions
 
 _log = logging.getLogger("holdfast.worker")
 
-_PAUSE_S_FIRST, _PAUSE_S_MAX = 0.2, 5.0
-_STEADY_S = 5.0
 _EXIT_USAGE = 2
-
-
-class Program(msgspec.Struct, frozen=True, kw_only=True):
-    """A Python module that reads its `options` as one line from standard input and writes its name
-    to the descriptor HOLDFAST_READY. It inherits these `descriptors` at every start."""
-
-    what: str
-    module: str
-    options: bytes
-    descriptors: tuple[int, ...] = ()
-
-
-class ManagedProcess:
-    """A program and the process that runs it now."""
-
-    def __init__(self, program: Program) -> None:
-        self.program = program
-        self.process: subprocess.Popen[bytes] | None = None
-        self.pause_s = _PAUSE_S_FIRST
-        self.start_at = 0.0
-        self.started_at = 0.0
-        self.over = False
-        self.passed = 0
-        """Number of signals passed on to this process."""
-        self.name = ""
-        self.ready = -1
-
-    def start(self) -> None:
-        """Start it. Its name comes through a pipe when it is ready for work."""
-        self.started_at = time.monotonic()
-        self.passed = 0
-        ready, theirs = os.pipe()
-        try:
-            self.process = subprocess.Popen(  # noqa: S603 (a module of our own)
-                [sys.executable, "-m", self.program.module],
-                stdin=subprocess.PIPE,
-                pass_fds=(theirs, *self.program.descriptors),
-                env={**os.environ, "HOLDFAST_READY": str(theirs)},
-                start_new_session=True,
-            )
-        except OSError:
-            os.close(ready)
-            raise
-        finally:
-            os.close(theirs)
-        os.set_blocking(ready, False)
-        self.ready = ready
-        assert self.process.stdin is not None
-        with suppress(BrokenPipeError):
-            self.process.stdin.write(self.program.options + b"\n")
-            self.process.stdin.flush()
-
-    def put_off(self, why: str) -> None:
-        """Postpone the next start, each time for longer."""
-        _log.warning("%s; restarting it in %.1f s", why, self.pause_s)
-        self.start_at = time.monotonic() + self.pause_s
-        self.pause_s = min(self.pause_s * 2, _PAUSE_S_MAX)
-
-    def pass_signals(self, times: int) -> None:
-        """Pass signals on, including those that arrived while the process was starting."""
-        if self.process is not None and self.passed < times:
-            self.passed += 1
-            self.process.send_signal(signal.SIGTERM)
-
-    def read_name(self) -> None:
-        """Read its name if it has arrived; nothing else follows it."""
-        with suppress(BlockingIOError):
-            name = os.read(self.ready, 1024).decode()
-            self.name = name or self.name
-            os.close(self.ready)
-            self.ready = -1
 
 
 def run(
@@ -116,7 +49,7 @@ def run(
     kills any child it does not know.
     """
     processes.become_subreaper()
-    before = processes.children(os.getpid())
+    before = set(processes.children(os.getpid())).difference(ahead_pids())
     supervisors = [ManagedProcess(as_program(options)) for options in workers]
     others = [ManagedProcess(program) for program in programs]
     everything = [*supervisors, *others]
@@ -193,8 +126,8 @@ def store_of(target: str) -> str:
 
 def as_program(options: WorkerOptions) -> Program:
     """The program that runs a worker."""
-    encoded = msgspec.json.encode(options)
-    return Program(what="a worker", module="holdfast.worker.supervisor.main", options=encoded)
+    arguments = (TEMPLATE_FLAG,) if options.has_template else ()
+    return Program("a worker", SUPERVISOR, msgspec.json.encode(options), arguments)
 
 
 def _keep_running(managed: ManagedProcess, *, stopping: bool) -> int:
@@ -208,23 +141,23 @@ def _keep_running(managed: ManagedProcess, *, stopping: bool) -> int:
             try:
                 managed.start()
             except OSError as error:
-                managed.put_off(f"{managed.program.what} could not be started: {error}")
+                _put_off(managed, f"could not be started: {error}")
         return 0
     status = managed.process.poll()
     if status is None:
         return 0
-    assert managed.process.stdin is not None
-    with suppress(BrokenPipeError):
-        managed.process.stdin.close()
-    managed.process = None
+    managed.ended()
     if status in (0, _EXIT_USAGE) or stopping:
         managed.over = True
         return status if status in (0, _EXIT_USAGE) else 0
-    if time.monotonic() - managed.started_at > _STEADY_S:
-        managed.pause_s = _PAUSE_S_FIRST
     how = f"signal {-status}" if status < 0 else f"exit code {status}"
-    managed.put_off(f"{managed.program.what} ended by {how}")
+    _put_off(managed, f"ended by {how}")
     return 0
+
+
+def _put_off(managed: ManagedProcess, why: str) -> None:
+    pause_s = managed.put_off()
+    _log.warning("%s %s; restarting it in %.1f s", managed.program.what, why, pause_s)
 
 
 def main() -> None:

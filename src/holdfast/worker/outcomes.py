@@ -30,7 +30,7 @@ class RetryRequest(HandlerOutcome, public_name="Retry"):
 
     def __init__(self, text: str = "", *, after: Duration | None = None) -> None:
         super().__init__(text)
-        self.after_ms = None if after is None else to_ms("after", after, UsageError)
+        self.after_ms: int | None = None if after is None else to_ms("after", after, UsageError)
 
 
 class BuryRequest(HandlerOutcome, public_name="Bury"):
@@ -44,7 +44,7 @@ class ReleaseRequest(HandlerOutcome, public_name="Release"):
 
     def __init__(self, text: str = "", *, after: Duration = 0) -> None:
         super().__init__(text)
-        self.after_ms = to_ms("after", after, UsageError)
+        self.after_ms: int = to_ms("after", after, UsageError)
 
 
 class Cancelled(HandlerOutcome):

@@ -21,7 +21,7 @@ from holdfast.core.limits import Limit
 from holdfast.core.model import COMMAND_TASK, WEBHOOK_TASK, Failure, NewJob
 from holdfast.core.workers import TaskRecord
 from holdfast.engines.sqs.delivery import SqsDelivery
-from holdfast.process import boot_ns
+from holdfast.process import LogFormat, LogLevel, boot_ns
 
 BUILT_IN_TASKS = frozenset((COMMAND_TASK, WEBHOOK_TASK))
 """Tasks that need no application."""
@@ -151,9 +151,11 @@ class TaskInfo(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ChildReady(msgspec.Struct, frozen=True, array_like=True, tag="ready"):
-    """The child can run calls of these tasks."""
+    """The child can run calls of these tasks. `schedules` are the `DeclaredSchedules` of the
+    application, as MessagePack; empty for a child without an application."""
 
     tasks: tuple[TaskInfo, ...]
+    schedules: bytes = b""
 
 
 class ChildBroken(msgspec.Struct, frozen=True, array_like=True, tag="broken"):
@@ -216,8 +218,18 @@ class ChildSetup(msgspec.Struct, frozen=True, kw_only=True):
     environment: tuple[str, ...] = ()
     cwd: str | None = None
     output_max: int = 64 * 1024
+    log_format: LogFormat | None = None
+    log_level: LogLevel | None = None
     grace_ms: int = 2_000
     """Time between SIGTERM and SIGKILL for a command's process group."""
+
+
+class TemplateSetup(msgspec.Struct, frozen=True, kw_only=True):
+    """The first message to a template: which application it imports, and the store that the
+    application uses unless it names one."""
+
+    setup: ChildSetup
+    url: str | None = None
 
 
 _LENGTH = struct.Struct(">I")

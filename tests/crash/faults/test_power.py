@@ -7,7 +7,7 @@ import pytest
 
 from torture.power import Durability, PowerFindings, cut_many
 
-CUTS = 80
+CUTS = 40
 RELAXED_CUTS = 20
 """Of these, several lose answers."""
 

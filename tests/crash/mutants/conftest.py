@@ -15,3 +15,9 @@ def fresh(request: pytest.FixtureRequest) -> Iterator[Callable[[], MakeEngine]]:
     dsn = request.getfixturevalue("pg_dsn") if name == "postgres" else None
     with factory(name, dsn) as fresh:
         yield fresh
+
+
+@pytest.fixture
+def fresh_sqlite() -> Iterator[Callable[[], MakeEngine]]:
+    with factory("sqlite") as fresh:
+        yield fresh

@@ -1,7 +1,8 @@
-"""The contract over `brokered`, with a real RabbitMQ.
+"""The contract over `brokered`: all of it in memory, and with a real RabbitMQ the themes in which
+processes meet.
 
-The ledger is a SQLite file, or a PostgreSQL behind a pooler that gives each transaction another
-session.
+There the ledger is a SQLite file, or a PostgreSQL behind a pooler that gives each transaction
+another session.
 """
 
 from collections.abc import AsyncIterator
@@ -25,7 +26,7 @@ from holdfast.engines.base import Engine
 from holdfast.engines.brokered import BrokeredEngine
 from tests.engines import harnesses
 from tests.engines.brokered.kept_brokers import KeptBrokers
-from tests.engines.compositions import WHOLE
+from tests.engines.compositions import WHOLE, CompositionContract
 from tests.engines.pg_connections import ForgetfulConnections
 
 
@@ -36,11 +37,35 @@ def with_broker(brokers: KeptBrokers) -> harnesses.Wrap:
     return wrap
 
 
-class TestBrokeredSQLite(EngineContract, DurableContract, SharedContract, JumpContract):
+class TestBrokeredMemory(EngineContract, JumpContract):
+    @pytest.fixture
+    async def harness(self) -> AsyncIterator[Harness]:
+        async with harnesses.memory(harnesses.brokered) as harness:
+            yield harness
+
+
+class _OnSQLite:
     @pytest.fixture
     async def harness(self, quick_path: Path, brokers: KeptBrokers) -> AsyncIterator[Harness]:
         async with harnesses.sqlite(quick_path, with_broker(brokers)) as harness:
             yield harness
+
+
+class TestBrokeredSQLite(
+    _OnSQLite,
+    CompositionContract,
+    LeaseWaitContract,
+    WakeContract,
+    FollowUpContract,
+    JumpContract,
+):
+    """The whole contract passes on SQLite."""
+
+
+class TestWholeBrokeredSQLite(
+    _OnSQLite, EngineContract, DurableContract, SharedContract, JumpContract
+):
+    __test__ = WHOLE
 
 
 @pytest.fixture(scope="module")

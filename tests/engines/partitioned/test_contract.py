@@ -44,23 +44,17 @@ class TestThreeInMemory(EngineContract, JumpContract):
             yield harness
 
 
-class _ThreeFiles:
+class TestWholeThreeFiles(EngineContract, DurableContract, SharedContract, JumpContract):
+    """The whole contract passes on one file and on three partitions in memory, and `TestMixed` has
+    files too."""
+
+    __test__ = WHOLE
     traits = common_traits([FULL] * 3)
 
     @pytest.fixture
     async def harness(self, quick_path: Path) -> AsyncIterator[Harness]:
         async with harnesses.sqlite(quick_path, 3) as harness:
             yield harness
-
-
-class TestThreeFiles(_ThreeFiles, CompositionContract, JumpContract):
-    """The whole contract passes on one file and on three partitions in memory."""
-
-
-class TestWholeThreeFiles(
-    _ThreeFiles, EngineContract, DurableContract, SharedContract, JumpContract
-):
-    __test__ = WHOLE
 
 
 class TestMixed(CompositionContract):

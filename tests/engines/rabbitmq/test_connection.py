@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -12,14 +11,13 @@ import aiormq
 import pytest
 from aiormq.exceptions import AMQPError
 
-from holdfast.conformance.rabbitmq_server import PrivateRabbitMQ, RabbitNode
+from holdfast.conformance.rabbitmq_server import RabbitNode
 from holdfast.engines.broker import JobMessage
 from holdfast.engines.rabbitmq import broker as broker_module
 from holdfast.engines.rabbitmq import connection as connection_module
 from holdfast.engines.rabbitmq.connection import RabbitTarget, amqp_errors, dial, hang_up
 from holdfast.engines.rabbitmq.topology import inspect_queue
 from holdfast.errors import ConfigError, EngineUnavailable
-from tests import services
 from tests.certificates import self_signed
 from tests.engines.postgres.until import until
 from tests.engines.rabbitmq.conftest import Bench, BrokerProxy, until_true
@@ -156,43 +154,6 @@ async def test_unconfirmed_messages_are_sent_again(bench: Bench, proxy: BrokerPr
             found.update(ids)
             worker.broker.acknowledge(ids)
         proxy.heal()
-
-
-@pytest.fixture
-def private() -> Iterator[PrivateRabbitMQ]:
-    """A broker that a test may kill."""
-    with services.rabbitmq_needed():
-        broker = PrivateRabbitMQ()
-        broker.start()
-    yield broker
-    broker.stop()
-
-
-async def test_a_broker_that_is_killed_and_restarted(
-    private: PrivateRabbitMQ, prefix: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    bench = Bench(private.url, prefix)
-    with caplog.at_level(logging.DEBUG, "holdfast"):
-        sender, worker = await bench.open(), await bench.open()
-        worker.broker.listen([OWN])
-        sender.broker.deliver([message("before")])
-        await until_true(lambda: worker.broker.received([OWN]) == ["before"])
-        # RabbitMQ writes which node leads a new queue every five seconds; a queue that is younger
-        # when the broker is killed may never come back.
-        private.node.evaluate("[dets:sync(Table) || Table <- dets:all()]")
-        await asyncio.to_thread(private.kill)
-        await sender.fails()
-        sender.broker.notify({"mail"})
-        sender.broker.deliver([message(f"during{number}") for number in range(10)])
-        await asyncio.to_thread(private.restart)
-        wanted = {"before", *(f"during{number}" for number in range(10))}
-        await until_true(lambda: wanted <= set(worker.broker.received([OWN])))
-    told = [line for line in lines(caplog) if not line.endswith(" is connected")]
-    # Each process says that it was lost, and maybe that another attempt failed otherwise.
-    assert 2 <= len(told) <= 10
-    assert all("jobs are found by polling" in line for line in told)
-    assert not any(record.exc_info for record in caplog.records)
-    await bench.close()
 
 
 async def test_tls(rabbit_node: RabbitNode, tmp_path: Path, prefix: str) -> None:

@@ -69,9 +69,9 @@ async def test_the_old_store_is_closed_and_can_be_opened_again(stores: Stores) -
     assert sorted(await reopen(stores.old)) == sorted(shape)
     assert (await read_pause(stores.old, "plain")) == Pause()
     assert await queues(stores.old) == shape
-    with pytest.raises(UsageError, match="no migration"):
+    with pytest.raises(UsageError, match="move-store was not begun"):
         await reopen(stores.old)
-    with pytest.raises(UsageError, match="another migration"):
+    with pytest.raises(UsageError, match="another move"):
         await stores.migration().begin()
 
 

@@ -33,7 +33,7 @@ async def test_no_job_starts_before_the_comparison(stores: Stores) -> None:
     assert sorted(moved.comparison.wrong) == [
         "job later is no longer in the source",
         "job off is not in the target",
-        "job p1 was changed in the source or the target during the migration",
+        "job p1 was changed in the source or the target during the move",
     ]
     assert all(each.paused for each in (await queues(stores.new)).values())
 
@@ -70,7 +70,7 @@ async def test_records_are_compared_too(stores: Stores) -> None:
     moved = await stores.move()
     assert moved.comparison is not None
     assert moved.comparison.wrong == [
-        "the schedule nightly was changed in the target during the migration"
+        "the schedule nightly was changed in the target during the move"
     ]
     assert not moved.is_verified
 

@@ -61,7 +61,7 @@ async def test_a_job_leased_in_spite_of_it_stops_the_move(stores: Stores) -> Non
     await migration.drain(wait_ms=0, tell=nothing)
     await stores.old.declare(Queue(name="default"))
     await take(stores.old, "runs")
-    with pytest.raises(EngineUnavailable, match="runs was leased during the migration"):
+    with pytest.raises(EngineUnavailable, match="runs was leased during the move"):
         await migration.copy(nothing)
 
 

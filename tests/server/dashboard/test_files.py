@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from holdfast.conformance.contract.cases import case
 from holdfast.server.dashboard import files
 from holdfast.server.settings import ServerSettings
 from tests.server.direct_server import DirectServer, direct_server
@@ -16,6 +17,8 @@ POLICY = (
     " require-trusted-types-for 'script'"
 )
 PATHS = [each.path for each in files.OPERATIONS]
+TEXTS = {".js": "text/javascript", ".css": "text/css", ".html": "text/html"}
+[FOLDER] = {path.removesuffix("main.js") for path in PATHS if path.endswith("/main.js")}
 
 
 @pytest.fixture
@@ -28,27 +31,30 @@ def test_each_file_of_the_page_is_served_at_its_own_path() -> None:
     wanted = {
         path.relative_to(files.WEB).as_posix() for path in files.WEB.rglob("*") if path.is_file()
     }
-    assert {path.removeprefix(files.PREFIX) for path in PATHS} == wanted - {"index.html"} | {"/"}
+    assert {path.removeprefix(FOLDER) for path in PATHS} == wanted - {"index.html"} | {"/"}
+    assert re.fullmatch(r"/dashboard/[0-9a-f]{16}/", FOLDER)
     assert all(re.fullmatch(r"[/A-Za-z0-9_.-]+", path) for path in PATHS)
 
 
-@pytest.mark.parametrize("path", PATHS)
-async def test_a_file_comes_with_its_type_and_confines_the_page(
-    server: DirectServer, path: str
-) -> None:
-    found = await server.ask("GET", path)
-    file = files.WEB / (files.INDEX if path == "/" else path.removeprefix(files.PREFIX))
-    assert (found.status, found.body) == (200, file.read_bytes())
-    kind = found.headers["content-type"]
-    text = {".js": "text/javascript", ".css": "text/css", ".html": "text/html"}.get(file.suffix)
-    assert text is None or kind == f"{text}; charset=utf-8"
-    assert file.suffix != ".svg" or kind == "image/svg+xml"
-    assert found.headers["content-security-policy"] == POLICY
-    assert found.headers["cache-control"] == "no-cache"
-    assert found.headers["x-content-type-options"] == "nosniff"
-    assert found.headers["x-frame-options"] == "DENY"
-    assert found.headers["referrer-policy"] == "no-referrer"
-    assert found.headers["cross-origin-opener-policy"] == "same-origin"
+async def test_files_come_with_their_types_and_confine_the_page(server: DirectServer) -> None:
+    for path in PATHS:
+        with case(path):
+            found = await server.ask("GET", path)
+            is_index = path == "/"
+            file = files.WEB / (files.INDEX if is_index else path.removeprefix(FOLDER))
+            assert found.status == 200
+            assert is_index or found.body == file.read_bytes()
+            kind = found.headers["content-type"]
+            text = TEXTS.get(file.suffix)
+            assert text is None or kind == f"{text}; charset=utf-8"
+            assert file.suffix != ".svg" or kind == "image/svg+xml"
+            assert found.headers["content-security-policy"] == POLICY
+            kept = "public, max-age=31536000, immutable"
+            assert found.headers["cache-control"] == ("no-cache" if is_index else kept)
+            assert found.headers["x-content-type-options"] == "nosniff"
+            assert found.headers["x-frame-options"] == "DENY"
+            assert found.headers["referrer-policy"] == "no-referrer"
+            assert found.headers["cross-origin-opener-policy"] == "same-origin"
 
 
 async def test_files_are_compressed_for_clients_that_allow_it(server: DirectServer) -> None:
@@ -97,7 +103,8 @@ def test_which_clients_allow_compression(accepted: str, gzips: bool) -> None:
 
 
 async def test_paths_beside_the_files_are_not_looked_up(server: DirectServer) -> None:
-    for path in ("/dashboard/", "/dashboard/../files.py", "/dashboard/%2e%2e/files.py"):
+    beside = (FOLDER, f"{FOLDER}../files.py", f"{FOLDER}%2e%2e/files.py")
+    for path in ("/dashboard/main.js", "/dashboard/0123456789abcdef/main.js", *beside):
         assert (await server.ask("GET", path)).code == "unknown_path"
     assert (await server.ask("POST", "/", {})).code == "wrong_method"
 
@@ -116,5 +123,11 @@ async def test_the_page_refers_only_to_files_that_are_served(server: DirectServe
     for address in re.findall(r'(?:src|href)="([^"#]+)"', page):
         assert not re.match(r"[a-z]+:|/", address), "addresses must be relative"
         assert (await server.ask("GET", f"/{address}")).status == 200
+        assert address == "v1/docs" or f"/{address}".startswith(FOLDER)
+    preloaded = re.findall(r'rel="modulepreload" href="([^"]+)"', page)
+    assert {"main.js", "vendor/preact.js", "pages/overview.js", "parts/chart.js"} <= {
+        f"/{address}".removeprefix(FOLDER) for address in preloaded
+    }
+    assert not any(address.endswith("pages/jobs.js") for address in preloaded)
     assert "<style" not in page
     assert not re.search(r"<script(?![^>]*\bsrc=)|\son\w+=|\sstyle=", page)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.server.dashboard.files import WEB
+from holdfast.server.dashboard.files import FIRST_MODULES, WEB, needed_modules
 
 VENDOR = WEB / "vendor"
 MODULES = sorted(WEB.rglob("*.js"))
@@ -84,31 +84,30 @@ def test_little_is_loaded() -> None:
     every file of the package."""
     always = [WEB / name for name in ("index.html", "icon.svg")]
     always += WEB.rglob("*.css")
-    overview = {*always, *_needed(WEB / "main.js"), *_needed(WEB / "pages/overview.js")}
+    overview = {*always, *_needed(*FIRST_MODULES)}
     assert _compressed(overview) <= OVERVIEW_MAX
     for page in (WEB / "pages").glob("*.js"):
-        assert _compressed(_needed(page) - overview) <= PAGE_MAX, page.name
+        assert _compressed(_needed(_name(page)) - overview) <= PAGE_MAX, page.name
     assert _compressed(path for path in WEB.rglob("*") if path.is_file()) <= ALL_MAX
 
 
-def _needed(module: Path) -> set[Path]:
-    """The module and all that it imports at once; pages are imported when they are shown."""
-    found: set[Path] = set()
-    left = [module.resolve()]
-    while left:
-        path = left.pop()
-        if path not in found:
-            found.add(path)
-            text = re.sub(r"import\([^)]*\)", "", path.read_text())
-            left += [(path.parent / target).resolve() for target in _IMPORT.findall(text)]
-    return found
+def _needed(*modules: str) -> set[Path]:
+    """The modules and all that they import at once; pages are imported when they are shown."""
+    texts = {_name(path): path.read_text() for path in MODULES}
+    return {WEB / name for name in needed_modules(modules, texts)}
 
 
 def _compressed(files: Iterable[Path]) -> int:
-    return sum(len(gzip.compress(path.read_bytes(), 9)) for path in {*map(Path.resolve, files)})
+    return sum(len(gzip.compress(path.read_bytes(), 9)) for path in set(files))
 
 
 def test_what_is_needed_follows_imports() -> None:
-    needed = _needed(WEB / "main.js")
-    assert (WEB / "vendor/preact.js").resolve() in needed
-    assert (WEB / "pages/jobs.js").resolve() not in needed
+    needed = _needed("main.js")
+    assert WEB / "vendor/preact.js" in needed
+    assert WEB / "pages/jobs.js" not in needed
+    texts = {"a.js": 'import "./b/c.js"; import("./late.js")', "b/c.js": 'export * from "../d.js"'}
+    assert needed_modules(["a.js"], {**texts, "d.js": 'import "./a.js"'}) == [
+        "a.js",
+        "b/c.js",
+        "d.js",
+    ]

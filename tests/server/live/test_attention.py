@@ -152,6 +152,16 @@ def test_an_alert_replaces_the_condition_of_the_same_kind() -> None:
     assert only(views=[queue(ready=3)], alerts=[(alert(), STALE_MS + 1)]).severity == "warn"
 
 
+@pytest.mark.parametrize("paused", [False, True])
+def test_a_queue_where_no_job_starts_is_one_problem(paused: bool) -> None:
+    rules = ("oldest_age", "depth") if paused else ("oldest_age", "depth", "no_worker")
+    alerts = [(alert(rule), 0) for rule in rules]
+    view = queue(ready=5, oldest_age_ms=11 * 60_000, paused=paused)
+    [item] = found(views=[view], alerts=alerts)
+    assert item.kind == ("queue_paused" if paused else "no_worker")
+    assert item.severity == "critical"
+
+
 def test_partitions_breakers_gates_and_workers() -> None:
     items = found(
         partitions=[PartitionView(name="b", waiting=0, out_ms=5, text="disk is gone")],

@@ -275,7 +275,7 @@ async def test_only_what_is_watched_is_read(driver: Driver, store: Counted) -> N
     await workers.next()
     store.reads.clear()
     await driver.poll()
-    assert dict(store.reads) == {"worker": 1, "order": 1, "unattended": 1}
+    assert dict(store.reads) == {"get": 1, "worker": 1, "order": 1, "unattended": 1}
     await driver.close()
     store.reads.clear()
     await driver.poll()
@@ -340,6 +340,34 @@ async def test_a_queue_with_its_stats_limits_and_tenants(driver: Driver) -> None
     assert (await later.next())[0] == "snapshot"
     await driver.poll(5)
     assert (await watched.next())[0] == "snapshot"
+
+
+async def test_a_queue_is_not_counted_twice(driver: Driver, store: Counted) -> None:
+    watched = await driver.watch("overview", "queue:default")
+    for _ in range(2):
+        await watched.next()
+    store.reads.clear()
+    await driver.app.enqueue_many([driver.app.job("t", 1)])
+    await driver.poll()
+    assert store.reads["queues"] == 1
+    for _ in range(2):
+        await watched.next()
+    assert watched.data["queue:default"]["queue"]["ready"] == 1
+    assert watched.data["overview"]["queues"]["default"]["ready"] == 1
+
+
+async def test_a_subject_that_is_created_while_it_is_watched_is_shown(driver: Driver) -> None:
+    watched = await driver.watch("queue:mail", "job:one")
+    assert [(await watched.next())[0] for _ in range(2)] == ["gone", "gone"]
+    # That they are still missing is no news.
+    await driver.poll(5)
+    assert (await watched.next())[0] == "tick"
+    await driver.app.engine.declare(Queue(name="mail"))
+    await driver.app.enqueue_many([driver.app.job("t", 1, id="one", queue="mail")])
+    await driver.poll()
+    assert [(await watched.next())[0] for _ in range(2)] == ["snapshot", "snapshot"]
+    assert watched.data["queue:mail"]["queue"]["ready"] == 1
+    assert watched.data["job:one"]["job"]["state"] == "waiting"
 
 
 async def test_workers_and_redrives(driver: Driver) -> None:

@@ -101,7 +101,7 @@ async def test_selected_jobs_are_edited_and_retried(rest: RestClient) -> None:
     job = await rest.job("a")
     assert (job.payload, job.priority, job.state) == (b'{"n":2}', 3, State.DEAD)
     retry = await rest.post(ACTS, {"act": "retry", "ids": ["a"], "delay": "1m"}, status=201)
-    assert retry["says"] == "Retry 1 selected dead job after 1m"
+    assert retry["says"] == "Put back 1 selected dead job, after 1m"
     assert (await run_to_the_end(rest, retry["id"]))["done"] == 1
     assert [await state(rest, id_) for id_ in "ab"] == [State.WAITING, State.DEAD]
 

@@ -43,6 +43,9 @@ async def test_a_job_equals_the_command_lines_output(
         told = await rest.get(f"/v1/jobs/{id_}/timeline")
         assert told["events"] == await printed("timeline", id_)
         assert await rest.get(f"/v1/jobs/{id_}/output") == await printed("logs", id_)
+    told = await rest.get("/v1/jobs/died/output", attempt=1)
+    assert told == await printed("logs", "died", "--attempt", "1")
+    assert told["output"] == "\xff\n"
     explained = await rest.get("/v1/jobs/died/explain")
     assert explained == await printed("explain", "died")
     assert explained["reasons"][0]["code"] == "dead"

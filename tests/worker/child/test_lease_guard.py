@@ -177,7 +177,7 @@ async def test_a_child_of_a_frozen_supervisor_begins_no_job_of_another_worker(pl
     place.go()
     await until(lambda: len(place.journal("end")) >= len(short) + len(behind) + 2, "both holders")
     os.kill(sleeper.pid, signal.SIGCONT)
-    await until(lambda: "is lost" in place.stderr(), "the sleeper to learn it")
+    await until(lambda: "no longer holds" in place.stderr(), "the sleeper to learn it")
     await place.enqueue("note", "last", to="sleeper")
     (job,) = await place.finished("last")
     assert (job.state, job.worker) == (State.DONE, "sleeper")

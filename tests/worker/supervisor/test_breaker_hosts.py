@@ -7,7 +7,7 @@ from holdfast.core.model import Failure
 from holdfast.engines.base import Engine, Saved
 from holdfast.errors import EngineUnavailable
 from holdfast.testing.clock import ManualClock
-from holdfast.worker.wire import Ending, Raised
+from holdfast.worker.wire import AskedRetry, Ending, Raised
 from tests.worker.breaker_worker import (
     BAD,
     GOOD,
@@ -55,6 +55,15 @@ async def test_a_refusal_shows_that_the_host_works(engine: Engine) -> None:
         worker.breakers.record([(hook(), ending)])
     await worker.breakers.sync()
     assert await state(engine, HOST_PREFIX + "a.example:443") == "closed"
+
+
+async def test_a_host_that_asks_to_wait_fails(engine: Engine) -> None:
+    worker = Worker(engine, "1", hosts=POLICY)
+    busy: Ending = AskedRetry(Failure(type="Retry", message="HTTP 503"), delay_ms=1_000)
+    for _ in range(3):
+        worker.breakers.record([(hook(), busy)])
+    await worker.breakers.sync()
+    assert await state(engine, HOST_PREFIX + "a.example:443") == "open"
 
 
 async def test_of_two_workers_one_sends_the_probe(engine: Engine, clock: ManualClock) -> None:

@@ -7,7 +7,7 @@ import pytest
 from holdfast.core.model import Failure, Job, Lease, Reason
 from holdfast.core.verdict import Bury, Complete, Release, Retry, Verdict
 from holdfast.worker.supervisor.held_leases import HeldLease
-from holdfast.worker.supervisor.settle import JobLog, settled_line
+from holdfast.worker.supervisor.settle import JobLog, settled_fields, settled_line
 
 MISSING = Failure(
     type="KeyError", message="'customer'", trace='  File "/a/shop.py", line 7, in bill\n'
@@ -50,6 +50,17 @@ def test_a_line_says_what_happened(one: HeldLease, line: str) -> None:
     assert settled_line(one, 10.012) == line
 
 
+def test_a_line_of_json_has_the_fields_of_the_job() -> None:
+    assert settled_fields(held(Retry(1_500, MISSING)), 10.012) == {
+        "job_id": "j",
+        "attempt": 1,
+        "task": "bill",
+        "queue": "default",
+        "outcome": "failed",
+        "ms": 12,
+    }
+
+
 def test_a_line_is_bounded() -> None:
     failure = Failure(type="E", message="x" * 10_000)
     assert len(settled_line(held(Retry(0, failure), id="j" * 500), 11)) == 1_000
@@ -57,7 +68,7 @@ def test_a_line_is_bounded() -> None:
 
 def test_a_fast_worker_writes_few_lines() -> None:
     now, lines = [5.0], list[str]()
-    log = JobLog(lines.append, lambda: now[0])
+    log = JobLog(lambda line, _: lines.append(line), lambda: now[0])
     log.add([held(Complete())] * 1_000)
     log.add([held(Release())] * 2)
     assert len(lines) == JobLog.LINES_MAX
@@ -72,6 +83,6 @@ def test_a_fast_worker_writes_few_lines() -> None:
 
 def test_a_death_has_the_line_of_the_log_alone() -> None:
     lines = list[str]()
-    log = JobLog(lines.append, lambda: 10.0)
+    log = JobLog(lambda line, _: lines.append(line), lambda: 10.0)
     log.add([held(Bury(Reason.ATTEMPTS, MISSING)), held(Bury(), lost=True)])
     assert lines == ["j bill lost its lease after 0 ms"]

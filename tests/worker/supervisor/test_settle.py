@@ -8,7 +8,7 @@ import pytest
 
 from holdfast.conformance.contract.cases import reap
 from holdfast.core import bounds
-from holdfast.core.model import JobFilter, LeaseRequest, NewJob, Note, Queue, State
+from holdfast.core.model import Failure, JobFilter, LeaseRequest, NewJob, Note, Queue, State
 from holdfast.core.verdict import Complete, Outcome, Retry, Settlement
 from holdfast.errors import EngineClosed, EngineUnavailable, InvalidJob, OutcomeUnknown, StorageFull
 from holdfast.testing.clock import ManualClock
@@ -156,6 +156,26 @@ async def test_a_follow_up_for_no_queue_is_a_failure(driver: SettlerDriver) -> N
     assert (job.state, event.failure.type) == (State.WAITING, "Refused")
     assert "queue that does not exist" in event.failure.message
     assert await driver.state("b") is State.DONE
+
+
+async def test_the_output_of_each_attempt_is_kept(driver: SettlerDriver) -> None:
+    (held,) = await hold_new(driver.engine, driver.held, "a")
+    held.add_note(Note(output=b"first"))
+    # A renewal has stored the note, and the worker has forgotten it.
+    held.note = None
+    driver.settler.add(held, Retry(0, Failure(message="no")))
+    async with driver.running():
+        await driver.settler.drain()
+        leases = await driver.engine.lease(LeaseRequest(queues=("default",)))
+        again = HeldLease(leases[0], 0.0, "python")
+        driver.held.add([again])
+        driver.settler.add(again, Complete())
+        await driver.settler.drain()
+    job = await driver.engine.get("a")
+    assert job is not None
+    assert job.failures[0].failure == Failure(message="no", output="first")
+    # The second attempt printed nothing.
+    assert (job.state, job.output) == (State.DONE, b"")
 
 
 async def test_a_result_too_large_is_a_failure(driver: SettlerDriver) -> None:

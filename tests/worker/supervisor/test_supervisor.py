@@ -8,6 +8,7 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
+from holdfast import Holdfast
 from holdfast.core.limits import Limit
 from holdfast.core.model import JobFilter, Overrides, Queue, QueueView, State
 from holdfast.core.workers import KIND, Health, TaskRecord, WorkerRecord, worker_queue
@@ -204,6 +205,54 @@ async def test_a_worker_that_may_not_publish_options_runs(
         driver.child.ready(TaskInfo("work", declared=TaskRecord(priority=1)))
         driver.end(*await driver.calls(1))
         await until(lambda: len(driver.supervisor._held) == 0)
+
+
+async def test_the_schedules_of_its_application_are_stored(troubled: TroubledEngine) -> None:
+    driver = SupervisorDriver(troubled, name="w")
+    app = Holdfast("memory:", name="shop")
+
+    @app.schedule(every="1h", name="a")
+    @app.schedule(every="2h", name="b")
+    @app.task(name="work")
+    def work() -> None: ...
+
+    async def names() -> set[str]:
+        return {record.key for record in await troubled.load("schedule", limit=10)}
+
+    async def has(*wanted: str) -> bool:
+        return await names() == {*wanted}
+
+    both = msgspec.msgpack.encode(app.declared_schedules)
+    app._task_schedules.pop("b")
+    one = msgspec.msgpack.encode(app.declared_schedules)
+    async with driver.running():
+        driver.child.ready(schedules=both)
+        await until(lambda: has("a", "b"), "its schedules")
+        # Its children import newer code.
+        driver.child.ready(schedules=one)
+        await until(lambda: has("a"), "the schedules of the newer code")
+
+
+async def test_a_worker_that_may_not_store_schedules_runs(
+    troubled: TroubledEngine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def refuse(*_: object) -> None:
+        raise Forbidden("not with this token")
+
+    monkeypatch.setattr(supervisor, "save_schedules", refuse)
+    driver = SupervisorDriver(troubled, name="w")
+    app = Holdfast("memory:", name="shop")
+
+    @app.schedule(every="1h")
+    @app.task(name="work")
+    def work() -> None: ...
+
+    await driver.enqueue("a")
+    async with driver.running():
+        driver.child.ready(schedules=msgspec.msgpack.encode(app.declared_schedules))
+        driver.end(*await driver.calls(1))
+        await until(lambda: len(driver.supervisor._held) == 0)
+        await until(lambda: "schedules of shop are not stored: not with this" in caplog.text)
 
 
 async def _has(engine: TroubledEngine, wanted: dict[str, TaskRecord]) -> bool:

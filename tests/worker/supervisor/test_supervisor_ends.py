@@ -58,7 +58,7 @@ async def test_an_order_is_obeyed_and_logged_once(
             for _ in range(3):
                 await driver.supervisor._read_order()
             driver.end(*calls)
-    logged = [record for record in caplog.records if "drain ordered by ada" in record.getMessage()]
+    logged = [record for record in caplog.records if "drain, as ada ordered" in record.getMessage()]
     assert len(logged) == 1
 
 
@@ -97,4 +97,4 @@ async def test_a_stop_gives_up_on_a_store_out_of_reach(
         calls = await driver.calls(1)
         troubled.for_ever["settle"] = EngineUnavailable("down")
         driver.end(*calls)
-    assert "1 verdict could not be settled and was lost" in caplog.text
+    assert "could not store how 1 job ended" in caplog.text

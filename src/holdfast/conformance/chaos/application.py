@@ -12,7 +12,7 @@ from holdfast.app.application import Holdfast
 from holdfast.conformance.chaos.run_log import BEAT_S, RunLog
 from holdfast.worker.child.context import Context
 
-app = Holdfast("memory:")
+app: Holdfast = Holdfast("memory:")
 _CHUNK = range(200_000)
 """Summing this range holds the interpreter for some milliseconds."""
 

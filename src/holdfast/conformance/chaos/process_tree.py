@@ -178,7 +178,7 @@ class Fleet:
 def _role(pid: int) -> str:
     """The role of a process; not cached, because a starting process looks like its parent."""
     line = _command_line(pid)
-    if "holdfast.worker.supervisor.main" in line:
+    if "holdfast.worker.supervisor" in line:
         return "supervisor"
     if "holdfast.worker.child.template" in line:
         # Its forked children have its command line; killing one must be harmless too.

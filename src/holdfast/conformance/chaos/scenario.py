@@ -17,7 +17,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 from holdfast.app.application import Holdfast
 from holdfast.conformance.chaos import run_log
@@ -99,7 +99,7 @@ class ChaosRun:
         )
         self._offered: list[NewJob] = []
         self._accepted: list[str] = []
-        self.counts = self._injector.counts
+        self.counts: Final = self._injector.counts
 
     def _arguments(self, options: tuple[str, ...]) -> list[str]:
         given = ["--processes", "2", "--concurrency", "4", "--grace", "10s"]

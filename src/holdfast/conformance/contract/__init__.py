@@ -10,6 +10,7 @@ class TestMine(EngineContract, DurableContract, SharedContract, JumpContract):
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from typing import Final
 
 import pytest
 
@@ -53,7 +54,7 @@ __all__ = ["DurableContract", "EngineContract", "Harness", "JumpContract", "Shar
 class TwinContract(SelectedByTraits):
     """Compares the whole store with the reference after each test."""
 
-    pytestmark = pytest.mark.anyio
+    pytestmark: Final = pytest.mark.anyio
 
     @pytest.fixture
     async def twin(self, harness: Harness) -> AsyncIterator[Twin]:

@@ -282,7 +282,7 @@ class HostileInputContract:
         await twin.enqueue([a_job(f"j{n}") for n, _ in enumerate(inputs.ERROR_TEXTS)])
         leases = await twin.lease(from_default(100))
         failures = [
-            Failure(type=text, message=text, trace=text, exit_code=-9, signal=9)
+            Failure(type=text, message=text, trace=text, output=text, exit_code=-9, signal=9)
             for text in inputs.ERROR_TEXTS
         ]
         batch = [
@@ -295,6 +295,7 @@ class HostileInputContract:
             assert event.failure is not None
             assert "\x00" not in event.failure.message
             assert len(event.failure.trace) <= bounds.ERROR_TEXT_MAX
+            assert len(event.failure.output) <= bounds.ERROR_TEXT_MAX
             if given.message in inputs.STORABLE_TEXTS:
                 assert event.failure == given
 

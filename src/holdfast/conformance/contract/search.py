@@ -140,7 +140,7 @@ class SearchContract:
         assert await found(twin, version=1) == "bc"
         assert await found(twin, version=3) == "a"
 
-    @needs("inspect", "dependencies", "ordered")
+    @needs("inspect", "dependencies", "ordered", "parent_filter")
     async def test_the_children_of_a_job_are_found_while_it_runs_and_after(
         self, harness: Harness, twin: Twin
     ) -> None:

@@ -94,8 +94,8 @@ class World:
     def __init__(self, plan: Plan, make_engine: MakeEngine) -> None:
         self.plan = plan
         self.lines: list[HistoryLine] = []
-        self.clock = ManualClock()
-        self.now_ms = 0
+        self.clock: ManualClock = ManualClock()
+        self.now_ms: int = 0
         self._marks = 0
         self._make_engine = make_engine
         self._engine: Engine

@@ -92,8 +92,8 @@ class PlayerState:
         self.dice = dice
         self.clock = clock
         self.ids = ids
-        self.features = plan.features
-        self.queues = {queue.name: queue for queue in plan.queues}
+        self.features: frozenset[str] = plan.features
+        self.queues: dict[str, Queue] = {queue.name: queue for queue in plan.queues}
         self.calm = False
         self.made = 0
 

@@ -48,6 +48,7 @@ _TRAITS = Traits(
     dead_leases=True,
     queue_expiry=True,
     key_hold=True,
+    parent_filter=True,
 )  # fmt: skip
 _POLL_NET_MS = 1_000
 

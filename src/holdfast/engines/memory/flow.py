@@ -85,9 +85,9 @@ class TenantTurn:
     __slots__ = ("busy_at", "busy_ms", "turn")
 
     def __init__(self) -> None:
-        self.turn = 0
-        self.busy_ms = 0.0
-        self.busy_at = 0
+        self.turn: int = 0
+        self.busy_ms: float = 0.0
+        self.busy_at: int = 0
 
     def busy_us(self, now: int) -> int:
         """In whole microseconds, so that every engine computes the same."""

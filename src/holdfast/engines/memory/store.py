@@ -46,11 +46,11 @@ class MemoryStore:
         self.queues: dict[str, Queue] = {}
         self.rows: dict[str, JobRow] = {}
         self.keys: dict[tuple[str, str], tuple[str, int]] = {}
-        self.waiting = WaitingJobs(self.rows)
-        self.groups = StrictGroups()
-        self.dependencies = Dependencies(self.rows)
-        self.slots = Slots(clock)
-        self.tenants = TenantCounters()
+        self.waiting: WaitingJobs = WaitingJobs(self.rows)
+        self.groups: StrictGroups = StrictGroups()
+        self.dependencies: Dependencies = Dependencies(self.rows)
+        self.slots: Slots = Slots(clock)
+        self.tenants: TenantCounters = TenantCounters()
         self._ended: deque[tuple[int, str, State | None]] = deque()
         self._numbers = itertools.count(1)
 
@@ -249,9 +249,9 @@ class JobRow:
     __slots__ = ("deadline", "events", "job", "parents", "place", "slots")
 
     def __init__(self, job: Job, place: int) -> None:
-        self.job = job
-        self.place = place
-        self.deadline = 0
+        self.job: Job = job
+        self.place: int = place
+        self.deadline: int = 0
         self.slots: tuple[SlotKey, ...] = ()
         self.parents: dict[str, None] = {}
         self.events: list[Event] = []

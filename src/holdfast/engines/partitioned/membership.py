@@ -55,12 +55,12 @@ class Membership:
     """`sleep` waits between two attempts to reopen a partition; tests replace it."""
 
     def __init__(self, partitions: Sequence[Partition], *, sleep: Sleep = asyncio.sleep) -> None:
-        self.all = tuple(partitions)
+        self.all: tuple[Partition, ...] = tuple(partitions)
         self._sleep = sleep
         self._agreement = MapAgreement(self.all)
         self._tries: dict[int, asyncio.Task[None]] = {}
         self._closed = False
-        self.changed = asyncio.Event()
+        self.changed: asyncio.Event = asyncio.Event()
         """Set and replaced whenever a partition is shut out or let back in."""
 
     @property

@@ -247,8 +247,8 @@ class PartitionCursor:
     __slots__ = ("after", "ended")
 
     def __init__(self, after: int | None = None, *, ended: bool = False) -> None:
-        self.after = after
-        self.ended = ended
+        self.after: int | None = after
+        self.ended: bool = ended
 
 
 def decode_cursor(after: int | None, count: int) -> list[PartitionCursor]:

@@ -38,10 +38,10 @@ class Partition:
         self.place = place
         self.name = name
         self.engine = engine
-        self.files = extra(engine, FileBacked)
-        self.health = PartitionHealth()
+        self.files: FileBacked | None = extra(engine, FileBacked)
+        self.health: PartitionHealth = PartitionHealth()
         self._ready: dict[str, int] = {}
-        self.waiting = 0
+        self.waiting: int = 0
         """Approximate number of jobs that are not yet leased."""
 
     @property

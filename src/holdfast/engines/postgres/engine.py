@@ -81,6 +81,7 @@ _TRAITS = Traits(
     dead_leases=True,
     queue_expiry=True,
     key_hold=True,
+    parent_filter=True,
 )
 _NET_MS = (800, 1_200)
 _AMEND_ROUNDS_MAX = 20

@@ -12,7 +12,7 @@ import random
 import socket
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import asyncpg
 
@@ -55,7 +55,18 @@ FAILURES = (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClien
 """Errors of the library when the server or the network fails; timeouts are OSErrors."""
 
 
-class PostgresConnection(asyncpg.Connection):  # type: ignore[misc] # it ships no types
+if TYPE_CHECKING:
+
+    class _Connection:
+        """asyncpg ships no types."""
+
+        def __getattr__(self, name: str) -> Any: ...
+
+else:
+    _Connection = asyncpg.Connection
+
+
+class PostgresConnection(_Connection):
     """A connection that notices when its peer disappears."""
 
     def keep_alive(self) -> None:
@@ -81,7 +92,7 @@ class PostgresPool:
     """At most `size` connections. `setup` checks each new connection before it is used."""
 
     def __init__(self, dsn: str, *, schema: str, size: int, pooled: bool, setup: Setup) -> None:
-        self.where = faults.mask(dsn)
+        self.where: str = faults.mask(dsn)
         self._dsn = dsn
         self._schema = schema
         self._pooled = pooled

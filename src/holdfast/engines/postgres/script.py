@@ -57,9 +57,9 @@ class Effects:
         """Queues that the script turned out to need: lock them first in the next run."""
         self.is_final = False
         """The script cannot be restarted, so it must look before it locks."""
-        self.laned = set() if laned is None else laned
+        self.laned: set[str] = set() if laned is None else laned
         """Queues that had lanes when last seen. Only a hint."""
-        self.flowing = set() if flowing is None else flowing
+        self.flowing: set[str] = set() if flowing is None else flowing
         """Queues whose jobs had flow control when they were last completed. Only a hint."""
 
 

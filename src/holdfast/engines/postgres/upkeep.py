@@ -136,7 +136,7 @@ class RecountProgress:
     def __init__(self) -> None:
         self.untold = 0
         self.lane = 0
-        self.group = (0, "")
+        self.group: tuple[int, str] = (0, "")
 
 
 def recount(context: CallContext, progress: RecountProgress, limit: int) -> Script[int]:

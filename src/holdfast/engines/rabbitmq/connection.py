@@ -168,9 +168,9 @@ class Reconnecting:
         on_loss: Callable[[], None],
     ) -> None:
         self.target = target
-        self.has_failed = False
+        self.has_failed: bool = False
         """Whether the last attempt failed, or the connection was lost."""
-        self.error = f"{target.where} is not connected yet"
+        self.error: str = f"{target.where} is not connected yet"
         self.connection: aiormq.Connection | None = None
         self._serve = serve
         self._on_loss = on_loss

@@ -35,7 +35,7 @@ class Consumer:
         self, queue: str, numbers: Iterator[int], arrived: Callable[[], None] = lambda: None
     ) -> None:
         self.queue = queue
-        self.prefetch = 0
+        self.prefetch: int = 0
         self._numbers = numbers
         self._arrived = arrived
         self._connection: aiormq.Connection | None = None

@@ -50,7 +50,7 @@ class HttpPool:
         self._idle: list[HttpConnection] = []
         self._all: set[HttpConnection] = set()
         self._room = asyncio.Semaphore(_CONNECTIONS_MAX)
-        self.closed = False
+        self.closed: bool = False
 
     def close(self) -> None:
         """Close all connections; pending requests fail."""
@@ -148,7 +148,7 @@ class HttpConnection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._answer: asyncio.Future[HttpReply] | None = None
         self._poll = select.poll()
-        self.idle_since = 0.0
+        self.idle_since: float = 0.0
         self._begin()
 
     @property

@@ -45,6 +45,8 @@ from holdfast.engines.extras import Examination
 from holdfast.engines.lease import LeaseReturns
 from holdfast.engines.remote import calls
 from holdfast.engines.remote.client import ANSWER_S, ServerClient, UnsendableCall
+from holdfast.engines.support import Support
+from holdfast.engines.wrapper import enqueue_supported
 from holdfast.errors import (
     ConfigError,
     EngineClosed,
@@ -79,6 +81,7 @@ _BEFORE_OPEN = Traits(
     dead_leases=True,
     queue_expiry=True,
     key_hold=True,
+    parent_filter=True,
 )
 
 
@@ -106,6 +109,7 @@ class RemoteEngine:
         self._cert = cert
         self._client: ServerClient | None = None
         self._traits = _BEFORE_OPEN
+        self._support = Support(_BEFORE_OPEN)
         self._partitions_at = 0.0
         self._returns = LeaseReturns(
             self.settle, Release("the caller was cancelled", unstarted=True), _log
@@ -113,8 +117,9 @@ class RemoteEngine:
 
     @property
     def traits(self) -> Traits:
-        """The traits of the server's engine, which checks them; through the server any engine is
-        shared. Full until the engine is open."""
+        """The traits of the server's engine; through the server any engine is shared. Full until
+        the engine is open. The server checks them, and this engine those that stand for fields
+        which an older server would ignore."""
         return self._traits
 
     async def open(self) -> None:
@@ -129,7 +134,8 @@ class RemoteEngine:
                 remedy = "give it as HOLDFAST_TOKEN, or before the host as hf_…@"
                 raise Unauthenticated(f"{self.place} requires a token: {remedy}") from None
             raise
-        self._traits = replace(about.traits, name="remote", shared=True, transactional=False)
+        self._traits = remote_traits(about.traits)
+        self._support = Support(about.traits)
         self._client = client
 
     async def close(self) -> None:
@@ -151,7 +157,7 @@ class RemoteEngine:
         return await self._opened.ask(method, path, body)
 
     async def declare(self, queue: Queue, *, instead_of: Known = ANY) -> bool:
-        checks.check_queue(queue)
+        self._support.check_queue(queue)
         known = msgspec.UNSET if instead_of is ANY else instead_of
         written: bool = await self._call("declare", wire.DeclareCall(queue, known))
         return written
@@ -173,6 +179,9 @@ class RemoteEngine:
 
     async def enqueue(self, jobs: Sequence[NewJob]) -> list[Receipt]:
         checks.check_batch(len(jobs))
+        return await enqueue_supported(self._support, jobs, self._enqueue)
+
+    async def _enqueue(self, jobs: Sequence[NewJob]) -> list[Receipt]:
         parts = calls.split_jobs(jobs)
         client = self._opened
         if not all(client.partitions):
@@ -206,7 +215,7 @@ class RemoteEngine:
         """Keeps waiting through an outage; raises the last error if the outage outlasts the
         wait.
         """
-        checks.check_request(request)
+        self._support.check_request(request)
         loop = asyncio.get_running_loop()
         end = loop.time() + request.wait_ms / 1000
         client = self._opened
@@ -285,6 +294,7 @@ class RemoteEngine:
         if not isinstance(given, int | None) or abs(after or 0) > _CURSOR_MAX:
             raise UsageError(f"after {str(given)[:100]!r} is not a cursor of this engine")
         checks.check_filter(wanted)
+        self._support.check_filter(wanted)
         jobs: list[Job] = []
         cursor = None if after is None else str(int(after))
         while True:
@@ -300,12 +310,14 @@ class RemoteEngine:
     async def tally(self, wanted: JobFilter, by: TallyBy, *, limit: int) -> list[Tally]:
         checks.check_page(limit)
         checks.check_filter(wanted)
+        self._support.check_filter(wanted)
         tallies: list[Tally] = await self._call("tally", wire.TallyCall(wanted, by, limit))
         return tallies
 
     async def amend(self, wanted: JobFilter, amendment: Amendment, *, limit: int) -> int:
         checks.check_page(limit)
         checks.check_filter(wanted)
+        self._support.check_filter(wanted)
         checks.check_amendment(amendment)
         carried = wire.AmendCall(wanted, amendment, limit)
         try:
@@ -421,3 +433,8 @@ def _carried_settlements(settlements: Sequence[Settlement]) -> wire.SettleCall:
             for each in settlements
         ]
     )
+
+
+def remote_traits(traits: Traits) -> Traits:
+    """The traits of a store that is used through a server."""
+    return replace(traits, name="remote", shared=True, transactional=False)

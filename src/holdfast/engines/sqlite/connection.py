@@ -123,7 +123,7 @@ class WriteAheadLog:
 
     def __init__(self) -> None:
         self.pages = 0
-        self.due_at = WAL_PAGES
+        self.due_at: int = WAL_PAGES
         self._restart_at = 2 * WAL_PAGES
 
     @property

@@ -19,7 +19,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import apsw
 
@@ -64,15 +64,15 @@ class Session:
     """One connection with its caches; replaced after a fault."""
 
     def __init__(self, namespace: str) -> None:
-        self.queue_cache = QueueCache(namespace)
-        self.lane_cache = LaneCache()
+        self.queue_cache: QueueCache = QueueCache(namespace)
+        self.lane_cache: LaneCache = LaneCache()
         self.connection: apsw.Connection | None = None
         self.files: FileSet | None = None
         """The files that the connection uses."""
         self.stamp: FolderStamp | None = None
         """The folder when these files were last found in it."""
         self.generation = -1
-        self.in_use = threading.Lock()
+        self.in_use: Final = threading.Lock()
         """Held by the thread that uses the connection, or closes it on behalf of another one."""
 
     def clear(self, found: FileSet | None) -> None:
@@ -118,7 +118,7 @@ class Database:
         self._generation = 0
         self._removed: set[Identity] = set()
         """Files that were removed while in use; a program's own connection may still use them."""
-        self.wal = WriteAheadLog()
+        self.wal: WriteAheadLog = WriteAheadLog()
 
     def open(self, guard: StartGuard, *, create: bool = True) -> None:
         """Create or check the files; can be withdrawn until the lock is obtained."""

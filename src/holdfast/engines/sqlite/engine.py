@@ -64,6 +64,7 @@ _TRAITS = Traits(
     dead_leases=True,
     queue_expiry=True,
     key_hold=True,
+    parent_filter=True,
 )
 _POLL_NET_MS = 1_000
 _JOIN_S = 1.0

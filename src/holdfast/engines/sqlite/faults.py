@@ -5,6 +5,7 @@ escapes.
 from __future__ import annotations
 
 import errno
+from typing import Final
 
 import apsw
 import msgspec
@@ -19,7 +20,7 @@ class FilesChanged(EngineUnavailable):
 _UNREADABLE = (UnicodeDecodeError, msgspec.MsgspecError)
 """Raised when a damaged row is decoded."""
 
-Trouble = (apsw.Error, OSError, *_UNREADABLE)
+Trouble: Final = (apsw.Error, OSError, *_UNREADABLE)
 """A fault of the store. Any other exception is a programming error and passes unchanged."""
 
 _DAMAGED = (apsw.CorruptError, apsw.NotADBError, *_UNREADABLE)

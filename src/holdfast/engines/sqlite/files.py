@@ -81,13 +81,13 @@ class Files:
             os.path.realpath(given).encode()
         except UnicodeEncodeError:
             raise ConfigError(f"{given!r} is not UTF-8, as SQLite requires: rename it") from None
-        self.database = Path(os.path.realpath(given))
-        self.lock = self._beside("-lock")
-        self.bell = self._beside("-bell")
-        self.wal = self._beside("-wal")
-        self.shm = self._beside("-shm")
-        self.journal = self._beside("-journal")
-        self.ballast = self._beside("-ballast")
+        self.database: Path = Path(os.path.realpath(given))
+        self.lock: Path = self._beside("-lock")
+        self.bell: Path = self._beside("-bell")
+        self.wal: Path = self._beside("-wal")
+        self.shm: Path = self._beside("-shm")
+        self.journal: Path = self._beside("-journal")
+        self.ballast: Path = self._beside("-ballast")
         self._folder = str(self.database.parent)
         self._paths = (str(self.database), str(self.wal), str(self.shm))
 

@@ -6,7 +6,7 @@ Does not maintain flow control: callers that change or delete a job go through `
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
@@ -95,7 +95,7 @@ class QueuePosition(NamedTuple):
 
 PLAIN = FlowColumns()
 NO_EXTRA = ExtraColumn()
-decode_extra = msgspec.json.Decoder(ExtraColumn).decode
+decode_extra: Final = msgspec.json.Decoder(ExtraColumn).decode
 _EVENT = msgspec.json.Decoder(Event)
 _IDS = msgspec.json.Decoder(tuple[str, ...])
 _ENCODER = msgspec.json.Encoder()

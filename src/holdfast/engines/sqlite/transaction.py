@@ -71,8 +71,8 @@ class Transaction:
         clock: Clock,
         lane_cache: LaneCache | None = None,
     ) -> None:
-        self.now = clock.wall_ms()
-        self.boot = clock.boot_ms()
+        self.now: int = clock.wall_ms()
+        self.boot: int = clock.boot_ms()
         # Rows come back as plain tuples whose types the schema fixes.
         self.run: Callable[..., Any] = connection.execute
         meta = self.run(
@@ -80,18 +80,21 @@ class Transaction:
         ).fetchone()
         if meta is None:
             raise apsw.CorruptError("hf_meta has no row")
+        self.boot_id: str
+        self.has_lost_parents: int
+        self.expired_held_at: int
         found, revision, self.boot_id, number, self.has_lost_parents, self.expired_held_at = meta
         if found != len(schema.MIGRATIONS):
             # A newer version migrated the file while this process had it open.
             raise schema.mismatch(connection, found)
         if revision != queue_cache.revision:
             queue_cache.reload(connection)
-        self.connection = connection
-        self.namespace_id = queue_cache.namespace_id
+        self.connection: apsw.Connection = connection
+        self.namespace_id: Any = queue_cache.namespace_id
         self.queues: dict[str, QueueRow] = queue_cache.rows
         self.queue_names: dict[int, str] = queue_cache.names
-        self.is_dropping = queue_cache.is_dropping
-        self.notifies = False
+        self.is_dropping: bool = queue_cache.is_dropping
+        self.notifies: bool = False
         """True to wake waiting leases of all processes after the commit."""
         self.deferred: DeferredEffects | None = None
         self._used: int = number
@@ -154,7 +157,7 @@ class DeferredEffects:
         """Lanes whose first job may have changed."""
         self.ended: list[tuple[int, str, State | None]] = []
         """(seq, id, state) of ended jobs with children; None if the job was deleted unfinished."""
-        self.cascaded = 0
+        self.cascaded: int = 0
         """Dependency edges followed so far, bounded by `bounds.CASCADE_MAX`."""
         self.freed: dict[int, int] = {}
         """The number of ended leases, by lane."""
@@ -184,11 +187,11 @@ class QueueCache:
 
     def __init__(self, namespace: str) -> None:
         self._namespace = namespace
-        self.revision = -1
-        self.namespace_id = 0
+        self.revision: Any = -1
+        self.namespace_id: Any = 0
         self.rows: dict[str, QueueRow] = {}
         self.names: dict[int, str] = {}
-        self.is_dropping = False
+        self.is_dropping: bool = False
 
     def reload(self, connection: apsw.Connection) -> None:
         """Read the queues. A change between the statements shows as a new revision later."""
@@ -293,10 +296,10 @@ class LaneCursor:
         self.slots: tuple[int, ...] = read_slots(row[SLOTS])
         self.bar: int = row[BAR]
         self.jobs: list[WaitingJob] = []
-        self.at = 0
+        self.at: int = 0
         self.more = True
         self.is_done = False
-        self.time = self.first
+        self.time: tuple[int, int] = self.first
         """(due_at, place) of the first job left, as far as known."""
 
     def advance(self) -> None:

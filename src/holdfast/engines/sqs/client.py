@@ -111,7 +111,7 @@ class SqsClient:
     ) -> None:
         assert _REGION.match(region), "the registry checks regions"
         self.region = region
-        self.where = without_credentials(endpoint) if endpoint else region
+        self.where: str = without_credentials(endpoint) if endpoint else region
         self.calls: Counter[str] = Counter()
         """Requests by action, for measurements."""
         self._endpoint = endpoint

@@ -22,10 +22,12 @@ class SqsDelivery(msgspec.Struct, frozen=True, array_like=True, gc=False):
     message of a dead-letter queue."""
 
     message_id: str
+    """`MessageId` of SQS."""
     queue_name: str
     queue_url: str
     queue_arn: str
     receipt_handle: str
+    """Handle of this receipt."""
     visible_at: int
     poison: bool = False
 

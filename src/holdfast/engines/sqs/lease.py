@@ -119,7 +119,7 @@ class Receiver:
         self._polls = PollSet(client, self._return_messages)
         self._once = LogOnce(_log)
         self._tokens = _Tokens()
-        self.is_open = True
+        self.is_open: bool = True
 
     async def lease(self, request: LeaseRequest) -> list[Lease]:
         """See `Engine`."""

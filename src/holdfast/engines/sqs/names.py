@@ -44,8 +44,8 @@ class QueueNames:
                 " up to 40 characters of A-Z a-z 0-9 -"
             )
         is_default = namespace == "default"
-        self.prefix = prefix if is_default else f"{prefix}{namespace}{_NAMESPACE_END}"
-        self.length_max = max(1, NAME_MAX - len(self.prefix) - len(DEAD_SUFFIX))
+        self.prefix: str = prefix if is_default else f"{prefix}{namespace}{_NAMESPACE_END}"
+        self.length_max: int = max(1, NAME_MAX - len(self.prefix) - len(DEAD_SUFFIX))
 
     def write(self, queue: str, *, dead: bool = False) -> str:
         """The SQS name of a queue, or of its dead letters. Raises InvalidQueue."""

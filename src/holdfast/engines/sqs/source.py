@@ -53,7 +53,7 @@ class SqsSource:
         clock_s: Callable[[], float] = monotonic,
     ) -> None:
         self.url = url
-        self.is_fifo = url.endswith(".fifo")
+        self.is_fifo: bool = url.endswith(".fifo")
         self.held: dict[int, _Held] = {}
         self._client = client
         self._tags = tags

@@ -92,9 +92,11 @@ def says(act: ActRecord) -> str:
     plan = act.plan
     jobs = " ".join(filter(None, (_counted_jobs(act), *_filter_words(plan))))
     match plan.act:
-        case "cancel" | "retry" | "expedite" | "delete":
-            after = f" after {show_ms(plan.delay_ms)}" if plan.delay_ms else ""
-            return f"{plan.act.capitalize()} {jobs}{after}"
+        case "cancel" | "expedite" | "delete":
+            return f"{plan.act.capitalize()} {jobs}"
+        case "retry":
+            after = f", after {show_ms(plan.delay_ms)}" if plan.delay_ms else ""
+            return f"Put back {jobs}{after}"
         case "move":
             return f"Move {jobs} to queue {_shown(plan.queue or '')}"
         case "delay":

@@ -223,7 +223,7 @@ class Archive:
     """
 
     def __init__(self, path: Path | str) -> None:
-        self.path = Path(path)
+        self.path: Path = Path(path)
 
     def write(self, jobs: Sequence[Job]) -> None:
         """Append and sync; blocking. OSError if not all lines are known to be on disk. A link is

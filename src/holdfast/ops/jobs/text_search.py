@@ -21,8 +21,8 @@ class TextSearch:
     and `last` is the last job read."""
 
     def __init__(self, engine: Engine, text: str) -> None:
-        self.examined = 0
-        self.size = 0
+        self.examined: int = 0
+        self.size: int = 0
         self.last: Job | None = None
         self._engine = engine
         self._text = text

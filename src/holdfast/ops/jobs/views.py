@@ -14,6 +14,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from holdfast.core import codec, retry_policy
+from holdfast.core.checks import clean_text
 from holdfast.core.explain import Cause, has_room
 from holdfast.core.lifecycle import timeline
 from holdfast.core.limits import Slot
@@ -34,8 +35,9 @@ from holdfast.core.model import (
     State,
     Waits,
 )
+from holdfast.core.text import counted
 from holdfast.engines.base import Engine
-from holdfast.errors import NotFound
+from holdfast.errors import NotFound, UsageError
 from holdfast.notation.durations import show_at
 from holdfast.ops.queues import queue_settings
 from holdfast.ops.views import at_of, raw_of, skip_json, value_of
@@ -216,10 +218,11 @@ class Timeline(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OutputView(msgspec.Struct, frozen=True, kw_only=True):
-    """The output of a job, as far as it is stored."""
+    """The output of a job, or of one attempt of it, as far as it is stored."""
 
     id: str
     state: State
+    attempt: int
     output: str
 
 
@@ -371,9 +374,37 @@ def explanation(job: Job, causes: list[Cause]) -> Explanation:
     return Explanation(id=job.id, state=job.state, reasons=reasons)
 
 
-def output_view(job: Job) -> OutputView:
-    """The output of a job that `get` read."""
-    return OutputView(id=job.id, state=job.state, output=_text(job.output or b""))
+def output_view(job: Job, attempt: int | None = None) -> OutputView:
+    """The output of a job that `get` read: of one attempt, or the last that is stored. UsageError
+    if there was no such attempt."""
+    if attempt is None:
+        output = _text(job.output or b"")
+    elif not 1 <= attempt <= job.attempt:
+        attempts = counted(job.attempt, "attempt")
+        raise UsageError(f"job {job.id} has had {attempts}, and no attempt {attempt}")
+    else:
+        output = _output_of(job, attempt)
+    return OutputView(id=job.id, state=job.state, attempt=attempt or job.attempt, output=output)
+
+
+def _output_of(job: Job, attempt: int) -> str:
+    """The output of a failed attempt is in its failure; that of the last one is the job's. Until
+    that writes something or is done, the job has the output of an earlier one."""
+    own: Failure | None = None
+    earlier = ""
+    for event in job.events:
+        failure = event.failure
+        if event.kind is EventKind.REDRIVEN:
+            own = None
+        elif failure is not None and failure.kind is not FailureKind.EXPIRED:
+            own = failure if event.attempt == attempt else own
+            earlier = failure.output or earlier
+    if own is not None and (own.output or own.kind is not FailureKind.OVERDUE):
+        return own.output
+    if attempt != job.attempt:
+        return ""
+    output = _text(job.output or b"")
+    return "" if job.state is not State.DONE and clean_text(output) == earlier else output
 
 
 def _text(output: bytes) -> str:

@@ -166,9 +166,7 @@ class Migration:
 
     async def _refusal(self, in_: TargetProgress | None) -> str:
         if in_ is not None:
-            return (
-                f"the target was filled from {in_.source} by another migration: give an empty store"
-            )
+            return f"the target was filled from {in_.source} by another move: give an empty store"
         if await _holds_jobs(self._target):
             return "the target already has jobs: give an empty store"
         if await self._target.engine.load(SCHEDULE_KIND, limit=1):
@@ -295,7 +293,7 @@ class Comparer:
         if self._is_ended(one.job) or self._is_ended(other.job):
             self._found.ended += 1
         else:
-            text = f"job {one.job.id} was changed in the source or the target during the migration"
+            text = f"job {one.job.id} was changed in the source or the target during the move"
             self._found.differs(text)
 
     def _is_ended(self, job: Job) -> bool:
@@ -322,9 +320,7 @@ class Comparer:
         present = {each.key: each.value async for each in scan(self._target.engine, kind)}
         for key, value in copied.items():
             if present.get(key) != value:
-                self._found.differs(
-                    f"the {kind} {key} was changed in the target during the migration"
-                )
+                self._found.differs(f"the {kind} {key} was changed in the target during the move")
 
     async def _compare_keys(self, queue: str) -> None:
         """Compare once-only keys; one that is past its window may be gone on either side."""

@@ -90,7 +90,7 @@ class ProgressRecord(Generic[Progress]):
     async def write(self, value: Progress | None) -> None:
         """Write the record, or remove it with None. EngineUnavailable if another run was first."""
         if not await self._kind.save(self._engine, self._key, value, self._version):
-            raise EngineUnavailable("another process runs the same migration: let it finish")
+            raise EngineUnavailable("another process moves the same store: let it finish")
         self._version = 0 if value is None else self._version + 1
         self.value = value
 
@@ -122,6 +122,6 @@ class _CompressedKind(RecordKind[Progress]):
         return super().decode_value(text)
 
 
-_REMEDY = "finish the migration with the version of Holdfast that began it"
+_REMEDY = "finish the move with the version of Holdfast that began it"
 _SOURCES = _CompressedKind(f"{MOVE_KIND}/{_SOURCE_KEY}", SourceProgress, remedy=_REMEDY)
 _TARGETS = _CompressedKind(f"{MOVE_KIND}/{_TARGET_KEY}", TargetProgress, remedy=_REMEDY)

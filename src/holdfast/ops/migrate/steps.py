@@ -54,7 +54,7 @@ _LEASED = JobFilter(states=(State.LEASED,))
 _EXPIRY_BATCH = 100
 _SHOWN_MAX = 10
 _TRIES_MAX = 100
-_BY = "migrate-data"
+_BY = "move-store"
 
 
 async def close_queues(engine: Engine, progress: ProgressRecord[SourceProgress]) -> None:
@@ -114,7 +114,7 @@ async def reopen(engine: Engine) -> list[str]:
     progress = source_progress(engine)
     known = await progress.read()
     if known is None:
-        raise UsageError("no migration from this store was begun, so none has closed its queues")
+        raise UsageError("move-store was not begun from this store, so it has closed no queue")
     opened = []
     queues = await queue_settings(engine)
     for name, queue in queues.items():
@@ -184,7 +184,7 @@ async def copy_jobs(
 async def _adopt(batch: Stretch, target: Side) -> None:
     leased = [whole.job.id for whole in batch.wholes if whole.job.state is State.LEASED]
     if leased:
-        raise EngineUnavailable(f"job {leased[0]} was leased during the migration: run this again")
+        raise EngineUnavailable(f"job {leased[0]} was leased during the move: run this again")
     for receipt in await target.mover.adopt(batch.wholes) if batch.wholes else ():
         if receipt.status is Status.REFUSED:
             raise EngineUnavailable(f"job {receipt.id} cannot be moved: {receipt.text}")
@@ -232,5 +232,5 @@ async def _save(target: Engine, record: Record) -> None:
     if (await target.save([record]))[0] is Saved.STALE:
         raise EngineUnavailable(
             f"the {record.kind} {record.key} is being changed in the target: do not use the"
-            " target until the migration is done"
+            " target until everything is moved"
         )

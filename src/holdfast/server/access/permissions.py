@@ -37,6 +37,7 @@ from holdfast.ops.jobs.acts import ActRecord
 from holdfast.ops.queues import Distribution
 from holdfast.ops.records import kind_of, pages, scan
 from holdfast.ops.redrives import RedriveRecord, RedriveState
+from holdfast.ops.schedules.declared import PROGRAM_KIND
 from holdfast.ops.sqs import MoveTasks, SqsQueue
 from holdfast.ops.ticks import Schedule
 from holdfast.server.access.caller import Caller, Scope, any_scope
@@ -60,6 +61,7 @@ SCOPES: dict[str, tuple[tuple[Scope, ...], tuple[Scope, ...]]] = {
     settings.SETTING_KIND: ((_PRODUCE, _CONSUME, _OBSERVE), (_OPERATE,)),
     queues.PAUSE_KIND: ((_PRODUCE, _CONSUME, _OBSERVE), (_OPERATE,)),
     schedules.SCHEDULE_KIND: ((_OBSERVE,), (_OPERATE,)),
+    PROGRAM_KIND: ((_OBSERVE,), (_OPERATE,)),
     redrives.REDRIVE_KIND: ((_OBSERVE,), (_OPERATE,)),
     redrives.BATCH_KIND: ((_OBSERVE,), (_OPERATE,)),
     acts.ACT_KIND: ((_OBSERVE,), ()),
@@ -98,7 +100,7 @@ class VisibleQueues:
         self._caller = caller
         self._prefix = caller.prefix
         self._may_run_commands = caller.may(Scope.RUN_COMMANDS)
-        self.unrestricted = self._may_run_commands and not caller.prefix
+        self.unrestricted: bool = self._may_run_commands and not caller.prefix
         """True if no job and no verdict needs a check."""
 
     def check_queue(self, queue: str) -> None:

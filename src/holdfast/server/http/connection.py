@@ -94,10 +94,10 @@ class BoundedConnection:
     flow: Any
     app_state: dict[str, Any]
 
-    idle_checks = 0
-    unread_checks = 0
-    skipped_bytes = 0
-    is_lingering = False
+    idle_checks: int = 0
+    unread_checks: int = 0
+    skipped_bytes: int = 0
+    is_lingering: bool = False
     refusal_status = 400
 
     def in_head(self) -> bool:
@@ -195,7 +195,7 @@ class H11Connection(BoundedConnection, H11Protocol):
     """A connection parsed in Python, for installations without httptools."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        self.conn = _StrictH11(
+        self.conn: _StrictH11 = _StrictH11(
             h11.SERVER,
             max_incomplete_event_size=self.settings.head_max,
             headers_max=self.settings.headers_max,
@@ -225,7 +225,7 @@ class _StrictH11(h11.Connection):
     def __init__(self, role: Any, *, max_incomplete_event_size: int, headers_max: int) -> None:
         super().__init__(role, max_incomplete_event_size)
         self._headers_max = headers_max
-        self.refusal_status = 400
+        self.refusal_status: int = 400
 
     def next_event(self) -> Any:
         # The values in the event are in lower case.

@@ -13,7 +13,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 from holdfast.core.codec import TRACEPARENT, TRACESTATE
@@ -232,10 +232,19 @@ class Endpoint(RequestLifecycle):
         self._streams = services.streams
         self._count_request: Callable[[int, float], None]
         self._count_request = partial(services.meter.requested, operation.name)
-        self._reader = RequestReader(
-            operation, services.admission, services.pressure, body_max=services.body_max
+        self._services = services
+
+    @cached_property
+    def _reader(self) -> RequestReader:
+        """Made for the first request: of hundreds of operations, a server is asked for a few."""
+        services = self._services
+        return RequestReader(
+            self.operation, services.admission, services.pressure, body_max=services.body_max
         )
-        self._encoder = ResponseEncoder(operation)
+
+    @cached_property
+    def _encoder(self) -> ResponseEncoder:
+        return ResponseEncoder(self.operation)
 
     async def _reply(
         self, scope: AsgiScope, receive: Receive, arguments: dict[str, Any], ticket: Ticket

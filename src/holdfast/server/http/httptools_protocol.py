@@ -39,7 +39,7 @@ class ChunkScanner:
         self._line = b""
         self._skipped = 0
         self._extension_bytes = 0
-        self.is_finished = False
+        self.is_finished: bool = False
         """True after the line of the last chunk."""
 
     @property
@@ -154,7 +154,7 @@ class HttptoolsConnection(BoundedConnection, HttpToolsProtocol):
         self._header_count += 1
         self._count_head(len(name) + len(value), 431)
         if self._header_count > self.settings.headers_max:
-            self.refusal_status = 431
+            self.refusal_status: int = 431
             raise _Refused
         if not self._within_head:
             # Trailers after a body are not part of the request.
@@ -182,7 +182,7 @@ class HttptoolsConnection(BoundedConnection, HttpToolsProtocol):
         if self.parser.get_http_version() not in VERSIONS:
             raise _Refused
         self._within_head = False
-        self.idle_checks = 0
+        self.idle_checks: int = 0
         super().on_headers_complete()
 
     def on_response_complete(self) -> None:

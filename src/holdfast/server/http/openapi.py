@@ -1,7 +1,8 @@
 """The OpenAPI 3.1 description of the API, made of the operations' own types, and its viewer.
 
 The server checks requests by the same types, so the description is exact. The viewer is OpenAPI
-Explorer, a single file stored with its licence; it loads nothing from other hosts.
+Explorer, a single file stored with its licence, in the page `static/docs.html`; it loads nothing
+from other hosts.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ _SCHEMAS = "#/components/schemas/"
 _RESPONSES = "#/components/responses/"
 _PROBLEM = {"content": {JSON: {"schema": {"$ref": _SCHEMAS + "ErrorBody"}}}}
 _BEARER = "bearer"
+_PLAIN = {"string", "number", "integer", "boolean", "null"}
 
 _ALWAYS = (400, 401, 403, 500, 501, 503, 504)
 _WITH_BODY = (408, 413, 415, 422)
@@ -96,10 +98,11 @@ class _Types:
             wanted += [each.query] if each.query is not None else []
             wanted += [each.answer] if _is_described(each) else []
             wanted += each.path_types.values()
-        schemas, components = msgspec.json.schema_components(
-            wanted, ref_template=_SCHEMAS + "{name}"
-        )
-        self._known = {repr(each): schema for each, schema in zip(wanted, schemas, strict=True)}
+        made = msgspec.json.schema_components(wanted, ref_template=_SCHEMAS + "{name}")
+        schemas, components = _simplified(made)
+        self._known: dict[str, Schema] = {
+            repr(each): schema for each, schema in zip(wanted, schemas, strict=True)
+        }
         self._queries: dict[str, Schema] = {}
         for each in operations:
             if each.query is not None:
@@ -115,6 +118,48 @@ class _Types:
 
     def query(self, wanted: type[msgspec.Struct]) -> Schema:
         return self._queries[repr(wanted)]
+
+
+def _simplified(value: Any) -> Any:
+    """The same schemas, with a choice of plain types as one schema with a list of types, such as
+    `"type": ["string", "null"]`: viewers show that as a type, and a choice as a tree."""
+    if isinstance(value, list | tuple):
+        return [_simplified(each) for each in value]
+    if not isinstance(value, dict):
+        return value
+    found = _with_type({name: _simplified(each) for name, each in value.items()})
+    choices = found.get("anyOf", [])
+    if not choices or not _can_be_one(choices):
+        return found
+    merged: Schema = {"type": [each["type"] for each in choices]}
+    for each in choices:
+        for name, part in each.items():
+            if name == "enum":
+                # Null is the only other choice: see `_can_be_one`.
+                merged[name] = [*part, None]
+            elif name == "description" and name in merged:
+                merged[name] += f" {part}"
+            elif name != "type":
+                merged.setdefault(name, part)
+    return {**merged, **{name: each for name, each in found.items() if name != "anyOf"}}
+
+
+def _with_type(schema: Schema) -> Schema:
+    """msgspec leaves out the type of an enumeration."""
+    values = schema.get("enum")
+    if not isinstance(values, list) or not all(isinstance(each, str) for each in values):
+        return schema
+    return {"type": "string", **schema}
+
+
+def _can_be_one(choices: Sequence[Schema]) -> bool:
+    """Whether every bound of a choice applies to its own type alone."""
+    kinds = [each.get("type") for each in choices]
+    if len(set(map(str, kinds))) < len(kinds) or not {*map(str, kinds)} <= _PLAIN:
+        return False
+    if any("const" in each for each in choices):
+        return False
+    return set(kinds) == {"string", "null"} or not any("enum" in each for each in choices)
 
 
 def _is_described(operation: Operation) -> bool:
@@ -212,7 +257,10 @@ def _without_null(schema: Schema) -> Schema:
             return {**rest[0], **found}
         found["anyOf"] = rest
     if isinstance(found.get("type"), list):
-        found["type"] = [each for each in found["type"] if each != "null"]
+        rest = [each for each in found["type"] if each != "null"]
+        found["type"] = rest[0] if len(rest) == 1 else rest
+    if "enum" in found:
+        found["enum"] = [each for each in found["enum"] if each is not None]
     return found
 
 
@@ -272,21 +320,6 @@ def _error_response(status: int) -> Schema:
 
 _STATIC = Path(__file__).parents[1] / "static"
 _SCRIPT = "openapi-explorer.min.js"
-_PAGE = f"""<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>Holdfast API</title>
-<link rel="icon" href="data:,">
-<script type="module" src="docs/{_SCRIPT}"></script>
-</head>
-<body>
-<openapi-explorer spec-url="openapi.json" server-url="/" hide-server-selection="true">
-</openapi-explorer>
-</body>
-</html>
-"""
 _POLICY = (
     "default-src 'none'; script-src 'self'; connect-src 'self'; img-src 'self' data:; "
     # The viewer sets inline styles.
@@ -319,7 +352,7 @@ async def root(call: ApiCall) -> Annotated[bytes, "text/plain"]:  # noqa: ARG001
 @operation("GET", "/v1/docs", needs=None)
 async def docs(call: ApiCall) -> Annotated[bytes, "text/html; charset=utf-8"]:  # noqa: ARG001 (all handlers take it)
     """Show this description as a page."""
-    return _PAGE.encode()
+    return _page()
 
 
 @operation("GET", f"/v1/docs/{_SCRIPT}", needs=None)
@@ -328,6 +361,11 @@ async def docs_script(
 ) -> Annotated[bytes, "text/javascript; charset=utf-8"]:
     """Serve the script of the viewer."""
     return _script_text()
+
+
+@cache
+def _page() -> bytes:
+    return (_STATIC / "docs.html").read_text().replace("{__version__}", __version__).encode()
 
 
 @cache

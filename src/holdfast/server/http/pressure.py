@@ -12,7 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from enum import StrEnum
-from typing import Any
+from typing import Any, Final
 
 from holdfast.errors import Overloaded
 from holdfast.server.http.problems import Stopping
@@ -68,13 +68,13 @@ class Ticket:
     )
 
     def __init__(self, kind: RequestKind, task: asyncio.Task[Any], deadline: float) -> None:
-        self.kind = kind
+        self.kind: RequestKind = kind
         self.counted: RequestKind | None = None
-        self.task = task
-        self.deadline = deadline
+        self.task: Final = task
+        self.deadline: float = deadline
         self.namespace: str | None = None
-        self.held_bytes = 0
-        self.reading = False
+        self.held_bytes: int = 0
+        self.reading: bool = False
         self.undo: Callable[[], Awaitable[None]] | None = None
         self.end_reason: EndReason | None = None
 
@@ -119,7 +119,7 @@ class Pressure:
         self._timed: set[Ticket] = set()
         self._long_lived: set[Ticket] = set()
         self._timer: asyncio.TimerHandle | None = None
-        self.lag_s = 0.0
+        self.lag_s: float = 0.0
 
     def begin(self, kind: RequestKind, *, has_body: bool = False) -> Ticket:
         """Admit one more request, before its caller is known. Raises Overloaded or Stopping."""

@@ -62,6 +62,7 @@ STATUS = {
     "job_cancelled": 409,
     "job_gone": 410,
     "result_timeout": 504,
+    "result_mismatch": 409,
     "key_reused": 422,
     "in_progress": 409,
     "answer_gone": 410,

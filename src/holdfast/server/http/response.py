@@ -51,7 +51,10 @@ class ResponseEncoder:
         common = _GET_HEADERS if operation.method == "GET" else []
         produces = operation.produces if in_json else operation.content_type
         own = {name.encode(): value.encode() for name, value in operation.headers}
-        self.headers = [(b"content-type", produces.encode()), *(dict(common) | own).items()]
+        self.headers: list[tuple[bytes, bytes]] = [
+            (b"content-type", produces.encode()),
+            *(dict(common) | own).items(),
+        ]
         self._error_headers: HeaderList = [
             (b"content-type", operation.content_type.encode()),
             *common,

@@ -9,7 +9,7 @@ import logging
 import socket
 import time
 from collections.abc import Callable, Generator, MutableMapping
-from typing import Any, cast
+from typing import Any, Final, cast
 
 import msgspec
 import uvicorn
@@ -48,7 +48,7 @@ class UvicornServer(uvicorn.Server):
                 settings.connections_max,
             )
         super().__init__(self._uvicorn_config(application))
-        self.at_once = asyncio.Event()
+        self.at_once: Final = asyncio.Event()
 
     def _uvicorn_config(self, application: Any) -> uvicorn.Config:
         settings = self._server.settings
@@ -76,7 +76,7 @@ class UvicornServer(uvicorn.Server):
     ) -> None:
         """Serve until a signal stops the server. `started` is called with its URL."""
         self.config.load()
-        self.lifespan = self.config.lifespan_class(self.config)
+        self.lifespan: Any = self.config.lifespan_class(self.config)
         await self.startup([listening])
         if started is not None:
             started(server_url(listening, self._server.settings))
@@ -104,7 +104,7 @@ class UvicornServer(uvicorn.Server):
                 config=config, server_state=self.server_state, app_state=state, _loop=loop
             )
 
-        self.servers = [
+        self.servers: list[asyncio.Server] = [
             await loop.create_server(
                 connection,
                 sock=each,

@@ -104,6 +104,12 @@ class WaitQuery(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     wait: Seconds = 0
 
 
+class OutputQuery(msgspec.Struct, forbid_unknown_fields=True):
+    """The attempt whose output is wanted, from 1; by default the last output that is stored."""
+
+    attempt: Annotated[int, Meta(ge=1)] | None = None
+
+
 class JobsQuery(PageQuery, forbid_unknown_fields=True, kw_only=True):
     """A page of jobs, in any of these states, and with any of these ids. With the view `row`,
     payloads, results and outputs are neither read nor sent. `contains` is a text in the payload or
@@ -231,9 +237,9 @@ async def explain(call: ApiCall, id: JobId) -> Explanation:
 
 
 @operation("GET", "/v1/jobs/{id}/output", needs=Scope.KNOWN)
-async def show_output(call: ApiCall, id: JobId) -> OutputView:
-    """Show the stored output of a job."""
-    return output_view(await read_job(call.engine, id))
+async def show_output(call: ApiCall, id: JobId, query: OutputQuery) -> OutputView:
+    """Show the stored output of a job, or of one of its attempts."""
+    return output_view(await read_job(call.engine, id), query.attempt)
 
 
 @operation("GET", "/v1/jobs", needs=Scope.OBSERVE)

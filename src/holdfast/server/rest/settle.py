@@ -12,7 +12,7 @@ from typing import Annotated, Literal, assert_never
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from holdfast.core import bounds, checks, retry_policy
+from holdfast.core import bounds, checks, failures, retry_policy
 from holdfast.core.model import Failure, FailureKind, Job, Lease, Note, Queue, Reason
 from holdfast.core.verdict import Bury, Complete, Forward, Outcome, Release, Settlement, Verdict
 from holdfast.engines.base import Engine
@@ -180,6 +180,8 @@ def _settlement(
             raise UsageError(f'the verdict "{body.verdict}" takes no {name}')
     note = None if body.output is None else Note(output=body.output.encode())
     verdict = _verdict(body, lease.job, queue or Queue(name=lease.job.queue), builder)
+    if note is not None and note.output is not None:
+        verdict = failures.with_output(verdict, note.output)
     settlement = Settlement(lease=lease, verdict=verdict, note=note)
     checks.check_settlement(settlement)
     return settlement

@@ -58,7 +58,7 @@ class NotReady(EngineUnavailable):
 
     def __init__(self, code: str, partitions: list[PartitionState] | None) -> None:
         super().__init__("the store does not answer: see the server's log")
-        self.detail = {"code": code}
+        self.detail: dict[str, str] = {"code": code}
         if partitions is not None:
             self.detail["partitions"] = msgspec.to_builtins(partitions)
 

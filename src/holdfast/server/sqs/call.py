@@ -40,7 +40,7 @@ class SqsState:
     def __init__(self, server: ServerState, wall_ms: Callable[[], int] = wall_ms) -> None:
         self.server = server
         self.wall_ms = wall_ms
-        self.is_strict = server.settings.sqs == "strict"
+        self.is_strict: bool = server.settings.sqs == "strict"
         self._region = ""
         self._catalogs: dict[str, QueueCatalog] = {}
 

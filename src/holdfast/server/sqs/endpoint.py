@@ -118,7 +118,7 @@ class SqsEndpoint(RequestLifecycle):
 
     def __init__(self, server: ServerState, services: EndpointServices) -> None:
         super().__init__(services.pressure, RequestKind.REQUEST, has_body=True)
-        self.state = SqsState(server)
+        self.state: SqsState = SqsState(server)
         self._server = server
         self._admission = services.admission
         self._meter = services.meter

@@ -101,8 +101,8 @@ class SqsError(Exception):
         super().__init__(message)
         self.shape = shape
         self.message = message
-        self.query_message = message if query_message is None else query_message
-        self.kind = KINDS[shape]
+        self.query_message: str = message if query_message is None else query_message
+        self.kind: Kind = KINDS[shape]
 
     @property
     def code(self) -> str:

@@ -60,7 +60,7 @@ class MessageLeaser:
         self._find_queue = find_queue
         self._counts = counts
         self._lease_ms = visibility_s * bounds.SECOND_MS or BRIEF_LEASE_MS
-        self.in_groups = known.is_fifo
+        self.in_groups: bool = known.is_fifo
 
     async def lease(self, most: int, wait_ms: int) -> list[Lease]:
         """Lease at most `most` messages, and wait `wait_ms` for the first; less if there is no such

@@ -44,9 +44,9 @@ class MessageState:
     """State that all requests of one namespace share. It is lost when the server stops."""
 
     def __init__(self, app: Holdfast) -> None:
-        self.polls = Polls()
-        self.counts = MessageCounts(lambda: app.engine)
-        self.attempts = ReceiveAttempts()
+        self.polls: Polls = Polls()
+        self.counts: MessageCounts = MessageCounts(lambda: app.engine)
+        self.attempts: ReceiveAttempts = ReceiveAttempts()
         self._first_receives: OrderedDict[str, int] = OrderedDict()
         self._seal: ReceiptSeal | None = None
 

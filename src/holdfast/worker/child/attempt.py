@@ -19,11 +19,12 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 from holdfast import tracing
 from holdfast.core import bounds
 from holdfast.core.checks import clean_failure, clean_text
-from holdfast.core.model import Failure, FailureKind
+from holdfast.core.model import Failure, FailureKind, NewJob
 from holdfast.core.text import counted
 from holdfast.errors import UsageError
 from holdfast.worker.child.context import OUTPUT_MAX, CallState, Context
 from holdfast.worker.child.handlers import Arguments, Handler
+from holdfast.worker.child.hooks import HookedCall
 from holdfast.worker.outcomes import (
     BuryRequest,
     Cancelled,
@@ -60,6 +61,7 @@ class Attempt(CallState):
 
     __slots__ = (
         "_decided",
+        "_hooked",
         "_interruptible",
         "_refused",
         "contexts",
@@ -79,14 +81,15 @@ class Attempt(CallState):
         noted: Callable[[Context], None] | None = None,
         output_max: int = OUTPUT_MAX,
     ) -> None:
-        self.task = handler.name
+        self.task: str = handler.name
         self.number = number
         self.noted = noted
         self.output_max = output_max
-        self.cancelled = self.lost = False
+        self.cancelled: bool = False
+        self.lost: bool = False
         self.ends_at = None
-        self.handler = handler
-        self.jobs = jobs
+        self.handler: Handler = handler
+        self.jobs: tuple[CallJob, ...] = jobs
         self.timeout_ms = timeout_ms
         self.task_handle: asyncio.Task[Any] | None = None
         self.timer: tuple[asyncio.AbstractEventLoop, asyncio.Timeout] | None = None
@@ -94,6 +97,7 @@ class Attempt(CallState):
         self.contexts: tuple[Context, ...] = ()
         """One for each job, if the handler takes them or printed something."""
         self._decided: tuple[Ending, ...] = ()
+        self._hooked: HookedCall | None = None
         self._interruptible = False
         self._refused = _NONE_REFUSED
 
@@ -101,10 +105,11 @@ class Attempt(CallState):
         """Call a blocking function. The supervisor enforces its timeout."""
         arguments = self._prepare()
         if arguments is None:
-            return self._decided
+            return self._unstarted()
         positional, named = arguments
+        function = self.handler.function if self._hooked is None else self._hooked.call
         try:
-            value = self.handler.function(*positional, **named)
+            value = function(*positional, **named)
         except BaseException as error:  # noqa: BLE001 (also SystemExit is the job's failure alone)
             value = error
         try:
@@ -118,19 +123,20 @@ class Attempt(CallState):
         did not cause it."""
         arguments = self._prepare()
         if arguments is None:
-            return self._decided
+            return self._unstarted()
         positional, named = arguments
+        function = self.handler.function if self._hooked is None else self._hooked.call_async
         if self.task_handle is None:
             self.task_handle = asyncio.current_task()
         self._interruptible = True
         limit = None
         try:
             if self.timeout_ms is None:
-                value = await self.handler.function(*positional, **named)
+                value = await function(*positional, **named)
             else:
                 async with asyncio.timeout(self.timeout_ms / 1000) as limit:
                     self.timer = asyncio.get_running_loop(), limit
-                    value = await self.handler.function(*positional, **named)
+                    value = await function(*positional, **named)
         except asyncio.CancelledError as error:
             if self.cancelled:
                 value = Cancelled("it was cancelled while it ran")
@@ -192,6 +198,10 @@ class Attempt(CallState):
         for context in self.contexts:
             context.write_output(data)
 
+    def prepared(self, jobs: Sequence[NewJob]) -> Sequence[NewJob]:
+        prepare = self.handler.prepare
+        return jobs if prepare is None else prepare(jobs)
+
     def _make_contexts(self) -> tuple[Context, ...]:
         return tuple(Context(job, self, index) for index, job in enumerate(self.jobs))
 
@@ -206,8 +216,12 @@ class Attempt(CallState):
         if self.timeout_ms is not None:
             self.ends_at = time.monotonic() + self.timeout_ms / 1000
         handler = self.handler
-        if handler.context is not None:
+        if handler.context is not None or handler.hooks is not None:
             self.contexts = self._make_contexts()
+            if handler.hooks is not None:
+                self._hooked = HookedCall(
+                    handler.hooks, handler.function, self.contexts, is_dead=handler.dead
+                )
         if handler.batch > 1:
             return self._prepare_batch()
         job = self.jobs[0]
@@ -235,24 +249,44 @@ class Attempt(CallState):
             self._decided = tuple(refused.values())
             return None
         named: dict[str, Any] = {}
+        kept = [each for index, each in enumerate(self.contexts) if index not in refused]
         if handler.context is not None:
-            kept = [each for index, each in enumerate(self.contexts) if index not in refused]
             named[handler.context] = kept
+        if self._hooked is not None:
+            self._hooked.started = kept
         return (values,), named
+
+    def _unstarted(self) -> tuple[Ending, ...]:
+        """The endings of jobs whose handler is not called; a refused payload is a failure."""
+        return self._decided if self._hooked is None else self._told(self._decided, None)
+
+    def _told(self, endings: tuple[Ending, ...], value: Any) -> tuple[Ending, ...]:
+        """The endings, once the hooks know of them."""
+        if self._hooked is not None:
+            self._hooked.ended(endings, self._errors(value))
+        return endings
+
+    def _errors(self, value: Any) -> dict[int, BaseException]:
+        """The exceptions of the jobs, by their place in the call."""
+        if self.handler.batch == 1:
+            return {0: value} if isinstance(value, BaseException) else {}
+        indexes = [index for index in range(len(self.jobs)) if index not in self._refused]
+        values = zip(indexes, _split(self.handler, value, len(indexes)), strict=True)
+        return {index: each for index, each in values if isinstance(each, BaseException)}
 
     def _endings(self, value: Any) -> tuple[Ending, ...]:
         """The endings of all jobs, from the value that the function returned or raised."""
         if self.handler.batch == 1:
             if value is None and not self.contexts:
                 return _RETURNED_NOTHING
-            return (self._ending(0, value),)
+            return self._told((self._ending(0, value),), value)
         refused = self._refused
         indexes = [index for index in range(len(self.jobs)) if index not in refused]
         values = _split(self.handler, value, len(indexes))
         endings = dict(refused)
         for index, one in zip(indexes, values, strict=True):
             endings[index] = self._ending(index, one)
-        return tuple(endings[index] for index in range(len(self.jobs)))
+        return self._told(tuple(endings[index] for index in range(len(self.jobs))), value)
 
     def _ending(self, index: int, value: Any) -> Ending:
         output, then = self.contexts[index].take_rest() if self.contexts else (None, ())
@@ -276,10 +310,11 @@ class Attempt(CallState):
             message=f"it ran longer than its timeout of {self.timeout_ms / 1000:g} s",
             trace=failure.trace,
         )
-        return tuple(
+        endings = tuple(
             Raised(failure, output=self.contexts[index].take_rest()[0] if self.contexts else None)
             for index in range(len(self.jobs))
         )
+        return self._told(endings, error)
 
 
 def attempt_class() -> type[Attempt]:

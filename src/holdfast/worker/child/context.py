@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from threading import Lock
 from typing import Any
 
@@ -46,16 +46,20 @@ class CallState:
         noted: Callable[[Context], None] | None = None,
         output_max: int = OUTPUT_MAX,
     ) -> None:
-        self.task = task
-        self.number = number
-        self.noted = noted
-        self.output_max = output_max
-        self.cancelled = False
-        self.lost = False
+        self.task: str = task
+        self.number: int = number
+        self.noted: Callable[[Context], None] | None = noted
+        self.output_max: int = output_max
+        self.cancelled: bool = False
+        self.lost: bool = False
         self.timeout_ms: int | None = None
         """The time from its start to its timeout."""
         self.ends_at: float | None = None
         """The instant of its timeout, by `time.monotonic`."""
+
+    def prepared(self, jobs: Sequence[NewJob]) -> Sequence[NewJob]:
+        """The follow-up jobs as the enqueue hooks change them."""
+        return jobs
 
     def add_time(self, ms: int) -> int | None:
         """Move the timeout to so long from now; the new one, counted from the start. None if there
@@ -71,7 +75,8 @@ class CallState:
 
 
 class Context:
-    """A handler gets it by a parameter of this type."""
+    """The running job, for its handler: what is known about it, and how to report progress,
+    checkpoints and output. A handler gets it by a parameter of this type, `ctx: Context`."""
 
     __slots__ = (
         "_call",
@@ -104,14 +109,17 @@ class Context:
 
     @property
     def id(self) -> str:
+        """The id of the job."""
         return self._job.id
 
     @property
     def queue(self) -> str:
+        """The queue of the job."""
         return self._job.queue
 
     @property
     def task(self) -> str:
+        """The name of the task."""
         return self._call.task
 
     @property
@@ -132,18 +140,22 @@ class Context:
 
     @property
     def tenant(self) -> str | None:
+        """The tenant of the job."""
         return self._job.tenant
 
     @property
     def key(self) -> str | None:
+        """The once-only key of the job."""
         return self._job.key
 
     @property
     def labels(self) -> Mapping[str, str]:
+        """The labels of the job."""
         return self._job.labels
 
     @property
     def headers(self) -> Mapping[str, str]:
+        """The headers of the job."""
         return self._job.headers
 
     @property
@@ -240,10 +252,11 @@ class Context:
             if not isinstance(job, NewJob):
                 raise UsageError(f"a follow-up job is a NewJob, not a {type(job).__name__}")
             check_job(job)
+        follow_ups = self._call.prepared(jobs)
         with self._lock:
             if len(self._follow_ups) + len(jobs) > bounds.FOLLOW_UPS_MAX:
                 raise UsageError(f"a job may have at most {bounds.FOLLOW_UPS_MAX} follow-up jobs")
-            self._follow_ups += jobs
+            self._follow_ups += follow_ups
 
     def take_note(self, *, ending: bool = False) -> NoteUpdate | None:
         """For the runner: the note since the last call; without the output if the job is ending,
@@ -287,7 +300,7 @@ class BoundedOutput:
     __slots__ = ("_half", "_head", "_tail", "size")
 
     def __init__(self, most: int) -> None:
-        self.size = 0
+        self.size: int = 0
         """Bytes written in total."""
         self._half = max(0, (most - _NOTE_BYTES) // 2)
         self._head = bytearray()

@@ -6,20 +6,22 @@ import importlib
 import importlib.util
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import reduce
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Protocol, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import msgspec
 
 from holdfast.core.breaker import Breaker
 from holdfast.core.limits import Limit
+from holdfast.core.model import NewJob
 from holdfast.core.workers import TaskRecord
 from holdfast.errors import ConfigError
-from holdfast.worker.wire import TaskInfo
+from holdfast.worker.child.hooks import AttemptHooks
+from holdfast.worker.wire import ChildReady, TaskInfo
 
 Arguments: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
 
@@ -51,6 +53,9 @@ class Handler:
     """It handles the dead letters of its queue."""
     retry_on: tuple[type[BaseException], ...] | None = None
     give_up_on: tuple[type[BaseException], ...] = ()
+    hooks: AttemptHooks | None = None
+    prepare: Callable[[Iterable[NewJob]], list[NewJob]] | None = None
+    """The enqueue hooks, for follow-up jobs."""
 
     @property
     def info(self) -> TaskInfo:
@@ -80,11 +85,31 @@ class TargetApplication(Protocol):
     handlers: dict[str, Handler]
 
 
+class LoadedApplication(NamedTuple):
+    """The handlers of an imported application, and the message that tells the supervisor about
+    them."""
+
+    handlers: Mapping[str, Handler]
+    ready: ChildReady
+
+
 class TargetStore(msgspec.Struct, frozen=True):
     """The URL of the store that an application names; `error` says why it cannot be imported."""
 
     url: str | None = None
     error: str = ""
+
+
+def load_application(target: str) -> LoadedApplication:
+    """Import the application, and check what it declares."""
+    application = load_target(target)
+    handlers = application.handlers
+    schedules = getattr(application, "declared_schedules", None)
+    ready = ChildReady(
+        tuple(each.info for each in handlers.values()),
+        b"" if schedules is None else msgspec.msgpack.encode(schedules),
+    )
+    return LoadedApplication(handlers, ready)
 
 
 def load_target(target: str) -> TargetApplication:
@@ -157,12 +182,15 @@ def _is_of(module: ModuleType, path: Path) -> bool:
 
 
 def _candidates(module: ModuleType) -> str:
-    names = [
-        name
-        for name, value in vars(module).items()
-        if isinstance(getattr(value, "handlers", None), dict)
-    ]
+    names = [name for name, value in vars(module).items() if _has_handlers(value)]
     return f"; there is {', '.join(names)}" if names else ""
+
+
+def _has_handlers(value: object) -> bool:
+    try:
+        return isinstance(getattr(value, "handlers", None), dict)
+    except Exception:  # noqa: BLE001 (a proxy, such as Flask's current_app, may raise anything)
+        return False
 
 
 def main() -> None:

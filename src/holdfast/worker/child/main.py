@@ -14,7 +14,7 @@ import os
 import signal
 import socket
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 
 import msgspec
@@ -23,7 +23,8 @@ from holdfast import tracing
 from holdfast.core.model import COMMAND_TASK
 from holdfast.worker import processes
 from holdfast.worker.child.attempt import failure_of
-from holdfast.worker.child.handlers import Handler, load_target
+from holdfast.worker.child.handlers import LoadedApplication, load_application
+from holdfast.worker.child.logs import set_up_logs
 from holdfast.worker.child.printed import copy_printed
 from holdfast.worker.child.runner import HandlerRunner, SupervisorConnection
 from holdfast.worker.commands.runner import CommandRunner, TracedCommandRunner
@@ -46,11 +47,10 @@ def main() -> None:
     descriptor = int(os.environ.pop("HOLDFAST_CHILD_SOCKET"))
     board_descriptor = int(os.environ.pop("HOLDFAST_CHILD_BOARD"))
     setup = msgspec.json.decode(os.environ.pop("HOLDFAST_CHILD_SETUP"), type=ChildSetup)
-    end_with(parent, setup)
-    target = setup.target or ""
-    if target:
+    end_with(parent, has_commands=setup.target is None)
+    if setup.target:
         copy_printed()
-    serve(setup, descriptor, board_descriptor, parent=parent, load=lambda: load_handlers(target))
+    serve(setup, descriptor, board_descriptor, parent=parent, load=lambda: load_frozen(setup))
 
 
 def serve(
@@ -59,7 +59,7 @@ def serve(
     board_descriptor: int,
     *,
     parent: int,
-    load: Callable[[], Mapping[str, Handler]],
+    load: Callable[[], LoadedApplication],
 ) -> None:
     """Run calls until the supervisor, whose process id is `parent`, ends this child."""
     # Processes that a handler or a command starts must not hold them open.
@@ -74,34 +74,35 @@ def serve(
         tracing.flush_exporter()
         processes.end_at_once()
     try:
-        handlers = load()
+        application = load()
         # After the application, which may have set up tracing itself.
         tracing.start_exporter("holdfast-worker")
     except BaseException as error:  # noqa: BLE001 (an application may even exit on import)
         connection.sendall(encode_frame([ChildBroken(failure_of(error))]))
         return
-    asyncio.run(_run_handlers(setup, handlers, board, connection))
+    asyncio.run(_run_handlers(setup, application, board, connection))
 
 
-def load_handlers(target: str) -> Mapping[str, Handler]:
+def load_frozen(setup: ChildSetup) -> LoadedApplication:
     """Import the application. Imported objects stay, so the garbage collector ignores them:
     scanning them at every collection would free nothing, and would make a forked child copy them
     all.
     """
-    handlers = load_target(target).handlers
+    application = load_application(setup.target or "")
+    set_up_logs(setup.log_format, setup.log_level)
     gc.collect()
     gc.freeze()
-    return handlers
+    return application
 
 
-def end_with(parent: int, setup: ChildSetup) -> None:
+def end_with(parent: int, *, has_commands: bool) -> None:
     """Die with the supervisor, and ignore signals to the whole service: the supervisor decides."""
     faulthandler.enable(all_threads=False)
     for number in _IGNORED_SIGNALS:
         # Not SIG_IGN, which every process started from here would inherit.
         signal.signal(number, lambda *_: None)
     try:
-        if setup.target is None:
+        if has_commands:
             # If it were killed outright, its commands would stay behind: this signal makes it
             # check.
             processes.become_subreaper()
@@ -134,11 +135,13 @@ def _reset_forked_processes(descriptor: int) -> None:
 
 
 async def _run_handlers(
-    setup: ChildSetup, handlers: Mapping[str, Handler], board: Board, connection: socket.socket
+    setup: ChildSetup, application: LoadedApplication, board: Board, connection: socket.socket
 ) -> None:
     supervisor = await SupervisorConnection.over(connection)
-    supervisor.runner = HandlerRunner(setup, handlers, board, supervisor.write, supervisor.finish)
-    supervisor.write([ChildReady(tuple(each.info for each in handlers.values()))])
+    supervisor.runner = HandlerRunner(
+        setup, application.handlers, board, supervisor.write, supervisor.finish
+    )
+    supervisor.write([application.ready])
     await supervisor.close_when_finished()
 
 

@@ -1,7 +1,8 @@
 """The process that children are forked from: `python -m holdfast.worker.child.template`.
 
-It imports the application once and does nothing else: it opens no engine, runs no job and keeps no
-descriptor that it passes to a child. It dies with its supervisor.
+It loads Holdfast, waits for its setup, imports the application once and does nothing else: it opens
+no engine, runs no job and keeps no descriptor that it passes to a child. It dies with its
+supervisor.
 """
 
 from __future__ import annotations
@@ -11,18 +12,19 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
 
+# Every application needs it: it is loaded while the supervisor loads its own modules.
+from holdfast.app import application  # noqa: F401
 from holdfast.core.text import counted
 from holdfast.worker import processes
-from holdfast.worker.child.handlers import Handler
-from holdfast.worker.child.main import end_with, load_handlers, serve
+from holdfast.worker.child.handlers import LoadedApplication
+from holdfast.worker.child.main import end_with, load_frozen, serve
 from holdfast.worker.child.printed import copy_printed
-from holdfast.worker.wire import TEMPLATE_READY, ChildSetup
+from holdfast.worker.wire import TEMPLATE_READY, ChildSetup, TemplateSetup
 
 NAME = "holdfast-child"
 """The name of a forked child in process lists; its command line is the template's."""
@@ -44,15 +46,14 @@ def main() -> None:
     supervisor = os.getppid()
     connection = socket.socket(fileno=int(os.environ.pop("HOLDFAST_TEMPLATE_SOCKET")))
     connection.set_inheritable(False)
-    setup = msgspec.json.decode(os.environ.pop("HOLDFAST_CHILD_SETUP"), type=ChildSetup)
-    end_with(supervisor, setup)
+    end_with(supervisor, has_commands=False)
     before = _descriptors()
-    assert setup.target is not None
-    handlers: Mapping[str, Handler] = {}
+    setup = _wait_for_setup(connection)
+    loaded: LoadedApplication | None = None
     error: BaseException | None = None
     copy_printed()
     try:
-        handlers = load_handlers(setup.target)
+        loaded = load_frozen(setup)
     except BaseException as caught:  # noqa: BLE001 (an application may even exit on import)
         error = caught
     why_not = _why_not(before)
@@ -67,12 +68,24 @@ def main() -> None:
     except ProcessLookupError:
         os._exit(0)
 
-    def load() -> Mapping[str, Handler]:
+    def load() -> LoadedApplication:
         if error is not None:
             raise error
-        return handlers
+        assert loaded is not None
+        return loaded
 
     serve(request.setup, request.connection, request.board, parent=supervisor, load=load)
+
+
+def _wait_for_setup(connection: socket.socket) -> ChildSetup:
+    data = connection.recv(_REQUEST_MAX)
+    if not data:
+        os._exit(0)
+    given = msgspec.json.decode(data, type=TemplateSetup)
+    if given.url is not None:
+        os.environ["HOLDFAST_URL"] = given.url
+    assert given.setup.target is not None
+    return given.setup
 
 
 def _wait_for_request(connection: socket.socket, supervisor: int, *, once: bool) -> ForkRequest:

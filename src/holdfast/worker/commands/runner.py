@@ -16,7 +16,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from msgspec.structs import replace
 
@@ -338,14 +338,14 @@ class RunningCommand:
     )
 
     def __init__(self, call: ChildCall, slot: int, output_max: int) -> None:
-        self.call = call
-        self.slot = slot
-        self.job = call.jobs[0]
-        self.marker = command.marker(self.job)
-        self.pid = 0
-        self.pipe = -1
-        self.output = BoundedOutput(output_max)
-        self.has_note = False
+        self.call: ChildCall = call
+        self.slot: int = slot
+        self.job: Final = call.jobs[0]
+        self.marker: tuple[bytes, bytes] = command.marker(self.job)
+        self.pid: int = 0
+        self.pipe: int = -1
+        self.output: BoundedOutput = BoundedOutput(output_max)
+        self.has_note: bool = False
         self.status: int | None = None
         self.timer: asyncio.TimerHandle | None = None
         self.kill_timer: asyncio.TimerHandle | None = None

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from holdfast.core import bounds
 from holdfast.core import breaker as rules
@@ -32,7 +32,7 @@ from holdfast.process import boot_s
 from holdfast.worker.supervisor.held_leases import HeldLease
 from holdfast.worker.supervisor.settle import JobEnding
 from holdfast.worker.webhooks.webhook import host_of, is_answer
-from holdfast.worker.wire import Ending, Raised, Returned, TaskInfo
+from holdfast.worker.wire import AskedRetry, Ending, Raised, Returned, TaskInfo
 
 _HOLD_S = PROBE_MS / 1000 * 2 / 3
 """The time a worker has to find a job for the probe; its right to probe lasts longer."""
@@ -60,7 +60,7 @@ class BreakerProbe:
     """The right to probe with one job, and that job."""
 
     def __init__(self, held: HeldLease | None = None) -> None:
-        self.until = boot_s() + _HOLD_S
+        self.until: float = boot_s() + _HOLD_S
         self.held = held
         self.good: bool | None = None
         self.text = ""
@@ -77,7 +77,7 @@ class BreakerCheck:
     def __init__(
         self, engine: Engine, id: str, actions: BreakerActions, hosts: Breaker | None
     ) -> None:
-        self.sooner = asyncio.Event()
+        self.sooner: Final = asyncio.Event()
         """Set to check at once: a result may open or close a breaker."""
         self._id = id
         self._actions = actions
@@ -89,7 +89,7 @@ class BreakerCheck:
         self._kept: dict[str, HeldLease] = {}
         self._rest_until: dict[str, float] = {}
         self._shut: frozenset[str] = frozenset()
-        self.is_used = hosts is not None
+        self.is_used: bool = hosts is not None
         """False if there is nothing to check: then the supervisor need not call `admit` and
         `record`."""
         self._closed = False
@@ -137,6 +137,9 @@ class BreakerCheck:
             case Raised(failure=failure, fatal=False):
                 answered = held.job.task == WEBHOOK_TASK and is_answer(failure)
                 self._count(held, answered, _text(failure))
+            case AskedRetry(failure=failure) if held.job.task == WEBHOOK_TASK:
+                # The receiver answered with Retry-After: it is down, or has too much to do.
+                self._count(held, False, _text(failure))
             case _:
                 self._count(held, None, "")
 

@@ -91,8 +91,10 @@ class ChildPool:
         make: Callable[[ChildSetup, ChildListener, bool], ChildProcess] = ChildProcess,
         template: ForkTemplate | None = None,
     ) -> None:
-        self.queue = DispatchQueue()
+        self.queue: DispatchQueue = DispatchQueue()
         self.tasks: dict[str, TaskInfo] = {}
+        self.schedules: bytes = b""
+        """The schedules that the application declares: see `ChildReady`."""
         self.broken: Failure | None = None
         self.on_sqs = False
         """Whether the engine is the one on SQS, which adds the facts of a message to its jobs."""
@@ -267,8 +269,8 @@ class ChildPool:
                 case GivenBack(numbers=numbers):
                     calls = (child.take_back(number) for number in sorted(numbers))
                     endings += self._put_back([call for call in calls if call is not None])
-                case ChildReady(tasks=tasks):
-                    self._child_ready(child, tasks)
+                case ChildReady(tasks=tasks, schedules=schedules):
+                    self._child_ready(child, tasks, schedules)
                 case ChildBroken(failure=failure):
                     self.broken = failure
                     self._listener.broken(failure)
@@ -376,7 +378,7 @@ class ChildPool:
                 self.queue.put_back(held)
         return endings
 
-    def _child_ready(self, child: PooledChild, tasks: Iterable[TaskInfo]) -> None:
+    def _child_ready(self, child: PooledChild, tasks: Iterable[TaskInfo], schedules: bytes) -> None:
         """The newest child has the latest list of tasks of its kind."""
         child.ready = True
         self._spawns.succeeded()
@@ -387,8 +389,9 @@ class ChildPool:
             known |= {name: info for name, info in self.tasks.items() if name in BUILT_IN_TASKS}
         else:
             known = {**self.tasks, **known}
-        if known != self.tasks:
-            self.tasks = known
+            schedules = self.schedules
+        if (known, schedules) != (self.tasks, self.schedules):
+            self.tasks, self.schedules = known, schedules
             self._gentle_tasks = frozenset(name for name, info in known.items() if info.gentle)
             self.queue.batch_sizes = {
                 name: info.batch for name, info in known.items() if info.batch > 1

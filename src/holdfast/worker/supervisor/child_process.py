@@ -16,26 +16,30 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Awaitable, Callable
+import time
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from time import monotonic
-from typing import NamedTuple, Protocol, TypeAlias, cast
+from typing import Any, NamedTuple, Protocol, TypeAlias, cast
 
 import msgspec
 
 from holdfast.core.text import printable
+from holdfast.process import LogFormat, json_line, json_time
 from holdfast.worker.child.attempt import failure_of
-from holdfast.worker.child.handlers import load_target
+from holdfast.worker.child.handlers import load_application
+from holdfast.worker.child.logs import add_filters
 from holdfast.worker.child.runner import HandlerRunner
 from holdfast.worker.supervisor.held_leases import RunnerKind
+from holdfast.worker.supervisor.template_process import TemplateProcess
 from holdfast.worker.wire import (
     TEMPLATE_READY,
     Board,
     ChildBroken,
-    ChildReady,
     ChildSetup,
     FrameReader,
     FromChild,
+    TemplateSetup,
     ToChild,
     decode_from_child,
     encode_frame,
@@ -76,9 +80,9 @@ class ChildProcess(asyncio.Protocol):
     def __init__(self, setup: ChildSetup, listener: ChildListener, solo: bool) -> None:
         self.setup = setup
         self.solo = solo
-        self.board = Board.make(setup.slots)
+        self.board: Board = Board.make(setup.slots)
         self.status: int | None = None
-        self.tail = b""
+        self.tail: bytes = b""
         self._listener = listener
         self._frames = FrameReader()
         self._transport: asyncio.Transport | None = None
@@ -232,11 +236,12 @@ class LocalChild(ChildProcess):
         """Import the application here, and report it as a child would."""
         assert self.setup.target is not None
         try:
-            handlers = load_target(self.setup.target).handlers
+            application = load_application(self.setup.target)
+            add_filters()
         except BaseException as error:  # noqa: BLE001 (an application may even exit on import)
             return self._receive([ChildBroken(failure_of(error))])
-        self._runner = HandlerRunner(self.setup, handlers, self.board, self._receive)
-        return self._receive([ChildReady(tuple(each.info for each in handlers.values()))])
+        self._runner = HandlerRunner(self.setup, application.handlers, self.board, self._receive)
+        return self._receive([application.ready])
 
     def write(self, instructions: list[ToChild]) -> None:
         if self._runner is not None:
@@ -262,7 +267,7 @@ class LocalChild(ChildProcess):
         while self.board.running() and waited < _LOCAL_END_S:
             await asyncio.sleep(0.01)
             waited += 0.01
-        self.status = 0
+        self.status: int | None = 0
         self._listener.died(self)
 
 
@@ -295,9 +300,14 @@ class ChildDescriptors(NamedTuple):
 def execute(setup: ChildSetup, descriptors: ChildDescriptors) -> SpawnedProcess:
     """Start a new interpreter. Only from the main thread: a child dies with the thread that
     started it."""
-    environment = _environment(setup)
-    environment["HOLDFAST_CHILD_SOCKET"] = str(descriptors.connection)
-    environment["HOLDFAST_CHILD_BOARD"] = str(descriptors.board)
+    environment = {
+        **os.environ,
+        "HOLDFAST_CHILD_SETUP": msgspec.json.encode(setup).decode(),
+        "HOLDFAST_CHILD_SOCKET": str(descriptors.connection),
+        "HOLDFAST_CHILD_BOARD": str(descriptors.board),
+        "HOLDFAST_WORKER_ID": setup.worker_id,
+        "PYTHONUNBUFFERED": "1",
+    }
     if setup.target is None:
         # A handler that enqueues needs the store's URL; commands must not see it.
         environment.pop("HOLDFAST_URL", None)
@@ -313,17 +323,18 @@ def execute(setup: ChildSetup, descriptors: ChildDescriptors) -> SpawnedProcess:
 
 
 class ForkTemplate:
-    """The template process, seen from the supervisor. It is started when first needed, and again
-    after it has died.
+    """The template process, seen from the supervisor. It is `started` already, or else when first
+    needed, and started again after it has died.
     """
 
-    def __init__(self, setup: ChildSetup) -> None:
+    def __init__(self, setup: ChildSetup, started: TemplateProcess | None = None) -> None:
         self._setup = setup
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process = started
         self._socket: socket.socket | None = None
+        """The connection to a template that has imported the application."""
         self._lock = asyncio.Lock()
         self._rests_until = 0.0
-        self.busy = False
+        self.busy: bool = False
         """This process may have a child now whose process id is not known yet."""
 
     @property
@@ -350,15 +361,10 @@ class ForkTemplate:
                 return None
 
     def end(self) -> None:
-        """Kill the template and its process group."""
-        if self._socket is not None:
-            self._socket.close()
-            self._socket = None
+        """Kill the template."""
+        self._socket = None
         if self._process is not None:
-            with suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)
-            self._process.kill()
-            self._process.wait()
+            self._process.end()
             self._process = None
 
     async def _fork(self, setup: ChildSetup, descriptors: ChildDescriptors) -> ForkedProcess | None:
@@ -385,31 +391,26 @@ class ForkTemplate:
 
     async def _start(self) -> socket.socket | None:
         """None if the application cannot be forked. The import may take any amount of time."""
-        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._socket.setblocking(False)
-        environment = _environment(self._setup)
-        environment["HOLDFAST_TEMPLATE_SOCKET"] = str(theirs.fileno())
-        with theirs:
-            self._process = subprocess.Popen(  # noqa: ASYNC220 (it takes a millisecond)
-                [sys.executable, "-m", "holdfast.worker.child.template"],
-                pass_fds=(theirs.fileno(),),
-                stdin=subprocess.DEVNULL,
-                stdout=2,
-                env=environment,
-                start_new_session=True,
-            )
-        answer = await _answer(self._socket)
+        if self._process is None:
+            self._process = TemplateProcess(self._setup.worker_id)
+        connection = self._process.connection
+        setup = TemplateSetup(setup=self._setup, url=os.environ.get("HOLDFAST_URL"))
+        connection.send(msgspec.json.encode(setup))
+        answer = await _answer(connection)
         if answer == TEMPLATE_READY:
-            return self._socket
+            self._socket = connection
+            return connection
         self.end()
         self._rests_until = math.inf
-        _log.info("children are executed, not forked: %s", answer.decode(errors="replace"))
+        _log.info(
+            "each child process imports the application itself: %s", answer.decode(errors="replace")
+        )
         return None
 
     def _rest(self, reason: str) -> None:
         self.end()
         self._rests_until = max(self._rests_until, monotonic() + _REST_S)
-        _log.warning("children are executed, not forked, for %.0f s: %s", _REST_S, reason)
+        _log.warning("child processes start more slowly for %.0f s: %s", _REST_S, reason)
 
 
 class SpawnSchedule:
@@ -420,7 +421,7 @@ class SpawnSchedule:
         self._spawn = spawn
         self._under_way: set[asyncio.Task[None]] = set()
         self._pause_s = _PAUSE_S_FIRST
-        self.solos = 0
+        self.solos: int = 0
         """Number of solo children that have not been started yet."""
 
     def later(self, setup: ChildSetup, *, solo: bool, after_s: float) -> None:
@@ -462,18 +463,18 @@ async def _answer(connection: socket.socket) -> bytes:
     return answer
 
 
-def _environment(setup: ChildSetup) -> dict[str, str]:
-    return {
-        **os.environ,
-        "HOLDFAST_CHILD_SETUP": msgspec.json.encode(setup).decode(),
-        "HOLDFAST_WORKER_ID": setup.worker_id,
-        "PYTHONUNBUFFERED": "1",
-    }
+def line_writer(log_format: LogFormat | None) -> Callable[[str, Mapping[str, Any]], None]:
+    """A function that writes a line about the worker, like a log line, without ever waiting. Only
+    lines of JSON have the fields."""
 
+    def write_text(text: str, _fields: Mapping[str, Any]) -> None:
+        write_stderr(f"holdfast: {printable(text, one_line=True)}\n".encode())
 
-def write_line(text: str) -> None:
-    """Write a line for people, like a log line."""
-    write_stderr(f"holdfast: {printable(text, one_line=True)}\n".encode())
+    def write_json(text: str, fields: Mapping[str, Any]) -> None:
+        line = {"level": "info", "logger": "holdfast.worker", "message": text, **fields}
+        write_stderr(f"{json_line({'time': json_time(time.time()), **line})}\n".encode())
+
+    return write_json if log_format == "json" else write_text
 
 
 def write_stderr(data: bytes) -> None:

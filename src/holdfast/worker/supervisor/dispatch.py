@@ -196,11 +196,11 @@ class PlacedCall:
     )
 
     def __init__(self, number: int, held: list[HeldLease], gentle: bool) -> None:
-        self.number = number
-        self.held = held
+        self.number: int = number
+        self.held: list[HeldLease] = held
         self.timeout_ms: int | None = None
-        self.gentle = gentle
-        self.cancelled = False
+        self.gentle: bool = gentle
+        self.cancelled: bool = False
         self.lost_at: float | None = None
         self.forced_at: float | None = None
 
@@ -218,14 +218,14 @@ class PooledChild:
 
     def __init__(self, process: ChildProcess) -> None:
         self.process = process
-        self.slots = process.setup.slots
+        self.slots: int = process.setup.slots
         self.ready = False
         self.finishing = False
         self.calls: dict[int, PlacedCall] = {}
         self.timed_out: dict[int, Failure] = {}
         self.kill_reason = ""
         """Why the supervisor killed it; empty if it did not."""
-        self.idle_since = monotonic()
+        self.idle_since: float = monotonic()
         self._ended = 0
         self._rate = 0.0
         self._started = 0

@@ -31,8 +31,8 @@ class OutcomeWindow:
     """Recent successes and failures of this worker, for its health check."""
 
     def __init__(self) -> None:
-        self.done = 0
-        self.failed = 0
+        self.done: int = 0
+        self.failed: int = 0
         self._window: deque[tuple[str, bool]] = deque(maxlen=_WINDOW)
         self._streak = 0
         self._streak_tasks: set[str] = set()

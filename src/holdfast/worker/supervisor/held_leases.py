@@ -55,20 +55,23 @@ class HeldLease:
         "lease",
         "lost",
         "note",
+        "output",
         "renewed_at",
         "verdict",
     )
 
     def __init__(self, lease: Lease, requested_at: float, kind: RunnerKind) -> None:
-        self.lease = lease
+        self.lease: Lease = lease
         self.kind = kind
-        self.came_at = boot_s()
-        self.renewed_at = requested_at
-        self.call = 0
-        self.lost = False
-        self.cancel_reported = False
-        self.forced = False
+        self.came_at: float = boot_s()
+        self.renewed_at: float = requested_at
+        self.call: int = 0
+        self.lost: bool = False
+        self.cancel_reported: bool = False
+        self.forced: bool = False
         self.note: Note | None = None
+        self.output: bytes | None = None
+        """All output of this attempt so far; a stored note is forgotten."""
         self.verdict: Verdict | None = None
 
     @property
@@ -99,6 +102,8 @@ class HeldLease:
 
     def add_note(self, note: Note) -> None:
         """Fields of the new note replace those of the old one; missing fields stay."""
+        if note.output is not None:
+            self.output = note.output
         if self.note is None:
             self.note = note
             return
@@ -199,7 +204,7 @@ class Renewer:
             except EngineClosed:
                 raise
             except EngineError as error:
-                _log.warning("cannot renew leases: %s", error)
+                _log.warning("cannot tell the store that jobs are still running: %s", error)
                 tick = _PAUSE_S
             await asyncio.sleep(tick)
 

@@ -91,7 +91,7 @@ class Intake:
         self._queues: dict[str, int] = {}
         self._changed = asyncio.Event()
         self._interrupted = asyncio.Event()
-        self.leased_at = monotonic()
+        self.leased_at: float = monotonic()
         """When the engine last returned a job, or a request was last skipped for lack of room."""
 
     def serve(self, worker: str, queues: Mapping[str, int]) -> None:
@@ -237,7 +237,7 @@ class DeadLetterIntake:
         """Set the name to lease under, and the handlers."""
         queues = tuple(sorted(info.queue for info in tasks.values() if info.dead))
         if queues and not self._engine.traits.dead_leases:
-            _log.error("this store cannot lease dead letters: their handlers are not called")
+            _log.error("this store cannot hand out dead letters: their handlers are not called")
             queues = ()
         self._worker, self._queues = worker, queues
         self._changed.set()
@@ -290,7 +290,7 @@ class DeadLetterIntake:
 
 async def _pause_after(error: EngineError, what: str, seconds: float) -> float:
     """Log why nothing was leased, and pause; returns the next pause."""
-    _log.warning("cannot lease %s; trying again in %.1f s: %s", what, seconds, error)
+    _log.warning("cannot take %s from the store; trying again in %.1f s: %s", what, seconds, error)
     await asyncio.sleep(seconds * random.uniform(0.5, 1.0))
     return min(seconds * 2, _PAUSE_S_MAX)
 

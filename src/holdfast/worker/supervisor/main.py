@@ -1,8 +1,8 @@
-"""The process of one supervisor: `python -m holdfast.worker.supervisor.main`.
+"""The main program of a supervisor, after its process has started.
 
-The launcher starts it and sends its options as one line of JSON on standard input, because a URL
-may hold a password. The pipe stays open: when it closes, the launcher has ended, and this process
-ends too.
+The launcher starts the process and sends its options as one line of JSON on standard input, because
+a URL may hold a password. The pipe stays open: when it closes, the launcher has ended, and this
+process ends too.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from collections.abc import Callable
 from contextlib import suppress
 
 import msgspec
-import uuid_utils
 
 from holdfast import __version__, tracing
 from holdfast.app.application import Holdfast
@@ -31,10 +30,11 @@ from holdfast.worker.supervisor.child_pool import ChildPool, ChildPoolListener
 from holdfast.worker.supervisor.child_process import (
     ChildProcess,
     ForkTemplate,
+    line_writer,
     make_child,
-    write_line,
 )
 from holdfast.worker.supervisor.supervisor import Supervisor
+from holdfast.worker.supervisor.template_process import TemplateProcess
 from holdfast.worker.webhooks.webhook import webhook_setup
 from holdfast.worker.wire import ChildSetup
 
@@ -45,24 +45,27 @@ EXIT_USAGE = 2
 _GARBAGE_MIN = 20_000
 
 
-def main() -> None:
-    """Entry point of the process."""
-    log_to_stderr("holdfast", logging.INFO)
-    logging.getLogger("asyncio").setLevel(logging.ERROR)
+def run(worker_id: str, template: TemplateProcess | None) -> None:
+    """Run the worker whose options come on standard input."""
     processes.become_subreaper()
     # Jobs arrive by the thousand, are short-lived and form no cycles: collect less often, and never
     # scan imported objects again.
     gc.freeze()
     gc.set_threshold(_GARBAGE_MIN, 20, 20)
     line = sys.stdin.buffer.readline()
+    if not line:
+        # The launcher ended before it knew the options: its command line was wrong.
+        sys.exit()
     options = msgspec.json.decode(line, type=WorkerOptions)
+    log_to_stderr("holdfast", options.log_level or "info", options.log_format or "text")
+    logging.getLogger("asyncio").setLevel(logging.ERROR)
     if options.target and options.processes == 0:
         copy_printed()
     # Handlers enqueue into the store that the worker leases from.
     os.environ["HOLDFAST_URL"] = options.url
     try:
         tracing.start_exporter("holdfast-worker")
-        loop_runner()(supervise(options))
+        loop_runner()(supervise(options, worker_id, template))
     except* HoldfastError as group:
         for error in _leaves(group):
             _log.error("%s (%s)", error, error.code)
@@ -70,21 +73,23 @@ def main() -> None:
         sys.exit(EXIT_USAGE if usage else 1)
 
 
-async def supervise(options: WorkerOptions) -> None:
+async def supervise(
+    options: WorkerOptions, worker_id: str, template: TemplateProcess | None
+) -> None:
     """Run one worker from start to end."""
     options = msgspec.structs.replace(options, version=__version__)
-    worker_id = str(uuid_utils.uuid7())
     async with Holdfast(options.url) as app:
         stop_upkeep = asyncio.Event()
 
         def make_pool(listener: Supervisor, queue_of: Callable[[str], Queue]) -> ChildPool:
-            pool = make_child_pool(options, worker_id, listener, queue_of)
+            pool = make_child_pool(options, worker_id, listener, queue_of, template)
             pool.on_sqs = app.engine.traits.name == "sqs"
             return pool
 
         def banner() -> None:
             if options.job_lines:
-                write_line(f"{supervisor.banner}, on {app.place}")
+                write = line_writer(options.log_format)
+                write(f"{supervisor.banner}, on {app.place}", {})
 
         supervisor = Supervisor(app.engine, options, worker_id, make_pool)
         app.telemetry.role = "worker"
@@ -106,8 +111,10 @@ def make_child_pool(
     worker_id: str,
     listener: ChildPoolListener,
     queue_of: Callable[[str], Queue],
+    template: TemplateProcess | None = None,
 ) -> ChildPool:
-    """The child pool for these options, not started yet."""
+    """The child pool for these options, not started yet. `template` is a process that was started
+    ahead."""
     common = ChildSetup(
         worker=options.name or "",
         worker_id=worker_id,
@@ -116,12 +123,19 @@ def make_child_pool(
         environment=options.environment,
         cwd=options.cwd,
         output_max=options.output_max,
+        log_format=options.log_format,
+        log_level=options.log_level,
     )
     python = msgspec.structs.replace(common, target=options.target) if options.target else None
     commands = msgspec.structs.replace(common, slots=options.command_slots)
     built_in = [commands] if options.commands else []
     if options.webhooks:
         built_in.append(msgspec.structs.replace(common, webhook=webhook_setup(options)))
+    fork_template = None
+    if python is not None and options.has_template:
+        fork_template = ForkTemplate(python, template)
+    elif template is not None:
+        template.end()
     return ChildPool(
         listener,
         queue_of,
@@ -129,13 +143,8 @@ def make_child_pool(
         processes=max(1, options.processes),
         built_in=tuple(built_in),
         make=make_child if options.processes == 0 else ChildProcess,
-        template=ForkTemplate(python) if python and options.processes and _may_fork() else None,
+        template=fork_template,
     )
-
-
-def _may_fork() -> bool:
-    """HOLDFAST_TEMPLATE=0 is for applications that every process must import itself."""
-    return os.environ.get("HOLDFAST_TEMPLATE") != "0"
 
 
 def _connect_launcher(supervisor: Supervisor, banner: Callable[[], None]) -> None:
@@ -182,7 +191,3 @@ def _leaves(group: BaseExceptionGroup[HoldfastError]) -> list[HoldfastError]:
     for error in group.exceptions:
         leaves += _leaves(error) if isinstance(error, BaseExceptionGroup) else [error]
     return leaves
-
-
-if __name__ == "__main__":
-    main()

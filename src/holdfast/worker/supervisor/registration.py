@@ -33,8 +33,8 @@ class Registration:
         self._engine = engine
         self._facts = facts
         self._version = 0
-        self.name = ""
-        self.before = ""
+        self.name: str = ""
+        self.before: str = ""
         """The id of an earlier start with this name on this host."""
 
     async def enter(self, wanted: str | None) -> str:

@@ -11,8 +11,8 @@ import asyncio
 import logging
 import random
 from collections import Counter, deque
-from collections.abc import Callable, Iterable
-from typing import TypeAlias, assert_never
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeAlias, assert_never
 
 from msgspec.structs import replace
 
@@ -84,7 +84,7 @@ class Settler:
         self._wake = asyncio.Event()
         self._answered = asyncio.Event()
         self._cancels: set[str] = set()
-        self.lost = 0
+        self.lost: int = 0
         self._warned = False
 
     @property
@@ -143,8 +143,10 @@ class Settler:
                 if len(kept) < len(batch):
                     pause = _PAUSE_S_FIRST
                     self._answered.set()
-                verdicts = counted(len(kept), "verdict")
-                _log.warning("cannot settle %s; trying again in %.1f s: %s", verdicts, pause, error)
+                jobs = counted(len(kept), "job")
+                _log.warning(
+                    "cannot store how %s ended; trying again in %.1f s: %s", jobs, pause, error
+                )
                 await asyncio.sleep(pause * random.uniform(0.5, 1.0))
                 pause = min(pause * 2, _PAUSE_S_MAX)
 
@@ -189,6 +191,8 @@ class Settler:
         verdict, traits = held.verdict, self._traits
         assert verdict is not None
         note = held.note if traits.notes else None
+        if traits.notes and (held.output is not None or held.job.attempt > 1):
+            verdict, note = keep_output(verdict, note, held.output, held.job)
         if not traits.results and type(verdict) is Complete and verdict.result is not None:
             if not self._warned:
                 self._warned = True
@@ -240,7 +244,11 @@ class JobLog:
 
     LINES_MAX = 20
 
-    def __init__(self, write: Callable[[str], None], clock: Callable[[], float] = boot_s) -> None:
+    def __init__(
+        self,
+        write: Callable[[str, Mapping[str, Any]], None],
+        clock: Callable[[], float] = boot_s,
+    ) -> None:
         self._write = write
         self._clock = clock
         self._second = 0
@@ -255,7 +263,8 @@ class JobLog:
                 continue
             if self._written < self.LINES_MAX:
                 self._written += 1
-                self._write(settled_line(held, self._clock()))
+                now = self._clock()
+                self._write(settled_line(held, now), settled_fields(held, now))
             else:
                 self._left_out[_outcome_word(held)] += 1
 
@@ -267,13 +276,13 @@ class JobLog:
         self._second, self._written = second, 0
         if self._left_out:
             counts = ", ".join(f"{count:,} {word}" for word, count in self._left_out.most_common())
-            self._write(f"and {counted(self._left_out.total(), 'more job')}: {counts}")
+            self._write(f"and {counted(self._left_out.total(), 'more job')}: {counts}", {})
             self._left_out.clear()
 
 
 def settled_line(held: HeldLease, now: float) -> str:
     """The line about a settled job: outcome, time and error. `now` is of the boot clock."""
-    ms = max(0, round((now - held.came_at) * 1000))
+    ms = _ms(held, now)
     took = f"{ms} ms" if ms < 10_000 else f"{ms / 1000:.0f} s"
     verdict = held.verdict
     text = ""
@@ -287,6 +296,23 @@ def settled_line(held: HeldLease, now: float) -> str:
             pass
     line = f"{held.job.id} {_title(held.job)} {_outcome_word(held)} after {took}{text}"
     return line if len(line) <= _LINE_MAX else f"{line[: _LINE_MAX - 1]}…"
+
+
+def settled_fields(held: HeldLease, now: float) -> dict[str, Any]:
+    """The fields of that line in JSON; those of the job have the names of a handler's log lines."""
+    job = held.job
+    return {
+        "job_id": job.id,
+        "attempt": job.attempt,
+        "task": job.task,
+        "queue": job.queue,
+        "outcome": _outcome_word(held),
+        "ms": _ms(held, now),
+    }
+
+
+def _ms(held: HeldLease, now: float) -> int:
+    return max(0, round((now - held.came_at) * 1000))
 
 
 def _outcome_word(held: HeldLease) -> str:
@@ -344,6 +370,18 @@ def after_refusal(queue: Queue, job: Job, text: str, draw: float) -> Verdict:
     that does not exist."""
     failure = Failure(kind=FailureKind.ERROR, type="Refused", message=text)
     return retry_policy.after_failure(queue, job, failure, draw)
+
+
+def keep_output(
+    verdict: Verdict, note: Note | None, output: bytes | None, job: Job
+) -> tuple[Verdict, Note | None]:
+    """The verdict and the note, so that the output of each attempt is kept: that of a failed one in
+    its failure. The job keeps none of an earlier attempt if the last one is silent and succeeds."""
+    if output is not None:
+        return failures.with_output(verdict, output), note
+    if job.attempt > 1 and type(verdict) is Complete:
+        return verdict, replace(note or Note(), output=b"")
+    return verdict, note
 
 
 def note_of(ending: Ending) -> Note | None:

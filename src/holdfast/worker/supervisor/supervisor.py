@@ -17,6 +17,7 @@ from contextlib import suppress
 from time import monotonic
 from typing import Any
 
+import msgspec
 from msgspec.structs import replace
 
 from holdfast.core.model import COMMAND_TASK, WEBHOOK_TASK, Failure, Queue
@@ -31,15 +32,20 @@ from holdfast.core.workers import (
     worker_queue,
 )
 from holdfast.engines.base import Engine
-from holdfast.errors import ConfigError, EngineClosed, EngineError, Forbidden
+from holdfast.errors import ConfigError, EngineClosed, EngineError, Forbidden, UsageError
 from holdfast.ops.queues import queue_settings
+from holdfast.ops.schedules.declared import (
+    DeclaredSchedules,
+    describe_sync,
+    save_schedules,
+)
 from holdfast.ops.settings import save_declared
 from holdfast.process import boot_s, wall_ms
 from holdfast.worker import processes
 from holdfast.worker.options import WorkerOptions
 from holdfast.worker.supervisor.breaker_check import BreakerActions, BreakerCheck
 from holdfast.worker.supervisor.child_pool import TICK_S, ChildPool
-from holdfast.worker.supervisor.child_process import write_line
+from holdfast.worker.supervisor.child_process import line_writer
 from holdfast.worker.supervisor.dispatch import UNSTARTED_S
 from holdfast.worker.supervisor.health import STALL_MS, OutcomeWindow, find_stall
 from holdfast.worker.supervisor.held_leases import (
@@ -117,11 +123,13 @@ class Supervisor:
         self._learned = asyncio.Event()
         self._task_limits = TaskLimits(self._engine)
         self._declared: dict[str, TaskRecord | None] = {}
+        self._schedules = b""
         self._draining = asyncio.Event()
         self._ending = asyncio.Event()
         self._ends_at: float | None = None
         self._settler: Settler
-        self._job_log = JobLog(write_line) if options.job_lines else None
+        write = line_writer(options.log_format)
+        self._job_log = JobLog(write) if options.job_lines else None
 
     @property
     def name(self) -> str:
@@ -292,7 +300,7 @@ class Supervisor:
             self._release(held, Release("the circuit breaker of its task is open", unstarted=True))
 
     def _lose(self, held: HeldLease) -> None:
-        _log.warning("the lease on job %s is lost: stopping its run", held.job.id)
+        _log.warning("this worker no longer holds job %s: stopping its run", held.job.id)
         self._pool.cancel(held, lost=True)
         if held.call == 0:
             self._held.drop(held)
@@ -338,8 +346,8 @@ class Supervisor:
         at_least = monotonic() + _LAST_SETTLE_S
         while self._settler.backlog:
             if self._is_over() and monotonic() >= at_least:
-                lost = counted(self._settler.backlog, "verdict")
-                _log.error("%s could not be settled and was lost", lost)
+                lost = counted(self._settler.backlog, "job")
+                _log.error("could not store how %s ended: other workers run them again", lost)
                 return
             with suppress(TimeoutError):
                 async with asyncio.timeout(0.05):
@@ -414,7 +422,7 @@ class Supervisor:
         before, self._order = self._order, await self._registration.order()
         new = self._order.ending and _ending(before) != _ending(self._order)
         if new and self._order.ending_id == self.id:
-            _log.info("%s ordered by %s", self._order.ending, self._order.by or "an operator")
+            _log.info("%s, as %s ordered", self._order.ending, self._order.by or "an operator")
             if self._order.ending == "drain":
                 self.drain(for_ever=True)
             else:
@@ -442,6 +450,7 @@ class Supervisor:
         if limits_set:
             self._serve(self._pool.tasks)
         await self._save_declared(self._pool.tasks)
+        await self._save_schedules(self._pool.schedules)
 
     async def _save_declared(self, tasks: dict[str, TaskInfo]) -> None:
         """Store the options that the tasks declare, once for each start or change."""
@@ -454,6 +463,23 @@ class Supervisor:
         except Forbidden as error:
             _log.info("the options of tasks are not published for other programs: %s", error)
         self._declared = declared
+
+    async def _save_schedules(self, schedules: bytes) -> None:
+        """Store the schedules that the application declares, once for each start or change."""
+        if schedules == self._schedules:
+            return
+        # The start of the worker counts, unless its children import newer code later.
+        started_at = wall_ms() if self._schedules else self._started_at
+        declared = msgspec.msgpack.decode(schedules, type=DeclaredSchedules)
+        try:
+            sync = await save_schedules(self._engine, declared, started_at, wall_ms)
+        except UsageError as error:
+            if declared.schedules:
+                _log.warning("the schedules of %s are not stored: %s", declared.program, error)
+        else:
+            for level, line in describe_sync(sync, declared.program):
+                _log.log(level, "%s", line)
+        self._schedules = schedules
 
     def _serve(self, tasks: dict[str, TaskInfo]) -> None:
         """Lease jobs of these tasks, once all limits that they declare are set. A request for only

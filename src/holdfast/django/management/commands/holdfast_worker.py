@@ -6,9 +6,9 @@ import asyncio
 import os
 import sys
 from argparse import ArgumentParser
-from typing import Any
+from typing import TYPE_CHECKING, Any, TextIO
 
-from django.core.management.base import BaseCommand, CommandError
+from django.core.management.base import CommandError
 
 from holdfast.app.application import Holdfast
 from holdfast.core.model import Queue
@@ -17,8 +17,18 @@ from holdfast.errors import HoldfastError
 from holdfast.worker import launcher
 from holdfast.worker.options import WorkerOptions, default_processes, numbered
 
+if TYPE_CHECKING:
 
-class Command(BaseCommand):  # type: ignore[misc]
+    class BaseCommand:
+        """Django ships no types."""
+
+        stdout: TextIO
+
+else:
+    from django.core.management.base import BaseCommand
+
+
+class Command(BaseCommand):
     """Like `holdfast worker run holdfast.django:app`, with URL and queues from the settings."""
 
     help = (

@@ -106,9 +106,9 @@ class TenantShares:
     """The share of each tenant in a queue's leases and recent busy time."""
 
     def __init__(self, usage: TenantUsage, now: int) -> None:
-        self.leased = usage.leased
+        self.leased: dict[str, int] = usage.leased
         # In whole microseconds, as in every engine.
-        self.busy_us = {
+        self.busy_us: dict[str, int] = {
             tenant: round(decayed(busy_ms, now - busy_at) * 1_000)
             for tenant, (busy_ms, busy_at) in usage.busy.items()
         }

@@ -74,10 +74,10 @@ class Selection:
     __slots__ = ("barred", "expired", "is_closed", "limit", "queue_slots", "seqs", "tenants")
 
     def __init__(self) -> None:
-        self.limit = 0
+        self.limit: int = 0
         self.queue_slots: list[int] = []
         """Slots that every job of the queue needs: when one is full, the call is over."""
-        self.is_closed = False
+        self.is_closed: bool = False
         self.seqs: list[int] = []
         self.expired: list[int] = []
         self.barred: dict[int, int] = {}
@@ -116,8 +116,8 @@ class CallTurns:
 
     def __init__(self, vclock: int, weights: Mapping[str, int], quantum: int) -> None:
         self._weights = weights
-        self.vclock = vclock
-        self.quantum = quantum
+        self.vclock: int = vclock
+        self.quantum: int = quantum
         self.taken: dict[str, int] = {}
         """The new turns of tenants that were served."""
 
@@ -425,14 +425,14 @@ class LaneReader:
         start: QueuePosition | None,
     ) -> None:
         self._transaction = transaction
-        self.now = transaction.now
+        self.now: int = transaction.now
         self._queue_id = queue_id
         self._tasks = tasks
         self._start = start
         self._cursors: list[Any] = []
         self._recall = transaction.lane_cache.recall
         self._begun = 0
-        self.passed = 0
+        self.passed: int = 0
         """The number of skipped jobs of other tasks."""
 
     def close(self) -> None:

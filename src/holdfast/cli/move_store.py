@@ -1,4 +1,4 @@
-"""`holdfast migrate-data`: move all data of one store to another."""
+"""`holdfast move-store`: move all data of one store to another."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from holdfast.ops.migrate.steps import reopen
 from holdfast.process import wall_ms
 
 
-async def migrate_data(
+async def move_store(
     *,
     source: Annotated[
         str | None, option("URL", "Store to move from. [default: --url]", "--from")
@@ -32,7 +32,7 @@ async def migrate_data(
     ] = None,
     wait: Annotated[str, option("DURATION", "Wait this long for running jobs to end.")] = "5m",
     give_up: Annotated[
-        bool, switch("Cancel the migration: reopen the queues of --from.", "--reopen")
+        bool, switch("Cancel the move: reopen the queues of --from.", "--reopen")
     ] = False,
     dry_run: DryRun = False,
     common: Common = COMMON,
@@ -41,7 +41,7 @@ async def migrate_data(
 
     It closes the queues of the old store and waits for running jobs; it changes nothing else there.
     It compares the new store with the old one, job by job, before opening it. An interrupted
-    migration continues when the command is run again.
+    move continues when the command is run again.
     """
     wait_ms = to_ms("--wait", wait, UsageError)
     for url in (source or common.url, target):
@@ -90,7 +90,7 @@ def _side(app: Holdfast) -> Side:
 def _movable(app: Holdfast) -> Movable:
     movable = extra(app.engine, Movable)
     if movable is None:
-        feature = "migrate-data, neither from it nor to it"
+        feature = "move-store, neither from it nor to it"
         remedy = "give the URL of the SQLite file or of the PostgreSQL database itself"
         raise Unsupported(app.engine.traits.name, feature, remedy)
     return movable
@@ -139,7 +139,7 @@ def _print_survey(survey: MigrationSurvey, common: Common) -> int:
     else:
         states = ", ".join(f"{count} {state}" for state, count in survey.states.items() if count)
         least = "at least " if survey.more else ""
-        begun = " and continue an interrupted migration" if survey.resumes else ""
+        begun = " and continue an interrupted move" if survey.resumes else ""
         jobs, queues = counted(survey.jobs, "job"), counted(survey.queues, "queue")
         print(f"would move {least}{jobs}{f' ({states})' if states else ''} of {queues}{begun}")
         if survey.leased:
@@ -168,13 +168,11 @@ def _print_moved(moved: MigrationResult, common: Common, *, already: bool = Fals
         print(f"moved {jobs}, with {wrong}:")
         for text in found.wrong:
             print(f"  {text}")
-        say("the new store stays closed: empty it or choose another one, and migrate again")
+        say("the new store stays closed: empty it or choose another one, and move everything again")
         _say_how_to_cancel()
     else:
         schedules = moved.records.get("schedule", 0)
-        ended = (
-            f"; upkeep ended {found.ended} during the migration" if found and found.ended else ""
-        )
+        ended = f"; upkeep ended {found.ended} during the move" if found and found.ended else ""
         rest = f", {counted(schedules, 'schedule')}" if schedules else ""
         jobs = counted(moved.jobs, "job")
         print("everything was already moved" if already else f"moved {jobs}{rest}; verified{ended}")
@@ -184,7 +182,7 @@ def _print_moved(moved: MigrationResult, common: Common, *, already: bool = Fals
 
 
 def _say_how_to_cancel() -> None:
-    say(f'to go back to the old store: "{program()} migrate-data --from OLD --reopen"')
+    say(f'to go back to the old store: "{program()} move-store --from OLD --reopen"')
 
 
 def _view(moved: MigrationResult) -> dict[str, Any]:

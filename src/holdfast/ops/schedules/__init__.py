@@ -34,7 +34,7 @@ from holdfast.ops.views import at_of, value_of
 
 SCHEDULE_KIND = "schedule"
 
-_RULE_FIELDS = ("cron", "every_ms", "anchor_at", "zone", "paused")
+RULE_FIELDS = ("cron", "every_ms", "anchor_at", "zone")
 _PREVIEW_MAX = 1_000
 
 
@@ -62,14 +62,13 @@ class Schedules:
     async def add(self, schedule: Schedule) -> None:
         """Store a new schedule; it starts with the first tick after now."""
         _check_type(schedule)
-        fresh = replace(schedule, passed_at=self._wall_ms(), last_tick=None, enqueueing=None)
-        fresh = _checked(fresh)
+        fresh = checked_schedule(started(replace(schedule, program=None), self._wall_ms()))
         if not await SCHEDULES.create(self._engine, fresh.name, fresh):
             raise Exists(f"schedule {schedule.name} exists already: edit or remove it")
 
     async def edit(self, name: str, /, **changes: Any) -> Schedule:
         """Change fields of a schedule. A changed rule starts from now."""
-        refused = {"name", "passed_at", "last_tick", "enqueueing"}.intersection(changes)
+        refused = {"name", "passed_at", "last_tick", "enqueueing", "program"}.intersection(changes)
         unknown = set(changes).difference(Schedule.__struct_fields__)
         if refused or unknown:
             raise ConfigError(
@@ -80,8 +79,9 @@ class Schedules:
             if schedule is None:
                 raise _missing(name)
             edited = replace(schedule, **changes)
-            same = all(getattr(edited, name) == getattr(schedule, name) for name in _RULE_FIELDS)
-            return _checked(edited if same else replace(edited, passed_at=self._wall_ms()))
+            fields = (*RULE_FIELDS, "paused")
+            same = all(getattr(edited, name) == getattr(schedule, name) for name in fields)
+            return checked_schedule(edited if same else replace(edited, passed_at=self._wall_ms()))
 
         if not _is_name(name):
             raise _missing(name)
@@ -90,7 +90,7 @@ class Schedules:
         return edited
 
     async def pause(self, name: str) -> None:
-        """Stop the ticks of a schedule until it is resumed."""
+        """Pause a schedule until it is resumed."""
         await self.edit(name, paused=True)
 
     async def resume(self, name: str) -> None:
@@ -145,7 +145,12 @@ def schedule_job(schedule: Schedule, job_id: str, **fields: Any) -> NewJob:
     return replace(schedule.job, **{"id": job_id, "key": None, "headers": headers, **fields})
 
 
-def _checked(schedule: Schedule) -> Schedule:
+def started(schedule: Schedule, now: int) -> Schedule:
+    """A new schedule: it starts with the first tick after now."""
+    return replace(schedule, passed_at=now, last_tick=None, enqueueing=None)
+
+
+def checked_schedule(schedule: Schedule) -> Schedule:
     """The schedule as it will be read back, so that a value of a wrong type is refused now."""
     try:
         read = msgspec.json.decode(msgspec.json.encode(schedule), type=Schedule)
@@ -306,7 +311,8 @@ def _past_run(id_: str, tick: int, job: Job | None) -> PastRun:
 
 class ScheduleView(msgspec.Struct, frozen=True, kw_only=True):
     """The rule, also in `words`, and the job that each tick enqueues. A paused schedule has no next
-    tick."""
+    tick. `program` is the program whose code declares the schedule, and restores it when its
+    workers start; without one, a person added it."""
 
     name: str
     cron: str | None
@@ -324,6 +330,7 @@ class ScheduleView(msgspec.Struct, frozen=True, kw_only=True):
     payload: Any
     priority: int
     tenant: str | None
+    program: str | None
 
 
 def schedule_view(
@@ -351,4 +358,5 @@ def schedule_view(
         payload=value(job.payload, job.content_type),
         priority=job.priority,
         tenant=job.tenant,
+        program=schedule.program,
     )

@@ -1,4 +1,4 @@
-"""`migrate-data` between SQLite and PostgreSQL: both ways, killed half-way, and large."""
+"""`move-store` between SQLite and PostgreSQL: both ways, killed half-way, and large."""
 
 import asyncio
 import signal
@@ -42,12 +42,12 @@ def test_there_and_back(cli: Cli, pg_dsn: str) -> None:
     before = on(OLD, dump)
     cli("schedule", "add", "nightly", "--cron", "0 3 * * *", "--", "true")
     cli("config", "set", "lease", "45s")
-    there = cli("migrate-data", "--from", OLD, "--to", pg_dsn)
+    there = cli("move-store", "--from", OLD, "--to", pg_dsn)
     assert (there.code, there.out) == (0, f"moved {len(before[0])} jobs, 1 schedule; verified\n")  # type: ignore[index]
     assert pg_dsn not in there.err
     assert on(pg_dsn, dump) == before
     new = "sqlite:///new.db"
-    back = cli("migrate-data", "--from", pg_dsn, "--to", new, "--json").json
+    back = cli("move-store", "--from", pg_dsn, "--to", new, "--json").json
     assert (back["verified"], back["moved"]) == (True, len(before[0]))  # type: ignore[index]
     assert on(new, dump) == before
     assert [each["name"] for each in cli("schedule", "list", "--url", new, "--json").json] == [
@@ -56,14 +56,14 @@ def test_there_and_back(cli: Cli, pg_dsn: str) -> None:
     assert cli("config", "get", "lease", "--url", new).out == "45s\n"
     # The old one is closed, until it is opened again.
     assert cli("enqueue", "--", "true").code == 2
-    assert cli("migrate-data", "--from", OLD, "--reopen").code == 0
+    assert cli("move-store", "--from", OLD, "--reopen").code == 0
     assert on(OLD, dump) == before
 
 
 def test_a_dry_run_says_what_would_be_done(cli: Cli, tmp_path: Path) -> None:
     seed.done("a")
     seed.enqueue("b")
-    ran = cli("migrate-data", "--to", "sqlite:///new.db", "--dry-run")
+    ran = cli("move-store", "--to", "sqlite:///new.db", "--dry-run")
     assert ran.out == "would move 2 jobs (1 waiting, 1 done) of 1 queue\n"
     assert not (tmp_path / "new.db").exists()
     assert cli("enqueue", "--id", "c", "--", "true").code == 0
@@ -72,28 +72,28 @@ def test_a_dry_run_says_what_would_be_done(cli: Cli, tmp_path: Path) -> None:
 def test_a_target_with_jobs_is_refused(cli: Cli) -> None:
     seed.enqueue("a")
     assert cli("enqueue", "--url", "sqlite:///new.db", "--", "true").code == 0
-    ran = cli("migrate-data", "--to", "sqlite:///new.db")
+    ran = cli("move-store", "--to", "sqlite:///new.db")
     assert (ran.code, ran.out) == (2, "")
     assert "the target already has jobs: give an empty store (usage)" in ran.err
-    assert cli("migrate-data", "--to", "sqlite:///new.db", "--dry-run").code == 2
+    assert cli("move-store", "--to", "sqlite:///new.db", "--dry-run").code == 2
     assert cli("queue", "show", "default", "--json").json["accepting"] is True
 
 
 def test_the_same_store_twice_is_refused(cli: Cli) -> None:
     seed.begin()
-    ran = cli("migrate-data", "--from", OLD, "--to", OLD)
+    ran = cli("move-store", "--from", OLD, "--to", OLD)
     assert (ran.code, "give two stores" in ran.err) == (2, True)
-    assert cli("migrate-data", "--from", OLD).code == 2
+    assert cli("move-store", "--from", OLD).code == 2
 
 
 def test_running_jobs_are_named(cli: Cli) -> None:
     seed.enqueue("busy")
     seed.lease(worker="w1")
-    ran = cli("migrate-data", "--to", "sqlite:///new.db", "--wait", "0s")
+    ran = cli("move-store", "--to", "sqlite:///new.db", "--wait", "0s")
     assert ran.code == 5
     assert ran.out == "nothing was moved: still running: busy (worker w1)\n"
-    assert "migrate-data --from OLD --reopen" in ran.err
-    ran = cli("migrate-data", "--to", "sqlite:///new.db", "--wait", "0s", "--json")
+    assert "move-store --from OLD --reopen" in ran.err
+    ran = cli("move-store", "--to", "sqlite:///new.db", "--wait", "0s", "--json")
     assert '"leased": ["busy"]' in ran.out
 
 
@@ -113,7 +113,7 @@ def fill_much(url: str, count: int, payload: bytes) -> None:
 def test_a_killed_migration_is_resumed(cli: Cli, tmp_path: Path, pg_dsn: str, to: str) -> None:
     new = "sqlite:///new.db" if to == "sqlite" else pg_dsn
     fill_much(OLD, 12_000, b'{"n": 1}')
-    line = command("migrate-data", "--from", OLD, "--to", new, "--json")
+    line = command("move-store", "--from", OLD, "--to", new, "--json")
     seen: list[int] = []
     for _ in range(3):
         with subprocess.Popen(line, cwd=tmp_path, env=environment(), stdout=subprocess.PIPE) as run:
@@ -124,7 +124,7 @@ def test_a_killed_migration_is_resumed(cli: Cli, tmp_path: Path, pg_dsn: str, to
         seen.append(on(new, progress_of))
     assert 0 < seen[0] < 12_000, "it was not killed in the middle"
     assert seen == sorted(seen)
-    ran = cli("migrate-data", "--from", OLD, "--to", new, "--json").json
+    ran = cli("move-store", "--from", OLD, "--to", new, "--json").json
     assert (ran["moved"], ran["verified"]) == (12_000, True)
     assert on(new, dump) == on(OLD, reopened)
 
@@ -152,7 +152,7 @@ sys.exit(code)
 def test_a_large_migration_takes_little_memory(tmp_path: Path, cli: Cli) -> None:
     """200 MB of jobs; the process itself takes about 70."""
     fill_much(OLD, 10_000, b"x" * 20_000)
-    line = command("migrate-data", "--from", OLD, "--to", "sqlite:///new.db", "--json")
+    line = command("move-store", "--from", OLD, "--to", "sqlite:///new.db", "--json")
     # Started by a small process: what its parent took would count as its own.
     measured = [sys.executable, "-c", MEASURED, *line]
     run = subprocess.run(measured, cwd=tmp_path, env=environment(), capture_output=True, check=True)
@@ -160,8 +160,18 @@ def test_a_large_migration_takes_little_memory(tmp_path: Path, cli: Cli) -> None
     assert int(run.stderr.splitlines()[-1]) < 170_000, "kilobytes"
 
 
+def test_the_former_name_of_the_command_still_works(cli: Cli) -> None:
+    assert cli("enqueue", "--id", "a", "--", "true").code == 0
+    moved = cli("--url", OLD, "migrate-data", "--to", "sqlite:///new.db")
+    assert (moved.code, moved.out.splitlines()[0]) == (0, "moved 1 job; verified"), moved
+    help_page = cli("migrate-data", "--help").out
+    assert help_page == cli("move-store", "--help").out
+    assert "move-store" in help_page
+    assert "migrate-data" not in cli("--help").out
+
+
 def test_an_engine_without_migration_is_named(cli: Cli) -> None:
     seed.enqueue("a")
-    ran = cli("migrate-data", "--to", "partitioned:sqlite:///p1.db,sqlite:///p2.db")
-    assert (ran.code, "does not support migrate-data" in ran.err) == (2, True), ran
+    ran = cli("move-store", "--to", "partitioned:sqlite:///p1.db,sqlite:///p2.db")
+    assert (ran.code, "does not support move-store" in ran.err) == (2, True), ran
     assert cli("queue", "show", "default", "--json").json["accepting"] is True

@@ -1,0 +1,1 @@
+"""The terminal: colour, paging, single keys, and completion by the shell."""

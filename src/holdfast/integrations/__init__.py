@@ -1,0 +1,1 @@
+"""Holdfast with other libraries: one module for each, which imports it."""
