@@ -15,7 +15,6 @@ from bench.peers.catalogue import HOLDFAST, PEERS
 from bench.peers.install import SOURCES, NotInstalled
 from bench.peers.run import Drain
 from bench.report import Report
-from bench.stores import EngineName
 
 # Each test starts a dozen workers and waits until they stop.
 pytestmark = pytest.mark.timeout(600)
@@ -26,56 +25,44 @@ NAMES = ("holdfast", "holdfast, --processes 0")
 ALONE = {"idle worker", "commands, compared with bare spawns", "enqueue from a pipe of 20 lines"}
 
 
-@pytest.mark.parametrize(
-    ("engine", "names", "alone"), [("sqlite", NAMES, ALONE), ("postgres", NAMES[:1], set())]
-)
-async def test_everything_is_measured(
-    engine: EngineName, names: tuple[str, ...], alone: set[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """`--processes 0` and the measurements without peers are the same on both engines, so they are
-    tested on one."""
-    contestants = [contestant for contestant in HOLDFAST if contestant.engine == engine]
-    assert tuple(contestant.name for contestant in contestants) == NAMES
-    monkeypatch.setattr(drain, "HOLDFAST", tuple(contestants[: len(names)]))
+async def test_everything_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the default worker on SQLite. The test below drains with the other one, and the benchmark
+    `rabbitmq` on PostgreSQL."""
+    assert [each.name for each in HOLDFAST if each.engine == "sqlite"] == [*NAMES]
+    assert [each.name for each in HOLDFAST if each.engine == "postgres"] == [*NAMES]
+    name = NAMES[0]
+    monkeypatch.setattr(drain, "HOLDFAST", HOLDFAST[:1])
     monkeypatch.setattr(drain, "BUSY_LOOPS", 1)
-    options = Options(engines=(engine,), sizes=TINY, peers=False, alone=bool(alone))
-    report = await run(options, lambda _: None)
+    report = await run(Options(engines=("sqlite",), sizes=TINY, peers=False), lambda _: None)
     assert not report.notes
     assert {result.metric for result in report.results} == {
-        *names,
-        *(f"{name} (commit synced)" for name in names),
-        *(f"{name}, p{part}" for name in names for part in (50, 95, 99)),
-        *(f"{name}, busy, p{part}" for name in names for part in (50, 95)),
-        *alone,
+        name,
+        f"{name} (commit synced)",
+        *(f"{name}, p{part}" for part in (50, 95, 99)),
+        *(f"{name}, busy, p{part}" for part in (50, 95)),
+        *ALONE,
     }
-    assert {result.engine for result in report.results} == {engine}
+    assert {result.engine for result in report.results} == {"sqlite"}
     assert all(result.value > 0 for result in report.results)
 
 
-async def test_note_names_peers_that_cannot_be_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_notes_name_missing_peers_and_a_failed_contestant(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def refuse(_log: Callable[[str], None]) -> None:
         raise NotInstalled("no index is reachable")
 
-    monkeypatch.setattr(drain, "install_python", refuse)
-    monkeypatch.setattr(drain, "HOLDFAST", HOLDFAST[:1])
-    report = await run(DRAIN_ALONE, lambda _: None)
-    [note] = report.notes
-    assert "no index is reachable" in note
-    assert all(contestant.name in note for contestant in PEERS if contestant.engine == "sqlite")
-    assert "holdfast" in {result.metric for result in report.results}
-
-
-async def test_note_names_a_failed_contestant_and_others_are_measured(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
     broken = replace(HOLDFAST[0], name="broken", program="not_there")
-    monkeypatch.setattr(drain, "HOLDFAST", (broken, HOLDFAST[0]))
-    report = await run(replace(DRAIN_ALONE, peers=False), lambda _: None)
-    [note] = report.notes
-    assert "broken" in note
-    assert "not_there" in note
+    monkeypatch.setattr(drain, "install_python", refuse)
+    monkeypatch.setattr(drain, "HOLDFAST", (broken, HOLDFAST[1]))
+    report = await run(DRAIN_ALONE, lambda _: None)
+    missing, failed = report.notes
+    assert "no index is reachable" in missing
+    assert all(contestant.name in missing for contestant in PEERS if contestant.engine == "sqlite")
+    assert "broken" in failed
+    assert "not_there" in failed
     names = {result.metric for result in report.results}
-    assert "holdfast" in names
+    assert NAMES[1] in names
     assert "broken" not in names
 
 

@@ -106,14 +106,15 @@ def _said(schema: dict[str, Any], beside: dict[str, Any] | None = None, *, mark:
         words.format(schema[key])
         for key, words in _BOUNDS.items()
         # A pattern that reads like a link is left to the description.
-        if key in schema and "](" not in str(schema[key])
+        if key in schema and "](" not in str(schema[key]) and not _is_duration(schema)
     ]
     if schema.get("default") not in (None, [], {}):
         bounds.append(f"default `{schema['default']}`")
     if bounds:
         text += f" ({', '.join(bounds)})"
     text += mark
-    description = schema.get("description") or (beside or {}).get("description")
+    own = None if _is_duration(schema) else schema.get("description")
+    description = own or (beside or {}).get("description")
     return f"{text}. {description}" if description else text
 
 
@@ -122,12 +123,16 @@ def _shape(schema: dict[str, Any]) -> str:
         name = schema["$ref"].removeprefix(_REF)
         return f"[{name}](#{name.lower()})"
     if "enum" in schema:
-        return " or ".join(f"`{each}`" for each in schema["enum"])
+        return " or ".join("null" if each is None else f"`{each}`" for each in schema["enum"])
     if "const" in schema:
         return f"`{schema['const']}`"
     if "anyOf" in schema:
         return " or ".join(dict.fromkeys(_shape(each) for each in schema["anyOf"]))
     kind = schema.get("type", "anything")
+    if _is_duration(schema):
+        return "a duration or null" if "null" in kind else "a duration"
+    if isinstance(kind, list):
+        return " or ".join(_shape({**schema, "type": each}) for each in kind)
     if kind == "array":
         if "prefixItems" in schema:
             return f"a list of ({', '.join(map(_shape, schema['prefixItems']))})"
@@ -137,7 +142,12 @@ def _shape(schema: dict[str, Any]) -> str:
         return f"an object of {_shape(inner)}" if isinstance(inner, dict) else "an object"
     if schema.get("format") == "date-time":
         return "an instant"
-    return " or ".join(kind) if isinstance(kind, list) else str(kind)
+    return str(kind)
+
+
+def _is_duration(schema: dict[str, Any]) -> bool:
+    """Whether it is a number of seconds or a text with a unit, which the page explains once."""
+    return "number" in schema.get("type", ()) and "ms|s|m|h|d|w" in schema.get("pattern", "")
 
 
 def _cell(text: str) -> str:

@@ -16,22 +16,30 @@ from uuid import uuid4
 import pytest
 
 import holdfast
-from holdfast import errors
+from holdfast import errors, testing
+from tests.docs import python, tables
 from tests.docs.curl import curl, token_in
-from tests.docs.tables import README, with_table
+from tests.sources import PACKAGE
+from tests.wait import wait_until
 
-ROOT = README.parent
+ROOT = tables.ROOT
 PAGES = [
-    README,
+    tables.README,
     ROOT / "CONTRIBUTING.md",
     ROOT / "CHANGELOG.md",
     *sorted(ROOT.glob("docs/**/*.md")),
 ]
+PLAYED = {"tutorial.md"}
+"""Pages with a test that plays them as a whole."""
+PROGRAMS = ("./hf", "holdfast")
+"""How pages call the product: in a clone, and installed."""
 _BLOCK = re.compile(r"```(\w+)\n(.*?)```", re.DOTALL)
 _LINK = re.compile(r"\]\((?!https?:|#)([^)#]+)")
-_LONG_RUNNING = ("up", "serve", "demo", "chaos", "top", "test", "check", "bench", "torture", "lock")
+_LONG_RUNNING = {"up", "serve", "demo", "chaos", "top", "test", "check", "docs", "lock"}
+_LONG_RUNNING |= {"bench", "torture"}
 
 
+README_COLUMNS = 120
 SERVER = "http://127.0.0.1:7433"
 """The address that the docs show. Tests run a server at another one."""
 
@@ -95,7 +103,7 @@ def test_a_worker_can_import_an_example(source: str) -> None:
 
 
 def test_every_error_in_the_docs_can_be_imported_from_holdfast() -> None:
-    known = {name for name, each in vars(errors).items() if isinstance(each, type)}
+    known = {each.__name__ for each in errors.BY_CODE.values()}
     text = "\n".join(page.read_text() for page in PAGES)
     named = {name for name in re.findall(r"`(?:holdfast\.)?([A-Z]\w+)", text) if name in known}
     assert {"InvalidJob", "UnknownQueue", "ResultTimeout", "EngineUnavailable"} <= named
@@ -104,7 +112,11 @@ def test_every_error_in_the_docs_can_be_imported_from_holdfast() -> None:
     assert {error.__name__ for error in errors.BY_CODE.values()} <= set(holdfast.__all__)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+@pytest.mark.parametrize(
+    "page",
+    [page for page in PAGES if page.name not in PLAYED],
+    ids=lambda page: str(page.relative_to(ROOT)),
+)
 def test_commands_run(page: Path, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     """Run the commands in order in one folder, with workers or a server if the page starts them."""
     shown = [step for match in _BLOCK.finditer(page.read_text()) for step in steps(match)]
@@ -112,7 +124,7 @@ def test_commands_run(page: Path, tmp_path: Path, request: pytest.FixtureRequest
     environment.pop("HOLDFAST_COMMAND", None)
     program = holdfast_program()
     with contextlib.ExitStack() as stack:
-        if any(words[:2] == ["./hf", "up"] for words, _ in shown):
+        if any(words[0] in PROGRAMS and words[1:2] == ["up"] for words, _ in shown):
             stack.enter_context(running_workers(program, tmp_path, environment))
         if any(words[0] == "curl" for words, _ in shown):
             address = stack.enter_context(running_server(program, tmp_path, environment))
@@ -123,7 +135,7 @@ def test_commands_run(page: Path, tmp_path: Path, request: pytest.FixtureRequest
                 assert looks_like(printed, expected), f"{words} printed:\n{printed}"
                 token = token_in(printed) or token
                 continue
-            assert words[0] == "./hf", f"docs may show only ./hf and curl: {words}"
+            assert words[0] in PROGRAMS, f"docs may show only {PROGRAMS} and curl: {words}"
             if words[1] in _LONG_RUNNING:
                 continue
             run = subprocess.run(
@@ -206,6 +218,45 @@ def test_links_exist(page: Path) -> None:
     assert missing == []
 
 
-def test_engine_table_matches_the_traits() -> None:
-    text = README.read_text()
-    assert text == with_table(text), "run: .venv/bin/python -m tests.docs.tables"
+@pytest.mark.parametrize("page", tables.PAGES, ids=lambda page: page.name)
+def test_generated_tables_are_current(page: Path) -> None:
+    current = page.read_text() == tables.with_table(page)
+    assert current, "run: .venv/bin/python -m tests.docs.tables"
+
+
+def test_a_worker_runs_the_program_of_the_readme(tmp_path: Path) -> None:
+    """As its two commands say: enqueue, then start a worker."""
+    text = tables.README.read_text()
+    program = _BLOCK.findall(text)[1]
+    assert program[0] == "python"
+    assert "python shop.py " in text
+    assert "holdfast worker run shop.py:app " in text
+    (tmp_path / "shop.py").write_text(program[1])
+    environment = {**os.environ, "HOLDFAST_URL": "sqlite:///holdfast.db"}
+    subprocess.run([sys.executable, "shop.py"], cwd=tmp_path, env=environment, check=True)
+    command = [holdfast_program(), "worker", "run", "shop.py:app"]
+    with subprocess.Popen(command, cwd=tmp_path, env=environment) as worker:
+        try:
+            with holdfast.BlockingHoldfast(f"sqlite:///{tmp_path}/holdfast.db") as app:
+                wait_until(lambda: [job.state for job in app.jobs()] == [holdfast.State.DONE] * 2)
+                assert {job.task for job in app.jobs()} == {"shop:charge", "shop:send_mail"}
+                wait_until(lambda: [each.name for each in app.schedules.all()])
+        finally:
+            worker.terminate()
+
+
+def test_no_line_of_the_readme_scrolls() -> None:
+    """Lines as package indexes and code hosts show them: a row of a table is wrapped by neither."""
+    lines = tables.README.read_text().splitlines()
+    assert [line for line in lines if len(line) > README_COLUMNS] == []
+
+
+def test_the_python_reference_is_current() -> None:
+    assert python.PAGE.read_text() == python.page(), "run: .venv/bin/python -m tests.docs.python"
+
+
+def test_the_python_reference_has_every_public_name() -> None:
+    public = {*holdfast.__all__, *testing.__all__} - {"__version__"}
+    assert public - python.documented() == set(), "add them to SECTIONS in tests/docs/python.py"
+    modules = {path.stem for path in (PACKAGE / "integrations").glob("[a-z]*.py")}
+    assert modules == set(python.INTEGRATIONS)

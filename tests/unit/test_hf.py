@@ -170,7 +170,7 @@ def test_tests_in_a_browser_have_a_run_of_their_own(clone: Clone, status: int, r
 def test_help_needs_no_environment(clone: Clone) -> None:
     bare, asked = clone.run(), clone.run("--help")
     assert bare == asked
-    for command in ("test", "check", "bench", "torture", "lock", "COMMAND"):
+    for command in ("test", "check", "docs", "bench", "torture", "lock", "COMMAND"):
         assert re.search(rf"\b{command}\b", bare[1])
     assert clone.asked() == []
 

@@ -12,7 +12,10 @@ ENGINES = ("memory", "sqlite", "postgres", "sqs", "rabbitmq", "remote")
 # From the bottom to the top: some parts of the package, and the other parts that these may import.
 # Each of those is in a row above, so that there is no cycle. The longest name that fits counts.
 # A process that is started by `python -m` is a program: nothing imports it.
-PROGRAMS = ("cli", "__main__", "worker.supervisor.main")
+PROGRAMS = (
+    *("cli", "__main__", "worker.child.template"),
+    *("worker.supervisor.__main__", "worker.supervisor.main"),
+)
 LAYERS: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
     (("", "errors", "events"), ()),
     (("core",), ("errors",)),
@@ -44,7 +47,7 @@ LAYERS: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
             *("process", "telemetry", "tracing", "upkeep", "worker"),
         ),
     ),
-    (("django",), ("app", "core", "engines", "errors", "notation", "worker")),
+    (("django", "integrations"), ("app", "core", "engines", "errors", "notation", "worker")),
     (
         ("server",),
         (
@@ -82,7 +85,11 @@ PLACES: dict[str, tuple[str, ...]] = {
     "apsw": ("engines.sqlite",),
     "asyncpg": ("engines.postgres",),
     "psycopg": ("engines.postgres",),
-    "sqlalchemy": ("engines.postgres",),
+    "sqlalchemy": ("engines.postgres", "integrations.sqlalchemy"),
+    "sentry_sdk": ("integrations.sentry",),
+    "structlog": ("integrations.structlog",),
+    "fastapi": ("integrations.fastapi",),
+    "flask": ("integrations.flask",),
     "django": ("engines.postgres", "django"),
     "django_tasks": ("django",),
     "asgiref": ("django",),
@@ -96,6 +103,7 @@ PLACES: dict[str, tuple[str, ...]] = {
     "uuid_utils": ("engines", "notation", "worker"),
     "cyclopts": ("cli", "fleet.commands"),
     "rich": ("cli",),
+    "pydantic": ("app.pydantic_types",),
     "uvloop": ("process",),
     "h11": ("server",),
     "opentelemetry": ("tracing",),

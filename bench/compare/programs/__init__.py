@@ -1,0 +1,1 @@
+"""One program per queue, with the same roles: see `program.py`."""
