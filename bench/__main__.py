@@ -16,7 +16,20 @@ from typing import Any
 
 from rich.console import Console
 
-from bench import aws, dashboard, drain, engines, fleet, flow, hostile, rabbitmq, server, sqs
+from bench import (
+    aws,
+    dashboard,
+    drain,
+    engines,
+    fleet,
+    flow,
+    hostile,
+    rabbitmq,
+    server,
+    sqs,
+    start,
+)
+from bench.compare.main import main as compare
 from bench.report import Report, print_table, record, to_markdown, write_json
 from bench.stores import ENGINES
 
@@ -32,11 +45,15 @@ BENCHES: dict[str, Any] = {
     "rabbitmq": rabbitmq.run,
     "server": server.run,
     "sqs": sqs.run,
+    "start": start.run,
 }
 
 
 def main(arguments: list[str]) -> int:
     """Run the benchmarks named in the arguments; return the exit code."""
+    if arguments[:1] == ["compare"]:
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
+        return compare(arguments[1:])
     given = _parser().parse_args(arguments)
     if unknown := set(given.names) - set(BENCHES):
         sys.exit(f"hf bench: unknown benchmark {unknown.pop()!r}; choose from {', '.join(BENCHES)}")
@@ -79,6 +96,7 @@ def _options(
     | server.Sizes
     | sqs.Options
     | hostile.Sizes
+    | start.Sizes
 ):
     chosen = ENGINES if given.engine == "all" else (given.engine,)
     changes = {key: value for key in ("jobs", "repeats") if (value := getattr(given, key))}
@@ -116,6 +134,9 @@ def _options(
             sqs_sizes = sqs.QUICK if given.quick else sqs.Sizes()
             sqs_sizes = replace(sqs_sizes, turns=given.repeats or sqs_sizes.turns)
             return sqs.Options(sizes=sqs_sizes, peers=given.peers)
+        case "start":
+            start_sizes = start.QUICK if given.quick else start.Sizes()
+            return replace(start_sizes, repeats=given.repeats or start_sizes.repeats)
         case _:
             sizes = replace(engines.QUICK if given.quick else engines.Sizes(), **changes)
             return engines.Options(engines=chosen, sizes=sizes, sync_delay_ms=given.sync_delay_ms)
@@ -125,6 +146,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="hf bench",
         description="Compare Holdfast with raw SQL on this machine and with other queues.",
+        epilog="hf bench compare checks the answers of docs/comparison.md: see its --help.",
     )
     parser.add_argument(
         "names",
@@ -145,8 +167,8 @@ def _parser() -> argparse.ArgumentParser:
         "--repeats",
         type=int,
         metavar="N",
-        help="repetitions of each measurement [default: 7 for engines; 3 for aws, drain, fleet and"
-        " rabbitmq]",
+        help="repetitions of each measurement [default: 7 for engines and start; 3 for aws, drain,"
+        " fleet and rabbitmq]",
     )
     parser.add_argument(
         "--jobs",

@@ -22,10 +22,12 @@ from holdfast.conformance.rabbitmq_packages import find_programs
 from holdfast.conformance.rabbitmq_server import RabbitNode
 from holdfast.core.text import counted
 from holdfast.engines.base import Engine
+from holdfast.engines.postgres import PostgresEngine
 from holdfast.engines.registry import open_engine
 from holdfast.engines.sqlite.files import FLOOR_BYTES
 from holdfast.testing.clock import ManualClock
 from tests import services
+from tests.engines.pg_connections import KeptConnections
 from tests.shared_broker import SharedBroker, ask
 
 # The machine's noise is no property of the code, and a failure must be repeatable elsewhere.
@@ -236,10 +238,26 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
             return "memory:"
 
 
+@pytest.fixture(scope="module")
+async def kept() -> AsyncIterator[KeptConnections]:
+    """Asynchronous, so that all tests of a module share the event loop of its connections."""
+    with KeptConnections() as kept:
+        yield kept
+
+
 @pytest.fixture
-async def engine(url: str, clock: ManualClock) -> AsyncIterator[Engine]:
-    """One of each sort, on a clock that only the test moves."""
+def unopened_engine(url: str, clock: ManualClock, request: pytest.FixtureRequest) -> Engine:
     engine = open_engine(url, clock=clock)
+    if isinstance(engine, PostgresEngine):
+        kept: KeptConnections = request.getfixturevalue("kept")
+        kept.serve(engine)
+    return engine
+
+
+@pytest.fixture
+async def engine(unopened_engine: Engine) -> AsyncIterator[Engine]:
+    """One of each sort, on a clock that only the test moves."""
+    engine = unopened_engine
     await engine.open()
     yield engine
     await engine.close()

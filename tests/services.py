@@ -3,9 +3,10 @@ one RabbitMQ for each run, one virtual host for each test process.
 
 `HOLDFAST_TEST_PG_DSN` and `HOLDFAST_TEST_AMQP_URL` name servers to use instead of private ones: a
 postgresql:// URL of a user who may create databases, an amqp:// URL of one who may do everything
-in its virtual host. Where RabbitMQ, clients of SQS or Chromium cannot be had, their tests are
-skipped, and the run ends with a line for each; they fail if `HOLDFAST_TEST_REQUIRE` lists
-"rabbitmq", "sqs-clients" or "chromium".
+in its virtual host. Where RabbitMQ, clients of SQS, Chromium, systemd-analyze, promtool or the
+package index cannot be had, their tests are skipped, and the run ends with a line for each; they
+fail if `HOLDFAST_TEST_REQUIRE` lists "rabbitmq", "sqs-clients", "chromium", "systemd", "promtool"
+or "package-index".
 """
 
 import asyncio
