@@ -8,6 +8,12 @@ from tests.dashboard.conftest import Site, one_store
 from tests.dashboard.viewer import Viewer
 
 _TABS_MAX = 100
+_RECORD_FOCUS = """() => {
+  const dialog = document.querySelector("dialog[open]");
+  window.focusAtRemoval = new Promise((resolve) => new MutationObserver(() => {
+    if (!dialog.isConnected) resolve(document.activeElement.id);
+  }).observe(document.body, { childList: true, subtree: true }));
+}"""
 
 
 async def tab_to(viewer: Viewer, name: str) -> None:
@@ -69,3 +75,15 @@ async def test_a_job_is_found_and_cancelled_without_a_mouse(
     await keyboard.press("g")
     await keyboard.press("w")
     await viewer.sees("h1:has-text('Workers')")
+
+
+@one_store
+async def test_a_closed_dialog_has_given_the_focus_back(viewer: Viewer, site: Site) -> None:
+    """Before it is gone: a key that is pressed next may move the focus elsewhere."""
+    await viewer.open(site.url, shows="table tbody a[href*='queues/']")
+    await viewer.page.evaluate("() => document.getElementById('main').focus()")
+    await viewer.page.keyboard.press("?")
+    await expect(viewer.dialog).to_be_visible()
+    await viewer.page.evaluate(_RECORD_FOCUS)
+    await viewer.page.keyboard.press("Escape")
+    assert await viewer.page.evaluate("() => window.focusAtRemoval") == "main"

@@ -1,5 +1,5 @@
 // Dialogs: the native element keeps the focus inside, and gives it back at the end.
-import { html, useEffect, useId, useRef, useState } from "../lib/html.js";
+import { html, useId, useLayoutEffect, useRef, useState } from "../lib/html.js";
 import { count as countText } from "../lib/format.js";
 import { createStore, useStore } from "../lib/store.js";
 import { Field } from "./form.js";
@@ -10,10 +10,11 @@ const TYPED_ABOVE = 1_000;
 export function Dialog({ title, onClose, children, footer, wide = false }) {
   const element = useRef(null);
   const id = useId();
-  useEffect(() => {
-    const opener = document.activeElement;
-    element.current.showModal();
-    return () => opener?.isConnected && opener.focus();
+  // As soon as it is gone the opener has the focus: a key that is pressed at once must not lose it.
+  useLayoutEffect(() => {
+    const dialog = element.current;
+    dialog.showModal();
+    return () => dialog.close();
   }, []);
   const pressed = (event) => event.target === element.current && onClose();
   return html`<dialog

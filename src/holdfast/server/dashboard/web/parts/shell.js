@@ -1,5 +1,5 @@
 // The frame of every page: navigation by scope, namespace, freshness, theme, times, key help.
-import { html, useEffect, useRef, useState } from "../lib/html.js";
+import { html, useLayoutEffect, useRef, useState } from "../lib/html.js";
 import { shortcuts, useKey } from "../lib/keyboard.js";
 import { usePref } from "../lib/prefs.js";
 import { go, href } from "../lib/router.js";
@@ -26,7 +26,7 @@ export function Shell({ page, path, children }) {
   useKey("?", "Show the keys", () => setHelp(true));
   // A new page begins at its top, and the keyboard goes on there.
   const before = useRef(path);
-  useEffect(() => {
+  useLayoutEffect(() => {
     if (before.current === path) return;
     before.current = path;
     setMenu(false);
