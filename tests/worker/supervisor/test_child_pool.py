@@ -386,6 +386,27 @@ async def test_nothing_is_swept_while_a_child_is_being_forked(
     assert len(swept) == 1
 
 
+async def test_a_job_does_not_end_before_its_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The commands of a dead child run until they are swept, which waits for a fork."""
+    driver = PoolDriver(commands=True)
+    monkeypatch.setattr(
+        processes, "sweep_strangers", lambda _known: swept.append(dict(driver.listener.endings))
+    )
+    swept: list[dict[str, Ending]] = []
+    commands = next(child for child in await driver.start() if child.setup.target is None)
+    driver.give("a", task="command", kind="command")
+    commands.run(commands.calls[0].number)
+    template = driver.pool._template = ForkTemplate(commands.setup)
+    template.busy = True
+    commands.die()
+    driver.pool.tick()
+    assert driver.listener.endings == {}
+    template.busy = False
+    driver.pool.tick()
+    assert swept == [{}]
+    assert list(driver.listener.endings) == ["a"]
+
+
 async def test_an_idle_solo_child_is_ended(
     driver: PoolDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:

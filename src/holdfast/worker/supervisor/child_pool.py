@@ -21,6 +21,7 @@ from holdfast.worker.supervisor.child_process import (
     SpawnSchedule,
 )
 from holdfast.worker.supervisor.dispatch import (
+    ChildDeath,
     DispatchQueue,
     PlacedCall,
     PooledChild,
@@ -105,7 +106,8 @@ class ChildPool:
         self._built_in = built_in
         self._make = make
         self._template = template
-        self._sweep_due = False
+        self._deaths: list[tuple[ChildDeath, Failure]] = []
+        """Dead children that may have left processes behind, which still run their jobs."""
         self._children: dict[ChildProcess, PooledChild] = {}
         self._gentle_tasks: frozenset[str] = frozenset()
         self._next_number = 1
@@ -212,8 +214,7 @@ class ChildPool:
             elif child.process.solo and not child.calls and now - child.idle_since > _SOLO_IDLE_S:
                 child.finishing = True
                 child.process.write([Finish()])
-        if self._sweep_due:
-            self._sweep()
+        self._report_deaths()
         if any(child.ready for child in self._living() if child.process.setup.target is not None):
             self._ready_at = now
         for child in children_to_recall(self._living(), now):
@@ -236,6 +237,7 @@ class ChildPool:
         """Kill every child and wait until the death of each was reported."""
         self._closing = True
         await self._spawns.stop()
+        self._report_deaths()
         children = list(self._children.values())
         for child in children:
             self._kill(child, reason)
@@ -285,13 +287,8 @@ class ChildPool:
             for call in child.calls.values():
                 if call.forced_at is None:
                     self.queue.record_alone(call.held[0].job.task, culprit=True)
-        self._sweep()
-        death = judge_calls(child)
-        endings = death.ended + self._put_back(death.unstarted)
-        if endings:
-            self._listener.ended(endings)
-        if death.crashed:
-            self._listener.crashed(death.crashed, crash_failure(child))
+        self._deaths.append((judge_calls(child), crash_failure(child)))
+        self._report_deaths()
         if not self._closing:
             self._replace(child)
         self.dispatch()
@@ -406,13 +403,25 @@ class ChildPool:
             child.kill_reason = reason
             child.process.kill()
 
+    def _report_deaths(self) -> None:
+        """End the jobs of dead children, once nothing that these left behind runs any more. That
+        cannot be told from a child that is being forked, whose process id is not known yet: then
+        they end after the fork."""
+        if not self._deaths or (self._template is not None and self._template.busy):
+            return
+        self._sweep()
+        deaths, self._deaths = self._deaths, []
+        for death, failure in deaths:
+            endings = death.ended + self._put_back(death.unstarted)
+            if endings:
+                self._listener.ended(endings)
+            if death.crashed:
+                self._listener.crashed(death.crashed, failure)
+
     def _sweep(self) -> None:
-        """Kill the processes that dead children left behind. Not while a child is being forked
-        whose process id is not known yet.
-        """
-        self._sweep_due = self._template is not None and self._template.busy
+        """Kill the processes that dead children left behind."""
         # Without children for Python, a handler's own processes are this one's children.
-        if self._make is ChildProcess and not self._sweep_due:
+        if self._make is ChildProcess:
             own = [process.pid for process in self._children]
             processes.sweep_strangers([*own, self._template.pid] if self._template else own)
 
@@ -454,6 +463,7 @@ class ChildPool:
             if not process.pid:
                 self._forget(process)
             raise
+        self._report_deaths()
 
     def _forget(self, process: ChildProcess) -> None:
         """Forget a child that was never started."""
