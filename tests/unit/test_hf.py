@@ -21,6 +21,7 @@ from pathlib import Path
 import pytest
 
 from tests.sources import ROOT
+from tests.wait import wait_until
 
 UV = """\
 #!/bin/sh
@@ -73,6 +74,7 @@ class Clone:
 def clone(tmp_path: Path) -> Clone:
     for name in ("hf", "pyproject.toml", "lock.txt", "lock-uv.txt"):
         shutil.copy(ROOT / name, tmp_path / name)
+    (tmp_path / "src").mkdir()
     uv = tmp_path / "uv"
     uv.write_text(UV.format(python=sys.executable))
     uv.chmod(0o755)
@@ -157,14 +159,32 @@ def test_tests_have_their_files_in_memory_or_where_they_are_told(
     assert clone.run("test", "some")[:2] == (0, f"{memory if can_run else None}\n")
 
 
-@pytest.mark.parametrize(("status", "runs"), [(0, 2), (1, 2), (2, 1)])
-def test_tests_in_a_browser_have_a_run_of_their_own(clone: Clone, status: int, runs: int) -> None:
-    """Also after failures, but not after an interruption."""
+@pytest.mark.parametrize("failing", ["", "tests/dashboard", "--ignore=tests/dashboard"])
+def test_tests_in_a_browser_have_a_run_of_their_own(clone: Clone, failing: str) -> None:
+    """Its output comes last, and a failure of either run is one of all."""
     says = "import sys; print(sys.argv[-1]); sys.exit("
-    (clone.path / "pytest.py").write_text(f"{says}{status} * ('ignore' in sys.argv[-1]))")
+    (clone.path / "pytest.py").write_text(f"{says}sys.argv[-1] == {failing!r})")
     found = clone.run("test")
     asked = ["--ignore=tests/dashboard", "tests/dashboard"]
-    assert (found[0], found[1].splitlines()) == (status, asked[:runs])
+    assert (found[0], found[1].split()) == (int(bool(failing)), asked)
+
+
+def test_a_terminated_run_interrupts_all_tests(clone: Clone) -> None:
+    """They clean up after that."""
+    (clone.path / "pytest.py").write_text(
+        "import pathlib, sys, time\n"
+        "name = sys.argv[-1].replace('/', '-')\n"
+        "pathlib.Path(name).touch()\n"
+        "try: time.sleep(60)\n"
+        "except KeyboardInterrupt: sys.exit(f'cleaned {name}')\n"
+    )
+    process = clone.start("test")
+    names = ["--ignore=tests-dashboard", "tests-dashboard"]
+    wait_until(lambda: all((clone.path / name).exists() for name in names))
+    process.terminate()
+    output, errors = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert [name for name in names if f"cleaned {name}" in output + errors] == names
 
 
 def test_help_needs_no_environment(clone: Clone) -> None:
