@@ -28,6 +28,7 @@ from holdfast.engines.memory import MemoryEngine
 from holdfast.errors import EngineUnavailable
 from holdfast.notation.durations import show_at
 from holdfast.ops.jobs.acts import ActPlan, Acts
+from holdfast.ops.queues import Pause, pause_queue
 from holdfast.ops.redrives import RedrivePlan, Redrives
 from holdfast.ops.settings import save_setting
 from holdfast.ops.tokens import TokenRequest
@@ -36,7 +37,7 @@ from holdfast.process import wall_ms
 from holdfast.server.access.authorized_engine import AccessControls
 from holdfast.server.access.caller import Scope, with_implied
 from holdfast.server.access.redaction import Redaction
-from holdfast.server.live import stream, topics
+from holdfast.server.live import metrics, stream, topics
 from holdfast.server.live.metrics import snapshot_reader
 from holdfast.server.live.overview import overview_reader
 from holdfast.server.live.poll_loop import PollLoop, poll_loop
@@ -592,6 +593,60 @@ async def test_a_topic_that_rested_is_read_although_nothing_was_written_since(
         await revised.poll()
         reads.append(store.reads["worker"])
     assert reads == [1, 0, 1, 0, 0]
+
+
+class SlowCounts(Revised):
+    """Has so many jobs that it takes long to count them: until `counted` is set."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counted = asyncio.Event()
+        self.counted.set()
+
+    async def queues(
+        self, *, names: Collection[str] | None = None, counts: bool = True
+    ) -> list[QueueView]:
+        found = await super().queues(names=names, counts=counts)
+        if counts and names is None:
+            await self.counted.wait()
+        return found
+
+
+async def test_nobody_waits_for_slow_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A change of settings is shown at once, and the counts when they are known. Then nothing is
+    read until there is another change."""
+    monkeypatch.setattr(metrics, "_SLOW_S", -1)
+    monkeypatch.setattr(metrics, "_COUNT_REST", 0)
+    store = SlowCounts()
+    async with Holdfast(engine=store) as app:
+        driver = Driver(app)
+        await app.declare("mail")
+        watched = await driver.watch("overview", "queue:mail")
+        await watched.next()
+        await watched.next()
+        store.counted.clear()
+        await app.enqueue_many([app.job("t", 1, queue="mail")])
+        await pause_queue(app.engine, "mail", Pause(by="ada"))
+        await app.declare("new")
+        store.written += 1
+        await driver.poll()
+        await watched.next()
+        await watched.next()
+        queues = watched.data["overview"]["queues"]
+        assert set(queues) == {"default", "mail", "new"}
+        assert (queues["mail"]["paused"], queues["mail"]["ready"]) == (True, 0)
+        assert watched.data["queue:mail"]["queue"]["ready"] == 1
+        store.counted.set()
+        counting = snapshot_reader(app)._counting
+        assert counting is not None
+        await counting
+        await driver.poll()
+        await watched.next()
+        assert watched.data["overview"]["queues"]["mail"]["ready"] == 1
+        store.reads.clear()
+        await driver.poll()
+        assert store.reads == {"revision": 1}
+        await driver.close()
 
 
 async def test_an_act_here_ends_a_rest(driver: Driver, store: Counted) -> None:

@@ -71,7 +71,7 @@ _LIST_NAMED = """
 SELECT settings FROM $schema.queues
 WHERE ns = $1::int AND name = ANY ($2::text[]) ORDER BY name
 """
-_COUNTS = "SELECT * FROM $schema.counts($1::int, $2::bigint, $3::int)"
+_COUNTS = "SELECT * FROM $schema.counts($1::int, $2::bigint, $3::int, $4::text[])"
 _NOW = "SELECT $schema.now_ms($1::bigint)"
 _DROP = """
 UPDATE $schema.queues SET name = NULL, removed_at = $schema.now_ms(NULL)
@@ -299,21 +299,24 @@ def list_queues(context: CallContext, names: Collection[str] | None) -> Script[l
     if names is None:
         rows = yield Statement(_LIST, (context.ns,), alone=True)
     else:
-        valid = sorted({name for name in names if bounds.QUEUE_NAME.match(name)})
-        rows = yield Statement(_LIST_NAMED, (context.ns, valid), alone=True)
+        rows = yield Statement(_LIST_NAMED, (context.ns, _valid(names)), alone=True)
     return [QueueView(queue=queue_of(row[0])) for row in rows]
+
+
+def _valid(names: Collection[str]) -> list[str]:
+    """Those that a queue can have: PostgreSQL refuses some other texts."""
+    return sorted({name for name in names if bounds.QUEUE_NAME.match(name)})
 
 
 def count_queues(
     context: CallContext, names: Collection[str] | None, *, most: int = bounds.COUNT_EXACT_MAX
 ) -> Script[list[QueueView]]:
-    """The settings and counts of the existing queues of `names`, or of all, by name. The server
-    always counts all of them."""
+    """The settings and counts of the existing queues of `names`, or of all, by name."""
     given = context.given_ms
-    rows = yield Statement(_COUNTS, (context.ns, given, most), alone=True)
+    wanted = None if names is None else _valid(names)
+    rows = yield Statement(_COUNTS, (context.ns, given, most, wanted), alone=True)
     now: int = only_value((yield Statement(_NOW, (given,), alone=True)))
-    views = [_view(row, now, most) for row in rows]
-    return [view for view in views if names is None or view.queue.name in names]
+    return [_view(row, now, most) for row in rows]
 
 
 def _view(row: Row, now: int, most: int) -> QueueView:

@@ -60,6 +60,11 @@ TEXT = "text/plain; version=0.0.4; charset=utf-8"
 _STATES = ("ready", "delayed", "blocked", "leased", "overdue", "done", "dead", "cancelled")
 _SNAPSHOT_AGE_S_MAX = 2.0
 _BROKER_AGE_S_MAX = 5.0
+_SLOW_S = 0.1
+_COUNT_REST = 12
+_COUNT_REST_S_MAX = 15.0
+"""If counting all jobs takes longer than the first, it is done in the background, with pauses this
+many times as long, up to the last."""
 
 
 @operation("GET", "/metrics", needs=Scope.OBSERVE)
@@ -115,7 +120,8 @@ class NamespaceSnapshot:
 
 
 class SnapshotReader:
-    """Reads the snapshots of one namespace, at most every two seconds."""
+    """Reads the snapshots of one namespace, at most every two seconds. In a store with so many jobs
+    that it takes long to count them, nobody waits for that: only the first reader does."""
 
     def __init__(self, app: Holdfast, *, age_s_max: float = _SNAPSHOT_AGE_S_MAX) -> None:
         # `_READERS` is keyed by the application: a strong reference to it here would keep both
@@ -126,12 +132,17 @@ class SnapshotReader:
         self.alerts: tuple[StoredAlert, ...] = ()
         """The raised alerts, as of the last read of the queues."""
         self.as_of: int = 0
-        """The time of the last read of the queues, by this machine's clock."""
+        """The time of the last counts, by this machine's clock."""
+        self.count_s: float = 0.0
+        """How long the last counts took."""
+        self.is_behind: bool = False
+        """True if the counts that `views` has just returned are older than demanded."""
         self._views: list[QueueView] = []
         self._broker: BrokerStatus | None = None
         self._broker_at = float("-inf")
         self._shared = NamespaceSnapshot(views=[], fleet=FleetTotals())
-        self._read_at = float("-inf")
+        self._counted_at = float("-inf")
+        self._counting: asyncio.Task[None] | None = None
         self._lock = asyncio.Lock()
 
     async def for_caller(self, caller: Caller) -> NamespaceSnapshot:
@@ -177,18 +188,51 @@ class SnapshotReader:
         return self._broker
 
     async def views(self, age_s_max: float | None = None) -> list[QueueView]:
-        """The queues with their counts, at most `age_s_max` old if that is less than usual.
-        Concurrent callers share one read."""
-        most = self.age_s_max if age_s_max is None else min(age_s_max, self.age_s_max)
+        """The queues with their counts, at most `age_s_max` old, or else as usual. Concurrent
+        callers share one read. If counting takes long, the settings are that new, and the counts
+        follow: see `is_behind`."""
         async with self._lock:
-            app = self._app()
-            if app is not None and monotonic() - self._read_at >= most:
-                self.as_of = wall_ms()
-                self._views = await app.engine.queues()
-                alerts = await read_alerts(app.engine) if app.engine.traits.records else []
-                self.alerts = tuple(each for each in alerts if each[0].is_raised)
-                self._read_at = monotonic()
+            app, is_slow = self._app(), self.count_s > _SLOW_S
+            most = self.age_s_max if age_s_max is None else age_s_max
+            most = most if is_slow else min(most, self.age_s_max)
+            is_old = app is not None and monotonic() - self._counted_at >= most
+            self.is_behind = is_old and is_slow
+            if app is None or not is_old:
+                return self._views
+            if not is_slow:
+                await self._count(app)
+            else:
+                self._count_later(app)
+                await self._read_settings(app)
+            alerts = await read_alerts(app.engine) if app.engine.traits.records else []
+            self.alerts = tuple(each for each in alerts if each[0].is_raised)
             return self._views
+
+    async def _count(self, app: Holdfast) -> None:
+        as_of, started_at = wall_ms(), monotonic()
+        self._views = await app.engine.queues()
+        self.as_of, self._counted_at = as_of, started_at
+        self.count_s = monotonic() - started_at
+
+    def _count_later(self, app: Holdfast) -> None:
+        if self._counting is not None and not self._counting.done():
+            return
+        rest_s = min(_COUNT_REST * self.count_s, _COUNT_REST_S_MAX)
+        if monotonic() >= self._counted_at + self.count_s + rest_s:
+            self._counting = asyncio.create_task(self._count(app))
+            # A store that does not answer is reported by the read of the settings.
+            self._counting.add_done_callback(lambda task: task.cancelled() or task.exception())
+
+    async def _read_settings(self, app: Holdfast) -> None:
+        """Read the settings of all queues. Only new ones are counted."""
+        settings = [view.queue for view in await app.engine.queues(counts=False)]
+        known = {view.queue.name: view for view in self._views}
+        if new := [queue.name for queue in settings if queue.name not in known]:
+            counted = await app.engine.queues(names=new)
+            known |= {view.queue.name: view for view in counted}
+        self._views = [
+            replace(known[queue.name], queue=queue) for queue in settings if queue.name in known
+        ]
 
 
 _READERS: weakref.WeakKeyDictionary[Holdfast, SnapshotReader] = weakref.WeakKeyDictionary()

@@ -110,9 +110,12 @@ OPERATIONS: tuple[Operation, ...] = (show_overview,)
 
 class OverviewFacts(msgspec.Struct, frozen=True, kw_only=True):
     """The facts behind an overview, as one caller may see them. `workers` is None if the store has
-    no records; `serving` are those that send heartbeats, by queue."""
+    no records; `serving` are those that send heartbeats, by queue. If counting the jobs takes long,
+    `count_s`, the counts may be older than demanded: then they are `behind`."""
 
     as_of: int
+    count_s: float = 0.0
+    behind: bool = False
     views: Sequence[QueueView]
     recent: Mapping[str, QueueRecent]
     workers: Sequence[WorkerView] | None
@@ -144,10 +147,12 @@ class OverviewReader:
         assert app is not None
         snapshots = snapshot_reader(app)
         now, is_whole = wall_ms(), views is None
+        as_of, count_s, behind = now, 0.0, False
         if views is None:
             every = await snapshots.views(age_s_max)
+            as_of, count_s, behind = snapshots.as_of, snapshots.count_s, snapshots.is_behind
+            now = now if behind else as_of
             views = [each for each in every if caller.owns(each.queue.name)]
-            now = snapshots.as_of
         names = [view.queue.name for view in views]
         found: dict[str, QueueRecent] = {name: QueueRecent() for name in names}
         workers: list[WorkerView] | None = None
@@ -170,7 +175,9 @@ class OverviewReader:
             if not caller.prefix or (each[0].queue and caller.owns(each[0].queue))
         ]
         return OverviewFacts(
-            as_of=now,
+            as_of=as_of,
+            count_s=count_s,
+            behind=behind,
             views=views,
             recent=found,
             workers=workers,

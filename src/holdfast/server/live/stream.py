@@ -45,10 +45,10 @@ _REST = 25
 _REST_S_MAX = 1.5
 """A topic rests this many times as long as its read took, if that is longer than the time between
 two ticks, and up to this."""
-_UNCHANGED = 200
-_UNCHANGED_S_MIN, _UNCHANGED_S_MAX = 5.0, 20.0
-"""While nothing is written to the store, topics are read again only for what changes with time:
-after this many times as long as the last tick took, within these bounds."""
+_UNCHANGED = 400
+_UNCHANGED_S_MIN, _UNCHANGED_S_MAX = 5.0, 300.0
+"""While nothing is written to the store, a topic is read again only for what changes with time:
+after this many times as long as its last read took, within these bounds."""
 _NEW_S_MAX = 0.2
 """The age of what a new viewer is shown of a topic that nobody watched."""
 _WAKE_BATCH = 10
@@ -95,6 +95,12 @@ class WatchedTopic:
         """Grows with every change."""
         self.as_of: int = 0
         """The time of the last read."""
+        self.read_at: float = float("-inf")
+        """Writes to the store up to then are in its data."""
+        self.fresh_until: float = float("-inf")
+        """Until then nothing changes but by a write."""
+        self.demanded_at: float = float("-inf")
+        """What has changed with time up to then must be in its data, too."""
         self.rests_until: float = float("-inf")
         self.reading: Final = asyncio.Lock()
         self._data: Data | None = None
@@ -178,7 +184,8 @@ class LiveHub:
         self._reads = SharedReads(engine)
         self._revisioned = extra(engine, Revisioned)
         self._revision: str | None = None
-        self._fresh_until = float("-inf")
+        self._changed_at = float("-inf")
+        """When it was first seen that the store had changed."""
         self._reader = reader
         self._loop = loop
         self._controls = AccessControls(redaction=redaction)
@@ -202,7 +209,7 @@ class LiveHub:
                 async with each.reading:
                     if each.is_new or each.is_gone:
                         self._forget(age_s_max=_NEW_S_MAX)
-                        await self._read(each)
+                        await self._read(each, self._ticks())
             yield b"retry: 2000\n\n"
             seen = dict.fromkeys(watched, 0)
             beat = self._beat
@@ -229,8 +236,10 @@ class LiveHub:
             self._leave(rights, watched)
 
     async def poll(self) -> None:
-        """Read every topic that somebody watches, and wake the viewers if anything changed."""
-        changed = not await self._is_unchanged() and await self._read_all()
+        """Read every topic that somebody watches, unless nothing was written to the store since it
+        was read, and wake the viewers if anything changed."""
+        await self._look_for_changes()
+        changed = await self._read_all()
         if self._ticks() - self._beat_at >= TICK_S:
             self._beat_at = self._ticks()
             self._beat += 1
@@ -238,46 +247,41 @@ class LiveHub:
         if changed:
             await self._wake()
 
-    async def _is_unchanged(self) -> bool:
-        """True if nothing was written to the store since the last tick, as far as it knows."""
-        at, known = self._now(), self._revision
+    async def _look_for_changes(self) -> None:
+        started_at, known = self._ticks(), self._revision
         self._revision = None
         if self._revisioned is not None:
             with suppress(EngineError):
                 self._revision = await self._revisioned.revision()
-        same = self._revision is not None and self._revision == known
-        if not same or self._ticks() >= self._fresh_until:
-            return False
-        for each in self._watched.values():
-            if not each.is_resting(self._ticks()):
-                each.as_of = at
-        return True
+        if self._revision is None or self._revision != known:
+            self._changed_at = started_at
 
     async def _read_all(self) -> bool:
         """Read the topics; True if one of them changed. One that cannot be read now stays as it
         is."""
         self._forget()
-        started_at, changed, error = self._ticks(), False, None
+        at, started_at, changed, error = self._now(), self._ticks(), False, None
         for each in list(self._watched.values()):
             if each.is_new:
                 continue
+            if started_at >= each.fresh_until:
+                each.demanded_at = each.fresh_until
+            demanded_at = max(self._changed_at, each.demanded_at)
+            if each.read_at >= demanded_at:
+                each.as_of = at
+                continue
             if each.is_resting(started_at) and not self._loop.is_woken:
-                # Its data is older than this revision.
-                self._revision = None
                 continue
             async with each.reading:
                 number = each.number
                 try:
-                    await self._read(each)
+                    await self._read(each, demanded_at)
                 except EngineError as failure:
-                    self._revision, error = None, failure
+                    error = failure
                 changed = changed or each.number != number
         if error is not None and not self._is_down:
             _log.warning("live streams pause until the store answers: %s", error)
         self._is_down = error is not None
-        ended_at = self._ticks()
-        rest_s = max(_UNCHANGED_S_MIN, _UNCHANGED * (ended_at - started_at))
-        self._fresh_until = ended_at + min(rest_s, _UNCHANGED_S_MAX)
         return changed
 
     def _forget(self, age_s_max: float = 0.0) -> None:
@@ -311,21 +315,32 @@ class LiveHub:
         if not self._watched:
             self._forget()
 
-    async def _read(self, watched: WatchedTopic) -> None:
-        """Read a topic. Raises EngineError; any other error is that of the topic."""
-        at, started_at = self._now(), self._ticks()
+    async def _read(self, watched: WatchedTopic, demanded_at: float) -> None:
+        """Read a topic; writes up to `demanded_at` must be in its data, or it will be read again.
+        Raises EngineError; any other error is that of the topic."""
+        at, started_at, look = self._now(), self._ticks(), watched.look
+        look.age_s_max = max(0.0, started_at - demanded_at)
+        count_s, read_at = 0.0, self._forgot_at
         try:
-            data = await read_topic(watched.look, watched.topic)
+            data = await read_topic(look, watched.topic)
         except EngineError:
             raise
         except HoldfastError as error:
             watched.end(error)
         else:
+            facts = look.facts_of_topic(watched.topic)
+            if facts is not None:
+                count_s = facts.count_s
+                if facts.behind:
+                    at, read_at = min(at, facts.as_of), float("-inf")
             watched.update(data, at)
         ended_at = self._ticks()
-        rest_s = _REST * (ended_at - started_at)
-        if rest_s > POLL_S:
-            watched.rests_until = ended_at + min(rest_s, _REST_S_MAX)
+        took_s = ended_at - started_at
+        if _REST * took_s > POLL_S:
+            watched.rests_until = ended_at + min(_REST * took_s, _REST_S_MAX)
+        watched.read_at = read_at
+        fresh_s = max(_UNCHANGED_S_MIN, _UNCHANGED * max(took_s, count_s))
+        watched.fresh_until = ended_at + min(fresh_s, _UNCHANGED_S_MAX)
 
     async def _wake(self) -> None:
         """Wake waiting viewers in batches, so that other requests are answered in between."""

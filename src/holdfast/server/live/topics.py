@@ -111,6 +111,8 @@ class Look:
         self._caller = caller
         self._reader = reader
         self._facts: OverviewFacts | None = None
+        self.age_s_max: float = 0.0
+        """The age that the counts of the overview may have, if counting takes long."""
 
     def forget(self) -> None:
         """Read everything anew."""
@@ -119,13 +121,19 @@ class Look:
     async def facts(self) -> OverviewFacts:
         """The facts of the overview, read once for all topics."""
         if self._facts is None:
-            self._facts = await self._reader.read(self.engine, self._caller, age_s_max=0)
+            age_s_max = self.age_s_max
+            self._facts = await self._reader.read(self.engine, self._caller, age_s_max=age_s_max)
         return self._facts
 
+    def facts_of_topic(self, topic: str) -> OverviewFacts | None:
+        """The facts that the data of a topic was made from; None if it is not the overview."""
+        return self._facts if topic == OVERVIEW else None
+
     async def view(self, name: str) -> QueueView | None:
-        """The queue with its counts; None if there is none. The overview has counted it already if
+        """The queue with its counts; None if there is none. The overview has just counted it if
         somebody watches that."""
-        for view in self._facts.views if self._facts is not None else ():
+        known = self._facts
+        for view in known.views if known is not None and not known.behind else ():
             if view.queue.name == name:
                 return view
         return await find_queue(self.engine, name, counts=True)
@@ -195,8 +203,10 @@ async def _acts(look: Look, _: str) -> Data:
 
 ReadTopic = Callable[[Look, str], Awaitable[Data]]
 
+OVERVIEW: Final = "overview"
+
 TOPICS: Final[Mapping[str, ReadTopic]] = {
-    "overview": _overview,
+    OVERVIEW: _overview,
     "queue": _queue,
     "job": _job,
     "redrives": _redrives,
