@@ -23,6 +23,7 @@ from holdfast.core.workers import Health, worker_queue
 from holdfast.engines.base import Engine
 from holdfast.engines.extras import Partitioned, PartitionView, extra
 from holdfast.notation.durations import show_at
+from holdfast.ops.alerts import StoredAlert
 from holdfast.ops.breakers import StoredBreaker, read_breakers
 from holdfast.ops.gates import Gates, GateView
 from holdfast.ops.queues import COUNTS, PAUSES, Pause, queue_counts, worth_showing
@@ -169,11 +170,6 @@ class OverviewReader:
                 gates = await Gates(engine).views()
             if any(view.queue.paused for view in views):
                 pauses = await PAUSES.values(engine)
-        own = [
-            each
-            for each in snapshots.alerts
-            if not caller.prefix or (each[0].queue and caller.owns(each[0].queue))
-        ]
         return OverviewFacts(
             as_of=as_of,
             count_s=count_s,
@@ -187,7 +183,7 @@ class OverviewReader:
                 views=views,
                 pauses=pauses,
                 recent=found,
-                alerts=own,
+                alerts=_own_alerts(snapshots.alerts, caller),
                 workers=workers or (),
                 breakers=breakers,
                 gates=gates,
@@ -208,6 +204,14 @@ def overview_reader(app: Holdfast) -> OverviewReader:
     if found is None:
         found = _READERS[app] = OverviewReader(app)
     return found
+
+
+def _own_alerts(alerts: Sequence[StoredAlert], caller: Caller) -> list[StoredAlert]:
+    return [
+        each
+        for each in alerts
+        if not caller.prefix or (each[0].queue and caller.owns(each[0].queue))
+    ]
 
 
 def overview(facts: OverviewFacts) -> Overview:
