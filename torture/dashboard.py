@@ -117,7 +117,7 @@ async def _hostile(site: Site, _given: argparse.Namespace) -> Part:
     heap_mb = page_mb = 0.0
     async with _viewer(site) as (viewer, wrong):
         await viewer.open(f"{site.server.url}/", shows="main h1")
-        found = (*await places(viewer, SAMPLES), *DETAILS)
+        found = (*places(SAMPLES), *DETAILS)
         for place in found:
             wrong.extend(await look(viewer, place, heap_mb_max=PAGE_MB_MAX))
             heap_mb = max(heap_mb, await viewer.heap_mb())

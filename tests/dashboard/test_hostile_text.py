@@ -75,9 +75,7 @@ async def test_hostile_text_is_shown_as_text(hostile: Site, browser: Browser) ->
     async with open_viewer(browser) as viewer:
         await viewer.open(hostile.url, shows="main h1")
         faults = [
-            fault
-            for place in (*await places(viewer, SAMPLES), *DETAILS)
-            for fault in await look(viewer, place)
+            fault for place in (*places(SAMPLES), *DETAILS) for fault in await look(viewer, place)
         ]
         assert not faults, "\n".join(faults)
         await viewer.go(f"#/jobs/{DONE}", shows="main h1")

@@ -34,16 +34,12 @@ async def look(viewer: Viewer, place: Place) -> list[str]:
 @one_store
 async def test_every_page_is_accessible_in_every_size_and_theme(dashboard: Viewer) -> None:
     dashboard.allow("status of 404 .*/v1/jobs/unknown")
-    faults = [
-        fault
-        for place in (*await places(dashboard), *DETAILS)
-        for fault in await look(dashboard, place)
-    ]
+    faults = [fault for place in (*places(), *DETAILS) for fault in await look(dashboard, place)]
     assert not faults, "\n".join(faults)
 
 
 @other_store
 async def test_every_page_opens_on_the_other_store(dashboard: Viewer, site: Site) -> None:
-    faults = [fault for place in await places(dashboard) for fault in await visit(dashboard, place)]
+    faults = [fault for place in places() for fault in await visit(dashboard, place)]
     assert not faults, "\n".join(faults)
     assert all(url.startswith(site.url) for url in dashboard.requests)

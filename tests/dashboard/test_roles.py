@@ -63,11 +63,11 @@ async def test_an_observer_sees_every_page_but_those_of_admins_and_no_act(
 ) -> None:
     await sign_in(viewer, guarded.url, await new_token(app, "observe"))
     await viewer.sees(LISTED)
-    pages = await listed_pages(viewer)
+    pages = listed_pages()
     assert await _titles(viewer) == _of(pages, "observe")
     closed = [page.title for page in pages if page.scope == "admin"]
     assert closed
-    seen = [place for place in await places(viewer) if place.heading not in closed]
+    seen = [place for place in places() if place.heading not in closed]
     for place in (*seen, *CLOSER):
         assert await acts_at(viewer, place) == set(), place
     await viewer.go("#/tokens", shows="text=This token may not see this page")
@@ -77,8 +77,8 @@ async def test_an_observer_sees_every_page_but_those_of_admins_and_no_act(
 @one_store
 async def test_a_read_only_server_offers_no_act(viewer: Viewer, read_only: Site) -> None:
     await viewer.open(read_only.url, shows=LISTED)
-    assert await _titles(viewer) == _of(await listed_pages(viewer), "observe", "admin")
-    for place in (*await places(viewer), *CLOSER):
+    assert await _titles(viewer) == _of(listed_pages(), "observe", "admin")
+    for place in (*places(), *CLOSER):
         if place.heading != "Tokens":
             assert await acts_at(viewer, place) == set(), place
     await viewer.sees(".badge:has-text('read-only')")
@@ -92,14 +92,14 @@ async def test_an_operator_of_some_queues_sees_only_these(
     await viewer.sees(LISTED)
     queues = viewer.page.locator("table tbody a[href*='queues/']")
     await expect(queues).to_have_text(["shop.orders", "shop.payments"])
-    assert await _titles(viewer) == _of(await listed_pages(viewer), "observe")
+    assert await _titles(viewer) == _of(listed_pages(), "observe")
     assert {"Pause…", "Clear…"} < await acts_at(
         viewer, Place("#/queues/shop.orders", "shop.orders")
     )
     assert "Put back…" in await acts_at(viewer, Place(f"#/jobs/{sample_data.DEAD}", "shop.charge"))
     await viewer.go("#/queues/crm", shows="text=There is no such queue")
-    closed = [page.title for page in await listed_pages(viewer) if page.scope == "admin"]
-    for place in (*await places(viewer), Place("#/workers?name=worker-1", "worker-1")):
+    closed = [page.title for page in listed_pages() if page.scope == "admin"]
+    for place in (*places(), Place("#/workers?name=worker-1", "worker-1")):
         if place.heading not in closed:
             faults = await visit(viewer, place)
             assert not faults, "\n".join(faults)
@@ -115,7 +115,7 @@ async def test_an_admin_creates_and_revokes_a_token_and_sets_a_quota(
     viewer.allow("status of 4.. .*/v1/quotas/")
     await sign_in(viewer, guarded.url, await new_token(app, "admin"))
     await viewer.sees(LISTED)
-    pages = await listed_pages(viewer)
+    pages = listed_pages()
     assert await _titles(viewer) == _of(pages, "observe", "admin")
 
     await viewer.go("#/tokens", shows="text=Create a token")

@@ -9,19 +9,18 @@ from typing import NamedTuple
 
 import msgspec
 
+from holdfast.server.dashboard.files import WEB
 from tests.dashboard import sample_data
 from tests.dashboard.viewer import Viewer
 
-_LIST_PAGES = """async () => {
-  const { src } = document.querySelector("script[type=module]");
-  const { PAGES } = await import(new URL("pages.js", src));
-  return PAGES.map(({ path, title, scope, icon }) => ({ path, title, scope, listed: !!icon }));
-}"""
+_PAGE = re.compile(
+    r'\{\n    path: "(?P<path>[^"]+)",\n    title: "(?P<title>[^"]+)",\n(?P<rest>(?:    .*\n)+)  \}'
+)
 # A page shows no value that its author forgot.
 _MISTAKE = re.compile(r"\bundefined\b|\bNaN\b|\[object |\bInvalid Date\b|\bnull\b")
 
 
-class ListedPage(msgspec.Struct, frozen=True):
+class ListedPage(NamedTuple):
     """A page as the dashboard lists it; `listed` if it is in the navigation."""
 
     path: str
@@ -61,18 +60,24 @@ _SAMPLES = {
 """Where the path of a page has a parameter."""
 
 
-async def listed_pages(viewer: Viewer) -> list[ListedPage]:
+def listed_pages() -> list[ListedPage]:
     """Every page, for all scopes."""
-    return msgspec.convert(await viewer.page.evaluate(_LIST_PAGES), list[ListedPage])
+    text = (WEB / "pages.js").read_text()
+    found = []
+    for each in _PAGE.finditer(text):
+        [scope] = re.findall(r'scope: "(\w+)"', each["rest"])
+        found.append(ListedPage(each["path"], each["title"], scope, "icon: " in each["rest"]))
+    assert len(found) == text.count("import(")
+    return found
 
 
-async def places(viewer: Viewer, samples: Mapping[str, Place] = _SAMPLES) -> list[Place]:
+def places(samples: Mapping[str, Place] = _SAMPLES) -> list[Place]:
     """An address of every page."""
     return [
         (samples[page.path] if ":" in page.path else Place(f"#{page.path}", page.title))._replace(
             name=page.title.lower().replace(" ", "-")
         )
-        for page in await listed_pages(viewer)
+        for page in listed_pages()
     ]
 
 

@@ -1,22 +1,24 @@
 """The files of the dashboard: vendored ones are the pinned ones, own ones are small, and all work
 without a build step or another host."""
 
-import gzip
 import hashlib
 import json
 import re
-from collections.abc import Iterable
+import subprocess
 from pathlib import Path
 
 import pytest
 
-from holdfast.server.dashboard.files import FIRST_MODULES, WEB, needed_modules
+from holdfast.server.dashboard.bundle import join_modules, join_styles
+from holdfast.server.dashboard.files import OPERATIONS, WEB
+from tests.server.direct_server import direct_server
+from tests.server.sqs.clients.environments import NODE
 
 VENDOR = WEB / "vendor"
 MODULES = sorted(WEB.rglob("*.js"))
 OWN = [path for path in MODULES if VENDOR not in path.parents]
 LINES_MAX = 250
-OVERVIEW_MAX, PAGE_MAX, ALL_MAX = 100 * 1024, 40 * 1024, 230 * 1024
+ALL_BYTES_MAX = 150 * 1024
 
 _IMPORT = re.compile(
     r"""(?:\bimport\b[^"'`;()]*?|\bexport\b[^"'`;()]*?\bfrom\b\s*|\bimport\(\s*)["'`]([^"'`]+)["'`]"""
@@ -79,35 +81,65 @@ def test_index_has_no_inline_script_or_style_and_only_relative_addresses() -> No
     assert sheets <= set(addresses)
 
 
-def test_little_is_loaded() -> None:
-    """As compressed as it is served: the overview with all it needs, what another page adds, and
-    every file of the package."""
-    always = [WEB / name for name in ("index.html", "icon.svg")]
-    always += WEB.rglob("*.css")
-    overview = {*always, *_needed(*FIRST_MODULES)}
-    assert _compressed(overview) <= OVERVIEW_MAX
-    for page in (WEB / "pages").glob("*.js"):
-        assert _compressed(_needed(_name(page)) - overview) <= PAGE_MAX, page.name
-    assert _compressed(path for path in WEB.rglob("*") if path.is_file()) <= ALL_MAX
+async def test_little_is_loaded() -> None:
+    """All files of the page together, as compressed as they are served."""
+    async with direct_server() as server:
+        answers = [
+            await server.ask("GET", each.path, accept_encoding="gzip") for each in OPERATIONS
+        ]
+    assert all(answer.headers["content-encoding"] == "gzip" for answer in answers)
+    assert sum(len(answer.body) for answer in answers) <= ALL_BYTES_MAX
 
 
-def _needed(*modules: str) -> set[Path]:
-    """The modules and all that they import at once; pages are imported when they are shown."""
-    texts = {_name(path): path.read_text() for path in MODULES}
-    return {WEB / name for name in needed_modules(modules, texts)}
+def test_modules_are_joined() -> None:
+    """Every form of an import and an export."""
+    texts = {
+        "main.js": """// A comment.
+import { a, b as c } from "./lib/one.js";
+import d from "./lib/two.js";
+import {
+  e,
+} from "./lib/three.js";
+const own = "$";
+report(a, c, d(), e, own, import.meta.url);
+import("./pages/late.js").then((late) => report(late.default, late.f));
+""",
+        "lib/one.js": "export const a = 1;\nexport function b() {}\nexport default class {}\n",
+        "lib/two.js": 'export { n as unused, };\nconst n = 2;\nexport default () => "two";\n',
+        "lib/three.js": 'export * from "./four.js";\n',
+        "lib/four.js": "const x=3;export{x as e};",
+        "pages/late.js": "export default function Late() {}\nexport async function f() {}\n",
+    }
+    script = join_modules(texts, "main.js")
+    program = f"""
+const seen = [];
+globalThis.report = (...values) => seen.push(...values.map((each) => each.name ?? each));
+{script}
+setTimeout(() => console.log(JSON.stringify(seen)));
+"""
+    ran = subprocess.run(
+        [NODE, "--input-type=module", "-e", program], capture_output=True, text=True, check=True
+    )
+    assert "comment" not in script
+    found = json.loads(ran.stdout)
+    assert found[5].endswith("main.js")
+    assert found[:5] + found[6:] == [1, "b", "two", 3, "$", "Late", "f"]
 
 
-def _compressed(files: Iterable[Path]) -> int:
-    return sum(len(gzip.compress(path.read_bytes(), 9)) for path in set(files))
+@pytest.mark.parametrize("text", ['import "./x.js";', "export let a = 1;", "export var b;"])
+def test_other_forms_are_refused(text: str) -> None:
+    with pytest.raises(AssertionError, match=r"main\.js: an import or export"):
+        join_modules({"main.js": text}, "main.js")
 
 
-def test_what_is_needed_follows_imports() -> None:
-    needed = _needed("main.js")
-    assert WEB / "vendor/preact.js" in needed
-    assert WEB / "pages/jobs.js" not in needed
-    texts = {"a.js": 'import "./b/c.js"; import("./late.js")', "b/c.js": 'export * from "../d.js"'}
-    assert needed_modules(["a.js"], {**texts, "d.js": 'import "./a.js"'}) == [
-        "a.js",
-        "b/c.js",
-        "d.js",
-    ]
+def test_style_sheets_are_joined_in_the_order_of_the_page() -> None:
+    page = '<link rel="stylesheet" href="dashboard/b.css"><link href="dashboard/a.css">'
+    assert join_styles({"a.css": "a {}", "b.css": "b {}"}, page) == "b {}\na {}"
+
+
+@pytest.mark.parametrize("path", OWN, ids=_name)
+def test_no_text_of_the_page_looks_like_a_comment(path: Path) -> None:
+    """Lines of comments are left out, and must not be part of a template."""
+    text = path.read_text()
+    for found in re.finditer(r"(?m)^[ \t]*//", text):
+        assert len(re.findall(r"(?<!\\)`", text[: found.start()])) % 2 == 0

@@ -1,8 +1,7 @@
-"""Serves the files of the dashboard: `web/index.html` at `/`, the others at `/dashboard/HASH/…`.
+"""Serves the dashboard: `web/index.html` at `/`, and at `/dashboard/HASH/…` one script, one style
+sheet, the icon and the licences. `bundle` makes the two from the files below `web`.
 
-The hash is that of all files: browsers keep them for good, and never mix those of two versions. A
-page of an earlier version finds no more of its files, and loads itself again. The index names the
-modules that are needed first, so that a browser loads them at once, not import by import.
+The hash is that of all files: browsers keep what they loaded for good, and never mix two versions.
 
 Files are read when the server starts. Each is a literal route, and no path of a request is looked
 up on disk. No file needs a token: they contain no data of the store."""
@@ -11,21 +10,21 @@ from __future__ import annotations
 
 import gzip
 import hashlib
-import posixpath
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path, PurePath
 from typing import Annotated, Final, NamedTuple
 
 from holdfast.server.access.admission import ApiCall
+from holdfast.server.dashboard.bundle import join_modules, join_styles
 from holdfast.server.http.operation import Operation, WithHeaders, operation
 
 WEB = Path(__file__).with_name("web")
 INDEX = "index.html"
-FIRST_MODULES: Final = ("main.js", "pages/overview.js")
-"""The script of the page, and the page that most people see first."""
+MAIN: Final = "main.js"
+SCRIPT, STYLE = "dashboard.js", "dashboard.css"
 
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self';"
@@ -61,9 +60,8 @@ _MEDIA_TYPES = {
 _COMPRESSED = (".png", ".woff2")
 """Kinds of files that gzip does not make smaller."""
 
-_STATIC_IMPORT = re.compile(
-    r"""(?:\bimport\b[^"'`;()]*?|\bexport\b[^"'`;()]*?\bfrom\b\s*)["'`]([^"'`]+)["'`]"""
-)
+_SHEETS = re.compile(r'(?:<link rel="stylesheet" href="dashboard/[^"]+">\n)+')
+_NOTICE = "// Contains Preact, htm and uPlot: their licences are in vendor/, beside this file.\n"
 
 
 class _Variant(NamedTuple):
@@ -145,44 +143,32 @@ def _hash_of(files: Mapping[str, bytes]) -> str:
     return digest.hexdigest()[:16]
 
 
-def static_imports(name: str, text: str) -> list[str]:
-    """The names of the files that a module imports before it runs; not those that it loads later
-    with `import()`."""
-    folder = posixpath.dirname(name)
-    targets = _STATIC_IMPORT.findall(text)
-    return [posixpath.normpath(posixpath.join(folder, target)) for target in targets]
+def served_files(files: Mapping[str, bytes]) -> dict[str, bytes]:
+    """What is served of the files, the index aside."""
+    page = files[INDEX].decode()
+    modules = {name: body.decode() for name, body in files.items() if name.endswith(".js")}
+    sheets = {name: body.decode() for name, body in files.items() if name.endswith(".css")}
+    others = {name: body for name, body in files.items() if name.endswith((".svg", ".txt"))}
+    return {
+        SCRIPT: (_NOTICE + join_modules(modules, MAIN)).encode(),
+        STYLE: join_styles(sheets, page).encode(),
+        **others,
+    }
 
 
-def needed_modules(roots: Iterable[str], texts: Mapping[str, str]) -> list[str]:
-    """The modules and all that they import, level by level: those that are needed first come
-    first."""
-    found: dict[str, None] = {}
-    level = list(roots)
-    while level:
-        found |= dict.fromkeys(level)
-        imported = [target for name in level for target in static_imports(name, texts[name])]
-        level = [name for name in dict.fromkeys(imported) if name not in found]
-    return list(found)
-
-
-def index_page(files: Mapping[str, bytes], folder: str) -> bytes:
-    """The index page with the files in this folder, and the modules that it needs first."""
-    texts = {name: body.decode() for name, body in files.items() if name.endswith(".js")}
-    links = "".join(
-        f'<link rel="modulepreload" href="dashboard/{name}">\n'
-        for name in needed_modules(FIRST_MODULES, texts)
-    )
-    text = files[INDEX].decode().replace("<script ", f"{links}<script ", 1)
-    return text.replace('"dashboard/', f'"{folder}').encode()
+def index_page(page: str, folder: str) -> bytes:
+    """The index page with the script and the style sheet in this folder."""
+    page = _SHEETS.sub(f'<link rel="stylesheet" href="dashboard/{STYLE}">\n', page)
+    page = page.replace(f'"dashboard/{MAIN}"', f'"dashboard/{SCRIPT}"')
+    return page.replace('"dashboard/', f'"{folder}').encode()
 
 
 def _operations() -> Iterator[Operation]:
     files = _read_files()
     folder = f"dashboard/{_hash_of(files)}/"
-    yield _operation_of("/", PageFile(INDEX, index_page(files, folder)), CHECKED)
-    for name, body in files.items():
-        if name != INDEX:
-            yield _operation_of(f"/{folder}{name}", PageFile(name, body), KEPT)
+    yield _operation_of("/", PageFile(INDEX, index_page(files[INDEX].decode(), folder)), CHECKED)
+    for name, body in served_files(files).items():
+        yield _operation_of(f"/{folder}{name}", PageFile(name, body), KEPT)
 
 
 def _operation_of(route: str, file: PageFile, caching: tuple[str, str]) -> Operation:

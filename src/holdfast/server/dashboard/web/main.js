@@ -16,14 +16,13 @@ async function isOutdated() {
   return response.ok && !(await response.text()).includes(`/${hash}/`);
 }
 
-// A page that cannot be loaded is null; that of a server which was updated loads everything anew.
+// A page that cannot be loaded is null. If the server was updated since the first page was opened,
+// everything is loaded anew.
 async function loadPage(page) {
-  try {
-    loaded.set(page, (await page.load()).default);
-  } catch {
-    if (await isOutdated().catch(() => false)) location.reload();
-    else loaded.set(page, null);
-  }
+  const isFirst = loaded.size === 0;
+  const Page = await page.load().then((module) => module.default, () => null);
+  loaded.set(page, Page);
+  if (!isFirst && (await isOutdated().catch(() => false))) location.reload();
 }
 
 // The component of a page: undefined while it is loaded, null if that failed.
