@@ -98,7 +98,7 @@ async def _measure(
             await declare(addresses[-1]["server"])
         attackers = await stack.enter_async_context(background("-m", "bench.attackers"))
         clients = [stack.enter_context(_Client(each["server"])) for each in addresses]
-        await asyncio.to_thread(_sample, clients, 1.0)
+        await asyncio.to_thread(_sample, clients, min(1.0, sizes.seconds))
         for case in cases:
             case_run = _CaseRun(case, servers[0], addresses[0], attackers, clients, sizes)
             for turn in range(sizes.rounds):

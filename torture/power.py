@@ -11,6 +11,7 @@ import asyncio
 import shutil
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random, SystemRandom
@@ -64,8 +65,14 @@ class PowerFindings:
         )
 
 
-async def cut_many(cuts: int, *, seed: int, durability: Durability) -> PowerFindings:
-    """Run a number of power cuts."""
+async def cut_many(
+    cuts: int,
+    *,
+    seed: int,
+    durability: Durability,
+    is_enough: Callable[[PowerFindings], bool] | None = None,
+) -> PowerFindings:
+    """Run a number of power cuts, or fewer if these are enough."""
     findings = PowerFindings()
     # The simulated disk decides what survives, so the real files may be in memory.
     memory = "/dev/shm" if Path("/dev/shm").is_dir() else None
@@ -76,6 +83,8 @@ async def cut_many(cuts: int, *, seed: int, durability: Durability) -> PowerFind
             if rng.random() < 0.3:
                 cutter.start_empty()
             await cutter.cut(number, rng)
+            if is_enough is not None and is_enough(findings):
+                break
     return findings
 
 

@@ -8,20 +8,21 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
 import logging
 import random
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from holdfast.conformance.checker import Findings, check
 from holdfast.conformance.history import Recorded, read_journals
-from holdfast.conformance.rabbitmq_server import PrivateRabbitMQ
+from holdfast.conformance.rabbitmq_server import PrivateRabbitMQ, RabbitNode
 from holdfast.core.model import Job, State
 from holdfast.engines.base import Engine
 from holdfast.engines.registry import open_broker
@@ -50,12 +51,17 @@ BOTH_OUTCOMES_MIN = 100
 
 
 def main(argv: list[str]) -> int:
-    given = _parser().parse_args(argv)
+    parser = _parser()
+    given = parser.parse_args(argv)
+    if given.node and given.broker_kills:
+        parser.error("--node: the broker is not killed; add --broker-kills 0")
     # Every client would report every outage.
     logging.disable(logging.WARNING)
     names = PARTS if given.part == "all" else (given.part,)
-    with PrivateRabbitMQ() as broker:
-        outcomes = [_run_part(name, broker, given) for name in names]
+    with contextlib.ExitStack() as stack:
+        broker = None if given.node else stack.enter_context(PrivateRabbitMQ())
+        node = broker.node if broker else RabbitNode(**json.loads(given.node.read_text()))
+        outcomes = [_run_part(name, broker, node, given) for name in names]
     return results.conclude("rabbitmq", outcomes, given)
 
 
@@ -94,19 +100,32 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--rounds", type=int, default=1_000, metavar="N", help="jobs of the race [default: 1,000]"
     )
+    parser.add_argument(
+        "--fault-every",
+        type=float,
+        default=FAULT_S,
+        metavar="SECONDS",
+        help=f"mean time between two faults of the proxy [default: {FAULT_S}]",
+    )
+    parser.add_argument(
+        "--node",
+        type=Path,
+        metavar="FILE",
+        help="JSON of a RabbitNode: use this running broker [default: a private one]",
+    )
     results.add_options(parser)
     return parser
 
 
 def _run_part(
-    part: str, broker: PrivateRabbitMQ, given: argparse.Namespace
+    part: str, broker: PrivateRabbitMQ | None, node: RabbitNode, given: argparse.Namespace
 ) -> tuple[dict[str, Any], bool]:
     plan = _plan(given)
     sizes = f"--rounds {given.rounds}"
     if part != "expiry":
         sizes = f"--processes {plan.processes} --broker-kills {plan.broker_kills}"
         sizes += f" --kills {plan.kills} --server-kills {plan.server_kills}"
-        sizes += f" --seconds {plan.seconds:g}"
+        sizes += f" --seconds {plan.seconds:g} --fault-every {given.fault_every:g}"
     replay = f"./hf torture rabbitmq --part {part} --engine {given.engine} {sizes}"
     print(f"{part}: {replay} --seed {given.seed}", flush=True)
     started = time.monotonic()
@@ -114,13 +133,24 @@ def _run_part(
         histories = Path(home, "histories")
         histories.mkdir()
         with (
+            _vhost(node, part) as amqp,
             store(given.engine, Path(home)) as ledger,
-            AmqpProxy(broker.node.add_vhost(part), seed=given.seed, every_s=FAULT_S) as proxy,
+            AmqpProxy(amqp, seed=given.seed, every_s=given.fault_every) as proxy,
         ):
-            run = _PARTS[part](Scene(ledger, broker, proxy, plan, histories))
+            run = _PARTS[part](Scene(ledger, broker, node, proxy, plan, histories))
             figures, wrong = run(given.rounds)
         results.keep_histories(histories, part, given, wrong=bool(wrong))
     return results.finish_part(part, given, started, figures, wrong)
+
+
+@contextlib.contextmanager
+def _vhost(node: RabbitNode, name: str) -> Iterator[str]:
+    """The URL of a new virtual host, deleted after the block."""
+    url = node.add_vhost(name)
+    try:
+        yield url
+    finally:
+        node.delete_vhost(name)
 
 
 def _plan(given: argparse.Namespace) -> FaultPlan:
@@ -137,10 +167,12 @@ def _plan(given: argparse.Namespace) -> FaultPlan:
 
 
 class Scene(NamedTuple):
-    """The servers of a part, its faults and the directory of its histories."""
+    """The servers of a part, its faults and the directory of its histories. `broker` is None if it
+    must not be killed."""
 
     ledger: Store
-    broker: PrivateRabbitMQ
+    broker: PrivateRabbitMQ | None
+    node: RabbitNode
     proxy: AmqpProxy
     plan: FaultPlan
     directory: Path
@@ -161,7 +193,7 @@ class BrokerFaultInjector(FaultInjector):
         super().__init__(scene.brokered(), scene.plan, scene.directory)
         self._ledger = scene.ledger
         self._broker = scene.broker
-        self._node = scene.broker.node
+        self._node = scene.node
         self._proxy = scene.proxy
         self._proxied: Counter[str] = Counter()
 

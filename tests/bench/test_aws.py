@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 
@@ -13,11 +14,14 @@ from bench.report import Report
 from bench.sqs_counter import RequestCounter
 from holdfast.testing.sqs import sqs_server
 
-TINY = Sizes(jobs=40, repeats=1, noisy=20, quiet=5)
+TINY = Sizes(jobs=20, repeats=1, noisy=10, quiet=3)
 
 
-async def test_calls_and_tenants_are_measured() -> None:
-    """The other measurements need more processes than a test should start."""
+async def test_calls_and_tenants_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a worker of one process. The other measurements need more processes than a test should
+    start."""
+    worker = replace(ON_SQS, settings={**ON_SQS.settings, "processes": 0})
+    monkeypatch.setattr(aws, "ON_SQS", worker)
     with sqs_server() as url:
         options = Options(sizes=TINY, peers=False, parts=("calls", "tenants"), endpoint=url)
         report = await run(options, lambda _: None)

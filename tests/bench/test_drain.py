@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,25 +15,30 @@ from bench.drain import Options, Sizes, run
 from bench.peers.catalogue import HOLDFAST, PEERS
 from bench.peers.install import SOURCES, NotInstalled
 from bench.peers.run import Drain
+from bench.processes import busy_loops
 from bench.report import Report
+from bench.worker_usage import cpu_ns
+from holdfast.worker import processes
+from tests.wait import wait_until
 
 # Each test starts a dozen workers and waits until they stop.
 pytestmark = pytest.mark.timeout(600)
 
-TINY = Sizes(jobs=40, repeats=1, delays=5, idle_s=0.1, commands=5, lines=20)
+TINY = Sizes(jobs=10, repeats=1, delays=2, idle_s=0.1, commands=3, lines=20)
 DRAIN_ALONE = Options(engines=("sqlite",), sizes=replace(TINY, delays=0), alone=False)
 NAMES = ("holdfast", "holdfast, --processes 0")
 ALONE = {"idle worker", "commands, compared with bare spawns", "enqueue from a pipe of 20 lines"}
 
 
 async def test_everything_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of the default worker on SQLite. The test below drains with the other one, and the benchmark
-    `rabbitmq` on PostgreSQL."""
+    """Of the worker of one process on SQLite. Another test drains with the default one, and the
+    benchmark `rabbitmq` on PostgreSQL. Nothing else computes meanwhile: another test shows that
+    busy loops do."""
     assert [each.name for each in HOLDFAST if each.engine == "sqlite"] == [*NAMES]
     assert [each.name for each in HOLDFAST if each.engine == "postgres"] == [*NAMES]
-    name = NAMES[0]
-    monkeypatch.setattr(drain, "HOLDFAST", HOLDFAST[:1])
-    monkeypatch.setattr(drain, "BUSY_LOOPS", 1)
+    name = NAMES[1]
+    monkeypatch.setattr(drain, "HOLDFAST", HOLDFAST[1:2])
+    monkeypatch.setattr(drain, "BUSY_LOOPS", 0)
     report = await run(Options(engines=("sqlite",), sizes=TINY, peers=False), lambda _: None)
     assert not report.notes
     assert {result.metric for result in report.results} == {
@@ -46,6 +52,16 @@ async def test_everything_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     assert all(result.value > 0 for result in report.results)
 
 
+async def test_busy_loops_compute_until_the_end_of_the_block() -> None:
+    before = set(processes.descendants(os.getpid()))
+    async with busy_loops(2):
+        loops = set(processes.descendants(os.getpid())) - before
+        assert len(loops) == 2
+        used = {pid: cpu_ns(pid) for pid in loops}
+        wait_until(lambda: all(cpu_ns(pid) > used[pid] for pid in loops))
+    assert not loops & set(processes.descendants(os.getpid()))
+
+
 async def test_notes_name_missing_peers_and_a_failed_contestant(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -54,7 +70,7 @@ async def test_notes_name_missing_peers_and_a_failed_contestant(
 
     broken = replace(HOLDFAST[0], name="broken", program="not_there")
     monkeypatch.setattr(drain, "install_python", refuse)
-    monkeypatch.setattr(drain, "HOLDFAST", (broken, HOLDFAST[1]))
+    monkeypatch.setattr(drain, "HOLDFAST", (broken, HOLDFAST[0]))
     report = await run(DRAIN_ALONE, lambda _: None)
     missing, failed = report.notes
     assert "no index is reachable" in missing
@@ -62,7 +78,7 @@ async def test_notes_name_missing_peers_and_a_failed_contestant(
     assert "broken" in failed
     assert "not_there" in failed
     names = {result.metric for result in report.results}
-    assert NAMES[1] in names
+    assert NAMES[0] in names
     assert "broken" not in names
 
 

@@ -13,7 +13,7 @@ from bench.sqs_counter import RequestCounter
 from tests.engines.sqs import servers
 from tests.fleet.infra.declared import cloudformation
 
-TINY = Sizes(messages=12, repeats=1, burst=25)
+TINY = Sizes(messages=5, repeats=1, burst=10)
 
 
 async def test_everything_is_measured() -> None:

@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from bench import rabbitmq
-from bench.peers.catalogue import BROKER_PEERS, BROKERED, PLAIN
+from bench import rabbitmq, worker_usage
+from bench.peers.catalogue import BROKER_PEERS, BROKERED, HOLDFAST, PLAIN, Contestant
 from bench.peers.program import timed_calls
 from bench.rabbitmq import Options, Sizes, run
 from bench.report import Report
 from holdfast.conformance.rabbitmq_server import RabbitNode
 
-TINY = Sizes(jobs=40, repeats=1, wake_ups=2, idle_s=0.1, messages=50, waiting=600)
+TINY = Sizes(jobs=10, repeats=1, wake_ups=1, idle_s=0.1, messages=20, waiting=100)
 
 
 # It starts several workers and gates, and waits until they stop.
 @pytest.mark.timeout(600)
-async def test_everything_is_measured(rabbit_node: RabbitNode) -> None:
+async def test_everything_is_measured(
+    rabbit_node: RabbitNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With workers of one process each; the benchmark `drain` has the default worker."""
+    monkeypatch.setattr(rabbitmq, "PLAIN", in_one_process(PLAIN))
+    monkeypatch.setattr(rabbitmq, "BROKERED", in_one_process(BROKERED))
+    monkeypatch.setattr(worker_usage, "HOLDFAST", (in_one_process(HOLDFAST[0]),))
     options = Options(sizes=TINY, peers=False, node=rabbit_node)
     report = await run(options, lambda _: None)
     assert not report.notes
@@ -28,9 +36,13 @@ async def test_everything_is_measured(rabbit_node: RabbitNode) -> None:
         "inlet, compared with consume and acknowledge",
         "outlet, compared with confirmed publishes",
         "idle worker",
-        "memory of an inlet, growth while 600 messages wait",
+        "memory of an inlet, growth while 100 messages wait",
     }
     assert len([result for result in report.results if result.goal is not None]) == 6
+
+
+def in_one_process(contestant: Contestant) -> Contestant:
+    return replace(contestant, settings={**contestant.settings, "processes": 0})
 
 
 def test_goals_apply_to_postgres_alone_and_to_the_fastest_peer() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bench.server import Sizes, run
 
-TINY = Sizes(turns=1, turn_s=0.2, connections=4, wake_ups=3)
+TINY = Sizes(turns=1, turn_s=0.05, connections=2, wake_ups=2)
 
 
 async def test_everything_is_measured() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bench.sqs import Options, Sizes, run
 
-TINY = Options(sizes=Sizes(turns=1, turn_s=0.2, connections=4, wake_ups=3, polls=10), peers=False)
+TINY = Options(sizes=Sizes(turns=1, turn_s=0.05, connections=2, wake_ups=2, polls=5), peers=False)
 
 
 async def test_everything_is_measured() -> None:

@@ -1,7 +1,7 @@
 """Kills a fleet with SIGKILL before and after each of its AWS calls, and starts it again.
 
-Argument: a task, or `termination`. For each number of calls that a process makes before it is
-killed, a line of JSON tells what is there after another attempt.
+Arguments: tasks, or `termination`. For each of them and each number of calls that a process makes
+before it is killed, a line of JSON tells what is there after another attempt.
 """
 
 import json
@@ -32,6 +32,15 @@ class MortalAws(LaterAws):
             os.kill(os.getpid(), signal.SIGKILL)
         self.lives -= 1
         return super()._call(service, action, resource, **given)
+
+
+def mortal_fleet(cloud: Cloud) -> Fleet:
+    """A fleet with all its clients and no connection yet, for forked processes: creating a client
+    takes longer than the calls of a task."""
+    fleet = cloud.fleet(MortalAws)
+    for service in ("cloudwatch", "dynamodb", "ec2", "ssm"):
+        fleet.aws._client(service)
+    return fleet
 
 
 def prepare_once(cloud: Cloud) -> None:
@@ -75,21 +84,24 @@ def state(cloud: Cloud) -> dict[str, Any]:
     }
 
 
-def main(what: str) -> None:
+def main(tasks: list[str]) -> None:
     # A forked process has the service models that its parent has read.
     boto3.session.Session = servers.session
     cloud = Cloud(os.environ["AWS_ENDPOINT_URL"], Path())
-    prepare_once(cloud)
-    again = cloud.fleet()
+    for what in tasks:
+        prepare_once(cloud)
+        kill_after_each_call(cloud, what)
+
+
+def kill_after_each_call(cloud: Cloud, what: str) -> None:
+    again, mortal = cloud.fleet(), mortal_fleet(cloud)
     calls = 0
     while True:
         prepare(cloud, what)
         child = os.fork()
         if child == 0:
-            fleet = cloud.fleet(MortalAws)
-            mortal: Any = fleet.aws
-            mortal.lives = calls
-            attempt(fleet, what, 1)
+            MortalAws.lives = calls
+            attempt(mortal, what, 1)
             os._exit(0)
         ended = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
         done = state(cloud) if ended == 0 else None
@@ -100,12 +112,12 @@ def main(what: str) -> None:
             key = {"pool_name": {"S": LOCK_PREFIX + what}}
             cloud.dynamodb.delete_item(TableName=POOLS, Key=key)
             attempt(again, what, 2)
-        line = {"calls": calls, "exit": ended, "done": done, "again": state(cloud)}
-        print(json.dumps(line), flush=True)
+        found = {"exit": ended, "done": done, "again": state(cloud)}
+        print(json.dumps({"what": what, "calls": calls, **found}), flush=True)
         if ended == 0:
             return
         calls += 1
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(sys.argv[1:])

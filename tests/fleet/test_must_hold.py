@@ -37,10 +37,12 @@ ENDS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("what", ENDS)
-def test_a_kill_between_any_two_steps(cloud: Cloud, what: str) -> None:
+@pytest.fixture(scope="module")
+def killed(moto: str, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """The output of one program for all tasks: its start takes as long as the kills of a task."""
+    cloud = Cloud(moto, tmp_path_factory.mktemp("killed"))
     ran = subprocess.run(
-        [sys.executable, "-m", "tests.fleet.kill_program", what],
+        [sys.executable, "-m", "tests.fleet.kill_program", *ENDS],
         cwd=ROOT,
         env={**os.environ, **cloud.environment},
         capture_output=True,
@@ -49,7 +51,12 @@ def test_a_kill_between_any_two_steps(cloud: Cloud, what: str) -> None:
         timeout=150,
     )
     assert ran.returncode == 0, ran.stderr
-    lines = [json.loads(line) for line in ran.stdout.splitlines()]
+    return [json.loads(line) for line in ran.stdout.splitlines()]
+
+
+@pytest.mark.parametrize("what", ENDS)
+def test_a_kill_between_any_two_steps(killed: list[dict[str, Any]], what: str) -> None:
+    lines = [line for line in killed if line["what"] == what]
     kills = len(lines) - 1
     assert kills >= 3
     assert [line["exit"] for line in lines] == [-signal.SIGKILL] * kills + [0]

@@ -122,12 +122,12 @@ def test_a_distributor_is_killed_and_nothing_is_lost(
 ) -> None:
     names = [other.create("tenant-k") for _ in range(2)]
     work = other.create("work")
-    bodies = {f"{name}{n}" for name in names for n in range(60)}
+    bodies = {f"{name}{n}" for name in names for n in range(30)}
     for name in names:
-        other.send_many(name, [f"{name}{n}" for n in range(60)])
+        other.send_many(name, [f"{name}{n}" for n in range(30)])
     found: list[str] = []
-    line = ("distribute", "--broker", "aws", "--from", "tenant-k-*", "--to", work, "--depth", "60")
-    enough = dice.randrange(1, 60)
+    line = ("distribute", "--broker", "aws", "--from", "tenant-k-*", "--to", work, "--depth", "30")
+    enough = dice.randrange(1, 30)
     with program(variables, *line) as started:
         while len(found) < enough:
             found += [each["Body"] for each in other.take(work, 1)]

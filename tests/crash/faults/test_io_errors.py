@@ -15,8 +15,8 @@ from holdfast.testing.clock import ManualClock
 from tests.crash.faults.conftest import OpenEngine
 from torture.client_model import ClientModel
 
-STRIKES = 60
-READS = range(1, 150, 3)
+STRIKES = 25
+READS = range(1, 150, 7)
 """The first are in the opening, the last in the reads of single jobs."""
 STEPS_MAX = 400
 

@@ -9,7 +9,8 @@ import pytest
 
 from tests.sources import ROOT
 
-WRITERS = 32
+WRITERS = 8
+"""`./hf torture writers` starts 32."""
 COMMITS = 200
 """A race to 40 ends while the scheduler still decides who has run at all: on a busy machine one
 process had 3. A race to 200 ends with 104 or more by each."""

@@ -14,6 +14,14 @@ from holdfast.testing.clock import ManualClock
 from tests.crash.mutants import mutants
 
 SEEDS_MAX = 25
+FIRST_SEEDS = {
+    "CopyThenDelete": 1,
+    "DeleteThenCopy": 5,
+    "ExpiryIgnoredOnRetry": 1,
+    "FollowUpsRegardless": 7,
+    "settle_without_token": 9,
+}
+"""Seeds that have caught the mutant, tried before the others."""
 DRAIN_MS_MAX = 60_000
 # The mutant, the invariants of which it breaks at least one, and what has to strike or be used.
 WRAPPERS: list[tuple[type[mutants.Mutant], set[str], set[str], set[str]]] = [
@@ -50,7 +58,7 @@ async def test_a_mutant_is_caught_and_the_real_engine_is_not(
     features: set[str],
 ) -> None:
     """The mistake is in the wrapper, so one real engine under it is enough."""
-    for seed in range(SEEDS_MAX):
+    for seed in seeds(mutant.__name__):
         plan = planned(seed, faults, features)
         caught = await run(plan, spoilt(mutant, fresh_sqlite()))
         if caught.findings.rules & rules:
@@ -64,7 +72,7 @@ async def test_a_missing_guard_is_caught(
     fresh: Fresh, spoil: Callable[[mutants.Judge], mutants.Judge], rules: set[str]
 ) -> None:
     """Both engines ask `lifecycle.judge` inside their transaction: the mistake is made there."""
-    for seed in range(SEEDS_MAX):
+    for seed in seeds(spoil.__name__):
         plan = planned(seed, {"freeze", "delay"}, set())
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(lifecycle, "judge", spoil(lifecycle.judge))
@@ -76,8 +84,13 @@ async def test_a_missing_guard_is_caught(
 
 
 @pytest.mark.parametrize("faults", [{"restart"}, {"crash"}, {"freeze", "delay"}])
-async def test_the_wrapper_itself_breaks_nothing(fresh: Fresh, faults: set[str]) -> None:
-    assert_clean(await run(planned(0, faults, set()), spoilt(mutants.Mutant, fresh())))
+async def test_the_wrapper_itself_breaks_nothing(fresh_sqlite: Fresh, faults: set[str]) -> None:
+    assert_clean(await run(planned(0, faults, set()), spoilt(mutants.Mutant, fresh_sqlite())))
+
+
+def seeds(mutant: str) -> list[int]:
+    first = FIRST_SEEDS.get(mutant, 0)
+    return [first, *(seed for seed in range(SEEDS_MAX) if seed != first)]
 
 
 def planned(seed: int, faults: set[str], features: set[str]) -> Plan:

@@ -29,12 +29,13 @@ from torture.expiry_race import ExpiryRace
 from torture.fault_injection import journal_in
 from torture.gate_flow import SinkMessage, judge_gates
 
-# A start of RabbitMQ takes some seconds of a core. In the part `gates` the proxy alone cuts the
-# connections to it.
+# A start of RabbitMQ takes some seconds of a core. The part `gates` uses the broker of this test
+# run, and the proxy alone cuts the connections to it.
 BROKER_KILLS = {"engine": 1, "gates": 0}
+KILLS = 2
 SMALL = {
-    "engine": "--engine sqlite --processes 3 --kills 3 --seconds 2.5",
-    "gates": "--processes 3 --server-kills 1 --kills 3 --seconds 3",
+    "engine": "--engine sqlite --processes 2 --seconds 1.5 --fault-every 0.15",
+    "gates": "--processes 3 --server-kills 1 --seconds 2 --fault-every 0.2",
 }
 
 
@@ -42,10 +43,17 @@ SMALL = {
 @pytest.mark.timeout(300)
 @pytest.mark.usefixtures("rabbitmq_programs")
 @pytest.mark.parametrize("part", SMALL)
-def test_nothing_is_lost_or_settled_twice(part: str, tmp_path: Path) -> None:
+def test_nothing_is_lost_or_settled_twice(
+    part: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
     figures = tmp_path / "figures.json"
     options = [*SMALL[part].split(), "--seed", str(a_seed()), "--json", str(figures)]
-    options += ["--broker-kills", str(BROKER_KILLS[part])]
+    options += ["--kills", str(KILLS), "--broker-kills", str(BROKER_KILLS[part])]
+    if not BROKER_KILLS[part]:
+        node: RabbitNode = request.getfixturevalue("rabbit_node")
+        shared = tmp_path / "node.json"
+        shared.write_text(json.dumps(node._asdict()))
+        options += ["--node", str(shared)]
     result = run("torture", "rabbitmq", "--part", part, *options)
     print(result.stdout)
     assert result.returncode == 0, result.stderr + result.stdout
@@ -53,7 +61,7 @@ def test_nothing_is_lost_or_settled_twice(part: str, tmp_path: Path) -> None:
     assert (found["lost"], found["resurrected"], found["stale_settles"]) == (0, 0, 0)
     assert found["violations"] == 0
     assert found["jobs"] > 0
-    assert (found["kills"], found["broker_kills"]) == (3, BROKER_KILLS[part])
+    assert (found["kills"], found["broker_kills"]) == (KILLS, BROKER_KILLS[part])
     assert sum(found[f"proxy_{kind}"] for kind in KINDS) > 0
     if part == "gates":
         assert found["entered"] >= found["confirmed"] > 0

@@ -14,18 +14,20 @@ import pytest
 
 from tests.crash.torture.test_engines import run
 
-KILLS, CLIENTS = 2, 4
+# One client over REST, the other through the remote engine.
+KILLS, CLIENTS = 1, 2
 
 
 @pytest.mark.torture
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("engine", ["sqlite", "postgres"])
-def test_acknowledged_jobs_survive_and_clients_reconnect(engine: str, tmp_path: Path) -> None:
+def test_acknowledged_jobs_survive_and_clients_reconnect(tmp_path: Path) -> None:
+    """On SQLite; `./hf torture server` also runs on PostgreSQL, whose own kills are in
+    tests/crash/torture/test_engines.py."""
     given = os.environ.get("HOLDFAST_SEED")
     seed = SystemRandom().randrange(1_000_000) if given is None else int(given)
     figures = tmp_path / "figures.json"
     result = run(
-        "torture", "server", "--engine", engine, "--clients", str(CLIENTS), "--kills", str(KILLS),
+        "torture", "server", "--engine", "sqlite", "--clients", str(CLIENTS), "--kills", str(KILLS),
         "--seed", str(seed), "--json", str(figures),
     )  # fmt: skip
     print(result.stdout)
@@ -36,4 +38,4 @@ def test_acknowledged_jobs_survive_and_clients_reconnect(engine: str, tmp_path: 
     assert found["server_kills"] == KILLS
     assert found["back"] == KILLS * CLIENTS
     assert found["jobs"] > KILLS
-    assert f"server on {engine}: killed {KILLS} times under {CLIENTS} clients" in result.stdout
+    assert f"server on sqlite: killed {KILLS} times under {CLIENTS} clients" in result.stdout

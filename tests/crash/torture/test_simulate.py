@@ -15,7 +15,9 @@ from holdfast.conformance.history import Entry, HistoryLine
 from holdfast.conformance.simulate import FAULTS, FEATURES, draw, simulate
 from torture.simulate import WITHOUT, factory
 
-SEEDS = {"memory": 15, "sqlite": 5, "postgres": 2}
+SEEDS = {"memory": 6, "sqlite": 2, "postgres": 1}
+# Together they have covered everything that a run can do; others follow if they no longer do.
+COVERING_SEEDS = (4, 22, 24, 13)
 # Seeds that once failed, with the reason. A change of the scripts changes the run of a seed, so
 # each case is also a test in tests/crash/history/test_allowed.py.
 REGRESSIONS = [
@@ -59,20 +61,23 @@ async def test_a_seed_repeats_its_run(name: str) -> None:
 
 async def test_runs_cover_every_fault_and_every_outcome() -> None:
     """Otherwise some faults would never be simulated."""
+    calls = ("enqueue", "lease", "renew", "settle", "amend", "overdue")
+    wanted = {f"{op} {phase}" for op in calls for phase in ("ok", "fail", "info")}
+    wanted |= {"kill note", "freeze note", "jump note", "restart note", "effect note"}
+    wanted |= {"new", "duplicate", "refused", "settled", "lost", "renewed"}
+    wanted |= {"complete", "retry", "bury", "release", "forward", "cancel", "redrive"}
+    wanted |= {"done", "dead", "cancelled"}
     seen: set[str] = set()
     with factory("memory") as fresh:
-        for seed in range(25):
+        for seed in (*COVERING_SEEDS, *range(25)):
             run = await simulate(seed, fresh(), without=WITHOUT["memory"])
             seen |= {f"{line.op} {line.phase}" for line in run.lines}
             seen |= {entry.answer for line in run.lines for entry in line.jobs}
             seen |= {entry.verdict for line in run.lines for entry in line.jobs}
             seen |= {entry.state for line in run.lines for entry in line.jobs}
-    calls = ("enqueue", "lease", "renew", "settle", "amend", "overdue")
-    assert {f"{op} {phase}" for op in calls for phase in ("ok", "fail", "info")} <= seen
-    assert {"kill note", "freeze note", "jump note", "restart note", "effect note"} <= seen
-    assert {"new", "duplicate", "refused", "settled", "lost", "renewed"} <= seen
-    assert {"complete", "retry", "bury", "release", "forward", "cancel", "redrive"} <= seen
-    assert {"done", "dead", "cancelled"} <= seen
+            if wanted <= seen:
+                return
+    pytest.fail(f"in no run: {sorted(wanted - seen)}")
 
 
 def test_seeds_differ_in_their_faults_and_features() -> None:

@@ -33,14 +33,15 @@ SECOND = 1_000_000_000
 @pytest.mark.torture
 @pytest.mark.timeout(300)
 def test_every_job_survives_its_workers(tmp_path: Path) -> None:
-    """On SQLite, with a kill of every role. tests/crash/chaos does the same on PostgreSQL."""
-    kills = 6
+    """On SQLite, with a kill of every role. tests/crash/chaos kills one process on PostgreSQL, and
+    `./hf torture workers` any number on both."""
+    kills = 5
     given = os.environ.get("HOLDFAST_SEED")
     seed = SystemRandom().randrange(1_000_000) if given is None else int(given)
     figures = tmp_path / "figures.json"
     result = run(
         "torture", "workers", "--engine", "sqlite", "--workers", "2", "--kills", str(kills),
-        "--freezes", "1", "--seconds", str(kills / 3), "--scale", "0.3", "--seed", str(seed),
+        "--freezes", "1", "--seconds", str(kills / 3), "--scale", "0.1", "--seed", str(seed),
         "--json", str(figures),
     )  # fmt: skip
     print(result.stdout)
@@ -71,7 +72,7 @@ def test_workers_end_when_the_test_is_killed(tmp_path: Path) -> None:
 
 
 def test_few_kills_still_cover_every_role() -> None:
-    assert set(kill_roles(6)) == {"child", "command_child", "command", "supervisor", "launcher"}
+    assert set(kill_roles(5)) == {"child", "command_child", "command", "supervisor", "launcher"}
     assert len(kill_roles(3)) == 3
     assert len(kill_roles(300)) == 300
 
