@@ -1,5 +1,7 @@
 """The page of a job: every act on it, and its output as it is written."""
 
+import asyncio
+
 import msgspec
 from playwright.async_api import expect
 
@@ -9,7 +11,7 @@ from holdfast.core.model import Job, Note, Reason, Renewal, State
 from holdfast.core.verdict import Bury, Settlement
 from tests.dashboard import sample_data
 from tests.dashboard.conftest import one_store
-from tests.dashboard.viewer import Viewer
+from tests.dashboard.viewer import TIMEOUT_MS, Viewer
 
 
 async def job_of(app: Holdfast, id_: str) -> Job:
@@ -119,3 +121,21 @@ async def test_the_output_of_a_running_job_is_followed_and_it_is_asked_to_stop(
 
 async def _write(app: Holdfast, renewal: Renewal) -> None:
     await app.renew_many([renewal])
+
+
+@one_store
+async def test_a_page_that_was_left_is_garbage(dashboard: Viewer) -> None:
+    """A job may have megabytes of errors: nothing of its page may stay."""
+    await dashboard.go(f"#/jobs/{sample_data.DEAD}", shows=".job-line")
+    await dashboard.loaded()
+    await dashboard.page.evaluate(
+        "() => { window.left = new WeakRef(document.querySelector('.job-line')) }"
+    )
+    await dashboard.go("#/settings", shows="main h1:has-text('Settings')")
+    await dashboard.loaded()
+    session = await dashboard.context.new_cdp_session(dashboard.page)
+    # An effect that has not run yet, or a request that has not ended, may hold it for a moment.
+    async with asyncio.timeout(TIMEOUT_MS / 1000):
+        while await dashboard.page.evaluate("() => window.left.deref() !== undefined"):
+            await session.send("HeapProfiler.collectGarbage")
+    await session.detach()

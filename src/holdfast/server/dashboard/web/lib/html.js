@@ -5,7 +5,14 @@ import htm from "../vendor/htm.js";
 export * from "../vendor/preact-hooks.js";
 export { Component, Fragment, createContext, render };
 
-export const html = htm.bind(h);
+// htm would keep elements without values to use them again, and each of them the whole page that it
+// was last part of. Marked as changing, they are made anew.
+const CHANGING = 3;
+
+export const html = htm.bind(function create(...parts) {
+  this[0] = CHANGING;
+  return h(...parts);
+});
 
 // The component, rendered again only if one of its properties changed.
 export function memo(Inner) {
