@@ -636,6 +636,10 @@ async def test_nobody_waits_for_slow_counts(monkeypatch: pytest.MonkeyPatch) -> 
         assert set(queues) == {"default", "mail", "new"}
         assert (queues["mail"]["paused"], queues["mail"]["ready"]) == (True, 0)
         assert watched.data["queue:mail"]["queue"]["ready"] == 1
+        store.reads.clear()
+        await driver.poll()
+        # While the counts are awaited, nothing else is read again.
+        assert store.reads == {"revision": 1}
         store.counted.set()
         counting = snapshot_reader(app)._counting
         assert counting is not None

@@ -208,6 +208,14 @@ class SnapshotReader:
             self.alerts = tuple(each for each in alerts if each[0].is_raised)
             return self._views
 
+    def has_counts(self, age_s_max: float) -> bool:
+        """True if the counts are at most this old; otherwise they are read in the background."""
+        app = self._app()
+        if app is not None and monotonic() - self._counted_at >= age_s_max:
+            self._count_later(app)
+            return False
+        return True
+
     async def _count(self, app: Holdfast) -> None:
         as_of, started_at = wall_ms(), monotonic()
         self._views = await app.engine.queues()

@@ -134,6 +134,12 @@ class OverviewReader:
         self._app = weakref.ref(app)
         self._recent = RecentReader()
 
+    def has_counts(self, age_s_max: float) -> bool:
+        """True if the counts of the queues are at most this old; otherwise they are read in the
+        background."""
+        app = self._app()
+        return app is None or snapshot_reader(app).has_counts(age_s_max)
+
     async def read(
         self,
         engine: Engine,

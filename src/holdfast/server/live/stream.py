@@ -97,6 +97,8 @@ class WatchedTopic:
         """The time of the last read."""
         self.read_at: float = float("-inf")
         """Writes to the store up to then are in its data."""
+        self.awaits_counts: bool = False
+        """True if its counts are older, because counting takes long."""
         self.fresh_until: float = float("-inf")
         """Until then nothing changes but by a write."""
         self.demanded_at: float = float("-inf")
@@ -268,8 +270,11 @@ class LiveHub:
                 each.demanded_at = each.fresh_until
             demanded_at = max(self._changed_at, each.demanded_at)
             if each.read_at >= demanded_at:
-                each.as_of = at
-                continue
+                if not each.awaits_counts:
+                    each.as_of = at
+                    continue
+                if not self._reader.has_counts(started_at - demanded_at):
+                    continue
             if each.is_resting(started_at) and not self._loop.is_woken:
                 continue
             async with each.reading:
@@ -320,7 +325,7 @@ class LiveHub:
         Raises EngineError; any other error is that of the topic."""
         at, started_at, look = self._now(), self._ticks(), watched.look
         look.age_s_max = max(0.0, started_at - demanded_at)
-        count_s, read_at = 0.0, self._forgot_at
+        read_at, awaits_counts, count_s = self._forgot_at, False, 0.0
         try:
             data = await read_topic(look, watched.topic)
         except EngineError:
@@ -330,15 +335,14 @@ class LiveHub:
         else:
             facts = look.facts_of_topic(watched.topic)
             if facts is not None:
-                count_s = facts.count_s
-                if facts.behind:
-                    at, read_at = min(at, facts.as_of), float("-inf")
+                count_s, awaits_counts = facts.count_s, facts.behind
+                at = min(at, facts.as_of) if facts.behind else at
             watched.update(data, at)
+        watched.read_at, watched.awaits_counts = read_at, awaits_counts
         ended_at = self._ticks()
         took_s = ended_at - started_at
         if _REST * took_s > POLL_S:
             watched.rests_until = ended_at + min(_REST * took_s, _REST_S_MAX)
-        watched.read_at = read_at
         fresh_s = max(_UNCHANGED_S_MIN, _UNCHANGED * max(took_s, count_s))
         watched.fresh_until = ended_at + min(fresh_s, _UNCHANGED_S_MAX)
 
