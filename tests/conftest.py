@@ -26,7 +26,7 @@ from holdfast.engines.postgres import PostgresEngine
 from holdfast.engines.registry import open_engine
 from holdfast.engines.sqlite.files import FLOOR_BYTES
 from holdfast.testing.clock import ManualClock
-from tests import services
+from tests import services, template
 from tests.engines.pg_connections import KeptConnections
 from tests.shared_broker import SharedBroker, ask
 
@@ -127,6 +127,7 @@ def pytest_configure_node(node: Any) -> None:
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
+    template.close()
     config.stash[_SHARED].close()
     report: Any = config.pluginmanager.get_plugin("terminalreporter")
     reasons = [skip.longrepr[2] for skip in report.stats.get("skipped", ())] if report else []

@@ -2,8 +2,8 @@
 
 import asyncio
 import json
+import os
 import signal
-import subprocess
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -234,9 +234,8 @@ def test_an_invalid_job_is_refused(cli: Cli, line: list[str], code: int, says: s
 
 
 def test_an_argument_that_is_not_utf_8_is_refused(tmp_path: Path) -> None:
-    line: list[str | bytes] = [*command("enqueue", "--"), b"\xff"]
-    ran = subprocess.run(line, cwd=tmp_path, env=environment(), capture_output=True, check=False)
-    assert (ran.returncode, b"not UTF-8" in ran.stderr) == (2, True)
+    ran = run_program(tmp_path, "enqueue", "--", os.fsdecode(b"\xff"))
+    assert (ran.code, "not UTF-8" in ran.err) == (2, True)
 
 
 def test_a_dry_run_adds_nothing(cli: Cli) -> None:

@@ -11,13 +11,13 @@ import shlex
 import shutil
 import signal
 import subprocess
-import sys
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
 from holdfast.conformance.private_server import ServiceUnavailable
+from tests.deploy.environments import write_python
 from tests.services import needed
 from tests.sources import ROOT
 
@@ -95,7 +95,8 @@ def test_the_steps_of_the_image_work_in_a_clean_folder(tmp_path: Path) -> None:
     build, final = stages()
     replay = Replay(tmp_path)
     base = tmp_path / "base"
-    subprocess.run([sys.executable, "-m", "venv", str(base)], check=True, capture_output=True)
+    write_python(tmp_path / "python")
+    subprocess.run([tmp_path / "python", "-m", "venv", base], check=True, capture_output=True)
     replay.environment["PATH"] = f"{base}/bin:{replay.environment['PATH']}"
     with needed("The package index", "package-index"):
         for name, text in build:

@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from tests import template
 from tests.cli.program import environment, run_program
 
 SITE = Path(__file__).parent / "site"
@@ -139,18 +140,11 @@ def test_the_example_of_the_page_runs(tmp_path: Path) -> None:
     (tmp_path / "manage.py").write_text((SITE / "manage.py").read_text())
     for name, text in shown(page):
         (tmp_path / name).write_text(text)
-    result = subprocess.run(
-        [sys.executable, "manage.py", "check"],
-        cwd=tmp_path, env=environment(), capture_output=True, text=True, check=False,
-    )  # fmt: skip
+    result = template.run(["manage.py", "check"], tmp_path, environment())
     assert result.returncode == 0, result.stderr
     serve = [sys.executable, "manage.py", "holdfast_worker"]
     with started(serve, tmp_path, cwd=tmp_path):
-        asked = subprocess.run(
-            [sys.executable, "ask.py"],
-            cwd=tmp_path, env=environment(), capture_output=True, text=True, check=False,
-            timeout=60,
-        )  # fmt: skip
+        asked = template.run(["ask.py"], tmp_path, environment())
     assert (asked.returncode, asked.stdout) == (0, "9 pages\n"), asked.stderr
 
 
@@ -168,15 +162,8 @@ def shown(page: str) -> Iterator[tuple[str, str]]:
 
 
 def act(scene: str, folder: Path, **given: str) -> Any:
-    result = subprocess.run(
-        [sys.executable, "scenes.py", scene],
-        cwd=SITE,
-        env=environment(SITE_FOLDER=str(folder), **given),
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-    )
+    variables = environment(SITE_FOLDER=str(folder), **given)
+    result = template.run(["scenes.py", scene], SITE, variables, timeout_s=120)
     assert result.returncode == 0, result.stderr
     return json.loads(result.stdout)
 

@@ -18,6 +18,7 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
+from tests import template
 from tests.docs.curl import curl
 from tests.wait import wait_until
 
@@ -94,20 +95,22 @@ class Player:
     def _printed(self, command: str, code: int | None = None) -> str:
         if command.startswith("curl "):
             return curl(shlex.split(command)[1:], self._address(), None)
-        run = subprocess.run(
-            ["sh", "-c", command],
-            cwd=self._folder,
-            env=self._environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            timeout=120,
-            check=False,
-        )
-        assert code in (None, run.returncode), (
-            f"{command} ended with {run.returncode}:\n{run.stdout}"
-        )
-        return run.stdout
+        words = _program(command)
+        if words is not None:
+            run = template.run(words, self._folder, self._environment)
+        else:
+            run = subprocess.run(
+                ["sh", "-c", command],
+                cwd=self._folder,
+                env=self._environment,
+                capture_output=True,
+                text=True,
+                timeout=120,
+                check=False,
+            )
+        printed = run.stdout + run.stderr
+        assert code in (None, run.returncode), f"{command} ended with {run.returncode}:\n{printed}"
+        return printed
 
     def _start(self, command: str) -> None:
         self._stop()
@@ -155,6 +158,14 @@ class Player:
         address = re.search(r"http://127\.0\.0\.1:\d+", self._log.read_text())
         assert address, "no server is running"
         return address[0]
+
+
+def _program(command: str) -> list[str] | None:
+    """The words of a command for the template; None if a shell or another program must run it."""
+    words = shlex.split(command)
+    if words[0] == "python":
+        return words[1:]
+    return words if words[0] == template.HOLDFAST else None
 
 
 def commands(block: str) -> Iterator[tuple[str, str]]:

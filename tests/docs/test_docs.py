@@ -17,6 +17,7 @@ import pytest
 
 import holdfast
 from holdfast import errors, testing
+from tests import template
 from tests.docs import python, tables
 from tests.docs.curl import curl, token_in
 from tests.sources import PACKAGE
@@ -75,14 +76,7 @@ def test_python_code_runs(source: str, tmp_path: Path) -> None:
             address = stack.enter_context(running_server(holdfast_program(), tmp_path, environment))
             source = source.replace(SERVER, address)
         script.write_text(source)
-        run = subprocess.run(
-            [sys.executable, "-W", "error", str(script)],
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
+        run = template.run([str(script)], tmp_path, os.environ)
     assert run.returncode == 0, run.stdout + run.stderr
 
 
@@ -138,15 +132,7 @@ def test_commands_run(page: Path, tmp_path: Path, request: pytest.FixtureRequest
             assert words[0] in PROGRAMS, f"docs may show only {PROGRAMS} and curl: {words}"
             if words[1] in _LONG_RUNNING:
                 continue
-            run = subprocess.run(
-                [program, *words[1:]],
-                cwd=tmp_path,
-                env=environment,
-                capture_output=True,
-                text=True,
-                timeout=60,
-                check=False,
-            )
+            run = template.run([template.HOLDFAST, *words[1:]], tmp_path, environment)
             assert run.returncode == 0, f"{words}\n{run.stdout}{run.stderr}"
             assert looks_like(run.stdout, expected), f"{words} printed:\n{run.stdout}"
 

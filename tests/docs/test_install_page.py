@@ -4,13 +4,13 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from holdfast import __version__
 from holdfast.conformance.private_server import ServiceUnavailable
+from tests.deploy.environments import write_python
 from tests.deploy.test_image import UNREACHABLE
 from tests.services import needed
 from tests.sources import ROOT
@@ -27,14 +27,15 @@ def test_the_commands_install_a_working_program(title: str, tmp_path: Path) -> N
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, clone / name)
     kept = {name: each for name, each in os.environ.items() if not name.startswith("HOLDFAST_")}
-    for name in ("PYTHONPATH", "VIRTUAL_ENV"):
+    # Bytecode stays in the environment, which is deleted.
+    for name in ("PYTHONPATH", "PYTHONPYCACHEPREFIX", "VIRTUAL_ENV"):
         kept.pop(name, None)
     commands = BLOCKS[title].replace("/opt/jobs", "~/jobs").replace("~/", f"{tmp_path}/")
     # Compiling all packages takes longer than everything else, and few modules of them are used.
     quick = {"PIP_NO_COMPILE": "1", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
     environment = {**kept, **quick, "PATH": f"{tmp_path / 'python'}:{os.environ['PATH']}"}
     (tmp_path / "python").mkdir()
-    (tmp_path / "python" / "python3").symlink_to(sys.executable)
+    write_python(tmp_path / "python" / "python3")
     with needed("The package index", "package-index"):
         run(commands, clone, environment)
     program = tmp_path / "jobs" / "bin" / "holdfast"

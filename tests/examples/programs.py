@@ -4,13 +4,13 @@ import contextlib
 import json
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from holdfast import Job, JobFilter
 from holdfast.app.blocking_app import BlockingHoldfast
+from tests import template
 from tests.cli.program import command, environment
 from tests.sources import ROOT
 from tests.wait import wait_until
@@ -30,22 +30,14 @@ class Example:
 
     def run(self, *arguments: str) -> list[str]:
         """The lines that the program prints. Any warning is an error."""
-        return self._run([sys.executable, "-W", "error", str(self._program), *arguments])
+        return self._run(str(self._program), *arguments)
 
     def command(self, *line: str) -> Any:
         """What a command of the command line prints as JSON."""
-        return json.loads("\n".join(self._run(command(*line, "--json"))))
+        return json.loads("\n".join(self._run(template.HOLDFAST, *line, "--json")))
 
-    def _run(self, line: list[str]) -> list[str]:
-        ran = subprocess.run(
-            line,
-            cwd=self.folder,
-            env=self._environment(),
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
+    def _run(self, *words: str) -> list[str]:
+        ran = template.run(words, self.folder, self._environment())
         assert (ran.returncode, ran.stderr) == (0, ""), ran
         return ran.stdout.splitlines()
 

@@ -54,8 +54,8 @@ def server_of(popen: "subprocess.Popen[str]") -> str:
     return url
 
 
-@pytest.mark.parametrize("template", ["1", "0"])
-async def test_one_trace_through_all_processes(tmp_path: Path, template: str) -> None:
+@pytest.mark.parametrize("forks", ["1", "0"])
+async def test_one_trace_through_all_processes(tmp_path: Path, forks: str) -> None:
     """What the handler enqueues and what follows it are part of the same trace."""
 
     def look(collector: Collector) -> dict[str, Seen]:
@@ -64,7 +64,7 @@ async def test_one_trace_through_all_processes(tmp_path: Path, template: str) ->
 
     with collecting() as collector:
         serve = ["serve", "--port", "0", "--json", "--url", "sqlite:///jobs.db"]
-        given = variables(collector, HOLDFAST_TEMPLATE=template)
+        given = variables(collector, HOLDFAST_TEMPLATE=forks)
         with started(tmp_path, *serve, **given) as server:
             url = await asyncio.to_thread(server_of, server)
             run = ["worker", "run", APPLICATION, "--url", url, "--processes", "1"]
