@@ -9,20 +9,20 @@ import { Empty, ErrorBoundary, Failure, Loading } from "./parts/states.js";
 
 const loaded = new Map();
 
-// True if the server has other files than this page: it was updated while the page was open.
-async function isOutdated() {
+// Loads everything anew if the server has other files than this page: it was updated while the page
+// was open.
+async function reloadIfOutdated() {
   const hash = import.meta.url.split("/").at(-2);
   const response = await fetch(new URL(".", location.href), { cache: "no-store" });
-  return response.ok && !(await response.text()).includes(`/${hash}/`);
+  if (response.ok && !(await response.text()).includes(`/${hash}/`)) location.reload();
 }
 
-// A page that cannot be loaded is null. If the server was updated since the first page was opened,
-// everything is loaded anew.
+// A page that cannot be loaded is null. Another page than the first is a chance to look for an
+// update.
 async function loadPage(page) {
   const isFirst = loaded.size === 0;
-  const Page = await page.load().then((module) => module.default, () => null);
-  loaded.set(page, Page);
-  if (!isFirst && (await isOutdated().catch(() => false))) location.reload();
+  loaded.set(page, await page.load().then((module) => module.default, () => null));
+  if (!isFirst) reloadIfOutdated().catch(() => {});
 }
 
 // The component of a page: undefined while it is loaded, null if that failed.
