@@ -39,13 +39,13 @@ Url = Annotated[
     str | None,
     Parameter(
         metavar="URL",
-        help="Store for what workers share, e.g. postgresql://host/name.",
+        help="Store of the data that workers share, e.g. postgresql://host/name.",
     ),
 ]
 Json = Annotated[bool, Parameter(help="Print only JSON.", negative=())]
 DryRun = Annotated[bool, Parameter(help="Print the plan and do nothing.", negative=())]
 Hours = Annotated[
-    float, Parameter(metavar="N", help="Hours that the costs of pool_audit are for.", negative=())
+    float, Parameter(metavar="N", help="Hours for which pool_audit adds up costs.", negative=())
 ]
 
 
@@ -55,17 +55,17 @@ def run(
     schedule: Annotated[
         bool,
         Parameter(
-            help="Also enqueue housekeeping regularly, instead of scheduled rules at AWS.",
+            help="Also enqueue housekeeping regularly, instead of scheduled rules on AWS.",
             negative=(),
         ),
     ] = False,
     url: Url = None,
     json: Json = False,
 ) -> int:
-    """Consume both queues on SQS until it is stopped.
+    """Process the messages of the termination and housekeeping queues on SQS until stopped.
 
-    The settings are environment variables, RUNS_FLEET_TERMINATION_QUEUE_URL and others. Any number
-    of these processes may run. The first SIGTERM finishes the messages at hand.
+    The settings are environment variables such as RUNS_FLEET_TERMINATION_QUEUE_URL. Any number of
+    these processes may run. After the first SIGTERM, a process finishes its current messages.
     """
     fleet = _fleet()
     settings = fleet.settings
@@ -101,7 +101,7 @@ def task(
 ) -> int:
     """Run one housekeeping task now.
 
-    It takes the same lock as the tasks that messages start: one of a kind runs at a time.
+    It takes the same lock as tasks that messages start, so only one of each kind runs at a time.
     """
     if not 0 < hours <= 24 * 366:
         raise ConfigError(f"--hours {hours:g}: expected a number above 0, at most {24 * 366}")
@@ -110,7 +110,7 @@ def task(
 
 
 def audit(*, hours: Hours = 24.0, url: Url = None, json: Json = False) -> int:
-    """Print the report of all pools, and publish nothing."""
+    """Print the report on all pools without publishing it."""
     return task("pool_audit", dry_run=True, hours=hours, url=url, json=json)
 
 

@@ -190,7 +190,7 @@ def test_jobs_that_were_redriven_too_often_are_skipped(letters: Cli) -> None:
     seed.settle(seed.lease(), Bury(failure=Failure(message="again")))
     again = letters("dlq", "retry", "--all", "--max-redrives", "1")
     assert (again.code, again.out) == (0, "retried 2 jobs\n")
-    assert again.err == "left 1 job dead: redriven 1 time or more already\n"
+    assert again.err == "left 1 job dead: already retried 1 time or more\n"
     assert dead(letters) == "b"
     assert letters("dlq", "retry", "b").out == "b retried\n", "who names it means it"
 

@@ -27,7 +27,7 @@ def test_cancel_by_force_tells_the_worker(cli: Cli) -> None:
     # Asking first, and asking again, is fine.
     for _ in range(2):
         assert cli("job", "cancel", "run").out == "run asked to stop\n"
-    assert cli("job", "cancel", "run", "--force").out == "run is ended by its worker\n"
+    assert cli("job", "cancel", "run", "--force").out == "run is being killed by its worker\n"
     assert job("run").cancel_requested
     order = seed.with_app(lambda app: ORDERS.read(app.engine, "w"))
     assert order is not None

@@ -267,7 +267,7 @@ async def set_quota(
     ] = None,
     common: Common = COMMON,
 ) -> None:
-    """Limit what a tenant or the namespace may enqueue over HTTP."""
+    """Limit how much a tenant or the namespace may enqueue over HTTP."""
     quota = quota_of(QuotaBody(depth=depth, rate=rate, bytes=bytes))
     async with open_app(common, create=True) as app:
         ask = server_of(app)
@@ -377,7 +377,7 @@ async def remove_record(
     *,
     common: Common = COMMON,
 ) -> None:
-    """Remove a stored record that cannot be read, as doctor names it."""
+    """Remove a stored record that cannot be read; doctor lists such records."""
     async with open_app(common) as app:
         ask = server_of(app)
         if ask is not None:

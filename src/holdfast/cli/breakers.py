@@ -79,7 +79,7 @@ async def open_(names: Names, /, *, common: Common = COMMON) -> int:
 async def close(names: Names, /, *, common: Common = COMMON) -> int:
     """Close circuit breakers, so that their jobs start again.
 
-    Failures are counted from 0 again.
+    Their failure counts start again from 0.
     """
     return await _change_each(names, lambda record, _: rules.closed(record), "closed", common)
 

@@ -64,7 +64,7 @@ async def chaos(
     workers: Annotated[int, option("N", "Start this many workers.")] = 3,
     queue: Annotated[
         str | None,
-        option("NAME", "Create and delete this queue; needed in a store with other jobs."),
+        option("NAME", "Create, use and delete this queue; required in a store with other jobs."),
     ] = None,
     seed: Annotated[int | None, option("N", "Repeat the random choices of an earlier run.")] = None,
     private: PrivateServers = NO_SERVERS,
@@ -72,7 +72,7 @@ async def chaos(
 ) -> int:
     """Kill and freeze workers, and check that no job is lost.
 
-    Without --url it uses a private store. It ends only processes that it started.
+    Without --url, it uses a private store. It kills only processes that it started.
     """
     for flag, given in (("--postgres", private.postgres), ("--rabbitmq", private.rabbitmq)):
         if given and common.url:

@@ -159,8 +159,8 @@ async def retry(
 ) -> int | None:
     """Run dead letters again: by id, by filter, or all.
 
-    With --rate or --canary, upkeep retries them gradually: see redrive list. On Amazon SQS, the
-    service moves all dead letters of a queue.
+    With --rate or --canary, upkeep retries them gradually: see redrive list. On Amazon SQS,
+    the service itself moves all dead letters of a queue.
     """
     plan = pace.plan(_wanted(ids, which, all=all))
     async with open_app(common) as app:
@@ -187,7 +187,7 @@ async def retry(
     print_either(view, done, common)
     if capped and not common.json:
         times = counted(plan.redrives_max, "time")
-        say(f"left {JobCount(capped)} dead: redriven {times} or more already")
+        say(f"left {JobCount(capped)} dead: already retried {times} or more")
     return None
 
 
@@ -336,7 +336,7 @@ async def _sample(
 ) -> DeadSample:
     """Dead letters of a store that cannot be searched."""
     if after is not None:
-        raise UsageError("--after needs a list in order: this store shows a sample")
+        raise UsageError("--after needs an ordered list: this store shows only a sample")
     most = jobs.page_size(limit or _SAMPLE, COMMON)
     return await sample_dead(app.engine, queues, wanted, limit=most, now=wall_ms())
 

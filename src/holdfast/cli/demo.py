@@ -43,7 +43,7 @@ async def demo(
     rate: Annotated[float, option("N", "Enqueue about this many jobs per second.")] = 8.0,
     workers: Annotated[int, option("N", "Start this many workers.")] = 2,
     serve: Annotated[
-        bool, Parameter(help="Also serve the dashboard, to this machine only.")
+        bool, Parameter(help="Also serve the dashboard, on this machine only.")
     ] = True,
     port: Annotated[
         int | None,
@@ -51,9 +51,9 @@ async def demo(
     ] = None,
     common: Common = COMMON,
 ) -> int:
-    """Run a mix of real jobs and watch them live, in the dashboard or here.
+    """Run a mix of real jobs, to watch live in the dashboard or in this terminal.
 
-    Without --url it uses a temporary file.
+    Without --url, it uses a temporary file.
     """
     duration_s = None if seconds is None else to_ms("--for", seconds, UsageError) / 1000
     if not 0 < rate <= 1_000 or not 1 <= workers <= 16:

@@ -83,10 +83,10 @@ async def enqueue(
     flags: EnqueueFlags = _NO_FLAGS,
     common: Common = COMMON,
 ) -> Exit:
-    """Enqueue a job, or many.
+    """Enqueue one job or many.
 
     A job is a command, a webhook, or a task with a payload. Each job flag is also a key of the
-    JSON. A key overrides its flag, so the flags are defaults for all lines.
+    JSON. A key overrides its flag, so flags set the defaults for all lines.
 
       holdfast enqueue '{"id": "j1", "command": "sleep 2", "timeout": "3s"}'
       holdfast enqueue --wait -- echo hello

@@ -45,7 +45,8 @@ JobIds = Annotated[list[str], Parameter(help="Ids of the jobs.", negative=())]
 States = Annotated[
     list[StateWord] | None,
     option(
-        "STATE...", "Only jobs in this state. Repeatable. A job that waits to be retried is failed."
+        "STATE...",
+        "Only jobs in this state. Repeatable. A job that waits for a retry counts as failed.",
     ),
 ]
 Limit = Annotated[
@@ -62,7 +63,11 @@ Archive = Annotated[
     Path | None, option("PATH", "Append finished jobs to this file before deleting them.")
 ]
 Upkeep = Annotated[
-    bool, Parameter(help="Also run upkeep: jobs of dead workers, schedules, removal of old jobs.")
+    bool,
+    Parameter(
+        help="Also run upkeep, which recovers jobs of dead workers, runs schedules and deletes old"
+        " jobs."
+    ),
 ]
 BrokerUrls = Annotated[
     list[str] | None,
@@ -114,7 +119,9 @@ class FilterFlags:
     tenant: Annotated[str | None, option("NAME", "Only jobs of this tenant.")] = None
     group: Annotated[str | None, option("NAME", "Only jobs of this group.")] = None
     key: Annotated[str | None, option("KEY", "Only jobs with this key.")] = None
-    worker: Annotated[str | None, option("NAME", "Only jobs that this worker took last.")] = None
+    worker: Annotated[str | None, option("NAME", "Only jobs whose last worker was this one.")] = (
+        None
+    )
     reason: Annotated[Reason | None, option("REASON", "Only jobs that died for this reason.")] = (
         None
     )
@@ -132,7 +139,7 @@ class FilterFlags:
         option("TIME", "Only jobs enqueued since then, e.g. 1h or 2026-01-31T08:00:00Z."),
     ] = None
     before: Annotated[
-        str | None, option("TIME", "Only jobs enqueued before then; written like --since.")
+        str | None, option("TIME", "Only jobs enqueued before then, in the format of --since.")
     ] = None
     search: Annotated[
         str | None, option("TEXT", "Only jobs with this text in their id, task, key or tenant.")

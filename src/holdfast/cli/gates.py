@@ -47,9 +47,9 @@ class GateFlags:
     """Settings of a gate. With --source it is an inlet, otherwise an outlet."""
 
     broker: Annotated[
-        str, option("NAME", "Broker of the gate. Its URL is given to the processes that run it.")
+        str, option("NAME", "Name of the broker. The processes that run the gate get its URL.")
     ]
-    queue: Annotated[str, option("NAME", "Enqueue in this queue, or publish its jobs.")]
+    queue: Annotated[str, option("NAME", "Inlet: enqueue in this queue. Outlet: publish its jobs.")]
     source: Annotated[
         str, option("NAME", "Inlet: receive messages from this queue of the broker.")
     ] = ""
@@ -76,7 +76,7 @@ class GateFlags:
         str,
         option(
             "TEMPLATE",
-            "Outlet: routing key, e.g. {task}; without --exchange the queue to send to.",
+            "Outlet: routing key, e.g. {task}; without --exchange, the queue to send to.",
         ),
     ] = ""
     prefetch: Annotated[
@@ -187,10 +187,10 @@ async def run(
     broker: BrokerUrls = None,
     common: Common = COMMON,
 ) -> None:
-    """Run gates in the foreground: those that are named, or all.
+    """Run the named gates, or all gates, in the foreground.
 
-    Any number of processes may run the same gate. Gates that are added later are run, too, unless
-    names are given. Workers and servers with --broker run gates as well.
+    Any number of processes may run the same gate. Without names, gates that are added later are
+    run, too. Workers and servers with --broker also run gates.
     """
     from holdfast.gates import GateRunner
 

@@ -175,7 +175,7 @@ async def logs(
 ) -> None:
     """Show the output of a job: what it printed and logged.
 
-    The output of a failed attempt is kept with its failure, up to 16 KiB of it.
+    Up to 16 KiB of the output of each failed attempt are kept with its failure.
     """
     if follow and attempt is not None:
         raise UsageError("--follow shows every attempt: leave out --attempt")
@@ -216,8 +216,8 @@ async def cancel(
 ) -> int:
     """Cancel waiting jobs, and ask running jobs to stop.
 
-    A running job may go on until it notices. With --force its worker kills it; other jobs in the
-    same process are released and run again.
+    A running job continues until it notices the request. With --force, its worker kills it; other
+    jobs in the same process are released and run again.
     """
     act = Cancel(by=person(), text=text)
     async with open_app(common) as app:
@@ -225,7 +225,7 @@ async def cancel(
         async def request(id: str) -> None:
             job = await amend.cancel_job(app.engine, id, act, force=force)
             if job.state is State.LEASED:
-                result.notes[id] = "is ended by its worker" if force else "asked to stop"
+                result.notes[id] = "is being killed by its worker" if force else "asked to stop"
 
         result = ActResult()
         await act_in_turn(ids, request, result)
@@ -236,7 +236,9 @@ async def retry(
     ids: JobIds,
     /,
     *,
-    delay: Annotated[str, option("DURATION", "Start no earlier than this long from now.")] = "0s",
+    delay: Annotated[
+        str, option("DURATION", "Wait at least this long before the jobs start.")
+    ] = "0s",
     common: Common = COMMON,
 ) -> int:
     """Run dead, cancelled or done jobs again, with their attempts reset."""
@@ -290,7 +292,7 @@ async def reroute(
         str | None,
         option(
             "DURATION",
-            "Give up if a job has not started this long from now. [default: as set when it was"
+            "Give up if a job has not started within this time. [default: as set when it was"
             " enqueued]",
         ),
     ] = None,
@@ -298,8 +300,8 @@ async def reroute(
 ) -> int:
     """Move jobs addressed to one worker to another worker.
 
-    Without --to it chooses the healthiest, then least loaded worker that knows the task and has the
-    labels of --label, or else those that the job requires.
+    Without --to, it chooses the healthiest, then the least loaded worker that knows the task and
+    has the labels of --label or, without --label, those that the job requires.
     """
     if to is not None and label:
         raise UsageError("--to names a worker and --label selects one: give only one of them")

@@ -40,8 +40,8 @@ async def move_store(
     """Move all jobs, keys, schedules and settings to another store.
 
     It closes the queues of the old store and waits for running jobs; it changes nothing else there.
-    It compares the new store with the old one, job by job, before opening it. An interrupted
-    move continues when the command is run again.
+    Before it opens the new store, it compares the two, job by job. To continue an interrupted
+    move, run the command again.
     """
     wait_ms = to_ms("--wait", wait, UsageError)
     for url in (source or common.url, target):
@@ -51,7 +51,7 @@ async def move_store(
         if give_up:
             return _print_reopened(await reopen(old.engine), common)
         if target is None:
-            raise UsageError("--to is missing: the URL of a store without jobs")
+            raise UsageError("--to is missing: give the URL of a store without jobs")
         if Holdfast(target).url == old.url:
             raise UsageError(f"--from and --to are both {old.place}: give two stores")
         if dry_run and await is_missing(target):
@@ -153,7 +153,7 @@ def _print_still_running(leased: list[Job], common: Common) -> int:
     else:
         named = ", ".join(f"{job.id} (worker {job.worker or 'unnamed'})" for job in leased)
         print(f"nothing was moved: still running: {named}")
-        say("run it again to wait longer, or stop their workers")
+        say("run the command again to wait longer, or stop their workers")
         _say_how_to_cancel()
     return Exit.WAITING
 

@@ -73,7 +73,7 @@ class QueueFlags:
     ] = None
     timeout: Annotated[
         str | None,
-        option("DURATION", "Stop an attempt that runs longer than this; none sets no limit."),
+        option("DURATION", "Stop an attempt that runs longer than this; none removes the limit."),
     ] = None
     max_attempts: Annotated[
         int | None,
@@ -84,7 +84,7 @@ class QueueFlags:
         ),
     ] = None
     max_crashes: Annotated[
-        int | None, option("N", "Give up a job after it crashed its worker this many times.")
+        int | None, option("N", "Give up a job after it has crashed its worker this many times.")
     ] = None
     backoff: Annotated[
         str | None,
@@ -107,7 +107,7 @@ class QueueFlags:
         str | None, option("NAME", "Keep dead letters in this queue; none leaves them in place.")
     ] = None
     max_depth: Annotated[
-        str | None, option("N", "Refuse new jobs while this many wait; none sets no limit.")
+        str | None, option("N", "Refuse new jobs while this many wait; none removes the limit.")
     ] = None
     payload_max: Annotated[int | None, option("BYTES", "Refuse jobs with a larger payload.")] = None
     accepting: Annotated[bool | None, Parameter(help="Accept new jobs, or refuse them.")] = None
@@ -132,7 +132,7 @@ class QueueFlags:
         str | None,
         option(
             "DURATION",
-            "Raise the priority of a waiting job by 1 each time this passes; none turns it off.",
+            "Raise the priority of a waiting job by 1 after each such period; none turns it off.",
         ),
     ] = None
     group_batch: Annotated[
@@ -224,20 +224,21 @@ async def create(
     auto: Annotated[
         bool,
         switch(
-            "From now on, create a queue when the first job is enqueued in it. This is the setting"
-            " create-queues."
+            "From now on, create a queue when the first job is enqueued in it. Stored as the"
+            " setting create-queues."
         ),
     ] = False,
     settings: QueueFlags = _NO_SETTINGS,
     common: Common = COMMON,
 ) -> None:
-    """Create a queue, or all missing queues on first use with --auto."""
+    """Create a queue; with --auto, create every missing queue on first use."""
     if auto:
         if name is not None or settings != _NO_SETTINGS:
-            raise UsageError("--auto is for all queues: give it without a name and settings")
+            raise UsageError("--auto is for all queues: give it without a name or settings")
         async with open_app(common, create=True) as app:
             await save_setting(app.engine, "create-queues", "yes")
-        text = f'queues are created on first use; "{program()} config unset create-queues" ends it'
+        unset = f"{program()} config unset create-queues"
+        text = f'queues are created on first use; "{unset}" turns this off'
         print_either({"setting": "create-queues", "value": "yes"}, text, common)
         return
     if name is None:
@@ -290,7 +291,7 @@ async def pause(
     text: Annotated[str, option("TEXT", "Reason, shown by explain and status.")] = "",
     common: Common = COMMON,
 ) -> None:
-    """Start no jobs of a queue until it is resumed.
+    """Stop starting jobs of a queue until it is resumed.
 
     Running jobs continue.
     """

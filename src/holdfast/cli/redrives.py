@@ -53,7 +53,9 @@ RedriveId = Annotated[str, Parameter(help="Id of the redrive.")]
 class PaceFlags:
     """Flags for the pace and the conditions of a redrive."""
 
-    delay: Annotated[str, option("DURATION", "Start no earlier than this long from now.")] = "0s"
+    delay: Annotated[str, option("DURATION", "Wait at least this long before the jobs start.")] = (
+        "0s"
+    )
     edit: Annotated[
         str | None,
         option("JSON", "Apply this JSON merge patch to each payload; null removes a field."),
@@ -62,7 +64,7 @@ class PaceFlags:
         int | None,
         option(
             "N",
-            "Skip jobs that were retried from the dead letters this often. "
+            "Skip dead letters that were already retried this many times. "
             "[default: 3, unless ids are given]",
         ),
     ] = None
@@ -133,7 +135,7 @@ async def show(
 
 
 async def cancel(id: RedriveId, /, *, common: Common = COMMON) -> None:
-    """Cancel a redrive. Jobs that it already put back stay."""
+    """Cancel a redrive. It does not affect jobs that were already retried."""
     async with open_app(common) as app:
         before = await read_redrive(app, id)
         await app.redrives.cancel(id, person())

@@ -51,11 +51,11 @@ GROUPS: dict[str, str] = {
     "queue": "Create, inspect, change and empty queues.",
     "dlq": "Inspect, retry and delete dead letters: jobs that failed for good.",
     "redrive": "List, follow and cancel redrives, which retry dead letters gradually.",
-    "breaker": "Inspect, open and close circuit breakers, which pause what keeps failing.",
+    "breaker": "Inspect, open and close circuit breakers, which pause failing tasks and hosts.",
     "schedule": "Manage schedules, which enqueue jobs regularly.",
     "gate": "Manage gates, which turn messages into jobs and jobs into messages.",
     "token": "Create, list and revoke API tokens.",
-    "quota": "Limit how much may be enqueued over HTTP.",
+    "quota": "Limit how much callers may enqueue over HTTP.",
     "record": "Remove stored records that cannot be read.",
 }
 
@@ -159,9 +159,9 @@ command below the group and its function, `module:function`."""
 
 _PLAIN: dict[str, Any] = {"help_format": "plaintext", "help_formatter": TwoColumns()}
 _COMMON_NOTE = (
-    "Every command takes --url or HOLDFAST_URL. Without either it uses the file holdfast.db in"
-    " the current directory. With --json it prints only JSON. At a terminal, a pager shows long"
-    " lists, unless --no-pager is given: HOLDFAST_PAGER or PAGER, else less."
+    "Every command takes --url or HOLDFAST_URL. Without either, it uses the file holdfast.db in"
+    " the current directory. With --json, it prints only JSON. At a terminal, long lists open in a"
+    " pager (HOLDFAST_PAGER, else PAGER, else less), unless --no-pager is given."
 )
 
 
@@ -206,8 +206,8 @@ def _added_module(group: str) -> ModuleType:
         module: ModuleType = added_groups()[group].load()
     except ImportError as error:
         raise ConfigError(
-            f"the commands of {group} cannot be loaded: {error}: install what they need, e.g. pip"
-            " install 'holdfast[aws]'"
+            f"the commands of {group} cannot be loaded: {error}: install the missing package,"
+            " e.g. pip install 'holdfast[aws]'"
         ) from None
     return module
 

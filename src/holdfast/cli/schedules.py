@@ -60,7 +60,7 @@ class RuleFlags:
     ] = None
     grace: Annotated[
         str | None,
-        option("DURATION", "Count a time as missed if it is later than this. [default: 1m]"),
+        option("DURATION", "Count a time as missed once it is this late. [default: 1m]"),
     ] = None
 
     def rule(self) -> schedules.ScheduleRule:
@@ -77,10 +77,10 @@ _NO_FLAGS = TickFlags()
 
 
 async def list_all(*, common: Common = COMMON) -> None:
-    """List schedules, with their next time in local time and in UTC.
+    """List schedules with their next time, in local time and in UTC.
 
-    The local time is that of the rule's time zone, or of this machine for an interval. A schedule
-    is made by a person, or by the code of a program.
+    The local time is that of the rule's time zone, or of this machine for an interval. The last
+    column says whether a person or the code of a program made the schedule.
     """
     async with open_app(common) as app:
         schedules = await app.schedules.all()
@@ -142,8 +142,8 @@ async def edit(
 ) -> None:
     """Change a schedule.
 
-    Fields that are not given stay as they are. A new rule starts from now. A schedule that code
-    declares is restored when a worker of its program starts: change the code instead.
+    Fields that are not given stay as they are. A new rule applies from now on. A schedule that is
+    declared in code is restored when a worker of its program starts: change the code instead.
     """
     given = rule.rule()
     line = _line(flags, command)
@@ -162,8 +162,8 @@ async def edit(
 async def remove(name: Name, /, *, common: Common = COMMON) -> None:
     """Remove a schedule. Jobs that it enqueued stay.
 
-    A schedule that code declares comes back when a worker of its program starts: remove it from the
-    code, or pause it.
+    A schedule that is declared in code is restored when a worker of its program starts: remove it
+    from the code, or pause it.
     """
     async with open_app(common) as app:
         schedule = await read_schedule(app, name)
@@ -189,7 +189,7 @@ async def resume(name: Name, /, *, common: Common = COMMON) -> None:
 
 
 async def run(name: Name, /, *, common: Common = COMMON) -> None:
-    """Enqueue the job of a schedule now, in addition to its times."""
+    """Enqueue the job of a schedule now, in addition to its regular times."""
     async with open_app(common) as app:
         await read_schedule(app, name)
         ask = server_of(app)

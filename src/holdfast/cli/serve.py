@@ -76,14 +76,14 @@ class ServeFlags:
     """Settings of the server."""
 
     host: Annotated[
-        str, option("ADDRESS", "Listen on this address; any but loopback requires tokens.")
+        str, option("ADDRESS", "Listen on this address. All but loopback require tokens.")
     ] = "127.0.0.1"
     port: Annotated[int, option("PORT", "Listen on this port; 0 picks a free one.")] = PORT
     auth: Annotated[
         bool | None,
         Parameter(
-            help="Require a token from every caller, or on loopback from none. "
-            "[default: on loopback from other users, else from all]"
+            help="Require a token from every caller, or, on loopback only, from none. "
+            "[default: on loopback, from other users; elsewhere, from all]"
         ),
     ] = None
     allow_host: Annotated[
@@ -129,7 +129,7 @@ class ServeFlags:
         SqsMode,
         option(
             "MODE",
-            "Answer SQS clients as AWS does (strict), without its pauses of 60 s after a queue was"
+            "Answer SQS clients as AWS does (strict), without its 60 s pauses after a queue is"
             " purged or deleted (relaxed), or not at all (off).",
         ),
     ] = "strict"
@@ -300,7 +300,7 @@ def listener_for_up(port: int | None) -> socket.socket | None:
     except ConfigError as error:
         if port is not None:
             raise
-        say(f"no server: {error}")
+        say(f"no server is started: {error}")
         return None
     settings = ServeFlags(port=PORT if port is None else port).settings()
     try:
@@ -343,7 +343,7 @@ def up(
     *,
     count: Count = 2,
     app: Target = None,
-    serve: Annotated[bool, Parameter(help="Also serve HTTP, to this machine only.")] = True,
+    serve: Annotated[bool, Parameter(help="Also serve HTTP, on this machine only.")] = True,
     server: UpServerFlags = _SERVER,
     alerts: AlertFlags = _ALERTS,
     flags: WorkerFlags = WORKER_FLAGS,

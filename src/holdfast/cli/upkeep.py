@@ -82,7 +82,7 @@ async def doctor(
 
 
 async def backup(
-    file: Annotated[Path, Parameter(help="New file; an existing one is not overwritten.")],
+    file: Annotated[Path, Parameter(help="Path of the copy; an existing file is not overwritten.")],
     /,
     *,
     common: Common = COMMON,
@@ -131,7 +131,7 @@ async def cleanup(
 ) -> None:
     """Delete old jobs that are done or cancelled.
 
-    Dead letters stay, unless --dead or --state says otherwise. At a terminal it asks for
+    Dead letters stay, unless --dead or --state selects them. At a terminal, it asks for
     confirmation first, unless the jobs are archived.
     """
     path = archive_path(archive)
@@ -168,7 +168,7 @@ class DistributionFlags:
 
     source: Annotated[
         str | None,
-        option("PATTERN", "Take jobs from queues that match this, e.g. mail.*", "--from"),
+        option("PATTERN", "Take jobs from queues that match this pattern, e.g. mail.*", "--from"),
     ] = None
     target: Annotated[str | None, option("NAME", "Move the jobs to this queue.", "--to")] = None
     depth: Annotated[
@@ -183,7 +183,7 @@ class DistributionFlags:
         list[str] | None,
         option("QUEUE=N...", "Take N times as many jobs from this queue. Repeatable."),
     ] = None
-    limit: Annotated[int | None, option("N", "Stop once this many were moved.")] = None
+    limit: Annotated[int | None, option("N", "Stop after moving this many.")] = None
 
     def distribution(self, depth: int) -> Distribution:
         """The distribution, with this depth by default. Raises UsageError."""
@@ -192,7 +192,7 @@ class DistributionFlags:
         if self.source is None:
             raise UsageError("--from is missing: give a pattern of queue names such as mail.*")
         if self.limit is not None and self.limit < 1:
-            raise UsageError(f"--limit {self.limit} is out of range: expected a number from 1 on")
+            raise UsageError(f"--limit {self.limit} is out of range: expected 1 or more")
         wanted = Distribution(
             source=self.source,
             target=self.target,
@@ -217,14 +217,14 @@ async def distribute(
             " main=sqs://eu-west-1; or NAME alone, with the URL in HOLDFAST_BROKER_NAME.",
         ),
     ] = None,
-    store: Annotated[bool, switch("Store it, so that upkeep carries it out, and exit.")] = False,
+    store: Annotated[bool, switch("Store the distribution for upkeep to run, and exit.")] = False,
     forget: Annotated[bool, switch("Remove a stored distribution.")] = False,
     common: Common = COMMON,
 ) -> None:
-    """Move jobs, or messages of a broker, from many queues to one, taking turns fairly.
+    """Move jobs, or messages of a broker, from many queues to one, in fair turns.
 
-    It runs until it is stopped; with --store, upkeep does it from now on. Without --to it lists the
-    stored distributions. Any number of them may run at the same time.
+    It runs until you stop it; with --store, upkeep does this from now on. Without --to, it lists
+    the stored distributions. Any number of distributions may run at the same time.
     """
     if store and (broker is not None or which.limit is not None):
         raise UsageError("--store takes neither --broker nor --limit: leave them out")

@@ -70,7 +70,7 @@ class WebhookFlags:
         str | None,
         option(
             "BREAKER",
-            'Stop calling a failing host for a while, e.g. after "3 failures, 10s"; or off.'
+            'Stop calling a failing host for a while, e.g. "3 failures, 10s"; or off.'
             " [default: 5 failures, 30s]",
         ),
     ] = None
@@ -118,8 +118,8 @@ class WorkerFlags:
         int | None,
         option(
             "N",
-            "Child processes for Python tasks. 0 runs them in the worker itself, where a task "
-            "that blocks the interpreter may lose its job to another. [default: one per core]",
+            "Child processes for Python tasks. 0 runs tasks in the worker itself, where one that "
+            "blocks the interpreter may lose its job to another worker. [default: one per core]",
         ),
     ] = None
     concurrency: Annotated[
@@ -128,7 +128,7 @@ class WorkerFlags:
     ] = None
     prefetch: Annotated[
         int | None,
-        option("N", "Take at most this many jobs ahead of those that run. [default: 1000]"),
+        option("N", "Lease at most this many jobs ahead of those that run. [default: 1000]"),
     ] = None
     grace: Annotated[
         str | None,
@@ -139,7 +139,7 @@ class WorkerFlags:
     ] = None
     shell: Annotated[
         bool | None,
-        Parameter(help="Run a command that is one string in a shell. [default: on]"),
+        Parameter(help="Run a command given as one string in a shell. [default: on]"),
     ] = None
     commands: Annotated[bool, Parameter(help="Run command jobs.")] = True
     env: Annotated[
@@ -279,7 +279,7 @@ async def stop(
 ) -> int:
     """Stop workers gracefully, or at once with --now.
 
-    Running jobs may finish within --grace; then they are released to other workers. Without names
+    Running jobs may finish within --grace; then they are released to other workers. Without names,
     it stops all workers on this host that use this store.
     """
     if now and grace is not None:
@@ -294,7 +294,7 @@ async def stop(
 async def drain(names: Names = None, /, *, all: AllWorkers = False, common: Common = COMMON) -> int:
     """Stop workers after they have finished their running jobs.
 
-    It waits without limit. Without names it drains all workers on this host that use this store.
+    It sets no time limit. Without names, it drains all workers on this host that use this store.
     """
     return await _order(common, await _wanted(common, names, every=all), "draining", "drain")
 
@@ -302,7 +302,7 @@ async def drain(names: Names = None, /, *, all: AllWorkers = False, common: Comm
 async def cordon(
     names: Names = None, /, *, all: AllWorkers = False, common: Common = COMMON
 ) -> int:
-    """Give workers no more jobs, also after a restart.
+    """Stop giving jobs to workers, even after they restart.
 
     Running jobs continue.
     """
@@ -312,7 +312,7 @@ async def cordon(
 async def uncordon(
     names: Names = None, /, *, all: AllWorkers = False, common: Common = COMMON
 ) -> int:
-    """Give cordoned workers jobs again."""
+    """Give jobs to cordoned workers again."""
     return await _order(common, _named(names, every=all), "uncordoned", "uncordon")
 
 
@@ -320,7 +320,7 @@ async def scaling(
     *,
     queue: Annotated[str | None, option("NAME", "Only for this queue.")] = None,
     target_wait: Annotated[
-        str, option("DURATION", "Advise enough workers that jobs wait no longer than this.")
+        str, option("DURATION", "Advise enough workers to start each job within this time.")
     ] = "30s",
     slots: Annotated[
         int | None,

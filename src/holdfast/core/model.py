@@ -223,7 +223,7 @@ class NewJob(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """
 
     id: str
-    """Enqueueing a known id again adds nothing."""
+    """Enqueueing an existing id adds nothing."""
     task: str
     """The name of the task, e.g. mail:send."""
     queue: str = "default"

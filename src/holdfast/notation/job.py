@@ -90,7 +90,7 @@ class JobLine(msgspec.Struct, forbid_unknown_fields=True):
         Raw | UnsetType,
         JobField(
             value="JSON",
-            help="Argument of the task, or body of the webhook.",
+            help="Arguments of the task, or body of the webhook.",
             http=Json,
             edit="Replace the payload.",
         ),
@@ -125,7 +125,7 @@ class JobLine(msgspec.Struct, forbid_unknown_fields=True):
         str | None,
         JobField(
             value="ID",
-            help="Use this id. Enqueueing a known id again adds nothing.",
+            help="Use this id. Enqueueing an existing id adds nothing.",
             http=JobId,
             per_job=True,
         ),
@@ -174,9 +174,9 @@ class JobLine(msgspec.Struct, forbid_unknown_fields=True):
         _Seconds | None,
         JobField(
             value="DURATION",
-            help="Start the job no earlier than this long after it is enqueued, e.g. 10m.",
+            help="Wait at least this long after enqueueing before the job starts, e.g. 10m.",
             http=Seconds,
-            edit="Start a waiting job no earlier than this long from now.",
+            edit="Wait at least this long before a waiting job starts.",
         ),
     ] = None
     run_at: Annotated[
@@ -194,7 +194,7 @@ class JobLine(msgspec.Struct, forbid_unknown_fields=True):
             value="DURATION",
             help="Give up if the job has not started by then, e.g. 1h.",
             http=Seconds,
-            edit="Give up if the job has not started this long from now.",
+            edit="Give up if the job has not started within this time.",
         ),
     ] = None
     key: Annotated[
@@ -308,7 +308,7 @@ class JobLine(msgspec.Struct, forbid_unknown_fields=True):
         int | None,
         JobField(
             value="N",
-            help="Give up after the job crashed its worker this many times.",
+            help="Give up after the job has crashed its worker this many times.",
             http=Crashes,
             flag=int,
         ),
@@ -343,7 +343,7 @@ class JobLine(msgspec.Struct, forbid_unknown_fields=True):
         AfterOn | None,
         JobField(
             value="ENDING",
-            help="Required ending of the jobs of --after. [default: success]",
+            help="How the jobs of --after must end. [default: success]",
             http=AfterOn,
             flag=AfterOn,
             per_job=True,

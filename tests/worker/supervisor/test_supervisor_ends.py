@@ -58,7 +58,9 @@ async def test_an_order_is_obeyed_and_logged_once(
             for _ in range(3):
                 await driver.supervisor._read_order()
             driver.end(*calls)
-    logged = [record for record in caplog.records if "drain, as ada ordered" in record.getMessage()]
+    logged = [
+        record for record in caplog.records if "drain, as requested by ada" in record.getMessage()
+    ]
     assert len(logged) == 1
 
 

@@ -278,8 +278,8 @@ def completion(
 ) -> None:
     """Print the completion script for a shell.
 
-    It completes commands, flags and, from the store, names of queues, tasks, workers, schedules,
-    breakers and gates, and ids. A note on standard error says which file to put it in.
+    The script completes commands and flags and, from the store, ids and the names of queues, tasks,
+    workers, schedules, breakers and gates. A note on standard error says where to save it.
     """
     from holdfast.cli.root import build
 

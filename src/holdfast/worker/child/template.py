@@ -157,13 +157,13 @@ def _why_not(before: set[int]) -> str:
     the child, and may hold a lock; a connection or a database would be shared by all."""
     threads = len(os.listdir("/proc/self/task"))  # noqa: PTH208 (as in processes.py)
     if threads > 1:
-        return f"it starts {counted(threads - 1, 'thread')} when it is imported"
+        return f"importing it starts {counted(threads - 1, 'thread')}"
     for descriptor in sorted(_descriptors() - before):
         name = os.readlink(f"/proc/self/fd/{descriptor}")  # noqa: PTH115
         access = fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_ACCMODE
         # Files that are only read, or only written as logs are, can be shared.
         if not name.startswith("/") or access == os.O_RDWR:
-            return f"it opens {name} when it is imported"
+            return f"importing it opens {name}"
     return ""
 
 

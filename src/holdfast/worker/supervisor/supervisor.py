@@ -347,7 +347,7 @@ class Supervisor:
         while self._settler.backlog:
             if self._is_over() and monotonic() >= at_least:
                 lost = counted(self._settler.backlog, "job")
-                _log.error("could not store how %s ended: other workers run them again", lost)
+                _log.error("could not store how %s ended: other workers will run them again", lost)
                 return
             with suppress(TimeoutError):
                 async with asyncio.timeout(0.05):
@@ -422,7 +422,7 @@ class Supervisor:
         before, self._order = self._order, await self._registration.order()
         new = self._order.ending and _ending(before) != _ending(self._order)
         if new and self._order.ending_id == self.id:
-            _log.info("%s, as %s ordered", self._order.ending, self._order.by or "an operator")
+            _log.info("%s, as requested by %s", self._order.ending, self._order.by or "an operator")
             if self._order.ending == "drain":
                 self.drain(for_ever=True)
             else:
