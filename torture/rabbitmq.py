@@ -27,7 +27,7 @@ from holdfast.core.model import Job, State
 from holdfast.engines.base import Engine
 from holdfast.engines.registry import open_broker
 from torture import gate_flow, results
-from torture.amqp_proxy import KINDS, AmqpProxy
+from torture.amqp_proxy import KINDS, STALL_S, AmqpProxy
 from torture.broker_client import BrokerClient, StrictBrokered
 from torture.client import Client, retry_until_answered
 from torture.expiry_race import ExpiryRace
@@ -276,6 +276,8 @@ class GateFaultInjector(BrokerFaultInjector):
 
     async def _drain(self) -> bool:
         """Wait until the source is empty and every job is done."""
+        # What the proxy holds back of a killed producer has arrived by then.
+        await asyncio.sleep(2 * STALL_S)
         emptied = await gate_flow.wait_until_empty(self._node, SOURCE, DRAIN_S_MAX)
         return await super()._drain() and emptied
 
