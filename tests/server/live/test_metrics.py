@@ -154,6 +154,33 @@ async def test_frequent_scrapes_read_the_store_rarely() -> None:
         assert engine.asked == before + 1
 
 
+async def test_slow_counts_are_waited_for_only_if_they_are_old(
+    serving: MeteredServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A reader that comes once an hour gets counts of now, too."""
+    now = 1_000.0
+    monkeypatch.setattr(metrics, "monotonic", lambda: now)
+    monkeypatch.setattr(metrics, "_SLOW_S", -1)
+    app = serving.app
+
+    async def ready(age_s_max: float) -> tuple[int, bool]:
+        [view] = await serving.seen.views(age_s_max)
+        return view.ready, serving.seen.is_behind
+
+    await app.enqueue_many([app.job("t", 1)])
+    assert await ready(0) == (1, False)
+    await app.enqueue_many([app.job("t", 1)])
+    now += metrics.BEHIND_S_MAX - 1
+    assert await ready(60) == (1, False)
+    assert (await ready(0))[1]
+    assert serving.seen._counting is not None
+    await serving.seen._counting
+    assert await ready(1) == (2, False)
+    await app.enqueue_many([app.job("t", 1)])
+    now += metrics.BEHIND_S_MAX
+    assert await ready(0) == (3, False)
+
+
 async def test_concurrent_scrapes_share_one_rendering(
     serving: MeteredServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -65,6 +65,8 @@ _COUNT_REST = 12
 _COUNT_REST_S_MAX = 15.0
 """If counting all jobs takes longer than the first, it is done in the background, with pauses this
 many times as long, up to the last."""
+BEHIND_S_MAX = 20.0
+"""Counts that are older than this are waited for."""
 
 
 @operation("GET", "/metrics", needs=Scope.OBSERVE)
@@ -187,19 +189,22 @@ class SnapshotReader:
             self._broker_at = monotonic()
         return self._broker
 
-    async def views(self, age_s_max: float | None = None) -> list[QueueView]:
+    async def views(
+        self, age_s_max: float | None = None, *, behind_s_max: float = BEHIND_S_MAX
+    ) -> list[QueueView]:
         """The queues with their counts, at most `age_s_max` old, or else as usual. Concurrent
         callers share one read. If counting takes long, the settings are that new, and the counts
-        follow: see `is_behind`."""
+        follow: see `is_behind`. They are at most `behind_s_max` old."""
         async with self._lock:
             app, is_slow = self._app(), self.count_s > _SLOW_S
             most = self.age_s_max if age_s_max is None else age_s_max
             most = most if is_slow else min(most, self.age_s_max)
-            is_old = app is not None and monotonic() - self._counted_at >= most
-            self.is_behind = is_old and is_slow
+            age_s = monotonic() - self._counted_at
+            is_old = app is not None and age_s >= most
+            self.is_behind = is_old and is_slow and age_s < behind_s_max
             if app is None or not is_old:
                 return self._views
-            if not is_slow:
+            if not self.is_behind:
                 await self._count(app)
             else:
                 self._count_later(app)
@@ -218,9 +223,10 @@ class SnapshotReader:
 
     async def _count(self, app: Holdfast) -> None:
         as_of, started_at = wall_ms(), monotonic()
-        self._views = await app.engine.queues()
-        self.as_of, self._counted_at = as_of, started_at
+        views = await app.engine.queues()
         self.count_s = monotonic() - started_at
+        if started_at > self._counted_at:
+            self._views, self.as_of, self._counted_at = views, as_of, started_at
 
     def _count_later(self, app: Holdfast) -> None:
         if self._counting is not None and not self._counting.done():

@@ -33,7 +33,7 @@ from holdfast.server.access.admission import ApiCall
 from holdfast.server.access.caller import Caller
 from holdfast.server.http.operation import Operation, Scope, operation
 from holdfast.server.live.attention import Attention, AttentionFacts, attention
-from holdfast.server.live.metrics import snapshot_reader
+from holdfast.server.live.metrics import BEHIND_S_MAX, snapshot_reader
 from holdfast.telemetry.recent import QueueRecent, RecentReader, recent
 
 _AGE_S_MAX = 0.2
@@ -146,17 +146,19 @@ class OverviewReader:
         caller: Caller,
         *,
         age_s_max: float | None = None,
+        behind_s_max: float = BEHIND_S_MAX,
         views: Sequence[QueueView] | None = None,
     ) -> OverviewFacts:
         """The facts that a caller may see; `engine` is restricted to them. Queues are at most
-        `age_s_max` old. With `views`, only the facts about these queues are read."""
+        `age_s_max` old, their counts at most `behind_s_max`. With `views`, only the facts about
+        these queues are read."""
         app = self._app()
         assert app is not None
         snapshots = snapshot_reader(app)
         now, is_whole = wall_ms(), views is None
         as_of, count_s, behind = now, 0.0, False
         if views is None:
-            every = await snapshots.views(age_s_max)
+            every = await snapshots.views(age_s_max, behind_s_max=behind_s_max)
             as_of, count_s, behind = snapshots.as_of, snapshots.count_s, snapshots.is_behind
             now = now if behind else as_of
             views = [each for each in every if caller.owns(each.queue.name)]

@@ -13,6 +13,7 @@ import weakref
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing, suppress
+from math import inf
 from time import monotonic
 from typing import Annotated, Any, Final
 
@@ -29,6 +30,7 @@ from holdfast.server.access.admission import ApiCall
 from holdfast.server.access.authorized_engine import AccessControls, AuthorizedEngine
 from holdfast.server.access.redaction import Redaction
 from holdfast.server.http.operation import Operation, Scope, operation
+from holdfast.server.live.metrics import BEHIND_S_MAX
 from holdfast.server.live.overview import OverviewReader, overview_reader
 from holdfast.server.live.poll_loop import POLL_S, PollLoop, poll_loop
 from holdfast.server.live.topics import TOPIC, Data, Look, Rights, SharedReads, read_topic
@@ -325,6 +327,8 @@ class LiveHub:
         Raises EngineError; any other error is that of the topic."""
         at, started_at, look = self._now(), self._ticks(), watched.look
         look.age_s_max = max(0.0, started_at - demanded_at)
+        # What is already on the screen is changed at once, and its counts when they are known.
+        look.behind_s_max = BEHIND_S_MAX if watched.is_new else inf
         read_at, awaits_counts, count_s = self._forgot_at, False, 0.0
         try:
             data = await read_topic(look, watched.topic)

@@ -25,6 +25,7 @@ from holdfast.ops.redrives import Redrives, redrive_details
 from holdfast.ops.workers import Workers, worker_details
 from holdfast.process import wall_ms
 from holdfast.server.access.caller import Caller
+from holdfast.server.live.metrics import BEHIND_S_MAX
 from holdfast.server.live.overview import (
     OverviewFacts,
     OverviewReader,
@@ -113,6 +114,8 @@ class Look:
         self._facts: OverviewFacts | None = None
         self.age_s_max: float = 0.0
         """The age that the counts of the overview may have, if counting takes long."""
+        self.behind_s_max: float = BEHIND_S_MAX
+        """The age that they may have until new ones are known."""
 
     def forget(self) -> None:
         """Read everything anew."""
@@ -121,8 +124,12 @@ class Look:
     async def facts(self) -> OverviewFacts:
         """The facts of the overview, read once for all topics."""
         if self._facts is None:
-            age_s_max = self.age_s_max
-            self._facts = await self._reader.read(self.engine, self._caller, age_s_max=age_s_max)
+            self._facts = await self._reader.read(
+                self.engine,
+                self._caller,
+                age_s_max=self.age_s_max,
+                behind_s_max=self.behind_s_max,
+            )
         return self._facts
 
     def facts_of_topic(self, topic: str) -> OverviewFacts | None:
