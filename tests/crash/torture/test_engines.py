@@ -35,7 +35,7 @@ def test_nothing_is_lost_resurrected_or_settled_stale(
     seed = SystemRandom().randrange(1_000_000) if given is None else int(given)
     figures = tmp_path / "figures.json"
     kills = 4
-    options = ["--processes", "3", "--kills", str(kills), "--freezes", "1", "--seconds", "1.5"]
+    options = ["--processes", "3", "--kills", str(kills), "--freezes", "1", "--seconds", "3.5"]
     result = run(
         "torture", "engines", "--engine", engine, *options, "--server-kills", str(server_kills),
         "--seed", str(seed), "--json", str(figures),
