@@ -162,16 +162,13 @@ class OverviewReader:
             as_of, count_s, behind = snapshots.as_of, snapshots.count_s, snapshots.is_behind
             now = now if behind else as_of
             views = [each for each in every if caller.owns(each.queue.name)]
-        names = [view.queue.name for view in views]
-        found: dict[str, QueueRecent] = {name: QueueRecent() for name in names}
+        found = {view.queue.name: QueueRecent() for view in views}
         workers: list[WorkerView] | None = None
         pauses: dict[str, Pause] = {}
         breakers: dict[str, StoredBreaker] = {}
         gates: list[GateView] = []
         if engine.traits.records:
-            history = await self._recent.history(app.engine, now)
-            jobs = {view.queue.name: _jobs(view) for view in views if not _is_inexact(view)}
-            found = recent(names, history, await snapshots.fleet(), jobs, now)
+            found = await self._read_recent(app, views, now)
             workers = await Workers(engine).all()
             if is_whole:
                 breakers = await read_breakers(engine)
@@ -201,6 +198,15 @@ class OverviewReader:
                 operates=caller.may(Scope.OPERATE),
             ),
         )
+
+    async def _read_recent(
+        self, app: Holdfast, views: Sequence[QueueView], now: int
+    ) -> dict[str, QueueRecent]:
+        """The recent past of the queues, from the counters of all processes."""
+        history = await self._recent.history(app.engine, now)
+        fleet = await snapshot_reader(app).fleet()
+        jobs = {view.queue.name: _jobs(view) for view in views if not _is_inexact(view)}
+        return recent([view.queue.name for view in views], history, fleet, jobs, now)
 
 
 _READERS: weakref.WeakKeyDictionary[Holdfast, OverviewReader] = weakref.WeakKeyDictionary()
