@@ -181,6 +181,18 @@ async def test_slow_counts_are_waited_for_only_if_they_are_old(
     assert await ready(0) == (3, False)
 
 
+async def test_one_delayed_count_does_not_make_a_store_slow(
+    serving: MeteredServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = []
+    for took_s in (5.0, 0.0, 5.0, 5.0):
+        instants = iter([100.0, 100.0, 100.0 + took_s])
+        monkeypatch.setattr(metrics, "monotonic", lambda: next(instants))  # noqa: B023
+        await serving.seen.views(0)
+        found.append(serving.seen.count_s)
+    assert found == [0.0, 0.0, 0.0, 5.0]
+
+
 async def test_concurrent_scrapes_share_one_rendering(
     serving: MeteredServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
