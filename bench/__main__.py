@@ -26,6 +26,7 @@ from bench import (
     hostile,
     rabbitmq,
     server,
+    single,
     sqs,
     start,
 )
@@ -44,6 +45,7 @@ BENCHES: dict[str, Any] = {
     "hostile": hostile.run,
     "rabbitmq": rabbitmq.run,
     "server": server.run,
+    "single": single.run,
     "sqs": sqs.run,
     "start": start.run,
 }
@@ -94,6 +96,7 @@ def _options(
     | flow.Options
     | rabbitmq.Options
     | server.Sizes
+    | single.Options
     | sqs.Options
     | hostile.Sizes
     | start.Sizes
@@ -130,6 +133,9 @@ def _options(
         case "server":
             server_sizes = server.QUICK if given.quick else server.Sizes()
             return replace(server_sizes, turns=given.repeats or server_sizes.turns)
+        case "single":
+            single_sizes = replace(single.QUICK if given.quick else single.Sizes(), **changes)
+            return single.Options(engines=chosen, sizes=single_sizes, peers=given.peers)
         case "sqs":
             sqs_sizes = sqs.QUICK if given.quick else sqs.Sizes()
             sqs_sizes = replace(sqs_sizes, turns=given.repeats or sqs_sizes.turns)
@@ -167,21 +173,21 @@ def _parser() -> argparse.ArgumentParser:
         "--repeats",
         type=int,
         metavar="N",
-        help="repetitions of each measurement [default: 7 for engines and start; 3 for aws, drain,"
-        " fleet and rabbitmq]",
+        help="repetitions of each measurement [default: 7 for engines and start; 5 for single; 3"
+        " for aws, drain, fleet and rabbitmq]",
     )
     parser.add_argument(
         "--jobs",
         type=int,
         metavar="N",
-        help="jobs per repetition [default: 20,000; 50,000 for drain and rabbitmq; 1,000 for"
-        " fleet]; jobs in the store of dashboard [default: 1,000,000]",
+        help="jobs per repetition [default: 20,000; 50,000 for drain and rabbitmq; 2,000 for"
+        " single; 1,000 for fleet]; jobs in the store of dashboard [default: 1,000,000]",
     )
     parser.add_argument(
         "--no-peers",
         dest="peers",
         action="store_false",
-        help="aws, drain, rabbitmq, sqs: measure only Holdfast",
+        help="aws, drain, rabbitmq, single, sqs: measure only Holdfast",
     )
     parser.add_argument(
         "--sync-delay-ms",

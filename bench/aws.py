@@ -21,9 +21,9 @@ from bench.peers.catalogue import BARE_SQS, ON_SQS, SQS_PEERS, Contestant
 from bench.peers.install import NotInstalled, install_python
 from bench.peers.run import DRAIN_S_MAX, Failed
 from bench.peers.workspace import SQS_KEYS, Workspace, sqs_depth, sqs_endpoint, sqs_workspace
+from bench.processes import cpu_ns
 from bench.report import Report
 from bench.sqs_counter import counting_proxy
-from bench.worker_usage import cpu_ns
 from holdfast import Holdfast
 
 CALLS_MAX = 0.35

@@ -21,13 +21,12 @@ import msgspec
 from bench.concurrency import percentile
 from bench.dashboard_pages import PAGES, page_steps
 from bench.dashboard_store import FLOW, fill
-from bench.processes import Child, background
+from bench.processes import Child, background, cpu_ns
 from bench.report import Report
 from bench.server import SERVE
 from bench.store_factory import store_factory
 from bench.stores import ENGINES, EngineName, Store, opened
 from bench.viewers import Shown
-from bench.worker_usage import cpu_ns
 from holdfast.engines.sqlite import SQLiteEngine
 from holdfast.ops.queues import Pause, pause_queue, resume_queue
 

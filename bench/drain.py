@@ -7,15 +7,15 @@ measuring.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass, field
 
 from bench import worker_usage
 from bench.concurrency import percentile
 from bench.peers import run as turns
-from bench.peers.catalogue import HOLDFAST, PEERS, Contestant
+from bench.peers.catalogue import DEFAULT, HOLDFAST, PEERS, Contestant
 from bench.peers.install import NotInstalled, install_node, install_python
-from bench.peers.run import Drain, Failed
+from bench.peers.run import Costs, Drain, Failed
 from bench.peers.workspace import Workspace, Workspaces, workspaces
 from bench.processes import busy_loops
 from bench.report import Report
@@ -28,6 +28,8 @@ BUSY_LOOPS = 3
 BUSY_GOAL = 0.67
 """The best peer's p95 over that of Holdfast: at most one and a half times as long."""
 IDLE_PERCENT_MAX = 1
+CPU_US_MAX = 32
+LOG_BYTES_MAX = 700
 PIPE_RATE_MIN = 20_000
 PARTS = (50, 95, 99)
 
@@ -61,7 +63,7 @@ class Options:
 async def run(options: Options, log: Log) -> Report:
     """Run in a temporary directory and on a private server, which are deleted afterwards."""
     report = Report("drain")
-    missing = _install(options, report, log)
+    missing = install_peers(options.engines, report, log) if options.peers else set()
     for engine in options.engines:
         contestants = [
             contestant
@@ -76,16 +78,16 @@ async def run(options: Options, log: Log) -> Report:
     return report
 
 
-def _install(options: Options, report: Report, log: Log) -> set[str]:
-    """Install the peers; return the kinds that cannot be installed here."""
+def install_peers(engines: Collection[EngineName], report: Report, log: Log) -> set[str]:
+    """Install the peers of these engines; return the kinds that cannot be installed here."""
     missing = set()
     for kind, install in (("python", install_python), ("node", install_node)):
         wanted = [
             contestant.name
             for contestant in PEERS
-            if contestant.runs == kind and contestant.engine in options.engines
+            if contestant.runs == kind and contestant.engine in engines
         ]
-        if not (options.peers and wanted):
+        if not wanted:
             continue
         try:
             install(log)
@@ -110,6 +112,12 @@ class Results:
     @property
     def drained(self) -> float:
         return statistics.median(turn.jobs / turn.drain_s for turn in self.drains)
+
+    def cost(self, read: Callable[[Costs], float | None]) -> float | None:
+        """The median of one of the costs of a job; None if it is not known."""
+        found = [read(turn.costs) for turn in self.drains if turn.costs is not None]
+        known = [each for each in found if each is not None]
+        return statistics.median(known) if known else None
 
     @property
     def start_up_s(self) -> float:
@@ -192,6 +200,7 @@ class _Bench:
         for contestant in contestants:
             name = f"{contestant.name} ({contestant.durability})"
             report.rate(engine, name, results[contestant.name].drained, unit="jobs/s")
+        add_costs(report, engine, contestants, results)
         report.section(f"{engine}, from starting the workers to the first job")
         for contestant in contestants:
             report.cost(engine, contestant.name, results[contestant.name].start_up_s, unit="s")
@@ -275,6 +284,36 @@ class _Bench:
             await self._attempt(what, act)
 
 
+def add_costs(
+    report: Report, engine: EngineName, contestants: list[Contestant], results: dict[str, Results]
+) -> None:
+    """Add what a drained job costs. The bounds apply to the default worker on PostgreSQL."""
+    costs: tuple[tuple[str, str, Callable[[Costs], float | None], int | None], ...] = (
+        ("CPU", "µs/job", lambda each: each.workers_us + each.server_us, CPU_US_MAX),
+        ("CPU of the server", "µs/job", lambda each: each.server_us or None, None),
+        ("log", "bytes/job", lambda each: each.log_bytes, LOG_BYTES_MAX),
+        ("syncs of the log", "syncs/1,000 jobs", lambda each: _times(each.syncs, 1_000), None),
+    )
+    report.section(f"{engine}, costs of a drained job; the reference is the bound")
+    for title, unit, read, bound in costs:
+        for contestant in contestants:
+            value = results[contestant.name].cost(read)
+            is_bound = bound if engine == "postgres" and contestant.name == DEFAULT else None
+            if value is not None:
+                report.cost(
+                    engine,
+                    f"{contestant.name}, {title}",
+                    value,
+                    unit=unit,
+                    reference=is_bound,
+                    goal=1 if is_bound else None,
+                )
+
+
+def _times(value: float | None, factor: int) -> float | None:
+    return None if value is None else value * factor
+
+
 def compare_busy(
     report: Report,
     engine: EngineName,
@@ -303,7 +342,7 @@ def compare_busy(
         for part, value in parts.get(contestant.name, {}).items():
             is_ours = contestant.runs == "holdfast" and part == 95
             reference = best if is_ours else None
-            goal = BUSY_GOAL if reference and contestant.settings["processes"] is None else None
+            goal = BUSY_GOAL if reference and contestant.name == DEFAULT else None
             metric = f"{contestant.name}, busy, p{part}"
             report.cost(engine, metric, value, unit="ms", reference=reference, goal=goal)
 
@@ -331,5 +370,5 @@ def compare(
                 results[ours.name].drained,
                 unit="jobs/s",
                 reference=results[contestant.name].drained,
-                goal=goal if ours.settings["processes"] is None else None,
+                goal=goal if ours.name == DEFAULT else None,
             )

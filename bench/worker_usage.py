@@ -5,19 +5,18 @@ spawns, and `enqueue` from a pipe.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import os
 import subprocess
 import time
 from dataclasses import replace
-from pathlib import Path
 
 from bench.peers.catalogue import HOLDFAST, RUN, Contestant
 from bench.peers.holdfast import COMMAND
 from bench.peers.run import Failed, program, too_late
 from bench.peers.tally import payload
 from bench.peers.workspace import Workspace
+from bench.processes import cpu_ns
 from holdfast import Holdfast, JobFilter
 
 TRUE = ["/bin/true"]
@@ -112,25 +111,3 @@ async def _wait_for_worker(workspace: Workspace) -> None:
             if time.monotonic() > end:
                 raise too_late(workspace, "no worker registered")
             await asyncio.sleep(POLL_S)
-
-
-def cpu_ns(pid: int) -> int:
-    """CPU time of the process, its threads and its descendants; ended ones are left out."""
-    total = 0
-    for process in _process_tree(pid):
-        for task in Path(f"/proc/{process}/task").glob("*/schedstat"):
-            with contextlib.suppress(OSError):
-                total += int(task.read_text().split()[0])
-    return total
-
-
-def _process_tree(pid: int) -> list[int]:
-    children: dict[int, list[int]] = {}
-    for status in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):
-            fields = status.read_text().rpartition(")")[2].split()
-            children.setdefault(int(fields[1]), []).append(int(status.parent.name))
-    found = [pid]
-    for process in found:
-        found += children.get(process, [])
-    return found

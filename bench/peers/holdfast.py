@@ -1,6 +1,7 @@
 """Holdfast in the same roles as its peers, with its task API and its worker command.
 
-Settings: `words`, the arguments of `holdfast worker`; `processes`, None for the default.
+Settings: `words`, the arguments of `holdfast worker`; `processes`, None for the default;
+`retention`, of finished jobs; `call`, "enqueue" for the blocking call of a task.
 """
 
 from __future__ import annotations
@@ -23,8 +24,9 @@ COMMAND = str(Path(sys.executable).with_name("holdfast"))
 
 def prepare(arguments: Arguments) -> None:
     async def act() -> None:
-        async with Holdfast(arguments.place):
-            pass
+        async with Holdfast(arguments.place) as app:
+            if "retention" in arguments.settings:
+                await app.declare("default", retention=arguments.settings["retention"])
 
     asyncio.run(act())
 
@@ -56,6 +58,12 @@ def work(arguments: Arguments) -> None:
 def trickle(arguments: Arguments) -> None:
     os.environ["HOLDFAST_URL"] = arguments.place
     from bench.peers.tasks import app, late
+
+    if arguments.settings.get("call") == "enqueue":
+        late.enqueue(stamped())
+        for _ in program.steadily(arguments):
+            late.enqueue(stamped())
+        return
 
     async def act() -> None:
         async with app:

@@ -19,7 +19,10 @@ export function* batches(jobs) {
   for (; jobs > 0; jobs -= BATCH) yield Math.min(jobs, BATCH);
 }
 
+let trickleBegan;
+
 export async function* steadily({ jobs, rate = 100 }) {
+  trickleBegan = process.cpuUsage();
   const start = performance.now();
   const turn = 1000 / rate;
   for (let number = 0; number < jobs; number++) {
@@ -64,6 +67,10 @@ export class Tally {
 export async function main(roles) {
   // The pipe also closes if the benchmark is killed.
   process.stdin.on("end", () => process.exit(1)).resume();
-  const result = await roles[process.argv[2]](JSON.parse(process.argv[3]));
+  let result = await roles[process.argv[2]](JSON.parse(process.argv[3]));
+  if (process.argv[2] === "trickle") {
+    const used = process.cpuUsage(trickleBegan);
+    result = (used.user + used.system) / 1e6;
+  }
   process.stdout.write(`${JSON.stringify(result ?? null)}\n`, () => process.exit(0));
 }

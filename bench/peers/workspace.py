@@ -38,6 +38,8 @@ class Workspace:
     node: RabbitNode | None = None
     endpoint: str = ""
     """Of an SQS server: then `store` is the broker URL of Celery."""
+    server_pid: int | None = None
+    """Of the database server."""
 
     @property
     def url(self) -> str:
@@ -90,9 +92,10 @@ def sqs_workspace(endpoint: str) -> Iterator[Workspace]:
 class Workspaces:
     """Creates the workspaces of one engine."""
 
-    def __init__(self, directory: Path, dsn: str | None) -> None:
+    def __init__(self, directory: Path, server: PrivatePostgres | None) -> None:
         self._directory = directory
-        self._dsn = dsn
+        self._server = server
+        self._dsn = server.dsn if server else None
         self._count = 0
 
     @asynccontextmanager
@@ -107,7 +110,9 @@ class Workspaces:
             database = f"turn{self._count}"
             await self._execute(f"CREATE DATABASE {database}")
             try:
-                yield Workspace(f"{self._dsn.rpartition('/')[0]}/{database}", directory)
+                assert self._server is not None
+                store = f"{self._dsn.rpartition('/')[0]}/{database}"
+                yield Workspace(store, directory, server_pid=self._server.pid)
             finally:
                 # Dropping it also checkpoints, so no turn pays for the pages of another.
                 await self._execute(f"DROP DATABASE {database} WITH (FORCE)")
@@ -163,4 +168,4 @@ async def workspaces(engine: EngineName) -> AsyncIterator[Workspaces]:
     """Use a private server with full durability, or a temporary directory."""
     server = PrivatePostgres(fsync=True, settings=SETTINGS) if engine == "postgres" else None
     with tempfile.TemporaryDirectory(prefix="holdfast-bench-") as name, server or nullcontext():
-        yield Workspaces(Path(name), server.dsn if server else None)
+        yield Workspaces(Path(name), server)

@@ -14,10 +14,10 @@ from bench import drain
 from bench.drain import Options, Sizes, run
 from bench.peers.catalogue import HOLDFAST, PEERS
 from bench.peers.install import SOURCES, NotInstalled
-from bench.peers.run import Drain
-from bench.processes import busy_loops
+from bench.peers.run import Costs, Drain
+from bench.processes import busy_loops, cpu_ns
 from bench.report import Report
-from bench.worker_usage import cpu_ns
+from bench.stores import EngineName
 from holdfast.worker import processes
 from tests.wait import wait_until
 
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.timeout(600)
 
 TINY = Sizes(jobs=10, repeats=1, delays=2, idle_s=0.1, commands=3, lines=20)
 DRAIN_ALONE = Options(engines=("sqlite",), sizes=replace(TINY, delays=0), alone=False)
-NAMES = ("holdfast", "holdfast, --processes 0")
+NAMES = ("holdfast", "holdfast, --processes 0", "holdfast, retention 0")
 ALONE = {"idle worker", "commands, compared with bare spawns", "enqueue from a pipe of 20 lines"}
 
 
@@ -41,7 +41,8 @@ async def test_everything_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(drain, "BUSY_LOOPS", 0)
     report = await run(Options(engines=("sqlite",), sizes=TINY, peers=False), lambda _: None)
     assert not report.notes
-    assert {result.metric for result in report.results} == {
+    # Ten jobs may all have run before the first look at the costs.
+    assert {result.metric for result in report.results} - {f"{name}, CPU"} == {
         name,
         f"{name} (commit synced)",
         *(f"{name}, p{part}" for part in (50, 95, 99)),
@@ -91,12 +92,39 @@ def test_goals_apply_only_to_the_default_worker() -> None:
     drain.compare(report, "postgres", [*ours, *peers], results)
     goals = {result.metric: result.goal for result in report.results if result.goal is not None}
     assert goals == {
-        "holdfast, compared with pgqueuer, batch 100": 1.5,
-        "holdfast, compared with pg-boss, 4 × 2,000": 1.0,
+        "holdfast, compared with pgqueuer, batch 100": 4.0,
+        "holdfast, compared with graphile-worker, local queue 4,000": 1.0,
+        "holdfast, compared with pg-boss, 4 × 2,000": 1.3,
     }
     ratios = {result.metric: result.ratio for result in report.results}
     assert ratios["holdfast, compared with pg-boss, 4 × 2,000"] == 0.25
     assert len(ratios) == len(ours) * len(peers)
+
+
+def test_costs_of_a_job_have_bounds_for_the_default_worker_on_postgresql() -> None:
+    known = Costs(workers_us=30.0, server_us=20.0, log_bytes=600.0, syncs=0.01)
+    turns: list[list[Costs | None]] = [[known, None], [known, known], [None]]
+    results = {
+        name: drain.Results(
+            drains=[Drain(jobs=9, enqueue_s=1, start_up_s=1, drain_s=1, costs=each) for each in of]
+        )
+        for name, of in zip(NAMES, turns, strict=True)
+    }
+    bounds: dict[EngineName, dict[str, float]] = {
+        "postgres": {"CPU": 0.64, "log": 1.167},
+        "sqlite": {},
+    }
+    for engine, goals in bounds.items():
+        ours = [contestant for contestant in HOLDFAST if contestant.engine == engine]
+        report = Report("drain")
+        report.section("")
+        drain.add_costs(report, engine, ours, results)
+        found = {each.metric.removeprefix("holdfast, "): each for each in report.results}
+        assert {name: each.ratio for name, each in found.items() if each.goal} == goals
+        assert found["CPU"].value == 50
+        assert found["syncs of the log"].value == 10
+        assert found["--processes 0, CPU of the server"].value == 20
+        assert not any("retention" in name for name in found)
 
 
 def test_delays_beside_busy_loops_are_compared_with_the_best_peer() -> None:
