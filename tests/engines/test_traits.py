@@ -52,7 +52,7 @@ def make(name: str, wrap: harnesses.Wrap = harnesses.plain) -> Engine:
         case "memory":
             return harnesses.memory(wrap).engine
         case "sqlite":
-            return harnesses.sqlite(Path("/proc/nowhere"), wrap).engine
+            return harnesses.sqlite(Path("/nowhere/work.db"), wrap).engine
         case _:
             return harnesses.postgres("postgresql://nowhere/db", wrap).engine
 

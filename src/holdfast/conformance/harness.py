@@ -120,7 +120,7 @@ TALLIED: tuple[TallyBy, ...] = (
     "fingerprint",
 )
 
-_ONE_BY_ONE = 500
+_ONE_BY_ONE = 100
 
 
 class Twin:
@@ -252,8 +252,8 @@ class Twin:
         return job
 
     async def agree(self) -> None:
-        """Compare all jobs, counts and lists that the engine's traits allow to read. Of thousands
-        of jobs, all are compared as in lists, and some hundreds one by one."""
+        """Compare all jobs, counts and lists that the engine's traits allow to read. Of hundreds
+        of jobs, all are compared as in lists, and about a hundred one by one."""
         if self.engine.traits.inspect:
             await self._agree_on_search()
         for view in await self.queues():

@@ -142,6 +142,11 @@ class Revisioned(Protocol):
         """A text that stays the same only as long as nothing is written to the store, by any
         process; None if that is unknown. Read it before what it shall vouch for."""
 
+    async def count_revision(self) -> str | None:
+        """The same for the settings and counts of queues: saving a record does not change it.
+        Counts that change only because time passes do not change it either. On PostgreSQL most
+        changes show at once, and some only after ten seconds."""
+
 
 @runtime_checkable
 class ListsRows(Protocol):

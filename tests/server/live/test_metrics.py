@@ -15,7 +15,13 @@ from holdfast.events import DeadMessagesHandled
 from holdfast.process import wall_ms
 from holdfast.server.access.caller import LOCAL_CALLER, Caller
 from holdfast.server.live import metrics
-from holdfast.server.live.metrics import NamespaceSnapshot, SnapshotReader, families, render
+from holdfast.server.live.metrics import (
+    Freshness,
+    NamespaceSnapshot,
+    SnapshotReader,
+    families,
+    render,
+)
 from holdfast.telemetry.accounts import FleetTotals
 from holdfast.telemetry.bookkeeper import AccountCloser
 from holdfast.telemetry.event_log import DESCRIPTIONS, FeedEventKind
@@ -164,7 +170,7 @@ async def test_slow_counts_are_waited_for_only_if_they_are_old(
     app = serving.app
 
     async def ready(age_s_max: float) -> tuple[int, bool]:
-        [view] = await serving.seen.views(age_s_max)
+        [view] = await serving.seen.views(Freshness(age_s_max))
         return view.ready, serving.seen.is_behind
 
     await app.enqueue_many([app.job("t", 1)])
@@ -188,7 +194,7 @@ async def test_one_delayed_count_does_not_make_a_store_slow(
     for took_s in (5.0, 0.0, 5.0, 5.0):
         instants = iter([100.0, 100.0, 100.0 + took_s])
         monkeypatch.setattr(metrics, "monotonic", lambda: next(instants))  # noqa: B023
-        await serving.seen.views(0)
+        await serving.seen.views(Freshness(0))
         found.append(serving.seen.count_s)
     assert found == [0.0, 0.0, 0.0, 5.0]
 

@@ -3,7 +3,7 @@
 import asyncio
 import random
 from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterator, Collection
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection
 from contextlib import asynccontextmanager
 from itertools import count
 from typing import Any
@@ -28,6 +28,7 @@ from holdfast.core.workers import WorkerRecord
 from holdfast.engines.memory import MemoryEngine
 from holdfast.errors import EngineUnavailable
 from holdfast.notation.durations import show_at
+from holdfast.ops.alerts import ALERTS, Alert
 from holdfast.ops.jobs.acts import ActPlan, Acts
 from holdfast.ops.queues import Pause, pause_queue
 from holdfast.ops.redrives import RedrivePlan, Redrives
@@ -74,7 +75,7 @@ class Counted(MemoryEngine):
     async def queues(
         self, *, names: Collection[str] | None = None, counts: bool = True
     ) -> list[QueueView]:
-        self._count("queues")
+        self._count("counts" if counts else "queues")
         return await super().queues(names=names, counts=counts)
 
     async def get(self, id: str) -> Job | None:
@@ -351,7 +352,7 @@ async def test_a_queue_is_not_counted_twice(driver: Driver, store: Counted) -> N
     store.reads.clear()
     await driver.app.enqueue_many([driver.app.job("t", 1)])
     await driver.poll()
-    assert store.reads["queues"] == 1
+    assert (store.reads["counts"], store.reads["queues"]) == (1, 0)
     for _ in range(2):
         await watched.next()
     assert watched.data["queue:default"]["queue"]["ready"] == 1
@@ -526,10 +527,21 @@ class Revised(Counted):
     """Knows whether anything was written, as SQLite does."""
 
     written = 0
+    records_written = 0
+    late = 0
+    """Writes that do not show in the revision of the counts yet."""
+    meanwhile: Callable[[], Awaitable[None]] | None = None
+    """Called while the revision of the counts is read, once."""
 
     async def revision(self) -> str | None:
         self.reads["revision"] += 1
-        return str(self.written)
+        return f"{self.written} {self.records_written}"
+
+    async def count_revision(self) -> str | None:
+        meanwhile, self.meanwhile = self.meanwhile, None
+        if meanwhile is not None:
+            await meanwhile()
+        return str(self.written - self.late)
 
 
 @pytest.fixture
@@ -562,6 +574,139 @@ async def test_nothing_is_read_while_nothing_is_written(revised: Driver) -> None
         pass
     assert watched.data["overview"]["queues"]["default"]["ready"] == 1
     assert watched.events[-1][1]["as_of"] == show_at(revised.now)
+
+
+async def test_jobs_are_not_counted_because_of_records(revised: Driver) -> None:
+    store = revised.app.home.store
+    assert isinstance(store, Revised)
+    watched = await revised.watch("overview")
+    await watched.next()
+    await revised.poll()
+    store.reads.clear()
+    alert = Alert(
+        rule="disk_floor",
+        about="host",
+        severity="warn",
+        unit="bytes",
+        value=1,
+        threshold=2,
+        text="little room",
+        raised_at=1,
+        seen_at=1,
+    )
+    await store.save([ALERTS.record(alert.key, alert)])
+    store.records_written += 1
+    await revised.poll()
+    assert (store.reads["counts"], store.reads["queues"]) == (0, 1)
+    assert (await watched.next())[0] == "change"
+    [problem] = watched.data["overview"]["attention"]
+    assert problem["kind"] == "disk_floor"
+    assert watched.events[-1][1]["as_of"] == show_at(revised.now)
+    await revised.app.enqueue_many([revised.app.job("t", 1)])
+    store.written += 1
+    await revised.poll()
+    assert store.reads["counts"] == 1
+    await watched.next()
+    assert watched.data["overview"]["queues"]["default"]["ready"] == 1
+    # Counts that change with time alone are read now and then.
+    for _ in range(5):
+        store.records_written += 1
+        await revised.poll()
+    assert store.reads["counts"] == 2
+
+
+async def test_one_slow_read_does_not_keep_counts(
+    revised: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = revised.app.home.store
+    assert isinstance(store, Revised)
+    watched = await revised.watch("overview")
+    await watched.next()
+    read = topics.read_topic
+
+    async def slow(look: Any, topic: str) -> Any:
+        revised.now += 750
+        return await read(look, topic)
+
+    monkeypatch.setattr(stream, "read_topic", slow)
+    store.written += 1
+    await revised.poll()
+    monkeypatch.setattr(stream, "read_topic", read)
+    store.reads.clear()
+    for _ in range(8):
+        store.records_written += 1
+        await revised.poll()
+    assert store.reads["counts"] == 1
+
+
+async def test_the_page_of_a_queue_does_not_use_old_counts(revised: Driver) -> None:
+    store = revised.app.home.store
+    assert isinstance(store, Revised)
+    watched = await revised.watch("overview", "queue:default")
+    await watched.next()
+    await watched.next()
+    await revised.poll()
+    store.reads.clear()
+    store.records_written += 1
+    await revised.poll()
+    assert store.reads["counts"] == 1
+
+
+async def test_counts_that_were_read_while_a_change_was_looked_for_are_read_again(
+    revised: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stream, "_UNCHANGED_S_MIN", 1_000)
+    looks = count()
+
+    def clock() -> float:
+        return revised.now / 1000 + next(looks) / 1e6
+
+    monkeypatch.setattr(metrics, "monotonic", clock)
+    monkeypatch.setattr(revised.hub, "_ticks", clock)
+    store, app = revised.app.home.store, revised.app
+    assert isinstance(store, Revised)
+    watched = await revised.watch("overview")
+    await watched.next()
+    await revised.poll()
+
+    async def meanwhile() -> None:
+        """A little later another viewer counts, and then there is a job."""
+        revised.now += 100
+        await snapshot_reader(app)._count(app)
+        await app.enqueue_many([app.job("t", 1)])
+        store.written += 1
+
+    store.meanwhile = meanwhile
+    store.records_written += 1
+    await revised.poll()
+    assert (await watched.next())[0] == "change"
+    assert watched.data["overview"]["queues"]["default"]["ready"] == 1
+
+
+async def test_a_change_of_counts_that_shows_late(
+    revised: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stream, "_UNCHANGED_S_MIN", 100)
+    store = revised.app.home.store
+    assert isinstance(store, Revised)
+    watched = await revised.watch("overview")
+    await watched.next()
+    await revised.poll()
+    await revised.app.enqueue_many([revised.app.job("t", 1)])
+    store.written, store.late = 1, 1
+    await revised.poll()
+    store.reads.clear()
+    await revised.poll(8)
+    assert store.reads["counts"] == 0
+    store.late = 0
+    await revised.poll()
+    assert store.reads["counts"] == 1
+    while (await watched.next())[0] != "change":
+        pass
+    assert watched.data["overview"]["queues"]["default"]["ready"] == 1
+    store.reads.clear()
+    await revised.poll(20)
+    assert store.reads == {"revision": 1}
 
 
 async def test_data_that_was_not_read_again_is_as_fresh_as_the_look(revised: Driver) -> None:

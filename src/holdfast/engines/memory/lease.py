@@ -1,7 +1,8 @@
 """One call of `lease`: chooses and takes jobs, one after the other.
 
 A plain queue is read in order. In a queue with limits, fairness, aging or group batches, all jobs
-are examined for each one taken: slow, but a direct statement of the rule.
+are examined, and those that may start again after each one taken: slow, but a direct statement of
+the rule.
 """
 
 from __future__ import annotations
@@ -90,16 +91,17 @@ class LeaseSelection:
             self._take(row, lane, queue)
 
     def _take_by_rule(self, queue: Queue) -> None:
+        if not self._left:
+            return
         lanes = [(row, lane_of(row.job, queue)) for row in self._store.waiting.all_of(queue.name)]
+        # A call only takes slots and heads of groups: what may not start now will not during it.
+        eligible = [(row, lane) for row, lane in lanes if self._is_eligible(row, lane, queue)]
+        if queue.fairness == "off":
+            self._take_in_order(eligible, queue)
+            return
         noisy_tenants = self._noisy_tenants(queue) if queue.fairness == "noisy" else set()
-        while self._left:
-            eligible = [(row, lane) for row, lane in lanes if self._is_eligible(row, lane, queue)]
-            if not eligible:
-                return
+        while self._left and eligible:
             best = min((row for row, _ in eligible), key=lambda row: _aged(row, queue))
-            if queue.fairness == "off":
-                self._take_with_followers(best, lane_of(best.job, queue), queue)
-                continue
             alike = [each for each in eligible if each[0].job.priority == best.job.priority]
             if queue.fairness == "noisy":
                 row, lane = min(
@@ -109,6 +111,14 @@ class LeaseSelection:
                 self._take_with_followers(row, lane, queue)
             else:
                 self._take_turn(alike, queue)
+            eligible = [each for each in eligible if self._is_eligible(*each, queue)]
+
+    def _take_in_order(self, eligible: list[tuple[JobRow, Lane | None]], queue: Queue) -> None:
+        for row, lane in sorted(eligible, key=lambda each: _aged(each[0], queue)):
+            if not self._left:
+                return
+            if self._is_eligible(row, lane, queue):
+                self._take_with_followers(row, lane, queue)
 
     def _take_turn(self, alike: list[tuple[JobRow, Lane | None]], queue: Queue) -> None:
         """Take a few jobs of the tenant whose turn it is, all of one lane."""

@@ -187,10 +187,16 @@ class PartitionedEngine:
 
     async def revision(self) -> str | None:
         """See `Revisioned`; None if a partition does not know."""
+        return await self._revision(lambda engine: engine.revision())
 
+    async def count_revision(self) -> str | None:
+        """See `Revisioned`; None if a partition does not know."""
+        return await self._revision(lambda engine: engine.count_revision())
+
+    async def _revision(self, read: Callable[[Revisioned], Awaitable[str | None]]) -> str | None:
         async def ask(engine: Engine) -> str | None:
             revisioned = extra(engine, Revisioned)
-            return None if revisioned is None else await revisioned.revision()
+            return None if revisioned is None else await read(revisioned)
 
         found = await self._everywhere(ask)
         if None in found.values():

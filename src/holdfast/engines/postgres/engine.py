@@ -191,6 +191,10 @@ class PostgresEngine:
         """See `Revisioned`. It also changes if another database of the server is written."""
         return await self._read(search.revision)
 
+    async def count_revision(self) -> str | None:
+        """See `Revisioned`."""
+        return await self._read(queues.count_revision)
+
     async def enqueue(self, jobs: Sequence[NewJob]) -> list[Receipt]:
         checks.check_batch(len(jobs))
         receipts = await self._run(enqueue.enqueue, jobs)

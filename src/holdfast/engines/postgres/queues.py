@@ -24,6 +24,7 @@ from holdfast.engines.postgres.script import (
 )
 
 PURGE_BATCH = 1_000
+_LEASES_MAX = 1_000
 
 NameLock = Literal["wait", "try", "none"]
 """Lock queue names by waiting, by trying (a failure restarts the script), or not at all."""
@@ -71,6 +72,23 @@ _LIST_NAMED = """
 SELECT settings FROM $schema.queues
 WHERE ns = $1::int AND name = ANY ($2::text[]) ORDER BY name
 """
+_COUNT_REVISION = """
+SELECT CASE WHEN current_setting('track_counts')::boolean THEN concat_ws(' ',
+    (SELECT last_value FROM $schema.numbers), (SELECT last_value FROM $schema.tokens),
+    (SELECT max(j.seq) FROM $schema.jobs j WHERE j.ns = $1::int),
+    (SELECT concat_ws(' ', count(*), min(l.deadline_at), max(l.deadline_at)) FROM (
+        SELECT j.deadline_at FROM $schema.jobs j
+        WHERE j.ns = $1::int AND j.state IN (1, 5) LIMIT $2::int
+    ) l),
+    (SELECT md5(string_agg(md5(q.settings), '' ORDER BY q.number)) FROM $schema.queues q
+     WHERE q.ns = $1::int AND q.name IS NOT NULL),
+    pg_stat_get_tuples_inserted(t.jobs), pg_stat_get_tuples_updated(t.jobs),
+    pg_stat_get_tuples_deleted(t.jobs)
+) END
+FROM (SELECT '$schema.jobs'::regclass::oid AS jobs) t
+"""
+"""Arrivals and leases show at once, and so do numbers that are drawn before a commit. The server
+adds up all writes of a table within some seconds after the commit, which shows the rest."""
 _COUNTS = "SELECT * FROM $schema.counts($1::int, $2::bigint, $3::int, $4::text[])"
 _NOW = "SELECT $schema.now_ms($1::bigint)"
 _DROP = """
@@ -306,6 +324,14 @@ def list_queues(context: CallContext, names: Collection[str] | None) -> Script[l
 def _valid(names: Collection[str]) -> list[str]:
     """Those that a queue can have: PostgreSQL refuses some other texts."""
     return sorted({name for name in names if bounds.QUEUE_NAME.match(name)})
+
+
+def count_revision(context: CallContext) -> Script[str | None]:
+    """A text that changes with the counts of the queues, or with their settings; None if the server
+    keeps no statistics of its tables."""
+    values = (context.ns, _LEASES_MAX)
+    found: str | None = only_value((yield Statement(_COUNT_REVISION, values, alone=True)))
+    return found
 
 
 def count_queues(

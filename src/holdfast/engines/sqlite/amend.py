@@ -88,6 +88,9 @@ def amend(
         else:
             effects.write_change(transaction, row, job, change)
         changed += 1
+    if changed:
+        # Not every amendment leaves a trace elsewhere: see `count_revision`.
+        transaction.allocate(1)
     transaction.notifies = changed > 0
     return changed
 

@@ -472,6 +472,10 @@ class SQLiteEngine:
 
         return await self._read(read)
 
+    async def count_revision(self) -> str | None:
+        """See `Revisioned`."""
+        return await self._read(queues.count_revision)
+
     async def _data_version(self) -> int:
         return await self._read(lambda transaction: int(transaction.run("PRAGMA data_version").get))
 

@@ -63,6 +63,7 @@ def expiry_step(
         return None
     expires_ms = queue_row.settings.expires_ms
     seqs, following = lanes.waiting_page(transaction, queue_row.id, cursor, EXPIRY_BATCH)
+    changed = False
     for seq in seqs:
         row = transaction.run(rows.BY_SEQ, (seq,)).fetchone()
         expires_at, parts = row[rows.EXPIRES_AT], row[rows.PARTS] & ~PART_QUEUE_EXPIRY
@@ -77,6 +78,9 @@ def expiry_step(
         )
         if row[rows.LANE] is not None:
             transaction.effects.lanes.add(row[rows.LANE])
+        changed = True
+    if changed:
+        transaction.allocate(1)  # See `count_revision`.
     return following
 
 
@@ -242,6 +246,20 @@ def _leased(transaction: Transaction, most: int) -> dict[int, tuple[int, int]]:
         (transaction.boot, transaction.namespace_id, max(most + 1, bounds.SCAN_MAX)),
     ).fetchall()
     return {queue_id: (leased, overdue) for queue_id, leased, overdue in found}
+
+
+def count_revision(transaction: Transaction) -> str:
+    """A text that changes with every call that changes counts. Arrivals, leases, retries,
+    amendments and repairs allocate numbers; the end of a lease changes the leased jobs, as far as
+    they are counted."""
+    meta = transaction.run("SELECT number, revision, aside_at FROM hf_meta").fetchone()
+    leased = transaction.run(
+        "SELECT count(*), min(deadline), max(deadline) FROM ("
+        " SELECT deadline FROM hf_jobs INDEXED BY hf_leased"
+        " WHERE ns = ? AND state IN (1, 5) LIMIT ?)",
+        (transaction.namespace_id, max(bounds.COUNT_EXACT_MAX + 1, bounds.SCAN_MAX)),
+    ).fetchone()
+    return repr((*meta, *leased))
 
 
 def load_records(

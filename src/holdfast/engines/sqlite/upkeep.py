@@ -228,6 +228,9 @@ def repair_discrepancies(transaction: Transaction, found: Discrepancies) -> int:
     lanes.relane(transaction, still_misplaced)
     repaired += len(still_misplaced)
     transaction.notifies = transaction.notifies or repaired > 0
+    if repaired:
+        # Jobs of parents that ended may start: see `queues.count_revision`.
+        transaction.allocate(1)
     return repaired
 
 

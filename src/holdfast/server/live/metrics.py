@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from time import monotonic
-from typing import Annotated
+from typing import Annotated, Final, NamedTuple
 from weakref import WeakKeyDictionary
 
 from msgspec.structs import replace
@@ -121,6 +121,19 @@ class NamespaceSnapshot:
     broker: BrokerStatus | None = None
 
 
+class Freshness(NamedTuple):
+    """The age that queues may have, by default two seconds. The caller knows that counts up to
+    `right_s_max` old are still right. If counting takes long, the counts may be up to
+    `behind_s_max` old until new ones are known."""
+
+    age_s_max: float | None = None
+    right_s_max: float = 0.0
+    behind_s_max: float = BEHIND_S_MAX
+
+
+USUAL: Final = Freshness()
+
+
 class SnapshotReader:
     """Reads the snapshots of one namespace, at most every two seconds. In a store with so many jobs
     that it takes long to count them, only readers that come first, or rarely, wait for that."""
@@ -139,6 +152,8 @@ class SnapshotReader:
         """How long counting takes: the shorter of the last two times, since one may be delayed."""
         self.is_behind: bool = False
         """True if the counts that `views` has just returned are older than demanded."""
+        self.is_reused: bool = False
+        """True if `views` has just returned counts that were read before, and are still right."""
         self._views: list[QueueView] = []
         self._broker: BrokerStatus | None = None
         self._broker_at = float("-inf")
@@ -190,22 +205,24 @@ class SnapshotReader:
             self._broker_at = monotonic()
         return self._broker
 
-    async def views(
-        self, age_s_max: float | None = None, *, behind_s_max: float = BEHIND_S_MAX
-    ) -> list[QueueView]:
-        """The queues with their counts, at most `age_s_max` old, or else as usual. Concurrent
-        callers share one read. If counting takes long, the settings are that new, and the counts
-        follow: see `is_behind`. They are at most `behind_s_max` old."""
+    async def views(self, wanted: Freshness = USUAL) -> list[QueueView]:
+        """The queues with their counts. Concurrent callers share one read. If counting takes long,
+        the settings are as new as wanted, and the counts follow: see `is_behind`."""
         async with self._lock:
             app, is_slow = self._app(), self.count_s > _SLOW_S
-            most = self.age_s_max if age_s_max is None else age_s_max
+            most = self.age_s_max if wanted.age_s_max is None else wanted.age_s_max
             most = most if is_slow else min(most, self.age_s_max)
             age_s = monotonic() - self._counted_at
             is_old = app is not None and age_s >= most
-            self.is_behind = is_old and is_slow and age_s < behind_s_max
+            self.is_reused = age_s < wanted.right_s_max
+            is_late = is_slow and age_s < wanted.behind_s_max
+            self.is_behind = is_old and is_late and not self.is_reused
             if app is None or not is_old:
                 return self._views
-            if not self.is_behind:
+            if self.is_reused:
+                self.as_of = wall_ms()
+                await self._read_settings(app)
+            elif not self.is_behind:
                 await self._count(app)
             else:
                 self._count_later(app)
@@ -242,10 +259,11 @@ class SnapshotReader:
     async def _read_settings(self, app: Holdfast) -> None:
         """Read the settings of all queues. Only new ones are counted."""
         settings = [view.queue for view in await app.engine.queues(counts=False)]
-        known = {view.queue.name: view for view in self._views}
-        if new := [queue.name for queue in settings if queue.name not in known]:
-            counted = await app.engine.queues(names=new)
-            known |= {view.queue.name: view for view in counted}
+        old = {view.queue.name for view in self._views}
+        new = [queue.name for queue in settings if queue.name not in old]
+        counted = await app.engine.queues(names=new) if new else []
+        # After the last pause: others may have been counted meanwhile.
+        known = {view.queue.name: view for view in (*counted, *self._views)}
         self._views = [
             replace(known[queue.name], queue=queue) for queue in settings if queue.name in known
         ]

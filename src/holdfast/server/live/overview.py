@@ -33,7 +33,7 @@ from holdfast.server.access.admission import ApiCall
 from holdfast.server.access.caller import Caller
 from holdfast.server.http.operation import Operation, Scope, operation
 from holdfast.server.live.attention import Attention, AttentionFacts, attention
-from holdfast.server.live.metrics import BEHIND_S_MAX, snapshot_reader
+from holdfast.server.live.metrics import USUAL, Freshness, snapshot_reader
 from holdfast.telemetry.recent import QueueRecent, RecentReader, recent
 
 _AGE_S_MAX = 0.2
@@ -103,7 +103,7 @@ async def show_overview(call: ApiCall) -> Overview:
     """Show what needs attention, and all queues with counts, rates, waiting times, workers and the
     jobs that ended in each of the last 15 minutes."""
     reader = overview_reader(call.app)
-    return overview(await reader.read(call.engine, call.caller, age_s_max=_AGE_S_MAX))
+    return overview(await reader.read(call.engine, call.caller, wanted=Freshness(_AGE_S_MAX)))
 
 
 OPERATIONS: tuple[Operation, ...] = (show_overview,)
@@ -112,11 +112,13 @@ OPERATIONS: tuple[Operation, ...] = (show_overview,)
 class OverviewFacts(msgspec.Struct, frozen=True, kw_only=True):
     """The facts behind an overview, as one caller may see them. `workers` is None if the store has
     no records; `serving` are those that send heartbeats, by queue. If counting the jobs takes long,
-    `count_s`, the counts may be older than demanded: then they are `behind`."""
+    `count_s`, the counts may be older than demanded: then they are `behind`. If they were read
+    before and are still right, they are `reused`."""
 
     as_of: int
     count_s: float = 0.0
     behind: bool = False
+    reused: bool = False
     views: Sequence[QueueView]
     recent: Mapping[str, QueueRecent]
     workers: Sequence[WorkerView] | None
@@ -145,21 +147,20 @@ class OverviewReader:
         engine: Engine,
         caller: Caller,
         *,
-        age_s_max: float | None = None,
-        behind_s_max: float = BEHIND_S_MAX,
+        wanted: Freshness = USUAL,
         views: Sequence[QueueView] | None = None,
     ) -> OverviewFacts:
-        """The facts that a caller may see; `engine` is restricted to them. Queues are at most
-        `age_s_max` old, their counts at most `behind_s_max`. With `views`, only the facts about
-        these queues are read."""
+        """The facts that a caller may see; `engine` is restricted to them. With `views`, only the
+        facts about these queues are read."""
         app = self._app()
         assert app is not None
         snapshots = snapshot_reader(app)
         now, is_whole = wall_ms(), views is None
-        as_of, count_s, behind = now, 0.0, False
+        as_of, count_s, behind, reused = now, 0.0, False, False
         if views is None:
-            every = await snapshots.views(age_s_max, behind_s_max=behind_s_max)
-            as_of, count_s, behind = snapshots.as_of, snapshots.count_s, snapshots.is_behind
+            every = await snapshots.views(wanted)
+            as_of, count_s = snapshots.as_of, snapshots.count_s
+            behind, reused = snapshots.is_behind, snapshots.is_reused
             now = now if behind else as_of
             views = [each for each in every if caller.owns(each.queue.name)]
         found = {view.queue.name: QueueRecent() for view in views}
@@ -179,6 +180,7 @@ class OverviewReader:
             as_of=as_of,
             count_s=count_s,
             behind=behind,
+            reused=reused,
             views=views,
             recent=found,
             workers=workers,

@@ -30,7 +30,7 @@ from holdfast.server.access.admission import ApiCall
 from holdfast.server.access.authorized_engine import AccessControls, AuthorizedEngine
 from holdfast.server.access.redaction import Redaction
 from holdfast.server.http.operation import Operation, Scope, operation
-from holdfast.server.live.metrics import BEHIND_S_MAX
+from holdfast.server.live.metrics import BEHIND_S_MAX, Freshness
 from holdfast.server.live.overview import OverviewReader, overview_reader
 from holdfast.server.live.poll_loop import POLL_S, PollLoop, poll_loop
 from holdfast.server.live.topics import TOPIC, Data, Look, Rights, SharedReads, read_topic
@@ -51,6 +51,11 @@ _UNCHANGED = 400
 _UNCHANGED_S_MIN, _UNCHANGED_S_MAX = 5.0, 300.0
 """While nothing is written to the store, a topic is read again only for what changes with time:
 after this many times as long as its last read took, within these bounds."""
+_COUNTS_S_MAX = 120.0
+"""The same bound for counts while no job is written; records may be, such as heartbeats."""
+_LATE_S = 11.0
+"""A change of counts shows in `count_revision` at most this long after its commit: PostgreSQL adds
+up the writes of an idle connection after ten seconds."""
 _NEW_S_MAX = 0.2
 """The age of what a new viewer is shown of a topic that nobody watched."""
 _WAKE_BATCH = 10
@@ -105,6 +110,12 @@ class WatchedTopic:
         """Until then nothing changes but by a write."""
         self.demanded_at: float = float("-inf")
         """What has changed with time up to then must be in its data, too."""
+        self.counted_at: float = float("-inf")
+        """As `read_at`, for the counts of queues, which are not read again with everything else."""
+        self.counts_fresh_until: float = float("-inf")
+        """As `fresh_until`, for the counts."""
+        self.counts_demanded_at: float = float("-inf")
+        """As `demanded_at`, for the counts."""
         self.rests_until: float = float("-inf")
         self.reading: Final = asyncio.Lock()
         self._data: Data | None = None
@@ -190,6 +201,11 @@ class LiveHub:
         self._revision: str | None = None
         self._changed_at = float("-inf")
         """When it was first seen that the store had changed."""
+        self._count_revision: str | None = None
+        self._counts_changed_at = float("-inf")
+        """The same for the counts of the queues."""
+        self._late_until = float("-inf")
+        """Until then the counts may show a change of the store late."""
         self._reader = reader
         self._loop = loop
         self._controls = AccessControls(redaction=redaction)
@@ -213,7 +229,7 @@ class LiveHub:
                 async with each.reading:
                     if each.is_new or each.is_gone:
                         self._forget(age_s_max=_NEW_S_MAX)
-                        await self._read(each, self._ticks())
+                        await self._read(each, self._ticks(), counts_demanded_at=self._ticks())
             yield b"retry: 2000\n\n"
             seen = dict.fromkeys(watched, 0)
             beat = self._beat
@@ -252,13 +268,27 @@ class LiveHub:
             await self._wake()
 
     async def _look_for_changes(self) -> None:
-        started_at, known = self._ticks(), self._revision
-        self._revision = None
+        """Data and counts that were read before a change was seen must be read again: a write may
+        have come in between."""
+        known, known_counts = self._revision, self._count_revision
+        self._revision = await self._read_revision(lambda store: store.revision())
+        now = self._ticks()
+        if self._revision is None or self._revision != known:
+            self._changed_at = now
+            self._late_until = now + _LATE_S
+        elif now >= self._late_until:
+            return
+        self._count_revision = await self._read_revision(lambda store: store.count_revision())
+        if self._count_revision is None or self._count_revision != known_counts:
+            self._counts_changed_at = self._ticks()
+
+    async def _read_revision(
+        self, read: Callable[[Revisioned], Awaitable[str | None]]
+    ) -> str | None:
         if self._revisioned is not None:
             with suppress(EngineError):
-                self._revision = await self._revisioned.revision()
-        if self._revision is None or self._revision != known:
-            self._changed_at = started_at
+                return await read(self._revisioned)
+        return None
 
     async def _read_all(self) -> bool:
         """Read the topics; True if one of them changed. One that cannot be read now stays as it
@@ -270,19 +300,22 @@ class LiveHub:
                 continue
             if started_at >= each.fresh_until:
                 each.demanded_at = each.fresh_until
-            demanded_at = max(self._changed_at, each.demanded_at)
+            if started_at >= each.counts_fresh_until:
+                each.counts_demanded_at = each.counts_fresh_until
+            counts_demanded_at = max(self._counts_changed_at, each.counts_demanded_at)
+            demanded_at = max(self._changed_at, each.demanded_at, counts_demanded_at)
             if each.read_at >= demanded_at:
                 if not each.awaits_counts:
                     each.as_of = at
                     continue
-                if not self._reader.has_counts(started_at - demanded_at):
+                if not self._reader.has_counts(started_at - counts_demanded_at):
                     continue
             if each.is_resting(started_at) and not self._loop.is_woken:
                 continue
             async with each.reading:
                 number = each.number
                 try:
-                    await self._read(each, demanded_at)
+                    await self._read(each, demanded_at, counts_demanded_at=counts_demanded_at)
                 except EngineError as failure:
                     error = failure
                 changed = changed or each.number != number
@@ -322,13 +355,19 @@ class LiveHub:
         if not self._watched:
             self._forget()
 
-    async def _read(self, watched: WatchedTopic, demanded_at: float) -> None:
+    async def _read(
+        self, watched: WatchedTopic, demanded_at: float, *, counts_demanded_at: float
+    ) -> None:
         """Read a topic; writes up to `demanded_at` must be in its data, or it will be read again.
-        Raises EngineError; any other error is that of the topic."""
+        Since `counts_demanded_at` no write has changed the counts of queues. Raises EngineError;
+        any other error is that of the topic."""
         at, started_at, look = self._now(), self._ticks(), watched.look
-        look.age_s_max = max(0.0, started_at - demanded_at)
-        # What is already on the screen is changed at once, and its counts when they are known.
-        look.behind_s_max = BEHIND_S_MAX if watched.is_new else inf
+        look.wanted = Freshness(
+            age_s_max=max(0.0, started_at - demanded_at),
+            right_s_max=max(0.0, started_at - counts_demanded_at),
+            # A page that is on the screen changes at once, and its counts when they are known.
+            behind_s_max=BEHIND_S_MAX if watched.is_new else inf,
+        )
         read_at, awaits_counts, count_s = self._forgot_at, False, 0.0
         try:
             data = await read_topic(look, watched.topic)
@@ -349,6 +388,9 @@ class LiveHub:
             watched.rests_until = ended_at + min(_REST * took_s, _REST_S_MAX)
         fresh_s = max(_UNCHANGED_S_MIN, _UNCHANGED * max(took_s, count_s))
         watched.fresh_until = ended_at + min(fresh_s, _UNCHANGED_S_MAX)
+        if counts_demanded_at > watched.counted_at and not awaits_counts:
+            fresh_s = max(_UNCHANGED_S_MIN, min(_UNCHANGED * count_s, _COUNTS_S_MAX))
+            watched.counted_at, watched.counts_fresh_until = read_at, ended_at + fresh_s
 
     async def _wake(self) -> None:
         """Wake waiting viewers in batches, so that other requests are answered in between."""

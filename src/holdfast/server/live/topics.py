@@ -25,7 +25,7 @@ from holdfast.ops.redrives import Redrives, redrive_details
 from holdfast.ops.workers import Workers, worker_details
 from holdfast.process import wall_ms
 from holdfast.server.access.caller import Caller
-from holdfast.server.live.metrics import BEHIND_S_MAX
+from holdfast.server.live.metrics import Freshness
 from holdfast.server.live.overview import (
     OverviewFacts,
     OverviewReader,
@@ -112,10 +112,8 @@ class Look:
         self._caller = caller
         self._reader = reader
         self._facts: OverviewFacts | None = None
-        self.age_s_max: float = 0.0
-        """The age that the counts of the overview may have, if counting takes long."""
-        self.behind_s_max: float = BEHIND_S_MAX
-        """The age that they may have until new ones are known."""
+        self.wanted: Freshness = Freshness(age_s_max=0.0)
+        """The freshness that the overview needs."""
 
     def forget(self) -> None:
         """Read everything anew."""
@@ -124,12 +122,7 @@ class Look:
     async def facts(self) -> OverviewFacts:
         """The facts of the overview, read once for all topics."""
         if self._facts is None:
-            self._facts = await self._reader.read(
-                self.engine,
-                self._caller,
-                age_s_max=self.age_s_max,
-                behind_s_max=self.behind_s_max,
-            )
+            self._facts = await self._reader.read(self.engine, self._caller, wanted=self.wanted)
         return self._facts
 
     def facts_of_topic(self, topic: str) -> OverviewFacts | None:
@@ -137,10 +130,11 @@ class Look:
         return self._facts if topic == OVERVIEW else None
 
     async def view(self, name: str) -> QueueView | None:
-        """The queue with its counts; None if there is none. The overview has just counted it if
-        somebody watches that."""
+        """The queue with its counts; None if there is none. The overview may have just counted it,
+        if somebody watches that."""
         known = self._facts
-        for view in known.views if known is not None and not known.behind else ():
+        is_counted = known is not None and not known.behind and not known.reused
+        for view in known.views if known is not None and is_counted else ():
             if view.queue.name == name:
                 return view
         return await find_queue(self.engine, name, counts=True)
