@@ -212,9 +212,10 @@ def _added_module(group: str) -> ModuleType:
     return module
 
 
-def build(name: str = NAME, *, added: Sequence[str] | None = None) -> App:
+def build(name: str = NAME, *, added: Sequence[str] | None = None, only: str | None = None) -> App:
     """The parser. The module of a command is imported when it runs or its help is rendered; that of
-    an added group when it is among `added`, by default all."""
+    an added group when it is among `added`, by default all. With `only`, it knows only the commands
+    whose first word this is: building all of them takes longer than parsing the command line."""
     app = App(
         name=name,
         help="A durable work queue that keeps every job until it is done.",
@@ -228,9 +229,12 @@ def build(name: str = NAME, *, added: Sequence[str] | None = None) -> App:
     app["--help"].help = "Show this page."
     app["--version"].help = "Show the version."
     for group, summary in GROUPS.items():
-        app.command(App(name=group, help=summary, **_PLAIN))
+        if only in (None, group):
+            app.command(App(name=group, help=summary, **_PLAIN))
     for words, function in COMMANDS:
         *above, last = words.split()
+        if only not in (None, words.split()[0]):
+            continue
         (app[above[0]] if above else app).command(
             f"holdfast.cli.{function}", name=last, help_epilogue=variables_note(words.split())
         )
@@ -289,7 +293,9 @@ def dispatch(arguments: list[str]) -> int:
         tracing.start_exporter("holdfast-server" if line[:1] == ["serve"] else "holdfast")
         refuse_unknown(line)
         added = [word for word in line[:1] if word not in GROUPS and is_group(word)]
-        code = build(program(), added=added)(
+        own = {words.split()[0] for words, _ in COMMANDS}
+        only = next((word for word in line[:1] if word in own), None)
+        code = build(program(), added=added, only=only)(
             line,
             exit_on_error=False,
             print_error=False,

@@ -1,4 +1,4 @@
-"""Joins the modules of the page to one script, and its style sheets to one, when the server starts.
+"""Joins the modules of the page to one script, and its style sheets to one.
 
 A hundred small files take a browser a hundred requests, and compress a third worse than together.
 Each module becomes a function that runs when it is first needed, with its imports and exports as

@@ -3,17 +3,18 @@ sheet, the icon and the licences. `bundle` makes the two from the files below `w
 
 The hash is that of all files: browsers keep what they loaded for good, and never mix two versions.
 
-Files are read when the server starts. Each is a literal route, and no path of a request is looked
-up on disk. No file needs a token: they contain no data of the store."""
+Files are read when the server starts, and joined at the first request for one of the two, which
+takes some 50 ms: many servers never show the page. Each is a literal route, and no path of a
+request is looked up on disk. No file needs a token: they contain no data of the store."""
 
 from __future__ import annotations
 
 import gzip
 import hashlib
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path, PurePath
 from typing import Annotated, Final, NamedTuple
 
@@ -73,16 +74,18 @@ class _Variant(NamedTuple):
 
 
 class PageFile:
-    """One file of the dashboard."""
+    """One file of the dashboard. `make` returns its bytes; it is called once, when they are first
+    asked for."""
 
-    def __init__(self, name: str, body: bytes) -> None:
+    def __init__(self, name: str, make: Callable[[], bytes]) -> None:
         self._suffix = PurePath(name).suffix
-        self._body = body
+        self._make = make
         self.media_type: str = _MEDIA_TYPES[self._suffix]
 
     @cached_property
     def _plain(self) -> _Variant:
-        return _variant(self._body, hashlib.sha256(self._body).hexdigest()[:32])
+        body = self._make()
+        return _variant(body, hashlib.sha256(body).hexdigest()[:32])
 
     @cached_property
     def _gzipped(self) -> _Variant:
@@ -143,17 +146,24 @@ def _hash_of(files: Mapping[str, bytes]) -> str:
     return digest.hexdigest()[:16]
 
 
-def served_files(files: Mapping[str, bytes]) -> dict[str, bytes]:
-    """What is served of the files, the index aside."""
-    page = files[INDEX].decode()
-    modules = {name: body.decode() for name, body in files.items() if name.endswith(".js")}
-    sheets = {name: body.decode() for name, body in files.items() if name.endswith(".css")}
-    others = {name: body for name, body in files.items() if name.endswith((".svg", ".txt"))}
-    return {
-        SCRIPT: (_NOTICE + join_modules(modules, MAIN)).encode(),
-        STYLE: join_styles(sheets, page).encode(),
-        **others,
+def served_files(files: Mapping[str, bytes]) -> dict[str, Callable[[], bytes]]:
+    """The served files by name, the index aside: functions that return their bytes."""
+    others = {
+        name: partial(bytes, body)
+        for name, body in files.items()
+        if name.endswith((".svg", ".txt"))
     }
+    return {SCRIPT: partial(_script, files), STYLE: partial(_style, files), **others}
+
+
+def _script(files: Mapping[str, bytes]) -> bytes:
+    modules = {name: body.decode() for name, body in files.items() if name.endswith(".js")}
+    return (_NOTICE + join_modules(modules, MAIN)).encode()
+
+
+def _style(files: Mapping[str, bytes]) -> bytes:
+    sheets = {name: body.decode() for name, body in files.items() if name.endswith(".css")}
+    return join_styles(sheets, files[INDEX].decode()).encode()
 
 
 def index_page(page: str, folder: str) -> bytes:
@@ -166,9 +176,10 @@ def index_page(page: str, folder: str) -> bytes:
 def _operations() -> Iterator[Operation]:
     files = _read_files()
     folder = f"dashboard/{_hash_of(files)}/"
-    yield _operation_of("/", PageFile(INDEX, index_page(files[INDEX].decode(), folder)), CHECKED)
-    for name, body in served_files(files).items():
-        yield _operation_of(f"/{folder}{name}", PageFile(name, body), KEPT)
+    page = partial(index_page, files[INDEX].decode(), folder)
+    yield _operation_of("/", PageFile(INDEX, page), CHECKED)
+    for name, make in served_files(files).items():
+        yield _operation_of(f"/{folder}{name}", PageFile(name, make), KEPT)
 
 
 def _operation_of(route: str, file: PageFile, caching: tuple[str, str]) -> Operation:

@@ -1,5 +1,5 @@
 // Exchanges a token for a session. The token itself is not kept in the browser.
-import { html, useState } from "../lib/html.js";
+import { html, useLayoutEffect, useRef, useState } from "../lib/html.js";
 import { useAction } from "../lib/resource.js";
 import { useTitle } from "../lib/router.js";
 import { signIn } from "../lib/session.js";
@@ -14,8 +14,11 @@ export default function SignIn({ error }) {
   const [token, setToken] = useState("");
   const entering = useAction(signIn, { quiet: true });
   useTitle("Sign in");
+  // The attribute `autofocus` takes effect after the page is painted: the first keys would be lost.
+  const main = useRef(null);
+  useLayoutEffect(() => main.current.querySelector("[type=password]").focus(), []);
   const ended = error && !entering.error;
-  return html`<main class="alone sign-in">
+  return html`<main ref=${main} class="alone sign-in">
     <h1><${Mark} size=${28} />Holdfast</h1>
     ${ended && html`<${Failure} error=${{ message: "Your session has ended.", remedy: "Sign in again." }} />`}
     <${Form}
@@ -31,7 +34,6 @@ export default function SignIn({ error }) {
         value=${token}
         onInput=${setToken}
         autocomplete="current-password"
-        autofocus
         hint="It is exchanged for a session and not kept in this browser."
       />
     </${Form}>
