@@ -28,7 +28,7 @@ from holdfast.engines.sqlite.files import FLOOR_BYTES
 from holdfast.testing.clock import ManualClock
 from tests import services, template
 from tests.engines.pg_connections import KeptConnections
-from tests.shared_broker import SharedBroker, ask
+from tests.shared_broker import SharedBroker
 
 # The machine's noise is no property of the code, and a failure must be repeatable elsewhere.
 settings.register_profile("holdfast", deadline=None, print_blob=True)
@@ -53,67 +53,7 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.enable()
 
 
-# Tests of many seconds each. Started last, one of them would keep one worker busy while the others
-# have nothing left to do.
-_LONG = (
-    "tests/bench",
-    "tests/crash",
-    "tests/docs",
-    "tests/engines/rabbitmq/test_connection.py",
-    "tests/engines/sqlite/test_cost.py",
-    "tests/engines/sqlite/test_database.py",
-    "tests/engines/test_machine.py",
-    "tests/pythons",
-    "tests/server/http/test_openapi.py",
-    "tests/server/rest/test_alerts.py",
-    "tests/testing/test_rabbitmq_server.py",
-    "tests/unit/test_layering.py",
-    "tests/unit/test_tidy.py",
-    "tests/walk",
-)
-# Tests in a browser. Few workers run them, and each of those all of its share in a row, so that the
-# browser and the server with its data are started once in each.
-_BROWSER = "tests/dashboard"
-_BROWSERS_MAX = 2
-# Thousands of tests of some milliseconds: they fill the end of a run evenly.
-_SHORT = ("contract.py", "tests/unit")
-
-
-def _rank(item: pytest.Item) -> int:
-    path = item.nodeid.partition("::")[0]
-    if path.startswith(_BROWSER):
-        return 3
-    if path.startswith(_LONG):
-        return 0
-    return 2 if path.startswith(_SHORT) or path.endswith(_SHORT) else 1
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Let each worker of pytest-xdist begin with its share of the long tests and end with its share
-    of the short ones. The list is cut into as many equal parts as there are workers; each runs one
-    part from its front, and then takes tests from the end of another's part."""
-    workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
-    if workers == 1:
-        return
-    long, others, short, seen = (
-        [item for item in items if _rank(item) == rank] for rank in range(4)
-    )
-    browsers = min(_BROWSERS_MAX, workers)
-    ordered: list[pytest.Item] = []
-    for worker in range(workers):
-        size = (len(items) - len(ordered)) // (workers - worker)
-        viewed = seen[: -(-len(seen) // (browsers - worker))] if worker < browsers else []
-        del seen[: len(viewed)]
-        part = [*viewed, *long[worker::workers], *others[: len(others) // (workers - worker)]]
-        del others[: len(others) // (workers - worker)]
-        rest = max(size - len(part), 0)
-        ordered += part + short[:rest]
-        del short[:rest]
-    items[:] = [*ordered, *short]
-
-
 _SHARED = pytest.StashKey[SharedBroker]()
-_BROKER = "holdfast_broker"
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -121,9 +61,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 @pytest.hookimpl(optionalhook=True)
-def pytest_configure_node(node: Any) -> None:
-    """Tell a worker of pytest-xdist whom to ask."""
-    node.workerinput[_BROKER] = node.config.stash[_SHARED].listen()
+def pytest_workers_forked(config: pytest.Config) -> None:
+    """Answer the workers, which ask this process for the broker."""
+    config.stash[_SHARED].serve()
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
@@ -195,9 +135,8 @@ def empty_pg_dsn(pg_server_dsn: str) -> Iterator[str]:
 @pytest.fixture(scope="session")
 def rabbit_node(request: pytest.FixtureRequest) -> RabbitNode:
     """The private RabbitMQ of this run, with which a test may do everything but stop it."""
-    address = getattr(request.config, "workerinput", {}).get(_BROKER)
     with services.rabbitmq_needed():
-        return ask(address) if address else request.config.stash[_SHARED].get()
+        return request.config.stash[_SHARED].get()
 
 
 @pytest.fixture(scope="session")

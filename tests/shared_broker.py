@@ -1,10 +1,10 @@
 """One RabbitMQ for all processes of a test run, started when the first test needs it.
 
-The process in which pytest was started owns it: workers of pytest-xdist come and go. They ask the
-owner over a socket.
+The process in which pytest was started owns it; workers that it forked ask it over a socket.
 """
 
 import json
+import os
 import socket
 import socketserver
 import threading
@@ -18,16 +18,21 @@ from tests.certificates import self_signed
 
 
 class SharedBroker:
-    """Created in every process that may own the broker; nothing is started before `get`."""
+    """Nothing is started before `get`. The process that creates this object is the owner."""
 
     def __init__(self) -> None:
+        self._owner = os.getpid()
         self._server: PrivateRabbitMQ | None = None
         self._missing: ServiceUnavailable | None = None
         self._lock = threading.Lock()
-        self._listener: _Listener | None = None
+        # A name that starts with NUL leaves no file behind.
+        self._listener = _Listener(f"\0holdfast-broker-{uuid4().hex}", self)
+        self._thread: threading.Thread | None = None
 
     def get(self) -> RabbitNode:
         """The broker; raises ServiceUnavailable where it cannot be had, without a second look."""
+        if os.getpid() != self._owner:
+            return _ask(self._listener.address)
         with self._lock:
             if self._missing is not None:
                 raise self._missing
@@ -41,19 +46,18 @@ class SharedBroker:
                 self._server = server
             return self._server.node
 
-    def listen(self) -> str:
-        """Let other processes ask; returns the address for them."""
-        if self._listener is None:
-            # A name that starts with NUL leaves no file behind.
-            self._listener = _Listener(f"\0holdfast-broker-{uuid4().hex}", self)
-            # A daemon, so that it does not keep alive a process that failed to close it.
-            threading.Thread(target=self._listener.serve_forever, daemon=True).start()
-        return self._listener.address
+    def serve(self) -> None:
+        """Answer forked processes from now on."""
+        # A daemon, so that it does not keep alive a process that failed to close it.
+        self._thread = threading.Thread(target=self._listener.serve_forever, daemon=True)
+        self._thread.start()
 
     def close(self) -> None:
-        if self._listener is not None:
+        """Stop the broker."""
+        if self._thread is not None:
             self._listener.shutdown()
-            self._listener.server_close()
+            self._thread.join()
+        self._listener.server_close()
         if self._server is not None:
             self._server.stop()
 
@@ -65,7 +69,7 @@ def certificates(folder: Path) -> TlsFiles:
     return TlsFiles(ca=certificate, certificate=certificate, key=key)
 
 
-def ask(address: str) -> RabbitNode:
+def _ask(address: str) -> RabbitNode:
     """The broker of the process that listens there."""
     with socket.socket(socket.AF_UNIX) as connection:
         connection.connect(address)

@@ -6,7 +6,7 @@ Modules of `holdfast` are named without the package, those of `holdfast_fleet` b
 import ast
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cache, lru_cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -22,9 +22,9 @@ class Source:
     text: str
     is_package: bool = False
 
-    @cached_property
+    @property
     def tree(self) -> ast.Module:
-        return ast.parse(self.text)
+        return _parsed(self.text)
 
     @property
     def class_names(self) -> list[str]:
@@ -41,6 +41,13 @@ class Source:
 
     def is_in(self, *prefixes: str) -> bool:
         return any(is_within(self.module, prefix) for prefix in prefixes)
+
+
+# Only the last tree is kept: the nodes of all files are 700,000 objects, and parsing takes three
+# times as long if each search for garbage meets them.
+@lru_cache(maxsize=1)
+def _parsed(text: str) -> ast.Module:
+    return ast.parse(text)
 
 
 @cache

@@ -3,6 +3,8 @@
 import shutil
 import subprocess
 import sys
+import tempfile
+from functools import cache, partial
 from pathlib import Path
 
 import pytest
@@ -42,7 +44,9 @@ def test_a_script_names_every_command_and_the_common_flags(cli: Cli, shell: str,
         assert checked.returncode == 0
 
 
-def test_a_script_as_json(cli: Cli) -> None:
+def test_a_script_as_json(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    # A script of one command is written as that of all is, and sooner.
+    monkeypatch.setattr(root, "build", partial(root.build, only="enqueue", added=()))
     view = cli("completion", "fish", "--json").json
     assert (view["shell"], view["program"]) == ("fish", "holdfast")
     assert "enqueue" in view["script"]
@@ -61,10 +65,15 @@ printf '%s\\n' "${{COMPREPLY[@]}}"
 """
 
 
+@cache
+def bash_script(program: str) -> str:
+    with tempfile.TemporaryDirectory() as folder:
+        return run_program(Path(folder), "completion", "bash", name=program).out
+
+
 @pytest.mark.parametrize("program", ["holdfast", "queuectl"])
 def test_bash_completes(program: str, tmp_path: Path) -> None:
-    script = run_program(tmp_path, "completion", "bash", name=program).out
-    (tmp_path / "script").write_text(script)
+    (tmp_path / "script").write_text(bash_script(program))
     asked = ASK.format(words=f"{program} queue", at=2, program=program)
     ran = subprocess.run(
         ["bash", "-c", asked], cwd=tmp_path, capture_output=True, text=True, check=False
@@ -170,11 +179,10 @@ def test_a_name_that_a_shell_would_interpret_is_not_offered(
 def test_bash_completes_values_from_the_store(tmp_path: Path) -> None:
     seeded = run_program(tmp_path, "enqueue", "--task", "mail:send", "--id", "j")
     assert seeded.code == 0
-    script = run_program(tmp_path, "completion", "bash").out
     program = tmp_path / "holdfast"
     program.write_text(f"#!{sys.executable}\n{CODE.format(name='holdfast')}\n")
     program.chmod(0o700)
-    (tmp_path / "script").write_text(script)
+    (tmp_path / "script").write_text(bash_script("holdfast"))
     # Bash splits words at colons.
     ask = """
 source ./script

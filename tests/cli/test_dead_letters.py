@@ -1,6 +1,8 @@
 """`dlq …`: dead letters are listed, retried, purged and exported."""
 
+import contextlib
 import json
+import shutil
 import stat
 from pathlib import Path
 
@@ -12,15 +14,24 @@ from tests.cli import seed
 from tests.cli.program import Cli
 
 
+@pytest.fixture(scope="module")
+def filled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A closed store, for each test to copy."""
+    folder = tmp_path_factory.mktemp("filled")
+    with contextlib.chdir(folder):
+        seed.with_app(lambda app: app.declare("mail"))
+        seed.dead("a", Reason.ATTEMPTS, "no route", task="send", queue="mail", tenant="acme")
+        seed.dead("b", Reason.CRASHED, "killed by SIGSEGV")
+        seed.dead("c", Reason.EXPLICIT, "useless")
+        seed.done("done")
+        seed.enqueue("wait")
+    return folder / "holdfast.db"
+
+
 @pytest.fixture
-def letters(cli: Cli) -> Cli:
+def letters(cli: Cli, filled: Path) -> Cli:
     """Three dead letters among others."""
-    cli("queue", "create", "mail")
-    seed.dead("a", Reason.ATTEMPTS, "no route", task="send", queue="mail", tenant="acme")
-    seed.dead("b", Reason.CRASHED, "killed by SIGSEGV")
-    seed.dead("c", Reason.EXPLICIT, "useless")
-    seed.done("done")
-    seed.enqueue("wait")
+    shutil.copy(filled, ".")
     return cli
 
 

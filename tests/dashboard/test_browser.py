@@ -18,17 +18,21 @@ CSP = (
     " require-trusted-types-for 'script'"
 )
 PAGE = """<!doctype html><html lang="en"><title>A page</title><link rel="icon" href="data:,">
-<main><h1>A page</h1>{body}<p id="end">end</p></main><script src="script.js"></script></html>"""
+<main><h1>A page</h1>{body}<p id="end">end</p></main>{tag}</html>"""
 
 
 @contextmanager
 def page_with(script: str = "", body: str = "", policy: str = CSP) -> Iterator[str]:
-    """The URL of a page with this script, by default under the policy of the dashboard."""
+    """The URL of a page with this script, by default under the policy of the dashboard.
+
+    A page without a script asks for none: the server may be gone by the time it would be read.
+    """
+    tag = '<script src="script.js"></script>' if script else ""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             is_script = self.path == "/script.js"
-            text = script if is_script else PAGE.format(body=body)
+            text = script if is_script else PAGE.format(body=body, tag=tag)
             self.send_response(200)
             self.send_header("Content-Type", "text/javascript" if is_script else "text/html")
             self.send_header("Content-Security-Policy", policy)

@@ -4,6 +4,7 @@ import os
 import re
 import shutil
 import subprocess
+import sysconfig
 from pathlib import Path
 
 import pytest
@@ -34,11 +35,19 @@ def test_the_commands_install_a_working_program(title: str, tmp_path: Path) -> N
     # Compiling all packages takes longer than everything else, and few modules of them are used.
     quick = {"PIP_NO_COMPILE": "1", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
     environment = {**kept, **quick, "PATH": f"{tmp_path / 'python'}:{os.environ['PATH']}"}
+    if title == "From a clone":
+        # The wheel is installed with what it needs, as is the bare package in `tests/pythons`. Here
+        # the packages of this environment serve, once the commands have run.
+        environment["PIP_NO_DEPS"] = "1"
     (tmp_path / "python").mkdir()
     write_python(tmp_path / "python" / "python3")
     with needed("The package index", "package-index"):
         run(commands, clone, environment)
+    if title == "From a clone":
+        environment["PYTHONPATH"] = sysconfig.get_path("platlib")
     program = tmp_path / "jobs" / "bin" / "holdfast"
+    imported = f"{program.with_name('python')} -c 'import holdfast; print(holdfast.__file__)'"
+    assert run(imported, tmp_path, environment).startswith(f"{tmp_path / 'jobs'}/")
     assert run(f"{program} --version", tmp_path, environment) == f"holdfast {__version__}\n"
     assert run(f"{program} enqueue --id hello -- echo hello", tmp_path, environment) == "hello\n"
     if title == "From a wheel":

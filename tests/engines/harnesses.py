@@ -14,6 +14,7 @@ from holdfast.events import ProcessEvent
 from holdfast.testing.clock import ManualClock
 from tests.engines.brokered.fake_broker import FakeBroker
 from tests.engines.pg_connections import KeptConnections
+from tests.engines.prepared_file import prepare
 
 Wrap = Callable[[Engine], Engine]
 
@@ -39,7 +40,7 @@ def sqlite(place: Path, wrap: Wrap = plain, *, namespace: str = "default") -> Ha
     """In `place`, or where that is a folder in a new file. Nothing here cuts the power: relaxed."""
     from holdfast.engines.sqlite import SQLiteEngine
 
-    path = place / f"{uuid4().hex}.db" if place.is_dir() else place
+    path = prepare(place / f"{uuid4().hex}.db" if place.is_dir() else place)
 
     def make(clock: ManualClock) -> Engine:
         return wrap(SQLiteEngine(path, namespace=namespace, durability="relaxed", clock=clock))

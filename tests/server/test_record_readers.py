@@ -216,7 +216,7 @@ def reader(name: str) -> RecordKind[Any]:
     return next(kind for kind in found if kind is not None)
 
 
-@settings(max_examples=300, suppress_health_check=list(HealthCheck))
+@settings(max_examples=150, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_a_value_that_can_be_read_can_be_stored_again(data: st.DataObject) -> None:
     record = data.draw(hostile(data.draw(st.sampled_from(names()))))
@@ -228,7 +228,7 @@ def test_a_value_that_can_be_read_can_be_stored_again(data: st.DataObject) -> No
 
 
 # An example takes a while: no time is spent on a smaller one.
-@settings(max_examples=25, phases=(Phase.generate,), suppress_health_check=list(HealthCheck))
+@settings(max_examples=15, phases=(Phase.generate,), suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_no_record_stops_a_reader(data: st.DataObject) -> None:
     asyncio.run(check_readers([data.draw(hostile(name)) for name in names()]))

@@ -1,5 +1,6 @@
 """The pytest plugin, in a pytest of its own, as a user's project would run it."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -61,10 +62,12 @@ def test_the_fixtures(tmp_path: Path) -> None:
     (tmp_path / "shop.py").write_text(SHOP)
     (tmp_path / "conftest.py").write_text(CONFTEST)
     (tmp_path / "test_shop.py").write_text(SUITE)
+    # Bytecode is where the other tests have theirs: compiling takes longer than the tests.
+    bytecode = {name: os.environ[name] for name in ("PYTHONPYCACHEPREFIX",) if name in os.environ}
     ran = subprocess.run(
         [sys.executable, "-W", "error", "-m", "pytest", "-q", "-p", "no:cacheprovider"],
         cwd=tmp_path,
-        env={"PATH": "/usr/bin:/bin", "PYTHONPATH": str(tmp_path)},
+        env={"PATH": "/usr/bin:/bin", "PYTHONPATH": str(tmp_path), **bytecode},
         capture_output=True,
         text=True,
         timeout=120,

@@ -236,7 +236,7 @@ def test_a_run_without_rabbitmq_says_so_at_its_end(tmp_path: Path, required: boo
     (tmp_path / "missing.py").write_text(MISSING)
     tests = ["test_each_process_has_a_virtual_host", "test_a_wrong_call_says_why"]
     command = [sys.executable, "-m", "pytest", "-p", "missing", "-p", "no:cacheprovider", "-q"]
-    command += ["-n", "0" if required else "2"]
+    command += ["-p", "tests.parallel", "--workers", "0" if required else "2"]
     command += [f"{Path(__file__).relative_to(REPOSITORY)}::{test}" for test in tests]
     names = {"HOLDFAST_TEST_AMQP_URL", "HOLDFAST_TEST_REQUIRE"}
     environment = {name: value for name, value in os.environ.items() if name not in names}

@@ -159,32 +159,32 @@ def test_tests_have_their_files_in_memory_or_where_they_are_told(
     assert clone.run("test", "some")[:2] == (0, f"{memory if can_run else None}\n")
 
 
-@pytest.mark.parametrize("failing", ["", "tests/dashboard", "--ignore=tests/dashboard"])
-def test_tests_in_a_browser_have_a_run_of_their_own(clone: Clone, failing: str) -> None:
-    """Its output comes last, and a failure of either run is one of all."""
-    says = "import sys; print(sys.argv[-1]); sys.exit("
-    (clone.path / "pytest.py").write_text(f"{says}sys.argv[-1] == {failing!r})")
-    found = clone.run("test")
-    asked = ["--ignore=tests/dashboard", "tests/dashboard"]
-    assert (found[0], found[1].split()) == (int(bool(failing)), asked)
+@pytest.mark.parametrize("failing", [False, True])
+def test_all_tests_or_the_given_ones_run_in_workers(clone: Clone, failing: bool) -> None:
+    says = "import sys; print(*sys.argv[1:]); sys.exit("
+    (clone.path / "pytest.py").write_text(f"{says}{failing})")
+    plugin = r"-p tests\.parallel"
+    code, words, _ = clone.run("test")
+    assert code == int(failing)
+    assert re.fullmatch(rf"{plugin} --workers \d+", words.strip())
+    _, words, _ = clone.run("test", "--workers=1", "tests/app")
+    assert re.fullmatch(rf"{plugin} --workers=1 tests/app", words.strip())
 
 
-def test_a_terminated_run_interrupts_all_tests(clone: Clone) -> None:
+def test_a_terminated_run_interrupts_the_tests(clone: Clone) -> None:
     """They clean up after that."""
     (clone.path / "pytest.py").write_text(
         "import pathlib, sys, time\n"
-        "name = sys.argv[-1].replace('/', '-')\n"
-        "pathlib.Path(name).touch()\n"
+        "pathlib.Path('begun').touch()\n"
         "try: time.sleep(60)\n"
-        "except KeyboardInterrupt: sys.exit(f'cleaned {name}')\n"
+        "except KeyboardInterrupt: sys.exit('cleaned')\n"
     )
     process = clone.start("test")
-    names = ["--ignore=tests-dashboard", "tests-dashboard"]
-    wait_until(lambda: all((clone.path / name).exists() for name in names))
+    wait_until((clone.path / "begun").exists)
     process.terminate()
     output, errors = process.communicate(timeout=60)
     assert process.returncode == 1
-    assert [name for name in names if f"cleaned {name}" in output + errors] == names
+    assert "cleaned" in output + errors
 
 
 def test_help_needs_no_environment(clone: Clone) -> None:

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, TypeVar, overload
 import msgspec
 
 from holdfast.app.application import Holdfast
-from holdfast.core.model import Job, State
+from holdfast.core.model import Job, State, Status
 from holdfast.ops.workers import WorkerView
 from holdfast.worker import processes
 from holdfast.worker.options import WorkerOptions
@@ -113,8 +113,9 @@ class Place:
     async def enqueue(self, task: str, *ids: str, **options: Any) -> None:
         """Enqueue a job for each id, with this folder as its argument unless there is a payload."""
         payload = options.pop("payload", {"folder": str(self.folder)})
-        for id_ in ids:
-            await self.app.enqueue(task, payload, id=id_, **options)
+        jobs = [self.app.job(task, payload, id=id_, **options) for id_ in ids]
+        receipts = await self.app.enqueue_many(jobs)
+        assert all(receipt.status is not Status.REFUSED for receipt in receipts), receipts
 
     def go(self) -> None:
         (self.folder / "go").touch()

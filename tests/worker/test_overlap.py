@@ -9,10 +9,10 @@ from tests.worker.live_workers import Place, until
 
 
 async def test_a_handler_that_holds_the_interpreter_keeps_its_lease(place: Place) -> None:
-    """The match takes longer than the lease, and blocks the whole child."""
+    """The call takes longer than the lease, and blocks the whole child."""
     await place.worker()
-    payload = {"folder": str(place.folder), "longer_s": 2.5}
-    await place.enqueue("backtrack", "a", payload=payload, lease="2s")
+    payload = {"folder": str(place.folder), "seconds": 3}
+    await place.enqueue("hold_everything", "a", payload=payload, lease="2s")
     await place.enqueue("note", "b")
     (job, _) = await place.finished("a", "b")
     assert (job.state, job.attempt, job.events) == (State.DONE, 1, ())

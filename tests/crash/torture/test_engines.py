@@ -26,19 +26,22 @@ TIMEOUT_S = 30
 @pytest.mark.torture
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
-    ("engine", "server_kills"), [("sqlite", 0), ("postgres", 1)], ids=["sqlite", "postgres"]
+    ("engine", "server_kills", "seconds"),
+    [("sqlite", 0, 2.0), ("postgres", 1, 3.5)],
+    ids=["sqlite", "postgres"],
 )
 def test_nothing_is_lost_resurrected_or_settled_stale(
-    engine: str, server_kills: int, tmp_path: Path
+    engine: str, server_kills: int, seconds: float, tmp_path: Path
 ) -> None:
     given = os.environ.get("HOLDFAST_SEED")
     seed = SystemRandom().randrange(1_000_000) if given is None else int(given)
     figures = tmp_path / "figures.json"
     kills = 4
-    options = ["--processes", "3", "--kills", str(kills), "--freezes", "1", "--seconds", "3.5"]
+    options = ["--processes", "3", "--kills", str(kills), "--freezes", "1"]
+    options += ["--seconds", str(seconds), "--server-kills", str(server_kills)]
     result = run(
-        "torture", "engines", "--engine", engine, *options, "--server-kills", str(server_kills),
-        "--seed", str(seed), "--json", str(figures),
+        "torture", "engines", "--engine", engine, *options, "--seed", str(seed),
+        "--json", str(figures),
     )  # fmt: skip
     print(result.stdout)
     # The findings are at the end of the output.

@@ -11,6 +11,7 @@ from holdfast.engines.partitioned import PartitionedEngine
 from holdfast.engines.sqlite import SQLiteEngine
 from holdfast.testing.clock import ManualClock
 from tests.engines.pg_connections import KeptConnections
+from tests.engines.prepared_file import prepare
 
 Make = Callable[[ManualClock], Engine]
 
@@ -34,6 +35,7 @@ def sqlite(folder: Path, count: int) -> Harness:
 
 def file(path: Path) -> Make:
     """Nothing here cuts the power: relaxed."""
+    prepare(path)
     return lambda clock: SQLiteEngine(path, durability="relaxed", clock=clock)
 
 

@@ -24,7 +24,7 @@ from tests.server.asgi_client import AsgiClient
 from tests.server.fuzz import EXCLUDED, VERBS, fuzz
 from tests.server.sample_api import serve
 
-SHARE = 6
+SHARE = 8
 """One of so many operations is tested in a default run. All: HOLDFAST_EXAMPLES=3 ./hf test FILE"""
 EXAMPLES = os.environ.get("HOLDFAST_EXAMPLES")
 PATHS = sorted({each.path for each in OPERATIONS} - EXCLUDED - set(VERBS))

@@ -83,7 +83,7 @@ def parsed(reply: Reply, name: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", ACTIONS)
-@settings(max_examples=20)
+@settings(max_examples=10)
 @given(data=st.data())
 def test_requests_of_botocore_are_read(name: str, data: st.DataObject) -> None:
     action = ACTIONS[name]
@@ -97,7 +97,7 @@ def test_requests_of_botocore_are_read(name: str, data: st.DataObject) -> None:
 
 
 @pytest.mark.parametrize(("name", "shape"), ANSWERS.items())
-@settings(max_examples=20)
+@settings(max_examples=10)
 @given(data=st.data())
 def test_botocore_reads_answers(name: str, shape: type[Answer], data: st.DataObject) -> None:
     answer = data.draw(instances(shape, LEGAL_TEXT))

@@ -53,7 +53,7 @@ def assert_timeout(child: Child, number: int) -> Raised:
 
 
 def test_timeout_lets_a_command_end_by_itself(child: Child) -> None:
-    script = "trap 'echo tidied up; exit 0' TERM; echo ready; while :; do sleep 0.01; done"
+    script = "trap 'echo tidied up; exit 0' TERM; echo ready; while :; do sleep 0.05; done"
     number = child.command(["sh", "-c", script], timeout_ms=500)
     assert_timeout(child, number)
     assert child.output(number).endswith(b"tidied up\n")
@@ -69,9 +69,9 @@ def test_timeout_kills_the_whole_group(child: Child) -> None:
 
 
 def test_each_process_is_asked_once_and_has_its_grace(child: Child) -> None:
-    inner = "trap 'echo asked' TERM; echo ready; while :; do sleep 0.01; done"
+    inner = "trap 'echo asked' TERM; echo ready; while :; do sleep 0.05; done"
     script = 'sh -c "$0" & setsid sh -c "$0" & wait'
-    number = child.command(["sh", "-c", script, inner], timeout_ms=1_000)
+    number = child.command(["sh", "-c", script, inner], timeout_ms=2_000)
     assert_timeout(child, number)
     assert child.output(number).count(b"ready") == child.output(number).count(b"asked") == 2
 

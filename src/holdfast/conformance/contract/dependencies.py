@@ -558,10 +558,10 @@ class ParentChangeContract:
 
     @needs("inspect", "combinations")
     async def test_many_parents_and_many_children(self, twin: Twin) -> None:
-        parents = [f"p{n:03}" for n in range(150)]
-        children = [f"c{n:03}" for n in range(150)]
+        parents = [f"p{n:03}" for n in range(110)]
+        children = [f"c{n:03}" for n in range(70)]
         await twin.enqueue([a_job(id_) for id_ in parents])
         await twin.enqueue([after(id_, *reversed(parents)) for id_ in children])
         waits = await twin.waits("c000")
-        assert waits == Waits(parents=tuple(reversed(parents))[:100], parent_count=150)
+        assert waits == Waits(parents=tuple(reversed(parents))[:100], parent_count=110)
         assert await work_off(twin, limit=40) == parents + children

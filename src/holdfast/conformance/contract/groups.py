@@ -392,7 +392,7 @@ class GroupContract:
 
     @needs("priority")
     async def test_a_long_group(self, twin: Twin) -> None:
-        ids = [f"j{n:03}" for n in range(300)]
+        ids = [f"j{n:03}" for n in range(150)]
         await twin.enqueue([a_job(id_, group="g", priority=n % 7) for n, id_ in enumerate(ids)])
         assert await work_off(twin, limit=3) == ids
 

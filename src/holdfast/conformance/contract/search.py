@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from itertools import count
 from typing import Any
 
 import pytest
@@ -33,7 +35,8 @@ from holdfast.core.model import (
     Tally,
     WaitingKind,
 )
-from holdfast.core.verdict import Bury, Cancel, Complete, Delete, Retry
+from holdfast.core.verdict import Bury, Cancel, Complete, Delete, Retime, Retry
+from holdfast.engines.base import Saved
 from holdfast.engines.extras import Countable, Revisioned, extra, find_rows
 from holdfast.errors import UsageError
 
@@ -309,6 +312,48 @@ class SearchContract:
         await harness.engine.amend(JobFilter(ids=("a",)), Delete(), limit=1)
         seen.append(await revisioned.revision())
         assert len(set(seen)) == len(seen)
+
+    @needs("inspect", "records")
+    async def test_the_revision_of_counts_changes_with_jobs_and_not_with_records(
+        self, harness: Harness
+    ) -> None:
+        engine = harness.engine
+        revisioned = extra(engine, Revisioned)
+        if revisioned is None or await revisioned.count_revision() is None:
+            return
+        seen: list[str | None] = [await revisioned.count_revision()]
+
+        async def change() -> None:
+            """Wait for a change: the statistics of a server may come late."""
+            async with asyncio.timeout(60):
+                while True:
+                    now = await revisioned.count_revision()
+                    if now != seen[-1]:
+                        break
+                    await asyncio.sleep(0.05)
+            seen.append(now)
+
+        await engine.enqueue(jobs("ab"))
+        await change()
+        first, second = await lease_one(engine), await lease_one(engine)
+        await change()
+        await settle(engine, first, Complete())
+        await change()
+        await settle(engine, second, Retry(1_000, ERROR))
+        await change()
+        for amendment in (Retime(delay_ms=5_000), Cancel(), Delete()):
+            assert await engine.amend(JobFilter(ids=("b",)), amendment, limit=1) == 1
+            await change()
+        await engine.declare(a_queue("q"))
+        await change()
+        assert len(set(seen)) == len(seen)
+        async with asyncio.timeout(60):
+            for version in count():
+                before = await revisioned.count_revision()
+                record = Record(kind="setting", key="k", value=b"v", version=version)
+                assert await engine.save([record]) == [Saved.SAVED]
+                if await revisioned.count_revision() == before:
+                    break
 
     @needs("inspect")
     async def test_rows_are_jobs_without_their_payloads(self, harness: Harness) -> None:
