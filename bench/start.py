@@ -21,7 +21,7 @@ from bench.report import Report
 from holdfast.app.blocking_app import BlockingHoldfast
 from holdfast.process import boot_s
 
-HELP_S, STATUS_S, FIRST_JOB_S = 0.05, 0.25, 0.6
+HELP_S, STATUS_S, FIRST_JOB_S = 0.05, 0.25, 0.5
 """The bounds: CPU time of the commands, and time until the first job."""
 TASKS = """
 import time

@@ -26,9 +26,9 @@ TINY = Sizes(
     memory_s=0.1,
 )
 CYCLE = {
-    f"{phase}, batch {batch}{sync}"
+    f"{phase}, batch {batch:,}{sync}"
     for phase in ("enqueue", "lease", "settle", "cycle")
-    for batch in (1, 100)
+    for batch in (1, 100, 1_000)
     for sync in ("", ", sync + 1 ms")
 }
 BACKLOG = {
@@ -71,7 +71,7 @@ async def test_everything_is_measured(engine: EngineName, metrics: set[str]) -> 
 
 def _with_goals(found: dict[str, Result]) -> set[str]:
     """Metrics that must have a goal; each must have a ratio."""
-    wanted = ("batch 100", "10 callers", "3 threads", "memory", "idle", "p99.9")
+    wanted = ("batch 100", "batch 1,000", "10 callers", "3 threads", "memory", "idle", "p99.9")
     names = {name for name in found if any(part in name for part in wanted)}
     assert all(found[name].ratio is not None for name in names)
     return names
