@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import datetime as dt
-import os
-import platform
 import signal
 import sys
 import time
@@ -18,11 +15,13 @@ from rich.console import Console
 
 from bench import (
     aws,
+    charts,
     dashboard,
     drain,
     engines,
     fleet,
     flow,
+    history,
     hostile,
     rabbitmq,
     server,
@@ -35,6 +34,7 @@ from bench.report import Report, print_table, record, to_markdown, write_json
 from bench.stores import ENGINES
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "benchmarks.md"
+HISTORY = history.FOLDER
 BENCHES: dict[str, Any] = {
     "aws": aws.run,
     "dashboard": dashboard.run,
@@ -59,6 +59,12 @@ def main(arguments: list[str]) -> int:
     given = _parser().parse_args(arguments)
     if unknown := set(given.names) - set(BENCHES):
         sys.exit(f"hf bench: unknown benchmark {unknown.pop()!r}; choose from {', '.join(BENCHES)}")
+    if given.record and given.quick:
+        sys.exit("hf bench: --quick only checks that benchmarks run; --record needs the full sizes")
+    names = given.names or sorted(BENCHES)
+    commit = history.current_commit() if given.record else None
+    if given.record:
+        _require_readable_history(names)
     # On SIGTERM, end the child processes and remove the temporary files as on Ctrl-C.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     started = time.monotonic()
@@ -67,8 +73,7 @@ def main(arguments: list[str]) -> int:
         print(f"{time.monotonic() - started:6.1f} s  {text}", file=sys.stderr, flush=True)
 
     reports: list[Report] = [
-        asyncio.run(BENCHES[name](_options(name, given), log))
-        for name in given.names or sorted(BENCHES)
+        asyncio.run(BENCHES[name](_options(name, given), log)) for name in names
     ]
     # A file or a pipe has no width; a fixed one avoids broken lines.
     console = Console(width=None if sys.stdout.isatty() else 120)
@@ -80,9 +85,40 @@ def main(arguments: list[str]) -> int:
     if given.json is not None:
         write_json(given.json, reports)
     if given.record:
-        for report in reports:
-            record(PAGE, report.bench, _dated(report, given))
+        runs = [history.run_of(each, _command(each.bench, given), commit) for each in reports]
+        _record(reports, runs)
     return 0
+
+
+def _require_readable_history(names: list[str]) -> None:
+    """End before anything is measured if the runs could not be recorded afterwards."""
+    try:
+        for name in names:
+            history.read(name, HISTORY)
+        charts.plots(HISTORY)
+    except history.HistoryError as error:
+        sys.exit(f"hf bench: {error}")
+
+
+def _record(reports: list[Report], runs: list[history.Run]) -> None:
+    """Replace the tables in the docs, add the runs to the history, and draw the charts."""
+    for report, run in zip(reports, runs, strict=True):
+        heading = f"{run.date}, {run.machine}: `{run.command}`"
+        record(PAGE, report.bench, f"{heading}\n\n{to_markdown(report)}")
+        history.add(run, HISTORY)
+    charts.draw_all(HISTORY)
+
+
+def _command(name: str, given: argparse.Namespace) -> str:
+    """The command that runs one benchmark with the given options."""
+    parser = _parser()
+    words = ["./hf", "bench", name]
+    for option in ("engine", "repeats", "jobs", "sync_delay_ms"):
+        if (value := getattr(given, option)) != parser.get_default(option):
+            words += [f"--{option.replace('_', '-')}", f"{value}"]
+    if not given.peers:
+        words.append("--no-peers")
+    return " ".join(words)
 
 
 def _options(
@@ -197,16 +233,13 @@ def _parser() -> argparse.ArgumentParser:
         help="engines: measure again with this delay added to each sync; 0 skips it [default: 1]",
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the results to FILE")
-    parser.add_argument("--record", action="store_true", help=f"replace the tables in {PAGE.name}")
+    parser.add_argument(
+        "--record",
+        action="store_true",
+        help=f"replace the tables in docs/{PAGE.name}, and add the run to the history and the"
+        " charts in docs/benchmarks",
+    )
     return parser
-
-
-def _dated(report: Report, given: argparse.Namespace) -> str:
-    today = dt.datetime.now(dt.UTC).date().isoformat()
-    system = f"{platform.system()} {platform.machine()}, {os.cpu_count()} CPUs"
-    version = f"Python {platform.python_version()}, load {os.getloadavg()[2]:.1f} over 15 minutes"
-    command = f"./hf bench {report.bench}{' --quick' if given.quick else ''}"
-    return f"{today}, {system}, {version}: `{command}`\n\n{to_markdown(report)}"
 
 
 if __name__ == "__main__":
