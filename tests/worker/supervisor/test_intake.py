@@ -323,6 +323,37 @@ async def test_the_kind_with_the_least_room_bounds_the_request(driver: IntakeDri
     assert limit == 8
 
 
+async def test_a_kind_of_which_no_job_comes_does_not_bound_the_request(
+    driver: IntakeDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = HeldLeases()
+    capacity = make_capacity(held)
+    capacity.learn({"work": TaskInfo("work"), "command": TaskInfo("command")})
+    capacity._ahead["python"]._rate = 10_000.0
+    held.active["command"] = 3
+
+    def accept(task: str, count: int) -> None:
+        job = Job(id="j", task=task, queue="default")
+        leases = [Lease(job=job, token=1, lease_ms=1000)] * count
+        for each in capacity.accept(leases, 0.0):
+            held.decide(each, Complete())
+            held.drop(each)
+
+    assert capacity.wanted()[0] == 50, "nothing is known of the queue"
+    accept("work", 80)
+    assert capacity.wanted()[0] == 80
+    accept("work", 80)
+    assert capacity.wanted()[0] == 108
+    accept("command", 1)
+    assert capacity.wanted()[0] == 3
+    for _ in range(30):
+        accept("work", 10)
+    assert capacity.wanted()[0] == 108
+    monkeypatch.setattr(ChildPool, "is_ready", True)
+    capacity.takes_all = True
+    assert capacity.wanted()[0] == 50, "a command that is given back would lose an attempt"
+
+
 async def test_a_kind_that_was_left_out_is_requested_when_it_has_room(driver: IntakeDriver) -> None:
     held = HeldLeases()
     capacity = make_capacity(held)

@@ -47,7 +47,8 @@ _OVERFILL_MAX = 10
 """Jobs of one kind that may wait for a slot, where all tasks are leased together."""
 _ALONE_MAX = 256
 """Jobs that must run alone are leased with the others; while this many wait, nothing is leased."""
-_SHARE_MIN = 0.02
+_UNSEEN_MIN = 50
+"""A kind of which no job came for long is expected once in at least this many jobs."""
 _DEAD_MAX = 8
 _DEAD_PAUSE_S = 0.5
 _MSGPACK = "application/msgpack"
@@ -337,6 +338,8 @@ class WorkerCapacity:
         self._group_order = group_order
         self._ahead = {kind: LeaseAhead(options.prefetch) for kind in RUNNER_KINDS}
         self._shares = dict.fromkeys(RUNNER_KINDS, 0.0)
+        self._unseen = dict.fromkeys(RUNNER_KINDS, 0)
+        """Jobs leased since the last one of the kind."""
         self._tasks: dict[RunnerKind, frozenset[str]] = dict.fromkeys(RUNNER_KINDS, frozenset())
         self._batch_max = 1
         self._closed = False
@@ -385,7 +388,7 @@ class WorkerCapacity:
         self.left_out = set(rooms) - set(open_)
         if not open_ or (self.takes_all and not self._may_take_all()):
             return 0, frozenset()
-        likely = (free / max(self._shares[kind], _SHARE_MIN) for kind, free in open_.items())
+        likely = (free / self._expected_share(kind) for kind, free in open_.items())
         limit = max(1, min(int(min(likely)), max(open_.values()), bounds.BATCH_MAX))
         if self.takes_all:
             return limit, self.tasks
@@ -395,6 +398,14 @@ class WorkerCapacity:
     @property
     def tasks(self) -> frozenset[str]:
         return frozenset().union(*self._tasks.values())
+
+    def _expected_share(self, kind: RunnerKind) -> float:
+        """The share of the kind among the next jobs: the recent one, or one job in as many as came
+        without any. Jobs without room go to other workers, unless giving them back counts as an
+        attempt: then the share is not expected to be that small.
+        """
+        unseen = _UNSEEN_MIN if self.takes_all else max(_UNSEEN_MIN, self._unseen[kind])
+        return max(self._shares[kind], 1 / unseen)
 
     def _may_take_all(self) -> bool:
         """Whether a job of any task can run here soon."""
@@ -437,6 +448,7 @@ class WorkerCapacity:
         kinds = Counter([held.kind for held in leased])
         for kind, share in self._shares.items():
             self._shares[kind] = share + (kinds[kind] / len(leased) - share) * 0.3
+            self._unseen[kind] = 0 if kinds[kind] else self._unseen[kind] + len(leased)
         return self._group_order.add(leased)
 
     def _kind_of(self, job: Job) -> RunnerKind:
