@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Iterator, Sequence
+from math import inf
 from typing import Any
 from urllib.parse import quote
 
@@ -113,7 +114,9 @@ class PageApplication:
 async def page_application(engine: Engine) -> AsyncIterator[PageApplication]:
     """Open the engine and answer the requests of pages. Nothing that was read is kept."""
     app = Holdfast(engine=engine)
-    snapshot_reader(app).age_s_max = 0
+    snapshots = snapshot_reader(app)
+    # Counts are never taken from before, however long counting takes on a busy machine.
+    snapshots.age_s_max, snapshots.slow_s = 0, inf
     async with app:
         pages = PageApplication(app)
         try:

@@ -48,6 +48,23 @@ async def until_notified(engine: PostgresEngine) -> None:
         assert await connection.execute(extend, engine._identity.ns) == "UPDATE 1"
 
 
+async def until_vacuumed(look: Any) -> None:
+    """Vacuum until every page of the schema is marked as visible to all. How many buffers a count
+    reads depends on that, and while the server analyzes a table by itself, VACUUM cannot mark pages
+    that are newer than its snapshot."""
+    left = """
+    SELECT count(*) FROM pg_class
+    WHERE relnamespace = 'holdfast'::regnamespace AND relkind = 'r' AND relallvisible < relpages
+    """
+
+    async def vacuumed() -> bool:
+        # Without INDEX_CLEANUP a few pages may keep dead line pointers.
+        await look.execute("VACUUM (ANALYZE, INDEX_CLEANUP ON)")
+        return int(await look.fetchval(left)) == 0
+
+    await until(vacuumed)
+
+
 async def deadlocks(look: Any, *engines: PostgresEngine) -> int:
     """How many deadlocks PostgreSQL counted in this database. A server process reports what it
     counted at the latest when it ends, so the engines are closed first."""

@@ -21,6 +21,7 @@ from holdfast.engines.sqlite import queues as sqlite_queues
 from holdfast.ops import dead_letters
 from holdfast.server.rest import jobs
 from tests.engines.postgres.test_query_cost import Meter
+from tests.engines.postgres.until import until_vacuumed
 
 FEW, MANY, QUEUES = 8_000, 40_000, 4
 SCAN_MAX, COUNT_MAX = 500, 100
@@ -79,10 +80,8 @@ async def test_postgres(pg_dsn: str, empty_pg_dsn: str) -> None:
 
 
 async def vacuum(dsn: str) -> None:
-    """What is read of a table depends on whether the server has vacuumed it, which it may do at any
-    moment."""
     connection = await asyncpg.connect(dsn, server_settings={"search_path": "holdfast"})
     try:
-        await connection.execute("VACUUM ANALYZE")
+        await until_vacuumed(connection)
     finally:
         await connection.close()

@@ -166,7 +166,7 @@ async def test_slow_counts_are_waited_for_only_if_they_are_old(
     """A reader that comes once an hour gets counts of now, too."""
     now = 1_000.0
     monkeypatch.setattr(metrics, "monotonic", lambda: now)
-    monkeypatch.setattr(metrics, "_SLOW_S", -1)
+    serving.seen.slow_s = -1
     app = serving.app
 
     async def ready(age_s_max: float) -> tuple[int, bool]:

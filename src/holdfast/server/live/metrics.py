@@ -143,6 +143,8 @@ class SnapshotReader:
         # alive.
         self._app = weakref.ref(app)
         self.age_s_max = age_s_max
+        self.slow_s = _SLOW_S
+        """Counting takes long if it takes more than this."""
         self._fleet_reader: FleetReader | None = None
         self.alerts: tuple[StoredAlert, ...] = ()
         """The raised alerts, as of the last read of the queues."""
@@ -209,7 +211,7 @@ class SnapshotReader:
         """The queues with their counts. Concurrent callers share one read. If counting takes long,
         the settings are as new as wanted, and the counts follow: see `is_behind`."""
         async with self._lock:
-            app, is_slow = self._app(), self.count_s > _SLOW_S
+            app, is_slow = self._app(), self.count_s > self.slow_s
             most = self.age_s_max if wanted.age_s_max is None else wanted.age_s_max
             most = most if is_slow else min(most, self.age_s_max)
             age_s = monotonic() - self._counted_at
