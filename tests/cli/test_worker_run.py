@@ -1,5 +1,6 @@
 """`holdfast worker run` and `holdfast up --app` for the tasks of an application."""
 
+import json
 import os
 import re
 import signal
@@ -7,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+import holdfast
 from holdfast.errors import ConfigError
 from holdfast.worker.launcher import store_of
 from tests.cli.program import run_program
@@ -66,6 +68,32 @@ def test_the_store_of_the_application_is_served(tmp_path: Path, line: tuple[str,
     assert not (tmp_path / "holdfast.db").exists()
     if line[0] == "up":
         assert "holdfast status --url sqlite:///shop.db\n" in out
+
+
+def test_with_log_format_json_every_line_is_json(tmp_path: Path) -> None:
+    """Those of the launcher, too: it restarts the worker, and stops when asked."""
+    shop(tmp_path)
+    line = ("worker", "run", "shop:app", "--name", "w", "--log-format", "json")
+    with program(tmp_path, *line) as worker:
+        written: list[str] = []
+
+        def read_to(text: str) -> None:
+            assert worker.stderr is not None
+            while not written or text not in written[-1]:
+                written.append(worker.stderr.readline())
+                assert written[-1], written
+
+        read_to("running on sqlite:///shop.db: w; ")
+        with holdfast.BlockingHoldfast(f"sqlite:///{tmp_path}/shop.db") as app:
+            [found] = app.workers.all()
+        os.kill(found.record.pid, signal.SIGKILL)
+        read_to("a worker ended by signal 9; restarting it in ")
+        worker.send_signal(signal.SIGTERM)
+        _, rest = worker.communicate(timeout=_TIMEOUT_S)
+    lines = [json.loads(each) for each in [*written, *rest.splitlines()]]
+    assert {each["logger"] for each in lines} == {"holdfast.worker"}
+    assert [each["level"] for each in lines if "restarting" in each["message"]] == ["warning"]
+    assert lines[-1]["message"].startswith("stopping: running jobs may finish; ")
 
 
 @pytest.mark.parametrize("by_flag", [True, False])

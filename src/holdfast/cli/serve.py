@@ -7,6 +7,7 @@ import contextlib
 import logging
 import socket
 from dataclasses import dataclass
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
@@ -37,8 +38,9 @@ from holdfast.cli.workers import (
     Count,
     Target,
     WorkerFlags,
+    note_stopping,
     prepare_workers,
-    say_stopping,
+    start_notes,
     with_store_of,
 )
 from holdfast.core.text import printable
@@ -82,8 +84,8 @@ class ServeFlags:
     auth: Annotated[
         bool | None,
         Parameter(
-            help="Require a token from every caller, or, on loopback only, from none. "
-            "[default: on loopback, from other users; elsewhere, from all]"
+            help="Require a token from every caller; --no-auth: from none, on loopback only."
+            " [default: on loopback, from other users; elsewhere, from all]"
         ),
     ] = None
     allow_host: Annotated[
@@ -255,16 +257,19 @@ def serve(
         logging.getLogger("holdfast.access").setLevel(logging.INFO)
     with open_listener(settings) as listening:
         url, place = asyncio.run(_prepare(common))
-        run(url, settings, listening, lambda where: _print_started(where, place, common))
+        in_text = settings.log_format == "text"
+        run(url, settings, listening, lambda at: _print_started(at, place, common, hint=in_text))
 
 
-def _print_started(where: str, place: str, common: Common) -> None:
+def _print_started(where: str, place: str, common: Common, *, hint: bool) -> None:
+    """`hint` also says on standard error how to stop the server."""
     key = local_access_key(where)
     started = {"event": "started", "server": where, **key}
     print_either(started, f"holdfast {__version__} on {place}: {where}", common)
     if not common.json:
         print_access_key(key)
-        say("Ctrl-C finishes open requests and stops; a second Ctrl-C stops at once")
+        if hint:
+            say("Ctrl-C finishes open requests and stops; a second Ctrl-C stops at once")
 
 
 def local_access_key(server: str) -> dict[str, str]:
@@ -370,13 +375,14 @@ def up(
             log = {"log_format": flags.log_format or "text", "log_level": flags.log_level}
             given = {**alert_settings, **server.settings(), **log}
             programs = [server_program(workers[0].url, listening, given)]
+        note = start_notes(flags.log_format, flags.log_level)
         code = launcher.run(
             workers,
             programs=programs,
             started=lambda names: _print_running(
                 names[:count], names[count:], common, dashboard=server.dashboard
             ),
-            asked=say_stopping,
+            asked=partial(note_stopping, note),
         )
     if not common.json and code == 0:
         print("stopped", flush=True)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import socket
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -43,9 +46,12 @@ from holdfast.ops.scaling import Scaling, read_scaling, scaling_view
 from holdfast.ops.settings import read_settings
 from holdfast.ops.views import plain
 from holdfast.ops.workers import Ordered, OrderName, Workers, worker_details
+from holdfast.process import LogFormat, LogLevel, log_to_stderr
 from holdfast.worker import launcher
 from holdfast.worker.options import INHERITED, WorkerOptions, default_processes, numbered
 from holdfast.worker.webhooks.webhook import webhook_setup
+
+_log = logging.getLogger("holdfast.worker")
 
 
 @Parameter(name="*")
@@ -229,14 +235,15 @@ def start(
     """Start workers in the foreground."""
     common = with_store_of(app, common)
     workers, place = asyncio.run(prepare_workers(common, flags, app, count))
+    note = start_notes(flags.log_format, flags.log_level)
 
     def started(names: list[str]) -> None:
-        say(
+        note(
             f"running on {place}: {', '.join(sorted(names))}; Ctrl-C finishes running jobs and"
             " stops; a second Ctrl-C stops at once"
         )
 
-    return launcher.run(workers, started=started, asked=say_stopping)
+    return launcher.run(workers, started=started, asked=partial(note_stopping, note))
 
 
 def run(
@@ -383,12 +390,21 @@ def _is_visible(scaling: Scaling) -> bool:
     return addressee(scaling.queue) is None or scaling.load.waiting > 0
 
 
-def say_stopping(times: int) -> None:
+def start_notes(log_format: LogFormat | None, log_level: LogLevel | None) -> Callable[[str], None]:
+    """Set up the log of this process as the flags say. The result writes a note for people to
+    standard error: a line of the log if that is JSON, so that every line there is.
+    """
+    if log_format is not None or log_level is not None:
+        log_to_stderr(program(), log_level or "info", log_format or "text", again=True)
+    return partial(_log.info, "%s") if log_format == "json" else say
+
+
+def note_stopping(note: Callable[[str], None], times: int) -> None:
     """Tell what the first or second signal does."""
     if times == 1:
-        say("stopping: running jobs may finish; Ctrl-C again stops at once")
+        note("stopping: running jobs may finish; Ctrl-C again stops at once")
     elif times == 2:
-        say("stopping at once: running jobs go back to their queues")
+        note("stopping at once: running jobs go back to their queues")
 
 
 def with_store_of(target: str | None, common: Common) -> Common:
