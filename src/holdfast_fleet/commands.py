@@ -45,7 +45,8 @@ Url = Annotated[
 Json = Annotated[bool, Parameter(help="Print only JSON.", negative=())]
 DryRun = Annotated[bool, Parameter(help="Print the plan and do nothing.", negative=())]
 Hours = Annotated[
-    float, Parameter(metavar="N", help="Hours for which pool_audit adds up costs.", negative=())
+    float,
+    Parameter(metavar="N", help="Add up the costs of the last N hours (pool_audit).", negative=()),
 ]
 
 

@@ -17,6 +17,7 @@ import pytest
 
 import holdfast
 from holdfast import errors, testing
+from holdfast.cli import help_pages
 from tests import template
 from tests.docs import python, tables
 from tests.docs.curl import curl, token_in
@@ -35,6 +36,7 @@ PLAYED = {"tutorial.md"}
 PROGRAMS = ("./hf", "holdfast")
 """How pages call the product: in a clone, and installed."""
 _BLOCK = re.compile(r"```(\w+)\n(.*?)```", re.DOTALL)
+_NAMED_COMMAND = re.compile(r"`(?:(?:holdfast|queuectl|\./hf) )?([a-z]+) ([a-z-]+(?:\|[a-z-]+)*)")
 _LINK = re.compile(r"\]\((?!https?:|#)([^)#]+)")
 _LONG_RUNNING = {"up", "serve", "demo", "chaos", "top", "test", "check", "docs", "lock"}
 _LONG_RUNNING |= {"bench", "torture"}
@@ -213,6 +215,20 @@ def running_server(program: str, folder: Path, environment: dict[str, str]) -> I
         finally:
             serving.terminate()
             serving.wait()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_commands_named_in_the_text_exist(page: Path) -> None:
+    """Those in a group, in backquotes, such as `job explain ID` or `redrive list|show`."""
+    text = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
+    unknown = [
+        f"{group} {command}"
+        for group, commands in _NAMED_COMMAND.findall(text)
+        if "COMMAND\n" in (help_pages.page([group]) or "")
+        for command in commands.split("|")
+        if help_pages.page([group, command]) is None
+    ]
+    assert unknown == []
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))

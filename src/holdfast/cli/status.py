@@ -104,7 +104,7 @@ async def top(
 ) -> None:
     """Watch queues, workers and running jobs live.
 
-    q or Ctrl-C quits, p pauses the display, s sorts the queues by waiting jobs or by name, and ?
+    q or Ctrl-C quits, p pauses the display, s sorts the queues by ready jobs or by name, and ?
     shows the keys. Without a terminal it prints once. With --json it prints a line at every
     refresh.
     """
