@@ -45,50 +45,58 @@ _START = "from tests.template import serve; serve()"
 _BYTES = "latin-1"
 
 
-def run(
-    words: Sequence[str],
-    folder: Path,
-    environment: Mapping[str, str],
-    *,
-    name: str | None = None,
-    given: bytes = b"",
-    strict: bool = True,
-    timeout_s: int = TIMEOUT_S,
-) -> subprocess.CompletedProcess[str]:
-    """Run `holdfast` or a Python file, named by the first word, with the other words as its
-    arguments. A signal ends it when its time is over.
-
-    `name` is the program's name if it is not the first word, and `given` its standard input.
-    `strict` is `python -W error`.
-    """
-    assert len(given) <= INPUT_BYTES_MAX, "nobody reads the input while it is written"
-    request = {
-        "words": list(words),
-        "folder": str(folder),
-        "environment": dict(environment),
-        "name": words[0] if name is None else name,
-        "given": given.decode(_BYTES),
-        "strict": strict,
-        "timeout_s": timeout_s,
-    }
-    answer = _PREPARED.ask(request)
-    out, err = (answer[each].encode(_BYTES).decode() for each in ("out", "err"))
-    return subprocess.CompletedProcess(words, answer["code"], out, err)
-
-
 def close() -> None:
-    """End the prepared process, if there is one."""
+    """End the prepared process of this environment, if there is one."""
     _PREPARED.close()
 
 
-class _Prepared:
-    """The prepared process, started by the first request. It runs one program at a time."""
+class Prepared:
+    """The prepared process, started by the first request. It runs one program at a time.
 
-    def __init__(self) -> None:
+    `python` is that of another environment in which Holdfast is installed, and `environment` then
+    has the variables of the process.
+    """
+
+    def __init__(
+        self, python: Path = Path(sys.executable), environment: Mapping[str, str] | None = None
+    ) -> None:
+        self._python = python
+        self._environment = environment
         self._lock = threading.Lock()
         self._process: subprocess.Popen[str] | None = None
 
-    def ask(self, request: dict[str, Any]) -> dict[str, Any]:
+    def run(
+        self,
+        words: Sequence[str],
+        folder: Path,
+        environment: Mapping[str, str],
+        *,
+        name: str | None = None,
+        given: bytes = b"",
+        strict: bool = True,
+        timeout_s: int = TIMEOUT_S,
+    ) -> subprocess.CompletedProcess[str]:
+        """Run `holdfast` or a Python file, named by the first word, with the other words as its
+        arguments. A signal ends it when its time is over.
+
+        `name` is the program's name if it is not the first word, and `given` its standard input.
+        `strict` is `python -W error`.
+        """
+        assert len(given) <= INPUT_BYTES_MAX, "nobody reads the input while it is written"
+        request = {
+            "words": list(words),
+            "folder": str(folder),
+            "environment": dict(environment),
+            "name": words[0] if name is None else name,
+            "given": given.decode(_BYTES),
+            "strict": strict,
+            "timeout_s": timeout_s,
+        }
+        answer = self._ask(request)
+        out, err = (answer[each].encode(_BYTES).decode() for each in ("out", "err"))
+        return subprocess.CompletedProcess(words, answer["code"], out, err)
+
+    def _ask(self, request: dict[str, Any]) -> dict[str, Any]:
         with self._lock:
             try:
                 return self._exchange(request)
@@ -106,8 +114,9 @@ class _Prepared:
     def _exchange(self, request: dict[str, Any]) -> dict[str, Any]:
         if self._process is None:
             self._process = subprocess.Popen(
-                [sys.executable, "-c", _START],
+                [self._python, "-c", _START],
                 cwd=ROOT,
+                env=self._environment,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 text=True,
@@ -123,7 +132,8 @@ class _Prepared:
         return answer
 
 
-_PREPARED = _Prepared()
+_PREPARED = Prepared()
+run = _PREPARED.run
 
 
 def serve() -> None:

