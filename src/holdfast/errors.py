@@ -3,12 +3,12 @@
 HoldfastError
 ├── UsageError     InvalidJob · InvalidQueue · PayloadTooLarge · UnknownQueue · UnknownKind ·
 │                  UnknownParent · CircularJobs · QueueFull · NotAccepting · ConfigError ·
-│                  NotFound · Exists · WrongState · Unsupported · Unauthenticated · Forbidden ·
-│                  QuotaExceeded
+│                  NotFound · Exists · WrongState · Unsupported · Unauthenticated · Forbidden
+│                  (ReadOnly) · QuotaExceeded
 ├── LeaseLost      the race you must expect
 ├── NoResult       JobFailed · JobCancelled · JobGone · ResultTimeout · ResultMismatch
-└── EngineError    EngineUnavailable · Overloaded · OutcomeUnknown · StorageFull · SchemaMismatch ·
-                   EngineClosed
+└── EngineError    EngineUnavailable (Overloaded) · OutcomeUnknown · StorageFull ·
+                   SchemaMismatch · EngineClosed
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ class Forbidden(UsageError):
 
 
 class ReadOnly(Forbidden):
-    """This server changes nothing, for nobody (`--read-only`): use another server of the store."""
+    """This server refuses every change (`--read-only`): use another server of the store."""
 
     code = "read_only"
 

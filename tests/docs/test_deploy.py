@@ -1,4 +1,5 @@
-"""Commands, flags, variables and paths in deploy/ and docs/deploying.md exist."""
+"""Commands, flags, variables and paths in deploy/ and docs/deploying.md exist, and so do the
+commands that other pages show for a shell: those in `console` blocks are run by `test_docs`."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ from holdfast.engines.registry import open_engine, redacted
 from holdfast.engines.sqs.names import QueueNames
 from holdfast.server.application import OPERATIONS
 from holdfast.server.settings import PORT
-from tests.docs.test_docs import ROOT
+from tests.docs.test_docs import PAGES, ROOT
 
 DEPLOY = ROOT / "deploy"
 PAGE = ROOT / "docs" / "deploying.md"
@@ -34,7 +35,10 @@ OWN = {"HOLDFAST_URL", "HOLDFAST_TOKEN", "HOLDFAST_JSON", "HOLDFAST_BROKER_NAME"
 
 def words_of(path: Path) -> Iterator[list[str]]:
     """Every holdfast command line in a file, without the program."""
-    text = path.read_text()
+    return words_in(path.read_text())
+
+
+def words_in(text: str) -> Iterator[list[str]]:
     for line in re.findall(r"(?m)^ExecStart=(.*)$", text):
         yield shlex.split(line)[1:]
     for line in re.findall(r"(?m)^CMD (\[.*\])$", text):
@@ -59,13 +63,24 @@ def help_of(words: list[str]) -> str:
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
 def test_commands_and_their_flags_exist(path: Path) -> None:
     for words in words_of(path):
-        help_page = help_of(words)
-        for word in words:
-            if word == "--":
-                break
-            if word.startswith("--"):
-                flag = word.partition("=")[0]
-                assert re.search(rf"{flag}[\s,]", help_page), f"{flag} is not a flag of {words}"
+        require_flags(words)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_commands_for_a_shell_exist(page: Path) -> None:
+    for block in re.findall(r"```sh\n(.*?)```", page.read_text(), re.DOTALL):
+        for words in words_in(block):
+            require_flags(words)
+
+
+def require_flags(words: list[str]) -> None:
+    help_page = help_of(words)
+    for word in words:
+        if word == "--":
+            break
+        if word.startswith("--"):
+            flag = word.partition("=")[0]
+            assert re.search(rf"{flag}[\s,]", help_page), f"{flag} is not a flag of {words}"
 
 
 def test_commands_were_found() -> None:

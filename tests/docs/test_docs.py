@@ -43,6 +43,8 @@ _LONG_RUNNING |= {"bench", "torture"}
 
 
 README_COLUMNS = 120
+README_CODE_COLUMNS = 84
+"""Code is not wrapped: the documentation site and package indexes cut a longer line off."""
 SERVER = "http://127.0.0.1:7433"
 """The address that the docs show. Tests run a server at another one."""
 PAGES_WITH_CLIENTS = [
@@ -273,6 +275,8 @@ def test_no_line_of_the_readme_scrolls() -> None:
     """Lines as package indexes and code hosts show them: a row of a table is wrapped by neither."""
     lines = tables.README.read_text().splitlines()
     assert [line for line in lines if len(line) > README_COLUMNS] == []
+    code = "".join(match[2] for match in _BLOCK.finditer("\n".join(lines)))
+    assert [line for line in code.splitlines() if len(line) > README_CODE_COLUMNS] == []
 
 
 def test_the_python_reference_is_current() -> None:
