@@ -1,6 +1,7 @@
 """The API description is exact: Schemathesis finds no difference, and would find one."""
 
 import dataclasses
+import json
 import os
 import random
 import re
@@ -287,6 +288,15 @@ def test_a_query_has_no_null() -> None:
                 schema = parameter["schema"]
                 assert "null" not in schema.get("type", ())
                 assert None not in schema.get("enum", ())
+
+
+def test_a_field_has_one_example() -> None:
+    """The API page joins several to one text: 30s5m."""
+
+    described = json.dumps(document(OPERATIONS))
+    found = [json.loads(each) for each in re.findall(r'"examples": (\[.*?\])', described)]
+    assert len(found) > 10
+    assert [each for each in found if len(each) > 1] == []
 
 
 def test_third_party_files_have_their_licence() -> None:

@@ -16,9 +16,7 @@ from holdfast.server.http.operation import Operation, Scope, operation
 
 GateName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_.-]{1,40}$", examples=["orders"])]
 Place = Annotated[str, Meta(max_length=255, pattern=NO_NUL)]
-Template = Annotated[
-    str, Meta(max_length=1_000, pattern=NO_NUL, examples=["send", "{header.kind|send}"])
-]
+Template = Annotated[str, Meta(max_length=1_000, pattern=NO_NUL, examples=["{header.kind|send}"])]
 
 
 class GateBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):

@@ -125,9 +125,7 @@ class LimitBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
     concurrency: Annotated[int, Meta(ge=1, le=bounds.SLOTS_MAX)] | None = None
     rate: Rate | None = None
-    key: Annotated[
-        str, Meta(max_length=bounds.NAME_BYTES_MAX, examples=["{tenant}", "{tenant}:{region}"])
-    ] = ""
+    key: Annotated[str, Meta(max_length=bounds.NAME_BYTES_MAX, examples=["{tenant}:{region}"])] = ""
     task: TaskName | None = None
 
 

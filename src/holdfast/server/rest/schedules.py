@@ -49,10 +49,7 @@ class RuleBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     policy for ticks that no scheduler handled within `grace`.
     """
 
-    cron: (
-        Annotated[str, Meta(min_length=1, max_length=200, examples=["0 3 * * 1-5", "@daily"])]
-        | None
-    ) = None
+    cron: Annotated[str, Meta(min_length=1, max_length=200, examples=["0 3 * * 1-5"])] | None = None
     every: Seconds | None = None
     zone: Annotated[str, Meta(max_length=80, examples=["Europe/Berlin"])] | None = None
     missed: Missed | None = None

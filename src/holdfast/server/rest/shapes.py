@@ -29,7 +29,7 @@ Instant = Annotated[
     Meta(
         max_length=40,
         description="An age such as 1h, or a time with its time zone in RFC 3339.",
-        examples=["1h", "2026-01-31T08:00:00Z"],
+        examples=["1h"],
     ),
 ]
 Many = Annotated[int, Meta(ge=1, le=bounds.COUNT_EXACT_MAX)]
@@ -39,7 +39,7 @@ Rate = Annotated[
     str,
     Meta(
         pattern=r"^[0-9]{1,7}/[0-9]{0,6}(ms|s|m|h|d)( burst [0-9]{1,7})?$",
-        examples=["10/s", "100/m burst 20"],
+        examples=["100/m burst 20"],
     ),
 ]
 Token = Annotated[int, Meta(ge=0, le=2**63 - 1, description="The token of the lease.")]
