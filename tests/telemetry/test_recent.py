@@ -76,6 +76,24 @@ async def test_jobs_of_programs_that_count_nothing_are_known_by_growth(store: St
     assert found.rate_in == 40 / 80
 
 
+async def test_a_queue_that_is_newer_than_the_snapshot_has_grown_from_nothing(
+    store: Store,
+) -> None:
+    await store.put(1, fleet(enqueued=1))
+    found = recent(["new"], await store.history(), fleet(enqueued=1), {"new": 40}, NOW)["new"]
+    assert found.rate_in == 40 / 80
+
+
+async def test_no_rate_is_0_if_the_growth_is_unknown(store: Store) -> None:
+    await store.put(1, fleet(enqueued=1), ready=10)
+    history = await store.history()
+    # The number of its jobs is not exact.
+    silent = recent(["mail"], history, fleet(enqueued=1, completed=5), {}, NOW)["mail"]
+    assert (silent.rate_in, silent.rate_out) == (None, 5 / 80)
+    counted = recent(["mail"], history, fleet(enqueued=81), {}, NOW)["mail"]
+    assert counted.rate_in == 1.0
+
+
 async def test_before_the_first_snapshot_nothing_is_known(store: Store) -> None:
     unknown = QueueRecent(ended=(None,) * MINUTES)
     assert await mail(store, FleetTotals()) == unknown

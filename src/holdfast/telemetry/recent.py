@@ -189,7 +189,7 @@ def _recent_of(
 
 def _rates(base: Moment | None, present: Moment, name: str) -> tuple[float | None, float | None]:
     """Jobs per second. Programs that enqueue without counting are known by the growth of the
-    queue."""
+    queue; if that is unknown, so is a rate of 0."""
     if base is None:
         return None, None
     seconds = (present.at - base.at) / 1000
@@ -197,9 +197,13 @@ def _rates(base: Moment | None, present: Moment, name: str) -> tuple[float | Non
     came = _gain(base, present, name, _enqueued)
     if left is None or came is None:
         return None, None
-    before, now = base.jobs.get(name), present.jobs.get(name)
+    # A queue that a snapshot does not name did not exist then, unless it has no label.
+    before = base.jobs.get(name, None if OTHER in base.jobs else 0)
+    now = present.jobs.get(name)
     if before is not None and now is not None:
         came = max(came, left + now - before)
+    elif came == 0:
+        return None, left / seconds
     return came / seconds, left / seconds
 
 
