@@ -87,6 +87,23 @@ async def test_one_letter_is_edited_and_put_back(
 
 
 @one_store
+async def test_letters_do_not_move_under_the_pointer(
+    dashboard: Viewer, app: Holdfast, letters: str
+) -> None:
+    await dashboard.go(f"#/dead?queue={letters}", shows="text=LookupError")
+    await dashboard.page.get_by_role("link", name="LookupError").click()
+    shown = dashboard.page.locator(".letter code")
+    await expect(shown).to_have_count(LETTERS)
+    before = await shown.all_inner_texts()
+    await shown.last.hover()
+    await bury(app, letters, sample_data.failed("no such card", "LookupError"))
+    await dashboard.sees("text=The letters have changed")
+    assert await shown.all_inner_texts() == before
+    await dashboard.page.mouse.move(0, 0)
+    await expect(shown).to_have_count(LETTERS + 2)
+
+
+@one_store
 async def test_letters_are_downloaded_and_then_deleted(
     dashboard: Viewer, app: Holdfast, letters: str, tmp_path: Path
 ) -> None:

@@ -52,6 +52,7 @@ function DeadPage({ query }) {
   const groups = useGroups(filter);
   const redrives = useRedrives();
   const [wanted, setWanted] = useState(null); // what to put back
+  const [acted, setActed] = useState(0);
   const view = VIEWS.includes(query.view) ? query.view : "groups";
   const known = groups.data?.groups;
   const suggest = useMemo(() => suggestFor(known ?? []), [known]);
@@ -63,8 +64,12 @@ function DeadPage({ query }) {
     ["quarantine", "Quarantine"],
     ["redrives", html`Redrives ${running.length > 0 && html`<span class="tab-count">${running.length} running</span>`}`],
   ];
+  const done = () => {
+    setActed((before) => before + 1);
+    groups.reload();
+  };
   const acts = may.act("operate")
-    ? { putBack: (some, count, more = {}) => setWanted({ filter: some, count, ...more }), purge: (some) => purge(some, groups.reload) }
+    ? { putBack: (some, count, more = {}) => setWanted({ filter: some, count, ...more }), purge: (some) => purge(some, done), acted }
     : null;
   return html`<${PageHead} title="Dead letters">
       ${groups.data?.total > 0 && html`<${Download} filter=${filter} />`}
@@ -90,7 +95,7 @@ function DeadPage({ query }) {
       onClose=${() => setWanted(null)}
       onDone=${() => {
         setWanted(null);
-        groups.reload();
+        done();
       }}
     />`}`;
 }

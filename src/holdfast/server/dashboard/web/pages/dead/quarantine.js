@@ -1,11 +1,12 @@
 // Jobs in quarantine: dead because they crashed the processes that ran them.
 import { get } from "../../lib/api.js";
 import { plural } from "../../lib/format.js";
-import { html, useEffect, useRef, useState } from "../../lib/html.js";
+import { html, useEffect, useState } from "../../lib/html.js";
 import { useAction, useResource } from "../../lib/resource.js";
 import { href, to } from "../../lib/router.js";
 import { Empty, Failure, Loading } from "../../parts/states.js";
 import { Text, Time } from "../../parts/text.js";
+import { useNews } from "./news.js";
 import { usePutBack } from "./samples.js";
 
 const PAGE = 20;
@@ -22,11 +23,7 @@ export function Quarantine({ filter, stamp, acts }) {
     (signal) => get("v1/dead/quarantine", { ...query, limit: PAGE }, { signal }),
     [key],
   );
-  const before = useRef(stamp);
-  useEffect(() => {
-    if (before.current && before.current !== stamp) reload();
-    before.current = stamp;
-  }, [stamp]);
+  const news = useNews(stamp, acts?.acted, reload);
   useEffect(() => setMore({ jobs: [], after: undefined }), [data]);
   const after = more.after === undefined ? data?.after : more.after;
   const loading = useAction(async () => {
@@ -44,9 +41,10 @@ export function Quarantine({ filter, stamp, acts }) {
   return html`<section class="panel" aria-labelledby="quarantine-title">
     <div class="panel-head">
       <h2 id="quarantine-title">Quarantine <span class="hint">jobs that crashed their processes</span></h2>
+      ${news.notice}
     </div>
-    <ul class="letters">
-      ${jobs.map((job) => html`<${Crashed} key=${job.id} job=${job} offered=${Boolean(acts)} onDone=${reload} />`)}
+    <ul class="letters" ref=${news.frame} onPointerLeave=${news.leave}>
+      ${jobs.map((job) => html`<${Crashed} key=${job.id} job=${job} offered=${Boolean(acts)} onDone=${news.show} />`)}
     </ul>
     ${after !== null &&
     html`<div class="panel-body"><button class="button" disabled=${loading.busy} onClick=${() => loading.run()}>Show more</button></div>`}

@@ -1,13 +1,14 @@
 // The newest letters of a cause: each with its error, its payload, and a way back.
 import { get, post } from "../../lib/api.js";
 import { count, plural } from "../../lib/format.js";
-import { html, useEffect, useRef, useState } from "../../lib/html.js";
+import { html, useState } from "../../lib/html.js";
 import { useAction, useResource } from "../../lib/resource.js";
 import { href, to } from "../../lib/router.js";
 import { Icon } from "../../parts/icon.js";
 import { Failure, Loading } from "../../parts/states.js";
 import { Text, Time } from "../../parts/text.js";
 import { Value } from "../../parts/value.js";
+import { useNews } from "./news.js";
 
 const SAMPLES = 5;
 const ERROR_MAX = 1_000;
@@ -18,22 +19,21 @@ export function Samples({ filter, newest, shown, total, acts }) {
     (signal) => get("v1/dead", { ...filter, limit: SAMPLES }, { signal }),
     [JSON.stringify(filter)],
   );
-  const first = useRef(newest);
-  useEffect(() => {
-    if (first.current !== newest) reload();
-    first.current = newest;
-  }, [newest]);
+  const news = useNews(newest, acts?.acted, reload);
   const jobs = data?.jobs ?? [];
   const { reason, ...query } = filter;
   return html`<section class="panel" aria-labelledby="samples-title">
     <div class="panel-head">
       <h2 id="samples-title">Newest letters <span class="hint">${data && `${count(jobs.length)} of ${count(total)}`}</span></h2>
-      <a class="button button-quiet" href=${href("/jobs", { ...query, reason, state: "dead" })}>All of them as jobs</a>
+      <div class="actions">
+        ${news.notice}
+        <a class="button button-quiet" href=${href("/jobs", { ...query, reason, state: "dead" })}>All of them as jobs</a>
+      </div>
     </div>
     ${error && !data && html`<${Failure} error=${error} retry=${reload} />`}
     ${!data && !error && html`<${Loading} what="letters" />`}
-    <ul class="letters">
-      ${jobs.map((job, at) => html`<${Letter} key=${job.id} job=${job} first=${at === 0} shown=${shown} acts=${acts} onDone=${reload} />`)}
+    <ul class="letters" ref=${news.frame} onPointerLeave=${news.leave}>
+      ${jobs.map((job, at) => html`<${Letter} key=${job.id} job=${job} first=${at === 0} shown=${shown} acts=${acts} onDone=${news.show} />`)}
     </ul>
   </section>`;
 }
