@@ -17,7 +17,8 @@ from holdfast.ops.settings import read_settings, save_setting
 from holdfast.ops.ticks import Schedule
 from holdfast.ops.workers import ORDERS, WORKERS
 from tests.dashboard.conftest import one_store
-from tests.dashboard.viewer import Viewer
+from tests.dashboard.test_pages import PHONE
+from tests.dashboard.viewer import WIDTH, Viewer
 
 
 async def order_to(app: Holdfast, worker: str) -> WorkerOrder:
@@ -101,6 +102,9 @@ async def test_a_schedule_is_run_paused_and_edited(
     await expect(dashboard.dialog.locator(".preview .field-error")).to_be_visible()
     await dashboard.fill("Cron rule", "*/5 * * * *")
     await expect(dashboard.dialog.locator(".preview tbody tr")).to_have_count(10)
+    await dashboard.at(PHONE)
+    assert await dashboard.axe() == []
+    await dashboard.at(WIDTH)
     await dashboard.press("Save the changes")
     await expect(dashboard.page.locator(".lead")).to_contain_text("*/5 * * * *")
     assert (await _schedule(app, queue)).cron == "*/5 * * * *"
