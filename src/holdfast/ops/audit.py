@@ -158,15 +158,20 @@ def describe_queue(queue: Queue, instead_of: Known) -> str:
 
 
 def describe_jobs(wanted: JobFilter, amendment: Amendment) -> str:
-    """The filter, and which fields change, without any payload."""
-    filter_text = msgspec.json.encode(wanted).decode()
+    """The filter, which fields change, without any payload, and the reason."""
+    on = msgspec.json.encode(wanted).decode()
     if isinstance(amendment, Move):
-        return f"{filter_text} to {amendment.queue}"
+        on += f" to {amendment.queue}"
     if isinstance(amendment, Edit):
         fields = [name for name in amendment.__struct_fields__ if name not in ("by", "text")]
         given = [name for name in fields if getattr(amendment, name) is not None]
-        return f"{filter_text}: {', '.join(given)}"
-    return filter_text
+        on += f": {', '.join(given)}"
+    return with_reason(on, getattr(amendment, "text", ""))
+
+
+def with_reason(on: str, text: str) -> str:
+    """What was changed, and the reason if there is one, however long the first is."""
+    return f"{on[: _ON_MAX // 2]}; reason: {text}" if text else on
 
 
 def describe_records(records: Sequence[Record]) -> str:

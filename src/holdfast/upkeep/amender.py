@@ -17,7 +17,7 @@ from holdfast.core import bounds
 from holdfast.core.model import Record
 from holdfast.engines.base import Engine
 from holdfast.errors import ConfigError, NotFound, UnknownQueue
-from holdfast.ops.audit import Audit, AuditEntry
+from holdfast.ops.audit import Audit, AuditEntry, with_reason
 from holdfast.ops.jobs.act_steps import carry_out
 from holdfast.ops.jobs.act_views import says
 from holdfast.ops.jobs.acts import (
@@ -133,7 +133,7 @@ class Amender:
             at=act.ended_at or 0,
             who=act.by,
             what=f"act.{act.state}",
-            on=f"{act.id}: {says(act)}",
+            on=with_reason(f"{act.id}: {says(act)}", act.plan.text),
             outcome="done",
             changed=act.done,
         )

@@ -11,7 +11,7 @@ from holdfast.core.verdict import Cancel, Delete
 from holdfast.engines.memory import MemoryEngine
 from holdfast.errors import EngineUnavailable, Forbidden, StorageFull
 from holdfast.ops import audit
-from holdfast.ops.audit import AUDIT_KIND, Audit, AuditEntry
+from holdfast.ops.audit import AUDIT_KIND, Audit, AuditEntry, describe_jobs
 from holdfast.server.access.authorized_engine import AccessControls, AuthorizedEngine
 from holdfast.server.access.caller import LOCAL_CALLER
 from holdfast.server.http.operation import Operation
@@ -80,13 +80,22 @@ async def test_an_entry_has_the_act_and_its_object_but_no_payload() -> None:
         await engine.enqueue([NewJob(id="a", task="t", payload=b'{"password":"hunter2"}')])
         await at.ask("PATCH", "/v1/jobs/a", {"payload": {"password": "hunter3"}})
         await at.ask("POST", "/v1/queues/default/pause", {"text": "x"})
-        await at.ask("POST", "/v1/jobs/a/cancel", {})
+        await at.ask("POST", "/v1/jobs/a/cancel", {"text": "sent by hand"})
         found = [(act.what, act.on) for act in await acts(at)]
         assert ("queue.declare", "default paused=True") in found
-        assert any(what == "jobs.cancel" and '"a"' in on for what, on in found)
+        assert any(
+            what == "jobs.cancel" and on.endswith("; reason: sent by hand") for what, on in found
+        )
         assert any(what == "jobs.edit" and ": payload" in on for what, on in found)
         assert "hunter" not in repr(found)
         assert {act.who for act in await acts(at)} == {"local"}
+
+
+def test_a_reason_is_kept_beside_a_long_filter() -> None:
+    ids = tuple(f"job-{number}" for number in range(1_000))
+    on = describe_jobs(JobFilter(ids=ids), Cancel(text="sent by hand"))
+    assert '["job-0","job-1"' in on
+    assert on[:1_000].endswith("; reason: sent by hand")
 
 
 async def test_refused_acts_are_audited() -> None:

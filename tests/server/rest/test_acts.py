@@ -55,7 +55,7 @@ async def test_an_act_is_counted_run_and_shown(rest: RestClient) -> None:
     assert await rest.post(f"{ACTS}/{act['id']}/stop") == ended
     entries = (await rest.get("/v1/audit"))["acts"]
     by_what = {each["what"]: (each["on"], each["changed"]) for each in entries}
-    words = f"{act['id']}: {act['says']}"
+    words = f"{act['id']}: {act['says']}; reason: why"
     assert by_what["act.run"] == (words, None)
     assert by_what["act.done"] == (words, 2)
 

@@ -17,6 +17,7 @@ from holdfast.errors import UsageError
 from holdfast.notation import job_lines
 from holdfast.notation.durations import to_ms
 from holdfast.notation.job import JobId, Json, Pairs, Priority, QueueName, Seconds
+from holdfast.ops.audit import with_reason
 from holdfast.ops.jobs.act_views import ActDetails, act_details, read_acts, says
 from holdfast.ops.jobs.acts import (
     ACT_OPTIONS,
@@ -163,7 +164,7 @@ async def _check_target(call: ApiCall, plan: ActPlan) -> None:
 
 
 def _described(act: ActRecord) -> str:
-    return f"{act.id}: {says(act)}"
+    return with_reason(f"{act.id}: {says(act)}", act.plan.text)
 
 
 def _ms(name: str, given: float | str | None) -> int | None:
