@@ -122,8 +122,8 @@ def _waiting(facts: Facts) -> Iterator[Cause]:
         least = "at least " if facts.ahead_more else ""
         yield Cause(
             code="jobs_ahead",
-            text=f"{least}{counted(facts.ahead, 'waiting job')} of its queue must start first: "
-            "they have a higher priority or were due earlier",
+            text=f"{least}{counted(facts.ahead, 'waiting job')} of its queue must start first, "
+            "because of a higher priority or an earlier due time",
             remedy="expedite it, or start more workers",
             command=f"job expedite {facts.job.id}",
         )
