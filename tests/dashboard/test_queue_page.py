@@ -61,6 +61,7 @@ async def test_a_setting_is_changed_after_a_look_at_the_difference(
     await dashboard.press("Review changes…")
     await dashboard.press("Save 1 change")
     await expect(attempts.locator(".field-error")).to_be_visible()
+    await dashboard.sees(".save-bar:has-text('Not saved.')")
     await attempts.get_by_role("textbox").fill("7")
     await dashboard.press("Review changes…")
     await expect(dashboard.dialog.locator(".diff-old")).to_contain_text("Attempts: 4")

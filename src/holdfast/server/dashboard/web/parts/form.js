@@ -1,6 +1,6 @@
 // Fields with label, hint and the server's validation errors.
 import { visible } from "../lib/format.js";
-import { html, useId } from "../lib/html.js";
+import { html, useEffect, useId, useRef } from "../lib/html.js";
 import { Text } from "./text.js";
 import { Failure } from "./states.js";
 
@@ -57,15 +57,25 @@ export function errorOf(error, name) {
   return message.includes("matching regex") ? NOT_THE_FORM : message;
 }
 
-// A form with its buttons. Enter submits it; an error that no field of `fields` shows is on top.
-// Without `submit` its button is elsewhere, with the form's `id`: in the footer of a dialog.
+// A form with its buttons. Enter submits it, and an error is scrolled to; one that no field of `fields`
+// shows is on top. Without `submit` its button is elsewhere, with the form's `id`: in the footer of a
+// dialog.
 export function Form({ id, onSubmit, error, fields = [], submit, busy, onCancel, children }) {
   const shown = error && !fields.some((name) => errorOf(error, name));
+  const frame = useRef(null);
+  const submitted = useRef(false);
+  useEffect(() => {
+    if (!error || !submitted.current) return;
+    submitted.current = false;
+    frame.current.querySelector(".field-error, [role=alert]")?.scrollIntoView({ block: "nearest" });
+  }, [error]);
   return html`<form
     id=${id}
+    ref=${frame}
     class="form"
     onSubmit=${(event) => {
       event.preventDefault();
+      submitted.current = true;
       onSubmit();
     }}
   >

@@ -63,13 +63,14 @@ function Editor({ queue, onAnswer }) {
     setEdits({});
     onAnswer(answer);
   };
-  const shown = saving.error && !SETTINGS.some((setting) => messageFor(saving.error, setting));
+  const wrong = saving.error && SETTINGS.map((setting) => messageFor(saving.error, setting)).find(Boolean);
+  const isRefused = saving.error && changes.length > 0;
   const submit = (event) => {
     event.preventDefault();
     if (changes.length > 0) setReview(true);
   };
   return html`<form onSubmit=${submit} class="stack" aria-label="Settings">
-    ${shown && html`<${Failure} error=${saving.error} />`}
+    ${saving.error && !wrong && html`<${Failure} error=${saving.error} />`}
     <div class="queue-settings">
       ${GROUPS.map(
         ([title, settings]) => html`<section key=${title} class="panel">
@@ -90,6 +91,7 @@ function Editor({ queue, onAnswer }) {
       )}
     </div>
     <div class=${changes.length ? "save-bar save-bar-active" : "save-bar"}>
+      ${isRefused && html`<span class="field-error">Not saved. <${Text} value=${wrong ?? saving.error.message} max=${200} /></span>`}
       <span class="hint">${changes.length ? `${plural(changes.length, "setting")} changed, not saved yet.` : "Changes apply at once, to all workers."}</span>
       <div class="actions">
         ${changes.length > 0 &&
