@@ -12,7 +12,8 @@ from holdfast.core.model import Job, JobFilter, Reason
 from holdfast.core.verdict import Bury, Settlement
 from tests.dashboard import sample_data
 from tests.dashboard.conftest import one_store
-from tests.dashboard.viewer import Viewer
+from tests.dashboard.test_pages import PHONE
+from tests.dashboard.viewer import WIDTH, Viewer
 
 ROWS = "main tbody tr[data-key]"
 JOBS = 3
@@ -100,8 +101,27 @@ async def test_acts_on_a_selection(dashboard: Viewer, app: Holdfast, queue: str)
     await start(dashboard, "Cancel", {})
     # The list shows it without being asked.
     await expect(dashboard.page.locator(f"{ROWS} .state-cancelled")).to_have_count(JOBS)
+    await expect(dashboard.page.get_by_role("button", name="Cancelled")).to_contain_text(f"{JOBS}")
     states = {job.id: str(job.state) for job in await jobs_of(app, queue)}
     assert [states[id_] for id_ in ids] == ["cancelled"] * JOBS + ["waiting"] * 2
+
+
+@one_store
+async def test_a_form_shows_its_error_wherever_it_was_scrolled_to(
+    dashboard: Viewer, queue: str
+) -> None:
+    await dashboard.at(PHONE, 480)
+    await dashboard.go(f"#/jobs?queue={queue}", shows="text=No job matches")
+    await dashboard.press("Act on all")
+    await dashboard.press("Edit…")
+    await dashboard.fill("Patch for each payload", "{")
+    await dashboard.dialog.get_by_text("Copy as curl").scroll_into_view_if_needed()
+    await dashboard.press("Count the jobs")
+    error = dashboard.dialog.locator(".field-error")
+    await expect(error).to_contain_text("not JSON")
+    await expect(error).to_be_in_viewport()
+    await dashboard.press("Keep as is")
+    await dashboard.at(WIDTH)
 
 
 @one_store

@@ -38,6 +38,7 @@ function Jobs({ query }) {
   const list = useJobList({ ...wanted, ...(query.after && { after: query.after }) }, busy);
   const [asked, setAsked] = useState(null); // the act whose dialog is open
   const [started, setStarted] = useState({});
+  const [ended, setEnded] = useState(0);
   const may = useMay();
   const apply = (next) => go("/jobs", queryOf(next));
   const field = useRef(null);
@@ -53,10 +54,16 @@ function Jobs({ query }) {
         command=${asCommand(filters)}
       /></span>
     </${PageHead}>
-    <${Acts} started=${started} onProgress=${list.reload} />
+    <${Acts}
+      started=${started}
+      onProgress=${(acts) => {
+        list.reload();
+        setEnded(acts);
+      }}
+    />
     <section class="panel jobs" aria-labelledby="jobs-title">
       <h2 id="jobs-title" class="sr-only">Jobs that match</h2>
-      <${StateTabs} wanted=${wanted} chosen=${tabbed ? wanted.state[0] : wanted.state ? null : ""} />
+      <${StateTabs} wanted=${wanted} ended=${ended} chosen=${tabbed ? wanted.state[0] : wanted.state ? null : ""} />
       <div class="jobs-tools">
         <${FilterField}
           filters=${chips}
@@ -147,14 +154,18 @@ function NoJobs({ filters, list }) {
   </${Empty}>`;
 }
 
-// The stored states with the number of jobs that match the other filters.
-function StateTabs({ wanted, chosen }) {
+// The stored states with the number of jobs that match the other filters. They are counted again when
+// another act has `ended`.
+function StateTabs({ wanted, ended, chosen }) {
   const { state: _, contains, ...others } = wanted;
-  const { data } = useRefreshed(
+  const { data, reload } = useRefreshed(
     (signal) => get("v1/tally", { ...others, by: "state" }, { signal }),
     stringifyJson(others),
     { least: 5_000, share: 100, enabled: !contains },
   );
+  useEffect(() => {
+    if (ended > 0) reload();
+  }, [ended]);
   const counts = Object.fromEntries((data?.answer.tallies ?? []).map(({ value, count: jobs }) => [value, jobs]));
   // A text is not counted, and neither is what was not loaded: then no number is shown.
   const known = data !== null && !contains;

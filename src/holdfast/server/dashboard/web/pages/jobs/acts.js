@@ -41,7 +41,8 @@ function useActs(started) {
 const isRecent = ({ state, ended_at: ended }, at) =>
   state === "running" || ((state === "done" || state === "stopped") && at - (instant(ended) ?? 0) < SHOWN_MS);
 
-// Shows the acts. `onProgress` is called when jobs were changed by one of them.
+// Shows the acts. `onProgress` is called when jobs were changed by one of them, with the acts that
+// have ended.
 export function Acts({ started, onProgress }) {
   const { acts, learn } = useActs(started);
   const [closed, setClosed] = useState([]);
@@ -52,7 +53,7 @@ export function Acts({ started, onProgress }) {
   const changed = shown.reduce((sum, { done, state }) => sum + Number(done) + (state === "running" ? 0 : 1), 0);
   const before = useRef(changed);
   useEffect(() => {
-    if (before.current !== changed) onProgress();
+    if (before.current !== changed) onProgress(shown.filter(({ state }) => state !== "running").length);
     before.current = changed;
   }, [changed]);
   if (shown.length === 0) return null;
