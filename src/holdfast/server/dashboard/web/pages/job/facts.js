@@ -1,5 +1,5 @@
 // The fields of a job, its labels and its headers.
-import { count, percent } from "../../lib/format.js";
+import { count, percent, plural } from "../../lib/format.js";
 import { html, useState } from "../../lib/html.js";
 import { href, to } from "../../lib/router.js";
 import { Time, Text } from "../../parts/text.js";
@@ -35,7 +35,7 @@ const factsOf = (job) => [
   ["Leased", job.state === "leased", html`<${Time} value=${job.leased_at} />`],
   ["Lease ends", job.state === "leased" && job.deadline_at, html`<${Time} value=${job.deadline_at} />`],
   ["Finished", job.finished_at, html`<${Time} value=${job.finished_at} />`],
-  ["After", job.after?.length > 0, `${count(job.after?.length)} jobs, on ${job.after_on}`],
+  ["After", job.after?.length > 0, `${plural(job.after?.length, "job")}, on ${job.after_on}`],
   ["Exit code", typeof job.exit_code === "number", count(job.exit_code)],
 ];
 

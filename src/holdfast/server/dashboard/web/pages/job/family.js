@@ -6,7 +6,7 @@ import { go, href, to } from "../../lib/router.js";
 import { Failure } from "../../parts/states.js";
 import { stateOf } from "../jobs/columns.js";
 import { isFinished } from "./data.js";
-import { JOBS_MAX, readRelatives } from "./relatives.js";
+import { readRelatives } from "./relatives.js";
 
 const [WIDTH, HEIGHT] = [168, 38];
 const [STEP_X, STEP_Y] = [224, 48];
@@ -73,7 +73,7 @@ export function Family({ job }) {
     <div class="panel-head">
       <h2 id="family-title">Parents and children <span class="hint">${around.filter(Boolean).join(", ")}</span></h2>
       ${graph.more &&
-      html`<span class="hint">Not all are shown: at most ${JOBS_MAX}. Open a job at the edge to go on from there.</span>`}
+      html`<span class="hint">There may be more: open a job at the edge to go on from there.</span>`}
     </div>
     <div class="family" ref=${frame} tabindex="0" role="region" aria-label="Graph of parents and children">
       <svg width=${width} height=${height} viewBox=${`0 0 ${width} ${height}`}>
@@ -110,7 +110,7 @@ function Node({ node: { id, row }, place: [x, y], isSelf }) {
     <rect x=${x} y=${y} width=${WIDTH} height=${HEIGHT} rx="6" />
     <circle class=${`fill-${state}`} cx=${x + 14} cy=${y + HEIGHT / 2} r="4" />
     <text x=${x + 26} y=${y + 16}>${cut(row ? row.task : id)}</text>
-    <text class="family-note" x=${x + 26} y=${y + 30}>${row ? `${state} · ${cut(id).slice(-12)}` : "unknown"}</text>`;
+    <text class="family-note" x=${x + 26} y=${y + 30}>${row ? `${state} · ${visible(id.slice(-12))}` : "unknown"}</text>`;
   const style = names("family-node", isSelf && "family-self", !row && "family-unknown");
   if (isSelf || !row) return html`<g class=${style}>${text}</g>`;
   const follow = (event) => {

@@ -2,7 +2,7 @@
 import { get, v1 } from "../../lib/api.js";
 import { queueToName } from "../../lib/session.js";
 
-export const JOBS_MAX = 200;
+const JOBS_MAX = 200;
 const UP_LEVELS = 2;
 const DOWN_LEVELS = 3;
 const EXPANDED_MAX = 12; // jobs of one level that are asked for their relatives
@@ -17,7 +17,7 @@ async function inTurns(list, act) {
 }
 
 // {nodes: Map id → {id, level, row}, edges: Set "parent child", more}. `row` is null if the job is
-// unknown: deleted, or not visible. `more`: there are jobs that are not shown.
+// unknown: deleted, or not visible. `more`: there may be jobs that are not shown.
 export async function readRelatives(job, signal) {
   const graph = { nodes: new Map([[job.id, { id: job.id, level: 0, row: job }]]), edges: new Map(), more: false };
   await addParents(graph, job, signal);
