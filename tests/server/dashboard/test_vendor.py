@@ -18,12 +18,22 @@ VENDOR = WEB / "vendor"
 MODULES = sorted(WEB.rglob("*.js"))
 OWN = [path for path in MODULES if VENDOR not in path.parents]
 LINES_MAX = 250
-ALL_BYTES_MAX = 150 * 1024
+ALL_BYTES_MAX = 150_000
 
 _IMPORT = re.compile(
     r"""(?:\bimport\b[^"'`;()]*?|\bexport\b[^"'`;()]*?\bfrom\b\s*|\bimport\(\s*)["'`]([^"'`]+)["'`]"""
 )
 _UNSAFE = re.compile(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|Function\(")
+
+# A backtick or a brace in a comment, a string or a regular expression means nothing.
+_TOKEN = re.compile(
+    r"""//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*'"""
+    r"""|(?:(?<=[(,=:\[!&|?;\n])|(?<=return)|(?<=[(,=:\[!&|?;] ))"""
+    r"""/(?![*/])(?:\\.|\[(?:\\.|[^\]\\\n])*\]|[^/\\\n\[])+/"""
+    r"""|(?P<tag>\w*)`|[{}]""",
+    re.DOTALL,
+)
+_TEXT = re.compile(r"(?:\\.|\$(?!\{)|[^`\\$])*", re.DOTALL)
 
 
 def _name(path: Path) -> str:
@@ -143,3 +153,43 @@ def test_no_text_of_the_page_looks_like_a_comment(path: Path) -> None:
     text = path.read_text()
     for found in re.finditer(r"(?m)^[ \t]*//", text):
         assert len(re.findall(r"(?<!\\)`", text[: found.start()])) % 2 == 0
+
+
+def _texts(script: str) -> list[tuple[str, str]]:
+    """The parts of template literals, each with the name of its tag."""
+    found: list[tuple[str, str]] = []
+    open_tags: list[str | None] = []
+    at = 0
+
+    def read(tag: str, at: int) -> int:
+        part = _TEXT.match(script, at)
+        assert part is not None
+        found.append((tag, part[0]))
+        if script[part.end()] == "`":
+            return part.end() + 1
+        open_tags.append(tag)
+        return part.end() + len("${")
+
+    while token := _TOKEN.search(script, at):
+        at = token.end()
+        if token["tag"] is not None:
+            at = read(token["tag"] or "plain", at)
+        elif token[0] == "{":
+            open_tags.append(None)
+        elif token[0] == "}" and (tag := open_tags.pop()) is not None:
+            at = read(tag, at)
+    assert not open_tags
+    return found
+
+
+@pytest.mark.parametrize("path", OWN, ids=_name)
+def test_no_text_of_the_page_depends_on_indentation(path: Path) -> None:
+    """Only HTML has several lines, and none of them in an attribute."""
+    for tag, text in _texts(path.read_text()):
+        assert "\n" not in text or (tag == "html" and not re.search(r'="[^"]*\n', text))
+
+
+def test_templates_are_found() -> None:
+    script = r"f(/`/, '`'); const a = html`<p>${b.map((c) => { return `x${c}\`y` })}</p>`; // `"
+    found = [("html", "<p>"), ("plain", "x"), ("plain", r"\`y"), ("html", "</p>")]
+    assert _texts(script) == found
