@@ -1,6 +1,8 @@
 """The page of dead letters: put back, edit, delete, download and quarantine."""
 
+import asyncio
 import json
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -11,7 +13,7 @@ from holdfast.app.application import Holdfast
 from holdfast.core.model import Failure, FailureKind, Job, JobFilter, Reason, State
 from holdfast.core.verdict import Bury, Settlement
 from tests.dashboard import sample_data
-from tests.dashboard.conftest import one_store
+from tests.dashboard.conftest import Site, one_store
 from tests.dashboard.viewer import Viewer
 
 LETTERS = 3
@@ -23,11 +25,15 @@ async def jobs_of(app: Holdfast, queue: str) -> list[Job]:
 
 
 async def bury(
-    app: Holdfast, queue: str, failure: Failure, reason: Reason = Reason.ATTEMPTS
+    app: Holdfast,
+    queue: str,
+    failure: Failure,
+    reason: Reason = Reason.ATTEMPTS,
+    letters: int = LETTERS,
 ) -> None:
-    jobs = [app.job("shop.charge", {"cents": str(n)}, queue=queue) for n in range(LETTERS)]
+    jobs = [app.job("shop.charge", {"cents": str(n)}, queue=queue) for n in range(letters)]
     await app.enqueue_many(jobs)
-    leases = await app.lease(queue, limit=LETTERS, worker="worker-1")
+    leases = await app.lease(queue, limit=letters, worker="worker-1")
     await app.settle([Settlement(lease=each, verdict=Bury(reason, failure)) for each in leases])
 
 
@@ -101,6 +107,32 @@ async def test_letters_do_not_move_under_the_pointer(
     assert await shown.all_inner_texts() == before
     await dashboard.page.mouse.move(0, 0)
     await expect(shown).to_have_count(LETTERS + 2)
+
+
+@one_store
+async def test_the_causes_are_current_while_letters_come_and_go(
+    dashboard: Viewer, site: Site, app: Holdfast, queue: str
+) -> None:
+    many = 1_000
+    await bury(app, queue, sample_data.failed("no such card", "LookupError"), letters=many)
+    await dashboard.go(f"#/dead?queue={queue}", shows="text=LookupError")
+    count = dashboard.row("LookupError").locator(".cause-count")
+    await expect(count).to_have_text("1,000")
+    left = [job.id for job in await jobs_of(app, queue)]
+
+    async def retry_one_by_one() -> None:
+        while left:
+            reply = await dashboard.page.request.post(f"{site.url}v1/jobs/{left.pop()}/retry")
+            assert reply.ok
+
+    retrying = asyncio.create_task(retry_one_by_one())
+    try:
+        await expect(count).not_to_have_text("1,000")
+        assert left, "the page waited for the end"
+    finally:
+        retrying.cancel()
+        with suppress(asyncio.CancelledError):
+            await retrying
 
 
 @one_store
