@@ -4,7 +4,6 @@ steps and in PostgreSQL's buffers.
 The bounds of scans and counts are small here, so that the smaller store exceeds them already.
 """
 
-import math
 from pathlib import Path
 
 import asyncpg
@@ -20,7 +19,6 @@ from holdfast.engines.postgres import search as postgres_search
 from holdfast.engines.sqlite import SQLiteEngine
 from holdfast.engines.sqlite import queues as sqlite_queues
 from holdfast.ops import dead_letters
-from holdfast.server.live import metrics
 from holdfast.server.rest import jobs
 from tests.engines.postgres.test_query_cost import Meter
 from tests.engines.postgres.until import until_vacuumed
@@ -42,8 +40,6 @@ def small_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bounds, "SCAN_MAX", SCAN_MAX)
     monkeypatch.setattr(dead_letters, "WALK_MAX", COUNT_MAX)
     monkeypatch.setattr(jobs, "_PAGES_MAX", PAGES_MAX)
-    # On a busy machine a store seems slow to count, and its last counts would be used again.
-    monkeypatch.setattr(metrics, "_SLOW_S", math.inf)
     for count in (sqlite_queues.views, postgres_queues.count_queues):
         assert count.__kwdefaults__ is not None
         monkeypatch.setitem(count.__kwdefaults__, "most", COUNT_MAX)
