@@ -56,7 +56,7 @@ def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 
 @asynccontextmanager
-async def meeting(
+async def connected(
     *acts: Act, token: str | None = None
 ) -> AsyncIterator[tuple[Script, RemoteEngine]]:
     async with scripted(*acts) as script:
@@ -69,7 +69,7 @@ async def meeting(
 
 
 async def test_one_connection_is_enough_for_one_caller() -> None:
-    async with meeting(*[answer(NEW)] * 5, token="hf_a_b") as (script, remote):
+    async with connected(*[answer(NEW)] * 5, token="hf_a_b") as (script, remote):
         for _ in range(5):
             assert await remote.enqueue([a_job("a")]) == NEW
         assert script.connections == 1
@@ -78,7 +78,7 @@ async def test_one_connection_is_enough_for_one_caller() -> None:
 
 async def test_calls_with_ids_or_tokens_are_repeated(pauses: list[float]) -> None:
     acts = (cut, cut, answer(NEW), cut, answer(["settled"]), cut, answer([]))
-    async with meeting(*acts) as (script, remote):
+    async with connected(*acts) as (script, remote):
         assert await remote.enqueue([a_job("a")]) == NEW
         assert script.heard[0].body == script.heard[1].body == script.heard[2].body
         held = Settlement(lease=a_lease(), verdict=Complete())
@@ -93,7 +93,7 @@ async def test_calls_with_ids_or_tokens_are_repeated(pauses: list[float]) -> Non
 async def test_a_field_that_an_older_server_would_ignore_is_not_sent() -> None:
     """It would apply the call to more jobs than those that were meant."""
     children = JobFilter(parent="p")
-    async with meeting() as (script, remote):
+    async with connected() as (script, remote):
         calls: list[Awaitable[object]] = [
             remote.find(children, limit=1),
             remote.tally(children, "state", limit=1),
@@ -104,8 +104,11 @@ async def test_a_field_that_an_older_server_would_ignore_is_not_sent() -> None:
         for call in calls:
             with pytest.raises(Unsupported, match=r"a newer server|another engine"):
                 await call
-        [receipt] = await remote.enqueue([a_job("a", key="k", key_hold="window")])
+        window = a_job("a", key="k", key_hold="window")
+        [receipt] = await remote.enqueue([window])
         assert (receipt.status, receipt.code) == (Status.REFUSED, Unsupported.code)
+        with pytest.raises(Unsupported, match="a newer server"):
+            await remote.settle([Settlement(lease=a_lease(), verdict=Complete(then=(window,)))])
     assert script.verbs == []
 
 
@@ -119,7 +122,7 @@ async def test_calls_that_may_have_happened_are_not_repeated(act: Act) -> None:
         act(script, writer)
         writer.close()
 
-    async with meeting(cut_after, cut_after) as (script, remote):
+    async with connected(cut_after, cut_after) as (script, remote):
         with pytest.raises(OutcomeUnknown):
             await remote.save([RECORD])
         with pytest.raises(OutcomeUnknown):
@@ -132,7 +135,7 @@ async def test_a_connection_closed_by_the_server_is_not_reused() -> None:
         answer([Saved.SAVED])(script, writer)
         writer.close()
 
-    async with meeting(last, last, answer([Saved.SAVED])) as (script, remote):
+    async with connected(last, last, answer([Saved.SAVED])) as (script, remote):
         for _ in range(3):
             assert await remote.save([RECORD]) == [Saved.SAVED]
             # Nothing here lets the loop see that the other end has hung up, but its own look.
@@ -142,7 +145,7 @@ async def test_a_connection_closed_by_the_server_is_not_reused() -> None:
 
 
 async def test_it_reconnects_when_the_server_is_back(pauses: list[float]) -> None:
-    async with meeting(answer(NEW)) as (script, remote):
+    async with connected(answer(NEW)) as (script, remote):
         await script.stop()
 
         async def return_soon() -> None:
@@ -157,7 +160,7 @@ async def test_it_reconnects_when_the_server_is_back(pauses: list[float]) -> Non
 
 
 async def test_a_long_outage_raises_unavailable() -> None:
-    async with meeting() as (script, remote):
+    async with connected() as (script, remote):
         await script.stop()
         with pytest.raises(EngineUnavailable, match=r"127\.0\.0\.1:\d+ cannot be reached"):
             await remote._opened.call("save", wire.SaveCall([RECORD]), retry_s_max=0)
@@ -165,7 +168,7 @@ async def test_a_long_outage_raises_unavailable() -> None:
 
 async def test_an_overloaded_server_says_when_to_try_again(pauses: list[float]) -> None:
     busy = wrong("overloaded", 503, retry_after="3")
-    async with meeting(busy, busy, answer([Saved.SAVED])) as (script, remote):
+    async with connected(busy, busy, answer([Saved.SAVED])) as (script, remote):
         # Nothing was done, so that even this may be asked again.
         assert await remote.save([RECORD]) == [Saved.SAVED]
     assert pauses == [3.0, 3.0]
@@ -173,7 +176,7 @@ async def test_an_overloaded_server_says_when_to_try_again(pauses: list[float]) 
 
 
 async def test_a_silent_server_is_given_up(pauses: list[float]) -> None:
-    async with meeting(wrong("overloaded", 503, retry_after="3600")) as (_, remote):
+    async with connected(wrong("overloaded", 503, retry_after="3600")) as (_, remote):
         with pytest.raises(EngineUnavailable, match="overloaded"):
             await remote.save([RECORD])
     assert pauses == []
@@ -196,7 +199,7 @@ async def test_a_silent_server_is_given_up(pauses: list[float]) -> None:
 async def test_errors_keep_their_class_and_are_not_retried(
     code: str, status: int, kind: type[HoldfastError], pauses: list[float]
 ) -> None:
-    async with meeting(wrong(code, status)) as (script, remote):
+    async with connected(wrong(code, status)) as (script, remote):
         with pytest.raises(kind) as caught:
             await remote.enqueue([a_job("a")])
         assert type(caught.value) is kind
@@ -206,7 +209,7 @@ async def test_errors_keep_their_class_and_are_not_retried(
 async def test_a_server_shutting_down_is_unavailable_not_closed(
     pauses: list[float],
 ) -> None:
-    async with meeting(wrong("closed", 503), answer(NEW)) as (_, remote):
+    async with connected(wrong("closed", 503), answer(NEW)) as (_, remote):
         assert await remote.enqueue([a_job("a")]) == NEW
 
 
@@ -216,7 +219,7 @@ async def test_known_answers_of_a_batch_are_kept() -> None:
         "message": "m",
         "known": b"\x81\x01\xa7settled",
     }
-    async with meeting(answer({"error": problem}, status=504)) as (_, remote):
+    async with connected(answer({"error": problem}, status=504)) as (_, remote):
         held = Settlement(lease=a_lease(), verdict=Complete())
         with pytest.raises(OutcomeUnknown) as caught:
             await remote.settle([held, held])
@@ -234,7 +237,7 @@ async def test_known_answers_of_a_batch_are_kept() -> None:
     ids=["page", "no-page", "other", "other-error"],
 )
 async def test_answers_of_other_servers_are_rejected(act: Act, says: str) -> None:
-    async with meeting(act) as (_, remote):
+    async with connected(act) as (_, remote):
         with pytest.raises(EngineError, match=says):
             await remote.enqueue([a_job("a")])
 
@@ -254,7 +257,7 @@ async def test_an_answer_is_bounded_and_must_be_http(
     data: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(client, "_BODY_MAX", 1000)
-    async with meeting(words(data)) as (_, remote):
+    async with connected(words(data)) as (_, remote):
         with pytest.raises(OutcomeUnknown):
             await remote.save([RECORD])
 
@@ -264,14 +267,14 @@ async def test_chunked_and_interim_answers_are_understood() -> None:
     chunks = b"".join(b"1\r\n%c\r\n" % byte for byte in body) + b"0\r\n\r\n"
     head = b"content-type: application/msgpack\r\ntransfer-encoding: chunked\r\n\r\n"
     said = b"HTTP/1.1 103 x\r\nlink: y\r\n\r\nHTTP/1.1 200 x\r\n" + head + chunks
-    async with meeting(words(said), answer([Saved.SAVED])) as (script, remote):
+    async with connected(words(said), answer([Saved.SAVED])) as (script, remote):
         assert await remote.save([RECORD]) == [Saved.SAVED]
         assert await remote.save([RECORD]) == [Saved.SAVED]
     assert script.connections == 1
 
 
 async def test_a_cancelled_wait_closes_the_connection() -> None:
-    async with meeting(silence) as (script, remote):
+    async with connected(silence) as (script, remote):
         waiting = asyncio.create_task(remote.lease(LeaseRequest(queues=("q",), wait_ms=60_000)))
         await script.came.get()
         waiting.cancel()
@@ -285,7 +288,7 @@ async def test_leases_that_arrive_after_a_cancel_are_released(
 ) -> None:
     """The answer is there, and its caller was cancelled before it could take it."""
     released = answer(["settled"])
-    async with meeting(answer([a_lease()]), released) as (script, remote):
+    async with connected(answer([a_lease()]), released) as (script, remote):
         waiting = asyncio.create_task(remote.lease(LeaseRequest(queues=("q",), wait_ms=60_000)))
         taken = connection.HttpConnection.on_message_complete
 
@@ -304,7 +307,7 @@ async def test_leases_that_arrive_after_a_cancel_are_released(
 async def test_a_wait_continues_through_an_outage(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine, "_PAUSE_S", 0.001)
     acts = (cut, page(502), wrong("stopping", 503), answer([]), answer([a_lease()]))
-    async with meeting(*acts) as (script, remote):
+    async with connected(*acts) as (script, remote):
         leases = await remote.lease(LeaseRequest(queues=("q",), wait_ms=60_000))
         assert [lease.id for lease in leases] == ["a"]
     assert script.verbs == ["lease"] * 5
@@ -313,21 +316,21 @@ async def test_a_wait_continues_through_an_outage(monkeypatch: pytest.MonkeyPatc
 
 
 async def test_a_wait_raises_its_last_error_at_the_end() -> None:
-    async with meeting() as (script, remote):
+    async with connected() as (script, remote):
         await script.stop()
         with pytest.raises(EngineUnavailable):
             await remote.lease(LeaseRequest(queues=("q",), wait_ms=20))
 
 
 async def test_a_retry_waits_no_longer_than_the_time_left() -> None:
-    async with meeting(cut, answer([a_lease()])) as (script, remote):
+    async with connected(cut, answer([a_lease()])) as (script, remote):
         assert await remote.lease(LeaseRequest(queues=("q",), wait_ms=15_000))
     asked = [wire.VERBS["lease"].read_call(said.body).request.wait_ms for said in script.heard]
     assert 15_000 >= asked[0] >= asked[1]
 
 
 async def test_closing_ends_a_wait_with_no_leases() -> None:
-    async with meeting(silence) as (script, remote):
+    async with connected(silence) as (script, remote):
         waiting = asyncio.create_task(remote.lease(LeaseRequest(queues=("q",), wait_ms=60_000)))
         await script.came.get()
         await remote.close()
@@ -376,14 +379,14 @@ async def _saying(answer: bytes) -> AsyncIterator[int]:
 async def test_another_version_is_distinguished_from_another_server() -> None:
     body = b'{"error":{"code":"unknown_path","message":"there is nothing","detail":{}}}'
     head = b"HTTP/1.1 404 x\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
-    async with meeting(words(head % len(body) + body)) as (_, remote):
+    async with connected(words(head % len(body) + body)) as (_, remote):
         with pytest.raises(EngineError, match="the same version"):
             await remote.enqueue([a_job("a")])
 
 
 async def test_connections_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection, "_CONNECTIONS_MAX", 2)
-    async with meeting(*[answer(NEW)] * 20) as (script, remote):
+    async with connected(*[answer(NEW)] * 20) as (script, remote):
         await asyncio.gather(*(remote.enqueue([a_job("a")]) for _ in range(20)))
         assert len(script.heard) == 20
         assert script.connections <= 2

@@ -16,6 +16,7 @@ from holdfast.core.model import (
     Lease,
     Note,
     Overrides,
+    Page,
     Receipt,
     Record,
     Renewal,
@@ -36,7 +37,7 @@ from holdfast.core.verdict import (
 )
 from holdfast.engines.base import Engine, Traits
 from holdfast.engines.coalesced import Coalesced
-from holdfast.engines.extras import Transactional, extra
+from holdfast.engines.extras import Transactional, extra, find_rows
 from holdfast.engines.memory import MemoryEngine
 from holdfast.engines.partitioned import PartitionedEngine
 from holdfast.engines.support import FULL, Support, has_gaps, lacks
@@ -102,9 +103,11 @@ CHECKS = [
     declares("weights of tenants", {"fairness": False}, weights={"t": 2}),
     declares("aging_ms", {"priority": False}, aging_ms=1_000),
     declares("group_batch", {"groups": False}, group_batch=2),
+    declares("expires", {"queue_expiry": False}, expires_ms=1_000),
     declares("a lease of 3600 s", {"lease_ms_max": 60_000}, lease_ms=HOUR_MS),
     enqueues("priorities", {"priority": False}, priority=1),
     enqueues("once-only keys", {"keys": False}, key="k"),
+    enqueues('key_hold "window"', {"key_hold": False}, key="k", key_hold="window"),
     enqueues("strict groups", {"groups": False}, group="g"),
     enqueues("jobs after other jobs", {"dependencies": False}, after=("p",)),
     enqueues("a delay of 3600 s", {"delay_ms_max": 900_000}, delay_ms=HOUR_MS),
@@ -115,6 +118,12 @@ CHECKS = [
         "lease",
         lambda engine: engine.lease(from_default(queues=(), ids=("a",))),
         "leasing by id",
+    ),
+    Check(
+        {"dead_leases": False},
+        "lease",
+        lambda engine: engine.lease(from_default(dead=True)),
+        "leasing dead letters",
     ),
     Check(
         {"lease_ms_max": 60_000},
@@ -129,6 +138,11 @@ CHECKS = [
     settles("results", {"results": False}, Complete(b"1")),
     settles("follow-up jobs", {"follow_ups": False}, Complete(then=(a_job("b"),))),
     settles("once-only keys", {"keys": False}, Complete(then=(a_job("b", key="k"),))),
+    settles(
+        'key_hold "window"',
+        {"key_hold": False},
+        Complete(then=(a_job("b", key="k", key_hold="window"),)),
+    ),
     settles("a retry delay of 3600 s", {"retry_ms_max": 60_000}, Retry(HOUR_MS)),
     settles("a retry delay of 3600 s", {"retry_ms_max": 60_000}, Release(delay_ms=HOUR_MS)),
     Check(UNSEARCHABLE, "waits", lambda engine: engine.waits("a"), "what a job waits for"),
@@ -185,7 +199,7 @@ class Lacking(MemoryEngine):
 
 VERBS = {check.verb for check in CHECKS}
 ALL_GAPS: dict[str, Any] = {name: gap for check in CHECKS for name, gap in check.lacking.items()}
-NEEDED_TO_ASK = {"inspect", "records", "renew", "follow_ups"}
+NEEDED_TO_ASK = {"inspect", "keys", "records", "renew", "follow_ups"}
 """Traits that a call can need besides the one it is about."""
 
 
@@ -240,17 +254,17 @@ async def test_each_check_through_each_wrapper(name: str) -> None:
 
 
 @pytest.fixture(scope="module")
-async def hall() -> AsyncIterator[LoopServer]:
-    hall = LoopServer()
-    async with hall.running():
-        yield hall
+async def loop_server() -> AsyncIterator[LoopServer]:
+    server = LoopServer()
+    async with server.running():
+        yield server
 
 
-async def test_each_check_through_a_server(hall: LoopServer) -> None:
+async def test_each_check_through_a_server(loop_server: LoopServer) -> None:
     for check in CHECKS:
         with case(check.verb, check.feature):
             inside = Lacking(check.lacking)
-            engine = ServedEngine(inside, loop_server=hall)
+            engine = ServedEngine(inside, loop_server=loop_server)
             await engine.open()
             inside.calls.clear()
             await unsupported(engine, check)
@@ -355,6 +369,50 @@ async def test_a_batch_of_unsupported_jobs_does_not_reach_the_engine() -> None:
     receipts = await engine.enqueue([a_job("a", key="k"), a_job("b", key="l")])
     assert [receipt.code for receipt in receipts] == ["unsupported"] * 2
     assert inside.calls == []
+
+
+class LackingRows(Lacking):
+    """It records the lists without payloads that reach it."""
+
+    def __init__(self, lacking: dict[str, Any]) -> None:
+        super().__init__(lacking)
+        self.listed: list[JobFilter] = []
+
+    async def find_rows(self, wanted: JobFilter, *, limit: int, after: int | None = None) -> Page:
+        self.listed.append(wanted)
+        return await super().find_rows(wanted, limit=limit, after=after)
+
+
+@pytest.mark.parametrize("name", WRAPS)
+async def test_lists_without_payloads_are_checked(name: str) -> None:
+    for lacking, wanted, feature in (
+        (UNSEARCHABLE, ALL, "searching jobs"),
+        (NO_PARENTS, CHILDREN, "selecting jobs by their parent"),
+    ):
+        inside = LackingRows(lacking)
+        engine = WRAPS[name](inside)
+        await inside.open()
+        await engine.open()
+        with pytest.raises(Unsupported, match=feature):
+            await find_rows(engine, wanted, limit=1)
+        assert inside.listed == []
+        if lacking == NO_PARENTS:
+            await find_rows(engine, ALL, limit=1)
+            assert inside.listed == [ALL]
+        await engine.close()
+
+
+async def test_strict_groups_of_fifo_queues_only() -> None:
+    engine = enforced(Lacking({"groups": False, "fifo_groups": True}))
+    await engine.open()
+    assert await engine.declare(a_queue("mail.fifo", group_batch=2))
+    with pytest.raises(Unsupported, match="group_batch"):
+        await engine.declare(a_queue("mail", group_batch=2))
+    await engine.declare(a_queue("mail"))
+    jobs = [a_job("a", queue="mail.fifo", group="g"), a_job("b", queue="mail", group="g")]
+    receipts = await engine.enqueue(jobs)
+    assert [receipt.status for receipt in receipts] == [Status.NEW, Status.REFUSED]
+    assert "whose name ends in .fifo" in receipts[1].text
 
 
 class LackingTransactions(Lacking):

@@ -64,6 +64,7 @@ class Support:
 
     def __init__(self, traits: Traits) -> None:
         self._traits = traits
+        self._has_gaps = has_gaps(traits)
         self._checks_jobs = any(lacks(traits, name) for name in _OF_JOBS)
 
     def check_queue(self, queue: Queue) -> None:
@@ -120,6 +121,8 @@ class Support:
 
     def check_settlements(self, settlements: Iterable[Settlement]) -> None:
         """For `settle`. The engine itself refuses an invalid verdict."""
+        if not self._has_gaps:
+            return
         for settlement in settlements:
             if not _is_invalid(settlement):
                 self._check_note(settlement.note)
@@ -130,6 +133,11 @@ class Support:
         if not self._traits.inspect:
             remedy = "use an engine that can search its jobs, such as SQLite or PostgreSQL"
             raise self._unsupported(feature, remedy)
+
+    def check_find(self, wanted: JobFilter) -> None:
+        """For `find` and `find_rows`."""
+        self.check_search("searching jobs")
+        self.check_filter(wanted)
 
     def check_filter(self, wanted: JobFilter) -> None:
         """For the verbs that select jobs: an engine that ignores a field would select too many."""

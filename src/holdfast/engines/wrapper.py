@@ -29,7 +29,7 @@ from holdfast.core.model import (
 )
 from holdfast.core.verdict import Amendment, Outcome, Settlement
 from holdfast.engines.base import ANY, Engine, Expired, Known, Overdue, Saved, Traits
-from holdfast.engines.extras import Ability, Transactional, extra
+from holdfast.engines.extras import Ability, ListsRows, Transactional, extra
 from holdfast.engines.support import Support, has_gaps
 from holdfast.errors import OutcomeUnknown
 
@@ -151,10 +151,12 @@ class Supported(Wrapper):
         self._support = Support(engine.traits)
 
     def find_extra(self, ability: type[Ability]) -> Ability | None:
-        """Calls inside a transaction of the caller are checked too."""
+        """Lists without payloads, and calls inside a transaction of the caller, are checked too."""
         found = super().find_extra(ability)
         if isinstance(found, Transactional) and ability is Transactional:
             return cast("Ability", _SupportedTransactional(found, self._support))
+        if isinstance(found, ListsRows) and ability is ListsRows:
+            return cast("Ability", _SupportedRows(found, self._support))
         return found
 
     async def declare(self, queue: Queue, *, instead_of: Known = ANY) -> bool:
@@ -189,8 +191,7 @@ class Supported(Wrapper):
         return await self._engine.get(id)
 
     async def find(self, wanted: JobFilter, *, limit: int, after: int | None = None) -> Page:
-        self._support.check_search("searching jobs")
-        self._support.check_filter(wanted)
+        self._support.check_find(wanted)
         return await self._engine.find(wanted, limit=limit, after=after)
 
     async def tally(self, wanted: JobFilter, by: TallyBy, *, limit: int) -> list[Tally]:
@@ -210,6 +211,16 @@ class Supported(Wrapper):
     async def save(self, records: Sequence[Record]) -> list[Saved]:
         self._support.check_records()
         return await self._engine.save(records)
+
+
+class _SupportedRows:
+    def __init__(self, engine: ListsRows, support: Support) -> None:
+        self._engine = engine
+        self._support = support
+
+    async def find_rows(self, wanted: JobFilter, *, limit: int, after: int | None = None) -> Page:
+        self._support.check_find(wanted)
+        return await self._engine.find_rows(wanted, limit=limit, after=after)
 
 
 class _SupportedTransactional:

@@ -254,6 +254,7 @@ class RemoteEngine:
 
     async def settle(self, settlements: Sequence[Settlement]) -> list[Outcome]:
         checks.check_batch(len(settlements))
+        self._support.check_settlements(settlements)
         parts = calls.split_settlements(settlements)
         outcomes: list[Outcome] = await self._in_parts(
             parts, "settle", _carried_settlements, settlements, calls.unsendable_settlements
