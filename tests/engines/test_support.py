@@ -37,7 +37,7 @@ from holdfast.core.verdict import (
 )
 from holdfast.engines.base import Engine, Traits
 from holdfast.engines.coalesced import Coalesced
-from holdfast.engines.extras import Transactional, extra, find_rows
+from holdfast.engines.extras import Examinable, Transactional, extra, find_rows
 from holdfast.engines.memory import MemoryEngine
 from holdfast.engines.partitioned import PartitionedEngine
 from holdfast.engines.support import FULL, Support, has_gaps, lacks
@@ -300,7 +300,7 @@ async def test_a_plain_call_needs_no_trait() -> None:
     receipts = await engine.enqueue(
         [a_job("a", payload=b"x" * 10, overrides=at_bounds), a_job("b", delay_ms=900_000)]
     )
-    receipts += await engine.enqueue([a_job("c")])
+    receipts += await engine.enqueue([a_job("c", key_hold="window")])
     assert [receipt.status for receipt in receipts] == [Status.NEW] * 3
     for verdict in (Retry(0), Release(delay_ms=0), Complete(), Retry(60_000)):
         [lease] = await engine.lease(from_default(lease_ms=60_000))
@@ -400,6 +400,11 @@ async def test_lists_without_payloads_are_checked(name: str) -> None:
             await find_rows(engine, ALL, limit=1)
             assert inside.listed == [ALL]
         await engine.close()
+
+
+def test_other_extras_are_those_of_the_engine() -> None:
+    inside = LackingTransactions()
+    assert extra(enforced(inside), Examinable) is inside
 
 
 async def test_strict_groups_of_fifo_queues_only() -> None:
