@@ -42,6 +42,8 @@ class Breaker(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class BreakerState(StrEnum):
+    """Jobs start while it is closed, not while it is open; half open, one job probes."""
+
     CLOSED = "closed"
     OPEN = "open"
     HALF_OPEN = "half_open"

@@ -553,16 +553,19 @@ def accepted(receipt: Receipt) -> Receipt:
 
 
 def unknown_queue(name: str, what: str = "queue") -> UnknownQueue:
+    """The error for a queue that does not exist; `what` is the field that names it."""
     return UnknownQueue(f"{what} {name} does not exist: declare it first")
 
 
 def unknown_parent(id: str, parent: str) -> UnknownParent:
+    """The error for a job whose parent does not exist."""
     return UnknownParent(
         f"job {id} depends on {parent}, which does not exist: enqueue it first or in the same call"
     )
 
 
 def circular(id: str, circle: str) -> CircularJobs:
+    """The error for a job among its own ancestors; `circle` shows the ids on the way."""
     return CircularJobs(f"job {id} would wait for itself: {circle}")
 
 

@@ -390,6 +390,7 @@ def _names(workers: list[SeenWorker]) -> str:
 def flow_control_causes(
     job: Job, waits: Waits, parents: dict[str, State], now: int
 ) -> Iterator[Cause]:
+    """Parents, group, limits and other tenants that a due job waits for."""
     if waits.parent_count:
         yield _parents(waits, parents)
     if waits.group_head is not None:

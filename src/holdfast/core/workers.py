@@ -45,6 +45,8 @@ _LOOK_AGE_MS_MAX = 3 * WATCH_MS
 
 
 class Health(StrEnum):
+    """The health of a worker; only a healthy one fills all its slots."""
+
     HEALTHY = "healthy"
     DEGRADED = "degraded"
     UNHEALTHY = "unhealthy"

@@ -385,6 +385,7 @@ def _notes(gate: Gate) -> tuple[str, ...]:
 
 
 def unknown_gate(name: str) -> NotFound:
+    """The error for a gate that does not exist."""
     return NotFound(f'gate "{name[:80]}" does not exist; see "holdfast gate list"')
 
 

@@ -140,7 +140,8 @@ class LeaseSelection:
         tenants.took(queue, lane.tenant, taken)
 
     def _take_with_followers(self, row: JobRow, lane: Lane | None, queue: Queue) -> int:
-        """Take a job and, up to `group_batch`, the next ones of its strict group; how many."""
+        """Take a job and, up to `group_batch`, the next ones of its strict group. Returns how many
+        were taken."""
         self._take(row, lane, queue)
         taken = 1
         if row.job.group is None:

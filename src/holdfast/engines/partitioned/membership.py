@@ -364,6 +364,7 @@ class MapAgreement:
 
 
 def open_error(partition: Partition) -> HoldfastError:
+    """The error for a partition that could not be opened when the store was first opened."""
     error = partition.health.error
     if isinstance(error, UsageError):
         return error

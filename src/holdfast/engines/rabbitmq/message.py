@@ -58,6 +58,7 @@ def read_job(body: bytes) -> JobBody | None:
 
 
 def dead_message(number: int, delivered: DeliveredMessage, names: RabbitNames) -> DeadMessage:
+    """A message from the queue of dead messages, with what RabbitMQ recorded about its deaths."""
     properties = delivered.header.properties
     headers = properties.headers if isinstance(properties.headers, dict) else {}
     deaths = headers.get(_DEATHS)
@@ -84,6 +85,7 @@ def dead_message(number: int, delivered: DeliveredMessage, names: RabbitNames) -
 
 
 def foreign_message(number: int, delivered: DeliveredMessage) -> Message:
+    """A message of another program, for gates."""
     properties = delivered.header.properties
     headers = properties.headers if isinstance(properties.headers, dict) else {}
     return Message(

@@ -180,6 +180,7 @@ async def inspect_queue(connection: aiormq.Connection, name: str) -> BrokerQueue
 
 
 async def has_exchange(connection: aiormq.Connection, name: str) -> bool:
+    """True if the exchange exists. If not, the broker closes the channel, so it has its own."""
     channel = await open_channel(connection)
     try:
         await channel.exchange_declare(name, passive=True)

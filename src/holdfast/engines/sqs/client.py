@@ -240,8 +240,8 @@ class SqsClient:
     async def start_move(
         self, source_arn: str, destination_arn: str | None = None, rate: int | None = None
     ) -> str:
-        """Move the messages of a dead-letter queue, at most `rate` a second; the task's handle.
-        Without a destination each returns to the queue it came from."""
+        """Move the messages of a dead-letter queue, at most `rate` a second. Returns the
+        handle of the task. Without a destination each returns to the queue it came from."""
         given: dict[str, Any] = {"SourceArn": source_arn}
         if destination_arn is not None:
             given["DestinationArn"] = destination_arn
@@ -251,7 +251,7 @@ class SqsClient:
         return str(answer["TaskHandle"])
 
     async def cancel_move(self, handle: str) -> int:
-        """Stop a move task; how many messages it has moved."""
+        """Stop a move task. Returns the number of messages that it has moved."""
         answer = await self._ask("CancelMessageMoveTask", TaskHandle=handle)
         return int(answer.get("ApproximateNumberOfMessagesMoved", 0))
 
