@@ -495,9 +495,9 @@ async def test_a_topic_that_is_slow_to_read_rests(
     await watched.next()
     read = topics.read_topic
 
-    async def slow(look: Any, topic: str) -> Any:
+    async def slow(reads: Any, topic: str) -> Any:
         driver.now += 150
-        return await read(look, topic)
+        return await read(reads, topic)
 
     monkeypatch.setattr(stream, "read_topic", slow)
     monkeypatch.setattr(stream, "_REST", 10)
@@ -624,9 +624,9 @@ async def test_one_slow_read_does_not_keep_counts(
     await watched.next()
     read = topics.read_topic
 
-    async def slow(look: Any, topic: str) -> Any:
+    async def slow(reads: Any, topic: str) -> Any:
         revised.now += 750
-        return await read(look, topic)
+        return await read(reads, topic)
 
     monkeypatch.setattr(stream, "read_topic", slow)
     store.written += 1
@@ -726,9 +726,9 @@ async def test_a_topic_that_rested_is_read_although_nothing_was_written_since(
     await watched.next()
     read = topics.read_topic
 
-    async def slow(look: Any, topic: str) -> Any:
+    async def slow(reads: Any, topic: str) -> Any:
         revised.now += 150
-        return await read(look, topic)
+        return await read(reads, topic)
 
     monkeypatch.setattr(stream, "read_topic", slow)
     monkeypatch.setattr(stream, "_REST", 10)

@@ -33,7 +33,7 @@ from holdfast.server.http.operation import Operation, Scope, operation
 from holdfast.server.live.metrics import BEHIND_S_MAX, Freshness
 from holdfast.server.live.overview import OverviewReader, overview_reader
 from holdfast.server.live.poll_loop import POLL_S, PollLoop, poll_loop
-from holdfast.server.live.topics import TOPIC, Data, Look, Rights, SharedReads, read_topic
+from holdfast.server.live.topics import TOPIC, Data, Rights, SharedReads, TopicReads, read_topic
 
 TOPICS_MAX: Final = 20
 TICK_S: Final = 5.0
@@ -94,8 +94,8 @@ OPERATIONS: tuple[Operation, ...] = (stream_live,)
 class WatchedTopic:
     """One topic for viewers with the same rights: its data, and the last encoded changes."""
 
-    def __init__(self, look: Look, topic: str) -> None:
-        self.look = look
+    def __init__(self, reads: TopicReads, topic: str) -> None:
+        self.reads = reads
         self.topic = topic
         self.viewers = 0
         self.number: int = 0
@@ -212,7 +212,7 @@ class LiveHub:
         self._now = now
         self._ticks = ticks
         self._pause = pause
-        self._looks: dict[Rights, Look] = {}
+        self._topic_reads: dict[Rights, TopicReads] = {}
         self._watched: dict[tuple[Rights, str], WatchedTopic] = {}
         self._waiting: list[asyncio.Future[None]] = []
         self._beat = 0
@@ -330,18 +330,18 @@ class LiveHub:
         if at - self._forgot_at >= age_s_max:
             self._forgot_at = at
             self._reads.forget()
-            for look in self._looks.values():
-                look.forget()
+            for reads in self._topic_reads.values():
+                reads.forget()
 
     def _join(self, rights: Rights, topic: str) -> WatchedTopic:
         found = self._watched.get((rights, topic))
         if found is None:
-            look = self._looks.get(rights)
-            if look is None:
+            reads = self._topic_reads.get(rights)
+            if reads is None:
                 caller = rights.caller()
                 engine = AuthorizedEngine(self._reads, caller, self._controls)
-                look = self._looks[rights] = Look(engine, caller, self._reader)
-            found = self._watched[rights, topic] = WatchedTopic(look, topic)
+                reads = self._topic_reads[rights] = TopicReads(engine, caller, self._reader)
+            found = self._watched[rights, topic] = WatchedTopic(reads, topic)
         found.viewers += 1
         return found
 
@@ -351,7 +351,7 @@ class LiveHub:
             if not each.viewers:
                 del self._watched[rights, each.topic]
         if all(known != rights for known, _ in self._watched):
-            self._looks.pop(rights, None)
+            self._topic_reads.pop(rights, None)
         if not self._watched:
             self._forget()
 
@@ -361,8 +361,8 @@ class LiveHub:
         """Read a topic; writes up to `demanded_at` must be in its data, or it will be read again.
         Since `counts_demanded_at` no write has changed the counts of queues. Raises EngineError;
         any other error is that of the topic."""
-        at, started_at, look = self._now(), self._ticks(), watched.look
-        look.wanted = Freshness(
+        at, started_at, reads = self._now(), self._ticks(), watched.reads
+        reads.wanted = Freshness(
             age_s_max=max(0.0, started_at - demanded_at),
             right_s_max=max(0.0, started_at - counts_demanded_at),
             # A page that is on the screen changes at once, and its counts when they are known.
@@ -370,13 +370,13 @@ class LiveHub:
         )
         read_at, awaits_counts, count_s = self._forgot_at, False, 0.0
         try:
-            data = await read_topic(look, watched.topic)
+            data = await read_topic(reads, watched.topic)
         except EngineError:
             raise
         except HoldfastError as error:
             watched.end(error)
         else:
-            facts = look.facts_of_topic(watched.topic)
+            facts = reads.facts_of_topic(watched.topic)
             if facts is not None:
                 count_s, awaits_counts = facts.count_s, facts.behind
                 at = min(at, facts.as_of) if facts.behind else at

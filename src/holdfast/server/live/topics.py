@@ -104,8 +104,8 @@ class SharedReads(Wrapper):
         return cast("Result", await asyncio.shield(found))
 
 
-class Look:
-    """What the topics of viewers with the same rights read; `engine` is restricted to these."""
+class TopicReads:
+    """Reads for the topics of all viewers with the same rights, to which `engine` is restricted."""
 
     def __init__(self, engine: Engine, caller: Caller, reader: OverviewReader) -> None:
         self.engine = engine
@@ -145,19 +145,19 @@ class Look:
         return known or await self._reader.read(self.engine, self._caller, views=[view])
 
 
-async def _overview(look: Look, _: str) -> Data:
-    return _plain(overview(await look.facts()))
+async def _overview(reads: TopicReads, _: str) -> Data:
+    return _plain(overview(await reads.facts()))
 
 
-async def _queue(look: Look, name: str) -> Data:
-    view = await look.view(name)
+async def _queue(reads: TopicReads, name: str) -> Data:
+    view = await reads.view(name)
     if view is None:
         raise checks.unknown_queue(name)
     details = _plain(queue_details(view))
     details["oldest_age_ms"] = _shown_age_ms(view.oldest_age_ms)
     limits = tenants = None
     try:
-        flow = await look.engine.flow(name, limit=bounds.PAGE_MAX)
+        flow = await reads.engine.flow(name, limit=bounds.PAGE_MAX)
         limits = _plain(LimitsView(limits=view.queue.limits, slots=flow.slots))
         shown = [
             replace(each, oldest_age_ms=_shown_age_ms(each.oldest_age_ms)) for each in flow.tenants
@@ -166,16 +166,16 @@ async def _queue(look: Look, name: str) -> Data:
     except Unsupported:
         # The store has neither.
         pass
-    stats = queue_overview(view, await look.facts_of(view))
+    stats = queue_overview(view, await reads.facts_of(view))
     return {"queue": details, "stats": _plain(stats), "limits": limits, "tenants": tenants}
 
 
-async def _job(look: Look, id: str) -> Data:
-    job = await look.engine.get(id)
+async def _job(reads: TopicReads, id: str) -> Data:
+    job = await reads.engine.get(id)
     if job is None:
         raise NotFound(f"unknown job {id[:128]!r}: it was deleted or never existed")
-    waits = await look.engine.waits(id) if job.state is State.WAITING else None
-    queue = (await queue_settings(look.engine, [job.queue])).get(job.queue)
+    waits = await reads.engine.waits(id) if job.state is State.WAITING else None
+    queue = (await queue_settings(reads.engine, [job.queue])).get(job.queue)
     view = job_view(replace(job, payload=b""), queue, waits, value=_nothing)
     shown = {name: each for name, each in _plain(view).items() if name not in _HELD_APART}
     return {
@@ -185,24 +185,24 @@ async def _job(look: Look, id: str) -> Data:
     }
 
 
-async def _redrives(look: Look, _: str) -> Data:
-    found = await Redrives(look.engine, wall_ms).going_on(ended_since=wall_ms() - _ENDED_MS)
+async def _redrives(reads: TopicReads, _: str) -> Data:
+    found = await Redrives(reads.engine, wall_ms).going_on(ended_since=wall_ms() - _ENDED_MS)
     newest = sorted(found, key=lambda view: view.redrive.started_at)[-REDRIVES_MAX:]
     return {view.redrive.id: _plain(redrive_details(view)) for view in newest}
 
 
-async def _workers(look: Look, _: str) -> Data:
-    found = {view.name: _plain(worker_details(view)) for view in await Workers(look.engine).all()}
+async def _workers(reads: TopicReads, _: str) -> Data:
+    found = {view.name: _plain(worker_details(view)) for view in await Workers(reads.engine).all()}
     for worker in found.values():
         worker["heartbeat_age_ms"] -= worker["heartbeat_age_ms"] % _HEARTBEAT_STEP_MS
     return found
 
 
-async def _acts(look: Look, _: str) -> Data:
-    return {id_: _plain(view) for id_, view in (await read_acts(look.engine)).items()}
+async def _acts(reads: TopicReads, _: str) -> Data:
+    return {id_: _plain(view) for id_, view in (await read_acts(reads.engine)).items()}
 
 
-ReadTopic = Callable[[Look, str], Awaitable[Data]]
+ReadTopic = Callable[[TopicReads, str], Awaitable[Data]]
 
 OVERVIEW: Final = "overview"
 
@@ -215,7 +215,7 @@ TOPICS: Final[Mapping[str, ReadTopic]] = {
     "acts": _acts,
 }
 """By the part of a topic before the colon. To add one: a function that reads it through
-`look.engine`, its line here, and its form in `TOPIC`."""
+`reads.engine`, its line here, and its form in `TOPIC`."""
 
 TOPIC: Final = (
     r"^(overview|redrives|workers|acts|queue:[A-Za-z0-9_.-]{1,80}|job:[A-Za-z0-9_.:@-]{1,128})$"
@@ -223,10 +223,10 @@ TOPIC: Final = (
 """The form of every topic."""
 
 
-async def read_topic(look: Look, topic: str) -> Data:
+async def read_topic(reads: TopicReads, topic: str) -> Data:
     """The data of a topic. HoldfastError if there is none."""
     kind, _, name = topic.partition(":")
-    return await TOPICS[kind](look, name)
+    return await TOPICS[kind](reads, name)
 
 
 def _plain(view: msgspec.Struct) -> Data:
