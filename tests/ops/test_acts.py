@@ -10,7 +10,7 @@ from holdfast.errors import InvalidJob, UsageError, WrongState
 from holdfast.ops.jobs.act_views import act_details, notes, says
 from holdfast.ops.jobs.acts import (
     ACTS_MAX,
-    PIECE,
+    JOBS_PER_LIST,
     ActPlan,
     ActRecord,
     ActState,
@@ -119,7 +119,9 @@ def test_the_view_shows_no_values_that_an_edit_writes() -> None:
     assert "hunter2" not in repr(act_details(an_act(plan=plan)))
 
 
-@pytest.mark.parametrize(("patch", "steps"), [(None, [PIECE, 23]), (b"{}", [100] * 5 + [23])])
+@pytest.mark.parametrize(
+    ("patch", "steps"), [(None, [JOBS_PER_LIST, 23]), (b"{}", [100] * 5 + [23])]
+)
 def test_steps_cover_all_jobs(patch: bytes | None, steps: list[int]) -> None:
     act = an_act(523, plan=ActPlan(act="edit", priority=1, patch=patch))
     act = replace(act, state=ActState.RUNNING)
@@ -129,7 +131,9 @@ def test_steps_cover_all_jobs(patch: bytes | None, steps: list[int]) -> None:
         act = begin_step(act, "me")
         assert not act.repeated
         taken.append(act.pending)
-        assert act.at // PIECE == (act.at + act.pending - 1) // PIECE, "one piece has all of them"
+        assert act.at // JOBS_PER_LIST == (act.at + act.pending - 1) // JOBS_PER_LIST, (
+            "one list has all of them"
+        )
         act = end_step(act, StepResult(act.pending - 3, 2, 1), 5)
     assert taken == steps
     assert (act.state, act.ended_at, act.pending, act.holder) == (ActState.DONE, 5, 0, "")

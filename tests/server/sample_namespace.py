@@ -57,7 +57,7 @@ from holdfast.ops.jobs.acts import (
     ActRecord,
     ActState,
     CountedJob,
-    piece_key,
+    list_key,
 )
 from holdfast.ops.queues import Distribution
 from holdfast.ops.quotas import QUOTA_KIND
@@ -199,7 +199,7 @@ def _records(
         *(SCHEDULES.record(each.name, each) for each in schedules),
         REDRIVES.record(redrive.id, redrive),
         ACTS.record(act.id, act),
-        ACT_JOBS.record(piece_key(act.id, 0), listed),
+        ACT_JOBS.record(list_key(act.id, 0), listed),
         GATES.record(gate.name, gate),
         GATES.record(shut.name, shut),
         GATE_RUNS.record(f"{gate.name}/p", run),

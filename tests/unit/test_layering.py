@@ -66,7 +66,7 @@ LAYERS: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
 ROWS_MAX = 15
 
 # Outside the engines only these of their modules are used, and only these know the others.
-ENGINE_DOORS: dict[str, tuple[str, ...]] = {
+PUBLIC_ENGINE_MODULES: dict[str, tuple[str, ...]] = {
     "engines.base": ("",),
     "engines.extras": ("",),
     "engines.broker": ("",),
@@ -235,7 +235,7 @@ def find_layer_fault(module: str, target: str) -> str | None:
     if part_of(target) not in row:
         return f"{part_of(module) or 'the root'} must not import holdfast.{target}"
     if is_within(target, "engines"):
-        return door_fault(module, target)
+        return public_module_fault(module, target)
     return None
 
 
@@ -257,11 +257,11 @@ def engine_fault(module: str, target: str) -> str | None:
     return None
 
 
-def door_fault(module: str, target: str) -> str | None:
-    for door, users in ENGINE_DOORS.items():
-        if is_within(target, door):
+def public_module_fault(module: str, target: str) -> str | None:
+    for public, users in PUBLIC_ENGINE_MODULES.items():
+        if is_within(target, public):
             known = any(not user or is_within(module, user) for user in users)
-            return None if known else f"{door} is for {', '.join(users)}"
+            return None if known else f"{public} is for {', '.join(users)}"
     return f"holdfast.{target} is a matter of the engines: use engines.base or engines.extras"
 
 

@@ -42,8 +42,8 @@ def amender(engine: Engine, clock: ManualClock) -> Amender:
 
 
 @pytest.fixture(autouse=True)
-def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(acts_module, "PIECE", 4)
+def small_lists(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(acts_module, "JOBS_PER_LIST", 4)
 
 
 async def test_nothing_is_changed_before_the_act_is_run(

@@ -45,8 +45,8 @@ JOBS = 10
 
 
 @pytest.fixture(autouse=True)
-def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(acts_module, "PIECE", 4)
+def small_lists(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(acts_module, "JOBS_PER_LIST", 4)
 
 
 async def prepare(engine: Engine, clock: ManualClock, plan: ActPlan) -> str:

@@ -29,7 +29,7 @@ from holdfast.ops.jobs.acts import (
     end_step,
     read_step,
     remove_act,
-    remove_pieces,
+    remove_job_lists,
     stopped,
 )
 from holdfast.ops.records import TRIES_MAX
@@ -139,7 +139,7 @@ class Amender:
         )
         await self._audit.note_once(entry, act.id)
         if act.state is ActState.DONE:
-            await remove_pieces(self._engine, act)
+            await remove_job_lists(self._engine, act)
         return await self._save(replace(act, closed=True), version)
 
     async def _save(self, act: ActRecord, version: int) -> int:

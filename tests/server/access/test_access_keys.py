@@ -51,7 +51,7 @@ EVERY_FORM: tuple[Form, ...] = ("header", "query")
 
 
 @dataclass
-class Door:
+class AdmissionDriver:
     """An admission whose requests are signed by botocore with a given key."""
 
     state: ServerState
@@ -86,7 +86,7 @@ class Door:
 @asynccontextmanager
 async def opened(
     settings: ServerSettings = AUTH, users: LocalUsers | None = None
-) -> AsyncIterator[Door]:
+) -> AsyncIterator[AdmissionDriver]:
     now = [NOW]
     async with Holdfast(engine=MemoryEngine()) as app:
         state = ServerState(
@@ -97,17 +97,17 @@ async def opened(
         )
         state.tokens = TokenAuthenticator(lambda: app.engine, lambda: now[0])
         try:
-            yield Door(state, Admission(state, lambda: now[0]), now)
+            yield AdmissionDriver(state, Admission(state, lambda: now[0]), now)
         finally:
             await state.namespaces.close()
 
 
 async def test_an_access_key_is_a_token_with_a_stored_secret() -> None:
-    async with opened() as door:
-        id_, secret = await door.key("produce", prefix="mail.", expires_ms=5_000)
+    async with opened() as driver:
+        id_, secret = await driver.key("produce", prefix="mail.", expires_ms=5_000)
         assert ACCESS_KEY_FORM.fullmatch(id_)
         assert SECRET_FORM.fullmatch(secret)
-        [token] = await door.state.tokens.all()
+        [token] = await driver.state.tokens.all()
         assert (token.id, token.secret, token.sha256) == (id_, secret, "")
         assert (token.scopes, token.prefix) == (("produce",), "mail.")
         assert token.expires_at == NOW + 5_000
@@ -122,12 +122,12 @@ def test_keys_are_random() -> None:
 
 @pytest.mark.parametrize("form", EVERY_FORM)
 async def test_a_signed_request_has_the_rights_of_its_key(form: Form) -> None:
-    async with opened() as door:
-        key = await door.key("produce", "consume", prefix="mail.", name="mailer")
-        caller = await door.caller(key, form)
+    async with opened() as driver:
+        key = await driver.key("produce", "consume", prefix="mail.", name="mailer")
+        caller = await driver.caller(key, form)
         assert (caller.name, caller.prefix, caller.token) == ("mailer", "mail.", key[0])
         assert caller.scopes == {"produce", "consume", "known"}
-        admit = door.admission.admit_caller
+        admit = driver.admission.admit_caller
         call = await admit(caller, (Scope.PRODUCE,), {}, "127.0.0.1", namespace=None)
         await call.app.engine.declare(Queue(name="mail.a"))
         await call.app.engine.declare(Queue(name="other"))
@@ -142,44 +142,44 @@ async def test_a_signed_request_has_the_rights_of_its_key(form: Form) -> None:
 
 
 async def test_an_expired_or_revoked_key_is_refused() -> None:
-    async with opened() as door:
-        expiring = await door.key(expires_ms=5_000)
-        lasting = await door.key(name="l", expires_ms=None)
-        door.now[0] += 4_999
-        call = await door.admission.admit_caller(
-            await door.caller(expiring), None, {}, None, namespace=None
+    async with opened() as driver:
+        expiring = await driver.key(expires_ms=5_000)
+        lasting = await driver.key(name="l", expires_ms=None)
+        driver.now[0] += 4_999
+        call = await driver.admission.admit_caller(
+            await driver.caller(expiring), None, {}, None, namespace=None
         )
-        door.now[0] += 1
-        request = signed(key=expiring[0], secret=expiring[1], at_ms=door.now[0])
-        assert await door.refusal(request) == "InvalidClientTokenId"
+        driver.now[0] += 1
+        request = signed(key=expiring[0], secret=expiring[1], at_ms=driver.now[0])
+        assert await driver.refusal(request) == "InvalidClientTokenId"
         with pytest.raises(Unauthenticated, match="during the request"):
             await call.engine.queues()
-        await door.caller(lasting)
-        await door.state.tokens.revoke(lasting[0])
-        request = signed(key=lasting[0], secret=lasting[1], at_ms=door.now[0])
-        assert await door.refusal(request) == "InvalidClientTokenId"
+        await driver.caller(lasting)
+        await driver.state.tokens.revoke(lasting[0])
+        request = signed(key=lasting[0], secret=lasting[1], at_ms=driver.now[0])
+        assert await driver.refusal(request) == "InvalidClientTokenId"
 
 
 @pytest.mark.parametrize("own", [False, True])
 async def test_unknown_keys_and_wrong_secrets(own: bool) -> None:
     """Also where no token is needed: an access key of ours is verified, as a token is."""
-    async with opened(OPEN) as door:
-        id_, secret = await door.key()
-        assert (await door.caller((id_, secret), own=own)).token == id_
+    async with opened(OPEN) as driver:
+        id_, secret = await driver.key()
+        assert (await driver.caller((id_, secret), own=own)).token == id_
         wrong = signed(key=id_, secret=secret[:-1] + "!")
-        assert await door.refusal(wrong, own=own) == "SignatureDoesNotMatch"
+        assert await driver.refusal(wrong, own=own) == "SignatureDoesNotMatch"
         unknown = signed(key=new_access_key()[0], secret=secret)
-        assert await door.refusal(unknown, own=own) == "InvalidClientTokenId"
-        door.now[0] += 16 * 60_000
-        assert await door.refusal(signed(key=id_, secret=secret), own=own) == "RequestExpired"
+        assert await driver.refusal(unknown, own=own) == "InvalidClientTokenId"
+        driver.now[0] += 16 * 60_000
+        assert await driver.refusal(signed(key=id_, secret=secret), own=own) == "RequestExpired"
 
 
 async def test_the_key_of_another_token_never_signs() -> None:
-    async with opened() as door:
-        text, token = await door.state.tokens.create(TokenRequest(name="t", scopes=("admin",)))
+    async with opened() as driver:
+        text, token = await driver.state.tokens.create(TokenRequest(name="t", scopes=("admin",)))
         for key in (token.id, text.replace("_", "-"), "AKIAIOSFODNN7EXAMPLE", "test"):
             request = signed(key=key, secret=token.sha256)
-            assert await door.refusal(request) == "InvalidClientTokenId"
+            assert await driver.refusal(request) == "InvalidClientTokenId"
 
 
 async def test_the_secret_is_not_a_bearer_token() -> None:
@@ -210,7 +210,7 @@ async def test_a_signature_is_not_valid_for_our_own_api(form: Form, path: str) -
 
 @pytest.mark.parametrize("settings", [OPEN, ServerSettings(auth=False)])
 async def test_local_peers_may_use_any_credentials(settings: ServerSettings) -> None:
-    async with opened(settings) as door:
+    async with opened(settings) as driver:
         own = settings.auth is None
         for request in (
             signed(key="test", secret="test"),
@@ -219,57 +219,57 @@ async def test_local_peers_may_use_any_credentials(settings: ServerSettings) -> 
             changed(signed(), authorization="AWS4-HMAC-SHA256 rubbish"),
             changed(signed(), authorization=None),
         ):
-            assert (await door.identify(request, own=own)).verify(b"any") is LOCAL_CALLER
-        named = await door.identify(signed(key="test", region="us-west-2"), own=own)
+            assert (await driver.identify(request, own=own)).verify(b"any") is LOCAL_CALLER
+        named = await driver.identify(signed(key="test", region="us-west-2"), own=own)
         assert named.credential is not None
         assert named.credential.region == "us-west-2"
 
 
 async def test_others_need_a_valid_signature() -> None:
-    async with opened(OPEN) as door:
-        key = await door.key()
-        assert (await door.caller(key)).token == key[0]
-        assert await door.refusal(signed(key="test")) == "InvalidClientTokenId"
+    async with opened(OPEN) as driver:
+        key = await driver.key()
+        assert (await driver.caller(key)).token == key[0]
+        assert await driver.refusal(signed(key="test")) == "InvalidClientTokenId"
         unsigned = changed(signed(), authorization=None)
-        assert await door.refusal(unsigned) == "MissingAuthenticationToken"
+        assert await driver.refusal(unsigned) == "MissingAuthenticationToken"
         proxied = changed(signed(key="test"), x_forwarded_for="10.0.0.1")
-        assert await door.refusal(proxied, own=True) == "InvalidClientTokenId"
+        assert await driver.refusal(proxied, own=True) == "InvalidClientTokenId"
         with pytest.raises(SignatureRefused):
-            await door.identify(signed(key="test"), peer="10.0.0.1", own=True)
+            await driver.identify(signed(key="test"), peer="10.0.0.1", own=True)
 
 
 async def test_with_auth_on_even_the_own_user_signs() -> None:
-    async with opened() as door:
-        assert await door.refusal(signed(key="test"), own=True) == "InvalidClientTokenId"
+    async with opened() as driver:
+        assert await driver.refusal(signed(key="test"), own=True) == "InvalidClientTokenId"
         unsigned = changed(signed(), authorization=None)
-        assert await door.refusal(unsigned, own=True) == "MissingAuthenticationToken"
+        assert await driver.refusal(unsigned, own=True) == "MissingAuthenticationToken"
 
 
 async def test_a_bearer_token_is_accepted_too() -> None:
-    async with opened() as door:
-        text, token = await door.state.tokens.create(TokenRequest(name="t", scopes=("produce",)))
+    async with opened() as driver:
+        text, token = await driver.state.tokens.create(TokenRequest(name="t", scopes=("produce",)))
         bearer = changed(signed(), authorization=f"Bearer {text}")
-        assert (await door.identify(bearer)).verify(b"").token == token.id
+        assert (await driver.identify(bearer)).verify(b"").token == token.id
         with pytest.raises(Unauthenticated):
-            await door.identify(changed(signed(), authorization=f"Bearer {text}x"))
+            await driver.identify(changed(signed(), authorization=f"Bearer {text}x"))
 
 
 async def test_web_pages_are_refused_before_the_signature() -> None:
-    async with opened(OPEN) as door:
+    async with opened(OPEN) as driver:
         for headers in (
             {"origin": "https://evil.test"},
             {"sec_fetch_site": "cross-site", "sec_fetch_mode": "navigate"},
             {"host": "evil.test"},
         ):
             with pytest.raises(Forbidden):
-                await door.identify(changed(signed(key="test"), **headers), own=True)
+                await driver.identify(changed(signed(key="test"), **headers), own=True)
 
 
 async def test_the_namespace_is_that_of_the_key() -> None:
-    async with opened(ServerSettings(auth=True, namespaces=("team",))) as door:
-        admit = door.admission.admit_caller
-        own = await door.caller(await door.key(namespace="team"))
-        everywhere = await door.caller(await door.key(name="all", namespace="*"))
+    async with opened(ServerSettings(auth=True, namespaces=("team",))) as driver:
+        admit = driver.admission.admit_caller
+        own = await driver.caller(await driver.key(namespace="team"))
+        everywhere = await driver.caller(await driver.key(name="all", namespace="*"))
         header = {"holdfast-namespace": "default"}
         assert (await admit(own, None, header, None, namespace=None)).caller.namespace == "team"
         assert (await admit(own, None, {}, None, namespace="team")).caller.namespace == "team"
@@ -289,11 +289,11 @@ async def test_the_access_key_of_a_system_that_cannot_tell_users_apart() -> None
     assert is_access_key_id(key[0])
     assert SECRET_FORM.fullmatch(key[1])
     assert not {*key} & {*access_key_of(token + "x")}
-    async with opened(OPEN, LocalUsers((), token=token)) as door:
-        assert await door.caller(key) is LOCAL_CALLER
+    async with opened(OPEN, LocalUsers((), token=token)) as driver:
+        assert await driver.caller(key) is LOCAL_CALLER
         wrong = signed(key=key[0], secret="x" * 40)
-        assert await door.refusal(wrong) == "SignatureDoesNotMatch"
-        assert await door.refusal(signed(key="test")) == "InvalidClientTokenId"
+        assert await driver.refusal(wrong) == "SignatureDoesNotMatch"
+        assert await driver.refusal(signed(key="test")) == "InvalidClientTokenId"
 
 
 async def test_while_a_part_of_the_store_is_out_an_unknown_key_may_be_in_it() -> None:

@@ -132,7 +132,7 @@ class Receiver:
             reception.poll_s = _poll_s(request, max(end - loop.time(), 0.0))
             delivered = await self._receive(sources, reception)
             if delivered:
-                leases = await self._kept(self._admit(delivered, request))
+                leases = await self._shielded(self._admit(delivered, request))
                 if leases:
                     return leases
             left = end - loop.time()
@@ -273,8 +273,8 @@ class Receiver:
             raise
 
     def _taken(self, reception: _Reception, source: PollSource, poll: Poll) -> int:
-        """Receive the messages of an ended poll; how many. Those without room are given back: the
-        poll began for a call that wanted more."""
+        """Receive the messages of an ended poll, and return their number. Those without room are
+        given back: the poll began for a call that wanted more."""
         self._polls.end(poll)
         if poll.task.cancelled():
             return 0
@@ -290,7 +290,7 @@ class Receiver:
             reception.room -= len(found[:room])
         return len(found)
 
-    async def _kept(self, admitting: Awaitable[list[Lease]]) -> list[Lease]:
+    async def _shielded(self, admitting: Awaitable[list[Lease]]) -> list[Lease]:
         """The leases, which are given back if the caller is cancelled meanwhile."""
         task = asyncio.ensure_future(admitting)
         try:
@@ -333,7 +333,7 @@ class Receiver:
                 longer.append((message.handle, seconds(lease.lease_ms)))
             leases.append(lease)
         await self._bury(source, burials)
-        await self._set_aside(source, unwanted, now)
+        await self._return_unwanted(source, unwanted, now)
         return await self._extend(source, leases, longer)
 
     async def _is_paused(self, source: PollSource) -> bool:
@@ -368,7 +368,7 @@ class Receiver:
             burials.append(_burial(source, message, None, Bury(Reason.REJECTED, failure), now))
             return None
 
-    async def _set_aside(
+    async def _return_unwanted(
         self, source: PollSource, unwanted: Sequence[tuple[SqsMessage, Job]], now: int
     ) -> None:
         """Return messages whose task the caller does not know, or whose queue was paused. They are

@@ -1,6 +1,6 @@
 """Acts on many jobs: the stored plan and progress of one, and the list of its jobs.
 
-An act is counted first: the ids and versions of the matching jobs are stored in pieces beside its
+An act is counted first: the ids and versions of the matching jobs are stored as lists beside its
 record. Upkeep's amender then changes each job that still has its version. Every change of the
 record is a compare-and-set, so a stop and a step of the amender never overwrite each other.
 """
@@ -52,11 +52,11 @@ ACT_JOBS_KIND = "act-jobs"
 
 JOBS_MAX = 100_000
 """The number of jobs that one act changes."""
-PIECE = 500
-"""Ids in one stored piece of an act: with the longest ids it stays below the bound of a record."""
+JOBS_PER_LIST = 500
+"""Ids in one stored list of an act: with the longest ids it stays below the bound of a record."""
 ACTS_MAX = 100
 
-_PIECES_MAX = -(-JOBS_MAX // PIECE)
+_LISTS_MAX = -(-JOBS_MAX // JOBS_PER_LIST)
 _PATCHED_AT_ONCE = 100
 """Payloads are patched one by one, so a step has fewer of them."""
 _PAGE = 500
@@ -170,10 +170,10 @@ class CountedJob(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ActJobs(msgspec.Struct, frozen=True, kw_only=True):
-    """One piece of the jobs of an act. All were created before `created_before`: an id that was
+    """A list of jobs of an act. All were created before `created_before`: an id that was
     deleted and enqueued again since is another job."""
 
-    jobs: Annotated[tuple[CountedJob, ...], Meta(max_length=PIECE)]
+    jobs: Annotated[tuple[CountedJob, ...], Meta(max_length=JOBS_PER_LIST)]
     created_before: Count
 
 
@@ -202,7 +202,7 @@ class ActRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     started_at: Instant | None = None
     ended_at: Instant | None = None
     at: Annotated[int, Meta(ge=0, le=JOBS_MAX)] = 0
-    pending: Annotated[int, Meta(ge=0, le=PIECE)] = 0
+    pending: Annotated[int, Meta(ge=0, le=JOBS_PER_LIST)] = 0
     holder: str = ""
     repeated: bool = False
     done: Count = 0
@@ -222,9 +222,9 @@ class ActRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def next_step(self) -> int:
-        """The number of jobs in the next step, all of one piece. It depends on `at` only, so that a
+        """The number of jobs in the next step, all of one list. It depends on `at` only, so that a
         repeated step has the same jobs."""
-        step = PIECE if self.plan.patch is None else min(PIECE, _PATCHED_AT_ONCE)
+        step = JOBS_PER_LIST if self.plan.patch is None else min(JOBS_PER_LIST, _PATCHED_AT_ONCE)
         return min(step - self.at % step, self.left)
 
 
@@ -290,12 +290,12 @@ def _check_stored(key: str, act: ActRecord) -> None:
         raise ValueError("its counts do not add up")
 
 
-def _check_jobs(key: str, piece: ActJobs) -> None:
+def _check_jobs(key: str, part: ActJobs) -> None:
     id_, _, number = key.rpartition("/")
     if not id_ or not number.isdecimal():
-        raise ValueError("its key is not that of a piece of an act")
-    if piece.jobs:
-        checks.check_filter(JobFilter(ids=tuple(job.id for job in piece.jobs)))
+        raise ValueError("its key is not that of a list of an act")
+    if part.jobs:
+        checks.check_filter(JobFilter(ids=tuple(job.id for job in part.jobs)))
 
 
 ACTS = RecordKind(ACT_KIND, ActRecord, strict=True, check=_check_stored)
@@ -404,11 +404,11 @@ class Acts:
                 queues.add(job.queue)
             count += min(room, len(jobs))
             rest += jobs[:room]
-            while len(rest) >= PIECE:
-                await self._save_piece(act, number, rest[:PIECE])
-                rest, number = rest[PIECE:], number + 1
+            while len(rest) >= JOBS_PER_LIST:
+                await self._save_job_list(act, number, rest[:JOBS_PER_LIST])
+                rest, number = rest[JOBS_PER_LIST:], number + 1
         if rest:
-            await self._save_piece(act, number, rest)
+            await self._save_job_list(act, number, rest)
         named = (act.plan.wanted.queue,) if act.plan.wanted.queue is not None else None
         known = tuple(sorted(queues)) if 0 < len(queues) <= _QUEUES_MAX else None
         return replace(
@@ -421,12 +421,12 @@ class Acts:
             commands=has_commands,
         )
 
-    async def _save_piece(self, act: ActRecord, number: int, jobs: Sequence[Job]) -> None:
-        piece = ActJobs(
+    async def _save_job_list(self, act: ActRecord, number: int, jobs: Sequence[Job]) -> None:
+        part = ActJobs(
             jobs=tuple(CountedJob(job.id, job.version) for job in jobs),
             created_before=max(job.created_at for job in jobs) + 1,
         )
-        if not await ACT_JOBS.create(self._engine, piece_key(act.id, number), piece):
+        if not await ACT_JOBS.create(self._engine, list_key(act.id, number), part):
             raise ACT_JOBS.busy(act.id)
 
 
@@ -438,15 +438,15 @@ async def read_act(engine: Engine, id: str) -> ActRecord:
 
 async def read_step(engine: Engine, act: ActRecord) -> ActJobs:
     """The jobs of the begun step. Raises NotFound or ConfigError if the list is not readable."""
-    number, start = divmod(act.at, PIECE)
-    stored = await ACT_JOBS.read(engine, piece_key(act.id, number))
+    number, start = divmod(act.at, JOBS_PER_LIST)
+    stored = await ACT_JOBS.read(engine, list_key(act.id, number))
     if stored is None:
         raise NotFound("the list of its jobs is gone")
-    piece = ACT_JOBS.require(stored.record)
-    jobs = piece.jobs[start : start + act.pending]
+    part = ACT_JOBS.require(stored.record)
+    jobs = part.jobs[start : start + act.pending]
     if len(jobs) != act.pending:
         raise NotFound("the list of its jobs is too short")
-    return replace(piece, jobs=jobs)
+    return replace(part, jobs=jobs)
 
 
 def is_late(act: ActRecord, age_ms: int, tolerance_ms: int) -> bool:
@@ -462,20 +462,20 @@ async def remove_act(engine: Engine, act: ActRecord, version: int) -> None:
         if not await ACTS.save(engine, act.id, gone, version):
             return
         version += 1
-    await remove_pieces(engine, act)
+    await remove_job_lists(engine, act)
     await ACTS.save(engine, act.id, None, version)
 
 
-async def remove_pieces(engine: Engine, act: ActRecord) -> None:
-    """Remove the list of an act's jobs. Pieces are written once, so they need not be read."""
-    number = _PIECES_MAX if act.state is ActState.COUNTING else -(-act.count // PIECE)
-    keys = (piece_key(act.id, each) for each in range(number))
-    pieces = [Record(kind=ACT_JOBS_KIND, key=key, value=None, version=1) for key in keys]
-    await remove_records(engine, pieces)
+async def remove_job_lists(engine: Engine, act: ActRecord) -> None:
+    """Remove the lists of an act's jobs. They are written once, so they need not be read."""
+    number = _LISTS_MAX if act.state is ActState.COUNTING else -(-act.count // JOBS_PER_LIST)
+    keys = (list_key(act.id, each) for each in range(number))
+    records = [Record(kind=ACT_JOBS_KIND, key=key, value=None, version=1) for key in keys]
+    await remove_records(engine, records)
 
 
-def piece_key(id: str, number: int) -> str:
-    """The key of one piece of an act's list; keys sort by number."""
+def list_key(id: str, number: int) -> str:
+    """The key of one list of an act; keys sort by number."""
     return f"{id}/{number:03d}"
 
 

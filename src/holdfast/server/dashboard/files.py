@@ -43,7 +43,7 @@ HEADERS = (
 )
 
 CHECKED = ("cache-control", "no-cache")
-KEPT = ("cache-control", "public, max-age=31536000, immutable")
+IMMUTABLE = ("cache-control", "public, max-age=31536000, immutable")
 
 _TEXT = "text/plain; charset=utf-8"
 _MEDIA_TYPES = {
@@ -179,7 +179,7 @@ def _operations() -> Iterator[Operation]:
     page = partial(index_page, files[INDEX].decode(), folder)
     yield _operation_of("/", PageFile(INDEX, page), CHECKED)
     for name, make in served_files(files).items():
-        yield _operation_of(f"/{folder}{name}", PageFile(name, make), KEPT)
+        yield _operation_of(f"/{folder}{name}", PageFile(name, make), IMMUTABLE)
 
 
 def _operation_of(route: str, file: PageFile, caching: tuple[str, str]) -> Operation:
