@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from holdfast.app.application import Holdfast
+from holdfast.core.model import Queue
 from holdfast.engines.memory import MemoryEngine
 from holdfast.engines.registry import (
     default_url,
@@ -22,7 +23,7 @@ from holdfast.engines.registry import (
     schemes,
     with_namespace,
 )
-from holdfast.errors import ConfigError
+from holdfast.errors import ConfigError, Unsupported
 from holdfast.testing.clock import ManualClock
 
 
@@ -48,6 +49,16 @@ def built(monkeypatch: pytest.MonkeyPatch) -> type[Built]:
         setattr(module, member, Built)
         monkeypatch.setitem(sys.modules, module.__name__, module)
     return Built
+
+
+async def test_missing_traits_are_enforced(tmp_path: Path) -> None:
+    """Partitions cannot have one limit, and the composition itself does not check that."""
+    urls = ",".join(f"sqlite:///{tmp_path}/{name}.db" for name in "ab")
+    engine = open_engine(f"partitioned:{urls}")
+    await engine.open()
+    with pytest.raises(Unsupported, match="max_depth"):
+        await engine.declare(Queue(name="mail", max_depth=5))
+    await engine.close()
 
 
 def test_memory() -> None:

@@ -407,6 +407,18 @@ def test_other_extras_are_those_of_the_engine() -> None:
     assert extra(enforced(inside), Examinable) is inside
 
 
+async def test_partitions_are_checked_themselves() -> None:
+    """Also in a composition that nothing else checks."""
+    inside = Lacking({"keys": False})
+    engine = PartitionedEngine([("p", inside)])
+    await engine.open()
+    inside.calls.clear()
+    [receipt] = await engine.enqueue([a_job(key="k")])
+    assert receipt.code == "unsupported"
+    assert inside.calls == []
+    await engine.close()
+
+
 async def test_strict_groups_of_fifo_queues_only() -> None:
     engine = enforced(Lacking({"groups": False, "fifo_groups": True}))
     await engine.open()
