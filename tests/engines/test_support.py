@@ -103,6 +103,7 @@ CHECKS = [
     declares("weights of tenants", {"fairness": False}, weights={"t": 2}),
     declares("aging_ms", {"priority": False}, aging_ms=1_000),
     declares("group_batch", {"groups": False}, group_batch=2),
+    declares('order "keep"', {"keep_order": False}, order="keep"),
     declares("expires", {"queue_expiry": False}, expires_ms=1_000),
     declares("a lease of 3600 s", {"lease_ms_max": 60_000}, lease_ms=HOUR_MS),
     enqueues("priorities", {"priority": False}, priority=1),

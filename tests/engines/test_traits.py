@@ -17,15 +17,16 @@ from tests.engines import harnesses
 # y and n, in the order of COLUMNS.
 COLUMNS = """
     durable shared inspect priority keys renew fencing transactional groups dependencies rates
-    ordered limits fairness refunds results notes follow_ups records combinations exact_counts
-    dead_leases queue_expiry key_hold parent_filter overdue exact_times prompt_settings fifo_groups
+    ordered keep_order limits fairness refunds results notes follow_ups records combinations
+    exact_counts dead_leases queue_expiry key_hold parent_filter overdue exact_times prompt_settings
+    fifo_groups
 """
 MATRIX = """
-memory n n y y y y y n y y y y y y y y y y y y y y y y y y y y n
-sqlite y y y y y y y y y y y y y y y y y y y y y y y y y y y y n
-postgres y y y y y y y y y y y y y y y y y y y y y y y y y y y y n
+memory n n y y y y y n y y y y y y y y y y y y y y y y y y y y y n
+sqlite y y y y y y y y y y y y y y y y y y y y y y y y y y y y y n
+postgres y y y y y y y y y y y y y y y y y y y y y y y y y y y y y n
 """
-SQS = "y y n n n y n n n n n n n n n n n y n y n y n n n n n n y"
+SQS = "y y n n n y n n n n n n n n n n n n y n y n y n n n n n n y"
 ROWS = [line.split() for line in MATRIX.strip().splitlines()]
 BOUNDS = {
     "delay_ms_max": bounds.DELAY_MS_MAX,

@@ -65,6 +65,8 @@ class Traits(msgspec.Struct, frozen=True, kw_only=True):
     """Queues and lists have one order. Without this trait the order holds within each store of a
     composition, but not across stores.
     """
+    keep_order: bool = True
+    """A job that is put back without a delay can keep its place: `order = "keep"` (law 7)."""
     transactional: bool = False
     """Enqueue and settle inside the caller's own transaction: the extra `Transactional`."""
     groups: bool = False
@@ -187,7 +189,7 @@ class Engine(Protocol):
     6. The attempt is counted when the job is leased, and refunded by Release. [the second half:
        refunds]
     7. Retried and reaped jobs go behind those already due at the same priority, unless the queue
-       has `order = keep` or the job is in a strict group. [ordered]
+       has `order = keep` or the job is in a strict group. [ordered; the exception: keep_order]
     8. Repeating a settle is harmless. [fencing]
     9. Every list has a stated order. [ordered]
     10. Every call is bounded.

@@ -44,6 +44,7 @@ _CHECKED = (
     *_OF_JOBS,
     *"inspect renew rates limits fairness results notes follow_ups records retry_ms_max".split(),
     "dead_leases",
+    "keep_order",
     "queue_expiry",
     "parent_filter",
 )
@@ -79,6 +80,7 @@ class Support:
             ("weights of tenants", bool(queue.weights) and not traits.fairness),
             ("aging_ms", queue.aging_ms is not None and not traits.priority),
             ("group_batch", queue.group_batch > 1 and not self._has_groups(queue.name)),
+            ('order "keep"', queue.order == "keep" and not traits.keep_order),
             ("expires", queue.expires_ms is not None and not traits.queue_expiry),
         ):
             if is_missing:

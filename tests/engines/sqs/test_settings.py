@@ -18,7 +18,6 @@ ALL = Queue(
     max_attempts=7,
     max_crashes=1,
     backoff=Backoff(kind="linear", first_ms=7, factor=1.5, cap_ms=70, jitter=0.25),
-    order="keep",
     retention_ms=0,
     dead_retention_ms=1,
     payload_max=10,

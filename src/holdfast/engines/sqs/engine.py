@@ -89,6 +89,7 @@ class SqsEngine:
             keys=False,
             fencing=False,
             ordered=False,
+            keep_order=False,
             delay_ms_max=DELAY_MS_MAX,
             payload_max=MESSAGE_BYTES_MAX,
             limits=False,

@@ -34,7 +34,7 @@ RECEIVES_ABOVE: Final = 100
 ATTRIBUTES: Final = ("QueueArn", "VisibilityTimeout", "RedrivePolicy")
 
 _TAGGED: Final = (
-    *"lease_ms timeout_ms max_attempts max_crashes order retention_ms dead_retention_ms".split(),
+    *"lease_ms timeout_ms max_attempts max_crashes retention_ms dead_retention_ms".split(),
     *"payload_max accepting paused group_batch".split(),
 )
 _BACKOFF: Final = ("kind", "first_ms", "factor", "cap_ms", "jitter")
@@ -173,8 +173,6 @@ def _written(value: object) -> str:
 
 def _read(text: str, setting: str) -> object:
     """The value of a tag; None if there is none that can be read."""
-    if setting == "order":
-        return text or None
     if setting in ("accepting", "paused"):
         return {"true": True, "false": False}.get(text)
     return int(text) if text.isascii() and text.isdecimal() and len(text) < 20 else None
