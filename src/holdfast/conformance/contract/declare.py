@@ -101,13 +101,13 @@ class DeclareContract:
         with pytest.raises(EngineClosed):
             await harness.engine.queues()
 
-    @needs("limits")
+    @needs("limits", "keep_order")
     async def test_every_setting_is_kept(self, twin: Twin) -> None:
         await twin.declare(FULL)
         views = await twin.queues(counts=False)
         assert [view.queue for view in views] == [a_queue("default"), FULL]
 
-    @needs("limits")
+    @needs("limits", "keep_order")
     async def test_declaring_again_replaces_every_setting(self, twin: Twin) -> None:
         await twin.declare(FULL)
         await twin.declare(a_queue("full"))

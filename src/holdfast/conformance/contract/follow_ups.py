@@ -163,7 +163,7 @@ class FollowUpContract:
         await settle(twin, await lease_one(twin), Retry())
         assert await lease_ids(twin) == ["b", "a", "low"]
 
-    @needs("inspect", "ordered", "refunds")
+    @needs("inspect", "ordered", "keep_order", "refunds")
     @pytest.mark.parametrize("verdict", [Retry(), Release()], ids=["retry", "release"])
     async def test_law_07_order_keep_gives_the_old_place_back(
         self, harness: Harness, twin: Twin, verdict: Verdict
@@ -176,7 +176,7 @@ class FollowUpContract:
         assert (await twin.require("a")).due_at == due_at
         assert await lease_ids(twin) == ["a", "b", "c"]
 
-    @needs("ordered")
+    @needs("ordered", "keep_order")
     async def test_law_07_order_keep_with_a_delay_goes_by_the_delay(
         self, harness: Harness, twin: Twin
     ) -> None:

@@ -104,7 +104,7 @@ class GroupContract:
         await twin.enqueue([a_job(f"j{n}", group=name) for n, name in enumerate(names)])
         assert len(await lease_ids(twin)) == len(names)
 
-    @needs("inspect", "ordered", "refunds")
+    @needs("inspect", "ordered", "keep_order", "refunds")
     @pytest.mark.parametrize("order", ["tail", "keep"])
     @pytest.mark.parametrize("verdict", [Retry(), Release("busy")])
     async def test_law_07_a_returned_member_is_first_again(

@@ -32,7 +32,7 @@ from holdfast.engines.base import Engine, Saved
 class DurableContract:
     """For durable engines: answered calls survive a restart."""
 
-    @needs("limits")
+    @needs("limits", "keep_order")
     async def test_law_01_everything_answered_survives_a_restart(
         self, harness: Harness, twin: Twin
     ) -> None:

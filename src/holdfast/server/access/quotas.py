@@ -205,6 +205,17 @@ class SharedRead(Generic[Value]):
             reading.add_done_callback(partial(self._done, time.monotonic()))
         return await asyncio.shield(reading)
 
+    async def get_current(self, pause_s: float) -> Value:
+        """The value as the store has it now or later. Such reads begin at most once in `pause_s`;
+        until the next one, callers wait together."""
+        asked_at = time.monotonic()
+        while self._value is None or self._read_at < asked_at:
+            pause = self._read_at + pause_s - time.monotonic()
+            if self._reading is None and pause > 0:
+                await asyncio.sleep(pause)
+            await self.get(pause_s)
+        return self._value
+
     def forget(self) -> None:
         """Drop the value after a change: the next `get` reads again."""
         self._value = None

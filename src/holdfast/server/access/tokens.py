@@ -1,8 +1,8 @@
 """Tokens and sessions → callers: the authentication of requests.
 
-Tokens are cached for at most a second, and for a tenth of one if a request has an unknown token: it
-may be new. All are read together. While a part of the store is unreachable, the last known tokens
-in it stay valid.
+Tokens are cached for at most a second, and all are read together. A request with an unknown token
+waits for the next of at most ten reads a second: the token may be new. While a part of the store is
+unreachable, the last known tokens in it stay valid.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from holdfast.server.access.caller import Caller, with_implied
 from holdfast.server.access.quotas import SharedRead
 from holdfast.server.access.sigv4 import unknown_key
 
-_UNKNOWN_AGE_S_MAX = 0.1
+_UNKNOWN_PAUSE_S = 0.1
 _NO_HASH = hashlib.sha256(secrets.token_bytes(32)).digest()
 
 Authenticated = tuple[Token, Caller]
@@ -131,7 +131,7 @@ class TokenAuthenticator(Tokens):
         """The token with this id. It may have been created since the last read, but unknown tokens
         must not cause a read with each request."""
         known = (await self._cache.get()).get(id)
-        return known or (await self._cache.get(_UNKNOWN_AGE_S_MAX)).get(id)
+        return known or (await self._cache.get_current(_UNKNOWN_PAUSE_S)).get(id)
 
     async def require(self, id: str) -> None:
         """Raise unless the token that authenticated a long request is still valid."""
