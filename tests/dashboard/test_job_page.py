@@ -1,16 +1,22 @@
 """The page of a job: every act on it, and its output as it is written."""
 
 import asyncio
+import shlex
+import shutil
+import subprocess
+from pathlib import Path
 
 import msgspec
+import pytest
 from playwright.async_api import expect
 
 from holdfast.app.application import Holdfast
 from holdfast.core import bounds
-from holdfast.core.model import Job, Note, Reason, Renewal, State
-from holdfast.core.verdict import Bury, Settlement
+from holdfast.core.model import Job, JobFilter, Note, Reason, Renewal, State
+from holdfast.core.verdict import Bury, Edit, Settlement
+from tests.cli.program import command, environment
 from tests.dashboard import sample_data
-from tests.dashboard.conftest import one_store
+from tests.dashboard.conftest import Site, new_token, one_store, sign_in
 from tests.dashboard.viewer import TIMEOUT_MS, Viewer
 
 
@@ -139,3 +145,102 @@ async def test_a_page_that_was_left_is_garbage(dashboard: Viewer) -> None:
         while await dashboard.page.evaluate("() => window.left.deref() !== undefined"):
             await session.send("HeapProfiler.collectGarbage")
     await session.detach()
+
+
+async def copied(viewer: Viewer, label: str) -> str:
+    """The text that this button copies."""
+    await viewer.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    await viewer.page.get_by_role("button", name=label).first.click()
+    await expect(viewer.page.get_by_text("Copied").first).to_be_visible()
+    return str(await viewer.page.evaluate("() => navigator.clipboard.readText()"))
+
+
+def output_of(line: list[str], folder: Path, **variables: str) -> bytes:
+    """What a program prints that a person starts."""
+    ran = subprocess.run(
+        line, cwd=folder, env=environment(**variables), capture_output=True, check=True
+    )
+    return ran.stdout
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
+@one_store
+async def test_what_is_copied_can_be_pasted(dashboard: Viewer, site: Site, tmp_path: Path) -> None:
+    await dashboard.go(f"#/jobs/{sample_data.DEAD}", shows="text=Edit and put back…")
+    await dashboard.page.locator(".page-head").get_by_role("button", name="Copy").click()
+    line = await copied(dashboard, "Copy as curl")
+    # Without a token, as the browser itself.
+    shown = output_of(["bash", "-c", line], tmp_path)
+    assert msgspec.json.decode(shown)["id"] == sample_data.DEAD
+    words = shlex.split(await copied(dashboard, "Copy as command"))
+    assert words[:3] == ["holdfast", "job", "show"]
+    run = [*command(*words[1:], "--json")]
+    shown = output_of(run, tmp_path, HOLDFAST_URL=site.store)
+    assert msgspec.json.decode(shown)["id"] == sample_data.DEAD
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
+@one_store
+async def test_who_signed_in_copies_a_call_that_needs_a_token(
+    viewer: Viewer, guarded: Site, app: Holdfast, tmp_path: Path
+) -> None:
+    viewer.allow("status of 401 .*/v1/session")
+    token = await new_token(app, "observe")
+    await sign_in(viewer, guarded.url, token)
+    await viewer.sees("main h1")
+    await viewer.go(f"#/jobs/{sample_data.DEAD}", shows=".job-line")
+    await viewer.page.locator(".page-head").get_by_role("button", name="Copy").click()
+    line = await copied(viewer, "Copy as curl")
+    assert token not in line
+    shown = output_of(["bash", "-c", line], tmp_path, HOLDFAST_TOKEN=token)
+    assert msgspec.json.decode(shown)["id"] == sample_data.DEAD
+
+
+@one_store
+async def test_a_reason_to_wait_has_a_button_for_its_remedy(
+    dashboard: Viewer, app: Holdfast, queue: str
+) -> None:
+    await app.declare(queue, paused=True)
+    id_ = (await app.enqueue("mail.send", {}, queue=queue)).id
+    await dashboard.go(f"#/jobs/{id_}", shows=f"text=Queue {queue} was paused")
+    await dashboard.press("Resume the queue")
+    await expect(dashboard.page.get_by_text(f"Queue {queue} was paused")).to_have_count(0)
+    [view] = await app.queues(names=[queue])
+    assert not view.queue.paused
+
+
+@one_store
+async def test_what_others_changed_is_not_changed_back(
+    dashboard: Viewer, app: Holdfast, queue: str
+) -> None:
+    id_ = (await app.enqueue("mail.send", {"to": "a@example.org"}, queue=queue)).id
+    await dashboard.go(f"#/jobs/{id_}", shows="text=Expedite…")
+    await dashboard.press("Edit…")
+    priority = dashboard.dialog.get_by_label("Priority")
+    await priority.fill("")
+    await expect(dashboard.dialog.get_by_text("Nothing changes.")).to_be_visible()
+    await priority.fill("0")
+    await app.amend(JobFilter(ids=(id_,)), Edit(by="ana", priority=7))
+    await expect(dashboard.page.locator(".timeline")).to_contain_text("Edited")
+    await dashboard.fill("Labels to set", "region=eu")
+    await dashboard.press("Save")
+    await expect(dashboard.dialog).to_have_count(0)
+    job = await job_of(app, id_)
+    assert (job.priority, job.labels) == (7, {"region": "eu"})
+
+
+@one_store
+async def test_a_graph_has_up_to_200_jobs(dashboard: Viewer, app: Holdfast, queue: str) -> None:
+    parent = (await app.enqueue("mail.collect", {}, queue=queue)).id
+    children = [app.job("mail.send", n, queue=queue, after=[parent]) for n in range(250)]
+    receipts = await app.enqueue_many(children)
+    last = app.job("mail.report", {}, queue=queue, after=[each.id for each in receipts[:100]])
+    await app.enqueue_many([last])
+    await dashboard.go(f"#/jobs/{parent}", shows=".family")
+    family = dashboard.page.locator(".family")
+    await expect(family.locator(".family-node")).to_have_count(200)
+    await expect(dashboard.page.get_by_text("There may be more")).to_be_visible()
+    assert await dashboard.overflow() == 0
+    await family.get_by_role("link").last.click()
+    await expect(dashboard.page.locator(".job-name")).not_to_have_text(parent)
+    await expect(dashboard.page.locator(".job-state")).to_have_text("waiting")

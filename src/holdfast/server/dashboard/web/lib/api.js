@@ -109,12 +109,13 @@ export const del = (path, query, options) => call("DELETE", path, { ...options, 
 
 const quoted = (text) => `'${String(text).replaceAll("'", `'\\''`)}'`;
 
-// The call as a command line for people. The token stays a variable of their shell.
-export function asCurl(method, path, body) {
+// The call as a command line for people. With `token` it has one, which stays a variable of their
+// shell; the server's own user needs none.
+export function asCurl(method, path, body, { token }) {
   const { namespace } = prefs.get();
   const parts = ["curl", ...(method === "GET" ? [] : ["-X", method])];
   parts.push(quoted(new URL(path, document.baseURI).href));
-  parts.push("-H", '"Authorization: Bearer $HOLDFAST_TOKEN"');
+  if (token) parts.push("-H", '"Authorization: Bearer $HOLDFAST_TOKEN"');
   if (namespace) parts.push("-H", quoted(`Holdfast-Namespace: ${namespace}`));
   if (body !== undefined) {
     parts.push("-H", quoted("Content-Type: application/json"), "-d", quoted(stringifyJson(body)));

@@ -1,6 +1,7 @@
 // Copying to the clipboard: a text, or a call as curl and as a command.
 import { asCurl } from "../lib/api.js";
 import { html, useEffect, useState } from "../lib/html.js";
+import { useSession } from "../lib/session.js";
 import { Icon } from "./icon.js";
 
 async function copy(text) {
@@ -32,7 +33,10 @@ export function CopyButton({ text, label = "Copy", iconOnly = false }) {
 }
 
 // The same call for scripts: copy as curl, and as the command of the command line if there is one.
-export const CopyCall = ({ method, path, body, command }) => html`<span class="actions">
-  <${CopyButton} text=${asCurl(method, path, body)} label="Copy as curl" />
-  ${command && html`<${CopyButton} text=${command} label="Copy as command" />`}
-</span>`;
+export function CopyCall({ method, path, body, command }) {
+  const token = useSession().view.signed_in;
+  return html`<span class="actions">
+    <${CopyButton} text=${asCurl(method, path, body, { token })} label="Copy as curl" />
+    ${command && html`<${CopyButton} text=${command} label="Copy as command" />`}
+  </span>`;
+}

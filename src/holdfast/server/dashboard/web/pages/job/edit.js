@@ -28,7 +28,7 @@ function changesOf(job, { payload, priority, expires, labels, text }, first) {
       throw new Error(`payload: not JSON: ${error.message}`);
     }
   }
-  if (Number(priority) !== job.priority) body.priority = Number(priority);
+  if (priority !== "" && Number(priority) !== job.priority) body.priority = Number(priority);
   if (expires) body.expires = expires;
   const added = Object.entries(pairsOf(labels)).filter(([name, value]) => job.labels?.[name] !== value);
   if (added.length > 0) body.labels = Object.fromEntries(added);
@@ -53,7 +53,9 @@ function commandOf(job, { payload, priority, expires, labels = {} }) {
   return `holdfast job edit ${job.id}${given}${labelled.join("")}`;
 }
 
-export function EditDialog({ job, onClose, onDone }) {
+// The form is about the job as it was when it opened: what others change meanwhile is not changed back.
+export function EditDialog({ job: latest, onClose, onDone }) {
+  const [job] = useState(latest);
   const form = useId();
   const editable = isEditable(job);
   const first = useMemo(() => (editable ? stringifyJson(job.payload, 2) : ""), []);
@@ -154,11 +156,7 @@ export function EditDialog({ job, onClose, onDone }) {
         />
       </div>
     </div>
-    <${CopyCall}
-      method="PATCH"
-      path=${v1`jobs/${job.id}`}
-      body=${body}
-      command=${changes ? commandOf(job, body) : undefined}
-    />
+    ${changes &&
+    html`<${CopyCall} method="PATCH" path=${v1`jobs/${job.id}`} body=${body} command=${commandOf(job, body)} />`}
   </${Dialog}>`;
 }
