@@ -17,7 +17,11 @@ from holdfast.core.verdict import Bury, Complete, Retry, Settlement, Verdict
 from holdfast.core.workers import KIND as WORKER_KIND
 from holdfast.core.workers import WorkerRecord
 from holdfast.engines.registry import open_engine
+from holdfast.ops.audit import Audit, AuditEntry
+from holdfast.ops.gates import GATES, Gate
+from holdfast.ops.quotas import Allowance, Quota, Quotas
 from holdfast.ops.ticks import Schedule
+from holdfast.process import wall_ms
 from holdfast.telemetry import Meter, Retention
 from holdfast.telemetry.accounts import Flusher
 from holdfast.telemetry.snapshots import Roller
@@ -43,6 +47,7 @@ async def fill(url: str) -> None:
         await _waiting(app)
         await _running(app)
         await _ended(app)
+        await _administration(app)
 
 
 async def _past(url: str) -> None:
@@ -164,6 +169,34 @@ async def _ended(app: Holdfast) -> None:
     then = app.job("crm.sync", {"contact": 1}, id=CHILD, queue="mail.digest")
     note = Note(output=b"250 2.0.0 OK\n")
     await _end(app, job, Complete(b'{"sent": true}', (then,)), note)
+
+
+async def _administration(app: Holdfast) -> None:
+    """A gate, quotas, and what operators did in the last minutes."""
+    gate = Gate(
+        name="orders",
+        direction="inlet",
+        broker="main",
+        queue="shop.orders",
+        source="orders.new",
+        task="shop.import",
+    )
+    value = msgspec.json.encode(gate)
+    await app.engine.save([Record(kind=GATES.name, key=gate.name, value=value)])
+    quotas = Quotas(lambda: app.engine)
+    await quotas.put("namespace", Quota(depth=50_000))
+    await quotas.put("tenant:*", Quota(depth=1_000, rate=Allowance(count=5_000, per_ms=60_000)))
+    audit = Audit(lambda: app.engine, wall_ms)
+    acts = (
+        ("queue.declare", f"{PAUSED} paused=True; reason: the list has wrong names", "done"),
+        ("jobs.redrive", "queue=shop.orders states=dead", "done"),
+        ("breaker.save", "task:crm.sync", "done"),
+        ("queue.drop", "shop.orders", "forbidden"),
+    )
+    for minutes, (what, on, outcome) in enumerate(reversed(acts), 1):
+        at = wall_ms() - minutes * bounds.MINUTE_MS
+        entry = AuditEntry(at=at, who="ana", what=what, on=on, peer="10.0.0.7", outcome=outcome)
+        await audit.note_once(entry, on)
 
 
 def failed(message: str, kind: str = "RuntimeError", trace: str = "") -> Failure:

@@ -23,6 +23,23 @@ async def test_every_queue_and_what_needs_attention_are_shown(dashboard: Viewer)
     await dashboard.sees(".freshness")
 
 
+@one_store
+async def test_a_problem_leads_to_its_page(dashboard: Viewer) -> None:
+    for name, heading in (
+        ("Open worker-2", "worker-2"),
+        ("See the breakers", "Breakers"),
+        (f"Open {sample_data.PAUSED}", sample_data.PAUSED),
+        ("Open orders", "Gates"),
+    ):
+        await dashboard.go("#/", shows=QUEUES)
+        if await (more := dashboard.page.get_by_role("button", name="more", exact=False)).count():
+            await more.first.click()
+        problems = dashboard.page.locator(".attention-item")
+        # Other tests have left more of some kinds.
+        await problems.get_by_role("link", name=name, exact=True).first.click()
+        await dashboard.sees(f"h1:has-text('{heading}')")
+
+
 async def test_what_others_do_is_shown_without_a_reload(dashboard: Viewer, app: Holdfast) -> None:
     await app.declare("mine")
     await dashboard.go("#/", shows=QUEUES)

@@ -130,6 +130,8 @@ async def test_an_admin_creates_and_revokes_a_token_and_sets_a_quota(
     tokens = Tokens(lambda: app.engine, wall_ms)
     [made] = [token for token in await tokens.all() if token.name == "mailer"]
     assert (made.scopes, made.prefix) == (("produce",), "mail.")
+    await expect(viewer.row("mailer")).to_be_visible()
+    await viewer.screenshot("tokens-light")
     await viewer.press("Revoke… mailer")
     await viewer.press("Revoke the token")
     await expect(viewer.row("mailer")).to_have_count(0)

@@ -94,7 +94,7 @@ export function PutBack({ filter, count: expected, edits = false, onClose, onDon
   const isBusy = acting.busy;
   const footer = isBusy && how === "once"
     ? html`<button class="button" onClick=${() => (stopped.current = true)}>Stop</button>`
-    : html`<button class="button" onClick=${onClose}>Leave them</button>
+    : html`<button class="button" onClick=${onClose}>${isOne ? "Leave it" : "Leave them"}</button>
         <button class="button button-primary" form="put-back" disabled=${isBusy || !found || (form.edits && patch.error)}>
           ${found ? `Put ${text} back` : counted.data ? "Nothing to put back" : "Counting…"}
         </button>`;
@@ -123,18 +123,16 @@ export function PutBack({ filter, count: expected, edits = false, onClose, onDon
 
 function Gradually({ form, set, messages, found }) {
   return html`<p class="hint"><${Icon} name="info" /> It runs in the background, goes on if this page is closed, and can be cancelled at any time.</p>
-    <div class="columns">
-      <${Field} label="Rate" value=${form.rate} onInput=${set("rate")} error=${messages.rate} placeholder="as fast as possible" hint="For example 10/s or 100/m." autocomplete="off" />
-      ${form.canary &&
-      html`<${Field} label="Watch the first ones for" value=${form.wait} onInput=${set("wait")} error=${messages.wait} autocomplete="off" hint="If one dies of the same cause, the rest stays." />`}
-    </div>
+    <${Field} label="Rate" value=${form.rate} onInput=${set("rate")} error=${messages.rate} placeholder="as fast as possible" hint="For example 10/s or 100/m." autocomplete="off" />
     <${Field}
       type="checkbox"
       label="Try a few first"
       value=${form.canary}
       onInput=${set("canary")}
       hint=${`One letter in a hundred goes first${found ? `: ${plural(Math.max(1, Math.ceil(found / 100)), "letter")}` : ""}. The others follow if none of these dies of the same cause.`}
-    />`;
+    />
+    ${form.canary &&
+    html`<${Field} label="Watch the first ones for" value=${form.wait} onInput=${set("wait")} error=${messages.wait} autocomplete="off" hint="If one dies of the same cause, the rest stays." />`}`;
 }
 
 // A letter to show what the patch does: the newest that matches.

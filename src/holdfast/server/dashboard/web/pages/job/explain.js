@@ -26,7 +26,7 @@ const ACTS = [
 // Commands that show something: [pattern, label, address(match)].
 const LINKS = [
   [/^job explain (\S+)$/, "See that job", ([, id]) => href(to`/jobs/${id}`)],
-  [/^queue limits (\S+)$/, "See the limits", ([, name]) => href(to`/queues/${name}`)],
+  [/^queue limits (\S+)$/, "See the limits", ([, name]) => href(to`/queues/${name}`, { tab: "limits" })],
   [/^worker list$/, "See the workers", () => href("/workers")],
 ];
 const find = (known, command) => {

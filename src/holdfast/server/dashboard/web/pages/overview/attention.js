@@ -1,6 +1,6 @@
 // What needs attention, each entry with its remedy: a button if the caller may act, or a command.
 import { send } from "../../lib/api.js";
-import { sentence } from "../../lib/format.js";
+import { sentence, visible } from "../../lib/format.js";
 import { html } from "../../lib/html.js";
 import { useAction } from "../../lib/resource.js";
 import { href, to } from "../../lib/router.js";
@@ -11,6 +11,7 @@ import { Icon } from "../../parts/icon.js";
 import { Text, Time } from "../../parts/text.js";
 
 const SHOWN = 5;
+const NAME_MAX = 40;
 const WORDS = { critical: "Critical", warn: "Warning", info: "Note" };
 
 export function Attention({ items }) {
@@ -31,11 +32,19 @@ export function Attention({ items }) {
   </section>`;
 }
 
-const ofDeath = (kind) => kind.startsWith("dead");
-const place = ({ kind, queue }) => (ofDeath(kind) ? href("/dead", { queue }) : href(to`/queues/${queue}`));
+// Where to look closer, as [words, address]; null if there is no page for it.
+function closerLook({ kind, queue, name }) {
+  if (kind === "dead_letters" || kind === "dead_depth") return ["See dead letters", href("/dead", { queue })];
+  if (kind === "breaker_open") return ["See the breakers", href("/breakers")];
+  if (kind === "version_skew") return ["See the workers", href("/workers")];
+  if (kind.startsWith("worker_")) return [`Open ${name.slice(0, NAME_MAX)}`, href("/workers", { name })];
+  if (kind.startsWith("gate_")) return [`Open ${name}`, href("/gates", { name })];
+  return queue ? [`Open ${queue}`, href(to`/queues/${queue}`)] : null;
+}
 
 function Item({ item }) {
-  const { kind, severity, text, queue, since, remedy, command, act } = item;
+  const { severity, text, since, remedy, command, act } = item;
+  const closer = closerLook(item);
   const may = useMay();
   const acting = useAction(
     ({ method, path, body }) => send(method, path.replace(/^\//, ""), { body: body ?? undefined }),
@@ -52,7 +61,7 @@ function Item({ item }) {
       ${remedy && html`<p class="hint"><${Text} value=${sentence(remedy)} max=${300} /></p>`}
     </div>
     <div class="actions">
-      ${queue && html`<a class="button button-quiet" href=${place(item)}>${ofDeath(kind) ? "See dead letters" : `Open ${queue}`}</a>`}
+      ${closer && html`<a class="button button-quiet" href=${closer[1]}>${visible(closer[0])}</a>`}
       ${command && !offered && html`<${CopyButton} text=${`holdfast ${command}`} label="Copy command" />`}
       ${offered &&
       html`<button class="button" disabled=${acting.busy} onClick=${() => acting.run(act)}>${act.label}</button>`}
