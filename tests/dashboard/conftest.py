@@ -3,6 +3,7 @@
 What lasts for the package is shared: a test acts only on queues and jobs that it made itself.
 """
 
+import os
 import subprocess
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -23,8 +24,11 @@ from tests.dashboard.chromium import Chromium, find_chromium, given_chromium
 from tests.dashboard.viewer import Viewer, open_browser, open_viewer
 from tests.server.server_process import ServerProcess, server_process
 
-one_store = pytest.mark.parametrize("store", ["sqlite"], indirect=True, scope="package")
-"""For what cannot depend on the store: themes, sizes, keys."""
+STORES = ["sqlite", "postgresql"]
+_DEEPLY_TESTED = STORES if os.environ.get("HOLDFAST_BROWSER_STORES") == "all" else STORES[:1]
+
+one_store = pytest.mark.parametrize("store", _DEEPLY_TESTED, indirect=True, scope="package")
+"""For what hardly depends on the store. With `HOLDFAST_BROWSER_STORES=all` it runs on each."""
 other_store = pytest.mark.parametrize("store", ["postgresql"], indirect=True, scope="package")
 """For what is tested in more depth on the first store."""
 
@@ -64,7 +68,7 @@ async def viewer(browser: Browser) -> AsyncIterator[Viewer]:
         yield viewer
 
 
-@pytest.fixture(scope="package", params=["sqlite", "postgresql"])
+@pytest.fixture(scope="package", params=STORES)
 async def store(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[str]:

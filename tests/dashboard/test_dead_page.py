@@ -77,6 +77,25 @@ async def test_letters_go_back_gradually_with_progress(
 
 
 @one_store
+async def test_a_redrive_tries_a_few_letters_first_and_is_cancelled(
+    dashboard: Viewer, app: Holdfast, letters: str
+) -> None:
+    await dashboard.go(f"#/dead?queue={letters}", shows="text=Put all back…")
+    await dashboard.press("Put all back…")
+    await dashboard.press("Gradually")
+    await dashboard.dialog.get_by_label("Try a few first").check()
+    await dashboard.fill("Watch the first ones for", "1h")
+    await dashboard.press("Put 6 letters back")
+    current = dashboard.page.get_by_label("Current redrives").locator("li", has_text=letters)
+    await expect(current.first).to_contain_text("watching the first ones")
+    await expect(current.first).to_contain_text("1 of 6 put back")
+    await dashboard.press("Cancel", current.first)
+    await expect(current.first).to_contain_text("cancelled")
+    states = [str(job.state) for job in await jobs_of(app, letters)]
+    assert sorted(states) == ["dead"] * (2 * LETTERS - 1) + ["waiting"]
+
+
+@one_store
 async def test_one_letter_is_edited_and_put_back(
     dashboard: Viewer, app: Holdfast, letters: str
 ) -> None:

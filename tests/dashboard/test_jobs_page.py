@@ -179,3 +179,61 @@ async def test_pages_of_jobs_are_turned_by_keys(
     await expect(dashboard.page.locator(ROWS)).to_have_count(1)
     await dashboard.page.keyboard.press("p")
     await expect(dashboard.page.locator(ROWS)).to_have_count(50)
+
+
+@one_store
+async def test_filters_are_completed(dashboard: Viewer, app: Holdfast, queue: str) -> None:
+    await app.enqueue("mail.send", {}, queue=queue, tenant="acme", labels={"region": "eu"})
+    await dashboard.go(f"#/jobs?queue={queue}", shows=ROWS)
+    await dashboard.page.keyboard.press("/")
+    offered = dashboard.page.locator("datalist option")
+    for begun, completed in (
+        ("ten", "tenant:"),
+        ("tenant:ac", "tenant:acme"),
+        ("label:reg", "label:region=eu"),
+        (f"queue:{queue[:8]}", f"queue:{queue}"),
+        ("state:sch", "state:scheduled"),
+    ):
+        await dashboard.page.get_by_label("Filter the jobs").last.fill(begun)
+        await expect(offered.and_(dashboard.page.locator(f"[value='{completed}']"))).to_have_count(
+            1
+        )
+    await dashboard.page.get_by_label("Filter the jobs").last.fill("label:eu")
+    await dashboard.page.keyboard.press("Enter")
+    await dashboard.sees("text=label: NAME=VALUE")
+    await dashboard.page.get_by_label("Filter the jobs").last.fill("")
+
+
+@one_store
+async def test_columns_are_chosen(dashboard: Viewer, app: Holdfast, queue: str) -> None:
+    await app.enqueue("mail.send", {}, queue=queue, key=f"key-{queue}", priority=9)
+    await dashboard.go(f"#/jobs?queue={queue}", shows=ROWS)
+    row = dashboard.page.locator(ROWS)
+    await expect(row).not_to_contain_text(f"key-{queue}")
+    await dashboard.press("Columns")
+    await dashboard.page.get_by_label("Key", exact=True).check()
+    await dashboard.page.get_by_label("Tenant", exact=True).uncheck()
+    await expect(row).to_contain_text(f"key-{queue}")
+    await expect(dashboard.page.locator("thead")).not_to_contain_text("Tenant")
+    await dashboard.page.get_by_role("button", name="As at first").click()
+    await expect(row).not_to_contain_text(f"key-{queue}")
+    await dashboard.page.keyboard.press("Escape")
+
+
+@one_store
+async def test_jobs_do_not_move_under_the_pointer(
+    dashboard: Viewer, app: Holdfast, queue: str
+) -> None:
+    old = await enqueue(app, queue)
+    await dashboard.go(f"#/jobs?queue={queue}", shows=ROWS)
+    rows = dashboard.page.locator(ROWS)
+    await rows.first.hover()
+    await app.cancel(old[0])
+    new = await enqueue(app, queue, 1)
+    await dashboard.sees("text=The list has changed")
+    # A known row shows its new state where it is.
+    await expect(rows.last.locator(".state-cancelled")).to_be_visible()
+    await expect(rows).to_have_count(JOBS)
+    await dashboard.press("The list has changed: show it")
+    await expect(rows.first).to_have_attribute("data-key", new[0])
+    await dashboard.page.mouse.move(0, 0)
