@@ -139,10 +139,12 @@ def _is_held(facts: Facts) -> bool:
 
 
 def _of_the_breaker(facts: Facts) -> Cause:
+    # One that a person opened is not probed.
+    wait = "wait for the next probe, or " if facts.breaker_at is not None else ""
     return Cause(
         code="breaker_open",
         text=facts.breaker,
-        remedy="wait for the next probe, or close it if the cause is fixed",
+        remedy=f"{wait}close it if the cause is fixed",
         command=f"breaker close {facts.breaker_key}",
         at=facts.breaker_at,
     )

@@ -162,6 +162,18 @@ def test_a_queue_where_no_job_starts_is_one_problem(paused: bool) -> None:
     assert item.severity == "critical"
 
 
+@pytest.mark.parametrize(
+    ("by", "remedy"),
+    [
+        ("", "wait for the next probe, or close it if the cause is fixed"),
+        ("ana", "close it if the cause is fixed"),
+    ],
+)
+def test_only_a_breaker_that_opened_by_itself_is_probed(by: str, remedy: str) -> None:
+    [item] = found(breakers={"task:t": breaker(BreakerState.OPEN, by=by)})
+    assert item.remedy == remedy
+
+
 def test_partitions_breakers_gates_and_workers() -> None:
     items = found(
         partitions=[PartitionView(name="b", waiting=0, out_ms=5, text="disk is gone")],

@@ -310,6 +310,20 @@ def test_there_is_always_an_answer(
     assert len({cause.code for cause in told}) == len(told)
 
 
+@pytest.mark.parametrize(
+    ("probed_at", "remedy"),
+    [
+        (NOW + 5, "wait for the next probe, or close it if the cause is fixed"),
+        (None, "close it if the cause is fixed"),
+    ],
+)
+def test_only_a_breaker_that_is_probed_is_waited_for(probed_at: int | None, remedy: str) -> None:
+    (cause,) = causes(
+        job(), worker(), breaker="it is open", breaker_key="task:t", breaker_at=probed_at
+    )
+    assert (cause.remedy, cause.command) == (remedy, "breaker close task:t")
+
+
 def test_a_broker_that_is_down_delays_addressed_jobs_only() -> None:
     seen = worker("w", queues={})
     found = causes(job(queue="worker.w"), seen, broker_error="no route to amqp")
