@@ -51,7 +51,9 @@ async def fill(url: str) -> None:
 
 
 async def _past(url: str) -> None:
-    clock = ManualClock(wall_ms=time.time_ns() // 1_000_000 - MINUTES * bounds.MINUTE_MS)
+    # Whole minutes: the rates of a part of one would be high.
+    minute = time.time_ns() // 1_000_000 // bounds.MINUTE_MS
+    clock = ManualClock(wall_ms=(minute - MINUTES) * bounds.MINUTE_MS)
     engine = open_engine(url, clock=clock)
     app = Holdfast(engine=engine)
     meter = Meter(clock.wall_ms)
@@ -180,6 +182,7 @@ async def _administration(app: Holdfast) -> None:
         queue="shop.orders",
         source="orders.new",
         task="shop.import",
+        paused=True,
     )
     value = msgspec.json.encode(gate)
     await app.engine.save([Record(kind=GATES.name, key=gate.name, value=value)])

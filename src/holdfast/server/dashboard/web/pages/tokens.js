@@ -46,7 +46,7 @@ const COLUMNS = [
     title: "Restricted to",
     from: "wide",
     cell: (row) => html`${row.namespace === "*" ? "all namespaces" : html`<span class="zero">namespace </span><${Text} value=${row.namespace} max=${80} />`}
-      ${row.prefix && html`<span class="zero"> · queues </span><code><${Text} value=${row.prefix} max=${80} />…</code>`}`,
+      ${row.prefix && html`<span class="zero"> · queues </span><code><${Text} value=${row.prefix} max=${80} />*</code>`}`,
   },
   {
     key: "created",
