@@ -168,6 +168,20 @@ async def test_filters_are_chips_in_the_address_and_have_names(
 
 
 @one_store
+async def test_a_filter_that_is_refused_shows_no_jobs_of_another(
+    dashboard: Viewer, app: Holdfast, queue: str
+) -> None:
+    dashboard.allow("status of 422 .*/v1/(jobs|tally)")
+    await enqueue(app, queue)
+    await dashboard.go(f"#/jobs?queue={queue}", shows=ROWS)
+    await dashboard.go(f"#/jobs?queue={queue}&since=never", shows="text=expected an age such as 1h")
+    await expect(dashboard.page.locator(ROWS)).to_have_count(0)
+    await expect(dashboard.page.locator(".loading")).to_have_count(0)
+    await dashboard.press("Remove the filter since never")
+    await expect(dashboard.page.locator(ROWS)).to_have_count(JOBS)
+
+
+@one_store
 async def test_pages_of_jobs_are_turned_by_keys(
     dashboard: Viewer, app: Holdfast, queue: str
 ) -> None:

@@ -108,3 +108,12 @@ async def test_a_queue_is_drained_and_deleted(dashboard: Viewer, app: Holdfast, 
     await dashboard.press("Delete it and 2 jobs")
     await dashboard.sees("h1:has-text('Overview')")
     assert await app.queues(names=[queue]) == []
+
+
+@one_store
+async def test_what_cannot_be_a_queue_is_not_asked_for(dashboard: Viewer) -> None:
+    await dashboard.go("#/queues/no%20queue", shows="text=There is no such queue")
+    await dashboard.sees("text=up to 80 letters")
+    assert await dashboard.axe() == []
+    await dashboard.go("#/queues/%E0%A4%A", shows="text=up to 80 letters")
+    await dashboard.go("#/", shows=".dot-fresh")

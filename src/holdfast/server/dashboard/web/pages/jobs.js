@@ -92,7 +92,7 @@ function Jobs({ query }) {
         class=${list.loading && !list.error ? "jobs-frame jobs-loading" : "jobs-frame"}
         aria-busy=${list.loading ? "true" : undefined}
       >
-        ${list.key !== null && html`<${Rows}
+        ${list.key !== null && !(list.loading && list.error) && html`<${Rows}
           list=${list}
           filters=${filters}
           chosen=${chosen}

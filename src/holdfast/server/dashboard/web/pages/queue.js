@@ -19,12 +19,21 @@ import { Settings } from "./queue/settings.js";
 import { Tenants } from "./queue/tenants.js";
 
 const OVERVIEW = ["Overview", href("/")];
+const NAME = /^[A-Za-z0-9_.-]{1,80}$/;
 
-export default function QueuePage({ params, query }) {
-  const { name } = params;
+// Only what can be the name of a queue is asked for.
+export default function Page({ params: { name }, query }) {
+  useTitle(name.slice(0, 80));
+  if (NAME.test(name)) return html`<${QueuePage} name=${name} query=${query} />`;
+  return html`<${PageHead} title="Queue" parent=${OVERVIEW} />
+    <div class="panel"><${Empty} title="There is no such queue">
+      The name of a queue has up to 80 letters, digits, dots, dashes and underscores.
+    </${Empty}></div>`;
+}
+
+function QueuePage({ name, query }) {
   const { data, gone } = useLive(`queue:${name}`);
   const title = html`<${Text} value=${name} max=${200} />`;
-  useTitle(name);
   if (data) return html`<${Content} key=${name} name=${name} data=${data} tab=${query.tab} />`;
   const missing = gone && /^(not_found|unknown_queue|unknown)$/.test(gone.code);
   return html`<${PageHead} title=${title} parent=${OVERVIEW} />
