@@ -61,6 +61,13 @@ async def test_a_worker_is_cordoned_and_drained(
 
 
 @one_store
+async def test_a_worker_that_does_not_exist_is_none(dashboard: Viewer) -> None:
+    for name in ("nobody", "constructor", "__proto__"):
+        await dashboard.go(f"#/workers?name={name}", shows=f"h1:has-text('{name}')")
+        await dashboard.sees("text=There is no worker with this name")
+
+
+@one_store
 async def test_selected_workers_are_stopped(dashboard: Viewer, app: Holdfast, queue: str) -> None:
     names = [f"{queue}-{number}" for number in range(3)]
     for name in names:

@@ -18,7 +18,8 @@ export default function Workers({ query }) {
     return found.sort((a, b) => a.name.localeCompare(b.name, "en", { numeric: true }));
   }, [data]);
   if (query.name) {
-    return html`<${Worker} name=${query.name} worker=${data?.[query.name]} known=${data !== null} gone=${gone} />`;
+    const worker = rows.find(({ name }) => name === query.name);
+    return html`<${Worker} name=${query.name} worker=${worker} known=${data !== null} gone=${gone} />`;
   }
   return html`<${PageHead} title="Workers" />
     ${gone && html`<${Failure} error=${gone} />`}

@@ -11,6 +11,7 @@ const SHOWN_MAX = 40;
 const LENGTH_MAX = 200;
 
 const loaders = {
+  __proto__: null,
   queue: async () => (await get("v1/queues")).queues.map(({ name }) => name),
   ...Object.fromEntries(
     Object.keys(FIELDS)

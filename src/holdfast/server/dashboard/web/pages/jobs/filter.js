@@ -8,7 +8,9 @@ const REASONS = ["attempts", "expired", "crashed", "rejected", "explicit", "depe
 const AGES = ["15m", "1h", "6h", "24h", "7d"];
 
 // `many`: any number of them; `values`: known beforehand; `tally`: GET /v1/tally knows the values.
+// Without a prototype: what is typed may be the name of one of its members.
 export const FIELDS = {
+  __proto__: null,
   state: { many: true, values: [...STATES, ...WAITING], help: "waiting, leased, done, dead, …" },
   queue: { help: "name of the queue" },
   task: { tally: true, help: "name of the task" },
