@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import secrets
+import shlex
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 
@@ -159,14 +160,29 @@ def describe_queue(queue: Queue, instead_of: Known) -> str:
 
 def describe_jobs(wanted: JobFilter, amendment: Amendment) -> str:
     """The filter, which fields change, without any payload, and the reason."""
-    on = msgspec.json.encode(wanted).decode()
+    on = _describe_filter(wanted)
     if isinstance(amendment, Move):
-        on += f" to {amendment.queue}"
+        on += f" to queue {amendment.queue}"
     if isinstance(amendment, Edit):
         fields = [name for name in amendment.__struct_fields__ if name not in ("by", "text")]
         given = [name for name in fields if getattr(amendment, name) is not None]
-        on += f": {', '.join(given)}"
+        on += f" changing: {', '.join(given)}"
     return with_reason(on, getattr(amendment, "text", ""))
+
+
+def _describe_filter(wanted: JobFilter) -> str:
+    """The given fields: queue=mail states=waiting,leased"""
+    parts = []
+    for name, value in msgspec.to_builtins(wanted).items():
+        match value:
+            case dict():
+                text = ",".join(f"{key}={each}" for key, each in value.items())
+            case list() | tuple():
+                text = ",".join(value)
+            case _:
+                text = str(value)
+        parts.append(f"{name}={shlex.quote(text)}")
+    return " ".join(parts) or "all jobs"
 
 
 def with_reason(on: str, text: str) -> str:
