@@ -102,7 +102,7 @@ const COLUMNS = [
 
 function summaryOf(rows) {
   const open = rows.filter(({ state }) => state !== "closed").length;
-  return open ? `${count(open)} of ${plural(rows.length, "breaker")} not closed` : plural(rows.length, "breaker");
+  return plural(rows.length, "breaker") + (open ? `, ${count(open)} not closed` : "");
 }
 
 export default function Breakers() {
