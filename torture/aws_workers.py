@@ -17,7 +17,7 @@ from botocore.config import Config
 
 from holdfast import Holdfast
 from holdfast.conformance.chaos.faults import FaultInjector
-from holdfast.conformance.chaos.process_tree import Fleet
+from holdfast.conformance.chaos.process_tree import LaunchedWorkers
 from holdfast.conformance.chaos.scenario import read_lines
 from holdfast.core.model import NewJob, Receipt, Status
 from holdfast.engines.sqs.messages import DEAD_ATTRIBUTE, DeadAttribute
@@ -146,9 +146,9 @@ class WorkerPart:
         environment = {**KEYS, "HOLDFAST_URL": self._url, "PYTHONPATH": str(ROOT)}
         line = ["worker", "run", "torture.aws_app:app", "--count", str(plan.workers)]
         line += ["--queues", QUEUE, "--processes", "1", "--concurrency", "8", "--grace", "5s"]
-        self._fleet = Fleet(service.home, line, environment)
+        self._workers = LaunchedWorkers(service.home, line, environment)
         self._injector = FaultInjector(
-            self._fleet, self._rng, lease_ms=LEASE_MS, scale=0.3, one_writer=False
+            self._workers, self._rng, lease_ms=LEASE_MS, scale=0.3, one_writer=False
         )
         self._jobs: dict[str, NewJob] = {}
         self._kinds: dict[str, str] = {}
@@ -165,12 +165,12 @@ class WorkerPart:
             )
             try:
                 with self._injector.noting_stalls():
-                    self._fleet.start()
+                    self._workers.start()
                     struck = await self._torment(app)
                     left = await self._drain()
-                wrong += await asyncio.to_thread(self._fleet.stop, outages=True)
+                wrong += await asyncio.to_thread(self._workers.stop, outages=True)
             finally:
-                self._fleet.kill()
+                self._workers.kill()
         if left:
             wrong.append(f"not drained: {left} messages are left in {QUEUE}")
         self._write_down()
@@ -212,7 +212,7 @@ class WorkerPart:
         end = time.monotonic() + DRAIN_S_MAX
         while not read_lines(self._service.home / "runs.jsonl"):
             if time.monotonic() > end:
-                text = self._fleet.log.read_text(errors="replace")[-2000:]
+                text = self._workers.log.read_text(errors="replace")[-2000:]
                 raise RuntimeError(f"no job ran; output of the workers: {text}")
             await asyncio.sleep(0.05)
 
@@ -231,9 +231,9 @@ class WorkerPart:
                 await asyncio.sleep(0.05)
 
     def _keep_launcher(self) -> None:
-        self._fleet.bury()
-        if not self._fleet.is_running():
-            self._fleet.start()
+        self._workers.reap_orphans()
+        if not self._workers.is_running():
+            self._workers.start()
 
     async def _send(self, app: Holdfast) -> None:
         """Send the jobs of the plan, spread over its time."""

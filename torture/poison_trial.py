@@ -17,7 +17,7 @@ from statistics import median
 from typing import Any, NamedTuple
 
 from holdfast import Holdfast
-from holdfast.conformance.chaos.process_tree import Fleet
+from holdfast.conformance.chaos.process_tree import LaunchedWorkers
 from holdfast.conformance.chaos.verify import percentile
 from holdfast.core.model import Job, NewJob, Queue, Status
 from torture.poison_app import GOOD, POISON, Poison
@@ -58,7 +58,7 @@ class PoisonTrial:
         # The application of the test is not part of the installed package.
         path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
         arguments = [*app, *options, "--url", url]
-        self._fleet = Fleet(home, arguments, {"PYTHONPATH": path})
+        self._workers = LaunchedWorkers(home, arguments, {"PYTHONPATH": path})
         self._good: dict[str, list[str]] = {"calm": [], "poisoned": []}
         self._poison: dict[str, Poison] = {}
         self._memory_kb: list[int] = []
@@ -67,7 +67,7 @@ class PoisonTrial:
 
     @property
     def log(self) -> Path:
-        return self._fleet.log
+        return self._workers.log
 
     async def run(self) -> list[str]:
         started = time.monotonic()
@@ -79,16 +79,16 @@ class PoisonTrial:
                 backoff="constant(20ms)",
             )
             try:
-                self._fleet.start()
+                self._workers.start()
                 await self._warm_up(app)
                 await self._run_calm(app, self._plan.calm_s)
                 poisoned_at = time.monotonic()
                 violations = await self._poisoned(app)
                 poisoned_s = time.monotonic() - poisoned_at
                 store = await self._store(app)
-                violations += self._fleet.stop()
+                violations += self._workers.stop()
             finally:
-                self._fleet.kill()
+                self._workers.kill()
         violations += self._judge(store)
         self.figures["seconds"] = round(time.monotonic() - started, 1)
         self.figures["poison_per_s"] = round(len(self._poison) / max(poisoned_s, 0.001), 1)
@@ -98,10 +98,12 @@ class PoisonTrial:
         """Wait until every worker has run a job, so that start-up is not measured."""
         receipts = await app.enqueue_many([app.job(task, payload) for task, payload in GOOD * 4])
         deadline = time.monotonic() + DRAIN_S_MAX
-        while len(self._fleet.tree().child) < 2 * self._plan.workers or [
+        while len(self._workers.tree().child) < 2 * self._plan.workers or [
             each for each in receipts if (job := await app.get(each.id)) and not job.state.finished
         ]:
-            assert time.monotonic() < deadline, f"no job ran: {self._fleet.log.read_text()[-2000:]}"
+            assert time.monotonic() < deadline, (
+                f"no job ran: {self._workers.log.read_text()[-2000:]}"
+            )
             await asyncio.sleep(0.05)
 
     async def _run_calm(self, app: Holdfast, seconds: float) -> None:
@@ -115,7 +117,7 @@ class PoisonTrial:
         left = self._draw()
         moved_at, unfinished_before = time.monotonic(), -1
         while True:
-            self._fleet.bury()
+            self._workers.reap_orphans()
             self._sample_memory()
             await self._enqueue_good(app, "poisoned")
             [view] = [each for each in await app.queues() if each.queue.name == QUEUE.name]
@@ -171,7 +173,7 @@ class PoisonTrial:
             self._poison[receipt.id] = each
 
     def _sample_memory(self) -> None:
-        sizes = [_resident_kb(pid) for pid in self._fleet.tree().supervisor]
+        sizes = [_resident_kb(pid) for pid in self._workers.tree().supervisor]
         if len(sizes) == self._plan.workers:
             self._memory_kb.append(max(sizes))
 

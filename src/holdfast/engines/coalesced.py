@@ -121,7 +121,7 @@ class Coalesced(Wrapper):
         return await self._settles.submit(settlements)
 
 
-class _Call(Protocol[Entry, Answer]):
+class _BatchedCall(Protocol[Entry, Answer]):
     """One caller's batch."""
 
     entries: Sequence[Entry]
@@ -214,7 +214,7 @@ class _PendingCalls(Generic[Entry, Answer]):
 
     def __init__(self, batch_max: int) -> None:
         self._batch_max = batch_max
-        self._waiting: list[_Call[Entry, Answer]] = []
+        self._waiting: list[_BatchedCall[Entry, Answer]] = []
         self._task: asyncio.Task[None] | None = None
 
     async def submit(self, entries: Sequence[Entry]) -> list[Answer]:
@@ -240,7 +240,7 @@ class _PendingCalls(Generic[Entry, Answer]):
             self._task = asyncio.create_task(self._run())
 
     async def _run(self) -> None:
-        group: list[_Call[Entry, Answer]] = []
+        group: list[_BatchedCall[Entry, Answer]] = []
         try:
             while group := self._take():
                 await self._serve(group)
@@ -254,7 +254,7 @@ class _PendingCalls(Generic[Entry, Answer]):
             self._task = None
             self._became_idle()
 
-    def _take(self) -> list[_Call[Entry, Answer]]:
+    def _take(self) -> list[_BatchedCall[Entry, Answer]]:
         """The next calls in order, as many as fit into one batch; a call is never split."""
         waiting = [call for call in self._waiting if not call.is_over]
         total, count = 0, 0
@@ -266,15 +266,15 @@ class _PendingCalls(Generic[Entry, Answer]):
         self._waiting = waiting[count:]
         return waiting[:count]
 
-    def _take_all(self) -> list[_Call[Entry, Answer]]:
+    def _take_all(self) -> list[_BatchedCall[Entry, Answer]]:
         waiting, self._waiting = self._waiting, []
         return waiting
 
-    async def _serve(self, group: list[_Call[Entry, Answer]]) -> None:
+    async def _serve(self, group: list[_BatchedCall[Entry, Answer]]) -> None:
         """Answer every call of the group."""
         raise NotImplementedError
 
-    async def _regroup(self, group: list[_Call[Entry, Answer]]) -> None:
+    async def _regroup(self, group: list[_BatchedCall[Entry, Answer]]) -> None:
         """Called when a group was answered, before the next is taken."""
 
     def _discard(self, answers: list[Answer]) -> None:
@@ -297,14 +297,14 @@ class _Merged(_PendingCalls[Entry, Answer]):
         super().__init__(batch_max)
         self._send = send
         self._sent_s = 0.0
-        self._arrived: deque[_Call[Entry, Answer]] = deque()
+        self._arrived: deque[_BatchedCall[Entry, Answer]] = deque()
         self._is_awake = False
         """Calls that have arrived will be taken, by a running task or one that is about to."""
         self._wanted = 0
         """The number of arrived calls that completes a group, while one is awaited."""
         self._regrouped: asyncio.Future[None] | None = None
 
-    def add(self, call: _Call[Entry, Answer], loop: asyncio.AbstractEventLoop) -> None:
+    def add(self, call: _BatchedCall[Entry, Answer], loop: asyncio.AbstractEventLoop) -> None:
         """Add a call from another thread."""
         self._arrived.append(call)
         if not self._is_awake:
@@ -324,7 +324,7 @@ class _Merged(_PendingCalls[Entry, Answer]):
         """Make the loop look for calls, from another thread."""
         loop.call_soon_threadsafe(self._begin)
 
-    def _take(self) -> list[_Call[Entry, Answer]]:
+    def _take(self) -> list[_BatchedCall[Entry, Answer]]:
         while True:
             arrived = self._take_arrived()
             self._waiting += arrived
@@ -333,15 +333,15 @@ class _Merged(_PendingCalls[Entry, Answer]):
             if group or not arrived:
                 return group
 
-    def _take_all(self) -> list[_Call[Entry, Answer]]:
+    def _take_all(self) -> list[_BatchedCall[Entry, Answer]]:
         calls = super()._take_all()
         while arrived := self._take_arrived():
             calls += arrived
         return calls
 
-    def _take_arrived(self) -> list[_Call[Entry, Answer]]:
+    def _take_arrived(self) -> list[_BatchedCall[Entry, Answer]]:
         """The calls of other threads; after an empty answer, the next one wakes the loop."""
-        taken: list[_Call[Entry, Answer]] = []
+        taken: list[_BatchedCall[Entry, Answer]] = []
         while self._arrived:
             taken.append(self._arrived.popleft())
         if not taken:
@@ -352,7 +352,7 @@ class _Merged(_PendingCalls[Entry, Answer]):
                 taken.append(self._arrived.popleft())
         return taken
 
-    async def _regroup(self, group: list[_Call[Entry, Answer]]) -> None:
+    async def _regroup(self, group: list[_BatchedCall[Entry, Answer]]) -> None:
         """Wake the threads, and give them time to call again, so that they do not split into two
         groups that commit in turn: until all are back, but no longer than their call took. A single
         caller never waits.
@@ -390,7 +390,7 @@ class _Merged(_PendingCalls[Entry, Answer]):
             return await self._send(entries)
         return await super().submit(entries)
 
-    async def _serve(self, group: list[_Call[Entry, Answer]]) -> None:
+    async def _serve(self, group: list[_BatchedCall[Entry, Answer]]) -> None:
         began = monotonic()
         try:
             answers = await self._send([entry for call in group for entry in call.entries])
@@ -414,7 +414,7 @@ class _Merged(_PendingCalls[Entry, Answer]):
                 at += len(call.entries)
 
 
-def _share(group: list[_Call[Entry, Answer]], error: OutcomeUnknown) -> None:
+def _share(group: list[_BatchedCall[Entry, Answer]], error: OutcomeUnknown) -> None:
     """Calls whose answers are all known succeed; the others get the error."""
     at = 0
     for call in group:
@@ -449,7 +449,7 @@ class _SharedLeases(_PendingCalls[None, Lease]):
         self._release_later = release
         self._when_idle = became_idle
 
-    async def _serve(self, group: list[_Call[None, Lease]]) -> None:
+    async def _serve(self, group: list[_BatchedCall[None, Lease]]) -> None:
         total = sum(len(call.entries) for call in group)
         try:
             leases = await self._engine.lease(replace(self._alike, limit=total))
@@ -464,7 +464,7 @@ class _SharedLeases(_PendingCalls[None, Lease]):
                 leases = self._after_batch(share, leases)
         self._discard(leases)
 
-    def _take(self) -> list[_Call[None, Lease]]:
+    def _take(self) -> list[_BatchedCall[None, Lease]]:
         calls = super()._take()
         if self._alike in self._apart:
             self._waiting = calls[1:] + self._waiting

@@ -124,10 +124,11 @@ import os, random, signal, subprocess, sys, time
 from holdfast.conformance.chaos.process_tree import ProcessTree
 from holdfast.conformance.chaos.faults import FaultInjector
 victim = subprocess.Popen(["sleep", "60"], start_new_session=True)
-class Fleet:
+class LaunchedWorkers:
     def tree(self):
         return ProcessTree([], [victim.pid], [victim.pid], [], [])
-injector = FaultInjector(Fleet(), random.Random(1), lease_ms=10, scale=0.0, one_writer=False)
+rng = random.Random(1)
+injector = FaultInjector(LaunchedWorkers(), rng, lease_ms=10, scale=0.0, one_writer=False)
 assert injector.inject("freeze", early=False)
 print(victim.pid, flush=True)
 os.kill(os.getpid(), signal.SIGKILL)

@@ -7,7 +7,7 @@ from typing import cast
 
 import pytest
 
-from holdfast.conformance.simulate import MakeEngine, Plan, SimulationRun, run
+from holdfast.conformance.simulate import MakeEngine, SimulationPlan, SimulationRun, run
 from holdfast.core import lifecycle
 from holdfast.engines.base import Engine
 from holdfast.testing.clock import ManualClock
@@ -93,8 +93,8 @@ def seeds(mutant: str) -> list[int]:
     return [first, *(seed for seed in range(SEEDS_MAX) if seed != first)]
 
 
-def planned(seed: int, faults: set[str], features: set[str]) -> Plan:
-    return Plan(
+def planned(seed: int, faults: set[str], features: set[str]) -> SimulationPlan:
+    return SimulationPlan(
         seed=seed,
         steps=300,
         producers=2,

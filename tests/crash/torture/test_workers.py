@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from holdfast.conformance.chaos.faults import kill_roles
-from holdfast.conformance.chaos.process_tree import Fleet
+from holdfast.conformance.chaos.process_tree import LaunchedWorkers
 from holdfast.conformance.chaos.run_log import HOME
 from holdfast.conformance.chaos.verify import LINGER_MS_MAX, ChaosFindings, Fault, verify
 from holdfast.core.model import Event, EventKind, Failure, FailureKind, Job, Queue, Reason, State
@@ -169,18 +169,18 @@ def test_a_planted_fault_is_found(text: str) -> None:
 
 
 def test_a_process_that_is_left_behind_is_found(tmp_path: Path) -> None:
-    # In a separate process, because Fleet reaps all its children.
+    # In a separate process, because LaunchedWorkers reaps all its children.
     program = f"""
 import os, subprocess
 from pathlib import Path
-from holdfast.conformance.chaos.process_tree import Fleet
+from holdfast.conformance.chaos.process_tree import LaunchedWorkers
 from holdfast.conformance.chaos.run_log import HOME
-fleet = Fleet(Path({str(tmp_path)!r}), [])
-print(fleet.survivors(), fleet.strays())
+workers = LaunchedWorkers(Path({str(tmp_path)!r}), [])
+print(workers.survivors(), workers.strays())
 left = subprocess.Popen(["sleep", "60"], env={{**os.environ, HOME: {str(tmp_path)!r}}})
-print([each == [f"{{left.pid}} sleep 60"] for each in (fleet.survivors(), fleet.strays())])
-fleet.kill()
-print(fleet.survivors(), fleet.strays())
+print([each == [f"{{left.pid}} sleep 60"] for each in (workers.survivors(), workers.strays())])
+workers.kill()
+print(workers.survivors(), workers.strays())
 """
     command = [sys.executable, "-c", program]
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
@@ -189,19 +189,21 @@ print(fleet.survivors(), fleet.strays())
 
 def test_a_worker_that_breaks_down_is_found(tmp_path: Path) -> None:
     # Only the log of the workers is read; the constructor would change this process.
-    fleet = Fleet.__new__(Fleet)
-    fleet._home = tmp_path
-    assert fleet.breakdowns() == []
+    workers = LaunchedWorkers.__new__(LaunchedWorkers)
+    workers._home = tmp_path
+    assert workers.breakdowns() == []
     killed = "holdfast: a worker ended by signal 9; restarting it in 0.2 s"
     broken = "holdfast: a worker ended by exit code 1; restarting it in 0.2 s"
-    fleet.log.write_text(f"{killed}\n{broken}\n")
-    assert fleet.breakdowns() == [f"without a fault: {broken} (before that: {killed})"]
+    workers.log.write_text(f"{killed}\n{broken}\n")
+    assert workers.breakdowns() == [f"without a fault: {broken} (before that: {killed})"]
     # The database was down when the worker started, which is a fault of the test.
     away = "holdfast: the database does not answer (unavailable)"
-    fleet.log.write_text(f"{killed}\n{away}\n{broken}\n")
-    assert fleet.breakdowns(outages=True) == []
-    fleet.log.write_text(f"{killed}\n{away}\n{broken}\n{broken}\n")
-    assert fleet.breakdowns(outages=True) == [f"without a fault: {broken} (before that: {broken})"]
+    workers.log.write_text(f"{killed}\n{away}\n{broken}\n")
+    assert workers.breakdowns(outages=True) == []
+    workers.log.write_text(f"{killed}\n{away}\n{broken}\n{broken}\n")
+    assert workers.breakdowns(outages=True) == [
+        f"without a fault: {broken} (before that: {broken})"
+    ]
 
 
 def test_a_job_may_die_by_policy() -> None:

@@ -1,5 +1,5 @@
-"""Injects faults: kills and freezes processes of one fleet, and restarts its database server and
-its broker.
+"""Injects faults: kills and freezes the processes of workers, and restarts their database server
+and broker.
 
 It records the targets and the end of each fault for `verify`. It knows nothing about jobs.
 """
@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import NamedTuple, Protocol
 
-from holdfast.conformance.chaos.process_tree import Fleet, ProcessTree, grown
+from holdfast.conformance.chaos.process_tree import LaunchedWorkers, ProcessTree, grown
 from holdfast.conformance.chaos.verify import Fault
 from holdfast.worker import processes
 
@@ -60,7 +60,7 @@ class FaultInjector:
 
     def __init__(
         self,
-        fleet: Fleet,
+        workers: LaunchedWorkers,
         dice: random.Random,
         *,
         lease_ms: int,
@@ -68,7 +68,7 @@ class FaultInjector:
         one_writer: bool,
         servers: Servers | None = None,
     ) -> None:
-        self._fleet = fleet
+        self._workers = workers
         self._dice = dice
         self._lease_ms = lease_ms
         self._grown_s = _GROWN_S * scale
@@ -92,7 +92,7 @@ class FaultInjector:
             return self._restart(kind, self._servers.store)
         if kind == "broker_restart":
             return self._restart(kind, self._servers.broker)
-        tree = self._fleet.tree()
+        tree = self._workers.tree()
         if kind == "freeze":
             return self._freeze(tree)
         victims: list[int] = getattr(tree, kind)

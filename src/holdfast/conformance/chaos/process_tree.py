@@ -45,7 +45,7 @@ class ProcessTree(NamedTuple):
     command: list[int]
 
 
-class Fleet:
+class LaunchedWorkers:
     """One launcher with its workers; their output goes to a file in `home`."""
 
     def __init__(
@@ -88,7 +88,7 @@ class Fleet:
                     tree.command.extend(processes.children(child))
         return tree
 
-    def bury(self) -> None:
+    def reap_orphans(self) -> None:
         """Reap dead orphans; living ones are left for `survivors` to find."""
         for pid in processes.children(os.getpid()):
             if pid not in self._before and not self._is_launcher(pid):
@@ -124,13 +124,13 @@ class Fleet:
 
     def survivors(self) -> list[str]:
         """The command lines of all living processes of this run."""
-        self.bury()
+        self.reap_orphans()
         marker = {HOME.encode(): str(self._home).encode()}
         return [f"{pid} {_command_line(pid)}" for pid in processes.marked(marker)]
 
     def strays(self) -> list[str]:
         """Processes that belong to no worker, while workers run and no job does."""
-        self.bury()
+        self.reap_orphans()
         tree = self.tree()
         known = {*tree.launcher, *tree.supervisor, *tree.child, *tree.command_child}
         marker = {HOME.encode(): str(self._home).encode()}
@@ -155,7 +155,7 @@ class Fleet:
                 break
             if self._launcher is not None:
                 self._launcher.poll()
-            self.bury()
+            self.reap_orphans()
         if self._launcher is not None:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._launcher.wait(5)

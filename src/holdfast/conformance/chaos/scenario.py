@@ -22,7 +22,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 from holdfast.app.application import Holdfast
 from holdfast.conformance.chaos import run_log
 from holdfast.conformance.chaos.faults import FaultInjector, Servers, kill_roles
-from holdfast.conformance.chaos.process_tree import Fleet
+from holdfast.conformance.chaos.process_tree import LaunchedWorkers
 from holdfast.conformance.chaos.verify import ChaosFindings, verify
 from holdfast.conformance.private_server import PrivateServer, ServiceUnavailable
 from holdfast.core.model import Job, NewJob, Queue, QueueView, Status
@@ -88,9 +88,9 @@ class ChaosRun:
         self._tell = tell or _tell_terminal
         self._dice = random.Random(plan.seed)
         # In the environment: every user can read a command line, and a URL may contain a password.
-        self._fleet = Fleet(home, self._arguments(options), {"HOLDFAST_URL": url})
+        self._workers = LaunchedWorkers(home, self._arguments(options), {"HOLDFAST_URL": url})
         self._injector = FaultInjector(
-            self._fleet,
+            self._workers,
             self._dice,
             lease_ms=queue.lease_ms,
             scale=plan.scale,
@@ -117,7 +117,7 @@ class ChaosRun:
             )
             try:
                 with self._injector.noting_stalls():
-                    self._fleet.start()
+                    self._workers.start()
                     thawing = asyncio.create_task(self._injector.keep_thawing())
                     try:
                         await self._inject_faults(app)
@@ -127,10 +127,10 @@ class ChaosRun:
                     self._keep_launcher()
                     store = await self._drain(app)
                 violations = await asyncio.to_thread(
-                    self._fleet.stop, outages=self._plan.restarts > 0
+                    self._workers.stop, outages=self._plan.restarts > 0
                 )
             finally:
-                self._fleet.kill()
+                self._workers.kill()
         self._write_down()
         lines = read_lines(self._home / "runs.jsonl")
         findings = verify(lines, self._injector.faults, self._accepted, store, self._queue)
@@ -164,7 +164,7 @@ class ChaosRun:
         deadline = time.monotonic() + DRAIN_S_MAX
         while not read_lines(self._home / "runs.jsonl"):
             if time.monotonic() > deadline:
-                output = self._fleet.log.read_text(errors="replace")[-2000:]
+                output = self._workers.log.read_text(errors="replace")[-2000:]
                 raise EngineError(
                     f"no job ran within {DRAIN_S_MAX:.0f} s; output of the workers: {output}"
                 )
@@ -172,14 +172,14 @@ class ChaosRun:
 
     async def _turn(self, app: Holdfast, took_s: float) -> None:
         self._keep_launcher()
-        self._fleet.bury()
+        self._workers.reap_orphans()
         await self._feed(app)
         done = ", ".join(f"{count} {name}" for name, count in sorted(self.counts.items()))
         self._tell(f"{took_s:.0f} of {self._plan.seconds:.0f} s, {done or 'no fault yet'}")
 
     def _keep_launcher(self) -> None:
-        if not self._fleet.is_running():
-            self._fleet.start()
+        if not self._workers.is_running():
+            self._workers.start()
 
     async def _feed(self, app: Holdfast) -> None:
         """Keep a few jobs waiting, so that recovered jobs do not wait long."""
@@ -222,7 +222,7 @@ class ChaosRun:
         deadline = time.monotonic() + DRAIN_S_MAX
         while time.monotonic() < deadline:
             self._keep_launcher()
-            self._fleet.bury()
+            self._workers.reap_orphans()
             try:
                 await self._offer(app)
                 view = await self._view(app)

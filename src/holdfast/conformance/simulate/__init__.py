@@ -16,14 +16,23 @@ import msgspec
 from holdfast.conformance.checker import Findings, check
 from holdfast.conformance.history import HistoryLine, Journal, dump
 from holdfast.conformance.simulate import players
-from holdfast.conformance.simulate.plan import FAULTS, FEATURES, LEASE_MS, Plan, draw
+from holdfast.conformance.simulate.plan import FAULTS, FEATURES, LEASE_MS, SimulationPlan, draw
 from holdfast.conformance.simulate.players import Effect, EngineRequest, PlayerState, Rest, Script
 from holdfast.core.model import JobFilter, State
 from holdfast.engines.base import Engine
 from holdfast.errors import EngineError, EngineUnavailable, OutcomeUnknown
 from holdfast.testing.clock import ManualClock
 
-__all__ = ["FAULTS", "FEATURES", "MakeEngine", "Plan", "SimulationRun", "draw", "run", "simulate"]
+__all__ = [
+    "FAULTS",
+    "FEATURES",
+    "MakeEngine",
+    "SimulationPlan",
+    "SimulationRun",
+    "draw",
+    "run",
+    "simulate",
+]
 
 MakeEngine = Callable[[ManualClock], Engine]
 UNFINISHED = (State.WAITING, State.LEASED)
@@ -32,7 +41,7 @@ UNFINISHED = (State.WAITING, State.LEASED)
 class SimulationRun(msgspec.Struct, frozen=True):
     """The plan of a run, its history, and the findings of the checker."""
 
-    plan: Plan
+    plan: SimulationPlan
     findings: Findings
     lines: list[HistoryLine]
 
@@ -61,7 +70,7 @@ async def simulate(
     return await run(draw(seed, steps=steps, without=without), make_engine)
 
 
-async def run(plan: Plan, make_engine: MakeEngine) -> SimulationRun:
+async def run(plan: SimulationPlan, make_engine: MakeEngine) -> SimulationRun:
     """Run a plan and check its history."""
     lines = await World(plan, make_engine).run()
     return SimulationRun(plan, check(lines), lines)
@@ -91,7 +100,7 @@ class Player:
 class World:
     """One run: the players, the virtual clock, the due events, and the calls in flight."""
 
-    def __init__(self, plan: Plan, make_engine: MakeEngine) -> None:
+    def __init__(self, plan: SimulationPlan, make_engine: MakeEngine) -> None:
         self.plan = plan
         self.lines: list[HistoryLine] = []
         self.clock: ManualClock = ManualClock()

@@ -52,7 +52,7 @@ LEASE_MS = 2_000
 SWEEP_MS = 500
 
 
-class Plan(msgspec.Struct, frozen=True, kw_only=True):
+class SimulationPlan(msgspec.Struct, frozen=True, kw_only=True):
     """The sizes of a simulation, and the faults and features that its seed chose."""
 
     seed: int
@@ -96,12 +96,12 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 _PER_TENANT = (Limit(name="tenants", key="{tenant}", task="work", concurrency=1),)
 
 
-def draw(seed: int, *, steps: int = 400, without: frozenset[str] = frozenset()) -> Plan:
+def draw(seed: int, *, steps: int = 400, without: frozenset[str] = frozenset()) -> SimulationPlan:
     """The plan of a seed; `without` removes faults that an engine does not have to survive."""
     dice = random.Random(seed)
     faults = {name for name in FAULTS if dice.random() < 0.4}
     features = {name for name in FEATURES if dice.random() < 0.5}
-    return Plan(
+    return SimulationPlan(
         seed=seed,
         steps=steps,
         producers=dice.randint(1, 3),

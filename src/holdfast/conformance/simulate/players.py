@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from msgspec.structs import replace
 
-from holdfast.conformance.simulate.plan import LEASE_MS, SWEEP_MS, Plan
+from holdfast.conformance.simulate.plan import LEASE_MS, SWEEP_MS, SimulationPlan
 from holdfast.core import retry_policy
 from holdfast.core.model import (
     Failure,
@@ -86,7 +86,7 @@ class PlayerState:
     """A player's state: its name, its random numbers, the plan, and the job ids it knows."""
 
     def __init__(
-        self, name: str, dice: random.Random, plan: Plan, clock: Clock, ids: list[str]
+        self, name: str, dice: random.Random, plan: SimulationPlan, clock: Clock, ids: list[str]
     ) -> None:
         self.name = name
         self.dice = dice

@@ -43,7 +43,7 @@ _UNKNOWN = (OutcomeUnknown, asyncio.CancelledError)
 """After these the call may have taken effect."""
 
 
-class _Call:
+class _LedgerCall:
     """A call of the ledger; `changed` if it may have made a job due."""
 
     __slots__ = ("changed",)
@@ -52,7 +52,7 @@ class _Call:
         self.changed = False
 
 
-_CALL: ContextVar[_Call | None] = ContextVar("_CALL", default=None)
+_CALL: ContextVar[_LedgerCall | None] = ContextVar("_CALL", default=None)
 
 
 class BrokeredEngine(Wrapper):
@@ -230,9 +230,9 @@ class BrokeredEngine(Wrapper):
 
 
 @contextlib.contextmanager
-def _watched() -> Iterator[_Call]:
+def _watched() -> Iterator[_LedgerCall]:
     """Learn whether the ledger's calls in this block may have made a job due."""
-    call = _Call()
+    call = _LedgerCall()
     token = _CALL.set(call)
     try:
         yield call

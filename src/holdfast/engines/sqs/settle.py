@@ -51,7 +51,7 @@ Answers: TypeAlias = dict[int, Any]
 """By their positions in the call: an outcome or a renewed lease, or the error instead."""
 
 
-class _Held(NamedTuple):
+class _LeasedMessage(NamedTuple):
     """A lease with the facts of its message."""
 
     at: int
@@ -92,7 +92,7 @@ class SqsSettler:
         answers: Answers = {}
         held = await self._held([each.lease for each in renewals], answers, lost=None)
         now = self._client.now_ms()
-        changes: dict[str, list[tuple[_Held, int]]] = defaultdict(list)
+        changes: dict[str, list[tuple[_LeasedMessage, int]]] = defaultdict(list)
         for each in held:
             wanted_ms = renewals[each.at].lease_ms
             lease_ms = each.lease.lease_ms if wanted_ms is None else wanted_ms
@@ -114,11 +114,11 @@ class SqsSettler:
         await self._send_follow_ups(settlements, answers)
         leases = [each.lease for each in settlements]
         held = await self._held(leases, answers, lost=Outcome.LOST)
-        deletes: dict[str, list[_Held]] = defaultdict(list)
-        changes: dict[str, list[tuple[_Held, int]]] = defaultdict(list)
-        burials: dict[str, list[_Held]] = defaultdict(list)
-        forwards: dict[tuple[str, str], list[_Held]] = defaultdict(list)
-        repeats: dict[str, list[tuple[_Held, int]]] = defaultdict(list)
+        deletes: dict[str, list[_LeasedMessage]] = defaultdict(list)
+        changes: dict[str, list[tuple[_LeasedMessage, int]]] = defaultdict(list)
+        burials: dict[str, list[_LeasedMessage]] = defaultdict(list)
+        forwards: dict[tuple[str, str], list[_LeasedMessage]] = defaultdict(list)
+        repeats: dict[str, list[tuple[_LeasedMessage, int]]] = defaultdict(list)
         for each in held:
             verdict = settlements[each.at].verdict
             match verdict:
@@ -185,10 +185,10 @@ class SqsSettler:
 
     async def _held(
         self, leases: Sequence[Lease], answers: Answers, *, lost: Outcome | None
-    ) -> list[_Held]:
+    ) -> list[_LeasedMessage]:
         """The leases that have no answer yet. One that is not of this engine, or whose queue is
         gone, is lost."""
-        found: list[_Held] = []
+        found: list[_LeasedMessage] = []
         now = self._client.now_ms()
         for at, lease in enumerate(leases):
             if at in answers:
@@ -207,17 +207,17 @@ class SqsSettler:
                     answers[at] = lost
                     continue
             left_ms = _received_at(job, now) + HELD_MS_MAX - now
-            found.append(_Held(at, lease, stored, url, handle, left_ms))
+            found.append(_LeasedMessage(at, lease, stored, url, handle, left_ms))
         return found
 
-    async def _delete(self, url: str, part: Sequence[_Held], answers: Answers) -> None:
+    async def _delete(self, url: str, part: Sequence[_LeasedMessage], answers: Answers) -> None:
         told = await self._client.delete(url, [each.handle for each in part])
         self._note(part, told, answers)
 
     async def _change(
         self,
         url: str,
-        part: Sequence[tuple[_Held, int]],
+        part: Sequence[tuple[_LeasedMessage, int]],
         answers: Answers,
         settled: Outcome | None,
     ) -> None:
@@ -233,7 +233,9 @@ class SqsSettler:
                 answers[each.at] = None if _is_lost(error) else _retriable(error)
         return None
 
-    async def _repeat(self, url: str, part: Sequence[tuple[_Held, int]], answers: Answers) -> None:
+    async def _repeat(
+        self, url: str, part: Sequence[tuple[_LeasedMessage, int]], answers: Answers
+    ) -> None:
         """Send messages again, hidden for so many seconds, and then delete them."""
         held = [each for each, _ in part]
         outgoing = [
@@ -246,7 +248,7 @@ class SqsSettler:
         self._note(held, await self._mover.move(url, url, outgoing, handles), answers)
 
     async def _bury(
-        self, part: Sequence[_Held], settlements: Sequence[Settlement], answers: Answers
+        self, part: Sequence[_LeasedMessage], settlements: Sequence[Settlement], answers: Answers
     ) -> None:
         now = self._client.now_ms()
         burials: list[Burial] = []
@@ -270,7 +272,9 @@ class SqsSettler:
             told = [EngineUnavailable(str(error))] * len(part)
         self._note(part, told, answers)
 
-    async def _forward(self, url: str, queue: str, part: Sequence[_Held], answers: Answers) -> None:
+    async def _forward(
+        self, url: str, queue: str, part: Sequence[_LeasedMessage], answers: Answers
+    ) -> None:
         target = await self._catalog.find(queue)
         if target is None:
             answers |= {each.at: Outcome.REFUSED for each in part}
@@ -288,7 +292,7 @@ class SqsSettler:
         self._note(part, told, answers)
 
     def _note(
-        self, part: Sequence[_Held], told: Sequence[HoldfastError | None], answers: Answers
+        self, part: Sequence[_LeasedMessage], told: Sequence[HoldfastError | None], answers: Answers
     ) -> None:
         for each, error in zip(part, told, strict=True):
             if error is None:
@@ -344,14 +348,14 @@ def _queues_of(verdict: Verdict) -> list[str]:
             return []
 
 
-def _would_die(held: _Held) -> bool:
+def _would_die(held: _LeasedMessage) -> bool:
     """Whether the next delivery of the message would bury its job. SQS counts each receive, and
     only a message that is sent again starts anew, which a FIFO queue's must not."""
     is_plain = not held.stored.is_fifo and not held.job.is_dead_letter
     return is_plain and retry_policy.exhausted(held.stored.queue, held.job)
 
 
-def _pause_s(verdict: Retry | Release | Bury, held: _Held) -> int:
+def _pause_s(verdict: Retry | Release | Bury, held: _LeasedMessage) -> int:
     """How long a message is hidden before its next delivery; a dead letter that is buried again is
     visible at once."""
     delay_ms = 0 if isinstance(verdict, Bury) else verdict.delay_ms

@@ -35,7 +35,7 @@ _CHECK_S = HIDDEN_S / 4
 _MARGIN_S = HIDDEN_S / 2
 
 
-class _Held(NamedTuple):
+class _HeldMessage(NamedTuple):
     message: SqsMessage
     received_at: float
     hidden_until: float
@@ -54,7 +54,7 @@ class SqsSource:
     ) -> None:
         self.url = url
         self.is_fifo: bool = url.endswith(".fifo")
-        self.held: dict[int, _Held] = {}
+        self.held: dict[int, _HeldMessage] = {}
         self._client = client
         self._tags = tags
         self._clock_s = clock_s
@@ -187,7 +187,7 @@ class SqsSource:
         now = self._clock_s()
         for message in messages:
             tag = next(self._tags)
-            self.held[tag] = _Held(message, now, now + HIDDEN_S)
+            self.held[tag] = _HeldMessage(message, now, now + HIDDEN_S)
             self._ready.append(tag)
         if messages and self._keeper is None:
             self._keeper = asyncio.create_task(self._keep(), name="sqs visibility")

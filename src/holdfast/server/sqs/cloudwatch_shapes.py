@@ -17,11 +17,11 @@ TARGET: Final = "GraniteServiceVersion20100801"
 Time: TypeAlias = Annotated[float, Meta(ge=0, le=1e11)]
 
 
-class _Member(Struct, frozen=True, kw_only=True, rename=member_name):
-    pass
+class _CloudWatchShape(Struct, frozen=True, kw_only=True, rename=member_name):
+    """A part of a request or an answer, with the member names of CloudWatch."""
 
 
-class Dimension(_Member, frozen=True, kw_only=True):
+class Dimension(_CloudWatchShape, frozen=True, kw_only=True):
     """A part of a metric's identity: the metrics of a queue have the dimension `QueueName`."""
 
     name: str
@@ -61,7 +61,7 @@ class GetMetricStatisticsResult(Answer, frozen=True, kw_only=True):
     datapoints: tuple[Datapoint, ...]
 
 
-class MetricName(_Member, frozen=True, kw_only=True):
+class MetricName(_CloudWatchShape, frozen=True, kw_only=True):
     """A metric of a queue."""
 
     namespace: str | None = None
@@ -69,7 +69,7 @@ class MetricName(_Member, frozen=True, kw_only=True):
     dimensions: tuple[Dimension, ...] = ()
 
 
-class MetricStat(_Member, frozen=True, kw_only=True):
+class MetricStat(_CloudWatchShape, frozen=True, kw_only=True):
     """A metric, and the statistic to return."""
 
     metric: MetricName
@@ -78,7 +78,7 @@ class MetricStat(_Member, frozen=True, kw_only=True):
     unit: str | None = None
 
 
-class MetricDataQuery(_Member, frozen=True, kw_only=True):
+class MetricDataQuery(_CloudWatchShape, frozen=True, kw_only=True):
     """One metric of a request. Metric math is an `expression` instead."""
 
     id: str
