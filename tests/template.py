@@ -28,7 +28,7 @@ from tests.sources import ROOT
 
 HOLDFAST = "holdfast"
 TIMEOUT_S = 60
-# What a pipe holds before anybody reads it.
+# The bytes that a pipe holds before they are read.
 INPUT_BYTES_MAX = 65_536
 # Modules that most programs load anyway. Public modules that a program must import itself, such as
 # `holdfast.testing`, are not among them.

@@ -62,7 +62,7 @@ class Site(NamedTuple):
 
 
 class Part(NamedTuple):
-    """What a part measured, and what was wrong."""
+    """The figures that a part measured, and the faults that it found."""
 
     figures: dict[str, Any]
     wrong: list[str]

@@ -276,7 +276,7 @@ class GateFaultInjector(BrokerFaultInjector):
 
     async def _drain(self) -> bool:
         """Wait until the source is empty and every job is done."""
-        # What the proxy holds back of a killed producer has arrived by then.
+        # Messages of a killed producer that the proxy delays have arrived by then.
         await asyncio.sleep(2 * STALL_S)
         emptied = await gate_flow.wait_until_empty(self._node, SOURCE, DRAIN_S_MAX)
         return await super()._drain() and emptied

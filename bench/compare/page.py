@@ -30,7 +30,7 @@ class Answer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Observation(msgspec.Struct, frozen=True, kw_only=True):
-    """What an experiment found for a product and a question."""
+    """The result of an experiment with a product, about one question."""
 
     product: str
     question: str

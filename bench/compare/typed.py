@@ -1,4 +1,4 @@
-"""What a type checker says about a wrong argument and about the result of a job.
+"""The findings of a type checker about a wrong argument and about the result of a job.
 
 Each program has a line that ends with `# wrong` and one that reveals the type of a result.
 """

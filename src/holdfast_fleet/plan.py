@@ -144,7 +144,7 @@ def audit_pools(
     *,
     hours: float,
 ) -> list[PoolReport]:
-    """The report of each pool, by name. What is unknown stays None, also in sums and costs."""
+    """The report of each pool, by name. Unknown values stay None, also in sums and costs."""
     by_pool: defaultdict[str, dict[str, Instance]] = defaultdict(dict)
     for each in instances or ():
         if each.is_managed and each.pool is not None:

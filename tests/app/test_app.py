@@ -1,4 +1,4 @@
-"""The front door: what goes in is checked by name, what must not be overlooked is raised."""
+"""The application checks options by name, and raises errors that must not be overlooked."""
 
 import asyncio
 import importlib

@@ -1,4 +1,4 @@
-"""The blocking front door: the same methods, one loop, no fork, no hang."""
+"""The blocking façade: the same methods, one loop, no fork, no hang."""
 
 import asyncio
 import inspect

@@ -1,4 +1,4 @@
-"""Jobs in hand through the front door: how a lease ends, and what becomes of its job."""
+"""Leases through the application: how a lease ends, and the effect on its job."""
 
 import asyncio
 from typing import Any

@@ -1,4 +1,4 @@
-"""Whatever has a wrong type is refused by its name, before it can reach an engine."""
+"""A value of a wrong type is refused by its name, before it reaches an engine."""
 
 from collections.abc import Awaitable, Callable
 from typing import Any

@@ -71,7 +71,7 @@ def _needed(apt: Apt) -> list[str]:
     """The packages and all they need that the system lacks."""
     planned = apt("apt-get", "install", "--simulate", "--no-install-recommends", *PACKAGES)
     missing = re.findall(r"(?m)^Inst (\S+)", planned)
-    # What is installed is not planned, but the fonts are used from the tree, with the browser.
+    # Installed packages are not planned, but the fonts are used from the tree, with the browser.
     return sorted({*PACKAGES, *missing})
 
 

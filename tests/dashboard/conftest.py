@@ -1,6 +1,6 @@
 """A browser for each test process, and servers with something to look at.
 
-What lasts for the package is shared: a test acts only on queues and jobs that it made itself.
+Fixtures of the package are shared: a test acts only on queues and jobs that it made itself.
 """
 
 import os

@@ -54,7 +54,7 @@ async def hostile(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Sit
 
 
 async def look(viewer: Viewer, place: Place, heap_mb_max: float = HEAP_MB_MAX) -> list[str]:
-    """What is wrong with the page, wide and on a phone."""
+    """The faults of the page, wide and on a phone."""
     faults = await visit(viewer, place)
     text = await viewer.main_text()
     faults += [f"acts: {found!r}" for found in set(_ACTING.findall(text))]

@@ -167,7 +167,7 @@ class Viewer:
         return int(await self.page.evaluate(f"() => Math.floor({root}.scrollWidth - {width})"))
 
     async def main_text(self) -> str:
-        """What can be read on the page, without its frame."""
+        """The text of the page, without its frame."""
         return await self.page.locator("main").inner_text()
 
     async def focused(self) -> str:
@@ -180,7 +180,7 @@ class Viewer:
         )
 
     async def axe(self, *rules: str) -> list[Finding]:
-        """What axe-core finds that is serious or critical, by all rules unless some are named."""
+        """The serious and critical findings of axe-core, by all rules unless some are named."""
         if not await self.page.evaluate("() => 'axe' in window"):
             await self.page.evaluate(_axe_script())
         found = msgspec.convert(await self.page.evaluate(_RUN_AXE, rules), list[Finding])
@@ -208,7 +208,7 @@ class Viewer:
 
     @property
     def faults(self) -> list[str]:
-        """What went wrong and was not allowed."""
+        """The errors that were not allowed."""
         return [each for each in self._faults if not any(one.search(each) for one in self._allowed)]
 
     async def take_faults(self) -> list[str]:
@@ -222,7 +222,7 @@ class Viewer:
         return found
 
     async def first_fault(self) -> str:
-        """What goes wrong first, once something does."""
+        """The first error, once there is one."""
         async with asyncio.timeout(TIMEOUT_MS / 1000):
             await self._faulty.wait()
         return self._faults[0]

@@ -85,7 +85,7 @@ class Player:
             self._start(command)
             self._await_lines(expected)
         elif _READS.match(command):
-            # What it shows may happen a moment later: a reader would run it again.
+            # Its output may come true a moment later: a reader would run it again.
             try:
                 wait_until(lambda: shape(expected).search(self._printed(command)))
             except AssertionError as error:
@@ -128,7 +128,7 @@ class Player:
             )
 
     def _interrupt(self) -> None:
-        """What the page calls Ctrl-C in the other terminal."""
+        """Send what Ctrl-C in the other terminal sends."""
         assert self._running is not None, "no worker or server is running"
         self._interrupted = True
         self._running.send_signal(signal.SIGINT)

@@ -167,7 +167,7 @@ def _rank_guides_first(index: Path) -> None:
 
 @dataclass
 class _Page(HTMLParser):
-    """What a built page has: ids, links, and blocks that were taken for text."""
+    """The ids and links of a built page, and blocks that were taken for text."""
 
     ids: set[str] = field(default_factory=set)
     followed: list[str] = field(default_factory=list)

@@ -59,7 +59,7 @@ def test_the_commands_install_a_working_program(title: str, tmp_path: Path) -> N
 
 
 def run(commands: str, folder: Path, environment: dict[str, str]) -> str:
-    """What the commands print."""
+    """The output of the commands."""
     ran = subprocess.run(
         ["sh", "-ec", commands],
         cwd=folder,

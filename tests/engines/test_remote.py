@@ -364,7 +364,7 @@ async def test_opening_hints_at_http_instead_of_https(
 
 @asynccontextmanager
 async def _saying(answer: bytes) -> AsyncIterator[int]:
-    """Whatever is said to it."""
+    """A server that gives this answer to every request; yields its port."""
 
     async def tell(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read(1)

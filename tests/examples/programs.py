@@ -33,7 +33,7 @@ class Example:
         return self._run(str(self._program), *arguments)
 
     def command(self, *line: str) -> Any:
-        """What a command of the command line prints as JSON."""
+        """The JSON that a command prints."""
         return json.loads("\n".join(self._run(template.HOLDFAST, *line, "--json")))
 
     def _run(self, *words: str) -> list[str]:

@@ -200,7 +200,7 @@ async def test_only_unreadable_records_are_removed(clock: ManualClock) -> None:
 async def test_an_unexpected_error_harms_nobody_else(
     clock: ManualClock, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Whatever the bounds do not foresee."""
+    """Values that the bounds do not foresee."""
 
     def fail_on_bad(rule: Callable[..., Any]) -> Callable[..., Any]:
         def checked(record: Any, *more: Any) -> Any:

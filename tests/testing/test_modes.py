@@ -216,7 +216,7 @@ def test_inline_leaves_jobs_that_time_alone_does_not_start(shop: Shop, how: str)
 
 
 def test_a_batch_has_one_job_of_a_strict_group(shop: Shop) -> None:
-    """However many the queue gives at once."""
+    """Even if the queue gives more at once."""
     with manual(shop.app) as mode:
         shop.app.run(shop.app.declare(shop.index.queue, group_batch=5))
         shop.index.enqueue(0)

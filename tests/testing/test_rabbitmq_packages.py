@@ -99,7 +99,7 @@ def test_a_killed_extraction_is_not_trusted(tools: Path, tmp_path: Path) -> None
         owner.kill()
     [draft] = cache.glob("*.new")
     (draft / "stale").touch()
-    # What it started still writes, so that the next one must wait for it.
+    # A process that it started still writes, so that the next one must wait for it.
     with (cache / "rabbitmq.lock").open("w") as guard, pytest.raises(BlockingIOError):
         fcntl.flock(guard, fcntl.LOCK_EX | fcntl.LOCK_NB)
 

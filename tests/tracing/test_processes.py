@@ -56,7 +56,7 @@ def server_of(popen: "subprocess.Popen[str]") -> str:
 
 @pytest.mark.parametrize("forks", ["1", "0"])
 async def test_one_trace_through_all_processes(tmp_path: Path, forks: str) -> None:
-    """What the handler enqueues and what follows it are part of the same trace."""
+    """Jobs that the handler enqueues, and follow-up jobs, are part of the same trace."""
 
     def look(collector: Collector) -> dict[str, Seen]:
         found = {f"{each.service} {each.name}": each for each in collector.spans}

@@ -62,7 +62,7 @@ class Clone:
         return process.returncode, output, errors
 
     def asked(self) -> list[str]:
-        """What uv was asked to do since the last time, `--version` aside."""
+        """The calls of uv since the last time, without `--version`."""
         log = self.path / "uv.log"
         lines = log.read_text().splitlines() if log.exists() else []
         log.unlink(missing_ok=True)

@@ -1,5 +1,5 @@
 """Real workers for tests: started as the launcher does, watched from outside, and all gone at the
-end. Whatever they start bears the test's own marker, so that a survivor is found wherever it hides.
+end. All their processes bear the test's own marker, so that every survivor is found.
 """
 
 import asyncio

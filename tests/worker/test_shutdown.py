@@ -63,7 +63,7 @@ async def test_the_second_signal_releases_at_once(place: Place) -> None:
     await place.in_state("b", State.LEASED)
     process.terminate()
     await draining(place)
-    # What had not started was given back already.
+    # Calls that had not started were given back already.
     await place.in_state("b", State.WAITING)
     process.send_signal(signal.SIGINT)
     assert await ended(process) == 0

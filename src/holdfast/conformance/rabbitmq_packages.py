@@ -32,7 +32,7 @@ def extract(cache: Path) -> Path:
 
 
 def _needed(apt: Apt) -> list[str]:
-    """RabbitMQ and all of Erlang that it needs. What is beyond that is on every system, or it is
+    """RabbitMQ and all of Erlang that it needs. Other packages are on every system, or are
     for the service, which is not started."""
     kinds = "recommends suggests conflicts breaks replaces enhances".split()
     options = [f"--no-{kind}" for kind in kinds]

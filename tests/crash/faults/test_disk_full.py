@@ -32,7 +32,7 @@ async def test_leased_jobs_settle_when_sqlite_finds_no_room(
 async def test_a_refused_enqueue_leaves_nothing_behind(
     disk: FaultyDisk, open_engine: OpenEngine
 ) -> None:
-    """Whatever the write at which the room ends, the batch is in as a whole or not at all."""
+    """Wherever the disk becomes full, the batch is stored as a whole or not at all."""
     engine = await open_engine(vfs=disk.name)
     refused = 0
     for number in range(60):

@@ -114,7 +114,7 @@ async def test_a_failed_sync_then_a_kill_then_a_power_cut(
     tmp_path: Path, clock: ManualClock, disk: FaultyDisk, open_engine: OpenEngine
 ) -> None:
     """The commit whose sync failed is found in the system's cache after a kill, but is not on the
-    disk. What is committed behind it must not depend on it."""
+    disk. Later commits must not depend on it."""
     engine = await open_engine(vfs=disk.name)
     await engine.enqueue([NewJob(id="before", task="noop")])
     disk.faults.fail(Call.SYNC)

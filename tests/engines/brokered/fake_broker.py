@@ -10,7 +10,7 @@ from holdfast.engines.broker import BrokerStatus, DeadMessage, JobMessage, Worke
 
 
 class FakeHub:
-    """What the brokers of several processes have in common."""
+    """The state that the brokers of several processes share."""
 
     def __init__(self) -> None:
         self.brokers: list[FakeBroker] = []

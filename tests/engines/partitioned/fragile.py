@@ -16,7 +16,7 @@ GONE = EngineUnavailable("nobody answers")
 
 class Fragile:
     """A memory engine; every call but `close` fails with `fault`, and hangs until it `moves`.
-    What was in it is there again when it is opened anew."""
+    Its jobs are there again when it is opened anew."""
 
     def __init__(self, clock: ManualClock) -> None:
         self.engine = MemoryEngine(clock=clock)

@@ -137,7 +137,7 @@ def test_a_prefix_like_worker_does_not_match_all_worker_queues(prefix: str) -> N
 
 @pytest.mark.parametrize("patch", [None, b'{"to":"me"}'])
 async def test_a_redrive_stays_in_its_queue(patch: bytes | None) -> None:
-    """Whatever its record says is pending, which a caller with a prefix may have written."""
+    """Although the jobs that its record lists as pending may come from a caller with a prefix."""
     clock = ManualClock()
     engine = MemoryEngine(clock=clock)
     await engine.open()

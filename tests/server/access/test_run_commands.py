@@ -331,7 +331,7 @@ async def commands(engine: Engine) -> Any:
 
 
 def fewer(before: Any, after: Any) -> bool:
-    """Whatever is left is as it was."""
+    """True if entries were only removed."""
     lists = zip(before[1:], after[1:], strict=True)
     same = all(each in old for old, new in lists for each in new)
     return same and after[0].items() <= before[0].items()

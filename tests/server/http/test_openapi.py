@@ -58,7 +58,7 @@ class Asked(Struct, forbid_unknown_fields=True):
 
 @operation("POST", "/v1/right", needs=Scope.OPERATE, repeatable=True)
 async def right(call: ApiCall, body: Asked) -> Answer:
-    """What it says it is."""
+    """Its answer has the declared type."""
     return Answer(body.count)
 
 

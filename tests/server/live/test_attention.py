@@ -1,4 +1,4 @@
-"""What needs attention, from facts: one item for each problem, with a remedy that exists."""
+"""Attention items from facts: one for each problem, with a remedy that exists."""
 
 from typing import Any
 

@@ -565,7 +565,7 @@ async def test_nothing_is_read_while_nothing_is_written(revised: Driver) -> None
         await revised.poll()
         assert store.reads["revision"] == 1
         reads.append(store.reads["worker"])
-    # What changes with time is still read now and then.
+    # Data that changes with time is still read now and then.
     assert reads == [0, 0, 0, 0, 1] * 2 + [0, 0]
     await revised.app.enqueue_many([revised.app.job("t", 1)])
     store.written += 1

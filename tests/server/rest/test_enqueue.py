@@ -242,7 +242,7 @@ async def test_concurrent_requests_share_transactions(
     asked = [asyncio.create_task(rest.enqueue({"id": "first"}))]
     await entered.wait()
     asked += [asyncio.create_task(rest.enqueue({"id": f"j{at}"})) for at in range(10)]
-    # Whatever arrives while the first is written goes together; the others wait in the sockets.
+    # Requests that arrive while the first is written go together; the others wait in the sockets.
     for _ in range(5):
         await rest.get("/v1/tally")
     go_on.set()

@@ -161,8 +161,8 @@ def test_a_signed_url(at: Signed) -> None:
 async def test_the_engine_on_a_machine_whose_clock_is_wrong(
     at: Signed, monkeypatch: pytest.MonkeyPatch, minutes: int, *, refused: bool
 ) -> None:
-    """A request is signed with the time of the machine. What the engine does with time is by the
-    clock of the service."""
+    """A request is signed with the time of the machine. The engine takes times from
+    the clock of the service."""
     off = dt.timedelta(minutes=minutes)
     now = botocore.auth.get_current_datetime
     monkeypatch.setattr(botocore.auth, "get_current_datetime", lambda: now() + off)

@@ -127,7 +127,7 @@ async def test_the_board_promises_no_more_than_the_shortest_lease(driver: PoolDr
     first.renewed_at += 5
     driver.pool.update_boards()
     assert child.board.until_ns == int(second.begin_before() * 1e9)
-    # What runs has begun; its lease says nothing about those that wait.
+    # A running call has begun; its lease says nothing about those that wait.
     child.run(second.call)
     driver.pool.tick()
     assert child.board.until_ns == int(first.begin_before() * 1e9)

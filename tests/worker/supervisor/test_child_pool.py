@@ -98,7 +98,7 @@ async def test_a_single_running_job_is_the_culprit(driver: PoolDriver) -> None:
     assert (failure.signal, failure.type, failure.trace) == (11, "SIGSEGV", "Fatal Python error")
     another = await driver.newest(1)
     another.ready()
-    # What had not started goes on in the next child, in its old order.
+    # Calls that had not started continue in the next child, in their old order.
     assert ids_of(another) == ["b", "c"]
     assert driver.listener.endings == {}
 

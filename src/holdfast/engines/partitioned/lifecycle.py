@@ -1,7 +1,7 @@
 """The upkeep of one partition, which never waits for another one.
 
-Each partition has its own reaper and pruner on an engine of this kind. What they read and write is
-in that partition, and queue settings are the same in all of them.
+Each partition has its own reaper and pruner on an engine of this kind. They read and write only
+in that partition; queue settings are the same in all of them.
 """
 
 from __future__ import annotations

@@ -430,7 +430,7 @@ class RabbitBroker:
             is_new = bool(wanted - self._bound)
             self._bound = checked = wanted
             if is_new:
-                # What was sent before the binding was not received.
+                # Messages sent before the binding were not received.
                 self._wake()
             try:
                 async with asyncio.timeout(REBIND_S):

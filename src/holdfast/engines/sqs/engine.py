@@ -1,7 +1,7 @@
 """SqsEngine: jobs kept on Amazon SQS itself. A job is a message, a lease its receipt handle.
 
-What workers share (registry, orders, schedules, breakers, telemetry) is stored by another engine,
-the control engine; SQS has no records.
+SQS has no records: the data that workers share (registry, orders, schedules, breakers, telemetry)
+is stored by another engine, the control engine.
 """
 
 from __future__ import annotations

@@ -119,7 +119,7 @@ def says(act: ActRecord) -> str:
 
 
 def notes(act: ActRecord) -> tuple[str, ...]:
-    """What people should know before they confirm the act."""
+    """Warnings for the people who confirm the act."""
     found = []
     running = act.states.get(State.LEASED, 0)
     if running and act.plan.act == "cancel":

@@ -190,7 +190,7 @@ def _summary(changes: list[_Change], refused: list[str]) -> ScheduleSync:
 
 
 def describe_sync(sync: ScheduleSync, program: str) -> list[tuple[int, str]]:
-    """What was done, in words, each with its log level."""
+    """The changes in words, each with its log level."""
     lines = [
         (logging.INFO, f"{done} {_named(names)}, to match the code of {program}")
         for done, names in (

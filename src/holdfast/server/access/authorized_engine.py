@@ -272,7 +272,7 @@ class AuthorizedEngine(Wrapper):
         return replace(page, jobs=tuple(job for job in page.jobs if self._caller.owns(job.queue)))
 
     async def _redaction_rules(self) -> RedactionRules | None:
-        """What is hidden from this caller; None or no rules if nothing is."""
+        """The rules that hide data from this caller; None or no rules if nothing is hidden."""
         return None if self._redaction is None else await self._redaction.rules()
 
     async def tally(self, wanted: JobFilter, by: TallyBy, *, limit: int) -> list[Tally]:

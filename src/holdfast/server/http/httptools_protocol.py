@@ -106,8 +106,8 @@ class HttptoolsConnection(BoundedConnection, HttpToolsProtocol):
                 self.refuse(414 if not self.headers else 431)
 
     def _feed(self, data: bytes) -> None:
-        """Feed the parser. What may belong to a chunked body is fed apart from what surrounds it,
-        so that it can be scanned."""
+        """Feed the parser. Bytes that may belong to a chunked body are fed apart from the others,
+        so that they can be scanned."""
         if self._chunks is None and not self._within_head and CHUNKED not in data:
             super().data_received(data)
             return

@@ -166,8 +166,7 @@ class WatchedTopic:
             self.number += 1
 
     def since(self, number: int) -> bytes:
-        """What a viewer needs that saw everything up to this number: the changes since then, or a
-        snapshot."""
+        """The changes after this number, for a viewer that has seen it; or a snapshot."""
         if number == self.number:
             return b""
         if self._data is None:

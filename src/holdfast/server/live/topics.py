@@ -98,7 +98,7 @@ class SharedReads(Wrapper):
         found = self._answers.get(key)
         if found is None:
             found = asyncio.create_task(cast("Coroutine[Any, Any, Result]", read()))
-            # Nobody may be left to take an error, after its callers were cancelled.
+            # If its callers were cancelled, nothing else takes its error.
             found.add_done_callback(lambda task: task.cancelled() or task.exception())
             self._answers[key] = found
         return cast("Result", await asyncio.shield(found))
