@@ -27,7 +27,7 @@ from holdfast.engines.registry import open_engine
 from holdfast.engines.sqlite.files import FLOOR_BYTES
 from holdfast.testing.clock import ManualClock
 from tests import services, template
-from tests.engines.pg_connections import KeptConnections
+from tests.engines.pg_connections import ReusedConnections
 from tests.shared_broker import SharedBroker
 
 # The machine's noise is no property of the code, and a failure must be repeatable elsewhere.
@@ -179,18 +179,18 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 
 @pytest.fixture(scope="module")
-async def kept() -> AsyncIterator[KeptConnections]:
+async def reused() -> AsyncIterator[ReusedConnections]:
     """Asynchronous, so that all tests of a module share the event loop of its connections."""
-    with KeptConnections() as kept:
-        yield kept
+    with ReusedConnections() as reused:
+        yield reused
 
 
 @pytest.fixture
 def unopened_engine(url: str, clock: ManualClock, request: pytest.FixtureRequest) -> Engine:
     engine = open_engine(url, clock=clock)
     if isinstance(engine, PostgresEngine):
-        kept: KeptConnections = request.getfixturevalue("kept")
-        kept.serve(engine)
+        reused: ReusedConnections = request.getfixturevalue("reused")
+        reused.serve(engine)
     return engine
 
 
@@ -204,7 +204,7 @@ async def engine(unopened_engine: Engine) -> AsyncIterator[Engine]:
 
 
 @pytest.fixture
-def quick_path(tmp_path: Path) -> Iterator[Path]:
+def memory_path(tmp_path: Path) -> Iterator[Path]:
     """A folder in memory where there is room, for tests that never cut the power: a dozen syncs
     of each engine are most of what a short test on a file costs."""
     memory = Path("/dev/shm")

@@ -7,7 +7,14 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from holdfast.alerts.rules import KEPT_MS, RULES, TRIES_MAX, Measurement, next_alert, with_retry
+from holdfast.alerts.rules import (
+    RETENTION_MS,
+    RULES,
+    TRIES_MAX,
+    Measurement,
+    next_alert,
+    with_retry,
+)
 from holdfast.core import checks
 from holdfast.core.model import Record
 from holdfast.ops.alerts import (
@@ -123,10 +130,10 @@ def test_a_clock_that_jumps_neither_silences_nor_repeats(jump_ms: int) -> None:
 
 def test_an_ended_alert_is_forgotten_after_a_day() -> None:
     ended = then(after_delivery(then(None, 150, 0)), 0, 10)
-    assert step(ended, 0, 10 + KEPT_MS) is ended, "a notice is pending"
-    assert step(after_delivery(ended), 0, 9 + KEPT_MS) == after_delivery(ended)
-    assert step(after_delivery(ended), 0, 10 + KEPT_MS) is None
-    assert step(after_delivery(ended), None, 10 + KEPT_MS) is None
+    assert step(ended, 0, 10 + RETENTION_MS) is ended, "a notice is pending"
+    assert step(after_delivery(ended), 0, 9 + RETENTION_MS) == after_delivery(ended)
+    assert step(after_delivery(ended), 0, 10 + RETENTION_MS) is None
+    assert step(after_delivery(ended), None, 10 + RETENTION_MS) is None
 
 
 def test_an_own_alert_is_ended_only_by_its_server() -> None:

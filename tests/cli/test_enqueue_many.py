@@ -22,13 +22,13 @@ def lines_of(*values: object) -> bytes:
     return b"".join(json.dumps(value).encode() + b"\n" for value in values)
 
 
-async def read_all(data: bytes, piece: int) -> list[tuple[int, bytes]]:
-    """The lines of a pipe into which the data is written piece by piece."""
+async def read_all(data: bytes, size: int) -> list[tuple[int, bytes]]:
+    """The lines of a pipe into which the data is written in parts of this size."""
     reader, writer = os.pipe()
     lines = LineReader(reader)
     got = []
-    for at in range(0, len(data), piece):
-        os.write(writer, data[at : at + piece])
+    for at in range(0, len(data), size):
+        os.write(writer, data[at : at + size])
         got += await lines.read() or []
     os.close(writer)
     while (more := await lines.read()) is not None:
@@ -37,25 +37,25 @@ async def read_all(data: bytes, piece: int) -> list[tuple[int, bytes]]:
     return got
 
 
-@pytest.mark.parametrize("piece", [1, 2, 3, 7, 1000])
-async def test_lines_are_complete_however_they_arrive(piece: int) -> None:
+@pytest.mark.parametrize("size", [1, 2, 3, 7, 1000])
+async def test_lines_are_complete_however_they_arrive(size: int) -> None:
     data = b"one\n\ntwo\r\nthree \xff\n\nlast"
     wanted = [(1, b"one"), (2, b""), (3, b"two\r"), (4, b"three \xff"), (5, b""), (6, b"last")]
-    assert await read_all(data, piece) == wanted
-    assert await read_all(data + b"\n", piece) == wanted
+    assert await read_all(data, size) == wanted
+    assert await read_all(data + b"\n", size) == wanted
 
 
-@pytest.mark.parametrize("piece", [1, 4, 50])
+@pytest.mark.parametrize("size", [1, 4, 50])
 async def test_an_endless_line_is_cut_and_the_next_keeps_its_number(
-    piece: int, monkeypatch: pytest.MonkeyPatch
+    size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(enqueue, "LINE_BYTES_MAX", 10)
-    got = await read_all(b"a\n" + b"x" * 40 + b"\nb\n" + b"y" * 30 + b"\n" + b"z" * 20, piece)
+    got = await read_all(b"a\n" + b"x" * 40 + b"\nb\n" + b"y" * 30 + b"\n" + b"z" * 20, size)
     short = [(number, line) for number, line in got if len(line) <= 10]
     assert short == [(1, b"a"), (3, b"b")]
     assert sorted({number for number, _ in got}) == [1, 2, 3, 4, 5]
     assert len(got) == 5, "each is reported once"
-    assert max(len(line) for _, line in got) <= 10 + piece + 40
+    assert max(len(line) for _, line in got) <= 10 + size + 40
 
 
 class Store:

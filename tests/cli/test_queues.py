@@ -26,9 +26,9 @@ def test_status_shows_queues_and_workers(cli: Cli) -> None:
     seed.enqueue("b", delay="1h")
     seed.worker("w", running=1, capacity=4, consecutive_failures=3)
     status = cli("--json", "status").json
-    [standing] = status["queues"]
-    assert set(COUNTS) <= set(standing)
-    assert {name: standing[name] for name in ("name", "ready", "delayed", "leased", "dead")} == {
+    [queue] = status["queues"]
+    assert set(COUNTS) <= set(queue)
+    assert {name: queue[name] for name in ("name", "ready", "delayed", "leased", "dead")} == {
         "name": "default",
         "ready": 1,
         "delayed": 1,

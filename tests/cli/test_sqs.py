@@ -25,8 +25,8 @@ def bare(endpoint: str) -> str:
 
 
 @pytest.fixture
-def url(bare: str, quick_path: Path) -> str:
-    return f"{bare}&control=sqlite:///{quick_path}/control.db"
+def url(bare: str, memory_path: Path) -> str:
+    return f"{bare}&control=sqlite:///{memory_path}/control.db"
 
 
 def bury(url: str, *ids: str) -> None:

@@ -13,7 +13,7 @@ from holdfast.engines.observed import Observed
 from holdfast.events import ProcessEvent
 from holdfast.testing.clock import ManualClock
 from tests.engines.brokered.fake_broker import FakeBroker
-from tests.engines.pg_connections import KeptConnections
+from tests.engines.pg_connections import ReusedConnections
 from tests.engines.prepared_file import prepare
 
 Wrap = Callable[[Engine], Engine]
@@ -49,13 +49,13 @@ def sqlite(place: Path, wrap: Wrap = plain, *, namespace: str = "default") -> Ha
 
 
 def postgres(
-    dsn: str, wrap: Wrap = plain, *, connections: int = 4, kept: KeptConnections | None = None
+    dsn: str, wrap: Wrap = plain, *, connections: int = 4, reused: ReusedConnections | None = None
 ) -> Harness:
     """Each in a namespace of its own. In tests it has one clock, the wall's: `can_jump` is off."""
     from holdfast.engines.postgres import PostgresEngine
 
     namespace = uuid4().hex
-    make_engine = PostgresEngine if kept is None else kept.engine
+    make_engine = PostgresEngine if reused is None else reused.engine
 
     def make(clock: ManualClock) -> Engine:
         engine = make_engine(dsn, namespace=namespace, connections=connections, clock=clock)

@@ -15,7 +15,7 @@ from holdfast.engines.postgres.pool import PostgresConnection, PostgresPool
 from holdfast.engines.postgres.script import Statement
 
 
-class KeptConnections:
+class ReusedConnections:
     """Use it as a context manager: at its end the connections are closed."""
 
     def __init__(self) -> None:
@@ -45,17 +45,17 @@ class KeptConnections:
         engine._make_pool = partial(self._pool, *made.args, **made.keywords)
 
     def _pool(self, dsn: str, **options: Any) -> PostgresPool:
-        return KeptPool(dsn, kept=self, **options)
+        return ReusedPool(dsn, reused=self, **options)
 
 
-class KeptPool(PostgresPool):
-    def __init__(self, dsn: str, *, kept: KeptConnections, **options: Any) -> None:
+class ReusedPool(PostgresPool):
+    def __init__(self, dsn: str, *, reused: ReusedConnections, **options: Any) -> None:
         super().__init__(dsn, **options)
-        self._kept = kept
+        self._reused = reused
 
     async def dial(self) -> PostgresConnection:
-        while self._kept.idle:
-            connection = self._kept.idle.pop()
+        while self._reused.idle:
+            connection = self._reused.idle.pop()
             if not connection.is_closed():
                 return connection
         return await super().dial()
@@ -63,10 +63,10 @@ class KeptPool(PostgresPool):
     async def close(self) -> None:
         idle, self._idle = self._idle, []
         await super().close()
-        self._kept.idle += idle
+        self._reused.idle += idle
 
 
-class ForgetfulConnections(KeptConnections):
+class ForgetfulConnections(ReusedConnections):
     """As behind a pooler that gives every transaction, and every statement outside of one, a
     session that was just emptied."""
 
@@ -74,16 +74,16 @@ class ForgetfulConnections(KeptConnections):
         return super().engine(dsn, pooled=True, **options)
 
     def _pool(self, dsn: str, **options: Any) -> PostgresPool:
-        return ForgetfulPool(dsn, kept=self, **options)
+        return ForgetfulPool(dsn, reused=self, **options)
 
 
-class ForgetfulPool(KeptPool):
+class ForgetfulPool(ReusedPool):
     async def _fetch(self, connection: PostgresConnection, statement: Statement) -> list[Any]:
         if not connection.is_in_transaction():
             await connection.execute("DISCARD ALL")
         self._idle.reverse()
         rows = await super()._fetch(connection, statement)
-        kept = "SELECT count(*) FROM pg_prepared_statements WHERE name <> ''"
-        assert await connection.fetchval(kept) == 0
+        prepared = "SELECT count(*) FROM pg_prepared_statements WHERE name <> ''"
+        assert await connection.fetchval(prepared) == 0
         assert await connection.fetchval("SELECT count(*) FROM pg_listening_channels()") == 0
         return rows

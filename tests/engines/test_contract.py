@@ -16,7 +16,7 @@ from holdfast.conformance.contract import (
 from holdfast.conformance.contract.concurrency import ConcurrencyContract
 from tests.engines import harnesses
 from tests.engines.compositions import WHOLE, CompositionContract
-from tests.engines.pg_connections import KeptConnections
+from tests.engines.pg_connections import ReusedConnections
 
 
 class TestMemory(EngineContract, JumpContract):
@@ -48,15 +48,15 @@ class TestWholeCoalescedMemory(EngineContract, JumpContract):
 
 class TestSQLite(EngineContract, DurableContract, SharedContract, JumpContract):
     @pytest.fixture
-    async def harness(self, quick_path: Path) -> AsyncIterator[Harness]:
-        async with harnesses.sqlite(quick_path) as harness:
+    async def harness(self, memory_path: Path) -> AsyncIterator[Harness]:
+        async with harnesses.sqlite(memory_path) as harness:
             yield harness
 
 
 class _CoalescedSQLite:
     @pytest.fixture
-    async def harness(self, quick_path: Path) -> AsyncIterator[Harness]:
-        async with harnesses.sqlite(quick_path, harnesses.coalesced) as harness:
+    async def harness(self, memory_path: Path) -> AsyncIterator[Harness]:
+        async with harnesses.sqlite(memory_path, harnesses.coalesced) as harness:
             yield harness
 
 
@@ -72,8 +72,10 @@ class TestWholeCoalescedSQLite(
 
 class TestPostgres(EngineContract, DurableContract, SharedContract):
     @pytest.fixture
-    async def harness(self, shared_pg_dsn: str, kept: KeptConnections) -> AsyncIterator[Harness]:
-        async with harnesses.postgres(shared_pg_dsn, kept=kept) as harness:
+    async def harness(
+        self, shared_pg_dsn: str, reused: ReusedConnections
+    ) -> AsyncIterator[Harness]:
+        async with harnesses.postgres(shared_pg_dsn, reused=reused) as harness:
             yield harness
 
 
@@ -81,8 +83,10 @@ class TestCoalescedPostgres(ConcurrencyContract):
     """Coalescing is proven above; here it meets several connections at once."""
 
     @pytest.fixture
-    async def harness(self, shared_pg_dsn: str, kept: KeptConnections) -> AsyncIterator[Harness]:
-        async with harnesses.postgres(shared_pg_dsn, harnesses.coalesced, kept=kept) as harness:
+    async def harness(
+        self, shared_pg_dsn: str, reused: ReusedConnections
+    ) -> AsyncIterator[Harness]:
+        async with harnesses.postgres(shared_pg_dsn, harnesses.coalesced, reused=reused) as harness:
             yield harness
 
 

@@ -20,8 +20,8 @@ from holdfast.conformance.harness import Harness
 from holdfast.conformance.random_histories import run_histories
 from holdfast.engines.brokered import BrokeredEngine
 from tests.engines import harnesses
-from tests.engines.brokered.kept_brokers import KeptBrokers
-from tests.engines.pg_connections import ForgetfulConnections, KeptConnections
+from tests.engines.brokered.reused_brokers import ReusedBrokers
+from tests.engines.pg_connections import ForgetfulConnections, ReusedConnections
 
 STEPS = 50
 EXAMPLES = os.environ.get("HOLDFAST_EXAMPLES")
@@ -49,34 +49,34 @@ def test_memory() -> None:
     explore("memory", harnesses.memory, 8)
 
 
-def test_sqlite(quick_path: Path) -> None:
-    explore("sqlite", lambda: harnesses.sqlite(quick_path), 12)
+def test_sqlite(memory_path: Path) -> None:
+    explore("sqlite", lambda: harnesses.sqlite(memory_path), 12)
 
 
-def test_coalesced_sqlite(quick_path: Path) -> None:
+def test_coalesced_sqlite(memory_path: Path) -> None:
     make = harnesses.sqlite
-    explore("coalesced_sqlite", lambda: make(quick_path, harnesses.coalesced), 6)
+    explore("coalesced_sqlite", lambda: make(memory_path, harnesses.coalesced), 6)
 
 
 def test_postgres(shared_pg_dsn: str) -> None:
-    with asyncio.Runner() as runner, KeptConnections() as kept:
-        make = partial(harnesses.postgres, shared_pg_dsn, connections=1, kept=kept)
+    with asyncio.Runner() as runner, ReusedConnections() as reused:
+        make = partial(harnesses.postgres, shared_pg_dsn, connections=1, reused=reused)
         explore("postgres", make, 8, runner)
 
 
 @contextmanager
 def brokered(url: str, runner: asyncio.Runner) -> Iterator[harnesses.Wrap]:
     """Wraps a ledger in an engine with a real broker."""
-    kept = KeptBrokers(url, uuid4().hex[:30])
+    reused = ReusedBrokers(url, uuid4().hex[:30])
     try:
-        yield lambda engine: BrokeredEngine(engine, kept.broker())
+        yield lambda engine: BrokeredEngine(engine, reused.broker())
     finally:
-        runner.run(kept.close())
+        runner.run(reused.close())
 
 
-def test_brokered_sqlite(quick_path: Path, amqp_url: str) -> None:
+def test_brokered_sqlite(memory_path: Path, amqp_url: str) -> None:
     with asyncio.Runner() as runner, brokered(amqp_url, runner) as wrap:
-        make = partial(harnesses.sqlite, quick_path, wrap)
+        make = partial(harnesses.sqlite, memory_path, wrap)
         explore("brokered_sqlite", make, 5, runner)
 
 
@@ -84,7 +84,7 @@ def test_brokered_pooled_postgres(shared_pg_dsn: str, amqp_url: str) -> None:
     with (
         asyncio.Runner() as runner,
         brokered(amqp_url, runner) as wrap,
-        ForgetfulConnections() as kept,
+        ForgetfulConnections() as reused,
     ):
-        make = partial(harnesses.postgres, shared_pg_dsn, wrap, connections=1, kept=kept)
+        make = partial(harnesses.postgres, shared_pg_dsn, wrap, connections=1, reused=reused)
         explore("brokered_pooled_postgres", make, 3, runner)

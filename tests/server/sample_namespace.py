@@ -173,9 +173,9 @@ def _records(
     )
     listed = ActJobs(jobs=(CountedJob(name("late"), 1),), created_before=2**50)
     gate = Gate(
-        name=name("door"), direction="inlet", broker="b", queue=queue, source=mark, task="t"
+        name=name("inlet"), direction="inlet", broker="b", queue=queue, source=mark, task="t"
     )
-    shut = replace(gate, name=name("shut-door"), paused=True)
+    shut = replace(gate, name=name("paused-inlet"), paused=True)
     run = GateRun(gate=gate.name, queue=queue, state=GateState.FAILING, text=mark, host=mark)
     event = FeedEvent(kind=FeedEventKind.JOB_DIED, at=at, queue=queue, id=name("dead"), text=mark)
     alert = Alert(
@@ -353,7 +353,7 @@ def _queues(queue: str, of: SampleNamespace) -> dict[str, ExampleRequest]:
 
 def _others(of: SampleNamespace, queue: str) -> dict[str, ExampleRequest]:
     nightly, breaker_ = {"name": of["nightly"]}, {"name": of["t"]}
-    door = {"name": of["door"]}
+    inlet = {"name": of["inlet"]}
     quota = {"whose": f"tenant:{of['acme']}"}
     return {
         "GET /v1/session": ExampleRequest(),
@@ -396,14 +396,14 @@ def _others(of: SampleNamespace, queue: str) -> dict[str, ExampleRequest]:
         "GET /v1/schedules/{name}/runs": ExampleRequest(nightly),
         "GET /v1/ticks": ExampleRequest(query={"every": "1h"}),
         "GET /v1/gates": ExampleRequest(),
-        "GET /v1/gates/{name}": ExampleRequest(door),
+        "GET /v1/gates/{name}": ExampleRequest(inlet),
         "PUT /v1/gates/{name}": ExampleRequest(
-            {"name": of["new-door"]},
+            {"name": of["new-inlet"]},
             body={"direction": "outlet", "broker": "b", "queue": queue, "exchange": "x"},
         ),
-        "DELETE /v1/gates/{name}": ExampleRequest(door),
-        "POST /v1/gates/{name}/pause": ExampleRequest(door),
-        "POST /v1/gates/{name}/resume": ExampleRequest({"name": of["shut-door"]}),
+        "DELETE /v1/gates/{name}": ExampleRequest(inlet),
+        "POST /v1/gates/{name}/pause": ExampleRequest(inlet),
+        "POST /v1/gates/{name}/resume": ExampleRequest({"name": of["paused-inlet"]}),
         "GET /v1/workers": ExampleRequest(),
         "GET /v1/workers/{name}": ExampleRequest({"name": of["w1"]}),
         "POST /v1/workers/orders": ExampleRequest(body={"order": "cordon", "workers": [of["w1"]]}),

@@ -16,7 +16,7 @@ from holdfast.conformance.contract import (
 from holdfast.conformance.contract.lease_wait import LeaseWaitContract
 from tests.engines import harnesses
 from tests.engines.compositions import WHOLE, CompositionContract
-from tests.engines.pg_connections import KeptConnections
+from tests.engines.pg_connections import ReusedConnections
 from tests.server.loop_server import LoopServer, ServedEngine, single_server
 
 
@@ -40,9 +40,9 @@ class _RemoteSQLite:
     """Several servers on one file."""
 
     @pytest.fixture
-    async def harness(self, quick_path: Path, loop_server: LoopServer) -> AsyncIterator[Harness]:
+    async def harness(self, memory_path: Path, loop_server: LoopServer) -> AsyncIterator[Harness]:
         async with harnesses.sqlite(
-            quick_path, partial(ServedEngine, loop_server=loop_server)
+            memory_path, partial(ServedEngine, loop_server=loop_server)
         ) as harness:
             yield harness
 
@@ -60,10 +60,10 @@ class TestWholeRemoteSQLite(
 class _RemotePostgres:
     @pytest.fixture
     async def harness(
-        self, shared_pg_dsn: str, kept: KeptConnections, loop_server: LoopServer
+        self, shared_pg_dsn: str, reused: ReusedConnections, loop_server: LoopServer
     ) -> AsyncIterator[Harness]:
         served = partial(ServedEngine, loop_server=loop_server)
-        async with harnesses.postgres(shared_pg_dsn, served, kept=kept) as harness:
+        async with harnesses.postgres(shared_pg_dsn, served, reused=reused) as harness:
             yield harness
 
 

@@ -43,7 +43,7 @@ class Store:
         self.engine = self.open()
 
     def open(self) -> BrokeredEngine:
-        """What another process would have."""
+        """An engine of its own, as another process would have."""
         broker = RabbitBroker(self.url, prefix=self.prefix)
         return BrokeredEngine(SQLiteEngine(self._path / "work.db"), broker)
 
@@ -107,8 +107,8 @@ async def pause() -> None:
 
 
 @pytest.fixture
-async def store(quick_path: Path, amqp_url: str) -> AsyncIterator[Store]:
-    found = Store(quick_path, amqp_url)
+async def store(memory_path: Path, amqp_url: str) -> AsyncIterator[Store]:
+    found = Store(memory_path, amqp_url)
     await found.engine.open()
     await found.engine.declare(Queue(name="worker.a"))
     await connected(found.engine)

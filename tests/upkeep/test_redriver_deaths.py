@@ -109,9 +109,9 @@ async def test_killed_at_every_write_and_then_cancelled(
                 await step_until_idle(redriver_on(engine, clock))
             except Killed:
                 killed = True
-                in_hand = await read_redrive(redrives, id_)
+                stored = await read_redrive(redrives, id_)
                 await redrives.cancel(id_, "ann")
-                most = in_hand.redrive.retried + len(in_hand.redrive.pending)
+                most = stored.redrive.retried + len(stored.redrive.pending)
             await settle_waiting(engine, Complete())
             clock.advance(TAKEOVER_MS)
         if not killed:

@@ -27,14 +27,14 @@ class Worker:
         self.shut: frozenset[str] = frozenset()
         self.jobs: list[HeldLease] = []
         self.has_room = True
-        doors = BreakerActions(
+        actions = BreakerActions(
             lambda _: self.has_room,
             self.take_one,
             self.started.extend,
             self.give_back,
             self.shut_out,
         )
-        self.breakers = BreakerCheck(engine, id, doors, hosts)
+        self.breakers = BreakerCheck(engine, id, actions, hosts)
         if hosts is None:
             self.breakers.learn({"t": TaskInfo("t", breaker=POLICY), "u": TaskInfo("u")})
 

@@ -72,15 +72,15 @@ def test_answers_survive_the_way() -> None:
     assert decode_from_child(body) == UP
 
 
-@pytest.mark.parametrize("piece", [1, 2, 3, 5, 4096])
-def test_frames_in_pieces(piece: int) -> None:
+@pytest.mark.parametrize("size", [1, 2, 3, 5, 4096])
+def test_frames_in_pieces(size: int) -> None:
     batches = [[GivenBack((number,))] * (number % 5) for number in range(60)]
     data = b"".join(encode_frame(batch) for batch in batches)
     frames = FrameReader()
     heard = [
         decode_from_child(body)
-        for at in range(0, len(data), piece)
-        for body in frames.feed(data[at : at + piece])
+        for at in range(0, len(data), size)
+        for body in frames.feed(data[at : at + size])
     ]
     assert heard == batches
 

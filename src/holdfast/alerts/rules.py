@@ -28,7 +28,7 @@ from holdfast.telemetry.meter import OTHER, QUEUES_MAX
 
 COOL_DOWN: Final = "alert-cool-down"
 
-KEPT_MS: Final = bounds.DAY_MS
+RETENTION_MS: Final = bounds.DAY_MS
 """Retention of ended alerts."""
 
 TRIES_MAX: Final = 10
@@ -284,13 +284,13 @@ def _of_bounds(view: QueueView, levels: Thresholds) -> Iterator[Measurement]:
     """The bounds of a store on the age and on the leases of jobs, of which the settings are a
     percentage."""
     name, age_ms = view.queue.name, view.oldest_age_ms or 0
-    kept_ms, most = view.deleted_after_ms, view.leased_max
-    if kept_ms is not None:
+    after_ms, most = view.deleted_after_ms, view.leased_max
+    if after_ms is not None:
         text = (
-            f"a job of queue {name} has waited for {span(age_ms)}: after {span(kept_ms)} the store"
+            f"a job of queue {name} has waited for {span(age_ms)}: after {span(after_ms)} the store"
             " deletes it without a dead letter"
         )
-        yield from _of_share("retention", levels, view, age_ms, kept_ms, text)
+        yield from _of_share("retention", levels, view, age_ms, after_ms, text)
     if most is not None:
         text = (
             f"{counted(view.leased, 'job')} of queue {name} are in flight: at {most:,} the store"
@@ -419,7 +419,7 @@ def next_alert(
             return _ended_alert(known, now=now, by=by)
         fresh = _since(known.seen_at, now) < SEEN_MS
         return known if fresh else replace(known, seen_at=now, by=by)
-    gone = known.ended_at is not None and _since(known.ended_at, now) >= KEPT_MS
+    gone = known.ended_at is not None and _since(known.ended_at, now) >= RETENTION_MS
     return None if gone and known.pending is None else known
 
 

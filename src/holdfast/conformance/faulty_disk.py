@@ -366,13 +366,13 @@ def _scatter(content: bytearray, write: _Write, rng: Random) -> None:
 
 
 def _sectors(write: _Write) -> list[tuple[int, bytes]]:
-    pieces = []
+    sectors = []
     start, end = write.offset, write.offset + len(write.data)
     while start < end:
         stop = min(end, (start // SECTOR + 1) * SECTOR)
-        pieces.append((start, write.data[start - write.offset : stop - write.offset]))
+        sectors.append((start, write.data[start - write.offset : stop - write.offset]))
         start = stop
-    return pieces
+    return sectors
 
 
 def _put(content: bytearray, offset: int, data: bytes) -> None:

@@ -26,8 +26,8 @@ from holdfast.notation.durations import show_at
 from holdfast.ops.records import LogKind, remove_records
 
 AUDIT_KIND = "audit"
-KEPT_MS = 90 * bounds.DAY_MS
-KEPT_MAX = 10_000
+RETENTION_MS = 90 * bounds.DAY_MS
+ENTRIES_MAX = 10_000
 
 _FAR_MS = 10**14
 _TIDY_EVERY = 200
@@ -125,10 +125,10 @@ class Audit:
         engine = self._engine()
         try:
             old = await engine.load(
-                AUDIT_KIND, after=_key(self._wall_ms() - KEPT_MS), limit=bounds.PAGE_MAX
+                AUDIT_KIND, after=_key(self._wall_ms() - RETENTION_MS), limit=bounds.PAGE_MAX
             )
             after: str | None = None
-            for _ in range(KEPT_MAX // bounds.PAGE_MAX):
+            for _ in range(ENTRIES_MAX // bounds.PAGE_MAX):
                 page = await engine.load(AUDIT_KIND, after=after, limit=bounds.PAGE_MAX)
                 if len(page) < bounds.PAGE_MAX:
                     break
@@ -186,7 +186,8 @@ def _describe_filter(wanted: JobFilter) -> str:
 
 
 def with_reason(on: str, text: str) -> str:
-    """What was changed, and the reason if there is one, however long the first is."""
+    """The target of an act and the reason for it, if there is one. A long target is cut, so that
+    the reason fits."""
     return f"{on[: _ON_MAX // 2]}; reason: {text}" if text else on
 
 

@@ -124,17 +124,17 @@ def _lacks_queue(receipt: Receipt) -> bool:
 def _parts(rejection: Rejection, part_max: int) -> Iterator[NewJob]:
     """The jobs that together hold the rejection: the body, and its headers if they do not fit."""
     body, headers = rejection.body, dict(rejection.headers)
-    kept = rejection.content_type or _UNTYPED
-    pieces = [(body[:part_max], kept)]
-    pieces += [(body[at : at + part_max], kept) for at in range(part_max, len(body), part_max)]
-    if not _fits(kept, headers):
+    body_type = rejection.content_type or _UNTYPED
+    parts = [(body[:part_max], body_type)]
+    parts += [(body[at : at + part_max], body_type) for at in range(part_max, len(body), part_max)]
+    if not _fits(body_type, headers):
         apart = json.dumps({"content_type": rejection.content_type, "headers": headers}).encode()
         headers = {}
-        pieces = [(piece, _UNTYPED) for piece, _ in pieces]
+        parts = [(part, _UNTYPED) for part, _ in parts]
         starts = range(0, len(apart), part_max)
-        pieces += [(apart[at : at + part_max], _HEADERS_TYPE) for at in starts]
-    for number, (payload, content_type) in enumerate(pieces, 1):
-        label = {"part": f"{number} of {len(pieces)}"} if len(pieces) > 1 else {}
+        parts += [(apart[at : at + part_max], _HEADERS_TYPE) for at in starts]
+    for number, (payload, content_type) in enumerate(parts, 1):
+        label = {"part": f"{number} of {len(parts)}"} if len(parts) > 1 else {}
         yield NewJob(
             id=rejection.id if number == 1 else f"{rejection.id}.part{number}",
             task=REJECTED_TASK,

@@ -23,7 +23,7 @@ from holdfast.ops.records import LogKind
 EVENTS_KIND: Final = "events"
 EVENT_KEY = re.compile(r"\d{13}-[a-z0-9-]{1,100}\Z")
 _TEXT_MAX = 300
-EVENTS_KEPT_MAX: Final = 40
+EVENTS_MAX: Final = 40
 """Events of one process between two flushes; beyond that only the counters grow."""
 
 
@@ -101,13 +101,13 @@ class EventBuffer:
     """Events since the last flush: the first ones, and the number of others."""
 
     def __init__(self) -> None:
-        self._kept: list[FeedEvent] = []
+        self._events: list[FeedEvent] = []
         self._left_out = 0
 
     def add(self, event: FeedEvent) -> bool:
         """Keep an event, or count it if there is no room. True if it is kept."""
-        if len(self._kept) < EVENTS_KEPT_MAX:
-            self._kept.append(event)
+        if len(self._events) < EVENTS_MAX:
+            self._events.append(event)
             return True
         self.leave_out()
         return False
@@ -118,11 +118,11 @@ class EventBuffer:
 
     def take(self, now: int) -> list[FeedEvent]:
         """Remove and return all events, as they are stored."""
-        kept, self._kept = self._kept, []
+        events, self._events = self._events, []
         left_out, self._left_out = self._left_out, 0
         if left_out:
-            kept.append(FeedEvent(kind=FeedEventKind.LEFT_OUT, count=left_out))
-        return [clean_event(each, now) for each in kept]
+            events.append(FeedEvent(kind=FeedEventKind.LEFT_OUT, count=left_out))
+        return [clean_event(each, now) for each in events]
 
 
 def clean_event(event: FeedEvent, now: int) -> FeedEvent:

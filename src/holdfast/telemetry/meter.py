@@ -52,7 +52,7 @@ from holdfast.events import (
     ProcessEvent,
 )
 from holdfast.telemetry.event_log import (
-    EVENTS_KEPT_MAX,
+    EVENTS_MAX,
     EventBuffer,
     FeedEvent,
     FeedEventKind,
@@ -301,9 +301,9 @@ class Meter:
                     found.add("expired", changed)
                 # If only some were waiting, which ones is not known.
                 ids = wanted.ids if wanted.ids and len(wanted.ids) == changed else ("",) * changed
-                for id_ in ids[:EVENTS_KEPT_MAX]:
+                for id_ in ids[:EVENTS_MAX]:
                     self._died(_death(id_, wanted.task or "", queue, amendment))
-                for _ in ids[EVENTS_KEPT_MAX:]:
+                for _ in ids[EVENTS_MAX:]:
                     self.events.leave_out()
             case Cancel():
                 self._queue(queue).add("cancelled", changed)

@@ -140,11 +140,11 @@ class Roller:
         self._taken |= missing
         return Saved.SAVED in answers
 
-    async def _trim(self, step: Step, now: int, kept_ms: int) -> None:
+    async def _trim(self, step: Step, now: int, retention_ms: int) -> None:
         """Remove snapshots that are old by their key and by the store's clock, since this
         machine's clock may be far ahead."""
-        oldest = snapshot_key(step, max(0, now - kept_ms))
-        spared_ms = kept_ms - STEPS[step]
+        oldest = snapshot_key(step, max(0, now - retention_ms))
+        spared_ms = retention_ms - STEPS[step]
         while True:
             found = await self._engine.load(KINDS[step], limit=_PAGE)
             old = [
@@ -157,12 +157,14 @@ class Roller:
             if len(old) < _PAGE:
                 return
 
-    async def _trim_events(self, kept_ms: int, most: int) -> None:
+    async def _trim_events(self, retention_ms: int, most: int) -> None:
         """Remove old events by the store's clock: their keys come from many clocks."""
         found = [record async for record in scan(self._engine, EVENTS_KIND)]
         found.sort(key=lambda record: -record.age_ms)
         over = len(found) - most
-        old = [record for at, record in enumerate(found) if at < over or record.age_ms > kept_ms]
+        old = [
+            record for at, record in enumerate(found) if at < over or record.age_ms > retention_ms
+        ]
         await remove_records(self._engine, old)
 
 

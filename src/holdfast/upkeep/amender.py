@@ -42,7 +42,7 @@ COUNTED_MS = bounds.HOUR_MS
 ENDED_MS = bounds.DAY_MS
 """How long an act that was done or stopped is kept."""
 
-_KEPT_MS = {
+_RETENTION_MS = {
     ActState.COUNTING: UNFINISHED_MS,
     ActState.COUNTED: COUNTED_MS,
     ActState.STOPPED: ENDED_MS,
@@ -83,7 +83,7 @@ class Amender:
             return await self._save(_done(act, self._wall_ms()), record.version)
         if act.state.ended and not act.closed:
             return await self._close(act, record.version)
-        if record.age_ms > _KEPT_MS[act.state]:
+        if record.age_ms > _RETENTION_MS[act.state]:
             await remove_act(self._engine, act, record.version)
         return None
 

@@ -74,7 +74,7 @@ class ChildRegardless(Mutant):
         return await self.engine.enqueue([replace(job, parent_death="run") for job in jobs])
 
 
-class SlotKept(Mutant):
+class LeakedSlot(Mutant):
     """Keeps the slot of a lease that the reaper ends."""
 
     path: Path
@@ -98,7 +98,7 @@ RUNS_MAX = 8
 DEFECTS: dict[str, tuple[tuple[type[Mutant], ...], set[str]]] = {
     "losing": ((AckBeforeCommit,), {"I1"}),
     "flowing": (
-        (SlotKept, NextOnRetry, ChildRegardless, LimitOutside),
+        (LeakedSlot, NextOnRetry, ChildRegardless, LimitOutside),
         {"I18", "I19", "I20", "I21"},
     ),
 }
@@ -118,7 +118,7 @@ def main(home: Path, kind: str) -> None:
 
 
 def run_with_faults(home: Path, mutants: tuple[type[Mutant], ...], seed: int) -> set[str]:
-    SlotKept.path = home / "jobs.db"
+    LeakedSlot.path = home / "jobs.db"
 
     def make() -> Engine:
         engine = cast(Engine, SQLiteEngine(home / "jobs.db"))

@@ -175,8 +175,8 @@ def test_the_proxy_finds_frames_in_any_pieces() -> None:
     stream = b"AMQP\x00\x00\x09\x01" + deliver + confirm
     for size in (1, 3, len(stream)):
         frames = Frames()
-        pieces = [stream[at : at + size] for at in range(0, len(stream), size)]
-        found = [frame for piece in pieces for frame in frames.feed(piece)]
+        parts = [stream[at : at + size] for at in range(0, len(stream), size)]
+        found = [frame for part in parts for frame in frames.feed(part)]
         assert found == [stream[:8], deliver, confirm]
 
 

@@ -5,11 +5,11 @@ from uuid import uuid4
 
 import pytest
 
-from tests.engines.brokered.kept_brokers import KeptBrokers
+from tests.engines.brokered.reused_brokers import ReusedBrokers
 
 
 @pytest.fixture(scope="module")
-async def brokers(amqp_url: str) -> AsyncIterator[KeptBrokers]:
-    kept = KeptBrokers(amqp_url, uuid4().hex[:30])
-    yield kept
-    await kept.close()
+async def brokers(amqp_url: str) -> AsyncIterator[ReusedBrokers]:
+    reused = ReusedBrokers(amqp_url, uuid4().hex[:30])
+    yield reused
+    await reused.close()

@@ -12,7 +12,7 @@ from holdfast.engines.broker import BrokerStatus, DeadMessage, JobMessage, Worke
 from holdfast.engines.rabbitmq import RabbitBroker
 
 
-class KeptBrokers:
+class ReusedBrokers:
     """At the end, `close` closes the connections."""
 
     def __init__(self, url: str, prefix: str) -> None:
@@ -20,8 +20,8 @@ class KeptBrokers:
         self._url = url
         self._prefix = prefix
 
-    def broker(self) -> KeptBroker:
-        return KeptBroker(self)
+    def broker(self) -> ReusedBroker:
+        return ReusedBroker(self)
 
     async def take(self) -> RabbitBroker:
         if self.idle:
@@ -35,23 +35,23 @@ class KeptBrokers:
             await self.idle.pop().close()
 
 
-class KeptBroker:
-    """See `Broker`. While it is open, it uses one of the kept connections."""
+class ReusedBroker:
+    """See `Broker`. While it is open, it uses one of the reused connections."""
 
-    def __init__(self, kept: KeptBrokers) -> None:
-        self._kept = kept
+    def __init__(self, reused: ReusedBrokers) -> None:
+        self._reused = reused
         self._broker: RabbitBroker | None = None
 
     async def open(self, namespace: str, wake: Callable[[], None]) -> None:
         if self._broker is None:
-            self._broker = await self._kept.take()
+            self._broker = await self._reused.take()
         self._broker._wake = wake
 
     async def close(self) -> None:
         broker, self._broker = self._broker, None
         if broker is not None:
             broker._wake = lambda: None
-            self._kept.idle.append(broker)
+            self._reused.idle.append(broker)
 
     def notify(self, queues: Collection[str]) -> None:
         self._open.notify(queues)

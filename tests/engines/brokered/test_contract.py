@@ -25,12 +25,12 @@ from holdfast.conformance.contract.settle import FenceContract
 from holdfast.engines.base import Engine
 from holdfast.engines.brokered import BrokeredEngine
 from tests.engines import harnesses
-from tests.engines.brokered.kept_brokers import KeptBrokers
+from tests.engines.brokered.reused_brokers import ReusedBrokers
 from tests.engines.compositions import WHOLE, CompositionContract
 from tests.engines.pg_connections import ForgetfulConnections
 
 
-def with_broker(brokers: KeptBrokers) -> harnesses.Wrap:
+def with_broker(brokers: ReusedBrokers) -> harnesses.Wrap:
     def wrap(engine: Engine) -> Engine:
         return BrokeredEngine(engine, brokers.broker())
 
@@ -46,8 +46,8 @@ class TestBrokeredMemory(EngineContract, JumpContract):
 
 class _OnSQLite:
     @pytest.fixture
-    async def harness(self, quick_path: Path, brokers: KeptBrokers) -> AsyncIterator[Harness]:
-        async with harnesses.sqlite(quick_path, with_broker(brokers)) as harness:
+    async def harness(self, memory_path: Path, brokers: ReusedBrokers) -> AsyncIterator[Harness]:
+        async with harnesses.sqlite(memory_path, with_broker(brokers)) as harness:
             yield harness
 
 
@@ -70,17 +70,17 @@ class TestWholeBrokeredSQLite(
 
 @pytest.fixture(scope="module")
 async def pooled() -> AsyncIterator[ForgetfulConnections]:
-    with ForgetfulConnections() as kept:
-        yield kept
+    with ForgetfulConnections() as reused:
+        yield reused
 
 
 class _OnPostgres:
     @pytest.fixture
     async def harness(
-        self, shared_pg_dsn: str, pooled: ForgetfulConnections, brokers: KeptBrokers
+        self, shared_pg_dsn: str, pooled: ForgetfulConnections, brokers: ReusedBrokers
     ) -> AsyncIterator[Harness]:
         wrap = with_broker(brokers)
-        async with harnesses.postgres(shared_pg_dsn, wrap, kept=pooled) as harness:
+        async with harnesses.postgres(shared_pg_dsn, wrap, reused=pooled) as harness:
             yield harness
 
 

@@ -55,7 +55,7 @@ class Side:
         self.broker = broker
 
     async def told(self) -> tuple[list[frozenset[str]], list[JobMessage]]:
-        """What the broker was told since the last question, once all reads are done."""
+        """The calls of the broker since the last question, once all reads are done."""
         while self.engine._deliveries._reading:  # type: ignore[attr-defined]
             await asyncio.wait(self.engine._deliveries._reading)  # type: ignore[attr-defined]
         notices, self.broker.notices = self.broker.notices, []
@@ -73,8 +73,8 @@ async def settle(engine: Engine, leases: Sequence[Lease], verdict: Verdict) -> l
 
 
 @pytest.fixture
-async def side(quick_path: Path, clock: ManualClock) -> AsyncIterator[Side]:
-    async with opened(quick_path, clock, FakeHub()) as one:
+async def side(memory_path: Path, clock: ManualClock) -> AsyncIterator[Side]:
+    async with opened(memory_path, clock, FakeHub()) as one:
         yield one
 
 
@@ -312,14 +312,14 @@ async def test_the_order_is_the_ledgers(side: Side) -> None:
 
 @pytest.mark.parametrize("queue", ["default", OWN])
 async def test_another_process_wakes_a_waiting_lease(
-    quick_path: Path, clock: ManualClock, monkeypatch: pytest.MonkeyPatch, queue: str
+    memory_path: Path, clock: ManualClock, monkeypatch: pytest.MonkeyPatch, queue: str
 ) -> None:
     """By the broker only: the ledger's own ways to learn of it are switched off."""
     monkeypatch.setattr("holdfast.engines.sqlite.wait._inotify", lambda _: None)
     monkeypatch.setattr("holdfast.engines.sqlite.wait.POLL_S_UNWATCHED", 1_000)
     monkeypatch.setattr("holdfast.engines.sqlite.engine._POLL_NET_MS", 1_000_000)
     hub = FakeHub()
-    async with opened(quick_path, clock, hub) as one, opened(quick_path, clock, hub) as other:
+    async with opened(memory_path, clock, hub) as one, opened(memory_path, clock, hub) as other:
         request = LeaseRequest(queues=(OWN, "default"), wait_ms=600_000)
         waiting = asyncio.create_task(one.engine.lease(request))
         await until_awaited(one.engine._engine)  # type: ignore[attr-defined]
@@ -374,16 +374,18 @@ async def test_an_unknown_outcome_is_told_as_if_it_were_known() -> None:
     await engine.close()
 
 
-async def test_close_finishes_what_is_to_be_delivered(quick_path: Path, clock: ManualClock) -> None:
-    async with opened(quick_path, clock, FakeHub()) as one:
+async def test_close_finishes_what_is_to_be_delivered(
+    memory_path: Path, clock: ManualClock
+) -> None:
+    async with opened(memory_path, clock, FakeHub()) as one:
         await one.engine.enqueue([a_job("a")])
         await one.engine.amend(JobFilter(ids=("a",)), Move(queue=OWN), limit=5)
     assert [message.id for message in one.broker.messages] == ["a"]
 
 
-def test_extras_are_the_ledgers_and_the_broker(quick_path: Path) -> None:
+def test_extras_are_the_ledgers_and_the_broker(memory_path: Path) -> None:
     broker = FakeBroker()
-    ledger = SQLiteEngine(quick_path / "w.db")
+    ledger = SQLiteEngine(memory_path / "w.db")
     engine = BrokeredEngine(ledger, broker)
     assert extra(engine, Transactional) is ledger
     found = extra(engine, Brokered)

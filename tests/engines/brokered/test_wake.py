@@ -98,8 +98,8 @@ async def test_a_child_that_is_released_ends_the_wait(pooled_url: str) -> None:
 
 
 @pytest.mark.usefixtures("_deaf_sqlite")
-async def test_two_processes_on_one_file(broker_url: str, quick_path: Path) -> None:
-    url = f"brokered:{broker_url},sqlite:///{quick_path}/work.db"
+async def test_two_processes_on_one_file(broker_url: str, memory_path: Path) -> None:
+    url = f"brokered:{broker_url},sqlite:///{memory_path}/work.db"
     code = (
         "import asyncio, sys\n"
         "from holdfast.core.model import NewJob\n"
@@ -131,8 +131,8 @@ async def test_an_addressed_job_expires_at_the_broker(pooled_url: str) -> None:
         await broker.settle_dead([dead])
 
 
-async def test_with_the_broker_down_polling_finds_the_job(quick_path: Path) -> None:
-    url = f"brokered:amqp://127.0.0.1:1,sqlite:///{quick_path}/work.db"
+async def test_with_the_broker_down_polling_finds_the_job(memory_path: Path) -> None:
+    url = f"brokered:amqp://127.0.0.1:1,sqlite:///{memory_path}/work.db"
     async with opened(url) as producer, opened(url) as worker:
         request = LeaseRequest(queues=("default",), wait_ms=WAIT_MS)
         lease = asyncio.create_task(worker.lease(request))

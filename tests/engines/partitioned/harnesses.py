@@ -10,7 +10,7 @@ from holdfast.engines.memory import MemoryEngine
 from holdfast.engines.partitioned import PartitionedEngine
 from holdfast.engines.sqlite import SQLiteEngine
 from holdfast.testing.clock import ManualClock
-from tests.engines.pg_connections import KeptConnections
+from tests.engines.pg_connections import ReusedConnections
 from tests.engines.prepared_file import prepare
 
 Make = Callable[[ManualClock], Engine]
@@ -39,8 +39,8 @@ def file(path: Path) -> Make:
     return lambda clock: SQLiteEngine(path, durability="relaxed", clock=clock)
 
 
-def database(dsn: str, kept: KeptConnections, namespace: str) -> Make:
-    return lambda clock: kept.engine(dsn, namespace=namespace, connections=2, clock=clock)
+def database(dsn: str, reused: ReusedConnections, namespace: str) -> Make:
+    return lambda clock: reused.engine(dsn, namespace=namespace, connections=2, clock=clock)
 
 
 def engines(names: Sequence[str], clock: ManualClock) -> list[tuple[str, MemoryEngine]]:

@@ -18,7 +18,7 @@ from holdfast.engines.partitioned.engine import common_traits
 from holdfast.engines.support import FULL
 from tests.engines.compositions import WHOLE, CompositionContract
 from tests.engines.partitioned import harnesses
-from tests.engines.pg_connections import KeptConnections
+from tests.engines.pg_connections import ReusedConnections
 
 
 class TestOneInMemory(EngineContract, JumpContract):
@@ -30,8 +30,8 @@ class TestOneInMemory(EngineContract, JumpContract):
 
 class TestOneFile(TwinContract, DurableContract, SharedContract):
     @pytest.fixture
-    async def harness(self, quick_path: Path) -> AsyncIterator[Harness]:
-        async with harnesses.sqlite(quick_path, 1) as harness:
+    async def harness(self, memory_path: Path) -> AsyncIterator[Harness]:
+        async with harnesses.sqlite(memory_path, 1) as harness:
             yield harness
 
 
@@ -52,25 +52,25 @@ class TestWholeThreeFiles(EngineContract, DurableContract, SharedContract, JumpC
     traits = common_traits([FULL] * 3)
 
     @pytest.fixture
-    async def harness(self, quick_path: Path) -> AsyncIterator[Harness]:
-        async with harnesses.sqlite(quick_path, 3) as harness:
+    async def harness(self, memory_path: Path) -> AsyncIterator[Harness]:
+        async with harnesses.sqlite(memory_path, 3) as harness:
             yield harness
 
 
 class TestMixed(CompositionContract):
-    """Two files and a database, which in tests has one clock, the wall's. What the stores answer is
-    their own contract's; this is about where jobs go."""
+    """Two files and a database, which in tests has one clock, the wall's. The answers of
+    the stores belong to their own contract; this is about the placement of jobs."""
 
     traits = common_traits([FULL] * 3)
 
     @pytest.fixture
     async def harness(
-        self, quick_path: Path, shared_pg_dsn: str, kept: KeptConnections
+        self, memory_path: Path, shared_pg_dsn: str, reused: ReusedConnections
     ) -> AsyncIterator[Harness]:
         mixed = harnesses.partitioned(
-            harnesses.file(quick_path / "a.db"),
-            harnesses.database(shared_pg_dsn, kept, uuid4().hex),
-            harnesses.file(quick_path / "b.db"),
+            harnesses.file(memory_path / "a.db"),
+            harnesses.database(shared_pg_dsn, reused, uuid4().hex),
+            harnesses.file(memory_path / "b.db"),
             can_jump=False,
         )
         async with mixed as harness:

@@ -36,8 +36,8 @@ from tests.engines.pg_connections import ForgetfulConnections
 
 @pytest.fixture
 async def pooled(pg_dsn: str) -> AsyncIterator[PostgresEngine]:
-    with ForgetfulConnections() as kept:
-        engine = kept.engine(pg_dsn, connections=2)
+    with ForgetfulConnections() as reused:
+        engine = reused.engine(pg_dsn, connections=2)
         await engine.open()
         yield engine
         await engine.close()

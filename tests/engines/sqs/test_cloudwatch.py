@@ -81,7 +81,7 @@ async def test_the_latest_age_is_kept_for_a_minute(reading: Reading) -> None:
     for _ in range(3):
         assert await reading.reader.ages_ms(["mail", "new"]) == {"mail": 90_500}
     assert reading.fake.requests == [["mail", "new"]]
-    reading.now_s += cloudwatch.KEPT_S
+    reading.now_s += cloudwatch.FRESH_S
     reading.fake.values = {"mail": [20.0]}
     assert await reading.reader.ages_ms(["mail"]) == {"mail": 20_000}
     assert len(reading.fake.requests) == 2
@@ -117,7 +117,7 @@ async def test_a_denied_right_is_named_once_and_the_age_stays_unknown(
 async def test_an_old_age_is_not_shown_while_cloudwatch_is_unreachable(reading: Reading) -> None:
     reading.fake.values = {"mail": [90.0]}
     assert await reading.reader.ages_ms(["mail"]) == {"mail": 90_000}
-    reading.now_s += cloudwatch.KEPT_S
+    reading.now_s += cloudwatch.FRESH_S
     reading.fake.error = ConnectTimeoutError(endpoint_url="https://monitoring")
     assert await reading.reader.ages_ms(["mail"]) == {}
 

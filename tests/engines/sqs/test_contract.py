@@ -51,8 +51,8 @@ class TestOwnEndpoint(EngineContract, DurableContract, SharedContract):
     traits = TRAITS
 
     @pytest.fixture
-    async def harness(self, endpoint: str, quick_path: Path) -> AsyncIterator[Harness]:
-        async with sqs_harness(endpoint, quick_path / "control.db") as harness:
+    async def harness(self, endpoint: str, memory_path: Path) -> AsyncIterator[Harness]:
+        async with sqs_harness(endpoint, memory_path / "control.db") as harness:
             yield harness
 
 

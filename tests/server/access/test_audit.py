@@ -38,7 +38,7 @@ NO_ACTS = {
     "POST /v1/renew",
     "POST /v1/settle",
     "POST /v1/batches",
-    # Nobody is signed in.
+    # The caller is not signed in.
     "DELETE /v1/session",
     *(
         f"POST /v1/engine/{verb}"
@@ -204,13 +204,13 @@ async def test_an_interrupted_act_has_no_outcome() -> None:
 
 
 async def test_old_and_excess_acts_are_deleted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(audit, "KEPT_MAX", 2_000)
+    monkeypatch.setattr(audit, "ENTRIES_MAX", 2_000)
     engine = MemoryEngine()
     await engine.open()
-    now = 10 * audit.KEPT_MS
+    now = 10 * audit.RETENTION_MS
     book = Audit(lambda: engine, lambda: now)
-    old = Record(kind=AUDIT_KIND, key=audit._key(now - audit.KEPT_MS - 1), value=b"{}")
-    young = replace(old, key=audit._key(now - audit.KEPT_MS + 1))
+    old = Record(kind=AUDIT_KIND, key=audit._key(now - audit.RETENTION_MS - 1), value=b"{}")
+    young = replace(old, key=audit._key(now - audit.RETENTION_MS + 1))
     await engine.save([old, young])
     async with book.doing(AuditEntry(at=0, who="a", what="b")):
         pass

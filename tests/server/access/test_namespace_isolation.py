@@ -19,7 +19,7 @@ from holdfast.engines.wire import VERBS
 from holdfast.server.http.operation import Operation
 from holdfast.server.settings import ServerSettings
 from holdfast.testing.clock import ManualClock
-from tests.engines.pg_connections import KeptConnections
+from tests.engines.pg_connections import ReusedConnections
 from tests.server.direct_server import (
     ALL_OPERATIONS,
     SCOPED_OPERATIONS,
@@ -45,22 +45,22 @@ Stores = Callable[[], dict[str, Any]]
 
 
 @pytest.fixture(scope="module")
-async def kept() -> AsyncIterator[KeptConnections]:
+async def reused() -> AsyncIterator[ReusedConnections]:
     """Asynchronous, so that all tests of a module share the event loop of its connections."""
-    with KeptConnections() as kept:
-        yield kept
+    with ReusedConnections() as reused:
+        yield reused
 
 
 @pytest.fixture(params=["memory", "sqlite", "postgres"])
 def stores(request: pytest.FixtureRequest) -> Stores:
     """New ones by namespace, all in one file or database."""
     if request.param == "sqlite":
-        folder: Path = request.getfixturevalue("quick_path")
+        folder: Path = request.getfixturevalue("memory_path")
         return lambda: in_file(folder / f"{uuid4().hex}.db")
     if request.param == "postgres":
         dsn: str = request.getfixturevalue("shared_pg_dsn")
-        kept: KeptConnections = request.getfixturevalue("kept")
-        return lambda: in_database(dsn, kept, uuid4().hex)
+        reused: ReusedConnections = request.getfixturevalue("reused")
+        return lambda: in_database(dsn, reused, uuid4().hex)
     return in_memory
 
 
@@ -74,9 +74,9 @@ def in_file(file: Path) -> dict[str, Any]:
     return {name: SQLiteEngine(file, namespace=name, clock=clock) for name in NAMES}
 
 
-def in_database(dsn: str, kept: KeptConnections, own: str) -> dict[str, Any]:
+def in_database(dsn: str, reused: ReusedConnections, own: str) -> dict[str, Any]:
     clock = ManualClock()
-    return {name: kept.engine(dsn, namespace=f"{name}-{own}", clock=clock) for name in NAMES}
+    return {name: reused.engine(dsn, namespace=f"{name}-{own}", clock=clock) for name in NAMES}
 
 
 class Two:
@@ -127,8 +127,8 @@ async def two(stores: Stores, settings: ServerSettings = SETTINGS) -> AsyncItera
 async def on_each(
     operations: Iterable[Operation], stores: Stores, ask: Callable[..., Awaitable[DirectReply]]
 ) -> None:
-    """Each does its work: where those before have used up what it is about, it gets two new
-    namespaces, and in memory always. What is not a's stays as it was."""
+    """Call each operation so that it succeeds, in two new namespaces if those before have used up
+    its subject, and always in memory. Everything outside of a stays as it was."""
     left = list(operations)
     while left:
         async with two(stores) as both:

@@ -259,12 +259,12 @@ async def test_large_pages_are_read_in_bounded_portions(
     await engine.enqueue(
         [NewJob(id=f"l{number}", task="t", queue="q", payload=large) for number in range(100)]
     )
-    portions: list[int] = []
+    page_bytes: list[int] = []
     find = engine.find
 
     async def counted(wanted: JobFilter, *, limit: int, after: int | None = None) -> Any:
         page = await find(wanted, limit=limit, after=after)
-        portions.append(sum(len(job.payload) for job in page.jobs))
+        page_bytes.append(sum(len(job.payload) for job in page.jobs))
         return page
 
     monkeypatch.setattr(engine, "find", counted)
@@ -272,7 +272,7 @@ async def test_large_pages_are_read_in_bounded_portions(
     page = await at.call("find", token, wanted=JobFilter(queue="q"), limit=1000)
     assert len(page.jobs) == 103
     assert SECRET.encode() not in b"".join(job.payload for job in page.jobs)
-    assert max(portions) < 16 * 1024 * 1024
+    assert max(page_bytes) < 16 * 1024 * 1024
 
 
 async def test_invalid_patterns_are_refused(at: DirectServer) -> None:

@@ -39,14 +39,14 @@ async def fill(store: MemoryEngine, size: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("size", "portions_"),
+    ("size", "counts"),
     [
         (10, [10, 90, 200]),
         (LARGE, [10, 30, 40, 40, 40, 40, 40, 40, 20]),
     ],
 )
 async def test_leases(
-    store: MemoryEngine, monkeypatch: pytest.MonkeyPatch, size: int, portions_: list[int]
+    store: MemoryEngine, monkeypatch: pytest.MonkeyPatch, size: int, counts: list[int]
 ) -> None:
     """The first portion is ten jobs; known sizes let the next call start with more."""
     await fill(store, size)
@@ -58,7 +58,7 @@ async def test_leases(
         assert sum(len(lease.job.payload) for lease in leases) <= 8 * 1024 * 1024
         ids += [lease.id for lease in leases]
     assert ids == [f"j{n:03}" for n in range(300)]
-    assert taken == portions_
+    assert taken == counts
 
 
 def noted(store: MemoryEngine, monkeypatch: pytest.MonkeyPatch) -> list[int]:

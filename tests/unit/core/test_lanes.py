@@ -77,7 +77,7 @@ def test_a_payload_does_not_say_whose_job_it_is() -> None:
         b'{"n": ' + b"[" * 100_000,
     ],
 )
-def test_what_is_no_key_is_refused_at_the_door_and_empty_inside(payload: bytes) -> None:
+def test_an_invalid_key_is_refused_on_enqueue_and_empty_later(payload: bytes) -> None:
     queue = a_queue(Limit(name="l", key="<{n}>", concurrency=1))
     with pytest.raises(InvalidJob, match=r"limit l|which limit l"):
         lane_of(a_job(payload=payload), queue, strict=True)

@@ -38,7 +38,7 @@ child = Child(setup(worker_id=sys.argv[2], target=target))
 os.set_inheritable(child.socket.fileno(), True)
 if os.fork() == 0:
     # The socket stays open here, so that only the parent's death can be noticed.
-    Path(sys.argv[1] + ".keeper").write_text(f"{os.getpid()}\\n")
+    Path(sys.argv[1] + ".holder").write_text(f"{os.getpid()}\\n")
     time.sleep(600)
 if target:
     child.call("start_sleeper", [sys.argv[1] + ".command"])
@@ -169,7 +169,7 @@ def test_it_ends_with_its_parent_though_the_socket_stays_open(tmp_path: Path, ta
     with subprocess.Popen(
         [sys.executable, "-c", PARENT, path, mark, target], cwd=ROOT, start_new_session=True
     ) as parent:
-        keeper, pid = wait_for_pid(Path(f"{path}.keeper")), wait_for_pid(path)
+        holder, pid = wait_for_pid(Path(f"{path}.holder")), wait_for_pid(path)
         command = wait_for_pid(Path(f"{path}.command"))
         assert is_alive(pid)
         parent.kill()
@@ -179,6 +179,6 @@ def test_it_ends_with_its_parent_though_the_socket_stays_open(tmp_path: Path, ta
             # A child that runs commands takes them along.
             wait_until(lambda: not is_alive(command))
     finally:
-        for each in (keeper, pid, command):
+        for each in (holder, pid, command):
             if is_alive(each):
                 os.kill(each, signal.SIGKILL)

@@ -16,8 +16,8 @@ from tests.worker.child_driver import given_job
 
 
 def make(**fields: Any) -> tuple[Context, CallState]:
-    standing = CallState("sample", number=3)
-    return Context(given_job(None, **fields), standing, 1), standing
+    state = CallState("sample", number=3)
+    return Context(given_job(None, **fields), state, 1), state
 
 
 def test_it_shows_its_job() -> None:
@@ -47,13 +47,13 @@ def test_it_shows_its_message_on_sqs_only() -> None:
 
 
 def test_it_asks_for_more_time() -> None:
-    context, standing = make()
+    context, state = make()
     context.more_time("1m")
     assert context.take_note() is None, "it has no timeout"
     began = time.monotonic()
-    standing.timeout_ms, standing.ends_at = 10_000, began + 5
+    state.timeout_ms, state.ends_at = 10_000, began + 5
     context.more_time(1)
-    assert (context.take_note(), standing.timeout_ms) == (None, 10_000), "it is later already"
+    assert (context.take_note(), state.timeout_ms) == (None, 10_000), "it is later already"
     context.more_time("1m")
     note, deadline = context.take_note(), context.deadline
     passed_s = time.monotonic() - began
@@ -67,20 +67,20 @@ def test_it_asks_for_more_time() -> None:
 
 
 def test_deadline_counts_down_to_zero() -> None:
-    context, standing = make()
+    context, state = make()
     assert context.deadline is None
-    context, standing = make()
-    standing.ends_at = time.monotonic() + 1_000
+    context, state = make()
+    state.ends_at = time.monotonic() + 1_000
     assert context.deadline is not None
     assert 0 < context.deadline <= 1_000
-    standing.ends_at = time.monotonic() - 1
+    state.ends_at = time.monotonic() - 1
     assert context.deadline == 0
 
 
 def test_cancelled_and_lost() -> None:
-    context, standing = make()
+    context, state = make()
     assert (context.cancelled, context.lost) == (False, False)
-    standing.cancelled = standing.lost = True
+    state.cancelled = state.lost = True
     assert (context.cancelled, context.lost) == (True, True)
 
 
@@ -141,8 +141,8 @@ def test_a_checkpoint_that_cannot_be_kept_is_refused_and_the_last_one_stays() ->
 
 
 def test_log_is_bounded_and_takes_anything() -> None:
-    standing = CallState("sample", output_max=1_000)
-    context = Context(given_job(), standing)
+    state = CallState("sample", output_max=1_000)
+    context = Context(given_job(), state)
     context.log("\ud800", 5, None)
     for index in range(10_000):
         context.log("line", index)
@@ -169,8 +169,8 @@ def test_follow_ups_are_jobs_and_bounded() -> None:
 
 def test_the_runner_is_notified_once_until_it_takes_the_note() -> None:
     heard: list[Context] = []
-    standing = CallState("sample", noted=heard.append)
-    context = Context(given_job(), standing)
+    state = CallState("sample", noted=heard.append)
+    context = Context(given_job(), state)
     for _ in range(5):
         context.log("x")
         context.progress(0.5)

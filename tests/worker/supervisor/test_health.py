@@ -60,10 +60,10 @@ def test_a_worker_that_does_not_receive(unattended_ms: int, state: Health, why: 
 
 
 @pytest.mark.parametrize(
-    ("free", "rooms"), [(0, (0, 0, 0)), (1, (1, 1, 0)), (2, (2, 1, 0)), (9, (9, 5, 0))]
+    ("free", "slots"), [(0, (0, 0, 0)), (1, (1, 1, 0)), (2, (2, 1, 0)), (9, (9, 5, 0))]
 )
-def test_capacity_in_each_state(free: int, rooms: tuple[int, ...]) -> None:
-    assert tuple(usable_slots(free, state) for state in (HEALTHY, DEGRADED, UNHEALTHY)) == rooms
+def test_capacity_in_each_state(free: int, slots: tuple[int, ...]) -> None:
+    assert tuple(usable_slots(free, state) for state in (HEALTHY, DEGRADED, UNHEALTHY)) == slots
 
 
 def test_a_worker_and_its_own_queue() -> None:

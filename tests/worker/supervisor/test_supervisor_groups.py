@@ -45,7 +45,7 @@ async def the(engine: TroubledEngine, *ids: str) -> list[Job]:
     return [job for job in found if job is not None]
 
 
-async def nothing_in_hand(driver: SupervisorDriver) -> None:
+async def everything_settled(driver: SupervisorDriver) -> None:
     await until(lambda: not len(driver.supervisor._held), "everything to be settled")
 
 
@@ -56,7 +56,7 @@ async def test_members_run_one_by_one_in_order(engine: TroubledEngine) -> None:
         for id_ in "abcd":
             await runs(driver, id_)
             driver.end(*driver.open_calls)
-        await nothing_in_hand(driver)
+        await everything_settled(driver)
     assert [call.jobs[0].id for call in driver.child.calls] == list("abcd")
     assert [job.state for job in await the(engine, *"abcd")] == [State.DONE] * 4
 
@@ -94,7 +94,7 @@ async def test_members_behind_a_retried_job_are_released_uncharged(
     await driver.enqueue(*"abc", group="g")
     async with driver.running():
         (call,) = await driver.calls(1)
-        # What goes back stays there, to be looked at.
+        # Released jobs stay in the store, to be examined.
         await engine.declare(replace(QUEUE, paused=True, max_attempts=9))
         match how:
             case "failed":
@@ -104,7 +104,7 @@ async def test_members_behind_a_retried_job_are_released_uncharged(
             case _:
                 driver.child.run(call.number)
                 driver.child.die()
-        await nothing_in_hand(driver)
+        await everything_settled(driver)
         first, *others = await the(engine, *"abc")
         assert (first.state, first.attempt) == (State.WAITING, 0 if how == "released" else 1)
         assert [(job.state, job.attempt, job.releases) for job in others] == [
@@ -140,7 +140,7 @@ async def test_a_late_settle_starts_no_member(engine: TroubledEngine) -> None:
         await engine.declare(replace(QUEUE, paused=True))
         engine.settle = lost  # type: ignore[method-assign]
         driver.end(call)
-        await nothing_in_hand(driver)
+        await everything_settled(driver)
         assert [job.state for job in await the(engine, *"bc")] == [State.WAITING] * 2
         assert len(driver.child.calls) == 1
 
@@ -160,7 +160,7 @@ async def test_a_lost_lease_releases_the_members_behind_it(engine: TroubledEngin
         driver.end(*driver.open_calls)
         await runs(driver, "b")
         driver.end(*driver.open_calls)
-        await nothing_in_hand(driver)
+        await everything_settled(driver)
     assert [job.state for job in await the(engine, *"ab")] == [State.DONE] * 2
     assert [call.jobs[0].id for call in driver.child.calls] == ["a", "b"]
 

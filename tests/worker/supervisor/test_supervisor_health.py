@@ -42,9 +42,9 @@ async def test_an_unhealthy_worker_leases_nothing_and_recovers(
 ) -> None:
     driver = SupervisorDriver(troubled)
     async with driver.running():
-        fortune = driver.supervisor._outcomes
+        outcomes = driver.supervisor._outcomes
         for task in ("work", "other") * 10:
-            fortune.failed_at(task)
+            outcomes.failed_at(task)
         await until(lambda: driver.supervisor._capacity._health is Health.UNHEALTHY)
         await driver.enqueue("a")
 
@@ -53,7 +53,7 @@ async def test_an_unhealthy_worker_leases_nothing_and_recovers(
 
         await until(red, "the registry to say so")
         assert driver.child.calls == []
-        fortune._failed_at -= 60.0
+        outcomes._failed_at -= 60.0
         driver.end(*await driver.calls(1))
         await until(lambda: driver.supervisor._capacity._health is Health.HEALTHY)
 

@@ -114,14 +114,14 @@ class World:
         self._calm = False
         self._nemesis = self._journal("nemesis")
         self._network = self._journal("network")
-        crew = {
+        counts = {
             "producer": plan.producers,
             "worker": plan.workers,
             "reaper": plan.reapers,
             "scheduler": 2 if "schedules" in plan.features else 0,
             "operator": 1 if "operator" in plan.features else 0,
         }
-        self._players = [Player(role, n) for role, count in crew.items() for n in range(count)]
+        self._players = [Player(role, n) for role, count in counts.items() for n in range(count)]
 
     async def run(self) -> list[HistoryLine]:
         """Run the plan: first with faults, then without until every job has ended. Returns the

@@ -26,7 +26,7 @@ from holdfast.engines.sqs.threads import ThreadPool
 from holdfast.errors import ConfigError
 from holdfast.process import LogOnce
 
-KEPT_S: Final = 60.0
+FRESH_S: Final = 60.0
 """How long a value is used: CloudWatch has one for each minute."""
 WAIT_S: Final = 3.0
 """How long a caller waits for a read; it goes on in the background."""
@@ -117,7 +117,7 @@ class CloudWatchReader:
                 part = names[at : at + QUERIES_MAX]
                 found = await self._client.ask("GetMetricData", **_request(metric, part))
                 values = _latest(metric, part, found)
-                until = self._clock_s() + KEPT_S
+                until = self._clock_s() + FRESH_S
                 self._known |= {(metric, name): (until, values.get(name)) for name in part}
         except Exception as error:  # noqa: BLE001 (whatever it is, the queues can be read without it)
             self._paused_until[metric] = self._clock_s() + FAILED_S

@@ -247,8 +247,8 @@ class Receiver:
         got = self._all_taken(reception, source, [poll])
         while got >= asked and reception.room:
             width = min(width * 2, RECEIVE_THREADS)
-            rooms = range(reception.room, 0, -source.most)
-            polls = [self._polls.begin(source, room, 0) for room in rooms[:width]]
+            limits = range(reception.room, 0, -source.most)
+            polls = [self._polls.begin(source, limit, 0) for limit in limits[:width]]
             await self._ended(polls)
             asked = sum(each.limit for each in polls)
             got = self._all_taken(reception, source, polls)

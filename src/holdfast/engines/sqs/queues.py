@@ -156,8 +156,8 @@ class SqsQueues:
             remedy = settings.how_to_add_dead_letters(name)
             text = f"the dead-letter queue {stored.dead_name} of queue {name} does not exist"
             return [f"{text}: {remedy}"]
-        kept_s, dead_s = (_number(each, "MessageRetentionPeriod") for each in (told, dead))
-        if dead_s <= kept_s:
+        retention_s, dead_s = (_number(each, "MessageRetentionPeriod") for each in (told, dead))
+        if dead_s <= retention_s:
             found.append(
                 f"the dead-letter queue {stored.dead_name} keeps messages no longer than queue"
                 f" {name}: SQS counts from when a message was first sent, so that one may be"

@@ -65,7 +65,7 @@ class SqsSource:
         self._is_busy = False
         self._arrived = asyncio.Event()
         self._error: HoldfastError | None = None
-        self._keeper: asyncio.Task[None] | None = None
+        self._extending: asyncio.Task[None] | None = None
 
     async def receive(self, limit: int, wait_ms: int) -> list[tuple[int, SqsMessage]]:
         """New messages, while fewer than `limit` are held; empty after `wait_ms`. A poll goes on
@@ -128,9 +128,9 @@ class SqsSource:
     async def stop(self) -> None:
         """Stop polling, and return every message."""
         polls = list(self._polls)
-        if self._keeper is not None:
-            polls.append(self._keeper)
-            self._keeper = None
+        if self._extending is not None:
+            polls.append(self._extending)
+            self._extending = None
         for task in polls:
             task.cancel()
         if polls:
@@ -189,11 +189,11 @@ class SqsSource:
             tag = next(self._tags)
             self.held[tag] = _HeldMessage(message, now, now + HIDDEN_S)
             self._ready.append(tag)
-        if messages and self._keeper is None:
-            self._keeper = asyncio.create_task(self._keep(), name="sqs visibility")
+        if messages and self._extending is None:
+            self._extending = asyncio.create_task(self._extend_regularly(), name="sqs visibility")
         return len(messages)
 
-    async def _keep(self) -> None:
+    async def _extend_regularly(self) -> None:
         while True:
             await asyncio.sleep(_CHECK_S)
             with suppress(HoldfastError):

@@ -26,7 +26,7 @@ _FIRST, _FIRST_MAX = 10, 100
 _GROWTH = 9
 """Read at most this many times as many as before: ten jobs are a poor sample of a thousand."""
 _BYTES_MAX = 8 * 1024 * 1024
-_QUEUES_KEPT_MAX = 1_000
+_QUEUES_MAX = 1_000
 _ID_BYTES = 40
 
 
@@ -57,7 +57,7 @@ class LeaseSizes:
         key = hash(request.queues)
         before = self._largest.pop(key, 0)
         self._largest[key] = max(*sizes, before // 2)
-        if len(self._largest) > _QUEUES_KEPT_MAX:
+        if len(self._largest) > _QUEUES_MAX:
             self._largest.popitem(last=False)
 
 

@@ -15,8 +15,8 @@ from typing import Final
 
 from holdfast.server.sqs.receipts import MessageReceipt
 
-KEPT_S: Final = 300.0
-_KEPT_MAX: Final = 10_000
+_RETENTION_S: Final = 300.0
+_ATTEMPTS_MAX: Final = 10_000
 
 AttemptKey = tuple[str, str]
 """A queue and the id of the attempt."""
@@ -47,7 +47,7 @@ class ReceiveAttempts:
     def add(self, key: AttemptKey, receipts: Sequence[MessageReceipt]) -> None:
         """Keep the answer of a receive."""
         self.remove(key)
-        until = asyncio.get_running_loop().time() + KEPT_S
+        until = asyncio.get_running_loop().time() + _RETENTION_S
         attempt = ReceiveAttempt(tuple(receipts), until)
         self._attempts[key] = attempt
         self._by_token |= {(each.id, each.token): attempt for each in receipts}
@@ -69,6 +69,6 @@ class ReceiveAttempts:
         now = asyncio.get_running_loop().time()
         while self._attempts:
             key, oldest = next(iter(self._attempts.items()))
-            if oldest.until > now and len(self._attempts) <= _KEPT_MAX:
+            if oldest.until > now and len(self._attempts) <= _ATTEMPTS_MAX:
                 return
             self.remove(key)
