@@ -102,6 +102,38 @@ async def test_update_runs_again_after_a_concurrent_write() -> None:
     assert seen == [None, Note("other 2"), Note("other 1"), Note("other 0")]
 
 
+async def test_update_stored_starts_from_the_known_record_and_returns_the_new_version() -> None:
+    engine = BusyEngine(overtaken=0)
+    await engine.open()
+    await NOTES.create(engine, "a", Note("one"))
+    known = await NOTES.read(engine, "a")
+    first = await NOTES.update_stored(engine, "a", lambda _: Note("two"), known=known)
+    assert first is not None
+    assert (first.value, first.version) == (Note("two"), 2)
+    seen: list[Note | None] = []
+
+    def change(note: Note | None) -> Note:
+        seen.append(note)
+        return Note("three")
+
+    second = await NOTES.update_stored(engine, "a", change, known=known)
+    assert seen == [Note("one"), Note("two")], "the known record was stale, so it was read again"
+    assert await NOTES.read(engine, "a") == second
+    unchanged = await NOTES.update_stored(engine, "a", lambda note: note)
+    assert unchanged == second
+
+
+async def test_a_check_refuses_a_removal(store: Engine) -> None:
+    await NOTES.create(store, "a", Note("one"))
+
+    def check(record: Record) -> None:
+        raise ConfigError(f"{record.key} stays")
+
+    with pytest.raises(ConfigError, match="a stays"):
+        await NOTES.remove(store, "a", check=check)
+    assert await NOTES.values(store) == {"a": Note("one")}
+
+
 async def test_a_loop_that_never_wins_ends_with_an_error() -> None:
     engine = BusyEngine(overtaken=2 * TRIES_MAX)
     await engine.open()

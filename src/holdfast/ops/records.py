@@ -196,24 +196,46 @@ class RecordKind(Generic[Value]):
         there is no readable record; it returns None to remove the record, or the same object to
         leave the record unchanged. It runs again after a concurrent write.
         """
+        stored = await self.update_stored(engine, key, change, tries_max=tries_max)
+        return None if stored is None else stored.value
+
+    async def update_stored(
+        self,
+        engine: Engine,
+        key: str,
+        change: Callable[[Value | None], Value | None],
+        *,
+        known: Stored[Value] | None = None,
+        tries_max: int = TRIES_MAX,
+    ) -> Stored[Value] | None:
+        """As `update`, but returns the record with its new version. `known` is the record as the
+        caller has just read or written it, so that it need not be read again.
+        """
         for _ in range(tries_max):
-            found = await self.read(engine, key)
+            found, known = known or await self.read(engine, key), None
             old = None if found is None else found.value
             if self._strict and found is not None:
                 old = self.require(found.record)
             new = change(old)
             if new is old and (new is not None or found is None):
-                return new
-            if await self.save(engine, key, new, 0 if found is None else found.version):
-                return new
+                return found
+            record = self.record(key, new, 0 if found is None else found.version)
+            if await engine.save([record]) == [Saved.SAVED]:
+                return Stored(replace(record, version=record.version + 1), new)
         raise self.busy(key)
 
-    async def remove(self, engine: Engine, key: str) -> bool:
-        """Remove a record, readable or not; False if there is none."""
+    async def remove(
+        self, engine: Engine, key: str, *, check: Callable[[Record], None] | None = None
+    ) -> bool:
+        """Remove a record, readable or not; False if there is none. `check` raises to refuse the
+        removal.
+        """
         for _ in range(TRIES_MAX):
             found = await self.read(engine, key)
             if found is None:
                 return False
+            if check is not None:
+                check(found.record)
             if await self.save(engine, key, None, found.version):
                 return True
         raise self.busy(key)

@@ -26,7 +26,7 @@ from holdfast.core.bounds import Instant
 from holdfast.engines.base import Engine
 from holdfast.errors import ConfigError, EngineUnavailable, HoldfastError, NotFound
 from holdfast.notation.durations import show_at, to_ms
-from holdfast.ops.records import TRIES_MAX, RecordKind, Stored, check_same
+from holdfast.ops.records import RecordKind, Stored, check_same
 from holdfast.ops.views import at_of
 
 TOKEN_KIND = "token"  # noqa: S105 (the name of a record kind)
@@ -193,14 +193,16 @@ class Tokens:
     async def revoke(self, named: str, *, namespace: str = EVERYWHERE) -> Token:
         """Revoke a token of the namespace by its id or by its name, if only one token has it. Its
         sessions end with it."""
-        for _ in range(TRIES_MAX):
-            found = await self._find(named, namespace)
-            if found is None:
+        found = await self._find(named, namespace)
+        if found is None or found.value is None:
+            raise self._missing(named, namespace)
+
+        def remove(token: Token | None) -> None:
+            if token is None:
                 raise self._missing(named, namespace)
-            if await TOKENS.save(self._engine(), found.key, None, found.version):
-                assert found.value is not None
-                return found.value
-        raise TOKENS.busy(named[:80])
+
+        await TOKENS.update_stored(self._engine(), found.key, remove, known=found)
+        return found.value
 
     async def all(self, *, namespace: str = EVERYWHERE, sessions: bool = False) -> list[Token]:
         """The tokens of one namespace or of all, oldest first; with `sessions` also those that

@@ -14,7 +14,7 @@ from holdfast.errors import Forbidden, NotFound, UnknownKind, UsageError
 from holdfast.ops import quotas, sqs, tokens  # noqa: F401
 from holdfast.ops.jobs import acts  # noqa: F401
 from holdfast.ops.migrate import progress  # noqa: F401
-from holdfast.ops.records import TRIES_MAX, kind_of, kinds, scan
+from holdfast.ops.records import kind_of, kinds, scan
 
 
 class UnreadableRecord(NamedTuple):
@@ -55,15 +55,13 @@ async def remove_unreadable(engine: Engine, kind: str, key: str) -> None:
     reader = kind_of(Record(kind=kind, key=key, value=None))
     if reader is None:
         raise UnknownKind(f"unknown record kind {kind[:40]!r}: use one of {', '.join(kinds())}")
-    for _ in range(TRIES_MAX):
-        found = await reader.read(engine, key)
-        if found is None:
-            raise NotFound(f'there is no {kind} record "{key[:80]}": see "holdfast doctor"')
-        if not reader.fault(found.record):
+
+    def check(record: Record) -> None:
+        if not reader.fault(record):
             raise UsageError(
                 f'the {kind} record "{key[:80]}" can be read, and only unreadable records are'
                 " removed this way: use the command of its kind"
             )
-        if await reader.save(engine, key, None, found.version):
-            return
-    raise reader.busy(key)
+
+    if not await reader.remove(engine, key, check=check):
+        raise NotFound(f'there is no {kind} record "{key[:80]}": see "holdfast doctor"')

@@ -32,7 +32,7 @@ from holdfast.ops.jobs.acts import (
     remove_job_lists,
     stopped,
 )
-from holdfast.ops.records import TRIES_MAX
+from holdfast.ops.records import Stored
 from holdfast.upkeep.record_steps import TAKEOVER_MS, RecordSteps
 
 UNFINISHED_MS = 10 * bounds.MINUTE_MS
@@ -116,14 +116,12 @@ class Amender:
     ) -> int:
         """Save the end of a step on top of the current record, which an operator may have stopped
         or run since it was begun; not if another amender repeats the step."""
-        now = begun
-        for _ in range(TRIES_MAX):
-            if await ACTS.save(self._engine, begun.id, end(now), version):
-                break
-            stored = await ACTS.read(self._engine, begun.id)
-            if stored is None or stored.value is None or stored.value.holder != begun.holder:
-                break
-            now, version = stored.value, stored.version
+
+        def change(act: ActRecord | None) -> ActRecord | None:
+            return act if act is None or act.holder != begun.holder else end(act)
+
+        known = Stored(ACTS.record(begun.id, begun, version), begun)
+        await ACTS.update_stored(self._engine, begun.id, change, known=known)
         return 0
 
     async def _close(self, act: ActRecord, version: int) -> int:
