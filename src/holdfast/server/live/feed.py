@@ -31,7 +31,7 @@ from holdfast.server.access.admission import ApiCall
 from holdfast.server.http.operation import Operation, Scope, operation
 from holdfast.server.http.problems import BadRequest
 from holdfast.server.live.metrics import SnapshotReader, snapshot_reader
-from holdfast.server.live.poll_loop import PollLoop, poll_loop
+from holdfast.server.live.poll_loop import PollLoop, poll_loop, wake_in_batches
 from holdfast.telemetry.accounts import FleetTotals, counts_restarted
 from holdfast.telemetry.event_log import (
     EVENT_KEY,
@@ -47,10 +47,6 @@ KEEPALIVE: Final = b": still there\n\n"
 
 _log = logging.getLogger("holdfast.server")
 _HEARTBEAT_S = 15.0
-_WAKE_BATCH = 10
-_WAKE_PAUSE_S = 0.002
-"""Waking a stream takes about 40 µs. Batches with pauses leave most of the time to other requests,
-however many streams there are."""
 _WRITE_BYTES = 16 * 1024
 """Events are written together up to this size, since each write has a fixed cost. A slow reader has
 no more than this in memory."""
@@ -202,14 +198,8 @@ class EventFeed:
             await self._wake()
 
     async def _wake(self) -> None:
-        """Wake waiting streams in batches, so that other requests are answered in between."""
         waiting, self._waiting = self._waiting, []
-        for at in range(0, len(waiting), _WAKE_BATCH):
-            if at:
-                await self._pause(_WAKE_PAUSE_S)
-            for waiter in waiting[at : at + _WAKE_BATCH]:
-                if not waiter.done():
-                    waiter.set_result(None)
+        await wake_in_batches(waiting, self._pause)
 
     async def _since(self, after: str, latest_key: str) -> AsyncGenerator[EncodedEvents]:
         recent = list(self._recent)

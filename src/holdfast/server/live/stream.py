@@ -32,7 +32,7 @@ from holdfast.server.access.redaction import Redaction
 from holdfast.server.http.operation import Operation, Scope, operation
 from holdfast.server.live.metrics import BEHIND_S_MAX, Freshness
 from holdfast.server.live.overview import OverviewReader, overview_reader
-from holdfast.server.live.poll_loop import POLL_S, PollLoop, poll_loop
+from holdfast.server.live.poll_loop import POLL_S, PollLoop, poll_loop, wake_in_batches
 from holdfast.server.live.topics import TOPIC, Data, Rights, SharedReads, TopicReads, read_topic
 
 TOPICS_MAX: Final = 20
@@ -57,10 +57,7 @@ _LATE_S = 11.0
 """A change of counts shows in `count_revision` at most this long after its commit: PostgreSQL adds
 up the writes of an idle connection after ten seconds."""
 _NEW_S_MAX = 0.2
-"""The age of what a new viewer is shown of a topic that nobody watched."""
-_WAKE_BATCH = 10
-_WAKE_PAUSE_S = 0.002
-"""Waking a viewer takes about 40 µs. Batches with pauses leave time to other requests."""
+"""The highest age of the data that a new viewer gets of a topic that had no viewer before."""
 
 
 class LiveQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -392,14 +389,8 @@ class LiveHub:
             watched.counted_at, watched.counts_fresh_until = read_at, ended_at + fresh_s
 
     async def _wake(self) -> None:
-        """Wake waiting viewers in batches, so that other requests are answered in between."""
         waiting, self._waiting = self._waiting, []
-        for at in range(0, len(waiting), _WAKE_BATCH):
-            if at:
-                await self._pause(_WAKE_PAUSE_S)
-            for waiter in waiting[at : at + _WAKE_BATCH]:
-                if not waiter.done():
-                    waiter.set_result(None)
+        await wake_in_batches(waiting, self._pause)
 
 
 _HUBS: weakref.WeakKeyDictionary[Holdfast, LiveHub] = weakref.WeakKeyDictionary()
