@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import sys
-from collections.abc import Coroutine, Sequence
+import termios
+import tty
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from holdfast.app.application import Holdfast
@@ -25,7 +29,6 @@ from holdfast.cli.output import (
 )
 from holdfast.cli.redrives import print_redrives
 from holdfast.cli.session import open_app
-from holdfast.cli.terminal.keys import read_keys
 from holdfast.cli.terminal.screen import can_draw, make_console
 from holdfast.core.breaker import BreakerState
 from holdfast.core.explain import ABSENT_MS, serves
@@ -46,6 +49,8 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 _JOBS = 15
+_KEYS_MAX = 64
+"""Bytes of one read of the keyboard."""
 _STATUS_COUNTS = ("ready", "delayed", "failed", "blocked", "leased", "overdue", "done", "dead")
 _NUMBERS = (*COUNTS, "failed", "attempt", "progress")
 _KEYS_SHORT = "q quits · ? shows the keys"
@@ -161,7 +166,7 @@ async def draw_live(
         return
     view = await _unless_stopped(snapshot(app), stop)
     with (
-        read_keys(display.press) as display.has_keys,
+        _read_keys(display.press) as display.has_keys,
         Live(console=console, screen=True, auto_refresh=False) as screen,
     ):
         while view is not None:
@@ -172,6 +177,52 @@ async def draw_live(
                 view = await _unless_stopped(snapshot(app), stop)
             if stop.is_set():
                 return
+
+
+@contextmanager
+def _read_keys(act: Callable[[str], None]) -> Iterator[bool]:
+    """Call `act` with each key, without Enter, while the block runs; yields whether there are keys
+    to read.
+
+    The terminal is set back however the block ends. It stays as it is if standard input is not a
+    terminal, or belongs to another program in the foreground. Ctrl-C still interrupts.
+    """
+    descriptor = _own_terminal()
+    if descriptor is None:
+        yield False
+        return
+    before = termios.tcgetattr(descriptor)
+    loop = asyncio.get_running_loop()
+
+    def read() -> None:
+        with suppress(BlockingIOError):
+            data = os.read(descriptor, _KEYS_MAX)
+            if not data:
+                # The terminal is gone.
+                loop.remove_reader(descriptor)
+            # An arrow or function key is one sequence that begins with Escape.
+            for key in "" if data.startswith(b"\x1b") else data.decode(errors="ignore"):
+                act(key)
+
+    tty.setcbreak(descriptor, termios.TCSANOW)
+    try:
+        loop.add_reader(descriptor, read)
+        yield True
+    finally:
+        loop.remove_reader(descriptor)
+        with suppress(termios.error):
+            termios.tcsetattr(descriptor, termios.TCSADRAIN, before)
+
+
+def _own_terminal() -> int | None:
+    """The descriptor of standard input, if it is a terminal that this process may read."""
+    try:
+        descriptor = sys.stdin.fileno()
+        if os.isatty(descriptor) and os.tcgetpgrp(descriptor) == os.getpgrp():
+            return descriptor
+    except (OSError, ValueError, AttributeError):
+        pass
+    return None
 
 
 async def _unless_stopped(

@@ -1,1 +1,1 @@
-"""The terminal: colour, paging, single keys, and completion by the shell."""
+"""The terminal: colour, paging, and completion by the shell."""
