@@ -15,6 +15,7 @@ from holdfast.engines.memory import MemoryEngine
 from holdfast.engines.partitioned import PartitionedEngine
 from holdfast.engines.remote import RemoteEngine
 from holdfast.engines.sqlite import SQLiteEngine
+from holdfast.engines.sqs.engine import SqsEngine
 from holdfast.engines.wrapper import Supported
 from holdfast.server.access.authorized_engine import AuthorizedEngine
 from holdfast.server.access.caller import Caller, Scope, with_implied
@@ -22,11 +23,12 @@ from holdfast.tracing.engine import TracedEngine
 from tests.engines import harnesses
 
 ABILITIES: dict[str, type[Any]] = {
-    name: getattr(extras, name)
-    for name in (
-        "Examinable Partitioned UpkeepByPartition IdMinting FileBacked SchemaBacked Backable"
-        " Movable Transactional ServerBacked Wakeable Brokered Countable Revisioned ListsRows"
-    ).split()
+    name: each
+    for name, each in vars(extras).items()
+    if isinstance(each, type)
+    and each.__module__ == extras.__name__
+    and getattr(each, "_is_runtime_protocol", False)
+    and each is not extras.ForwardsExtras
 }
 _SQLITE = (
     "Examinable FileBacked Backable Movable Transactional Wakeable Countable Revisioned ListsRows"
@@ -49,6 +51,7 @@ ENGINES: dict[str, tuple[Engine, str]] = {
         ),
     ),
     "remote": (RemoteEngine("http://127.0.0.1:1"), "Examinable IdMinting ServerBacked"),
+    "sqs": (SqsEngine("eu-west-1", "shop-"), "Examinable DeadLetterQueues ArrivalRates"),
 }
 WRAPS: dict[str, harnesses.Wrap] = {
     "plain": harnesses.plain,
